@@ -1,0 +1,56 @@
+# Everything a newcomer needs: python3 (3.11 or newer) and make. The environment lives in .venv.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+WORKERS ?= --numprocesses auto --maxprocesses 8
+PYTEST_ARGS ?=
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-full lint bench models clean
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/make \1\t\2/p' Makefile | expand -t 18
+
+demo: $(VENV)/.installed  ## classify handwritten digits with a compiled network
+	@$(VENV)/bin/rlx demo
+
+test: $(VENV)/.installed-dev models  ## quick suite: part of the big parametrised tests, chosen by the day (PYTEST_ARGS=...)
+	@$(PY) -m pytest $(WORKERS) $(PYTEST_ARGS)
+
+test-full: $(VENV)/.installed-dev models  ## every test
+	@$(PY) -m pytest --full $(WORKERS) $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev  ## ruff and mypy
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+bench: $(VENV)/.installed-dev models  ## side by side with ONNX Runtime
+	@$(PY) benchmarks
+
+models: $(VENV)/bin/python  ## download the real models for tests and benchmarks into models/
+	@$(PY) tools/fetch_models.py models
+
+clean:  ## remove the environment and all caches (models/ stays)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find rlx tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@[ -n "$(PYTHON)" ] || { echo "rlx needs Python 3.11 or newer and found none: install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "rlx needs Python 3.11 or newer, but $(PYTHON) is older or does not run" >&2; exit 1; }
+	@echo "Creating $(VENV) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing rlx into $(VENV) (once, about a minute)"
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing rlx and its development tools into $(VENV) (once, a minute or two)"
+	@$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

@@ -1,0 +1,51 @@
+"""rlx: a tensor compiler and runtime.
+
+    model = rlx.load("model.onnx")
+    outputs = model.run({"x": array})
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# name -> where it lives; imported at first use, so that `import rlx` is quick and needs no backend
+_PUBLIC: dict[str, str] = {
+    "CompileOptions": "rlx.options",
+    "CompiledGraph": "rlx.runtime.compiled",
+    "Dim": "rlx.ir.shape",
+    "Graph": "rlx.ir.graph",
+    "Op": "rlx.ops.base",
+    "Session": "rlx.runtime.session",
+    "TensorType": "rlx.ir.graph",
+    "compile": "rlx.runtime.session",
+    "errors": "rlx",
+    "load": "rlx.runtime.session",
+    "ops": "rlx",
+    "register": "rlx.ops.base",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or the function of an op (`rlx.softmax`)."""
+    if name in ("errors", "ops"):
+        return import_module(f"rlx.{name}")
+    if name in _PUBLIC:
+        value = getattr(import_module(_PUBLIC[name]), name)
+    elif name.startswith("_"):
+        raise AttributeError(f"module 'rlx' has no attribute {name!r}")
+    else:
+        try:
+            value = getattr(import_module("rlx.ops"), name)
+        except AttributeError:
+            raise AttributeError(f"module 'rlx' has no attribute or op {name!r}") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *dir(import_module("rlx.ops"))})

@@ -1,0 +1,38 @@
+"""The devices that rlx knows, by name; each is imported when it is first asked for."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from rlx.backends.base import Backend
+from rlx.errors import DeviceUnavailable, OptionError
+
+__all__ = ["BACKENDS", "backend_named", "choose_backend"]
+
+BACKENDS: dict[str, str] = {
+    "cpu": "rlx.backends.cpu.backend:CpuBackend",
+    "reference": "rlx.backends.reference:ReferenceBackend",
+}
+
+
+@cache
+def backend_named(name: str) -> Backend:
+    """The backend of that name; `OptionError` lists the known ones."""
+    if name not in BACKENDS:
+        raise OptionError(f"unknown device {name!r}: known are 'auto', {', '.join(map(repr, BACKENDS))}")
+    module, _, cls = BACKENDS[name].partition(":")
+    backend: Backend = getattr(import_module(module), cls)()
+    return backend
+
+
+def choose_backend(device: str) -> Backend:
+    """The backend for the option `device`: the one named, or for "auto" the first that can be used here."""
+    for name in BACKENDS if device == "auto" else (device,):
+        backend = backend_named(name)
+        found = backend.available()
+        if found.present:
+            return backend
+        if device != "auto":
+            raise DeviceUnavailable(f"device {name!r}: {found.reason}. {found.remedy}")
+    raise DeviceUnavailable("no device can be used here; `rlx devices` says why")

@@ -1,0 +1,150 @@
+"""The protocol that every backend implements, and what it gives back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.errors import OptionError
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Array, Graph, Node, Value
+from rlx.ir.shape import Shape
+from rlx.kernels.lowering import Anchor
+from rlx.kernels.program import Program
+from rlx.options import CompileOptions
+from rlx.plan.plan import MemoryPlan
+
+__all__ = [
+    "Availability",
+    "Backend",
+    "CodeGenerator",
+    "DeviceMemory",
+    "Executable",
+    "LibraryBackend",
+    "TensorSpec",
+    "spec_of",
+]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input, output, param or state as a user sees it. `bytes` is at the upper bounds, None when unbounded."""
+
+    name: str
+    shape: Shape
+    dtype: DType
+    bytes: int | None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(str(s) for s in self.shape)}]"
+
+
+def spec_of(value: Value, name: str = "") -> TensorSpec:
+    """The spec of a leaf or output of a graph."""
+    return TensorSpec(name or value.name, value.shape, value.dtype, value.type.nbytes())
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a device can be used here; `reason` says what is there or what is missing, `remedy` how to get it."""
+
+    present: bool
+    reason: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of the device's memory; None where that can't be known."""
+
+    free: int | None
+    total: int | None
+
+
+class Executable(ABC):
+    """A compiled graph on a device: code, memory and the run. Arrays that come in have been checked by the caller.
+
+    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile".
+    """
+
+    capabilities: frozenset[str] = frozenset()
+    plan: MemoryPlan | None = None
+    program: Program | None = None
+    results: tuple[Array, ...] | None = None  # outputs of the last run
+    admit: Callable[[Sequence[Any]], Sequence[Array]]  # set by the runtime: checks and converts what a user passes
+    wrap: Callable[[tuple[Array, ...]], Any]  # set by the runtime: what `slots` returns for the outputs
+
+    @abstractmethod
+    def set_params(self, arrays: Mapping[str, Array]) -> None:
+        """Takes over the values: afterwards the caller may change the arrays (read-only mapped ones are kept)."""
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+        """One run on contiguous inputs of the specs' types; read-only views of the outputs, valid until the next run.
+
+        An output that `out` gives an array for (contiguous, of its shape and type) is written there instead.
+        """
+
+    @property
+    def slots(self) -> Callable[..., tuple[Array, ...]]:
+        """The fastest call: arrays by position, checked natively; the outputs as in `run`."""
+        return lambda *inputs: self.run(inputs)
+
+    @property
+    def arena(self) -> memoryview:
+        """The memory of activations and outputs."""
+        raise OptionError("this device has no arena of its own")
+
+    def clone(self) -> Executable:
+        """Another one over the same code and params, with its own arena."""
+        raise OptionError("this device can't clone a compiled graph: compile it again")
+
+    def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
+        """(kind, name, seconds a run) of every kernel."""
+        raise OptionError("this device has no per-kernel profile")
+
+
+class Backend(ABC):
+    """One kind of device."""
+
+    name: str
+
+    @abstractmethod
+    def available(self) -> Availability:
+        """Whether it can be used in this process."""
+
+    @abstractmethod
+    def claims(self, node: Node) -> str | None:
+        """None when it runs the node as it is, else the reason why not (then the node is decomposed)."""
+
+    @abstractmethod
+    def memory(self) -> DeviceMemory:
+        """The device's memory now."""
+
+
+class CodeGenerator(Backend):
+    """A backend that turns kernels into machine code."""
+
+    @abstractmethod
+    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool: ...
+
+    @abstractmethod
+    def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Any) -> bool: ...
+
+    @abstractmethod
+    def layout(self, program: Program) -> Program:
+        """The program with the kernels that bring operands into this device's layouts."""
+
+    @abstractmethod
+    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
+        """Machine code and memory for the program."""
+
+
+class LibraryBackend(Backend):
+    """A backend that maps each op to a function of a library."""
+
+    @abstractmethod
+    def build(self, graph: Graph, options: CompileOptions) -> Executable:
+        """An executable for the graph."""

@@ -1,0 +1,110 @@
+"""The CPU backend: which nodes and anchors it runs, the layouts it wants, and its code for each kernel."""
+
+from __future__ import annotations
+
+import psutil
+
+from rlx.backends.base import Availability, CodeGenerator, DeviceMemory, Executable
+from rlx.backends.cpu import attention, contract, conv
+from rlx.backends.cpu.executable import build
+from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.nest import emit_nest
+from rlx.backends.cpu.scalar import LLVM
+from rlx.backends.cpu.words import KernelCode
+from rlx.errors import DeviceUnavailable
+from rlx.ir.graph import Graph, Node
+from rlx.ir.shape import Shape
+from rlx.kernels.affine import Affine
+from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
+from rlx.kernels.program import Kernel, Program
+from rlx.options import CompileOptions
+
+__all__ = ["CpuBackend"]
+
+
+class CpuBackend(CodeGenerator):
+    """This machine's processor, by LLVM."""
+
+    name = "cpu"
+
+    def available(self) -> Availability:
+        try:
+            target = host()
+        except Exception as error:  # llvmlite missing or broken: that is what is to be reported
+            return Availability(False, f"LLVM can't be used: {error}", "pip install --force-reinstall llvmlite")
+        return Availability(True, f"{target.cpu}, {8 * target.vector_bytes}-bit vectors, {target.cores} cores")
+
+    def memory(self) -> DeviceMemory:
+        found = psutil.virtual_memory()
+        return DeviceMemory(found.available, found.total)
+
+    def claims(self, node: Node) -> str | None:
+        for value in (*node.inputs, *node.outputs):
+            if value.dtype.name not in LLVM:
+                return f"the CPU has no code for {value.dtype}"
+        lowered = lower_node(node)
+        if lowered is None:
+            return "its op has no lowering"
+        if lowered.anchor is not None and lowered.generic is None and not self.accepts_anchor(lowered.anchor, node):
+            return "no kernel takes these types or sizes"
+        return None
+
+    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
+        dtype = node.outputs[0].dtype
+        match anchor:
+            case Contract():
+                return contract.accepts(anchor, dtype)
+            case Conv():
+                return conv.accepts(anchor, dtype)
+            case Attention():
+                return attention.accepts(anchor, dtype)
+
+    def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
+        match anchor:
+            case Contract():
+                return contract.accepts_operand(index)
+            case Conv():
+                return conv.accepts_operand(role, shape, index)
+            case Attention():
+                return attention.accepts_operand(role, shape, index)
+
+    def layout(self, program: Program) -> Program:
+        prepare: list[Kernel] = []
+        run: list[Kernel] = []
+        for kernels, own in ((program.prepare, prepare), (program.run, run)):
+            for kernel in kernels:
+                for made in self.laid_out(kernel):
+                    static = all(b.kind == "prepared" for b in made.writes())
+                    (prepare if static else own).append(made)
+        program.prepare, program.run = prepare, run
+        return program
+
+    def laid_out(self, kernel: Kernel) -> list[Kernel]:
+        match kernel.anchor:
+            case Contract():
+                return contract.layout(kernel)
+            case Conv():
+                return conv.layout(kernel)
+            case Attention():
+                return attention.layout(kernel)
+        return [kernel]
+
+    def emit_kernel(self, kernel: Kernel) -> list[KernelCode]:
+        """Native code for one kernel: one function, or one for each store of a loop nest."""
+        match kernel.anchor:
+            case Contract() if kernel.tag == "pack":
+                return [contract.emit_pack(kernel)]
+            case Contract():
+                return [contract.emit(kernel)]
+            case Conv():
+                return [conv.emit(kernel)]
+            case Attention():
+                return [attention.emit(kernel)]
+        lanes = host().vector_bytes // 4
+        return [emit_nest(store, lanes) for store in kernel.stores]
+
+    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
+        found = self.available()
+        if not found.present:
+            raise DeviceUnavailable(f"device 'cpu': {found.reason}. {found.remedy}")
+        return build(graph, program, options, self.emit_kernel)

@@ -1,0 +1,336 @@
+"""Matrix products on the CPU: operands brought into the micro-kernels' layout, and the epilogue on each block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, cast
+
+from rlx.backends.cpu import gemm, scalar
+from rlx.backends.cpu.builder import Function, vec
+from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Shape, Size, ceildiv, evaluate, size_product
+from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.expr import (
+    I64,
+    Acc,
+    Cast,
+    Expr,
+    Load,
+    Select,
+    Var,
+    const,
+    guarded,
+    size_expr,
+    substitute_vars,
+    transform,
+    walk,
+)
+from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+
+__all__ = ["accepts", "accepts_operand", "emit", "emit_pack", "layout"]
+
+F32, F64 = DTYPES["f32"], DTYPES["f64"]
+DEPTH = Var("k")
+COLUMN = Var("n")
+
+
+def accepts(anchor: Contract, dtype: DType) -> bool:
+    """Products of floats that are accumulated in f32 or f64."""
+    operands = {x.dtype for x in (anchor.a, anchor.b)}
+    return dtype.is_float and dtype.bits >= 16 and all(d.is_float and d.bits >= 16 for d in operands)
+
+
+def accepts_operand(index: Affine) -> bool:
+    """Any linear walk will do: what is not in place becomes a compact copy."""
+    return index.is_linear
+
+
+def accumulates_in(anchor: Contract) -> DType:
+    """f64 products stay f64; f32, f16 and bf16 are summed in f32."""
+    return F64 if F64 in (anchor.a.dtype, anchor.b.dtype) else F32
+
+
+def layout(kernel: Kernel) -> list[Kernel]:
+    """The kernel preceded by those that pack B into panels and, where A can't be read in place, copy A."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Contract)
+    dtype = accumulates_in(anchor)
+    store = kernel.stores[0]
+    vars = out_vars(len(store.extents))
+    batch, row, column = vars[:-2], vars[-2], vars[-1]
+    made: list[Kernel] = []
+    a = anchor.a
+    in_place = isinstance(a, Load) and a.dtype is dtype and a.where is None
+    if in_place:
+        assert isinstance(a, Load)
+        index = linear_index(a.indices, a.source.shape)
+        in_place = (index.is_linear and index.coefs.get(DEPTH, 0) == 1) or (anchor.k == 1 and index.is_linear)
+    if not in_place:
+        used = [v for v in batch if v in set(walk(a))]
+        a, copy = _compact(kernel, a, [*used, row, DEPTH], [*_extents(used, store.extents), anchor.m, anchor.k], dtype)
+        made.append(copy)
+    panels, pack = _pack(kernel, anchor, dtype, batch, column, store.extents)
+    made.append(pack)
+    made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels)))
+    return made
+
+
+def replace_kernel(kernel: Kernel, anchor: Contract) -> Kernel:
+    """The kernel with another anchor."""
+    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag="gemm")
+
+
+def _extents(vars: list[Var], extents: Shape) -> list[Size]:
+    return [extents[int(v.name[1:])] for v in vars]
+
+
+def _compact(kernel: Kernel, a: Expr, vars: list[Var], extents: list[Size], dtype: DType) -> tuple[Expr, Kernel]:
+    """A copy of the operand with one axis for each variable, and the load that reads it."""
+    kind = "prepared" if is_static(a) else "arena"
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.a", kind, tuple(extents), dtype)
+    own = out_vars(len(vars))
+    expr = substitute_vars(a, dict(zip(vars, own, strict=True)))
+    store = Store(buffer, tuple(extents), own, scalar_cast(expr, dtype))
+    return Load(buffer, tuple(vars), dtype), Kernel("copy a", (store,), nodes=kernel.nodes)
+
+
+def scalar_cast(expr: Expr, dtype: DType) -> Expr:
+    """The expression converted to `dtype`."""
+    return expr if expr.dtype is dtype else Cast(expr, dtype)
+
+
+def is_static(e: Expr) -> bool:
+    """Whether the expression reads params, constants and prepared buffers only."""
+    return all(x.source.kind in ("param", "const", "prepared") for x in walk(e) if isinstance(x, Load))
+
+
+def _pack(
+    kernel: Kernel, anchor: Contract, dtype: DType, batch: tuple[Var, ...], column: Var, extents: Shape
+) -> tuple[Expr, Kernel]:
+    """B as panels [batch..., ceil(N / width), K, width], padded with zeros."""
+    b = anchor.b
+    width = _tile(dtype).width
+    used = [v for v in batch if v in set(walk(b))]
+    shape = (*_extents(used, extents), ceildiv(anchor.n, width), anchor.k, width)
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.panels", "prepared" if is_static(b) else "arena", shape, dtype)
+    own = out_vars(len(shape))
+    *outer, panel, depth, lane = own
+    n = panel * width + lane
+    element = substitute_vars(b, {**dict(zip(used, outer, strict=True)), DEPTH: depth, column: n})
+    if not (isinstance(anchor.n, int) and anchor.n % width == 0):
+        inside = n < size_expr(anchor.n)
+        element = Select(inside, guarded(element, inside), const(0, b.dtype))
+    store = Store(buffer, shape, own, scalar_cast(element, dtype))
+    walked = substitute_vars(b, {**dict(zip(used, outer, strict=True)), column: COLUMN})
+    simple = isinstance(walked, Load) and walked.dtype is dtype and _is_matrix(walked, list(outer), shape)
+    pack = Kernel(
+        "pack b",
+        (store,),
+        replace(anchor, a=const(0, dtype), b=walked) if simple else None,
+        nodes=kernel.nodes,
+        tag="pack",
+    )
+    zero = const(0, I64)
+    return Load(buffer, (*used, zero, DEPTH, zero), dtype), pack
+
+
+def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
+    """Whether B lies in memory as matrices of any strides, one constant step apart."""
+    if b.where is not None or b.source.encoding is not None:
+        return False
+    index = linear_index(b.indices, b.source.shape)
+    steps = [index.coefs.get(v, 0) for v in batch]
+    return index.is_linear and all(
+        step == steps[-1] * size_product(shape[d + 1 : len(batch)]) for d, step in enumerate(steps)
+    )
+
+
+def _tile(dtype: DType) -> gemm.Tile:
+    name = cast(Literal["f32", "f64"], dtype.name)
+    return gemm.tile_for(name, host().vector_bytes)
+
+
+# ---- code
+
+
+def emit_pack(kernel: Kernel) -> KernelCode:
+    """The packing kernel for a B that lies in memory as matrices."""
+    anchor, out = kernel.anchor, kernel.stores[0].buffer
+    assert isinstance(anchor, Contract)
+    assert isinstance(anchor.b, Load)
+    index = linear_index(anchor.b.indices, anchor.b.source.shape)
+    used, (panels, depth, width) = out.shape[:-3], out.shape[-3:]
+    batch_step = index.coefs.get(Var(f"i{len(used) - 1}"), 0) if used else 0
+    n, count = anchor.n, size_product(used)
+
+    def per_chunk(extents: Extents) -> int:
+        return max(1, 65536 // max(evaluate(depth * width, extents), 1))
+
+    def chunks(extents: Extents) -> int:
+        return evaluate(count, extents) * -(-evaluate(panels, extents) // per_chunk(extents))
+
+    words: list[Word] = [
+        Pointer(anchor.b.source, index.constant * out.dtype.itemsize),
+        index.coefs.get(DEPTH, 0),
+        index.coefs.get(COLUMN, 0),
+        batch_step,
+        Pointer(out),
+        panels * depth * width,
+        depth,
+        n,
+        count,
+        Computed(per_chunk),
+    ]
+    symbol, ir = name_kernel(gemm.pack_b(_tile(out.dtype), PLACEHOLDER).text())
+    return KernelCode(symbol, ir, tuple(words), chunks)
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The product with its epilogue."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Contract)
+    assert isinstance(anchor.a, Load)
+    assert isinstance(anchor.b, Load)
+    store = kernel.stores[0]
+    dtype = anchor.a.dtype
+    tile = _tile(dtype)
+    vars = out_vars(len(store.extents))
+    batch, row, column = vars[:-2], vars[-2], vars[-1]
+    a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))
+    c = linear_index(store.index, store.buffer.shape)
+    expr = transform(store.expr, linear_load)
+    plain = isinstance(expr, Acc)
+    to_scratch = store.buffer.dtype is not dtype or c.coefs.get(column, 1 if anchor.n == 1 else 0) != 1
+    m, n, k = anchor.m, anchor.n, anchor.k
+    count = size_product(store.extents[:-2])
+
+    def cut(extents: Extents) -> gemm.Chunking:
+        rows, columns, depth, matrices = (evaluate(s, extents) for s in (m, n, k, count))
+        return gemm.chunking(rows, columns, depth, matrices, cast(Literal["f32", "f64"], dtype.name))
+
+    def scratch(extents: Extents) -> int:
+        made = cut(extents)
+        return -(-(made.copy_bytes + (made.tile_bytes if to_scratch else 0)) // 64) * 64
+
+    words: list[Word] = [
+        Pointer(anchor.a.source, a.constant * dtype.itemsize),
+        a.coefs.get(row, 0),
+        0,
+        Pointer(anchor.b.source),
+        0,
+        Pointer(store.buffer, c.constant * store.buffer.dtype.itemsize),
+        c.coefs.get(row, 0),
+        0,
+        m,
+        n,
+        k,
+        count,
+        Computed(lambda e: cut(e).row_chunk),
+        Computed(lambda e: cut(e).panel_chunk),
+        Scratch(),
+        Computed(scratch),
+        Computed(lambda e: cut(e).copy_bytes),
+    ]
+    table = WordTable(words)
+    sites: list[str] = []
+
+    def offsets(f: Function, number: str) -> tuple[str, str, str]:
+        at = _batch_indices(f, table, number, store.extents[:-2])
+        return tuple(_dot(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (a, b, c))  # type: ignore[return-value]
+
+    def epilogue(f: Function, block: gemm.Block) -> None:
+        emitter = Emitter(f, table, host().vector_bytes // 4)
+        destination = Load(store.buffer, (as_index(c),), store.buffer.dtype)
+        emitter.preload([expr, destination], store.extents)
+        at = _batch_indices(f, table, block.batch, store.extents[:-2])
+        run_block(emitter, expr, destination, dict(zip(batch, at, strict=True)), row, column, block, to_scratch, dtype)
+        sites.extend(emitter.sites)
+
+    module = gemm.gemm_kernel(
+        tile,
+        PLACEHOLDER,
+        None if plain and not to_scratch else epilogue,
+        to_scratch=to_scratch,
+        batch_offsets=offsets if batch else None,
+    )
+    symbol, ir = name_kernel(module.text())
+    return KernelCode(symbol, ir, tuple(table.words), _chunks(cut, store.extents), tuple(sites), Computed(scratch))
+
+
+def _chunks(cut: Callable[[Extents], gemm.Chunking], shape: Shape) -> Callable[[Extents], int]:
+    def chunks(extents: Extents) -> int:
+        return cut(extents).chunks if all(evaluate(s, extents) for s in shape) else 0
+
+    return chunks
+
+
+def as_index(a: Affine) -> Expr:
+    """A linear form as an index expression."""
+    total: Expr = size_expr(a.constant)
+    for term, coef in a.coefs.items():
+        total = total + term * size_expr(coef)
+    return total
+
+
+def _batch_indices(f: Function, table: WordTable, number: str, extents: Shape) -> list[str]:
+    """The index along each batch axis of matrix `number`."""
+    out: list[str] = []
+    for size in reversed(extents[1:]):
+        extent = table.load(f, size)
+        out.insert(0, f.binary("urem", number, extent, "i64"))
+        number = f.binary("udiv", number, extent, "i64")
+    return [number, *out] if extents else []
+
+
+def _dot(f: Function, table: WordTable, at: list[str], strides: list[Size]) -> str:
+    total = "0"
+    for i, stride in zip(at, strides, strict=True):
+        if stride != 0:
+            total = f.add(total, f.mul(i, table.load(f, stride), "i64"), "i64")
+    return total
+
+
+def run_block(
+    emitter: Emitter,
+    expr: Expr,
+    destination: Load,
+    batch: dict[Var, str],
+    row: Var,
+    column: Var,
+    block: gemm.Block,
+    to_scratch: bool,
+    dtype: DType,
+) -> None:
+    """Emits the epilogue over a finished block of sums at `block.c`, in vectors along its columns."""
+    f, lanes = emitter.f, emitter.lanes
+    ty = scalar.llvm_type(dtype)
+    top = Scope(1, None, batch)
+    emitter.hoist(expr, frozenset((row, column)), top)
+
+    def one_row(m: str, _: list[str]) -> None:
+        scope = top.inner({row: m})
+        sums = f.gep(block.c, f.mul(f.sub(m, block.m0, "i64"), block.ldc, "i64"), ty)
+        emitter.hoist(expr, frozenset((column,)), scope)
+        emitter.hoist(destination, frozenset((column,)), scope)
+
+        def put(n: str, w: int) -> None:
+            at = scope.inner({column: n}, w, column if w > 1 else None)
+            address = f.gep(sums, f.sub(n, block.n0, "i64"), ty)
+            emitter.acc = lambda _: (f.load(vec(ty, w), address), w)
+            value = emitter.lanes_of(expr, at)
+            text = scalar.to_memory(f, value, destination.dtype, w)
+            if to_scratch:
+                emitter.store(destination, text, at)
+            else:
+                f.store(text, address, ty=vec(ty, w))
+
+        whole = f.sub(block.n1, f.rem(f.sub(block.n1, block.n0, "i64"), lanes, "i64"), "i64")
+        f.loop(block.n0, whole, lanes, [], lambda n, _: put(n, lanes))
+        f.loop(whole, block.n1, 1, [], lambda n, _: put(n, 1))
+
+    f.loop(block.m0, block.m1, 1, [], one_row)

@@ -1,0 +1,576 @@
+"""Matrix product kernels: C[M, N] = A[M, K] @ B[K, N], batched, with an epilogue run on each block while in cache.
+
+B is packed in panels of 64 bytes' width (16 columns of f32, 8 of f64), each laid out [K][width] and padded with zeros;
+panels follow one another, so the layout is [ceil(N / width)][K][width] for one row and for many alike. A and C are read
+and written in place with any row stride; nothing outside them is touched.
+
+Every element of C is a chain of fma over k within a block of `k_block(K)` steps; blocks are added up in order. That
+order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+from rlx.backends.cpu.builder import Function, Module, Typed, size_of, vec
+
+__all__ = [
+    "Block",
+    "Chunking",
+    "GemmWord",
+    "PackWord",
+    "Tile",
+    "chunking",
+    "gemm_block",
+    "gemm_kernel",
+    "k_block",
+    "kernel_function",
+    "pack_b",
+    "packed_elements",
+    "tile_for",
+]
+
+DType = Literal["f32", "f64"]
+SCALARS = {"f32": "float", "f64": "double"}
+K_BLOCK = 384  # a panel of f32 then takes 24 KB of L1
+UNROLL = 4
+OPERANDS = [("ptr", "a"), ("i64", "lda"), ("ptr", "b"), ("i64", "stride"), ("ptr", "c"), ("i64", "ldc")]
+COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
+
+
+class GemmWord(IntEnum):
+    """The words of a product kernel; strides are in elements, SCRATCH_STRIDE and COPY_BYTES in bytes."""
+
+    A = 0
+    LDA = 1
+    A_BATCH = 2
+    B = 3
+    B_BATCH = 4
+    C = 5
+    LDC = 6
+    C_BATCH = 7
+    M = 8
+    N = 9
+    K = 10
+    BATCH = 11
+    ROW_CHUNK = 12
+    PANEL_CHUNK = 13
+    SCRATCH = 14
+    SCRATCH_STRIDE = 15
+    COPY_BYTES = 16  # room at the start of a worker's scratch for a copy of its rows of A; 0 reads A in place
+    EPILOGUE = 17  # first word of the epilogue
+
+
+class PackWord(IntEnum):
+    """The words of a packing kernel; strides are in elements."""
+
+    B = 0
+    ROW_STRIDE = 1
+    COLUMN_STRIDE = 2
+    B_BATCH = 3
+    OUT = 4
+    OUT_BATCH = 5
+    K = 6
+    N = 7
+    BATCH = 8
+    PANEL_CHUNK = 9
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The register tile: `rows` x `panels` panels of accumulators, of `lanes` elements a register."""
+
+    dtype: DType
+    lanes: int
+    registers: int
+    rows: int
+    panels: int
+
+    @property
+    def scalar(self) -> str:
+        return SCALARS[self.dtype]
+
+    @property
+    def vector(self) -> str:
+        return vec(self.scalar, self.lanes)
+
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return 64 // size_of(self.scalar)
+
+    def panels_for(self, rows: int) -> int:
+        """Panels that a tile of few rows takes at once, so that enough fma chains are under way."""
+        vectors = self.width // self.lanes
+        for panels in (4, 2):
+            # a single row needs no register for B: it is an operand in memory
+            held = 1 if rows == 1 else panels * vectors + 1
+            if panels >= self.panels and rows * panels * vectors + held <= self.registers and rows <= 2:
+                return panels
+        return self.panels
+
+
+def tile_for(dtype: DType, vector_bytes: int, registers: int = 0) -> Tile:
+    """Chooses the tile for a vector width in bytes (16, 32, 64) and a register count (0: 32 for AVX-512, else 16).
+
+    Accumulators, the B vectors of one step and one broadcast of A never exceed the registers: 6 x 16 for f32 in AVX2.
+    """
+    registers = registers or (32 if vector_bytes == 64 else 16)
+    panels = 2 if vector_bytes == 64 else 1
+    vectors = panels * 64 // vector_bytes
+    rows = min((registers - 1) // vectors - 1, 12)
+    return Tile(dtype, vector_bytes // size_of(SCALARS[dtype]), registers, rows, panels)
+
+
+def k_block(k: int) -> int:
+    """Steps of k in one block: at most 384, even blocks, a multiple of 8. The generated code computes the same."""
+    blocks = max(-(-k // K_BLOCK), 1)
+    return max((-(-k // blocks) + 7) // 8 * 8, 8)
+
+
+def packed_elements(k: int, n: int, dtype: DType = "f32") -> int:
+    """Elements of one packed [K, N] matrix."""
+    width = 64 // size_of(SCALARS[dtype])
+    return -(-n // width) * width * k
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """How a product is cut: chunk = (batch * row_blocks + row block) * panel_blocks + panel block."""
+
+    row_chunk: int
+    panel_chunk: int
+    chunks: int
+    copy_bytes: int  # for the COPY_BYTES word
+    tile_bytes: int  # room for one block of C, if it goes to scratch
+
+
+def chunking(m: int, n: int, k: int, batch: int = 1, dtype: DType = "f32") -> Chunking:
+    """Cuts a product into chunks of some 50 to 100 us of one core, by its extents only."""
+    size = size_of(SCALARS[dtype])
+    width = 64 // size
+    panels = max(-(-n // width), 1)
+    # 144 rows, or more where those are little work (80 Gflop/s in f32, 10 GB/s of C)
+    block_time = 144 * panels * (2.0 * width * k / 80e9 * (size / 4) + 64 / 10e9)
+    row_limit = 144 * max(int(40e-6 / block_time), 1)
+    row_blocks = max(-(-m // row_limit), 1)
+    row_chunk = max(-(-m // row_blocks), 1)
+    if row_blocks > 1:
+        row_chunk = -(-row_chunk // 12) * 12
+    row_blocks = max(-(-m // row_chunk), 1)
+    # the same with 40 GB/s of B; the target grows a little with the product, since each chunk reads A again
+    per_panel = 2.0 * row_chunk * width * k / 80e9 * (size / 4) + width * k * size / 40e9
+    target = min(max(60e-6, per_panel * panels * row_blocks * batch / 64), 120e-6)
+    panel_blocks = max(min(panels, round(per_panel * panels / target)), 1)
+    panel_chunk = -(-panels // panel_blocks)
+    panel_blocks = -(-panels // panel_chunk)
+    copy = (k * size) % 4096 == 0 and k > 0 and row_chunk > 12 and panel_chunk >= 16  # else it costs more than it saves
+    copy_bytes = -(-row_chunk * (k_block(k) + COPY_PAD) * size // 64) * 64 if copy else 0
+    return Chunking(row_chunk, panel_chunk, batch * row_blocks * panel_blocks, copy_bytes, row_chunk * panel_chunk * 64)
+
+
+@dataclass(frozen=True)
+class Block:
+    """What an epilogue gets, as SSA values: the block is rows m0..m1 and columns n0..n1 of matrix `batch`.
+
+    `c` is the address of its first element, `ldc` its row stride in elements; `word(i)` loads epilogue word i.
+    """
+
+    f: Function
+    tile: Tile
+    words: str
+    worker: str
+    batch: str
+    m0: str
+    m1: str
+    n0: str
+    n1: str
+    c: str
+    ldc: str
+
+    def word(self, index: int, ty: str = "i64") -> str:
+        """Loads word `index` of those that follow the kernel's own."""
+        return load_word(self.f, GemmWord.EPILOGUE + index, ty)
+
+
+Epilogue = Callable[[Function, Block], None]
+BatchOffsets = Callable[[Function, str], tuple[str, str, str]]
+
+
+def kernel_function(name: str) -> Function:
+    """A function with the signature of every kernel of the phase table."""
+    return Function(name, [("ptr", "words"), ("i64", "chunk"), ("ptr", "ctx"), ("i64", "worker")])
+
+
+def void(_: object) -> None:
+    """Drops a value, for callbacks that return none."""
+
+
+def load_word(f: Function, index: int, ty: str = "i64") -> str:
+    return f.load(ty, f.gep("%words", int(index), "i64"))
+
+
+def micro_kernel(tile: Tile, rows: int, panels: int) -> Function:
+    """A tile of C: rows x panels panels over `k` steps.
+
+    `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 k, i64 n, i64 add, ptr next)`: `stride` is from panel to
+    panel, `n` the columns of C that exist, `add` whether C is added to or set, `next` the memory to prefetch.
+    """
+    ty, v, lanes = tile.scalar, tile.vector, tile.lanes
+    size, per_panel = size_of(ty), tile.width // lanes
+    vectors = per_panel * panels
+    f = Function(
+        f"rlx_tile_{tile.dtype}x{lanes}_{rows}x{panels}",
+        [*OPERANDS, ("i64", "k"), ("i64", "n"), ("i64", "add"), ("ptr", "next")],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    step = f.mul("%lda", size)
+    double_step = f.mul(step, 2)
+    c_rows = ["%c"]
+    for _ in range(rows - 1):
+        c_rows.append(f.gep(c_rows[-1], "%ldc", ty))
+    for row in c_rows:
+        f.prefetch(row, write=True)
+
+    # three rows to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
+    a_pointers = ["%a"]
+    for _ in range((rows - 1) // 3):
+        a_pointers.append(f.offset(a_pointers[-1], f.mul(step, 3)))
+    b_pointers = ["%b"]
+    for _ in range(panels - 1):
+        b_pointers.append(f.gep(b_pointers[-1], "%stride", ty))
+    na, nb = len(a_pointers), len(b_pointers)
+
+    def steps(count: int, state: list[str]) -> list[str]:
+        """`count` steps of k; state is the pointers, the prefetch address and the accumulators."""
+        pa, pb, ahead, acc = state[:na], state[na : na + nb], state[na + nb], state[na + nb + 1 :]
+        row_pointers = [
+            pa[i // 3] if i % 3 == 0 else f.offset(pa[i // 3], step if i % 3 == 1 else double_step) for i in range(rows)
+        ]
+        if count > 1:
+            f.prefetch(ahead, locality=2)
+        for k in range(count):
+            b = [
+                f.load(v, f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * size))
+                for j in range(vectors)
+            ]
+            for i in range(rows):
+                a = f.splat(f.load(ty, f.offset(row_pointers[i], k * size)), lanes)
+                for j in range(vectors):
+                    acc[i * vectors + j] = f.fma(a, b[j], acc[i * vectors + j], v)
+        pa = [f.offset(p, count * size) for p in pa]
+        pb = [f.offset(p, count * tile.width * size) for p in pb]
+        return [*pa, *pb, f.offset(ahead, 64) if count > 1 else ahead, *acc]
+
+    whole = f.and_("%k", -UNROLL)
+    state: list[tuple[str, str]] = [("ptr", p) for p in [*a_pointers, *b_pointers, "%next"]]
+    state += [(v, "zeroinitializer")] * (rows * vectors)
+    after = f.loop(0, whole, UNROLL, state, lambda _, s: steps(UNROLL, s))
+    typed = [(ty_of, value) for (ty_of, _), value in zip(state, after, strict=True)]
+    acc = f.loop(whole, "%k", 1, typed, lambda _, s: steps(1, s))[na + nb + 1 :]
+
+    places = [(i * vectors + j, f.gep(c_rows[i], j * lanes, ty)) for i in range(rows) for j in range(vectors)]
+    added = f.cmp("ne", "%add", 0)
+    copy = f.alloca(v, rows * vectors)
+
+    def finish_whole() -> None:
+        sums = f.if_(added, lambda: [f.add(acc[at], f.load(v, p)) for at, p in places], lambda: acc)
+        for at, p in places:
+            f.store(sums[at], p)
+
+    def finish_tail() -> None:
+        # through a copy on the stack, so that the masked code is there once and not once a row
+        masks = [f.mask_below(f.sub("%n", j * lanes), lanes, f"i{8 * size}") for j in range(vectors)]
+        for at, value in enumerate(acc):
+            f.store(value, f.gep(copy, at * lanes, ty))
+
+        def row(i: str, _: list[str]) -> None:
+            source, target = f.gep(copy, f.mul(i, vectors * lanes), ty), f.gep("%c", f.mul(i, "%ldc"), ty)
+            for j in range(vectors):
+                p = f.gep(target, j * lanes, ty)
+                value, old = f.load(v, f.gep(source, j * lanes, ty)), f.masked_load(v, p, masks[j])
+                f.masked_store(f.select(added, f.add(value, old), value), p, masks[j])
+
+        f.loop(0, rows, 1, [], row)
+
+    f.if_(f.cmp("ge", "%n", vectors * lanes), finish_whole, finish_tail)
+    f.ret()
+    return f
+
+
+def gemm_block(tile: Tile) -> Function:
+    """A block of C over all of K.
+
+    `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k, ptr copy)`: a is at the first
+    row, b at the first panel (`stride` elements from panel to panel), `copy` null or room for rows * (k_block + 16)
+    elements.
+    """
+    ty, width = tile.scalar, tile.width
+    f = Function(
+        f"rlx_block_{tile.dtype}x{tile.lanes}",
+        [*OPERANDS, ("i64", "rows"), ("i64", "columns"), ("i64", "k"), ("ptr", "copy")],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    kernels: dict[tuple[int, int], Function] = {}
+
+    def kernel(rows: int, panels: int) -> Function:
+        if (rows, panels) not in kernels:
+            kernels[rows, panels] = micro_kernel(tile, rows, panels)
+        return kernels[rows, panels]
+
+    blocks = f.max(f.div(f.add("%k", K_BLOCK - 1), K_BLOCK), 1)
+    block = f.div(f.sub(f.add("%k", blocks), 1), blocks)
+    block = f.max(f.and_(f.add(block, 7), -8), 8)
+    copied = f.cmp("ne", "%copy", "null")
+
+    def k_step(k0: str, _: list[str]) -> None:
+        k = f.min(block, f.sub("%k", k0))
+        more = f.cast("zext", f.cmp("gt", k0, 0), "i64")
+        source = f.gep("%a", k0, ty)
+        copy_stride = f.add(block, COPY_PAD)
+        f.if_(copied, lambda: copy_rows(source, k, copy_stride))
+        a = f.select(copied, "%copy", source)
+        lda = f.select(copied, copy_stride, "%lda")
+        b = f.gep("%b", f.mul(k0, width), ty)
+
+        def call(rows: int, panels: int, row: str | int, column: str, n: Typed, ahead: str) -> None:
+            f.call(
+                kernel(rows, panels),
+                [
+                    f.gep(a, f.mul(row, lda), ty),
+                    lda,
+                    f.gep(b, f.mul(f.lshr(column, width.bit_length() - 1), "%stride"), ty),
+                    "%stride",
+                    f.gep("%c", f.add(f.mul(row, "%ldc"), column), ty),
+                    "%ldc",
+                    k,
+                    n,
+                    more,
+                    ahead,
+                ],
+            )
+
+        def few_rows(rows: int) -> None:
+            """All rows at once: several panels a tile, then those left over one by one."""
+            panels = tile.panels_for(rows)
+            group = panels * width
+            grouped = f.mul(f.div(f.add("%columns", width - 1), group), group)
+
+            def turn(count: int) -> Callable[[str, list[str]], None]:
+                def body(column: str, _: list[str]) -> None:
+                    n = f.min(f.sub("%columns", column), count * width)
+                    call(rows, count, 0, column, n, next_panel(column, count))
+
+                return body
+
+            f.loop(0, grouped, group, [], turn(panels))
+            if panels > 1:
+                f.loop(grouped, "%columns", width, [], turn(1))
+
+        def next_panel(column: str, count: int) -> str:
+            return f.gep(b, f.mul(f.add(f.lshr(column, width.bit_length() - 1), count), "%stride"), ty)
+
+        def sweep(count: int) -> Callable[[str, list[str]], None]:
+            """One panel group for all rows: full tiles, the last two evened out so that none is very short."""
+
+            def body(column: str, _: list[str]) -> None:
+                n = f.min(f.sub("%columns", column), count * width)
+                ahead_step = f.mul(f.lshr(k, UNROLL.bit_length() - 1), width)
+
+                def rows_left(state: list[str]) -> str:
+                    return f.cmp("lt", state[0], "%rows")
+
+                def tile_rows(state: list[str]) -> list[str]:
+                    row, ahead = state
+                    left = f.sub("%rows", row)
+                    even = f.and_(f.cmp("gt", left, tile.rows), f.cmp("lt", left, 2 * tile.rows))
+                    take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, tile.rows))
+                    f.switch(
+                        take,
+                        {
+                            r: (lambda r=r: call(r, count, row, column, n, ahead))  # type: ignore[misc]
+                            for r in range(1, tile.rows + 1)
+                        },
+                    )
+                    return [f.add(row, take), f.gep(ahead, ahead_step, ty)]
+
+                f.while_([("i64", 0), ("ptr", next_panel(column, count))], rows_left, tile_rows)
+
+            return body
+
+        def many_rows() -> None:
+            group = tile.panels * width
+            if tile.panels == 1:
+                f.loop(0, "%columns", width, [], sweep(1))
+                return
+            grouped = f.mul(f.div(f.add("%columns", width - 1), group), group)
+            f.loop(0, grouped, group, [], sweep(tile.panels))
+            f.loop(grouped, "%columns", width, [], sweep(1))
+
+        f.switch("%rows", {r: (lambda r=r: few_rows(r)) for r in (1, 2)}, many_rows)  # type: ignore[misc]
+
+    def copy_rows(source: str, k: str, copy_stride: str) -> None:
+        def row(i: str, _: list[str]) -> None:
+            p = f.gep(source, f.mul(i, "%lda"), ty)
+            out = f.gep("%copy", f.mul(i, copy_stride), ty)
+            whole = f.and_(k, -tile.lanes)
+
+            def vectors(j: str, _: list[str]) -> None:
+                f.store(f.load(tile.vector, f.gep(p, j, ty)), f.gep(out, j, ty))
+
+            def scalars(j: str, _: list[str]) -> None:
+                f.store(f.load(ty, f.gep(p, j, ty)), f.gep(out, j, ty))
+
+            f.loop(0, whole, tile.lanes, [], vectors)
+            f.loop(whole, k, 1, [], scalars)
+
+        f.loop(0, "%rows", 1, [], row)
+
+    f.loop(0, f.max("%k", 1), block, [], k_step)  # one turn for K = 0, which sets C to zero
+    f.ret()
+    return f
+
+
+def gemm_kernel(
+    tile: Tile,
+    name: str = "rlx_gemm",
+    epilogue: Epilogue | None = None,
+    *,
+    to_scratch: bool = False,
+    batch_offsets: BatchOffsets | None = None,
+) -> Module:
+    """A kernel `name(words, chunk, ctx, worker)` of the words `GemmWord`, for the chunks of `chunking`.
+
+    `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
+    the worker's scratch, after COPY_BYTES (row stride panel_chunk * width), and the epilogue stores it.
+    `batch_offsets(f, batch)` gives the element offsets of A, B and C where one stride a matrix does not (several axes).
+    """
+    ty, width = tile.scalar, tile.width
+    f = kernel_function(name)
+    w = {word: load_word(f, word) for word in GemmWord if word not in (0, 3, 5, 14, 17)}
+    a, b, c, scratch = (load_word(f, i, "ptr") for i in (GemmWord.A, GemmWord.B, GemmWord.C, GemmWord.SCRATCH))
+    m, n, k = w[GemmWord.M], w[GemmWord.N], w[GemmWord.K]
+    row_chunk, panel_chunk = w[GemmWord.ROW_CHUNK], w[GemmWord.PANEL_CHUNK]
+    column_chunk = f.mul(panel_chunk, width)
+    panel_blocks = f.div(f.sub(f.add(n, column_chunk), 1), column_chunk)
+    row_blocks = f.div(f.sub(f.add(m, row_chunk), 1), row_chunk)
+    at, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
+    batch, row_block = f.div(at, row_blocks), f.rem(at, row_blocks)
+    m0 = f.mul(row_block, row_chunk)
+    m1 = f.min(f.add(m0, row_chunk), m)
+    n0 = f.mul(panel_block, column_chunk)
+    n1 = f.min(f.add(n0, column_chunk), n)
+    if batch_offsets:
+        a_at, b_at, c_at = batch_offsets(f, batch)
+    else:
+        a_at, b_at, c_at = (f.mul(batch, w[i]) for i in (GemmWord.A_BATCH, GemmWord.B_BATCH, GemmWord.C_BATCH))
+    lda, ldc = w[GemmWord.LDA], w[GemmWord.LDC]
+    own = f.offset(scratch, f.mul("%worker", w[GemmWord.SCRATCH_STRIDE]))
+    copy = f.select(f.cmp("ne", w[GemmWord.COPY_BYTES], 0), own, "null", "ptr")
+    if to_scratch:
+        out, ldc = f.offset(own, w[GemmWord.COPY_BYTES]), column_chunk
+    else:
+        out = f.gep(c, f.add(c_at, f.add(f.mul(m0, ldc), n0)), ty)
+    stride = f.mul(k, width)
+    f.call(
+        gemm_block(tile),
+        [
+            f.gep(a, f.add(a_at, f.mul(m0, lda)), ty),
+            lda,
+            f.gep(b, f.add(b_at, f.mul(n0, k)), ty),
+            stride,
+            out,
+            ldc,
+            f.sub(m1, m0),
+            f.sub(n1, n0),
+            k,
+            copy,
+        ],
+    )
+    if epilogue:
+        epilogue(f, Block(f, tile, "%words", "%worker", batch, m0, m1, n0, n1, out, ldc))
+    f.ret()
+    return Module([f])
+
+
+def transpose(f: Function, rows: list[str]) -> list[str]:
+    """Transposes a square of vectors by swapping off-diagonal blocks of halving size."""
+    w, step = len(rows), len(rows) // 2
+    while step:
+        low = [j if j & step == 0 else w + j - step for j in range(w)]
+        high = [j + step if j & step == 0 else w + j for j in range(w)]
+        out = list(rows)
+        for i in range(w):
+            if i & step == 0:
+                out[i] = f.shuffle(rows[i], rows[i + step], low)
+                out[i + step] = f.shuffle(rows[i], rows[i + step], high)
+        rows, step = out, step // 2
+    return rows
+
+
+def pack_b(tile: Tile, name: str = "rlx_pack_b") -> Module:
+    """A kernel of the words `PackWord` that packs B[batch, K, N], of any strides, into panels.
+
+    Chunk = batch * panel_blocks + panel block, PANEL_CHUNK panels each. Unit column or row strides are fast.
+    """
+    ty, v, lanes, width = tile.scalar, tile.vector, tile.lanes, tile.width
+    f = kernel_function(name)
+    w = {word: load_word(f, word) for word in PackWord if word not in (PackWord.B, PackWord.OUT)}
+    b, out = load_word(f, PackWord.B, "ptr"), load_word(f, PackWord.OUT, "ptr")
+    k, n, per_chunk = w[PackWord.K], w[PackWord.N], w[PackWord.PANEL_CHUNK]
+    row_stride, column_stride = w[PackWord.ROW_STRIDE], w[PackWord.COLUMN_STRIDE]
+    panels = f.div(f.add(n, width - 1), width)
+    blocks = f.div(f.sub(f.add(panels, per_chunk), 1), per_chunk)
+    batch, first = f.div("%chunk", blocks), f.mul(f.rem("%chunk", blocks), per_chunk)
+    b = f.gep(b, f.mul(batch, w[PackWord.B_BATCH]), ty)
+    out = f.gep(out, f.mul(batch, w[PackWord.OUT_BATCH]), ty)
+
+    def panel(p: str, _: list[str]) -> None:
+        column = f.mul(p, width)
+        count = f.min(f.sub(n, column), width)
+        source = f.gep(b, f.mul(column, column_stride), ty)
+        target = f.gep(out, f.mul(column, k), ty)
+        whole = f.cmp("eq", count, width)
+
+        def copy_row(i: str, _: list[str]) -> None:
+            for j in range(0, width, lanes):
+                value = f.load(v, f.gep(f.gep(source, f.mul(i, row_stride), ty), j, ty))
+                f.store(value, f.gep(f.gep(target, f.mul(i, width), ty), j, ty))
+
+        def general(i: str, _: list[str]) -> None:
+            def cell(j: str, _: list[str]) -> None:
+                at = f.add(f.mul(i, row_stride), f.mul(j, column_stride))
+                f.store(f.load(ty, f.gep(source, at, ty)), f.gep(target, f.add(f.mul(i, width), j), ty))
+
+            def zero(j: str, _: list[str]) -> None:
+                f.store(0.0, f.gep(target, f.add(f.mul(i, width), j), ty), ty=ty)
+
+            f.loop(0, count, 1, [], cell)
+            f.loop(count, width, 1, [], zero)
+
+        def square(i: str, _: list[str]) -> None:
+            for j in range(0, width, lanes):
+                rows = [f.load(v, f.gep(source, f.add(f.mul(column_stride, j + q), i), ty)) for q in range(lanes)]
+                for q, value in enumerate(transpose(f, rows)):
+                    f.store(value, f.gep(target, f.add(f.mul(f.add(i, q), width), j), ty))
+
+        def by_squares() -> None:
+            even = f.and_(k, -lanes)
+            f.loop(0, even, lanes, [], square)
+            f.loop(even, k, 1, [], general)
+
+        def each(turn: Callable[[str, list[str]], None]) -> Callable[[], None]:
+            return lambda: void(f.loop(0, k, 1, [], turn))
+
+        whole_rows = f.and_(whole, f.cmp("eq", column_stride, 1))
+        whole_columns = f.and_(whole, f.cmp("eq", row_stride, 1))
+        f.if_(whole_rows, each(copy_row), lambda: void(f.if_(whole_columns, by_squares, each(general))))
+
+    f.loop(first, f.min(f.add(first, per_chunk), panels), 1, [], panel)
+    f.ret()
+    return Module([f])

@@ -1,0 +1,305 @@
+"""LLVM IR text in, loaded machine code out: host target, compilation, symbol check, loading and the kernel cache."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from rlx.backends.cpu import elf
+from rlx.backends.cpu.objcache import ObjectCache, content_key
+from rlx.errors import CompileError
+
+__all__ = [
+    "KERNEL_SYMBOLS",
+    "HostTarget",
+    "Library",
+    "build",
+    "check_object",
+    "compile_kernels",
+    "compile_object",
+    "host",
+    "load_object",
+]
+
+# What LLVM itself may call for in a kernel. No allocator and no libm: a kernel that needs one is a bug found here,
+# where it is an error, and not at its first call, where it is a crash.
+KERNEL_SYMBOLS = frozenset({"memcpy", "memmove", "memset"})
+BUNDLE = 16  # kernels a module: emitting a module costs some 2 ms however small it is
+REFERENCE = b"@"  # starts a cache entry that names the bundle holding the kernel, and the kernel's symbol in it
+
+Bundle = tuple[bytes, dict[str, str]]  # an object and, by key, the symbols of the kernels wanted from it
+
+
+@dataclass(frozen=True)
+class HostTarget:
+    """The machine that code is compiled for; `features` is LLVM's feature string, `cores` what this process may use."""
+
+    cpu: str
+    features: str
+    triple: str
+    vector_bytes: int
+    has_fma: bool
+    has_f16c: bool
+    cores: int
+
+
+class Library:
+    """Code of one or more objects loaded into this process; it stays loaded as long as the Library lives."""
+
+    def __init__(self, owner: object, find: Callable[[str], int]) -> None:
+        self.owner = owner
+        self.find = find
+
+    def address(self, name: str) -> int:
+        """Returns the address of a defined symbol. Raises CompileError when there is none."""
+        address = self.find(name)
+        if not address:
+            raise CompileError(f"the compiled object defines no function {name!r}")
+        return address
+
+
+@functools.cache
+def llvm() -> ModuleType:
+    """llvmlite's binding module, imported and initialised at the first use."""
+    import llvmlite.binding as binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding  # type: ignore[no-any-return]
+
+
+@functools.cache
+def host() -> HostTarget:
+    """Returns the target of this machine, as LLVM sees it."""
+    from rlx.backends.cpu.pool import cpu_count
+
+    flags = llvm().get_host_cpu_features()
+    triple = llvm().get_process_triple()
+    arm = triple.startswith(("aarch64", "arm64"))
+    vector_bytes = 16
+    if flags.get("avx2"):
+        vector_bytes = 32
+    if all(flags.get(name) for name in ("avx512f", "avx512bw", "avx512dq", "avx512vl")):
+        vector_bytes = 64
+    return HostTarget(
+        cpu=llvm().get_host_cpu_name(),
+        features=flags.flatten(),
+        triple=triple,
+        vector_bytes=vector_bytes,
+        has_fma=arm or bool(flags.get("fma")),
+        has_f16c=arm or bool(flags.get("f16c")),
+        cores=cpu_count(),
+    )
+
+
+def loads_itself() -> bool:
+    """Whether objects for this machine are loaded by our own loader, else by LLVM's."""
+    return host().triple.startswith("x86_64") and llvm().get_object_format() == "ELF"
+
+
+def target_machine(*, jit: bool = False) -> Any:
+    target = llvm().Target.from_triple(host().triple)
+    # LLVM's loader may put constants far from code; ours never does.
+    reloc, codemodel = ("pic", "small") if loads_itself() else ("default", "jitdefault")
+    return target.create_target_machine(
+        cpu=host().cpu, features=host().features, opt=3, reloc=reloc, codemodel=codemodel, jit=jit or reloc == "default"
+    )
+
+
+@functools.cache
+def compiler_identity() -> str:
+    import llvmlite
+
+    return "\n".join((host().cpu, host().features, host().triple, llvmlite.__version__))
+
+
+def parse(ir: str, machine: Any, name: str = "module") -> Any:
+    try:
+        module = llvm().parse_assembly(ir)
+        module.triple = host().triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+    except RuntimeError as error:
+        raise CompileError(f"LLVM rejects the code of {name!r}: {str(error).strip()}") from error
+    return module
+
+
+def emit(module: Any, machine: Any, *, optimize: bool) -> bytes:
+    if optimize:
+        tuning = llvm().create_pipeline_tuning_options(speed_level=2)
+        tuning.loop_vectorization = True
+        passes = llvm().create_pass_builder(machine, tuning)
+        passes.getModulePassManager().run(module, passes)
+    return bytes(machine.emit_object(module))
+
+
+def compile_object(ir: str, *, optimize: bool) -> bytes:
+    """Compiles IR text to an object file for this machine.
+
+    `optimize=False` runs no IR passes (for code in explicit vectors), True runs O2 with loop vectorisation; both
+    generate code at level 3. Raises CompileError when LLVM rejects the text.
+    """
+    machine = target_machine()
+    return emit(parse(ir, machine), machine, optimize=optimize)
+
+
+def check_object(obj: bytes, allowed: Collection[str] = KERNEL_SYMBOLS) -> None:
+    """Raises CompileError when an object needs a symbol that is not allowed; calling such code would be a crash.
+
+    Objects that aren't ELF (macOS, Windows) are not inspected.
+    """
+    if not elf.is_elf(obj):
+        return
+    foreign = elf.read(obj).undefined - set(allowed) - {"_GLOBAL_OFFSET_TABLE_"}
+    if foreign:
+        raise CompileError(
+            f"generated code needs {', '.join(sorted(foreign))}; a kernel may only use {', '.join(sorted(allowed))}"
+        )
+
+
+def load_object(*objs: bytes, symbols: Mapping[str, int] | None = None) -> Library:
+    """Loads checked objects into this process; no two of them may define the same symbol.
+
+    `symbols` are the addresses of what the objects import, besides KERNEL_SYMBOLS.
+    """
+    if loads_itself():
+        image = elf.load([elf.read(obj) for obj in objs], lambda name: resolve(name, symbols or {}))
+        return Library(image, lambda name: image.symbols.get(name, 0))
+    for name, address in (symbols or {}).items():
+        llvm().add_symbol(name, address)
+    engine = llvm().create_mcjit_compiler(llvm().parse_assembly(""), target_machine(jit=True))
+    for obj in objs:
+        engine.add_object_file(llvm().ObjectFileRef.from_data(obj))
+    engine.finalize_object()
+    return Library(engine, engine.get_function_address)
+
+
+def resolve(name: str, symbols: Mapping[str, int]) -> int:
+    """Returns the address of an imported symbol. Raises CompileError for one that is neither given nor allowed."""
+    if name in symbols:
+        return symbols[name]
+    if name not in KERNEL_SYMBOLS:
+        raise CompileError(f"a loaded object needs {name!r}, and nothing defines it")
+    return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value or 0
+
+
+def build(ir: str, *, optimize: bool, symbols: Mapping[str, int], cache: ObjectCache | None = None) -> Library:
+    """Compiles (or finds in the cache) and loads runtime code that may also use the symbols at the given addresses."""
+    cache = cache if cache is not None else default_cache()
+    key = object_key(ir, optimize)
+    obj = cache.get(key)
+    if obj is None:
+        obj = compile_object(ir, optimize=optimize)
+        cache.put(key, obj)
+    check_object(obj, KERNEL_SYMBOLS | set(symbols))
+    return load_object(obj, symbols=symbols)
+
+
+def object_key(ir: str, optimize: bool) -> str:
+    return content_key(ir, str(optimize), compiler_identity())
+
+
+@functools.cache
+def default_cache() -> ObjectCache:
+    return ObjectCache()
+
+
+# Kernels of this process by key. They stay loaded: a kernel is a few KB, and any compiled graph may hold its address.
+lock = threading.RLock()
+addresses: dict[str, int] = {}
+libraries: list[Library] = []
+
+
+def compile_kernels(items: Iterable[tuple[str, str, bool]], *, cache: ObjectCache | None = None) -> dict[str, int]:
+    """Compiles kernels and returns their addresses by name.
+
+    An item is (name, IR text, optimize): a self-contained module that defines one function of that name. Equal items
+    are compiled once a process and looked up on disk first. Raises CompileError for IR that LLVM rejects, a missing
+    function, two kernels of one name, or a symbol that is not allowed.
+    """
+    cache = cache if cache is not None else default_cache()
+    keys: dict[str, str] = {}
+    wanted: dict[str, tuple[str, str, bool]] = {}
+    for name, ir, optimize in items:
+        key = object_key(f"{name}\n{ir}", optimize)
+        if keys.setdefault(name, key) != key:
+            raise CompileError(f"two different kernels are named {name!r}")
+        wanted[key] = (name, ir, optimize)
+    with lock:
+        missing = {key: item for key, item in wanted.items() if key not in addresses}
+        objects = cached_bundles(missing, cache)
+        found = {key for _, symbols in objects for key in symbols}
+        for optimize in (False, True):
+            same = [key for key, item in missing.items() if key not in found and item[2] is optimize]
+            for start in range(0, len(same), BUNDLE):
+                bundle = {key: missing[key] for key in same[start : start + BUNDLE]}
+                objects.append(compile_bundle(bundle, cache))
+        load_bundles(objects)
+        return {name: addresses[key] for name, key in keys.items()}
+
+
+def cached_bundles(missing: Collection[str], cache: ObjectCache) -> list[Bundle]:
+    """Returns the bundles on disk that hold some of the missing kernels."""
+    bundles: dict[str, dict[str, str]] = {}
+    for key in missing:
+        reference = cache.get(key)
+        if reference is not None and reference.startswith(REFERENCE):
+            bundle, _, symbol = reference[len(REFERENCE) :].decode().partition(":")
+            bundles.setdefault(bundle, {})[key] = symbol
+    found = [(cache.get(bundle), symbols) for bundle, symbols in bundles.items()]
+    return [(obj, symbols) for obj, symbols in found if obj is not None]
+
+
+def compile_bundle(kernels: Mapping[str, tuple[str, str, bool]], cache: ObjectCache) -> Bundle:
+    """Compiles kernels of one optimisation level as one module and stores the object for each of their keys."""
+    machine = target_machine()
+    bundle = content_key(*kernels)
+    symbols = {key: f"rlx_{bundle[:32]}_{index}" for index, key in enumerate(kernels)}
+    whole: Any = None
+    for key, (name, ir, _) in kernels.items():
+        module = parse(ir, machine, name)
+        isolate(module, name, symbols[key])
+        if whole is None:
+            whole = module
+        else:
+            whole.link_in(module)
+    obj = emit(whole, machine, optimize=next(iter(kernels.values()))[2])
+    try:
+        check_object(obj)
+    except CompileError as error:
+        raise CompileError(f"{error} (in one of: {', '.join(name for name, _, _ in kernels.values())})") from None
+    if cache.put(bundle, obj):
+        for key in kernels:
+            cache.put(key, REFERENCE + f"{bundle}:{symbols[key]}".encode())
+    return obj, symbols
+
+
+def isolate(module: Any, name: str, unique: str) -> None:
+    """Renames a module's kernel to a unique symbol and hides everything else that the module defines."""
+    try:
+        kernel = module.get_function(name)
+    except NameError:
+        kernel = None
+    if kernel is None or kernel.is_declaration:
+        raise CompileError(f"the IR of kernel {name!r} defines no function of that name")
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name != name and value.linkage.name != "private":
+            value.linkage = "internal"
+    kernel.linkage = "external"
+    kernel.name = unique
+
+
+def load_bundles(objects: Sequence[Bundle]) -> None:
+    """Loads objects, all at once: one mapping for all."""
+    if not objects:
+        return
+    for obj, _ in objects:
+        check_object(obj)
+    library = load_object(*(obj for obj, _ in objects))
+    libraries.append(library)
+    addresses.update({key: library.address(symbol) for _, symbols in objects for key, symbol in symbols.items()})

@@ -1,0 +1,123 @@
+"""On-disk cache of compiled objects: one checksummed file a key, bounded in bytes, safe between processes."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["ObjectCache", "content_key"]
+
+CACHE_FORMAT = 1
+DEFAULT_MAX_BYTES = 512 << 20
+MAGIC = b"rlxobj%02d" % CACHE_FORMAT
+DIGEST_BYTES = 32
+KEEP_AFTER_EVICTION = 0.9  # evict somewhat below the bound, so that not every put has to scan the folder
+
+logger = logging.getLogger("rlx")
+
+
+def content_key(*parts: str) -> str:
+    """Returns the SHA-256 hex digest of texts; it depends on where one part ends and the next begins."""
+    digest = hashlib.sha256(b"%d" % CACHE_FORMAT)
+    for part in parts:
+        data = part.encode()
+        digest.update(b"%d:" % len(data))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+class ObjectCache:
+    """Files in `folder` (default: the user's cache folder), at most `max_bytes` bytes, least recently used out first.
+
+    A folder that can't be read or written, a damaged file or a full disk only means misses, never an error.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self.folder = Path(folder) if folder is not None else default_folder()
+        self.max_bytes = max_bytes
+        self.total: int | None = None  # bytes in the folder, as far as this process knows; None: not counted yet
+
+    def get(self, key: str) -> bytes | None:
+        """Returns the bytes stored under a key, or None; a hit counts as a use."""
+        path = self.path(key)
+        try:
+            blob = path.read_bytes()
+        except OSError:
+            return None
+        body = blob[len(MAGIC) + DIGEST_BYTES :]
+        if blob[: len(MAGIC) + DIGEST_BYTES] != MAGIC + hashlib.sha256(body).digest():
+            logger.warning("ignoring a damaged cache file: %s", path)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return body
+
+    def put(self, key: str, body: bytes) -> bool:
+        """Stores bytes under a key; returns whether it could."""
+        blob = MAGIC + hashlib.sha256(body).digest() + body
+        if len(blob) > self.max_bytes:
+            return False
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path(key), blob)
+        except OSError as error:
+            logger.debug("the object cache at %s can't be written: %s", self.folder, error)
+            return False
+        self.total = self.count() if self.total is None else self.total + len(blob)
+        if self.total > self.max_bytes:
+            self.total = self.evict()
+        return True
+
+    def path(self, key: str) -> Path:
+        return self.folder / f"{key}.o"
+
+    def entries(self) -> list[tuple[float, int, Path]]:
+        """(last use, bytes, path) of every file, oldest first; files that vanish meanwhile are left out."""
+        found = []
+        with suppress(OSError):
+            for path in self.folder.iterdir():
+                with suppress(OSError):
+                    stat = path.stat()
+                    found.append((stat.st_mtime, stat.st_size, path))
+        return sorted(found)
+
+    def count(self) -> int:
+        return sum(size for _, size, _ in self.entries())
+
+    def evict(self) -> int:
+        """Deletes the least recently used files until the bound holds; returns the bytes that are left."""
+        entries = self.entries()
+        total = sum(size for _, size, _ in entries)
+        target = self.max_bytes if total <= self.max_bytes else int(self.max_bytes * KEEP_AFTER_EVICTION)
+        for _, size, path in entries:
+            if total <= target:
+                break
+            with suppress(OSError):
+                path.unlink()
+            total -= size
+        return total
+
+
+def default_folder() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("rlx")) / "objects"
+
+
+def write_atomically(path: Path, blob: bytes) -> None:
+    """Writes beside the file and renames, so that a reader sees the old, the new or no file, never a part."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(blob)
+        os.replace(name, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(name)
+        raise

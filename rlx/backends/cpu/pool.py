@@ -1,0 +1,574 @@
+"""The thread pool: one a process, workers claim chunks of the phases of all running graphs.
+
+A worker is a daemon Python thread inside one native call, without the GIL. A running graph holds a *slot*; it publishes
+a phase by writing the fields of its slot and then the *ticket*, one word `generation:32 | chunks:16 | next:16`. Workers
+and the caller claim chunk `next` by a compare-and-swap of the whole ticket. The fields change only after every chunk of
+a phase was claimed and done, so a claim that succeeds proves that the fields read between loading the ticket and
+swapping it belong to that ticket. The caller waits only for chunks that somebody has already claimed, so a run always
+finishes, with no worker at all too (in a forked child, at interpreter exit).
+
+Workers sleep on the epoch word. A publisher that sees sleepers moves the epoch and wakes as many as it lacks; a worker
+counts itself a sleeper, reads the epoch, looks at all slots once more and only then sleeps.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import platform
+import string
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["MAX_THREADS", "Pool", "aligned_words", "cpu_count", "pool", "pool_ir"]
+
+MAX_THREADS = 64  # a run's threads: worker ids are bits of one word
+SLOTS = 64  # graphs that run in parallel at a time, bits of one word; further ones run on their caller alone
+
+# Byte offsets in the pool's memory; what different threads write is 64 bytes apart.
+EPOCH = 0  # i32, the futex
+SLEEPERS = 64
+ACTIVE = 128  # bit mask of the slots in use
+STOP = 192
+WORKERS = 256  # workers that are in the native loop
+SPIN_ACTIVE = 264  # pauses without work until a worker sleeps, while some run is active
+SPIN_IDLE = 272  # the same while none is
+STATE = 280  # one of the three below
+START = 288  # the Python callable that starts the workers, a borrowed pointer
+SLOT_TABLE = 512
+
+NOT_STARTED, STARTED, CLOSED = 0, 1, 2
+
+# Byte offsets in a slot.
+SLOT_BYTES = 256
+TICKET = 0
+DONE = 64
+FIELDS = 128  # function, words, ctx, threads, base: 8 bytes each
+TAKEN = 192  # bit mask of the worker ids in use; bit 0, the caller's, is never set
+ROUND = 0xFFFF  # chunks a ticket can count; phases with more are published in rounds
+
+SPIN_ACTIVE_NS = 200_000
+SPIN_IDLE_NS = 50_000
+JOIN_SECONDS = 1.0
+
+FUTEX_CALL = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
+
+PAUSE = {
+    "x86_64": "call void @llvm.x86.sse2.pause()",
+    "AMD64": "call void @llvm.x86.sse2.pause()",
+    "aarch64": 'call void asm sideeffect "isb sy", ""()',
+    "arm64": 'call void asm sideeffect "isb sy", ""()',
+}
+NO_PAUSE = 'call void asm sideeffect "", "~{memory}"()'
+
+FUTEX_IR = """
+declare i64 @syscall(i64, ...)
+define internal i1 @sleep_on(ptr %epoch, i32 %seen) nounwind {
+  %r = call i64 (i64, ...) @syscall(i64 $FUTEX, ptr %epoch, i64 128, i32 %seen, ptr null)
+  %woken = icmp eq i64 %r, 0
+  ret i1 %woken
+}
+define internal i64 @wake_some(ptr %epoch, i64 %count) nounwind {
+  %old = atomicrmw add ptr %epoch, i32 1 seq_cst
+  %r = call i64 (i64, ...) @syscall(i64 $FUTEX, ptr %epoch, i64 129, i64 %count)
+  %woken = call i64 @llvm.smax.i64(i64 %r, i64 0)
+  ret i64 %woken
+}
+"""
+
+# Without a futex workers look for work every 200 microseconds.
+POLL_IR = """
+declare i32 @usleep(i32)
+define internal i1 @sleep_on(ptr %epoch, i32 %seen) nounwind {
+  %r = call i32 @usleep(i32 200)
+  ret i1 false
+}
+define internal i64 @wake_some(ptr %epoch, i64 %count) nounwind {
+  ret i64 0
+}
+"""
+
+POOL_IR = """
+declare i32 @sched_yield()
+declare i64 @llvm.cttz.i64(i64, i1)
+declare i64 @llvm.smin.i64(i64, i64)
+declare i64 @llvm.smax.i64(i64, i64)
+declare void @llvm.x86.sse2.pause()
+
+define void @rlx_spin(i64 %count) nounwind noinline {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  $PAUSE
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %count
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+
+; lowest worker id of a slot that nobody has, 64 if none
+define internal i64 @free_id(i64 %taken) nounwind alwaysinline {
+  %held = or i64 %taken, 1
+  %free = xor i64 %held, -1
+  %id = call i64 @llvm.cttz.i64(i64 %free, i1 false)
+  ret i64 %id
+}
+
+; whether a slot has an unclaimed chunk and room for one more thread
+define internal i1 @slot_open(ptr %slot) nounwind alwaysinline {
+  %ticket = load atomic i64, ptr %slot seq_cst, align 64
+  %claimed = and i64 %ticket, 65535
+  %shifted = lshr i64 %ticket, 16
+  %count = and i64 %shifted, 65535
+  %some = icmp ult i64 %claimed, %count
+  %taken.p = getelementptr i8, ptr %slot, i64 $TAKEN
+  %taken = load atomic i64, ptr %taken.p monotonic, align 8
+  %id = call i64 @free_id(i64 %taken)
+  %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
+  %threads = load atomic i64, ptr %threads.p monotonic, align 8
+  %room = icmp slt i64 %id, %threads
+  %open = and i1 %some, %room
+  ret i1 %open
+}
+
+; claims and runs chunks as worker %id until none is left
+define internal void @claim(ptr %slot, i64 %id) nounwind {
+entry:
+  %fn.p = getelementptr i8, ptr %slot, i64 $F_FN
+  %words.p = getelementptr i8, ptr %slot, i64 $F_WORDS
+  %ctx.p = getelementptr i8, ptr %slot, i64 $F_CTX
+  %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
+  %base.p = getelementptr i8, ptr %slot, i64 $F_BASE
+  %done.p = getelementptr i8, ptr %slot, i64 $DONE
+  br label %look
+look:
+  %ticket = load atomic i64, ptr %slot acquire, align 64
+  %claimed = and i64 %ticket, 65535
+  %shifted = lshr i64 %ticket, 16
+  %count = and i64 %shifted, 65535
+  %some = icmp ult i64 %claimed, %count
+  br i1 %some, label %read, label %leave
+read:
+  %fn = load atomic ptr, ptr %fn.p monotonic, align 8
+  %words = load atomic ptr, ptr %words.p monotonic, align 8
+  %ctx = load atomic ptr, ptr %ctx.p monotonic, align 8
+  %threads = load atomic i64, ptr %threads.p monotonic, align 8
+  %base = load atomic i64, ptr %base.p monotonic, align 8
+  %room = icmp slt i64 %id, %threads
+  br i1 %room, label %swap, label %leave
+swap:
+  %taken = add i64 %ticket, 1
+  %pair = cmpxchg ptr %slot, i64 %ticket, i64 %taken acq_rel monotonic
+  %mine = extractvalue { i64, i1 } %pair, 1
+  br i1 %mine, label %work, label %look
+work:
+  %chunk = add i64 %base, %claimed
+  call void %fn(ptr %words, i64 %chunk, ptr %ctx, i64 %id)
+  %before = atomicrmw add ptr %done.p, i64 1 release
+  br label %look
+leave:
+  ret void
+}
+
+; takes a worker id of a slot, helps, gives the id back; false when there was nothing to do
+define internal i1 @help(ptr %slot) nounwind {
+entry:
+  %taken.p = getelementptr i8, ptr %slot, i64 $TAKEN
+  br label %try
+try:
+  %open = call i1 @slot_open(ptr %slot)
+  br i1 %open, label %join, label %none
+join:
+  %taken = load atomic i64, ptr %taken.p monotonic, align 8
+  %id = call i64 @free_id(i64 %taken)
+  %any = icmp ult i64 %id, 64
+  br i1 %any, label %take, label %none
+take:
+  %bit = shl i64 1, %id
+  %with = or i64 %taken, %bit
+  %pair = cmpxchg ptr %taken.p, i64 %taken, i64 %with acq_rel monotonic
+  %mine = extractvalue { i64, i1 } %pair, 1
+  br i1 %mine, label %work, label %try
+work:
+  call void @claim(ptr %slot, i64 %id)
+  %mask = xor i64 %bit, -1
+  %old = atomicrmw and ptr %taken.p, i64 %mask release
+  ret i1 true
+none:
+  ret i1 false
+}
+
+; looks at every active slot: helps (%act) or only says whether one is open
+define internal i1 @scan(ptr %pool, i64 %mask, i1 %act) nounwind {
+entry:
+  %slots = getelementptr i8, ptr %pool, i64 $SLOT_TABLE
+  br label %next
+next:
+  %left = phi i64 [ %mask, %entry ], [ %rest, %after ]
+  %found = phi i1 [ false, %entry ], [ %now, %after ]
+  %end = icmp eq i64 %left, 0
+  br i1 %end, label %done, label %look
+look:
+  %index = call i64 @llvm.cttz.i64(i64 %left, i1 true)
+  %offset = mul i64 %index, $SLOT_BYTES
+  %slot = getelementptr i8, ptr %slots, i64 %offset
+  br i1 %act, label %do, label %ask
+do:
+  %helped = call i1 @help(ptr %slot)
+  br label %after
+ask:
+  %open = call i1 @slot_open(ptr %slot)
+  br label %after
+after:
+  %one = phi i1 [ %helped, %do ], [ %open, %ask ]
+  %now = or i1 %found, %one
+  %below = sub i64 %left, 1
+  %rest = and i64 %left, %below
+  br label %next
+done:
+  ret i1 %found
+}
+
+define void @rlx_worker(ptr %pool) nounwind {
+entry:
+  %sleepers.p = getelementptr i8, ptr %pool, i64 $SLEEPERS
+  %active.p = getelementptr i8, ptr %pool, i64 $ACTIVE
+  %stop.p = getelementptr i8, ptr %pool, i64 $STOP
+  %workers.p = getelementptr i8, ptr %pool, i64 $WORKERS
+  %spin.active.p = getelementptr i8, ptr %pool, i64 $SPIN_ACTIVE
+  %spin.idle.p = getelementptr i8, ptr %pool, i64 $SPIN_IDLE
+  %w0 = atomicrmw add ptr %workers.p, i64 1 seq_cst
+  br label %loop
+loop:
+  %spun = phi i64 [ 0, %entry ], [ 0, %work ], [ %spun.next, %idle ], [ 0, %awake ]
+  %stop = load atomic i64, ptr %stop.p acquire, align 8
+  %stopped = icmp ne i64 %stop, 0
+  br i1 %stopped, label %exit, label %run
+run:
+  %active = load atomic i64, ptr %active.p acquire, align 8
+  %found = call i1 @scan(ptr %pool, i64 %active, i1 true)
+  br i1 %found, label %work, label %idle
+work:
+  br label %loop
+idle:
+  $PAUSE
+  %spun.next = add i64 %spun, 1
+  %none = icmp eq i64 %active, 0
+  %limit.a = load i64, ptr %spin.active.p, align 8
+  %limit.i = load i64, ptr %spin.idle.p, align 8
+  %limit = select i1 %none, i64 %limit.i, i64 %limit.a
+  %more = icmp slt i64 %spun.next, %limit
+  br i1 %more, label %loop, label %sleep
+sleep:
+  %s0 = atomicrmw add ptr %sleepers.p, i64 1 seq_cst
+  %epoch = load atomic i32, ptr %pool seq_cst, align 64
+  %stop2 = load atomic i64, ptr %stop.p seq_cst, align 8
+  %active2 = load atomic i64, ptr %active.p seq_cst, align 8
+  %open = call i1 @scan(ptr %pool, i64 %active2, i1 false)
+  %stopped2 = icmp ne i64 %stop2, 0
+  %stay = or i1 %open, %stopped2
+  br i1 %stay, label %uncount, label %wait
+wait:
+  %woken = call i1 @sleep_on(ptr %pool, i32 %epoch)
+  br i1 %woken, label %awake, label %uncount
+uncount:                      ; who was woken has been uncounted by the one who woke it
+  %s1 = atomicrmw sub ptr %sleepers.p, i64 1 seq_cst
+  br label %awake
+awake:
+  br label %loop
+exit:
+  %w1 = atomicrmw sub ptr %workers.p, i64 1 seq_cst
+  ret void
+}
+
+; sees to it that %need workers are awake
+define internal void @pool_wake(ptr %pool, i64 %need) nounwind {
+entry:
+  %sleepers.p = getelementptr i8, ptr %pool, i64 $SLEEPERS
+  %workers.p = getelementptr i8, ptr %pool, i64 $WORKERS
+  %asleep = load atomic i64, ptr %sleepers.p seq_cst, align 8
+  %some = icmp sgt i64 %asleep, 0
+  br i1 %some, label %count, label %done
+count:
+  %workers = load atomic i64, ptr %workers.p monotonic, align 8
+  %awake = sub i64 %workers, %asleep
+  %lack = sub i64 %need, %awake
+  %wake = icmp sgt i64 %lack, 0
+  br i1 %wake, label %call, label %done
+call:
+  %woken = call i64 @wake_some(ptr %pool, i64 %lack)
+  %old = atomicrmw sub ptr %sleepers.p, i64 %woken seq_cst
+  br label %done
+done:
+  ret void
+}
+
+; takes a slot and wakes workers; null when all slots are in use
+define internal ptr @pool_enter(ptr %pool, i64 %threads) nounwind {
+entry:
+  %active.p = getelementptr i8, ptr %pool, i64 $ACTIVE
+  br label %look
+look:
+  %active = load atomic i64, ptr %active.p monotonic, align 8
+  %full = icmp eq i64 %active, -1
+  br i1 %full, label %none, label %take
+take:
+  %free = xor i64 %active, -1
+  %index = call i64 @llvm.cttz.i64(i64 %free, i1 true)
+  %bit = shl i64 1, %index
+  %with = or i64 %active, %bit
+  %pair = cmpxchg ptr %active.p, i64 %active, i64 %with seq_cst monotonic
+  %mine = extractvalue { i64, i1 } %pair, 1
+  br i1 %mine, label %enter, label %look
+enter:
+  %offset = mul i64 %index, $SLOT_BYTES
+  %from = add i64 %offset, $SLOT_TABLE
+  %slot = getelementptr i8, ptr %pool, i64 %from
+  %need = sub i64 %threads, 1
+  call void @pool_wake(ptr %pool, i64 %need)
+  ret ptr %slot
+none:
+  ret ptr null
+}
+
+define internal void @pool_leave(ptr %pool, ptr %slot) nounwind {
+  %active.p = getelementptr i8, ptr %pool, i64 $ACTIVE
+  %a = ptrtoint ptr %slot to i64
+  %b = ptrtoint ptr %pool to i64
+  %ab = sub i64 %a, %b
+  %offset = sub i64 %ab, $SLOT_TABLE
+  %index = udiv i64 %offset, $SLOT_BYTES
+  %bit = shl i64 1, %index
+  %mask = xor i64 %bit, -1
+  %old = atomicrmw and ptr %active.p, i64 %mask seq_cst
+  ret void
+}
+
+; runs one phase of %n > 1 chunks on the workers and the caller
+define internal void @pool_run(ptr %pool, ptr %slot, ptr %fn, ptr %words, ptr %ctx, i64 %n, i64 %threads) nounwind {
+entry:
+  %fn.p = getelementptr i8, ptr %slot, i64 $F_FN
+  %words.p = getelementptr i8, ptr %slot, i64 $F_WORDS
+  %ctx.p = getelementptr i8, ptr %slot, i64 $F_CTX
+  %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
+  %base.p = getelementptr i8, ptr %slot, i64 $F_BASE
+  %done.p = getelementptr i8, ptr %slot, i64 $DONE
+  store atomic ptr %fn, ptr %fn.p monotonic, align 8
+  store atomic ptr %words, ptr %words.p monotonic, align 8
+  store atomic ptr %ctx, ptr %ctx.p monotonic, align 8
+  store atomic i64 %threads, ptr %threads.p monotonic, align 8
+  br label %round
+round:
+  %base = phi i64 [ 0, %entry ], [ %base.next, %finished ]
+  %left = sub i64 %n, %base
+  %count = call i64 @llvm.smin.i64(i64 %left, i64 $ROUND)
+  store atomic i64 %base, ptr %base.p monotonic, align 8
+  store atomic i64 0, ptr %done.p monotonic, align 8
+  %old = load atomic i64, ptr %slot monotonic, align 64
+  %generation = lshr i64 %old, 32
+  %generation.next = add i64 %generation, 1
+  %high = shl i64 %generation.next, 32
+  %middle = shl i64 %count, 16
+  %ticket = or i64 %high, %middle
+  store atomic i64 %ticket, ptr %slot seq_cst, align 64
+  %most = call i64 @llvm.smin.i64(i64 %count, i64 %threads)
+  %need = sub i64 %most, 1
+  call void @pool_wake(ptr %pool, i64 %need)
+  call void @claim(ptr %slot, i64 0)
+  br label %wait
+wait:
+  %i = phi i64 [ 0, %round ], [ %i.next, %pause ], [ %i.next, %yield ]
+  %done = load atomic i64, ptr %done.p acquire, align 8
+  %all = icmp eq i64 %done, %count
+  br i1 %all, label %finished, label %spin
+spin:
+  %i.next = add i64 %i, 1
+  %low = and i64 %i.next, 1023
+  %long = icmp eq i64 %low, 0
+  br i1 %long, label %yield, label %pause
+pause:
+  $PAUSE
+  br label %wait
+yield:
+  %y = call i32 @sched_yield()
+  br label %wait
+finished:
+  %base.next = add i64 %base, %count
+  %more = icmp slt i64 %base.next, %n
+  br i1 %more, label %round, label %end
+end:
+  ret void
+}
+
+define void @rlx_stop(ptr %pool) nounwind {
+  %stop.p = getelementptr i8, ptr %pool, i64 $STOP
+  store atomic i64 1, ptr %stop.p seq_cst, align 8
+  %woken = call i64 @wake_some(ptr %pool, i64 1000000)
+  %sleepers.p = getelementptr i8, ptr %pool, i64 $SLEEPERS
+  %old = atomicrmw sub ptr %sleepers.p, i64 %woken seq_cst
+  ret void
+}
+"""
+
+
+def pool_ir(*, futex: bool | None = None) -> str:
+    """Returns the pool's functions as IR text, for inclusion in a module; `futex=False` gives the portable variant."""
+    machine = platform.machine()
+    if futex is None:
+        futex = sys.platform == "linux" and machine in FUTEX_CALL
+    text = (FUTEX_IR if futex else POLL_IR) + POOL_IR
+    pause = PAUSE.get(machine, NO_PAUSE)
+    if "llvm.x86" not in pause:
+        text = text.replace("declare void @llvm.x86.sse2.pause()\n", "")
+    fields = {f"F_{name}": FIELDS + 8 * i for i, name in enumerate(("FN", "WORDS", "CTX", "THREADS", "BASE"))}
+    offsets = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
+    return string.Template(text).substitute(offsets, FUTEX=FUTEX_CALL.get(machine, 0), PAUSE=pause, **fields)
+
+
+def aligned_words(count: int) -> NDArray[np.int64]:
+    """Returns `count` zeroed int64 words that start at a multiple of 64 bytes."""
+    raw = np.zeros(count + 7, np.int64)
+    start = (-raw.ctypes.data % 64) // 8
+    return raw[start : start + count]
+
+
+def cpu_count(root: str | os.PathLike[str] = "/") -> int:
+    """Returns how many CPUs this process may use: its affinity, cut by the cgroup's quota (v1 or v2), at least 1.
+
+    `root` is where /proc and /sys are looked for.
+    """
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_quota(Path(root))
+    return max(1, available if quota is None else min(available, int(quota)))
+
+
+def cgroup_quota(root: Path) -> float | None:
+    """Returns the CPUs that the process's control groups and those above them grant, or None without a limit."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    base = root / "sys/fs/cgroup"
+    found = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for top in (base / controllers, base / "cpu") if controllers else (base, base / "unified"):
+            # In a container the path may not exist below the mount, which then is the process's own group.
+            group = top / path.strip("/")
+            while group.is_relative_to(top):
+                found.append(group_quota(group))
+                group = group.parent
+    limits = [quota for quota in found if quota is not None]
+    return min(limits) if limits else None
+
+
+def group_quota(group: Path) -> float | None:
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()[:2]
+        else:
+            quota = (group / "cpu.cfs_quota_us").read_text().strip()
+            period = (group / "cpu.cfs_period_us").read_text().strip()
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # no file, or "max"
+        return None
+
+
+class Pool:
+    """The workers of this process and the memory through which native code talks to them."""
+
+    def __init__(self) -> None:
+        self.memory = aligned_words((SLOT_TABLE + SLOTS * SLOT_BYTES) // 8)
+        self.address = self.memory.ctypes.data
+        self.lock = threading.Lock()
+        self.threads: list[threading.Thread] = []
+        self.worker: Callable[[int], None] | None = None
+        self.stop: Callable[[int], None] | None = None
+        self.starter = self.start  # keeps alive the object whose address native code calls
+        self.memory[START // 8] = id(self.starter)
+        self.memory[SPIN_ACTIVE // 8] = self.memory[SPIN_IDLE // 8] = 1000
+        # Never freed: a worker may touch it until the process is gone.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory.base))
+
+    def attach(self, library: Any) -> None:
+        """Takes the pool's native functions from a loaded library, which must then never be unloaded."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))
+        function = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
+        self.worker = function(library.address("rlx_worker"))
+        self.stop = function(library.address("rlx_stop"))
+        pause_ns = measure_pause(function(library.address("rlx_spin")))
+        self.memory[SPIN_ACTIVE // 8] = max(1, int(SPIN_ACTIVE_NS / pause_ns))
+        self.memory[SPIN_IDLE // 8] = max(1, int(SPIN_IDLE_NS / pause_ns))
+
+    @property
+    def state(self) -> int:
+        return int(self.memory[STATE // 8])
+
+    def start(self, workers: int | None = None) -> None:
+        """Starts the workers, by default one for each CPU but the caller's; the first parallel run does it."""
+        with self.lock:
+            if self.state != NOT_STARTED or self.worker is None:
+                return
+            self.memory[STATE // 8] = STARTED
+        count = min(MAX_THREADS, cpu_count()) - 1 if workers is None else workers
+        for index in range(1, count + 1):
+            thread = threading.Thread(target=self.worker, args=(self.address,), name=f"rlx-worker-{index}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is about to exit, or there is no memory for a stack: run with fewer
+                break
+            self.threads.append(thread)
+
+    def close(self) -> None:
+        """Ends the workers; later runs use their caller only."""
+        self.memory[STATE // 8] = CLOSED
+        if self.stop is not None:
+            self.stop(self.address)
+        for thread in self.threads:
+            thread.join(JOIN_SECONDS)
+        self.threads.clear()
+
+    def reset_after_fork(self) -> None:
+        """Forgets the parent's workers and runs; the next parallel run starts workers of this process."""
+        self.lock = threading.Lock()
+        tickets = self.memory[SLOT_TABLE // 8 :: SLOT_BYTES // 8]
+        generations = (tickets >> 32) + 1
+        self.memory[: SPIN_ACTIVE // 8] = 0
+        self.memory[SLOT_TABLE // 8 :] = 0
+        tickets[:] = generations << 32
+        if self.state == STARTED:
+            self.memory[STATE // 8] = NOT_STARTED
+        self.threads.clear()
+
+
+def measure_pause(spin: Callable[[int], None]) -> float:
+    """Returns the nanoseconds of one spin-wait pause, which differ by a factor of ten between CPUs."""
+    count = 2000
+    spin(count)
+    best = min(timed(spin, count) for _ in range(3))
+    return max(best / count, 0.1)
+
+
+def timed(spin: Callable[[int], None], count: int) -> int:
+    start = time.perf_counter_ns()
+    spin(count)
+    return time.perf_counter_ns() - start
+
+
+pool = Pool()
+atexit.register(pool.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=pool.reset_after_fork)

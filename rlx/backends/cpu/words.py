@@ -1,0 +1,82 @@
+"""The operand words of a kernel: what its code finds at `words[i]`, and how each is computed when a run is bound.
+
+No size, stride or offset is an immediate in code: equal loops over different sizes are one kernel, and a change of
+extents only rewrites words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlx.backends.cpu.builder import Function
+from rlx.ir.shape import Size, evaluate
+from rlx.kernels.program import Buffer
+
+__all__ = ["Computed", "KernelCode", "Pointer", "Scratch", "Word", "WordTable"]
+
+Extents = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of a buffer's first element, plus `offset` bytes."""
+
+    buffer: Buffer
+    offset: Size = 0
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A number computed from the extents at bind time."""
+
+    fn: Callable[[Extents], int]
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The address of this kernel's scratch memory, which is `KernelCode.scratch` bytes for each worker."""
+
+
+Word = Pointer | Computed | Scratch | Size
+
+
+class WordTable:
+    """Hands out word numbers while a kernel is emitted, and emits the loads of the words at its entry."""
+
+    def __init__(self, fixed: Sequence[Word] = ()) -> None:
+        self.words: list[Word] = list(fixed)  # those at numbers that the code has agreed on
+        self._slots: dict[object, int] = {}
+
+    def slot(self, word: Word) -> int:
+        """The number of a word; equal pointers and sizes share one."""
+        key: object = (type(word).__name__, word)
+        if key not in self._slots:
+            self._slots[key] = len(self.words)
+            self.words.append(word)
+        return self._slots[key]
+
+    def load(self, f: Function, word: Word) -> str:
+        """The SSA value of a word (a ptr for addresses, else i64), loaded where the builder stands."""
+        ty = "ptr" if isinstance(word, Pointer | Scratch) else "i64"
+        return f.load(ty, f.gep("%words", self.slot(word), "i64"), align=8)
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """One native function with the words it wants and the number of chunks that its work is split into."""
+
+    symbol: str
+    ir: str
+    words: tuple[Word, ...]
+    chunks: Callable[[Extents], int]
+    sites: tuple[str, ...] = ()  # what each error site of the code stands for
+    scratch: Size | Computed = 0  # bytes a worker
+    optimize: bool = False
+    notes: dict[str, str] = field(default_factory=dict)  # shown by explain
+
+    def scratch_bytes(self, extents: Extents) -> int:
+        """Bytes of scratch for one worker."""
+        if isinstance(self.scratch, Computed):
+            return self.scratch.fn(extents)
+        return evaluate(self.scratch, extents)

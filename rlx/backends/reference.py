@@ -1,0 +1,130 @@
+"""The reference device: runs a graph node by node with the NumPy definitions of its ops; all devices are held to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from rlx.errors import ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
+from rlx.ir.extents import bind_extents, bind_result, check_guards
+from rlx.ir.graph import Array, Graph, Node, TensorType, Value, check_array
+from rlx.ir.shape import evaluate
+from rlx.ops.base import Op
+from rlx.ops.control import Control
+
+__all__ = ["Trace", "run_graph"]
+
+Trace = Callable[[Node, tuple[Array, ...]], None]
+
+
+def run_graph(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    params: Mapping[str, Array] | None = None,
+    states: dict[str, Array] | None = None,
+    *,
+    trace: Trace | None = None,
+) -> dict[str, Array]:
+    """The outputs by name, as fresh arrays.
+
+    A param that is not in `params` has the data it was declared with; encoded ones are given as stored bytes. `states`
+    holds the states by name (missing: their initial value, or zeros) and is updated in place after the run. `trace` is
+    called with each node and its results, those of regions too. Raises `NameNotFound`, `OptionError` (a leaf without
+    value), `ShapeError` and `DTypeError` for what is given, `ExecutionError` for what happens in the run, among it a
+    result that is not of the type its op infers.
+    """
+    held = {} if states is None else states
+    _check_names("input", inputs, graph.inputs)
+    _check_names("param", params or {}, graph.params)
+    _check_names("state", held, graph.states)
+    given = {**(params or {}), **held, **inputs}  # the names of leaves are unique
+    leaves: dict[Value, Array] = {}
+    for value in (*graph.inputs, *graph.params, *graph.states):
+        array = given.get(value.name, value.data)
+        if array is not None:
+            leaves[value] = np.asarray(array)
+            check_array(f"{value.kind} {value.name!r}", leaves[value], value.type)
+        elif value.kind != "state":
+            raise OptionError(f"the {value.kind} {value.name!r} ({value.type}) has no value: give one")
+    extents = bind_extents(graph, {v.name: a.shape for v, a in leaves.items() if v.type.encoding is None})
+    for state in graph.states:
+        if state not in leaves:
+            leaves[state] = np.zeros(_shape(state.type, extents), state.dtype.numpy)
+    for value, array in leaves.items():
+        if value.type.encoding is not None:
+            leaves[value] = value.type.encoding.decode(array, _shape(value.type, extents)).astype(value.dtype.numpy)
+    with np.errstate(all="ignore"):
+        outputs, updates = _run(graph, leaves, extents, trace)
+    held.update(updates)
+    return outputs
+
+
+def _check_names(kind: str, given: Mapping[str, Array], leaves: Sequence[Value]) -> None:
+    names = [v.name for v in leaves]
+    for name in given:
+        if name not in names:
+            raise NameNotFound(f"there is no {kind} {name!r}; there are {', '.join(map(repr, names)) or 'none'}")
+
+
+def _shape(type: TensorType, extents: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(evaluate(s, extents) for s in type.shape)
+
+
+def _run(
+    graph: Graph, leaves: Mapping[Value, Array], extents: dict[str, int], trace: Trace | None
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The outputs and the new states; `extents` gains the dims that depend on data."""
+    waiting = check_guards(graph, extents)
+    values = dict(leaves) | {c: c.data for c in graph.constants if c.data is not None}
+    readers = Counter(v for node in graph.nodes for v in node.inputs)
+    readers.update([*(o.value for o in graph.outputs), *graph.updates.values()])
+    for node in graph.nodes:
+        results = _run_node(node, [values[v] for v in node.inputs], extents, trace)
+        if trace is not None:
+            trace(node, results)
+        values.update(zip(node.outputs, results, strict=True))
+        if waiting:
+            waiting = check_guards(graph, extents)
+        for value in node.inputs:  # a result is freed once its last reader has run
+            readers[value] -= 1
+            if not readers[value]:
+                values.pop(value, None)
+    outputs = {o.name: np.array(values[o.value]) for o in graph.outputs}
+    return outputs, {name: np.array(values[value]) for name, value in graph.updates.items()}
+
+
+def _run_node(node: Node, inputs: list[Array], extents: dict[str, int], trace: Trace | None) -> tuple[Array, ...]:
+    assert isinstance(node.op, Op)
+    try:
+        op = node.op.at(extents)
+        if isinstance(op, Control):
+            shapes = [_shape(v.type, extents) for v in node.outputs]
+            made = op.run_regions(inputs, node.regions, lambda g, given: _run_region(g, given, extents, trace), shapes)
+        else:
+            made = op.reference(*inputs)
+    except RlxError as error:
+        error.args = (f"node {node.label}: {error}",)
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ExecutionError(f"node {node.label}: {error}") from error
+    results = tuple(np.asarray(r) for r in (made if isinstance(made, tuple) else (made,)))
+    if len(results) != len(node.outputs):
+        raise ExecutionError(f"node {node.label}: gave {len(results)} results, its op infers {len(node.outputs)}")
+    for value, result in zip(node.outputs, results, strict=True):
+        if result.dtype != value.dtype.numpy:
+            raise ExecutionError(f"node {node.label}: gave {result.dtype}{list(result.shape)}, inferred {value.type}")
+        try:
+            bind_result(f"node {node.label}", value.shape, result.shape, extents)
+        except ShapeError as error:
+            raise ExecutionError(f"{error}: the op infers a wrong type") from error
+    return results
+
+
+def _run_region(
+    region: Graph, given: Sequence[Array], extents: Mapping[str, int], trace: Trace | None
+) -> tuple[Array, ...]:
+    leaves = dict(zip(region.inputs, (np.asarray(a) for a in given), strict=True))
+    outputs, _ = _run(region, leaves, dict(extents), trace)
+    return tuple(outputs.values())

@@ -1,0 +1,55 @@
+"""The compiler, whole: graph -> passes -> legalise -> fuse -> layout -> plan -> code.
+
+Every arrow is a function of its input and can be printed: `explain(stage)` of a compiled graph shows what came out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlx.backends.base import Backend, CodeGenerator, Executable, LibraryBackend
+from rlx.errors import CompileError
+from rlx.ir.graph import Graph
+from rlx.ir.verify import verify
+from rlx.kernels.fuse import fuse
+from rlx.kernels.program import Program
+from rlx.options import CompileOptions
+from rlx.passes import run_passes
+from rlx.passes.dims import apply_dims
+from rlx.passes.legalise import Dispatch, legalise
+from rlx.plan.budget import check_budget
+
+__all__ = ["Compilation", "compile_graph", "lower_graph"]
+
+
+@dataclass(eq=False)
+class Compilation:
+    """What every stage made. A library backend has no program."""
+
+    source: Graph
+    optimised: Graph
+    legal: Graph
+    dispatch: list[Dispatch]
+    program: Program | None
+    executable: Executable = field(repr=False)
+
+
+def compile_graph(graph: Graph, backend: Backend, options: CompileOptions) -> Compilation:
+    """Compiles a graph for a device. Raises `CompileError`, `UnsupportedOp` or `MemoryDeficit`."""
+    graph = apply_dims(graph, options.dims)
+    verify(graph)
+    optimised = run_passes(graph)
+    legal, dispatch = legalise(optimised, backend.claims)
+    if isinstance(backend, LibraryBackend):
+        return Compilation(graph, optimised, legal, dispatch, None, backend.build(legal, options))
+    if not isinstance(backend, CodeGenerator):
+        raise CompileError(f"device {backend.name!r} is neither a code generator nor a library")
+    program = lower_graph(legal, backend)
+    executable = backend.emit(legal, program, options)
+    check_budget(program, executable.plan, backend.memory(), options)
+    return Compilation(graph, optimised, legal, dispatch, program, executable)
+
+
+def lower_graph(legal: Graph, backend: CodeGenerator) -> Program:
+    """Legal graph -> kernels in the device's layouts."""
+    return backend.layout(fuse(legal, backend))

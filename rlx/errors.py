@@ -1,0 +1,95 @@
+"""Exceptions that rlx raises for its users.
+
+Every class is an `RlxError` and, where a builtin fits, that builtin too. A message names the thing, what was expected,
+what came, and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "BusyError",
+    "CompileError",
+    "DTypeError",
+    "DeviceUnavailable",
+    "ExecutionError",
+    "MemoryDeficit",
+    "ModelFormatError",
+    "NameNotFound",
+    "OptionError",
+    "RlxError",
+    "ShapeError",
+    "StaleView",
+    "UnsupportedNode",
+    "UnsupportedOp",
+]
+
+
+class RlxError(Exception):
+    """Base of all errors raised by rlx."""
+
+
+class ShapeError(RlxError, ValueError):
+    """A shape, rank or extent does not fit."""
+
+
+class DTypeError(RlxError, TypeError):
+    """An element type does not fit."""
+
+
+class NameNotFound(RlxError, KeyError):
+    """A name is not one of those known here."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class OptionError(RlxError, ValueError):
+    """An option or argument has a value that is not allowed."""
+
+
+@dataclass(frozen=True)
+class UnsupportedNode:
+    """One node that stands in the way: its name, op, and what exactly is not supported."""
+
+    name: str
+    op: str
+    reason: str
+
+
+class UnsupportedOp(RlxError):
+    """One or more nodes can't be imported or compiled; `nodes` lists every one of them."""
+
+    def __init__(self, message: str, nodes: Sequence[UnsupportedNode] = ()) -> None:
+        super().__init__(message)
+        self.nodes: tuple[UnsupportedNode, ...] = tuple(nodes)
+
+
+class MemoryDeficit(RlxError, MemoryError):
+    """The model does not fit in the budget or the memory that is free."""
+
+
+class ModelFormatError(RlxError, ValueError):
+    """A model file is malformed, truncated or breaks a limit."""
+
+
+class DeviceUnavailable(RlxError):
+    """The device is not present or can't be used here; the message says how to get it."""
+
+
+class BusyError(RlxError):
+    """The compiled graph is running in another thread; use `clone()` for one a thread."""
+
+
+class StaleView(RlxError):
+    """A view of an output was read after a later run overwrote it."""
+
+
+class CompileError(RlxError):
+    """Compilation failed: an invalid graph, or generated code that may not be loaded."""
+
+
+class ExecutionError(RlxError):
+    """A run stopped: bad index, integer division by zero, failed guard or an extent beyond its bound."""

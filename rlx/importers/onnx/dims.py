@@ -1,0 +1,122 @@
+"""The sizes of a model's inputs: what the file says, and what the user's `dims` fix or bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlx.errors import OptionError, ShapeError
+from rlx.importers.onnx.model import ValueInfo
+from rlx.ir.shape import Dim, Shape, Size
+
+__all__ = ["Bound", "DimsOption", "input_shapes"]
+
+Bound = int | tuple[int, int | None] | Dim | None
+DimsOption = Mapping[str, Bound | Sequence[Bound]]
+_FORMS = "an int (fixed), a pair (lo, hi), a Dim, or None (as in the file)"
+
+
+def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> dict[str, Shape]:
+    """The shape of each input whose rank is known, with `dims` applied.
+
+    Named sizes are one `Dim` a name; sizes without one are named after input and axis ("x.2"). `dims` are given by dim
+    name or by input, `{"x": (1, 3, (32, 960), (32, 960))}`. Raises `OptionError` for unknown names and malformed
+    entries, `ShapeError` for one that contradicts the file.
+    """
+    declared = _declared(inputs)
+    given = dict(dims or {})
+    wholes: dict[str, Sequence[Bound]] = {}
+    for info in inputs:
+        entry = given.get(info.name)
+        names = {size for shape in declared.values() for size in shape if isinstance(size, str)}
+        if info.name in names or not isinstance(entry, tuple | list):
+            continue
+        shape = declared.setdefault(info.name, tuple(f"{info.name}.{d}" for d in range(len(entry))))
+        if len(shape) != len(entry):
+            raise ShapeError(f"dims[{info.name!r}] has {len(entry)} sizes, the input has {len(shape)}: {shape}")
+        wholes[info.name] = entry
+        del given[info.name]
+    known = {size for shape in declared.values() for size in shape if isinstance(size, str)}
+    _check_names(given, known, [i.name for i in inputs])
+    sizes: dict[str, Size] = {}
+    for name, bound in given.items():
+        if isinstance(bound, list):
+            bound = tuple(bound)
+        _settle(sizes, name, bound, f"dims[{name!r}]")  # type: ignore[arg-type]
+    for name, entry in wholes.items():
+        for d, (bound, size) in enumerate(zip(entry, declared[name], strict=True)):
+            what = f"dims[{name!r}][{d}]"
+            if isinstance(size, str):
+                _settle(sizes, size, bound, what)
+            else:
+                _check_fixed(size, bound, what)
+    return {
+        name: tuple(sizes.setdefault(size, Dim(size)) if isinstance(size, str) else size for size in shape)
+        for name, shape in declared.items()
+    }
+
+
+def _declared(inputs: Sequence[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
+    taken = {size for info in inputs for size in info.shape or () if isinstance(size, str)}
+    shapes: dict[str, tuple[int | str, ...]] = {}
+    for info in inputs:
+        if info.shape is None:
+            continue
+        shape = []
+        for d, size in enumerate(info.shape):
+            if size is None:
+                size = f"{info.name}.{d}"
+                while size in taken:
+                    size += "'"
+                taken.add(size)
+            shape.append(size)
+        shapes[info.name] = tuple(shape)
+    return shapes
+
+
+def _check_names(given: Mapping[str, object], known: set[str], inputs: Sequence[str]) -> None:
+    for name, bound in given.items():
+        if name in known:
+            continue
+        if name in inputs:
+            raise OptionError(f"dims[{name!r}] is {bound!r}; an input needs one entry for each axis, each {_FORMS}")
+        dims = ", ".join(map(repr, sorted(known))) or "none"
+        raise OptionError(f"dims: {name!r} is no dim or input; dims are {dims}, inputs {', '.join(map(repr, inputs))}")
+
+
+def _settle(sizes: dict[str, Size], name: str, bound: Bound, what: str) -> None:
+    """Fixes or bounds the dim `name`; what was said about it before must agree."""
+    if bound is None:
+        return
+    size = _size(name, bound, what)
+    before = sizes.get(name)
+    if before is not None and before != size:
+        raise OptionError(f"{what}: the dim {name!r} is {_show(size)} here and {_show(before)} elsewhere in dims")
+    sizes[name] = size
+
+
+def _size(name: str, bound: Bound, what: str) -> Size:
+    if isinstance(bound, Dim):
+        return bound
+    if isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0:
+        return bound
+    if isinstance(bound, tuple | list) and len(bound) == 2:
+        lo, hi = bound
+        if isinstance(lo, int) and (hi is None or isinstance(hi, int)) and 0 <= lo and (hi is None or lo <= hi):
+            return lo if lo == hi else Dim(name, lo, hi)
+    raise OptionError(f"{what} is {bound!r}; expected {_FORMS}")
+
+
+def _show(size: Size) -> str:
+    if isinstance(size, Dim) and size.symbol:
+        return f"{size.symbol.name} in {size.symbol.lo}..{'' if size.symbol.hi is None else size.symbol.hi}"
+    return str(size)
+
+
+def _check_fixed(size: int, bound: Bound, what: str) -> None:
+    """A size that the file fixes may be repeated, or lie in a bound."""
+    if bound is None or bound == size:
+        return
+    found = _size("size", bound, what)
+    symbol = found.symbol if isinstance(found, Dim) else None
+    if symbol is None or not symbol.lo <= size or (symbol.hi is not None and size > symbol.hi):
+        raise ShapeError(f"{what} is {bound!r}; the file fixes this size to {size}")

@@ -1,0 +1,408 @@
+"""ONNX ops that create, move, choose or convert elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+
+from rlx.errors import ShapeError
+from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
+from rlx.importers.onnx.symbolic import Ratio, arithmetic, static_array
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.graph import Value
+from rlx.ir.shape import Dim, Shape, Size, bounds, broadcast, ceildiv, exact_div, max_size, min_size, numel, same
+from rlx.ops.base import axis_of
+from rlx.ops.elementwise import Cast, Clip, Where
+from rlx.ops.index import Gather, GatherElements, GatherND
+from rlx.ops.layout import Concat, Expand, Full, Iota, Pad, Reshape, Slice, Split, Squeeze, Tile, Transpose, Unsqueeze
+
+__all__ = [
+    "axes_argument",
+    "broadcast_shape",
+    "cast_target",
+    "flat_shape",
+    "permutation",
+    "shape_bounds",
+    "slice_arguments",
+    "split_sizes",
+    "target_shape",
+]
+
+_FOREVER = 2**31 - 1  # what exporters write for "to the end"
+
+
+# ---- arguments, shared with the ops carried out at import
+
+
+def axes_argument(ctx: NodeContext, as_input_since: int) -> tuple[int, ...] | None:
+    """`axes` as an attribute or, from that opset on, as input 1; None if absent."""
+    if ctx.opset < as_input_since:
+        return ctx.ints("axes") if ctx.given("axes") else None
+    return ctx.ints_of(1, "the axes") if ctx.has(1) else None
+
+
+def permutation(ctx: NodeContext, rank: int) -> tuple[int, ...]:
+    return ctx.ints("perm", tuple(reversed(range(rank))))
+
+
+def flat_shape(ctx: NodeContext, shape: Shape) -> Shape:
+    """[d0 * .. * d(axis - 1), d(axis) * ..]."""
+    axis = ctx.int("axis", 1)
+    if not -len(shape) <= axis <= len(shape):
+        raise ShapeError(f"flatten: axis {axis} is outside a tensor of rank {len(shape)}")
+    axis = axis + len(shape) if axis < 0 else axis
+    return numel(shape[:axis]), numel(shape[axis:])
+
+
+def broadcast_shape(shape: Shape, target: Sequence[Size]) -> Shape:
+    return broadcast(shape, tuple(target), why="expand")
+
+
+def shape_bounds(ctx: NodeContext, rank: int) -> tuple[int, int]:
+    """First and last axis (exclusive) that Shape gives."""
+    if ctx.opset < 15:
+        return 0, rank
+    start, end = ctx.int("start", 0), ctx.int("end", rank)
+    first, last = (max(0, min(rank, a + rank if a < 0 else a)) for a in (start, end))
+    return first, max(first, last)
+
+
+def cast_target(ctx: NodeContext) -> DType:
+    return element_dtype(ctx.int("to"))
+
+
+def target_shape(ctx: NodeContext, shape: Shape) -> Shape:
+    """The shape that Reshape asks for, with its 0 and -1 resolved."""
+    wanted = ctx.sizes(1, "the shape")
+    keep_zero = ctx.opset >= 14 and ctx.flag("allowzero")
+    out: list[Size] = []
+    for d, size in enumerate(wanted):
+        if size == 0 and not keep_zero:
+            if d >= len(shape):
+                raise ShapeError(f"reshape: entry {d} of {_show(wanted)} copies an axis that {_show(shape)} lacks")
+            size = shape[d]
+        out.append(size)
+    open_axes = [d for d, size in enumerate(out) if size == -1]
+    if len(open_axes) > 1:
+        raise ShapeError(f"reshape: {_show(wanted)} has more than one -1")
+    for d in open_axes:
+        out[d] = _remaining(numel(shape), numel([*out[:d], *out[d + 1 :]]), wanted)
+    return tuple(out)
+
+
+def _remaining(total: Size, known: Size, wanted: Sequence[Size]) -> Size:
+    exact = exact_div(total, known)
+    if exact is not None:
+        return exact
+    if known == 0:
+        raise ShapeError(f"reshape: the -1 of {_show(wanted)} is open, as the other axes have no elements")
+    return total // known
+
+
+def _show(shape: Sequence[Size]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def split_sizes(ctx: NodeContext, shape: Shape) -> tuple[int, tuple[Size, ...]]:
+    """The axis and the sizes of the parts of Split."""
+    axis = axis_of(ctx.int("axis", 0), len(shape), "split")
+    parts = len(ctx.node.outputs)
+    if ctx.opset < 13 and ctx.given("split"):
+        return axis, ctx.ints("split")
+    if ctx.opset >= 13 and ctx.has(1):
+        return axis, tuple(ctx.sizes(1, "the sizes of the parts"))
+    if ctx.opset >= 18:
+        parts = ctx.int("num_outputs", parts)
+        if parts != len(ctx.node.outputs):
+            ctx.fail(f"num_outputs is {parts}, the node has {len(ctx.node.outputs)} outputs")
+        chunk = ceildiv(shape[axis], parts)
+        return axis, (*(chunk,) * (parts - 1), shape[axis] - chunk * (parts - 1))
+    return axis, (shape[axis] // parts,) * parts
+
+
+def _is_negative(ctx: NodeContext, size: Size, what: str) -> bool:
+    low, high = bounds(size)
+    if low is not None and low >= 0:
+        return False
+    if high is not None and high < 0:
+        return True
+    ctx.fail(f"{what} is {size}, which may be negative or not; bound its dims so that it is certain")
+
+
+def _position(ctx: NodeContext, at: Size, extent: Size, least: int, most: Size, what: str) -> Size:
+    """A start or end of Slice as least <= position <= most."""
+    if isinstance(at, int) and at >= _FOREVER:
+        return most
+    if isinstance(at, int) and at <= -_FOREVER:
+        return least
+    if _is_negative(ctx, at, what):
+        return min_size(max_size(extent + at, least), most)
+    return min_size(at, most)
+
+
+def slice_arguments(ctx: NodeContext, shape: Shape) -> tuple[tuple[Size, ...], tuple[Size, ...], tuple[int, ...]]:
+    """Starts, sizes and steps for each axis of Slice."""
+    if ctx.opset < 10:
+        starts: Sequence[Size] = ctx.ints("starts")
+        ends: Sequence[Size] = ctx.ints("ends")
+        axes, steps = ctx.ints("axes", range(len(starts))), (1,) * len(starts)
+    else:
+        starts, ends = ctx.sizes(1, "the starts"), ctx.sizes(2, "the ends")
+        axes = ctx.ints_of(3, "the axes") if ctx.has(3) else tuple(range(len(starts)))
+        steps = ctx.ints_of(4, "the steps") if ctx.has(4) else (1,) * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise ShapeError(f"slice: starts {_show(starts)}, ends {_show(ends)}, axes {axes}, steps {steps} differ in length")
+    first: list[Size] = [0] * len(shape)
+    sizes = list(shape)
+    every = [1] * len(shape)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        d = axis_of(axis, len(shape), "slice")
+        if step == 0:
+            raise ShapeError(f"slice: the step of axis {d} is 0")
+        n = shape[d]
+        least, most = (0, n) if step > 0 else (-1, n - 1)
+        begin = _position(ctx, start, n, 0, most, "the start")
+        stop = _position(ctx, end, n, least, most, "the end")
+        length = stop - begin if step > 0 else begin - stop
+        first[d], sizes[d], every[d] = begin, max_size(ceildiv(length, abs(step)), 0), step
+    return tuple(first), tuple(sizes), tuple(every)
+
+
+# ---- sources
+
+
+@onnx_op("Constant")
+def _constant(ctx: NodeContext) -> Mapped:
+    if not ctx.node.attributes:
+        ctx.fail("it has no value")
+    (name,) = ctx.node.attributes
+    match name:
+        case "value":
+            return ctx.tensor("value")
+        case "value_float":
+            return static_array(ctx.float(name), DTYPES["f32"])
+        case "value_floats":
+            return static_array(np.array(ctx.floats(name), np.float32))
+        case "value_int":
+            return static_array(ctx.int(name))
+        case "value_ints":
+            return static_array(list(ctx.ints(name)))
+    ctx.fail(f"a constant given by {name!r} is not supported")
+
+
+@onnx_op("ConstantOfShape", since=9, static=(0,))
+def _constant_of_shape(ctx: NodeContext) -> Mapped:
+    ref = ctx.tensor("value")
+    fill = static_array(0.0, DTYPES["f32"]) if ref is None else static_array(ref.array(), element_dtype(ref.elem_type))
+    value = fill.item()
+    assert not isinstance(value, Dim | Ratio)
+    (made,) = ctx.graph.add(Full(tuple(ctx.sizes(0, "the shape")), value, fill.dtype), provenance=(ctx.label,))
+    return made
+
+
+@onnx_op("Range", since=11, static=(0, 1, 2))
+def _range(ctx: NodeContext) -> Mapped:
+    start, limit, step = (ctx.static(i, what) for i, what in enumerate(("the start", "the limit", "the step")))
+    by = step.item()
+    if isinstance(by, Dim | Ratio) or by == 0:
+        ctx.fail(f"the step {by} is not a known number other than 0")
+    reach = arithmetic("sub", limit, start).item()
+    first = start.item()
+    if isinstance(first, Ratio) or (isinstance(first, Dim) and start.dtype.is_float):
+        ctx.fail(f"the start {first} is not a whole size")
+    if isinstance(reach, int | float):
+        size: Size = max(0, ceil(reach / by) if start.dtype.is_float else -(-int(reach) // int(by)))
+    elif isinstance(reach, Dim) and by == int(by):
+        size = max_size(ceildiv(reach if by > 0 else -reach, abs(int(by))), 0)
+    else:
+        ctx.fail(f"its count ({reach}) / {by} is not a whole size")
+    return ctx.add(Iota(size, first, by, start.dtype))
+
+
+@onnx_op("Shape")
+def _shape(ctx: NodeContext) -> Mapped:
+    start, end = shape_bounds(ctx, ctx.type().rank)
+    return static_array(list(ctx.type().shape[start:end]))
+
+
+@onnx_op("Size")
+def _size(ctx: NodeContext) -> Mapped:
+    return static_array(numel(ctx.type().shape))
+
+
+# ---- views and moves
+
+
+@onnx_op("Identity")
+def _identity(ctx: NodeContext) -> Mapped:
+    return ctx.value()
+
+
+@onnx_op("Dropout", since=7)
+def _dropout(ctx: NodeContext) -> tuple[Mapped, ...]:
+    ctx.ignore("ratio", "seed")
+    if ctx.opset >= 12 and ctx.has(2) and ctx.static(2, "training_mode").item():
+        ctx.fail("training_mode is true; only inference is supported")
+    x = ctx.value()
+    if not ctx.wants(1):
+        return x, None
+    return x, ctx.add(Full(x.shape, True, DTYPES["bool"] if ctx.opset >= 10 else x.dtype))
+
+
+@onnx_op("Reshape", static=(1,))
+def _reshape(ctx: NodeContext) -> Mapped:
+    x = ctx.value()
+    return _reshaped(ctx, x, target_shape(ctx, x.shape))
+
+
+@onnx_op("Flatten")
+def _flatten(ctx: NodeContext) -> Mapped:
+    x = ctx.value()
+    return _reshaped(ctx, x, flat_shape(ctx, x.shape))
+
+
+def _reshaped(ctx: NodeContext, x: Value, shape: Shape) -> Value:
+    return x if x.shape == shape else ctx.add(Reshape(shape), x)
+
+
+@onnx_op("Squeeze", static=(1,))
+def _squeeze(ctx: NodeContext) -> Mapped:
+    axes = axes_argument(ctx, 13)
+    x = ctx.value()
+    open_axes = [d for d, n in enumerate(x.shape) if n != 1 and same(n, 1) is None]
+    if axes is None and open_axes:
+        ctx.fail(f"without axes the rank of the result is open: size {x.shape[open_axes[0]]} may be 1 or not")
+    return ctx.add(Squeeze(axes), x)
+
+
+@onnx_op("Unsqueeze", static=(1,))
+def _unsqueeze(ctx: NodeContext) -> Mapped:
+    axes = axes_argument(ctx, 13)
+    if axes is None:
+        ctx.fail("axes are missing")
+    return ctx.add(Unsqueeze(axes), ctx.value())
+
+
+@onnx_op("Transpose")
+def _transpose(ctx: NodeContext) -> Mapped:
+    x = ctx.value()
+    return ctx.add(Transpose(permutation(ctx, x.rank)), x)
+
+
+@onnx_op("Slice", static=(1, 2, 3, 4))
+def _slice(ctx: NodeContext) -> Mapped:
+    x = ctx.value()
+    starts, sizes, steps = slice_arguments(ctx, x.shape)
+    if sizes == x.shape and all(step == 1 for step in steps):
+        return x
+    return ctx.add(Slice(starts, sizes, steps), x)
+
+
+@onnx_op("Concat")
+def _concat(ctx: NodeContext) -> Mapped:
+    axis = ctx.int("axis")
+    values = ctx.values()
+    return values[0] if len(values) == 1 else ctx.add(Concat(axis), *values)
+
+
+@onnx_op("Split", static=(1,))
+def _split(ctx: NodeContext) -> tuple[Mapped, ...]:
+    x = ctx.value()
+    axis, sizes = split_sizes(ctx, x.shape)
+    return ctx.add_all(Split(axis, sizes), x)
+
+
+@onnx_op("Expand", since=8, static=(1,))
+def _expand(ctx: NodeContext) -> Mapped:
+    x = ctx.value()
+    shape = broadcast_shape(x.shape, ctx.sizes(1, "the shape"))
+    return x if shape == x.shape else ctx.add(Expand(shape), x)
+
+
+@onnx_op("Tile", static=(1,))
+def _tile(ctx: NodeContext) -> Mapped:
+    return ctx.add(Tile(tuple(ctx.sizes(1, "the repeats"))), ctx.value())
+
+
+@onnx_op("Pad", static=(1, 2, 3))
+def _pad(ctx: NodeContext) -> Mapped:
+    x = ctx.value()
+    mode = ctx.text("mode", "constant")
+    if mode not in ("constant", "reflect", "edge", "wrap"):
+        ctx.fail(f"mode {mode!r} is not supported")
+    if ctx.opset < 11:
+        pads: Sequence[Size] = ctx.ints("pads")
+        fill: object = ctx.float("value", 0.0)
+        axes = tuple(range(x.rank))
+    else:
+        pads = ctx.sizes(1, "the pads")
+        fill = ctx.static(2, "the fill value").item() if ctx.has(2) else 0
+        axes = ctx.ints_of(3, "the axes") if ctx.has(3) else tuple(range(x.rank))
+    if isinstance(fill, Dim | Ratio) or not isinstance(fill, int | float):
+        ctx.fail(f"the fill value {fill} is not a known number")
+    if len(pads) != 2 * len(axes):
+        raise ShapeError(f"pad: {len(pads)} pads for {len(axes)} axes; expected twice as many")
+    every: list[Size] = [0] * (2 * x.rank)
+    for i, axis in enumerate(axes):
+        d = axis_of(axis, x.rank, "pad")
+        every[d], every[d + x.rank] = pads[i], pads[i + len(axes)]
+    if all(p == 0 for p in every):
+        return x
+    return ctx.add(Pad(tuple(every), fill if x.dtype.is_float else _as_kind(fill, x.dtype), mode), x)
+
+
+def _as_kind(value: int | float, dtype: DType) -> int | bool:
+    return bool(value) if dtype.kind == "b" else int(value)
+
+
+# ---- choice
+
+
+@onnx_op("Gather")
+def _gather(ctx: NodeContext) -> Mapped:
+    return ctx.add(Gather(ctx.int("axis", 0)), ctx.value(0), ctx.value(1))
+
+
+@onnx_op("GatherElements", since=11)
+def _gather_elements(ctx: NodeContext) -> Mapped:
+    return ctx.add(GatherElements(ctx.int("axis", 0)), ctx.value(0), ctx.value(1))
+
+
+@onnx_op("GatherND", since=11)
+def _gather_nd(ctx: NodeContext) -> Mapped:
+    return ctx.add(GatherND(ctx.int("batch_dims", 0) if ctx.opset >= 12 else 0), ctx.value(0), ctx.value(1))
+
+
+@onnx_op("Where", since=9)
+def _where(ctx: NodeContext) -> Mapped:
+    return ctx.add(Where(), ctx.value(0), ctx.value(1), ctx.value(2))
+
+
+# ---- conversion
+
+
+@onnx_op("Cast")
+def _cast(ctx: NodeContext) -> Mapped:
+    to = cast_target(ctx)
+    ctx.require("round_mode", "up")
+    return _converted(ctx, ctx.value(), to)
+
+
+@onnx_op("CastLike", since=15)
+def _cast_like(ctx: NodeContext) -> Mapped:
+    ctx.require("round_mode", "up")
+    return _converted(ctx, ctx.value(), ctx.type(1).dtype)
+
+
+def _converted(ctx: NodeContext, x: Value, to: DType) -> Value:
+    """x in element type `to`; 8-bit floats saturate unless the node says otherwise."""
+    saturates = ctx.opset < 19 or ctx.flag("saturate", 1)
+    if x.dtype is to:
+        return x
+    if to.is_float and to.bits == 8 and saturates:
+        largest = {"f8e4m3": 448.0, "f8e5m2": 57344.0}[to.name]
+        wide = x if x.dtype.is_float and x.dtype.bits >= 16 else ctx.add(Cast(DTYPES["f32"]), x)
+        x = ctx.add(Clip(-largest, largest), wide)
+    return ctx.add(Cast(to), x)

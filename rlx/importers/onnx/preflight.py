@@ -1,0 +1,112 @@
+"""What an ONNX file needs, said before anything of it is computed or its weights are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlx.importers.onnx.dims import DimsOption
+from rlx.importers.onnx.importer import Import, MissingNode, ModelSource, import_model
+from rlx.importers.onnx.model import read_model
+from rlx.ir.shape import Dim, format_symbol
+
+__all__ = ["DTypeCount", "Preflight", "preflight"]
+
+
+@dataclass(frozen=True)
+class DTypeCount:
+    """How many weight tensors have an element type, and their bytes as stored."""
+
+    tensors: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """Whether a model can be imported, and what it holds.
+
+    `supported` counts the nodes of each op type that can be imported; of these `unchecked` depend on missing nodes, so
+    that only their op type could be checked. `unused` nodes lead to no output. `dynamic` gives for each open size the
+    inputs and axes where it stands, `weights` the initializers by element type.
+    """
+
+    path: str
+    producer: str
+    opsets: dict[str, int]
+    nodes: int
+    supported: dict[str, int]
+    unchecked: int
+    unused: int
+    missing: tuple[MissingNode, ...]
+    misfits: tuple[str, ...]
+    dynamic: dict[str, tuple[str, ...]]
+    weights: dict[str, DTypeCount]
+
+    @property
+    def ok(self) -> bool:
+        """Whether `load` would give a graph."""
+        return not self.missing and not self.misfits
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as stored."""
+        return sum(count.nbytes for count in self.weights.values())
+
+    def __str__(self) -> str:
+        opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in self.opsets.items())
+        ops = ", ".join(f"{op} {count}" for op, count in sorted(self.supported.items()))
+        weights = ", ".join(f"{name} {c.tensors} ({c.nbytes:,} bytes)" for name, c in self.weights.items())
+        dims = "; ".join(f"{format_symbol(name)}: {', '.join(where)}" for name, where in self.dynamic.items())
+        lines = [
+            f"{self.path}: {'can be imported' if self.ok else 'can not be imported'}",
+            f"opsets    {opsets}",
+            f"nodes     {self.nodes}, {self.unused} unused",
+            f"supported {sum(self.supported.values())}: {ops or 'none'}",
+            f"weights   {weights or 'none'}; {self.weight_bytes:,} bytes in all",
+            f"dynamic   {dims or 'none'}",
+        ]
+        if self.unchecked:
+            lines.append(f"unchecked {self.unchecked} nodes that depend on missing ones")
+        lines += [f"missing   {_named(node)}: {node.reason}" for node in self.missing]
+        lines += [f"misfit    {text}" for text in self.misfits]
+        return "\n".join(lines)
+
+
+def _named(node: MissingNode) -> str:
+    op = f"{node.domain}.{node.op}" if node.domain else node.op
+    return f"{op} {node.name!r}" + (f" (opset {node.opset})" if node.opset else "")
+
+
+def preflight(source: ModelSource, *, dims: DimsOption | None = None) -> Preflight:
+    """Says whether a model (path or bytes) can be imported with `dims`, and all that stands in the way.
+
+    Reads no weights. Raises `ModelFormatError` for a file that is malformed, `OptionError` and `ShapeError` for dims
+    that do not fit it.
+    """
+    return _summary(import_model(read_model(source), dims=dims, weights=False))
+
+
+def _summary(done: Import) -> Preflight:
+    model = done.model
+    weights: dict[str, DTypeCount] = {}
+    for ref in model.graph.initializers.values():
+        name = ref.element.name
+        old = weights.get(name, DTypeCount(0, 0))
+        weights[name] = DTypeCount(old.tensors + 1, old.nbytes + ref.nbytes)
+    dynamic: dict[str, list[str]] = {}
+    for value in done.graph.inputs:
+        for axis, size in enumerate(value.shape):
+            if isinstance(size, Dim) and size.symbol:
+                dynamic.setdefault(size.symbol.name, []).append(f"{value.name}[{axis}]")
+    return Preflight(
+        path=model.path,
+        producer=f"{model.producer} {model.producer_version}".strip(),
+        opsets=model.opsets,
+        nodes=len(model.graph.nodes),
+        supported=dict(done.supported),
+        unchecked=done.unchecked,
+        unused=done.unused,
+        missing=tuple(done.missing),
+        misfits=tuple(str(e) for e in done.misfits),
+        dynamic={name: tuple(where) for name, where in dynamic.items()},
+        weights=weights,
+    )

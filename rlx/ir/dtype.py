@@ -1,0 +1,102 @@
+"""Element types: name, width in bits, kind, and the NumPy type that carries them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from rlx.errors import DTypeError
+
+__all__ = ["DTYPES", "DType", "dtype_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class DType:
+    """An element type.
+
+    `bits` is the width of a stored element; `kind` is "f" (floating), "i" (signed), "u" (unsigned), "b" (bool) or "c"
+    (complex); `numpy` is the array type that carries it in Python. 4-bit types are stored two to a byte, although the
+    NumPy type spends a byte on each.
+    """
+
+    name: str
+    bits: int
+    kind: str
+    numpy: np.dtype[Any]
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return dtype_of, (self.name,)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in "iu"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element; raises `DTypeError` for the 4-bit types, which have no whole number of bytes."""
+        if self.bits % 8:
+            raise DTypeError(f"{self.name} has {self.bits} bits: elements are packed, count bytes with nbytes()")
+        return self.bits // 8
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes that `elements` packed elements take."""
+        return (elements * self.bits + 7) // 8
+
+    @property
+    def native(self) -> bool:
+        """Whether the buffer protocol carries it (bf16, the 8-bit floats and 4-bit types travel as bit views)."""
+        return self.numpy.kind != "V" and self.bits >= 8 and self.numpy.type.__module__ == "numpy"
+
+
+def _table() -> dict[str, DType]:
+    rows: list[tuple[str, int, str, Any]] = [
+        ("f64", 64, "f", np.float64),
+        ("f32", 32, "f", np.float32),
+        ("f16", 16, "f", np.float16),
+        ("bf16", 16, "f", ml_dtypes.bfloat16),
+        ("f8e4m3", 8, "f", ml_dtypes.float8_e4m3fn),
+        ("f8e5m2", 8, "f", ml_dtypes.float8_e5m2),
+        ("f4e2m1", 4, "f", ml_dtypes.float4_e2m1fn),
+        ("i4", 4, "i", ml_dtypes.int4),
+        ("u4", 4, "u", ml_dtypes.uint4),
+        ("i8", 8, "i", np.int8),
+        ("u8", 8, "u", np.uint8),
+        ("i16", 16, "i", np.int16),
+        ("u16", 16, "u", np.uint16),
+        ("i32", 32, "i", np.int32),
+        ("u32", 32, "u", np.uint32),
+        ("i64", 64, "i", np.int64),
+        ("u64", 64, "u", np.uint64),
+        ("bool", 8, "b", np.bool_),
+        ("c64", 64, "c", np.complex64),
+    ]
+    return {name: DType(name, bits, kind, np.dtype(np_type)) for name, bits, kind, np_type in rows}
+
+
+DTYPES: dict[str, DType] = _table()
+_BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in DTYPES.values()}
+
+
+def dtype_of(spec: object) -> DType:
+    """The `DType` for a `DType`, its name ("f32"), or a NumPy dtype or scalar type; `DTypeError` if there is none."""
+    if isinstance(spec, DType):
+        return spec
+    if isinstance(spec, str) and spec in DTYPES:
+        return DTYPES[spec]
+    try:
+        found = None if spec is None else _BY_NUMPY.get(np.dtype(spec).newbyteorder("="))  # type: ignore[call-overload]
+    except TypeError:
+        found = None
+    if found is None:
+        raise DTypeError(f"unknown element type {spec!r}: expected one of {', '.join(DTYPES)} or their NumPy types")
+    return found

@@ -1,0 +1,108 @@
+"""The extents of a run: what the dims of a graph are, given the shapes of its leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rlx.errors import ExecutionError, NameNotFound, ShapeError
+from rlx.ir.graph import Graph
+from rlx.ir.shape import Dim, Guard, Shape, Size, Symbol, evaluate, symbols
+
+__all__ = ["bind_extents", "bind_result", "check_extent", "check_guards", "check_shape"]
+
+
+Solver = Callable[[Dim, int], tuple[Symbol, int] | None]
+
+
+def bind_extents(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The extent of every dim that can be read off the shapes of inputs, params and states (by name).
+
+    A dim is read where it stands alone or in `a * dim + b`; every other size is checked. Raises `NameNotFound` for an
+    unknown name, `ShapeError` for a shape that does not fit, `ExecutionError` for an extent beyond its dim's bounds.
+    """
+    leaves = {v.name: v for v in (*graph.inputs, *graph.params, *graph.states)}
+    for name in shapes:
+        if name not in leaves:
+            raise NameNotFound(f"there is no leaf {name!r}; there are {', '.join(map(repr, leaves)) or 'none'}")
+    extents: dict[str, int] = {}
+    pairs = [(f"{leaves[name].kind} {name!r}", leaves[name].shape, tuple(shape)) for name, shape in shapes.items()]
+    for what, declared, shape in pairs:
+        if len(declared) != len(shape):
+            raise ShapeError(f"{what}: expected {_show(declared)} (rank {len(declared)}), got {shape}")
+    for solve in (_alone, _linear):
+        for what, declared, shape in pairs:
+            _bind(what, declared, shape, extents, solve)
+    for what, declared, shape in pairs:
+        check_shape(what, declared, shape, extents)
+    return extents
+
+
+def bind_result(what: str, declared: Shape, shape: Sequence[int], extents: dict[str, int]) -> None:
+    """Adds the data-dependent dims that the shape of a node's result tells; raises like `bind_extents`."""
+    if len(declared) == len(shape):
+        _bind(what, declared, shape, extents, _alone)
+    check_shape(what, declared, shape, extents)
+
+
+def _bind(what: str, declared: Shape, shape: Sequence[int], extents: dict[str, int], solve: Solver) -> None:
+    for size, extent in zip(declared, shape, strict=True):
+        found = solve(size, extent) if isinstance(size, Dim) else None
+        if found is not None and found[0].name not in extents:
+            check_extent(found[0], found[1], what)
+            extents[found[0].name] = found[1]
+
+
+def check_extent(symbol: Symbol, extent: int, what: str) -> None:
+    """`ExecutionError` unless the extent lies in the symbol's bounds and is one of its multiples."""
+    hi = "" if symbol.hi is None else str(symbol.hi)
+    if extent < symbol.lo or (symbol.hi is not None and extent > symbol.hi):
+        raise ExecutionError(f"{what}: the dim {symbol.name!r} is {extent}, outside its bounds {symbol.lo}..{hi}")
+    if extent % symbol.multiple:
+        raise ExecutionError(f"{what}: the dim {symbol.name!r} is {extent}, not a multiple of {symbol.multiple}")
+
+
+def check_shape(what: str, declared: Shape, shape: Sequence[int], extents: Mapping[str, int]) -> None:
+    """`ShapeError` unless the shape is the declared one at these extents; sizes with unknown dims are passed over."""
+    known = [evaluate(s, extents) if _known(s, extents) else None for s in declared]
+    if len(known) == len(shape) and all(k is None or k == n for k, n in zip(known, shape, strict=True)):
+        return
+    used = sorted({s.name for size in declared for s in symbols(size)} & extents.keys())
+    where = f" where {', '.join(f'{name} = {extents[name]}' for name in used)}" if used else ""
+    raise ShapeError(f"{what}: expected {_show(declared)}{where}, got {tuple(shape)}")
+
+
+def check_guards(graph: Graph, extents: Mapping[str, int]) -> list[Guard]:
+    """Raises `ExecutionError` for a guard that does not hold; returns those whose dims are not all known yet."""
+    open_guards = []
+    for guard in graph.guards:
+        if not (_known(guard.lhs, extents) and _known(guard.rhs, extents)):
+            open_guards.append(guard)
+            continue
+        lhs, rhs = evaluate(guard.lhs, extents), evaluate(guard.rhs, extents)
+        if lhs != rhs:
+            raise ExecutionError(f"{guard.why}: {guard.lhs} is {lhs} and {guard.rhs} is {rhs} in this run")
+    return open_guards
+
+
+def _known(size: Size, extents: Mapping[str, int]) -> bool:
+    return all(s.name in extents for s in symbols(size))
+
+
+def _show(shape: Shape) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _alone(size: Dim, extent: int) -> tuple[Symbol, int] | None:
+    return (size.symbol, extent) if size.symbol else None
+
+
+def _linear(size: Dim, extent: int) -> tuple[Symbol, int] | None:
+    """The symbol and its value where size is a * symbol + b and a divides extent - b."""
+    offset = dict(size.terms).get((), 0)
+    rest = [(mono, coef) for mono, coef in size.terms if mono]
+    if len(rest) != 1:
+        return None
+    ((mono, coef),) = rest
+    if len(mono) != 1 or not isinstance(mono[0], Symbol) or (extent - offset) % coef:
+        return None
+    return mono[0], (extent - offset) // coef

@@ -1,0 +1,418 @@
+"""The graph: typed values in SSA form, the nodes that make them, and the leaves they start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from rlx.errors import DTypeError, NameNotFound, OptionError, RlxError, ShapeError
+from rlx.ir.dtype import DType, dtype_of
+from rlx.ir.encoding import Encoding, encoding_named
+from rlx.ir.shape import Dim, Guard, Shape, Size, Symbol, collect_guards, symbols, upper
+
+__all__ = ["OPERATORS", "Array", "Graph", "Node", "Operator", "Output", "TensorType", "Value", "const_value"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Shape, element type and storage encoding of a value."""
+
+    shape: Shape
+    dtype: DType
+    encoding: Encoding | None = None
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        suffix = f"@{self.encoding.name}" if self.encoding else ""
+        return f"{self.dtype}{suffix}[{', '.join(str(s) for s in self.shape)}]"
+
+    def nbytes(self) -> int | None:
+        """Stored bytes at the upper bounds of the shape; None when a size is unbounded."""
+        sizes = [upper(s) for s in self.shape]
+        if any(s is None for s in sizes):
+            return None
+        known = [s for s in sizes if s is not None]
+        if self.encoding:
+            return self.encoding.nbytes(known)
+        count = 1
+        for size in known:
+            count *= size
+        return self.dtype.nbytes(count)
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """What the graph needs of an op: its name, attributes and type rule. (rlx.ops.Op is the full class.)"""
+
+    @property
+    def op_name(self) -> str: ...
+
+    def attributes(self) -> dict[str, Any]: ...
+
+    def infer_types(self, inputs: Sequence[TensorType], regions: Sequence[Graph]) -> tuple[TensorType, ...]: ...
+
+
+OPERATORS: dict[str, Any] = {}  # op classes by name, filled in by rlx.ops so that the text form can name them
+_METHODS: dict[str, Any] = {}  # arithmetic of values, filled in by rlx.ops so that ir need not know the ops
+
+
+class Value:
+    """One tensor of a graph: a leaf (input, param, const, state) or an output of a node.
+
+    `==` is identity; use `rlx.equal` to compare element by element.
+    """
+
+    __slots__ = ("data", "graph", "index", "kind", "name", "node", "type")
+
+    def __init__(
+        self, graph: Graph, type: TensorType, kind: str, name: str, node: Node | None = None, index: int = 0
+    ) -> None:
+        self.graph = graph
+        self.type = type
+        self.kind = kind  # "input", "param", "const", "state" or "node"
+        self.name = name
+        self.node = node
+        self.index = index
+        self.data: Array | None = None  # const: its value; param and state: the initial one, if any
+
+    @property
+    def shape(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.type.dtype
+
+    @property
+    def rank(self) -> int:
+        return len(self.type.shape)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name or '?'}: {self.type}>"
+
+    def __bool__(self) -> bool:
+        raise OptionError(
+            "the truth of a graph value is not known while the graph is built: use rlx.where or rlx.equal"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _METHODS:
+            return _METHODS[name].__get__(self)
+        raise AttributeError(f"a graph value has no attribute {name!r}")
+
+    def _binary(self, op: str, other: object, swap: bool = False) -> Value:
+        result = _METHODS[op](other, self) if swap else _METHODS[op](self, other)
+        assert isinstance(result, Value)
+        return result
+
+    def __add__(self, other: object) -> Value:
+        return self._binary("add", other)
+
+    def __radd__(self, other: object) -> Value:
+        return self._binary("add", other, swap=True)
+
+    def __sub__(self, other: object) -> Value:
+        return self._binary("sub", other)
+
+    def __rsub__(self, other: object) -> Value:
+        return self._binary("sub", other, swap=True)
+
+    def __mul__(self, other: object) -> Value:
+        return self._binary("mul", other)
+
+    def __rmul__(self, other: object) -> Value:
+        return self._binary("mul", other, swap=True)
+
+    def __truediv__(self, other: object) -> Value:
+        return self._binary("div", other)
+
+    def __rtruediv__(self, other: object) -> Value:
+        return self._binary("div", other, swap=True)
+
+    def __pow__(self, other: object) -> Value:
+        return self._binary("pow", other)
+
+    def __rpow__(self, other: object) -> Value:
+        return self._binary("pow", other, swap=True)
+
+    def __matmul__(self, other: object) -> Value:
+        return self._binary("matmul", other)
+
+    def __rmatmul__(self, other: object) -> Value:
+        return self._binary("matmul", other, swap=True)
+
+    def __lt__(self, other: object) -> Value:
+        return self._binary("less", other)
+
+    def __le__(self, other: object) -> Value:
+        return self._binary("less_equal", other)
+
+    def __gt__(self, other: object) -> Value:
+        return self._binary("greater", other)
+
+    def __ge__(self, other: object) -> Value:
+        return self._binary("greater_equal", other)
+
+    def __neg__(self) -> Value:
+        result = _METHODS["neg"](self)
+        assert isinstance(result, Value)
+        return result
+
+
+@dataclass(eq=False)
+class Node:
+    """One application of an op. `regions` are closed graphs: whatever they use of the outside is an input here.
+
+    `provenance` names the nodes of the source (the ONNX node names, say) that this node stands for.
+    """
+
+    op: Operator
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...] = ()
+    provenance: tuple[str, ...] = ()
+    regions: tuple[Graph, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<node {self.label}>"
+
+    @property
+    def label(self) -> str:
+        """How messages name this node: the op and where it came from."""
+        source = ", ".join(repr(p) for p in self.provenance[:3]) or repr(self.outputs[0].name if self.outputs else "?")
+        return f"{self.op.op_name} {source}"
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """A named result of the graph."""
+
+    name: str
+    value: Value
+
+
+@dataclass(eq=False)
+class Graph:
+    """A computation from inputs, params, constants and states to named outputs; nodes are in topological order."""
+
+    name: str = "graph"
+    inputs: list[Value] = field(default_factory=list)
+    params: list[Value] = field(default_factory=list)
+    constants: list[Value] = field(default_factory=list)
+    states: list[Value] = field(default_factory=list)
+    updates: dict[str, Value] = field(default_factory=dict)  # state name -> its value after the run
+    nodes: list[Node] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+
+    # ---- leaves
+
+    def _leaf(self, kind: str, where: list[Value], name: str, type: TensorType) -> Value:
+        if not name or any(v.name == name for v in (*self.inputs, *self.params, *self.states)):
+            raise OptionError(f"graph {self.name!r}: the name {name!r} is empty or already taken by another leaf")
+        value = Value(self, type, kind, name)
+        where.append(value)
+        return value
+
+    def input(self, name: str, shape: Sequence[Size], dtype: object = "f32") -> Value:
+        """Declares an input of `shape` (ints and `Dim`s); its array is given at each run."""
+        return self._leaf("input", self.inputs, name, TensorType(_checked_shape(name, shape), dtype_of(dtype)))
+
+    def param(
+        self,
+        name: str,
+        shape: Sequence[Size] | None = None,
+        dtype: object = None,
+        *,
+        data: Array | None = None,
+        encoding: str | Encoding | None = None,
+    ) -> Value:
+        """Declares a parameter: a weight set before the first run (or given here as `data`) and kept between runs.
+
+        `encoding` names a block format; `data` is then the stored bytes (u8).
+        """
+        if shape is None:
+            if data is None or encoding is not None:
+                raise ShapeError(f"param {name!r}: a shape is needed where no plain data is given")
+            shape = data.shape
+        if encoding is not None:
+            encoding = encoding_named(encoding) if isinstance(encoding, str) else encoding
+        element = dtype_of(dtype if dtype is not None else "f32" if data is None or encoding else data.dtype)
+        type = TensorType(_checked_shape(name, shape), element, encoding)
+        if data is not None:
+            check_array(f"param {name!r}", data, type)
+        value = self._leaf("param", self.params, name, type)
+        value.data = data
+        return value
+
+    def constant(self, value: object, dtype: object = None, name: str = "") -> Value:
+        """A constant array (copied, read-only)."""
+        array = np.array(value, dtype=dtype_of(dtype).numpy if dtype is not None else None, order="C")
+        if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+            array = array.astype(np.float32)  # a Python float is an f32, as in the field
+        array.flags.writeable = False
+        const = Value(self, TensorType(array.shape, dtype_of(array.dtype)), "const", name)
+        const.data = array
+        self.constants.append(const)
+        return const
+
+    def state(self, name: str, shape: Sequence[Size], dtype: object = "f32", *, initial: Array | None = None) -> Value:
+        """Declares what lives between runs; `initial` defaults to zeros. Give its new value with `update`."""
+        type = TensorType(_checked_shape(name, shape), dtype_of(dtype))
+        if initial is not None:
+            check_array(f"state {name!r}", initial, type)
+        value = self._leaf("state", self.states, name, type)
+        value.data = initial
+        return value
+
+    def update(self, state: Value, new: Value) -> None:
+        """Makes `new` the value of `state` after each run."""
+        if state.kind != "state" or state.graph is not self:
+            raise OptionError(f"update: {state!r} is not a state of graph {self.name!r}")
+        if new.type != state.type:
+            raise ShapeError(f"update of state {state.name!r}: expected {state.type}, got {new.type}")
+        if state.name in self.updates:
+            raise OptionError(f"state {state.name!r} already has an update")
+        self.updates[state.name] = new
+
+    # ---- nodes
+
+    def add(
+        self,
+        op: Operator,
+        *inputs: Value,
+        name: str = "",
+        provenance: Iterable[str] = (),
+        regions: Sequence[Graph] = (),
+    ) -> tuple[Value, ...]:
+        """Appends a node and returns its outputs; types are inferred, and the guards that this needs recorded."""
+        for value in inputs:
+            if value.graph is not self:
+                raise OptionError(f"{op.op_name}: {value!r} belongs to another graph ({value.graph.name!r})")
+        source = tuple(provenance)
+        try:
+            with collect_guards() as guards:
+                types = op.infer_types([v.type for v in inputs], regions)
+        except RlxError as error:
+            if source:
+                error.args = (f"node {source[0]!r}: {error}",)
+            raise
+        self.guards.extend(g for g in guards if g not in self.guards)
+        node = Node(op, tuple(inputs), (), source, tuple(regions))
+        names = [name] if len(types) == 1 else [f"{name}.{i}" if name else "" for i in range(len(types))]
+        numbered = enumerate(zip(types, names, strict=True))
+        node.outputs = tuple(Value(self, t, "node", n, node, i) for i, (t, n) in numbered)
+        self.nodes.append(node)
+        return node.outputs
+
+    def output(self, value: Value, name: str = "") -> None:
+        """Makes `value` a result named `name` (default: the value's own name, or `output<i>`)."""
+        if value.graph is not self:
+            raise OptionError(f"output {name!r}: {value!r} belongs to another graph")
+        name = name or value.name or f"output{len(self.outputs)}"
+        if any(o.name == name for o in self.outputs):
+            raise OptionError(f"graph {self.name!r}: there is already an output named {name!r}")
+        self.outputs.append(Output(name, value))
+
+    # ---- queries
+
+    def dims(self) -> dict[str, Symbol]:
+        """The symbols of shapes, attributes, guards and regions by name; `ShapeError` if a name has two meanings."""
+        found: dict[str, Symbol] = {}
+        for symbol in self._symbols():
+            known = found.setdefault(symbol.name, symbol)
+            if known != symbol:
+                raise ShapeError(f"graph {self.name!r}: the dim {symbol.name!r} is declared as {known} and as {symbol}")
+        return found
+
+    def _symbols(self) -> Iterator[Symbol]:
+        for value in self.values():
+            for size in value.shape:
+                yield from symbols(size)
+        for node in self.nodes:
+            for attribute in node.op.attributes().values():
+                yield from _attribute_symbols(attribute)
+            for region in node.regions:
+                yield from region._symbols()
+        for guard in self.guards:
+            yield from symbols(guard.lhs)
+            yield from symbols(guard.rhs)
+
+    def values(self) -> Iterable[Value]:
+        """All values: leaves first, then node outputs in order."""
+        yield from (*self.inputs, *self.params, *self.states, *self.constants)
+        for node in self.nodes:
+            yield from node.outputs
+
+    def users(self) -> dict[Value, list[Node]]:
+        """For each value the nodes that read it (once for each reading)."""
+        found: dict[Value, list[Node]] = {}
+        for node in self.nodes:
+            for value in node.inputs:
+                found.setdefault(value, []).append(node)
+        return found
+
+    def find(self, name: str) -> Value:
+        """The input, param or state of that name; `NameNotFound` lists what there is."""
+        for value in (*self.inputs, *self.params, *self.states):
+            if value.name == name:
+                return value
+        names = ", ".join(repr(v.name) for v in (*self.inputs, *self.params, *self.states))
+        raise NameNotFound(f"graph {self.name!r} has no leaf {name!r}; it has {names or 'none'}")
+
+    def __str__(self) -> str:
+        from rlx.ir.text import print_graph
+
+        return print_graph(self)
+
+
+def _attribute_symbols(attribute: object) -> Iterator[Symbol]:
+    if isinstance(attribute, Dim):
+        yield from symbols(attribute)
+    elif isinstance(attribute, tuple):
+        for item in attribute:
+            yield from _attribute_symbols(item)
+
+
+def _checked_shape(name: str, shape: Sequence[Size]) -> Shape:
+    for size in shape:
+        if not isinstance(size, int | Dim | np.integer) or isinstance(size, bool):
+            raise ShapeError(f"{name!r}: a size is an int or a Dim, got {size!r}")
+        if not isinstance(size, Dim) and size < 0:
+            raise ShapeError(f"{name!r}: a size can't be negative, got {size} (a size not known yet is a Dim)")
+    return tuple(s if isinstance(s, Dim) else int(s) for s in shape)
+
+
+def check_array(what: str, array: Array, type: TensorType) -> None:
+    """Raises `DTypeError` or `ShapeError` unless the array can be the (initial) value of a leaf of that static type."""
+    if type.encoding is not None:
+        expected = type.nbytes()
+        if array.dtype != np.uint8 or array.nbytes != expected:
+            raise ShapeError(
+                f"{what}: {type} is stored in {expected} bytes (u8); got {array.nbytes} bytes of {array.dtype}"
+            )
+        return
+    if array.dtype != type.dtype.numpy:
+        raise DTypeError(f"{what}: expected elements of type {type.dtype}, got {array.dtype}; convert the array first")
+    fits = len(array.shape) == len(type.shape) and all(
+        isinstance(want, Dim) or want == got for want, got in zip(type.shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise ShapeError(f"{what}: expected shape {tuple(map(str, type.shape))}, got {array.shape}")
+
+
+def const_value(value: Value) -> Array | None:
+    """The array of a constant, else None."""
+    return value.data if value.kind == "const" else None
+
+
+def register_methods(methods: Mapping[str, Any]) -> None:
+    """Called by rlx.ops: the functions behind the operators and methods of `Value`."""
+    _METHODS.update(methods)

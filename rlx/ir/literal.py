@@ -1,0 +1,99 @@
+"""Attributes and constant arrays as text that reads back bit by bit."""
+
+from __future__ import annotations
+
+import json
+import re
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import OptionError
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Array, TensorType
+from rlx.ir.shape import Dim, format_size
+
+__all__ = ["array_of", "content_hash", "format_attribute", "inline"]
+
+INLINE_ELEMENTS = 16
+
+
+def content_hash(array: Array) -> str:
+    """SHA-256 (hex) of an array's element type, shape and elements."""
+    head = f"{array.dtype.name} {list(array.shape)}\n".encode()
+    return sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def format_attribute(value: object) -> str:
+    """The text of an attribute's value; `OptionError` for a type that attributes can't have."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case int() | np.integer():
+            return str(int(value))
+        case float() | np.floating():
+            return repr(float(value))
+        case str():
+            return json.dumps(value)
+        case DType():
+            return value.name
+        case Dim():
+            return format_size(value)
+        case tuple():
+            return f"({', '.join(map(format_attribute, value))}{',' if len(value) == 1 else ''})"
+    raise OptionError(f"an attribute can't be a {type(value).__name__}: {value!r}")
+
+
+def inline(type: TensorType, data: Array) -> str | None:
+    """The elements as text, or None when they are too many or would not come back bit by bit."""
+    if data.size > INLINE_ELEMENTS or type.encoding is not None:
+        return None
+    flat = _numbers(np.ascontiguousarray(data))
+    text = [_element(x, type.dtype) for x in flat]
+    if array_of([_read_element(t) for t in text], type).tobytes() != np.ascontiguousarray(data).tobytes():
+        return None
+    return f"[{', '.join(text)}]"
+
+
+def _numbers(data: Array) -> Array:
+    """The elements as a flat array; a complex one as its real and imaginary part."""
+    return data.reshape(-1).view(np.float32) if data.dtype == np.complex64 else data.reshape(-1)
+
+
+def _element(x: Any, dtype: DType) -> str:
+    if dtype.kind == "b":
+        return "true" if x else "false"
+    if dtype.is_integer:
+        return str(int(x))
+    short = str(x)  # shortest text that tells it from its neighbours
+    same = np.dtype(type(x)).type(float(short)).tobytes() == x.tobytes()
+    return repr(float(short if same else x))
+
+
+def _read_element(text: str) -> float | int | bool:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+
+
+def array_of(numbers: list[float | int | bool], type: TensorType) -> Array:
+    """The array of that static type with these elements; `ValueError` when one does not fit the type."""
+    dtype, shape = type.dtype, [s for s in type.shape if isinstance(s, int)]
+    if dtype.kind == "c":
+        return np.array(numbers, np.float32).view(np.complex64).reshape(shape)
+    if dtype.is_integer:
+        lo, hi = (
+            (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.kind == "i" else (0, (1 << dtype.bits) - 1)
+        )
+        bad = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool) or not lo <= n <= hi]
+    else:
+        wanted = bool if dtype.kind == "b" else float
+        bad = [n for n in numbers if not isinstance(n, wanted)]
+    if bad:
+        raise ValueError(f"{bad[0]!r} is not an element of type {dtype}")
+    with np.errstate(all="ignore"):
+        wide = np.array(numbers, np.float64) if dtype.is_float else np.array(numbers, object)
+        return wide.astype(dtype.numpy).reshape(shape)

@@ -1,0 +1,502 @@
+"""Fusion: a graph becomes a program of kernels.
+
+Nodes are lowered to scalar expressions in order. A value stays *virtual* (an expression that users inline) as long as
+that costs nothing twice; it becomes a buffer when an anchor, several users or an output need it in memory. Results of
+anchors (contract, conv, attention) wait as *pending* so that element-wise users become their epilogue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Protocol
+
+from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.shape import Shape, Size, numel, symbols, upper
+from rlx.kernels.affine import Affine, has_division, linear_index, row_major
+from rlx.kernels.expr import (
+    Apply,
+    Cast,
+    Check,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    const,
+    guarded,
+    loads,
+    substitute_vars,
+    transform,
+    walk,
+)
+from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Lowering, Piece, lower_node, out_vars
+from rlx.kernels.program import Buffer, Kernel, Program, Store
+
+__all__ = ["Target", "fuse"]
+
+CHEAP = 6  # operations that may be done again at each use rather than stored
+SMALL = 64 * 1024  # bytes that `prepare` may make out of fewer
+LARGEST = 300  # distinct sub-expressions in one kernel's expression
+COSTS = {"exp": 10, "log": 10, "tanh": 12, "erf": 12, "sigmoid": 12, "sin": 14, "cos": 14, "pow": 24, "div": 4}
+COSTS |= {"sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8}
+
+
+class Target(Protocol):
+    """What fusion asks of a code-generating backend."""
+
+    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
+        """Whether it has a kernel for the anchor (else the generic expression is used)."""
+
+    def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
+        """Whether an operand ("a", "x", "q", "k", "v") may be read in place at these linear indices."""
+
+
+def fuse(graph: Graph, target: Target) -> Program:
+    """Graph -> Program; every node must have a `lower` that the target runs, or is run as a host call."""
+    return _Fuser(graph, target).run()
+
+
+@dataclass
+class _Pending:
+    """An anchor kernel not emitted yet: operands, epilogue so far, and the order of axes that it is stored in."""
+
+    anchor: Anchor
+    expr: Expr
+    shape: Shape
+    order: tuple[int, ...]
+    nodes: tuple[Node, ...]
+
+
+class _Fuser:
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.graph = graph
+        self.target = target
+        self.program = Program(graph.name, dims=graph.dims(), guards=list(graph.guards))
+        self.buffers: dict[Value, Buffer] = {}
+        self.copies: dict[Value, Buffer] = {}  # in the arena, of values that are not
+        self.virtual: dict[Value, Expr] = {}
+        self.pending: dict[Value, _Pending] = {}
+        self.nodes_of: dict[Value, tuple[Node, ...]] = {}  # what a virtual value's expression stands for
+        self.users = _count_users(graph)
+        self.static = _static_values(graph)
+        self.fresh = count()
+        self.names: dict[str, int] = {}
+
+    def run(self) -> Program:
+        for kind, values, where in (
+            ("input", self.graph.inputs, self.program.inputs),
+            ("param", self.graph.params, self.program.params),
+            ("state", self.graph.states, self.program.states),
+            ("const", self.graph.constants, self.program.constants),
+        ):
+            for value in values:
+                name = self.unique(value.name or f"c{len(self.program.constants)}")
+                buffer = Buffer(name, kind, value.shape, value.dtype, value.type.encoding, value.data)
+                where.append(buffer)
+                self.buffers[value] = buffer
+        for node in self.graph.nodes:
+            self.place(node)
+        for output in self.graph.outputs:
+            self.program.outputs.append((output.name, self.in_arena(output.value)))
+        for name, value in self.graph.updates.items():
+            self.program.updates[name] = self.materialise(value)
+        return self.program
+
+    # ---- one node
+
+    def place(self, node: Node) -> None:
+        if getattr(node.op, "view", False) and self.place_view(node):
+            return
+        lowered = lower_node(node, self.fresh)
+        if lowered is None:
+            self.host_call(node)
+        elif not (lowered.anchor and self.place_anchor(node, lowered, lowered.anchor)):
+            self.place_map(node, lowered)
+
+    def place_view(self, node: Node) -> bool:
+        """An op that keeps the row-major order of elements: a view, unless its operand stays virtual for free."""
+        source, result = node.inputs[0], node.outputs[0]
+        if source.type.encoding is not None:
+            return False
+        if source in self.virtual and source not in self.buffers:
+            lowered = lower_node(node, self.fresh)
+            if lowered is not None:
+                expr = self.inline(lowered.outputs[0][0].expr, source)
+                if not has_division(expr):
+                    return False
+        buffer = self.materialise(source)
+        self.buffers[result] = Buffer(
+            self.unique(result.name or buffer.name), buffer.kind, result.shape, result.dtype, None, buffer.data,
+            buffer.base, buffer.offset,
+        )  # fmt: skip
+        return True
+
+    def place_map(self, node: Node, lowered: Lowered) -> None:
+        for result, pieces in zip(node.outputs, lowered.outputs, strict=True):
+            if lowered.anchor is not None:
+                assert lowered.generic is not None
+                pieces = (replace(pieces[0], expr=lowered.generic),)
+            done, nodes = [], [node]
+            merged = False
+            for piece in pieces:
+                whole = len(pieces) == 1 and len(node.outputs) == 1
+                merged = whole and self.extend_pending(node, result, piece)
+                if merged:
+                    break
+                expr, absorbed = self.resolve(piece.expr, node, piece.extents)
+                done.append(replace(piece, expr=expr))
+                nodes.extend(absorbed)
+            if merged:
+                continue
+            self.nodes_of[result] = tuple(dict.fromkeys(nodes))
+            if len(done) == 1:
+                self.virtual[result] = done[0].expr
+            else:
+                self.emit_pieces(result, done)
+
+    def host_call(self, node: Node) -> None:
+        inputs = tuple(self.in_arena(v) if v.kind == "input" else self.materialise(v) for v in node.inputs)
+        outputs = tuple(self.new_buffer(v) for v in node.outputs)
+        kernel = Kernel(node.op.op_name, host=node, host_inputs=inputs, host_outputs=outputs, nodes=(node,))
+        self.append(kernel, node.outputs[0] in self.static)
+
+    # ---- anchors
+
+    def place_anchor(self, node: Node, lowered: Lowered, anchor: Anchor) -> bool:
+        if not self.target.accepts_anchor(anchor, node):
+            return False
+        absorbed: list[Node] = []
+        match anchor:
+            case Contract(a=a, b=b):
+                new_a, new_b = self.operand(anchor, "a", a, absorbed), self.operand(anchor, "b", b, absorbed)
+                if new_a is None or new_b is None:
+                    return False
+                anchor = replace(anchor, a=new_a, b=new_b)
+            case Conv(x=x, w=w):
+                new_x, new_w = self.operand(anchor, "x", x, absorbed), self.operand(anchor, "w", w, absorbed)
+                if new_x is None or new_w is None:
+                    return False
+                anchor = replace(anchor, x=new_x, w=new_w)
+            case Attention():
+                q, k, v = (self.operand(anchor, role, getattr(anchor, role), absorbed) for role in "qkv")
+                if q is None or k is None or v is None:
+                    return False
+                anchor = replace(anchor, q=q, k=k, v=v)
+                if anchor.bias is not None:
+                    score_shape = (*anchor.q_shape[:3], anchor.k_shape[2])
+                    bias, more = self.resolve(anchor.bias, node, score_shape)
+                    absorbed.extend(more)
+                    anchor = replace(anchor, bias=bias)
+        result = node.outputs[0]
+        epilogue, more = self.resolve(lowered.outputs[0][0].expr, node, result.shape)
+        nodes = tuple(dict.fromkeys([*absorbed, *more, node]))
+        self.pending[result] = _Pending(anchor, epilogue, result.shape, tuple(range(result.rank)), nodes)
+        return True
+
+    def operand(self, anchor: Anchor, role: str, expr: Expr, absorbed: list[Node]) -> Expr | None:
+        """The operand read in place (through layout ops where the target can), its source in memory otherwise."""
+        while isinstance(expr, Load) and expr.source in self.virtual:
+            inlined = self.inline(expr, expr.source)
+            is_weight = role in ("b", "w") and expr.source in self.static
+            in_place = isinstance(inlined, Load) and self.readable(anchor, role, inlined)
+            if not (in_place or is_weight):
+                break
+            absorbed.extend(self.nodes_of.get(expr.source, ()))
+            if is_weight and not isinstance(inlined, Load):
+                return inlined
+            expr = inlined
+        if not isinstance(expr, Load):
+            return None
+        source = expr.source
+        if source not in self.static or role not in ("b", "w"):
+            self.materialise(source)
+            if not self.readable(anchor, role, expr):
+                return None
+        return expr
+
+    def readable(self, anchor: Anchor, role: str, load: Load) -> bool:
+        if load.where is not None or load.source.type.encoding is not None:
+            return False
+        index = linear_index(load.indices, load.source.shape)
+        return index.is_linear and self.target.accepts_operand(anchor, role, load.source.shape, index)
+
+    def extend_pending(self, node: Node, result: Value, piece: Piece) -> bool:
+        """Makes an element-wise (or axis-permuting) node the epilogue of the anchor that it alone reads."""
+        for source in dict.fromkeys(node.inputs):
+            pending = self.pending.get(source)
+            if pending is None or self.users[source] > 1 or (source in self.static and result not in self.static):
+                continue
+            order = self.permuted(piece.expr, source, pending)
+            if order is not None:
+                self.take_over(source, result, replace(pending, order=order, nodes=(*pending.nodes, node)))
+                return True
+            if result.shape == source.shape and not any(isinstance(x, Reduce) for x in walk(piece.expr)):
+                identity = all(
+                    load.where is None and load.indices == out_vars(source.rank)
+                    for load in loads(piece.expr)
+                    if load.source is source
+                )
+                if identity and pending.order == tuple(range(source.rank)):
+                    expr = _replace_loads(piece.expr, source, pending.expr)
+                    others, absorbed = self.resolve(expr, node, result.shape)
+                    merged = (*pending.nodes, *absorbed, node)
+                    self.take_over(source, result, replace(pending, expr=others, nodes=merged))
+                    return True
+        return False
+
+    def permuted(self, expr: Expr, source: Value, pending: _Pending) -> tuple[int, ...] | None:
+        """The storage order when the node only permutes axes of an attention result and keeps the last one last."""
+        if not isinstance(pending.anchor, Attention) or not isinstance(expr, Load) or expr.where is not None:
+            return None
+        vars = out_vars(source.rank)
+        if expr.source is not source or set(expr.indices) != set(vars) or expr.indices[-1] != vars[-1]:
+            return None
+        perm = [expr.indices.index(v) for v in vars]  # output axis d is source axis perm[d]
+        return tuple(pending.order[p] for p in perm)
+
+    def take_over(self, source: Value, result: Value, pending: _Pending) -> None:
+        del self.pending[source]
+        self.pending[result] = pending
+
+    # ---- inlining
+
+    def resolve(self, expr: Expr, node: Node, space: Shape) -> tuple[Expr, list[Node]]:
+        """Inlines the virtual sources that should be; the others become buffers. Also the nodes taken in."""
+        absorbed: list[Node] = []
+        settled: set[Value] = set()
+        while True:
+            source = next((x.source for x in loads(expr) if x.source not in settled), None)
+            if source is None:
+                return expr, absorbed
+            settled.add(source)
+            if source not in self.virtual:
+                if source not in self.buffers:
+                    self.materialise(source)
+            elif self.worth_inlining(source, expr, node, space):
+                expr = self.inline(expr, source)
+                absorbed.extend(self.nodes_of.get(source, ()))
+            else:
+                self.materialise(source)
+
+    def worth_inlining(self, source: Value, expr: Expr, node: Node, space: Shape) -> bool:
+        body = self.virtual[source]
+        price = _cost(body)
+        if price == 0:
+            return True
+        if source in self.buffers:
+            return False
+        if source in self.static and node.outputs[0] not in self.static:
+            return self.grows(source, body)
+        sites = [x for x in loads(expr) if x.source is source]
+        reduced = any(isinstance(x, Reduce) for x in walk(body))
+        if reduced or price > CHEAP:
+            vars = out_vars(source.rank)
+            once = self.users[source] == 1 and source.shape == space and all(x.indices == vars for x in sites)
+            if not once and not (not reduced and self.read_once(source, sites, expr, space)):
+                return False
+            if any(isinstance(x, Reduce) and _uses(x, source) for x in walk(expr)):
+                return False
+        return _size(body) + _size(expr) <= LARGEST
+
+    def read_once(self, source: Value, sites: list[Load], expr: Expr, space: Shape) -> bool:
+        """Whether each element of the source is computed at most once: one user, one place, no broadcast."""
+        return self.users[source] == 1 and len(sites) == 1 and numel(source.shape) == numel(space)
+
+    def grows(self, source: Value, body: Expr) -> bool:
+        """Whether `prepare` would make more bytes out of fewer: then the expression stays where it is used."""
+        made = source.type.nbytes() or 0
+        given = sum(v.type.nbytes() or 0 for v in {x.source for x in loads(body)})
+        return made > max(given, SMALL)
+
+    def inline(self, expr: Expr, source: Value) -> Expr:
+        body = self.virtual[source]
+        vars = out_vars(source.rank)
+
+        def place(x: Expr) -> Expr | None:
+            if not isinstance(x, Load) or x.source is not source:
+                return None
+            made = substitute_vars(body, dict(zip(vars, x.indices, strict=True)))
+            if x.where is None:
+                return made
+            return Select(x.where, guarded(made, x.where), const(0, made.dtype))
+
+        return transform(expr, place)
+
+    # ---- emission
+
+    def materialise(self, value: Value) -> Buffer:
+        """The buffer of the value, made (and its kernel emitted) if there is none yet."""
+        if value in self.buffers:
+            return self.buffers[value]
+        if value in self.pending:
+            return self.emit_pending(value, self.pending.pop(value))
+        expr = self.virtual[value]
+        view = self.as_view(value, expr)
+        if view is not None:
+            self.buffers[value] = view
+            return view
+        return self.emit_pieces(value, [Piece(expr, value.shape, (0,) * value.rank)])
+
+    def in_arena(self, value: Value) -> Buffer:
+        """The value's buffer, or a copy of it where that is not the arena's: an input, a weight, or a view of one."""
+        buffer = self.materialise(value)
+        if buffer.base.kind == "arena":
+            return buffer
+        if value not in self.copies:
+            copy = Buffer(self.unique(value.name or buffer.name), "arena", value.shape, value.dtype)
+            vars = out_vars(value.rank)
+            element = self.on_buffers(Load(value, vars, value.dtype))
+            self.program.run.append(Kernel("copy", (Store(copy, value.shape, vars, element),)))
+            self.copies[value] = copy
+        return self.copies[value]
+
+    def as_view(self, value: Value, expr: Expr) -> Buffer | None:
+        """The value as a view when its elements already lie somewhere one after the other."""
+        if not isinstance(expr, Load) or expr.where is not None or expr.source.type.encoding is not None:
+            return None
+        index = linear_index(expr.indices, expr.source.shape)
+        vars, strides = out_vars(value.rank), row_major(value.shape)
+        wanted = {v: s for v, s, size in zip(vars, strides, value.shape, strict=True) if size != 1 and s != 0}
+        have = {t: c for t, c in index.coefs.items() if t not in vars or value.shape[vars.index(t)] != 1}
+        if have != wanted or numel(value.shape) == 0:
+            return None
+        if value.dtype.bits % 8 and index.constant != 0:
+            return None
+        root = self.materialise(expr.source)
+        name = self.unique(value.name or root.name)
+        offset: Size = root.offset + (index.constant * value.dtype.itemsize if index.constant != 0 else 0)
+        return Buffer(name, root.kind, value.shape, value.dtype, None, None, root.base, offset)
+
+    def emit_pieces(self, value: Value, pieces: list[Piece]) -> Buffer:
+        buffer = self.new_buffer(value)
+        vars = out_vars(value.rank)
+        stores = []
+        for piece in pieces:
+            at = tuple(v + o for v, o in zip(vars, piece.offset, strict=True))
+            stores.append(Store(buffer, piece.extents, at, self.on_buffers(piece.expr)))
+        nodes = self.nodes_of.get(value, ())
+        kernel = Kernel(_name(nodes), tuple(stores), nodes=nodes)
+        self.append(kernel, value in self.static)
+        return buffer
+
+    def emit_pending(self, value: Value, p: _Pending) -> Buffer:
+        buffer = self.new_buffer(value)
+        vars = out_vars(len(p.shape))
+        at = tuple(vars[axis] for axis in p.order)
+        anchor = p.anchor
+        match anchor:
+            case Contract():
+                anchor = replace(anchor, a=self.on_buffers(anchor.a), b=self.on_buffers(anchor.b))
+            case Conv():
+                anchor = replace(anchor, x=self.on_buffers(anchor.x), w=self.on_buffers(anchor.w))
+            case Attention():
+                bias = None if anchor.bias is None else self.on_buffers(anchor.bias)
+                q, k, v = (self.on_buffers(getattr(anchor, role)) for role in "qkv")
+                anchor = replace(anchor, q=q, k=k, v=v, bias=bias)
+        store = Store(buffer, p.shape, at, self.on_buffers(p.expr))
+        kernel = Kernel(_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
+        self.append(kernel, value in self.static)
+        return buffer
+
+    def on_buffers(self, expr: Expr) -> Expr:
+        """The expression with loads of values turned into loads of buffers; encoded elements are decoded."""
+
+        def place(x: Expr) -> Expr | None:
+            if not isinstance(x, Load) or not isinstance(x.source, Value):
+                return None
+            buffer = self.materialise(x.source)
+            if buffer.encoding is None:
+                return replace(x, source=buffer)
+            return _decoded(x, buffer)
+
+        return transform(expr, place)
+
+    def new_buffer(self, value: Value) -> Buffer:
+        kind = "prepared" if value in self.static else "arena"
+        buffer = Buffer(self.unique(value.name or "t"), kind, value.shape, value.dtype)
+        self.buffers[value] = buffer
+        return buffer
+
+    def append(self, kernel: Kernel, static: bool) -> None:
+        (self.program.prepare if static else self.program.run).append(kernel)
+
+    def unique(self, name: str) -> str:
+        number = self.names.get(name, 0)
+        self.names[name] = number + 1
+        return name if number == 0 else f"{name}.{number}"
+
+
+def _count_users(graph: Graph) -> dict[Value, int]:
+    """Nodes that read each value (each once), plus one if it is an output or an update."""
+    found: dict[Value, int] = dict.fromkeys(graph.values(), 0)
+    for node in graph.nodes:
+        for value in set(node.inputs):
+            found[value] += 1
+    for value in {o.value for o in graph.outputs} | set(graph.updates.values()):
+        found[value] += 1
+    return found
+
+
+def _static_values(graph: Graph) -> set[Value]:
+    """Values that depend on params and constants only and have static shapes: `prepare` can make them."""
+    found = {*graph.params, *graph.constants}
+    for node in graph.nodes:
+        fixed = all(not any(True for _ in symbols(s)) for v in node.outputs for s in v.shape)
+        sized = any(not isinstance(a, int) and _symbolic(a) for a in vars(node.op).values())
+        if fixed and not sized and all(v in found for v in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _symbolic(attribute: object) -> bool:
+    if isinstance(attribute, tuple):
+        return any(_symbolic(a) for a in attribute)
+    return hasattr(attribute, "terms")
+
+
+def _decoded(load: Load, buffer: Buffer) -> Expr:
+    assert buffer.encoding is not None
+    flat = Lowering(()).size(0)
+    for i, stride in zip(load.indices, row_major(buffer.shape), strict=True):
+        flat = flat + i * stride
+    k = Lowering(())
+    element = k.cast(buffer.encoding.element(k, lambda at: Load(buffer, (at,), k.byte, load.where), flat), load.dtype)
+    return element if load.where is None else Select(load.where, element, const(0, load.dtype))
+
+
+def _replace_loads(expr: Expr, source: Value, by: Expr) -> Expr:
+    return transform(expr, lambda x: by if isinstance(x, Load) and x.source is source else None)
+
+
+def _uses(expr: Expr, source: Value) -> bool:
+    return any(x.source is source for x in loads(expr))
+
+
+def _cost(expr: Expr) -> int:
+    """Operations of one element beyond loading it: 0 for pure layout and constants."""
+    total = 0
+    indices: set[Expr] = set()
+    for x in walk(expr):
+        if isinstance(x, Load):
+            for i in (*x.indices, *((x.where,) if x.where is not None else ())):
+                indices.update(walk(i))
+    for x in walk(expr):
+        if x in indices:
+            continue
+        match x:
+            case Apply(fn=fn):
+                total += COSTS.get(fn, 1)
+            case Cast() | Select() | Check():
+                total += 1
+            case Reduce(extents=extents):
+                total += min(upper(numel(extents)) or 1000, 1000)
+    return total + sum(isinstance(x, Load | Check) for x in indices)
+
+
+def _size(expr: Expr) -> int:
+    return sum(1 for _ in walk(expr))
+
+
+def _name(nodes: tuple[Node, ...]) -> str:
+    ops = [n.op.op_name for n in nodes]
+    return "+".join(ops[:4]) + (f"+{len(ops) - 4}" if len(ops) > 4 else "") or "copy"

@@ -1,0 +1,212 @@
+"""The kernel program: ordered kernels over named buffers, in two entries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rlx.ir.dtype import DType
+from rlx.ir.encoding import Encoding
+from rlx.ir.graph import Array, Node
+from rlx.ir.shape import Guard, Shape, Size, Symbol, evaluate, numel, upper
+from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.expr import Expr, Load, Reduce, loads, walk
+from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
+
+__all__ = ["Buffer", "Kernel", "Program", "Store"]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Memory of one tensor. `kind`: "input", "param", "const", "state", "prepared" (made by `prepare`) or "arena".
+
+    A view has a `root` and lies `offset` bytes into it; its contents are compact and row-major.
+    """
+
+    name: str
+    kind: str
+    shape: Shape
+    dtype: DType
+    encoding: Encoding | None = None
+    data: Array | None = None  # const only
+    root: Buffer | None = None
+    offset: Size = 0
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+    @property
+    def base(self) -> Buffer:
+        """The buffer that owns the memory."""
+        return self if self.root is None else self.root
+
+    def nbytes(self, extents: dict[str, int]) -> int:
+        """Bytes at given extents."""
+        sizes = [evaluate(s, extents) for s in self.shape]
+        return self._bytes(sizes)
+
+    def bound(self) -> int | None:
+        """Bytes at the upper bounds of the shape, None if unbounded."""
+        sizes = [upper(s) for s in self.shape]
+        return None if None in sizes else self._bytes([s for s in sizes if s is not None])
+
+    def _bytes(self, sizes: list[int]) -> int:
+        if self.encoding:
+            return self.encoding.nbytes(sizes)
+        total = numel(sizes)
+        assert isinstance(total, int)
+        return self.dtype.nbytes(total)
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """Writes `expr` (over i0 < extents[0], ...) to `buffer` at `index` (expressions of those variables)."""
+
+    buffer: Buffer
+    extents: Shape
+    index: tuple[Expr, ...]
+    expr: Expr
+
+
+@dataclass(eq=False)
+class Kernel:
+    """One launch: an anchor (or plain loops) with its stores, or a host call.
+
+    `anchor` is None for loop nests (map, row, reduce, copy); its operand expressions and the stores' expressions load
+    from buffers. `scratch` is working memory in bytes per worker (an expression of extents).
+    """
+
+    name: str
+    stores: tuple[Store, ...] = ()
+    anchor: Anchor | None = None
+    host: Node | None = None
+    host_inputs: tuple[Buffer, ...] = ()
+    host_outputs: tuple[Buffer, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    tag: str = ""  # set by a backend that has made a special kernel of it
+
+    @property
+    def kind(self) -> str:
+        """The anchor name of design §5: contract, conv, attention, row, reduce, map, copy or host."""
+        if self.host is not None:
+            return "host"
+        if self.anchor is not None:
+            return type(self.anchor).__name__.lower()
+        exprs = [s.expr for s in self.stores]
+        reduces = [x for e in exprs for x in walk(e) if isinstance(x, Reduce)]
+        if reduces:
+            return "row" if len(reduces) > 1 or any(type(e) is not Reduce for e in exprs) else "reduce"
+        plain = all(type(e).__name__ == "Load" for e in exprs)
+        return "copy" if plain else "map"
+
+    def expressions(self) -> Iterator[Expr]:
+        """Every expression of the kernel: operands of the anchor, stores and their indices."""
+        match self.anchor:
+            case Contract(a=a, b=b):
+                yield from (a, b)
+            case Conv(x=x, w=w):
+                yield from (x, w)
+            case Attention(q=q, k=k, v=v, bias=bias):
+                yield from (q, k, v)
+                if bias is not None:
+                    yield bias
+        for store in self.stores:
+            yield store.expr
+            yield from store.index
+
+    def reads(self) -> tuple[Buffer, ...]:
+        """The buffers read, each once."""
+        found = dict.fromkeys(load.source for e in self.expressions() for load in loads(e))
+        return tuple(found) + tuple(b for b in dict.fromkeys(self.host_inputs) if b not in found)
+
+    def writes(self) -> tuple[Buffer, ...]:
+        """The buffers written, each once."""
+        return tuple(dict.fromkeys([*(s.buffer for s in self.stores), *self.host_outputs]))
+
+    def in_place_operands(self) -> tuple[Buffer, ...]:
+        """The buffers whose memory the single result may take over: each element is read once, where it is written.
+
+        Loop nests only: an anchor stores sums before its epilogue reads. Elements are written once they are read.
+        """
+        if self.host is not None or self.anchor is not None or len(self.stores) != 1:
+            return ()
+        (store,) = self.stores
+        target = store.buffer
+        at = _element(store.index, store)
+        found: dict[Buffer, bool] = {}
+        for load in (load for e in (store.expr, *store.index) for load in loads(e)):
+            found[load.source.base] = found.get(load.source.base, True) and _same_place(load, store, at)
+        for load in (load for e in _repeated(store) for load in loads(e)):
+            found[load.source.base] = False
+        return tuple(b for b, fits in found.items() if fits and b.kind == "arena" and b is not target)
+
+    @property
+    def label(self) -> str:
+        """How messages and tables name the kernel: the sources of its nodes."""
+        names = list(dict.fromkeys(p for n in self.nodes for p in n.provenance[:1]))
+        return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") or self.name
+
+
+def _element(indices: Sequence[Expr], store: Store, shape: Shape | None = None) -> Affine:
+    """The element that indices name, without the loops of the store that take one turn."""
+    single = {v for v, size in zip(out_vars(len(store.extents)), store.extents, strict=True) if size == 1}
+    found = linear_index(indices, store.buffer.shape if shape is None else shape)
+    return Affine(found.constant, {t: c for t, c in found.coefs.items() if t not in single})
+
+
+def _same_place(load: Load, store: Store, at: Affine) -> bool:
+    """Whether the load reads exactly the bytes that the store at element `at` writes."""
+    source, target = load.source, store.buffer
+    return bool(
+        load.where is None
+        and source.offset == 0
+        and source.encoding is None
+        and source.dtype.bits == target.dtype.bits
+        and target.dtype.bits % 8 == 0
+        and at.is_linear
+        and _element(load.indices, store, source.shape) == at
+    )
+
+
+def _repeated(store: Store) -> Iterator[Expr]:
+    """What is read more than once, or not at the moment of the store: reduction bodies and indices."""
+    for x in walk(store.expr):
+        if isinstance(x, Reduce):
+            yield x.body
+        elif isinstance(x, Load):
+            yield from x.indices
+    yield from store.index
+
+
+@dataclass(eq=False)
+class Program:
+    """Kernels in order: `prepare` runs when params change, `run` at each call."""
+
+    name: str
+    inputs: list[Buffer] = field(default_factory=list)
+    params: list[Buffer] = field(default_factory=list)
+    states: list[Buffer] = field(default_factory=list)
+    constants: list[Buffer] = field(default_factory=list)
+    prepare: list[Kernel] = field(default_factory=list)
+    run: list[Kernel] = field(default_factory=list)
+    outputs: list[tuple[str, Buffer]] = field(default_factory=list)
+    updates: dict[str, Buffer] = field(default_factory=dict)
+    dims: dict[str, Symbol] = field(default_factory=dict)
+    guards: list[Guard] = field(default_factory=list)
+
+    def buffers(self, kind: str) -> list[Buffer]:
+        """The root buffers of a kind, in order of first use."""
+        return list(dict.fromkeys(b.base for b in self.touched() if b.base.kind == kind))
+
+    def touched(self) -> Iterable[Buffer]:
+        """The buffers (views too) that kernels, outputs and updates name, in order, with repeats."""
+        for kernel in (*self.prepare, *self.run):
+            yield from kernel.reads()
+            yield from kernel.writes()
+        yield from (b for _, b in self.outputs)
+        yield from self.updates.values()
+
+    def __str__(self) -> str:
+        from rlx.kernels.text import print_program
+
+        return print_program(self)

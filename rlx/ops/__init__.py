@@ -1,0 +1,99 @@
+"""The ops, and for each a function of the same name that adds it to a graph: `rlx.ops.softmax(x, axis=-1)`.
+
+Names that are keywords of Python get an underscore: `and_`, `or_`, `not_`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rlx.ir.graph import register_methods
+from rlx.ops import (
+    activation,
+    contract,
+    control,
+    elementwise,
+    encoded,
+    index,
+    layout,
+    normalize,
+    pool,
+    reduction,
+    resize,
+)
+from rlx.ops import attention as _attention
+from rlx.ops import conv as _conv
+from rlx.ops.base import OPS, Op, functional, op_named, register
+
+__all__ = [
+    "OPS",
+    "Op",
+    "activation",
+    "contract",
+    "control",
+    "elementwise",
+    "encoded",
+    "functional",
+    "index",
+    "layout",
+    "normalize",
+    "op_named",
+    "pool",
+    "reduction",
+    "register",
+    "resize",
+]
+
+# two modules have the name of an op: here the name means the function
+attention: Callable[..., Any] = functional(_attention.Attention)
+conv: Callable[..., Any] = functional(_conv.Conv)
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    op_name = name.removesuffix("_")
+    if op_name not in OPS:
+        raise AttributeError(f"rlx.ops has no op {name!r}; it has {', '.join(sorted(OPS))}")
+    made = globals()[name] = functional(OPS[op_name])
+    return made
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(name + "_" if name in ("and", "not", "or") else name for name in OPS)})
+
+
+def _reduction(cls: type[Op]) -> Callable[..., Any]:
+    def method(x: Any, axes: int | tuple[int, ...] | list[int] | None = None, keepdims: bool = False) -> Any:
+        return functional(cls)(x, axes=(axes,) if isinstance(axes, int) else axes, keepdims=keepdims)
+
+    method.__doc__ = cls.__doc__
+    return method
+
+
+def _shaped(cls: type[Op]) -> Callable[..., Any]:
+    def method(x: Any, *arguments: Any) -> Any:
+        whole = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple | list) else arguments
+        return functional(cls)(x, whole) if whole else functional(cls)(x)
+
+    method.__doc__ = cls.__doc__
+    return method
+
+
+_SAME_NAME = (
+    "add", "sub", "mul", "div", "pow", "matmul", "neg", "less", "less_equal", "greater", "greater_equal",
+    "exp", "log", "sqrt", "tanh", "abs", "sigmoid", "relu", "softmax", "cast", "clip", "squeeze", "unsqueeze",
+)  # fmt: skip
+
+register_methods(
+    {name: functional(OPS[name]) for name in _SAME_NAME}
+    | {
+        "sum": _reduction(reduction.ReduceSum),
+        "mean": _reduction(reduction.ReduceMean),
+        "max": _reduction(reduction.ReduceMax),
+        "min": _reduction(reduction.ReduceMin),
+        "prod": _reduction(reduction.ReduceProd),
+        "reshape": _shaped(layout.Reshape),
+        "transpose": _shaped(layout.Transpose),
+        "expand": _shaped(layout.Expand),
+    }
+)

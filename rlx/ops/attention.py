@@ -1,0 +1,158 @@
+"""Scaled dot-product attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import OptionError, ShapeError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Array, Graph, TensorType, Value
+from rlx.ir.shape import Size, bounds, broadcast, exact_div, numel, same, unify
+from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tensor_bytes, widened
+from rlx.ops.contract import MatMul
+from rlx.ops.elementwise import Add, Cast, Equal, LessEqual, Mul, Where
+from rlx.ops.layout import Expand, Iota, Reshape, SizeOf, Transpose
+from rlx.ops.normalize import Softmax
+from rlx.ops.reduction import ReduceMax
+
+F32 = DTYPES["f32"]
+
+
+@register
+class Attention(Op):
+    """softmax(scale * q k^T + bias) v, with fewer key heads than query heads if their numbers divide.
+
+    q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] -> [B, H, Lq, Dv]; query head h reads key head h * Hkv // H.
+    `bias`, floats that broadcast to [B, H, Lq, Lk], is added to the scaled scores; -inf masks. `scale` None means
+    1 / sqrt(D). `causal`: key j is seen by query i only when j <= i + Lk - Lq. A row that sees no key gives NaN, or
+    zeros with empty_row="zero". (ONNX Attention-23, jax.nn.dot_product_attention)
+    """
+
+    scale: float | None = None
+    causal: bool = False
+    empty_row: str = "nan"
+
+    def infer(self, q: TensorType, k: TensorType, v: TensorType, bias: TensorType | None = None) -> TensorType:
+        if self.empty_row not in ("nan", "zero"):
+            raise OptionError(f'attention: empty_row is "nan" or "zero", got {self.empty_row!r}')
+        check_kind(self, q, "f")
+        check_same_dtype(self, q, k, v)
+        if not q.rank == k.rank == v.rank == 4:
+            raise ShapeError(f"attention: expected q, k, v of rank 4, [B, heads, length, depth]; got {q}, {k}, {v}")
+        for a, b, axis, what in ((q, k, 0, "batch"), (q, v, 0, "batch"), (k, v, 1, "key heads"), (k, v, 2, "keys")):
+            unify(a.shape[axis], b.shape[axis], f"attention: the {what} of {a} and {b}")
+        unify(q.shape[3], k.shape[3], f"attention: the depth of q {q} and k {k}")
+        if exact_div(q.shape[1], k.shape[1]) is None:
+            raise ShapeError(f"attention: the {q.shape[1]} heads of q are no multiple of the {k.shape[1]} of k")
+        if self.scale is None and not isinstance(q.shape[3], int):
+            raise ShapeError(f"attention: give `scale` where the depth of q {q} is not a number")
+        if bias is not None:
+            check_kind(self, bias, "f", "bias")
+            scores = (*q.shape[:3], k.shape[2])
+            wide = broadcast(bias.shape, scores, why=f"attention: the bias {bias} over the scores")
+            if len(wide) != 4 or any(same(a, b) is False for a, b in zip(wide, scores, strict=True)):
+                raise ShapeError(f"attention: the bias {bias} does not broadcast to {scores}")
+        return TensorType((*q.shape[:3], v.shape[3]), q.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        (out,) = self.infer_types(x)
+        q, k, v = x[:3]
+        pairs = numel(q.shape[:3]) * k.shape[2]
+        read: Size = 0
+        for t in x:
+            read = read + tensor_bytes(t)
+        return Work(pairs * (q.shape[3] * 2 + v.shape[3] * 2 + 15), read, tensor_bytes(out))
+
+    def factor(self, depth: Size) -> float:
+        """The number that scores are multiplied with."""
+        if self.scale is not None:
+            return self.scale
+        assert isinstance(depth, int)
+        return 1 / math.sqrt(depth) if depth else 1.0
+
+    def reference(self, q: Array, k: Array, v: Array, bias: Array | None = None) -> Array:
+        x, y, z = widened(q), widened(k), widened(v)
+        groups = q.shape[1] // k.shape[1]
+        y, z = np.repeat(y, groups, axis=1), np.repeat(z, groups, axis=1)
+        scores = np.asarray(self.factor(q.shape[3]), x.dtype) * np.matmul(x, np.swapaxes(y, 2, 3))
+        if bias is not None:
+            scores = scores + bias.astype(x.dtype)
+        if self.causal:
+            rows, keys = q.shape[2], k.shape[2]
+            seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
+            scores = np.where(seen, scores, np.asarray(-np.inf, x.dtype))
+        peak = np.max(scores, axis=3, keepdims=True, initial=-np.inf)
+        e = np.exp(scores - peak)
+        y = np.matmul(e, z) / np.sum(e, axis=3, keepdims=True)
+        if self.empty_row == "zero":
+            y = np.where(peak == -np.inf, np.zeros((), y.dtype), y)
+        return np.asarray(y).astype(q.dtype)
+
+    def lower(self, k: Any, q: Any, key: Any, v: Any, bias: Any = None) -> Any:
+        wide = k.widen(q(0, 0, 0, 0)).dtype
+
+        def addend(*i: Any) -> Any:
+            return k.cast(bias.broadcast(*i), wide)
+
+        return k.attention(
+            q,
+            key,
+            v,
+            None if bias is None else addend,
+            scale=self.factor(q.shape[3]),
+            causal=self.causal,
+            empty_row=self.empty_row,
+        )
+
+    def decompose(self, g: Graph, q: Value, k: Value, v: Value, bias: Value | None = None) -> Value:
+        out_type = q.dtype
+        narrow = out_type.bits < 32
+        if narrow:
+            q, k, v = (g.add(Cast(F32), t)[0] for t in (q, k, v))
+        k, v = _repeat_heads(g, k, q.shape[1]), _repeat_heads(g, v, q.shape[1])
+        (kt,) = g.add(Transpose((0, 1, 3, 2)), k)
+        (products,) = g.add(MatMul(), q, kt)
+        (scores,) = g.add(Mul(), products, g.constant(self.factor(q.shape[3]), dtype=q.dtype))
+        if bias is not None:
+            if bias.dtype is not q.dtype:
+                (bias,) = g.add(Cast(q.dtype), bias)
+            (scores,) = g.add(Add(), scores, bias)
+        lowest = g.constant(-math.inf, dtype=q.dtype)
+        if self.causal:
+            (scores,) = g.add(Where(), _causal_mask(g, q.shape[2], k.shape[2]), scores, lowest)
+        mends = self.empty_row == "zero" or bounds(k.shape[2])[0] == 0  # softmax gives NaN, but not over no keys
+        if mends:
+            (peak,) = g.add(ReduceMax((3,)), scores)
+            (empty,) = g.add(Equal(), peak, lowest)
+            (scores,) = g.add(Where(), empty, g.constant(0, dtype=q.dtype), scores)
+        (weights,) = g.add(Softmax(-1), scores)
+        (y,) = g.add(MatMul(), weights, v)
+        if mends:
+            fill = g.constant(0 if self.empty_row == "zero" else math.nan, dtype=q.dtype)
+            (y,) = g.add(Where(), empty, fill, y)
+        return g.add(Cast(out_type), y)[0] if narrow else y
+
+
+def _repeat_heads(g: Graph, x: Value, heads: Size) -> Value:
+    """[B, Hkv, L, D] -> [B, heads, L, D], each head repeated."""
+    batch, own, length, depth = x.shape
+    times = exact_div(heads, own)
+    if times == 1:
+        return x
+    assert times is not None
+    (x,) = g.add(Reshape((batch, own, 1, length, depth)), x)
+    (x,) = g.add(Expand((batch, own, times, length, depth)), x)
+    return g.add(Reshape((batch, heads, length, depth)), x)[0]
+
+
+def _causal_mask(g: Graph, rows: Size, keys: Size) -> Value:
+    """bool [rows, keys]: j <= i + keys - rows."""
+    (i,) = g.add(Iota(rows))
+    (i,) = g.add(Reshape((rows, 1)), i)
+    (offset,) = g.add(SizeOf(keys - rows))
+    (last,) = g.add(Add(), i, offset)
+    (j,) = g.add(Iota(keys))
+    return g.add(LessEqual(), j, last)[0]

@@ -1,0 +1,240 @@
+"""What an op is: one class that says everything that is true of it on every device."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import numpy as np
+
+from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
+from rlx.ir.dtype import DType, dtype_of
+from rlx.ir.graph import OPERATORS, Array, Graph, TensorType, Value
+from rlx.ir.shape import Dim, Size, evaluate, numel, substitute
+
+__all__ = [
+    "OPS",
+    "Op",
+    "Work",
+    "apply",
+    "axis_of",
+    "check_kind",
+    "check_same_dtype",
+    "functional",
+    "op_named",
+    "register",
+    "tensor_bytes",
+    "widened",
+]
+
+OPS: dict[str, type[Op]] = OPERATORS
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one application costs at least: floating-point (or integer) operations, and bytes read and written."""
+
+    flops: Size
+    read: Size
+    written: Size
+
+
+class Op:
+    """Base of all ops. A subclass is decorated with `@register`; its annotated fields are the attributes.
+
+    Write `infer` and `reference`, and either `lower` (a primitive: scalar expressions or an anchor) or `decompose` (in
+    smaller ops). An op with neither runs on every device as a host call of its `reference`.
+    """
+
+    op_name: ClassVar[str]
+    arity: ClassVar[tuple[int, int | None]]  # fewest and most inputs (None: any number)
+
+    infer: ClassVar[Callable[..., Any]]  # (*types) -> type or tuple of types; sizes may be symbolic
+    reference: ClassVar[Callable[..., Any]]  # (*arrays) -> array or tuple; NumPy, short; attributes are ints by then
+    lower: ClassVar[Callable[..., Any] | None] = None  # (k: Lowering, *operands) -> what k.map, k.contract ... return
+    decompose: ClassVar[Callable[..., Any] | None] = None  # (g: Graph, *values) -> value or tuple of values
+
+    def work(self, *x: TensorType) -> Work:
+        """Cost of one application on inputs of these types; by default one operation an output element."""
+        return self.elementwise_work(1, *x)
+
+    def elementwise_work(self, flops: Size, *x: TensorType) -> Work:
+        """The cost when each output element takes `flops` operations and every tensor is touched once."""
+        out = self.infer_types(x)
+        return Work(flops * numel(out[0].shape), _sum(tensor_bytes(t) for t in x), _sum(tensor_bytes(t) for t in out))
+
+    def infer_types(self, inputs: Sequence[TensorType], regions: Sequence[Graph] = ()) -> tuple[TensorType, ...]:
+        """`infer` with the number of inputs checked; always a tuple."""
+        least, most = self.arity
+        if len(inputs) < least or (most is not None and len(inputs) > most):
+            wanted = str(least) if most == least else f"{least} to {most}" if most is not None else f"{least} or more"
+            raise ShapeError(f"{self.op_name}: takes {wanted} inputs, {len(inputs)} given")
+        out = self.infer(*inputs)
+        return out if isinstance(out, tuple) else (out,)
+
+    def with_sizes(self, sizes: Mapping[str, Size]) -> Op:
+        """The op with the named symbols in its attributes replaced."""
+        return self._map_dims(lambda d: substitute(d, sizes))
+
+    def at(self, extents: Mapping[str, int]) -> Op:
+        """The op with every size in its attributes an int, for `reference`."""
+        return self._map_dims(lambda d: evaluate(d, extents))
+
+    def _map_dims(self, fn: Callable[[Dim], Size]) -> Op:
+        changed = {}
+        for f in fields(self):  # type: ignore[arg-type]
+            old = getattr(self, f.name)
+            new = _map_value(old, fn)
+            if new is not old:
+                changed[f.name] = new
+        return replace(self, **changed) if changed else self  # type: ignore[type-var]
+
+    def attributes(self) -> dict[str, Any]:
+        """Attribute names and values, in order of declaration."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+
+def _map_value(value: Any, fn: Callable[[Dim], Size]) -> Any:
+    if isinstance(value, Dim):
+        return fn(value)
+    if isinstance(value, tuple) and any(isinstance(v, Dim | tuple) for v in value):
+        return tuple(_map_value(v, fn) for v in value)
+    return value
+
+
+def _sum(sizes: Any) -> Size:
+    total: Size = 0
+    for size in sizes:
+        total = total + size
+    return total
+
+
+def tensor_bytes(t: TensorType) -> Size:
+    """Bytes of a tensor as a size (encoded tensors: at their bounds)."""
+    if t.encoding:
+        return t.nbytes() or 0
+    return numel(t.shape) * t.dtype.bits // 8 if t.dtype.bits % 8 else numel(t.shape) * (t.dtype.bits // 8)
+
+
+T = TypeVar("T", bound=type[Op])
+
+
+@dataclass_transform(frozen_default=True)
+def register(cls: T) -> T:
+    """Class decorator: makes the class a frozen dataclass of its attributes and known under its snake_case name."""
+    made: T = dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    name = cls.__dict__.get("op_name") or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    made.op_name = name
+    if name in OPS and OPS[name].__module__ != cls.__module__:
+        raise OptionError(f"an op named {name!r} is already registered by {OPS[name].__module__}")
+    positional = list(inspect.signature(cls.infer).parameters.values())[1:]
+    least = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in positional)
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in positional)
+    made.arity = (least, None if open_ended else sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in positional))
+    OPS[name] = made
+    return made
+
+
+def op_named(name: str) -> type[Op]:
+    """The op class registered under `name`; `NameNotFound` if there is none."""
+    if name not in OPS:
+        raise NameNotFound(f"no op is named {name!r}; import the module that registers it")
+    return OPS[name]
+
+
+def axis_of(axis: int, rank: int, op: str) -> int:
+    """A possibly negative axis as 0 <= axis < rank; `ShapeError` when it is outside."""
+    if not -rank <= axis < rank:
+        raise ShapeError(f"{op}: axis {axis} is outside a tensor of rank {rank}")
+    return axis % rank
+
+
+KINDS = {"f": "floating-point", "i": "signed integer", "u": "unsigned integer", "b": "bool", "c": "complex"}
+
+
+def check_kind(op: Op, t: TensorType, kinds: str, what: str = "input") -> None:
+    """Raises `DTypeError` unless the elements are of one of the `DType.kind`s and can be computed with (not 4-bit)."""
+    packed = t.dtype.is_integer and t.dtype.bits < 8
+    if t.dtype.kind not in kinds or packed:
+        expected = " or ".join(KINDS[kind] for kind in kinds)
+        raise DTypeError(f"{op.op_name}: expected {expected} elements as {what}, got {t}; cast it first")
+
+
+def check_same_dtype(op: Op, first: TensorType, *others: TensorType) -> None:
+    """Raises `DTypeError` unless all have the element type of the first."""
+    for t in others:
+        if t.dtype is not first.dtype:
+            raise DTypeError(f"{op.op_name}: the inputs differ in element type: {first} and {t}; cast one of them")
+
+
+def widened(x: Array) -> Array:
+    """The array in the type that arithmetic on it is done in: floats below 32 bits as f32, others as they are."""
+    dtype = dtype_of(x.dtype)
+    return x.astype(np.float32) if dtype.is_float and dtype.bits < 32 else x
+
+
+def apply(op: Op, *inputs: object, name: str = "") -> Any:
+    """Adds the op to the graph of its inputs (numbers and arrays become constants); one Value, or a tuple of them.
+
+    A Python number takes the element type of the last graph value among the inputs.
+    """
+    values = [v for v in inputs if isinstance(v, Value)]
+    if not values:
+        raise OptionError(f"{op.op_name}: at least one input must be a graph value")
+    graph, like = values[0].graph, values[-1].dtype
+    made = [v if isinstance(v, Value) else _constant(op, graph, v, like) for v in inputs]
+    outputs = graph.add(op, *made, name=name)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _constant(op: Op, graph: Graph, value: object, like: DType) -> Value:
+    if not isinstance(value, int | float) or isinstance(value, bool | np.generic) or like.kind == "b":
+        return graph.constant(value)
+    try:
+        fits = like.kind in "fc" or int(value) == value
+        if fits:
+            return graph.constant(value, dtype=like)
+    except (OverflowError, ValueError):
+        pass
+    raise DTypeError(f"{op.op_name}: the number {value!r} does not fit the element type {like}; cast the tensor first")
+
+
+def functional(cls: type[Op]) -> Callable[..., Any]:
+    """The function that applies the op: inputs by position, then attributes by position or keyword."""
+    least, most = cls.arity
+
+    def function(*args: Any, name: str = "", **attributes: Any) -> Any:
+        given_inputs = len(args) if most is None else min(most, len(args))
+        count = given_inputs
+        while count > least and not isinstance(args[count - 1], Value | np.ndarray | np.generic | int | float):
+            count -= 1
+        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        absent = 0  # None in the place of an optional input
+        while count + absent < given_inputs and args[count + absent] is None:
+            absent += 1
+        rest = args[count + absent :]
+        if len(rest) > len(names):
+            raise OptionError(f"{cls.op_name}: too many arguments")
+        given = dict(zip(names, rest, strict=False)) | attributes
+        unknown = [key for key in given if key not in names]
+        if unknown:
+            raise OptionError(f"{cls.op_name} has no attribute {unknown[0]!r}; it has {', '.join(names) or 'none'}")
+        op = cls(**{key: _freeze(value) for key, value in given.items()})
+        return apply(op, *args[:count], name=name)
+
+    function.__name__ = function.__qualname__ = cls.op_name
+    function.__doc__ = cls.__doc__
+    return function
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(v) for v in value)
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return dtype_of(value)
+    if isinstance(value, np.integer):
+        return int(value)
+    return value

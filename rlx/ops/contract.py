@@ -1,0 +1,125 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlx.errors import OptionError, ShapeError
+from rlx.ir.graph import Array, Graph, TensorType, Value
+from rlx.ir.shape import broadcast, numel, same, unify
+from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tensor_bytes, widened
+from rlx.ops.elementwise import Add, Mul
+from rlx.ops.layout import Transpose
+
+
+@register
+class MatMul(Op):
+    """Matrix product with the rules of numpy.matmul; f16 and bf16 accumulate in f32, integers wrap. (ONNX MatMul)
+
+    a [..., m, k], b [..., k, n] -> [..., m, n]; leading axes broadcast; a vector loses its axis in the result.
+    """
+
+    op_name: ClassVar[str] = "matmul"
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        check_kind(self, a, "fiu")
+        check_same_dtype(self, a, b)
+        if a.rank == 0 or b.rank == 0:
+            raise ShapeError(f"matmul: expected tensors of rank 1 or more, got {a} and {b}; use mul for scalars")
+        unify(a.shape[-1], b.shape[max(b.rank - 2, 0)], f"matmul of {a} and {b}: the contracted axes")
+        batch = broadcast(a.shape[:-2], b.shape[:-2], why=f"matmul of {a} and {b}: the leading axes")
+        rows, columns = a.shape[-2:-1], b.shape[-1:] if b.rank > 1 else ()
+        return TensorType((*batch, *rows, *columns), a.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        (out,) = self.infer_types(x)
+        flops = numel(out.shape) * x[0].shape[-1] * 2
+        return Work(flops, tensor_bytes(x[0]) + tensor_bytes(x[1]), tensor_bytes(out))
+
+    def reference(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.matmul(widened(a), widened(b))).astype(a.dtype)
+
+    def lower(self, k: Any, a: Any, b: Any) -> Any:
+        depth = a.shape[-1]
+
+        def left(*i: Any) -> Any:  # (batch..., m, k)
+            return a(*_batch(a, i[:-2]), *i[-2:])
+
+        def right(*i: Any) -> Any:  # (batch..., k, n)
+            return b(*_batch(b, i[:-2]), *i[-2:])
+
+        if a.rank > 1 and b.rank > 1:
+            return k.contract(a.shape[-2], b.shape[-1], depth, left, right)
+
+        def element(*i: Any) -> Any:
+            def product(r: Any) -> Any:
+                x = a(r) if a.rank == 1 else left(*i, r)
+                y = b(r) if b.rank == 1 else right(*i[:-1], r, i[-1])
+                return k.widen(x) * k.widen(y)
+
+            return k.reduce("add", (depth,), product)
+
+        return k.map(element)
+
+
+def _batch(x: Any, i: tuple[Any, ...]) -> list[Any]:
+    """Indices of the leading axes of an operand whose own leading shape broadcasts to that of the output."""
+    own = x.shape[:-2]
+    return [0 if size == 1 else index for size, index in zip(own, i[len(i) - len(own) :], strict=True)]
+
+
+@register
+class Gemm(Op):
+    """alpha * a @ b + beta * c with a or b transposed first on request; c broadcasts to [m, n]. (ONNX Gemm)"""
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    trans_a: bool = False
+    trans_b: bool = False
+
+    def infer(self, a: TensorType, b: TensorType, c: TensorType | None = None) -> TensorType:
+        check_kind(self, a, "fiu")
+        check_same_dtype(self, a, b, *([] if c is None else [c]))
+        if a.rank != 2 or b.rank != 2:
+            raise ShapeError(f"gemm: expected two matrices, got {a} and {b}")
+        if a.dtype.is_integer and (self.alpha != int(self.alpha) or self.beta != int(self.beta)):
+            raise OptionError(f"gemm: alpha {self.alpha} and beta {self.beta} must be whole numbers for {a.dtype}")
+        m, depth = a.shape[::-1] if self.trans_a else a.shape
+        other, n = b.shape[::-1] if self.trans_b else b.shape
+        unify(depth, other, f"gemm of {a} and {b}: the contracted axes")
+        if c is not None:
+            wide = broadcast(c.shape, (m, n), why=f"gemm: c {c} over [{m}, {n}]")
+            if c.rank > 2 or same(wide[0], m) is False or same(wide[1], n) is False:
+                raise ShapeError(f"gemm: c {c} does not broadcast to [{m}, {n}]")
+        return TensorType((m, n), a.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        (out,) = self.infer_types(x)
+        depth = x[0].shape[0 if self.trans_a else 1]
+        read = tensor_bytes(x[0]) + tensor_bytes(x[1]) + (tensor_bytes(x[2]) if len(x) > 2 else 0)
+        return Work(numel(out.shape) * depth * 2, read, tensor_bytes(out))
+
+    def reference(self, a: Array, b: Array, c: Array | None = None) -> Array:
+        x, y = widened(a), widened(b)
+        product = np.matmul(x.T if self.trans_a else x, y.T if self.trans_b else y)
+        product = product * np.asarray(self.alpha).astype(x.dtype)
+        if c is not None:
+            product = product + widened(c) * np.asarray(self.beta).astype(x.dtype)
+        return np.asarray(product).astype(a.dtype)
+
+    def decompose(self, g: Graph, a: Value, b: Value, c: Value | None = None) -> Value:
+        if self.trans_a:
+            (a,) = g.add(Transpose((1, 0)), a)
+        if self.trans_b:
+            (b,) = g.add(Transpose((1, 0)), b)
+        (product,) = g.add(MatMul(), a, b)
+        if self.alpha != 1:
+            (product,) = g.add(Mul(), product, g.constant(self.alpha, dtype=a.dtype))
+        if c is None or self.beta == 0:
+            return product
+        if self.beta != 1:
+            (c,) = g.add(Mul(), c, g.constant(self.beta, dtype=a.dtype))
+        (total,) = g.add(Add(), product, c)
+        return total

@@ -1,0 +1,299 @@
+"""Convolution and transposed convolution over any number of spatial axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import OptionError, ShapeError
+from rlx.ir.graph import Array, Graph, TensorType, Value
+from rlx.ir.shape import Size, evaluate, exact_div, max_size, numel, unify
+from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, widened
+from rlx.ops.layout import Expand, Pad, Reshape, Slice, Transpose
+
+__all__ = ["Conv", "ConvTranspose", "check_window", "per_axis", "window_count"]
+
+
+def per_axis(values: tuple[Any, ...], count: int, default: int, what: str) -> tuple[Any, ...]:
+    """An attribute with one entry for each of `count` axes; () stands for the default in each."""
+    if not values:
+        return (default,) * count
+    if len(values) != count:
+        raise ShapeError(f"{what}: expected {count} entries, got {values}")
+    return values
+
+
+def check_window(op: str, **attributes: tuple[int, ...]) -> None:
+    """Raises `OptionError` unless every entry of the attributes (kernel, strides, dilations) is at least 1."""
+    for name, values in attributes.items():
+        if any(v < 1 for v in values):
+            raise OptionError(f"{op}: {name} {values} must be at least 1")
+
+
+def window_count(size: Size, kernel: Size, stride: int, dilation: int, padding: Size, why: str) -> Size:
+    """How many windows fit in an axis of `size` with `padding` elements added in total.
+
+    A guard, or `ShapeError`, where the axis may be too small for any.
+    """
+    reach = size + padding - dilation * (kernel - 1) - 1
+    count = reach // stride + 1
+    unify(max_size(count, 0), count, f"{why}: the window of {kernel} by {dilation} is larger than the padded axis")
+    return count
+
+
+def _check_operands(op: Op, x: TensorType, w: TensorType, b: TensorType | None) -> None:
+    check_kind(op, x, "fiu")
+    check_same_dtype(op, x, *(t for t in (w, b) if t is not None))
+    if x.rank < 3 or w.rank != x.rank:
+        raise ShapeError(f"{op.op_name}: expected x [N, C, spatial..] and a weight of the same rank, got {x} and {w}")
+    if b is not None and b.rank != 1:
+        raise ShapeError(f"{op.op_name}: expected a bias of one axis, got {b}")
+
+
+def _ints(sizes: Sequence[Size]) -> tuple[int, ...]:
+    return tuple(evaluate(size, {}) for size in sizes)
+
+
+def _padded(x: Array, pads: tuple[int, ...]) -> Array:
+    """x with zeros added on its spatial axes, or elements cut off where a pad is negative."""
+    n = len(pads) // 2
+    added = [(0, 0), (0, 0), *((max(0, b), max(0, e)) for b, e in zip(pads[:n], pads[n:], strict=True))]
+    full = np.pad(x, added)
+    kept = [slice(max(0, -b), s - max(0, -e)) for b, e, s in zip(pads[:n], pads[n:], full.shape[2:], strict=True)]
+    return full[:, :, *kept]
+
+
+def _windows(x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> Array:
+    """[N, C, spatial..] -> [N, C, kernel.., out..], the elements under each tap of each window."""
+    n = len(kernel)
+    reach = [d * (k - 1) + 1 for d, k in zip(dilations, kernel, strict=True)]
+    counts = [max(0, (size - r) // s + 1) for size, r, s in zip(x.shape[2:], reach, strides, strict=True)]
+    if 0 in counts:
+        return np.zeros((*x.shape[:2], *kernel, *counts), x.dtype)
+    views = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(2, n + 2)))
+    views = views[:, :, *(slice(None, None, s) for s in strides), *(slice(None, None, d) for d in dilations)]
+    return views.transpose(0, 1, *range(n + 2, 2 * n + 2), *range(2, n + 2))
+
+
+def _biased(out: Array, b: Array | None) -> Array:
+    return out if b is None else out + widened(b).reshape(-1, *(1,) * (out.ndim - 2))
+
+
+@register
+class Conv(Op):
+    """Convolution of x [N, C, spatial..] with w [O, C/groups, kernel..] and b [O]. (ONNX Conv-22)
+
+    `pads` are the begins and then the ends of the spatial axes; (): strides and dilations 1, pads 0. Zeros are padded;
+    f16 and bf16 accumulate in f32.
+    """
+
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[Size, ...] = ()
+    groups: int = 1
+
+    def _window(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Size, ...]]:
+        n = rank - 2
+        return (
+            per_axis(self.strides, n, 1, "conv strides"),
+            per_axis(self.dilations, n, 1, "conv dilations"),
+            per_axis(self.pads, 2 * n, 0, "conv pads"),
+        )
+
+    def infer(self, x: TensorType, w: TensorType, b: TensorType | None = None) -> TensorType:
+        _check_operands(self, x, w, b)
+        strides, dilations, pads = self._window(x.rank)
+        check_window("conv", strides=strides, dilations=dilations, groups=(self.groups,))
+        if exact_div(w.shape[0], self.groups) is None:
+            raise ShapeError(f"conv: the weight {w} can't be split into {self.groups} groups of output channels")
+        unify(x.shape[1], w.shape[1] * self.groups, f"conv: channels of {x} and {self.groups} x axis 1 of {w}")
+        if b is not None:
+            unify(b.shape[0], w.shape[0], f"conv: the bias {b} and axis 0 of the weight {w}")
+        n = x.rank - 2
+        space = tuple(
+            window_count(
+                x.shape[d + 2], w.shape[d + 2], strides[d], dilations[d], pads[d] + pads[d + n], f"conv of {x}"
+            )
+            for d in range(n)
+        )
+        return TensorType((x.shape[0], w.shape[0], *space), x.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(2 * numel(x[1].shape[1:]), *x)
+
+    def reference(self, x: Array, w: Array, b: Array | None = None) -> Array:
+        strides, dilations, pads = self._window(x.ndim)
+        w, groups, n = widened(w), self.groups, x.ndim - 2
+        columns = _windows(_padded(widened(x), _ints(pads)), w.shape[2:], strides, dilations)
+        space, depth = columns.shape[n + 2 :], prod(w.shape[1:])
+        columns = columns.reshape(x.shape[0], groups, depth, prod(space))
+        out = (w.reshape(groups, w.shape[0] // groups, depth) @ columns).reshape(x.shape[0], w.shape[0], *space)
+        return _biased(out, b).astype(x.dtype)
+
+    def lower(self, k: Any, x: Any, w: Any, b: Any = None) -> Any:
+        strides, dilations, pads = self._window(x.rank)
+        return k.conv(x, w, b, strides=strides, dilations=dilations, pads=pads, groups=self.groups)
+
+
+@register
+class ConvTranspose(Op):
+    """Transposed convolution of x [N, C, spatial..] with w [C, O/groups, kernel..] and b [O]. (ONNX ConvTranspose-22)
+
+    Each input element adds its multiple of the kernel to the output at stride steps; `pads` are then cut off the begins
+    and ends, and `output_padding` elements added at the ends (with whatever falls on them).
+    """
+
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    output_padding: tuple[int, ...] = ()
+    groups: int = 1
+
+    def _window(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        n = rank - 2
+        return (
+            per_axis(self.strides, n, 1, "conv_transpose strides"),
+            per_axis(self.dilations, n, 1, "conv_transpose dilations"),
+            per_axis(self.pads, 2 * n, 0, "conv_transpose pads"),
+            per_axis(self.output_padding, n, 0, "conv_transpose output_padding"),
+        )
+
+    def infer(self, x: TensorType, w: TensorType, b: TensorType | None = None) -> TensorType:
+        _check_operands(self, x, w, b)
+        strides, dilations, pads, extra = self._window(x.rank)
+        check_window("conv_transpose", strides=strides, dilations=dilations, groups=(self.groups,))
+        if any(p < 0 for p in (*pads, *extra)):
+            raise OptionError(f"conv_transpose: pads {pads} and output_padding {extra} can't be negative")
+        if not all(isinstance(size, int) for size in w.shape):
+            raise ShapeError(f"conv_transpose: expected a weight of known sizes, got {w}")
+        if exact_div(w.shape[0], self.groups) is None:
+            raise ShapeError(f"conv_transpose: the weight {w} can't be split into {self.groups} groups of channels")
+        unify(x.shape[1], w.shape[0], f"conv_transpose: channels of {x} and axis 0 of the weight {w}")
+        channels = w.shape[1] * self.groups
+        if b is not None:
+            unify(b.shape[0], channels, f"conv_transpose: the bias {b} and the {channels} output channels")
+        n = x.rank - 2
+        space = []
+        for d in range(n):
+            full = strides[d] * (x.shape[d + 2] - 1) + dilations[d] * (w.shape[d + 2] - 1) + 1
+            size = full + extra[d] - pads[d] - pads[d + n]
+            unify(
+                max_size(size, 0), size, f"conv_transpose: the pads {pads} cut off more than there is on axis {d + 2}"
+            )
+            space.append(size)
+        return TensorType((x.shape[0], channels, *space), x.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        moved = self.elementwise_work(0, *x)
+        return Work(2 * numel(x[0].shape) * numel(x[1].shape[1:]), moved.read, moved.written)
+
+    def reference(self, x: Array, w: Array, b: Array | None = None) -> Array:
+        strides, dilations, pads, extra = self._window(x.ndim)
+        w, groups, space, channels = widened(w), self.groups, x.shape[2:], w.shape[1] * self.groups
+        reach = [s * (i - 1) + 1 for s, i in zip(strides, space, strict=True)]
+        full = [r + d * (t - 1) + e for r, d, t, e in zip(reach, dilations, w.shape[2:], extra, strict=True)]
+        out = np.zeros((x.shape[0], channels, *full), w.dtype)
+        columns = widened(x).reshape(x.shape[0], groups, x.shape[1] // groups, prod(space))
+        taps = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
+        for tap in np.ndindex(w.shape[2:]):
+            part = taps[:, :, :, *tap].swapaxes(1, 2) @ columns
+            steps = zip(tap, dilations, reach, strides, strict=True)
+            box = tuple(slice(t * d, t * d + r, s) for t, d, r, s in steps)
+            out[:, :, *box] += part.reshape(x.shape[0], channels, *space)
+        n = len(full)
+        kept = [slice(begin, size - end) for begin, end, size in zip(pads[:n], pads[n:], full, strict=True)]
+        return _biased(out[:, :, *kept], b).astype(x.dtype)
+
+    def decompose(self, g: Graph, x: Value, w: Value, b: Value | None = None) -> Value:
+        """One convolution that makes all output phases as channels, and a shuffle that interleaves them.
+
+        Output element q (before the crop) gets x[i] w[t] for q = i * stride + t. With q = m * stride + r and
+        t = u * stride + r this is, for each phase r, an ordinary convolution over m with the flipped taps u; no zeros
+        are inserted into x and no multiplication is wasted where the kernel is a multiple of the stride.
+        """
+        strides, dilations, pads, extra = self._window(x.rank)
+        n = x.rank - 2
+        (out,) = self.infer_types([v.type for v in (x, w, b) if v is not None])
+        w = _dilated(g, w, dilations)
+        kernel = [evaluate(size, {}) for size in w.shape[2:]]
+        phases = prod(strides)
+        taps = [-(-t // s) for t, s in zip(kernel, strides, strict=True)]
+        # Rows m of the phases that the crop keeps, which the pads of the convolution select where they can.
+        begins = [max(0, u - 1 - pads[d] // s) for d, (u, s) in enumerate(zip(taps, strides, strict=True))]
+        ends = [max(0, (kernel[d] + extra[d] - pads[d + n] - 1) // s) for d, s in enumerate(strides)]
+        weight = _phase_weights(g, w, strides, taps, self.groups)
+        bias = () if b is None else (_repeated(g, b, phases),)
+        conv = Conv(pads=(*begins, *ends), groups=self.groups)
+        y = _interleaved(g, g.add(conv, x, weight, *bias)[0], strides)
+        starts = [pads[d] - s * (taps[d] - 1 - begins[d]) for d, s in enumerate(strides)]
+        if not any(starts) and y.shape == out.shape:
+            return y
+        return g.add(Slice((0, 0, *starts), out.shape, (1,) * x.rank), y)[0]
+
+
+def _dilated(g: Graph, w: Value, dilations: tuple[int, ...]) -> Value:
+    """The kernel with dilation - 1 zeros between its taps."""
+    if all(d == 1 for d in dilations):
+        return w
+    n = len(dilations)
+    spread: list[Size] = []
+    sizes: list[Size] = []
+    ends: list[Size] = []
+    for size, d in zip(w.shape[2:], dilations, strict=True):
+        spread += [size, 1]
+        ends += [0, d - 1]
+        sizes.append(size * d)
+    apart = g.add(Reshape((*w.shape[:2], *spread)), w)[0]
+    apart = g.add(Pad((0,) * (2 + 2 * n) + (0, 0, *ends)), apart)[0]
+    whole = g.add(Reshape((*w.shape[:2], *sizes)), apart)[0]
+    kept = tuple(size - d + 1 for size, d in zip(sizes, dilations, strict=True))
+    return g.add(Slice((0,) * w.rank, (*w.shape[:2], *kept), (1,) * w.rank), whole)[0]
+
+
+def _phase_weights(g: Graph, w: Value, strides: tuple[int, ...], taps: list[int], groups: int) -> Value:
+    """w [C, O/g, kernel..] as the weight [O * phases, C/g, taps..] of a convolution that gives every phase."""
+    n = len(strides)
+    c, o = w.shape[:2]
+    missing = [u * s - size for u, s, size in zip(taps, strides, w.shape[2:], strict=True)]
+    if any(m != 0 for m in missing):
+        w = g.add(Pad((0,) * (n + 2) + (0, 0, *missing)), w)[0]
+    split: list[Size] = []
+    starts: list[Size] = []
+    steps: list[int] = []
+    for u, s in zip(taps, strides, strict=True):
+        split += [u, s]
+        starts += [u - 1, 0]
+        steps += [-1, 1]
+    shape = (groups, c // groups, o, *split)
+    apart = g.add(Reshape(shape), w)[0]
+    if any(u > 1 for u in taps):
+        apart = g.add(Slice((0, 0, 0, *starts), shape, (1, 1, 1, *steps)), apart)[0]
+    order = (0, 2, *range(4, 4 + 2 * n, 2), 1, *range(3, 3 + 2 * n, 2))
+    moved = g.add(Transpose(order), apart)[0]
+    return g.add(Reshape((groups * o * prod(strides), c // groups, *taps)), moved)[0]
+
+
+def _repeated(g: Graph, b: Value, times: int) -> Value:
+    if times == 1:
+        return b
+    (size,) = b.shape
+    column = g.add(Reshape((size, 1)), b)[0]
+    return g.add(Reshape((size * times,)), g.add(Expand((size, times)), column)[0])[0]
+
+
+def _interleaved(g: Graph, y: Value, strides: tuple[int, ...]) -> Value:
+    """[N, O * phases, m..] -> [N, O, (m * stride)..] (pixel shuffle)."""
+    n, phases = len(strides), prod(strides)
+    if phases == 1:
+        return y
+    batch, channels, *space = y.shape
+    o = channels // phases
+    apart = g.add(Reshape((batch, o, *strides, *space)), y)[0]
+    order = [0, 1]
+    for d in range(n):
+        order += [2 + n + d, 2 + d]
+    moved = g.add(Transpose(tuple(order)), apart)[0]
+    return g.add(Reshape((batch, o, *(m * s for m, s in zip(space, strides, strict=True)))), moved)[0]

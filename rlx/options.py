@@ -1,0 +1,79 @@
+"""The options of a compile: one dataclass, whose fields are the keywords of `compile`, `load` and `Session`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from rlx.errors import OptionError
+
+__all__ = ["CompileOptions"]
+
+DimSpec = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a compile can be told. Unknown names and values are `OptionError`s."""
+
+    device: str = "auto"  # "auto", or a name that `rlx devices` lists
+    dims: Mapping[str, Any] | None = None  # name -> int (fixes) or (lo, hi) (bounds), or input name -> tuple of those
+    threads: int | None = None  # CPU threads of a run, the caller's among them; None: what the machine grants
+    precision: str = "f32"  # arithmetic that f32 graphs run in: "f32"
+    budget: int | str | None = None  # bytes ("8GiB", 123456) that the model may take; None: what is free
+    over_budget: str = "error"  # "error" | "warn" | "allow" when it does not fit
+    deterministic: bool = True  # equal inputs give equal bits on one machine
+    alignment: int = 64  # bytes that every buffer of the arena is aligned to
+    reuse: bool = True  # let buffers share memory when their lives do not overlap (False: for debugging)
+    cache_dir: str | os.PathLike[str] | None = None  # where compiled code is kept; None: the user's cache folder
+    debug: bool = False  # poison overwritten outputs and refuse stale views
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.device, str) or not self.device:
+            raise OptionError(f"device={self.device!r}: expected the name of a device, see `rlx devices`")
+        if self.threads is not None and not (isinstance(self.threads, int) and self.threads >= 1):
+            raise OptionError(f"threads={self.threads!r}: expected an int >= 1, or None for all that are granted")
+        if self.precision != "f32":
+            raise OptionError(f"precision={self.precision!r}: expected 'f32', the only one that is built so far")
+        if self.over_budget not in ("error", "warn", "allow"):
+            raise OptionError(f"over_budget={self.over_budget!r}: expected 'error', 'warn' or 'allow'")
+        if not isinstance(self.alignment, int) or self.alignment < 8 or self.alignment & (self.alignment - 1):
+            raise OptionError(f"alignment={self.alignment!r}: expected a power of two >= 8 (bytes)")
+        if self.budget is not None:
+            parse_bytes(self.budget)
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget in bytes, None where none was set."""
+        return None if self.budget is None else parse_bytes(self.budget)
+
+    def with_options(self, changes: Mapping[str, Any]) -> CompileOptions:
+        """A copy with other values; `OptionError` names an unknown option and lists the known ones."""
+        known = [f.name for f in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise OptionError(f"unknown option {name!r}: known are {', '.join(known)}")
+        return replace(self, **changes)
+
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes from an int or a text such as "8GiB", "500 MB" or "1e9"; `OptionError` for anything else."""
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    if isinstance(size, str):
+        text = size.strip().lower()
+        number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        unit = text[len(number) :].strip()
+        try:
+            value = float(number) * UNITS[unit]
+            if value >= 0:
+                return int(value)
+        except (ValueError, KeyError, OverflowError):
+            pass
+    raise OptionError(f"size {size!r}: expected bytes as an int or a text such as '8GiB' or '500MB'")

@@ -1,0 +1,96 @@
+"""Dims given by a user: a name fixes or bounds a symbol everywhere in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx.errors import OptionError, ShapeError
+from rlx.ir.graph import Graph, TensorType, Value
+from rlx.ir.shape import Dim, Guard, Size, Symbol, same, substitute
+from rlx.ops.base import Op
+from rlx.passes.rewrite import finish
+
+__all__ = ["apply_dims", "dim_values"]
+
+
+def dim_values(graph: Graph, dims: Mapping[str, Any]) -> dict[str, Size]:
+    """What each named symbol becomes: from {"batch": 4, "seq": (1, 512), "x": (1, 3, (32, 960), (32, 960))}."""
+    known = graph.dims()
+    inputs = {v.name: v for v in graph.inputs}
+    values: dict[str, Size] = {}
+    for name, spec in dims.items():
+        if name in known:
+            _put(values, known[name], spec)
+        elif name in inputs and isinstance(spec, Sequence):
+            shape = inputs[name].shape
+            if len(spec) != len(shape):
+                raise ShapeError(f"dims[{name!r}]: the input has rank {len(shape)}, {len(spec)} sizes given")
+            for size, one in zip(shape, spec, strict=True):
+                _put_size(values, name, size, one)
+        else:
+            names = ", ".join(map(repr, (*known, *inputs)))
+            raise OptionError(f"dims: there is no dim or input {name!r}; there are {names or 'none'}")
+    return values
+
+
+def _put_size(values: dict[str, Size], name: str, size: Size, spec: Any) -> None:
+    if isinstance(size, Dim):
+        if size.symbol is not None:
+            _put(values, size.symbol, spec)
+        return
+    if spec != size and spec is not None:
+        raise ShapeError(f"dims[{name!r}]: the graph has the fixed size {size} where {spec!r} is given")
+
+
+def _put(values: dict[str, Size], symbol: Symbol, spec: Any) -> None:
+    if spec is None:
+        return
+    new: Size
+    if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
+        new = spec
+    elif isinstance(spec, Sequence) and len(spec) == 2 and all(isinstance(n, int) and n >= 0 for n in spec):
+        new = Dim(symbol.name, spec[0], spec[1], symbol.multiple)
+    else:
+        raise OptionError(f"dims[{symbol.name!r}]={spec!r}: expected a size, or (lowest, highest)")
+    old = values.get(symbol.name)
+    if old is not None and old != new:
+        raise OptionError(f"dims: {symbol.name!r} is given as {old} and as {new}")
+    values[symbol.name] = new
+
+
+def apply_dims(graph: Graph, dims: Mapping[str, Any] | None) -> Graph:
+    """The graph with the symbols that `dims` names fixed or bounded. Raises `OptionError` for unknown names."""
+    values = dim_values(graph, dims) if dims else {}
+    if not values:
+        return graph
+    new = Graph(graph.name)
+    mapped: dict[Value, Value] = {}
+    for old_list, new_list in (
+        (graph.inputs, new.inputs),
+        (graph.params, new.params),
+        (graph.states, new.states),
+        (graph.constants, new.constants),
+    ):
+        for value in old_list:
+            shape = tuple(substitute(s, values) for s in value.shape)
+            copy = Value(new, TensorType(shape, value.dtype, value.type.encoding), value.kind, value.name)
+            copy.data = value.data
+            new_list.append(copy)
+            mapped[value] = copy
+    for guard in graph.guards:
+        lhs, rhs = substitute(guard.lhs, values), substitute(guard.rhs, values)
+        if same(lhs, rhs) is False:
+            raise ShapeError(f"dims: {guard.why}: {guard.lhs} and {guard.rhs} would be {lhs} and {rhs}")
+        if lhs != rhs:
+            new.guards.append(Guard(lhs, rhs, guard.why))
+    for node in graph.nodes:
+        op = node.op.with_sizes(values) if isinstance(node.op, Op) else node.op
+        outputs = new.add(op, *(mapped[v] for v in node.inputs), provenance=node.provenance, regions=node.regions)
+        for old, value in zip(node.outputs, outputs, strict=True):
+            value.name = old.name
+            mapped[old] = value
+    guards, new.guards = new.guards, []
+    finished = finish(Graph(graph.name, outputs=graph.outputs, updates=graph.updates), new, mapped)
+    finished.guards = guards
+    return finished

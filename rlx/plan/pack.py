@@ -1,0 +1,243 @@
+"""Offset assignment: a portfolio of greedy packers that keeps the smallest arena and stops at the lower bound.
+
+Ordinary graphs end in the first near-linear sweeps, at the bound. What misses it goes on to list placement in several
+orders (size and live range: Pisarchyk & Lee, arXiv 2001.03288, and XLA; conflicts: TVM) and to growing the plan from
+its lowest floor, repeated with more weight on the buffers that stood too high. Work is counted in visited pairs, never
+in time, so a plan is the same on every run and machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rlx.errors import MemoryDeficit, OptionError
+from rlx.plan.bound import lower_bound, peak_step
+from rlx.plan.check import check
+from rlx.plan.greedy import Problem, place, place_floors, sweep, sweep_two_ended
+from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up, validate
+
+__all__ = ["pack"]
+
+_WORK = 1_500_000  # visited pairs for one unit of effort: some half a second of plain Python
+_DENSE_DEGREE = 100  # mean number of conflicts from which array operations beat lists
+_MAX_LISTED_PAIRS = 500_000  # conflict lists beyond this cost more memory than floors are worth
+_HEIGHT_WEIGHT = 0.3  # how much a buffer's rank rises for standing one bound too high
+
+
+def pack(
+    intervals: Sequence[Interval],
+    *,
+    base_alignment: int = DEFAULT_ALIGNMENT,
+    reuse: bool = True,
+    capacity: int | None = None,
+    effort: float = 1.0,
+) -> Placement:
+    """Choose an arena offset in bytes for each interval so that no two that are live at one step share a byte.
+
+    Offsets are multiples of `base_alignment` and of the interval's own alignment, and the height of `base_alignment`;
+    the arena itself must start at the largest of these alignments. `reuse=False` gives every buffer its own place.
+    `effort` scales the work spent on plans that miss the lower bound; 0 runs the first packer only.
+    Raises `OptionError` for a bad interval, `CompileError` where fixed buffers overlap, and `MemoryDeficit` where the
+    plan takes more than `capacity` bytes.
+    """
+    if effort < 0:
+        raise OptionError(f"effort must be 0 or more, got {effort}")
+    validate(intervals, base_alignment)
+    bound = lower_bound(intervals, base_alignment=base_alignment)
+    _check_fixed(intervals, bound, base_alignment)
+    if not reuse:
+        placement = _place_apart(intervals, base_alignment)
+    else:
+        placement = _place_shared(intervals, base_alignment, bound, int(effort * _WORK))
+    if capacity is not None and placement.height > capacity:
+        raise MemoryDeficit(_deficit(intervals, placement, capacity, bound, base_alignment))
+    return placement
+
+
+def _check_fixed(intervals: Sequence[Interval], bound: int, base_alignment: int) -> None:
+    pinned = [interval for interval in intervals if interval.fixed is not None]
+    offsets = [interval.fixed for interval in pinned if interval.fixed is not None]
+    rounded = [replace(interval, size=round_up(interval.size, base_alignment)) for interval in pinned]
+    check(rounded, offsets, max([bound, *offsets]), base_alignment=base_alignment)
+
+
+def _deficit(
+    intervals: Sequence[Interval], placement: Placement, capacity: int, bound: int, base_alignment: int
+) -> str:
+    message = (
+        f"memory plan: needs {placement.height} bytes, capacity is {capacity}: {placement.height - capacity} short"
+    )
+    if bound <= capacity:
+        return f"{message}; the lower bound of {bound} would fit: raise the effort of packing"
+    step = peak_step(intervals, base_alignment=base_alignment)
+    return f"{message}; at least {bound} are needed by any plan (peak at step {step}): lower the batch or extents"
+
+
+def _place_apart(intervals: Sequence[Interval], base_alignment: int) -> Placement:
+    """Every free buffer beyond the last one, after the fixed ones."""
+    ends = [
+        interval.fixed + round_up(interval.size, base_alignment) for interval in intervals if interval.fixed is not None
+    ]
+    height = max(ends, default=0)
+    offsets = []
+    for interval in intervals:
+        if interval.fixed is not None or interval.size == 0:
+            offsets.append(interval.fixed or 0)
+            continue
+        offset = round_up(height, max(interval.alignment, base_alignment))
+        offsets.append(offset)
+        height = offset + round_up(interval.size, base_alignment)
+    return Placement(tuple(offsets), height, "no reuse")
+
+
+def _place_shared(intervals: Sequence[Interval], base_alignment: int, bound: int, work: int) -> Placement:
+    offsets = [interval.fixed or 0 for interval in intervals]  # what has no size stays at 0
+    numbers = [index for index, interval in enumerate(intervals) if interval.size]
+    numbers.sort(key=lambda i: (intervals[i].start, -intervals[i].stop, -intervals[i].size, i))
+    if not numbers:
+        return Placement(tuple(offsets), bound, "empty")
+    chosen = [intervals[i] for i in numbers]
+    problem = Problem(
+        starts=[interval.start for interval in chosen],
+        stops=[interval.stop for interval in chosen],
+        sizes=[round_up(interval.size, base_alignment) for interval in chosen],
+        alignments=[max(interval.alignment, base_alignment) for interval in chosen],
+        fixed=[-1 if interval.fixed is None else interval.fixed for interval in chosen],
+    )
+    best = _best(problem, bound, work)
+    for index, offset in zip(numbers, best.offsets, strict=True):
+        offsets[index] = offset
+    return Placement(tuple(offsets), max(best.height, bound), best.method)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A packer, what a run of it visits, and the run: offsets lower than the limit it is given, or None."""
+
+    method: str
+    work: int
+    run: Callable[[int], list[int] | None]
+
+
+def _best(problem: Problem, bound: int, work: int) -> Placement:
+    """The smallest of all candidates that the work pays for; the first one always runs."""
+    pairs = sum(problem.degrees) // 2
+    best = Placement((), _stacked(problem) + 1, "")
+    for candidate in _candidates(problem, bound, pairs):
+        if best.offsets and candidate.work > work:
+            continue
+        offsets = candidate.run(best.height)
+        work -= candidate.work if offsets else candidate.work // 4  # None: it gave up early
+        best = _smaller(problem, best, offsets, candidate.method)
+        if best.offsets and best.height <= bound:
+            return best
+    if problem.has_fixed or pairs > _MAX_LISTED_PAIRS:
+        return best
+    return _reweighted(problem, best, bound, rounds=work // _floors_work(problem, pairs))
+
+
+def _stacked(problem: Problem) -> int:
+    """A height that list placement never exceeds, whatever the order."""
+    fixed_end = max(offset + size for offset, size in zip(problem.fixed, problem.sizes, strict=True))
+    return max(fixed_end, 0) + sum(problem.sizes) + sum(problem.alignments)
+
+
+def _smaller(problem: Problem, best: Placement, offsets: list[int] | None, method: str) -> Placement:
+    if offsets is None:
+        return best
+    height = max(offset + size for offset, size in zip(offsets, problem.sizes, strict=True))
+    return Placement(tuple(offsets), height, method) if height < best.height else best
+
+
+def _candidates(problem: Problem, bound: int, pairs: int) -> Iterator[_Candidate]:
+    if not problem.has_fixed:
+        yield from _sweeps(problem, bound)
+    yield from _lists(problem, pairs)
+    if not problem.has_fixed and pairs <= _MAX_LISTED_PAIRS:
+        yield from _floors(problem, pairs)
+
+
+def _sweeps(problem: Problem, bound: int) -> Iterator[_Candidate]:
+    work = 8 * len(problem)
+    mirrored, order = problem.reversed()
+
+    def back(offsets: list[int] | None) -> list[int] | None:
+        if offsets is None:
+            return None
+        result = [0] * len(order)
+        for number, offset in zip(order, offsets, strict=True):
+            result[number] = offset
+        return result
+
+    yield _Candidate(
+        "program order, first fit", work, lambda limit: sweep(problem, best_fit=False, limit=limit, patient=True)
+    )
+    yield _Candidate("two-ended", work, lambda _: sweep_two_ended(problem, ceiling=bound))
+    yield _Candidate("reverse two-ended", work, lambda _: back(sweep_two_ended(mirrored, ceiling=bound)))
+    yield _Candidate("program order, best fit", work, lambda limit: sweep(problem, best_fit=True, limit=limit))
+    yield _Candidate("reverse order, first fit", work, lambda limit: back(sweep(mirrored, best_fit=False, limit=limit)))
+    yield _Candidate("reverse order, best fit", work, lambda limit: back(sweep(mirrored, best_fit=True, limit=limit)))
+
+
+def _ranks(problem: Problem) -> dict[str, Callable[[int], int]]:
+    sizes, degrees, breadths = problem.sizes, problem.degrees, problem.breadths
+    largest = max(sizes)
+    spans = [stop - start for start, stop in zip(problem.starts, problem.stops, strict=True)]
+    return {
+        "breadth": lambda i: breadths[i] * (largest + 1) + sizes[i],
+        "size": lambda i: sizes[i],
+        "size x conflicts": lambda i: sizes[i] * degrees[i],
+        "live range": lambda i: spans[i],
+        "area": lambda i: sizes[i] * spans[i],
+        "conflicts": lambda i: degrees[i],
+        "program": lambda i: -i,
+    }
+
+
+def _lists(problem: Problem, pairs: int) -> Iterator[_Candidate]:
+    count = len(problem)
+    dense = pairs > _DENSE_DEGREE * count
+    work = count * (60 + count // 70) if dense else 10 * count + 2 * pairs
+    for name, rank in _ranks(problem).items():
+        if name == "program" and not problem.has_fixed:
+            continue  # the sweeps have done it
+        order = sorted(range(count), key=rank, reverse=True)  # stable: ties stay in program order
+        for best_fit, fit in ((True, "best fit"), (False, "first fit")):
+            yield _Candidate(
+                f"{name}, {fit}",
+                work,
+                lambda limit, order=order, best_fit=best_fit: place(  # type: ignore[misc]
+                    problem, order, best_fit=best_fit, dense=dense, limit=limit
+                ),
+            )
+
+
+def _floors_work(problem: Problem, pairs: int) -> int:
+    return 10 * len(problem) + 2 * pairs
+
+
+def _floors(problem: Problem, pairs: int) -> Iterator[_Candidate]:
+    work = _floors_work(problem, pairs)
+    for name, rank in _ranks(problem).items():
+        yield _Candidate(
+            f"lowest floor by {name}",
+            work,
+            lambda limit, rank=rank: place_floors(problem, rank, limit=limit),  # type: ignore[misc]
+        )
+
+
+def _reweighted(problem: Problem, best: Placement, bound: int, *, rounds: int) -> Placement:
+    """Lowest floor by conflicts, again and again; buffers that end above the bound rise in rank for the next round."""
+    most = max(1, *problem.degrees)
+    ranks = [degree / most for degree in problem.degrees]
+    for _ in range(rounds):
+        offsets = place_floors(problem, ranks.__getitem__, limit=None)
+        best = _smaller(problem, best, offsets, "lowest floor, reweighted")
+        if offsets is None or best.height <= bound:
+            break
+        for one, offset in enumerate(offsets):
+            excess = offset + problem.sizes[one] - bound
+            if excess > 0:
+                ranks[one] += _HEIGHT_WEIGHT * excess / bound
+    return best

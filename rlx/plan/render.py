@@ -1,0 +1,156 @@
+"""A plan for people and tools: totals, a text table, JSON, and a self-contained SVG map."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+
+from rlx.plan.bound import lower_bound, peak_step
+from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
+
+__all__ = ["Totals", "to_json", "to_svg", "to_text", "totals"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a plan comes to, in bytes; `gap` is the part of the arena's height above the lower bound (0.05 is 5 %)."""
+
+    buffers: int
+    arena: int
+    lower_bound: int
+    gap: float
+    peak_step: int
+    unshared: int
+    saved: int
+    method: str
+
+
+def totals(intervals: Sequence[Interval], placement: Placement, *, base_alignment: int = DEFAULT_ALIGNMENT) -> Totals:
+    """Arena, lower bound, gap, and the bytes saved by sharing against one place for every buffer."""
+    bound = lower_bound(intervals, base_alignment=base_alignment)
+    unshared = sum(round_up(interval.size, base_alignment) for interval in intervals)
+    return Totals(
+        buffers=len(intervals),
+        arena=placement.height,
+        lower_bound=bound,
+        gap=placement.height / bound - 1 if bound else 0.0,
+        peak_step=peak_step(intervals, base_alignment=base_alignment),
+        unshared=unshared,
+        saved=unshared - placement.height,
+        method=placement.method,
+    )
+
+
+def to_text(
+    intervals: Sequence[Interval],
+    placement: Placement,
+    *,
+    base_alignment: int = DEFAULT_ALIGNMENT,
+    rows: int | None = None,
+) -> str:
+    """A table with one line a buffer in schedule order (the `rows` largest only, if given), and the totals."""
+    shown = range(len(intervals))
+    if rows is not None:
+        shown_largest = sorted(shown, key=lambda i: (-intervals[i].size, i))[:rows]
+        lines = _table(intervals, placement, shown_largest)
+        if len(intervals) > rows:
+            lines.append(f"... and {len(intervals) - rows} smaller")
+    else:
+        lines = _table(intervals, placement, shown)
+    sums = totals(intervals, placement, base_alignment=base_alignment)
+    lines += [
+        "",
+        f"arena        {_bytes(sums.arena)}",
+        f"lower bound  {_bytes(sums.lower_bound)}, reached at step {sums.peak_step}",
+        f"gap          {100 * sums.gap:.2f} % ({sums.method})",
+        f"unshared     {_bytes(sums.unshared)} in {sums.buffers} buffers",
+        f"saved        {_bytes(sums.saved)} by sharing",
+    ]
+    return "\n".join(lines)
+
+
+def _table(intervals: Sequence[Interval], placement: Placement, shown: Sequence[int]) -> list[str]:
+    cells = [("buffer", "live", "offset", "size", "align", "")]
+    for index in sorted(shown, key=lambda i: (intervals[i].start, i)):
+        interval = intervals[index]
+        cells.append(
+            (
+                interval.name,
+                f"[{interval.start}, {interval.stop})",
+                f"{placement.offsets[index]:,}",
+                f"{interval.size:,}",
+                str(interval.alignment),
+                "" if interval.fixed is None else "fixed",
+            )
+        )
+    widths = [max(len(row[column]) for row in cells) for column in range(6)]
+    return [
+        "  ".join(
+            text.ljust(width) if column in (0, 5) else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def to_json(intervals: Sequence[Interval], placement: Placement, *, base_alignment: int = DEFAULT_ALIGNMENT) -> str:
+    """The totals and every buffer as a JSON object with keys `totals` and `buffers`; sizes in bytes."""
+    buffers = [
+        {**asdict(interval), "offset": offset} for interval, offset in zip(intervals, placement.offsets, strict=True)
+    ]
+    sums = totals(intervals, placement, base_alignment=base_alignment)
+    return json.dumps({"totals": asdict(sums), "buffers": buffers}, indent=1)
+
+
+def to_svg(
+    intervals: Sequence[Interval],
+    placement: Placement,
+    *,
+    base_alignment: int = DEFAULT_ALIGNMENT,
+    width: int = 960,
+    height: int = 480,
+) -> str:
+    """A map of the arena: schedule steps to the right, addresses upwards, one box a buffer with its facts on hover."""
+    first = min((interval.start for interval in intervals), default=0)
+    last = max((interval.stop for interval in intervals), default=1)
+    across = width / (last - first)
+    up = height / max(placement.height, 1)
+    sums = totals(intervals, placement, base_alignment=base_alignment)
+    caption = (
+        f"arena {_bytes(sums.arena)}, lower bound {_bytes(sums.lower_bound)} at step {sums.peak_step}, "
+        f"gap {100 * sums.gap:.2f} %; steps {first} to {last}"
+    )
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -24 {width} {height + 32}" font-family="sans-serif">',
+        f'<text x="0" y="-8" font-size="14">{escape(caption)}</text>',
+        f'<rect width="{width}" height="{height}" fill="#f4f4f4" stroke="#888"/>',
+    ]
+    for index, (interval, offset) in enumerate(zip(intervals, placement.offsets, strict=True)):
+        if not interval.size:
+            continue
+        hue = index * 137 % 360  # the golden angle: neighbours differ
+        title = f"{interval.name}: {_bytes(interval.size)} at {offset:,}, live [{interval.start}, {interval.stop})"
+        parts.append(
+            f'<rect x="{(interval.start - first) * across:.2f}" y="{height - (offset + interval.size) * up:.2f}" '
+            f'width="{(interval.stop - interval.start) * across:.2f}" height="{interval.size * up:.2f}" '
+            f'fill="hsl({hue},55%,65%)" stroke="#fff" stroke-width="0.5"><title>{escape(title)}</title></rect>'
+        )
+    peak = (sums.peak_step - first) * across
+    bound = height - sums.lower_bound * up
+    parts += [
+        f'<path d="M{peak:.2f} 0V{height}M0 {bound:.2f}H{width}" stroke="#c00" stroke-dasharray="4 3" fill="none"/>',
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def _bytes(count: int) -> str:
+    """1,234,567 bytes as `1.18 MiB (1,234,567 B)`."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count:,} B" if unit == "B" else f"{value:.2f} {unit} ({count:,} B)"

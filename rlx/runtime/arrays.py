@@ -1,0 +1,109 @@
+"""Arrays at the boundary: what users hand in becomes NumPy arrays of the declared type, not copied where possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.base import TensorSpec
+from rlx.errors import DTypeError, NameNotFound, ShapeError, StaleView
+from rlx.ir.graph import Array
+from rlx.ir.shape import Dim
+
+__all__ = ["Views", "by_position", "to_array"]
+
+MISSING: Any = object()  # stands for a name that was not given
+
+
+def to_array(spec: TensorSpec, value: Any, what: str) -> Array:
+    """The value as an array of the spec's element type and rank; contiguity is the device's business.
+
+    Takes NumPy arrays, the buffer protocol, DLPack, and Python numbers and lists of an exact fit. Element types are
+    never converted silently, except Python numbers.
+    """
+    if isinstance(value, np.ndarray):
+        array = value
+    elif isinstance(value, bool | int | float | list | tuple):
+        array = _from_python(spec, value, what)
+    elif hasattr(value, "__dlpack__"):
+        try:
+            array = np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise DTypeError(f"{what}: the array can't be read through DLPack: {error}") from None
+    else:
+        array = np.asarray(value)
+    if array.dtype != spec.dtype.numpy:
+        raise DTypeError(f"{what}: expected elements of type {spec.dtype}, got {array.dtype}; convert the array first")
+    check_shape(spec, array, what)
+    return array
+
+
+def _from_python(spec: TensorSpec, value: Any, what: str) -> Array:
+    try:
+        exact = np.asarray(value)
+        array = exact.astype(spec.dtype.numpy)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DTypeError(f"{what}: can't make {spec.dtype} elements of it: {error}") from None
+    fits = exact.size == 0 or exact.dtype.kind in ("biu" if spec.dtype.kind != "f" else "biuf")
+    if not fits or (spec.dtype.kind in "iub" and not np.array_equal(array, exact)):
+        raise DTypeError(f"{what}: the numbers given don't fit elements of type {spec.dtype}")
+    return array
+
+
+def check_shape(spec: TensorSpec, array: Array, what: str) -> None:
+    """`ShapeError` unless rank and fixed sizes are those of the spec (dims are checked when they are bound)."""
+    fits = array.ndim == len(spec.shape) and all(
+        isinstance(want, Dim) or want == got for want, got in zip(spec.shape, array.shape, strict=True)
+    )
+    if not fits:
+        raise ShapeError(f"{what}: expected shape ({', '.join(map(str, spec.shape))}), got {array.shape}")
+
+
+def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> list[Any]:
+    """Values in the order of the specs, from a mapping by name or a sequence by position."""
+    if isinstance(given, Mapping):
+        values = [given.get(spec.name, MISSING) for spec in specs]
+        if len(given) == len(specs) and not any(value is MISSING for value in values):
+            return values
+        names = [spec.name for spec in specs]
+        for name in given:
+            if name not in names:
+                raise NameNotFound(f"there is no {what} {name!r}; there are {', '.join(map(repr, names)) or 'none'}")
+        absent = [spec.name for spec in specs if spec.name not in given]
+        raise NameNotFound(f"{what} {absent[0]!r} is missing: expected {', '.join(map(repr, names))}")
+    if isinstance(given, list | tuple):
+        if len(given) != len(specs):
+            raise ShapeError(f"expected {len(specs)} {what}s ({', '.join(s.name for s in specs)}), got {len(given)}")
+        return list(given)
+    raise ShapeError(f"{what}s are given by name in a mapping, or by position in a list; got {type(given).__name__}")
+
+
+class Views(tuple[Array, ...]):
+    """Read-only arrays in the arena, by position or name, valid until the next run of the graph."""
+
+    names: tuple[str, ...]
+    alive: Any
+
+    def __new__(cls, arrays: Sequence[Array], names: Sequence[str], alive: Any = None) -> Views:
+        made = super().__new__(cls, arrays)
+        made.names = tuple(names)
+        made.alive = alive  # None, or a callable that says whether no later run has overwritten them (debug)
+        return made
+
+    def _check(self) -> None:
+        if self.alive is not None and not self.alive():
+            raise StaleView("these views are of an earlier run: its outputs have been overwritten; copy what you keep")
+
+    def __getitem__(self, key: Any) -> Any:
+        self._check()
+        if isinstance(key, str):
+            if key not in self.names:
+                raise NameNotFound(f"there is no output {key!r}; there are {', '.join(map(repr, self.names))}")
+            key = self.names.index(key)
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Iterator[Array]:
+        self._check()
+        return super().__iter__()

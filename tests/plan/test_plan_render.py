@@ -1,0 +1,65 @@
+"""The renderers show every buffer, the right totals, and well-formed JSON and SVG."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree as ET
+
+from rlx.plan.interval import Interval, Placement
+from rlx.plan.pack import pack
+from rlx.plan.render import to_json, to_svg, to_text, totals
+
+INTERVALS = [
+    Interval("x<1>", 0, 2, 2048),
+    Interval("y", 1, 3, 1024, fixed=2048),
+    Interval("z", 2, 4, 2000),
+    Interval("none", 0, 4, 0),
+]
+PLACEMENT = pack(INTERVALS)
+
+
+def test_totals() -> None:
+    sums = totals(INTERVALS, PLACEMENT)
+    assert (sums.buffers, sums.arena, sums.lower_bound, sums.gap) == (4, 3072, 3072, 0.0)
+    assert (sums.unshared, sums.saved, sums.peak_step) == (5120, 2048, 1)
+
+
+def test_gap_is_relative_to_the_bound() -> None:
+    assert totals(INTERVALS, Placement((0, 2048, 0, 0), 3840, "by hand")).gap == 0.25
+
+
+def test_text_lists_buffers_and_totals() -> None:
+    text = to_text(INTERVALS, PLACEMENT)
+    row = next(line for line in text.splitlines() if line.startswith("y"))
+    assert row.split() == ["y", "[1,", "3)", "2,048", "1,024", "64", "fixed"]
+    assert "arena        3.00 KiB (3,072 B)" in text
+    assert "gap          0.00 %" in text
+    assert "saved        2.00 KiB (2,048 B) by sharing" in text
+
+
+def test_text_can_keep_the_largest_only() -> None:
+    text = to_text(INTERVALS, PLACEMENT, rows=1)
+    assert "x<1>" in text
+    assert "z" not in text.split("\n\n")[0].replace("size", "")
+    assert "... and 3 smaller" in text
+
+
+def test_json_round_trips() -> None:
+    data = json.loads(to_json(INTERVALS, PLACEMENT))
+    assert [entry["offset"] for entry in data["buffers"]] == list(PLACEMENT.offsets)
+    assert data["buffers"][1]["fixed"] == 2048
+    assert data["totals"]["arena"] == 3072
+
+
+def test_svg_is_well_formed_and_has_a_titled_box_a_buffer() -> None:
+    root = ET.fromstring(to_svg(INTERVALS, PLACEMENT))
+    titles = [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == 3  # the empty buffer has no box
+    assert titles[0].startswith("x<1>: 2.00 KiB")
+
+
+def test_an_empty_plan_renders() -> None:
+    nothing = pack([])
+    assert "arena        0 B" in to_text([], nothing)
+    ET.fromstring(to_svg([], nothing))
+    assert json.loads(to_json([], nothing))["buffers"] == []

@@ -1,0 +1,120 @@
+"""Every example in the README and the docs runs as it is printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LANGUAGES = {"sh", "python", "text", "json", ""}
+NOT_RUN = {"docs/design.md"}  # the contract: it also shows API that is not there yet
+PAGES = [
+    path
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if str(path.relative_to(ROOT)) not in NOT_RUN
+]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the line of its first line, and its text."""
+
+    language: str
+    line: int
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """All fenced blocks of a page, those in lists too."""
+    found = []
+    fence = re.compile(r"^([ ]*)```([^\n]*)\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
+    text = page.read_text()
+    for match in fence.finditer(text):
+        indent, language, body = match.groups()
+        line = text.count("\n", 0, match.start(3)) + 1
+        found.append(Block(language.strip(), line, re.sub(f"^{indent}", "", body, flags=re.MULTILINE)))
+    return found
+
+
+def python_source(page: Path) -> str:
+    """The python blocks of a page as one script, each line at its number on the page: tracebacks point there."""
+    lines: list[str] = []
+    for block in blocks(page):
+        if block.language == "python":
+            lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def makefile_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+SH_BLOCKS = [
+    pytest.param(block, id=f"{page_id(page)}:{block.line}")
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "sh"
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that looks like the checkout to the examples: it has rlx/demo's files, and nothing to spoil."""
+    shutil.copytree(
+        ROOT / "rlx" / "demo", tmp_path / "rlx" / "demo", ignore=shutil.ignore_patterns("*.py", "__pycache__")
+    )
+    return tmp_path
+
+
+def run(command: list[str], folder: Path) -> None:
+    """Run in `folder` with this interpreter's scripts first on the PATH; a failure shows all output."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_blocks_have_a_known_language(page: Path) -> None:
+    """No example escapes these tests by a misspelt language or an unclosed fence."""
+    found = blocks(page)
+    assert {block.language for block in found} <= LANGUAGES
+    assert page.read_text().count("```") == 2 * len(found)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if python_source(page).strip()], ids=page_id)
+def test_python_blocks_run(page: Path, folder: Path) -> None:
+    """The python blocks of a page run in order in one namespace."""
+    script = folder / page.name
+    script.write_text(python_source(page))
+    run([sys.executable, "-P", str(script)], folder)
+
+
+@pytest.mark.parametrize("block", SH_BLOCKS)
+def test_sh_blocks_run(block: Block, folder: Path) -> None:
+    """Shell examples exit with status 0; those that start with `make` name targets of the Makefile instead."""
+    if not block.text.startswith("make"):
+        run(["bash", "-euo", "pipefail", "-c", block.text], folder)
+        return
+    commands = [line.partition("#")[0].split() for line in block.text.splitlines() if line.strip()]
+    assert all(command[0] == "make" for command in commands), "a block of make commands holds nothing else"
+    named = {word for command in commands for word in command[1:] if "=" not in word}
+    assert named <= makefile_targets()
+
+
+def test_readme_opens_with_the_two_commands() -> None:
+    """A newcomer meets `make demo` and `make test` first."""
+    first = next(block for block in blocks(ROOT / "README.md") if block.language == "sh")
+    assert [line.split()[:2] for line in first.text.splitlines()] == [["make", "demo"], ["make", "test"]]

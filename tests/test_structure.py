@@ -1,0 +1,174 @@
+"""The one-way dependencies between the parts of rlx, read from its imports (those inside functions too)."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+import sys
+import tomllib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "rlx"
+
+COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "cost", "backends", "backends.base"}
+
+# part -> the parts that it may import, besides itself and ANYONE
+ANYONE = {"errors", "options"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "options": {"ir"},
+    "ir": set(),
+    "ops": {"ir"},
+    "passes": {"ir", "ops"},
+    "kernels": {"ir", "ops"},
+    "plan": {"ir", "kernels"},
+    "cost": {"ir", "kernels"},
+    "backends.base": {"ir", "ops", "kernels", "plan"},
+    "importers": {"ir", "ops"},
+    "compiler": COMPILER_PARTS,
+    "estimate": COMPILER_PARTS | {"compiler", "importers"},
+    "runtime": COMPILER_PARTS | {"compiler", "importers", "estimate"},
+    "testing": COMPILER_PARTS | {"compiler", "importers", "estimate", "runtime", "rlx"},
+    "rlx": COMPILER_PARTS | {"compiler", "importers", "estimate", "runtime"},  # rlx/__init__.py
+    "cli": COMPILER_PARTS | {"compiler", "importers", "estimate", "runtime", "testing", "rlx"},
+}
+A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base"}
+BASE_PARTS = {"errors", "ir"}  # below `options`
+
+
+def part_of(module: str) -> str:
+    """The part that a dotted module name belongs to: rlx.ir.graph -> ir, rlx.backends.cpu.emit -> backends.cpu."""
+    names = module.split(".")
+    if len(names) == 1:
+        return "rlx"
+    if names[1] == "backends" and len(names) > 2:
+        return f"backends.{names[2]}"
+    return names[1]
+
+
+def may_import(part: str) -> set[str] | None:
+    """The parts that a part may import, or None when the table does not know it."""
+    if part == "backends":  # the registry knows every backend
+        return {other for other in parts() if other.startswith("backends.")} | A_BACKEND | ANYONE
+    if part.startswith("backends.") and part != "backends.base":
+        return A_BACKEND | ANYONE
+    if part not in ALLOWED:
+        return None
+    return ALLOWED[part] | ({"errors"} if part in BASE_PARTS else ANYONE)
+
+
+def module_name(path: Path) -> str:
+    names = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)
+
+
+def modules() -> dict[str, Path]:
+    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def parts() -> set[str]:
+    return {part_of(name) for name in modules()}
+
+
+def walk(node: ast.AST, into_functions: bool) -> Iterator[ast.AST]:
+    """All nodes below a node; optionally without those in functions, which do not run on import."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if into_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from walk(child, into_functions)
+
+
+def imports(
+    source: str, module: str, *, is_package: bool, known: Collection[str], into_functions: bool = True
+) -> Iterator[tuple[int, str]]:
+    """(line, module) for every import in a source text; `from a import b` gives a.b when that is a known module."""
+    base = module.split(".") if is_package else module.split(".")[:-1]
+    for node in walk(ast.parse(source), into_functions):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = base[: len(base) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{origin}.{alias.name}"
+                yield node.lineno, full if full in known else origin
+
+
+def imports_of(module: str, path: Path, into_functions: bool = True) -> list[tuple[int, str]]:
+    is_package = path.name == "__init__.py"
+    found = imports(path.read_text(), module, is_package=is_package, known=modules(), into_functions=into_functions)
+    return list(found)
+
+
+def rlx_imports(module: str, path: Path) -> list[tuple[int, str]]:
+    return [(line, name) for line, name in imports_of(module, path) if name.split(".")[0] == "rlx"]
+
+
+@pytest.mark.parametrize(
+    "source, expected",
+    [
+        ("import rlx.ir.graph", "rlx.ir.graph"),
+        ("from rlx.ir import graph", "rlx.ir.graph"),
+        ("from rlx.ir.graph import Graph", "rlx.ir.graph"),
+        ("from . import emit", "rlx.plan"),
+        ("from .. import ir", "rlx.ir"),
+        ("from ..ir.graph import Graph", "rlx.ir.graph"),
+        ("def f():\n    def g():\n        from rlx import ir", "rlx.ir"),
+        ("class A:\n    import rlx.ir", "rlx.ir"),
+    ],
+)
+def test_imports_are_found(source: str, expected: str) -> None:
+    """The reader behind this file's tests sees absolute, relative and lazy imports."""
+    known = {"rlx", "rlx.ir", "rlx.ir.graph", "rlx.plan", "rlx.plan.pack"}
+    found = imports(source, "rlx.plan.pack", is_package=False, known=known)
+    assert [name for _, name in found] == [expected]
+
+
+def test_every_part_is_in_the_table() -> None:
+    """A new part of the package has to say what it depends on before anything may land in it."""
+    unknown = sorted(part for part in parts() if may_import(part) is None)
+    assert not unknown, f"add to ALLOWED in tests/test_structure.py what may be imported by: {unknown}"
+
+
+def test_dependencies_point_one_way() -> None:
+    """No module imports a part that the table keeps from it."""
+    wrong = []
+    for module, path in modules().items():
+        own = part_of(module)
+        allowed = may_import(own) or set()
+        wrong += [
+            f"{path.relative_to(ROOT)}:{line}: {own} may not import {name}"
+            for line, name in rlx_imports(module, path)
+            if part_of(name) not in allowed | {own}
+        ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_parts_have_no_cycle() -> None:
+    """The parts can be put in an order in which each imports only earlier ones."""
+    graph: dict[str, set[str]] = {part: set() for part in parts()}
+    for module, path in modules().items():
+        graph[part_of(module)] |= {part_of(name) for _, name in rlx_imports(module, path)} - {part_of(module)}
+    try:
+        list(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        pytest.fail(f"import cycle between parts: {' <- '.join(error.args[1])}", pytrace=False)
+
+
+def test_only_required_dependencies_are_imported_at_start() -> None:
+    """What rlx imports outside functions is the standard library or a required dependency of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in project["dependencies"]}
+    allowed = required | set(sys.stdlib_module_names) | {"rlx"}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for module, path in modules().items()
+        for line, name in imports_of(module, path, into_functions=False)
+        if name.split(".")[0] not in allowed
+    ]
+    assert not wrong, f"not in [project.dependencies]: {wrong}"
