@@ -88,9 +88,9 @@ class Executable(ABC):
         """
 
     @property
-    def slots(self) -> Callable[..., tuple[Array, ...]]:
-        """The fastest call: arrays by position, checked natively; the outputs as in `run`."""
-        return lambda *inputs: self.run(inputs)
+    @abstractmethod
+    def slots(self) -> Callable[..., Any]:
+        """The fastest call: whatever a user passes, by position, checked; gives `wrap` of the outputs."""
 
     @property
     def arena(self) -> memoryview:

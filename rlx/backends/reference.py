@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend
 from rlx.errors import ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
 from rlx.ir.extents import bind_extents, bind_result, check_guards
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value, check_array
 from rlx.ir.shape import evaluate
 from rlx.ops.base import Op
 from rlx.ops.control import Control
+from rlx.options import CompileOptions
 
-__all__ = ["Trace", "run_graph"]
+__all__ = ["ReferenceBackend", "Trace", "run_graph"]
 
 Trace = Callable[[Node, tuple[Array, ...]], None]
 
@@ -128,3 +130,48 @@ def _run_region(
     leaves = dict(zip(region.inputs, (np.asarray(a) for a in given), strict=True))
     outputs, _ = _run(region, leaves, dict(extents), trace)
     return tuple(outputs.values())
+
+
+class ReferenceExecutable(Executable):
+    """A graph run by `run_graph`; it holds its params and states."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.values: dict[str, Array] = {}
+        self.states: dict[str, Array] = {}
+
+    def set_params(self, arrays: Mapping[str, Array]) -> None:
+        self.values.update({name: np.array(a, copy=True) for name, a in arrays.items()})
+
+    def run(self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+        names = [v.name for v in self.graph.inputs]
+        made = run_graph(self.graph, dict(zip(names, inputs, strict=True)), self.values, self.states)
+        self.results = tuple(made.values())
+        for target, result in zip(out or (), self.results, strict=False):
+            if target is not None:
+                if target.shape != result.shape:
+                    raise ShapeError(f"out: expected an array of shape {result.shape}, got {target.shape}")
+                target[...] = result
+        return self.results
+
+    @property
+    def slots(self) -> Callable[..., object]:
+        return lambda *arrays: self.wrap(self.run(self.admit(arrays)))
+
+
+class ReferenceBackend(LibraryBackend):
+    """NumPy, node by node: the oracle and the debugger, on any machine."""
+
+    name = "reference"
+
+    def available(self) -> Availability:
+        return Availability(True, f"NumPy {np.__version__}, node by node (slow; the oracle)")
+
+    def claims(self, node: Node) -> str | None:
+        return None
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(None, None)
+
+    def build(self, graph: Graph, options: CompileOptions) -> Executable:
+        return ReferenceExecutable(graph)

@@ -86,7 +86,7 @@ class Dim:
     that it is always a multiple of that integer.
     """
 
-    __slots__ = ("_hash", "terms")
+    __slots__ = ("_hash", "_text", "terms")
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, name: str, lo: int = 1, hi: int | None = None, multiple: int = 1) -> None:
@@ -98,6 +98,7 @@ class Dim:
             raise OptionError(f"Dim({name!r}): there is no multiple of {multiple} from {lo} to {hi}")
         self.terms = (((Symbol(name, lo, hi, multiple),), 1),)
         self._hash = hash(self.terms)
+        self._text: str | None = None
 
     @staticmethod
     def _of(terms: Mapping[Monomial, int]) -> Size:
@@ -109,6 +110,7 @@ class Dim:
         dim = object.__new__(Dim)
         dim.terms = tuple(sorted(kept.items(), key=_term_key))
         dim._hash = hash(dim.terms)
+        dim._text = None
         return dim
 
     @property
@@ -224,6 +226,12 @@ def format_size(size: Size) -> str:
     """The text of a size, as the graph printer writes it and its parser reads it."""
     if isinstance(size, int):
         return str(size)
+    if size._text is None:
+        size._text = _format_terms(size)
+    return size._text
+
+
+def _format_terms(size: Dim) -> str:
     parts: list[str] = []
     for mono, coef in size.terms:
         factors = [format_atom(a) for a in mono]

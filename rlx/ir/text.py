@@ -404,10 +404,9 @@ class _Parser:
         except (RlxError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, AssertionError) as error:
             raise ModelFormatError(f"line {line}: {error}") from error
         if [v.type for v in outputs] != [type for _, _, type in made]:
-            expected = ", ".join(str(v.type) for v in outputs)
-            raise ModelFormatError(
-                f"line {line}: {op_name} gives {expected}, the text says {[str(t[2]) for t in made]}"
-            )
+            inferred = ", ".join(str(v.type) for v in outputs)
+            written = ", ".join(str(type) for _, _, type in made)
+            raise ModelFormatError(f"line {line}: {op_name} gives {inferred}; the text says {written}")
         for value, (key, name, _) in zip(outputs, made, strict=True):
             value.name = name
             self._define(ids, key, value)

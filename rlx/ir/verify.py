@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rlx.errors import CompileError, RlxError
 from rlx.ir.graph import Graph, Node, Value, check_array
-from rlx.ir.shape import collect_guards
+from rlx.ir.shape import Size, collect_guards
 
 __all__ = ["verify"]
 
@@ -23,8 +23,9 @@ def verify(graph: Graph) -> None:
     except RlxError as error:
         raise CompileError(str(error)) from error
     known = _leaves(graph)
+    guarded = {frozenset((g.lhs, g.rhs)) for g in graph.guards}
     for node in graph.nodes:
-        _check_node(graph, node, known)
+        _check_node(graph, node, known, guarded)
         known.update(node.outputs)
     _check_results(graph, known)
 
@@ -67,7 +68,7 @@ def _leaves(graph: Graph) -> set[Value]:
     return known
 
 
-def _check_node(graph: Graph, node: Node, known: set[Value]) -> None:
+def _check_node(graph: Graph, node: Node, known: set[Value], guarded: set[frozenset[Size]]) -> None:
     for i, value in enumerate(node.inputs):
         if value.graph is not graph:
             raise _fail(graph, f"node {node.label}: input {i} is {value!r} of another graph ({value.graph.name!r})")
@@ -94,9 +95,8 @@ def _check_node(graph: Graph, node: Node, known: set[Value]) -> None:
     if recorded != types:
         inferred, found = (", ".join(map(str, t)) or "nothing" for t in (types, recorded))
         raise _fail(graph, f"node {node.label}: gives {inferred}, but its outputs are recorded as {found}")
-    checked = {frozenset((g.lhs, g.rhs)) for g in graph.guards}
     for guard in guards:
-        if frozenset((guard.lhs, guard.rhs)) not in checked:
+        if frozenset((guard.lhs, guard.rhs)) not in guarded:
             raise _fail(graph, f"node {node.label}: the guard {guard.lhs} == {guard.rhs} is not recorded")
 
 

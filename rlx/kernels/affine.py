@@ -37,6 +37,13 @@ class Affine:
 
 def affine(e: Expr) -> Affine:
     """The linear form of an index expression; what is not linear in loop variables becomes a term of its own."""
+    found: Affine | None = e.__dict__.get("_affine")  # kept with the expression: the same ones come again and again
+    if found is None:
+        found = e.__dict__["_affine"] = _affine(e)
+    return found
+
+
+def _affine(e: Expr) -> Affine:
     size = as_size(e)
     if size is not None:
         return Affine(size)

@@ -388,8 +388,15 @@ def substitute_vars(e: Expr, values: dict[Var, Expr]) -> Expr:
     return transform(e, lambda x: values.get(x) if isinstance(x, Var) else None)
 
 
-def walk(e: Expr) -> Iterator[Expr]:
+def walk(e: Expr) -> tuple[Expr, ...]:
     """Every distinct sub-expression once, operands before users."""
+    found: tuple[Expr, ...] | None = e.__dict__.get("_walk")
+    if found is None:
+        found = e.__dict__["_walk"] = tuple(_walk(e))
+    return found
+
+
+def _walk(e: Expr) -> Iterator[Expr]:
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(e, False)]
     while stack:

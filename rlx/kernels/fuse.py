@@ -232,9 +232,7 @@ class _Fuser:
                 return True
             if result.shape == source.shape and not any(isinstance(x, Reduce) for x in walk(piece.expr)):
                 identity = all(
-                    load.where is None and load.indices == out_vars(source.rank)
-                    for load in loads(piece.expr)
-                    if load.source is source
+                    load.where is None and _is_identity(load) for load in loads(piece.expr) if load.source is source
                 )
                 if identity and pending.order == tuple(range(source.rank)):
                     expr = _replace_loads(piece.expr, source, pending.expr)
@@ -290,8 +288,7 @@ class _Fuser:
         sites = [x for x in loads(expr) if x.source is source]
         reduced = any(isinstance(x, Reduce) for x in walk(body))
         if reduced or price > CHEAP:
-            vars = out_vars(source.rank)
-            once = self.users[source] == 1 and source.shape == space and all(x.indices == vars for x in sites)
+            once = self.users[source] == 1 and source.shape == space and all(map(_is_identity, sites))
             if not once and not (not reduced and self.read_once(source, sites, expr, space)):
                 return False
             if any(isinstance(x, Reduce) and _uses(x, source) for x in walk(expr)):
@@ -421,9 +418,13 @@ class _Fuser:
         (self.program.prepare if static else self.program.run).append(kernel)
 
     def unique(self, name: str) -> str:
-        number = self.names.get(name, 0)
-        self.names[name] = number + 1
-        return name if number == 0 else f"{name}.{number}"
+        made, number = name, self.names.get(name, 0)
+        while made in self.names:
+            number += 1
+            made = f"{name}.{number}"
+        self.names[name] = number
+        self.names[made] = self.names.get(made, 0)
+        return made
 
 
 def _count_users(graph: Graph) -> dict[Value, int]:
@@ -466,6 +467,12 @@ def _decoded(load: Load, buffer: Buffer) -> Expr:
 
 def _replace_loads(expr: Expr, source: Value, by: Expr) -> Expr:
     return transform(expr, lambda x: by if isinstance(x, Load) and x.source is source else None)
+
+
+def _is_identity(load: Load) -> bool:
+    """Whether the element loaded is the one at the out vars (an axis of size 1 has only one)."""
+    vars = out_vars(len(load.indices))
+    return all(i == v or size == 1 for i, v, size in zip(load.indices, vars, load.source.shape, strict=True))
 
 
 def _uses(expr: Expr, source: Value) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from rlx.ir.graph import Graph, Node, Output, Value
+import numpy as np
 
-__all__ = ["copy_leaves", "copy_node", "finish", "rewrite"]
+from rlx.ir.graph import Graph, Node, Operator, Output, Value
+
+__all__ = ["Site", "copy_leaves", "copy_node", "count_readers", "finish", "joined", "rewrite"]
 
 Replacement = Value | tuple[Value, ...] | None
 
@@ -45,15 +49,74 @@ def finish(graph: Graph, new: Graph, values: dict[Value, Value]) -> Graph:
     return new
 
 
-def rewrite(graph: Graph, fn: Callable[[Graph, Node, tuple[Value, ...]], Replacement]) -> Graph:
-    """A copy in which `fn(new graph, node, new inputs)` gives the values that stand for a node's outputs.
+def count_readers(graph: Graph) -> Counter[Value]:
+    """For each value the nodes that read it (each once), plus one if it is an output and one for each update."""
+    readers: Counter[Value] = Counter()
+    for node in graph.nodes:
+        readers.update(set(node.inputs))
+    readers.update({o.value for o in graph.outputs})
+    readers.update(graph.updates.values())
+    return readers
 
-    None keeps the node. Nodes that nothing needs any more stay; `dce` removes them.
+
+def joined(*nodes: Node) -> tuple[str, ...]:
+    """The provenances of all the nodes, each source once, in order."""
+    return tuple(dict.fromkeys(source for node in nodes for source in node.provenance))
+
+
+@dataclass
+class Site:
+    """A node about to be copied, and the new graph in which what replaces it is built."""
+
+    graph: Graph  # the new graph
+    node: Node  # of the old graph
+    inputs: tuple[Value, ...]  # of the new graph
+    uses: Counter[Value]  # how many nodes and outputs of the old graph read what each new value stands for
+    merged: list[Node] = field(default_factory=list)  # nodes of the new graph that are replaced along with this one
+
+    @property
+    def op(self) -> Operator:
+        return self.node.op
+
+    def add(self, op: Operator, *inputs: Value) -> Value:
+        """Appends a node to the new graph; its first output. Its provenance is that of all the nodes replaced here."""
+        return self.graph.add(op, *inputs)[0]
+
+    def scalar(self, number: float, like: Value) -> Value:
+        """A constant of rank 0 and the element type of `like`."""
+        return self.graph.constant(np.asarray(number).astype(like.dtype.numpy))
+
+
+def rewrite(graph: Graph, fn: Callable[[Site], Replacement]) -> Graph:
+    """A copy in which `fn` gives the values that stand for a node's outputs; None keeps the node.
+
+    A replacement of another type than the node's is dropped and the node kept. Nodes that nothing needs any more stay;
+    `dce` removes them.
     """
     new, values = copy_leaves(graph)
+    readers = count_readers(graph)
+    uses = Counter({value: readers[old] for old, value in values.items()})
     for node in graph.nodes:
-        inputs = tuple(values[v] for v in node.inputs)
-        made = fn(new, node, inputs)
-        outputs = copy_node(new, node, inputs) if made is None else made if isinstance(made, tuple) else (made,)
-        values.update(zip(node.outputs, outputs, strict=True))
+        site = Site(new, node, tuple(values[v] for v in node.inputs), uses)
+        outputs = _replaced(site, fn) or copy_node(new, node, site.inputs)
+        for old, value in zip(node.outputs, outputs, strict=True):
+            values[old] = value
+            uses[value] += readers[old]
     return finish(graph, new, values)
+
+
+def _replaced(site: Site, fn: Callable[[Site], Replacement]) -> tuple[Value, ...]:
+    """The values that replace the outputs of the site's node, or () to keep it."""
+    new, node = site.graph, site.node
+    sizes = [(where, len(where)) for where in (new.nodes, new.constants, new.guards)]
+    made = fn(site)
+    outputs = made if isinstance(made, tuple) else () if made is None else (made,)
+    if not outputs or [v.type for v in outputs] != [v.type for v in node.outputs]:
+        for where, size in sizes:
+            del where[size:]
+        return ()
+    for added in new.nodes[sizes[0][1] :]:
+        added.provenance = added.provenance or joined(*site.merged, node)
+    for old, value in zip(node.outputs, outputs, strict=True):
+        value.name = value.name or old.name
+    return outputs

@@ -12,11 +12,11 @@ from rlx.kernels.program import Buffer, Program
 from rlx.plan import render
 from rlx.plan.check import check
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
-from rlx.plan.liveness import Scratch, bound_extents, lifetimes
+from rlx.plan.liveness import Schedule, Scratch, bound_extents, lifetimes, schedule
 from rlx.plan.pack import pack
 from rlx.plan.render import Totals
 
-__all__ = ["MemoryPlan", "Row", "bound_extents", "make_plan"]
+__all__ = ["MemoryPlan", "Row", "bound_extents", "make_plan", "schedule"]
 
 _MOST_CHECKED = 2000  # intervals up to which a plan is always proved
 
@@ -120,7 +120,7 @@ class MemoryPlan:
 
 
 def make_plan(
-    program: Program,
+    program: Program | Schedule,
     extents: Mapping[str, int],
     *,
     alignment: int = DEFAULT_ALIGNMENT,
@@ -131,9 +131,11 @@ def make_plan(
     """Plans the arena of `program.run` at `extents` (those of `bound_extents` make a plan that serves every run).
 
     `reuse=False` gives every buffer memory of its own. `extra` lists scratch as (name, step, bytes). `verify` proves
-    the plan, unless it is so large that this would be slow.
+    the plan, unless it is so large that this would be slow. To plan again and again, give the program's `schedule`,
+    which is most of the work.
     """
-    lives = lifetimes(program, extents, in_place=reuse, alignment=alignment, extra=extra)
+    timeline = program if isinstance(program, Schedule) else schedule(program)
+    lives = lifetimes(timeline, extents, in_place=reuse, alignment=alignment, extra=extra)
     placement = pack(lives.intervals, base_alignment=alignment, reuse=reuse)
     offsets: dict[Buffer, int] = {}
     scratch: dict[int, dict[str, int]] = {}
@@ -141,7 +143,7 @@ def make_plan(
         offsets.update(dict.fromkeys(buffers, offset))
         if not buffers:
             scratch.setdefault(interval.start, {})[interval.name] = offset
-    rows = _rows(program, lives.intervals, lives.buffers, offsets)
+    rows = _rows(timeline, lives.intervals, lives.buffers, offsets)
     plan = MemoryPlan(
         dict(extents), alignment, offsets, scratch, lives.intervals, placement, lives.buffers, tuple(rows)
     )
@@ -151,27 +153,24 @@ def make_plan(
 
 
 def _rows(
-    program: Program,
+    timeline: Schedule,
     intervals: Sequence[Interval],
     held: Sequence[tuple[Buffer, ...]],
     offsets: Mapping[Buffer, int],
 ) -> list[Row]:
-    made = {buffer: (step, kernel) for step, kernel in enumerate(program.run) for buffer in kernel.writes()}
     rows = []
     for interval, chain in zip(intervals, held, strict=True):
         for n, buffer in enumerate(chain):
-            step, kernel = made[buffer]
-            stop = made[chain[n + 1]][0] + 1 if n + 1 < len(chain) else interval.stop
-            sizes = ", ".join(map(str, buffer.shape))
+            start, stop = timeline.ranges[buffer]
             rows.append(
                 Row(
                     name=buffer.name,
-                    type=f"{buffer.dtype}[{sizes}]",
-                    start=step,
+                    type=f"{buffer.dtype}[{', '.join(map(str, buffer.shape))}]",
+                    start=start,
                     stop=stop,
                     offset=offsets[buffer],
                     nbytes=interval.size,
-                    made_by=kernel.label,
+                    made_by=timeline.makers[buffer].label,
                     into=chain[n - 1].name if n else "",
                 )
             )

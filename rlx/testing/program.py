@@ -130,7 +130,8 @@ class _Memory:
             if kernel.anchor is not None:
                 acc = next(x for x in walk(store.expr) if isinstance(x, Acc))
                 evaluator.acc = _anchor_result(kernel.anchor, shape, acc.dtype, evaluator)
-                self.array(store.buffer).reshape(-1).view(np.uint8)[...] = POISON  # an anchor stores sums before its epilogue reads
+                # An anchor stores sums before its epilogue reads.
+                self.array(store.buffer).reshape(-1).view(np.uint8)[...] = POISON
             if self.plan is not None:
                 self.store_each(store, shape, evaluator, covered[store.buffer])
                 continue

@@ -121,11 +121,16 @@ def test_exact_division_is_exact(p: Pair, q: Pair, extents: dict[str, int]) -> N
 
 @given(PAIRS, PAIRS, EXTENTS)
 def test_division_by_a_size(p: Pair, q: Pair, extents: dict[str, int]) -> None:
-    """Floor division by a size, simplified or not, is floor division."""
-    assume(not isinstance(q[0], int))
-    divisor = evaluate(q[0], extents)
-    assume(divisor != 0)
-    assert evaluate(p[0] // q[0], extents) == evaluate(p[0], extents) // divisor
+    """Floor division by a size, simplified or not, is floor division, and its bounds hold."""
+    for den in (q[0], DIMS[3], DIMS[1] + 2):
+        divisor = evaluate(den, extents)
+        if divisor == 0 or isinstance(den, int):
+            continue
+        quotient = p[0] // den
+        assert evaluate(quotient, extents) == evaluate(p[0], extents) // divisor
+        lo, hi = bounds(quotient)
+        assert lo is None or lo <= evaluate(p[0], extents) // divisor
+        assert hi is None or evaluate(p[0], extents) // divisor <= hi
 
 
 @given(PAIRS, EXTENTS)
@@ -162,6 +167,15 @@ def test_simplifications() -> None:
     assert min_size(n, min_size(10, 5)) == min_size(5, n)
     assert exact_div(0, n) == 0
     assert exact_div(n, 2) is None
+
+
+def test_bounds_of_quotients() -> None:
+    """The smallest numerator over the largest divisor, and the reverse; signs count."""
+    d = Dim("d", 2, 5)
+    assert bounds(Dim("n", 10, 20) // d) == (2, 10)
+    assert bounds((Dim("n", 10, 20) - 30) // d) == (-10, -2)
+    assert bounds(Dim("n", 10, 20) // Dim("d", 2)) == (0, 10)
+    assert bounds(Dim("n") // (d - 5)) == (None, None)
 
 
 def test_bounds_of_multiples() -> None:

@@ -16,7 +16,7 @@ from rlx.kernels.expr import I64, Expr, Load, const
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.plan.interval import Placement
-from rlx.plan.plan import bound_extents, make_plan
+from rlx.plan.plan import bound_extents, make_plan, schedule
 
 F32 = DTYPES["f32"]
 N = Dim("n", 1, 64)
@@ -79,6 +79,14 @@ def test_one_plan_at_the_bounds_serves_all_extents() -> None:
     assert plan.arena == 2 * 64 * 64
     assert plan.address(tail) == plan.offsets[tail.base] + 64 * 32
     assert plan.address(tail, {"n": 3}) == plan.offsets[tail.base] + 3 * 32
+
+
+def test_a_schedule_is_made_once_for_many_plans() -> None:
+    p = map_chain()
+    timeline = schedule(p)
+    for extents in ({"n": 4}, {"n": 9}, {"n": 64}):
+        again, fresh = make_plan(timeline, extents), make_plan(p, extents)
+        assert (again.offsets, again.rows, again.intervals) == (fresh.offsets, fresh.rows, fresh.intervals)
 
 
 def test_scratch_has_its_place_beside_what_is_live() -> None:

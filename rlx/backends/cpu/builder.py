@@ -143,7 +143,7 @@ class Function:
         self.callees: dict[str, Function] = {}
         params = ", ".join(f"{ty} %{n}" for ty, n in args)
         linkage = "linkonce_odr hidden " if shared else "internal " if internal else ""
-        self.head = f"define {linkage}{ret} @{name}({params}) {attrs} {{"
+        self.head = f"define {linkage}{ret} @{name}({params}) {attrs}"
         self.lines: list[str] = ["entry:"]
         self.slots: list[str] = []  # allocas: always in the entry block
         self.block = "entry"
@@ -151,7 +151,10 @@ class Function:
 
     def text(self) -> str:
         """Returns the definition, without the declarations it needs (see `Module`)."""
-        return "\n".join([self.head, self.lines[0], *self.slots, *self.lines[1:], "}"]) + "\n"
+        # without this LLVM splits 512-bit vectors in two on the CPUs where it prefers 256 bits, and tiles spill
+        wide = any(width(ty) * size_of(ty) > 32 for ty in self.types.values() if ty.startswith("<"))
+        head = self.head + (' "min-legal-vector-width"="512" "prefer-vector-width"="512" {' if wide else " {")
+        return "\n".join([head, self.lines[0], *self.slots, *self.lines[1:], "}"]) + "\n"
 
     # -- values and types
 

@@ -235,6 +235,7 @@ def emit(kernel: Kernel) -> KernelCode:
         Scratch(),
         Computed(scratch),
         Computed(lambda e: cut(e).copy_bytes),
+        gemm.block_routine(tile),
     ]
     table = WordTable(words)
     sites: list[str] = []

@@ -129,7 +129,7 @@ def _cut(geo: Geometry, tile: gemm.Tile, to_scratch: bool, extents: Extents) -> 
     chunk = max(min(max(chunk, MIN_PANELS), panels), 1)
     blocks = max(-(-panels // chunk), 1)
     chunk = max(-(-panels // blocks), 1)
-    row_blocks = max(min(round(a_panel * chunk / (3 * FLOPS_PER_CHUNK)), rows // 120), 1)
+    row_blocks = max(min(round(a_panel * chunk / (1.5 * FLOPS_PER_CHUNK)), rows // 120), 1)
     row_chunk = max(-(-rows // row_blocks), 1)
     if row_blocks > 1:
         row_chunk = -(-row_chunk // tile.rows) * tile.rows

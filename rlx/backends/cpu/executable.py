@@ -16,7 +16,7 @@ from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.runner import BUSY_STATUS, ERROR_KINDS, HOST_CALL_RAISED, RELEASE_GIL, HostCall, RunBlock
-from rlx.backends.cpu.words import Computed, KernelCode, Pointer, Scratch, Word
+from rlx.backends.cpu.words import Computed, KernelCode, Pointer, Routine, Scratch, Word
 from rlx.errors import BusyError, ExecutionError, ShapeError
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
@@ -215,6 +215,8 @@ class Binding:
                 return address(root) + shift
             case Computed(fn=fn):
                 return fn(self.extents)
+            case Routine(symbol=symbol):
+                return self.shared.addresses[symbol]
             case Scratch():
                 self.scratch_words.append(number)
                 return 0
@@ -515,7 +517,9 @@ def build(
     prepare, run = phases(program.prepare), phases(program.run)
     codes = [p.code for p in (*prepare, *run) if p.code is not None]
     cache = ObjectCache(options.cache_dir) if options.cache_dir is not None else None
-    addresses = compile_kernels([(c.symbol, c.ir, c.optimize) for c in codes], cache=cache)
+    items = {c.symbol: (c.symbol, c.ir, c.optimize) for c in codes}
+    items |= {w.symbol: (w.symbol, w.ir, False) for c in codes for w in c.words if isinstance(w, Routine)}
+    addresses = compile_kernels(items.values(), cache=cache)
     shared = Shared(graph, program, options, prepare, run, addresses)
     data = {v.name: v.data for v in graph.params if v.data is not None}
     if data:

@@ -10,12 +10,14 @@ order depends on K only, so the bits of a row depend neither on M, nor on chunks
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
 from rlx.backends.cpu.builder import Function, Module, Typed, size_of, vec
+from rlx.backends.cpu.words import Routine
 
 __all__ = [
     "Block",
@@ -23,6 +25,7 @@ __all__ = [
     "GemmWord",
     "PackWord",
     "Tile",
+    "block_routine",
     "chunking",
     "gemm_block",
     "gemm_kernel",
@@ -36,7 +39,6 @@ __all__ = [
 DType = Literal["f32", "f64"]
 SCALARS = {"f32": "float", "f64": "double"}
 K_BLOCK = 384  # a panel of f32 then takes 24 KB of L1
-UNROLL = 4
 OPERANDS = [("ptr", "a"), ("i64", "lda"), ("ptr", "b"), ("i64", "stride"), ("ptr", "c"), ("i64", "ldc")]
 COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
 
@@ -61,7 +63,8 @@ class GemmWord(IntEnum):
     SCRATCH = 14
     SCRATCH_STRIDE = 15
     COPY_BYTES = 16  # room at the start of a worker's scratch for a copy of its rows of A; 0 reads A in place
-    EPILOGUE = 17  # first word of the epilogue
+    BLOCK = 17  # address of `block_routine`
+    EPILOGUE = 18  # first word of the epilogue
 
 
 class PackWord(IntEnum):
@@ -101,6 +104,11 @@ class Tile:
     def width(self) -> int:
         """Columns of a panel."""
         return 64 // size_of(self.scalar)
+
+    @property
+    def unroll(self) -> int:
+        """Steps of k a turn of the loop; LLVM hoists loads of unrolled 512-bit tiles until they spill."""
+        return 1 if self.lanes * size_of(self.scalar) == 64 else 4
 
     def panels_for(self, rows: int) -> int:
         """Panels that a tile of few rows takes at once, so that enough fma chains are under way."""
@@ -169,7 +177,8 @@ def chunking(m: int, n: int, k: int, batch: int = 1, dtype: DType = "f32") -> Ch
     panel_blocks = -(-panels // panel_chunk)
     copy = (k * size) % 4096 == 0 and k > 0 and row_chunk > 12 and panel_chunk >= 16  # else it costs more than it saves
     copy_bytes = -(-row_chunk * (k_block(k) + COPY_PAD) * size // 64) * 64 if copy else 0
-    return Chunking(row_chunk, panel_chunk, batch * row_blocks * panel_blocks, copy_bytes, row_chunk * panel_chunk * 64)
+    chunks = batch * row_blocks * panel_blocks if m and n else 0
+    return Chunking(row_chunk, panel_chunk, chunks, copy_bytes, row_chunk * panel_chunk * 64)
 
 
 @dataclass(frozen=True)
@@ -266,12 +275,14 @@ def micro_kernel(tile: Tile, rows: int, panels: int) -> Function:
         pb = [f.offset(p, count * tile.width * size) for p in pb]
         return [*pa, *pb, f.offset(ahead, 64) if count > 1 else ahead, *acc]
 
-    whole = f.and_("%k", -UNROLL)
     state: list[tuple[str, str]] = [("ptr", p) for p in [*a_pointers, *b_pointers, "%next"]]
     state += [(v, "zeroinitializer")] * (rows * vectors)
-    after = f.loop(0, whole, UNROLL, state, lambda _, s: steps(UNROLL, s))
-    typed = [(ty_of, value) for (ty_of, _), value in zip(state, after, strict=True)]
-    acc = f.loop(whole, "%k", 1, typed, lambda _, s: steps(1, s))[na + nb + 1 :]
+    done: int | str = 0
+    if tile.unroll > 1:
+        done = f.and_("%k", -tile.unroll)
+        after = f.loop(0, done, tile.unroll, state, lambda _, s: steps(tile.unroll, s))
+        state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
+    acc = f.loop(done, "%k", 1, state, lambda _, s: steps(1, s))[na + nb + 1 :]
 
     places = [(i * vectors + j, f.gep(c_rows[i], j * lanes, ty)) for i in range(rows) for j in range(vectors)]
     added = f.cmp("ne", "%add", 0)
@@ -302,6 +313,13 @@ def micro_kernel(tile: Tile, rows: int, panels: int) -> Function:
     return f
 
 
+@functools.cache
+def block_routine(tile: Tile) -> Routine:
+    """The code of `gemm_block`, compiled once a machine; kernels call it through a word that holds its address."""
+    block = gemm_block(tile)
+    return Routine(block.name, Module([block]).text())
+
+
 def gemm_block(tile: Tile) -> Function:
     """A block of C over all of K.
 
@@ -313,7 +331,6 @@ def gemm_block(tile: Tile) -> Function:
     f = Function(
         f"rlx_block_{tile.dtype}x{tile.lanes}",
         [*OPERANDS, ("i64", "rows"), ("i64", "columns"), ("i64", "k"), ("ptr", "copy")],
-        shared=True,
         attrs="nounwind noinline",
     )
     kernels: dict[tuple[int, int], Function] = {}
@@ -380,7 +397,7 @@ def gemm_block(tile: Tile) -> Function:
 
             def body(column: str, _: list[str]) -> None:
                 n = f.min(f.sub("%columns", column), count * width)
-                ahead_step = f.mul(f.lshr(k, UNROLL.bit_length() - 1), width)
+                ahead_step = f.mul(f.lshr(k, tile.unroll.bit_length() - 1), width)
 
                 def rows_left(state: list[str]) -> str:
                     return f.cmp("lt", state[0], "%rows")
@@ -452,8 +469,9 @@ def gemm_kernel(
     """
     ty, width = tile.scalar, tile.width
     f = kernel_function(name)
-    w = {word: load_word(f, word) for word in GemmWord if word not in (0, 3, 5, 14, 17)}
-    a, b, c, scratch = (load_word(f, i, "ptr") for i in (GemmWord.A, GemmWord.B, GemmWord.C, GemmWord.SCRATCH))
+    addresses = (GemmWord.A, GemmWord.B, GemmWord.C, GemmWord.SCRATCH, GemmWord.BLOCK)
+    w = {word: load_word(f, word) for word in GemmWord if word not in (*addresses, GemmWord.EPILOGUE)}
+    a, b, c, scratch, block = (load_word(f, i, "ptr") for i in addresses)
     m, n, k = w[GemmWord.M], w[GemmWord.N], w[GemmWord.K]
     row_chunk, panel_chunk = w[GemmWord.ROW_CHUNK], w[GemmWord.PANEL_CHUNK]
     column_chunk = f.mul(panel_chunk, width)
@@ -478,7 +496,7 @@ def gemm_kernel(
         out = f.gep(c, f.add(c_at, f.add(f.mul(m0, ldc), n0)), ty)
     stride = f.mul(k, width)
     f.call(
-        gemm_block(tile),
+        block,
         [
             f.gep(a, f.add(a_at, f.mul(m0, lda)), ty),
             lda,

@@ -46,6 +46,7 @@ __all__ = ["CHUNK_COST", "Emitter", "Scope", "emit_nest", "flatten", "name_kerne
 
 CHUNK_COST = 100_000  # scalar operations that one chunk should hold at least: some tens of microseconds
 UNROLL = 4  # independent accumulators of a vector reduction
+RESULT = frozenset((Var("acc"),))  # what an anchor's result depends on: it is never computed ahead
 STATUS = {"index": 1, "division": 2}
 ARGS = [("ptr", "words"), ("i64", "chunk"), ("ptr", "ctx"), ("i64", "worker")]
 PLACEHOLDER = "rlx_kernel"
@@ -95,6 +96,8 @@ def free_vars(e: Expr, memo: dict[Expr, frozenset[Var]]) -> frozenset[Var]:
     if found is None:
         if isinstance(e, Var):
             found = frozenset((e,))
+        elif isinstance(e, Acc):
+            found = RESULT
         else:
             found = frozenset().union(*(free_vars(c, memo) for c in children(e)))
             if isinstance(e, Reduce):
@@ -271,9 +274,8 @@ class Emitter:
         """Computes, in `scope`, every largest part of `e` that does not depend on the inner variables."""
         if isinstance(e, Const | Var | SizeOf):
             return
-        if not (self.depends(e) & inner):
-            if not isinstance(e, Acc):
-                self.value(e, scope)
+        if not (self.depends(e) & (inner | RESULT)):
+            self.value(e, scope)
             return
         if isinstance(e, Load):
             index = affine(e.indices[0])

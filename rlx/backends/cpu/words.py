@@ -13,7 +13,7 @@ from rlx.backends.cpu.builder import Function
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer
 
-__all__ = ["Computed", "KernelCode", "Pointer", "Scratch", "Word", "WordTable"]
+__all__ = ["Computed", "KernelCode", "Pointer", "Routine", "Scratch", "Word", "WordTable"]
 
 Extents = Mapping[str, int]
 
@@ -38,7 +38,15 @@ class Scratch:
     """The address of this kernel's scratch memory, which is `KernelCode.scratch` bytes for each worker."""
 
 
-Word = Pointer | Computed | Scratch | Size
+@dataclass(frozen=True)
+class Routine:
+    """The address of a function that many kernels call, such as the block of a matrix product: compiled once."""
+
+    symbol: str
+    ir: str
+
+
+Word = Pointer | Computed | Scratch | Routine | Size
 
 
 class WordTable:
@@ -58,7 +66,7 @@ class WordTable:
 
     def load(self, f: Function, word: Word) -> str:
         """The SSA value of a word (a ptr for addresses, else i64), loaded where the builder stands."""
-        ty = "ptr" if isinstance(word, Pointer | Scratch) else "i64"
+        ty = "ptr" if isinstance(word, Pointer | Scratch | Routine) else "i64"
         return f.load(ty, f.gep("%words", self.slot(word), "i64"), align=8)
 
 

@@ -101,7 +101,7 @@ def _size(name: str, bound: Bound, what: str) -> Size:
         return bound
     if isinstance(bound, tuple | list) and len(bound) == 2:
         lo, hi = bound
-        if isinstance(lo, int) and (hi is None or isinstance(hi, int)) and 0 <= lo and (hi is None or lo <= hi):
+        if isinstance(lo, int) and (hi is None or isinstance(hi, int)) and lo >= 0 and (hi is None or lo <= hi):
             return lo if lo == hi else Dim(name, lo, hi)
     raise OptionError(f"{what} is {bound!r}; expected {_FORMS}")
 

@@ -74,7 +74,9 @@ def load(source: ModelSource, *, dims: DimsOption | None = None) -> Graph:
     every node that can't be imported, `ModelFormatError`, `OptionError` (dims) and `ShapeError`.
     """
     model = read_model(source)
-    unknown = [i.name for i in _true_inputs(model) if i.shape is None and i.kind == "tensor" and i.name not in (dims or {})]
+    unknown = [
+        i.name for i in _true_inputs(model) if i.shape is None and i.kind == "tensor" and i.name not in (dims or {})
+    ]
     if unknown:
         names = ", ".join(map(repr, unknown))
         example = f'dims={{"{unknown[0]}": (1, (1, 512))}}'
@@ -102,9 +104,8 @@ def _message(done: Import) -> str:
     for (op, reason), names in reasons.items():
         shown = ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         lines.append(f"  {op} x{len(names)} ({shown}): {reason}")
-    count = len(done.missing)
-    total = len(done.model.graph.nodes)
-    return f"{done.model.path}: {count} of {total} nodes can't be imported:\n" + "\n".join(lines)
+    count = f"{len(done.missing)} node{'s' * (len(done.missing) > 1)}"
+    return f"{done.model.path}: {count} or inputs can't be imported:\n" + "\n".join(lines)
 
 
 def label_of(node: NodeProto) -> str:
@@ -125,11 +126,12 @@ class _Importer:
         self._refs: dict[str, TensorRef] = dict(model.graph.initializers)
         self._constants: set[str] = set()  # refs that become constants whatever their size
         self._tainted: set[str] = set()  # tensors of missing nodes
+        self._label = ""  # of the node at hand
         listed = {i.name for i in model.graph.inputs} if model.ir_version >= 4 else set()
         self._live = _live_nodes(model.graph)
-        needed = {name for node in self._live for name in static_inputs(node, model.opsets)}
-        self._pinned = needed
-        self._overridable = listed & self._refs.keys() - needed
+        # initializers that have to be known at import: constants too
+        self._pinned = {name for node in self._live for name in static_inputs(node, model.opsets)}
+        self._overridable = listed & self._refs.keys() - self._pinned
         reads = {name for node in model.graph.nodes for name in _reads(node)}
         self._wanted = frozenset(reads | {o.name for o in model.graph.outputs})
         self._shapes = input_shapes(_true_inputs(model), dims)
@@ -178,12 +180,20 @@ class _Importer:
         return self._values[name]
 
     def _leaf(self, name: str) -> Value:
-        """An initializer: integers of up to 1024 elements and single numbers are constants, others params."""
+        """An initializer: integers of up to 1024 elements and single numbers are constants, others params.
+
+        The data of a param is a view of the file, aligned or not: whoever loads it copies it once.
+        """
         ref = self._refs[name]
         dtype = element_dtype(ref.elem_type)
-        if name in self._constants or name in self._pinned or (_is_small(ref) and name not in self._overridable):
+        if self._is_constant(name):
             return self.graph.constant(ref.array(), name=name)
-        return self.graph.param(name, ref.dims, dtype, data=ref.array() if self.weights else None)
+        return self.graph.param(name, ref.dims, dtype, data=ref.array(aligned=False) if self.weights else None)
+
+    def _is_constant(self, name: str) -> bool:
+        if name in self._constants or name in self._pinned:
+            return True
+        return _is_small(self._refs[name]) and name not in self._overridable
 
     def _materialised(self, name: str) -> Value:
         """Sizes as a tensor, for an op that computes with them."""
@@ -217,15 +227,11 @@ class _Importer:
         ref = self._refs.get(name)
         if ref is None or ref.size > LIMIT:
             return None
-        constant = name in self._constants or name in self._pinned
-        if not constant and (not _is_small(ref) or name in self._overridable):
+        if not self._is_constant(name):
             return None
         found = static_array(ref.array(), element_dtype(ref.elem_type))
         self._statics[name] = found
         return found
-
-    def pinned(self, name: str) -> Static | None:
-        return self.known(name)
 
     def type(self, name: str) -> TensorType:
         if name in self._values:
@@ -370,5 +376,3 @@ def _remove_dead(graph: Graph) -> None:
     graph.nodes[:] = kept[::-1]
     graph.constants[:] = [v for v in graph.constants if v in used]
     graph.params[:] = [v for v in graph.params if v in used]
-
-

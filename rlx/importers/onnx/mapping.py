@@ -1,15 +1,15 @@
 """The table of ONNX ops, and what a mapping function sees of a node.
 
-`@onnx_op("Softmax", since=13)` makes a function the meaning of that op from opset 13 on, until a later entry of the same
-op takes over. It gets a `NodeContext` and returns the values of the node's outputs. `@static_op("Concat")` functions
-carry an op out on arrays known at import; they are tried first where all inputs are known.
+`@onnx_op("Softmax", since=13)` makes a function the meaning of that op from opset 13 on, until a later entry of the
+same op takes over. It gets a `NodeContext` and returns the values of the node's outputs. `@static_op("Concat")`
+functions carry an op out on arrays known at import; they are tried first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ OLDEST_OPSET, NEWEST_OPSET = 7, 28
 
 Mapped = Value | Static | TensorRef | None  # None: an output that nothing reads
 Handler = Callable[["NodeContext"], Mapped | tuple[Mapped, ...]]
+H = TypeVar("H", bound=Handler)
 
 
 class UnsupportedError(RlxError):
@@ -61,10 +62,10 @@ _TABLE: dict[str, list[Entry]] = {}
 STATIC_OPS: dict[str, Handler] = {}
 
 
-def onnx_op(name: str, since: int = 1, until: int | None = None, static: tuple[int, ...] = ()) -> Any:
+def onnx_op(name: str, since: int = 1, until: int | None = None, static: tuple[int, ...] = ()) -> Callable[[H], H]:
     """Decorator: the function maps op `name` of opsets `since` to `until`; inputs `static` must be known at import."""
 
-    def add(handler: Handler) -> Handler:
+    def add(handler: H) -> H:
         entries = _TABLE.setdefault(name, [])
         entries.append(Entry(since, until, static, handler))
         entries.sort(key=lambda e: e.since)
@@ -73,10 +74,10 @@ def onnx_op(name: str, since: int = 1, until: int | None = None, static: tuple[i
     return add
 
 
-def static_op(*names: str) -> Any:
+def static_op(*names: str) -> Callable[[H], H]:
     """Decorator: the function carries these ops out on arrays known at import."""
 
-    def add(handler: Handler) -> Handler:
+    def add(handler: H) -> H:
         STATIC_OPS.update(dict.fromkeys(names, handler))
         return handler
 
@@ -134,10 +135,6 @@ class Tensors(Protocol):
         """The elements of a small tensor that is known at import, else None."""
         ...
 
-    def pinned(self, name: str) -> Static | None:
-        """Like `known`, for an input that has to be known: weights are read too."""
-        ...
-
     def type(self, name: str) -> TensorType: ...
 
 
@@ -189,9 +186,9 @@ class NodeContext:
 
     def static(self, i: int, what: str) -> Static:
         """Input i, which has to be known at import."""
-        found = self.tensors.pinned(self.name(i))
+        found = self.tensors.known(self.name(i))
         if found is None:
-            self.fail(f"{what} ({self.name(i)!r}) is computed from run-time data; sizes that depend on data are not")
+            self.fail(f"{what}, {self.name(i)!r}, must be known at import, but depends on run-time data")
         return found
 
     def sizes(self, i: int, what: str) -> list[Size]:
@@ -231,14 +228,14 @@ class NodeContext:
             self.fail(f"the attribute {name!r} is of type {found.kind}; expected {kind}")
         return found.value
 
-    def int(self, name: str, default: int = _NO_DEFAULT) -> int:
+    def integer(self, name: str, default: int = _NO_DEFAULT) -> int:
         found: int = self._attribute(name, "INT", default)
         return found
 
     def flag(self, name: str, default: int = 0) -> bool:
-        return self.int(name, default) != 0
+        return self.integer(name, default) != 0
 
-    def float(self, name: str, default: float = _NO_DEFAULT) -> float:
+    def real(self, name: str, default: float = _NO_DEFAULT) -> float:
         found: float = self._attribute(name, "FLOAT", default)
         return found
 
@@ -266,7 +263,7 @@ class NodeContext:
 
     def require(self, name: str, value: int | str) -> None:
         """Reports the node unless the attribute is absent or has this value."""
-        found = self.text(name, str(value)) if isinstance(value, str) else self.int(name, value)
+        found = self.text(name, str(value)) if isinstance(value, str) else self.integer(name, value)
         if found != value:
             self.fail(f"{name}={found!r} is not supported, only {value!r}")
 

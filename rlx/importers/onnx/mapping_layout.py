@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
+from rlx.importers.onnx.mapping import Mapped, NodeContext, UnsupportedError, element_dtype, onnx_op
 from rlx.importers.onnx.symbolic import Ratio, arithmetic, static_array
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
@@ -49,7 +49,7 @@ def permutation(ctx: NodeContext, rank: int) -> tuple[int, ...]:
 
 def flat_shape(ctx: NodeContext, shape: Shape) -> Shape:
     """[d0 * .. * d(axis - 1), d(axis) * ..]."""
-    axis = ctx.int("axis", 1)
+    axis = ctx.integer("axis", 1)
     if not -len(shape) <= axis <= len(shape):
         raise ShapeError(f"flatten: axis {axis} is outside a tensor of rank {len(shape)}")
     axis = axis + len(shape) if axis < 0 else axis
@@ -64,13 +64,13 @@ def shape_bounds(ctx: NodeContext, rank: int) -> tuple[int, int]:
     """First and last axis (exclusive) that Shape gives."""
     if ctx.opset < 15:
         return 0, rank
-    start, end = ctx.int("start", 0), ctx.int("end", rank)
+    start, end = ctx.integer("start", 0), ctx.integer("end", rank)
     first, last = (max(0, min(rank, a + rank if a < 0 else a)) for a in (start, end))
     return first, max(first, last)
 
 
 def cast_target(ctx: NodeContext) -> DType:
-    return element_dtype(ctx.int("to"))
+    return element_dtype(ctx.integer("to"))
 
 
 def target_shape(ctx: NodeContext, shape: Shape) -> Shape:
@@ -107,14 +107,14 @@ def _show(shape: Sequence[Size]) -> str:
 
 def split_sizes(ctx: NodeContext, shape: Shape) -> tuple[int, tuple[Size, ...]]:
     """The axis and the sizes of the parts of Split."""
-    axis = axis_of(ctx.int("axis", 0), len(shape), "split")
+    axis = axis_of(ctx.integer("axis", 0), len(shape), "split")
     parts = len(ctx.node.outputs)
     if ctx.opset < 13 and ctx.given("split"):
         return axis, ctx.ints("split")
     if ctx.opset >= 13 and ctx.has(1):
         return axis, tuple(ctx.sizes(1, "the sizes of the parts"))
     if ctx.opset >= 18:
-        parts = ctx.int("num_outputs", parts)
+        parts = ctx.integer("num_outputs", parts)
         if parts != len(ctx.node.outputs):
             ctx.fail(f"num_outputs is {parts}, the node has {len(ctx.node.outputs)} outputs")
         chunk = ceildiv(shape[axis], parts)
@@ -128,7 +128,7 @@ def _is_negative(ctx: NodeContext, size: Size, what: str) -> bool:
         return False
     if high is not None and high < 0:
         return True
-    ctx.fail(f"{what} is {size}, which may be negative or not; bound its dims so that it is certain")
+    raise UnsupportedError(f"{what} is {size}, which may be negative or not; bound its dims so that it is certain")
 
 
 def _position(ctx: NodeContext, at: Size, extent: Size, least: int, most: Size, what: str) -> Size:
@@ -153,7 +153,9 @@ def slice_arguments(ctx: NodeContext, shape: Shape) -> tuple[tuple[Size, ...], t
         axes = ctx.ints_of(3, "the axes") if ctx.has(3) else tuple(range(len(starts)))
         steps = ctx.ints_of(4, "the steps") if ctx.has(4) else (1,) * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise ShapeError(f"slice: starts {_show(starts)}, ends {_show(ends)}, axes {axes}, steps {steps} differ in length")
+        raise ShapeError(
+            f"slice: starts {_show(starts)}, ends {_show(ends)}, axes {axes}, steps {steps} differ in length"
+        )
     first: list[Size] = [0] * len(shape)
     sizes = list(shape)
     every = [1] * len(shape)
@@ -182,14 +184,14 @@ def _constant(ctx: NodeContext) -> Mapped:
         case "value":
             return ctx.tensor("value")
         case "value_float":
-            return static_array(ctx.float(name), DTYPES["f32"])
+            return static_array(ctx.real(name), DTYPES["f32"])
         case "value_floats":
             return static_array(np.array(ctx.floats(name), np.float32))
         case "value_int":
-            return static_array(ctx.int(name))
+            return static_array(ctx.integer(name))
         case "value_ints":
             return static_array(list(ctx.ints(name)))
-    ctx.fail(f"a constant given by {name!r} is not supported")
+    raise UnsupportedError(f"a constant given by {name!r} is not supported")
 
 
 @onnx_op("ConstantOfShape", since=9, static=(0,))
@@ -302,7 +304,7 @@ def _slice(ctx: NodeContext) -> Mapped:
 
 @onnx_op("Concat")
 def _concat(ctx: NodeContext) -> Mapped:
-    axis = ctx.int("axis")
+    axis = ctx.integer("axis")
     values = ctx.values()
     return values[0] if len(values) == 1 else ctx.add(Concat(axis), *values)
 
@@ -334,7 +336,7 @@ def _pad(ctx: NodeContext) -> Mapped:
         ctx.fail(f"mode {mode!r} is not supported")
     if ctx.opset < 11:
         pads: Sequence[Size] = ctx.ints("pads")
-        fill: object = ctx.float("value", 0.0)
+        fill: object = ctx.real("value", 0.0)
         axes = tuple(range(x.rank))
     else:
         pads = ctx.sizes(1, "the pads")
@@ -362,17 +364,17 @@ def _as_kind(value: int | float, dtype: DType) -> int | bool:
 
 @onnx_op("Gather")
 def _gather(ctx: NodeContext) -> Mapped:
-    return ctx.add(Gather(ctx.int("axis", 0)), ctx.value(0), ctx.value(1))
+    return ctx.add(Gather(ctx.integer("axis", 0)), ctx.value(0), ctx.value(1))
 
 
 @onnx_op("GatherElements", since=11)
 def _gather_elements(ctx: NodeContext) -> Mapped:
-    return ctx.add(GatherElements(ctx.int("axis", 0)), ctx.value(0), ctx.value(1))
+    return ctx.add(GatherElements(ctx.integer("axis", 0)), ctx.value(0), ctx.value(1))
 
 
 @onnx_op("GatherND", since=11)
 def _gather_nd(ctx: NodeContext) -> Mapped:
-    return ctx.add(GatherND(ctx.int("batch_dims", 0) if ctx.opset >= 12 else 0), ctx.value(0), ctx.value(1))
+    return ctx.add(GatherND(ctx.integer("batch_dims", 0) if ctx.opset >= 12 else 0), ctx.value(0), ctx.value(1))
 
 
 @onnx_op("Where", since=9)

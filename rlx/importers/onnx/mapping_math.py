@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
 from rlx.importers.onnx.mapping_layout import axes_argument
-from rlx.ir.dtype import DTYPES
-from rlx.ir.graph import TensorType, Value
-from rlx.ir.shape import numel
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.graph import Value
+from rlx.ir.shape import Size, numel
 from rlx.ops import activation, elementwise, reduction
 from rlx.ops.attention import Attention
 from rlx.ops.base import Op, axis_of
 from rlx.ops.contract import Gemm, MatMul
-from rlx.ops.elementwise import Add, Cast, Clip, Div, IsInf, Maximum, Minimum, Mod, Mul, Pow, Reciprocal, Sqrt, Sub, Where
+from rlx.ops.elementwise import (
+    Add,
+    Cast,
+    Clip,
+    Div,
+    IsInf,
+    LessEqual,
+    Maximum,
+    Minimum,
+    Mod,
+    Mul,
+    Pow,
+    Reciprocal,
+    Sqrt,
+    Sub,
+    Where,
+)
 from rlx.ops.encoded import Dequantize
-from rlx.ops.layout import Reshape, Transpose
+from rlx.ops.layout import Iota, Reshape, Transpose
 from rlx.ops.normalize import BatchNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from rlx.ops.reduction import ArgMax, ArgMin, ReduceMean
 
@@ -77,7 +92,7 @@ def _same(op: type[Op]) -> Any:
     names = [f.name for f in fields(op)]  # type: ignore[arg-type]
 
     def handler(ctx: NodeContext) -> Mapped:
-        attributes = {name: ctx.float(name) for name in names if ctx.given(name)}
+        attributes = {name: ctx.real(name) for name in names if ctx.given(name)}
         return ctx.add(op(**attributes), *ctx.values())
 
     return handler
@@ -94,7 +109,7 @@ def _gelu(ctx: NodeContext) -> Mapped:
 
 @onnx_op("Swish", since=24)
 def _swish(ctx: NodeContext) -> Mapped:
-    alpha = ctx.float("alpha", 1.0)
+    alpha = ctx.real("alpha", 1.0)
     x = ctx.value()
     if alpha == 1:
         return ctx.add(activation.Silu(), x)
@@ -114,8 +129,8 @@ def _pow(ctx: NodeContext) -> Mapped:
 @onnx_op("Mod", since=10)
 def _mod(ctx: NodeContext) -> Mapped:
     fmod = ctx.flag("fmod")
-    if ctx.type().dtype.is_float and not fmod:
-        ctx.fail("fmod=0 is for integers only")
+    if ctx.type().dtype.is_float and not fmod and ctx.opset < 28:
+        ctx.fail(f"fmod=0 of floats is not part of opset {ctx.opset}")
     return ctx.add(Mod(fmod), ctx.value(0), ctx.value(1))
 
 
@@ -149,7 +164,7 @@ def _mean(ctx: NodeContext) -> Mapped:
 
 @onnx_op("Clip", since=6, until=10)
 def _clip_6(ctx: NodeContext) -> Mapped:
-    return ctx.add(Clip(ctx.float("min", -FLT_MAX), ctx.float("max", FLT_MAX)), ctx.value())
+    return ctx.add(Clip(ctx.real("min", -FLT_MAX), ctx.real("max", FLT_MAX)), ctx.value())
 
 
 @onnx_op("Clip", since=11)
@@ -188,8 +203,8 @@ _REDUCE: dict[str, type[Op]] = {
 def _reduce(op: type[Op], as_input_since: int) -> Any:
     def handler(ctx: NodeContext) -> Mapped:
         axes = axes_argument(ctx, as_input_since)
+        keeps_all = ctx.opset >= as_input_since and ctx.flag("noop_with_empty_axes")
         if not axes:
-            keeps_all = ctx.opset >= as_input_since and ctx.flag("noop_with_empty_axes")
             axes = () if keeps_all else None
         reduce = op(axes=axes, keepdims=ctx.flag("keepdims", 1))  # type: ignore[call-arg]
         x = ctx.value()
@@ -208,7 +223,7 @@ for _name, _op in _REDUCE.items():
 def _arg(op: type[Op]) -> Any:
     def handler(ctx: NodeContext) -> Mapped:
         last = ctx.opset >= 12 and ctx.flag("select_last_index")
-        made = op(axis=ctx.int("axis", 0), keepdims=ctx.flag("keepdims", 1), last=last)  # type: ignore[call-arg]
+        made = op(axis=ctx.integer("axis", 0), keepdims=ctx.flag("keepdims", 1), last=last)  # type: ignore[call-arg]
         return ctx.add(made, ctx.value())
 
     return handler
@@ -224,7 +239,7 @@ onnx_op("ArgMin")(_arg(ArgMin))
 def _softmax(op: type[Op], flattens: bool) -> Any:
     def handler(ctx: NodeContext) -> Mapped:
         x = ctx.value()
-        axis = axis_of(ctx.int("axis", 1 if flattens else -1), x.rank, ctx.node.op_type)
+        axis = axis_of(ctx.integer("axis", 1 if flattens else -1), x.rank, ctx.node.op_type)
         if not flattens or axis == x.rank - 1:
             return ctx.add(op(axis=axis), x)  # type: ignore[call-arg]
         # before opset 13 all axes from `axis` on are one
@@ -248,12 +263,12 @@ def _batch_norm(ctx: NodeContext) -> Mapped:
         ctx.fail("training_mode=1 is not supported, only inference")
     if any(ctx.wants(i) for i in range(1, 5)):
         ctx.fail("its outputs for training (running mean and variance) are not supported")
-    return ctx.add(BatchNorm(ctx.float("epsilon", 1e-5)), *(ctx.value(i) for i in range(5)))
+    return ctx.add(BatchNorm(ctx.real("epsilon", 1e-5)), *(ctx.value(i) for i in range(5)))
 
 
 @onnx_op("LayerNormalization", since=17)
 def _layer_norm(ctx: NodeContext) -> tuple[Mapped, ...]:
-    axis, epsilon = ctx.int("axis", -1), ctx.float("epsilon", 1e-5)
+    axis, epsilon = ctx.integer("axis", -1), ctx.real("epsilon", 1e-5)
     ctx.require("stash_type", 1)
     x = ctx.value()
     y = ctx.add(LayerNorm(axis, epsilon), *ctx.values())
@@ -271,7 +286,7 @@ def _layer_norm(ctx: NodeContext) -> tuple[Mapped, ...]:
 @onnx_op("RMSNormalization", since=23)
 def _rms_norm(ctx: NodeContext) -> Mapped:
     ctx.require("stash_type", 1)
-    return ctx.add(RmsNorm(ctx.int("axis", -1), ctx.float("epsilon", 1e-5)), ctx.value(0), ctx.value(1))
+    return ctx.add(RmsNorm(ctx.integer("axis", -1), ctx.real("epsilon", 1e-5)), ctx.value(0), ctx.value(1))
 
 
 # ---- contraction
@@ -284,19 +299,17 @@ def _matmul(ctx: NodeContext) -> Mapped:
 
 @onnx_op("Gemm", since=7)
 def _gemm(ctx: NodeContext) -> Mapped:
-    op = Gemm(ctx.float("alpha", 1.0), ctx.float("beta", 1.0), ctx.flag("transA"), ctx.flag("transB"))
+    op = Gemm(ctx.real("alpha", 1.0), ctx.real("beta", 1.0), ctx.flag("transA"), ctx.flag("transB"))
     return ctx.add(op, *ctx.values())
 
 
 @onnx_op("DequantizeLinear", since=10)
 def _dequantize(ctx: NodeContext) -> Mapped:
     x, scale = ctx.value(0), ctx.value(1)
-    axis = ctx.int("axis", 1) if ctx.opset >= 13 else 1
-    block = ctx.int("block_size", 0) if ctx.opset >= 21 else 0
-    to = ctx.int("output_dtype", 0) if ctx.opset >= 23 else 0
+    axis = ctx.integer("axis", 1) if ctx.opset >= 13 else 1
+    block = ctx.integer("block_size", 0) if ctx.opset >= 21 else 0
+    to = ctx.integer("output_dtype", 0) if ctx.opset >= 23 else 0
     dtype = element_dtype(to) if to else scale.dtype
-    if ctx.has(2) and ctx.type(2).dtype.is_float:
-        ctx.fail(f"elements of type {x.dtype} are not supported")
     per_tensor = numel(scale.shape) == 1 and not block
     operands = [x, _scalar(ctx, scale) if per_tensor else scale]
     if ctx.has(2):
@@ -317,18 +330,20 @@ def _attention(ctx: NodeContext) -> Mapped:
     """The op without cache, soft cap and padding lengths; q, k, v [B, H, L, D] or [B, L, H * D]."""
     if any(ctx.has(i) for i in range(4, 7)) or any(ctx.wants(i) for i in range(1, 4)):
         ctx.fail("a cache, padding lengths and the score output are not supported")
-    if ctx.float("softcap", 0.0) != 0:
+    if ctx.real("softcap", 0.0) != 0:
         ctx.fail("softcap is not supported")
     ctx.ignore("softmax_precision", "qk_matmul_output_mode")
-    heads, kv_heads = ctx.int("q_num_heads", 0), ctx.int("kv_num_heads", 0)
+    heads, kv_heads = ctx.integer("q_num_heads", 0), ctx.integer("kv_num_heads", 0)
     flat = ctx.type().rank == 3
     q, k, v = (_heads(ctx, i, n) if flat else ctx.value(i) for i, n in enumerate((heads, kv_heads, kv_heads)))
-    scale = ctx.float("scale") if ctx.given("scale") else None
+    scale = ctx.real("scale") if ctx.given("scale") else None
     causal = ctx.flag("is_causal")
-    if causal and q.shape[2] != k.shape[2]:
-        ctx.fail(f"is_causal with {q.shape[2]} queries and {k.shape[2]} keys is not supported: they must be equal")
-    op = Attention(scale=scale, causal=causal)
-    out = ctx.add(op, q, k, v, *([_mask(ctx, q)] if ctx.has(3) else []))
+    biases = [_mask(ctx, ctx.value(3), q.dtype)] if ctx.has(3) else []
+    if causal and q.shape[2] != k.shape[2]:  # Attention aligns the last query with the last key, ONNX the first ones
+        causal = False
+        triangle = _mask(ctx, _triangle(ctx, q.shape[2], k.shape[2]), q.dtype)
+        biases = [ctx.add(Add(), biases[0], triangle) if biases else triangle]
+    out = ctx.add(Attention(scale=scale, causal=causal, empty_row="zero"), q, k, v, *biases)
     if not flat:
         return out
     batch, count, length, depth = out.shape
@@ -344,8 +359,14 @@ def _heads(ctx: NodeContext, i: int, count: int) -> Value:
     return ctx.add(Transpose((0, 2, 1, 3)), ctx.add(Reshape((batch, length, count, width // count)), x))
 
 
-def _mask(ctx: NodeContext, q: Value) -> Value:
-    mask = ctx.value(3)
+def _mask(ctx: NodeContext, mask: Value, dtype: DType) -> Value:
+    """A mask as what is added to the scores."""
     if mask.dtype.kind != "b":
         return mask
-    return ctx.add(Where(), mask, ctx.constant(0, q.dtype), ctx.constant(-np.inf, q.dtype))
+    return ctx.add(Where(), mask, ctx.constant(0, dtype), ctx.constant(-np.inf, dtype))
+
+
+def _triangle(ctx: NodeContext, queries: Size, keys: Size) -> Value:
+    """Whether key j is not after query i, [queries, keys]."""
+    i, j = (ctx.add(Iota(n)) for n in (queries, keys))
+    return ctx.add(LessEqual(), j, ctx.add(Reshape((queries, 1)), i))

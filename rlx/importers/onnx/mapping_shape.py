@@ -9,10 +9,10 @@ import numpy as np
 
 from rlx.importers.onnx.mapping import NodeContext, static_op
 from rlx.importers.onnx.mapping_layout import (
+    axes_argument,
     broadcast_shape,
     cast_target,
     flat_shape,
-    axes_argument,
     permutation,
     shape_bounds,
     slice_arguments,
@@ -98,7 +98,11 @@ def _flatten(ctx: NodeContext) -> Static:
 def _squeeze(ctx: NodeContext) -> Static:
     x = _known(ctx)
     axes = axes_argument(ctx, 13)
-    chosen = [d for d, n in enumerate(x.shape) if n == 1] if axes is None else [axis_of(a, x.items.ndim, "squeeze") for a in axes]
+    chosen = (
+        [d for d, n in enumerate(x.shape) if n == 1]
+        if axes is None
+        else [axis_of(a, x.items.ndim, "squeeze") for a in axes]
+    )
     if any(x.shape[d] != 1 for d in chosen):
         raise NotStaticError("squeeze of an axis that is not 1")
     return _like(x, x.items.reshape([n for d, n in enumerate(x.shape) if d not in chosen]))
@@ -123,14 +127,14 @@ def _concat(ctx: NodeContext) -> Static:
     parts = _all_known(ctx)
     if sum(p.items.size for p in parts) > LIMIT:
         raise NotStaticError("a large array")
-    return _like(parts[0], np.concatenate([p.items for p in parts], axis=ctx.int("axis")))
+    return _like(parts[0], np.concatenate([p.items for p in parts], axis=ctx.integer("axis")))
 
 
 @static_op("Split")
 def _split(ctx: NodeContext) -> tuple[Static, ...]:
     x = _known(ctx)
     axis, sizes = split_sizes(ctx, x.shape)
-    ends = np.cumsum([s for s in _whole((*sizes, 1))[:-1]])
+    ends = np.cumsum(list(_whole((*sizes, 1))[:-1]))
     return tuple(_like(x, part) for part in np.split(x.items, ends[:-1], axis=axis))
 
 
@@ -153,7 +157,7 @@ def _ints(sizes: tuple[Size, ...]) -> list[int]:
 @static_op("Gather")
 def _gather(ctx: NodeContext) -> Static:
     x, indices = _known(ctx), _known(ctx, 1)
-    axis = axis_of(ctx.int("axis", 0), x.items.ndim, "gather")
+    axis = axis_of(ctx.integer("axis", 0), x.items.ndim, "gather")
     at = np.array(indices.ints(), np.int64).reshape(indices.shape)
     n = x.shape[axis]
     if at.size and (at.min() < -n or at.max() >= n):
@@ -188,7 +192,7 @@ def _range(ctx: NodeContext) -> Static:
     start, limit, step = _all_known(ctx)
     if not start.dtype.is_integer:
         raise NotStaticError("a range of floats")
-    numbers = range(start.ints()[0], limit.ints()[0], step.ints()[0] or 1)
+    numbers = range(start.ints()[0], limit.ints()[0], step.ints()[0])
     if len(numbers) > LIMIT:
         raise NotStaticError("a large array")
     return static_array(list(numbers), start.dtype)
@@ -234,9 +238,9 @@ def _round(ctx: NodeContext) -> Static:
     return rounded(_known(ctx), ctx.node.op_type.lower())
 
 
-@static_op("Cast")
+@static_op("Cast", "CastLike")
 def _cast(ctx: NodeContext) -> Static:
-    target = cast_target(ctx)
+    target = cast_target(ctx) if ctx.node.op_type == "Cast" else ctx.type(1).dtype
     if target.bits < 16 and target.is_float:
         raise NotStaticError("a narrow float")
     return cast(_known(ctx), target)

@@ -9,7 +9,6 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import Mapped, NodeContext, onnx_op
-from rlx.importers.onnx.symbolic import Ratio
 from rlx.ir.graph import Value
 from rlx.ir.shape import Dim, Size, ceildiv, max_size
 from rlx.ops.base import axis_of
@@ -63,7 +62,7 @@ def _conv(ctx: NodeContext) -> Mapped:
     strides, dilations = _per_axis(ctx, "strides", n, 1), _per_axis(ctx, "dilations", n, 1)
     _check_kernel(ctx, w)
     pads = _padding(ctx, x.shape[2:], w.shape[2:], strides, dilations)
-    return ctx.add(Conv(strides, dilations, pads, ctx.int("group", 1)), *ctx.values())
+    return ctx.add(Conv(strides, dilations, pads, ctx.integer("group", 1)), *ctx.values())
 
 
 @onnx_op("ConvTranspose")
@@ -84,7 +83,7 @@ def _conv_transpose(ctx: NodeContext) -> Mapped:
         wanted = [size * s for size, s in zip(x.shape[2:], strides, strict=True)]
     if wanted:
         pads, extra = _fitted(ctx, x, w, wanted, mode)
-    return ctx.add(ConvTranspose(strides, dilations, pads, extra, ctx.int("group", 1)), *ctx.values())
+    return ctx.add(ConvTranspose(strides, dilations, pads, extra, ctx.integer("group", 1)), *ctx.values())
 
 
 def _fitted(
@@ -109,7 +108,9 @@ def _fitted(
 # ---- pooling
 
 
-def _window(ctx: NodeContext, x: Value, dilated_since: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Size, ...], tuple[int, ...]]:
+def _window(
+    ctx: NodeContext, x: Value, dilated_since: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Size, ...], tuple[int, ...]]:
     """Kernel, strides, pads and dilations."""
     kernel = ctx.ints("kernel_shape")
     strides = _per_axis(ctx, "strides", len(kernel), 1)

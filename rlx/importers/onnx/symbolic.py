@@ -62,7 +62,8 @@ class Static:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.items.shape
+        shape: tuple[int, ...] = self.items.shape
+        return shape
 
     @property
     def concrete(self) -> bool:
@@ -139,6 +140,9 @@ def map_items(fn: Callable[..., Item], dtype: DType, *arrays: Static) -> Static:
 
 def arithmetic(name: str, a: Static, b: Static) -> Static:
     """`add`, `sub`, `mul`, `div`, `mod`, `min` or `max`, in the element type of both."""
+
+    if a.dtype is not b.dtype:
+        raise NotStaticError(f"{name} of {a.dtype} and {b.dtype}")
 
     def element(x: Item, y: Item) -> Item:
         if isinstance(x, Dim | Ratio) or isinstance(y, Dim | Ratio):
@@ -310,7 +314,9 @@ def _cast(item: Item, old: DType, new: DType) -> Item:
     if new.kind == "b":
         return bool(item)
     if new.is_integer and isinstance(item, float):
-        item = trunc(item) if np.isfinite(item) else 0
+        if not abs(item) < 2**63:
+            raise NotStaticError(f"{item} as {new}")
+        item = trunc(item)
     number = np.asarray(item).astype(np.float64 if new.is_float else np.int64)
     wide = number.astype(np.int8) if new.bits < 8 and new.is_integer else number
     return static_array(wide.astype(new.numpy), new).item()

@@ -133,6 +133,8 @@ def erf_series(x):
     """erf by its power series in fixed point of 240 bits, for f64."""
     if not abs(x) < 6:
         return np.longdouble(math.erf(x))
+    if abs(x) < 1e-20:
+        return np.longdouble(x) * (2 / np.sqrt(np.longdouble("3.14159265358979323846264338")))
     scale = 1 << 240
     z = int(Fraction(x) * scale)
     square, term, total, k = z * z // scale, z, 0, 0

@@ -1,0 +1,611 @@
+"""Attention on the CPU: a block of query rows at a time, its scores in the worker's scratch.
+
+Keys and values are packed into the panels of the matrix product first, once for each batch and key head. For a few
+query rows (decoding) that would cost more than it saves: their scores and results are computed from keys and values as
+they are. Scores of masked keys are never computed into memory of their own; a mask is a bias that is evaluated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from rlx.backends.cpu import gemm, scalar, vmath
+from rlx.backends.cpu.builder import Function, Module, constant
+from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
+from rlx.backends.cpu.window import affine_expr
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Shape, Size, ceildiv, evaluate
+from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.expr import I64, Acc, Expr, Load, Select, const, guarded, size_expr, substitute_vars, transform, walk
+from rlx.kernels.lowering import Attention, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+
+__all__ = ["accepts", "accepts_operand", "emit", "layout"]
+
+F32 = DTYPES["f32"]
+FEW_ROWS = 4  # query rows that are computed without panels
+MAX_ROWS = 128
+SCORE_BYTES = 192 * 1024  # of one block of rows
+FLOPS_PER_CHUNK = 6.4e6  # some 80 us of one core
+WIDTH = 16  # columns of a panel
+INF = float("inf")
+I0, I1, I2, I3 = out_vars(4)
+
+
+class AttentionWord(IntEnum):
+    """The words of an attention kernel; strides are in elements, of (batch, head, row) each."""
+
+    Q = 0
+    Q_B = 1
+    Q_H = 2
+    Q_L = 3
+    K = 4
+    K_B = 5
+    K_H = 6
+    K_L = 7
+    V = 8
+    V_B = 9
+    V_H = 10
+    V_L = 11
+    OUT = 12
+    OUT_B = 13
+    OUT_H = 14
+    OUT_L = 15
+    K_PANELS = 16
+    V_PANELS = 17
+    HEADS = 18
+    KEY_HEADS = 19
+    ROWS = 20
+    KEYS = 21
+    DEPTH = 22
+    VALUE_DEPTH = 23
+    ROW_CHUNK = 24
+    SCORE_STRIDE = 25  # elements of a row of scores
+    SCRATCH = 26
+    SCRATCH_STRIDE = 27  # bytes
+    ROW_SUMS = 28  # where they start in scratch, in bytes
+    RESULTS = 29  # where results start in scratch, in bytes, if they go there
+
+
+class PackWord(IntEnum):
+    """The words of the packing kernel."""
+
+    K = 0
+    K_B = 1
+    K_H = 2
+    K_L = 3
+    V = 4
+    V_B = 5
+    V_H = 6
+    V_L = 7
+    K_PANELS = 8
+    V_PANELS = 9
+    KEY_HEADS = 10
+    KEYS = 11
+    DEPTH = 12
+    VALUE_DEPTH = 13
+
+
+def accepts(anchor: Attention, dtype: DType) -> bool:
+    """f32 throughout."""
+    bias = anchor.bias
+    return dtype is F32 and anchor.q.dtype is F32 and (bias is None or bias.dtype is F32)
+
+
+def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
+    """Rows may lie anywhere, with their elements next to each other."""
+    return index.is_linear and index.coefs.get(I3, 1) == 1
+
+
+def layout(kernel: Kernel) -> list[Kernel]:
+    """The kernel, after one that packs keys and values into panels, unless there are few query rows.
+
+    Where the number of query rows is known at the run only, both ways are kept.
+    """
+    anchor = kernel.anchor
+    assert isinstance(anchor, Attention)
+    rows = anchor.q_shape[2]
+    if isinstance(rows, int) and rows <= FEW_ROWS:
+        return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag="few")]
+    batch, heads, keys, depth = anchor.k_shape
+    value_depth = anchor.v_shape[3]
+    b, h, panel, row, lane = out_vars(5)
+    column = panel * WIDTH + lane
+
+    def panels(role: str, operand: Expr, shape: Shape, at: tuple[Expr, ...], size: Size) -> tuple[Expr, Store]:
+        buffer = Buffer(f"{kernel.stores[0].buffer.name}.{role}", "arena", shape, F32)
+        element = substitute_vars(operand, dict(zip((I0, I1, I2, I3), at, strict=True)))
+        inside = column < size_expr(size)
+        value = Select(inside, guarded(element, inside), const(0.0, F32))
+        packed = Load(buffer, (b, h, const(0, I64), const(0, I64), const(0, I64)), F32)
+        few = size_expr(rows) <= FEW_ROWS
+        chosen = packed if isinstance(rows, int) else Select(few, operand, packed)
+        return chosen, Store(buffer, shape, (b, h, panel, row, lane), value)
+
+    k_shape = (batch, heads, ceildiv(keys, WIDTH), depth, WIDTH)
+    v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
+    k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
+    v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
+    pack = Kernel(
+        "pack k, v", (k_store, v_store), replace(anchor, q=anchor.k, bias=None), nodes=kernel.nodes, tag="pack"
+    )
+    tag = "many" if isinstance(rows, int) else "either"
+    return [pack, Kernel(kernel.name, kernel.stores, replace(anchor, k=k, v=v), nodes=kernel.nodes, tag=tag)]
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The attention kernel, or the one that packs for it."""
+    return _emit_pack(kernel) if kernel.tag == "pack" else _emit_attention(kernel)
+
+
+def _rows_word(x: Expr) -> list[Word]:
+    """Address and strides of batches, heads and rows of an operand."""
+    assert isinstance(x, Load)
+    index = linear_index(x.indices, x.source.shape)
+    return [Pointer(x.source, 4 * index.constant), *(index.coefs.get(v, 0) for v in (I0, I1, I2))]
+
+
+# ---- packing
+
+
+def _emit_pack(kernel: Kernel) -> KernelCode:
+    """Chunk = a batch and key head: its keys as columns [keys / 16][depth][16], its values [depth / 16][keys][16]."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Attention)
+    batch, heads, keys, depth = anchor.k_shape
+    words: list[Word] = [
+        *_rows_word(anchor.k),
+        *_rows_word(anchor.v),
+        *(Pointer(s.buffer) for s in kernel.stores),
+        heads,
+        keys,
+        depth,
+        anchor.v_shape[3],
+    ]
+    f = gemm.kernel_function(PLACEHOLDER)
+    lanes = host().vector_bytes // 4
+    pointers = (PackWord.K, PackWord.V, PackWord.K_PANELS, PackWord.V_PANELS)
+    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in PackWord}
+    b, h = f.div("%chunk", w[PackWord.KEY_HEADS]), f.rem("%chunk", w[PackWord.KEY_HEADS])
+
+    def matrix(base: PackWord, depth: PackWord, panels: PackWord, columns: PackWord) -> tuple[str, str, str]:
+        at = f.add(f.mul(b, w[PackWord(base + 1)]), f.mul(h, w[PackWord(base + 2)]))
+        count = f.mul(f.div(f.add(w[columns], WIDTH - 1), WIDTH), f.mul(w[depth], WIDTH))
+        out = f.gep(w[panels], f.mul("%chunk", count), "float")
+        return f.gep(w[base], at, "float"), w[PackWord(base + 3)], out
+
+    k, k_step, k_out = matrix(PackWord.K, PackWord.DEPTH, PackWord.K_PANELS, PackWord.KEYS)
+    _pack_rows_as_columns(f, lanes, k, k_step, k_out, w[PackWord.KEYS], w[PackWord.DEPTH])
+    v, v_step, v_out = matrix(PackWord.V, PackWord.KEYS, PackWord.V_PANELS, PackWord.VALUE_DEPTH)
+    _pack_rows(f, lanes, v, v_step, v_out, w[PackWord.KEYS], w[PackWord.VALUE_DEPTH])
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    few = anchor.q_shape[2]
+
+    def chunks(extents: Extents) -> int:
+        return 0 if evaluate(few, extents) <= FEW_ROWS else evaluate(batch, extents) * evaluate(heads, extents)
+
+    return KernelCode(symbol, ir, tuple(words), chunks)
+
+
+def _pack_rows_as_columns(f: Function, lanes: int, x: str, step: str, out: str, rows: str, depth: str) -> None:
+    """Rows of `depth` become columns of panels [depth][16], zeros where there are no more rows."""
+    vector = f"<{lanes} x float>"
+
+    def panel(first: str, _: list[str]) -> None:
+        source, target = f.gep(x, f.mul(first, step), "float"), f.gep(out, f.mul(first, depth), "float")
+        count = f.min(f.sub(rows, first), WIDTH)
+
+        def square(d: str, _: list[str]) -> None:
+            for j in range(0, WIDTH, lanes):
+                lines = [f.gep(source, f.add(f.mul(step, j + q), d), "float") for q in range(lanes)]
+                for q, value in enumerate(gemm.transpose(f, [f.load(vector, p) for p in lines])):
+                    f.store(value, f.gep(target, f.add(f.mul(f.add(d, q), WIDTH), j), "float"))
+
+        def single(d: str, _: list[str]) -> None:
+            def cell(i: str, _: list[str]) -> None:
+                value = f.load("float", f.gep(source, f.add(f.mul(i, step), d), "float"))
+                f.store(value, f.gep(target, f.add(f.mul(d, WIDTH), i), "float"))
+
+            def zero(i: str, _: list[str]) -> None:
+                f.store(0.0, f.gep(target, f.add(f.mul(d, WIDTH), i), "float"), ty="float")
+
+            f.loop(0, count, 1, [], cell)
+            f.loop(count, WIDTH, 1, [], zero)
+
+        whole = f.select(f.cmp("eq", count, WIDTH), f.and_(depth, -lanes), 0, "i64")
+        f.loop(0, whole, lanes, [], square)
+        f.loop(whole, depth, 1, [], single)
+
+    f.loop(0, rows, WIDTH, [], panel)
+
+
+def _pack_rows(f: Function, lanes: int, x: str, step: str, out: str, rows: str, columns: str) -> None:
+    """Rows are cut into panels [rows][16], zeros where there are no more columns."""
+    vector = f"<{lanes} x float>"
+
+    def panel(first: str, _: list[str]) -> None:
+        target = f.gep(out, f.mul(first, rows), "float")
+        source = f.gep(x, first, "float")
+        count = f.sub(columns, first)
+        masks = [f.mask_below(f.sub(count, j), lanes) for j in range(0, WIDTH, lanes)]
+
+        def row(masked: bool) -> Callable[[str, list[str]], None]:
+            def body(i: str, _: list[str]) -> None:
+                p, place = f.gep(source, f.mul(i, step), "float"), f.gep(target, f.mul(i, WIDTH), "float")
+                for j, mask in zip(range(0, WIDTH, lanes), masks, strict=True):
+                    at = f.gep(p, j, "float")
+                    value = f.masked_load(vector, at, mask) if masked else f.load(vector, at)
+                    f.store(value, f.gep(place, j, "float"))
+
+            return body
+
+        whole = f.cmp("ge", count, WIDTH)
+        f.loop(0, f.select(whole, rows, 0, "i64"), 1, [], row(False))
+        f.loop(0, f.select(whole, 0, rows, "i64"), 1, [], row(True))
+
+    f.loop(0, columns, WIDTH, [], panel)
+
+
+# ---- the kernel
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How query rows are cut: chunk = (batch * heads + head) * row blocks + row block."""
+
+    rows: int
+    chunks: int
+    score_stride: int
+    sums: int
+    results: int
+    scratch: int
+
+
+def _cut(anchor: Attention, to_scratch: bool, extents: Extents) -> _Cut:
+    batch, heads, rows, depth = (evaluate(s, extents) for s in anchor.q_shape)
+    keys, value_depth = evaluate(anchor.k_shape[2], extents), evaluate(anchor.v_shape[3], extents)
+    stride = -(-keys // WIDTH) * WIDTH + WIDTH  # not a power of two, and room to finish vectors
+    per_row = 2 * keys * (depth + value_depth) + 60 * keys + 1
+    take = min(int(FLOPS_PER_CHUNK / per_row), SCORE_BYTES // (4 * stride), MAX_ROWS)
+    take = max(min(max(take // 6 * 6, 12), rows), 1)
+    blocks = -(-rows // take)
+    take = max(-(-rows // max(blocks, 1)), 1)
+    sums = take * stride * 4
+    results = sums + -(-take * 8 // 64) * 64
+    total = results + (take * -(-value_depth // WIDTH) * WIDTH * 4 if to_scratch else 0)
+    count = batch * heads * -(-rows // take) if value_depth else 0
+    return _Cut(take, count, stride, sums, results, -(-total // 64) * 64)
+
+
+def _emit_attention(kernel: Kernel) -> KernelCode:
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Attention)
+    out = linear_index(store.index, store.buffer.shape)
+    to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
+    ways = {"few": ("few",), "many": ("many",)}.get(kernel.tag, ("few", "many"))
+
+    def cut(extents: Extents) -> _Cut:
+        return _cut(anchor, to_scratch, extents)
+
+    nothing: list[Word] = [0, 0, 0, 0]
+    operands = {"few": [], "many": []}  # type: dict[str, list[Expr]]
+    for x in (anchor.k, anchor.v):
+        assert isinstance(x, Load | Select)
+        operands["few"].append(x.a if isinstance(x, Select) else x)
+        operands["many"].append(x.b if isinstance(x, Select) else x)
+    in_place = [_rows_word(x) if "few" in ways else nothing for x in operands["few"]]
+    panels: list[Word] = []
+    for x in operands["many"]:
+        assert isinstance(x, Load)
+        panels.append(Pointer(x.source) if "many" in ways else 0)
+    words: list[Word] = [
+        *_rows_word(anchor.q),
+        *in_place[0],
+        *in_place[1],
+        Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
+        *(out.coefs.get(v, 0) for v in (I0, I1, I2)),
+        *panels,
+        anchor.q_shape[1],
+        anchor.k_shape[1],
+        anchor.q_shape[2],
+        anchor.k_shape[2],
+        anchor.q_shape[3],
+        anchor.v_shape[3],
+        Computed(lambda e: cut(e).rows),
+        Computed(lambda e: cut(e).score_stride),
+        Scratch(),
+        Computed(lambda e: cut(e).scratch),
+        Computed(lambda e: cut(e).sums),
+        Computed(lambda e: cut(e).results),
+    ]
+    table = WordTable(words)
+    made = _Code(anchor, kernel, table, to_scratch)
+    made.emit(ways)
+    symbol, ir = name_kernel(Module([made.f]).text())
+    scratch = Computed(lambda e: cut(e).scratch)
+    return KernelCode(
+        symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(made.emitter.sites), scratch
+    )
+
+
+class _Code:
+    """Emits one block of query rows."""
+
+    def __init__(self, anchor: Attention, kernel: Kernel, table: WordTable, to_scratch: bool) -> None:
+        self.anchor, self.to_scratch = anchor, to_scratch
+        self.f = gemm.kernel_function(PLACEHOLDER)
+        self.lanes = host().vector_bytes // 4
+        self.vector = f"<{self.lanes} x float>"
+        self.tile = gemm.tile_for("f32", host().vector_bytes)
+        self.emitter = Emitter(self.f, table, self.lanes)
+        store = kernel.stores[0]
+        self.expr = transform(store.expr, linear_load)
+        target = affine_expr(linear_index(store.index, store.buffer.shape))
+        self.destination = Load(store.buffer, (target,), store.buffer.dtype)
+        self.bias = None if anchor.bias is None else transform(anchor.bias, linear_load)
+        self.emitter.preload([self.expr, self.destination, *([self.bias] if self.bias else [])], [])
+        for x in walk(self.expr):
+            if isinstance(x, Acc):
+                self.emitter.free[x] = frozenset((I3,))
+
+    def word(self, index: AttentionWord) -> str:
+        pointers = ("Q", "K", "V", "OUT", "K_PANELS", "V_PANELS", "SCRATCH")
+        return gemm.load_word(self.f, index, "ptr" if index.name in pointers else "i64")
+
+    def emit(self, ways: tuple[str, ...]) -> None:
+        f, word = self.f, self.word
+        heads, rows, keys = word(AttentionWord.HEADS), word(AttentionWord.ROWS), word(AttentionWord.KEYS)
+        take = word(AttentionWord.ROW_CHUNK)
+        blocks = f.div(f.sub(f.add(rows, take), 1), take)
+        rest, block = f.div("%chunk", blocks), f.rem("%chunk", blocks)
+        b, h = f.div(rest, heads), f.rem(rest, heads)
+        key_heads = word(AttentionWord.KEY_HEADS)
+        key_head = f.div(f.mul(h, key_heads), heads)
+        row0 = f.mul(block, take)
+        row1 = f.min(f.add(row0, take), rows)
+        count = f.sub(row1, row0)
+        stride = word(AttentionWord.SCORE_STRIDE)
+        scores = f.offset(word(AttentionWord.SCRATCH), f.mul("%worker", word(AttentionWord.SCRATCH_STRIDE)))
+        sums = f.offset(scores, word(AttentionWord.ROW_SUMS))
+        depth, value_depth = word(AttentionWord.DEPTH), word(AttentionWord.VALUE_DEPTH)
+        seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
+        limit = f.max(f.min(f.add(row1, seen), keys), 0) if self.anchor.causal else keys
+        # zeros stand after a row's last key; sums over more than one block of keys take them all, for equal blocks
+        summed = f.select(f.cmp("gt", keys, gemm.K_BLOCK), keys, limit) if self.anchor.causal else keys
+
+        def operand(base: AttentionWord, head: str) -> tuple[str, str]:
+            at = f.add(f.mul(b, word(AttentionWord(base + 1))), f.mul(head, word(AttentionWord(base + 2))))
+            return f.gep(word(base), at, "float"), word(AttentionWord(base + 3))
+
+        q, q_step = operand(AttentionWord.Q, h)
+        q = f.gep(q, f.mul(row0, q_step), "float")
+        if self.to_scratch:
+            result, out_step = f.offset(scores, word(AttentionWord.RESULTS)), f.and_(f.add(value_depth, 15), -16)
+        else:
+            result, out_step = operand(AttentionWord.OUT, h)
+            result = f.gep(result, f.mul(row0, out_step), "float")
+        matrix = f.add(f.mul(b, key_heads), key_head)
+
+        def panels(which: AttentionWord, columns: str, k: str) -> str:
+            size = f.mul(f.and_(f.add(columns, WIDTH - 1), -WIDTH), k)
+            return f.gep(word(which), f.mul(matrix, size), "float")
+
+        def few_scores() -> None:
+            k, step = operand(AttentionWord.K, key_head)
+            _rows_times_rows(f, self.lanes, (q, q_step), (k, step), (scores, stride), count, limit, depth)
+
+        def many_scores() -> None:
+            k = panels(AttentionWord.K_PANELS, keys, depth)
+            size = f.mul(depth, WIDTH)
+            f.call(gemm.gemm_block(self.tile), [q, q_step, k, size, scores, stride, count, limit, depth, "null"])
+
+        def few_results() -> None:
+            v, step = operand(AttentionWord.V, key_head)
+            _weighted_rows(f, self.lanes, (scores, stride), (v, step), (result, out_step), count, summed, value_depth)
+
+        def many_results() -> None:
+            v = panels(AttentionWord.V_PANELS, value_depth, keys)
+            size = f.mul(keys, WIDTH)
+            args = [scores, stride, v, size, result, out_step, count, value_depth, summed, "null"]
+            f.call(gemm.gemm_block(self.tile), args)
+
+        few = f.cmp("le", rows, FEW_ROWS)
+        self.either(ways, few, few_scores, many_scores)
+        scope = Scope(1, None, {I0: b, I1: h})
+        self.softmax(scope, row0, row1, scores, stride, sums, (keys, seen, summed))
+        self.either(ways, few, few_results, many_results)
+        self.finish(scope, row0, row1, sums, result, out_step, value_depth)
+        f.ret()
+
+    def either(self, ways: tuple[str, ...], few: str, one: Callable[[], None], other: Callable[[], None]) -> None:
+        if len(ways) == 2:
+            self.f.if_(few, one, other)
+        else:
+            (one if ways[0] == "few" else other)()
+
+    def softmax(
+        self,
+        scope: Scope,
+        row0: str,
+        row1: str,
+        scores: str,
+        stride: str,
+        sums: str,
+        sizes: tuple[str, str, str],
+    ) -> None:
+        """Scores become exp(score - largest of the row); the sum and the largest of each row are kept."""
+        f, lanes, vector, emitter = self.f, self.lanes, self.vector, self.emitter
+        keys, seen, summed = sizes
+        if self.bias is not None:
+            emitter.hoist(self.bias, frozenset((I2, I3)), scope)
+
+        def row(i: str, _: list[str]) -> None:
+            line = f.gep(scores, f.mul(f.sub(i, row0), stride), "float")
+            inside = scope.inner({I2: i})
+            if self.bias is not None:
+                emitter.hoist(self.bias, frozenset((I3,)), inside)
+            n = f.max(f.min(f.add(f.add(i, 1), seen), keys), 0) if self.anchor.causal else keys
+
+            def scaled(j: str, w: int) -> str:
+                p = f.gep(line, j, "float")
+                ty = vector if w > 1 else "float"
+                value = f.mul(f.load(ty, p), self.anchor.scale, ty)
+                if self.bias is not None:
+                    here = inside.inner({I3: j}, w, I3 if w > 1 else None)
+                    value = f.add(value, emitter.lanes_of(self.bias, here), ty)
+                f.store(value, p)
+                return value
+
+            whole = f.and_(n, -lanes)
+            padded = f.and_(f.add(n, lanes - 1), -lanes)
+            low = constant(-INF, vector)
+            tops = f.loop(
+                0, whole, lanes, [(vector, low)], lambda j, a: [f.max(scaled(j, lanes), a[0], vector)]
+            )
+            last = f.loop(
+                whole, n, 1, [("float", -INF)], lambda j, a: [f.max(scaled(j, 1), a[0], "float")]
+            )
+            f.loop(n, padded, 1, [], lambda j, _: f.store(-INF, f.gep(line, j, "float"), ty="float"))
+            top = f.max(f.reduce(tops[0], lambda a, b: f.max(a, b)), last[0], "float")
+            spread = f.splat(top, lanes)
+
+            def power(j: str, a: list[str]) -> list[str]:
+                p = f.gep(line, j, "float")
+                value = vmath.exp(f, f.sub(f.load(vector, p), spread), lanes, "f32")
+                f.store(value, p)
+                return [f.add(a[0], value)]
+
+            added = f.loop(0, padded, lanes, [(vector, constant(0.0, vector))], power)
+            total = f.reduce(added[0], lambda a, b: f.add(a, b))
+            f.loop(padded, summed, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
+            place = f.gep(sums, f.mul(f.sub(i, row0), 2), "float")
+            f.store(total, place)
+            f.store(top, f.gep(place, 1, "float"))
+
+        f.loop(row0, row1, 1, [], row)
+
+    def finish(self, scope: Scope, row0: str, row1: str, sums: str, result: str, step: str, columns: str) -> None:
+        """Divides each row by its sum and stores what the epilogue makes of it."""
+        f, lanes, emitter = self.f, self.lanes, self.emitter
+        emitter.hoist(self.expr, frozenset((I2, I3)), scope)
+
+        def row(i: str, _: list[str]) -> None:
+            at = f.sub(i, row0)
+            line = f.gep(result, f.mul(at, step), "float")
+            place = f.gep(sums, f.mul(at, 2), "float")
+            factor = f.div(1.0, f.load("float", place), "float")
+            empty = f.cmp("eq", f.load("float", f.gep(place, 1, "float")), -INF, "float")
+            inside = scope.inner({I2: i})
+            emitter.hoist(self.expr, frozenset((I3,)), inside)
+            if self.to_scratch:
+                emitter.hoist(self.destination, frozenset((I3,)), inside)
+
+            def put(j: str, w: int) -> None:
+                ty = self.vector if w > 1 else "float"
+                p = f.gep(line, j, "float")
+                value = f.mul(f.load(ty, p), f.splat(factor, w), ty)
+                if self.anchor.empty_row == "zero":
+                    value = f.select(f.splat(empty, w, "i1"), constant(0.0, ty), value, ty)
+                here = inside.inner({I3: j}, w, I3 if w > 1 else None)
+                emitter.acc = lambda _: (value, w)
+                text = scalar.to_memory(f, emitter.lanes_of(self.expr, here), self.destination.dtype, w)
+                if self.to_scratch:
+                    emitter.store(self.destination, text, here)
+                else:
+                    f.store(text, p, ty=ty)
+
+            whole = f.and_(columns, -lanes)
+            f.loop(0, whole, lanes, [], lambda j, _: put(j, lanes))
+            f.loop(whole, columns, 1, [], lambda j, _: put(j, 1))
+
+        f.loop(row0, row1, 1, [], row)
+
+
+Rows = tuple[str, str]  # address of the first row, and elements from row to row
+
+
+def _rows_times_rows(
+    f: Function, lanes: int, a: Rows, b: Rows, out: Rows, rows: str, columns: str, depth: str
+) -> None:
+    """out[i, j] = a[i] . b[j], four rows of b at a time."""
+    vector = f"<{lanes} x float>"
+    whole = f.and_(depth, -lanes)
+    rest = f.mask_below(f.sub(depth, whole), lanes)
+
+    def dots(i: str, count: int) -> Callable[[str, list[str]], None]:
+        def body(j: str, _: list[str]) -> None:
+            left = f.gep(a[0], f.mul(i, a[1]), "float")
+            right = [f.gep(b[0], f.mul(f.add(j, q), b[1]), "float") for q in range(count)]
+
+            def step(d: str, sums: list[str]) -> list[str]:
+                x = f.load(vector, f.gep(left, d, "float"))
+                lines = [f.load(vector, f.gep(p, d, "float")) for p in right]
+                return [f.fma(x, y, s) for y, s in zip(lines, sums, strict=True)]
+
+            sums = f.loop(0, whole, lanes, [(vector, constant(0.0, vector))] * count, step)
+
+            def tail() -> list[str]:
+                x = f.masked_load(vector, f.gep(left, whole, "float"), rest)
+                lines = [f.masked_load(vector, f.gep(p, whole, "float"), rest) for p in right]
+                return [f.fma(x, y, s) for y, s in zip(lines, sums, strict=True)]
+
+            sums = f.if_(f.cmp("lt", whole, depth), tail, lambda: list(sums))
+            line = f.gep(out[0], f.add(f.mul(i, out[1]), j), "float")
+            for q, s in enumerate(sums):
+                f.store(f.reduce(s, lambda x, y: f.add(x, y)), f.gep(line, q, "float"))
+
+        return body
+
+    def row(i: str, _: list[str]) -> None:
+        grouped = f.and_(columns, -4)
+        f.loop(0, grouped, 4, [], dots(i, 4))
+        f.loop(grouped, columns, 1, [], dots(i, 1))
+
+    f.loop(0, rows, 1, [], row)
+
+
+def _weighted_rows(
+    f: Function, lanes: int, a: Rows, b: Rows, out: Rows, rows: str, count: str, columns: str
+) -> None:
+    """out[i] = the sum over j < count of a[i, j] * b[j], in blocks of four vectors of columns."""
+    vector = f"<{lanes} x float>"
+
+    def row(i: str, _: list[str]) -> None:
+        weights, line = f.gep(a[0], f.mul(i, a[1]), "float"), f.gep(out[0], f.mul(i, out[1]), "float")
+
+        def block(vectors: int, masked: bool) -> Callable[[str, list[str]], None]:
+            def body(column: str, _: list[str]) -> None:
+                mask = f.mask_below(f.sub(columns, column), lanes) if masked else ""
+
+                def step(j: str, sums: list[str]) -> list[str]:
+                    weight = f.splat(f.load("float", f.gep(weights, j, "float")), lanes)
+                    p = f.gep(b[0], f.add(f.mul(j, b[1]), column), "float")
+                    found = []
+                    for q, s in enumerate(sums):
+                        at = f.gep(p, q * lanes, "float")
+                        x = f.masked_load(vector, at, mask) if masked else f.load(vector, at)
+                        found.append(f.fma(weight, x, s))
+                    return found
+
+                sums = f.loop(0, count, 1, [(vector, constant(0.0, vector))] * vectors, step)
+                for q, s in enumerate(sums):
+                    place = f.gep(line, f.add(column, q * lanes), "float")
+                    if masked:
+                        f.masked_store(s, place, mask)
+                    else:
+                        f.store(s, place)
+
+            return body
+
+        grouped = f.mul(f.div(columns, 4 * lanes), 4 * lanes)
+        whole = f.and_(columns, -lanes)
+        f.loop(0, grouped, 4 * lanes, [], block(4, False))
+        f.loop(grouped, whole, lanes, [], block(1, False))
+        f.loop(whole, columns, lanes, [], block(1, True))
+
+    f.loop(0, rows, 1, [], row)

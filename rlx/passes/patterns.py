@@ -1,0 +1,76 @@
+"""Questions that passes ask about the values of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.graph import Node, Value
+from rlx.ir.shape import Dim
+from rlx.ops.layout import Expand, Full, Reshape
+
+__all__ = ["Statics", "either_way", "is_sized", "made_by", "uniform", "with_uniform"]
+
+LARGEST_UNIFORM = 4096  # elements of a constant that are looked at to see whether they are equal
+
+
+def made_by(value: Value, *ops: type[Any]) -> Node | None:
+    """The node that makes the value if it is one of these ops."""
+    node = value.node
+    return node if node is not None and isinstance(node.op, ops) else None
+
+
+def uniform(value: Value) -> Any:
+    """The number (int, float or bool) that every element of the value is known to be, else None."""
+    node = made_by(value, Expand, Reshape, Full)
+    if node is not None:
+        return node.op.value if isinstance(node.op, Full) else uniform(node.inputs[0])
+    if value.kind != "const" or value.data is None or not 0 < value.data.size <= LARGEST_UNIFORM:
+        return None
+    first = value.data.flat[0]
+    return np.asarray(first).item() if (value.data == first).all() else None
+
+
+def either_way(node: Node) -> Iterator[tuple[Value, Value]]:
+    """The two inputs of a commutative node in both orders."""
+    a, b = node.inputs
+    yield a, b
+    yield b, a
+
+
+def with_uniform(node: Node) -> tuple[Value, Any] | None:
+    """(value, number) for a commutative node of a value and a uniform constant."""
+    for value, other in either_way(node):
+        number = uniform(other)
+        if number is not None and uniform(value) is None:
+            return value, number
+    return None
+
+
+def is_sized(value: Value) -> bool:
+    """Whether all sizes of the value are numbers."""
+    return all(isinstance(size, int) for size in value.shape)
+
+
+class Statics:
+    """The set of values that depend on params and constants only, which `prepare` can make."""
+
+    def __init__(self) -> None:
+        self._known: dict[Value, bool] = {}
+
+    def __contains__(self, value: Value) -> bool:
+        if value.node is None:
+            return value.kind in ("param", "const")
+        if value not in self._known:
+            node = value.node
+            fixed = is_sized(value) and not node.regions and not _has_dims(tuple(node.op.attributes().values()))
+            self._known[value] = fixed and all(v in self for v in node.inputs)
+        return self._known[value]
+
+
+def _has_dims(attribute: object) -> bool:
+    if isinstance(attribute, tuple):
+        return any(_has_dims(a) for a in attribute)
+    return isinstance(attribute, Dim)

@@ -1,0 +1,187 @@
+"""Activation functions that an exporter wrote as arithmetic become one op.
+
+A group of element-wise nodes that depends on one value and on numbers is a function of one variable. It is evaluated
+(in f64, by the ops' own references) on a grid of sample points and compared there with every activation function known
+here, so the order in which an exporter wrote the factors doesn't matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.graph import Array, Graph, Node, Value
+from rlx.ops.activation import (
+    Elu,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    LeakyRelu,
+    Mish,
+    Relu,
+    Silu,
+    Softplus,
+    Softsign,
+)
+from rlx.ops.base import Op
+from rlx.ops.elementwise import Add, Binary, Div, Mul, Neg, Pow, Sigmoid, Sub, Tanh, Unary, Where
+from rlx.passes.patterns import uniform
+from rlx.passes.rewrite import Site, rewrite
+
+__all__ = ["raise_activation"]
+
+LARGEST = 16  # nodes of one function
+TOLERANCE = 2e-6  # relative to 1 + |x|: constants in files are rounded to f32
+TOLERANCE_F64 = 1e-11
+KINKS = (-6.0, -3.0, -2.5, -1.0, 0.0, 1.0, 2.5, 3.0, 6.0)
+
+Guess = Callable[[Callable[[float], float]], Op]  # from the function's values, the op with the attributes it would have
+
+
+def _samples() -> Array:
+    near = [k + d for k in KINKS for d in (-0.13, -0.011, 0.0, 0.017, 0.19)]
+    return np.array([*near, *np.linspace(-12, 12, 25), -1e4, -300.0, -40.0, 40.0, 300.0, 1e4, np.nan])
+
+
+X = _samples()
+
+FIXED: tuple[Op, ...] = (
+    Relu(),
+    Silu(),
+    HardSwish(),
+    Gelu(),
+    Gelu(approximate="tanh"),
+    Mish(),
+    Sigmoid(),
+    Tanh(),
+    Softplus(),
+    Softsign(),
+)
+
+GUESSES: tuple[Guess, ...] = (
+    lambda f: HardSigmoid(_f32((f(0.01) - f(0)) / 0.01), _f32(f(0))),
+    lambda f: LeakyRelu(_f32(-f(-1))),
+    lambda f: Elu(_f32(f(-1) / np.expm1(-1))),
+)
+
+
+@dataclass
+class _Cone:
+    """Nodes that compute a function of `x`, in order; the last makes its result."""
+
+    x: Value
+    nodes: tuple[Node, ...]
+
+
+def raise_activation(graph: Graph) -> Graph:
+    """Replaces functions of one variable by the activation op that they are."""
+    position: dict[Node, int] = {}
+
+    def visit(site: Site) -> Value | None:
+        added = list(takewhile(lambda n: n not in position, reversed(site.graph.nodes)))
+        for node in reversed(added):
+            position[node] = len(position)
+        return _raised(site, position)
+
+    return rewrite(graph, visit)
+
+
+def _raised(site: Site, position: dict[Node, int]) -> Value | None:
+    (out,) = site.node.outputs[:1]
+    if not _is_scalar_op(site.node) or not out.dtype.is_float:
+        return None
+    root = Node(site.op, site.inputs, (out,), site.node.provenance)
+    for cone in _cones(root, position):
+        op = None if _is_linear(cone) else _known_function(cone, root)
+        if op is not None:
+            site.merged.extend(cone.nodes[:-1])
+            return site.add(op, cone.x)
+    return None
+
+
+def _is_scalar_op(node: Node) -> bool:
+    return isinstance(node.op, Unary | Binary | Pow | Where) and len(node.outputs) == 1
+
+
+def _is_linear(cone: _Cone) -> bool:
+    """Whether it can't be any of the functions."""
+    return all(isinstance(node.op, Add | Sub | Mul | Div | Neg) for node in cone.nodes)
+
+
+def _cones(root: Node, position: dict[Node, int]) -> Iterator[_Cone]:
+    """The groups below the root through which one value alone comes in, smallest first."""
+    nodes = [root]
+    front = _variables(root)
+    while 0 < len(front) and len(nodes) <= LARGEST:
+        if len(front) == 1 and len(nodes) > 1:
+            (x,) = front
+            if x.type == root.outputs[0].type:
+                yield _Cone(x, tuple(reversed(nodes)))
+        makers = [v.node for v in front if v.node is not None]
+        if not makers:
+            return
+        last = max(makers, key=lambda n: position[n])
+        if not _is_scalar_op(last) or last.outputs[0].shape != root.outputs[0].shape:
+            return
+        front = (front - set(last.outputs)) | _variables(last)
+        nodes.append(last)
+
+
+def _variables(node: Node) -> set[Value]:
+    return {v for v in node.inputs if uniform(v) is None}
+
+
+def _known_function(cone: _Cone, root: Node) -> Op | None:
+    def f(x: Array) -> Array:
+        known: dict[Value, Array] = {cone.x: x}
+        for node in cone.nodes:
+            args = [_argument(v, known) for v in node.inputs]
+            op: Any = node.op
+            known[node.outputs[0]] = np.broadcast_to(op.reference(*args), x.shape)
+        return known[root.outputs[0]]
+
+    tolerance = TOLERANCE if root.outputs[0].dtype.bits <= 32 else TOLERANCE_F64
+    with np.errstate(all="ignore"):
+        y = f(X)
+        for op in FIXED:
+            if _agree(y, _values(op), tolerance):
+                return op
+        if not np.isfinite(y[:-1]).all():
+            return None
+        for guess in GUESSES:
+            op = guess(lambda point: float(f(np.array([point]))[0]))
+            if op != LeakyRelu(1.0) and _agree(y, _values(op), tolerance):
+                return op
+    return None
+
+
+def _argument(value: Value, known: dict[Value, Array]) -> Array:
+    if value in known:
+        return known[value]
+    number = uniform(value)
+    return np.asarray(number, np.float64 if value.dtype.is_float else value.dtype.numpy)
+
+
+def _agree(y: Array, wanted: Array, tolerance: float) -> bool:
+    """Whether the function has the values wanted; points where it overflows don't count."""
+    if y.dtype != np.float64 or not np.isnan(y[-1]):
+        return False
+    met = np.isfinite(y)
+    return bool(met.sum() > 0.8 * len(X) and (np.abs(y - wanted) <= tolerance * (1 + np.abs(X)))[met].all())
+
+
+@cache
+def _values(op: Op) -> Array:
+    reference: Any = op.reference
+    values: Array = reference(X)
+    return values
+
+
+def _f32(number: float) -> float:
+    """The nearest value that f32 has: attributes in files are f32."""
+    return float(np.float32(number))
