@@ -30,7 +30,7 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(PY) -m mypy
 
 bench: $(VENV)/.installed-dev models  ## side by side with ONNX Runtime
-	@$(PY) benchmarks
+	@$(PY) benchmarks/compare.py
 
 models: $(VENV)/bin/python  ## download the real models for tests and benchmarks into models/
 	@$(PY) tools/fetch_models.py models

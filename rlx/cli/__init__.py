@@ -1,0 +1,1 @@
+"""The command line: `rlx COMMAND`. Parses, calls the API, prints."""

@@ -355,6 +355,8 @@ class Pad(_Layout):
         return TensorType(shape, x.dtype)
 
     def reference(self, x: Array) -> Array:
+        if not x.ndim:
+            return x.copy()
         begins, ends = np.array(_ints(self.pads), np.int64).reshape(2, x.ndim)
         added = np.stack([begins, ends], axis=1).clip(min=0)
         if self.mode == "constant":

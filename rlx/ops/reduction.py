@@ -11,7 +11,7 @@ import numpy as np
 from rlx.errors import ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, TensorType
-from rlx.ir.shape import Shape, Size, max_size, numel
+from rlx.ir.shape import Shape, Size, max_size, numel, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register, tensor_bytes, widened
 
 I64 = DTYPES["i64"]
@@ -240,8 +240,8 @@ class Arg(Op):
     def infer(self, x: TensorType) -> TensorType:
         check_kind(self, x, "fiu")
         axis = axis_of(self.axis, x.rank, self.op_name)
-        if x.shape[axis] == 0:
-            raise ShapeError(f"{self.op_name}: axis {self.axis} of {x} has no elements to choose from")
+        size = x.shape[axis]
+        unify(max_size(size, 1), size, f"{self.op_name}: axis {self.axis} of {x} has no elements to choose from")
         return TensorType(reduced_shape(x.shape, (axis,), self.keepdims), I64)
 
     def work(self, *x: TensorType) -> Work:

@@ -1,0 +1,50 @@
+"""Passes: Graph -> Graph, one a file. They raise what exporters take apart, fold, and leave out what nothing needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.ir.graph import Graph
+from rlx.passes.algebra import algebra
+from rlx.passes.cse import cse
+from rlx.passes.dce import dce
+from rlx.passes.fold import fold
+from rlx.passes.fold_batch_norm import fold_batch_norm
+from rlx.passes.layout import layout
+from rlx.passes.raise_activation import raise_activation
+from rlx.passes.raise_attention import raise_attention
+from rlx.passes.raise_encoding import raise_encoding
+from rlx.passes.raise_norm import raise_norm
+from rlx.passes.raise_softmax import raise_softmax
+from rlx.passes.regions import inside_regions
+
+__all__ = ["PASSES", "run_passes"]
+
+Pass = Callable[[Graph], Graph]
+
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("raise_encoding", raise_encoding),  # before folding, which would turn small integers into floats
+    ("fold", fold),
+    ("layout", layout),
+    ("raise_activation", raise_activation),  # before algebra, which would draw the numbers after one into it
+    ("algebra", algebra),
+    ("cse", cse),
+    ("dce", dce),
+    ("raise_norm", raise_norm),
+    ("raise_activation", raise_activation),  # again, for those that algebra made visible
+    ("raise_softmax", raise_softmax),
+    ("raise_attention", raise_attention),
+    ("fold_batch_norm", fold_batch_norm),
+    ("layout", layout),
+    ("algebra", algebra),
+    ("fold", fold),
+    ("cse", cse),
+    ("dce", dce),
+)
+
+
+def run_passes(graph: Graph) -> Graph:
+    """The graph after all passes, in the order of `PASSES`; those of regions are passed through them too."""
+    for _, one in PASSES:
+        graph = one(graph)
+    return inside_regions(graph, run_passes)

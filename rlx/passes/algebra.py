@@ -277,7 +277,7 @@ def _clip(site: Site) -> Value | None:
     """Two limits as one, where their ranges meet."""
     x = site.inputs[0]
     lo, hi = _range(site.node)
-    if lo is None and hi is None:
+    if lo in (None, -math.inf) and hi in (None, math.inf):
         return x
     inner = made_by(x, Clip, Relu)
     if inner is None:

@@ -70,6 +70,9 @@ GUESSES: tuple[Guess, ...] = (
 )
 
 
+KNOWN = (*(type(op) for op in FIXED), HardSigmoid, LeakyRelu, Elu)
+
+
 @dataclass
 class _Cone:
     """Nodes that compute a function of `x`, in order; the last makes its result."""
@@ -78,30 +81,43 @@ class _Cone:
     nodes: tuple[Node, ...]
 
 
+Find = Callable[[_Cone, float], Op | None]
+
+
 def raise_activation(graph: Graph) -> Graph:
     """Replaces functions of one variable by the activation op that they are."""
+    for find in (_fixed, _guessed):  # HardSwish before the HardSigmoid in it
+        graph = _replaced(graph, find)
+    return graph
+
+
+def _replaced(graph: Graph, find: Find) -> Graph:
     position: dict[Node, int] = {}
 
     def visit(site: Site) -> Value | None:
         added = list(takewhile(lambda n: n not in position, reversed(site.graph.nodes)))
         for node in reversed(added):
             position[node] = len(position)
-        return _raised(site, position)
+        return _raised(site, position, find)
 
     return rewrite(graph, visit)
 
 
-def _raised(site: Site, position: dict[Node, int]) -> Value | None:
+def _raised(site: Site, position: dict[Node, int], find: Find) -> Value | None:
     (out,) = site.node.outputs[:1]
-    if not _is_scalar_op(site.node) or not out.dtype.is_float:
+    if not _is_scalar_op(site.node) or isinstance(site.op, KNOWN) or not out.dtype.is_float:
         return None
     root = Node(site.op, site.inputs, (out,), site.node.provenance)
+    tolerance = TOLERANCE if out.dtype.bits <= 32 else TOLERANCE_F64
+    best: tuple[_Cone, Op] | None = None
     for cone in _cones(root, position):
-        op = None if _is_linear(cone) else _known_function(cone, root)
-        if op is not None:
-            site.merged.extend(cone.nodes[:-1])
-            return site.add(op, cone.x)
-    return None
+        op = None if _is_linear(cone) else find(cone, tolerance)
+        best = best if op is None else (cone, op)
+    if best is None:
+        return None
+    cone, op = best
+    site.merged.extend(cone.nodes[:-1])
+    return site.add(op, cone.x)
 
 
 def _is_scalar_op(node: Node) -> bool:
@@ -117,7 +133,7 @@ def _cones(root: Node, position: dict[Node, int]) -> Iterator[_Cone]:
     """The groups below the root through which one value alone comes in, smallest first."""
     nodes = [root]
     front = _variables(root)
-    while 0 < len(front) and len(nodes) <= LARGEST:
+    while front and len(nodes) <= LARGEST:
         if len(front) == 1 and len(nodes) > 1:
             (x,) = front
             if x.type == root.outputs[0].type:
@@ -136,28 +152,31 @@ def _variables(node: Node) -> set[Value]:
     return {v for v in node.inputs if uniform(v) is None}
 
 
-def _known_function(cone: _Cone, root: Node) -> Op | None:
-    def f(x: Array) -> Array:
-        known: dict[Value, Array] = {cone.x: x}
-        for node in cone.nodes:
-            args = [_argument(v, known) for v in node.inputs]
-            op: Any = node.op
-            known[node.outputs[0]] = np.broadcast_to(op.reference(*args), x.shape)
-        return known[root.outputs[0]]
-
-    tolerance = TOLERANCE if root.outputs[0].dtype.bits <= 32 else TOLERANCE_F64
+def _fixed(cone: _Cone, tolerance: float) -> Op | None:
     with np.errstate(all="ignore"):
-        y = f(X)
-        for op in FIXED:
-            if _agree(y, _values(op), tolerance):
-                return op
+        y = _evaluated(cone, X)
+        return next((op for op in FIXED if _agree(y, _values(op), tolerance)), None)
+
+
+def _guessed(cone: _Cone, tolerance: float) -> Op | None:
+    def f(point: float) -> float:
+        return float(_evaluated(cone, np.array([point]))[0])
+
+    with np.errstate(all="ignore"):
+        y = _evaluated(cone, X)
         if not np.isfinite(y[:-1]).all():
             return None
-        for guess in GUESSES:
-            op = guess(lambda point: float(f(np.array([point]))[0]))
-            if op != LeakyRelu(1.0) and _agree(y, _values(op), tolerance):
-                return op
-    return None
+        ops = (guess(f) for guess in GUESSES)
+        return next((op for op in ops if op != LeakyRelu(1.0) and _agree(y, _values(op), tolerance)), None)
+
+
+def _evaluated(cone: _Cone, x: Array) -> Array:
+    known: dict[Value, Array] = {cone.x: x}
+    for node in cone.nodes:
+        op: Any = node.op
+        y = op.reference(*(_argument(v, known) for v in node.inputs))
+        known[node.outputs[0]] = np.broadcast_to(y, x.shape)
+    return known[cone.nodes[-1].outputs[0]]
 
 
 def _argument(value: Value, known: dict[Value, Array]) -> Array:

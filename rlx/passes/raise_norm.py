@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rlx.ir.graph import Graph, Node, Value
-from rlx.ir.shape import Size, broadcast, collect_guards, numel
+from rlx.ir.shape import Shape, numel
 from rlx.ops.activation import Relu
 from rlx.ops.elementwise import Add, Clip, Div, Mul, Pow, Reciprocal, Rsqrt, Sqrt, Sub
 from rlx.ops.layout import Expand, Reshape
 from rlx.ops.normalize import LayerNorm, RmsNorm
-from rlx.ops.reduction import ReduceMean, ReduceSum, ReduceSumSquare, axes_of, reduced_shape
+from rlx.ops.reduction import ReduceMean, ReduceSum, ReduceSumSquare, axes_of
 from rlx.passes.patterns import either_way, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite
 
@@ -42,126 +42,201 @@ def raise_norm(graph: Graph) -> Graph:
 
 def _normalised(site: Site) -> Value | None:
     root = Node(site.op, site.inputs)
-    for x, spread, nodes in _quotients(root):
-        found = _norm_of(x, spread, nodes)
-        if found is not None:
-            op, source = found
-            site.merged.extend(nodes)
-            return site.add(op, source, site.scalar(1, source))
+    for quotient in _quotients(root):
+        found = _norm_of(quotient)
+        if found is not None and quotient.factor.shape == _kept(found[1]):
+            return _made(site, quotient, *found)
+    return _written_out(site, root) if isinstance(root.op, Add) else None
+
+
+@dataclass
+class _Quotient:
+    """x * scale / sqrt(spread), written as x / factor or x * factor (* scale)."""
+
+    x: Value
+    factor: Value
+    spread: Value
+    nodes: Nodes
+    scale: Value | None = None
+
+
+def _made(site: Site, q: _Quotient, op: LayerNorm | RmsNorm, mean: _Mean, bias: Value | None = None) -> Value | None:
+    x = mean.x
+    scale = site.scalar(1, x) if q.scale is None else _trailing(site, q.scale, x, mean.axis)
+    offset = None if bias is None else _trailing(site, bias, x, mean.axis)
+    if scale is None or (offset is None) is not (bias is None):
+        return None
+    site.merged.extend(q.nodes)
+    return site.add(op, x, scale, *(() if offset is None else (offset,)))
+
+
+def _quotients(root: Node) -> Iterator[_Quotient]:
+    """The ways to read the node as a quotient by a root."""
+    if isinstance(root.op, Div):
+        nodes: Nodes = []
+        factor = _unexpanded(root.inputs[1], nodes)
+        node = _reshaped(factor, nodes, Sqrt)
+        if node is not None:
+            yield _Quotient(root.inputs[0], factor, node.inputs[0], nodes)
+    elif isinstance(root.op, Mul):
+        for x, other in either_way(root):
+            yield from _inverse_roots(x, other)
+
+
+def _inverse_roots(x: Value, other: Value) -> Iterator[_Quotient]:
+    """The ways to read `other` as 1 / sqrt(s), or as a scale times that."""
+    product = made_by(other, Mul)
+    if product is not None:
+        for inverse, scale in either_way(product):
+            for found in _inverse_roots(x, inverse):
+                if found.scale is None:
+                    yield _Quotient(x, found.factor, found.spread, [product, *found.nodes], scale)
+    nodes: Nodes = []
+    factor = _unexpanded(other, nodes)
+    node = _reshaped(factor, nodes, Rsqrt, Reciprocal)
+    if node is not None and isinstance(node.op, Reciprocal):
+        node = _reshaped(node.inputs[0], nodes, Sqrt)
+    if node is not None:
+        yield _Quotient(x, factor, node.inputs[0], nodes)
+
+
+def _written_out(site: Site, root: Node) -> Value | None:
+    """x * f + (bias - mean * f), f = scale / sqrt(variance): the way of tf.nn.batch_normalization."""
+    for value, offset in either_way(root):
+        product, difference = made_by(value, Mul), made_by(offset, Sub)
+        shift = made_by(difference.inputs[1], Mul) if difference else None
+        if product is None or difference is None or shift is None:
+            continue
+        for x, f in either_way(product):
+            for average, again in either_way(shift):
+                subtracted = _unexpanded(average, nodes := [product, difference, shift])
+                mean = _mean(subtracted, nodes) if again is f else None
+                if mean is None or mean.x is not x or subtracted.shape != _kept(mean):
+                    continue
+                for q in _inverse_roots(x, f):
+                    q.nodes.extend(nodes)
+                    spread = _plus_number(q.spread, q.nodes)
+                    if spread is None or q.factor.shape != _kept(mean):
+                        continue
+                    variance, epsilon = spread
+                    if _is_variance(variance, None, mean, q.nodes):
+                        return _made(site, q, LayerNorm(mean.axis, epsilon), mean, difference.inputs[0])
     return None
 
 
-def _quotients(root: Node) -> Iterator[tuple[Value, Value, Nodes]]:
-    """(x, s, nodes) for each way to read the node as x / sqrt(s)."""
-    if isinstance(root.op, Div):
-        node = _seen_through(root.inputs[1], nodes := [], Sqrt)
-        if node is not None:
-            yield root.inputs[0], node.inputs[0], nodes
-    elif isinstance(root.op, Mul):
-        for x, factor in either_way(root):
-            node = _seen_through(factor, nodes := [], Rsqrt, Reciprocal)
-            if node is not None and isinstance(node.op, Reciprocal):
-                node = _seen_through(node.inputs[0], nodes, Sqrt)
-            if node is not None:
-                yield x, node.inputs[0], nodes
-
-
-def _norm_of(x: Value, spread: Value, nodes: Nodes) -> tuple[Any, Value] | None:
-    """The op and its input when `spread` is the variance (or mean square) of x plus a number."""
-    node = _seen_through(spread, nodes, Add)
-    if node is None:
+def _norm_of(q: _Quotient) -> tuple[LayerNorm | RmsNorm, _Mean] | None:
+    """The op and what it normalises when the spread is the variance (or mean square) of x plus a number."""
+    spread = _plus_number(q.spread, q.nodes)
+    if spread is None or not q.x.dtype.is_float:
         return None
-    for variance, other in either_way(node):
-        epsilon = uniform(other)
-        if epsilon is None or not x.dtype.is_float:
-            continue
-        centred = _difference(x, nodes)
-        if centred is not None and _is_variance(variance, x, centred, nodes):
-            return LayerNorm(centred.axis, epsilon), centred.x
-        square = _mean(variance, nodes, _square_of)
-        if square is not None and square.x is x:
-            return RmsNorm(square.axis, epsilon), x
+    variance, epsilon = spread
+    centred = _difference(q.x, q.nodes)
+    if centred is not None and _is_variance(variance, q.x, centred, q.nodes):
+        return LayerNorm(centred.axis, epsilon), centred
+    square = _mean_square(variance, q.nodes)
+    return None if square is None or square.x is not q.x else (RmsNorm(square.axis, epsilon), square)
+
+
+def _plus_number(value: Value, nodes: Nodes) -> tuple[Value, float] | None:
+    node = _reshaped(value, nodes, Add)
+    for inner, other in () if node is None else either_way(node):
+        number = uniform(other)
+        if number is not None and uniform(inner) is None:
+            return inner, number
     return None
 
 
 def _difference(value: Value, nodes: Nodes) -> _Mean | None:
-    """The mean and x where the value is x - mean(x)."""
+    """The mean where the value is x - mean(x)."""
     node = made_by(value, Sub)
     if node is None:
         return None
-    mean = _mean(node.inputs[1], nodes)
-    if mean is None or mean.x is not node.inputs[0]:
+    subtracted = _unexpanded(node.inputs[1], mine := [node])
+    mean = _mean(subtracted, mine)
+    if mean is None or mean.x is not node.inputs[0] or subtracted.shape != _kept(mean):
         return None
-    nodes.append(node)
+    nodes.extend(mine)
     return mean
 
 
-def _is_variance(value: Value, difference: Value, centred: _Mean, nodes: Nodes) -> bool:
+def _is_variance(value: Value, difference: Value | None, centred: _Mean, nodes: Nodes) -> bool:
     """Whether the value is mean((x - mean)^2) or mean(x^2) - mean^2, perhaps limited to what is not negative."""
-    limited = _seen_through(value, nodes, Relu, Clip)
+    limited = _reshaped(value, nodes, Relu, Clip)
     if limited is not None and (isinstance(limited.op, Relu) or limited.op == Clip(0.0)):
         value = limited.inputs[0]
-    square = _mean(value, nodes, _square_of)
+    square = _mean_square(value, nodes)
     if square is not None:
-        other = None if square.x is difference else _difference(square.x, nodes)
-        return square.axis == centred.axis and (square.x is difference or (other is not None and other.x is centred.x))
-    node = _seen_through(value, nodes, Sub)
-    if node is None:
+        return square.axis == centred.axis and (square.x is difference or _difference(square.x, nodes) == centred)
+    node = _reshaped(value, nodes, Sub)
+    squared = None if node is None else _square_of(node.inputs[1], nodes)
+    if node is None or squared is None:
         return False
-    square = _mean(node.inputs[0], nodes, _square_of)
-    base = _square_of(node.inputs[1], nodes)
-    mean = None if base is None else _mean(base, nodes)
-    return square == mean == centred
+    return _mean_square(node.inputs[0], nodes) == _mean(squared, nodes) == centred
 
 
-def _mean(value: Value, nodes: Nodes, of: Callable[[Value, Nodes], Value | None] | None = None) -> _Mean | None:
-    """What the value is the mean of over trailing axes, kept with size 1; `of` looks further into what is averaged."""
-    scale, mine, shape = 1.0, [], value.shape
-    while (node := made_by(value, Expand, Reshape, Mul, Div, ReduceMean, ReduceSum, ReduceSumSquare)) is not None:
+def _mean(value: Value, nodes: Nodes) -> _Mean | None:
+    return _averaged(value, nodes, ReduceMean, ReduceSum)
+
+
+def _mean_square(value: Value, nodes: Nodes) -> _Mean | None:
+    """The mean whose x is what is squared before it is averaged."""
+    found = _averaged(value, nodes, ReduceSumSquare)
+    if found is not None:
+        return found
+    found = _averaged(value, nodes, ReduceMean, ReduceSum)
+    base = None if found is None else _square_of(found.x, nodes)
+    return None if found is None or base is None else _Mean(base, found.axis)
+
+
+def _averaged(value: Value, nodes: Nodes, *reductions: type[Any]) -> _Mean | None:
+    """What the value is the mean of over trailing axes: a mean, or a sum times the inverse of the count."""
+    scale, mine, count = 1.0, [], numel(value.shape)
+    while (node := made_by(value, Reshape, Mul, Div)) is not None:
         mine.append(node)
-        if isinstance(node.op, Mul | Div):
+        value = node.inputs[0]
+        if not isinstance(node.op, Reshape):
             number = uniform(node.inputs[1])
-            if number is None or not number:
+            if not number:
                 return None
             scale = scale * number if isinstance(node.op, Mul) else scale / number
-        elif isinstance(node.op, ReduceMean | ReduceSum | ReduceSumSquare):
-            break
-        if isinstance(node.op, Expand):
-            shape = node.inputs[0].shape
-        value = node.inputs[0]
-    if node is None or isinstance(node.op, ReduceSumSquare) is not (of is _square_of and _is_sum_square(node)):
+    node = made_by(value, *reductions)
+    if node is None or numel(value.shape) != count:
         return None
     op: Any = node.op
     x = node.inputs[0]
     axes = axes_of(op.axes, x.rank, op.op_name)
-    count: Size = 1 if isinstance(op, ReduceMean) else numel([x.shape[d] for d in axes])
-    trailing = bool(axes) and axes == tuple(range(axes[0], x.rank)) and shape == reduced_shape(x.shape, axes, True)
-    if not trailing or not isinstance(count, int) or abs(scale * count - 1) > 1e-6:
+    if not axes or axes != tuple(range(axes[0], x.rank)):
         return None
-    if of is not None and not _is_sum_square(node):
-        inner = of(x, mine)
-        if inner is None:
-            return None
-        x = inner
-    nodes.extend(mine)
+    terms = 1 if isinstance(op, ReduceMean) else numel(x.shape[axes[0] :])
+    if not isinstance(terms, int) or abs(scale * terms - 1) > 1e-6:
+        return None
+    nodes.extend((*mine, node))
     return _Mean(x, axes[0])
 
 
-def _is_sum_square(node: Node) -> bool:
-    return isinstance(node.op, ReduceSumSquare)
-
-
 def _square_of(value: Value, nodes: Nodes) -> Value | None:
-    node = _seen_through(value, nodes, Mul, Pow)
+    node = _reshaped(value, nodes, Mul, Pow)
     if node is None or (isinstance(node.op, Mul) and node.inputs[0] is not node.inputs[1]):
         return None
     return node.inputs[0] if isinstance(node.op, Mul) or uniform(node.inputs[1]) == 2 else None
 
 
-def _seen_through(value: Value, nodes: Nodes, *ops: type[Any]) -> Node | None:
-    """The node of one of these ops that makes the value, broadcasts and reshapes in between left aside."""
+def _kept(mean: _Mean) -> Shape:
+    """The shape of the mean that broadcasts to x."""
+    return (*mean.x.shape[: mean.axis], *(1,) * (mean.x.rank - mean.axis))
+
+
+def _unexpanded(value: Value, nodes: Nodes) -> Value:
+    while (node := made_by(value, Expand)) is not None:
+        nodes.append(node)
+        value = node.inputs[0]
+    return value
+
+
+def _reshaped(value: Value, nodes: Nodes, *ops: type[Any]) -> Node | None:
+    """The node of one of these ops that makes the value, reshapes in between left aside."""
     mine = []
-    while (node := made_by(value, Expand, Reshape)) is not None:
+    while (node := made_by(value, Reshape)) is not None:
         mine.append(node)
         value = node.inputs[0]
     node = made_by(value, *ops)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rlx.backends.cpu.jit import compile_kernels
-from rlx.backends.cpu.words import Computed, KernelCode, Pointer, Scratch, Word
+from rlx.backends.cpu.words import Computed, KernelCode, Pointer, Routine, Scratch, Word
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
@@ -45,7 +45,9 @@ class GuardedRun:
     def __init__(self, program: Program, emit: Callable[[Kernel], Sequence[KernelCode]]) -> None:
         self.program = program
         self.codes = [code for kernel in (*program.prepare, *program.run) for code in emit(kernel)]
-        self.addresses = compile_kernels([(c.symbol, c.ir, c.optimize) for c in self.codes])
+        items = [(c.symbol, c.ir, c.optimize) for c in self.codes]
+        items += [(w.symbol, w.ir, False) for c in self.codes for w in c.words if isinstance(w, Routine)]
+        self.addresses = compile_kernels(items)
 
     def __call__(
         self,
@@ -56,7 +58,7 @@ class GuardedRun:
         at_end: bool = True,
         reverse: bool = False,
     ) -> dict[str, Array]:
-        """The outputs by name. Chunks go to `workers` in turn (each with scratch of its own), last first in `reverse`."""
+        """The outputs by name. Chunks go to `workers` in turn, each with scratch of its own; `reverse`: last first."""
         sizes = dict(extents or {})
         memory: dict[Buffer, GuardedMemory] = {}
 
@@ -84,6 +86,8 @@ class GuardedRun:
                         return fn(sizes)
                     case Scratch():
                         return own.address
+                    case Routine(symbol=symbol):
+                        return self.addresses[symbol]
                 return evaluate(word, sizes)
 
             words = (ctypes.c_int64 * max(len(code.words), 1))(*(value(w) for w in code.words))

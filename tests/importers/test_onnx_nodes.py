@@ -149,6 +149,7 @@ def test_cases_give_the_expected_outputs(group: str) -> None:
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("group", GROUPS)
 def test_dynamic_sizes_give_the_same_or_are_refused(group: str) -> None:
     """With every size of the inputs dynamic a case gives the same outputs, or can't be imported: never others."""
@@ -163,6 +164,7 @@ def test_dynamic_sizes_give_the_same_or_are_refused(group: str) -> None:
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.slow
 def test_enough_cases_run() -> None:
     """The suite does not shrink unnoticed: how many cases run fixed and dynamic, and how many are refused."""
     counts: Counter[str] = Counter()

@@ -1,8 +1,8 @@
 """Attention on the CPU: a block of query rows at a time, its scores in the worker's scratch.
 
 Keys and values are packed into the panels of the matrix product first, once for each batch and key head. For a few
-query rows (decoding) that would cost more than it saves: their scores and results are computed from keys and values as
-they are. Scores of masked keys are never computed into memory of their own; a mask is a bias that is evaluated in place.
+query rows (decoding) that would cost more than it saves: these are computed from keys and values as they are. Masks are
+biases that are evaluated where scores are: they never have memory of their own.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class AttentionWord(IntEnum):
     SCRATCH_STRIDE = 27  # bytes
     ROW_SUMS = 28  # where they start in scratch, in bytes
     RESULTS = 29  # where results start in scratch, in bytes, if they go there
+    BLOCK = 30  # the routine
 
 
 class PackWord(IntEnum):
@@ -322,15 +323,14 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         Computed(lambda e: cut(e).scratch),
         Computed(lambda e: cut(e).sums),
         Computed(lambda e: cut(e).results),
+        gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if "many" in ways else 0,
     ]
     table = WordTable(words)
     made = _Code(anchor, kernel, table, to_scratch)
     made.emit(ways)
     symbol, ir = name_kernel(Module([made.f]).text())
     scratch = Computed(lambda e: cut(e).scratch)
-    return KernelCode(
-        symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(made.emitter.sites), scratch
-    )
+    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(made.emitter.sites), scratch)
 
 
 class _Code:
@@ -341,7 +341,6 @@ class _Code:
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = host().vector_bytes // 4
         self.vector = f"<{self.lanes} x float>"
-        self.tile = gemm.tile_for("f32", host().vector_bytes)
         self.emitter = Emitter(self.f, table, self.lanes)
         store = kernel.stores[0]
         self.expr = transform(store.expr, linear_load)
@@ -354,7 +353,7 @@ class _Code:
                 self.emitter.free[x] = frozenset((I3,))
 
     def word(self, index: AttentionWord) -> str:
-        pointers = ("Q", "K", "V", "OUT", "K_PANELS", "V_PANELS", "SCRATCH")
+        pointers = ("Q", "K", "V", "OUT", "K_PANELS", "V_PANELS", "SCRATCH", "BLOCK")
         return gemm.load_word(self.f, index, "ptr" if index.name in pointers else "i64")
 
     def emit(self, ways: tuple[str, ...]) -> None:
@@ -402,7 +401,7 @@ class _Code:
         def many_scores() -> None:
             k = panels(AttentionWord.K_PANELS, keys, depth)
             size = f.mul(depth, WIDTH)
-            f.call(gemm.gemm_block(self.tile), [q, q_step, k, size, scores, stride, count, limit, depth, "null"])
+            f.call(word(AttentionWord.BLOCK), [q, q_step, k, size, scores, stride, count, limit, depth, "null"])
 
         def few_results() -> None:
             v, step = operand(AttentionWord.V, key_head)
@@ -412,7 +411,7 @@ class _Code:
             v = panels(AttentionWord.V_PANELS, value_depth, keys)
             size = f.mul(keys, WIDTH)
             args = [scores, stride, v, size, result, out_step, count, value_depth, summed, "null"]
-            f.call(gemm.gemm_block(self.tile), args)
+            f.call(word(AttentionWord.BLOCK), args)
 
         few = f.cmp("le", rows, FEW_ROWS)
         self.either(ways, few, few_scores, many_scores)
@@ -464,14 +463,10 @@ class _Code:
             whole = f.and_(n, -lanes)
             padded = f.and_(f.add(n, lanes - 1), -lanes)
             low = constant(-INF, vector)
-            tops = f.loop(
-                0, whole, lanes, [(vector, low)], lambda j, a: [f.max(scaled(j, lanes), a[0], vector)]
-            )
-            last = f.loop(
-                whole, n, 1, [("float", -INF)], lambda j, a: [f.max(scaled(j, 1), a[0], "float")]
-            )
+            tops = f.loop(0, whole, lanes, [(vector, low)], lambda j, a: [f.max(scaled(j, lanes), a[0], vector)])
+            last = f.loop(whole, n, 1, [("float", -INF)], lambda j, a: [f.max(scaled(j, 1), a[0], "float")])
             f.loop(n, padded, 1, [], lambda j, _: f.store(-INF, f.gep(line, j, "float"), ty="float"))
-            top = f.max(f.reduce(tops[0], lambda a, b: f.max(a, b)), last[0], "float")
+            top = f.max(f.reduce(tops[0], f.max), last[0], "float")
             spread = f.splat(top, lanes)
 
             def power(j: str, a: list[str]) -> list[str]:
@@ -481,7 +476,7 @@ class _Code:
                 return [f.add(a[0], value)]
 
             added = f.loop(0, padded, lanes, [(vector, constant(0.0, vector))], power)
-            total = f.reduce(added[0], lambda a, b: f.add(a, b))
+            total = f.reduce(added[0], f.add)
             f.loop(padded, summed, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
             place = f.gep(sums, f.mul(f.sub(i, row0), 2), "float")
             f.store(total, place)
@@ -529,9 +524,7 @@ class _Code:
 Rows = tuple[str, str]  # address of the first row, and elements from row to row
 
 
-def _rows_times_rows(
-    f: Function, lanes: int, a: Rows, b: Rows, out: Rows, rows: str, columns: str, depth: str
-) -> None:
+def _rows_times_rows(f: Function, lanes: int, a: Rows, b: Rows, out: Rows, rows: str, columns: str, depth: str) -> None:
     """out[i, j] = a[i] . b[j], four rows of b at a time."""
     vector = f"<{lanes} x float>"
     whole = f.and_(depth, -lanes)
@@ -557,7 +550,7 @@ def _rows_times_rows(
             sums = f.if_(f.cmp("lt", whole, depth), tail, lambda: list(sums))
             line = f.gep(out[0], f.add(f.mul(i, out[1]), j), "float")
             for q, s in enumerate(sums):
-                f.store(f.reduce(s, lambda x, y: f.add(x, y)), f.gep(line, q, "float"))
+                f.store(f.reduce(s, f.add), f.gep(line, q, "float"))
 
         return body
 
@@ -569,9 +562,7 @@ def _rows_times_rows(
     f.loop(0, rows, 1, [], row)
 
 
-def _weighted_rows(
-    f: Function, lanes: int, a: Rows, b: Rows, out: Rows, rows: str, count: str, columns: str
-) -> None:
+def _weighted_rows(f: Function, lanes: int, a: Rows, b: Rows, out: Rows, rows: str, count: str, columns: str) -> None:
     """out[i] = the sum over j < count of a[i, j] * b[j], in blocks of four vectors of columns."""
     vector = f"<{lanes} x float>"
 

@@ -133,7 +133,8 @@ def _inner(geo: Geometry, taps: _Taps, lanes: int, extents: Extents) -> tuple[in
 
 def emit(anchor: Conv, geo: Geometry, finish: Finish) -> KernelCode:
     """The depthwise convolution with its epilogue, in registers where it is the same for all pixels of a channel."""
-    assert isinstance(anchor.x, Load) and isinstance(anchor.w, Load)
+    assert isinstance(anchor.x, Load)
+    assert isinstance(anchor.w, Load)
     lanes = host().vector_bytes // 4
     kernel_h, kernel_w = (evaluate(k, {}) for k in geo.kernel)
     taps = _taps(kernel_w, geo.strides[1], geo.dilations[1])
@@ -189,9 +190,7 @@ def emit(anchor: Conv, geo: Geometry, finish: Finish) -> KernelCode:
     f.loop(first, f.min(f.add(first, w[Plane.UNITS]), w[Plane.ALL_UNITS]), 1, [], unit.emit)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(
-        symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(emitter.sites), Computed(scratch)
-    )
+    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(emitter.sites), Computed(scratch))
 
 
 @dataclass(frozen=True)
@@ -364,9 +363,7 @@ class _Unit:
         """Every second element from `first` on, in the order that one shuffle within 128 bits gives (see in_order)."""
         if len(parts) == 1:
             return parts[0]
-        order = [
-            lane for g in range(0, self.lanes, 4) for lane in (g, g + 2, self.lanes + g, self.lanes + g + 2)
-        ]
+        order = [lane for g in range(0, self.lanes, 4) for lane in (g, g + 2, self.lanes + g, self.lanes + g + 2)]
         return self.f.shuffle(parts[0], parts[1], [lane + first for lane in order])
 
     def in_order(self, value: str) -> str:
@@ -376,4 +373,3 @@ class _Unit:
         half = self.lanes // 2
         order = [j // 2 * 4 + j % 2 for j in range(half)] + [j // 2 * 4 + 2 + j % 2 for j in range(half)]
         return self.f.shuffle(value, None, order)
-

@@ -257,10 +257,10 @@ class Emitter:
         key: object = word
         if (isinstance(word, int) and abs(word) <= 1) or key in self.loaded:
             return
-        if isinstance(word, Buffer):
-            self.loaded[key] = self.table.load(self.f, Pointer(word))
-        else:
-            self.loaded[key] = self.table.load(self.f, word)
+        start = len(self.f.lines)
+        self.loaded[key] = self.table.load(self.f, Pointer(word) if isinstance(word, Buffer) else word)
+        self.f.slots.extend(self.f.lines[start:])  # in the entry block, wherever this is needed first
+        del self.f.lines[start:]
 
     def size(self, size: Size) -> str:
         return self.loaded.get(size, str(size)) if isinstance(size, int) else self.loaded[size]
@@ -332,7 +332,7 @@ class Emitter:
         match e:
             case Const(value=v, dtype=dtype):
                 assert not isinstance(v, complex)
-                return constant(v, scalar.llvm_type(dtype)), 1
+                return scalar.literal(v, dtype), 1
             case Var():
                 if (e is not scope.vec and e != scope.vec) or scope.width == 1:
                     return scope.vars[e], 1
@@ -649,7 +649,7 @@ class Emitter:
 
 
 def _zero(ty: str) -> int | float:
-    return 0.0 if ty in ("float", "double", "half", "bfloat") else 0
+    return 0.0 if ty in ("float", "double", "half") else 0
 
 
 def _rename_reduces(expr: Expr) -> Expr:

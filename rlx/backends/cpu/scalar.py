@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.builder import Function, constant, suffix, vec
 from rlx.errors import CompileError
 from rlx.ir.dtype import DTYPES, DType
 
-__all__ = ["apply", "convert", "extreme", "from_memory", "llvm_type", "memory_type", "to_memory"]
+__all__ = ["apply", "convert", "extreme", "from_memory", "literal", "llvm_type", "memory_type", "to_memory"]
 
 LLVM = {
     "f64": "double",
     "f32": "float",
     "f16": "half",
-    "bf16": "bfloat",
+    "bf16": "i16",  # as bits: LLVM calls the C library to move a bfloat on most processors
     "i8": "i8",
     "u8": "i8",
     "i16": "i16",
@@ -39,6 +41,17 @@ def llvm_type(dtype: DType) -> str:
 def memory_type(dtype: DType) -> str:
     """The LLVM type that an element has in memory (a bool is a byte)."""
     return "i8" if dtype.kind == "b" else LLVM[dtype.name]
+
+
+def literal(value: int | float, dtype: DType, w: int = 1) -> str:
+    """The constant text of a value in all lanes."""
+    ty = vec(llvm_type(dtype), w)
+    if dtype.name == "bf16":
+        return constant(int(np.asarray(value, dtype.numpy).view(np.uint16)), ty)
+    if dtype.name in ("f16", "f32"):
+        with np.errstate(over="ignore"):
+            value = float(np.asarray(value, dtype.numpy))  # infinity beyond its range
+    return constant(value, ty)
 
 
 def from_memory(f: Function, value: str, dtype: DType, w: int) -> str:
@@ -115,10 +128,11 @@ def _float(f: Function, fn: str, args: list[str], dtype: DType, ty: str, w: int)
         return f.select(f.cmp("one", a, zero, ty), one, a, ty)  # zero and NaN give themselves
     if fn in ("floordiv", "mod", "irem"):
         return _float_remainder(f, fn, a, args[1], ty)
-    emitter: Any = vmath.FUNCTIONS.get(fn)
+    emitter: Any = vmath.pow_ if fn == "pow" else vmath.FUNCTIONS.get(fn)
     if emitter is None or dtype.name not in ("f32", "f64"):
         raise CompileError(f"the scalar function {fn!r} has no code for {dtype}")
-    return str(emitter(f, *args, w, dtype.name))
+    named = [x if x.startswith("%") else f.op(f"bitcast {ty} {x} to {ty}", ty) for x in args]  # constants get a type
+    return str(emitter(f, *named, w, dtype.name))
 
 
 def _float_remainder(f: Function, fn: str, a: str, b: str, ty: str) -> str:
@@ -174,6 +188,10 @@ def convert(f: Function, x: str, source: DType, target: DType, w: int) -> str:
     """A numeric conversion; float to int truncates."""
     if source is target:
         return x
+    if source.name == "bf16" and not target.is_float:
+        return convert(f, _from_bf16(f, x, w), DTYPES["f32"], target, w)
+    if target.name == "bf16" and not source.is_float:
+        return _to_bf16(f, convert(f, x, source, DTYPES["f32"], w), w)
     src, dst = vec(llvm_type(source), w), vec(llvm_type(target), w)
     if target.kind == "b":
         zero = constant(0.0 if source.is_float else 0, src)
@@ -215,22 +233,34 @@ def _saturating(f: Function, name: str, x: str, src: str, dst: str) -> str:
 
 def _float_to_float(f: Function, x: str, source: DType, target: DType, w: int) -> str:
     src, dst = vec(llvm_type(source), w), vec(llvm_type(target), w)
-    if target.bits > source.bits:
-        return f.cast("fpext", x, dst, src)
-    if source.name == "f64" and target.bits == 16:
+    if source.name == "bf16":
+        x, src = _from_bf16(f, x, w), vec("float", w)
+        if src == dst:
+            return x
+    if target.bits > 16:
+        return f.cast("fpext" if target.bits > source.bits else "fptrunc", x, dst, src)
+    if source.name == "f64":
         x, src = _to_odd(f, x, w), vec("float", w)
-    elif source.bits == 16:  # f16 <-> bf16
+    elif source.name == "f16":  # to bf16
         x, src = f.cast("fpext", x, vec("float", w), src), vec("float", w)
-    if target.name != "bf16":
-        return f.cast("fptrunc", x, dst, src)
-    ity = vec("i32", w)
-    bits = f.cast("bitcast", x, ity, src)
+    return _to_bf16(f, x, w) if target.name == "bf16" else f.cast("fptrunc", x, dst, src)
+
+
+def _from_bf16(f: Function, x: str, w: int) -> str:
+    """The f32 of a bf16 given as bits: they are its upper half."""
+    wide = vec("i32", w)
+    return f.cast("bitcast", f.shl(f.cast("zext", x, wide, vec("i16", w)), 16, wide), vec("float", w), wide)
+
+
+def _to_bf16(f: Function, x: str, w: int) -> str:
+    """f32 rounded to the nearest bf16, ties to even, as bits; a NaN stays one."""
+    ty, ity = vec("float", w), vec("i32", w)
+    bits = f.cast("bitcast", x, ity, ty)
     even = f.and_(f.lshr(bits, 16, ity), 1, ity)
     rounded = f.lshr(f.add(f.add(bits, 0x7FFF, ity), even, ity), 16, ity)
     quiet = f.or_(f.lshr(bits, 16, ity), 0x40, ity)
-    picked = f.select(f.cmp("uno", x, x, src), quiet, rounded, ity)
-    narrow = f.cast("trunc", picked, vec("i16", w), ity)
-    return f.cast("bitcast", narrow, dst, vec("i16", w))
+    picked = f.select(f.cmp("uno", x, x, ty), quiet, rounded, ity)
+    return f.cast("trunc", picked, vec("i16", w), ity)
 
 
 def _to_odd(f: Function, x: str, w: int) -> str:

@@ -57,7 +57,8 @@ class Geometry:
 def geometry(kernel: Kernel) -> Geometry:
     """The sizes of a convolution kernel."""
     anchor, store = kernel.anchor, kernel.stores[0]
-    assert isinstance(anchor, Conv) and isinstance(anchor.x, Load)
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.x, Load)
     rank = len(anchor.x_shape)
     n, c, *space = out_vars(rank)
     flat = rank == 3

@@ -12,6 +12,7 @@ from rlx.errors import DTypeError, ModelFormatError, RlxError, ShapeError, Unsup
 from rlx.importers.onnx import mapping_math, mapping_shape, mapping_window
 from rlx.importers.onnx.dims import DimsOption, input_shapes
 from rlx.importers.onnx.mapping import (
+    STATIC_OPS,
     Mapped,
     NodeContext,
     UnsupportedError,
@@ -129,8 +130,9 @@ class _Importer:
         self._label = ""  # of the node at hand
         listed = {i.name for i in model.graph.inputs} if model.ir_version >= 4 else set()
         self._live = _live_nodes(model.graph)
-        # initializers that have to be known at import: constants too
-        self._pinned = {name for node in self._live for name in static_inputs(node, model.opsets)}
+        self._pinned = {
+            n for n in _sources_of_sizes(self._live, model) if n in self._refs and self._refs[n].size <= LIMIT
+        }
         self._overridable = listed & self._refs.keys() - self._pinned
         reads = {name for node in model.graph.nodes for name in _reads(node)}
         self._wanted = frozenset(reads | {o.name for o in model.graph.outputs})
@@ -363,6 +365,16 @@ def _live_nodes(graph: GraphProto) -> list[NodeProto]:
             live.append(node)
             wanted.update(_reads(node))
     return live[::-1]
+
+
+def _sources_of_sizes(nodes: Sequence[NodeProto], model: ModelFile) -> set[str]:
+    """The tensors that inputs which have to be known at import are computed from: initializers there are constants."""
+    needed: set[str] = set()
+    for node in reversed(nodes):
+        needed.update(static_inputs(node, model.opsets))
+        if node.op_type in STATIC_OPS and node.op_type not in ("Shape", "Size") and needed & set(node.outputs):
+            needed.update(node.inputs)
+    return needed
 
 
 def _remove_dead(graph: Graph) -> None:

@@ -138,7 +138,7 @@ def _position(ctx: NodeContext, at: Size, extent: Size, least: int, most: Size, 
     if isinstance(at, int) and at <= -_FOREVER:
         return least
     if _is_negative(ctx, at, what):
-        return min_size(max_size(extent + at, least), most)
+        return max_size(extent + at, least)
     return min_size(at, most)
 
 
@@ -168,6 +168,8 @@ def slice_arguments(ctx: NodeContext, shape: Shape) -> tuple[tuple[Size, ...], t
         begin = _position(ctx, start, n, 0, most, "the start")
         stop = _position(ctx, end, n, least, most, "the end")
         length = stop - begin if step > 0 else begin - stop
+        if step > 0 and stop == n and isinstance(start, int) and start < 0:
+            length = min_size(n, -start)  # n - max(n + start, 0)
         first[d], sizes[d], every[d] = begin, max_size(ceildiv(length, abs(step)), 0), step
     return tuple(first), tuple(sizes), tuple(every)
 

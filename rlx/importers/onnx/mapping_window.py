@@ -10,7 +10,7 @@ import numpy as np
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import Mapped, NodeContext, onnx_op
 from rlx.ir.graph import Value
-from rlx.ir.shape import Dim, Size, ceildiv, max_size
+from rlx.ir.shape import Dim, Size, ceildiv, max_size, same
 from rlx.ops.base import axis_of
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, MaxPool
@@ -51,7 +51,9 @@ def _halves(totals: Sequence[Size], more_at_end: bool) -> tuple[Size, ...]:
 
 def _check_kernel(ctx: NodeContext, w: Value) -> None:
     kernel = ctx.ints("kernel_shape", ())
-    if kernel and kernel != w.shape[2:]:
+    if kernel and (
+        len(kernel) != w.rank - 2 or any(same(k, n) is False for k, n in zip(kernel, w.shape[2:], strict=True))
+    ):
         raise ShapeError(f"{ctx.node.op_type}: kernel_shape {kernel} contradicts the weight {w.type}")
 
 

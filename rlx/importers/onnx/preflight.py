@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlx.importers.onnx.dims import DimsOption
 from rlx.importers.onnx.importer import Import, MissingNode, ModelSource, import_model
 from rlx.importers.onnx.model import read_model
+from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.shape import Dim, format_symbol
 
 __all__ = ["DTypeCount", "Preflight", "preflight"]
@@ -26,7 +27,7 @@ class Preflight:
 
     `supported` counts the nodes of each op type that can be imported; of these `unchecked` depend on missing nodes, so
     that only their op type could be checked. `unused` nodes lead to no output. `dynamic` gives for each open size the
-    inputs and axes where it stands, `weights` the initializers by element type.
+    inputs and axes where it stands, `weights` the initializers and Constant nodes by element type.
     """
 
     path: str
@@ -88,7 +89,9 @@ def preflight(source: ModelSource, *, dims: DimsOption | None = None) -> Preflig
 def _summary(done: Import) -> Preflight:
     model = done.model
     weights: dict[str, DTypeCount] = {}
-    for ref in model.graph.initializers.values():
+    constants = (node.attributes.get("value") for node in model.graph.nodes if node.op_type == "Constant")
+    inline = [a.value for a in constants if a is not None and isinstance(a.value, TensorRef)]
+    for ref in (*model.graph.initializers.values(), *inline):
         name = ref.element.name
         old = weights.get(name, DTypeCount(0, 0))
         weights[name] = DTypeCount(old.tensors + 1, old.nbytes + ref.nbytes)

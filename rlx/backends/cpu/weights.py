@@ -1,0 +1,155 @@
+"""What the clones of a compiled graph have in common: code, params, constants, and what `prepare` makes of them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.backends.cpu.binding import Binding, Phase, Table, aligned_bytes, as_array
+from rlx.backends.cpu.pool import cpu_count
+from rlx.backends.cpu.runner import RunBlock
+from rlx.ir.graph import Array, Graph
+from rlx.ir.shape import evaluate
+from rlx.kernels.program import Buffer, Program
+from rlx.options import CompileOptions
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.executable import CpuExecutable
+
+__all__ = ["Shared"]
+
+
+class Shared:
+    """Code, params and prepared buffers; `version` counts the changes of params.
+
+    `gate` is a lock around the changes of all this. It is a state block, because a forked child finds those open.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: Program,
+        options: CompileOptions,
+        prepare: Sequence[Phase],
+        run: Sequence[Phase],
+        addresses: Mapping[str, int],
+    ) -> None:
+        self.graph, self.program, self.options = graph, program, options
+        self.prepare, self.addresses = tuple(prepare), addresses
+        self.run = Table(run, addresses)
+        self.threads = options.threads or cpu_count()
+        self.params: dict[Buffer, Array] = {}
+        self.memory: dict[Buffer, Array] = {b: _constant_bytes(b) for b in program.constants}  # prepared ones too
+        for buffer in program.buffers("prepared"):
+            self.memory[buffer] = aligned_bytes(max(buffer.nbytes({}), 8))
+        self.dirty: set[Buffer] = set()  # params that `prepare` has not seen yet
+        self.prepared = False
+        self.version = 0
+        self.users: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
+        self.gate = RunBlock()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Waits until nobody changes what is shared, and keeps others from it."""
+        while not self.gate.native.acquire(self.gate.address):
+            time.sleep(1e-4)
+        try:
+            yield
+        finally:
+            self.gate.release()
+
+    def enter(self, user: CpuExecutable) -> None:
+        """Adds a clone."""
+        with self.changing():
+            self.users.add(user)
+
+    def set_params(self, arrays: Mapping[str, Array]) -> None:
+        """Takes the values over; `BusyError`, and nothing changes, while a clone runs."""
+        by_name = {b.name: b for b in self.program.params}
+        ready = {by_name[name]: a if _is_mapped(a) else np.array(a, order="C") for name, a in arrays.items()}
+        with self.changing(), ExitStack() as held:
+            for user in list(self.users):
+                user.block.acquire()
+                held.callback(user.block.release)
+            self.params |= ready
+            self.dirty |= ready.keys()
+            self.version += 1
+            for user in list(self.users):
+                user.forget()
+
+    def address(self, buffer: Buffer) -> int:
+        """The address of a param, constant or prepared root buffer."""
+        array = self.params[buffer] if buffer.kind == "param" else self.memory[buffer]
+        return int(array.ctypes.data)
+
+    def contents(self, buffer: Buffer) -> Array:
+        """A static buffer (or a view of one) as an array."""
+        root = buffer.base
+        memory = self.params[root].reshape(-1).view(np.uint8) if root.kind == "param" else self.memory[root]
+        return as_array(memory, buffer, evaluate(buffer.offset, {}), {})
+
+    def update(self) -> None:
+        """Runs the part of `prepare` that depends on the params that have changed, if any have."""
+        with self.changing():
+            if self.prepared and not self.dirty:
+                return
+            table = Table(self._outdated(), self.addresses)
+            scratch = aligned_bytes(table.scratch_bytes({}) * self.threads)
+            binding = Binding(table, {}, self.address, int(scratch.ctypes.data), self.contents)
+            block = RunBlock(binding.rows, threads=self.threads)
+            status = block.run()
+            if status:
+                raise binding.error(block, status)
+            self.prepared = True
+            self.dirty.clear()
+            self._drop_packed()
+
+    def _outdated(self) -> list[Phase]:
+        changed = set(self.dirty)
+        phases = []
+        for phase in self.prepare:
+            reads = {b.base for b in phase.kernel.reads()}
+            if reads & changed or not self.prepared:
+                changed.update(b.base for b in phase.kernel.writes())
+                phases.append(phase)
+        return phases
+
+    def _drop_packed(self) -> None:
+        """Lets go of the params that nothing will read again: kernels that read no other params have packed them."""
+        needed = {b.base for phase in self.run.phases for b in phase.kernel.reads()}
+        sources: dict[Buffer, set[Buffer]] = {}  # prepared buffer -> the params that it depends on
+        for phase in self.prepare:
+            own: set[Buffer] = set()
+            for b in phase.kernel.reads():
+                own |= {b.base} if b.base.kind == "param" else sources.get(b.base, set())
+            for b in phase.kernel.writes():
+                sources.setdefault(b.base, set()).update(own)
+            if len(own) > 1:
+                needed |= own
+        for buffer in self.params.keys() - needed:
+            del self.params[buffer]
+
+
+def _constant_bytes(buffer: Buffer) -> Array:
+    data = buffer.data
+    assert data is not None
+    if data.size == 0:
+        return aligned_bytes(8)
+    return np.require(data, requirements=["C", "A"]).reshape(-1).view(np.uint8)
+
+
+def _is_mapped(array: Array) -> bool:
+    """Whether kernels can read the array where it lies, in a memory-mapped file that nobody writes through it."""
+    if array.flags.writeable or not array.flags.c_contiguous or not array.flags.aligned:
+        return False
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return type(base).__name__ == "mmap"

@@ -1,0 +1,104 @@
+"""`rlx bench`: how long a run takes, and where the time goes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import psutil
+
+from rlx.cli.inputs import gather_inputs, with_hint
+from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
+from rlx.cli.run import load_model
+from rlx.cli.show import Timing, bytes_text, measure, print_json, seconds_text, table, working
+from rlx.errors import RlxError
+from rlx.runtime.compiled import CompiledGraph
+
+__all__ = ["bench", "kernel_rows", "needs_json"]
+
+
+@click.command()
+@model_argument
+@input_options
+@compile_options
+@click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="To measure for.")
+@click.option("--kernels", is_flag=True, help="Also time every kernel.")
+@json_option
+def bench(
+    model: Path,
+    inputs: tuple[tuple[str, InputSpec], ...],
+    seed: int,
+    seconds: float,
+    kernels: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Time runs of MODEL on given or random inputs: `run_slots`, and `run`, which makes fresh arrays."""
+    start = time.perf_counter()
+    compiled = load_model(model, options)
+    compile_seconds = time.perf_counter() - start
+    given = gather_inputs(compiled.compilation.source, inputs, seed)
+    arrays = list(given.arrays.values())
+    try:
+        start = time.perf_counter()
+        compiled.run_slots(*arrays)
+        first = time.perf_counter() - start
+    except RlxError as error:
+        raise with_hint(error, given) from None
+    with working("measuring"):
+        slots = measure(lambda: compiled.run_slots(*arrays), seconds)
+        fresh = measure(lambda: compiled.run(arrays), seconds / 2)
+        rows = compiled.profile(arrays) if kernels else []
+    memory = {**needs_json(compiled), "process_resident": psutil.Process().memory_info().rss}
+    if as_json:
+        print_json(
+            {
+                "device": compiled.device,
+                "invented": given.notes,
+                "compile_s": compile_seconds,
+                "first_run_s": first,
+                "run_slots": asdict(slots),
+                "run": asdict(fresh),
+                "memory": memory,
+                "kernels": [{"kind": kind, "name": name, "seconds": s} for kind, name, s in rows],
+            }
+        )
+        return
+    for note in given.notes:
+        click.echo(f"invented  {note}")
+    click.echo(f"compile   {seconds_text(compile_seconds)}, first run {seconds_text(first)}")
+    click.echo(f"run_slots {timing_line(slots)}")
+    click.echo(f"run       {timing_line(fresh)}")
+    click.echo("memory    " + ", ".join(f"{name} {bytes_text(n)}" for name, n in memory.items()))
+    if rows:
+        click.echo()
+        click.echo(table(kernel_rows(rows), right=(0, 1)))
+
+
+def timing_line(t: Timing) -> str:
+    """A timing as text."""
+    return (
+        f"median {seconds_text(t.median)}, p10 {seconds_text(t.p10)}, p90 {seconds_text(t.p90)}, "
+        f"min {seconds_text(t.min)} ({t.samples * t.calls} runs)"
+    )
+
+
+def needs_json(compiled: CompiledGraph) -> dict[str, int | None]:
+    """Bytes of params, packed weights, constants and arena; empty for a device without a program."""
+    needs = compiled.needs
+    if needs is None:
+        return {}
+    return {"params": needs.params, "packed": needs.prepared, "constants": needs.constants, "arena": needs.arena}
+
+
+def kernel_rows(rows: list[tuple[str, str, float]]) -> list[tuple[str, str, str, str]]:
+    """A table of kernels, slowest first: time, share, kind, name."""
+    total = sum(s for *_, s in rows) or 1.0
+    ordered = sorted(rows, key=lambda row: -row[2])
+    return [
+        ("time", "share", "kind", "kernel"),
+        *((seconds_text(s), f"{s / total:.1%}", kind, name) for kind, name, s in ordered),
+    ]

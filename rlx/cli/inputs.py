@@ -1,0 +1,117 @@
+"""Inputs for a model: read from files, or invented where none are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rlx.cli.options import InputSpec
+from rlx.errors import NameNotFound, OptionError, RlxError
+from rlx.ir.dtype import DType
+from rlx.ir.extents import bind_extents
+from rlx.ir.graph import Array, Graph
+from rlx.ir.shape import Dim, Symbol, evaluate, symbols
+
+__all__ = ["Inputs", "gather_inputs", "with_hint"]
+
+USUAL = 16  # extent of an open dim that is not the first axis
+USUAL_IMAGE = 64  # the same for the axes of images and volumes (rank 4 and above, from the third on)
+
+
+@dataclass
+class Inputs:
+    """Arrays by input name, the extents of the dims, and what of both was invented."""
+
+    arrays: dict[str, Array]
+    extents: dict[str, int]
+    sizes: list[str]
+    data: list[str]
+
+    @property
+    def notes(self) -> list[str]:
+        """All that was invented, one line each."""
+        return [*self.sizes, *self.data]
+
+
+def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: int) -> Inputs:
+    """An array for every input: the file or the shape given for it, else an invented one.
+
+    Random data are standard normal floats, integers 0 and 1 (fit for masks, types and ids alike), and bools. Raises
+    `NameNotFound`, `OptionError` (a file that can't be read), and what does not fit the shape of an input.
+    """
+    specs = dict(given)
+    names = [v.name for v in graph.inputs]
+    for name, _ in given:
+        if name not in names:
+            raise NameNotFound(f"there is no input {name!r}; there are {', '.join(map(repr, names)) or 'none'}")
+    if len(specs) < len(given):
+        raise OptionError("an input is given twice")
+    arrays = {name: read_array(path) for name, path in specs.items() if isinstance(path, Path)}
+    shapes = {name: a.shape for name, a in arrays.items()} | {
+        name: shape for name, shape in specs.items() if not isinstance(shape, Path)
+    }
+    extents = bind_extents(graph, shapes)
+    invented = invent_extents(graph, extents)
+    extents |= invented
+    rng = np.random.default_rng(seed)
+    data = []
+    for value in graph.inputs:
+        if value.name not in arrays:
+            shape = shapes.get(value.name) or tuple(evaluate(s, extents) for s in value.shape)
+            arrays[value.name] = random_array(rng, shape, value.dtype)
+            data.append(f"{value.name}: random {value.dtype}[{', '.join(map(str, shape))}], seed {seed}")
+    sizes = [f"{name} = {extent}" for name, extent in invented.items()]
+    return Inputs({name: arrays[name] for name in names}, extents, sizes, data)
+
+
+def read_array(path: Path) -> Array:
+    """An array from a .npy file; pickled objects are refused."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise OptionError(f"--input {path}: {error.strerror or error}") from None
+    except (ValueError, EOFError) as error:
+        raise OptionError(f"--input {path}: not a .npy file: {error}") from None
+    if not isinstance(array, np.ndarray):
+        raise OptionError(f"--input {path}: an archive of arrays; give one .npy file for each input")
+    return array
+
+
+def invent_extents(graph: Graph, known: Mapping[str, int]) -> dict[str, int]:
+    """An extent for each open dim of the inputs: 1 along a first axis, else a usual size within the bounds."""
+    chosen: dict[str, int] = {}
+    for value in graph.inputs:
+        for axis, size in enumerate(value.shape):
+            wanted = 1 if axis == 0 and value.rank > 1 else USUAL_IMAGE if value.rank > 3 and axis > 1 else USUAL
+            for symbol in symbols(size) if isinstance(size, Dim) else ():
+                if symbol.name not in known and symbol.name not in chosen:
+                    chosen[symbol.name] = within(symbol, wanted)
+    return chosen
+
+
+def within(symbol: Symbol, wanted: int) -> int:
+    """The size nearest to the wanted one that the symbol's bounds and multiple allow."""
+    step = symbol.multiple
+    lowest = -(-symbol.lo // step) * step
+    highest = None if symbol.hi is None else symbol.hi // step * step
+    size = max(lowest, -(-wanted // step) * step)
+    return size if highest is None else min(size, highest)
+
+
+def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Random elements: standard normal, 0 and 1, or bools."""
+    if dtype.kind in "fc":
+        return np.asarray(rng.standard_normal(shape)).astype(dtype.numpy)
+    return np.asarray(rng.integers(0, 2, shape)).astype(dtype.numpy)
+
+
+def with_hint(error: RlxError, inputs: Inputs) -> RlxError:
+    """The error, with a word on invented sizes where they may be to blame."""
+    if inputs.sizes:
+        made = ", ".join(inputs.sizes)
+        hint = f"the sizes {made} were invented; give others with --input NAME=SHAPE or --dims NAME=SIZE"
+        error.args = (f"{error} ({hint})", *error.args[1:])
+    return error

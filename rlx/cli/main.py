@@ -1,0 +1,61 @@
+"""The `rlx` command: its sub-commands, and how errors become exit statuses."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import click
+
+import rlx
+from rlx.cli.bench import bench
+from rlx.cli.demo import demo
+from rlx.cli.devices import devices
+from rlx.cli.explain import explain, plan
+from rlx.cli.run import run
+from rlx.cli.verify import verify
+from rlx.errors import RlxError
+
+__all__ = ["cli", "main"]
+
+
+class Commands(click.Group):
+    """Turns what went wrong into one message on stderr and exit status 1; wrong usage gives 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RlxError as error:
+            raise click.ClickException(str(error)) from error
+        except MemoryError as error:
+            raise click.ClickException(f"out of memory: {error}" if str(error) else "out of memory") from error
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise click.ClickException(f"{where}{error.strerror or error}") from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(rlx.__version__, prog_name="rlx")
+def cli() -> None:
+    """Compile models and run them; say first what they need.
+
+    Exit status: 0 when all went well, 1 for a failure (one message on stderr), 2 for wrong usage.
+    """
+
+
+for command in (demo, run, bench, plan, explain, verify, devices):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Entry point of the `rlx` script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows `?`
+    cli(prog_name="rlx")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Options that several commands share, and the texts of dims and inputs that they parse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rlx.backends import BACKENDS
+
+__all__ = ["InputSpec", "compile_options", "dims_of", "input_options", "json_option", "model_argument"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+InputSpec = Path | tuple[int, ...]
+DimSpec = int | tuple[int, int]
+
+
+class DimType(click.ParamType[Any]):
+    """NAME=SIZE or NAME=LOWEST:HIGHEST; gives (name, int or pair)."""
+
+    name = "name=size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, DimSpec]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = value.rpartition("=")
+        sizes = text.split(":")
+        if not (name and equals and len(sizes) <= 2 and all(s.isascii() and s.isdigit() for s in sizes)):
+            self.fail(f"{value!r}: expected NAME=SIZE or NAME=LOWEST:HIGHEST, such as batch=4 or seq=1:512", param, ctx)
+        numbers = [int(s) for s in sizes]
+        if len(numbers) == 1:
+            return name, numbers[0]
+        if numbers[0] > numbers[1]:
+            self.fail(f"{value!r}: the lowest size is above the highest", param, ctx)
+        return name, (numbers[0], numbers[1])
+
+
+class InputType(click.ParamType[Any]):
+    """NAME=FILE.npy or NAME=4x1x8x8; gives (name, path or shape)."""
+
+    name = "name=file.npy|shape"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, InputSpec]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = value.partition("=")
+        if name and equals and text.endswith(".npy"):
+            return name, Path(text)
+        sizes = text.split("x")
+        if name and equals and all(s.isascii() and s.isdigit() for s in sizes):
+            return name, tuple(int(s) for s in sizes)
+        if not (name and text == "scalar"):
+            expected = "expected NAME=FILE.npy or NAME=SHAPE, such as x=x.npy, x=4x1x8x8 or x=scalar"
+            self.fail(f"{value!r}: {expected}", param, ctx)
+        return name, ()
+
+
+def model_argument(command: F) -> F:
+    """The MODEL argument: a path, whose reading is left to the importers."""
+    return click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))(command)
+
+
+def json_option(command: F) -> F:
+    """--json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")(command)
+
+
+def compile_options(command: F) -> F:
+    """--device, --dims, --threads, --budget: what is passed on to `rlx.load`, gathered in the parameter `options`."""
+    for decorate in reversed(
+        (
+            click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True),
+            click.option(
+                "--dims",
+                type=DimType(),
+                multiple=True,
+                help="Fix a dim of the model (batch=4) or bound it (seq=1:512); may be repeated.",
+            ),
+            click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants."),
+            click.option("--budget", help="Memory that the model may take, such as 8GiB. Default: what is free."),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+def input_options(command: F) -> F:
+    """--input and --seed."""
+    given = click.option(
+        "--input",
+        "inputs",
+        type=InputType(),
+        multiple=True,
+        help="An input as NAME=FILE.npy, or NAME=4x1x8x8 for random data of that shape; may be repeated.",
+    )
+    seed = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random data.")
+    return given(seed(command))
+
+
+def dims_of(pairs: tuple[tuple[str, DimSpec], ...]) -> dict[str, DimSpec]:
+    """The dims by name; a name given twice is wrong usage."""
+    dims: dict[str, DimSpec] = {}
+    for name, size in pairs:
+        if name in dims:
+            raise click.UsageError(f"--dims gives {name!r} twice")
+        dims[name] = size
+    return dims

@@ -1,0 +1,103 @@
+"""`rlx run`: one run, and what came out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+import rlx
+from rlx.cli.inputs import Inputs, gather_inputs, with_hint
+from rlx.cli.options import InputSpec, compile_options, dims_of, input_options, json_option, model_argument
+from rlx.cli.show import print_json, working
+from rlx.errors import OptionError, RlxError
+from rlx.ir.graph import Array
+from rlx.runtime.compiled import CompiledGraph
+
+__all__ = ["load_model", "run", "run_once"]
+
+SHOWN = 6  # elements of an output that are printed
+
+
+@click.command()
+@model_argument
+@input_options
+@compile_options
+@click.option("--output-dir", type=click.Path(path_type=Path), help="Write each output there as NAME.npy.")
+@json_option
+def run(
+    model: Path,
+    inputs: tuple[tuple[str, InputSpec], ...],
+    seed: int,
+    output_dir: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Run MODEL once, on given or random inputs, and describe its outputs."""
+    compiled = load_model(model, options)
+    given = gather_inputs(compiled.compilation.source, inputs, seed)
+    outputs = run_once(compiled, given)
+    files = {} if output_dir is None else write_outputs(outputs, output_dir)
+    described = [describe(name, array) for name, array in outputs.items()]
+    if as_json:
+        rows = [{**row, **({"file": files[row["name"]]} if files else {})} for row in described]
+        print_json({"device": compiled.device, "invented": given.notes, "extents": given.extents, "outputs": rows})
+        return
+    for note in given.notes:
+        click.echo(f"invented  {note}")
+    for row in described:
+        click.echo(line_of(row) + (f"  -> {files[row['name']]}" if files else ""))
+
+
+def load_model(path: Path, options: dict[str, Any]) -> CompiledGraph:
+    """`rlx.load` with the options of `compile_options`."""
+    dims = dims_of(options["dims"]) or None
+    with working(f"compiling {path.name}"):
+        return rlx.load(path, **{**options, "dims": dims})  # type: ignore[no-any-return]
+
+
+def run_once(compiled: CompiledGraph, inputs: Inputs) -> dict[str, Array]:
+    """The outputs by name, fresh arrays."""
+    try:
+        with working("running"):
+            return dict(compiled(inputs.arrays))
+    except RlxError as error:
+        raise with_hint(error, inputs) from None
+
+
+def write_outputs(outputs: dict[str, Array], folder: Path) -> dict[str, str]:
+    """Writes NAME.npy for each output; characters that file names lack become `_`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, str] = {}
+    for name, array in outputs.items():
+        path = folder / ("".join(c if c.isalnum() or c in "._-" else "_" for c in name) + ".npy")
+        if str(path) in files.values():
+            raise OptionError(f"--output-dir: two outputs would be written to {path}; read them from Python instead")
+        np.save(path, array)
+        files[name] = str(path)
+    return files
+
+
+def describe(name: str, array: Array) -> dict[str, Any]:
+    """Shape, dtype, min, mean, max (of the finite elements) and the first elements of an output, as JSON values."""
+    flat = array.reshape(-1)
+    facts: dict[str, Any] = {"name": name, "shape": list(array.shape), "dtype": str(array.dtype)}
+    if array.dtype.kind == "c":
+        return {**facts, "first": [str(v) for v in flat[:SHOWN]]}
+    numbers = flat.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    facts |= {k: float(getattr(finite, k)()) if finite.size else None for k in ("min", "mean", "max")}
+    facts["not_finite"] = int(flat.size - finite.size)
+    first = (v.item() if array.dtype.kind in "biu" else float(v) for v in flat[:SHOWN])
+    return {**facts, "first": [v if np.isfinite(v) else str(v) for v in first]}
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """One output as a line of text."""
+    facts = "".join(f"{k} {row[k]:.6g} " for k in ("min", "mean", "max") if row.get(k) is not None)
+    odd = f"not finite {row['not_finite']} " if row.get("not_finite") else ""
+    values = ", ".join(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row["first"])
+    more = ", ..." if np.prod(row["shape"], dtype=np.int64) > SHOWN else ""
+    return f"{row['name']}: {row['dtype']}{row['shape']} {facts}{odd} [{values}{more}]"

@@ -1,0 +1,112 @@
+"""What commands print: sizes, times, tables, JSON, and progress on a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+__all__ = ["Timing", "bytes_text", "measure", "print_json", "progress", "seconds_text", "table", "working"]
+
+
+def bytes_text(count: int | None) -> str:
+    """1536 -> 1.5 KiB."""
+    if count is None:
+        return "unknown"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def seconds_text(seconds: float) -> str:
+    """0.0012 -> 1.20 ms."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.0f} ns"
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Rows as columns; the first row is the heading. Columns in `right` are set flush right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout."""
+    click.echo(json.dumps(value, indent=1))
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Shows what is going on while the block runs, if stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what):
+        yield
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar if stderr is a terminal; gives a function that takes how many steps are done."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call: percentiles over samples of `calls` calls each."""
+
+    median: float
+    p10: float
+    p90: float
+    min: float
+    samples: int
+    calls: int
+
+
+def measure(call: Callable[[], object], seconds: float = 1.0) -> Timing:
+    """Times a call for about `seconds` after a warm-up; calls too short to time are timed many at once."""
+    call()
+    start = time.perf_counter()
+    call()
+    once = max(time.perf_counter() - start, 1e-7)
+    for _ in range(min(20, int(seconds / 10 / once))):
+        call()
+    calls = max(1, int(2e-4 / once))
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(taken) < 3 or (time.perf_counter() < end and len(taken) < 100_000):
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        taken.append((time.perf_counter() - start) / calls)
+    p10, median, p90 = (float(q) for q in np.quantile(taken, (0.1, 0.5, 0.9)))
+    return Timing(median, p10, p90, min(taken), len(taken), calls)

@@ -1,0 +1,73 @@
+"""`rlx verify`: a device against the reference, and the first node that differs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.cli.inputs import gather_inputs, with_hint
+from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
+from rlx.cli.run import load_model
+from rlx.cli.show import print_json, progress, working
+from rlx.errors import RlxError
+from rlx.testing.nodewise import Comparison, compare_nodes, compare_outputs, first_bad_value
+
+__all__ = ["verify"]
+
+
+@click.command()
+@model_argument
+@input_options
+@compile_options
+@json_option
+def verify(model: Path, inputs: tuple[tuple[str, InputSpec], ...], seed: int, as_json: bool, **options: Any) -> None:
+    """Compare MODEL on a device with the reference: its outputs, then every node for itself.
+
+    Exit status 1 names the first node whose results differ by more than rounding explains.
+    """
+    compiled = load_model(model, options)
+    graph = compiled.compilation.source
+    given = gather_inputs(graph, inputs, seed)
+    try:
+        with working("comparing the outputs"):
+            outputs = compare_outputs(compiled, given.arrays)
+        with progress("comparing the nodes", len(graph.nodes)) as done:
+            nodes = compare_nodes(graph, given.arrays, compiled.device, done=done)
+        culprit = next((n for n in nodes if not n.ok), None)
+        if culprit is None and not all(o.ok for o in outputs):
+            with working("looking for the first value that differs"):
+                culprit = first_bad_value(graph, given.arrays, compiled.device)
+    except RlxError as error:
+        raise with_hint(error, given) from None
+    ok = culprit is None and all(o.ok for o in outputs)
+    if as_json:
+        facts = {"ok": ok, "device": compiled.device, "invented": given.notes}
+        facts["first_bad"] = asdict(culprit) if culprit else None
+        facts["outputs"] = [asdict(o) for o in outputs]
+        facts["nodes"] = [asdict(n) for n in nodes]
+        print_json(facts)
+    else:
+        for note in given.notes:
+            click.echo(f"invented  {note}")
+        report(outputs, nodes)
+    if not ok:
+        where = str(culprit) if culprit else f"output {next(o for o in outputs if not o.ok)}"
+        raise click.ClickException(f"device {compiled.device!r} differs from the reference, first at {where}")
+
+
+def report(outputs: list[Comparison], nodes: list[Comparison]) -> None:
+    """The outputs, and the nodes in one line and those that differ."""
+    for output in outputs:
+        click.echo(f"output    {output}")
+    bad = [n for n in nodes if not n.ok]
+    worst = max(nodes, key=lambda n: n.share, default=None)
+    click.echo(f"nodes     {len(nodes) - len(bad)} of {len(nodes)} results agree, each from the reference's inputs")
+    if worst is not None and not bad and worst.share:
+        click.echo(f"closest   {worst}")
+    for node in bad[:10]:
+        click.echo(f"differs   {node}")
+    if len(bad) > 10:
+        click.echo(f"          and {len(bad) - 10} more")

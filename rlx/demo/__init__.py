@@ -1,0 +1,57 @@
+"""The digit classifier that `rlx demo` runs: a small network, and handwritten digits that it was not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import rlx
+from rlx.ir.graph import Array
+from rlx.runtime.compiled import CompiledGraph
+
+__all__ = ["DIGITS", "Digits", "load_digits_model", "picture", "read", "side_by_side"]
+
+DIGITS = Path(__file__).with_name("digits.onnx")
+FULL = 16  # grey level of a black pixel
+SHADES = " .:+#@"
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Held-out images [n, 1, 8, 8] f32 with values 0 (paper) to 16 (ink), and what they show."""
+
+    images: Array
+    labels: Array
+
+    @classmethod
+    def load(cls) -> Digits:
+        """The 360 images beside the model."""
+        with np.load(DIGITS.with_name("digits_test.npz")) as file:
+            return cls(file["images"][:, None].astype(np.float32), file["labels"])
+
+
+def load_digits_model(device: str = "auto", most: int = 512) -> CompiledGraph:
+    """The network for 1 to `most` images at a time: image f32[batch, 1, 8, 8] -> probabilities f32[batch, 10]."""
+    model: CompiledGraph = rlx.load(DIGITS, device=device, dims={"batch": (1, most)})
+    return model
+
+
+def read(model: CompiledGraph, images: Array) -> Array:
+    """The digit that the model sees in each image."""
+    return np.asarray(model(image=images)["probabilities"].argmax(axis=1))
+
+
+def picture(image: Array) -> list[str]:
+    """An image [8, 8] as lines of text, two characters a pixel."""
+    levels = np.clip(image * len(SHADES) / (FULL + 1), 0, len(SHADES) - 1).astype(int)
+    return ["".join(SHADES[level] * 2 for level in row) for row in levels]
+
+
+def side_by_side(images: Sequence[Array], captions: Sequence[str], gap: int = 3) -> str:
+    """Images as text next to each other, each over its caption."""
+    columns = [[*picture(image), caption] for image, caption in zip(images, captions, strict=True)]
+    width = max((len(line) for column in columns for line in column), default=0) + gap
+    return "\n".join("".join(line.ljust(width) for line in lines).rstrip() for lines in zip(*columns, strict=True))

@@ -1,0 +1,164 @@
+"""Scales and shifts of a convolution's channels by params go into its weight and bias, as expressions for `prepare`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.shape import Size
+from rlx.ops.contract import Gemm, MatMul
+from rlx.ops.conv import Conv, ConvTranspose
+from rlx.ops.elementwise import Add, Cast, Div, Mul, Rsqrt, Sub
+from rlx.ops.encoded import Dequantize
+from rlx.ops.layout import Expand, Reshape
+from rlx.ops.normalize import BatchNorm
+from rlx.passes.patterns import Statics, either_way, made_by
+from rlx.passes.rewrite import Site, rewrite
+
+__all__ = ["fold_batch_norm"]
+
+
+@dataclass
+class _Affine:
+    """x * scale + shift of each channel; None stands for 1 and 0. Both are [C] or hold one number."""
+
+    x: Value
+    scale: Value | None
+    shift: Value | None
+
+
+def fold_batch_norm(graph: Graph) -> Graph:
+    """Folds batch norm, and products and sums with one number a channel, into the convolution before.
+
+    Matrix products take a batch norm only. The weight must be a param or constant (or computed from such) in f32 or
+    f64, and nothing else may read the convolution's result. Nothing is computed here: params can still be set.
+    """
+    statics = Statics()
+    return rewrite(graph, lambda site: _folded(site, statics))
+
+
+def _folded(site: Site, statics: Statics) -> Value | None:
+    affine = _affine(site, statics)
+    if affine is None or site.uses[affine.x] != 1:
+        return None
+    anchor = made_by(affine.x, Conv, ConvTranspose, MatMul, Gemm)
+    if anchor is None or not _weight_fits(anchor, statics):
+        return None
+    if isinstance(anchor.op, MatMul | Gemm) and not isinstance(site.op, BatchNorm):
+        return None
+    site.merged.append(anchor)
+    if isinstance(anchor.op, Conv | ConvTranspose):
+        return _convolution(site, anchor, affine)
+    return _product(site, anchor, affine)
+
+
+def _weight_fits(anchor: Node, statics: Statics) -> bool:
+    w = anchor.inputs[1]
+    plain = w.type.encoding is None and made_by(w, Dequantize) is None and w.dtype.name in ("f32", "f64")
+    rank = {Conv: w.rank, ConvTranspose: w.rank}.get(type(anchor.op), 2)
+    return plain and w.rank == rank and all(v in statics for v in anchor.inputs[1:])
+
+
+# ---- what is done to the channels
+
+
+def _affine(site: Site, statics: Statics) -> _Affine | None:
+    if isinstance(site.op, BatchNorm):
+        return _batch_norm(site, statics)
+    if not isinstance(site.op, Add | Sub | Mul | Div) or site.inputs[0].rank < 3:
+        return None
+    for x, other in either_way(Node(site.op, site.inputs)):
+        if other in statics and made_by(x, Conv, ConvTranspose) is not None and other.dtype is x.dtype:
+            p = _per_channel(site, other, x)
+            if p is None or (isinstance(site.op, Sub | Div) and x is not site.inputs[0]):
+                return None
+            match site.op:
+                case Mul():
+                    return _Affine(x, p, None)
+                case Div():
+                    return _Affine(x, site.add(Div(), site.scalar(1, p), p), None)
+                case Add():
+                    return _Affine(x, None, p)
+                case Sub():
+                    return _Affine(x, None, site.add(Sub(), site.scalar(0, p), p))
+    return None
+
+
+def _batch_norm(site: Site, statics: Statics) -> _Affine | None:
+    x, *params = site.inputs
+    if any(p not in statics for p in params):
+        return None
+    scale, bias, mean, var = (p if p.dtype is x.dtype else site.add(Cast(x.dtype), p) for p in params)
+    op: Any = site.op
+    spread = site.add(Add(), var, site.scalar(op.epsilon, var))
+    factor = site.add(Mul(), scale, site.add(Rsqrt(), spread))
+    return _Affine(x, factor, site.add(Sub(), bias, site.add(Mul(), mean, factor)))
+
+
+def _per_channel(site: Site, p: Value, x: Value) -> Value | None:
+    """p as [C] or [1] where it broadcasts along every axis of x but the channels."""
+    if p.rank > x.rank:
+        return None
+    sizes = [*(1,) * (x.rank - p.rank), *p.shape]
+    if sizes[1] not in (1, x.shape[1]) or any(size != 1 for d, size in enumerate(sizes) if d != 1):
+        return None
+    flat = (sizes[1],)
+    return p if p.shape == flat else site.add(Reshape(flat), p)
+
+
+# ---- new operands
+
+
+def _convolution(site: Site, anchor: Node, affine: _Affine) -> Value:
+    x, w, *rest = anchor.inputs
+    op: Any = anchor.op
+    channels = affine.x.shape[1]
+    bias = rest[0] if rest else None
+    if affine.scale is not None:
+        w = site.add(Mul(), w, _along_weight(site, affine.scale, w, op))
+        bias = None if bias is None else site.add(Mul(), bias, affine.scale)
+    bias = _shifted(site, bias, affine.shift, channels)
+    return site.add(op, x, w, *(() if bias is None else (bias,)))
+
+
+def _along_weight(site: Site, scale: Value, w: Value, op: Any) -> Value:
+    """The scale [C] in the shape that broadcasts over the output channels of the weight."""
+    if scale.shape == (1,):
+        return scale
+    spatial = (1,) * (w.rank - 2)
+    if isinstance(op, Conv):
+        return site.add(Reshape((w.shape[0], 1, *spatial)), scale)
+    if op.groups == 1:
+        return site.add(Reshape((1, w.shape[1], *spatial)), scale)
+    inputs = w.shape[0] // op.groups  # weight [groups * inputs, C / groups, ..]: each group has its own scales
+    apart = site.add(Reshape((op.groups, 1, w.shape[1])), scale)
+    wide = site.add(Expand((op.groups, inputs, w.shape[1])), apart)
+    return site.add(Reshape((w.shape[0], w.shape[1], *spatial)), wide)
+
+
+def _shifted(site: Site, bias: Value | None, shift: Value | None, channels: Size) -> Value | None:
+    if shift is None:
+        return bias
+    if bias is not None:
+        return site.add(Add(), bias, shift)
+    return shift if shift.shape == (channels,) else site.add(Expand((channels,)), shift)
+
+
+def _product(site: Site, anchor: Node, affine: _Affine) -> Value | None:
+    """A matrix product of rank 2 whose columns are the channels."""
+    if affine.x.rank != 2 or affine.scale is None or affine.shift is None:
+        return None
+    x, w, *rest = anchor.inputs
+    op: Any = anchor.op
+    by_row = isinstance(op, Gemm) and op.trans_b
+    scale = site.add(Reshape((w.shape[0], 1)), affine.scale) if by_row else affine.scale
+    product = site.add(Mul(), w, scale)
+    shift = affine.shift
+    if isinstance(op, MatMul):
+        return site.add(Add(), site.add(op, x, product), shift)
+    if rest and op.beta != 0:
+        c = site.add(Mul(), rest[0], affine.scale)
+        c = c if op.beta == 1 else site.add(Mul(), c, site.scalar(op.beta, c))
+        shift = site.add(Add(), c, shift)
+    return site.add(Gemm(op.alpha, 1.0, op.trans_a, op.trans_b), x, product, shift)

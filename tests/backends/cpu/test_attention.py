@@ -1,0 +1,202 @@
+"""Attention kernels against float64, every buffer between pages that can't be touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.ir.graph import Array, Graph
+from rlx.ir.shape import Dim, Size, evaluate
+from rlx.kernels.fuse import fuse
+from rlx.kernels.lowering import Attention as Anchor
+from rlx.ops import attention, relu, reshape, transpose
+from rlx.testing.guarded import GuardedRun
+
+Sizes = tuple[int, int, int, int, int, int, int]  # batch, heads, key heads, rows, keys, depth, value depth
+
+
+def attention_graph(sizes: tuple[Size, ...], mask: tuple[Size, ...] | None = None, **attributes: Any) -> Graph:
+    batch, heads, key_heads, rows, keys, depth, value_depth = sizes
+    g = Graph("attention")
+    operands = [
+        g.input("q", (batch, heads, rows, depth)),
+        g.input("k", (batch, key_heads, keys, depth)),
+        g.input("v", (batch, key_heads, keys, value_depth)),
+    ]
+    if mask is not None:
+        operands.append(g.input("mask", mask))
+    g.output(attention(*operands, **attributes), "y")
+    return g
+
+
+def arrays_of(g: Graph, extents: Mapping[str, int]) -> dict[str, Array]:
+    rng = np.random.default_rng(3)
+    return {v.name: rng.standard_normal([evaluate(s, extents) for s in v.shape]).astype(np.float32) for v in g.inputs}
+
+
+def expected(
+    arrays: Mapping[str, Array], causal: bool = False, empty_row: str = "nan", scale: float | None = None
+) -> Array:
+    """softmax(scale q k^T + mask) v in float64, from its definition."""
+    q, k, v = (arrays[n].astype(np.float64) for n in "qkv")
+    repeat = q.shape[1] // k.shape[1]
+    k, v = np.repeat(k, repeat, 1), np.repeat(v, repeat, 1)
+    scores = q @ k.swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    if "mask" in arrays:
+        scores = scores + arrays["mask"].astype(np.float64)
+    rows, keys = scores.shape[2:]
+    if causal:
+        scores = np.where(np.arange(keys) <= np.arange(rows)[:, None] + keys - rows, scores, -np.inf)
+    with np.errstate(invalid="ignore"):
+        top = scores.max(3, keepdims=True, initial=-np.inf)
+        e = np.exp(scores - top)
+        y = e @ v / e.sum(3, keepdims=True)
+    return np.where(top == -np.inf, 0.0 if empty_row == "zero" else np.nan, y)
+
+
+def compiled(g: Graph) -> GuardedRun:
+    backend = CpuBackend()
+    program = backend.layout(fuse(g, backend))
+    assert any(isinstance(k.anchor, Anchor) for k in program.run), "the attention has no kernel of its own"
+    return GuardedRun(program, backend.emit_kernel)
+
+
+def check(run: GuardedRun, arrays: Mapping[str, Array], want: Array, extents: Mapping[str, int] | None = None) -> Array:
+    got = run(arrays, extents, workers=2)["y"]
+    np.testing.assert_allclose(got, want, rtol=0, atol=4e-6)
+    again = run(arrays, extents, workers=3, at_end=False, reverse=True)["y"]
+    assert np.array_equal(got, again, equal_nan=True), "the order of chunks or the worker changed bits"
+    return got
+
+
+SIZES = [
+    (1, 2, 2, 7, 9, 8, 8),
+    (2, 4, 2, 33, 50, 32, 32),
+    (2, 2, 2, 5, 16, 16, 16),
+    (1, 2, 2, 130, 131, 20, 24),
+    (1, 1, 1, 150, 450, 16, 17),
+    (1, 3, 1, 20, 11, 5, 3),  # fewer keys than rows: causal rows that see none
+    (1, 1, 1, 1, 17, 5, 3),
+    (1, 4, 1, 3, 40, 64, 70),
+    (1, 2, 1, 4, 4, 33, 17),
+    (1, 6, 2, 2, 1, 1, 1),
+    (1, 1, 1, 6, 0, 4, 4),
+    (1, 1, 1, 2, 0, 4, 4),
+    (1, 1, 1, 0, 4, 4, 4),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("empty_row", ["nan", "zero"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_sizes(sizes: Sizes, causal: bool, empty_row: str) -> None:
+    g = attention_graph(sizes, causal=causal, empty_row=empty_row)
+    arrays = arrays_of(g, {})
+    check(compiled(g), arrays, expected(arrays, causal, empty_row))
+
+
+@pytest.mark.parametrize("keys", [1, 7, 8, 15, 16, 17, 31, 33])
+@pytest.mark.parametrize("depth", [1, 7, 8, 9, 16, 17])
+@pytest.mark.parametrize("rows", [2, 11])
+def test_every_edge(rows: int, keys: int, depth: int) -> None:
+    g = attention_graph((1, 1, 1, rows, keys, depth, depth))
+    arrays = arrays_of(g, {})
+    check(compiled(g), arrays, expected(arrays))
+
+
+@pytest.mark.parametrize("mask", [(1, 1, 1, 21), (2, 4, 9, 21), (9, 21), (2, 1, 1, 1), (4, 9, 1)])
+@pytest.mark.parametrize("empty_row", ["nan", "zero"])
+@pytest.mark.parametrize("rows", [3, 9])
+def test_masks(rows: int, mask: tuple[int, ...], empty_row: str) -> None:
+    """Scores are masked with -inf; a row without keys is what `empty_row` says, whatever the values are."""
+    shape = tuple(rows if size == 9 else size for size in mask)
+    g = attention_graph((2, 4, 2, rows, 21, 8, 8), shape, empty_row=empty_row, scale=0.7)
+    arrays = arrays_of(g, {})
+    arrays["mask"][arrays["mask"] > 0.4] = -np.inf
+    check(compiled(g), arrays, expected(arrays, empty_row=empty_row, scale=0.7))
+    arrays["mask"][...] = -np.inf
+    check(compiled(g), arrays, expected(arrays, empty_row=empty_row))
+
+
+def test_masks_that_are_computed_are_not_stored() -> None:
+    g = Graph("attention")
+    q, k, v = (g.input(n, (2, 2, 9, 8)) for n in "qkv")
+    keep = g.input("mask", (2, 1, 1, 9))
+    g.output(attention(q, k, v, (1.0 - keep) * -10000.0), "y")
+    run = compiled(g)
+    arrays = arrays_of(g, {})
+    arrays["mask"] = (arrays["mask"] > 0).astype(np.float32)
+    want = expected({**arrays, "mask": (1 - arrays["mask"]) * -10000})
+    check(run, arrays, want)
+    assert all(len(b.shape) < 4 or b.shape[-2:] != (9, 9) for b in run.program.buffers("arena"))
+
+
+def test_large_scores_do_not_overflow() -> None:
+    g = attention_graph((1, 1, 1, 8, 20, 16, 4))
+    arrays = arrays_of(g, {})
+    arrays["q"] *= 1000
+    got = compiled(g)(arrays)["y"]
+    assert np.isfinite(got).all()
+    assert np.max(np.abs(got - expected(arrays))) < 1e-3
+
+
+def test_nan_reaches_the_rows_that_see_it() -> None:
+    g = attention_graph((1, 1, 1, 12, 12, 8, 8), causal=True)
+    arrays = arrays_of(g, {})
+    arrays["k"][0, 0, 6, 2] = np.nan
+    got = compiled(g)(arrays)["y"][0, 0]
+    assert np.isfinite(got[:6]).all()
+    assert np.isnan(got[6:]).all()
+
+
+@pytest.mark.parametrize("rows", [2, 19])
+def test_operands_and_results_in_other_layouts(rows: int) -> None:
+    """Heads side by side in memory are read and written in place: no transposes are left."""
+    g = Graph("attention")
+    q, k, v = (
+        transpose(reshape(g.input(n, (2, size, 24)), (2, size, 3, 8)), (0, 2, 1, 3))
+        for n, size in (("q", rows), ("k", 21), ("v", 21))
+    )
+    y = transpose(attention(q, k, v), (0, 2, 1, 3))
+    g.output(reshape(y, (2, rows, 24)), "y")
+    run = compiled(g)
+    assert {k.kind for k in run.program.run} == {"attention"}
+    arrays = arrays_of(g, {})
+    heads = {n: a.reshape(2, -1, 3, 8).transpose(0, 2, 1, 3) for n, a in arrays.items()}
+    check(run, arrays, expected(heads).transpose(0, 2, 1, 3).reshape(2, rows, 24))
+
+
+@pytest.mark.parametrize("rows", [3, 10])
+def test_epilogue(rows: int) -> None:
+    g = Graph("attention")
+    q, k, v = (g.input(n, (2, 2, size, 12)) for n, size in (("q", rows), ("k", 9), ("v", 9)))
+    g.output(relu(attention(q, k, v) * g.input("gain", (2, 1, 12)) + g.input("r", (2, 2, rows, 12))), "y")
+    run = compiled(g)
+    assert {k.kind for k in run.program.run} == {"attention"}
+    arrays = arrays_of(g, {})
+    check(run, arrays, np.maximum(expected(arrays) * arrays["gain"] + arrays["r"], 0))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_sizes_known_at_the_run(causal: bool) -> None:
+    """One kernel for few rows and for many, with the bits that a compilation for each size gives."""
+    rows, keys, batch = Dim("rows", 0, 64), Dim("keys", 0, 600), Dim("batch", 0, 4)
+    run = compiled(attention_graph((batch, 4, 2, rows, keys, 8, 8), (batch, 1, 1, keys), causal=causal))
+    for n, m, b in ((1, 50, 1), (4, 9, 2), (5, 9, 2), (40, 40, 1), (64, 500, 1), (3, 0, 1), (0, 3, 1), (2, 2, 0)):
+        g = attention_graph((b, 4, 2, n, m, 8, 8), (b, 1, 1, m), causal=causal)
+        arrays = arrays_of(g, {})
+        got = check(run, arrays, expected(arrays, causal), {"rows": n, "keys": m, "batch": b})
+        assert np.array_equal(got, compiled(g)(arrays)["y"], equal_nan=True)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """Row i has the same bits in products of 30 and of 130 rows, which are cut differently."""
+    many = attention_graph((1, 1, 1, 130, 70, 16, 16))
+    few = attention_graph((1, 1, 1, 30, 70, 16, 16))
+    arrays = arrays_of(many, {})
+    got = compiled(many)(arrays)["y"]
+    assert np.array_equal(got[:, :, :30], compiled(few)({**arrays, "q": arrays["q"][:, :, :30]})["y"])

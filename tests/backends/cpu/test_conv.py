@@ -1,0 +1,233 @@
+"""Convolution kernels against the reference in float64, every buffer between pages that can't be touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.reference import run_graph
+from rlx.ir.graph import Array, Graph, Value
+from rlx.ir.shape import Dim, Size, evaluate
+from rlx.kernels.fuse import fuse
+from rlx.kernels.lowering import Conv as Anchor
+from rlx.ops import conv, hard_swish, relu, transpose
+from rlx.testing.guarded import GuardedRun
+
+Post = Callable[[Graph, Value], Value]
+
+
+def conv_graph(
+    x: Sequence[Size],
+    w: Sequence[int],
+    post: Post | None = None,
+    *,
+    bias: bool = True,
+    dtype: str = "f32",
+    **attributes: Any,
+) -> Graph:
+    g = Graph("conv")
+    operands = [g.input("x", x, dtype), g.param("w", w, dtype)]
+    if bias:
+        operands.append(g.param("b", w[:1], dtype))
+    y = conv(*operands, **attributes)
+    g.output(post(g, y) if post else y, "y")
+    return g
+
+
+def arrays_of(g: Graph, extents: Mapping[str, int]) -> dict[str, Array]:
+    rng = np.random.default_rng(5)
+    leaves = (*g.inputs, *g.params)
+    return {v.name: rng.standard_normal([evaluate(s, extents) for s in v.shape]).astype(v.dtype.numpy) for v in leaves}
+
+
+def compiled(g: Graph) -> GuardedRun:
+    backend = CpuBackend()
+    program = backend.layout(fuse(g, backend))
+    assert any(isinstance(k.anchor, Anchor) for k in program.run), "the convolution has no kernel of its own"
+    return GuardedRun(program, backend.emit_kernel)
+
+
+def widened_result(g: Graph, arrays: Mapping[str, Array]) -> Array:
+    """The reference in float64 (kernels sum in another order than the reference in float32)."""
+    wide = Graph("wide")
+    made: dict[Value, Value] = {}
+    for v in g.inputs:
+        made[v] = wide.input(v.name, v.shape, "f64" if v.dtype.is_float else v.dtype)
+    for v in g.params:
+        made[v] = wide.param(v.name, v.shape, "f64" if v.dtype.is_float else v.dtype)
+    for v in g.constants:
+        assert v.data is not None
+        made[v] = wide.constant(v.data.astype(np.float64))
+    for node in g.nodes:
+        made.update(zip(node.outputs, wide.add(node.op, *(made[v] for v in node.inputs)), strict=True))
+    wide.output(made[g.outputs[0].value], "y")
+    params = {v.name: arrays[v.name].astype(np.float64) for v in g.params}
+    return run_graph(wide, {v.name: arrays[v.name].astype(np.float64) for v in g.inputs}, params)["y"]
+
+
+def check(g: Graph, extents: Mapping[str, int] | None = None, run: GuardedRun | None = None) -> Array:
+    sizes = dict(extents or {})
+    arrays = arrays_of(g, sizes)
+    run = run or compiled(g)
+    got = run(arrays, sizes, workers=2)["y"]
+    want = widened_result(g, arrays)
+    assert got.shape == want.shape
+    tolerance = 1e-12 if got.dtype == np.float64 else 3e-6
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * max(float(np.max(np.abs(want), initial=0)), 1))
+    again = run(arrays, sizes, workers=3, at_end=False, reverse=True)["y"]
+    assert np.array_equal(got, again), "the order of chunks or the worker changed bits"
+    return got
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize(
+    "x, w, attributes",
+    [
+        ((1, 3, 8, 8), (4, 3, 3, 3), {"pads": (1, 1, 1, 1)}),
+        ((2, 5, 9, 7), (7, 5, 3, 3), {"pads": (1, 0, 2, 1), "strides": (2, 2)}),
+        ((2, 8, 14, 14), (32, 8, 1, 1), {}),
+        ((2, 4, 13, 11), (6, 2, 3, 2), {"groups": 2, "dilations": (2, 1), "pads": (2, 1, 2, 0), "strides": (1, 3)}),
+        ((1, 3, 33, 31), (13, 3, 7, 7), {"pads": (3, 3, 3, 3), "strides": (2, 2)}),
+        ((1, 64, 17, 17), (250, 64, 3, 3), {"pads": (1, 1, 1, 1)}),  # several blocks of rows and of pixels
+        ((1, 1024, 5, 5), (40, 1024, 1, 1), {}),  # weights whose rows would collide in the cache
+        ((1, 3, 32, 32), (5, 3, 16, 16), {"strides": (16, 16)}),
+        ((1, 4, 5, 5), (4, 4, 1, 1), {"pads": (-1, 0, 0, -1)}),
+        ((1, 3, 1, 1), (5, 3, 3, 3), {"pads": (1, 1, 1, 1)}),
+        ((1, 3, 20), (5, 3, 4), {"pads": (1, 2)}),
+        ((2, 4, 300), (6, 2, 5), {"pads": (4, 4), "dilations": (2,), "strides": (2,), "groups": 2}),
+    ],
+)
+def test_windows(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any], dtype: str) -> None:
+    check(conv_graph(x, w, dtype=dtype, **attributes))
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3, 5, 6, 7, 12, 13])
+def test_rows_at_every_tile_edge(outputs: int) -> None:
+    check(conv_graph((1, 4, 6, 6), (outputs, 4, 3, 3), pads=(1, 1, 1, 1)))
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 50])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_pixels_at_every_panel_edge(width: int, stride: int) -> None:
+    check(conv_graph((1, 3, 3, width), (5, 3, 3, 3), pads=(1, 1, 1, 1), strides=(1, stride)))
+
+
+@pytest.mark.parametrize("height, width", [(1, 1), (3, 2), (5, 7), (9, 8), (9, 17), (14, 14), (28, 28), (3, 67)])
+@pytest.mark.parametrize("kernel, stride", [(1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (3, 3)])
+def test_depthwise(height: int, width: int, kernel: int, stride: int) -> None:
+    half = kernel // 2
+    for pads in ((half,) * 4, (half, 0, half + 1, 2 * half)):
+        if width + pads[1] + pads[3] >= kernel and height + pads[0] + pads[2] >= kernel:
+            g = conv_graph((2, 3, height, width), (6, 1, kernel, kernel), groups=3, strides=(stride,) * 2, pads=pads)
+            check(g)
+
+
+@pytest.mark.parametrize(
+    "x, w, attributes",
+    [
+        ((2, 3, 19, 23), (3, 1, 3, 3), {"dilations": (2, 3), "pads": (2, 3, 2, 3)}),
+        ((2, 3, 19, 23), (3, 1, 3, 3), {"dilations": (1, 2), "strides": (3, 2), "pads": (0, 0, 1, 1)}),
+        ((2, 3, 9, 23), (3, 1, 3, 3), {"pads": (-1, -1, 0, -2)}),
+        ((2, 3, 63), (3, 1, 15), {"pads": (7, 7)}),
+        ((1, 3, 300, 200), (3, 1, 5, 5), {"pads": (2, 2, 2, 2)}),  # several strips of rows
+        ((1, 3, 12, 12), (3, 1, 9, 9), {"pads": (4, 4, 4, 4)}),  # too many taps for registers
+    ],
+)
+def test_depthwise_windows(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    check(conv_graph(x, w, groups=3, **attributes))
+
+
+def scaled(g: Graph, y: Value) -> Value:
+    shape = (1, y.shape[1], 1, 1)
+    made: Value = relu(y * g.param("scale", shape) + g.param("shift", shape))
+    return made
+
+
+def residual(g: Graph, y: Value) -> Value:
+    made: Value = relu(y + g.input("r", y.shape))
+    return made
+
+
+def by_column(g: Graph, y: Value) -> Value:
+    return y + g.input("r", (y.shape[0], 1, 1, y.shape[3]))
+
+
+def by_row(g: Graph, y: Value) -> Value:
+    return y * g.input("r", (y.shape[2], 1))
+
+
+def positive(g: Graph, y: Value) -> Value:
+    return y > 0.5
+
+
+@pytest.mark.parametrize("post", [scaled, residual, by_column, by_row, lambda g, y: hard_swish(y)])
+@pytest.mark.parametrize("groups, w", [(1, (7, 6, 3, 3)), (6, (6, 1, 3, 3)), (2, (4, 3, 1, 1))])
+def test_epilogues_are_fused(post: Post, groups: int, w: tuple[int, ...]) -> None:
+    g = conv_graph((2, 6, 9, 11), w, post, groups=groups, pads=(w[2] // 2,) * 4)
+    run = compiled(g)
+    assert len(run.program.run) == 1
+    check(g, run=run)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_an_epilogue_may_change_the_type(groups: int) -> None:
+    g = conv_graph((1, 3, 7, 9), (6, 3 // groups, 3, 3), positive, groups=groups, pads=(1, 1, 1, 1))
+    arrays = arrays_of(g, {})
+    got = compiled(g)(arrays)["y"]
+    assert got.dtype == np.bool_
+    assert np.mean(got != widened_result(g, arrays)) < 0.01
+
+
+def test_a_padded_input_is_not_multiplied() -> None:
+    """Infinities and NaN next to the padding or in unused lanes stay where their windows are."""
+    for groups, w in ((1, (2, 2, 3, 3)), (2, (2, 1, 3, 3))):
+        g = conv_graph((1, 2, 6, 9), w, groups=groups, pads=(1, 1, 1, 1))
+        arrays = arrays_of(g, {})
+        arrays["x"][0, :, 0, 0] = np.inf
+        arrays["x"][0, :, 5, 8] = np.nan
+        got = compiled(g)(arrays)["y"]
+        want = run_graph(g, {"x": arrays.pop("x")}, arrays)["y"]
+        assert np.array_equal(np.isfinite(got), np.isfinite(want))
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_sizes_known_at_the_run(groups: int) -> None:
+    """One kernel for all sizes, with the bits that a compilation for each size gives."""
+    n, h, w = Dim("n", 0, 4), Dim("h", 3, 64), Dim("w", 3, 64)
+    weight = (8, 4 // groups, 3, 3)
+    attributes: dict[str, Any] = {"groups": groups, "pads": (1, 1, 1, 1), "strides": (2, 2)}
+    g = conv_graph((n, 4, h, w), weight, residual, **attributes)
+    run = compiled(g)
+    for sizes in ((1, 3, 3), (2, 9, 16), (3, 40, 33), (0, 5, 5), (1, 64, 64)):
+        got = check(g, dict(zip("nhw", sizes, strict=True)), run)
+        fixed = conv_graph((sizes[0], 4, *sizes[1:]), weight, residual, **attributes)
+        if sizes[0]:
+            assert np.array_equal(got, compiled(fixed)(arrays_of(fixed, {}))["y"])
+
+
+def test_pads_known_at_the_run() -> None:
+    before = Dim("before", 0, 4)
+    for groups in (1, 3):
+        g = conv_graph((1, 3, 10, 10), (3, 3 // groups, 3, 3), groups=groups, pads=(0, before, 0, before))
+        g.input("unused", (before,))
+        run = compiled(g)
+        for size in (1, 2, 4):
+            check(g, {"before": size}, run)
+
+
+def test_weights_that_are_computed_become_a_plain_copy() -> None:
+    g = Graph("conv")
+    x, w = g.input("x", (1, 4, 6, 6)), g.param("w", (3, 3, 4, 5))
+    g.output(conv(x, transpose(w, (3, 2, 0, 1)) * 2.0, pads=(1, 1, 1, 1)), "y")
+    check(g)
+
+
+def test_half_precision_has_no_kernel() -> None:
+    backend = CpuBackend()
+    for name in ("f16", "bf16"):
+        g = conv_graph((1, 2, 5, 5), (2, 2, 3, 3), dtype=name)
+        assert not any(isinstance(k.anchor, Anchor) for k in fuse(g, backend).run)

@@ -1,0 +1,412 @@
+"""What `load` makes of a file: leaves, names, dims, the meaning of an op in each opset, and complete errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from rlx.backends.reference import run_graph
+from rlx.errors import DTypeError, ModelFormatError, OptionError, ShapeError, UnsupportedOp
+from rlx.importers.onnx import load, preflight
+from rlx.importers.onnx.importer import MissingNode
+from rlx.ir.graph import Graph
+from rlx.ir.shape import Dim
+from rlx.ir.verify import verify
+
+F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def tensor(name: str, shape: Sequence[int | str | None] | None, elem: int = F32) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem, shape)
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[str],
+    weights: dict[str, np.ndarray] | None = None,
+    opset: int = 17,
+    ir_version: int = 8,
+    domains: dict[str, int] | None = None,
+) -> bytes:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        inputs,
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    opsets = [helper.make_opsetid(domain, version) for domain, version in {"": opset, **(domains or {})}.items()]
+    made: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version).SerializeToString()
+    return made
+
+
+def node(op: str, inputs: str, outputs: str = "y", **attributes: Any) -> onnx.NodeProto:
+    """Names are given with spaces between; "-" is an absent input."""
+    names = ["" if name == "-" else name for name in inputs.split()]
+    return helper.make_node(op, names, outputs.split(), **attributes)
+
+
+def one(op: str, x: np.ndarray, opset: int, *more: np.ndarray, outputs: str = "y", **attributes: Any) -> bytes:
+    """A model of one op with x as its input and initializers for the others."""
+    weights = {f"w{i}": array for i, array in enumerate(more)}
+    elem = helper.np_dtype_to_tensor_dtype(x.dtype)
+    nodes = [node(op, " ".join(["x", *weights]), outputs, **attributes)]
+    return model(nodes, [tensor("x", x.shape, elem)], outputs.split(), weights, opset)
+
+
+X = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+I = np.array  # short for shape inputs
+
+
+@pytest.mark.parametrize(
+    "op, opset, more, attributes",
+    [
+        ("Softmax", 7, [], {}),
+        ("Softmax", 11, [], {"axis": 0}),
+        ("Softmax", 12, [], {"axis": -1}),
+        ("Softmax", 13, [], {"axis": 1}),
+        ("LogSoftmax", 11, [], {"axis": 1}),
+        ("LogSoftmax", 13, [], {}),
+        ("Squeeze", 11, [], {"axes": [0]}),
+        ("Squeeze", 13, [I([0])], {}),
+        ("Unsqueeze", 7, [], {"axes": [0, 2]}),
+        ("Unsqueeze", 13, [I([-1])], {}),
+        ("ReduceSum", 11, [], {"axes": [1], "keepdims": 0}),
+        ("ReduceSum", 13, [I([-1])], {}),
+        ("ReduceSum", 13, [I([], np.int64)], {"noop_with_empty_axes": 1}),
+        ("ReduceMean", 13, [], {"axes": [0, 2]}),
+        ("ReduceMean", 18, [I([1])], {"keepdims": 0}),
+        ("ReduceMax", 7, [], {}),
+        ("Clip", 7, [], {"min": -0.5, "max": 0.5}),
+        ("Clip", 7, [], {"max": 0.1}),
+        ("Clip", 11, [np.float32(-0.5), np.float32(0.25)], {}),
+        ("Clip", 13, [np.float32(0.2)], {}),
+        ("Slice", 7, [], {"axes": [1, 2], "starts": [0, -3], "ends": [2, 1000]}),
+        ("Slice", 10, [I([0, 3]), I([2, -1000]), I([1, 2]), I([1, -2])], {}),
+        ("Slice", 13, [I([-2]), I([2**63 - 1]), I([-1])], {}),
+        ("Pad", 7, [], {"pads": [0, 1, 2, 0, 0, 1], "value": 2.5}),
+        ("Pad", 11, [I([0, 1, 2, 0, 0, 1]), np.float32(1.5)], {}),
+        ("Pad", 13, [I([0, 1, 0, 0, 1, 2])], {"mode": "reflect"}),
+        ("Pad", 18, [I([1, 2]), np.float32(0), I([-1])], {"mode": "edge"}),
+        ("Split", 7, [], {"axis": 2, "split": [1, 3]}),
+        ("Split", 11, [], {"axis": 2}),
+        ("Split", 13, [I([3, 1])], {"axis": 2}),
+        ("Split", 18, [], {"axis": 1, "num_outputs": 2}),
+        ("Upsample", 7, [], {"scales": [1.0, 2.0, 1.5]}),
+        ("Upsample", 9, [I([1, 1, 2], np.float32)], {}),
+        ("Dropout", 7, [], {"ratio": 0.7}),
+        ("Dropout", 12, [np.float32(0.7)], {}),
+        ("Dropout", 13, [np.float32(0.7), np.array(False)], {"seed": 3}),
+        ("Flatten", 7, [], {"axis": 2}),
+        ("Flatten", 13, [], {"axis": -1}),
+        ("Reshape", 7, [I([0, -1])], {}),
+        ("Reshape", 14, [I([4, 0, -1])], {}),
+        ("Tile", 7, [I([1, 2, 3])], {}),
+        ("Expand", 8, [I([5, 1, 3, 1])], {}),
+        ("Cast", 7, [], {"to": TensorProto.INT32}),
+        ("ArgMax", 7, [], {"axis": 1}),
+        ("ArgMax", 13, [], {"axis": -1, "keepdims": 0, "select_last_index": 1}),
+        ("Gemm", 7, [np.ones((4, 5), np.float32), np.ones(5, np.float32)], {"alpha": 0.5, "beta": 2.0}),
+        ("Gelu", 20, [], {"approximate": "tanh"}),
+        ("LayerNormalization", 17, [np.ones(4, np.float32)], {"epsilon": 0.1}),
+        ("Shape", 13, [], {}),
+        ("Shape", 15, [], {"start": 1, "end": -1}),
+        ("Size", 13, [], {}),
+        ("Mean", 8, [np.ones((3, 4), np.float32)], {}),
+        ("Pow", 7, [np.float32(2)], {}),
+    ],
+)
+def test_ops_mean_what_their_opset_says(
+    op: str, opset: int, more: list[np.ndarray], attributes: dict[str, Any]
+) -> None:
+    """Attributes that became inputs, changed defaults and axes: outputs equal those of others."""
+    x = X[0] if op == "Gemm" else X[:1] if op == "Squeeze" else X
+    outputs = "y z" if op == "Split" else "y"
+    source = one(op, x, opset, *(np.asarray(m) for m in more), outputs=outputs, **attributes)
+    graph = load(source)
+    verify(graph)
+    got = run_graph(graph, {"x": x})
+    expected = [x] if op == "Dropout" else _expected(op, source, x)
+    for (name, value), want in zip(got.items(), expected, strict=True):
+        assert (value.shape, value.dtype) == (np.shape(want), want.dtype), name
+        np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6)
+
+
+def _expected(op: str, source: bytes, x: np.ndarray) -> list[np.ndarray]:
+    if op == "Upsample":  # not in the reference: nearest, asymmetric, floor
+        proto = onnx.load_from_string(source)
+        node = proto.graph.node[0]
+        scales = node.attribute[0].floats if node.attribute else numpy_helper.to_array(proto.graph.initializer[0])
+        for axis, scale in enumerate(scales):
+            places = np.floor(np.arange(int(x.shape[axis] * scale)) / scale).astype(int)
+            x = np.take(x, places, axis)
+        return [x]
+    if op in ("Softmax", "LogSoftmax"):  # ONNX's reference takes those before opset 13 like the later ones
+        return list(onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, {"x": x}))
+    return list(ReferenceEvaluator(onnx.load_from_string(source)).run(None, {"x": x}))
+
+
+# ---- leaves and names
+
+
+def _leaves() -> bytes:
+    weights = {
+        "w": np.ones((3, 3), np.float32),
+        "epsilon": np.array([0.5], np.float32),
+        "table": np.arange(2048, dtype=np.int64),
+        "index": np.array([0, 1]),
+        "unused": np.ones(5, np.float32),
+    }
+    nodes = [
+        node("MatMul", "x w", "a", name="first"),
+        node("Add", "a epsilon", "b"),
+        node("Gather", "b index", "c", axis=1),
+        node("Gather", "table index", "d"),
+        node("Identity", "c", "out"),
+    ]
+    return model(nodes, [tensor("x", (2, 3))], ["out", "d"], weights)
+
+
+def test_initializers_become_params_or_constants() -> None:
+    """Weights are params with data; single numbers and short integer tensors are constants; unused ones are gone."""
+    graph = load(_leaves())
+    assert {p.name: str(p.type) for p in graph.params} == {"w": "f32[3, 3]", "table": "i64[2048]"}
+    assert sorted(c.name for c in graph.constants) == ["epsilon", "index"]
+    assert all(p.data is not None for p in graph.params)
+
+
+def test_names_are_kept() -> None:
+    """Values have the names of their tensors, outputs theirs (through Identity too); nodes say where they are from."""
+    graph = load(_leaves())
+    assert [i.name for i in graph.inputs] == ["x"]
+    assert [o.name for o in graph.outputs] == ["out", "d"]
+    assert [n.outputs[0].name for n in graph.nodes] == ["a", "b", "c", "d"]
+    assert [n.provenance for n in graph.nodes] == [("first",), ("Add:b",), ("Gather:c",), ("Gather:d",)]
+
+
+@pytest.mark.parametrize("ir_version, kinds", [(3, {"w"}), (8, {"w", "epsilon"})])
+def test_an_initializer_that_is_an_input_is_a_param(ir_version: int, kinds: set[str]) -> None:
+    """From IR 4 on an initializer listed as input can be overridden, a single number too; before it means nothing."""
+    weights = {"w": np.ones(3, np.float32), "epsilon": np.array(0.5, np.float32)}
+    inputs = [tensor("x", (3,)), tensor("w", (3,)), tensor("epsilon", ())]
+    nodes = [node("Mul", "x w", "a"), node("Add", "a epsilon")]
+    graph = load(model(nodes, inputs, ["y"], weights, ir_version=ir_version))
+    assert [i.name for i in graph.inputs] == ["x"]
+    assert {p.name for p in graph.params} == kinds
+
+
+def test_scales_of_several_numbers_are_read_at_import() -> None:
+    """A float initializer that gives a size is a constant, not a param that could be changed later without effect."""
+    weights = {"roi": np.empty(0, np.float32), "scales": np.array([1, 1, 2, 2], np.float32)}
+    nodes = [node("Resize", "x roi scales", mode="nearest", coordinate_transformation_mode="asymmetric")]
+    graph = load(model(nodes, [tensor("x", (1, 1, "h", "w"))], ["y"], weights))
+    assert not graph.params
+    assert str(graph.outputs[0].value.type) == "f32[1, 1, 2*h, 2*w]"
+
+
+def test_unsupported_leaves_and_dead_nodes_do_no_harm() -> None:
+    """What no output depends on is not imported, so it can't fail."""
+    nodes = [node("NonZero", "x", "dead"), node("Relu", "x")]
+    graph = load(model(nodes, [tensor("x", (2,))], ["y"]))
+    assert [n.op.op_name for n in graph.nodes] == ["relu"]
+
+
+# ---- dims
+
+
+def _two_inputs() -> bytes:
+    inputs = [tensor("x", ("batch", 3, None, "w")), tensor("m", ("batch", 3, 1, 1))]
+    return model([node("Add", "x m")], inputs, ["y"])
+
+
+def shapes(graph: Graph) -> list[str]:
+    return [str(i.type) for i in graph.inputs]
+
+
+@pytest.mark.parametrize(
+    "dims, expected",
+    [
+        (None, ["f32[batch, 3, `x.2`, w]", "f32[batch, 3, 1, 1]"]),
+        ({"batch": 4}, ["f32[4, 3, `x.2`, w]", "f32[4, 3, 1, 1]"]),
+        ({"x.2": 7, "w": (1, 9)}, ["f32[batch, 3, 7, w]", "f32[batch, 3, 1, 1]"]),
+        ({"x": (2, 3, (32, 960), None)}, ["f32[2, 3, `x.2`, w]", "f32[2, 3, 1, 1]"]),
+        ({"x": [2, (1, 8), 5, 6], "batch": 2}, ["f32[2, 3, 5, 6]", "f32[2, 3, 1, 1]"]),
+        ({"w": Dim("width", 8, 64, multiple=8)}, ["f32[batch, 3, `x.2`, width]", "f32[batch, 3, 1, 1]"]),
+    ],
+)
+def test_dims_fix_and_bound_sizes(dims: Any, expected: list[str]) -> None:
+    """By dim name, by the name made for an unnamed size, and by input; equal names are one dim in all inputs."""
+    assert shapes(load(_two_inputs(), dims=dims)) == expected
+
+
+def test_bounds_reach_the_symbols() -> None:
+    """A pair becomes the bounds of the dim; without one it is 1 or more."""
+    found = load(_two_inputs(), dims={"x": (None, 3, (32, 960), None)}).dims()
+    assert (found["x.2"].lo, found["x.2"].hi) == (32, 960)
+    assert (found["w"].lo, found["w"].hi) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "dims, error, message",
+    [
+        ({"bach": 4}, OptionError, "'bach' is no dim or input; dims are 'batch', 'w', 'x.2', inputs 'x', 'm'"),
+        ({"x": (2, 4, None, None)}, ShapeError, "fixes this size to 3"),
+        ({"x": (2, (4, 8), None, None)}, ShapeError, "fixes this size to 3"),
+        ({"x": (2, 3)}, ShapeError, "has 2 sizes, the input has 4"),
+        ({"x": 5}, OptionError, "one entry for each axis"),
+        ({"batch": (4, 2)}, OptionError, "expected an int"),
+        ({"batch": -1}, OptionError, "expected an int"),
+        ({"batch": 2, "x": (3, 3, None, None)}, OptionError, "'batch' is 3 here and 2 elsewhere"),
+    ],
+)
+def test_wrong_dims_are_named(dims: Any, error: type[Exception], message: str) -> None:
+    """Unknown names list the known ones; contradictions name both sides."""
+    with pytest.raises(error, match=message):
+        load(_two_inputs(), dims=dims)
+
+
+def test_unknown_rank_asks_for_dims() -> None:
+    """Without a rank the input is named, and giving its shape is enough."""
+    source = model([node("Relu", "x")], [tensor("x", None)], ["y"])
+    with pytest.raises(ShapeError, match="rank of input 'x'"):
+        load(source)
+    assert shapes(load(source, dims={"x": (2, (1, 8))})) == ["f32[2, `x.1`]"]
+
+
+def test_sizes_that_contradict_each_other_are_a_shape_error() -> None:
+    """Dims that make the graph impossible are reported with the node."""
+    source = model([node("Add", "x w")], [tensor("x", ("n",))], ["y"], {"w": np.ones(3, np.float32)})
+    with pytest.raises(ShapeError, match="Add:y"):
+        load(source, dims={"n": 4})
+
+
+# ---- errors
+
+
+def _broken() -> bytes:
+    body = helper.make_graph([node("LSTM", "x w r", "h")], "body", [], [tensor("h", None)])
+    nodes = [
+        node("FancyOp", "x", "a", domain="com.microsoft", name="fancy"),
+        node("Relu", "a", "b"),
+        node("Resize", "x - scales", "c", mode="cubic", name="resize"),
+        node("If", "flag", "d", then_branch=body, else_branch=body, name="branch"),
+        node("Reshape", "x shape", "e", name="reshape"),
+        node("Add", "b c", "y"),
+        node("Sigmoid", "x", "z", wrong=1, name="sigmoid"),
+    ]
+    inputs = [tensor("x", (1, 1, 2, 2)), tensor("flag", (), BOOL), tensor("shape", (2,), I64)]
+    inputs += [tensor("w", (1,)), tensor("r", (1,))]
+    weights = {"scales": np.ones(4, np.float32)}
+    return model(nodes, inputs, ["y", "d", "e", "z"], weights, domains={"com.microsoft": 1})
+
+
+def test_all_missing_nodes_are_in_one_error() -> None:
+    """Unknown domains and ops, also in subgraphs, attribute values, unknown attributes and sizes from data: at once."""
+    with pytest.raises(UnsupportedOp) as caught:
+        load(_broken())
+    found = {n.name: n.reason for n in caught.value.nodes}
+    assert "domain 'com.microsoft'" in found["fancy"]
+    assert "mode='cubic'" in found["resize"]
+    assert "not supported" in found["branch"]
+    assert "not supported" in found["branch/LSTM:h"]
+    assert "'shape', must be known at import" in found["reshape"]
+    assert "'wrong' is not known" in found["sigmoid"]
+    assert len(caught.value.nodes) == 7  # the LSTM is in both branches
+    assert all(word in str(caught.value) for word in ("FancyOp x1", "LSTM x2", "'fancy'"))
+
+
+@pytest.mark.parametrize("opset, word", [(6, "opset 6"), (999, "opset 999")])
+def test_opsets_outside_the_range_are_refused(opset: int, word: str) -> None:
+    """A version that the table does not cover is not guessed at."""
+    with pytest.raises(UnsupportedOp, match=word):
+        load(model([node("Relu", "x")], [tensor("x", (2,))], ["y"], opset=opset))
+
+
+@pytest.mark.parametrize("op, opset, word", [("Gelu", 17, "came with opset 20"), ("Upsample", 11, "left ONNX after")])
+def test_ops_of_other_opsets_are_refused(op: str, opset: int, word: str) -> None:
+    """An op that its opset does not have is an error that says which has it."""
+    with pytest.raises(UnsupportedOp, match=word):
+        load(one(op, X, opset))
+
+
+@pytest.mark.parametrize(
+    "inputs, word",
+    [
+        ([tensor("x", (2,), TensorProto.STRING)], "STRING"),
+        ([tensor("x", (2,), TensorProto.FLOAT8E4M3FNUZ)], "FLOAT8E4M3FNUZ"),
+        ([helper.make_tensor_sequence_value_info("x", F32, None)], "sequence"),
+    ],
+)
+def test_inputs_of_other_kinds_are_refused(inputs: list[onnx.ValueInfoProto], word: str) -> None:
+    """Strings, types without a counterpart and sequences are listed like nodes."""
+    with pytest.raises(UnsupportedOp, match=word) as caught:
+        load(model([node("Identity", "x")], inputs, ["y"]))
+    assert caught.value.nodes[0].op == "Input"
+
+
+def test_dtypes_that_an_op_does_not_take_are_refused() -> None:
+    """A DTypeError of an op becomes the reason of its node, not an error of the first node alone."""
+    nodes = [node("Sigmoid", "x", "a"), node("Erf", "x", "b")]
+    with pytest.raises(UnsupportedOp) as caught:
+        load(model(nodes, [tensor("x", (2,), I64)], ["a", "b"]))
+    assert [n.op for n in caught.value.nodes] == ["Sigmoid", "Erf"]
+    assert not isinstance(caught.value, DTypeError)
+
+
+@pytest.mark.parametrize(
+    "nodes, word",
+    [
+        ([node("Relu", "nowhere")], "reads 'nowhere'"),
+        ([node("Relu", "x", "y"), node("Abs", "x", "y")], "makes 'y' a second time"),
+        ([node("Relu", "x", "z")], "nothing makes the output 'y'"),
+    ],
+)
+def test_broken_graphs_are_format_errors(nodes: list[onnx.NodeProto], word: str) -> None:
+    """Missing, doubled and out-of-order tensors are faults of the file."""
+    with pytest.raises(ModelFormatError, match=word):
+        load(model(nodes, [tensor("x", (2,))], ["y"]))
+
+
+# ---- preflight
+
+
+def test_preflight_lists_everything_without_weights() -> None:
+    """Counts, missing nodes with domain and opset, dynamic sizes, and weights by element type."""
+    report = preflight(_broken())
+    assert not report.ok
+    assert report.unchecked == 2  # Relu and Add come after missing nodes
+    assert report.supported == {"Relu": 1, "Add": 1}
+    fancy = next(n for n in report.missing if n.op == "FancyOp")
+    assert fancy == MissingNode("fancy", "FancyOp", fancy.reason, "com.microsoft", 1)
+    assert report.weight_bytes == 16
+    assert "com.microsoft.FancyOp 'fancy' (opset 1)" in str(report)
+
+
+def test_preflight_of_a_good_model() -> None:
+    """The census of a model that can be imported; dims apply."""
+    report = preflight(_two_inputs(), dims={"w": 3})
+    assert report.ok
+    assert (report.nodes, report.supported, report.missing) == (1, {"Add": 1}, ())
+    assert report.dynamic == {"batch": ("x[0]", "m[0]"), "x.2": ("x[2]",)}
+    leaves = preflight(_leaves())
+    assert {name: (c.tensors, c.nbytes) for name, c in leaves.weights.items()} == {
+        "FLOAT": (3, 60),
+        "INT64": (2, 16400),
+    }
+    assert "can be imported" in str(leaves)
+    inline = node("Constant", "", "c", value=numpy_helper.from_array(np.ones(6, np.float32)))
+    assert preflight(model([inline, node("Add", "x c")], [tensor("x", (6,))], ["y"])).weight_bytes == 24
+
+
+def test_preflight_reports_inputs_of_unknown_rank() -> None:
+    """Where `load` asks for dims, preflight lists the input instead of stopping."""
+    report = preflight(model([node("Relu", "x")], [tensor("x", None)], ["y"]))
+    assert [(n.op, n.name) for n in report.missing] == [("Input", "x")]

@@ -1,0 +1,105 @@
+"""Algebraic rules: op lists before and after, results unchanged, and the cases where a rule must not apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from pass_checks import checked, node_of, ops, sources
+
+import rlx.ops as o
+from rlx.ir.graph import Graph, Value
+from rlx.passes.algebra import algebra
+from rlx.passes.dce import dce
+
+RULES: list[tuple[str, Callable[[Value], Value], list[str]]] = [
+    ("x + 0", lambda x: x + 0.0, []),
+    ("0 + x", lambda x: 0.0 + x, []),
+    ("x - 0", lambda x: x - 0.0, []),
+    ("x * 1", lambda x: x * 1.0, []),
+    ("x / 1", lambda x: x / 1.0, []),
+    ("0 - x", lambda x: 0.0 - x, ["neg"]),
+    ("-(-x)", lambda x: -(-x), []),
+    ("x ** 1", lambda x: o.pow(x, 1.0), []),
+    ("x ** 2", lambda x: o.pow(x, 2.0), ["mul"]),
+    ("|x| ** 0.5", lambda x: o.pow(o.abs(x), 0.5), ["abs", "sqrt"]),
+    ("1 / sqrt(|x|)", lambda x: 1.0 / o.sqrt(o.abs(x)), ["abs", "rsqrt"]),
+    ("x / 4", lambda x: x / 4.0, ["mul"]),
+    ("x * 2 * 3", lambda x: x * 2.0 * 3.0, ["mul"]),
+    ("x * 2 / 2", lambda x: x * 2.0 / 2.0, []),
+    ("x / 3 * 3", lambda x: x / 3.0 * 3.0, []),
+    ("x / 3 / 7", lambda x: x / 3.0 / 7.0, ["mul"]),
+    ("2 * (x * 3)", lambda x: 2.0 * (x * 3.0), ["mul"]),
+    ("x + 1 + 2", lambda x: x + 1.0 + 2.0, ["add"]),
+    ("x - 1 - 2", lambda x: x - 1.0 - 2.0, ["add"]),
+    ("identity", lambda x: o.identity(o.identity(x)), []),
+    ("cast to its own type", lambda x: o.cast(x, "f32"), []),
+    ("cast there and back", lambda x: o.cast(o.cast(x, "f64"), "f32"), []),
+    ("max(x, 0)", lambda x: o.maximum(x, 0.0), ["relu"]),
+    ("min(max(x, -1), 2)", lambda x: o.minimum(o.maximum(x, -1.0), 2.0), ["clip"]),
+    ("clip of clip", lambda x: o.clip(o.clip(x, -1.0, 2.0), 0.0, 1.0), ["clip"]),
+    ("relu of clip", lambda x: o.relu(o.clip(x, -1.0, 2.0)), ["clip"]),
+    ("relu of relu", lambda x: o.relu(o.relu(x)), ["relu"]),
+    ("clip without limits", lambda x: o.clip(x, float("-inf"), float("inf")), []),
+    ("where true", lambda x: o.where(x.graph.constant(True), x, x * 2.0), []),
+    ("where false", lambda x: o.where(x.graph.constant(np.zeros((3, 4), bool)), x * 2.0, x), []),
+    ("where of the same", lambda x: o.where(o.less(x, 0.0), x, x), []),
+    ("where not", lambda x: o.where(o.not_(o.less(x, 0.0)), x, x * 3.0), ["less", "mul", "where"]),
+    ("add of expand", lambda x: x + o.expand(x.graph.param("w", (4,)), (3, 4)), ["add"]),
+]
+
+
+@pytest.mark.parametrize("build, expected", [r[1:] for r in RULES], ids=[r[0] for r in RULES])
+def test_rule(build: Callable[[Value], Value], expected: list[str]) -> None:
+    g = Graph()
+    g.output(build(g.input("x", (3, 4))), "y")
+    after = checked(g, algebra, dce)
+    assert ops(after) == expected
+    if len(expected) == 1 and len(g.nodes) > 1 and "where" not in expected and "expand" not in ops(g):
+        assert sources(after) == sources(g)
+
+
+KEPT: list[tuple[str, Callable[[Value], Value]]] = [
+    ("x * 0 is NaN for NaN", lambda x: x * 0.0),
+    ("x + big - big rounds", lambda x: x + 12582912.0 - 12582912.0),
+    ("x * tiny * tiny vanishes, x * (tiny * tiny) is denormal", lambda x: x * 1e-30 * 1e-10),
+    ("x / 3 has no exact inverse", lambda x: x / 3.0),
+    ("cast to half loses bits", lambda x: o.cast(o.cast(x, "f16"), "f32")),
+    ("ranges that don't meet", lambda x: o.clip(o.clip(x, 0.0, 1.0), 2.0, 3.0)),
+    ("a larger constant broadcasts", lambda x: x + x.graph.constant(np.zeros((2, 3, 4), np.float32))),
+    ("max with NaN", lambda x: o.maximum(x, float("nan"))),
+]
+
+
+@pytest.mark.parametrize("build", [k[1] for k in KEPT], ids=[k[0] for k in KEPT])
+def test_kept(build: Callable[[Value], Value]) -> None:
+    g = Graph()
+    g.output(build(g.input("x", (3, 4))), "y")
+    after = checked(g, algebra, dce)
+    assert len(after.nodes) == len(g.nodes)
+
+
+def test_integer_chains_wrap_and_divisions_stay() -> None:
+    g = Graph()
+    x = g.input("x", (3,), "i32")
+    g.output(x * 70000 * 70000, "product")
+    g.output(x + 2000000000 + 2000000000, "total")
+    g.output(o.div(x * 3, 2), "quotient")
+    after = checked(g, algebra, dce)
+    assert ops(after) == ["mul", "add", "mul", "div"]
+
+
+def test_scalar_params_are_not_constants() -> None:
+    g = Graph()
+    x, w = g.input("x", (3,)), g.param("w", data=np.ones((), np.float32))
+    g.output(x * w, "y")
+    assert ops(checked(g, algebra)) == ["mul"]
+
+
+def test_names_of_results_stay() -> None:
+    g = Graph()
+    x = g.input("x", (3,))
+    g.output(o.mul(o.mul(x, 2.0), 3.0, name="scaled"), "y")
+    after = checked(g, algebra, dce)
+    assert node_of(after, "mul").outputs[0].name == "scaled"
