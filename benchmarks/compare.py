@@ -3,8 +3,8 @@
 Each workload is timed in slots that take turns: rlx, ONNX Runtime, rlx, ... A slot starts with a pause, in which the
 worker threads of the other runtime stop spinning, and one call that is not counted; then it calls for a while and each
 call is timed. rlx is called by `run_slots` (outputs are views, valid until the next run), ONNX Runtime by
-`InferenceSession.run` (fresh arrays): the fastest ordinary call of both; the tiny graph shows `run` of rlx too. Both get
-the same number of threads and the same inputs, and their outputs are compared.
+`InferenceSession.run` (fresh arrays): the fastest ordinary call of each. The tiny graph also shows `run` of rlx, which
+makes fresh arrays. Both get the same number of threads and the same inputs, and their outputs are compared.
 
 usage: python benchmarks/compare.py [--models DIR] [--only WORD] [--threads N] [--rounds N] [--json FILE]
 """
@@ -185,7 +185,8 @@ def time_text(seconds: float) -> str:
     return f"{1e3 * seconds:.3f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.2f} us"
 
 
-HEAD = f"{'workload':28} {'rlx median':>12} {'p25':>12} {'ort median':>12} {'p25':>12} {'ort/rlx':>8} {'error':>8} {'compile':>9}"
+TITLES = " ".join(f"{title:>12}" for title in ("rlx median", "p25", "ort median", "p25"))
+HEAD = f"{'workload':28} {TITLES} {'ort/rlx':>8} {'error':>8} {'compile':>9}"
 
 
 def line_of(facts: dict[str, Any]) -> str:

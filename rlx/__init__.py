@@ -34,6 +34,8 @@ def __getattr__(name: str) -> Any:
     """A public name, or the function of an op (`rlx.softmax`)."""
     if name in ("errors", "ops"):
         return import_module(f"rlx.{name}")
+    if name == "Graph":
+        import_module("rlx.ops")  # the ops give graph values their arithmetic
     if name in _PUBLIC:
         value = getattr(import_module(_PUBLIC[name]), name)
     elif name.startswith("_"):

@@ -24,23 +24,30 @@ class CompileOptions:
     precision: str = "f32"  # arithmetic that f32 graphs run in: "f32"
     budget: int | str | None = None  # bytes ("8GiB", 123456) that the model may take; None: what is free
     over_budget: str = "error"  # "error" | "warn" | "allow" when it does not fit
-    deterministic: bool = True  # equal inputs give equal bits on one machine
+    deterministic: bool = True  # equal inputs give equal bits on one machine for any `threads`; so far they always do
     alignment: int = 64  # bytes that every buffer of the arena is aligned to
     reuse: bool = True  # let buffers share memory when their lives do not overlap (False: for debugging)
     cache_dir: str | os.PathLike[str] | None = None  # where compiled code is kept; None: the user's cache folder
-    debug: bool = False  # poison overwritten outputs and refuse stale views
+    debug: bool = False  # fill the arena with NaN before each run, and refuse views of an earlier run; slow
 
     def __post_init__(self) -> None:
         if not isinstance(self.device, str) or not self.device:
             raise OptionError(f"device={self.device!r}: expected the name of a device, see `rlx devices`")
-        if self.threads is not None and not (isinstance(self.threads, int) and self.threads >= 1):
+        if self.dims is not None and not isinstance(self.dims, Mapping):
+            raise OptionError(f"dims={self.dims!r}: expected a mapping, such as {{'batch': 4, 'seq': (1, 512)}}")
+        if self.threads is not None and not (_is_int(self.threads) and self.threads >= 1):
             raise OptionError(f"threads={self.threads!r}: expected an int >= 1, or None for all that are granted")
         if self.precision != "f32":
             raise OptionError(f"precision={self.precision!r}: expected 'f32', the only one that is built so far")
         if self.over_budget not in ("error", "warn", "allow"):
             raise OptionError(f"over_budget={self.over_budget!r}: expected 'error', 'warn' or 'allow'")
-        if not isinstance(self.alignment, int) or self.alignment < 8 or self.alignment & (self.alignment - 1):
-            raise OptionError(f"alignment={self.alignment!r}: expected a power of two >= 8 (bytes)")
+        if not _is_int(self.alignment) or not 8 <= self.alignment <= 65536 or self.alignment & (self.alignment - 1):
+            raise OptionError(f"alignment={self.alignment!r}: expected a power of two from 8 to 65536 (bytes)")
+        for name in ("deterministic", "reuse", "debug"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name}={getattr(self, name)!r}: expected True or False")
+        if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
+            raise OptionError(f"cache_dir={self.cache_dir!r}: expected a folder, or None for the user's cache folder")
         if self.budget is not None:
             parse_bytes(self.budget)
 
@@ -58,13 +65,17 @@ class CompileOptions:
         return replace(self, **changes)
 
 
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 def parse_bytes(size: int | str) -> int:
     """Bytes from an int or a text such as "8GiB", "500 MB" or "1e9"; `OptionError` for anything else."""
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+    if isinstance(size, int) and _is_int(size) and size >= 0:
         return size
     if isinstance(size, str):
         text = size.strip().lower()

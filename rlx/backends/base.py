@@ -72,7 +72,6 @@ class Executable(ABC):
     capabilities: frozenset[str] = frozenset()
     plan: MemoryPlan | None = None
     program: Program | None = None
-    results: tuple[Array, ...] | None = None  # outputs of the last run
     admit: Callable[[Sequence[Any]], Sequence[Array]]  # set by the runtime: checks and converts what a user passes
     wrap: Callable[[tuple[Array, ...]], Any]  # set by the runtime: what `slots` returns for the outputs
 
@@ -80,11 +79,17 @@ class Executable(ABC):
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         """Takes over the values: afterwards the caller may change the arrays (read-only mapped ones are kept)."""
 
+    @property
     @abstractmethod
-    def run(self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
-        """One run on contiguous inputs of the specs' types; read-only views of the outputs, valid until the next run.
+    def results(self) -> Sequence[Array] | None:
+        """The outputs of the last run, None before the first. Raises `ExecutionError` when that run failed."""
 
-        An output that `out` gives an array for (contiguous, of its shape and type) is written there instead.
+    @abstractmethod
+    def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+        """One run on arrays of the specs' types; the outputs numbered `wanted`, as fresh arrays.
+
+        An output that `out` (None or a writable array of its type, for each) gives an array for is written there, and
+        that array is what is returned for it. Raises `ShapeError` for one of another shape, before any is written.
         """
 
     @property

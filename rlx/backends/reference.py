@@ -11,7 +11,7 @@ from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBac
 from rlx.errors import ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
 from rlx.ir.extents import bind_extents, bind_result, check_guards
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value, check_array
-from rlx.ir.shape import evaluate
+from rlx.ir.shape import evaluate, symbols
 from rlx.ops.base import Op
 from rlx.ops.control import Control
 from rlx.options import CompileOptions
@@ -74,6 +74,11 @@ def _shape(type: TensorType, extents: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(evaluate(s, extents) for s in type.shape)
 
 
+def _known_shape(type: TensorType, extents: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape, -1 for a size that the node at hand decides."""
+    return tuple(evaluate(s, extents) if all(n.name in extents for n in symbols(s)) else -1 for s in type.shape)
+
+
 def _run(
     graph: Graph, leaves: Mapping[Value, Array], extents: dict[str, int], trace: Trace | None
 ) -> tuple[dict[str, Array], dict[str, Array]]:
@@ -102,7 +107,7 @@ def _run_node(node: Node, inputs: list[Array], extents: dict[str, int], trace: T
     try:
         op = node.op.at(extents)
         if isinstance(op, Control):
-            shapes = [_shape(v.type, extents) for v in node.outputs]
+            shapes = [_known_shape(v.type, extents) for v in node.outputs]
             made = op.run_regions(inputs, node.regions, lambda g, given: _run_region(g, given, extents, trace), shapes)
         else:
             made = op.reference(*inputs)
@@ -139,24 +144,35 @@ class ReferenceExecutable(Executable):
         self.graph = graph
         self.values: dict[str, Array] = {}
         self.states: dict[str, Array] = {}
+        self.outputs: list[Array] | None = None
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         self.values.update({name: np.array(a, copy=True) for name, a in arrays.items()})
 
-    def run(self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None) -> tuple[Array, ...]:
+    @property
+    def results(self) -> Sequence[Array] | None:
+        return self.outputs
+
+    def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+        results = self.run_all(inputs)
+        for output, target, result in zip(self.graph.outputs, out, results, strict=True):
+            if target is not None and target.shape != result.shape:
+                raise ShapeError(f"out for {output.name!r}: this run needs shape {result.shape}, got {target.shape}")
+        for number, (target, result) in enumerate(zip(out, results, strict=True)):
+            if target is not None:
+                target[...] = result
+                results[number] = target
+        return [results[i] for i in wanted]
+
+    def run_all(self, inputs: Sequence[Array]) -> list[Array]:
         names = [v.name for v in self.graph.inputs]
         made = run_graph(self.graph, dict(zip(names, inputs, strict=True)), self.values, self.states)
-        self.results = tuple(made.values())
-        for target, result in zip(out or (), self.results, strict=False):
-            if target is not None:
-                if target.shape != result.shape:
-                    raise ShapeError(f"out: expected an array of shape {result.shape}, got {target.shape}")
-                target[...] = result
-        return self.results
+        self.outputs = list(made.values())
+        return list(made.values())
 
     @property
     def slots(self) -> Callable[..., object]:
-        return lambda *arrays: self.wrap(self.run(self.admit(arrays)))
+        return lambda *arrays: self.wrap(tuple(self.run_all(self.admit(arrays))))
 
 
 class ReferenceBackend(LibraryBackend):

@@ -48,7 +48,7 @@ def bench(
         first = time.perf_counter() - start
     except RlxError as error:
         raise with_hint(error, given) from None
-    with working("measuring"):
+    with working("measuring", still=True):
         slots = measure(lambda: compiled.run_slots(*arrays), seconds)
         fresh = measure(lambda: compiled.run(arrays), seconds / 2)
         rows = compiled.profile(arrays) if kernels else []

@@ -43,7 +43,7 @@ def demo(device: str, as_json: bool) -> None:
     accuracy = float((answers == digits.labels).mean())
     if not as_json:
         say_answers(digits, answers, accuracy)
-    with working("measuring"):
+    with working("measuring", still=True):
         one = measure(lambda: model.run_slots(digits.images[:1]), 0.3)
         whole = measure(lambda: model.run_slots(digits.images), 0.5)
         kernels = model.profile([digits.images]) if "profile" in model.capabilities else []

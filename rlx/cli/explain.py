@@ -87,7 +87,8 @@ def explain(model: Path, stage: str, preflight: bool, as_json: bool, **options: 
         else:
             click.echo(str(report))
         if not report.ok:
-            raise click.exceptions.Exit(1)
+            standing = len(report.missing) + len(report.misfits)
+            raise click.ClickException(f"{model}: {standing} nodes, inputs or shapes can't be imported")
         return
     compiled = load_model(model, options)
     text = compiled.explain(stage)

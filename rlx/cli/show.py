@@ -55,10 +55,17 @@ def print_json(value: Any) -> None:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Shows what is going on while the block runs, if stderr is a terminal."""
+def working(what: str, *, still: bool = False) -> Iterator[None]:
+    """Shows what is going on while the block runs, if stderr is a terminal; `still`: without a thread of its own."""
     if not sys.stderr.isatty():
         yield
+        return
+    if still:
+        click.echo(f"{what} ...", nl=False, err=True)
+        try:
+            yield
+        finally:
+            click.echo("\r\x1b[2K", nl=False, err=True)
         return
     from rich.console import Console
 

@@ -13,7 +13,7 @@ from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import Expr, Load, Reduce, loads, walk
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
 
-__all__ = ["Buffer", "Kernel", "Program", "Store"]
+__all__ = ["Buffer", "Kernel", "Program", "Store", "node_names"]
 
 
 @dataclass(eq=False)
@@ -143,8 +143,14 @@ class Kernel:
     @property
     def label(self) -> str:
         """How messages and tables name the kernel: the sources of its nodes."""
-        names = list(dict.fromkeys(p for n in self.nodes for p in n.provenance[:1]))
-        return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") or self.name
+        return node_names(self.nodes) or self.name
+
+
+def node_names(nodes: Sequence[Node]) -> str:
+    """The names of nodes as their source has them, at most three; "" where they have none."""
+    names = list(dict.fromkeys(n.provenance[0] if n.provenance else n.outputs[0].name for n in nodes))
+    known = [name for name in names if name]
+    return ", ".join(known[:3]) + (", ..." if len(known) > 3 else "")
 
 
 def _element(indices: Sequence[Expr], store: Store, shape: Shape | None = None) -> Affine:

@@ -38,11 +38,10 @@ from rlx.ops.elementwise import (
 )
 from rlx.ops.layout import Expand
 from rlx.passes.patterns import made_by, uniform
-from rlx.passes.rewrite import Site, rewrite
+from rlx.passes.rewrite import Site, rewrite_all
 
 __all__ = ["algebra"]
 
-ROUNDS = 4  # of rewriting: one simplification makes room for another
 MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
 
 Rule = Callable[[Site], Value | None]
@@ -50,15 +49,10 @@ Rule = Callable[[Site], Value | None]
 
 def algebra(graph: Graph) -> Graph:
     """Applies the rules until nothing changes. Sums of constants of unlike sign stay: they may be there to round."""
-    for _ in range(ROUNDS):
-        before = [type(n.op) for n in graph.nodes]
-        graph = rewrite(graph, simplified)
-        if [type(n.op) for n in graph.nodes] == before:
-            break
-    return graph
+    return rewrite_all(graph, _simplified)
 
 
-def simplified(site: Site) -> Value | None:
+def _simplified(site: Site) -> Value | None:
     """The result of the first rule that applies to the node."""
     for rule in RULES.get(type(site.op), ()):
         made = rule(site)

@@ -35,28 +35,39 @@ def dim_values(graph: Graph, dims: Mapping[str, Any]) -> dict[str, Size]:
 
 
 def _put_size(values: dict[str, Size], name: str, size: Size, spec: Any) -> None:
-    if isinstance(size, Dim):
-        if size.symbol is not None:
-            _put(values, size.symbol, spec)
-        return
-    if spec != size and spec is not None:
-        raise ShapeError(f"dims[{name!r}]: the graph has the fixed size {size} where {spec!r} is given")
+    if isinstance(size, Dim) and size.symbol is not None:
+        _put(values, size.symbol, spec)
+    elif spec is not None and spec != size:
+        raise ShapeError(f"dims[{name!r}]: the graph has the size {size} where {spec!r} is given")
 
 
 def _put(values: dict[str, Size], symbol: Symbol, spec: Any) -> None:
     if spec is None:
         return
-    new: Size
-    if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
-        new = spec
-    elif isinstance(spec, Sequence) and len(spec) == 2 and all(isinstance(n, int) and n >= 0 for n in spec):
-        new = Dim(symbol.name, spec[0], spec[1], symbol.multiple)
-    else:
-        raise OptionError(f"dims[{symbol.name!r}]={spec!r}: expected a size, or (lowest, highest)")
+    new = _size(symbol, spec)
     old = values.get(symbol.name)
     if old is not None and old != new:
         raise OptionError(f"dims: {symbol.name!r} is given as {old} and as {new}")
     values[symbol.name] = new
+
+
+def _size(symbol: Symbol, spec: Any) -> Size:
+    """A size, or a pair (lowest, highest; None: open), within the bounds that the graph has for the symbol."""
+    pair = (spec, spec) if isinstance(spec, int) else spec
+    match pair:
+        case (int(lo), int() | None as hi) if lo >= 0 and not isinstance(spec, bool):
+            pass
+        case _:
+            raise OptionError(f"dims[{symbol.name!r}]={spec!r}: expected a size, or (lowest, highest)")
+    top = symbol.hi if hi is None else hi
+    if hi is not None and (hi < lo or hi < symbol.lo or (symbol.hi is not None and hi > symbol.hi)):
+        bounds = f"{symbol.lo}..{'' if symbol.hi is None else symbol.hi}"
+        raise ShapeError(f"dims[{symbol.name!r}]={spec!r}: the graph allows {bounds}, lowest first")
+    if lo == top:
+        if lo % symbol.multiple:
+            raise ShapeError(f"dims[{symbol.name!r}]={spec!r}: must be a multiple of {symbol.multiple}")
+        return lo
+    return Dim(symbol.name, max(lo, symbol.lo), top, symbol.multiple)
 
 
 def apply_dims(graph: Graph, dims: Mapping[str, Any] | None) -> Graph:

@@ -66,7 +66,7 @@ def _weight_fits(anchor: Node, statics: Statics) -> bool:
 def _affine(site: Site, statics: Statics) -> _Affine | None:
     if isinstance(site.op, BatchNorm):
         return _batch_norm(site, statics)
-    if not isinstance(site.op, Add | Sub | Mul | Div) or site.inputs[0].rank < 3:
+    if not isinstance(site.op, Add | Sub | Mul | Div):
         return None
     for x, other in either_way(Node(site.op, site.inputs)):
         if other in statics and made_by(x, Conv, ConvTranspose) is not None and other.dtype is x.dtype:

@@ -13,23 +13,16 @@ from rlx.ops.elementwise import Add, Unary
 from rlx.ops.layout import Concat, Expand, Pad, Reshape, Slice, Split, Squeeze, Tile, Transpose, Unsqueeze
 from rlx.ops.reduction import ReduceMax, ReduceMean, ReduceMin, ReduceSum, axes_of
 from rlx.passes.patterns import Statics, is_sized, made_by
-from rlx.passes.rewrite import Site, rewrite
+from rlx.passes.rewrite import Site, rewrite_all
 
 __all__ = ["layout"]
-
-ROUNDS = 4  # of rewriting: one simplification makes room for another
 
 Rule = Callable[[Site], Value | None]
 
 
 def layout(graph: Graph) -> Graph:
     """Applies the rules until nothing changes; squeeze and unsqueeze become reshape."""
-    for _ in range(ROUNDS):
-        before = [n.op for n in graph.nodes]
-        graph = rewrite(graph, _simplified)
-        if [n.op for n in graph.nodes] == before:
-            break
-    return graph
+    return rewrite_all(graph, _simplified)
 
 
 def _simplified(site: Site) -> Value | None:

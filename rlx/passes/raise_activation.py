@@ -29,7 +29,23 @@ from rlx.ops.activation import (
     Softsign,
 )
 from rlx.ops.base import Op
-from rlx.ops.elementwise import Add, Binary, Div, Mul, Neg, Pow, Sigmoid, Sub, Tanh, Unary, Where
+from rlx.ops.elementwise import (
+    Add,
+    Binary,
+    Clip,
+    Div,
+    Exp,
+    Maximum,
+    Minimum,
+    Mul,
+    Neg,
+    Pow,
+    Sigmoid,
+    Sub,
+    Tanh,
+    Unary,
+    Where,
+)
 from rlx.passes.patterns import uniform
 from rlx.passes.rewrite import Site, rewrite
 
@@ -70,6 +86,8 @@ GUESSES: tuple[Guess, ...] = (
 )
 
 
+WHOLE = (Gelu, Silu, HardSwish, Mish, LeakyRelu, Elu, Softsign)  # no part of another function
+LIMITING = (Clip, Minimum, Maximum, Relu, HardSigmoid, Where, Exp)  # one of them is in every guessed function
 KNOWN = (*(type(op) for op in FIXED), HardSigmoid, LeakyRelu, Elu)
 
 
@@ -142,7 +160,7 @@ def _cones(root: Node, position: dict[Node, int]) -> Iterator[_Cone]:
         if not makers:
             return
         last = max(makers, key=lambda n: position[n])
-        if not _is_scalar_op(last) or last.outputs[0].shape != root.outputs[0].shape:
+        if not _is_scalar_op(last) or isinstance(last.op, WHOLE) or last.outputs[0].shape != root.outputs[0].shape:
             return
         front = (front - set(last.outputs)) | _variables(last)
         nodes.append(last)
@@ -159,8 +177,11 @@ def _fixed(cone: _Cone, tolerance: float) -> Op | None:
 
 
 def _guessed(cone: _Cone, tolerance: float) -> Op | None:
+    if not any(isinstance(node.op, LIMITING) for node in cone.nodes):
+        return None
+
     def f(point: float) -> float:
-        return float(_evaluated(cone, np.array([point]))[0])
+        return float(_evaluated(cone, np.array([point], np.float64))[0])
 
     with np.errstate(all="ignore"):
         y = _evaluated(cone, X)

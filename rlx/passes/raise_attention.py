@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlx.ir.dtype import DTYPES
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Size, exact_div
 from rlx.ops.attention import Attention
@@ -67,10 +67,11 @@ def _raised(site: Site) -> Value | None:
     q, on_q = _unscaled(q, nodes)
     kt, on_k = _unscaled(kt, nodes)
     scale = scores.scale * on_q * on_k
-    k = _last_two_swapped(site, kt)
+    k, on_rows = _unscaled(_last_two_swapped(site, kt), nodes)
+    scale = scale * on_rows
     if q.rank != v.rank or k.rank != v.rank or not v.dtype.is_float or q.dtype is not v.dtype:
         return None
-    bias = _bias(site, scores.addends)
+    bias = _bias(site, scores.addends, DTYPES["f64" if q.dtype.bits == 64 else "f32"])
     k, v = _ungrouped(k, v, nodes)
     if not _heads_fit(q, k, v):
         return None
@@ -135,7 +136,7 @@ def _uncast(site: Site, value: Value, nodes: list[Node], readers: int = 1) -> Va
 
 def _scores(site: Site, value: Value, factor: float) -> _Scores | None:
     """Reads the scores; `factor` is what they are multiplied with further up."""
-    node = _single(site, value, MatMul, Mul, Div, Add, Sub, Where)
+    node = _single(site, value, MatMul, Mul, Div, Add, Sub, Where, Cast)
     if node is None:
         return None
     if isinstance(node.op, MatMul):
@@ -153,15 +154,18 @@ def _scores(site: Site, value: Value, factor: float) -> _Scores | None:
 
 def _readings(node: Node, factor: float) -> Iterator[tuple[Value, float, _Addend | None]]:
     """(inner value, its factor, what is added) for each way to read the node."""
-    a, b = node.inputs[:2]
+    a, b = node.inputs[0], node.inputs[-1]
     match node.op:
         case Mul() | Div():
             number = uniform(b)
-            if number is not None and number and math.isfinite(number):
+            if number and math.isfinite(number):
                 yield a, number if isinstance(node.op, Mul) else 1 / number, None
         case Add():
             for inner, other in either_way(node):
                 yield inner, 1.0, _Addend(other, factor)
+        case Cast():
+            if a.dtype.is_float and b.dtype.bits <= 32:
+                yield a, 1.0, None
         case Sub():
             yield a, 1.0, _Addend(b, -factor)
         case Where():
@@ -239,25 +243,25 @@ def _heads_fit(q: Value, k: Value, v: Value) -> bool:
     )
 
 
-def _bias(site: Site, addends: list[_Addend]) -> Value | None:
+def _bias(site: Site, addends: list[_Addend], dtype: DType) -> Value | None:
     total: Value | None = None
     for addend in addends:
-        value = _term(site, addend)
+        value = _term(site, addend, dtype)
         total = value if total is None else site.add(Add(), total, value)
     return total
 
 
-def _term(site: Site, addend: _Addend) -> Value:
+def _term(site: Site, addend: _Addend, dtype: DType) -> Value:
     value = addend.value
     if addend.fill is not None:
-        zero, fill = (site.graph.constant(x, dtype=DTYPES["f32"]) for x in (0.0, addend.fill))
+        zero, fill = (site.graph.constant(x, dtype=dtype) for x in (0.0, addend.fill))
         turned = made_by(value, Not)
         if turned is not None:
             value = turned.inputs[0]
         masked_where_true = addend.fill_where is not (turned is not None)
         return site.add(Where(), value, fill, zero) if masked_where_true else site.add(Where(), value, zero, fill)
-    if value.dtype.bits != 32:
-        value = site.add(Cast(DTYPES["f32"]), value)
+    if value.dtype is not dtype:
+        value = site.add(Cast(dtype), value)
     if addend.factor == 1:
         return value
     if addend.factor == -1:

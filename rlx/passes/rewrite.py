@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.ir.graph import Graph, Node, Operator, Output, Value
 
-__all__ = ["Site", "copy_leaves", "copy_node", "count_readers", "finish", "joined", "rewrite"]
+__all__ = ["Site", "copy_leaves", "copy_node", "count_readers", "finish", "joined", "rewrite", "rewrite_all"]
 
 Replacement = Value | tuple[Value, ...] | None
 
@@ -34,11 +34,11 @@ def copy_leaves(graph: Graph) -> tuple[Graph, dict[Value, Value]]:
 
 
 def copy_node(new: Graph, node: Node, inputs: Sequence[Value]) -> tuple[Value, ...]:
-    """The node appended to the new graph, over new inputs."""
-    outputs = new.add(node.op, *inputs, provenance=node.provenance, regions=node.regions)
-    for old, value in zip(node.outputs, outputs, strict=True):
-        value.name = old.name
-    return outputs
+    """The node appended to the new graph, over new inputs of the same types; `finish` brings the guards."""
+    copy = Node(node.op, tuple(inputs), (), node.provenance, node.regions)
+    copy.outputs = tuple(Value(new, old.type, "node", old.name, copy, old.index) for old in node.outputs)
+    new.nodes.append(copy)
+    return copy.outputs
 
 
 def finish(graph: Graph, new: Graph, values: dict[Value, Value]) -> Graph:
@@ -87,25 +87,44 @@ class Site:
         return self.graph.constant(np.asarray(number).astype(like.dtype.numpy))
 
 
-def rewrite(graph: Graph, fn: Callable[[Site], Replacement]) -> Graph:
+Rule = Callable[[Site], Replacement]
+
+
+def rewrite(graph: Graph, fn: Rule) -> Graph:
     """A copy in which `fn` gives the values that stand for a node's outputs; None keeps the node.
 
     A replacement of another type than the node's is dropped and the node kept. Nodes that nothing needs any more stay;
     `dce` removes them.
     """
+    return _rewrite(graph, fn)[0]
+
+
+def rewrite_all(graph: Graph, fn: Rule, rounds: int = 8) -> Graph:
+    """`rewrite` again and again, until nothing changes or after so many rounds."""
+    for _ in range(rounds):
+        graph, changes = _rewrite(graph, fn)
+        if not changes:
+            break
+    return graph
+
+
+def _rewrite(graph: Graph, fn: Rule) -> tuple[Graph, int]:
+    """The copy, and how many nodes were replaced."""
     new, values = copy_leaves(graph)
     readers = count_readers(graph)
     uses = Counter({value: readers[old] for old, value in values.items()})
+    changes = 0
     for node in graph.nodes:
         site = Site(new, node, tuple(values[v] for v in node.inputs), uses)
-        outputs = _replaced(site, fn) or copy_node(new, node, site.inputs)
-        for old, value in zip(node.outputs, outputs, strict=True):
+        outputs = _replaced(site, fn)
+        changes += bool(outputs)
+        for old, value in zip(node.outputs, outputs or copy_node(new, node, site.inputs), strict=True):
             values[old] = value
             uses[value] += readers[old]
-    return finish(graph, new, values)
+    return finish(graph, new, values), changes
 
 
-def _replaced(site: Site, fn: Callable[[Site], Replacement]) -> tuple[Value, ...]:
+def _replaced(site: Site, fn: Rule) -> tuple[Value, ...]:
     """The values that replace the outputs of the site's node, or () to keep it."""
     new, node = site.graph, site.node
     sizes = [(where, len(where)) for where in (new.nodes, new.constants, new.guards)]

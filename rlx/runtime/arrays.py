@@ -10,9 +10,9 @@ import numpy as np
 from rlx.backends.base import TensorSpec
 from rlx.errors import DTypeError, NameNotFound, ShapeError, StaleView
 from rlx.ir.graph import Array
-from rlx.ir.shape import Dim
+from rlx.ir.shape import Dim, Size
 
-__all__ = ["Views", "by_position", "to_array"]
+__all__ = ["Views", "by_position", "share_memory", "to_array"]
 
 MISSING: Any = object()  # stands for a name that was not given
 
@@ -20,45 +20,70 @@ MISSING: Any = object()  # stands for a name that was not given
 def to_array(spec: TensorSpec, value: Any, what: str) -> Array:
     """The value as an array of the spec's element type and rank; contiguity is the device's business.
 
-    Takes NumPy arrays, the buffer protocol, DLPack, and Python numbers and lists of an exact fit. Element types are
-    never converted silently, except Python numbers.
+    Takes NumPy arrays, DLPack, the buffer protocol, and Python numbers and lists that fit. Element types are never
+    converted silently, except those of Python numbers. Raises `DTypeError` and `ShapeError`.
     """
-    if isinstance(value, np.ndarray):
-        array = value
-    elif isinstance(value, bool | int | float | list | tuple):
-        array = _from_python(spec, value, what)
-    elif hasattr(value, "__dlpack__"):
-        try:
-            array = np.from_dlpack(value)
-        except (BufferError, RuntimeError, TypeError) as error:
-            raise DTypeError(f"{what}: the array can't be read through DLPack: {error}") from None
-    else:
-        array = np.asarray(value)
+    array = value if type(value) is np.ndarray else _as_array(spec, value, what)
     if array.dtype != spec.dtype.numpy:
         raise DTypeError(f"{what}: expected elements of type {spec.dtype}, got {array.dtype}; convert the array first")
-    check_shape(spec, array, what)
+    shape = array.shape
+    if shape != spec.shape:
+        fits = len(shape) == len(spec.shape) and all(map(_fits, spec.shape, shape))
+        if not fits:
+            raise ShapeError(f"{what}: expected shape ({', '.join(map(str, spec.shape))}), got {shape}")
     return array
+
+
+def _fits(size: Size, extent: int) -> bool:
+    return size == extent or isinstance(size, Dim)  # the extents of dims are checked when they are bound
+
+
+def _as_array(spec: TensorSpec, value: Any, what: str) -> Array:
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if isinstance(value, bool | int | float | complex | list | tuple):
+        return _from_python(spec, value, what)
+    if hasattr(value, "__dlpack__"):
+        try:
+            return np.from_dlpack(value)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            if not hasattr(value, "__array__"):  # which also carries what DLPack or NumPy's reader can't
+                raise DTypeError(f"{what}: the array can't be read through DLPack: {error}") from None
+    try:
+        return np.asarray(memoryview(value))
+    except TypeError:
+        pass  # no buffer
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DTypeError(f"{what}: {type(value).__name__} can't be read as an array: {error}") from None
 
 
 def _from_python(spec: TensorSpec, value: Any, what: str) -> Array:
+    kinds = {"f": "biuf", "c": "biufc"}.get(spec.dtype.kind, "biu")
     try:
         exact = np.asarray(value)
-        array = exact.astype(spec.dtype.numpy)
+        if exact.size == 0 or exact.dtype.kind in kinds:
+            with np.errstate(over="ignore", invalid="ignore"):
+                array = exact.astype(spec.dtype.numpy)
+            exactly = spec.dtype.kind not in "iub" or np.array_equal(array, exact)
+            if exactly and not _overflows(array, exact):
+                return array
     except (ValueError, TypeError, OverflowError) as error:
         raise DTypeError(f"{what}: can't make {spec.dtype} elements of it: {error}") from None
-    fits = exact.size == 0 or exact.dtype.kind in ("biu" if spec.dtype.kind != "f" else "biuf")
-    if not fits or (spec.dtype.kind in "iub" and not np.array_equal(array, exact)):
-        raise DTypeError(f"{what}: the numbers given don't fit elements of type {spec.dtype}")
-    return array
+    raise DTypeError(f"{what}: the numbers given don't fit elements of type {spec.dtype}")
 
 
-def check_shape(spec: TensorSpec, array: Array, what: str) -> None:
-    """`ShapeError` unless rank and fixed sizes are those of the spec (dims are checked when they are bound)."""
-    fits = array.ndim == len(spec.shape) and all(
-        isinstance(want, Dim) or want == got for want, got in zip(spec.shape, array.shape, strict=True)
-    )
-    if not fits:
-        raise ShapeError(f"{what}: expected shape ({', '.join(map(str, spec.shape))}), got {array.shape}")
+def _overflows(array: Array, exact: Array) -> bool:
+    return bool((np.isfinite(exact) & ~np.isfinite(array)).any())
+
+
+def share_memory(a: Array, b: Array) -> bool:
+    """Whether two arrays have an element in common; True where that is too hard to tell."""
+    try:
+        return np.shares_memory(a, b, max_work=100_000)  # type: ignore[arg-type]  # the stub knows two values only
+    except np.exceptions.TooHardError:
+        return True
 
 
 def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from rlx.ir.graph import Array
 from rlx.options import CompileOptions
 from rlx.plan.budget import Needs, needs_of
 from rlx.plan.plan import MemoryPlan
-from rlx.runtime.arrays import Views, by_position, to_array
+from rlx.runtime.arrays import Views, by_position, share_memory, to_array
 from rlx.runtime.explain import STAGES, explain
 
 __all__ = ["CompiledGraph", "Results"]
@@ -63,6 +64,7 @@ class CompiledGraph:
         self.outputs = tuple(spec_of(o.value, o.name) for o in graph.outputs)
         self._names = tuple(spec.name for spec in self.outputs)
         self._unset = {v.name for v in graph.params if v.data is None}
+        self._encoded = {v.name: v.type for v in graph.params if v.type.encoding is not None}
         self._attach(compilation.executable)
 
     def _attach(self, executable: Executable) -> None:
@@ -93,15 +95,15 @@ class CompiledGraph:
                 raise NameNotFound(f"there is no param {name!r}; there are {known}")
             ready[name] = self._param(specs[name], array)
         self._executable.set_params(ready)
-        self._unset -= ready.keys()
+        self._unset.difference_update(ready)  # in place: clones share it
 
     def _param(self, spec: TensorSpec, array: Any) -> Array:
-        source = next(v for v in self._compilation.source.params if v.name == spec.name)
-        if source.type.encoding is None:
+        stored = self._encoded.get(spec.name)
+        if stored is None:
             return to_array(spec, array, f"param {spec.name!r}")
         raw = np.asarray(array)
         if raw.dtype != np.uint8 or raw.nbytes != spec.bytes:
-            raise ShapeError(f"param {spec.name!r}: {source.type} is stored in {spec.bytes} bytes (u8)")
+            raise ShapeError(f"param {spec.name!r}: {stored} is stored in {spec.bytes} bytes (u8)")
         return raw.reshape(-1)
 
     def _admit(self, arrays: Sequence[Any]) -> list[Array]:
@@ -128,16 +130,11 @@ class CompiledGraph:
         `outputs` names those wanted. `out` gives arrays to write into, by name or position; they are returned in place
         of fresh ones. Raises the error classes of `rlx.errors` for inputs that do not fit, and `ExecutionError`.
         """
-        given = by_position(self.inputs, inputs, "input")
-        if out is None:
-            results = tuple(self.run_slots(*given))
-            wanted = range(len(results)) if outputs is None else self._positions(outputs)
-            return [results[i].copy() for i in wanted]
-        targets = self._targets(out)
+        given = self._admit(by_position(self.inputs, inputs, "input"))
+        wanted = range(len(self.outputs)) if outputs is None else self._positions(outputs)
+        targets = [None] * len(self.outputs) if out is None else self._targets(out)
         self._runs += 1
-        results = self._executable.run(self._admit(given), targets)
-        wanted = range(len(results)) if outputs is None else self._positions(outputs)
-        return [t if (t := targets[i]) is not None else results[i].copy() for i in wanted]
+        return self._executable.run(given, targets, wanted)
 
     def __call__(self, *args: Any, **named: Any) -> Results:
         """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""
@@ -153,7 +150,8 @@ class CompiledGraph:
 
     def run_views(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Views:
         """Runs once and returns read-only views of the outputs in the arena, valid until the next run."""
-        return self.run_slots(*by_position(self.inputs, inputs, "input"))
+        views: Views = self.run_slots(*by_position(self.inputs, inputs, "input"))
+        return views
 
     def _run_slots_debug(self, *arrays: Any) -> Views:
         """As `run_slots`, with views that know when they are stale."""
@@ -183,6 +181,10 @@ class CompiledGraph:
             if not isinstance(target, np.ndarray) or not target.flags.writeable:
                 raise OptionError(f"out for {spec.name!r}: expected a writable NumPy array")
             to_array(spec, target, f"out for {spec.name!r}")
+        given = [(s.name, t) for s, t in zip(self.outputs, targets, strict=True) if t is not None]
+        for (first, a), (second, b) in combinations(given, 2):
+            if share_memory(a, b):
+                raise OptionError(f"out: the arrays for {first!r} and {second!r} overlap; each output needs its own")
         return targets
 
     # ---- what is there
@@ -199,7 +201,7 @@ class CompiledGraph:
             raise OptionError("read_output_row: there has been no run yet")
         position = output if isinstance(output, int) else self._positions([output])[0]
         if not 0 <= position < len(results):
-            raise NameNotFound(f"there is no output number {position}; there are {len(results)}")
+            raise NameNotFound(f"there is no output number {position}; there are {len(results)}, counted from 0")
         array = results[position]
         if array.ndim == 0 or not -len(array) <= row < len(array):
             raise ShapeError(f"output {self._names[position]!r} has shape {array.shape}: there is no row {row}")

@@ -26,8 +26,17 @@ def explain(model: CompiledGraph, stage: str) -> str:
         case "fuse":
             return str(made.program) if made.program is not None else str(made.legal)
         case "plan":
-            return str(model.plan) if model.plan is not None else "no plan: a dim is unbounded and nothing has run yet"
+            return plan_text(model)
     return summary(model)
+
+
+def plan_text(model: CompiledGraph) -> str:
+    """The plan, or why there is none."""
+    if model.plan is not None:
+        return str(model.plan)
+    if model.compilation.program is None:
+        return f"no plan: the device {model.device!r} manages its memory itself"
+    return "no plan yet: a dim is unbounded, so a plan is made at the first run"
 
 
 def dispatch_table(model: CompiledGraph) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rlx.runtime.compiled import CompiledGraph
 __all__ = ["FORMATS", "Session", "compile", "load"]
 
 FORMATS: dict[str, str] = {".onnx": "rlx.importers.onnx:load"}  # file ending -> importer: (path, dims=) -> Graph
+TEXT = ".rlx"
 
 Source = Graph | str | os.PathLike[str]
 
@@ -40,25 +41,46 @@ class Session:
     def load(self, source: Source, **options: Any) -> CompiledGraph:
         """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read."""
         chosen = self.options.with_options(options)
-        return self.compile(import_graph(source), **{**options, "dims": chosen.dims})
+        if isinstance(source, Graph):
+            return self.compile(source, **options)
+        graph, settled = import_graph(source, chosen.dims)
+        return self.compile(graph, **{**options, "dims": None if settled else chosen.dims})
 
 
-def import_graph(source: Source) -> Graph:
-    """A graph from a model file, by its ending (.onnx, or .rlx for the text form)."""
-    if isinstance(source, Graph):
-        return source
+def import_graph(source: str | os.PathLike[str], dims: Mapping[str, Any] | None) -> tuple[Graph, bool]:
+    """A graph from a model file (ONNX, or .rlx for the text form), and whether `dims` are in it already.
+
+    The ending says what a file is; one with another ending is looked into. Raises `ModelFormatError`.
+    """
+    if not isinstance(source, str | os.PathLike):
+        raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
     path = Path(source)
     ending = path.suffix.lower()
-    if ending == ".rlx":
-        try:
-            return parse_graph(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFormatError(f"{path}: can't be read: {error}") from None
+    try:
+        if ending == TEXT:
+            return parse_text(path), False
+        with path.open("rb") as file:
+            head = file.read(2)
+    except OSError as error:
+        raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
+    if ending not in FORMATS and head[:1] == b"\x08" and 0 < head[-1] < 32:
+        ending = ".onnx"  # a protobuf message whose field 1 (of a model: the version of its IR) is a small number
     if ending not in FORMATS:
-        raise ModelFormatError(f"{path}: unknown kind of model file; known endings are {', '.join(FORMATS)}, .rlx")
+        known = ", ".join((*FORMATS, TEXT))
+        raise ModelFormatError(f"{path}: neither its ending nor its contents are those of a model; known are {known}")
     module, _, name = FORMATS[ending].partition(":")
     importer: Callable[..., Graph] = getattr(import_module(module), name)
-    return importer(path)
+    return importer(path, dims=dims), True
+
+
+def parse_text(path: Path) -> Graph:
+    """The graph of a file in the text form."""
+    try:
+        return parse_graph(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(f"{path}: is not text: {error}") from None
+    except ModelFormatError as error:
+        raise ModelFormatError(f"{path}: {error}") from None
 
 
 def compile(graph: Graph, **options: Any) -> CompiledGraph:

@@ -30,14 +30,19 @@ MAX_MAGNITUDE = 8.0
 
 
 def random_graph(
-    seed: int, nodes: int = 12, *, symbolic: bool = True, dtypes: Sequence[str] = ("f32", "f64", "i32", "i64", "bool")
+    seed: int,
+    nodes: int = 12,
+    *,
+    symbolic: bool = True,
+    dtypes: Sequence[str] = ("f32", "f64", "i32", "i64", "bool"),
+    sizes: Sequence[int] = (1, 2, 3, 4, 5, 7),
 ) -> tuple[Graph, MakeInputs]:
     """A graph of about `nodes` nodes and a function from a seed to its inputs, of new extents where sizes are symbolic.
 
-    Equal arguments give equal graphs. `dtypes` are those of leaves and casts (f16 and bf16 are possible). Params have
-    data. Among the outputs may be inputs, params, constants and views of them, and one value under two names.
+    Equal arguments give equal graphs. `dtypes` are those of leaves and casts (f16 and bf16 are possible), `sizes` those
+    of fixed axes of inputs. Params have data. Among the outputs may be inputs, params, constants and views of them, and one value under two names.
     """
-    builder = _Builder(random.Random(seed), symbolic, [DTYPES[name] for name in dtypes])
+    builder = _Builder(random.Random(seed), symbolic, [DTYPES[name] for name in dtypes], sizes)
     for _ in range(200 * nodes):  # steps that don't fit the values they draw add nothing
         if len(builder.graph.nodes) >= nodes:
             break
@@ -53,8 +58,9 @@ class _Fact:
 
 
 class _Builder:
-    def __init__(self, rng: random.Random, symbolic: bool, dtypes: Sequence[DType]) -> None:
+    def __init__(self, rng: random.Random, symbolic: bool, dtypes: Sequence[DType], sizes: Sequence[int]) -> None:
         self.rng = rng
+        self.sizes = sizes
         self.graph = Graph("random")
         self.facts: dict[Value, _Fact] = {}
         self.dtypes = dtypes
@@ -73,8 +79,9 @@ class _Builder:
 
     def _shape(self) -> Shape:
         rank = self.rng.choice([0, 1, 2, 2, 3, 3, 4])
-        sizes: list[Size] = [1, 2, 3, 4, 5, 7, *self.dims, *self.dims]
-        return tuple(self.rng.choice(sizes) for _ in range(rank))
+        sizes: list[Size] = [*self.sizes, *self.dims, *self.dims]
+        shape = tuple(self.rng.choice(sizes) for _ in range(rank))
+        return shape if self.small(shape) else shape[:1]
 
     def _float(self) -> DType:
         return self.rng.choice([d for d in self.dtypes if d.is_float])

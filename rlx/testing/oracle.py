@@ -1,13 +1,13 @@
 """Compares a device with the reference: tolerances by dtype and op, one comparison for any graph, batches of cases.
 
-    compare(graph, {"x": x}, device="cpu")                  # AssertionError says which output differs where
-    check(cases_of("softmax", 7, 33), device="cpu")         # every case of an op in one compiled graph
+compare(graph, {"x": x}, device="cpu")                  # AssertionError says which output differs where
+check(cases_of("softmax", 7, 33), device="cpu")         # every case of an op in one compiled graph
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,24 @@ from rlx.ops.base import Op
 from rlx.ops.layout import Transpose
 from rlx.runtime.session import compile
 
-__all__ = ["Batch", "Case", "Operand", "Tolerance", "check", "compare", "compare_arrays", "tolerance"]
+__all__ = [
+    "ALL",
+    "FLOATS",
+    "INTEGERS",
+    "Batch",
+    "Case",
+    "Cases",
+    "Make",
+    "Operand",
+    "Tolerance",
+    "case",
+    "check",
+    "compare",
+    "compare_arrays",
+    "compare_results",
+    "tolerance",
+    "tolerances",
+]
 
 
 @dataclass(frozen=True)
@@ -39,10 +56,17 @@ BY_DTYPE = {
     "bf16": Tolerance(8e-3, 1e-6),
 }
 
+FLOATS = ("f32", "f64", "f16", "bf16")
+INTEGERS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64")
+ALL = (*FLOATS, *INTEGERS, "bool")
+
 # Nothing is rounded, or IEEE 754 says how: the bits are those of the reference.
 EXACT = frozenset(
     "abs add and arg_max arg_min cast ceil clip concat div equal expand floor full gather gather_elements gather_nd "
     "global_max_pool greater greater_equal identity iota is_inf is_nan less less_equal max_pool maximum minimum mul "
+    "bit_shift bitwise_and bitwise_not bitwise_or bitwise_xor as_shape compress center_crop_pad depth_to_space eye_like "
+    "hardmax max_unpool non_zero one_hot relabel reverse_sequence scatter_elements scatter_nd shrink space_to_depth "
+    "top_k trilu unique "
     "neg not not_equal or pad reciprocal reduce_max reduce_min relu reshape resize_nearest round sign size_of slice "
     "split sqrt squeeze sub thresholded_relu tile transpose unsqueeze where xor".split()
 )
@@ -124,13 +148,20 @@ def compare(
 ) -> None:
     """Compiles the graph, runs it once on the device and on the reference, and compares every output.
 
-    `allowed` has tolerances by output name (default: that of a chain of ops). AssertionError lists what differs.
+    `allowed` has tolerances by output name (default: `tolerances(graph)`). AssertionError lists what differs.
     """
     model = compile(graph, device=device, **options)
     if params:
         model.set_params(params)
     expected = run_graph(graph, inputs, params)
-    compare_results(expected, model(dict(inputs)), allowed or {})
+    compare_results(expected, model(dict(inputs)), allowed or tolerances(graph))
+
+
+def tolerances(graph: Graph) -> dict[str, Tolerance]:
+    """For every output of a float type the tolerance of the coarsest float type that its graph computes in."""
+    floats = {v.dtype for v in graph.values() if v.dtype.is_float}
+    coarsest = max((tolerance(d) for d in floats), key=lambda t: t.relative, default=Tolerance(0, 0))
+    return {o.name: coarsest if o.value.dtype.is_float else Tolerance(0, 0) for o in graph.outputs}
 
 
 def compare_results(
@@ -140,7 +171,9 @@ def compare_results(
     wrong = []
     for name, array in expected.items():
         try:
-            compare_arrays(str((names or {}).get(name, name)), got[name], array, allowed.get(name) or tolerance(array.dtype))
+            compare_arrays(
+                str((names or {}).get(name, name)), got[name], array, allowed.get(name) or tolerance(array.dtype)
+            )
         except AssertionError as error:
             wrong.append(str(error))
     assert not wrong, f"{len(wrong)} of {len(expected)} outputs differ:\n" + "\n".join(wrong[:20])
@@ -175,6 +208,15 @@ class Case:
         return f"{self.op}({shown}){' turned' if self.turned else ''}{' params' if self.leaf == 'param' else ''}"
 
 
+Cases = Iterator[Case]
+Make = Callable[[str, Size, Size], Cases]  # the name of an op and two sizes -> its cases
+
+
+def case(op: Op, *operands: Operand, turned: bool = False, leaf: str = "input") -> Case:
+    """A case of these operands."""
+    return Case(op, operands, turned, leaf)
+
+
 @dataclass
 class Batch:
     """A graph with all cases side by side: every output of every case is an output `c<case>.<number>`."""
@@ -202,7 +244,9 @@ class Batch:
         self.leaves[name] = (case.leaf, operand, turned)
         return self.graph.add(Transpose(), value)[0] if turned else value
 
-    def arrays(self, seed: int = 0, extents: Mapping[str, int] | None = None) -> tuple[dict[str, Array], dict[str, Array]]:
+    def arrays(
+        self, seed: int = 0, extents: Mapping[str, int] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Inputs and params by name for extents of the dims; equal seeds give equal arrays."""
         made: dict[str, dict[str, Array]] = {"input": {}, "param": {}}
         for name, (leaf, operand, turned) in self.leaves.items():
@@ -213,7 +257,9 @@ class Batch:
         return made["input"], made["param"]
 
 
-def check(cases: Iterable[Case], device: str = "cpu", extents: Sequence[Mapping[str, int]] = ({},), **options: Any) -> int:
+def check(
+    cases: Iterable[Case], device: str = "cpu", extents: Sequence[Mapping[str, int]] = ({},), **options: Any
+) -> int:
     """Compares all cases in one compiled graph, at each of the extents; the number of outputs compared."""
     batch = Batch(list(cases))
     model = compile(batch.graph, device=device, **options)

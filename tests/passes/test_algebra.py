@@ -20,7 +20,7 @@ RULES: list[tuple[str, Callable[[Value], Value], list[str]]] = [
     ("x * 1", lambda x: x * 1.0, []),
     ("x / 1", lambda x: x / 1.0, []),
     ("0 - x", lambda x: 0.0 - x, ["neg"]),
-    ("-(-x)", lambda x: -(-x), []),
+    ("-(-x)", lambda x: o.neg(-x), []),
     ("x ** 1", lambda x: o.pow(x, 1.0), []),
     ("x ** 2", lambda x: o.pow(x, 2.0), ["mul"]),
     ("|x| ** 0.5", lambda x: o.pow(o.abs(x), 0.5), ["abs", "sqrt"]),

@@ -40,7 +40,7 @@ def test_attributes_that_only_compare_equal_are_different() -> None:
     for value in (0.0, -0.0):
         (zero,) = g.add(Full((2,), value, DTYPES["f32"]))
         g.output(o.div(x, zero), f"y{value}")
-    assert ops(checked(g, cse, dce)) == ["full", "full", "div", "div"]
+    assert ops(checked(g, cse, dce)) == ["full", "div", "full", "div"]
 
 
 def test_order_of_operands_counts_where_it_matters() -> None:
@@ -67,13 +67,10 @@ def test_unused_nodes_and_constants_go_and_leaves_stay() -> None:
 
 def test_node_stays_for_the_dim_that_it_makes() -> None:
     g = Graph()
-    x = g.input("x", (6,))
     count = Dim("count", 0, 6)
-    places = o.non_zero(x, count) if "non_zero" in dir(o) else None
-    if places is None:  # no op with a data-dependent result is registered: a reshape to a free dim stands for one
-        places = o.reshape(x, (count,))
+    o.reshape(g.input("x", (6,)), (count,))  # stands for an op whose result's size depends on data
     g.output(g.add(Full((count,), 1.0, DTYPES["f32"]))[0], "ones")
-    assert dce(g).nodes[0].op.op_name == places.node.op.op_name
+    assert ops(dce(g)) == ["reshape", "full"]
 
 
 def test_guard_over_a_dim_that_is_gone_goes_too() -> None:

@@ -99,7 +99,7 @@ def accepts(anchor: Attention, dtype: DType) -> bool:
 
 def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
     """Rows may lie anywhere, with their elements next to each other."""
-    return index.is_linear and index.coefs.get(I3, 1) == 1
+    return index.is_linear and index.coefs.get(I3, 0) == 1
 
 
 def layout(kernel: Kernel) -> list[Kernel]:

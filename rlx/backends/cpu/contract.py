@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal, cast
 
@@ -21,6 +21,7 @@ from rlx.kernels.expr import (
     Expr,
     Load,
     Select,
+    SizeOf,
     Var,
     const,
     guarded,
@@ -91,7 +92,7 @@ def _extents(vars: list[Var], extents: Shape) -> list[Size]:
 
 def _compact(kernel: Kernel, a: Expr, vars: list[Var], extents: list[Size], dtype: DType) -> tuple[Expr, Kernel]:
     """A copy of the operand with one axis for each variable, and the load that reads it."""
-    kind = "prepared" if is_static(a) else "arena"
+    kind = "prepared" if is_static(a, extents) else "arena"
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.a", kind, tuple(extents), dtype)
     own = out_vars(len(vars))
     expr = substitute_vars(a, dict(zip(vars, own, strict=True)))
@@ -104,9 +105,10 @@ def scalar_cast(expr: Expr, dtype: DType) -> Expr:
     return expr if expr.dtype is dtype else Cast(expr, dtype)
 
 
-def is_static(e: Expr) -> bool:
-    """Whether the expression reads params, constants and prepared buffers only."""
-    return all(x.source.kind in ("param", "const", "prepared") for x in walk(e) if isinstance(x, Load))
+def is_static(e: Expr, shape: Sequence[Size]) -> bool:
+    """Whether a copy of this shape reads params, constants and prepared buffers only, and no size of a run."""
+    fixed = all(isinstance(size, int) for size in shape) and not any(isinstance(x, SizeOf) for x in walk(e))
+    return fixed and all(x.source.kind in ("param", "const", "prepared") for x in walk(e) if isinstance(x, Load))
 
 
 def _pack(
@@ -117,7 +119,9 @@ def _pack(
     width = _tile(dtype).width
     used = [v for v in batch if v in set(walk(b))]
     shape = (*_extents(used, extents), ceildiv(anchor.n, width), anchor.k, width)
-    buffer = Buffer(f"{kernel.stores[0].buffer.name}.panels", "prepared" if is_static(b) else "arena", shape, dtype)
+    buffer = Buffer(
+        f"{kernel.stores[0].buffer.name}.panels", "prepared" if is_static(b, shape) else "arena", shape, dtype
+    )
     own = out_vars(len(shape))
     *outer, panel, depth, lane = own
     n = panel * width + lane

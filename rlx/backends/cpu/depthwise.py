@@ -325,14 +325,14 @@ class _Unit:
         sums: list[list[str | None]] = [[None] * halves for _ in columns]
         done = 0
         for k, p in enumerate(rows):
-            loaded = []
-            for column in columns:
-                base = f.gep(p, f.mul(column, self.taps.stride) if self.taps.stride > 1 else column, "float")
-                loaded.append([self.load(base, i, masks) for i in range(len(self.taps.starts))])
+            loaded: dict[tuple[int, int], list[str]] = {}  # at the first use, so that few are held at once
             for j, (which, first) in enumerate(self.taps.picks):
                 weight = weights[k * self.kernel[1] + j]
-                for v in range(len(columns)):
-                    x = self.pick(loaded[v][which], first)
+                for v, column in enumerate(columns):
+                    if (v, which) not in loaded:
+                        step = f.mul(column, self.taps.stride) if self.taps.stride > 1 else column
+                        loaded[v, which] = self.load(f.gep(p, step, "float"), which, masks)
+                    x = self.pick(loaded[v, which], first)
                     old = sums[v][done % halves]
                     sums[v][done % halves] = f.mul(x, weight) if old is None else f.fma(x, weight, old)
                 done += 1

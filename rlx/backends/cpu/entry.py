@@ -528,7 +528,7 @@ class Entry(int):
     def run_slots(self, *arrays: Any) -> Any:
         """The same as the native function, in Python, for interpreters that can't call native functions directly."""
         views = [self.view(index, array) for index, array in enumerate(arrays[: len(self.inputs)])]
-        if len(arrays) != len(self.inputs) or any(view is None for view in views):
+        if len(arrays) != self.block.words[runner.INPUT_COUNT] or any(view is None for view in views):
             return self.fallback(arrays)
         if not self.block.native.acquire(self.block.address):
             return self.on_error(runner.BUSY_STATUS)

@@ -35,6 +35,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 KEPT_BINDINGS = 16  # a binding is some 20 kB; a model that alternates between this many shapes never binds again
 LONG_RUN = 8  # chunks, of some 50 µs at most, from which a run lets other Python threads go on
+POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
 WRITTEN_OUT = 1  # left in the state block's VALUE by a run that wrote into the caller's arrays; any run resets it
 
 
@@ -77,7 +78,7 @@ class CpuExecutable(Executable):
 
     @property
     def slots(self) -> Callable[..., Any]:
-        return self.slots_entry  # type: ignore[no-any-return]
+        return self.slots_checked if self.shared.options.debug else self.slots_entry
 
     @property
     def arena(self) -> memoryview:
@@ -105,7 +106,7 @@ class CpuExecutable(Executable):
             for target, array, (name, _) in zip(out, bound.arrays, self.program.outputs, strict=True):
                 if target is not None and target.shape != array.shape:
                     raise ShapeError(f"out for {name!r}: this run needs shape {array.shape}, got {target.shape}")
-            direct = self.redirect(bound, ready, out)
+            direct = self.redirect(bound, ready, out) if any(t is not None for t in out) else set()
             try:
                 self.execute(bound, ready)
             finally:
@@ -151,7 +152,7 @@ class CpuExecutable(Executable):
     def close(self) -> None:
         """Makes the native check of every call fail, so that it comes to `fallback`."""
         self.shapes = None
-        self.entry.update(shapes={number: (-1,) for number in range(max(1, len(self.program.inputs)))})
+        self.entry.update(shapes=dict.fromkeys(range(max(1, len(self.program.inputs))), (-1,)))
         self.block.words[INPUT_COUNT] = max(1, len(self.program.inputs))
 
     def bind(self, inputs: Sequence[Array]) -> Bound:
@@ -269,7 +270,8 @@ class CpuExecutable(Executable):
     def make_entry(self) -> Any:
         specs = []
         for b in self.program.inputs:
-            kind = b.dtype.kind if b.dtype.native else "f"  # the buffer protocol has no code for the others
+            # Buffers have no format for the other types: "c" of one or two bytes is one that no buffer comes with.
+            kind = b.dtype.kind if b.dtype.native else "c"
             specs.append(InputSpec(kind, b.dtype.itemsize, (-1,), None if b.dtype.native else b.dtype.numpy))
         return make_entry(self.block, specs, [], self.fallback, self.on_error, release_gil=False)
 
@@ -306,8 +308,14 @@ class CpuExecutable(Executable):
             self.execute(bound, ready)
             return bound.result
 
+    def slots_checked(self, *arrays: Any) -> Any:
+        """`slots` without the native check."""
+        return self.fallback(arrays)
+
     def execute(self, bound: Bound, ready: Sequence[Array]) -> None:
         """One run on arrays that the run is bound to; the caller holds the block."""
+        if self.shared.options.debug:
+            self.memory.fill(POISON)
         for number, word, shift in bound.patches:
             ctypes.c_int64.from_address(word).value = ready[number].ctypes.data + shift
         status = self.block.run_acquired()

@@ -291,7 +291,12 @@ class Emitter:
 
     def _base(self, e: Load, index: Affine, inner: frozenset[Var], scope: Scope) -> None:
         """The address of the part of the index that does not depend on the inner variables."""
-        fixed = {t: c for t, c in index.coefs.items() if not (self.depends(t) & inner)}
+        lane = scope.vec if scope.width > 1 else None
+        fixed = {
+            t: c
+            for t, c in index.coefs.items()
+            if not (self.depends(t) & inner) and (isinstance(t, Var) or lane not in self.depends(t))
+        }
         key = ("base", e.source, e.indices[0])
         if scope.find(key) is None or any(self.depends(t) for t in fixed):
             address = self._offset(e.source, Affine(index.constant, fixed), scope)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rlx.errors import OptionError, ShapeError
 from rlx.importers.onnx.model import ValueInfo
 from rlx.ir.shape import Dim, Shape, Size
 
-__all__ = ["Bound", "DimsOption", "input_shapes"]
+__all__ = ["Bound", "DimsOption", "input_shapes", "settled", "unknown_dims"]
 
 Bound = int | tuple[int, int | None] | Dim | None
 DimsOption = Mapping[str, Bound | Sequence[Bound]]
 _FORMS = "an int (fixed), a pair (lo, hi), a Dim, or None (as in the file)"
 
 
-def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> dict[str, Shape]:
-    """The shape of each input whose rank is known, with `dims` applied.
+def input_shapes(
+    inputs: Sequence[ValueInfo], dims: DimsOption | None
+) -> tuple[dict[str, Shape], dict[str, Bound]]:
+    """The shape of each input whose rank is known, with `dims` applied, and the entries of `dims` for other dims.
 
     Named sizes are one `Dim` a name; sizes without one are named after input and axis ("x.2"). `dims` are given by dim
-    name or by input, `{"x": (1, 3, (32, 960), (32, 960))}`. Raises `OptionError` for unknown names and malformed
-    entries, `ShapeError` for one that contradicts the file.
+    name or by input, `{"x": (1, 3, (32, 960), (32, 960))}`. Raises `OptionError` for malformed entries, `ShapeError`
+    for one that contradicts the file.
     """
     declared = _declared(inputs)
     given = dict(dims or {})
@@ -36,11 +38,18 @@ def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> dict[s
         wholes[info.name] = entry
         del given[info.name]
     known = {size for shape in declared.values() for size in shape if isinstance(size, str)}
-    _check_names(given, known, [i.name for i in inputs])
+    names = [i.name for i in inputs]
+    for name, bound in given.items():
+        if name in names and name not in known:
+            raise OptionError(f"dims[{name!r}] is {bound!r}; an input needs one entry for each axis, each {_FORMS}")
     sizes: dict[str, Size] = {}
+    others: dict[str, Bound] = {}
     for name, bound in given.items():
         if isinstance(bound, list):
             bound = tuple(bound)
+        if name not in known:
+            others[name] = bound  # type: ignore[assignment]
+            continue
         _settle(sizes, name, bound, f"dims[{name!r}]")  # type: ignore[arg-type]
     for name, entry in wholes.items():
         for d, (bound, size) in enumerate(zip(entry, declared[name], strict=True)):
@@ -49,10 +58,16 @@ def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> dict[s
                 _settle(sizes, size, bound, what)
             else:
                 _check_fixed(size, bound, what)
-    return {
+    shapes = {
         name: tuple(sizes.setdefault(size, Dim(size)) if isinstance(size, str) else size for size in shape)
         for name, shape in declared.items()
     }
+    return shapes, others
+
+
+def settled(name: str, bound: Bound) -> Size:
+    """The size that an entry of `dims` for a dim makes of it."""
+    return Dim(name) if bound is None else _size(name, bound, f"dims[{name!r}]")
 
 
 def _declared(inputs: Sequence[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
@@ -73,14 +88,12 @@ def _declared(inputs: Sequence[ValueInfo]) -> dict[str, tuple[int | str, ...]]:
     return shapes
 
 
-def _check_names(given: Mapping[str, object], known: set[str], inputs: Sequence[str]) -> None:
-    for name, bound in given.items():
-        if name in known:
-            continue
-        if name in inputs:
-            raise OptionError(f"dims[{name!r}] is {bound!r}; an input needs one entry for each axis, each {_FORMS}")
-        dims = ", ".join(map(repr, sorted(known))) or "none"
-        raise OptionError(f"dims: {name!r} is no dim or input; dims are {dims}, inputs {', '.join(map(repr, inputs))}")
+def unknown_dims(given: Iterable[str], inputs: Sequence[ValueInfo], produced: Iterable[str]) -> OptionError:
+    """The error for the first name in `dims` that means nothing."""
+    known = {size for shape in _declared(inputs).values() for size in shape if isinstance(size, str)} | set(produced)
+    dims = ", ".join(map(repr, sorted(known))) or "none"
+    names = ", ".join(repr(i.name) for i in inputs)
+    return OptionError(f"dims: {next(iter(given))!r} is no dim or input; dims are {dims}, inputs {names}")
 
 
 def _settle(sizes: dict[str, Size], name: str, bound: Bound, what: str) -> None:

@@ -14,32 +14,68 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import numpy as np
 
 from rlx.errors import DTypeError, RlxError, ShapeError
-from rlx.importers.onnx.model import NodeProto
+from rlx.importers.onnx.dynamic import sizes_of
+from rlx.importers.onnx.model import GraphProto, NodeProto
 from rlx.importers.onnx.symbolic import NotStaticError, Static
 from rlx.importers.onnx.tensor import ELEMENT_TYPES, TensorRef
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.graph import Graph, Operator, TensorType, Value
 from rlx.ir.shape import Size
+from rlx.ops.elementwise import Cast
+from rlx.ops.layout import Reshape, Transpose
 
 __all__ = [
+    "DOMAINS",
+    "MICROSOFT",
+    "ML",
     "NEWEST_OPSET",
     "OLDEST_OPSET",
     "STATIC_OPS",
+    "TAINTED",
+    "Link",
+    "ListOf",
     "Mapped",
     "NodeContext",
+    "Tainted",
     "Tensors",
     "UnsupportedError",
     "element_dtype",
     "find_op",
     "onnx_op",
+    "opset_of",
     "run_static",
     "static_inputs",
     "static_op",
 ]
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 28
+ML, MICROSOFT = "ai.onnx.ml", "com.microsoft"
+DOMAINS = {"": (OLDEST_OPSET, NEWEST_OPSET), ML: (1, 5), MICROSOFT: (1, 1)}  # oldest and newest version of each
 
-Mapped = Value | Static | TensorRef | None  # None: an output that nothing reads
+
+class Tainted:
+    """Stands for the outputs of a node whose missing parts have been listed already."""
+
+
+TAINTED = Tainted()
+
+
+@dataclass(frozen=True)
+class Link:
+    """The tensor `name` of another scope: an output of an inlined function or branch."""
+
+    scope: Any
+    name: str
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """An ONNX sequence, or an optional (of no or one item): its tensors, known one by one at import."""
+
+    items: tuple[Value | Static | TensorRef | Link, ...]
+
+
+Mapped = Value | Static | TensorRef | Link | ListOf | Tainted | None  # None: an output that nothing reads
 Handler = Callable[["NodeContext"], Mapped | tuple[Mapped, ...]]
 H = TypeVar("H", bound=Handler)
 
@@ -58,15 +94,20 @@ class Entry:
     handler: Handler
 
 
-_TABLE: dict[str, list[Entry]] = {}
+_TABLE: dict[tuple[str, str], list[Entry]] = {}  # by domain and name
 STATIC_OPS: dict[str, Handler] = {}
 
 
-def onnx_op(name: str, since: int = 1, until: int | None = None, static: tuple[int, ...] = ()) -> Callable[[H], H]:
-    """Decorator: the function maps op `name` of opsets `since` to `until`; inputs `static` must be known at import."""
+def onnx_op(
+    name: str, since: int = 1, until: int | None = None, static: tuple[int, ...] = (), domain: str = ""
+) -> Callable[[H], H]:
+    """Decorator: the function maps op `name` of opsets `since` to `until`.
+
+    Initializers that inputs `static` are computed from are read at import.
+    """
 
     def add(handler: H) -> H:
-        entries = _TABLE.setdefault(name, [])
+        entries = _TABLE.setdefault((domain, name), [])
         entries.append(Entry(since, until, static, handler))
         entries.sort(key=lambda e: e.since)
         return handler
@@ -86,20 +127,27 @@ def static_op(*names: str) -> Callable[[H], H]:
 
 def find_op(node: NodeProto, opsets: dict[str, int]) -> Entry:
     """The entry for a node; `UnsupportedError` says why there is none."""
-    if node.domain:
+    if node.domain not in DOMAINS:
         raise UnsupportedError(f"ops of the domain {node.domain!r} are not supported")
-    opset = opsets.get("", 0)
-    if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
-        raise UnsupportedError(f"opset {opset} is outside {OLDEST_OPSET} to {NEWEST_OPSET}; convert the model")
-    entries = _TABLE.get(node.op_type, [])
+    oldest, newest = DOMAINS[node.domain]
+    opset = opset_of(node.domain, opsets)
+    if not oldest <= opset <= newest:
+        raise UnsupportedError(f"opset {opset} is outside {oldest} to {newest}; convert the model")
+    entries = _TABLE.get((node.domain, node.op_type), [])
     found = [e for e in entries if e.since <= opset]
     if not entries:
         raise UnsupportedError("this op is not supported")
     if not found:
         raise UnsupportedError(f"this op came with opset {entries[0].since}, the model is of opset {opset}")
-    if found[-1].until is not None and opset > found[-1].until:
-        raise UnsupportedError(f"this op left ONNX after opset {found[-1].until}, the model is of opset {opset}")
+    until = found[-1].until
+    if until is not None and opset > until:
+        raise UnsupportedError(f"this op left ONNX after opset {until}, the model is of opset {opset}")
     return found[-1]
+
+
+def opset_of(domain: str, opsets: dict[str, int]) -> int:
+    """The version of a domain; 1 where a model that uses it does not say (as exporters do for com.microsoft)."""
+    return opsets.get(domain, 1 if domain else 0)
 
 
 def static_inputs(node: NodeProto, opsets: dict[str, int]) -> Iterable[str]:
@@ -137,6 +185,14 @@ class Tensors(Protocol):
 
     def type(self, name: str) -> TensorType: ...
 
+    def sequence(self, name: str) -> ListOf | None:
+        """The items of a sequence or optional, None for a tensor."""
+        ...
+
+    def fresh(self, name: str, low: int, high: Size | None) -> Size:
+        """A size that a node produces, named after it; bounds that the user gave for that name win."""
+        ...
+
 
 _NO_DEFAULT: Any = object()
 
@@ -173,6 +229,17 @@ class NodeContext:
     def value(self, i: int = 0) -> Value:
         return self.tensors.value(self.name(i))
 
+    def optional(self, i: int) -> Value | None:
+        """Input i, or None where it is absent."""
+        return self.value(i) if self.has(i) else None
+
+    def sequence(self, i: int = 0) -> ListOf:
+        """Input i, which has to be a sequence or an optional."""
+        found = self.tensors.sequence(self.name(i))
+        if found is None:
+            self.fail(f"input {i} ({self.name(i)!r}) is no sequence or optional that is known at import")
+        return found
+
     def values(self) -> list[Value]:
         """All inputs; absent ones at the end are left out."""
         return [self.value(i) for i in range(len(self.node.inputs)) if i == 0 or self.has(i)]
@@ -192,7 +259,15 @@ class NodeContext:
         return found
 
     def sizes(self, i: int, what: str) -> list[Size]:
-        return self.static(i, what).sizes()
+        """The elements of integer input i as sizes; those that are run-time data become dims that the run decides."""
+        found = self.tensors.known(self.name(i))
+        if found is not None:
+            return found.sizes()
+        return self.sizes_of(self.value(i), what)
+
+    def sizes_of(self, x: Value, what: str) -> list[Size]:
+        """The elements of an integer vector or scalar as sizes, see `sizes`."""
+        return sizes_of(self.graph, x, what, lambda n: self.fresh(f"size{n}", 0, None), self.label)
 
     def ints_of(self, i: int, what: str) -> tuple[int, ...]:
         return tuple(self.static(i, what).ints())
@@ -212,6 +287,22 @@ class NodeContext:
 
     def constant(self, value: object, dtype: DType) -> Value:
         return self.graph.constant(np.asarray(value).astype(dtype.numpy))
+
+    def cast(self, x: Value, dtype: DType) -> Value:
+        """x in that element type."""
+        return x if x.dtype is dtype else self.add(Cast(dtype), x)
+
+    def reshape(self, x: Value, *shape: Size) -> Value:
+        """x in that shape."""
+        return x if x.shape == shape else self.add(Reshape(shape), x)
+
+    def transpose(self, x: Value, *perm: int) -> Value:
+        """x with its axes in that order."""
+        return x if perm == tuple(range(x.rank)) else self.add(Transpose(perm), x)
+
+    def fresh(self, what: str, low: int, high: Size | None) -> Size:
+        """A size that this node produces: "<first output>.<what>", from `low` to the largest value of `high`."""
+        return self.tensors.fresh(f"{next(o for o in self.node.outputs if o)}.{what}", low, high)
 
     # ---- attributes
 
@@ -249,6 +340,14 @@ class NodeContext:
     def floats(self, name: str, default: Sequence[float] = _NO_DEFAULT) -> tuple[float, ...]:
         return tuple(self._attribute(name, "FLOATS", default))
 
+    def texts(self, name: str, default: Sequence[str] = _NO_DEFAULT) -> tuple[str, ...]:
+        found = self._attribute(name, "STRINGS", default)
+        return tuple(t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in found)
+
+    def subgraph(self, name: str) -> GraphProto:
+        found: GraphProto = self._attribute(name, "GRAPH", _NO_DEFAULT)
+        return found
+
     def tensor(self, name: str) -> TensorRef | None:
         found: TensorRef | None = self._attribute(name, "TENSOR", None)
         return found
@@ -276,7 +375,7 @@ class NodeContext:
 
 def run_static(ctx: NodeContext) -> Static | tuple[Static, ...] | None:
     """The node carried out at import where all its inputs are known and small, else None."""
-    handler = STATIC_OPS.get(ctx.node.op_type)
+    handler = None if ctx.node.domain else STATIC_OPS.get(ctx.node.op_type)
     if handler is None:
         return None
     try:

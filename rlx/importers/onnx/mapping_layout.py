@@ -8,15 +8,32 @@ from math import ceil
 import numpy as np
 
 from rlx.errors import ShapeError
+from rlx.importers.onnx.dynamic import known_items
 from rlx.importers.onnx.mapping import Mapped, NodeContext, UnsupportedError, element_dtype, onnx_op
 from rlx.importers.onnx.symbolic import Ratio, arithmetic, static_array
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import Dim, Shape, Size, bounds, broadcast, ceildiv, exact_div, max_size, min_size, numel, same
 from rlx.ops.base import axis_of
-from rlx.ops.elementwise import Cast, Clip, Where
+from rlx.ops.elementwise import Add, Cast, Clip, Div, Equal, Less, Maximum, Minimum, Sub, Where
 from rlx.ops.index import Gather, GatherElements, GatherND
-from rlx.ops.layout import Concat, Expand, Full, Iota, Pad, Reshape, Slice, Split, Squeeze, Tile, Transpose, Unsqueeze
+from rlx.ops.layout import (
+    Concat,
+    Expand,
+    Full,
+    Iota,
+    Pad,
+    Reshape,
+    SizeOf,
+    Slice,
+    Split,
+    Squeeze,
+    Tile,
+    Transpose,
+    Unsqueeze,
+)
+from rlx.ops.reduction import ReduceProd
+from rlx.ops.select import Arange
 
 __all__ = [
     "axes_argument",
@@ -208,7 +225,11 @@ def _constant_of_shape(ctx: NodeContext) -> Mapped:
 
 @onnx_op("Range", since=11, static=(0, 1, 2))
 def _range(ctx: NodeContext) -> Mapped:
-    start, limit, step = (ctx.static(i, what) for i, what in enumerate(("the start", "the limit", "the step")))
+    known = [ctx.known(i) for i in range(3)]
+    if any(k is None for k in known):
+        operands = [ctx.reshape(ctx.value(i)) for i in range(3)]
+        return ctx.add(Arange(ctx.fresh("count", 0, None)), *operands)
+    start, limit, step = (k for k in known if k is not None)
     by = step.item()
     if isinstance(by, Dim | Ratio) or by == 0:
         ctx.fail(f"the step {by} is not a known number other than 0")
@@ -258,7 +279,51 @@ def _dropout(ctx: NodeContext) -> tuple[Mapped, ...]:
 @onnx_op("Reshape", static=(1,))
 def _reshape(ctx: NodeContext) -> Mapped:
     x = ctx.value()
+    if ctx.known(1) is None:
+        return _reshaped(ctx, x, _shape_of_data(ctx, x))
     return _reshaped(ctx, x, target_shape(ctx, x.shape))
+
+
+def _shape_of_data(ctx: NodeContext, x: Value) -> Shape:
+    """The shape that Reshape gets as run-time data: parts known at import stay, 0 and -1 are resolved in the run."""
+    wanted = ctx.value(1)
+    known = known_items(wanted)
+    keep_zero = ctx.opset >= 14 and ctx.flag("allowzero")
+    if all(item is not None for item in known) or not _may_be_special(known):
+        sizes = ctx.sizes_of(wanted, "the shape")
+    else:
+        sizes = ctx.sizes_of(_resolved(ctx, x, wanted, keep_zero), "the shape")
+    out: list[Size] = []
+    for d, (size, item) in enumerate(zip(sizes, known, strict=True)):
+        plain = item is not None and not (isinstance(item, int) and item <= 0)
+        out.append(item if plain and item is not None else x.shape[d] if item == 0 and not keep_zero else size)
+    open_axes = [d for d, item in enumerate(known) if item == -1]
+    if len(open_axes) == 1:
+        exact = exact_div(numel(x.shape), numel([*out[: open_axes[0]], *out[open_axes[0] + 1 :]]))
+        out[open_axes[0]] = out[open_axes[0]] if exact is None else exact
+    return tuple(out)
+
+
+def _may_be_special(known: Sequence[Size | None]) -> bool:
+    """Whether a 0 or -1 may be among the entries; those that were computed from sizes are neither."""
+    return any(item is None or (isinstance(item, int) and item <= 0) for item in known)
+
+
+def _resolved(ctx: NodeContext, x: Value, wanted: Value, keep_zero: bool) -> Value:
+    """The entries of a shape with 0 replaced by the size of x and -1 by what is left."""
+    i64 = DTYPES["i64"]
+    count = wanted.shape[0]
+    if not isinstance(count, int):
+        ctx.fail("the rank of its result depends on run-time data")
+    own = [ctx.add(SizeOf(n)) for n in x.shape[:count]] + [ctx.constant(1, i64)] * (count - x.rank)
+    zero, one, rest = (ctx.constant(n, i64) for n in (0, 1, -1))
+    if not keep_zero:
+        sizes = ctx.add(Concat(0), *(ctx.reshape(n, 1) for n in own))
+        wanted = ctx.add(Where(), ctx.add(Equal(), wanted, zero), sizes, wanted)
+    is_rest = ctx.add(Equal(), wanted, rest)
+    known = ctx.add(ReduceProd((0,), True), ctx.add(Where(), is_rest, one, wanted))
+    left = ctx.add(Div(), ctx.add(SizeOf(numel(x.shape))), ctx.add(Maximum(), known, one))
+    return ctx.add(Where(), is_rest, left, wanted)
 
 
 @onnx_op("Flatten")
@@ -298,10 +363,48 @@ def _transpose(ctx: NodeContext) -> Mapped:
 @onnx_op("Slice", static=(1, 2, 3, 4))
 def _slice(ctx: NodeContext) -> Mapped:
     x = ctx.value()
+    if ctx.opset >= 10 and (ctx.known(1) is None or ctx.known(2) is None):
+        return _slice_by_data(ctx, x)
     starts, sizes, steps = slice_arguments(ctx, x.shape)
     if sizes == x.shape and all(step == 1 for step in steps):
         return x
     return ctx.add(Slice(starts, sizes, steps), x)
+
+
+def _slice_by_data(ctx: NodeContext, x: Value) -> Value:
+    """Starts and ends that are run-time data: brought into range in the run, then sizes that it decides."""
+    i64 = DTYPES["i64"]
+    starts, ends = (ctx.cast(ctx.value(i), i64) for i in (1, 2))
+    count = starts.shape[0]
+    axes = ctx.ints_of(3, "the axes") if ctx.has(3) else tuple(range(count)) if isinstance(count, int) else ()
+    steps = ctx.ints_of(4, "the steps") if ctx.has(4) else (1,) * len(axes)
+    if same(starts.shape[0], len(axes)) is False or not len(axes) == len(steps):
+        raise ShapeError(f"slice: starts {starts.type}, axes {axes} and steps {steps} differ in length")
+    first: list[Size] = [0] * x.rank
+    sizes, every = list(x.shape), [1] * x.rank
+    zero, one = (ctx.constant(n, i64) for n in (0, 1))
+    for k, (axis, step) in enumerate(zip(axes, steps, strict=True)):
+        d = axis_of(axis, x.rank, "slice")
+        if step == 0:
+            raise ShapeError(f"slice: the step of axis {d} is 0")
+        n = ctx.add(SizeOf(x.shape[d]))
+        low, high = (zero, n) if step > 0 else (ctx.constant(-1, i64), ctx.add(Sub(), n, one))
+
+        def within(v: Value, low: Value, high: Value, n: Value = n, k: int = k) -> Value:
+            at = ctx.reshape(ctx.add(Slice((k,), (1,), (1,)), v))
+            at = ctx.add(Where(), ctx.add(Less(), at, zero), ctx.add(Add(), at, n), at)
+            return ctx.add(Minimum(), ctx.add(Maximum(), at, low), high)
+
+        begin, end = within(starts, zero, high), within(ends, low, high)
+        reach = ctx.add(Sub(), end, begin) if step > 0 else ctx.add(Sub(), begin, end)
+        by = ctx.constant(abs(step), i64)
+        length = ctx.add(Div(), ctx.add(Add(), reach, ctx.constant(abs(step) - 1, i64)), by)
+        length = ctx.add(Maximum(), length, zero)
+        begin = ctx.add(Maximum(), begin, zero)
+        (first[d],) = ctx.sizes_of(begin, "the start")
+        (sizes[d],) = ctx.sizes_of(length, "the size")
+        every[d] = step
+    return ctx.add(Slice(tuple(first), tuple(sizes), tuple(every)), x)
 
 
 @onnx_op("Concat")
@@ -321,7 +424,11 @@ def _split(ctx: NodeContext) -> tuple[Mapped, ...]:
 @onnx_op("Expand", since=8, static=(1,))
 def _expand(ctx: NodeContext) -> Mapped:
     x = ctx.value()
-    shape = broadcast_shape(x.shape, ctx.sizes(1, "the shape"))
+    target = ctx.sizes(1, "the shape")
+    if ctx.known(1) is None:  # where x has a size of its own the data can only repeat it, or give a 1
+        own = (1,) * (len(target) - x.rank) + x.shape
+        target = [b if a == 1 or b == 1 else a for a, b in zip(own[-len(target) :], target, strict=True)]
+    shape = broadcast_shape(x.shape, target)
     return x if shape == x.shape else ctx.add(Expand(shape), x)
 
 

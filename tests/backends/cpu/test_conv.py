@@ -15,6 +15,7 @@ from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import Conv as Anchor
 from rlx.ops import conv, hard_swish, relu, transpose
+from rlx.ops.layout import Expand, Slice
 from rlx.testing.guarded import GuardedRun
 
 Post = Callable[[Graph, Value], Value]
@@ -98,6 +99,10 @@ def check(g: Graph, extents: Mapping[str, int] | None = None, run: GuardedRun | 
         ((1, 4, 5, 5), (4, 4, 1, 1), {"pads": (-1, 0, 0, -1)}),
         ((1, 3, 1, 1), (5, 3, 3, 3), {"pads": (1, 1, 1, 1)}),
         ((1, 3, 20), (5, 3, 4), {"pads": (1, 2)}),
+        ((2, 16, 7, 7), (37, 16, 3, 3), {"pads": (1, 1, 1, 1)}),  # one pixel more than whole panels
+        ((1, 128, 5, 10), (26, 64, 1, 1), {"groups": 2}),  # two
+        ((1, 131, 1, 35), (13, 131, 1, 1), {}),  # three
+        ((1, 16, 14, 14), (300, 16, 3, 3), {"pads": (1, 1, 1, 1)}),  # four
         ((2, 4, 300), (6, 2, 5), {"pads": (4, 4), "dilations": (2,), "strides": (2,), "groups": 2}),
     ],
 )
@@ -173,6 +178,14 @@ def test_epilogues_are_fused(post: Post, groups: int, w: tuple[int, ...]) -> Non
     check(g, run=run)
 
 
+def test_an_epilogue_covers_the_last_pixels() -> None:
+    g = conv_graph((2, 16, 7, 7), (12, 16, 3, 3), residual, pads=(1, 1, 1, 1))
+    check(g)
+    g = conv_graph((1, 128, 7, 7), (12, 128, 1, 1), positive)
+    arrays = arrays_of(g, {})
+    assert np.mean(compiled(g)(arrays)["y"] != widened_result(g, arrays)) < 0.01
+
+
 @pytest.mark.parametrize("groups", [1, 3])
 def test_an_epilogue_may_change_the_type(groups: int) -> None:
     g = conv_graph((1, 3, 7, 9), (6, 3 // groups, 3, 3), positive, groups=groups, pads=(1, 1, 1, 1))
@@ -224,6 +237,20 @@ def test_weights_that_are_computed_become_a_plain_copy() -> None:
     x, w = g.input("x", (1, 4, 6, 6)), g.param("w", (3, 3, 4, 5))
     g.output(conv(x, transpose(w, (3, 2, 0, 1)) * 2.0, pads=(1, 1, 1, 1)), "y")
     check(g)
+
+
+def test_images_in_other_layouts() -> None:
+    """Channels last, a slice of the channels, and rows that repeat one element."""
+    w = (5, 3, 3, 3)
+    makes: list[Callable[[Graph], Value]] = [
+        lambda g: transpose(g.input("x", (2, 6, 7, 3)), (0, 3, 1, 2)),
+        lambda g: g.add(Slice((0, 2, 0, 0), (2, 3, 6, 7), (1, 1, 1, 1)), g.input("x", (2, 8, 6, 7)))[0],
+        lambda g: g.add(Expand((2, 3, 6, 7)), g.input("x", (2, 3, 6, 1)))[0],
+    ]
+    for make in makes:
+        g = Graph("conv")
+        g.output(conv(make(g), g.param("w", w), pads=(1, 1, 1, 1)), "y")
+        check(g)
 
 
 def test_half_precision_has_no_kernel() -> None:

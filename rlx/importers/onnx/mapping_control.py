@@ -1,0 +1,364 @@
+"""ONNX control flow: If, Loop and Scan as ops with closed regions, or written out where that is all that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.errors import ShapeError
+from rlx.importers.onnx.mapping import TAINTED, Link, ListOf, Mapped, NodeContext, UnsupportedError, onnx_op
+from rlx.importers.onnx.model import GraphProto
+from rlx.importers.onnx.scope import Region, Scope
+from rlx.importers.onnx.symbolic import static_array
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Graph, TensorType, Value
+from rlx.ir.shape import Dim, Shape, Size, bounds, same
+from rlx.ops.base import axis_of
+from rlx.ops.control import If, Scan, While
+from rlx.ops.dynamic import AsShape, Loop
+from rlx.ops.elementwise import Add, And, Less
+from rlx.ops.layout import Concat, Iota, Reshape, Slice, Transpose, Unsqueeze
+from rlx.ops.select import Arange
+
+I64, BOOL = DTYPES["i64"], DTYPES["bool"]
+MOST_WRITTEN_OUT = 64  # rounds of a loop whose carries change in size
+
+
+def _scope(ctx: NodeContext) -> Scope:
+    assert isinstance(ctx.tensors, Scope)
+    return ctx.tensors
+
+
+def _open(scope: Scope, label: str, part: str) -> Region:
+    return Region(Graph(f"{label}.{part}"), scope.region)
+
+
+def _names(graph: GraphProto) -> list[str]:
+    return [o.name for o in graph.outputs]
+
+
+def _scalar(ctx: NodeContext, x: Value) -> Value:
+    return ctx.reshape(x)
+
+
+# ---- If
+
+
+@onnx_op("If")
+def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
+    """A known condition leaves one branch, which becomes part of the graph around it."""
+    scope = _scope(ctx)
+    graphs = [ctx.subgraph("then_branch"), ctx.subgraph("else_branch")]
+    known = ctx.known()
+    if known is not None and known.concrete:
+        chosen = graphs[0 if known.item() else 1]
+        child = scope.subgraph(chosen, scope.region, ctx.label, {})
+        return tuple(Link(child, name) for name in _names(chosen))
+    cond = _scalar(ctx, ctx.value())
+    if any(len(graph.outputs) != len(ctx.node.outputs) for graph in graphs):
+        ctx.fail(f"its branches give {[len(g.outputs) for g in graphs]} outputs, the node has {len(ctx.node.outputs)}")
+    regions = [_open(scope, ctx.label, part) for part in ("then", "else")]
+    children = [scope.subgraph(g, r, ctx.label, {}) for g, r in zip(graphs, regions, strict=True)]
+    if any(child.is_tainted(n) for child, g in zip(children, graphs, strict=True) for n in _names(g)):
+        return (TAINTED,) * len(ctx.node.outputs)
+    results = [[_flat(child, n) for n in _names(g)] for child, g in zip(children, graphs, strict=True)]
+    lengths = [[len(values) if is_list else -1 for values, is_list in branch] for branch in results]
+    if lengths[0] != lengths[1]:
+        ctx.fail("the sequences that its branches give differ in length")
+    sides = [[v for values, _ in branch for v in values] for branch in results]
+    for i, (a, b) in enumerate(zip(*sides, strict=True)):
+        shape = _common(ctx, a.type, b.type)
+        for side, region in zip(sides, regions, strict=True):
+            region.graph.output(_with_shape(region.graph, side[i], shape, ctx.label), f"out{i}")
+    captured = list(dict.fromkeys(v for region in regions for v in region.captured()))
+    closed = [region.close((), captured) for region in regions]
+    made = list(ctx.graph.add(If(), cond, *captured, provenance=(ctx.label,), regions=closed))
+    outputs: list[Mapped] = []
+    for length in lengths[0]:
+        outputs.append(made.pop(0) if length < 0 else ListOf(tuple(made.pop(0) for _ in range(length))))
+    return tuple(outputs)
+
+
+def _flat(scope: Scope, name: str) -> tuple[list[Value], bool]:
+    """The tensors that an output is, and whether it is a sequence."""
+    items = scope.sequence(name)
+    return ([scope.value(name)], False) if items is None else ([scope.item(i) for i in items.items], True)
+
+
+def _common(ctx: NodeContext, a: TensorType, b: TensorType) -> Shape:
+    """The shape of an output: where the branches differ in a size, a dim that the run decides."""
+    if a.dtype is not b.dtype or a.rank != b.rank:
+        ctx.fail(f"its branches give {a} and {b}; they must agree in element type and rank")
+    return tuple(x if x == y else _either(ctx, x, y) for x, y in zip(a.shape, b.shape, strict=True))
+
+
+def _either(ctx: NodeContext, *sizes: Size) -> Size:
+    lows, highs = zip(*(bounds(s) for s in sizes), strict=True)
+    high = None if None in highs else max(highs)
+    return ctx.fresh("size", min(low or 0 for low in lows), high)
+
+
+def _with_shape(graph: Graph, x: Value, shape: Shape, label: str) -> Value:
+    return x if x.shape == shape else graph.add(AsShape(shape), x, provenance=(label,))[0]
+
+
+# ---- Loop
+
+
+@onnx_op("Loop")
+def _loop(ctx: NodeContext) -> tuple[Mapped, ...]:
+    scope, body = _scope(ctx), ctx.subgraph("body")
+    carries = len(ctx.node.inputs) - 2
+    if len(body.inputs) != carries + 2 or len(body.outputs) < carries + 1:
+        raise ShapeError(f"loop: the body has {len(body.inputs)} inputs and {len(body.outputs)} outputs; {carries} carries")
+    first = ctx.known(1) if ctx.has(1) else static_array(True, BOOL)
+    state = scope.run.result.snapshot()
+    lists = any(scope.sequence(name) is not None for name in ctx.node.inputs[2:])
+    reason = "its carries are sequences, and its trip count or condition depends on the run"
+    if first is not None and first.concrete and not lists:
+        try:
+            made = _counted(ctx, body, bool(first.item())) if ctx.has(0) else None
+            if made is not None:
+                return made
+        except _Changing as error:
+            reason = str(error)
+        scope.run.result.restore(state)
+    trip = ctx.known(0) if ctx.has(0) else None
+    if trip is not None and trip.concrete and first is not None and first.concrete and (lists or "changes" in reason):
+        rounds = int(trip.item()) if first.item() else 0  # type: ignore[arg-type]
+        if rounds <= MOST_WRITTEN_OUT:
+            return _written_out(ctx, body, rounds)
+        reason = f"{reason} and there are more than {MOST_WRITTEN_OUT} rounds"
+    if lists or "changes" in reason:
+        ctx.fail(reason)
+    try:
+        return _conditional(ctx, body)
+    except _Changing as error:
+        raise UnsupportedError(str(error)) from error
+
+
+class _Changing(Exception):
+    """A carry has another type after a round than before."""
+
+
+def _trip(ctx: NodeContext) -> Size | None:
+    """The number of rounds where it is known as a size."""
+    known = ctx.known(0)
+    if known is None:
+        return None
+    size = known.sizes()[0]
+    return max(size, 0) if isinstance(size, int) else size
+
+
+def _counted(ctx: NodeContext, body: GraphProto, runs: bool) -> tuple[Mapped, ...] | None:
+    """The loop as a scan over the number of the round; None where the body decides when to stop."""
+    scope = _scope(ctx)
+    initial = [ctx.value(i) for i in range(2, len(ctx.node.inputs))]
+    region = _open(scope, ctx.label, "body")
+    names = [i.name for i in body.inputs]
+    carried = [region.input(name, v.type) for name, v in zip(names[2:], initial, strict=True)]
+    number = region.input(names[0] or "round", TensorType((), I64))
+    bound: dict[str, Mapped] = dict(zip(names[2:], carried, strict=True))
+    bound |= {names[0]: number, names[1]: static_array(True, BOOL)}
+    child = scope.subgraph(body, region, ctx.label, bound)
+    outputs = _names(body)
+    if any(child.is_tainted(name) for name in outputs):
+        return (TAINTED,) * len(ctx.node.outputs)
+    goes_on = child.known(outputs[0])
+    if goes_on is None or not goes_on.concrete or not goes_on.item():
+        return None
+    _results(child, region, outputs[1:], initial, ctx.label)
+    length = _trip(ctx) if runs else 0
+    if length is None:
+        length = ctx.fresh("count", 0, None)
+        zero, one = (scope.graph.constant(n, dtype=I64) for n in (0, 1))
+        rounds = ctx.add(Arange(length), zero, _scalar(ctx, ctx.value(0)), one)
+    else:
+        rounds = ctx.add(Iota(length))
+    captured = region.captured()
+    closed = region.close([*carried, number], captured)
+    op = Scan(len(initial), 1)
+    return scope.graph.add(op, *initial, rounds, *captured, provenance=(ctx.label,), regions=[closed])
+
+
+def _results(child: Scope, region: Region, names: Sequence[str], initial: Sequence[Value], label: str) -> None:
+    """Makes the carries and rows of a body its outputs, in the types of the carries."""
+    for i, name in enumerate(names):
+        value = child.value(name)
+        if i < len(initial):
+            value = _carried(region.graph, value, initial[i].type, name, label)
+        region.graph.output(value, f"out{i}")
+
+
+def _carried(graph: Graph, value: Value, wanted: TensorType, name: str, label: str) -> Value:
+    if value.dtype is not wanted.dtype or value.rank != wanted.rank:
+        raise _Changing(f"the carry {name!r} changes from {wanted} to {value.type}")
+    pairs = list(zip(value.shape, wanted.shape, strict=True))
+    if any(same(a, b) is False or (same(a, b) is None and not isinstance(a, Dim)) for a, b in pairs):
+        raise _Changing(f"the carry {name!r} changes from {wanted} to {value.type}")
+    if any(a != b and isinstance(b, Dim) and _mentions(a, b) for a, b in pairs):
+        raise _Changing(f"the carry {name!r} changes from {wanted} to {value.type}")
+    return _with_shape(graph, value, wanted.shape, label)
+
+
+def _mentions(a: Size, b: Dim) -> bool:
+    """Whether size a is b with something added, so that a carry grows."""
+    return same(a - b, 0) is False
+
+
+def _conditional(ctx: NodeContext, body: GraphProto) -> tuple[Mapped, ...]:
+    """The loop with its condition, and the number of the round, among the carries."""
+    scope = _scope(ctx)
+    graph, names, outputs = scope.graph, [i.name for i in body.inputs], _names(body)
+    zero = graph.constant(0, dtype=I64)
+    start = _scalar(ctx, ctx.value(1)) if ctx.has(1) else graph.constant(True)
+    initial = [zero, start, *(ctx.value(i) for i in range(2, len(ctx.node.inputs)))]
+    limit = _limit(ctx)
+    region, asked = _open(scope, ctx.label, "body"), _open(scope, ctx.label, "cond")
+    formal = [region.input(name or "in", v.type) for name, v in zip(names, initial, strict=True)]
+    child = scope.subgraph(body, region, ctx.label, dict(zip(names, formal, strict=True)))
+    if any(child.is_tainted(name) for name in outputs):
+        return (TAINTED,) * len(ctx.node.outputs)
+    inner = region.graph
+    (after,) = inner.add(Add(), formal[0], inner.constant(1, dtype=I64), provenance=(ctx.label,))
+    inner.output(after, "round")
+    holds = child.value(outputs[0])
+    inner.output(holds if holds.rank == 0 else inner.add(Reshape(()), holds)[0], "goes_on")
+    _results(child, region, outputs[1:], initial[2:], ctx.label)
+    asking = [asked.input(v.name or "in", v.type) for v in formal]
+    goes_on = asking[1]
+    if limit is not None:
+        (below,) = asked.graph.add(Less(), asking[0], asked.pull(limit))
+        (goes_on,) = asked.graph.add(And(), goes_on, below)
+    asked.graph.output(goes_on, "goes_on")
+    captured = list(dict.fromkeys((*region.captured(), *asked.captured())))
+    closed = [asked.close(asking, captured), region.close(formal, captured)]
+    rows = len(outputs) - 1 - len(initial[2:])
+    if rows:
+        known = ctx.known(0) if ctx.has(0) else None
+        most = None if known is None else known.sizes()[0]
+        op: Loop | While = Loop(len(initial), ctx.fresh("count", 0, most))
+    else:
+        op = While(len(initial))
+    made = graph.add(op, *initial, *captured, provenance=(ctx.label,), regions=closed)
+    return made[2:]
+
+
+def _limit(ctx: NodeContext) -> Value | None:
+    """The largest number of rounds; None where there is none (exporters write the largest i64)."""
+    known = ctx.known(0) if ctx.has(0) else None
+    if not ctx.has(0) or (known is not None and known.concrete and known.ints()[0] >= 2**62):
+        return None
+    return _scalar(ctx, ctx.value(0))
+
+
+def _written_out(ctx: NodeContext, body: GraphProto, rounds: int) -> tuple[Mapped, ...]:
+    """The loop as that many copies of its body."""
+    scope, names, outputs = _scope(ctx), [i.name for i in body.inputs], _names(body)
+    carries: list[Mapped] = [Link(scope, name) for name in ctx.node.inputs[2:]]
+    rows: list[list[Value]] = [[] for _ in outputs[1 + len(carries) :]]
+    for number in range(rounds):
+        bound: dict[str, Mapped] = dict(zip(names[2:], carries, strict=True))
+        bound |= {names[0]: static_array(number), names[1]: static_array(True, BOOL)}
+        child = scope.subgraph(body, scope.region, f"{ctx.label}[{number}]", bound)
+        if any(child.is_tainted(name) for name in outputs):
+            return (TAINTED,) * len(ctx.node.outputs)
+        goes_on = child.known(outputs[0])
+        if goes_on is None or not goes_on.concrete:
+            ctx.fail("its carries change in size or are sequences, and its condition depends on the run")
+        carries = [Link(child, name) for name in outputs[1 : 1 + len(carries)]]
+        for row, name in zip(rows, outputs[1 + len(carries) :], strict=True):
+            row.append(ctx.add(Unsqueeze((0,)), child.value(name)))
+        if not goes_on.item():
+            break
+    if any(not row for row in rows):
+        ctx.fail("it has no rounds, so that the shapes of its scan outputs are not known")
+    return (*carries, *(row[0] if len(row) == 1 else ctx.add(Concat(0), *row) for row in rows))
+
+
+# ---- Scan
+
+
+@onnx_op("Scan", since=8, until=8)
+def _scan_8(ctx: NodeContext) -> tuple[Mapped, ...]:
+    """Over a batch too: a scan of scans."""
+    scope, body, scanned = _scope(ctx), ctx.subgraph("body"), ctx.integer("num_scan_inputs")
+    if ctx.has(0):
+        ctx.fail("sequence_lens is not supported")
+    directions = ctx.ints("directions", (0,) * scanned)
+    inputs = [ctx.value(i) for i in range(1, len(ctx.node.inputs))]
+    carries = len(inputs) - scanned
+    batch = _open(scope, ctx.label, "batch")
+    rows = [batch.input(f"in{i}", TensorType(v.shape[1:], v.dtype)) for i, v in enumerate(inputs)]
+    within = Scope(scope.run, batch, scope.opsets, scope, scope.prefix, scope.attributes)
+    turned = [_turned(batch.graph, x, 0, d) for x, d in zip(rows[carries:], directions, strict=True)]
+    made = _scan(ctx, within, body, rows[:carries], turned)
+    if made is None:
+        return (TAINTED,) * len(ctx.node.outputs)
+    for i, value in enumerate(made):
+        batch.graph.output(value, f"out{i}")
+    captured = batch.captured()
+    closed = batch.close(rows, captured)
+    return scope.graph.add(Scan(0, len(rows)), *inputs, *captured, provenance=(ctx.label,), regions=[closed])
+
+
+@onnx_op("Scan", since=9)
+def _scan_9(ctx: NodeContext) -> tuple[Mapped, ...]:
+    scope, body, scanned = _scope(ctx), ctx.subgraph("body"), ctx.integer("num_scan_inputs")
+    inputs = [ctx.value(i) for i in range(len(ctx.node.inputs))]
+    carries = len(inputs) - scanned
+    stacked = len(body.outputs) - carries
+    if carries < 0 or stacked < 0:
+        raise ShapeError(f"scan: {len(inputs)} inputs and {len(body.outputs)} results for {scanned} scanned inputs")
+    axes, directions = ctx.ints("scan_input_axes", (0,) * scanned), ctx.ints("scan_input_directions", (0,) * scanned)
+    sequences = [
+        _turned(scope.graph, x, axis_of(a, x.rank, "scan"), d)
+        for x, a, d in zip(inputs[carries:], axes, directions, strict=True)
+    ]
+    made = _scan(ctx, scope, body, inputs[:carries], sequences)
+    if made is None:
+        return (TAINTED,) * len(ctx.node.outputs)
+    axes = ctx.ints("scan_output_axes", (0,) * stacked)
+    directions = ctx.ints("scan_output_directions", (0,) * stacked)
+    rows = []
+    for x, axis, direction in zip(made[carries:], axes, directions, strict=True):
+        at = axis_of(axis, x.rank, "scan")
+        x = _turned(scope.graph, x, 0, direction)
+        perm = list(range(1, x.rank))
+        perm.insert(at, 0)
+        rows.append(ctx.transpose(x, *perm))
+    return (*made[:carries], *rows)
+
+
+def _turned(graph: Graph, x: Value, axis: int, backwards: int) -> Value:
+    """x with `axis` first, and from its end if `backwards`."""
+    if axis:
+        (x,) = graph.add(Transpose((axis, *(d for d in range(x.rank) if d != axis))), x)
+    if backwards:
+        starts, steps = (x.shape[0] - 1, *(0,) * (x.rank - 1)), (-1, *(1,) * (x.rank - 1))
+        (x,) = graph.add(Slice(starts, x.shape, steps), x)
+    return x
+
+
+def _scan(
+    ctx: NodeContext, scope: Scope, body: GraphProto, initial: Sequence[Value], sequences: Sequence[Value]
+) -> tuple[Value, ...] | None:
+    """Adds the scan over the first axes to the scope's graph; None where nodes of the body are missing."""
+    names, outputs = [i.name for i in body.inputs], _names(body)
+    if len(names) != len(initial) + len(sequences):
+        raise ShapeError(f"scan: the body has {len(names)} inputs, the node {len(initial) + len(sequences)}")
+    region = _open(scope, ctx.label, "body")
+    types = [v.type for v in initial] + [TensorType(v.shape[1:], v.dtype) for v in sequences]
+    formal = [region.input(name, t) for name, t in zip(names, types, strict=True)]
+    child = scope.subgraph(body, region, ctx.label, dict(zip(names, formal, strict=True)))
+    if any(child.is_tainted(name) for name in outputs):
+        return None
+    try:
+        _results(child, region, outputs, initial, ctx.label)
+    except _Changing as error:
+        raise UnsupportedError(str(error)) from error
+    captured = region.captured()
+    closed = region.close(formal, captured)
+    op = Scan(len(initial), len(sequences))
+    return scope.graph.add(op, *initial, *sequences, *captured, provenance=(ctx.label,), regions=[closed])
+
+

@@ -1,0 +1,21 @@
+"""All modules of mapping functions; importing this one fills the table of ops."""
+
+from __future__ import annotations
+
+from rlx.importers.onnx import (
+    mapping_control,
+    mapping_layout,
+    mapping_math,
+    mapping_shape,
+    mapping_window,
+)
+
+__all__ = ["TABLES"]
+
+TABLES = (
+    mapping_control,
+    mapping_layout,
+    mapping_math,
+    mapping_shape,
+    mapping_window,
+)

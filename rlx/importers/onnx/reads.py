@@ -1,0 +1,86 @@
+"""What the nodes of a file read: liveness, and the tensors that sizes are computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from rlx.importers.onnx.mapping import STATIC_OPS, static_inputs
+from rlx.importers.onnx.model import FunctionProto, GraphProto, ModelFile, NodeProto
+
+__all__ = ["inner_nodes", "live_nodes", "reads", "sources_of_sizes", "subgraphs_of"]
+
+_MAX_CALLS = 32
+
+
+def subgraphs_of(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+    """The attributes of a node that are graphs, by name."""
+    for name, attribute in node.attributes.items():
+        if isinstance(attribute.value, GraphProto):
+            yield name, attribute.value
+
+
+def inner_nodes(node: NodeProto) -> Iterator[NodeProto]:
+    """The nodes of a node's subgraphs, at any depth."""
+    for _, graph in subgraphs_of(node):
+        for inner in graph.nodes:
+            yield inner
+            yield from inner_nodes(inner)
+
+
+def reads(node: NodeProto) -> Iterator[str]:
+    """The tensors that a node reads, those that its subgraphs take from outside among them."""
+    yield from node.inputs
+    for _, graph in subgraphs_of(node):
+        yield from (o.name for o in graph.outputs)
+        for inner in graph.nodes:
+            yield from reads(inner)
+
+
+def live_nodes(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
+    """The nodes that the outputs depend on, in order."""
+    wanted = set(outputs)
+    live = []
+    for node in reversed(nodes):
+        if any(name and name in wanted for name in node.outputs):
+            live.append(node)
+            wanted.update(reads(node))
+    return live[::-1]
+
+
+class _Sources:
+    """Walks nodes backwards, through subgraphs and functions."""
+
+    def __init__(self, model: ModelFile) -> None:
+        self.functions = model.functions
+        self.calls: dict[tuple[tuple[str, str, str], frozenset[str]], set[str]] = {}
+        self.depth = 0
+
+    def walk(self, nodes: Sequence[NodeProto], opsets: dict[str, int], needed: set[str]) -> set[str]:
+        for node in reversed(nodes):
+            function = self.functions.get((node.domain, node.op_type, node.overload))
+            if function is not None:
+                self._call(node, function, opsets, needed)
+                continue
+            needed.update(static_inputs(node, opsets))
+            if node.op_type in STATIC_OPS and node.op_type not in ("Shape", "Size") and needed & set(node.outputs):
+                needed.update(node.inputs)
+            for _, graph in subgraphs_of(node):
+                self.walk(graph.nodes, opsets, needed)
+        return needed
+
+    def _call(self, node: NodeProto, function: FunctionProto, opsets: dict[str, int], needed: set[str]) -> None:
+        wanted = frozenset(n for n, o in zip(function.outputs, node.outputs, strict=False) if o in needed)
+        key = (function.domain, function.name, function.overload), wanted
+        if key not in self.calls:
+            self.calls[key] = set()  # what a call of itself would find
+            if self.depth < _MAX_CALLS:
+                self.depth += 1
+                self.calls[key] = self.walk(function.nodes, function.opsets or opsets, set(wanted))
+                self.depth -= 1
+        found = self.calls[key]
+        needed.update(actual for formal, actual in zip(function.inputs, node.inputs, strict=False) if formal in found)
+
+
+def sources_of_sizes(nodes: Sequence[NodeProto], model: ModelFile) -> set[str]:
+    """The tensors that inputs which have to be known at import are computed from: initializers there are constants."""
+    return _Sources(model).walk(nodes, model.opsets, set())

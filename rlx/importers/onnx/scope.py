@@ -1,0 +1,555 @@
+"""Names and what they stand for while a model is imported: one `Scope` for the graph, each subgraph and function call.
+
+Scopes whose nodes go into one `Graph` share a `Region`. What a region's nodes use of the outside becomes its input.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlx.errors import DTypeError, ModelFormatError, OptionError, RlxError, ShapeError, UnsupportedNode
+from rlx.importers.onnx.dims import Bound, settled
+from rlx.importers.onnx.mapping import (
+    TAINTED,
+    Link,
+    ListOf,
+    Mapped,
+    NodeContext,
+    UnsupportedError,
+    element_dtype,
+    find_op,
+    opset_of,
+    run_static,
+)
+from rlx.importers.onnx.model import Attribute, FunctionProto, GraphProto, ModelFile, NodeProto
+from rlx.importers.onnx.reads import inner_nodes, live_nodes, reads, subgraphs_of
+from rlx.importers.onnx.symbolic import LIMIT, NotStaticError, Ratio, Static, static_array
+from rlx.importers.onnx.tensor import TensorRef
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Graph, Node, TensorType, Value
+from rlx.ir.shape import Dim, Size, Symbol, symbols, upper
+from rlx.ops.elementwise import Cast, Div
+from rlx.ops.layout import Concat, Reshape, SizeOf
+
+__all__ = ["Import", "MissingNode", "Region", "Run", "Scope", "label_of"]
+
+MAX_CALLS = 32  # functions inside each other
+MAX_NODES = 100_000  # nodes imported, those of inlined functions and unrolled loops counted each time
+
+
+@dataclass(frozen=True)
+class MissingNode(UnsupportedNode):
+    """A node (or input: op "Input") that can't be imported; `opset` is the version that the model gives its domain."""
+
+    domain: str = ""
+    opset: int = 0
+
+
+@dataclass
+class Import:
+    """What came of a model: the graph as far as it goes, and all that is missing.
+
+    `unchecked` counts nodes of supported ops whose inputs come from missing nodes, so that no more is known of them.
+    `produced` has the dims that nodes make, with the node.
+    """
+
+    model: ModelFile
+    graph: Graph
+    supported: Counter[str] = field(default_factory=Counter)
+    unchecked: int = 0
+    unused: int = 0
+    missing: list[MissingNode] = field(default_factory=list)
+    misfits: list[ShapeError] = field(default_factory=list)  # shapes that contradict each other
+    produced: dict[str, str] = field(default_factory=dict)
+
+    def snapshot(self) -> tuple[Any, ...]:
+        """What `restore` needs to undo an attempt."""
+        return self.supported.copy(), self.unchecked, len(self.missing), len(self.misfits), dict(self.produced)
+
+    def restore(self, state: tuple[Any, ...]) -> None:
+        self.supported, self.unchecked, missing, misfits, self.produced = state
+        del self.missing[missing:], self.misfits[misfits:]
+
+
+class Run:
+    """What all scopes of one import share."""
+
+    def __init__(self, result: Import, bounds: Mapping[str, Bound], weights: bool) -> None:
+        self.model = result.model
+        self.result = result
+        self.bounds = bounds  # of produced dims, as the user gave them
+        self.weights = weights
+        self.nodes = 0
+        self.names: set[str] = set()  # of dims
+        self.leaves: set[str] = set()  # names of inputs and params
+        self.calls: list[tuple[str, str, str]] = []
+
+    def count(self, label: str) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise ModelFormatError(
+                f"{self.model.path}: more than the limit of {MAX_NODES} nodes, functions and loops written out, "
+                f"at node {label!r}"
+            )
+
+    def fresh(self, name: str, low: int, high: Size | None, label: str) -> Size:
+        """A new dim that a node produces."""
+        unique, n = name, 1
+        while unique in self.names:
+            n += 1
+            unique = f"{name}.{n}"
+        self.names.add(unique)
+        self.result.produced[unique] = label
+        most = None if high is None else upper(high)
+        given = settled(unique, self.bounds[unique]) if unique in self.bounds else Dim(unique, low, most)
+        if not isinstance(given, Dim) or given.symbol is None or given.symbol.name != unique:
+            raise OptionError(f"dims[{unique!r}]: the node {label!r} decides this size; give it bounds, (lo, hi)")
+        return given
+
+
+class Region:
+    """A graph being built, and the values it takes from the graph around it."""
+
+    def __init__(self, graph: Graph, outer: Region | None = None) -> None:
+        self.graph = graph
+        self.outer = outer
+        self.captures: dict[Value, Value] = {}  # of the graph around -> of this one
+
+    @property
+    def root(self) -> Region:
+        return self if self.outer is None else self.outer.root
+
+    def pull(self, value: Value) -> Value:
+        """The value, which may belong to a graph around this one, as one of this graph."""
+        if value.graph is self.graph:
+            return value
+        assert self.outer is not None
+        value = self.outer.pull(value)
+        if value not in self.captures:
+            if value.kind == "const":
+                self.captures[value] = self.graph.constant(value.data, name=value.name)
+            else:
+                self.captures[value] = self.input(value.name or "captured", value.type)
+        return self.captures[value]
+
+    def input(self, name: str, type: TensorType) -> Value:
+        taken = {v.name for v in self.graph.inputs}
+        unique, n = name, 1
+        while unique in taken:
+            n += 1
+            unique = f"{name}.{n}"
+        return self.graph.input(unique, type.shape, type.dtype)
+
+    def captured(self) -> list[Value]:
+        """The values of the graph around that this graph's nodes use; unused inputs and nodes are dropped."""
+        remove_dead(self.graph)
+        used = {v for node in self.graph.nodes for v in node.inputs} | {o.value for o in self.graph.outputs}
+        return [outer for outer, inner in self.captures.items() if inner in used and inner.kind == "input"]
+
+    def close(self, formal: Sequence[Value], captured: Sequence[Value]) -> Graph:
+        """The graph with its inputs in order: `formal`, then one for each captured value."""
+        rest = []
+        for value in captured:
+            inner = self.captures.get(value)
+            rest.append(inner if inner is not None else self.input(value.name or "captured", value.type))
+        self.graph.inputs[:] = [*formal, *rest]
+        return self.graph
+
+
+class Scope:
+    """The tensors that exist so far in a graph, subgraph or function body, and the walk over its nodes."""
+
+    def __init__(
+        self,
+        run: Run,
+        region: Region,
+        opsets: dict[str, int],
+        outer: Scope | None = None,
+        prefix: str = "",
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> None:
+        self.run = run
+        self.region = region
+        self.graph = region.graph
+        self.opsets = opsets
+        self.outer = outer  # where names that are not found here are looked up
+        self.prefix = prefix
+        self.attributes = attributes  # those of the function call that this is the body of; None outside functions
+        self.pinned: set[str] = set()  # initializers that sizes are computed from
+        self.overridable: frozenset[str] = frozenset()  # initializers that are inputs too
+        self.wanted: frozenset[str] = frozenset()  # tensors that something reads
+        self.label = ""  # of the node at hand
+        self._values: dict[str, Value] = {}
+        self._statics: dict[str, Static] = {}
+        self._refs: dict[str, TensorRef] = {}
+        self._lists: dict[str, ListOf] = {}
+        self._links: dict[str, Link] = {}
+        self._constants: set[str] = set()  # refs that become constants whatever their size
+        self._tainted: set[str] = set()  # tensors of missing nodes
+        self._pulled: dict[tuple[int, str], Value] = {}
+
+    # ---- names
+
+    def has(self, name: str) -> bool:
+        """Whether the name is defined in this very scope."""
+        tables = (self._values, self._statics, self._refs, self._lists, self._links, self._tainted)
+        return any(name in table for table in tables)
+
+    def _find(self, name: str) -> tuple[Scope, str] | None:
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope._links:
+                link = scope._links[name]
+                scope, name = link.scope, link.name
+            elif scope.has(name):
+                return scope, name
+            else:
+                scope = scope.outer
+        return None
+
+    def exists(self, name: str) -> bool:
+        return self._find(name) is not None
+
+    def is_tainted(self, name: str) -> bool:
+        found = self._find(name)
+        return found is not None and found[1] in found[0]._tainted
+
+    def _owner(self, name: str) -> tuple[Scope, str]:
+        found = self._find(name)
+        if found is None:
+            raise ModelFormatError(f"{self.run.model.path}: there is no tensor {name!r}")
+        return found
+
+    # ---- what mappings see (`Tensors`)
+
+    def value(self, name: str) -> Value:
+        owner, own = self._owner(name)
+        if owner.region is self.region:
+            return owner._own_value(own)
+        known = owner._own_known(own)
+        if known is None:
+            return self.region.pull(owner._own_value(own))
+        key = id(owner), own
+        if key not in self._pulled:
+            self._pulled[key] = self.materialised(known, own)
+        return self._pulled[key]
+
+    def known(self, name: str) -> Static | None:
+        owner, own = self._owner(name)
+        return owner._own_known(own)
+
+    def type(self, name: str) -> TensorType:
+        owner, own = self._owner(name)
+        if own in owner._values:
+            return owner._values[own].type
+        if own in owner._statics:
+            return TensorType(owner._statics[own].shape, owner._statics[own].dtype)
+        if own in owner._refs:
+            return TensorType(owner._refs[own].dims, element_dtype(owner._refs[own].elem_type))
+        raise UnsupportedError(f"{name!r} is a sequence or optional; a tensor is needed")
+
+    def sequence(self, name: str) -> ListOf | None:
+        owner, own = self._owner(name)
+        return owner._lists.get(own)
+
+    def fresh(self, name: str, low: int, high: Size | None) -> Size:
+        return self.run.fresh(name, low, high, self.label)
+
+    def item(self, item: Value | Static | TensorRef | Link) -> Value:
+        """An item of a sequence as a value of this scope's graph."""
+        if isinstance(item, Value):
+            return self.region.pull(item)
+        if isinstance(item, Static):
+            return self.materialised(item, "")
+        if isinstance(item, TensorRef):
+            return self.graph.constant(item.array())
+        found: Value = item.scope.value(item.name)
+        return self.region.pull(found)
+
+    # ---- tensors of this scope
+
+    def _own_value(self, name: str) -> Value:
+        if name in self._lists or name in self._tainted:
+            raise UnsupportedError(f"{name!r} is a sequence or optional; a tensor is needed")
+        if name not in self._values:
+            made = self._leaf(name) if name in self._refs else self.materialised(self._statics[name], name)
+            self._values[name] = made
+        return self._values[name]
+
+    def _own_known(self, name: str) -> Static | None:
+        if name in self._statics:
+            return self._statics[name]
+        ref = self._refs.get(name)
+        if ref is None or ref.size > LIMIT or not self._is_constant(name):
+            return None
+        found = static_array(ref.array(), element_dtype(ref.elem_type))
+        self._statics[name] = found
+        return found
+
+    def _leaf(self, name: str) -> Value:
+        """An initializer: integers of up to 1024 elements and single numbers are constants, others params.
+
+        The data of a param is a view of the file, aligned or not: whoever loads it copies it once.
+        """
+        ref = self._refs[name]
+        dtype = element_dtype(ref.elem_type)
+        if self._is_constant(name):
+            return self.graph.constant(ref.array(), name=name)
+        graph = self.region.root.graph
+        unique = f"{self.prefix}{name}"
+        while unique in self.run.leaves:
+            unique += "'"
+        self.run.leaves.add(unique)
+        data = ref.array(aligned=False) if self.run.weights else None
+        return self.region.pull(graph.param(unique, ref.dims, dtype, data=data))
+
+    def _is_constant(self, name: str) -> bool:
+        if name in self._constants or name in self.pinned:
+            return True
+        return _is_small(self._refs[name]) and name not in self.overridable
+
+    def materialised(self, static: Static, name: str) -> Value:
+        """Sizes as a tensor, for an op that computes with them."""
+        if static.concrete:
+            return self.graph.constant(static.array(), name=name)
+        parts = [self._scalar(item, static) for item in static.items.flat]
+        if static.shape == ():
+            return parts[0]
+        rows = [self._add(Reshape((1,)), part) for part in parts]
+        flat = rows[0] if len(rows) == 1 else self._add(Concat(0), *rows)
+        return flat if flat.shape == static.shape else self._add(Reshape(static.shape), flat)
+
+    def _scalar(self, item: Any, static: Static) -> Value:
+        if not isinstance(item, Dim | Ratio):
+            return self.graph.constant(static_array(item, static.dtype).array())
+        size = self._add(SizeOf(item.num if isinstance(item, Ratio) else item))
+        size = size if static.dtype is DTYPES["i64"] else self._add(Cast(static.dtype), size)
+        if isinstance(item, Dim):
+            return size
+        return self._add(Div(), size, self.graph.constant(item.den, static.dtype))
+
+    def _add(self, op: Any, *values: Value) -> Value:
+        return self.graph.add(op, *values, provenance=(self.label,))[0]
+
+    def initialize(self, refs: Mapping[str, TensorRef], constant: bool = False) -> None:
+        """Defines initializers; `constant` ones can't be params."""
+        self._refs.update(refs)
+        if constant:
+            self._constants.update(refs)
+
+    def bind(self, name: str, made: Mapped) -> None:
+        """Defines a tensor."""
+        if isinstance(made, Static):
+            self._statics[name] = made
+        elif isinstance(made, TensorRef):
+            self._refs[name] = made
+            self._constants.add(name)
+        elif isinstance(made, ListOf):
+            self._lists[name] = made
+        elif isinstance(made, Link):
+            self._links[name] = made
+        elif isinstance(made, Value):
+            made.name = made.name or name
+            self._values[name] = made
+        else:
+            self._tainted.add(name)
+
+    # ---- nodes
+
+    def walk(self, nodes: Sequence[NodeProto], outputs: Iterable[str]) -> int:
+        """Imports the nodes that the outputs depend on; how many were left out."""
+        outputs = tuple(outputs)
+        live = live_nodes(nodes, outputs)
+        self.wanted = frozenset(name for node in live for name in reads(node)).union(outputs)
+        for node in live:
+            self._node(node)
+        for name in outputs:
+            if not self.exists(name):
+                raise ModelFormatError(f"{self.run.model.path}: nothing makes the output {name!r}")
+        return len(nodes) - len(live)
+
+    def subgraph(self, graph: GraphProto, region: Region, label: str, formal: Mapping[str, Mapped]) -> Scope:
+        """Imports a subgraph of a node into `region`, with its inputs bound."""
+        child = Scope(self.run, region, self.opsets, self, f"{label}/", self.attributes)
+        child.initialize(graph.initializers)
+        child.pinned = self.pinned | {n for n, ref in graph.initializers.items() if ref.size <= LIMIT}
+        for name, made in formal.items():
+            child.bind(name, made)
+        child.walk(graph.nodes, [o.name for o in graph.outputs])
+        return child
+
+    def _node(self, node: NodeProto) -> None:
+        self.label = self.prefix + label_of(node)
+        self.run.count(self.label)
+        for name in node.inputs:
+            if name and not self.exists(name):
+                raise ModelFormatError(
+                    f"{self.run.model.path}: node {self.label!r} reads {name!r}, which no input, initializer or node "
+                    "before it makes"
+                )
+        for name in node.outputs:
+            if name and self.has(name):
+                raise ModelFormatError(f"{self.run.model.path}: node {self.label!r} makes {name!r} a second time")
+        try:
+            outputs = self._mapped(self._resolved(node))
+        except NotStaticError as error:
+            self._missing(node, f"a size can't be told at import: {error}")
+        except ModelFormatError:
+            raise
+        except ShapeError as error:
+            self.run.result.misfits.append(error)
+            self._taint(node)
+        except RlxError as error:
+            self._missing(node, str(error).removeprefix(f"node {self.label!r}: "))
+        else:
+            self._bind_all(node, outputs)
+
+    def _resolved(self, node: NodeProto) -> NodeProto:
+        """The node with attributes that refer to the enclosing function's replaced, and those it lacks left out."""
+        if self.attributes is None or not any(a.ref for a in node.attributes.values()):
+            return node
+        found = {
+            name: replace(self.attributes[a.ref], name=name) if a.ref else a
+            for name, a in node.attributes.items()
+            if not a.ref or a.ref in self.attributes
+        }
+        return replace(node, attributes=found)
+
+    def _mapped(self, node: NodeProto) -> Sequence[Mapped]:
+        """The node's outputs; `TAINTED` where its inputs come from missing nodes."""
+        function = self.run.model.functions.get((node.domain, node.op_type, node.overload))
+        if function is not None:
+            return self._call(node, function)
+        entry = find_op(node, self.opsets)
+        result = self.run.result
+        name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        if any(n and self.is_tainted(n) for n in node.inputs):
+            result.unchecked += 1
+            result.supported[name] += 1
+            return (TAINTED,) * len(node.outputs)
+        ctx = NodeContext(self, node, opset_of(node.domain, self.opsets), self.label, self.wanted)
+        made: Mapped | Sequence[Mapped] | None = run_static(ctx)
+        if made is None:
+            made = entry.handler(ctx)
+        ctx.check_attributes()
+        result.supported[name] += 1
+        return made if isinstance(made, tuple) else (made,)
+
+    def _call(self, node: NodeProto, function: FunctionProto) -> Sequence[Mapped]:
+        """Inlines a function of the model."""
+        key = (function.domain, function.name, function.overload)
+        if key in self.run.calls or len(self.run.calls) >= MAX_CALLS:
+            raise UnsupportedError(f"functions call each other deeper than {MAX_CALLS}, or themselves")
+        missing = [a for a in function.attributes if a not in node.attributes]
+        if len(node.inputs) > len(function.inputs) or len(node.outputs) > len(function.outputs):
+            raise UnsupportedError(f"the function takes {len(function.inputs)} inputs and {len(function.outputs)} outputs")
+        self.run.calls.append(key)
+        try:
+            given = {a: node.attributes[a] for a in function.attributes if a not in missing}
+            given |= {a: node.attributes.get(a, default) for a, default in function.attribute_defaults.items()}
+            child = Scope(self.run, self.region, function.opsets or self.opsets, None, f"{self.label}/", given)
+            child.pinned = self.pinned
+            absent = set()
+            for i, formal in enumerate(function.inputs):
+                actual = node.inputs[i] if i < len(node.inputs) else ""
+                if actual:
+                    child.bind(formal, Link(self, actual))
+                else:
+                    absent.add(formal)
+            nodes = function.nodes if not absent else [_without(inner, absent) for inner in function.nodes]
+            wanted = [n for n, o in zip(function.outputs, node.outputs, strict=False) if o in self.wanted]
+            child.walk(nodes, wanted)
+        finally:
+            self.run.calls.pop()
+        return tuple(Link(child, n) if n in wanted else None for n in function.outputs)
+
+    def _bind_all(self, node: NodeProto, outputs: Sequence[Mapped]) -> None:
+        for i, name in enumerate(node.outputs):
+            made = outputs[i] if i < len(outputs) else None
+            if not name:
+                continue
+            if made is not None:
+                self.bind(name, made)
+            elif name in self.wanted:
+                self._missing(node, f"its output {i} ({name!r}) is not supported")
+                return
+
+    def _missing(self, node: NodeProto, reason: str) -> None:
+        missing = self.run.result.missing
+        opset = opset_of(node.domain, self.opsets)
+        missing.append(MissingNode(self.label, node.op_type, reason, node.domain, opset))
+        for inner in inner_nodes(node):
+            try:
+                if (inner.domain, inner.op_type, inner.overload) not in self.run.model.functions:
+                    find_op(inner, self.opsets)
+            except UnsupportedError as error:
+                opset = opset_of(inner.domain, self.opsets)
+                found = MissingNode(f"{self.label}/{label_of(inner)}", inner.op_type, str(error), inner.domain, opset)
+                missing.append(found)
+        self._taint(node)
+
+    def _taint(self, node: NodeProto) -> None:
+        self._tainted.update(name for name in node.outputs if name and not self.has(name))
+
+
+def label_of(node: NodeProto) -> str:
+    """The node's name, or what tells it apart where it has none."""
+    return node.name or f"{node.op_type}:{next((o for o in node.outputs if o), '?')}"
+
+
+def _without(node: NodeProto, absent: set[str]) -> NodeProto:
+    """The node of a function body where inputs that the call leaves out are left out too, in its subgraphs as well."""
+    attributes = dict(node.attributes)
+    for name, graph in subgraphs_of(node):
+        nodes = tuple(_without(inner, absent) for inner in graph.nodes)
+        attributes[name] = replace(attributes[name], value=replace(graph, nodes=nodes))
+    inputs = ["" if name in absent else name for name in node.inputs]
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    return replace(node, inputs=tuple(inputs), attributes=attributes)
+
+
+def _is_small(ref: TensorRef) -> bool:
+    dtype = element_dtype(ref.elem_type)
+    return ref.size == 1 or (dtype.kind in "iub" and ref.size <= LIMIT)
+
+
+# ---- dead code
+
+
+def remove_dead(graph: Graph) -> None:
+    """Drops nodes and constants that nothing reads: those that only sizes were taken from.
+
+    A node stays where it produces a dim that a node or output which stays depends on.
+    """
+    leaves = {s.name for v in (*graph.inputs, *graph.params, *graph.states) for s in _symbols(v)}
+    made: dict[str, Node] = {}
+    for node in graph.nodes:
+        for symbol in (s for v in node.outputs for s in _symbols(v)):
+            if symbol.name not in leaves:
+                made.setdefault(symbol.name, node)
+    used: set[Value] = {o.value for o in graph.outputs}
+    dims = {s.name for v in used for s in _symbols(v)}
+    producers: dict[int, set[str]] = {}
+    for name, node in made.items():
+        producers.setdefault(id(node), set()).add(name)
+    kept = []
+    for node in reversed(graph.nodes):
+        if any(v in used for v in node.outputs) or producers.get(id(node), set()) & dims:
+            kept.append(node)
+            used.update(node.inputs)
+            if made:
+                dims.update(Graph(nodes=[node]).dims())
+    graph.nodes[:] = kept[::-1]
+    graph.constants[:] = [v for v in graph.constants if v in used]
+    graph.params[:] = [v for v in graph.params if v in used]
+    lost = made.keys() - {name for node in kept for name in producers.get(id(node), ())}
+    graph.guards[:] = [g for g in graph.guards if not lost & {s.name for s in (*symbols(g.lhs), *symbols(g.rhs))}]
+
+
+def _symbols(value: Value) -> Iterable[Symbol]:
+    for size in value.shape:
+        yield from symbols(size)

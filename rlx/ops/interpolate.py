@@ -1,0 +1,296 @@
+"""Resizing by interpolation, one axis after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import OptionError, ShapeError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Array, Graph, TensorType, Value
+from rlx.ir.shape import Size, evaluate, max_size, min_size, numel, unify
+from rlx.ops.base import Op, Work, axis_of, check_kind, register, tensor_bytes
+from rlx.ops.elementwise import Cast, Mul
+from rlx.ops.resize import COORDINATES, ROUNDINGS
+
+__all__ = ["Interpolate", "InterpolateAxis"]
+
+MODES = ("nearest", "linear", "cubic")
+NUDGE = 1 + 2.0**-20  # of integers, so that a whole number off by rounding errors is not truncated to the one below
+ALL_COORDINATES = (*COORDINATES, "tf_crop_and_resize")
+
+
+def _check(op: Op, mode: str, coordinate: str, rounding: str) -> None:
+    for what, value, allowed in (
+        ("mode", mode, MODES),
+        ("coordinate", coordinate, ALL_COORDINATES),
+        ("rounding", rounding, ROUNDINGS),
+    ):
+        if value not in allowed:
+            raise OptionError(f"{op.op_name}: {what} {value!r} is not one of {', '.join(allowed)}")
+
+
+def cubic_weight(distance: Any, a: float, where: Callable[..., Any]) -> Any:
+    """The weight of an element at a distance >= 0 in cubic convolution (Keys 1981); `where` chooses by a condition."""
+    d = distance
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((d - 5) * d + 8) * d * a - 4 * a
+    return where(d <= 1, near, where(d < 2, far, 0 * d))
+
+
+@register
+class InterpolateAxis(Op):
+    """One axis of x resized to `size` by interpolation between its elements; see `Interpolate`.
+
+    x is f32 or f64. `region` is the (start, end) of "tf_crop_and_resize", as parts of the axis.
+    """
+
+    axis: int
+    size: Size
+    scale: float | None = None
+    mode: str = "linear"
+    coordinate: str = "half_pixel"
+    rounding: str = "round_prefer_floor"
+    cubic: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    region: tuple[float, float] = (0.0, 1.0)
+    extrapolation: float = 0.0
+
+    def infer(self, x: TensorType) -> TensorType:
+        axis = axis_of(self.axis, x.rank, self.op_name)
+        if x.dtype not in (DTYPES["f32"], DTYPES["f64"]):
+            raise OptionError(f"{self.op_name}: expected f32 or f64, got {x}; cast it first")
+        _check(self, self.mode, self.coordinate, self.rounding)
+        if self.scale is not None and not self.scale > 0:
+            raise OptionError(f"{self.op_name}: the scale {self.scale} must be positive")
+        n, m = x.shape[axis], self.size
+        unify(max_size(m, 0), m, f"{self.op_name}: size {m} of axis {axis} is negative")
+        unify(max_size(n, min_size(m, 1)), n, f"{self.op_name}: axis {axis} of {x} has no elements to take")
+        return TensorType((*x.shape[:axis], m, *x.shape[axis + 1 :]), x.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        (out,) = self.infer_types(x)
+        taps = self._reach(x[0].shape[self.axis], self.size) * 2
+        return Work(numel(out.shape) * taps * 2, tensor_bytes(x[0]), tensor_bytes(out))
+
+    def _reach(self, n: Size, m: Size) -> Size:
+        """How many elements on either side of a place may have a weight."""
+        side = {"nearest": 1, "linear": 1, "cubic": 2}[self.mode]
+        if not self.antialias or self.mode == "nearest":
+            return side
+        if self.scale is not None:
+            return ceil(side / min(self.scale, 1.0))
+        return side * (n // max_size(m, 1) + 1)
+
+    def _place(self, i: Any, n: Any, m: Any, scale: Any, few: Callable[[Any, Any], Any]) -> Any:
+        """The place in x of index i of the result; `few(a, b)` is b where the result has one element, else a."""
+        match self.coordinate:
+            case "asymmetric":
+                return i / scale
+            case "align_corners":
+                return few(i * (n - 1) / few(m - 1, 1), 0 * i)
+            case "pytorch_half_pixel":
+                return few((i + 0.5) / scale - 0.5, 0 * i)
+            case "half_pixel_symmetric" if self.scale is not None:
+                return (n / 2) * (1 - m / (scale * n)) + ((i + 0.5) / scale - 0.5)
+            case "tf_crop_and_resize":
+                start, end = self.region
+                many = (n - 1) * start + i * ((n - 1) * (end - start)) / few(m - 1, 1)
+                return few(many, (n - 1) * (0.5 * (start + end)) + 0 * i)
+        return (i + 0.5) / scale - 0.5
+
+    def _weight(self, distance: Any, scale: Any, where: Callable[..., Any]) -> Any:
+        """The weight of an element at a distance >= 0 of the place (not normalised); `scale` is at most 1."""
+        d = distance * scale if self.antialias else distance
+        return where(d < 1, 1 - d, 0 * d) if self.mode == "linear" else cubic_weight(d, self.cubic, where)
+
+    @property
+    def _normalised(self) -> bool:
+        return self.antialias or self.exclude_outside
+
+    # ---- NumPy
+
+    def reference(self, x: Array) -> Array:
+        axis, m = self.axis % x.ndim, evaluate(self.size, {})
+        n, f32 = x.shape[axis], np.float32
+        scale = f32(self.scale) if self.scale is not None else f32(m) / f32(max(n, 1))
+        i = np.arange(m).astype(f32)
+        place = self._place(i, f32(n), f32(m), scale, lambda a, b: b if m <= 1 else a).astype(f32)
+        weights = self._matrix(place, n, min(scale, f32(1)))
+        y = np.moveaxis(np.moveaxis(x, axis, -1) @ weights.T.astype(x.dtype), -1, axis)
+        if self.coordinate == "tf_crop_and_resize":
+            outside = ((place < 0) | (place > n - 1)).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+            y = np.where(outside, x.dtype.type(self.extrapolation), y)
+        return np.ascontiguousarray(y)
+
+    def _matrix(self, place: Array, n: int, scale: Any) -> Array:
+        """[size, n]: how much of each element of x each element of the result takes."""
+        weights = np.zeros((len(place), n), np.float32)
+        if not weights.size:
+            return weights
+        if self.mode == "nearest":
+            weights[np.arange(len(place)), _rounded(place, self.rounding).astype(np.int64).clip(0, n - 1)] = 1
+            return weights
+        first = np.floor(place)
+        reach = evaluate(self._reach(n, len(place)), {})
+        for tap in range(1 - reach, reach + 1):
+            at = first + np.float32(tap)
+            w = self._weight(np.abs(at - place), scale, np.where)
+            if self.exclude_outside:
+                w = np.where((at < 0) | (at >= n), 0, w)
+            np.add.at(weights, (np.arange(len(place)), at.clip(0, n - 1).astype(np.int64)), w)
+        return weights / weights.sum(axis=1, keepdims=True) if self._normalised else weights
+
+    # ---- scalar code
+
+    def lower(self, k: Any, x: Any) -> Any:
+        axis = self.axis % x.rank
+        n, m = x.shape[axis], self.size
+
+        def number(value: Size) -> Any:
+            return k.cast(k.size(value), "f32")
+
+        scale = k.const(self.scale, "f32") if self.scale is not None else number(m) / number(n)
+        few = number(m) <= 1
+
+        def element(*i: Any) -> Any:
+            def one_or_many(a: Any, b: Any) -> Any:
+                return k.select(few, b, a)
+
+            place = self._place(k.cast(i[axis], "f32"), number(n), number(m), scale, one_or_many)
+            value = self._value(k, x, i, axis, place, k.min(scale, 1))
+            if self.coordinate != "tf_crop_and_resize":
+                return value
+            outside = (place < 0) | (place > number(n - 1))
+            return k.select(outside, k.const(self.extrapolation, x.dtype), value)
+
+        return k.map(element)
+
+    def _value(self, k: Any, x: Any, i: Any, axis: int, place: Any, scale: Any) -> Any:
+        n = x.shape[axis]
+
+        def load(at: Any) -> Any:
+            return x(*i[:axis], k.max(k.min(at, k.size(n - 1)), 0), *i[axis + 1 :])
+
+        if self.mode == "nearest":
+            return load(k.cast(_scalar_rounded(k, place, self.rounding), "i64"))
+        floor = k.call("floor", place)
+        first = k.cast(floor, "i64")
+        reach = self._reach(n, self.size)
+
+        def weight(tap: Any) -> Any:
+            at = floor + k.cast(tap, "f32")
+            w = self._weight(k.call("abs", at - place), scale, k.select)
+            if self.exclude_outside:
+                index = first + tap
+                w = k.select((index >= 0) & (index < k.size(n)), w, 0)
+            return k.cast(w, x.dtype)
+
+        def total(fn: Callable[[Any], Any]) -> Any:
+            if isinstance(reach, int) and reach <= 2:
+                terms = [fn(k.size(tap)) for tap in range(1 - reach, reach + 1)]
+                return sum(terms[1:], terms[0])
+            return k.reduce("add", (reach * 2,), lambda r: fn(r - k.size(reach - 1)))
+
+        value = total(lambda tap: weight(tap) * load(first + tap))
+        return value / total(weight) if self._normalised else value
+
+
+def _rounded(place: Array, rounding: str) -> Array:
+    half = np.float32(0.5)
+    match rounding:
+        case "round_prefer_floor":
+            return np.asarray(np.ceil(place - half))
+        case "round_prefer_ceil":
+            return np.asarray(np.floor(place + half))
+    return np.asarray(np.floor(place) if rounding == "floor" else np.ceil(place))
+
+
+def _scalar_rounded(k: Any, place: Any, rounding: str) -> Any:
+    match rounding:
+        case "round_prefer_floor":
+            return k.call("ceil", place - 0.5)
+        case "round_prefer_ceil":
+            return k.call("floor", place + 0.5)
+    return k.call(rounding, place)
+
+
+@register
+class Interpolate(Op):
+    """x resized to `sizes` (one for each axis) by interpolation along each axis that changes. (ONNX Resize-19)
+
+    `mode` "linear", "cubic" (convolution with parameter `cubic`) or "nearest" with `rounding` (`ResizeNearest` does
+    that faster). `scales` are the factors where the source gives them (None, or () for all: the ratio of the sizes).
+    `coordinate` maps an index of the result to a place in x; "tf_crop_and_resize" takes the region `roi` (the starts
+    and then the ends, as parts of the axes) and gives `extrapolation` beyond x. `exclude_outside` leaves elements
+    beyond the border out instead of repeating the border; `antialias` widens the window when shrinking. Places are
+    computed in f32, values in f32 (f64 for f64); integers are truncated.
+    """
+
+    sizes: tuple[Size, ...]
+    scales: tuple[float | None, ...] = ()
+    mode: str = "linear"
+    coordinate: str = "half_pixel"
+    rounding: str = "round_prefer_floor"
+    cubic: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    roi: tuple[float, ...] = ()
+    extrapolation: float = 0.0
+
+    def infer(self, x: TensorType) -> TensorType:
+        check_kind(self, x, "fiu")
+        _check(self, self.mode, self.coordinate, self.rounding)
+        if len(self.sizes) != x.rank or len(self.scales) not in (0, x.rank) or len(self.roi) not in (0, 2 * x.rank):
+            raise ShapeError(
+                f"interpolate: sizes {self.sizes}, scales {self.scales} and roi {self.roi} need entries for each axis "
+                f"of {x}"
+            )
+        wide = TensorType(x.shape, self._arithmetic(x))
+        for step in self._steps(x.shape):
+            wide = step.infer(wide)
+        return TensorType(self.sizes, x.dtype)
+
+    def _arithmetic(self, x: Any) -> Any:
+        return DTYPES["f64"] if x.dtype is DTYPES["f64"] else DTYPES["f32"]
+
+    def _steps(self, shape: tuple[Size, ...]) -> list[InterpolateAxis]:
+        steps = []
+        for d, (n, m) in enumerate(zip(shape, self.sizes, strict=True)):
+            scale = self.scales[d] if self.scales else None
+            region = (self.roi[d], self.roi[d + len(shape)]) if self.roi else (0.0, 1.0)
+            crops = self.coordinate == "tf_crop_and_resize" and region != (0.0, 1.0)
+            if n != m or scale not in (None, 1.0) or crops:
+                steps.append(
+                    InterpolateAxis(
+                        d, m, scale, self.mode, self.coordinate, self.rounding, self.cubic, self.exclude_outside,
+                        self.antialias, region, self.extrapolation,
+                    )
+                )  # fmt: skip
+        return steps
+
+    def work(self, *x: TensorType) -> Work:
+        (out,) = self.infer_types(x)
+        steps = self._steps(x[0].shape)
+        taps = max((2 * s._reach(1, 1) for s in steps if s.scale is None or not s.antialias), default=2)
+        return Work(numel(out.shape) * len(steps) * taps * 2, tensor_bytes(x[0]), tensor_bytes(out))
+
+    def reference(self, x: Array) -> Array:
+        y = x if x.dtype == np.float64 else x.astype(np.float32)
+        for step in self._steps(x.shape):
+            y = step.reference(y)
+        return (y if x.dtype.kind not in "iu" else y * np.float32(NUDGE)).astype(x.dtype)
+
+    def decompose(self, g: Graph, x: Value) -> Value:
+        y = x
+        if x.dtype is not self._arithmetic(x):
+            (y,) = g.add(Cast(self._arithmetic(x)), x)
+        for step in self._steps(x.shape):
+            (y,) = g.add(step, y)
+        if x.dtype.is_integer:
+            (y,) = g.add(Mul(), y, g.constant(NUDGE, dtype=y.dtype))
+        return y if y.dtype is x.dtype else g.add(Cast(x.dtype), y)[0]

@@ -1,0 +1,454 @@
+"""Quantisation and products of quantised tensors, in exact integer arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.ir.dtype import DTYPES, DType, dtype_of
+from rlx.ir.graph import Array, Graph, TensorType, Value
+from rlx.ir.shape import Shape, Size, broadcast, ceildiv, numel, same, unify
+from rlx.ops.base import Op, Work, axis_of, check_kind, register
+from rlx.ops.contract import MatMul
+from rlx.ops.conv import Conv
+from rlx.ops.elementwise import Add, Cast, Div, Mul, Sub
+from rlx.ops.layout import Reshape, Unsqueeze
+
+__all__ = [
+    "ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul", "Quantize", "Requantize",
+]  # fmt: skip
+
+F32, I32, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["u8"]
+TARGETS = tuple(DTYPES[n] for n in ("u4", "i4", "u8", "i8", "u16", "i16", "f8e4m3", "f8e5m2", "f4e2m1"))
+LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0, "f4e2m1": 6.0}
+
+
+def _limits(dtype: DType) -> tuple[float, float]:
+    """The least and the largest (finite) value."""
+    if dtype.is_float:
+        return -LARGEST[dtype.name], LARGEST[dtype.name]
+    return (-(2.0 ** (dtype.bits - 1)), 2.0 ** (dtype.bits - 1) - 1) if dtype.kind == "i" else (0.0, 2.0**dtype.bits - 1)
+
+
+def _check_target(op: Op, to: DType, zero: TensorType | None) -> None:
+    if to not in TARGETS:
+        raise DTypeError(f"{op.op_name}: can't quantise to {to}; expected one of {', '.join(map(str, TARGETS))}")
+    if zero is not None and zero.dtype is not to:
+        raise DTypeError(f"{op.op_name}: expected a zero point of the result's type {to}, got {zero}")
+
+
+def _saturated(value: Array, zero: Array | None, to: DType, saturate: bool = True) -> Array:
+    """Rounds (for integers, halves to even), adds the zero point, and saturates."""
+    if not to.is_float:
+        value = np.rint(value)
+    if zero is not None:
+        value = value + zero.astype(np.float32)
+    if saturate or not to.is_float:
+        value = np.clip(value, *(np.float32(v) for v in _limits(to)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(value).astype(to.numpy)
+
+
+def _scalar_saturated(k: Any, value: Any, zero: Any, to: DType, saturate: bool = True) -> Any:
+    if not to.is_float:
+        value = k.call("round", value)
+    if zero is not None:
+        value = value + k.cast(zero, "f32")
+    if saturate or not to.is_float:
+        low, high = _limits(to)
+        value = k.max(k.min(value, high), low)
+    return value
+
+
+@register
+class Quantize(Op):
+    """x / scale rounded (integers: halves to even) plus zero, saturated to the type `to`. (ONNX QuantizeLinear-24)
+
+    Computed in f32. With axis None, `scale` and `zero` hold one number; with an axis, [size of the axis]; with a
+    `block` > 0 too, the shape of x with that axis divided by `block` (rounded up). `saturate` False lets what exceeds
+    an 8-bit float become NaN or infinite.
+    """
+
+    axis: int | None = None
+    block: int = 0
+    to: DType = U8
+    saturate: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", dtype_of(self.to))
+
+    def infer(self, x: TensorType, scale: TensorType, zero: TensorType | None = None) -> TensorType:
+        check_kind(self, x, "fi")
+        check_kind(self, scale, "f", "scale")
+        _check_target(self, self.to, zero)
+        if self.block < 0 or (self.block and self.axis is None):
+            raise OptionError(f"quantize: block {self.block} needs to be 0, or positive with an axis")
+        expected = self._parameter_shape(x.shape, scale.rank)
+        for what, t in (("scale", scale), ("zero", zero)):
+            if t is None:
+                continue
+            if t.rank != len(expected):
+                raise ShapeError(f"quantize: expected {what} of shape {expected} for {x}, got {t}")
+            for size, own in zip(expected, t.shape, strict=True):
+                unify(size, own, f"quantize: {what} {t} for {x} with axis {self.axis}, block {self.block}")
+        return TensorType(x.shape, self.to)
+
+    def _parameter_shape(self, shape: Shape, rank: int) -> Shape:
+        if self.axis is None:
+            return (1,) * rank
+        axis = axis_of(self.axis, len(shape), self.op_name)
+        if not self.block:
+            return (shape[axis],)
+        return tuple(ceildiv(n, self.block) if d == axis else n for d, n in enumerate(shape))
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(5, *x)
+
+    def reference(self, x: Array, scale: Array, zero: Array | None = None) -> Array:
+        value = x.astype(np.float32) / self._spread(scale.astype(np.float32), x)
+        return _saturated(value, None if zero is None else self._spread(zero, x), self.to, self.saturate)
+
+    def _spread(self, p: Array, x: Array) -> Array:
+        if self.axis is None:
+            return p.reshape(())
+        axis = self.axis % x.ndim
+        if not self.block:
+            return p.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+        return np.take(np.repeat(p, self.block, axis), np.arange(x.shape[axis]), axis)
+
+    def lower(self, k: Any, x: Any, scale: Any, zero: Any = None) -> Any:
+        def element(*i: Any) -> Any:
+            def parameter(p: Any) -> Any:
+                if self.axis is None:
+                    return p(*[0] * p.rank)
+                axis = self.axis % x.rank
+                return p(*i[:axis], i[axis] // self.block, *i[axis + 1 :]) if self.block else p(i[axis])
+
+            value = k.cast(x(*i), "f32") / k.cast(parameter(scale), "f32")
+            return _scalar_saturated(k, value, None if zero is None else parameter(zero), self.to, self.saturate)
+
+        return k.map(element)
+
+
+@register
+class Requantize(Op):
+    """An i32 sum times an f32 multiplier, rounded (halves to even), plus zero, saturated to `to`.
+
+    Multiplier and zero broadcast to x. (the last step of ONNX QLinearMatMul and QLinearConv)
+    """
+
+    to: DType = U8
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", dtype_of(self.to))
+
+    def infer(self, x: TensorType, multiplier: TensorType, zero: TensorType | None = None) -> TensorType:
+        _check_target(self, self.to, zero)
+        if x.dtype is not I32 or multiplier.dtype is not F32:
+            raise DTypeError(f"requantize: expected i32 sums and an f32 multiplier, got {x} and {multiplier}")
+        for t in (multiplier, zero):
+            if t is not None:
+                wide = broadcast(x.shape, t.shape, why=f"requantize: {t} over {x}")
+                if len(wide) != x.rank or any(same(a, b) is False for a, b in zip(wide, x.shape, strict=True)):
+                    raise ShapeError(f"requantize: {t} does not broadcast to {x}")
+        return TensorType(x.shape, self.to)
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(5, *x)
+
+    def reference(self, x: Array, multiplier: Array, zero: Array | None = None) -> Array:
+        return _saturated(x.astype(np.float32) * multiplier, zero, self.to)
+
+    def lower(self, k: Any, x: Any, multiplier: Any, zero: Any = None) -> Any:
+        def element(*i: Any) -> Any:
+            value = k.cast(x(*i), "f32") * multiplier.broadcast(*i)
+            return _scalar_saturated(k, value, None if zero is None else zero.broadcast(*i), self.to)
+
+        return k.map(element)
+
+
+@register
+class DynamicQuantizeLinear(Op):
+    """f32 to u8 with the scale and zero point that just cover 0 and all of x. (ONNX DynamicQuantizeLinear-11)
+
+    Outputs: the u8 tensor, its f32 scale and its u8 zero point.
+    """
+
+    def infer(self, x: TensorType) -> tuple[TensorType, TensorType, TensorType]:
+        if x.dtype is not F32:
+            raise DTypeError(f"dynamic_quantize_linear: expected f32, got {x}; cast it first")
+        return TensorType(x.shape, U8), TensorType((), F32), TensorType((), U8)
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(7, *x)
+
+    def reference(self, x: Array) -> tuple[Array, Array, Array]:
+        low, high = np.float32(min(0, x.min(initial=0))), np.float32(max(0, x.max(initial=0)))
+        scale = np.float32(1) if low == high else (high - low) / np.float32(255)
+        zero = np.rint(np.clip(-low / scale, 0, 255)).astype(np.uint8)
+        return _saturated(x / scale, zero, U8), np.asarray(scale), np.asarray(zero)
+
+    def lower(self, k: Any, x: Any) -> Any:
+        def scale_zero() -> tuple[Any, Any]:
+            low = high = None
+            if x.rank:
+                low, high = (k.reduce(kind, x.shape, x) for kind in ("min", "max"))
+            low, high = k.min(x() if low is None else low, 0), k.max(x() if high is None else high, 0)
+            scale = k.select(k.equal(low, high), k.const(1.0, F32), (high - low) / 255)
+            return scale, k.call("round", k.max(k.min(-low / scale, 255), 0))
+
+        def element(*i: Any) -> Any:
+            scale, zero = scale_zero()
+            return _scalar_saturated(k, x(*i) / scale, zero, U8)
+
+        return k.map(element, lambda: scale_zero()[0], lambda: scale_zero()[1])
+
+
+# ---- integer products
+
+
+def _check_integers(op: Op, **operands: TensorType) -> None:
+    for what, t in operands.items():
+        if t.dtype not in (DTYPES["u8"], DTYPES["i8"]):
+            raise DTypeError(f"{op.op_name}: expected u8 or i8 as {what}, got {t}")
+
+
+def _check_zero(op: Op, what: str, zero: TensorType | None, like: TensorType) -> None:
+    if zero is not None and zero.dtype is not like.dtype:
+        raise DTypeError(f"{op.op_name}: the zero point {zero} of {what} must have the type of {like}")
+
+
+def _row_parameter(g: Graph, p: Value) -> Value:
+    """A scale or zero point of the left operand of a product: a vector has one for each row."""
+    return g.add(Unsqueeze((-1,)), p)[0] if p.rank == 1 and p.shape[0] != 1 else p
+
+
+def _row_array(p: Array) -> Array:
+    return p[:, None] if p.ndim == 1 and p.size != 1 else p
+
+
+def _centred(g: Graph, x: Value, zero: Value | None) -> Value:
+    (wide,) = g.add(Cast(I32), x)
+    if zero is None:
+        return wide
+    (shift,) = g.add(Cast(I32), zero)
+    if shift.rank == 1 and shift.shape[0] == 1 and x.rank == 0:
+        (shift,) = g.add(Reshape(()), shift)
+    return g.add(Sub(), wide, shift)[0]
+
+
+@register
+class MatMulInteger(Op):
+    """(a - a_zero) @ (b - b_zero) of u8 or i8 in i32. (ONNX MatMulInteger-10)
+
+    a_zero is one number, [m] or [.., m, 1]; b_zero one number, [n] or [.., 1, n].
+    """
+
+    op_name = "matmul_integer"
+
+    def infer(
+        self, a: TensorType, b: TensorType, a_zero: TensorType | None = None, b_zero: TensorType | None = None
+    ) -> TensorType:
+        _check_integers(self, a=a, b=b)
+        _check_zero(self, "a", a_zero, a)
+        _check_zero(self, "b", b_zero, b)
+        for t, zero, axis in ((a, a_zero, -2), (b, b_zero, -1)):
+            if zero is not None and zero.rank == 1 and zero.shape[0] != 1:
+                if t.rank < 2:
+                    raise ShapeError(f"matmul_integer: the zero point {zero} needs a matrix, got {t}")
+                unify(zero.shape[0], t.shape[axis], f"matmul_integer: the zero point {zero} of {t}")
+        return MatMul().infer(TensorType(a.shape, I32), TensorType(b.shape, I32))
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(2 * x[0].shape[-1], *x)
+
+    def reference(self, a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None) -> Array:
+        x, y = a.astype(np.int32), b.astype(np.int32)
+        if a_zero is not None:
+            x = x - _row_array(a_zero).astype(np.int32)
+        if b_zero is not None:
+            y = y - b_zero.astype(np.int32)
+        return np.asarray(np.matmul(x, y))
+
+    def decompose(
+        self, g: Graph, a: Value, b: Value, a_zero: Value | None = None, b_zero: Value | None = None
+    ) -> Value:
+        x = _centred(g, a, None if a_zero is None else _row_parameter(g, a_zero))
+        return g.add(MatMul(), x, _centred(g, b, b_zero))[0]
+
+
+@register
+class ConvInteger(Op):
+    """Convolution of (x - x_zero) with (w - w_zero) of u8 or i8 in i32; x_zero is padded. (ONNX ConvInteger-10)
+
+    x_zero is one number, w_zero one or [O]; the attributes are those of `Conv`.
+    """
+
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[Size, ...] = ()
+    groups: int = 1
+
+    @property
+    def _conv(self) -> Conv:
+        return Conv(self.strides, self.dilations, self.pads, self.groups)
+
+    def infer(
+        self, x: TensorType, w: TensorType, x_zero: TensorType | None = None, w_zero: TensorType | None = None
+    ) -> TensorType:
+        _check_integers(self, x=x, w=w)
+        _check_zero(self, "x", x_zero, x)
+        _check_zero(self, "w", w_zero, w)
+        if x_zero is not None:
+            unify(numel(x_zero.shape), 1, f"conv_integer: expected one zero point of x, got {x_zero}")
+        if w_zero is not None and w_zero.shape not in ((), (1,)):
+            unify(numel(w_zero.shape), w.shape[0], f"conv_integer: zero points {w_zero} and output channels of {w}")
+        return self._conv.infer(TensorType(x.shape, I32), TensorType(w.shape, I32))
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(2 * numel(x[1].shape[1:]), *x)
+
+    def reference(self, x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None) -> Array:
+        a, b = x.astype(np.int32), w.astype(np.int32)
+        if x_zero is not None:
+            a = a - x_zero.astype(np.int32).reshape(())
+        if w_zero is not None:
+            b = b - w_zero.astype(np.int32).reshape(-1, *(1,) * (w.ndim - 1))
+        return self._conv.reference(a, b)
+
+    def decompose(
+        self, g: Graph, x: Value, w: Value, x_zero: Value | None = None, w_zero: Value | None = None
+    ) -> Value:
+        if w_zero is not None and w_zero.rank:
+            w_zero = _per_channel(g, w_zero, w.rank, 0)
+        return g.add(self._conv, _centred(g, x, x_zero), _centred(g, w, w_zero))[0]
+
+
+def _per_channel(g: Graph, p: Value, rank: int, axis: int) -> Value:
+    """A vector along one axis of a tensor of that rank."""
+    if p.rank == 0 or p.shape == (1,):
+        return p
+    return g.add(Unsqueeze(tuple(d for d in range(rank) if d != axis)), p)[0]
+
+
+def _multiplier(g: Graph, left: Value, right: Value, out: Value) -> Value:
+    (product,) = g.add(Mul(), left, right)
+    return g.add(Div(), product, out)[0]
+
+
+def _check_scales(op: Op, *scales: TensorType) -> None:
+    for t in scales:
+        if t.dtype is not F32:
+            raise DTypeError(f"{op.op_name}: expected f32 scales, got {t}; cast them first")
+
+
+@register
+class QLinearMatMul(Op):
+    """The product of quantised a and b, quantised: i32 sums, requantised by a_scale b_scale / y_scale.
+
+    Scales (f32) and zero points of a are one number, [m] or [.., m, 1], of b one, [n] or [.., 1, n], of y those that
+    broadcast to the result. (ONNX QLinearMatMul-21)
+    """
+
+    op_name = "qlinear_matmul"
+
+    def infer(
+        self,
+        a: TensorType,
+        a_scale: TensorType,
+        a_zero: TensorType,
+        b: TensorType,
+        b_scale: TensorType,
+        b_zero: TensorType,
+        y_scale: TensorType,
+        y_zero: TensorType,
+    ) -> TensorType:
+        _check_scales(self, a_scale, b_scale, y_scale)
+        _check_target(self, y_zero.dtype, y_zero)
+        return TensorType(MatMulInteger().infer(a, b, a_zero, b_zero).shape, y_zero.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(2 * x[0].shape[-1] + 5, *x)
+
+    def reference(
+        self, a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array, y_scale: Array,
+        y_zero: Array,
+    ) -> Array:  # fmt: skip
+        total = MatMulInteger().reference(a, b, a_zero, b_zero)
+        multiplier = _row_array(a_scale) * b_scale / _row_array(y_scale)
+        value = (total.astype(np.float32) * multiplier).reshape(total.shape)
+        return _saturated(value, _row_array(y_zero), dtype_of(y_zero.dtype)).reshape(total.shape)
+
+    def decompose(
+        self, g: Graph, a: Value, a_scale: Value, a_zero: Value, b: Value, b_scale: Value, b_zero: Value,
+        y_scale: Value, y_zero: Value,
+    ) -> Value:  # fmt: skip
+        (total,) = g.add(MatMulInteger(), a, b, a_zero, b_zero)
+        multiplier = _multiplier(g, _row_parameter(g, a_scale), b_scale, _row_parameter(g, y_scale))
+        return g.add(Requantize(y_zero.dtype), total, multiplier, _row_parameter(g, y_zero))[0]
+
+
+@register
+class QLinearConv(Op):
+    """The convolution of quantised x and w, quantised: i32 sums, requantised by x_scale w_scale / y_scale.
+
+    w_scale (f32) and w_zero are one number or [O], those of x and y one; the bias is i32 [O] in units of x_scale
+    w_scale. The attributes are those of `Conv`. (ONNX QLinearConv-10)
+    """
+
+    op_name = "qlinear_conv"
+
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[Size, ...] = ()
+    groups: int = 1
+
+    @property
+    def _conv(self) -> ConvInteger:
+        return ConvInteger(self.strides, self.dilations, self.pads, self.groups)
+
+    def infer(
+        self,
+        x: TensorType,
+        x_scale: TensorType,
+        x_zero: TensorType,
+        w: TensorType,
+        w_scale: TensorType,
+        w_zero: TensorType,
+        y_scale: TensorType,
+        y_zero: TensorType,
+        bias: TensorType | None = None,
+    ) -> TensorType:
+        _check_scales(self, x_scale, w_scale, y_scale)
+        _check_target(self, y_zero.dtype, y_zero)
+        if bias is not None:
+            if bias.dtype is not I32 or bias.rank != 1:
+                raise DTypeError(f"qlinear_conv: expected an i32 bias of one axis, got {bias}")
+            unify(bias.shape[0], w.shape[0], f"qlinear_conv: the bias {bias} and axis 0 of the weight {w}")
+        return TensorType(self._conv.infer(x, w, x_zero, w_zero).shape, y_zero.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(2 * numel(x[3].shape[1:]) + 5, *x)
+
+    def reference(
+        self, x: Array, x_scale: Array, x_zero: Array, w: Array, w_scale: Array, w_zero: Array, y_scale: Array,
+        y_zero: Array, bias: Array | None = None,
+    ) -> Array:  # fmt: skip
+        total = self._conv.reference(x, w, x_zero, w_zero)
+        column = (-1,) + (1,) * (x.ndim - 2)
+        if bias is not None:
+            total = total + bias.reshape(column)
+        multiplier = (x_scale.reshape(()) * w_scale / y_scale.reshape(())).reshape(column)
+        return _saturated(total.astype(np.float32) * multiplier, y_zero.reshape(()), dtype_of(y_zero.dtype))
+
+    def decompose(
+        self, g: Graph, x: Value, x_scale: Value, x_zero: Value, w: Value, w_scale: Value, w_zero: Value,
+        y_scale: Value, y_zero: Value, bias: Value | None = None,
+    ) -> Value:  # fmt: skip
+        (total,) = g.add(self._conv, x, w, x_zero, w_zero)
+        if bias is not None:
+            (total,) = g.add(Add(), total, _per_channel(g, bias, x.rank - 1, 0))
+        multiplier = _multiplier(g, x_scale, w_scale, y_scale)
+        return g.add(Requantize(y_zero.dtype), total, _per_channel(g, multiplier, x.rank - 1, 0), y_zero)[0]

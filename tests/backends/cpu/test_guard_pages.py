@@ -1,0 +1,134 @@
+"""No kernel touches a byte outside of its buffers: everything lies against pages that can't be read or written.
+
+A kernel that strays dies of it, so the runs are in a process of their own: this file as a script, with op names.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backends.cpu import binding, executable, weights
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.reference import run_graph
+from rlx.compiler import lower_graph
+from rlx.ir.graph import Array, Graph
+from rlx.ops.base import OPS
+from rlx.passes import run_passes
+from rlx.passes.legalise import legalise
+from rlx.testing.cases import cases_of, covered, fixed_cases
+from rlx.testing.graphs import random_graph
+from rlx.testing.guarded import GuardedMemory, GuardedRun
+from rlx.testing.oracle import Batch, compare_results
+
+NAMES = [name for name in sorted(OPS) if covered(name)]
+E2E = ("add", "softmax", "conv", "matmul", "attention", "gather", "reduce_max", "pad", "cast")  # whole runs too
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name", NAMES)
+def test_op_stays_inside_its_buffers(name: str) -> None:
+    """Each case of an op, with every buffer against a guard page at its end and then at its start."""
+    run_script(name)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_random_graphs_stay_inside_their_buffers(first: int) -> None:
+    """Fused kernels of random graphs in the same way."""
+    run_script(f"random:{first}:{first + 20}")
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", E2E)
+def test_whole_run_stays_inside_its_memory(name: str) -> None:
+    """Compiled models with arena, params, packed weights, inputs and `out=` arrays against guard pages."""
+    run_script(f"run:{name}")
+
+
+def test_a_stray_read_is_noticed() -> None:
+    """The check can fail: reading one element too many ends the process by a signal."""
+    code = "from rlx.testing.guarded import GuardedMemory; import ctypes; m = GuardedMemory(12)\n"
+    ended = subprocess.run([sys.executable, "-c", code + "ctypes.string_at(m.address, 13)"], check=False)
+    assert ended.returncode < 0
+
+
+def run_script(*arguments: str) -> None:
+    command = [sys.executable, "-X", "faulthandler", str(Path(__file__)), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert ended.returncode == 0, f"status {ended.returncode}\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
+
+
+# ---- in the other process
+
+
+def guarded(array: Array, *, at_end: bool = True) -> Array:
+    """A copy of the array against a guard page."""
+    memory = GuardedMemory(array.nbytes, at_end=at_end)
+    memory.bytes[:] = array.reshape(-1).view(np.uint8)
+    return memory.bytes.view(array.dtype).reshape(array.shape)
+
+
+def check_kernels(graph: Graph, inputs: dict[str, Array], params: dict[str, Array], sizes: Any, options: Any) -> None:
+    """The kernels of the graph one by one, with guards at the ends and then at the starts of buffers."""
+    backend = CpuBackend()
+    legal, _ = legalise(run_passes(graph), backend.claims)
+    run = GuardedRun(lower_graph(legal, backend), backend.emit_kernel)
+    expected = run_graph(graph, inputs, params)
+    for at_end in (True, False):
+        got = run({**inputs, **params}, sizes, at_end=at_end, reverse=not at_end)
+        compare_results(expected, got, *options)
+
+
+def check_random(first: int, last: int) -> None:
+    for seed in range(first, last):
+        print("random graph", seed, flush=True)
+        graph, make = random_graph(seed, 15, dtypes=("f32", "f64", "f16", "bf16", "i32", "i64", "bool"))
+        inputs = make(seed)
+        params = {v.name: v.data for v in graph.params if v.data is not None}
+        sizes = rlx.ir.extents.bind_extents(graph, {k: a.shape for k, a in inputs.items()})
+        check_kernels(graph, inputs, params, sizes, ({},))
+
+
+def check_run(name: str, patch: pytest.MonkeyPatch) -> None:
+    """A model whose own memory is guarded, run into guarded `out=` arrays."""
+
+    def bytes_at_a_guard(count: int, alignment: int = 64) -> Array:
+        return GuardedMemory(count).bytes
+
+    for module in (binding, executable, weights):
+        patch.setattr(module, "aligned_bytes", bytes_at_a_guard)
+    batch = Batch([*cases_of(name, 7, 33), *cases_of(name, 16, 17), *cases_of(name, 0, 5)])
+    inputs, params = batch.arrays()
+    expected = run_graph(batch.graph, inputs, params)
+    model = rlx.compile(batch.graph, device="cpu")
+    model.set_params({k: guarded(a) for k, a in params.items()})
+    for at_end in (True, False):
+        given = {k: guarded(a, at_end=at_end) for k, a in inputs.items()}
+        out = {k: guarded(np.zeros_like(a), at_end=at_end) for k, a in expected.items()}
+        model.run(given, out=out)
+        compare_results(expected, out, batch.allowed, batch.labels)
+
+
+def main(arguments: list[str]) -> None:
+    for argument in arguments:
+        kind, _, rest = argument.rpartition(":") if argument.startswith("run:") else argument.partition(":")
+        if kind == "run":
+            with pytest.MonkeyPatch.context() as patch:
+                check_run(rest, patch)
+        elif kind == "random":
+            check_random(*map(int, rest.split(":")))
+        else:
+            print(kind, flush=True)
+            batch = Batch(fixed_cases(kind))
+            check_kernels(batch.graph, *batch.arrays(), {}, (batch.allowed, batch.labels))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

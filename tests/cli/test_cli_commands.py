@@ -1,0 +1,233 @@
+"""Every command of the command line: what it prints, its JSON, and its exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner, Result
+from onnx import TensorProto, helper
+
+from rlx.backends.base import Availability
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.cli.main import cli
+from rlx.demo import DIGITS, Digits
+from rlx.ops.activation import Relu
+
+MODEL = str(DIGITS)
+
+
+def rlx(*args: object) -> Result:
+    """Runs a command; an exception that is not turned into an exit status fails the test."""
+    result = CliRunner().invoke(cli, [str(a) for a in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def rlx_json(*args: object) -> Any:
+    result = rlx(*args, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    "args, keys",
+    [
+        (["demo"], {"accuracy", "memory", "one", "whole", "kernels"}),
+        (["run", MODEL], {"device", "invented", "extents", "outputs"}),
+        (["bench", MODEL, "--seconds", "0.02", "--kernels"], {"compile_s", "run_slots", "run", "memory", "kernels"}),
+        (["plan", MODEL], {"at", "totals", "buffers", "rows"}),
+        (["explain", MODEL], {"stage", "text", "inputs", "outputs", "memory"}),
+        (["explain", MODEL, "--stage", "dispatch"], {"nodes"}),
+        (["explain", MODEL, "--preflight"], {"ok", "missing", "weights"}),
+        (["verify", MODEL], {"ok", "first_bad", "outputs", "nodes"}),
+        (["devices"], {"auto", "devices"}),
+    ],
+    ids=lambda value: " ".join(str(v).rpartition("/")[2] for v in value) if isinstance(value, list) else None,
+)
+def test_json(args: list[str], keys: set[str]) -> None:
+    """Every command prints one JSON object with --json, and text without."""
+    assert keys <= rlx_json(*args).keys()
+    result = rlx(*args)
+    assert result.exit_code == 0
+    assert result.stdout.strip()
+    assert not result.stderr
+
+
+@pytest.mark.parametrize(
+    "args, status, message",
+    [
+        (["run", "no-such-file.onnx"], 1, "no-such-file.onnx"),
+        (["run", MODEL.replace(".onnx", "_test.npz")], 1, "digits_test.npz"),
+        (["run", MODEL, "--dims", "wrong=3"], 1, "'batch'"),
+        (["run", MODEL, "--input", "image=4x1x9x8"], 1, "got (4, 1, 9, 8)"),
+        (["run", MODEL, "--input", "picture=4x1x8x8"], 1, "there is no input 'picture'"),
+        (["run", MODEL, "--input", "image=no-such-file.npy"], 1, "no-such-file.npy"),
+        (["run", MODEL, "--budget", "1KiB", "--dims", "batch=1:8"], 1, "more than the 1,024 B allowed"),
+        (["run", MODEL, "--budget", "much"], 1, "'much'"),
+        (["run", MODEL, "--dims", "batch"], 2, "expected NAME=SIZE"),
+        (["run", MODEL, "--dims", "batch=8:4"], 2, "above the highest"),
+        (["run", MODEL, "--dims", "batch=-1"], 2, "expected NAME=SIZE"),
+        (["run", MODEL, "--dims", "batch=1", "--dims", "batch=2"], 2, "twice"),
+        (["run", MODEL, "--input", "image=4*8"], 2, "expected NAME=FILE.npy"),
+        (["run", MODEL, "--threads", "0"], 2, "--threads"),
+        (["run", MODEL, "--device", "abacus"], 2, "abacus"),
+        (["run", MODEL, "--no-such-option"], 2, "--no-such-option"),
+        (["run"], 2, "MODEL"),
+        (["explain", MODEL, "--stage", "magic"], 2, "magic"),
+        (["no-such-command"], 2, "no-such-command"),
+    ],
+    ids=lambda value: " ".join(str(v).rpartition("/")[2] for v in value[2:]) if isinstance(value, list) else None,
+)
+def test_exit_status(args: list[str], status: int, message: str) -> None:
+    """Failures exit with 1 and wrong usage with 2; stderr says what, stdout stays empty."""
+    result = rlx(*args)
+    assert result.exit_code == status, result.output
+    assert message in result.stderr
+    assert not result.stdout
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "plan", "explain", "verify"])
+def test_random_bytes(command: str, tmp_path: Path) -> None:
+    """A file that is no model is one line on stderr and exit status 1."""
+    path = tmp_path / "noise.onnx"
+    path.write_bytes(np.random.default_rng(3).bytes(2000))
+    result = rlx(command, path)
+    assert result.exit_code == 1
+    assert str(path) in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_preflight_of_what_is_missing(tmp_path: Path) -> None:
+    """A file with an unknown op is described on stdout, and exit status 1 says that it can't be imported."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Imaginary", ["x"], ["y"], name="node1")], "g", [x], [y])
+    path = tmp_path / "imaginary.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    for json_flag in ([], ["--json"]):
+        result = rlx("explain", path, "--preflight", *json_flag)
+        assert result.exit_code == 1
+        assert "Imaginary" in result.stdout
+        assert len(result.stderr.splitlines()) == 1
+    assert "'node1'" in rlx("run", path).stderr
+
+
+def test_run_on_files(tmp_path: Path) -> None:
+    """`run` reads .npy inputs, writes outputs that NumPy reads, and describes them rightly."""
+    images = Digits.load().images[:7]
+    np.save(tmp_path / "image.npy", images)
+    made = rlx_json("run", MODEL, "--input", f"image={tmp_path / 'image.npy'}", "--output-dir", tmp_path / "out")
+    assert made["invented"] == []
+    assert made["extents"] == {"batch": 7}
+    (row,) = made["outputs"]
+    probabilities = np.load(tmp_path / "out" / "probabilities.npy")
+    assert row["file"] == str(tmp_path / "out" / "probabilities.npy")
+    assert row["shape"] == [7, 10]
+    assert row["max"] == pytest.approx(float(probabilities.max()))
+    assert (probabilities.argmax(axis=1) == Digits.load().labels[:7]).all()
+
+
+def test_run_refuses_pickles_and_archives(tmp_path: Path) -> None:
+    """Input files that hold objects, several arrays or something else are named."""
+    np.save(tmp_path / "pickle.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("hello")
+    with (tmp_path / "archive.npy").open("wb") as file:
+        np.savez(file, a=np.zeros(3))
+    for name in ("pickle.npy", "text.npy", "archive.npy"):
+        result = rlx("run", MODEL, "--input", f"image={tmp_path / name}")
+        assert result.exit_code == 1
+        assert name in result.stderr
+
+
+def test_invented_inputs_are_said_and_repeatable() -> None:
+    """Without --input the data depend on the seed only, and every choice is printed."""
+    first, same, other = (rlx_json("run", MODEL, "--seed", seed) for seed in (1, 1, 2))
+    assert first["outputs"] == same["outputs"] != other["outputs"]
+    assert first["invented"] == ["batch = 1", "image: random f32[1, 1, 8, 8], seed 1"]
+    assert "invented  batch = 1" in rlx("run", MODEL).stdout
+
+
+def test_invented_sizes_obey_bounds() -> None:
+    """A bounded dim gets a size within its bounds, a fixed one its own."""
+    assert rlx_json("run", MODEL, "--dims", "batch=5:9")["extents"] == {"batch": 5}
+    assert rlx_json("run", MODEL, "--dims", "batch=4")["outputs"][0]["shape"] == [4, 10]
+
+
+def test_an_error_of_invented_sizes_says_so() -> None:
+    """When a run fails at sizes that were invented, the message names them and the way out."""
+    from rlx.cli.inputs import Inputs, with_hint
+    from rlx.errors import ExecutionError
+
+    error = with_hint(ExecutionError("guard"), Inputs({}, {"h": 64}, ["h = 64"], []))
+    assert "h = 64" in str(error)
+    assert "--dims" in str(error)
+    assert str(with_hint(ExecutionError("guard"), Inputs({}, {}, [], ["x: random"]))) == "guard"
+
+
+def test_plan_at_bounds_and_at_inputs(tmp_path: Path) -> None:
+    """With bounds the plan is made there, and elsewhere at the inputs; the SVG is drawn."""
+    svg = tmp_path / "plan.svg"
+    assert rlx_json("plan", MODEL, "--dims", "batch=1:32", "--svg", svg)["at"] == {"batch": 32}
+    assert svg.read_text().startswith("<svg")
+    assert rlx_json("plan", MODEL, "--input", "image=3x1x8x8")["at"] == {"batch": 3}
+    unbounded = rlx_json("plan", MODEL)
+    assert unbounded["at"] == {"batch": 1}
+    assert unbounded["invented"] == ["batch = 1"]
+
+
+def test_plan_needs_a_device_that_plans() -> None:
+    """The reference device has no arena, and says so."""
+    result = rlx("plan", MODEL, "--device", "reference")
+    assert result.exit_code == 1
+    assert "plans no memory" in result.stderr
+
+
+def test_verify_names_the_first_bad_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a device and the reference disagree on one op, the first node with it is named, with its error."""
+    monkeypatch.setattr(Relu, "reference", lambda self, x: np.maximum(x, 0) * np.float32(1.01))
+    result = rlx("verify", MODEL)
+    assert result.exit_code == 1
+    assert "first at relu 'relu1'" in result.stderr
+    assert "8 of 11 results agree" in result.stdout
+
+
+def test_devices_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is not there is listed with the reason and the remedy."""
+    monkeypatch.setattr(CpuBackend, "available", lambda self: Availability(False, "no LLVM", "pip install llvmlite"))
+    result = rlx("devices")
+    assert result.exit_code == 0
+    assert "no LLVM" in result.stdout
+    assert "pip install llvmlite" in result.stdout
+    assert "auto is 'reference'" in result.stdout
+
+
+def test_demo_fails_when_the_answers_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than 95 % accuracy is exit status 1."""
+    digits = Digits.load()
+    wrong = Digits(digits.images, (digits.labels + 1) % 10)
+    monkeypatch.setattr(Digits, "load", classmethod(lambda cls: wrong))
+    result = rlx("demo")
+    assert result.exit_code == 1
+    assert "of the digits were read right" in result.stderr
+
+
+def test_script_on_a_pipe() -> None:
+    """The installed script writes no progress or colour to a pipe, and survives an ASCII terminal."""
+    script = Path(sys.executable).with_name("rlx")
+    command = [str(script)] if script.exists() else [sys.executable, "-m", "rlx.cli.main"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*command, "run", MODEL], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout

@@ -1,0 +1,297 @@
+"""The calls of a compiled graph: what goes in, what comes out, and whose memory it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import NameNotFound, OptionError, ShapeError, StaleView
+
+DEVICES = ["cpu", "reference"]
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+Y = np.float32(10) * X[:, ::-1].copy()
+W = np.float32([2, 4, 8])
+
+
+def two_in_two_out(device: str = "cpu", **options: Any) -> rlx.CompiledGraph:
+    g = rlx.Graph("pair")
+    n = rlx.Dim("n", 1, 8)
+    x, y = g.input("x", (n, 3)), g.input("y", (n, 3))
+    w = g.param("w", (3,))
+    g.output((x + y) * w, name="sum")
+    g.output(x - y, name="difference")
+    model = rlx.compile(g, device=device, **options)
+    model.set_param("w", W)
+    return model
+
+
+def odd_outputs(device: str, **options: Any) -> rlx.CompiledGraph:
+    """Outputs that are leaves, views of leaves, views of results, and one result under two names."""
+    g = rlx.Graph("odd")
+    x, w = g.input("x", (2, 3)), g.param("w", (3,))
+    c = g.constant(np.float32([[1, 2], [3, 4]]))
+    h = x * w
+    g.output(x, name="input")
+    g.output(x.reshape(3, 2), name="input view")
+    g.output(w, name="param")
+    g.output(w.reshape(3, 1), name="param view")
+    g.output(rlx.tanh(w), name="of a param")
+    g.output(c, name="constant")
+    g.output(c.reshape(4), name="constant view")
+    g.output(h, name="result")
+    g.output(h, name="again")
+    g.output(h.reshape(6), name="result view")
+    g.output(rlx.slice(h, starts=(1, 0), sizes=(1, 3), steps=(1, 1)), name="a row of it")
+    model = rlx.compile(g, device=device, **options)
+    model.set_param("w", W)
+    return model
+
+
+def odd_expected() -> dict[str, np.ndarray[Any, Any]]:
+    c, h = np.float32([[1, 2], [3, 4]]), X * W
+    return {
+        "input": X,
+        "input view": X.reshape(3, 2),
+        "param": W,
+        "param view": W.reshape(3, 1),
+        "of a param": np.tanh(W),
+        "constant": c,
+        "constant view": c.reshape(4),
+        "result": h,
+        "again": h,
+        "result view": h.reshape(6),
+        "a row of it": h[1:2],
+    }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_inputs_and_outputs_can_be_named_or_counted(device: str) -> None:
+    model = two_in_two_out(device)
+    wanted = [(X + Y) * W, X - Y]
+    calls: list[Callable[[], Any]] = [
+        lambda: model.run({"y": Y, "x": X}),
+        lambda: model.run([X, Y]),
+        lambda: model.run((X, Y)),
+        lambda: list(model(X, Y).values()),
+        lambda: list(model(X, y=Y).values()),
+        lambda: [model({"x": X, "y": Y})["sum"], model(x=X, y=Y)[1]],
+        lambda: list(model.run_slots(X, Y)),
+        lambda: [model.run_views({"x": X, "y": Y})["sum"], model.run_views([X, Y])[1]],
+    ]
+    for call in calls:
+        for got, want in zip(call(), wanted, strict=True):
+            np.testing.assert_array_equal(got, want)
+    assert model.run([X, Y], outputs=["difference"])[0].tobytes() == wanted[1].tobytes()
+    assert [a.shape for a in model.run([X, Y], outputs=["difference", "sum", "sum"])] == [(2, 3)] * 3
+    assert list(model(X, Y)) == ["sum", "difference"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_leaves_views_and_repeats_as_outputs(device: str) -> None:
+    """In run, run_views, with out=, and read by row; nothing that comes back is memory of a leaf."""
+    model, wanted = odd_outputs(device), odd_expected()
+    x = X.copy()
+    out = {name: np.full_like(a, 7) for name, a in wanted.items()}
+    arrays = [dict(zip(wanted, model.run({"x": x}), strict=True)), dict(zip(wanted, model.run_views([x]), strict=True))]
+    returned = model.run({"x": x}, out=out)
+    assert all(a is b for a, b in zip(returned, out.values(), strict=True))
+    for found in (*arrays, out):
+        for name, want in wanted.items():
+            np.testing.assert_allclose(found[name], want, rtol=1e-6, err_msg=name)
+            assert not np.may_share_memory(found[name], x)
+    for name, want in wanted.items():
+        np.testing.assert_allclose(model.read_output_row(name, -1), want[-1], rtol=1e-6, err_msg=name)
+    for fresh in arrays[0].values():
+        fresh[...] = -1  # the caller's own
+    for name, got in zip(wanted, model.run({"x": x}), strict=True):
+        np.testing.assert_allclose(got, wanted[name], rtol=1e-6, err_msg=name)
+    np.testing.assert_array_equal(x, X)
+
+
+def test_views_are_read_only_and_in_the_arena() -> None:
+    model = two_in_two_out()
+    views = model.run_views([X, Y])
+    arena = np.frombuffer(model.arena, np.uint8)
+    for view in views:
+        assert not view.flags.writeable
+        assert np.may_share_memory(view, arena)
+    assert views["sum"] is views[0]
+    assert model.run_slots(X, Y) is model.run_slots(X, Y)
+    with pytest.raises(NameNotFound, match="no output 'total'"):
+        views["total"]
+
+
+def test_results_of_run_stay() -> None:
+    model = two_in_two_out()
+    first = model.run([X, Y])[0]
+    model.run([Y, Y])
+    np.testing.assert_array_equal(first, (X + Y) * W)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_out_by_name_and_position(device: str) -> None:
+    model = two_in_two_out(device)
+    mine = np.zeros((2, 3), np.float32)
+    got = model.run([X, Y], out={"difference": mine})
+    assert got[1] is mine
+    np.testing.assert_array_equal(mine, X - Y)
+    np.testing.assert_array_equal(got[0], (X + Y) * W)
+    np.testing.assert_array_equal(model.read_output_row("difference", 0), (X - Y)[0])
+    assert model.run([X, Y], out=[mine, None], outputs=["sum"])[0] is mine
+    np.testing.assert_array_equal(mine, (X + Y) * W)
+    views = model.run_views([Y, X])  # a call without `out` is not affected by the one before
+    np.testing.assert_array_equal(views[1], Y - X)
+    np.testing.assert_array_equal(model.read_output_row("difference", 1), (Y - X)[1])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("how", ["strided", "backwards", "fortran", "misaligned", "interleaved"])
+def test_out_of_any_layout(device: str, how: str) -> None:
+    model = two_in_two_out(device)
+    arrays = {
+        "strided": lambda: np.zeros((4, 6), np.float32)[::2, ::2],
+        "backwards": lambda: np.zeros((2, 3), np.float32)[::-1, ::-1],
+        "fortran": lambda: np.zeros((2, 3), np.float32, order="F"),
+        "misaligned": lambda: np.zeros(25, np.uint8)[1:].view(np.float32).reshape(2, 3),
+        "interleaved": lambda: np.zeros((2, 3, 2), np.float32)[..., 0],
+    }
+    first = arrays[how]()
+    second = first.base[..., 1] if how == "interleaved" and first.base is not None else arrays[how]()
+    model.run([X, Y], out=[first, second])
+    np.testing.assert_array_equal(first, (X + Y) * W)
+    np.testing.assert_array_equal(second, X - Y)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_out_may_be_an_input(device: str) -> None:
+    """The result is as if all inputs had been read before anything was written."""
+    model = two_in_two_out(device)
+    x, y = X.copy(), Y.copy()
+    model.run([x, y], out=[y, x])
+    np.testing.assert_array_equal(y, (X + Y) * W)
+    np.testing.assert_array_equal(x, X - Y)
+    memory = np.zeros(9, np.float32)
+    x, out = memory[:6].reshape(2, 3), memory[3:].reshape(2, 3)  # half of it
+    x[...] = X
+    model.run([x, Y], out={"sum": out})
+    np.testing.assert_array_equal(out, (X + Y) * W)
+
+
+def test_bad_out() -> None:
+    model = two_in_two_out()
+    mine = np.zeros((2, 3), np.float32)
+    cases: list[tuple[Any, type[Exception], str]] = [
+        ({"total": mine}, NameNotFound, "no output 'total'"),
+        ([mine], ShapeError, "expected 2 arrays, got 1"),
+        ([mine, mine], OptionError, "'sum' and 'difference' overlap"),
+        ([mine[:1], None], ShapeError, r"'sum': this run needs shape \(2, 3\), got \(1, 3\)"),
+        ([mine[:, :2], None], ShapeError, "out for 'sum'"),
+        ([mine.astype(np.float64), None], rlx.errors.DTypeError, "out for 'sum'"),
+        ([mine.tolist(), None], OptionError, "writable NumPy array"),
+        ([np.broadcast_to(mine, (2, 3)), None], OptionError, "writable NumPy array"),
+    ]
+    for out, error, text in cases:
+        with pytest.raises(error, match=text):
+            model.run([X, Y], out=out)
+    np.testing.assert_array_equal(mine, 0)
+    np.testing.assert_array_equal(model.run([X, Y])[1], X - Y)
+
+
+def test_outputs_fed_back() -> None:
+    """A view of the last run as an input is read before the run writes over it."""
+    g = rlx.Graph("step")
+    x = g.input("x", (4,))
+    g.output(rlx.concat(x * 2.0, x + 1.0, axis=0).reshape(2, 4).sum(0), name="y")
+    model = rlx.compile(g, device="cpu")
+    value = want = np.arange(4, dtype=np.float32)
+    for _ in range(4):
+        value = model.run_slots(value)[0]
+        want = want * 2 + (want + 1)
+        np.testing.assert_array_equal(value, want)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_read_output_row(device: str) -> None:
+    model = two_in_two_out(device)
+    with pytest.raises(OptionError, match="no run yet"):
+        model.read_output_row("sum", 0)
+    model.run_slots(X, Y)
+    row = model.read_output_row(1, 1)
+    np.testing.assert_array_equal(row, (X - Y)[1])
+    row[...] = 0  # a copy
+    np.testing.assert_array_equal(model.read_output_row("difference", -1), (X - Y)[1])
+    with pytest.raises(ShapeError, match="there is no row 2"):
+        model.read_output_row("sum", 2)
+    with pytest.raises(NameNotFound, match="no output 'total'"):
+        model.read_output_row("total", 0)
+    with pytest.raises(NameNotFound, match="no output number 2"):
+        model.read_output_row(2, 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_debug_views_go_stale(device: str) -> None:
+    model = two_in_two_out(device, debug=True)
+    views = model.run_views([X, Y])
+    np.testing.assert_array_equal(views["sum"], (X + Y) * W)
+    kept = views["difference"]
+    model.run([X, Y])
+    for use in (lambda: views[0], lambda: views["sum"], lambda: list(views)):
+        with pytest.raises(StaleView, match="an earlier run"):
+            use()
+    fed = model.run_slots(X, X)
+    again = model.run_slots(fed[0], Y)  # an input in the arena is read before it is overwritten
+    np.testing.assert_array_equal(again[1], 2 * X * W - Y)
+    del kept
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_graphs_without_kernels_inputs_or_elements(device: str) -> None:
+    g = rlx.Graph("constants")
+    g.output(g.constant(np.float32(3)), name="scalar")
+    g.output(g.constant(np.zeros((2, 0), np.int32)), name="empty")
+    model = rlx.compile(g, device=device)
+    for results in (model.run({}), model.run([]), list(model.run_slots()), list(model().values())):
+        assert results[0].shape == ()
+        assert results[0] == 3
+        assert results[1].shape == (2, 0)
+        assert results[1].dtype == np.int32
+
+    g = rlx.Graph("empty")
+    n = rlx.Dim("n", 0, 4)
+    x, s = g.input("x", (n, 3)), g.input("s", ())
+    g.output(rlx.softmax(x * s), name="soft")
+    g.output(x.sum(), name="total")
+    g.output(x @ g.constant(np.ones((3, 2), np.float32)), name="product")
+    g.output(s + 1.0, name="next")
+    model = rlx.compile(g, device=device)
+    for rows in (0, 2, 0):
+        x_now = np.ones((rows, 3), np.float32)
+        soft, total, product, after = model.run([x_now, np.float32(2)])
+        assert soft.shape == (rows, 3)
+        assert total == 3 * rows
+        np.testing.assert_array_equal(product, np.full((rows, 2), 3))
+        assert after.shape == ()
+        assert after == 3
+
+    g = rlx.Graph("nothing")
+    g.input("x", (2,))
+    assert rlx.compile(g, device=device).run([np.zeros(2, np.float32)]) == []
+
+
+def test_profile_and_explain() -> None:
+    model = two_in_two_out()
+    rows = model.profile([X, Y], repeat=3)
+    assert len(rows) == len(model.compilation.program.run)  # type: ignore[union-attr]
+    assert all(seconds >= 0 for _, _, seconds in rows)
+    for stage in ("summary", "graph", "passes", "dispatch", "fuse", "plan"):
+        assert model.explain(stage)
+    with pytest.raises(OptionError, match="unknown stage 'all'"):
+        model.explain("all")
+    assert "manages its memory itself" in two_in_two_out("reference").explain("plan")
+    assert not two_in_two_out("reference").capabilities
+    with pytest.raises(OptionError, match="no arena"):
+        _ = two_in_two_out("reference").arena

@@ -1,0 +1,278 @@
+"""Threads, clones and forks: never a hang, never a wrong result; one graph runs in one thread at a time."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import BusyError
+from rlx.ops.base import Op, register
+
+Array = np.ndarray[Any, Any]
+SECONDS = 1.0  # for how long threads hammer at something
+
+
+@register
+class SlowIdentity(Op):
+    """x, after a while: a host call."""
+
+    seconds: float = 0.2
+
+    def infer(self, x: Any) -> Any:
+        return x
+
+    def reference(self, x: Array) -> Array:
+        time.sleep(self.seconds)
+        return x
+
+
+def network(width: int, **options: Any) -> rlx.CompiledGraph:
+    """A few products, wide enough for several chunks."""
+    g = rlx.Graph(f"network {width}")
+    x, w = g.input("x", (rlx.Dim("n", 1, 64), width)), g.param("w", (width, width))
+    y = x
+    for _ in range(3):
+        y = rlx.tanh(y @ w)
+    g.output(y, name="y")
+    model = rlx.compile(g, device="cpu", **options)
+    model.set_param("w", weights(width))
+    return model
+
+
+def weights(width: int, scale: float = 1) -> Array:
+    made = np.random.default_rng(width).standard_normal((width, width)) * scale / np.sqrt(width)
+    return made.astype(np.float32)
+
+
+def slow(seconds: float = 0.2) -> rlx.CompiledGraph:
+    g = rlx.Graph("slow")
+    x, w = g.input("x", (2,)), g.param("w", (2,))
+    g.output(rlx.ops.slow_identity(x + w, seconds=seconds) * 2.0, name="y")
+    model = rlx.compile(g, device="cpu")
+    model.set_param("w", np.zeros(2, np.float32))
+    return model
+
+
+def together(*jobs: Callable[[], None]) -> None:
+    """Runs the jobs in threads; what one raises is raised here, and a hang fails."""
+    errors: list[BaseException] = []
+
+    def guarded(job: Callable[[], None]) -> None:
+        try:
+            job()
+        except BaseException as error:  # noqa: BLE001  # shown by the caller
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "hangs"
+    if errors:
+        raise errors[0]
+
+
+def hammer(model: rlx.CompiledGraph, seed: int, width: int) -> Callable[[], None]:
+    """Runs of changing length, all compared with what the same run gave alone."""
+    rng = np.random.default_rng(seed)
+    inputs = [rng.standard_normal((n, width)).astype(np.float32) for n in (1, 7, 64, 30)]
+    wants = [model.run([x])[0] for x in inputs]
+
+    def job() -> None:
+        stop = time.monotonic() + SECONDS
+        while time.monotonic() < stop:
+            for x, want in zip(inputs, wants, strict=True):
+                np.testing.assert_array_equal(model.run_slots(x)[0], want)
+                np.testing.assert_array_equal(model.run([x])[0], want)
+
+    return job
+
+
+def test_different_models_in_threads() -> None:
+    models = [network(width, threads=threads) for width, threads in ((64, 2), (96, 4), (128, 1), (160, 2))]
+    together(*(hammer(m, i, m.inputs[0].shape[1]) for i, m in enumerate(models)))  # type: ignore[arg-type]
+
+
+def test_clones_in_threads() -> None:
+    """Clones made and used in threads agree with the original, from the first run on."""
+    model = network(128, threads=2)
+    x = np.ones((30, 128), np.float32)
+    want = network(128, threads=1).run([x])[0]
+    clones = [model.clone() for _ in range(3)]
+
+    def first_run(clone: rlx.CompiledGraph) -> Callable[[], None]:
+        return lambda: np.testing.assert_array_equal(clone.run([x])[0], want)
+
+    together(*map(first_run, clones))  # who comes first packs the weights
+    together(*(hammer(clone, i, 128) for i, clone in enumerate(clones)))
+
+
+def test_one_graph_in_two_threads_is_busy_or_right() -> None:
+    """Whatever a second thread calls gets BusyError or the right answer, at any length."""
+    model = network(128, threads=2)
+    inputs = {n: np.full((n, 128), 1 / n, np.float32) for n in (1, 3, 40, 64)}
+    wants = {n: model.run([x])[0] for n, x in inputs.items()}
+    counts = {"done": 0, "busy": 0}
+    mine = {thread: np.zeros((64, 128), np.float32) for thread in range(3)}
+
+    def job(thread: int) -> None:
+        stop = time.monotonic() + SECONDS
+        while time.monotonic() < stop:
+            for n, x in inputs.items():
+                out = {"y": mine[thread][:n]}
+                for call in (lambda x=x: model.run([x]), lambda x=x, out=out: model.run([x], out=out)):
+                    try:
+                        got = call()[0]
+                    except BusyError:
+                        counts["busy"] += 1
+                        continue
+                    np.testing.assert_array_equal(got, wants[n])
+                    counts["done"] += 1
+
+    together(*(lambda t=t: job(t) for t in mine))  # type: ignore[misc]
+    assert counts["done"]
+    np.testing.assert_array_equal(model.run([inputs[3]])[0], wants[3])
+
+
+def test_busy() -> None:
+    """While a run goes on, calls and changes of the graph raise BusyError and change nothing; a clone can run."""
+    model = slow()
+    clone = model.clone()
+    x = np.float32([1, 2])
+    model.run([x])
+    clone.run([x])
+    started = threading.Event()
+
+    def first() -> None:
+        started.set()
+        np.testing.assert_array_equal(model.run([x])[0], 2 * x)
+
+    def second() -> None:
+        started.wait()
+        time.sleep(0.05)
+        for call in (
+            lambda: model.run([x]),
+            lambda: model.run_slots(x),
+            lambda: model.run_views([x]),
+            lambda: model.set_param("w", x),
+            lambda: clone.set_param("w", x),  # shares the weights
+        ):
+            with pytest.raises(BusyError, match="clone"):
+                call()
+        np.testing.assert_array_equal(clone.run([x])[0], 2 * x)
+
+    together(first, second)
+    model.set_param("w", x)
+    np.testing.assert_array_equal(clone.run([x])[0], 4 * x)
+
+
+def test_params_set_while_clones_run() -> None:
+    """Each result is that of some set of params as a whole; set_params is done or says that it is busy."""
+    model = network(96, threads=2)
+    x = np.ones((8, 96), np.float32)
+    scales = (1.0, 0.5, 0.25)
+    wants = []
+    for scale in scales:
+        model.set_param("w", weights(96, scale))
+        wants.append(model.run([x])[0])
+    stop = time.monotonic() + SECONDS
+    done = {"set": 0}
+
+    def setter() -> None:
+        number = 0
+        while time.monotonic() < stop:
+            number += 1
+            try:
+                model.set_param("w", weights(96, scales[number % 3]))
+                done["set"] += 1
+            except BusyError:
+                time.sleep(1e-4)
+
+    def runner(clone: rlx.CompiledGraph) -> Callable[[], None]:
+        def job() -> None:
+            while time.monotonic() < stop:
+                try:
+                    got = clone.run([x])[0]
+                except BusyError:
+                    continue
+                assert any(np.array_equal(got, want) for want in wants)
+
+        return job
+
+    together(setter, runner(model.clone()), runner(model.clone()))
+    model.set_param("w", weights(96, 0.5))
+    np.testing.assert_array_equal(model.run([x])[0], wants[1])
+
+
+def in_child(check: Callable[[], None]) -> int:
+    """The exit status of a forked child that runs `check`; 99 if it hangs."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            check()
+        except BaseException as error:  # noqa: BLE001  # pytest must not go on in the child
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    stop = time.monotonic() + 30
+    while time.monotonic() < stop:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return 99
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_fork_during_runs() -> None:
+    """The child can use every graph, also those that other threads of the parent were running or binding."""
+    model, other = network(128, threads=2), slow(0.3)
+    inputs = [np.full((n, 128), 1 / n, np.float32) for n in (40, 3, 64, 1)]
+    wants = [model.run([x])[0] for x in inputs]
+    pair = np.float32([1, 2])
+    stop = threading.Event()
+
+    def parent(call: Callable[[], Any]) -> Callable[[], None]:
+        def job() -> None:
+            while not stop.is_set():
+                call()
+
+        return job
+
+    def check() -> None:
+        for _ in range(3):
+            for x, want in zip(inputs, wants, strict=True):
+                np.testing.assert_array_equal(model.run([x])[0], want)
+                np.testing.assert_array_equal(model.run_slots(x)[0], want)
+        np.testing.assert_array_equal(other.run([pair])[0], 2 * pair)
+        model.set_param("w", weights(128))
+        np.testing.assert_array_equal(model.clone().run([inputs[0]])[0], wants[0])
+
+    def forks() -> None:
+        try:
+            for _ in range(4):
+                time.sleep(0.05)
+                assert in_child(check) == 0
+        finally:
+            stop.set()
+
+    together(forks, parent(lambda: [model.run([x]) for x in inputs]), parent(lambda: other.run([pair])))
+    for x, want in zip(inputs, wants, strict=True):
+        np.testing.assert_array_equal(model.run([x])[0], want)
+
+
+def test_threads_option_takes_any_number() -> None:
+    x = np.ones((64, 128), np.float32)
+    wants = [network(128, threads=count).run([x])[0] for count in (1, 2, 3, 64, 1000)]
+    for want in wants[1:]:
+        np.testing.assert_array_equal(want, wants[0])

@@ -1,0 +1,192 @@
+"""The public names, and the options of a compile: frozen here, because users write them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import OptionError, RlxError
+
+PUBLIC = [
+    "CompileOptions", "CompiledGraph", "Dim", "Graph", "Op", "Session", "TensorType", "compile", "errors", "load",
+    "ops", "register",
+]  # fmt: skip
+
+OPTIONS = [
+    ("device", "str", "auto"),
+    ("dims", "Mapping[str, Any] | None", None),
+    ("threads", "int | None", None),
+    ("precision", "str", "f32"),
+    ("budget", "int | str | None", None),
+    ("over_budget", "str", "error"),
+    ("deterministic", "bool", True),
+    ("alignment", "int", 64),
+    ("reuse", "bool", True),
+    ("cache_dir", "str | os.PathLike[str] | None", None),
+    ("debug", "bool", False),
+]
+
+
+def test_public_names() -> None:
+    assert rlx.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(rlx, name) is not None
+        assert name in dir(rlx)
+    assert rlx.softmax is rlx.ops.softmax
+    with pytest.raises(AttributeError, match="no attribute or op 'sofmax'"):
+        _ = rlx.sofmax
+
+
+def test_options_are_these() -> None:
+    assert [(f.name, f.type, f.default) for f in dataclasses.fields(rlx.CompileOptions)] == OPTIONS
+    assert rlx.errors.__all__ == sorted(rlx.errors.__all__)
+    for name in rlx.errors.__all__:
+        found = getattr(rlx.errors, name)
+        assert name == "UnsupportedNode" or issubclass(found, RlxError)
+
+
+def test_import_is_light() -> None:
+    """`import rlx` loads neither a backend nor LLVM, and prints nothing."""
+    code = "import rlx, sys; assert not [m for m in sys.modules if m.startswith(('llvmlite', 'onnx', 'rlx.backends'))]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def small(**options: Any) -> rlx.CompiledGraph:
+    g = rlx.Graph("small")
+    x = g.input("x", (rlx.Dim("n", 1, 8), 20))
+    w = g.param("w", (20, 20), data=np.random.default_rng(0).standard_normal((20, 20)).astype(np.float32))
+    y = rlx.tanh(x @ w)
+    g.output(rlx.softmax(y + y @ w), name="y")
+    return rlx.compile(g, device="cpu", **options)
+
+
+X = np.random.default_rng(1).standard_normal((5, 20)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"alignment": 8},
+        {"alignment": 128},
+        {"alignment": 4096},
+        {"reuse": False},
+        {"reuse": False, "alignment": 256},
+        {"debug": True},
+        {"deterministic": False},
+        {"threads": 3},
+        {"dims": {"n": 5}},
+        {"dims": {"x": ((2, 6), 20)}},
+        {"dims": {"n": (1, None)}},
+        {"budget": "1GiB", "over_budget": "warn"},
+        {"device": "cpu", "precision": "f32"},
+    ],
+    ids=str,
+)
+def test_options_change_no_bit(options: dict[str, Any]) -> None:
+    model = small(**{k: v for k, v in options.items() if k != "device"})
+    want = small().run([X])[0]
+    np.testing.assert_array_equal(model.run([X])[0], want)
+    np.testing.assert_array_equal(model.run_slots(X)[0], want)
+    plan = model.plan
+    assert plan is not None
+    step = options.get("alignment", 64)
+    assert all(offset % step == 0 for offset in plan.offsets.values())
+    start = np.frombuffer(model.arena, np.uint8).ctypes.data
+    assert start % max(64, step) == 0
+    if not options.get("reuse", True):
+        assert plan.saved == 0
+        assert plan.arena >= small().plan.arena  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"thread": 2}, "unknown option 'thread': known are device, dims, threads"),
+        ({"threads": 0}, "threads=0: expected an int >= 1"),
+        ({"threads": True}, "threads=True"),
+        ({"threads": "2"}, "threads='2'"),
+        ({"device": "tpu"}, "unknown device 'tpu': known are 'auto', 'cpu'"),
+        ({"device": ""}, "expected the name of a device"),
+        ({"precision": "f8"}, "precision='f8'"),
+        ({"budget": "many"}, "size 'many': expected bytes"),
+        ({"budget": -1}, "size -1"),
+        ({"over_budget": "ignore"}, "expected 'error', 'warn' or 'allow'"),
+        ({"alignment": 48}, "alignment=48: expected a power of two"),
+        ({"alignment": 2**40}, "alignment="),
+        ({"reuse": "no"}, "reuse='no': expected True or False"),
+        ({"deterministic": None}, "deterministic=None"),
+        ({"debug": 1}, "debug=1"),
+        ({"cache_dir": 5}, "cache_dir=5: expected a folder"),
+        ({"dims": [("n", 4)]}, "dims=.*expected a mapping"),
+        ({"dims": {"m": 4}}, "no dim or input 'm'; there are 'n', 'x'"),
+        ({"dims": {"n": "4"}}, "expected a size, or"),
+        ({"dims": {"n": True}}, "expected a size, or"),
+    ],
+    ids=str,
+)
+def test_bad_options(options: dict[str, Any], text: str) -> None:
+    g = rlx.Graph("g")
+    g.output(g.input("x", (rlx.Dim("n", 1, 8),)) + 1.0, name="y")
+    with pytest.raises(OptionError, match=text):
+        rlx.compile(g, **options)
+    with pytest.raises(OptionError, match=text):
+        rlx.Session(**options).compile(g)
+
+
+def test_sessions_and_overrides() -> None:
+    session = rlx.Session(device="reference", threads=2)
+    g = rlx.Graph("g")
+    g.output(g.input("x", (2,)) + 1.0, name="y")
+    assert session.compile(g).device == "reference"
+    assert session.compile(g, device="cpu").device == "cpu"
+    assert session.load(g).device == "reference"
+    assert rlx.compile(g).device == "cpu"
+    with pytest.raises(OptionError, match="compile takes a Graph, got str; rlx.load takes files"):
+        rlx.compile("model.onnx")  # type: ignore[arg-type]
+
+
+def run_in_process(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+COMPILE = """
+import numpy as np, rlx
+g = rlx.Graph("g")
+g.output(rlx.tanh(g.input("x", (3,)) * 2.0) + 1.0, name="y")
+model = rlx.compile(g, device="cpu", cache_dir=CACHE)
+print(model.run([np.float32([0, 1, 2])])[0].tolist())
+"""
+
+
+@pytest.mark.parametrize("state", ["new", "used", "damaged", "unwritable", "a file", "below a file"])
+def test_cache_folders(state: str, tmp_path: Path) -> None:
+    """A cache that is new, used, damaged or can't be is never an error and never changes a result."""
+    folder = tmp_path / "cache"
+    code = COMPILE.replace("CACHE", repr(str(folder / "deeper" if state == "below a file" else folder)))
+    if state in ("used", "damaged"):
+        run_in_process(code)
+        assert list(folder.iterdir())
+    if state == "damaged":
+        for path in folder.iterdir():
+            data = path.read_bytes()
+            path.write_bytes(data[: len(data) // 2] + b"?" * (len(data) // 2))
+    if state == "unwritable":
+        folder.mkdir(mode=0o500)
+    if "file" in state:
+        folder.write_text("not a folder")
+    out = run_in_process(code)
+    assert out == run_in_process(code.replace(repr(str(folder)), repr(str(tmp_path / "other"))))
