@@ -14,7 +14,7 @@ from rlx.ir.graph import TensorType
 from rlx.ir.shape import Dim, Shape, Size
 from rlx.ops import contract, control, elementwise, encoded, index, layout, normalize, reduction, resize
 from rlx.ops.attention import Attention
-from rlx.ops.base import OPS, Op
+from rlx.ops.base import OPS
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.testing.cases_more import MORE
 from rlx.testing.oracle import ALL, FLOATS, INTEGERS, Batch, Case, Cases, Make, Operand, case
@@ -154,11 +154,13 @@ def _cast(name: str, n: Size, m: Size) -> Cases:
     for source in ALL:
         for target in ALL:
             kind = "whole" if source in FLOATS and target not in FLOATS else "any"
-            yield case(elementwise.Cast(target), Operand((m,), source, kind))
-            yield case(elementwise.Cast(target), Operand((n, 3), source, "normal" if target in FLOATS else "whole"))
+            yield case(elementwise.Cast(DTYPES[target]), Operand((m,), source, kind))
+            yield case(
+                elementwise.Cast(DTYPES[target]), Operand((n, 3), source, "normal" if target in FLOATS else "whole")
+            )
     for target in ("i8", "i16", "i32", "i64"):
-        yield case(elementwise.Cast(target), Operand((n, m), "f32", "normal"), turned=True)
-    yield case(elementwise.Cast("bool"), Operand((n, m), "f32", "any"))
+        yield case(elementwise.Cast(DTYPES[target]), Operand((n, m), "f32", "normal"), turned=True)
+    yield case(elementwise.Cast(DTYPES["bool"]), Operand((n, m), "f32", "any"))
 
 
 def _where(name: str, n: Size, m: Size) -> Cases:
@@ -352,17 +354,17 @@ def _reduction(name: str, n: Size, m: Size) -> Cases:
     cls: Any = OPS[name]
     for dtype in (*FLOATS, *INTEGERS):
         kind = _summand(name, dtype)
-        for axes in ((-1,), (0,)):
-            yield case(cls(axes), Operand((n, m), dtype, kind))
-        if name not in ("reduce_log_sum",):
+        for axis in (-1, 0):
+            yield case(cls((axis,)), Operand((n, m), dtype, kind))
+        if name != "reduce_log_sum":
             yield case(cls((-1,)), Operand((3, m), dtype, "any" if name in ("reduce_max", "reduce_min") else kind))
     kind = _summand(name, "f32")
     for keepdims in (True, False):
         for axes in (None, (), (1,), (0, 2), (0, 1), (1, 2), (0, 1, 2)):
             yield case(cls(axes, keepdims), Operand((n, m, 3), "f32", kind))
         yield case(cls(None, keepdims), Operand(()))
-    for axes in ((-1,), (0,)):
-        yield case(cls(axes), Operand((n, m), "f32", kind), turned=True)
+    for axis in (-1, 0):
+        yield case(cls((axis,)), Operand((n, m), "f32", kind), turned=True)
     yield case(cls((1,)), Operand((n, 37, 2), "f32", kind), leaf="param")
 
 

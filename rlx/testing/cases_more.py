@@ -35,13 +35,14 @@ def _cumulative(name: str, n: Size, m: Size) -> Cases:
 
 def _group_norm(name: str, n: Size, m: Size) -> Cases:
     for dtype in FLOATS:
-        yield case(_op(name, 2, 0.1), Operand((2, 6, n, m), dtype), Operand((6,), dtype), Operand((6,), dtype))
-    yield case(_op(name, 6, 0.1), Operand((n, 6, m)), Operand((6,)), Operand((6,)), turned=True)
+        yield case(_op(name, 2, 0.1), Operand((2, 6, n + 1, m + 1), dtype), Operand((6,), dtype), Operand((6,), dtype))
+    yield case(_op(name, 6, 0.1), Operand((n + 1, 6, m + 1)), Operand((6,)), Operand((6,)), turned=True)
 
 
 def _instance_norm(name: str, n: Size, m: Size) -> Cases:
     for dtype in FLOATS:
-        yield case(_op(name, 0.1), Operand((2, n, m), dtype), Operand((n,), dtype), Operand((n,), dtype))
+        both = Operand((n + 1,), dtype)
+        yield case(_op(name, 0.1), Operand((2, n + 1, m + 1), dtype), both, both)
 
 
 def _lp_normalization(name: str, n: Size, m: Size) -> Cases:
@@ -89,8 +90,8 @@ def _center_crop_pad(name: str, n: Size, m: Size) -> Cases:
 
 
 def _col2im(name: str, n: Size, m: Size) -> Cases:
-    yield case(_op(name, (5, 6), (2, 3), (1, 1), (1, 1), (0, 0, 0, 0)), Operand((n, 12, 16)))
-    yield case(_op(name, (6, 6), (2, 2), (2, 2)), Operand((n, 8, 9), "f64"))
+    yield case(_op(name, (5, 6), (2, 3), (1, 1), (1, 1), (0, 0, 0, 0)), Operand((n + 1, 12, 16)))
+    yield case(_op(name, (6, 6), (2, 2), (2, 2)), Operand((n + 1, 8, 9), "f64"))
 
 
 def _einsum(name: str, n: Size, m: Size) -> Cases:
@@ -167,12 +168,14 @@ def _integer_conv(name: str, n: Size, m: Size) -> Cases:
 
 def _scatter_elements(name: str, n: Size, m: Size) -> Cases:
     for reduction in ("none", "add", "max"):
-        yield case(_op(name, 1, reduction), Operand((n, m)), Operand((n, 1), "i64", "index", m), Operand((n, 1)))
+        at = Operand((n, 1), "i64", "index", m + 1)
+        yield case(_op(name, 1, reduction), Operand((n, m + 1)), at, Operand((n, 1)))
 
 
 def _scatter_nd(name: str, n: Size, m: Size) -> Cases:
     for reduction in ("none", "add"):
-        yield case(_op(name, reduction), Operand((n, m)), Operand((1, 1), "i64", "index", n), Operand((1, m)))
+        at = Operand((1, 1), "i64", "index", n + 1)
+        yield case(_op(name, reduction), Operand((n + 1, m)), at, Operand((1, m)))
 
 
 def _interpolate(name: str, n: Size, m: Size) -> Cases:
@@ -190,7 +193,8 @@ def _grid_sample(name: str, n: Size, m: Size) -> Cases:
 
 def _affine_grid(name: str, n: Size, m: Size) -> Cases:
     for corners in (False, True):
-        yield case(_op(name, (2, 3, n, m), corners), Operand((2, 2, 3)))
+        yield case(_op(name, (n + 1, m + 1), corners), Operand((2, 2, 3)))
+        yield case(_op(name, (2, n + 1, m + 1), corners), Operand((n, 3, 4), "f64"))
 
 
 def _rotary(name: str, n: Size, m: Size) -> Cases:

@@ -40,7 +40,8 @@ def random_graph(
     """A graph of about `nodes` nodes and a function from a seed to its inputs, of new extents where sizes are symbolic.
 
     Equal arguments give equal graphs. `dtypes` are those of leaves and casts (f16 and bf16 are possible), `sizes` those
-    of fixed axes of inputs. Params have data. Among the outputs may be inputs, params, constants and views of them, and one value under two names.
+    of fixed axes of inputs. Params have data. Among the outputs may be inputs, params, constants and views of them, and
+    one value under two names.
     """
     builder = _Builder(random.Random(seed), symbolic, [DTYPES[name] for name in dtypes], sizes)
     for _ in range(200 * nodes):  # steps that don't fit the values they draw add nothing

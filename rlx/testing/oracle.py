@@ -61,15 +61,17 @@ INTEGERS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64")
 ALL = (*FLOATS, *INTEGERS, "bool")
 
 # Nothing is rounded, or IEEE 754 says how: the bits are those of the reference.
-EXACT = frozenset(
-    "abs add and arg_max arg_min cast ceil clip concat div equal expand floor full gather gather_elements gather_nd "
-    "global_max_pool greater greater_equal identity iota is_inf is_nan less less_equal max_pool maximum minimum mul "
-    "bit_shift bitwise_and bitwise_not bitwise_or bitwise_xor as_shape compress center_crop_pad depth_to_space eye_like "
-    "hardmax max_unpool non_zero one_hot relabel reverse_sequence scatter_elements scatter_nd shrink space_to_depth "
-    "top_k trilu unique "
-    "neg not not_equal or pad reciprocal reduce_max reduce_min relu reshape resize_nearest round sign size_of slice "
-    "split sqrt squeeze sub thresholded_relu tile transpose unsqueeze where xor".split()
-)
+EXACT = frozenset((
+    "abs", "add", "and", "arg_max", "arg_min", "as_shape", "bit_shift", "bitwise_and", "bitwise_not", "bitwise_or",
+    "bitwise_xor", "cast", "ceil", "center_crop_pad", "clip", "compress", "concat", "depth_to_space", "div", "equal",
+    "expand", "eye_like", "floor", "full", "gather", "gather_elements", "gather_nd", "global_max_pool", "greater",
+    "greater_equal", "hardmax", "identity", "iota", "is_inf", "is_nan", "less", "less_equal", "max_pool",
+    "max_unpool", "maximum", "minimum", "mul", "neg", "non_zero", "not", "not_equal", "one_hot", "or", "pad",
+    "reciprocal", "reduce_max", "reduce_min", "relabel", "relu", "reshape", "resize_nearest", "reverse_sequence",
+    "round", "scatter_elements", "scatter_nd", "shrink", "sign", "size_of", "slice", "space_to_depth", "split",
+    "sqrt", "squeeze", "sub", "thresholded_relu", "tile", "top_k", "transpose", "trilu", "unique", "unsqueeze",
+    "where", "xor",
+))  # fmt: skip
 
 # Sums of many terms, cancellation, or a chain of approximations: how many times the dtype's tolerance.
 FACTOR = {
@@ -78,16 +80,27 @@ FACTOR = {
     "batch_norm": 10,
     "conv": 40,
     "conv_transpose": 40,
+    "cum_prod": 20,
+    "cum_sum": 40,
+    "einsum": 40,
     "elu": 4,
     "gelu": 8,
     "gemm": 40,
     "global_average_pool": 10,
+    "global_lp_pool": 20,
+    "group_norm": 40,
     "hard_swish": 4,
+    "instance_norm": 40,
+    "interpolate": 10,
     "layer_norm": 40,
     "log_softmax": 20,
+    "lp_pool": 20,
+    "lrn": 10,
     "matmul": 40,
+    "mean_variance_normalization": 40,
     "mish": 10,
     "pow": 20,
+    "prefix": 40,
     "reduce_l1": 20,
     "reduce_l2": 20,
     "reduce_log_sum": 20,
@@ -185,7 +198,7 @@ def compare_results(
 @dataclass(frozen=True)
 class Operand:
     """An input of a case. `values`: "normal", "any" (NaN, infinities, denormals, all integers), "positive", "unit"
-    (0 to 1), "nonzero", "whole" (small whole numbers), "ties" (few distinct ones) or "index" (from -limit to limit - 1).
+    (0 to 1), "nonzero", "whole" (small whole numbers), "ties" (few distinct ones) or "index" (-limit to limit - 1).
     """
 
     shape: Shape

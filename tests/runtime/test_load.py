@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,8 @@ def test_random_bytes(tmp_path: Path, pytestconfig: pytest.Config) -> None:
 
 
 def check_load(path: Path) -> None:
-    try:
+    with suppress(RlxError):
         rlx.load(path, device="reference")
-    except RlxError as error:
-        assert str(error)
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

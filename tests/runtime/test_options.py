@@ -150,7 +150,7 @@ def test_sessions_and_overrides() -> None:
     assert session.compile(g, device="cpu").device == "cpu"
     assert session.load(g).device == "reference"
     assert rlx.compile(g).device == "cpu"
-    with pytest.raises(OptionError, match="compile takes a Graph, got str; rlx.load takes files"):
+    with pytest.raises(OptionError, match=r"compile takes a Graph, got str; rlx\.load takes files"):
         rlx.compile("model.onnx")  # type: ignore[arg-type]
 
 

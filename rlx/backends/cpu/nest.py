@@ -14,7 +14,7 @@ from hashlib import sha256
 from math import prod
 
 from rlx.backends.cpu import scalar
-from rlx.backends.cpu.builder import Function, Module, constant, vec
+from rlx.backends.cpu.builder import Function, Module, constant, element, size_of, suffix, vec, width
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, WordTable
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, Size, evaluate, size_product
@@ -45,6 +45,7 @@ from rlx.kernels.program import Buffer, Store
 __all__ = ["CHUNK_COST", "Emitter", "Scope", "emit_nest", "flatten", "name_kernel"]
 
 CHUNK_COST = 100_000  # scalar operations that one chunk should hold at least: some tens of microseconds
+SHORT = 16  # elements below which a reduction is not worth vectors of its own
 UNROLL = 4  # independent accumulators of a vector reduction
 RESULT = frozenset((Var("acc"),))  # what an anchor's result depends on: it is never computed ahead
 STATUS = {"index": 1, "division": 2}
@@ -389,11 +390,8 @@ class Emitter:
             any_lane = self._any(mask, w)
             one = self.f.masked_load(ty, self._address(e, index, scope), any_lane)
             raw = self.f.select(mask, self.f.splat(one, w, ty), constant(_zero(ty), vty), vty)
-        elif varying is not None and moving == {varying} and index.coefs[varying] == 1:
-            address = self._address(e, index, scope)
-            raw = self.f.load(vty, address) if mask is None else self.f.masked_load(vty, address, mask)
-        elif moving == {varying} and mask is None:
-            raw = self._strided(e, index, scope, vty)
+        elif varying is not None and moving == {varying}:
+            raw = self._walked(self._address(e, index, scope), index.coefs[varying], mask, vty)
         else:
             raw = self._gather(e, index, moving, mask, scope, vty)
         return scalar.from_memory(self.f, raw, e.dtype, w), w
@@ -412,17 +410,42 @@ class Emitter:
         base = at.cache[key][0]
         return base if total == "0" else self.f.gep(base, total, scalar.memory_type(e.source.dtype))
 
-    def _strided(self, e: Load, index: Affine, scope: Scope, vty: str) -> str:
-        assert scope.vec is not None
-        ty = scalar.memory_type(e.dtype)
-        address = self._address(e, index, scope)
-        stride = self.size(index.coefs[scope.vec])
-        raw, step = "poison", "0"
-        for lane in range(scope.width):
-            element = self.f.load(ty, self.f.gep(address, step, ty) if lane else address)
-            raw = self.f.insert(raw, element, lane, vty)
-            step = stride if lane == 0 else self.f.add(step, stride, "i64")
+    def _walked(self, address: str, stride: Size, mask: str | None, vty: str) -> str:
+        """Lanes a fixed stride apart. Masks are nearly always all true (they are paddings), so that case is fast."""
+        if mask is None:
+            return self._strided(address, stride, vty)
+        if stride == 1 and size_of(vty) >= 4:
+            return self.f.masked_load(vty, address, mask)
+
+        def few() -> list[str]:
+            w = width(vty)
+            steps = self.f.mul(self.f.iota(w), self.f.splat(self.size(stride), w, "i64"), vec("i64", w))
+            return [self._masked_gather(address, steps, mask, vty)]
+
+        return self.f.if_(self._all(mask, width(vty)), lambda: [self._strided(address, stride, vty)], few)[0]
+
+    def _strided(self, address: str, stride: Size, vty: str) -> str:
+        f, w, ty = self.f, width(vty), element(vty)
+        if stride == 1:
+            return f.load(vty, address)
+        if stride == 2:  # two loads that end with the last lane's element
+            low, high = f.load(vty, address), f.load(vty, f.gep(address, w - 1, ty))
+            return f.shuffle(low, high, [2 * j if 2 * j < w else 2 * j + 1 for j in range(w)])
+        step, total, raw = self.size(stride), "0", "poison"
+        for lane in range(w):
+            raw = f.insert(raw, f.load(ty, f.gep(address, total, ty) if lane else address), lane, vty)
+            total = step if lane == 0 else f.add(total, step, "i64")
         return raw
+
+    def _masked_gather(self, base: str, indices: str, mask: str, vty: str) -> str:
+        """Elements at base + indices where the mask holds, 0 elsewhere; other lanes touch no memory."""
+        f, w = self.f, width(vty)
+        pointers = f.op(f"getelementptr {element(vty)}, ptr {base}, {vec('i64', w)} {indices}", vec("ptr", w))
+        name = f"llvm.masked.gather.{suffix(vty)}.v{w}p0"
+        f.declare(name, vty, [vec("ptr", w), "i32", vec("i1", w), vty])
+        zero = constant(_zero(element(vty)), vty)
+        lanes = f"{vec('ptr', w)} {pointers}, i32 {size_of(vty)}, {vec('i1', w)} {mask}, {vty} {zero}"
+        return f.op(f"call {vty} @{name}({lanes})", vty)
 
     def _gather(self, e: Load, index: Affine, moving: set[Expr], mask: str | None, scope: Scope, vty: str) -> str:
         w, ity = scope.width, vec("i64", scope.width)
@@ -438,12 +461,11 @@ class Emitter:
         pointer = self.word(e.source)
         if mask is None:
             return self.f.gather(ty, pointer, total)
-        raw: str = constant(_zero(ty), vty)
-        for lane in range(w):
-            at = self.f.gep(pointer, self.f.extract(total, lane), ty)
-            element = self.f.masked_load(ty, at, self.f.extract(mask, lane))
-            raw = self.f.insert(raw, element, lane, vty)
-        return raw
+        return self._masked_gather(pointer, total, mask, vty)
+
+    def _all(self, mask: str, w: int) -> str:
+        bits = self.f.cast("bitcast", mask, f"i{w}", vec("i1", w))
+        return self.f.cmp("eq", bits, -1, f"i{w}")
 
     def _any(self, mask: str, w: int) -> str:
         bits = self.f.cast("bitcast", mask, f"i{w}", vec("i1", w))
@@ -675,11 +697,16 @@ def _rename_reduces(expr: Expr) -> Expr:
     return transform(expr, visit)
 
 
+def _is_short(x: Reduce) -> bool:
+    """Whether vectors along the reduction would be mostly tail, as in the window of a pool."""
+    return not x.extents or (isinstance(x.extents[-1], int) and x.extents[-1] < SHORT)
+
+
 def _lanes_last(emitter: Emitter, expr: Expr, target: Expr, last: Var) -> bool:
     """Whether vectors should run along the last output axis rather than along the reductions inside."""
     good = bad = 0
     for x in walk(expr):
-        if not isinstance(x, Reduce) or last not in emitter.depends(x):
+        if not isinstance(x, Reduce) or last not in emitter.depends(x) or _is_short(x):
             continue
         for load in walk(x.body):
             if isinstance(load, Load):

@@ -23,7 +23,7 @@ I64, BOOL = DTYPES["i64"], DTYPES["bool"]
 MOST_WRITTEN_OUT = 64  # rounds of a loop whose carries change in size
 
 
-def _scope(ctx: NodeContext) -> Scope:
+def scope_of(ctx: NodeContext) -> Scope:
     assert isinstance(ctx.tensors, Scope)
     return ctx.tensors
 
@@ -46,7 +46,7 @@ def _scalar(ctx: NodeContext, x: Value) -> Value:
 @onnx_op("If")
 def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
     """A known condition leaves one branch, which becomes part of the graph around it."""
-    scope = _scope(ctx)
+    scope = scope_of(ctx)
     graphs = [ctx.subgraph("then_branch"), ctx.subgraph("else_branch")]
     known = ctx.known()
     if known is not None and known.concrete:
@@ -106,7 +106,7 @@ def _with_shape(graph: Graph, x: Value, shape: Shape, label: str) -> Value:
 
 @onnx_op("Loop")
 def _loop(ctx: NodeContext) -> tuple[Mapped, ...]:
-    scope, body = _scope(ctx), ctx.subgraph("body")
+    scope, body = scope_of(ctx), ctx.subgraph("body")
     carries = len(ctx.node.inputs) - 2
     if len(body.inputs) != carries + 2 or len(body.outputs) < carries + 1:
         raise ShapeError(f"loop: the body has {len(body.inputs)} inputs and {len(body.outputs)} outputs; {carries} carries")
@@ -151,7 +151,7 @@ def _trip(ctx: NodeContext) -> Size | None:
 
 def _counted(ctx: NodeContext, body: GraphProto, runs: bool) -> tuple[Mapped, ...] | None:
     """The loop as a scan over the number of the round; None where the body decides when to stop."""
-    scope = _scope(ctx)
+    scope = scope_of(ctx)
     initial = [ctx.value(i) for i in range(2, len(ctx.node.inputs))]
     region = _open(scope, ctx.label, "body")
     names = [i.name for i in body.inputs]
@@ -207,7 +207,7 @@ def _mentions(a: Size, b: Dim) -> bool:
 
 def _conditional(ctx: NodeContext, body: GraphProto) -> tuple[Mapped, ...]:
     """The loop with its condition, and the number of the round, among the carries."""
-    scope = _scope(ctx)
+    scope = scope_of(ctx)
     graph, names, outputs = scope.graph, [i.name for i in body.inputs], _names(body)
     zero = graph.constant(0, dtype=I64)
     start = _scalar(ctx, ctx.value(1)) if ctx.has(1) else graph.constant(True)
@@ -253,7 +253,7 @@ def _limit(ctx: NodeContext) -> Value | None:
 
 def _written_out(ctx: NodeContext, body: GraphProto, rounds: int) -> tuple[Mapped, ...]:
     """The loop as that many copies of its body."""
-    scope, names, outputs = _scope(ctx), [i.name for i in body.inputs], _names(body)
+    scope, names, outputs = scope_of(ctx), [i.name for i in body.inputs], _names(body)
     carries: list[Mapped] = [Link(scope, name) for name in ctx.node.inputs[2:]]
     rows: list[list[Value]] = [[] for _ in outputs[1 + len(carries) :]]
     for number in range(rounds):
@@ -281,7 +281,7 @@ def _written_out(ctx: NodeContext, body: GraphProto, rounds: int) -> tuple[Mappe
 @onnx_op("Scan", since=8, until=8)
 def _scan_8(ctx: NodeContext) -> tuple[Mapped, ...]:
     """Over a batch too: a scan of scans."""
-    scope, body, scanned = _scope(ctx), ctx.subgraph("body"), ctx.integer("num_scan_inputs")
+    scope, body, scanned = scope_of(ctx), ctx.subgraph("body"), ctx.integer("num_scan_inputs")
     if ctx.has(0):
         ctx.fail("sequence_lens is not supported")
     directions = ctx.ints("directions", (0,) * scanned)
@@ -303,7 +303,7 @@ def _scan_8(ctx: NodeContext) -> tuple[Mapped, ...]:
 
 @onnx_op("Scan", since=9)
 def _scan_9(ctx: NodeContext) -> tuple[Mapped, ...]:
-    scope, body, scanned = _scope(ctx), ctx.subgraph("body"), ctx.integer("num_scan_inputs")
+    scope, body, scanned = scope_of(ctx), ctx.subgraph("body"), ctx.integer("num_scan_inputs")
     inputs = [ctx.value(i) for i in range(len(ctx.node.inputs))]
     carries = len(inputs) - scanned
     stacked = len(body.outputs) - carries

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import Mapped, NodeContext, onnx_op
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
-from rlx.ir.shape import Dim, Size, ceildiv, max_size, same
-from rlx.ops.base import axis_of
+from rlx.ir.shape import Dim, Size, ceildiv, max_size, numel, same
+from rlx.ops.base import Op, axis_of
 from rlx.ops.conv import Conv, ConvTranspose
+from rlx.ops.elementwise import Add, Div, Mul, Sub
+from rlx.ops.interpolate import Interpolate
+from rlx.ops.layout import SizeOf
 from rlx.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, MaxPool
 from rlx.ops.resize import ResizeNearest
 
@@ -57,14 +62,22 @@ def _check_kernel(ctx: NodeContext, w: Value) -> None:
         raise ShapeError(f"{ctx.node.op_type}: kernel_shape {kernel} contradicts the weight {w.type}")
 
 
-@onnx_op("Conv")
-def _conv(ctx: NodeContext) -> Mapped:
-    x, w = ctx.value(0), ctx.value(1)
+Window = tuple[tuple[int, ...], tuple[int, ...], tuple[Size, ...], int]
+
+
+def conv_attributes(ctx: NodeContext, x: Value, w: Value) -> Window:
+    """Strides, dilations, pads and groups of a convolution."""
     n = x.rank - 2
     strides, dilations = _per_axis(ctx, "strides", n, 1), _per_axis(ctx, "dilations", n, 1)
     _check_kernel(ctx, w)
     pads = _padding(ctx, x.shape[2:], w.shape[2:], strides, dilations)
-    return ctx.add(Conv(strides, dilations, pads, ctx.integer("group", 1)), *ctx.values())
+    return strides, dilations, pads, ctx.integer("group", 1)
+
+
+@onnx_op("Conv")
+def _conv(ctx: NodeContext) -> Mapped:
+    x, w = ctx.value(0), ctx.value(1)
+    return ctx.add(Conv(*conv_attributes(ctx, x, w)), *ctx.values())
 
 
 @onnx_op("ConvTranspose")
@@ -110,7 +123,7 @@ def _fitted(
 # ---- pooling
 
 
-def _window(
+def window_attributes(
     ctx: NodeContext, x: Value, dilated_since: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Size, ...], tuple[int, ...]]:
     """Kernel, strides, pads and dilations."""
@@ -125,19 +138,40 @@ def _window(
 @onnx_op("MaxPool")
 def _max_pool(ctx: NodeContext) -> tuple[Mapped, ...]:
     x = ctx.value()
-    window = _window(ctx, x, 10)
+    window = window_attributes(ctx, x, 10)
     column_major = ctx.opset >= 8 and ctx.flag("storage_order")
     indices = ctx.wants(1)
-    if indices and column_major:
-        ctx.fail("storage_order=1 is not supported where the indices are used")
     ceil_mode = ctx.opset >= 10 and ctx.flag("ceil_mode")
-    return ctx.add_all(MaxPool(*window, ceil_mode, indices), x)
+    made = ctx.add_all(MaxPool(*window, ceil_mode, indices), x)
+    if not indices or not column_major:
+        return made
+    return made[0], _column_major(ctx, made[1], x.shape[2:])
+
+
+def _column_major(ctx: NodeContext, places: Value, space: Sequence[Size]) -> Value:
+    """Flat indices into [N, C, *space] as they are where the first spatial axis is the fastest."""
+    i64 = DTYPES["i64"]
+
+    def sized(n: Size) -> Value:
+        return ctx.add(SizeOf(n))
+
+    whole = sized(numel(space))
+    image = ctx.add(Div(), places, whole)
+    rest = ctx.add(Sub(), places, ctx.add(Mul(), image, whole))
+    total = ctx.add(Mul(), image, whole)
+    for d in range(len(space)):
+        after = sized(numel(space[d + 1 :]))
+        at = ctx.add(Div(), rest, after)
+        rest = ctx.add(Sub(), rest, ctx.add(Mul(), at, after))
+        step = sized(numel(space[:d])) if d else ctx.constant(1, i64)
+        total = ctx.add(Add(), total, ctx.add(Mul(), at, step))
+    return total
 
 
 @onnx_op("AveragePool", since=7)
 def _average_pool(ctx: NodeContext) -> Mapped:
     x = ctx.value()
-    window = _window(ctx, x, 19)
+    window = window_attributes(ctx, x, 19)
     ceil_mode = ctx.opset >= 10 and ctx.flag("ceil_mode")
     return ctx.add(AveragePool(*window, ceil_mode, ctx.flag("count_include_pad")), x)
 
@@ -155,43 +189,95 @@ def _global_max_pool(ctx: NodeContext) -> Mapped:
 # ---- resizing
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How Resize maps and interpolates: what `ResizeNearest` and `Interpolate` take."""
+
+    mode: str
+    coordinate: str
+    rounding: str = "round_prefer_floor"
+    cubic: float = -0.75
+    exclude_outside: bool = False
+    antialias: bool = False
+    roi: tuple[float, ...] = ()
+    extrapolation: float = 0.0
+
+    def op(self, sizes: tuple[Size, ...], scales: tuple[float | None, ...]) -> Op:
+        simple = self.coordinate not in ("tf_crop_and_resize", "tf_half_pixel_for_nn")
+        if self.mode == "nearest" and simple and not self.antialias:
+            return ResizeNearest(sizes, scales, self.coordinate, self.rounding)
+        return Interpolate(
+            sizes,
+            scales,
+            self.mode,
+            self.coordinate,
+            self.rounding,
+            self.cubic,
+            self.exclude_outside,
+            self.antialias,
+            self.roi,
+            self.extrapolation,
+        )
+
+
+def _mode(ctx: NodeContext) -> str:
+    mode = ctx.text("mode", "nearest")
+    if mode not in ("nearest", "linear", "cubic"):
+        ctx.fail(f"mode={mode!r} is not supported")
+    return mode
+
+
 @onnx_op("Upsample", since=7, until=8)
 def _upsample_7(ctx: NodeContext) -> Mapped:
-    ctx.require("mode", "nearest")
-    return _scaled(ctx, ctx.floats("scales"), "asymmetric", "floor")
+    return _scaled(ctx, ctx.floats("scales"), _Way(_mode(ctx), "asymmetric", "floor"))
 
 
 @onnx_op("Upsample", since=9, until=9, static=(1,))
 @onnx_op("Resize", since=10, until=10, static=(1,))
 def _resize_10(ctx: NodeContext) -> Mapped:
-    ctx.require("mode", "nearest")
-    return _scaled(ctx, _scales(ctx, 1), "asymmetric", "floor")
+    return _scaled(ctx, _scales(ctx, 1), _Way(_mode(ctx), "asymmetric", "floor"))
 
 
 @onnx_op("Resize", since=11, static=(1, 2, 3))
 def _resize(ctx: NodeContext) -> Mapped:
-    ctx.require("mode", "nearest")
-    ctx.ignore("cubic_coeff_a", "exclude_outside", "extrapolation_value", "antialias")  # for other modes
-    coordinate = ctx.text("coordinate_transformation_mode", "half_pixel")
-    rounding = ctx.text("nearest_mode", "round_prefer_floor")
-    if coordinate in ("tf_crop_and_resize", "tf_half_pixel_for_nn"):
-        ctx.fail(f"coordinate_transformation_mode={coordinate!r} is not supported")
     x = ctx.value()
     axes = ctx.ints("axes", range(x.rank)) if ctx.opset >= 18 else tuple(range(x.rank))
     axes = tuple(axis_of(axis, x.rank, "resize") for axis in axes)
-    by_sizes = ctx.has(3) and ctx.static(3, "the sizes").items.size > 0
+    coordinate = ctx.text("coordinate_transformation_mode", "half_pixel")
+    way = _Way(
+        _mode(ctx),
+        coordinate,
+        ctx.text("nearest_mode", "round_prefer_floor"),
+        ctx.real("cubic_coeff_a", -0.75),
+        ctx.flag("exclude_outside"),
+        ctx.opset >= 18 and ctx.flag("antialias"),
+        _region(ctx, x.rank, axes) if coordinate == "tf_crop_and_resize" else (),
+        ctx.real("extrapolation_value", 0.0),
+    )
+    by_sizes = ctx.has(3) and same(ctx.type(3).shape[0], 0) is False
+    policy = ctx.text("keep_aspect_ratio_policy", "stretch") if ctx.opset >= 18 else "stretch"
     if not by_sizes:
         if not ctx.has(2):
             ctx.fail("neither scales nor sizes are given")
-        return _scaled(ctx, _scales(ctx, 2), coordinate, rounding, axes)
+        return _scaled(ctx, _scales(ctx, 2), way, axes)
     sizes = ctx.sizes(3, "the sizes")
-    policy = ctx.text("keep_aspect_ratio_policy", "stretch") if ctx.opset >= 18 else "stretch"
     if policy != "stretch":
-        return _keeping_ratio(ctx, x, axes, sizes, policy, coordinate, rounding)
+        return _keeping_ratio(ctx, x, axes, sizes, policy, way)
     out = list(x.shape)
     for axis, size in zip(axes, sizes, strict=True):
         out[axis] = size
-    return ctx.add(ResizeNearest(tuple(out), (), coordinate, rounding), x)
+    return ctx.add(way.op(tuple(out), ()), x)
+
+
+def _region(ctx: NodeContext, rank: int, axes: Sequence[int]) -> tuple[float, ...]:
+    """The region of tf_crop_and_resize for all axes: starts and then ends."""
+    given = [float(v) for v in ctx.static(1, "the region").array().reshape(-1)] if ctx.has(1) else []
+    if len(given) != 2 * len(axes):
+        ctx.fail(f"the region has {len(given)} numbers for {len(axes)} axes; expected twice as many")
+    region = [0.0] * rank + [1.0] * rank
+    for i, axis in enumerate(axes):
+        region[axis], region[axis + rank] = given[i], given[i + len(axes)]
+    return tuple(region)
 
 
 def _scales(ctx: NodeContext, i: int) -> tuple[float, ...]:
@@ -201,9 +287,7 @@ def _scales(ctx: NodeContext, i: int) -> tuple[float, ...]:
     return tuple(float(v) for v in found.array().reshape(-1))
 
 
-def _scaled(
-    ctx: NodeContext, scales: Sequence[float], coordinate: str, rounding: str, axes: Sequence[int] | None = None
-) -> Value:
+def _scaled(ctx: NodeContext, scales: Sequence[float], way: _Way, axes: Sequence[int] | None = None) -> Value:
     x = ctx.value()
     axes = range(x.rank) if axes is None else axes
     if len(scales) != len(axes):
@@ -211,8 +295,9 @@ def _scaled(
     sizes: list[Size] = list(x.shape)
     factors: list[float | None] = [1.0] * x.rank
     for axis, scale in zip(axes, scales, strict=True):
-        sizes[axis], factors[axis] = _scaled_size(ctx, x.shape[axis], scale), scale
-    return ctx.add(ResizeNearest(tuple(sizes), tuple(factors), coordinate, rounding), x)
+        part = way.roi[axis + x.rank] - way.roi[axis] if way.roi else 1.0
+        sizes[axis], factors[axis] = _scaled_size(ctx, x.shape[axis], scale * part), scale
+    return ctx.add(way.op(tuple(sizes), tuple(factors)), x)
 
 
 def _scaled_size(ctx: NodeContext, size: Size, scale: float) -> Size:
@@ -226,13 +311,7 @@ def _scaled_size(ctx: NodeContext, size: Size, scale: float) -> Size:
 
 
 def _keeping_ratio(
-    ctx: NodeContext,
-    x: Value,
-    axes: Sequence[int],
-    sizes: Sequence[Size],
-    policy: str,
-    coordinate: str,
-    rounding: str,
+    ctx: NodeContext, x: Value, axes: Sequence[int], sizes: Sequence[Size], policy: str, way: _Way
 ) -> Value:
     pick = {"not_larger": min, "not_smaller": max}.get(policy)
     if pick is None:
@@ -245,4 +324,4 @@ def _keeping_ratio(
     out, factors = list(x.shape), [1.0] * x.rank
     for axis, (_, size) in zip(axes, pairs, strict=True):
         out[axis], factors[axis] = int(np.floor(scale * size + 0.5)), scale
-    return ctx.add(ResizeNearest(tuple(out), tuple(factors), coordinate, rounding), x)
+    return ctx.add(way.op(tuple(out), tuple(factors)), x)

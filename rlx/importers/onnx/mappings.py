@@ -5,7 +5,11 @@ from __future__ import annotations
 from rlx.importers.onnx import (
     mapping_control,
     mapping_layout,
+    mapping_loss,
     mapping_math,
+    mapping_more,
+    mapping_quant,
+    mapping_sequence,
     mapping_shape,
     mapping_window,
 )
@@ -15,7 +19,11 @@ __all__ = ["TABLES"]
 TABLES = (
     mapping_control,
     mapping_layout,
+    mapping_loss,
     mapping_math,
+    mapping_more,
+    mapping_quant,
+    mapping_sequence,
     mapping_shape,
     mapping_window,
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlx.errors import DTypeError, ModelFormatError, OptionError, RlxError, ShapeError, UnsupportedNode
+from rlx.errors import ModelFormatError, OptionError, RlxError, ShapeError, UnsupportedNode
 from rlx.importers.onnx.dims import Bound, settled
 from rlx.importers.onnx.mapping import (
     TAINTED,

@@ -18,6 +18,7 @@ from rlx.backends.cpu import binding, executable, weights
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.reference import run_graph
 from rlx.compiler import lower_graph
+from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
 from rlx.ops.base import OPS
 from rlx.passes import run_passes
@@ -60,7 +61,7 @@ def test_a_stray_read_is_noticed() -> None:
 
 
 def run_script(*arguments: str) -> None:
-    command = [sys.executable, "-X", "faulthandler", str(Path(__file__)), *arguments]
+    command = [sys.executable, "-u", "-X", "faulthandler", str(Path(__file__)), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert ended.returncode == 0, f"status {ended.returncode}\n{ended.stdout[-2000:]}\n{ended.stderr[-4000:]}"
 
@@ -88,11 +89,11 @@ def check_kernels(graph: Graph, inputs: dict[str, Array], params: dict[str, Arra
 
 def check_random(first: int, last: int) -> None:
     for seed in range(first, last):
-        print("random graph", seed, flush=True)
+        sys.stdout.write(f"random graph {seed}\n")
         graph, make = random_graph(seed, 15, dtypes=("f32", "f64", "f16", "bf16", "i32", "i64", "bool"))
         inputs = make(seed)
         params = {v.name: v.data for v in graph.params if v.data is not None}
-        sizes = rlx.ir.extents.bind_extents(graph, {k: a.shape for k, a in inputs.items()})
+        sizes = bind_extents(graph, {k: a.shape for k, a in inputs.items()})
         check_kernels(graph, inputs, params, sizes, ({},))
 
 
@@ -125,7 +126,7 @@ def main(arguments: list[str]) -> None:
         elif kind == "random":
             check_random(*map(int, rest.split(":")))
         else:
-            print(kind, flush=True)
+            sys.stdout.write(f"{kind}\n")
             batch = Batch(fixed_cases(kind))
             check_kernels(batch.graph, *batch.arrays(), {}, (batch.allowed, batch.labels))
 

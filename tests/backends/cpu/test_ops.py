@@ -11,12 +11,13 @@ import pytest
 import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError, RlxError
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim
 from rlx.ops import contract, elementwise, index, layout, normalize, reduction
 from rlx.ops.base import OPS, Op
-from rlx.testing.cases import case, covered, fixed_cases, symbolic_cases
-from rlx.testing.oracle import Operand, check
+from rlx.testing.cases import covered, fixed_cases, symbolic_cases
+from rlx.testing.oracle import Operand, case, check, compare
 
 NAMES = [name for name in sorted(OPS) if covered(name)]
 
@@ -39,7 +40,10 @@ def test_op_of_symbolic_sizes(name: str) -> None:
 LARGE = {
     "add": [case(elementwise.Add(), Operand((3, 70_001)), Operand((70_001,)))],
     "exp of a transposed": [case(elementwise.Exp(), Operand((1111, 130)), turned=True)],
-    "cast": [case(elementwise.Cast("bf16"), Operand((300_007,))), case(elementwise.Cast("i8"), Operand((400_009,)))],
+    "cast": [
+        case(elementwise.Cast(DTYPES["bf16"]), Operand((300_007,))),
+        case(elementwise.Cast(DTYPES["i8"]), Operand((400_009,))),
+    ],
     "softmax": [case(normalize.Softmax(), Operand((515, 1027))), case(normalize.Softmax(0), Operand((515, 1027)))],
     "layer_norm": [
         case(normalize.LayerNorm(-1, 0.1), Operand((700, 515)), Operand((515,)), Operand((515,))),
@@ -57,6 +61,27 @@ LARGE = {
 def test_work_that_is_split(name: str) -> None:
     """Sizes that are cut into many chunks, for several threads."""
     check(LARGE[name], threads=3)
+
+
+# ---- combinations that once went wrong
+
+
+def test_reduction_of_gathered_elements() -> None:
+    """A search fused with a gather along the axis that runs over the lanes of vectors."""
+    graph = Graph("gathered")
+    x = graph.input("x", (5, 6, Dim("n", 1, 9)))
+    picked = graph.add(index.Gather(2), x, graph.constant(np.arange(19) % 3 - 1))[0]
+    graph.output(graph.add(reduction.ArgMin(1), picked)[0], "y")
+    compare(graph, {"x": np.random.default_rng(0).standard_normal((5, 6, 4)).astype(np.float32)})
+
+
+def test_product_with_an_expanded_param() -> None:
+    """An operand made of params alone, but of a size that is known only in a run."""
+    graph = Graph("expanded")
+    n = Dim("n", 1, 9)
+    x, w = graph.input("x", (n, 5, 3)), graph.param("w", (3, 4), data=np.ones((3, 4), np.float32))
+    graph.output(x @ graph.add(layout.Expand((n, 3, 4)), w)[0], "y")
+    compare(graph, {"x": np.ones((7, 5, 3), np.float32)})
 
 
 # ---- errors stop the run, not the process
@@ -168,7 +193,7 @@ def test_no_elements_at_all() -> None:
 def test_graph_of_scalars() -> None:
     """Tensors without axes work as inputs, params, constants and outputs."""
     graph = Graph("scalars")
-    x, w = graph.input("x", ()), graph.param("w", (), data=np.float32(3))
+    x, w = graph.input("x", ()), graph.param("w", (), data=np.array(3, np.float32))
     graph.output(x * w + 1.0, "y")
     graph.output(x, "x2")
     model = rlx.compile(graph, device="cpu")
