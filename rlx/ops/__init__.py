@@ -11,43 +11,83 @@ from typing import Any
 from rlx.ir.graph import register_methods
 from rlx.ops import (
     activation,
+    bitwise,
     contract,
     control,
+    dynamic,
     elementwise,
     encoded,
+    group_norm,
     index,
+    interpolate,
     layout,
+    mask,
     normalize,
     pool,
+    pool_more,
+    quant,
+    random,
+    recurrent,
     reduction,
     resize,
+    roi,
+    rotary,
+    sample,
+    scan,
+    scatter,
+    select,
+    signal,
+    space,
+    spectrum,
+    trigonometry,
 )
 from rlx.ops import attention as _attention
 from rlx.ops import conv as _conv
+from rlx.ops import einsum as _einsum
 from rlx.ops.base import OPS, Op, functional, op_named, register
 
 __all__ = [
     "OPS",
     "Op",
     "activation",
+    "bitwise",
     "contract",
     "control",
+    "dynamic",
     "elementwise",
     "encoded",
     "functional",
+    "group_norm",
     "index",
+    "interpolate",
     "layout",
+    "mask",
     "normalize",
     "op_named",
     "pool",
+    "pool_more",
+    "quant",
+    "random",
+    "recurrent",
     "reduction",
     "register",
     "resize",
+    "roi",
+    "rotary",
+    "sample",
+    "scan",
+    "scatter",
+    "select",
+    "signal",
+    "space",
+    "spectrum",
+    "trigonometry",
 ]
 
-# two modules have the name of an op: here the name means the function
+# three modules have the name of an op: here the name means the function
 attention: Callable[..., Any] = functional(_attention.Attention)
 conv: Callable[..., Any] = functional(_conv.Conv)
+einsum: Callable[..., Any] = functional(_einsum.Einsum)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

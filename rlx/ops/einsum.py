@@ -173,9 +173,7 @@ def _summed(g: Graph, value: Value, labels: Labels, needed: set[int]) -> tuple[V
     return g.add(ReduceSum(axes, False), value)[0], tuple(label for label in labels if label in needed)
 
 
-def _product(
-    g: Graph, a: tuple[Value, Labels], b: tuple[Value, Labels], needed: set[int]
-) -> tuple[Value, Labels]:
+def _product(g: Graph, a: tuple[Value, Labels], b: tuple[Value, Labels], needed: set[int]) -> tuple[Value, Labels]:
     """The product of two terms, summed over the labels that nothing after them needs."""
     x, of_x = _summed(g, *a, needed | set(b[1]))
     y, of_y = _summed(g, *b, needed | set(a[1]))

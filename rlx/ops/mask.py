@@ -71,7 +71,8 @@ class EyeLike(Op):
         return out
 
     def reference(self, x: Array) -> Array:
-        return np.eye(*x.shape, k=self.k).astype(x.dtype if self.dtype is None else self.dtype.numpy)
+        dtype = x.dtype if self.dtype is None else self.dtype.numpy
+        return np.eye(x.shape[0], x.shape[1], self.k).astype(dtype)
 
     def lower(self, k: Any, x: Any) -> Any:
         return k.map(lambda i, j: k.equal(j - i, self.k))
@@ -217,5 +218,3 @@ class ReverseSequence(Op):
             return x(*i[:time], at, *i[time + 1 :])
 
         return k.map(element)
-
-

@@ -111,7 +111,9 @@ class MaxUnpool(Op):
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
         if x.rank < 3 or len(self.sizes) != x.rank - 2 or len(self.pooled or self.sizes) != x.rank - 2:
-            raise ShapeError(f"max_unpool: expected x [N, C, spatial..] and a size for each axis, got {x}, {self.sizes}")
+            raise ShapeError(
+                f"max_unpool: expected x [N, C, spatial..] and a size for each axis, got {x}, {self.sizes}"
+            )
         if indices.dtype is not DTYPES["i64"] or indices.rank != x.rank:
             raise DTypeError(f"max_unpool: expected i64 indices of the shape of {x}, got {indices}")
         for d, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True)):
@@ -125,7 +127,7 @@ class MaxUnpool(Op):
     def reference(self, x: Array, indices: Array) -> Array:
         shape = (*x.shape[:2], *(evaluate(s, {}) for s in self.sizes))
         source = shape if self.pooled is None else (*x.shape[:2], *(evaluate(s, {}) for s in self.pooled))
-        if indices.size and not (0 <= indices.min() and indices.max() < math.prod(source)):
+        if indices.size and not (indices.min() >= 0 and indices.max() < math.prod(source)):
             raise ExecutionError(f"max_unpool: an index is outside a tensor of shape {source}")
         at = np.unravel_index(indices.ravel(), source)
         if any((a >= n).any() for a, n in zip(at, shape, strict=True)):

@@ -29,7 +29,9 @@ def _limits(dtype: DType) -> tuple[float, float]:
     """The least and the largest (finite) value."""
     if dtype.is_float:
         return -LARGEST[dtype.name], LARGEST[dtype.name]
-    return (-(2.0 ** (dtype.bits - 1)), 2.0 ** (dtype.bits - 1) - 1) if dtype.kind == "i" else (0.0, 2.0**dtype.bits - 1)
+    return (
+        (-(2.0 ** (dtype.bits - 1)), 2.0 ** (dtype.bits - 1) - 1) if dtype.kind == "i" else (0.0, 2.0**dtype.bits - 1)
+    )
 
 
 def _check_target(op: Op, to: DType, zero: TensorType | None) -> None:
@@ -46,7 +48,8 @@ def _saturated(value: Array, zero: Array | None, to: DType, saturate: bool = Tru
     if zero is not None:
         value = value + zero.astype(np.float32)
     if saturate or not to.is_float:
-        value = np.clip(value, *(np.float32(v) for v in _limits(to)))
+        low, high = _limits(to)
+        value = np.clip(value, np.float32(low), np.float32(high))
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(value).astype(to.numpy)
 

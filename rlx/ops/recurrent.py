@@ -44,7 +44,8 @@ class _Recurrent(Op):
     [D, 3 H] (input, output, forget). Outputs: all states [T, D, B, H] (0 beyond a sequence's length), the last
     [D, B, H], and for LSTM the last cell. With `batch_first` x is [B, T, I], states are [B, T, D, H], [B, D, H].
     `activations` are those of one direction after the other (default: the usual), names without regard to case;
-    `alpha` and `beta` are consumed in order by those that have such a parameter. `clip` > 0 bounds what goes in.
+    `alpha` and `beta` are consumed in order by those that have such a parameter. `clip` > 0 bounds what goes into the
+    functions of gates and candidates (not the cell on its way to the output, as in ONNX Runtime).
     """
 
     gates: ClassVar[int]
@@ -99,7 +100,11 @@ class _Recurrent(Op):
     def _check_attributes(self, given: int) -> None:
         if self.direction not in DIRECTIONS:
             raise OptionError(f"{self.op_name}: direction {self.direction!r} is not one of {', '.join(DIRECTIONS)}")
-        if len(set(self.optional)) != given or len(self.optional) != given or not set(self.optional) <= set(self.allowed):
+        if (
+            len(set(self.optional)) != given
+            or len(self.optional) != given
+            or not set(self.optional) <= set(self.allowed)
+        ):
             raise OptionError(
                 f"{self.op_name}: optional {self.optional} must name the {given} further inputs, of "
                 f"{', '.join(self.allowed)}"
@@ -123,18 +128,12 @@ class _Recurrent(Op):
         names = [name.lower() for name in self.activations or self.usual * self._directions]
         alpha, beta = iter(self.alpha), iter(self.beta)
         made: list[Activation] = []
+        each = len(self.usual)
         for name in names:
             fn, a, b = ACTIVATIONS[name]
-            made.append(self._bounded(fn, None if a is None else next(alpha, a), None if b is None else next(beta, b)))
-        each = len(self.usual)
+            clip = self.clip if len(made) % each < 2 else 0.0
+            made.append(_bounded(fn, None if a is None else next(alpha, a), None if b is None else next(beta, b), clip))
         return [made[n : n + each] for n in range(0, len(made), each)]
-
-    def _bounded(self, fn: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any) -> Activation:
-        def apply(x: Array) -> Array:
-            x = x.clip(-self.clip, self.clip) if self.clip > 0 else x
-            return np.asarray(fn(x, alpha, beta), x.dtype)
-
-        return apply
 
     def reference(self, x: Array, w: Array, r: Array, *given: Array) -> tuple[Array, ...]:
         extra = dict(zip(self.optional, given, strict=True))
@@ -172,6 +171,13 @@ class _Recurrent(Op):
     ) -> list[Array]:
         """The hidden state and the cell after one more step."""
         raise OptionError(f"{self.op_name}: a base class has no cell")
+
+
+def _bounded(fn: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, clip: float) -> Activation:
+    def apply(x: Array) -> Array:
+        return np.asarray(fn(x.clip(-clip, clip) if clip > 0 else x, alpha, beta), x.dtype)
+
+    return apply
 
 
 @register
@@ -262,5 +268,3 @@ class Lstm(_Recurrent):
         f = 1 - i if self.input_forget else sigma(f + p_f * cell)
         cell = f * cell + i * g(c)
         return [sigma(o + p_o * cell) * squash(cell), cell]
-
-

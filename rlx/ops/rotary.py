@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Size, exact_div, unify
@@ -45,17 +43,19 @@ class RotaryEmbedding(Op):
             raise OptionError(f"rotary_embedding: dim {rotated} must be even and from 2 to the head size {width}")
         return length, width, rotated
 
-    def infer(
-        self, x: TensorType, cos: TensorType, sin: TensorType, positions: TensorType | None = None
-    ) -> TensorType:
+    def infer(self, x: TensorType, cos: TensorType, sin: TensorType, positions: TensorType | None = None) -> TensorType:
         check_kind(self, x, "f")
         check_same_dtype(self, x, cos, sin)
         length, _, rotated = self._sizes(x)
-        if positions is not None and (not positions.dtype.is_integer or positions.dtype.bits < 32 or positions.rank != 2):
+        if positions is not None and (
+            not positions.dtype.is_integer or positions.dtype.bits < 32 or positions.rank != 2
+        ):
             raise DTypeError(f"rotary_embedding: expected positions as i64 [B, S], got {positions}")
         for what, t in (("cos", cos), ("sin", sin)):
             if t.rank != (3 if positions is None else 2):
-                raise ShapeError(f"rotary_embedding: {what} must be [P, R / 2], or [B, S, R / 2] without positions: {t}")
+                raise ShapeError(
+                    f"rotary_embedding: {what} must be [P, R / 2], or [B, S, R / 2] without positions: {t}"
+                )
             unify(t.shape[-1], rotated // 2, f"rotary_embedding: the last axis of {what} {t} is half of {rotated}")
         unify(cos.shape[0], sin.shape[0], f"rotary_embedding: cos {cos} and sin {sin}")
         places = cos if positions is None else positions

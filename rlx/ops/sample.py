@@ -11,7 +11,7 @@ import numpy as np
 from rlx.errors import OptionError, ShapeError
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Size, evaluate, exact_div, max_size, numel, unify
-from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tensor_bytes, widened
+from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, widened
 from rlx.ops.conv import check_window, per_axis, window_count
 from rlx.ops.interpolate import cubic_weight
 
@@ -76,7 +76,11 @@ class GridSample(Op):
 
     def _place(self, g: Array, n: int) -> Array:
         kind = g.dtype.type
-        p = (g + kind(1)) / kind(2) * kind(n - 1) if self.align_corners else ((g + kind(1)) * kind(n) - kind(1)) / kind(2)
+        p = (
+            (g + kind(1)) / kind(2) * kind(n - 1)
+            if self.align_corners
+            else ((g + kind(1)) * kind(n) - kind(1)) / kind(2)
+        )
         p = np.rint(p) if self.mode == "nearest" else p
         if self.mode == "cubic" or self.padding == "zeros":
             return np.asarray(p)
@@ -109,7 +113,9 @@ class GridSample(Op):
 
         def element(b: Any, c: Any, *out: Any) -> Any:
             places = [self._scalar_place(k, x, grid(b, *out, len(sizes) - 1 - d), n) for d, n in enumerate(sizes)]
-            taps = [[self._scalar_tap(k, tap, p, n) for tap in TAPS[self.mode]] for p, n in zip(places, sizes, strict=True)]
+            taps = [
+                [self._scalar_tap(k, tap, p, n) for tap in TAPS[self.mode]] for p, n in zip(places, sizes, strict=True)
+            ]
             terms = []
             for chosen in product(*taps):
                 inside = k.all(*(ok for _, _, ok in chosen if ok is not None))
@@ -236,14 +242,23 @@ class DeformConv(Op):
         check_kind(self, x, "f")
         check_same_dtype(self, x, w, offset, *(t for t in (bias, mask) if t is not None))
         if x.rank != 4 or w.rank != 4 or offset.rank != 4 or (mask is not None and mask.rank != 4):
-            raise ShapeError(f"deform_conv: expected x, w, offset and mask of four axes, got {x}, {w}, {offset}, {mask}")
+            raise ShapeError(
+                f"deform_conv: expected x, w, offset and mask of four axes, got {x}, {w}, {offset}, {mask}"
+            )
         if not all(isinstance(n, int) for n in w.shape):
             raise ShapeError(f"deform_conv: expected a weight of known sizes, got {w}")
         strides, dilations, pads = self._window()
         check_window(
-            "deform_conv", strides=strides, dilations=dilations, groups=(self.groups,), offset_groups=(self.offset_groups,)
+            "deform_conv",
+            strides=strides,
+            dilations=dilations,
+            groups=(self.groups,),
+            offset_groups=(self.offset_groups,),
         )
-        if exact_div(w.shape[0], self.groups) is None or exact_div(w.shape[1] * self.groups, self.offset_groups) is None:
+        if (
+            exact_div(w.shape[0], self.groups) is None
+            or exact_div(w.shape[1] * self.groups, self.offset_groups) is None
+        ):
             raise ShapeError(f"deform_conv: the channels of {w} can't be split into {self.groups} groups or by offsets")
         unify(x.shape[1], w.shape[1] * self.groups, f"deform_conv: channels of {x} and {self.groups} x axis 1 of {w}")
         space = tuple(

@@ -19,7 +19,7 @@ from rlx.ops.reduction import ReduceProd, ReduceSum
 __all__ = ["CumProd", "CumSum", "Prefix"]
 
 BLOCK = 64
-KINDS = {"add": np.cumsum, "mul": np.cumprod}
+KINDS: dict[str, Any] = {"add": np.cumsum, "mul": np.cumprod}
 
 
 def _cumulated(kind: str, x: Array, axis: int, exclusive: bool, reverse: bool) -> Array:

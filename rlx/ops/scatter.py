@@ -72,7 +72,9 @@ class ScatterElements(_Scatter):
         self._check(x, indices, updates)
         axis = axis_of(self.axis, x.rank, self.op_name)
         if not x.rank == indices.rank == updates.rank:
-            raise ShapeError(f"scatter_elements: the ranks of {x}, indices {indices} and updates {updates} must be equal")
+            raise ShapeError(
+                f"scatter_elements: the ranks of {x}, indices {indices} and updates {updates} must be equal"
+            )
         for d, (size, count, given) in enumerate(zip(x.shape, indices.shape, updates.shape, strict=True)):
             unify(count, given, f"scatter_elements: axis {d} of the indices {indices} and updates {updates}")
             if d != axis:
@@ -105,7 +107,9 @@ class ScatterNd(_Scatter):
             )
         expected = (*indices.shape[:-1], *x.shape[depth:])
         if updates.rank != len(expected):
-            raise ShapeError(f"scatter_nd: expected updates of rank {len(expected)} for {x} and {indices}, got {updates}")
+            raise ShapeError(
+                f"scatter_nd: expected updates of rank {len(expected)} for {x} and {indices}, got {updates}"
+            )
         for d, (want, got) in enumerate(zip(expected, updates.shape, strict=True)):
             unify(want, got, f"scatter_nd: axis {d} of the updates {updates} for {x} and the indices {indices}")
         for d in range(depth):
@@ -116,5 +120,3 @@ class ScatterNd(_Scatter):
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:
         at = tuple(_wrapped(indices[..., d], x.shape[d], self.op_name) for d in range(indices.shape[-1]))
         return self._scattered(x, at, updates)
-
-

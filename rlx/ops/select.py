@@ -206,11 +206,12 @@ class NonMaxSuppression(Produced):
         unify(boxes.shape[2], 4, f"non_max_suppression: the last axis of the boxes {boxes}")
         unify(boxes.shape[0], scores.shape[0], f"non_max_suppression: axis 0 of {boxes} and {scores}")
         unify(boxes.shape[1], scores.shape[2], f"non_max_suppression: the number of boxes of {boxes} and {scores}")
-        for what, t in (("limit", limit), ("iou_threshold", iou_threshold), ("score_threshold", score_threshold)):
-            if t is not None:
-                check_scalar(self, what, t)
-                if t.dtype.is_float == (what == "limit"):
-                    raise DTypeError(f"non_max_suppression: {what} has the wrong type: {t}")
+        given = {"limit": limit, "iou_threshold": iou_threshold, "score_threshold": score_threshold}
+        for what, number in given.items():
+            if number is not None:
+                check_scalar(self, what, number)
+                if number.dtype.is_float == (what == "limit"):
+                    raise DTypeError(f"non_max_suppression: {what} has the wrong type: {number}")
         return TensorType((self.count, 3), I64)
 
     def reference(
@@ -245,7 +246,9 @@ class NonMaxSuppression(Produced):
         if self.center:
             x, y, w, h = np.moveaxis(boxes, -1, 0)
             return np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1)
-        return np.concatenate([np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])], -1)
+        return np.concatenate(
+            [np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])], -1
+        )
 
 
 def _overlaps(box: Array, others: Array, threshold: np.float32) -> bool:

@@ -81,7 +81,7 @@ def improve(problem: Problem, height: int, bound: int, budget: int, *, wanted: i
         share = min(max((budget - search.visits) // 4, _FIRST_RUN), budget - search.visits)
         status = search.at_height(target, share)
         if status == FOUND:
-            offsets = tuple(int(offset) for offset in search.state.offset)
+            offsets = search.offsets()
             height = max(offset + size for offset, size in zip(offsets, problem.sizes, strict=True))
         else:
             tried = target
@@ -101,16 +101,18 @@ class _Search:
         count, sections = len(problem), len(times)
         lo = [bisect_left(times, start) for start in problem.starts]
         hi = [bisect_left(times, stop) for stop in problem.stops]
+        self.numbers = sorted(range(count), key=lambda i: (lo[i], -hi[i], -problem.sizes[i], i))
+        lo, hi, sizes = ([column[i] for i in self.numbers] for column in (lo, hi, problem.sizes))
         self.rest, self.cross = [0] * sections, [0] * sections
-        for first, end, size in zip(lo, hi, problem.sizes, strict=True):
+        for first, end, size in zip(lo, hi, sizes, strict=True):
             for section in range(first, end):
                 self.rest[section] += size
                 self.cross[section] += section > first
         widths = [end - first for first, end in zip(lo, hi, strict=True)]
         self.orders = {
-            "size": problem.sizes,
-            "width": [width * (max(problem.sizes) + 1) + size for width, size in zip(widths, problem.sizes, strict=True)],
-            "area": [width * size for width, size in zip(widths, problem.sizes, strict=True)],
+            "size": sizes,
+            "width": [width * (max(sizes) + 1) + size for width, size in zip(widths, sizes, strict=True)],
+            "area": [width * size for width, size in zip(widths, sizes, strict=True)],
         }
         compiled = None if plain else compiled_search()
         self.run = compiled or run_search
@@ -131,7 +133,7 @@ class _Search:
         self.state = State(
             lo=self.array(lo),
             hi=self.array(hi),
-            size=self.array(problem.sizes),
+            size=self.array(sizes),
             code=self.array([self.random.getrandbits(61) for _ in range(count)]),
             first=self.array([bisect_left(lo, section) for section in range(sections + 1)]),
             **{name: self.array([0] * length) for name, length in room.items()},
@@ -171,6 +173,13 @@ class _Search:
             self.fill("weight", 1)
         self.state.rest[: self.sections] = self.array(self.rest)
         self.state.cross[: self.sections] = self.array(self.cross)
+
+    def offsets(self) -> tuple[int, ...]:
+        """The offsets found, in the order of the problem."""
+        found = [0] * len(self.numbers)
+        for number, offset in zip(self.numbers, self.state.offset, strict=True):
+            found[number] = int(offset)
+        return tuple(found)
 
     def fill(self, name: str, value: int) -> None:
         """Sets all of an array."""

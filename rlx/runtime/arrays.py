@@ -86,7 +86,7 @@ def share_memory(a: Array, b: Array) -> bool:
         return True
 
 
-def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> list[Any]:
+def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> Sequence[Any]:
     """Values in the order of the specs, from a mapping by name or a sequence by position."""
     if isinstance(given, Mapping):
         values = [given.get(spec.name, MISSING) for spec in specs]
@@ -101,7 +101,7 @@ def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> list[Any]
     if isinstance(given, list | tuple):
         if len(given) != len(specs):
             raise ShapeError(f"expected {len(specs)} {what}s ({', '.join(s.name for s in specs)}), got {len(given)}")
-        return list(given)
+        return given
     raise ShapeError(f"{what}s are given by name in a mapping, or by position in a list; got {type(given).__name__}")
 
 

@@ -29,10 +29,14 @@ class MallInfo(ctypes.Structure):
     ] + [("keepcost", ctypes.c_size_t)]
 
 
+mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+if mallinfo2 is not None:
+    mallinfo2.restype = MallInfo
+
+
 def native_bytes() -> int:
     """Bytes that the C allocator has given out, small and mapped."""
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = MallInfo
+    assert mallinfo2 is not None
     info = mallinfo2()
     return int(info.uordblks + info.hblkhd)
 
@@ -59,7 +63,7 @@ def inputs(n: int) -> list[Array]:
     return [x, np.arange(n, dtype=np.int64)[::-1].copy()]
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="no mallinfo2 in this C library")
+@pytest.mark.skipif(mallinfo2 is None, reason="no mallinfo2 in this C library")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_calls_at_repeated_extents_allocate_nothing_that_stays(threads: int) -> None:
     """1000 calls of run_slots and run_views: net 0 Python blocks and no growth of the native heap."""
@@ -86,13 +90,14 @@ def test_calls_at_repeated_extents_allocate_nothing_that_stays(threads: int) -> 
         finally:
             tracemalloc.stop()
             gc.enable()
-        assert abs(grown) <= 4  # the numbers that measure it
+        assert grown < CALLS / 10  # the measurement itself, and Python's free lists
         assert native <= 0
         assert traced < 1000  # the same: less than a byte a call
 
 
+@pytest.mark.skipif(mallinfo2 is None, reason="no mallinfo2 in this C library")
 def test_lengths_that_alternate_leave_nothing() -> None:
-    """Python's free lists hold some objects more or fewer, but there is nothing that grows with the calls."""
+    """What is bound anew is taken from the bindings that are kept; nothing grows with the calls."""
     model = mixed(threads=1)
     short, long = inputs(5), inputs(60)
 
@@ -102,10 +107,11 @@ def test_lengths_that_alternate_leave_nothing() -> None:
 
     repeat(call)
     gc.collect()
-    grown, native = repeat(call)
+    blocks, native = sys.getallocatedblocks(), native_bytes()
+    repeat(call)
     gc.collect()
-    assert grown < CALLS / 2
-    assert native < 64 * CALLS
+    assert sys.getallocatedblocks() - blocks < CALLS / 10
+    assert native_bytes() - native < 8 * CALLS
 
 
 def repeat(call: Callable[[], Any]) -> tuple[int, int]:

@@ -1,0 +1,217 @@
+"""Pooling of regions of interest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
+from rlx.ir.graph import Array, TensorType
+from rlx.ir.shape import max_size, unify
+from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tensor_bytes, widened
+
+__all__ = ["MaxRoiPool", "RoiAlign", "RoiAlignAdaptive"]
+
+
+def _check_regions(op: Op, x: TensorType, rois: TensorType, columns: int, out: tuple[int, ...]) -> None:
+    check_kind(op, x, "f")
+    check_same_dtype(op, x, rois)
+    if x.rank != 4 or rois.rank != 2:
+        raise ShapeError(f"{op.op_name}: expected x [N, C, H, W] and regions [R, {columns}], got {x} and {rois}")
+    if len(out) != 2 or any(n < 1 for n in out):
+        raise OptionError(f"{op.op_name}: expected a size of two positive numbers, got {out}")
+    unify(rois.shape[1], columns, f"{op.op_name}: the last axis of the regions {rois}")
+    for d in (2, 3):
+        unify(max_size(x.shape[d], 1), x.shape[d], f"{op.op_name}: axis {d} of {x} has no elements")
+
+
+class _RoiAlign(Op):
+    """What the two forms share; see `RoiAlign`."""
+
+    size: tuple[int, int]
+    scale: float
+    mode: str
+    half_pixel: bool
+
+    def infer(self, x: TensorType, rois: TensorType, batch: TensorType) -> TensorType:
+        _check_regions(self, x, rois, 4, self.size)
+        if batch.rank != 1 or not batch.dtype.is_integer or batch.dtype.bits < 32:
+            raise DTypeError(f"{self.op_name}: expected i64 batch indices [R], got {batch}")
+        unify(batch.shape[0], rois.shape[0], f"{self.op_name}: the batch indices {batch} and regions {rois}")
+        if self.mode not in ("avg", "max"):
+            raise OptionError(f"{self.op_name}: mode {self.mode!r} is not avg or max")
+        return TensorType((rois.shape[0], x.shape[1], *self.size), x.dtype)
+
+    def _box(self, start: Any, end: Any, count: int, larger: Callable[[Any, float], Any]) -> tuple[Any, Any]:
+        """Start and size of the bins of a region along one axis."""
+        shift = 0.5 if self.half_pixel else 0.0
+        low = start * self.scale - shift
+        length = (end * self.scale - shift) - low
+        return low, (length if self.half_pixel else larger(length, 1.0)) / count
+
+    def _samples(self, bin_size: float) -> int:
+        """How many samples a bin has along one axis."""
+        return max(0, int(np.ceil(bin_size)))
+
+    def reference(self, x: Array, rois: Array, batch: Array) -> Array:
+        wide, boxes = widened(x), widened(rois)
+        kind = wide.dtype.type
+        if batch.size and not (batch.min() >= 0 and batch.max() < x.shape[0]):
+            raise ExecutionError(f"{self.op_name}: a batch index of {batch.tolist()} is outside {x.shape[0]}")
+        out = np.zeros((len(rois), x.shape[1], *self.size), wide.dtype)
+        for n, (x1, y1, x2, y2) in enumerate(boxes):
+            axes = []
+            for a, b, count in ((y1, y2, self.size[0]), (x1, x2, self.size[1])):
+                low, step = self._box(a, b, count, max)
+                each = self._samples(float(step))
+                i = np.arange(each).astype(wide.dtype)
+                starts = np.arange(count).astype(wide.dtype)[:, None] * kind(step) + kind(low)
+                axes.append(starts + (i + kind(0.5)) * kind(step) / kind(max(each, 1)))
+            out[n] = self._pooled(wide[batch[n]], *axes)
+        return out.astype(x.dtype)
+
+    def _pooled(self, image: Array, ys: Array, xs: Array) -> Array:
+        """[C, out..] from the places [out, samples] along each axis."""
+        (rows, columns), (h, w) = (ys.shape, xs.shape), image.shape[1:]
+        y, z = ys.reshape(-1, 1), xs.reshape(1, -1)
+        inside = (y >= -1) & (y <= h) & (z >= -1) & (z <= w)
+        corners = [_corners(p, n) for p, n in ((y, h), (z, w))]
+        terms = []
+        for (iy, wy), (ix, wx) in product(*corners):
+            terms.append(image[:, iy, ix] * np.where(inside, wy * wx, 0).astype(image.dtype))
+        values = sum(terms[1:], terms[0]) if self.mode == "avg" else np.max(terms, axis=0)
+        bins = values.reshape(-1, *rows, *columns)
+        if 0 in (rows[1], columns[1]):
+            return np.zeros((image.shape[0], rows[0], columns[0]), image.dtype)
+        return np.asarray(bins.mean(axis=(2, 4)) if self.mode == "avg" else bins.max(axis=(2, 4)))
+
+
+def _corners(p: Array, n: int) -> list[tuple[Array, Array]]:
+    """The two elements next to a place, and how much each counts."""
+    p = p.clip(0, n - 1)
+    low = np.floor(p).astype(np.int64)
+    part = (p - low).astype(p.dtype)
+    return [(low, 1 - part), (np.minimum(low + 1, n - 1), part)]
+
+
+@register
+class RoiAlign(_RoiAlign):
+    """Regions of x [N, C, H, W] pooled to `size` from bilinear samples: [R, C, *size]. (ONNX RoiAlign-22)
+
+    rois [R, 4] are (x1, y1, x2, y2), times `scale`, less half an element if `half_pixel`; batch i64 [R] says in which
+    image. A bin is the "avg" of `samples` x `samples` values between elements, or the "max" of the weighted elements
+    that they are made of. Without `half_pixel` a region is at least 1 x 1. `RoiAlignAdaptive` has as many samples as
+    a bin has elements.
+    """
+
+    size: tuple[int, int] = (1, 1)
+    scale: float = 1.0
+    mode: str = "avg"
+    half_pixel: bool = True
+    samples: int = 1
+
+    def infer(self, x: TensorType, rois: TensorType, batch: TensorType) -> TensorType:
+        if self.samples < 1:
+            raise OptionError(f"roi_align: samples must be at least 1, got {self.samples}")
+        return super().infer(x, rois, batch)
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(20 * self.samples**2, *x)
+
+    def _samples(self, bin_size: float) -> int:
+        return self.samples
+
+    def lower(self, k: Any, x: Any, rois: Any, batch: Any) -> Any:
+        h, w = x.shape[2:]
+
+        def element(r: Any, c: Any, *out: Any) -> Any:
+            image = k.checked_index(batch(r), x.shape[0])
+
+            def sample(*s: Any) -> Any:
+                axes, inside = [], []
+                for d, (n, i, j) in enumerate(zip((h, w), out, s, strict=True)):
+                    start, end = (k.widen(rois(r, column)) for column in (1 - d, 3 - d))
+                    low, step = self._box(start, end, self.size[d], k.max)
+                    at = low + k.cast(i, low.dtype) * step + (k.cast(j, low.dtype) + 0.5) * step / self.samples
+                    extent = k.cast(k.size(n), low.dtype)
+                    inside += [at >= -1, at <= extent]
+                    axes.append(_scalar_corners(k, at, n))
+                met = k.all(*inside)
+                terms = [
+                    k.widen(x(image, c, iy, ix, where=met)) * wy * wx
+                    for (iy, wy), (ix, wx) in product(axes[0], axes[1])
+                ]
+                value = terms[0]
+                for term in terms[1:]:
+                    value = value + term if self.mode == "avg" else k.max(value, term)
+                return k.select(met, value, 0)
+
+            if self.mode == "max":
+                return k.reduce("max", (self.samples, self.samples), sample)
+            return k.reduce("add", (self.samples, self.samples), sample) / (self.samples**2)
+
+        return k.map(element)
+
+
+def _scalar_corners(k: Any, p: Any, n: Any) -> list[tuple[Any, Any]]:
+    p = k.max(k.min(p, k.cast(k.size(n - 1), p.dtype)), 0)
+    floor = k.call("floor", p)
+    low = k.max(k.min(k.cast(floor, "i64"), k.size(n - 1)), 0)
+    return [(low, 1 - (p - floor)), (k.min(low + 1, k.size(n - 1)), p - floor)]
+
+
+@register
+class RoiAlignAdaptive(_RoiAlign):
+    """`RoiAlign` with as many samples along each axis of a bin as it has elements. (ONNX RoiAlign, sampling_ratio 0)"""
+
+    size: tuple[int, int] = (1, 1)
+    scale: float = 1.0
+    mode: str = "avg"
+    half_pixel: bool = True
+
+
+@register
+class MaxRoiPool(Op):
+    """The maximum of each bin of each region of x [N, C, H, W]: [R, C, *size]; empty bins give 0. (ONNX MaxRoiPool-22)
+
+    rois [R, 5] are (image, x1, y1, x2, y2), times `scale` rounded to elements, both ends included.
+    """
+
+    size: tuple[int, int]
+    scale: float = 1.0
+
+    def infer(self, x: TensorType, rois: TensorType) -> TensorType:
+        _check_regions(self, x, rois, 5, self.size)
+        return TensorType((rois.shape[0], x.shape[1], *self.size), x.dtype)
+
+    def work(self, *x: TensorType) -> Work:
+        (out,) = self.infer_types(x)
+        return Work(0, tensor_bytes(x[0]) + tensor_bytes(x[1]), tensor_bytes(out))
+
+    def reference(self, x: Array, rois: Array) -> Array:
+        wide = widened(x)
+        out = np.zeros((len(rois), x.shape[1], *self.size), wide.dtype)
+        for r, (image, *box) in enumerate(widened(rois)):
+            if not 0 <= image < x.shape[0]:
+                raise ExecutionError(f"max_roi_pool: the image {image} is outside a batch of {x.shape[0]}")
+            x1, y1, x2, y2 = (_nearest(v * np.float32(self.scale)) for v in box)
+            rows = _bins(y1, y2, self.size[0], x.shape[2])
+            columns = _bins(x1, x2, self.size[1], x.shape[3])
+            for (i, row), (j, column) in product(enumerate(rows), enumerate(columns)):
+                part = wide[int(image), :, row, column]
+                out[r, :, i, j] = part.max(axis=(1, 2)) if part.size else 0
+        return out.astype(x.dtype)
+
+
+def _nearest(v: Any) -> int:
+    """The nearest whole number, halves away from zero."""
+    return int(np.copysign(np.floor(np.abs(v) + np.float32(0.5)), v))
+
+
+def _bins(low: int, high: int, count: int, n: int) -> list[slice]:
+    step = np.float32(max(high - low + 1, 1)) / np.float32(count)
+    ends = [(int(np.floor(np.float32(i) * step)), int(np.ceil(np.float32(i + 1) * step))) for i in range(count)]
+    return [slice(min(max(a + low, 0), n), min(max(b + low, 0), n)) for a, b in ends]
