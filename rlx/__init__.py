@@ -1,7 +1,7 @@
 """rlx: a tensor compiler and runtime.
 
-    model = rlx.load("model.onnx")
-    outputs = model.run({"x": array})
+model = rlx.load("model.onnx")
+outputs = model.run({"x": array})
 """
 
 from __future__ import annotations
@@ -27,7 +27,20 @@ _PUBLIC: dict[str, str] = {
     "register": "rlx.ops.base",
 }
 
-__all__ = sorted(_PUBLIC)
+__all__ = [
+    "CompileOptions",
+    "CompiledGraph",
+    "Dim",
+    "Graph",
+    "Op",
+    "Session",
+    "TensorType",
+    "compile",
+    "errors",
+    "load",
+    "ops",
+    "register",
+]
 
 
 def __getattr__(name: str) -> Any:

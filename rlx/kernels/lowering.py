@@ -128,8 +128,8 @@ class Attention:
     """softmax(scale * q k^T + bias) v with q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv].
 
     Query head h reads key head h * Hkv // H. `q`, `k`, `v` are over out vars standing for their four axes; `bias` (f32,
-    added to the scaled scores; -inf masks) is over (b, h, i, j) as i0..i3, or None. `causal`: key j is seen by query i only when j <= i + Lk - Lq. `empty_row`
-    says what a fully masked row gives: "nan" or "zero".
+    added to the scaled scores; -inf masks) is over (b, h, i, j) as i0..i3, or None. `causal`: key j is seen by query i
+    only when j <= i + Lk - Lq. `empty_row` says what a fully masked row gives: "nan" or "zero".
     """
 
     q: Expr

@@ -30,7 +30,12 @@ class CpuBackend(CodeGenerator):
     def available(self) -> Availability:
         try:
             target = host()
-        except Exception as error:  # llvmlite missing or broken: that is what is to be reported
+        except (
+            ImportError,
+            OSError,
+            RuntimeError,
+            AttributeError,
+        ) as error:  # llvmlite missing or broken: that is what is to be reported
             return Availability(False, f"LLVM can't be used: {error}", "pip install --force-reinstall llvmlite")
         return Availability(True, f"{target.cpu}, {8 * target.vector_bytes}-bit vectors, {target.cores} cores")
 
