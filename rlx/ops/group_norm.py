@@ -124,9 +124,8 @@ class Lrn(Op):
         padded = np.pad(wide * wide, [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)])
         total = sum((padded[:, j : j + x.shape[1]] for j in range(self.size)), np.zeros_like(wide))
         kind = wide.dtype.type
-        return (wide / np.power(kind(self.bias) + kind(self.alpha / self.size) * total, kind(self.beta))).astype(
-            x.dtype
-        )
+        base = kind(self.bias) + kind(self.alpha / self.size) * total
+        return np.asarray(wide / np.power(base, kind(self.beta))).astype(x.dtype)
 
     def lower(self, k: Any, x: Any) -> Any:
         def element(n: Any, c: Any, *space: Any) -> Any:

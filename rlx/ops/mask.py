@@ -102,7 +102,7 @@ class OneHot(Op):
         depth, axis = evaluate(self.depth, {}), self.axis % (indices.ndim + 1)
         at = np.expand_dims(indices.astype(np.int64), axis)
         places = np.arange(depth).reshape([-1 if d == axis else 1 for d in range(at.ndim)])
-        return np.where(np.where(at < 0, at + depth, at) == places, values[1], values[0])
+        return np.asarray(np.where(np.where(at < 0, at + depth, at) == places, values[1], values[0]))
 
     def lower(self, k: Any, indices: Any, values: Any) -> Any:
         axis = self.axis % (indices.rank + 1)
@@ -133,7 +133,7 @@ class Hardmax(Op):
         if not x.size:
             return x
         places = np.arange(x.shape[self.axis]).reshape([-1 if d == self.axis % x.ndim else 1 for d in range(x.ndim)])
-        return (np.argmax(widened(x), axis=self.axis, keepdims=True) == places).astype(x.dtype)
+        return np.asarray(np.argmax(widened(x), axis=self.axis, keepdims=True) == places).astype(x.dtype)
 
     def lower(self, k: Any, x: Any) -> Any:
         axis = self.axis % x.rank

@@ -225,7 +225,7 @@ class Multinomial(Op):
         a, _ = _bits(self.seed, shape, step)
         u = ((a >> np.uint32(8)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-24)
         noise = -np.log(-np.log(u))
-        return np.argmax(x.astype(np.float32)[:, None] + noise, axis=2).astype(self.dtype.numpy)
+        return np.asarray(np.argmax(x.astype(np.float32)[:, None] + noise, axis=2)).astype(self.dtype.numpy)
 
     def lower(self, k: Any, x: Any, step: Any = None) -> Any:
         shape = (x.shape[0], self.samples, x.shape[1])

@@ -188,7 +188,7 @@ class AffineGrid(Op):
             i = np.arange(n).astype(wide.dtype)
             axes.append(i * kind(2) / kind(max(n - 1, 1)) - 1 if self.align_corners else (i * 2 + 1) / kind(n) - 1)
         places = [*reversed(np.meshgrid(*axes, indexing="ij")), np.ones(sizes, wide.dtype)]
-        return np.einsum("nij,...j->n...i", wide, np.stack(places, -1)).astype(theta.dtype)
+        return np.asarray(np.einsum("nij,...j->n...i", wide, np.stack(places, -1))).astype(theta.dtype)
 
     def lower(self, k: Any, theta: Any) -> Any:
         r = len(self.size)
@@ -306,7 +306,7 @@ class DeformConv(Op):
             columns.reshape(n, g, channels // g, kh * kw, oh * ow),
             widened(w).reshape(g, w.shape[0] // g, channels // g, kh * kw),
         ).reshape(n, w.shape[0], oh, ow)
-        return (out if bias is None else out + widened(bias).reshape(-1, 1, 1)).astype(x.dtype)
+        return np.asarray(out if bias is None else out + widened(bias).reshape(-1, 1, 1)).astype(x.dtype)
 
     def lower(self, k: Any, x: Any, w: Any, offset: Any, bias: Any = None, mask: Any = None) -> Any:
         strides, dilations, pads = self._window()

@@ -76,7 +76,7 @@ class LogMelSpectrogram(Op):
         shape = Window(self.length).reference() if window is None else widened(window)
         power = np.abs(np.fft.rfft(frames.astype(np.float64) * shape)) ** 2
         mel = power @ self._filters.reference()
-        return np.log(np.maximum(mel, self.floor)).astype(x.dtype)
+        return np.asarray(np.log(np.maximum(mel, self.floor))).astype(x.dtype)
 
     def decompose(self, g: Graph, x: Value, window: Value | None = None) -> Value:
         dtype = x.dtype
