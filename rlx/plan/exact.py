@@ -27,6 +27,7 @@ _FIRST_RUN = 1_000_000  # visits of the runs of the first round
 _GROWTH = 1.5  # of the runs from round to round
 _SHUFFLE = 0.25  # how much one more round of shuffling may change a rank
 _MOST_SHUFFLES = 4
+_MOST_CHOICES = 1 << 22  # that wait on the stack
 _MOST_SLOTS = 22  # of the memory of failures, as a power of two
 _RUNS = ((0, "size"), (0, "width"), (1, "size"), (1, "width"), (2, "width"), (2, "size"), (0, "area"), (1, "area"))
 
@@ -119,13 +120,14 @@ class _Search:
         self.array: Callable[[Sequence[int]], Any] = list if compiled is None else _int64
         self.random = random.Random(count)
         frames = 4 * count + sections
+        together = max(self.cross, default=0) + 1  # nearly the largest live set
         room = {
             **dict.fromkeys(("rank", "placed", "offset"), count),
             **dict.fromkeys(("floor", "rest", "cross", "run", "left", "right", "options"), sections + 1),
             **dict.fromkeys(("inside", "over_left", "over_right", "lift", "weight"), sections + 1),
             "parts": PART * (frames + 2 * (count + sections)),
             "frames": FRAME * frames,
-            "choices": 32 * count + frames,
+            "choices": min(frames * together, _MOST_CHOICES) + count,
             "trail": 4 * (frames + 4 * sections),
             "failed": 1 << min(max(budget // 64, 1 << 10).bit_length(), _MOST_SLOTS),
             "work": 2,

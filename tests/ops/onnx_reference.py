@@ -26,4 +26,4 @@ def onnx_reference(
     declared = [onnx.helper.make_empty_tensor_value_info(n) for n in results]
     graph = onnx.helper.make_graph([node], "one", inputs, declared)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10)
-    return [np.asarray(y) for y in ReferenceEvaluator(model).run(None, given)]  # type: ignore[arg-type]
+    return [np.asarray(y) for y in ReferenceEvaluator(model).run(None, given)]

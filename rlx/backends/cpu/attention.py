@@ -16,7 +16,7 @@ from rlx.backends.cpu.builder import Function, Module, constant
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.window import affine_expr
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.kernels.affine import Affine, linear_index
@@ -290,6 +290,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
     to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
     ways = {"few": ("few",), "many": ("many",)}.get(kernel.tag, ("few", "many"))
 
+    @once
     def cut(extents: Extents) -> _Cut:
         return _cut(anchor, to_scratch, extents)
 

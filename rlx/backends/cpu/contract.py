@@ -10,7 +10,7 @@ from rlx.backends.cpu import gemm, scalar
 from rlx.backends.cpu.builder import Function, vec
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate, size_product
 from rlx.kernels.affine import Affine, linear_index
@@ -213,6 +213,7 @@ def emit(kernel: Kernel) -> KernelCode:
     m, n, k = anchor.m, anchor.n, anchor.k
     count = size_product(store.extents[:-2])
 
+    @once
     def cut(extents: Extents) -> gemm.Chunking:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (m, n, k, count))
         return gemm.chunking(rows, columns, depth, matrices, cast(Literal["f32", "f64"], dtype.name))

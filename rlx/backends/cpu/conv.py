@@ -128,7 +128,7 @@ def emit(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor, Conv)
     geo = geometry(kernel)
     finish = finish_of(kernel, anchor.x.dtype)
-    return depthwise.emit(anchor, geo, finish) if depthwise.suits(anchor, finish) else _emit_product(kernel, geo)
+    return depthwise.emit(anchor, geo, finish) if depthwise.suits(anchor, geo, finish) else _emit_product(kernel, geo)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Plane(IntEnum):
     SCRATCH_STRIDE = 23  # bytes
 
 
-def suits(anchor: Conv, finish: Finish) -> bool:
+def suits(anchor: Conv, geo: Geometry, finish: Finish) -> bool:
     """f32, one input channel a group, few taps, column strides of 1 or 2, and results that take their sums' place."""
     kernel = anchor.w_shape[2:]
     if anchor.w_shape[1] != 1 or anchor.groups == 1 or anchor.x.dtype.name != "f32" or not finish.in_place:
@@ -72,7 +72,7 @@ def suits(anchor: Conv, finish: Finish) -> bool:
         if not isinstance(size, int):
             return False
         taps *= size
-    return taps <= MAX_TAPS and anchor.strides[-1] in (1, 2)
+    return taps <= MAX_TAPS and geo.strides[1] in (1, 2)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ def emit(anchor: Conv, geo: Geometry, finish: Finish) -> KernelCode:
     kernel_h, kernel_w = (evaluate(k, {}) for k in geo.kernel)
     taps = _taps(kernel_w, geo.strides[1], geo.dilations[1])
     weights = linear_index(anchor.w.indices, anchor.w.source.shape)
-    needs_zeros = len(anchor.pads) == 4 and (kernel_h > 1 or any(p != 0 for p in anchor.pads[::2]))
+    single = (kernel_h, geo.pads[0], geo.height, geo.out_height) == (1, 0, 1, 1)
+    needs_zeros = not single and (kernel_h > 1 or any(p != 0 for p in anchor.pads[::2]))
 
     def cut(extents: Extents) -> _Cut:
         return _cut(geo, kernel_h * kernel_w, lanes, extents)

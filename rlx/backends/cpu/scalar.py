@@ -11,7 +11,7 @@ from rlx.backends.cpu.builder import Function, constant, suffix, vec
 from rlx.errors import CompileError
 from rlx.ir.dtype import DTYPES, DType
 
-__all__ = ["apply", "convert", "extreme", "from_memory", "literal", "llvm_type", "memory_type", "to_memory"]
+__all__ = ["apply", "convert", "extreme", "from_memory", "literal", "llvm_type", "memory_type", "to_memory", "zero"]
 
 LLVM = {
     "f64": "double",
@@ -72,6 +72,11 @@ def extreme(kind: str, dtype: DType) -> int | float:
         return int(kind == "min")
     low, high = (-(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1) if dtype.kind == "i" else (0, 2**dtype.bits - 1)
     return low if kind == "max" else high
+
+
+def zero(ty: str) -> int | float:
+    """0 as a constant of the LLVM scalar type wants it."""
+    return 0.0 if ty in ("float", "double", "half") else 0
 
 
 def apply(f: Function, fn: str, args: list[str], dtype: DType, w: int) -> str:

@@ -22,7 +22,10 @@ AnySize = TypeVar("AnySize", int, Size)
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution of planes; one with a single spatial axis has height 1. Strides `x_*` are in elements."""
+    """A convolution of planes; one with a single spatial axis has height 1, and so has one of a single column.
+
+    Strides `x_*` are in elements.
+    """
 
     batch: Size
     channels: Size  # of the input, in one group
@@ -65,8 +68,16 @@ def geometry(kernel: Kernel) -> Geometry:
     x = linear_index(anchor.x.indices, anchor.x.source.shape)
     out = linear_index(store.index, store.buffer.shape)
 
-    height, width = _planar(anchor.x_shape[2:], 1)
-    out_height, out_width = _planar(store.extents[2:], 1)
+    space_shape, window, out_space = anchor.x_shape[2:], anchor.w_shape[2:], store.extents[2:]
+    strides, dilations, pads = anchor.strides, anchor.dilations, anchor.pads[: rank - 2]
+    # one column of pixels is one row of them: vectors run along the pixels
+    tall = not flat and x.coefs.get(space[0], 0) == 1 and all(s[1] == 1 for s in (space_shape, window, out_space))
+    if tall and pads[1] == 0:
+        space_shape, window, out_space, strides, dilations, pads = (
+            values[:1] for values in (space_shape, window, out_space, strides, dilations, pads)
+        )
+    height, width = _planar(space_shape, 1)
+    out_height, out_width = _planar(out_space, 1)
     return Geometry(
         anchor.x_shape[0],
         anchor.w_shape[1],
@@ -74,16 +85,16 @@ def geometry(kernel: Kernel) -> Geometry:
         anchor.groups,
         height,
         width,
-        _planar(anchor.w_shape[2:], 1),
-        _planar(anchor.strides, 1),
-        _planar(anchor.dilations, 1),
-        _planar(anchor.pads[: rank - 2], 0),
+        _planar(window, 1),
+        _planar(strides, 1),
+        _planar(dilations, 1),
+        _planar(pads, 0),
         out_height,
         out_width,
         x,
         x.coefs.get(n, 0),
         x.coefs.get(c, 0),
-        0 if flat else x.coefs.get(space[0], 0),
+        0 if len(space_shape) == 1 else x.coefs.get(space[0], 0),
         out,
         size_product(store.extents[1:]),
         size_product(store.extents[2:]),

@@ -8,14 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rlx.backends.cpu.builder import Function
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer
 
-__all__ = ["Computed", "KernelCode", "Pointer", "Routine", "Scratch", "Word", "WordTable"]
+__all__ = ["Computed", "KernelCode", "Pointer", "Routine", "Scratch", "Word", "WordTable", "once"]
 
 Extents = Mapping[str, int]
+T = TypeVar("T")
+
+
+def once(fn: Callable[[Extents], T]) -> Callable[[Extents], T]:
+    """`fn`, which many words of a kernel are computed from, asked once a binding: it keeps the result for the last."""
+    last: tuple[Extents | None, T | None] = (None, None)
+
+    def call(extents: Extents) -> T:
+        nonlocal last
+        known, result = last
+        if known is not extents or result is None:
+            result = fn(extents)
+            last = (extents, result)
+        return result
+
+    return call
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ def _output(scope: Scope, name: str) -> None:
         if items is None:
             scope.graph.output(scope.value(name), name)
             return
+        scope.note(f"output {name!r} is a sequence: it is given as the outputs {name}.0 to {name}.{len(items.items) - 1}")
         for i, item in enumerate(items.items):
             scope.graph.output(scope.item(item), f"{name}.{i}")
     except (DTypeError, OptionError, UnsupportedError) as error:

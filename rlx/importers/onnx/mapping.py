@@ -189,6 +189,8 @@ class Tensors(Protocol):
         """The items of a sequence or optional, None for a tensor."""
         ...
 
+    def note(self, text: str) -> None: ...
+
     def fresh(self, name: str, low: int, high: Size | None) -> Size:
         """A size that a node produces, named after it; bounds that the user gave for that name win."""
         ...
@@ -214,6 +216,10 @@ class NodeContext:
 
     def fail(self, reason: str) -> NoReturn:
         raise UnsupportedError(reason)
+
+    def note(self, text: str) -> None:
+        """Says something about this node that a user of the graph has to know."""
+        self.tensors.note(f"{self.node.op_type} {self.label!r} {text}")
 
     # ---- inputs
 

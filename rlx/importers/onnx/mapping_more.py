@@ -10,12 +10,13 @@ from rlx.importers.onnx.mapping_window import window_attributes
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Dim, Size, numel
-from rlx.ops import bitwise, group_norm, mask, pool_more, scan, space, trigonometry
+from rlx.ops import bitwise, group_norm, mask, pool_more, space, trigonometry
 from rlx.ops.base import Op, axis_of
 from rlx.ops.einsum import Einsum
 from rlx.ops.layout import Expand, Reshape
 from rlx.ops.rotary import RotaryEmbedding
 from rlx.ops.sample import AffineGrid, DeformConv, GridSample
+from rlx.ops.scan import CumProd, CumSum
 from rlx.ops.scatter import ScatterElements, ScatterNd
 from rlx.ops.select import Compress, NonMaxSuppression, NonZero, TopK, Unique
 
@@ -146,7 +147,7 @@ def _non_max_suppression(ctx: NodeContext) -> Mapped:
 @onnx_op("CumSum", since=11, static=(1,))
 @onnx_op("CumProd", since=26, static=(1,))
 def _cumulative(ctx: NodeContext) -> Mapped:
-    op = scan.CumSum if ctx.node.op_type == "CumSum" else scan.CumProd
+    op = CumSum if ctx.node.op_type == "CumSum" else CumProd
     (axis,) = ctx.ints_of(1, "the axis")
     return ctx.add(op(axis, ctx.flag("exclusive"), ctx.flag("reverse")), ctx.value())
 

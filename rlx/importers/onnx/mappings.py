@@ -7,10 +7,12 @@ from rlx.importers.onnx import (
     mapping_layout,
     mapping_loss,
     mapping_math,
+    mapping_ml,
     mapping_more,
     mapping_quant,
     mapping_sequence,
     mapping_shape,
+    mapping_trees,
     mapping_window,
 )
 
@@ -21,9 +23,11 @@ TABLES = (
     mapping_layout,
     mapping_loss,
     mapping_math,
+    mapping_ml,
     mapping_more,
     mapping_quant,
     mapping_sequence,
     mapping_shape,
+    mapping_trees,
     mapping_window,
 )

@@ -64,6 +64,7 @@ class Import:
     missing: list[MissingNode] = field(default_factory=list)
     misfits: list[ShapeError] = field(default_factory=list)  # shapes that contradict each other
     produced: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # where the graph gives something else than the file says
 
     def snapshot(self) -> tuple[Any, ...]:
         """What `restore` needs to undo an attempt."""
@@ -254,6 +255,9 @@ class Scope:
     def sequence(self, name: str) -> ListOf | None:
         owner, own = self._owner(name)
         return owner._lists.get(own)
+
+    def note(self, text: str) -> None:
+        self.run.result.notes.append(text)
 
     def fresh(self, name: str, low: int, high: Size | None) -> Size:
         return self.run.fresh(name, low, high, self.label)

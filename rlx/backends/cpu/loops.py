@@ -1,0 +1,216 @@
+"""The loops of a kernel before code is emitted: indices made linear, loops merged, and how the work is cut up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlx.backends.cpu.words import Extents
+from rlx.ir.shape import Shape, Size, evaluate, size_product
+from rlx.kernels.affine import Affine, affine, linear_index
+from rlx.kernels.expr import (
+    I64,
+    Acc,
+    Apply,
+    Expr,
+    Load,
+    Reduce,
+    Var,
+    children,
+    const,
+    size_expr,
+    substitute_vars,
+    transform,
+    walk,
+)
+from rlx.kernels.program import Store
+
+__all__ = [
+    "RESULT",
+    "Grid",
+    "flatten",
+    "free_vars",
+    "linear_load",
+    "merge_loops",
+    "merge_reduces",
+    "rename_reduces",
+    "weight",
+]
+
+CHUNK_COST = 100_000  # scalar operations that one chunk should hold at least: some tens of microseconds
+RESULT = frozenset((Var("acc"),))  # what an anchor's result depends on: it is never computed ahead
+WEIGHT = {"exp": 8, "tanh": 10, "erf": 10, "sigmoid": 10, "log": 10, "sin": 16, "cos": 16, "pow": 40, "div": 3}
+
+
+def flatten(store: Store) -> tuple[Shape, Expr, Expr]:
+    """The loop extents, the linear store index and the expression, with loads at one linear index each."""
+
+    expr = transform(store.expr, linear_load)
+    target = _as_expr(linear_index(store.index, store.buffer.shape))
+    return store.extents, target, expr
+
+
+def linear_load(x: Expr) -> Expr | None:
+    """A load at one linear index (loads of encoded buffers already index stored bytes)."""
+    if not isinstance(x, Load) or x.source.encoding is not None:
+        return None
+    return replace(x, indices=(_as_expr(linear_index(x.indices, x.source.shape)),))
+
+
+def _as_expr(a: Affine) -> Expr:
+    total: Expr = size_expr(a.constant)
+    for term in sorted(a.coefs, key=_term_order):
+        total = total + term * size_expr(a.coefs[term])
+    return total
+
+
+def _term_order(term: Expr) -> tuple[bool, str]:
+    return (not isinstance(term, Var), term.name if isinstance(term, Var) else "")
+
+
+def free_vars(e: Expr, memo: dict[Expr, frozenset[Var]]) -> frozenset[Var]:
+    """Loop variables that the expression depends on."""
+    found = memo.get(e)
+    if found is None:
+        if isinstance(e, Var):
+            found = frozenset((e,))
+        elif isinstance(e, Acc):
+            found = RESULT
+        else:
+            found = frozenset().union(*(free_vars(c, memo) for c in children(e)))
+            if isinstance(e, Reduce):
+                found -= frozenset(e.vars)
+        memo[e] = found
+    return found
+
+
+def _linear_forms(exprs: Sequence[Expr], target: Expr) -> list[Affine]:
+    return [affine(target)] + [affine(x.indices[0]) for e in exprs for x in walk(e) if isinstance(x, Load)]
+
+
+def _vars_outside_indices(exprs: Sequence[Expr]) -> set[Var]:
+    """Variables used other than linearly in an index: they can't be merged with a neighbour."""
+    found: set[Var] = set()
+    seen: set[Expr] = set()
+    stack = list(exprs)
+    while stack:
+        x = stack.pop()
+        if x in seen:
+            continue
+        seen.add(x)
+        if isinstance(x, Var):
+            found.add(x)
+        elif isinstance(x, Load):
+            stack.extend(t for t in affine(x.indices[0]).coefs if not isinstance(t, Var))
+            if x.where is not None:
+                stack.append(x.where)
+        else:
+            stack.extend(children(x))
+    return found
+
+
+def merge_loops(
+    names: list[Var], sizes: list[Size], exprs: list[Expr], target: Expr
+) -> tuple[list[Var], list[Size], list[Expr], Expr]:
+    """Drops loops of one turn and merges neighbours that every index walks through as one."""
+    gone = {v: const(0, I64) for v, s in zip(names, sizes, strict=True) if s == 1}
+    if gone:
+        exprs, target = [substitute_vars(e, dict(gone)) for e in exprs], substitute_vars(target, dict(gone))
+        pairs = [(v, s) for v, s in zip(names, sizes, strict=True) if v not in gone]
+        names, sizes = [v for v, _ in pairs], [s for _, s in pairs]
+    d = 0
+    while d + 1 < len(names):
+        outer, inner, size = names[d], names[d + 1], sizes[d + 1]
+        forms = _linear_forms(exprs, target)
+        fixed = _vars_outside_indices([*exprs, *(t for a in forms[:1] for t in a.coefs if not isinstance(t, Var))])
+        joined = all(a.coefs.get(outer, 0) == a.coefs.get(inner, 0) * size for a in forms)
+        if joined and outer not in fixed and inner not in fixed:
+            exprs = [substitute_vars(e, {outer: const(0, I64)}) for e in exprs]
+            target = substitute_vars(target, {outer: const(0, I64)})
+            sizes[d + 1] = sizes[d] * size
+            del names[d], sizes[d]
+            d = max(d - 1, 0)
+        else:
+            d += 1
+    return names, sizes, exprs, target
+
+
+def merge_reduces(expr: Expr) -> Expr:
+    """Merges the loops of each reduction in the same way."""
+
+    def visit(x: Expr) -> Expr | None:
+        if not isinstance(x, Reduce) or x.kind.startswith("arg"):
+            return None
+        names, sizes, (body,), _ = merge_loops(list(x.vars), list(x.extents), [x.body], const(0, I64))
+        return replace(x, vars=tuple(names), extents=tuple(sizes), body=body)
+
+    return transform(expr, visit)
+
+
+def weight(expr: Expr) -> Size:
+    """Rough cost of one element in scalar operations."""
+    total: Size = 1
+    for x in walk(expr):
+        match x:
+            case Apply(fn=fn):
+                total = total + WEIGHT.get(fn, 1)
+            case Reduce(extents=extents, body=body):
+                total = total + size_product(extents) * max(sum(1 for _ in walk(body)) // 4, 1)
+            case Load():
+                total = total + 1
+    return total
+
+
+def rename_reduces(expr: Expr) -> Expr:
+    """Reduction variables numbered in order, so that equal kernels have equal text."""
+    names: dict[Var, Expr] = {}
+    for x in walk(expr):
+        if isinstance(x, Reduce):
+            for v in x.vars:
+                names.setdefault(v, Var(f"r{len(names)}"))
+
+    def visit(x: Expr) -> Expr | None:
+        if isinstance(x, Var):
+            return names.get(x)
+        if isinstance(x, Reduce):
+            return replace(x, vars=tuple(names.get(v, v) for v in x.vars))  # type: ignore[misc]
+        return None
+
+    return transform(expr, visit)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the work of a nest is cut into chunks: a function of extents only, never of the thread count."""
+
+    outer: tuple[Size, ...]
+    last: Size
+    weight: Size
+    whole_rows: bool  # a row is not split, because its reductions are shared by all its elements
+
+    def rows(self, extents: Extents) -> int:
+        return evaluate(size_product(self.outer), extents)
+
+    def columns(self, extents: Extents) -> int:
+        return evaluate(self.last, extents)
+
+    def column_chunk(self, extents: Extents) -> int:
+        """Columns of a chunk, a multiple of 64 unless it is the whole row."""
+        columns = max(self.columns(extents), 1)
+        if self.whole_rows:
+            return columns
+        wanted = -(-CHUNK_COST // max(evaluate(self.weight, extents), 1))
+        return columns if columns < 2 * wanted else -(-wanted // 64) * 64
+
+    def column_chunks(self, extents: Extents) -> int:
+        return max(-(-self.columns(extents) // self.column_chunk(extents)), 1)
+
+    def row_chunk(self, extents: Extents) -> int:
+        a_row = max(self.column_chunk(extents) * evaluate(self.weight, extents), 1)
+        return max(CHUNK_COST // a_row, 1)
+
+    def chunks(self, extents: Extents) -> int:
+        rows = self.rows(extents)
+        if rows == 0 or self.columns(extents) == 0:
+            return 0
+        return -(-rows // self.row_chunk(extents)) * self.column_chunks(extents)

@@ -1,0 +1,312 @@
+"""ai.onnx.ml other than trees: linear models, support vector machines, scalers, encoders."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlx.errors import ShapeError
+from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, onnx_op
+from rlx.importers.onnx.ml_scores import label_by, labels_of, second_class, transformed
+from rlx.ir.dtype import DTYPES, DType, dtype_of
+from rlx.ir.graph import Value
+from rlx.ops.contract import MatMul
+from rlx.ops.elementwise import (
+    Abs,
+    Add,
+    And,
+    Div,
+    Equal,
+    Exp,
+    Greater,
+    IsNan,
+    Mul,
+    Pow,
+    Sigmoid,
+    Sqrt,
+    Sub,
+    Tanh,
+    Where,
+)
+from rlx.ops.index import Gather
+from rlx.ops.layout import Concat, Slice
+from rlx.ops.reduction import ArgMax, ReduceMax, ReduceSum
+
+F32, I64 = DTYPES["f32"], DTYPES["i64"]
+
+
+def _matrix(ctx: NodeContext) -> Value:
+    """Input 0 as f32 [N, features]."""
+    x = ctx.value()
+    x = ctx.reshape(x, 1, x.shape[0]) if x.rank == 1 else x
+    return ctx.cast(x, F32)
+
+
+def _floating(ctx: NodeContext) -> Value:
+    return ctx.cast(ctx.value(), F32)
+
+
+# ---- linear models
+
+
+def _linear(ctx: NodeContext, rows: int) -> Value:
+    """x W^T + intercepts with W [rows, features] from `coefficients`."""
+    x, coefficients = _matrix(ctx), np.array(ctx.floats("coefficients"), np.float32)
+    if rows < 1 or coefficients.size % rows:
+        raise ShapeError(f"{ctx.node.op_type}: {coefficients.size} coefficients for {rows} targets")
+    scores = ctx.add(MatMul(), x, ctx.graph.constant(np.ascontiguousarray(coefficients.reshape(rows, -1).T)))
+    intercepts = ctx.floats("intercepts", ())
+    return ctx.add(Add(), scores, ctx.constant(intercepts, F32)) if intercepts else scores
+
+
+@onnx_op("LinearRegressor", domain=ML)
+def _linear_regressor(ctx: NodeContext) -> Mapped:
+    scores = _linear(ctx, ctx.integer("targets", 1))
+    return transformed(ctx, scores, ctx.text("post_transform", "NONE"))
+
+
+@onnx_op("LinearClassifier", domain=ML)
+def _linear_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
+    ctx.ignore("multi_class")
+    labels, post = labels_of(ctx, "classlabels_strings", "classlabels_ints"), ctx.text("post_transform", "NONE")
+    intercepts = ctx.floats("intercepts", ())
+    rows = len(intercepts) or len(labels) or 1
+    scores = _linear(ctx, rows)
+    if rows > 1:
+        best = ctx.add(ArgMax(1, False), scores)
+        return label_by(ctx, best, labels or range(rows)), transformed(ctx, scores, post)
+    above = ctx.reshape(ctx.add(Greater(), scores, ctx.constant(0, F32)), scores.shape[0])
+    if len(labels) != 2:
+        return label_by(ctx, above, (0, 1)), transformed(ctx, scores, post)
+    if post == "LOGISTIC":
+        scores = ctx.add(Sigmoid(), scores)
+    return label_by(ctx, above, labels), second_class(ctx, scores, post, one_minus=True)
+
+
+# ---- support vector machines
+
+
+def _kernel(ctx: NodeContext, x: Value, vectors: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> Value:
+    """k(x, v) for each row of x and each vector, [N, vectors]."""
+    gamma, coef0, degree = (*ctx.floats("kernel_params", (0.0, 0.0, 0.0)), 0.0, 0.0, 0.0)[:3]
+    kind = ctx.text("kernel_type", "LINEAR")
+
+    def c(value: float) -> Value:
+        return ctx.constant(value, F32)
+
+    if kind == "RBF":
+        wide = ctx.reshape(x, x.shape[0], 1, x.shape[1])
+        apart = ctx.add(Sub(), wide, ctx.graph.constant(vectors[None]))
+        distance = ctx.add(ReduceSum((2,), False), ctx.add(Mul(), apart, apart))
+        return ctx.add(Exp(), ctx.add(Mul(), distance, c(-gamma)))
+    product = ctx.add(MatMul(), x, ctx.graph.constant(np.ascontiguousarray(vectors.T)))
+    if kind == "LINEAR":
+        return product
+    moved = ctx.add(Add(), ctx.add(Mul(), product, c(gamma)), c(coef0))
+    if kind == "POLY":
+        return ctx.add(Pow(), moved, c(degree))
+    if kind == "SIGMOID":
+        return ctx.add(Tanh(), moved)
+    ctx.fail(f"kernel_type={kind!r} is not known")
+
+
+@onnx_op("SVMRegressor", domain=ML)
+def _svm_regressor(ctx: NodeContext) -> Mapped:
+    x = _matrix(ctx)
+    count = ctx.integer("n_supports", 0)
+    coefficients = np.array(ctx.floats("coefficients"), np.float32)
+    if count:
+        vectors = np.array(ctx.floats("support_vectors"), np.float32).reshape(count, -1)
+        terms = ctx.add(MatMul(), _kernel(ctx, x, vectors), ctx.graph.constant(coefficients.reshape(count, 1)))
+    else:
+        ctx.ignore("support_vectors")
+        terms = _kernel(ctx, x, coefficients.reshape(1, -1))
+    scores = ctx.add(Add(), terms, ctx.constant(ctx.floats("rho")[0], F32))
+    if ctx.flag("one_class"):
+        one, other = ctx.constant(1, F32), ctx.constant(-1, F32)
+        scores = ctx.add(Where(), ctx.add(Greater(), scores, ctx.constant(0, F32)), one, other)
+    return transformed(ctx, scores, ctx.text("post_transform", "NONE"))
+
+
+@onnx_op("SVMClassifier", domain=ML)
+def _svm_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
+    """One-against-one votes of libsvm; two classes may have probabilities."""
+    labels, post = labels_of(ctx, "classlabels_strings", "classlabels_ints"), ctx.text("post_transform", "NONE")
+    x, per_class = _matrix(ctx), ctx.ints("vectors_per_class", ())
+    prob_a, prob_b = ctx.floats("prob_a", ()), ctx.floats("prob_b", ())
+    classes, count = len(per_class), sum(per_class)
+    if not count or classes != len(labels):
+        ctx.fail("a linear model without support vectors is not supported")
+    vectors = np.array(ctx.floats("support_vectors"), np.float32).reshape(count, -1)
+    coefficients = np.array(ctx.floats("coefficients"), np.float32).reshape(classes - 1, count)
+    starts = np.concatenate([[0], np.cumsum(per_class)])
+    pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
+    weights = np.zeros((count, len(pairs)), np.float32)
+    votes = np.zeros((2, len(pairs), classes), np.float32)
+    for p, (i, j) in enumerate(pairs):
+        weights[starts[i] : starts[i + 1], p] = coefficients[j - 1, starts[i] : starts[i + 1]]
+        weights[starts[j] : starts[j + 1], p] = coefficients[i, starts[j] : starts[j + 1]]
+        votes[0, p, i] = votes[1, p, j] = 1
+    products = ctx.add(MatMul(), _kernel(ctx, x, vectors), ctx.graph.constant(weights))
+    sides = ctx.add(Add(), products, ctx.constant(ctx.floats("rho"), F32))
+    first = ctx.cast(ctx.add(Greater(), sides, ctx.constant(0, F32)), F32)
+    second = ctx.add(Sub(), ctx.constant(1, F32), first)
+    counts = [ctx.add(MatMul(), side, ctx.graph.constant(votes[k])) for k, side in enumerate((first, second))]
+    best = ctx.add(ArgMax(1, False), ctx.add(Add(), *counts))
+    if not prob_a:
+        if classes > 2:
+            return label_by(ctx, best, labels), transformed(ctx, sides, post)
+        return label_by(ctx, best, labels), second_class(ctx, ctx.add(Sub(), ctx.constant(0, F32), sides), post, False)
+    if classes > 2:
+        ctx.fail("probabilities of more than two classes are not supported; export the decision function")
+    scaled = ctx.add(Add(), ctx.add(Mul(), sides, ctx.constant(prob_a, F32)), ctx.constant(prob_b, F32))
+    least, most = (ctx.constant(v, F32) for v in (1e-7, 1 - 1e-7))
+    p = ctx.add(Sub(), ctx.constant(1, F32), ctx.add(Sigmoid(), scaled))
+    p = ctx.add(Where(), ctx.add(Greater(), least, p), least, p)
+    p = ctx.add(Where(), ctx.add(Greater(), p, most), most, p)
+    both = ctx.add(Concat(1), p, ctx.add(Sub(), ctx.constant(1, F32), p))
+    best = ctx.add(ArgMax(1, False), both)
+    return label_by(ctx, best, labels), transformed(ctx, both, post)
+
+
+# ---- scaling and thresholds
+
+
+@onnx_op("Scaler", domain=ML)
+def _scaler(ctx: NodeContext) -> Mapped:
+    x = _floating(ctx)
+    offset, scale = (ctx.constant(ctx.floats(n, (d,)), F32) for n, d in (("offset", 0.0), ("scale", 1.0)))
+    return ctx.add(Mul(), ctx.add(Sub(), x, offset), scale)
+
+
+@onnx_op("Normalizer", domain=ML)
+def _normalizer(ctx: NodeContext) -> Mapped:
+    x, norm = _floating(ctx), ctx.text("norm", "MAX")
+    axis = (x.rank - 1,)
+    if norm == "MAX":
+        size = ctx.add(ReduceMax(axis, True), x)
+    elif norm == "L1":
+        size = ctx.add(ReduceSum(axis, True), ctx.add(Abs(), x))
+    elif norm == "L2":
+        size = ctx.add(Sqrt(), ctx.add(ReduceSum(axis, True), ctx.add(Mul(), x, x)))
+    else:
+        ctx.fail(f"norm={norm!r} is not known")
+    zero = ctx.add(Equal(), size, ctx.constant(0, F32))
+    return ctx.add(Div(), x, ctx.add(Where(), zero, ctx.constant(1, F32), size))
+
+
+@onnx_op("Binarizer", domain=ML)
+def _binarizer(ctx: NodeContext) -> Mapped:
+    x = ctx.value()
+    return ctx.cast(ctx.add(Greater(), x, ctx.constant(ctx.real("threshold", 0.0), x.dtype)), x.dtype)
+
+
+@onnx_op("Imputer", domain=ML)
+def _imputer(ctx: NodeContext) -> Mapped:
+    x = ctx.value()
+    kind = "float" if x.dtype.is_float else "int64"
+    read = ctx.floats if x.dtype.is_float else ctx.ints
+    values = read(f"imputed_value_{kind}s", ())
+    replaced = (
+        ctx.real("replaced_value_float", 0.0) if x.dtype.is_float else ctx.integer("replaced_value_int64", 0)
+    )
+    if not values:
+        ctx.fail(f"imputed_value_{kind}s is missing")
+    if replaced != replaced:
+        hit = ctx.add(IsNan(), x)
+    else:
+        hit = ctx.add(Equal(), x, ctx.constant(replaced, x.dtype))
+    return ctx.add(Where(), hit, ctx.constant(values if len(values) > 1 else values[0], x.dtype), x)
+
+
+# ---- encoders
+
+
+@onnx_op("OneHotEncoder", domain=ML)
+def _one_hot_encoder(ctx: NodeContext) -> Mapped:
+    if ctx.given("cats_strings"):
+        ctx.fail("categories that are strings are not supported")
+    x, categories = ctx.value(), ctx.ints("cats_int64s")
+    ctx.ignore("zeros")
+    at = ctx.reshape(ctx.cast(x, I64), *x.shape, 1)
+    return ctx.cast(ctx.add(Equal(), at, ctx.constant(categories, I64)), F32)
+
+
+@onnx_op("LabelEncoder", domain=ML)
+def _label_encoder(ctx: NodeContext) -> Mapped:
+    """Numbers to numbers: each key by comparison, the first that fits."""
+    x = ctx.value()
+    if ctx.given("classes_strings") or any(ctx.given(n) for n in ("keys_strings", "values_strings")):
+        ctx.fail("labels that are strings are not supported")
+    keys, key_type = _labels(ctx, "keys")
+    values, value_type = _labels(ctx, "values")
+    if not keys or len(keys) != len(values):
+        ctx.fail(f"it has {len(keys)} keys and {len(values)} values")
+    default = _default(ctx, value_type)
+    at = ctx.reshape(ctx.cast(x, key_type), *x.shape, 1)
+    table = ctx.constant(keys, key_type)
+    hit = ctx.add(Equal(), at, table)
+    if any(k != k for k in keys):
+        odd = ctx.add(And(), ctx.add(IsNan(), at), ctx.add(IsNan(), table))
+        hit = ctx.add(Where(), odd, odd, hit)
+    found = ctx.add(ArgMax(-1, False), ctx.cast(hit, DTYPES["i32"]))
+    known = ctx.cast(ctx.add(ReduceMax((x.rank,), False), ctx.cast(hit, DTYPES["i32"])), DTYPES["bool"])
+    return ctx.add(Where(), known, ctx.add(Gather(0), ctx.constant(values, value_type), found), default)
+
+
+def _labels(ctx: NodeContext, what: str) -> tuple[list[float], DType]:
+    if ctx.given(f"{what}_tensor"):
+        ref = ctx.tensor(f"{what}_tensor")
+        assert ref is not None
+        array = ref.array().reshape(-1)
+        if array.dtype == object:
+            ctx.fail("labels that are strings are not supported")
+        return array.tolist(), dtype_of(array.dtype)
+    if ctx.given(f"{what}_int64s"):
+        return list(ctx.ints(f"{what}_int64s")), I64
+    return list(ctx.floats(f"{what}_floats", ())), F32
+
+
+def _default(ctx: NodeContext, dtype: DType) -> Value:
+    ctx.ignore("default_string")
+    if ctx.given("default_tensor"):
+        ref = ctx.tensor("default_tensor")
+        assert ref is not None
+        return ctx.constant(ref.array().reshape(-1)[0], dtype)
+    if dtype.is_float:
+        ctx.ignore("default_int64")
+        return ctx.constant(ctx.real("default_float", -0.0), dtype)
+    ctx.ignore("default_float")
+    return ctx.constant(ctx.integer("default_int64", -1), dtype)
+
+
+# ---- features
+
+
+@onnx_op("ArrayFeatureExtractor", domain=ML)
+def _extract(ctx: NodeContext) -> Mapped:
+    x, places = ctx.value(0), ctx.value(1)
+    count = places.shape[-1] if places.rank else 1
+    y = ctx.add(Gather(x.rank - 1), x, ctx.reshape(places, count))
+    return ctx.reshape(y, 1, count) if x.rank == 1 else y
+
+
+@onnx_op("FeatureVectorizer", domain=ML)
+def _vectorize(ctx: NodeContext) -> Mapped:
+    parts = []
+    for i, size in enumerate(ctx.ints("inputdimensions")):
+        x = ctx.cast(ctx.value(i), F32)
+        x = ctx.reshape(x, 1, x.shape[0]) if x.rank == 1 else x
+        width = x.shape[1]
+        if not isinstance(width, int) or width < size:
+            ctx.fail(f"input {i} has {width} features; expected {size}")
+        parts.append(x if width == size else ctx.add(Slice((0, 0), (x.shape[0], size), (1, 1)), x))
+    return parts[0] if len(parts) == 1 else ctx.add(Concat(1), *parts)
+
+
+@onnx_op("ZipMap", domain=ML)
+def _zip_map(ctx: NodeContext) -> Mapped:
+    """The probabilities as the tensor they are: a column for each label, in the order of the labels."""
+    names = ctx.texts("classlabels_strings", ()) or ctx.ints("classlabels_int64s", ())
+    shown = ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
+    ctx.note(f"gives its input, a tensor with a column for each class ({shown}), not a list of dictionaries")
+    return ctx.value()

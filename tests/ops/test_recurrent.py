@@ -1,0 +1,93 @@
+"""Recurrent layers with every attribute against ONNX Runtime; the batch-first layout against onnx's reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx_reference import onnx_reference
+from ops_oracle import check, ort, values
+
+from rlx.errors import OptionError, ShapeError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import TensorType
+from rlx.ops.recurrent import Gru, Lstm, Rnn
+
+STEPS, BATCH, INPUTS, HIDDEN = 5, 3, 4, 2
+CELLS = {"RNN": (Rnn, 1), "GRU": (Gru, 3), "LSTM": (Lstm, 4)}
+OPTIONAL = ("bias", "lengths", "initial_h", "initial_c", "peepholes")
+OTHER = {  # activations with their alphas and betas
+    "RNN": (("Affine",), (0.5,), (0.1,)),
+    "GRU": (("HardSigmoid", "Softsign"), (0.3,), (0.4,)),
+    "LSTM": (("HardSigmoid", "ScaledTanh", "Relu"), (0.3, 0.7), (0.4, 0.9)),
+}
+
+
+def compare(cell: str, optional: tuple[str, ...], ours: dict[str, Any], theirs: dict[str, Any], run: Any = ort) -> None:
+    """One layer both ways."""
+    cls, gates = CELLS[cell]
+    d = 2 if ours["direction"] == "bidirectional" else 1
+    arrays = {
+        "x": values((STEPS, BATCH, INPUTS)),
+        "w": values((d, gates * HIDDEN, INPUTS), seed=1),
+        "r": values((d, gates * HIDDEN, HIDDEN), seed=2),
+        "bias": values((d, 2 * gates * HIDDEN), seed=3),
+        "lengths": np.array([5, 3, 1], np.int32),
+        "initial_h": values((d, BATCH, HIDDEN), seed=4),
+        "initial_c": values((d, BATCH, HIDDEN), seed=5),
+        "peepholes": values((d, 3 * HIDDEN), seed=6),
+    }
+    if ours.get("batch_first"):
+        arrays |= {key: arrays[key].swapaxes(0, 1).copy() for key in ("x", "initial_h", "initial_c")}
+    given = [arrays[key] for key in ("x", "w", "r", *optional)]
+    y = check(cls(optional=optional, **ours), *given, static=tuple(range(8)))
+    names = OPTIONAL if cell == "LSTM" else OPTIONAL[:3]
+    inputs = [arrays["x"], arrays["w"], arrays["r"], *(arrays[n] if n in optional else None for n in names)]
+    expected = run(cell, *inputs, outputs=len(y), hidden_size=HIDDEN, **theirs)
+    for got, want in zip(y, expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_matches_onnx_runtime(cell: str, direction: str) -> None:
+    """Any subset of the optional inputs, other activations with parameters, clipping, and each cell's own switch."""
+    every = OPTIONAL if cell == "LSTM" else OPTIONAL[:3]
+    both = {"direction": direction}
+    count = 2 if direction == "bidirectional" else 1
+    names, alpha, beta = (part * count for part in OTHER[cell])
+    for optional in ((), every[:1], every[1:3], every):
+        compare(cell, optional, both, both)
+        compare(
+            cell, optional, both | {"activations": names, "alpha": alpha, "beta": beta},
+            both | {"activations": names, "activation_alpha": alpha, "activation_beta": beta},
+        )  # fmt: skip
+        compare(cell, optional, both | {"clip": 0.4}, both | {"clip": 0.4})
+        own = {"GRU": "linear_before_reset", "LSTM": "input_forget"}.get(cell)
+        if own:
+            compare(cell, optional, both | {own: True}, both | {own: 1})
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_batch_first(cell: str, direction: str) -> None:
+    """The layout that ONNX Runtime does not have."""
+    optional = tuple(n for n in (OPTIONAL if cell == "LSTM" else OPTIONAL[:3]) if n != "lengths")
+    ours = {"direction": direction, "batch_first": True}
+    compare(cell, optional, ours, {"direction": direction, "layout": 1}, onnx_reference)
+
+
+def test_errors() -> None:
+    """Attributes that do not fit, shapes, and lengths beyond the steps."""
+    x, w, r = (TensorType(s, DTYPES["f32"]) for s in ((5, 3, 4), (1, 2, 4), (1, 2, 2)))
+    with pytest.raises(OptionError, match="direction"):
+        Rnn(direction="backward").infer(x, w, r)
+    with pytest.raises(OptionError, match="optional"):
+        Rnn(optional=("peepholes",)).infer(x, w, r, x)
+    with pytest.raises(OptionError, match="activations"):
+        Rnn(activations=("Gelu",)).infer(x, w, r)
+    with pytest.raises(ShapeError, match="w "):
+        Rnn(direction="bidirectional").infer(x, w, r)
+    with pytest.raises(ShapeError, match="length of"):
+        Rnn(("lengths",)).reference(values((2, 1, 4)), values((1, 2, 4)), values((1, 2, 2)), np.array([3]))
