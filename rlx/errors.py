@@ -6,8 +6,9 @@ what came, and the way out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "BusyError",
@@ -68,7 +69,27 @@ class UnsupportedOp(RlxError):
 
 
 class MemoryDeficit(RlxError, MemoryError):
-    """The model does not fit in the budget or the memory that is free."""
+    """The model does not fit in the budget or the memory that is free.
+
+    All sizes are bytes: `missing_bytes` is by how much `peak_bytes` is above `budget_bytes`; `parts` are what the peak
+    is made of; `remedies` (of `rlx.estimate.memory.Remedy`) what would help.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        budget_bytes: int = 0,
+        peak_bytes: int = 0,
+        parts: Mapping[str, int] | None = None,
+        remedies: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(message)
+        self.budget_bytes = budget_bytes
+        self.peak_bytes = peak_bytes
+        self.missing_bytes = max(0, peak_bytes - budget_bytes)
+        self.parts = dict(parts or {})
+        self.remedies = tuple(remedies)
 
 
 class ModelFormatError(RlxError, ValueError):

@@ -13,6 +13,8 @@ __all__ = ["BACKENDS", "backend_named", "choose_backend"]
 BACKENDS: dict[str, str] = {
     "cpu": "rlx.backends.cpu.backend:CpuBackend",
     "reference": "rlx.backends.reference:ReferenceBackend",
+    "xla": "rlx.backends.xla.backend:XlaBackend",
+    "mlx": "rlx.backends.mlx.backend:MlxBackend",
 }
 
 

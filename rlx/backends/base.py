@@ -20,6 +20,7 @@ __all__ = [
     "Availability",
     "Backend",
     "CodeGenerator",
+    "CodeSizes",
     "DeviceMemory",
     "Executable",
     "LibraryBackend",
@@ -61,6 +62,22 @@ class DeviceMemory:
 
     free: int | None
     total: int | None
+
+
+@dataclass(frozen=True)
+class CodeSizes:
+    """What the code of a program takes besides its buffers, in bytes, known before any of it is compiled.
+
+    `phases` counts calls of kernels, `functions` the different ones; `text` is the source that stays with them, `words`
+    their operands; `scratch(extents)` is working memory of a run for all threads, `prepare_scratch` that of packing.
+    """
+
+    phases: int
+    functions: int
+    text: int
+    words: int
+    scratch: Callable[[Mapping[str, int]], int]
+    prepare_scratch: int
 
 
 class Executable(ABC):
@@ -141,6 +158,10 @@ class CodeGenerator(Backend):
     @abstractmethod
     def layout(self, program: Program) -> Program:
         """The program with the kernels that bring operands into this device's layouts."""
+
+    @abstractmethod
+    def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
+        """What the program's code and working memory will take; compiles nothing."""
 
     @abstractmethod
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:

@@ -12,6 +12,7 @@ import rlx
 from rlx.cli.bench import bench
 from rlx.cli.demo import demo
 from rlx.cli.devices import devices
+from rlx.cli.estimate import estimate
 from rlx.cli.explain import explain, plan
 from rlx.cli.run import run
 from rlx.cli.verify import verify
@@ -46,7 +47,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, bench, plan, explain, verify, devices):
+for command in (demo, run, bench, estimate, plan, explain, verify, devices):
     cli.add_command(command)
 
 

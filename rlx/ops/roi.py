@@ -76,6 +76,8 @@ class _RoiAlign(Op):
     def _pooled(self, image: Array, ys: Array, xs: Array) -> Array:
         """[C, out..] from the places [out, samples] along each axis."""
         (rows, columns), (h, w) = (ys.shape, xs.shape), image.shape[1:]
+        if 0 in (rows[1], columns[1]):  # a region turned inside out has no samples
+            return np.zeros((image.shape[0], rows[0], columns[0]), image.dtype)
         y, z = ys.reshape(-1, 1), xs.reshape(1, -1)
         inside = (y >= -1) & (y <= h) & (z >= -1) & (z <= w)
         corners = [_corners(p, n) for p, n in ((y, h), (z, w))]
@@ -83,9 +85,7 @@ class _RoiAlign(Op):
         for (iy, wy), (ix, wx) in product(*corners):
             terms.append(image[:, iy, ix] * np.where(inside, wy * wx, 0).astype(image.dtype))
         values = sum(terms[1:], terms[0]) if self.mode == "avg" else np.max(terms, axis=0)
-        bins = values.reshape(-1, *rows, *columns)
-        if 0 in (rows[1], columns[1]):
-            return np.zeros((image.shape[0], rows[0], columns[0]), image.dtype)
+        bins = values.reshape(len(image), *rows, *columns)
         return np.asarray(bins.mean(axis=(2, 4)) if self.mode == "avg" else bins.max(axis=(2, 4)))
 
 

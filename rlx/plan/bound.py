@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, round_up
+from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval
 
 __all__ = ["live_bytes", "lower_bound", "peak_live", "peak_step"]
 
@@ -18,7 +18,7 @@ def live_bytes(
     """
     change: dict[int, int] = {}
     for interval in intervals:
-        size = round_up(interval.size, base_alignment)
+        size = interval.room(base_alignment)
         change[interval.start] = change.get(interval.start, 0) + size
         change[interval.stop] = change.get(interval.stop, 0) - size
     total = 0
@@ -43,6 +43,6 @@ def peak_step(intervals: Sequence[Interval], *, base_alignment: int = DEFAULT_AL
 def lower_bound(intervals: Sequence[Interval], *, base_alignment: int = DEFAULT_ALIGNMENT) -> int:
     """The least height in bytes that any packing can have: `peak_live`, and the end of the highest fixed buffer."""
     fixed_ends = (
-        interval.fixed + round_up(interval.size, base_alignment) for interval in intervals if interval.fixed is not None
+        interval.fixed + interval.room(base_alignment) for interval in intervals if interval.fixed is not None
     )
     return max(peak_live(intervals, base_alignment=base_alignment), max(fixed_ends, default=0))

@@ -12,15 +12,28 @@ __all__ = ["check"]
 
 
 def check(
-    intervals: Sequence[Interval], offsets: Sequence[int], height: int, *, base_alignment: int = DEFAULT_ALIGNMENT
+    intervals: Sequence[Interval],
+    offsets: Sequence[int],
+    height: int,
+    *,
+    base_alignment: int = DEFAULT_ALIGNMENT,
+    capacity: int | None = None,
 ) -> None:
     """Raise `CompileError` unless the offsets are a valid plan of an arena of `height` bytes.
 
-    Checked: one offset a buffer; none negative, misaligned or (with its size) beyond `height`; fixed buffers where they
-    were pinned; no two buffers that are live at one step share a byte.
+    The rules:
+    1. Every buffer has one offset.
+    2. No live range is empty.
+    3. No offset is negative.
+    4. An offset is a multiple of its buffer's alignment and of the base alignment.
+    5. A buffer and its guard end within `height`, which is at most `capacity` where that is given.
+    6. A fixed buffer lies where it was pinned.
+    7. No two buffers that are live at one step share a byte, their guards included.
     """
     if len(offsets) != len(intervals):
         raise CompileError(f"memory plan: {len(intervals)} buffers but {len(offsets)} offsets; plan again")
+    if capacity is not None and height > capacity:
+        raise CompileError(f"memory plan: the arena's height of {height} bytes is above the capacity of {capacity}")
     for interval, offset in zip(intervals, offsets, strict=True):
         _check_alone(interval, offset, height, base_alignment)
     _check_disjoint(intervals, offsets)
@@ -35,8 +48,9 @@ def _check_alone(interval: Interval, offset: int, height: int, base_alignment: i
     for alignment in (interval.alignment, base_alignment):
         if offset % alignment:
             raise CompileError(f"{where}: the offset is misaligned, expected a multiple of {alignment} bytes")
-    if offset + interval.size > height:
-        raise CompileError(f"{where}: it ends at {offset + interval.size}, beyond the arena's height of {height} bytes")
+    end = offset + _extent(interval)
+    if end > height:
+        raise CompileError(f"{where}: it ends at {end}, beyond the arena's height of {height} bytes")
     if interval.fixed is not None and offset != interval.fixed:
         raise CompileError(f"{where}: it is pinned at offset {interval.fixed} and was moved")
 
@@ -62,10 +76,14 @@ def _check_disjoint(intervals: Sequence[Interval], offsets: Sequence[int]) -> No
 
 def _check_pair(intervals: Sequence[Interval], offsets: Sequence[int], one: int, other: int, step: int) -> None:
     low, high = sorted((one, other), key=lambda index: (offsets[index], index))
-    low_end = offsets[low] + intervals[low].size
+    low_end = offsets[low] + _extent(intervals[low])
     if low_end <= offsets[high]:
         return
     raise CompileError(
         f"memory plan: buffers {intervals[low].name!r} [{offsets[low]}, {low_end}) and {intervals[high].name!r} "
-        f"[{offsets[high]}, {offsets[high] + intervals[high].size}) overlap, and both are live at step {step}"
+        f"[{offsets[high]}, {offsets[high] + _extent(intervals[high])}) overlap, and both are live at step {step}"
     )
+
+
+def _extent(interval: Interval) -> int:
+    return interval.size + interval.guard if interval.size else 0

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from rlx.plan.greedy import Problem
-from rlx.plan.search import FOUND, FRAME, HELPERS, MASK, OUT_OF_WORK, PART, REFUTED, State, run_search
+from rlx.plan.search import FOUND, FRAME, HELPERS, OUT_OF_WORK, PART, REFUTED, State, run_search
 
 __all__ = ["Exact", "compiled_search", "improve", "is_searchable"]
 
-_FIRST_RUN = 1_000_000  # visits of the runs of the first round
+_FIRST_RUN = 10  # of the first round, as multiples of what one descent visits at least
 _GROWTH = 1.5  # of the runs from round to round
-_SHUFFLE = 0.25  # how much one more round of shuffling may change a rank
+_SHUFFLE = 0.15  # how much one more round of shuffling may change a rank, as a part of it
 _MOST_SHUFFLES = 4
 _MOST_CHOICES = 1 << 22  # that wait on the stack
 _MOST_SLOTS = 22  # of the memory of failures, as a power of two
@@ -57,8 +57,10 @@ def compiled_search() -> Callable[..., int] | None:
     return compiled
 
 
-def is_searchable(problem: Problem) -> bool:
-    """Whether the search can take a problem: nothing fixed, and one alignment that all sizes are multiples of."""
+def is_searchable(problem: Problem, budget: int) -> bool:
+    """Whether a search makes sense: work for a descent, nothing fixed, one alignment, all sizes multiples of it."""
+    if len(problem) ** 2 // 2 > budget:
+        return False
     alignment = min(problem.alignments)
     return (
         not problem.has_fixed
@@ -67,8 +69,10 @@ def is_searchable(problem: Problem) -> bool:
     )
 
 
-def improve(problem: Problem, height: int, bound: int, budget: int, *, wanted: int = 0, plain: bool = False) -> Exact:
-    """Lowers a known `height` towards `bound` with `budget` visits; a height of `wanted` is tried first, if it helps.
+def improve(
+    problem: Problem, height: int, bound: int, budget: int, *, wanted: int | None = None, plain: bool = False
+) -> Exact:
+    """Lowers a known `height` towards `bound` with `budget` visits, all of them for `wanted` if it is lower.
 
     `plain` runs the search in Python even where numba is there.
     """
@@ -77,9 +81,11 @@ def improve(problem: Problem, height: int, bound: int, budget: int, *, wanted: i
     bound = -(-bound // unit) * unit
     offsets: tuple[int, ...] | None = None
     tried = bound - unit  # the highest height at which a search has ended without an answer, or the highest refuted one
-    target = wanted // unit * unit if bound < wanted < height else bound
+    goal = height if wanted is None else max(wanted // unit * unit, bound)
+    target = goal if goal < height else bound
     while bound < height and search.visits < budget:
-        share = min(max((budget - search.visits) // 4, _FIRST_RUN), budget - search.visits)
+        left = budget - search.visits
+        share = left if target == goal else min(max(left // 4, search.first_run), left)
         status = search.at_height(target, share)
         if status == FOUND:
             offsets = search.offsets()
@@ -128,7 +134,7 @@ class _Search:
             "parts": PART * (frames + 2 * (count + sections)),
             "frames": FRAME * frames,
             "choices": min(frames * together, _MOST_CHOICES) + count,
-            "trail": 4 * (frames + 4 * sections),
+            "trail": 2 * 64 * (frames + sections),
             "failed": 1 << min(max(budget // 64, 1 << 10).bit_length(), _MOST_SLOTS),
             "work": 2,
         }
@@ -142,6 +148,7 @@ class _Search:
         )
         self.sections = sections
         self.visits = self.nodes = 0
+        self.first_run = _FIRST_RUN * count * (count + sections) // 2
         self.height = -1
         self.rounds: dict[int, int] = {}
 
@@ -156,7 +163,7 @@ class _Search:
             self.rounds[height] = number + 1
             turn, (mode, order) = number // len(_RUNS), _RUNS[number % len(_RUNS)]
             self.prepare(order, turn)
-            status = self.run(self.state, height, min(int(_FIRST_RUN * _GROWTH**turn), end - self.visits), mode)
+            status = self.run(self.state, height, min(int(self.first_run * _GROWTH**turn), end - self.visits), mode)
             self.visits += int(self.state.work[0])
             self.nodes += int(self.state.work[1])
             if status != OUT_OF_WORK:

@@ -16,7 +16,9 @@ DEFAULT_ALIGNMENT = 64  # a cache line, and the widest vector register in use
 class Interval:
     """One buffer: `size` bytes, live on the schedule steps [start, stop).
 
-    Its offset is a multiple of `alignment` bytes (a power of two). `fixed` pins it at that offset.
+    Its offset is a multiple of `alignment` bytes (a power of two). `fixed` pins it at that offset. `guard` bytes after
+    it are kept free while it is live (kernels may read them), unless it is empty. Only intervals of one memory `space`
+    can share an arena.
     """
 
     name: str
@@ -25,15 +27,25 @@ class Interval:
     size: int
     alignment: int = DEFAULT_ALIGNMENT
     fixed: int | None = None
+    guard: int = 0
+    space: str = ""
+
+    def room(self, base_alignment: int) -> int:
+        """The bytes that it takes in an arena: its size and guard, rounded up; 0 if it is empty."""
+        return round_up(self.size + self.guard, base_alignment) if self.size else 0
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One byte offset an interval, in their order; `height` is the arena's size and `method` the packer that won."""
+    """One byte offset an interval, in their order; `height` is the arena's size and `method` the packer that won.
+
+    No plan of these intervals is lower than `bound`, as far as this was proved.
+    """
 
     offsets: tuple[int, ...]
     height: int
     method: str
+    bound: int = 0
 
 
 def round_up(value: int, alignment: int) -> int:
@@ -58,6 +70,8 @@ def _validate_one(interval: Interval, base_alignment: int) -> None:
         )
     if interval.size < 0:
         raise OptionError(f"buffer {name!r}: size must be 0 or more bytes, got {interval.size}")
+    if interval.guard < 0:
+        raise OptionError(f"buffer {name!r}: guard must be 0 or more bytes, got {interval.guard}")
     if not _is_power_of_two(interval.alignment):
         raise OptionError(f"buffer {name!r}: alignment must be a power of two, got {interval.alignment}")
     if interval.fixed is None:

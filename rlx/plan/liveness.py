@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlx.errors import CompileError
+from rlx.errors import CompileError, OptionError
+from rlx.ir.shape import evaluate, numel
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval
 
-__all__ = ["Lifetimes", "Schedule", "Scratch", "bound_extents", "lifetimes", "schedule"]
+__all__ = [
+    "Lifetimes", "Schedule", "Scratch", "bound_extents", "lifetimes", "outside_buffers", "schedule", "size_of",
+]  # fmt: skip
+
+_KINDS = {
+    "inputs": "input", "params": "param", "constants": "const", "states": "state", "prepared": "prepared",
+}  # fmt: skip
 
 Scratch = tuple[str, int, int]  # name, step, bytes: working memory of one kernel
 
@@ -20,13 +27,17 @@ class Schedule:
 
     `ranges`: [start, stop) of each root buffer of the arena over the steps of `program.run`, in order of writing;
     `makers`: the kernel that writes it; `operands`: the buffers that die there and whose place it may take; `bounds`:
-    every dim at its upper bound, None where a dim or a size has none.
+    every dim at its upper bound, None where a dim or a size has none. `outside`: the ranges of what lives elsewhere
+    (inputs to their last reader, all others for the whole run); `views`: the views that kernels and outputs use.
     """
 
     ranges: dict[Buffer, tuple[int, int]]
     makers: dict[Buffer, Kernel]
     operands: dict[Buffer, tuple[Buffer, ...]]
     bounds: dict[str, int] | None
+    kernels: tuple[Kernel, ...]
+    outside: dict[Buffer, tuple[int, int]]
+    views: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,10 @@ def schedule(program: Program) -> Schedule:
         for buffer, maker in makers.items()
     }
     ranges = {b: (start, min(last[b] + 1, end)) for b, start in starts.items()}
-    return Schedule(ranges, makers, operands, _bounds(program, ranges))
+    views = tuple(b for b in dict.fromkeys(program.touched()) if b.root is not None)
+    return Schedule(
+        ranges, makers, operands, _bounds(program, ranges), tuple(program.run), _outside(program, end), views
+    )
 
 
 def lifetimes(
@@ -85,26 +99,64 @@ def lifetimes(
     in_place: bool = True,
     alignment: int = DEFAULT_ALIGNMENT,
     extra: Sequence[Scratch] = (),
+    guard: int = 0,
+    element_width: int | None = None,
+    include: Collection[str] = (),
 ) -> Lifetimes:
     """The live intervals of the arena, sizes in bytes at `extents`.
 
     Where these are the upper bounds, a size is the most that it can be within them. With `in_place`, a kernel's result
-    takes the place of an operand that it reads last, if the kernel allows that. `extra` is scratch.
+    takes the place of an operand that it reads last, if the kernel allows that. `extra` is scratch. `guard` bytes
+    after each buffer are kept free. `element_width` makes every element that many bytes, whatever its type. `include`
+    adds the "inputs", "params", "constants", "states" or "prepared" weights of the program to the arena.
     """
     plan = program if isinstance(program, Schedule) else schedule(program)
     at_bounds = plan.bounds is not None and all(extents.get(name) == hi for name, hi in plan.bounds.items())
-    sizes = {b: _size(b, extents, at_bounds) for b in plan.ranges}
-    chains: dict[Buffer, list[Buffer]] = {}  # by the buffer that the memory holds last
+    added = outside_buffers(plan, include)
+    sizes = {b: size_of(b, extents, at_bounds, element_width) for b in (*added, *plan.ranges)}
+    ranges = {**plan.ranges, **{b: plan.outside[b] for b in added}}
+    chains: dict[Buffer, list[Buffer]] = {b: [b] for b in added}  # by the buffer that the memory holds last
     for buffer in plan.ranges:
         room = [b for b in plan.operands[buffer] if b in chains and sizes[b] == sizes[buffer]] if in_place else []
         chains[buffer] = [*chains.pop(room[0]), buffer] if room else [buffer]
-    held = sorted(chains.values(), key=lambda chain: plan.ranges[chain[0]][0])
+    held = sorted(chains.values(), key=lambda chain: ranges[chain[0]][0])
     intervals = [
-        Interval(_chain_name(chain), plan.ranges[chain[0]][0], plan.ranges[chain[-1]][1], sizes[chain[0]], alignment)
+        Interval(
+            _chain_name(chain),
+            ranges[chain[0]][0],
+            ranges[chain[-1]][1],
+            sizes[chain[0]],
+            alignment,
+            guard=guard,
+        )
         for chain in held
     ]
     scratch = [Interval(name, step, step + 1, size, alignment) for name, step, size in extra]
     return Lifetimes((*intervals, *scratch), (*map(tuple, held), *(() for _ in scratch)))
+
+
+def outside_buffers(plan: Schedule, include: Collection[str]) -> list[Buffer]:
+    """The buffers of the kinds that `include` names, in order of first use; `OptionError` for an unknown kind."""
+    unknown = [name for name in include if name not in _KINDS]
+    if unknown:
+        raise OptionError(f"include={unknown[0]!r}: expected some of {', '.join(_KINDS)}")
+    kinds = {_KINDS[name] for name in include}
+    return [buffer for buffer in plan.outside if buffer.kind in kinds]
+
+
+def size_of(buffer: Buffer, extents: Mapping[str, int], at_bounds: bool, element_width: int | None = None) -> int:
+    """Bytes of a buffer; the most that they can be where the extents are the bounds."""
+    if element_width is not None:
+        if buffer.encoding is not None or buffer.dtype.bits > 8 * element_width:
+            raise OptionError(
+                f"buffer {buffer.name!r} of {buffer.encoding or buffer.dtype} does not fit the element_width of "
+                f"{element_width} bytes: widen it, or plan without one"
+            )
+        count = numel([evaluate(size, extents) for size in buffer.shape])
+        assert isinstance(count, int)
+        return count * element_width
+    bound = buffer.bound() if at_bounds else None
+    return buffer.nbytes(dict(extents)) if bound is None else bound
 
 
 def _bounds(program: Program, buffers: Mapping[Buffer, object]) -> dict[str, int] | None:
@@ -116,9 +168,14 @@ def _bounds(program: Program, buffers: Mapping[Buffer, object]) -> dict[str, int
     return None if any(b.bound() is None for b in buffers) else found
 
 
-def _size(buffer: Buffer, extents: Mapping[str, int], at_bounds: bool) -> int:
-    bound = buffer.bound() if at_bounds else None
-    return buffer.nbytes(dict(extents)) if bound is None else bound
+def _outside(program: Program, end: int) -> dict[Buffer, tuple[int, int]]:
+    """The live ranges of what has its memory elsewhere: an input to its last reader, all others for the whole run."""
+    shown = {b.base for b in (*(b for _, b in program.outputs), *program.updates.values())}
+    last = {b.base: step for step, kernel in enumerate(program.run) for b in kernel.reads()}
+    found = dict.fromkeys([*program.inputs, *program.params, *program.states, *program.constants])
+    found.update(dict.fromkeys(program.buffers("prepared")))
+    whole = max(end, 1)
+    return {b: (0, whole if b.kind != "input" or b in shown else last.get(b, 0) + 1) for b in found}
 
 
 def _chain_name(chain: Sequence[Buffer]) -> str:

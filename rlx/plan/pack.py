@@ -1,24 +1,29 @@
-"""Offset assignment: a portfolio of greedy packers that keeps the smallest arena and stops at the lower bound.
+"""Offset assignment: greedy packers, then a local search, then an exact one; it stops at the lower bound.
 
 Ordinary graphs end in the first near-linear sweeps, at the bound. What misses it goes on to list placement in several
 orders (size and live range: Pisarchyk & Lee, arXiv 2001.03288, and XLA; conflicts: TVM) and to growing the plan from
-its lowest floor, repeated with more weight on the buffers that stood too high. Work is counted in visited pairs, never
-in time, so a plan is the same on every run and machine.
+its lowest floor, repeated with more weight on the buffers that stood too high, and at last to the search of
+`rlx.plan.exact`. Work is counted in visits, never in time, so a plan is the same on every run and machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.plan.bound import lower_bound, peak_step
 from rlx.plan.check import check
+from rlx.plan.exact import compiled_search, improve, is_searchable
 from rlx.plan.greedy import Problem, place, place_floors, sweep, sweep_two_ended
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up, validate
 
-__all__ = ["pack"]
+__all__ = ["Search", "pack", "pack_spaces"]
 
+Search = Literal["off", "auto"] | int
+
+_AUTO_VISITS = 40_000  # of an exact search in plain Python: some 0.2 s
 _WORK = 1_500_000  # visited pairs for one unit of effort: some half a second of plain Python
 _DENSE_DEGREE = 100  # mean number of conflicts from which array operations beat lists
 _MAX_LISTED_PAIRS = 500_000  # conflict lists beyond this cost more memory than floors are worth
@@ -32,33 +37,76 @@ def pack(
     reuse: bool = True,
     capacity: int | None = None,
     effort: float = 1.0,
+    search: Search = "auto",
 ) -> Placement:
     """Choose an arena offset in bytes for each interval so that no two that are live at one step share a byte.
 
     Offsets are multiples of `base_alignment` and of the interval's own alignment, and the height of `base_alignment`;
     the arena itself must start at the largest of these alignments. `reuse=False` gives every buffer its own place.
-    `effort` scales the work spent on plans that miss the lower bound; 0 runs the first packer only.
+    `effort` scales the greedy work spent on plans that miss the lower bound; 0 runs the first packer only. `search` is
+    what an exact search may then spend: "off", "auto" (a fraction of a second) or a number of visits, some 10**8 of
+    which take a second. So many need numba (`pip install rlx[planner]`); without it no search is longer than "auto".
     Raises `OptionError` for a bad interval, `CompileError` where fixed buffers overlap, and `MemoryDeficit` where the
     plan takes more than `capacity` bytes.
     """
     if effort < 0:
         raise OptionError(f"effort must be 0 or more, got {effort}")
+    visits = _visits(search)
     validate(intervals, base_alignment)
+    if len({interval.space for interval in intervals}) > 1:
+        raise OptionError("intervals of several memory spaces: pack them with pack_spaces")
     bound = lower_bound(intervals, base_alignment=base_alignment)
     _check_fixed(intervals, bound, base_alignment)
     if not reuse:
         placement = _place_apart(intervals, base_alignment)
     else:
-        placement = _place_shared(intervals, base_alignment, bound, int(effort * _WORK))
+        placement = _place_shared(
+            intervals, base_alignment, bound, int(effort * _WORK), visits, search == "auto", capacity
+        )
     if capacity is not None and placement.height > capacity:
         raise MemoryDeficit(_deficit(intervals, placement, capacity, bound, base_alignment))
     return placement
 
 
+def pack_spaces(
+    intervals: Sequence[Interval],
+    *,
+    capacities: Mapping[str, int] | None = None,
+    base_alignment: int = DEFAULT_ALIGNMENT,
+    reuse: bool = True,
+    search: Search = "auto",
+) -> dict[str, Placement]:
+    """One arena for each memory space, packed by `pack` below its capacity in bytes, if it has one.
+
+    A placement has the offsets of the intervals of its space, in their order.
+    """
+    spaces = list(dict.fromkeys(interval.space for interval in intervals))
+    return {
+        space: pack(
+            [interval for interval in intervals if interval.space == space],
+            base_alignment=base_alignment,
+            reuse=reuse,
+            capacity=(capacities or {}).get(space),
+            search=search,
+        )
+        for space in spaces
+    }
+
+
+def _visits(search: Search) -> int:
+    if search == "auto":
+        return _AUTO_VISITS
+    if search == "off":
+        return 0
+    if isinstance(search, int) and not isinstance(search, bool) and search >= 0:
+        return search
+    raise OptionError(f"search={search!r}: expected 'off', 'auto' or a number of visits, 0 or more")
+
+
 def _check_fixed(intervals: Sequence[Interval], bound: int, base_alignment: int) -> None:
     pinned = [interval for interval in intervals if interval.fixed is not None]
     offsets = [interval.fixed for interval in pinned if interval.fixed is not None]
-    rounded = [replace(interval, size=round_up(interval.size, base_alignment)) for interval in pinned]
+    rounded = [replace(interval, size=interval.room(base_alignment), guard=0) for interval in pinned]
     check(rounded, offsets, max([bound, *offsets]), base_alignment=base_alignment)
 
 
@@ -69,16 +117,14 @@ def _deficit(
         f"memory plan: needs {placement.height} bytes, capacity is {capacity}: {placement.height - capacity} short"
     )
     if bound <= capacity:
-        return f"{message}; the lower bound of {bound} would fit: raise the effort of packing"
+        return f"{message}; the lower bound of {bound} would fit: give more to the search"
     step = peak_step(intervals, base_alignment=base_alignment)
     return f"{message}; at least {bound} are needed by any plan (peak at step {step}): lower the batch or extents"
 
 
 def _place_apart(intervals: Sequence[Interval], base_alignment: int) -> Placement:
     """Every free buffer beyond the last one, after the fixed ones."""
-    ends = [
-        interval.fixed + round_up(interval.size, base_alignment) for interval in intervals if interval.fixed is not None
-    ]
+    ends = [interval.fixed + interval.room(base_alignment) for interval in intervals if interval.fixed is not None]
     height = max(ends, default=0)
     offsets = []
     for interval in intervals:
@@ -87,28 +133,53 @@ def _place_apart(intervals: Sequence[Interval], base_alignment: int) -> Placemen
             continue
         offset = round_up(height, max(interval.alignment, base_alignment))
         offsets.append(offset)
-        height = offset + round_up(interval.size, base_alignment)
-    return Placement(tuple(offsets), height, "no reuse")
+        height = offset + interval.room(base_alignment)
+    return Placement(tuple(offsets), height, "no reuse", height)
 
 
-def _place_shared(intervals: Sequence[Interval], base_alignment: int, bound: int, work: int) -> Placement:
+def _place_shared(
+    intervals: Sequence[Interval],
+    base_alignment: int,
+    bound: int,
+    work: int,
+    visits: int,
+    plain: bool,
+    capacity: int | None,
+) -> Placement:
     offsets = [interval.fixed or 0 for interval in intervals]  # what has no size stays at 0
     numbers = [index for index, interval in enumerate(intervals) if interval.size]
     numbers.sort(key=lambda i: (intervals[i].start, -intervals[i].stop, -intervals[i].size, i))
     if not numbers:
-        return Placement(tuple(offsets), bound, "empty")
+        return Placement(tuple(offsets), bound, "empty", bound)
     chosen = [intervals[i] for i in numbers]
     problem = Problem(
         starts=[interval.start for interval in chosen],
         stops=[interval.stop for interval in chosen],
-        sizes=[round_up(interval.size, base_alignment) for interval in chosen],
+        sizes=[interval.room(base_alignment) for interval in chosen],
         alignments=[max(interval.alignment, base_alignment) for interval in chosen],
         fixed=[-1 if interval.fixed is None else interval.fixed for interval in chosen],
     )
     best = _best(problem, bound, work)
+    best = _searched(problem, replace(best, bound=bound), visits, plain, capacity)
     for index, offset in zip(numbers, best.offsets, strict=True):
         offsets[index] = offset
-    return Placement(tuple(offsets), max(best.height, bound), best.method)
+    return Placement(tuple(offsets), max(best.height, bound), best.method, best.bound)
+
+
+def _searched(problem: Problem, greedy: Placement, visits: int, plain: bool, capacity: int | None) -> Placement:
+    """The greedy plan, or the lower one that an exact search finds."""
+    if greedy.height <= greedy.bound or not visits or not is_searchable(problem, visits):
+        return greedy
+    note = ""
+    if not plain and compiled_search() is None and visits > _AUTO_VISITS:
+        visits, note = _AUTO_VISITS, ", cut short since numba is not installed"
+    found = improve(problem, greedy.height, greedy.bound, visits, wanted=capacity, plain=plain)
+    searched = f"exact search, {found.nodes:,} nodes{note}"
+    if found.bound >= found.height:
+        searched = f"{searched}, proved least"
+    if found.offsets is None:
+        return replace(greedy, method=f"{greedy.method}; {searched}, none lower found", bound=found.bound)
+    return Placement(found.offsets, found.height, searched, found.bound)
 
 
 @dataclass(frozen=True)

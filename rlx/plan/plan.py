@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rlx.errors import NameNotFound, OptionError
+from rlx.ir.graph import Value
 from rlx.ir.shape import evaluate
-from rlx.kernels.program import Buffer, Program
-from rlx.plan import render
+from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.plan import page, render
 from rlx.plan.check import check
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
-from rlx.plan.liveness import Schedule, Scratch, bound_extents, lifetimes, schedule
-from rlx.plan.pack import pack
+from rlx.plan.liveness import Schedule, Scratch, bound_extents, lifetimes, outside_buffers, schedule, size_of
+from rlx.plan.pack import Search, pack
 from rlx.plan.render import Totals
 
-__all__ = ["MemoryPlan", "Row", "bound_extents", "make_plan", "schedule"]
+__all__ = ["MemoryPlan", "Row", "SharedWeights", "Slot", "bound_extents", "make_plan", "schedule"]
 
 _MOST_CHECKED = 2000  # intervals up to which a plan is always proved
 
@@ -35,6 +37,45 @@ class Row:
     into: str
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Where a buffer or view lies in the arena, in bytes; `root` is the buffer that owns the memory."""
+
+    offset: int
+    nbytes: int
+    root: Buffer
+
+
+@dataclass(frozen=True)
+class SharedWeights:
+    """The places of a forward plan's params, by name, for plans whose params are the same memory."""
+
+    slots: Mapping[str, Slot]
+
+    @staticmethod
+    def of(plan: MemoryPlan) -> SharedWeights:
+        """Those of a plan made with `include=["params"]`."""
+        params = [b for b in plan.offsets if b.kind == "param"]
+        return SharedWeights({b.name: Slot(plan.offsets[b], plan.nbytes(b), b) for b in params})
+
+    def offset(self, buffer: Buffer, nbytes: int) -> int:
+        """The offset of a param of another program; `OptionError` where the forward plan has no such one."""
+        slot = self.slots.get(buffer.name)
+        if slot is None:
+            raise OptionError(f"shared weights: the forward plan has no param {buffer.name!r}, only {list(self.slots)}")
+        if (slot.nbytes, slot.root.dtype) != (nbytes, buffer.dtype):
+            raise OptionError(
+                f"shared weights: param {buffer.name!r} is {slot.nbytes} bytes of {slot.root.dtype} in the forward "
+                f"plan and {nbytes} bytes of {buffer.dtype} here: expected the same"
+            )
+        return slot.offset
+
+    @property
+    def end(self) -> int:
+        """The first byte beyond all slots."""
+        return max((slot.offset + slot.nbytes for slot in self.slots.values()), default=0)
+
+
 @dataclass(frozen=True, eq=False)
 class MemoryPlan:
     """Byte offsets into an arena for the buffers of a program's `run`, made for the extents `at` (bounds or actual).
@@ -50,6 +91,28 @@ class MemoryPlan:
     placement: Placement
     held: tuple[tuple[Buffer, ...], ...]  # by interval: the buffers in it, each written over the one before
     rows: tuple[Row, ...]
+    schedule: tuple[Kernel, ...] = ()  # the kernels in the order in which they run
+    views: tuple[Buffer, ...] = ()
+    element_width: int | None = None  # bytes of every element, if it is not that of its type
+
+    def __getitem__(self, value: Buffer | Value | str) -> Slot | Kernel:
+        """The place of a buffer, a view or a value of the graph, or the kernel that the value was fused into."""
+        if isinstance(value, Buffer):
+            if value.base in self.offsets:
+                return Slot(self.address(value), self.nbytes(value), value.base)
+            raise NameNotFound(f"buffer {value.name!r} ({value.kind}) has no place in this plan")
+        name = value if isinstance(value, str) else value.name
+        for buffer in (*self.offsets, *self.views):
+            if buffer.name == name and buffer.base in self.offsets:
+                return self[buffer]
+        for kernel in self.schedule:
+            if any(name == output.name for node in kernel.nodes for output in node.outputs):
+                return kernel
+        raise NameNotFound(f"no buffer or value {name!r} in this plan: see plan.table()")
+
+    def nbytes(self, buffer: Buffer) -> int:
+        """Bytes of a buffer or view at the extents of the plan."""
+        return size_of(buffer, self.at, False, self.element_width)
 
     @property
     def arena(self) -> int:
@@ -83,7 +146,10 @@ class MemoryPlan:
 
     def address(self, buffer: Buffer, extents: Mapping[str, int] | None = None) -> int:
         """The byte offset of an arena buffer or a view of one, at the run's extents (default: those of the plan)."""
-        return self.offsets[buffer.base] + evaluate(buffer.offset, self.at if extents is None else extents)
+        offset = evaluate(buffer.offset, self.at if extents is None else extents)
+        if self.element_width is not None:
+            offset = 8 * offset // buffer.base.dtype.bits * self.element_width
+        return self.offsets[buffer.base] + offset
 
     def verify(self) -> None:
         """Proves the plan again; raises `CompileError` where buffers that are in use together overlap."""
@@ -114,6 +180,21 @@ class MemoryPlan:
         rows = [vars(row) for row in self.rows]
         return json.dumps({"at": self.at, "alignment": self.alignment, **packed, "rows": rows}, indent=1)
 
+    def to_tsv(self) -> str:
+        """A head line with the totals, then one tab-separated row a buffer, by offset, size and name."""
+        rows = sorted(self.rows, key=lambda row: (row.offset, row.nbytes, row.name))
+        head = (
+            f"arena {self.arena}\tbound {self.lower_bound}\tgap {self.gap:.6f}"
+            f"\tunshared {self.totals.unshared + self.in_place}\tsaved {self.saved}"
+        )
+        lines = [f"{r.offset}\t{r.nbytes}\t{r.name}\t{r.start}\t{r.stop}\t{r.type}\t{r.into}" for r in rows]
+        return "\n".join([head, *lines]) + "\n"
+
+    def to_html(self) -> str:
+        """The map as a page that shows a buffer's facts under the pointer; it needs no other file."""
+        labels = [kernel.label for kernel in self.schedule]
+        return page.to_html(self.intervals, self.placement, base_alignment=self.alignment, steps=labels)
+
     def to_svg(self) -> str:
         """A map of the arena over the steps of the run."""
         return render.to_svg(self.intervals, self.placement, base_alignment=self.alignment)
@@ -127,29 +208,99 @@ def make_plan(
     reuse: bool = True,
     extra: Sequence[Scratch] = (),
     verify: bool = True,
+    guard: int = 0,
+    include: Collection[str] = (),
+    element_width: int | None = None,
+    shared: SharedWeights | None = None,
+    capacity: int | None = None,
+    search: Search = "auto",
 ) -> MemoryPlan:
     """Plans the arena of `program.run` at `extents` (those of `bound_extents` make a plan that serves every run).
 
     `reuse=False` gives every buffer memory of its own. `extra` lists scratch as (name, step, bytes). `verify` proves
     the plan, unless it is so large that this would be slow. To plan again and again, give the program's `schedule`,
-    which is most of the work.
+    which is most of the work. `guard`, `include` and `element_width` are those of `lifetimes`, `capacity` and `search`
+    those of `pack`. What is included and lives for the whole run lies below everything else; with `shared`, params
+    are included and lie where the forward plan has them.
     """
     timeline = program if isinstance(program, Schedule) else schedule(program)
-    lives = lifetimes(timeline, extents, in_place=reuse, alignment=alignment, extra=extra)
-    placement = pack(lives.intervals, base_alignment=alignment, reuse=reuse)
+    if shared is not None:
+        include = {*include, "params"}
+    lives = lifetimes(
+        timeline,
+        extents,
+        in_place=reuse,
+        alignment=alignment,
+        extra=extra,
+        guard=guard,
+        element_width=element_width,
+        include=include,
+    )
+    intervals = _pin_weights(lives.intervals, lives.buffers, set(outside_buffers(timeline, include)), alignment, shared)
+    placement = _pack_above(intervals, alignment, reuse, capacity, search, 0 if shared is None else shared.end)
     offsets: dict[Buffer, int] = {}
     scratch: dict[int, dict[str, int]] = {}
-    for interval, buffers, offset in zip(lives.intervals, lives.buffers, placement.offsets, strict=True):
+    for interval, buffers, offset in zip(intervals, lives.buffers, placement.offsets, strict=True):
         offsets.update(dict.fromkeys(buffers, offset))
         if not buffers:
             scratch.setdefault(interval.start, {})[interval.name] = offset
-    rows = _rows(timeline, lives.intervals, lives.buffers, offsets)
+    rows = tuple(_rows(timeline, intervals, lives.buffers, offsets))
     plan = MemoryPlan(
-        dict(extents), alignment, offsets, scratch, lives.intervals, placement, lives.buffers, tuple(rows)
+        dict(extents),
+        alignment,
+        offsets,
+        scratch,
+        intervals,
+        placement,
+        lives.buffers,
+        rows,
+        timeline.kernels,
+        timeline.views,
+        element_width,
     )
     if verify and len(plan.intervals) < _MOST_CHECKED:
         plan.verify()
     return plan
+
+
+def _pin_weights(
+    intervals: Sequence[Interval],
+    held: Sequence[tuple[Buffer, ...]],
+    outside: Collection[Buffer],
+    alignment: int,
+    shared: SharedWeights | None,
+) -> tuple[Interval, ...]:
+    """Fixes what lives for the whole run at the bottom of the arena, shared params first."""
+    end = 0 if shared is None else shared.end
+    pinned = []
+    for interval, buffers in zip(intervals, held, strict=True):
+        fixed = None
+        if buffers and buffers[0] in outside and buffers[0].kind != "input":
+            if shared is not None and buffers[0].kind == "param":
+                fixed = shared.offset(buffers[0], interval.size)
+            else:
+                fixed = round_up(end, alignment)
+                end = fixed + interval.room(alignment)
+        pinned.append(replace(interval, fixed=fixed))
+    return tuple(pinned)
+
+
+def _pack_above(
+    intervals: Sequence[Interval], alignment: int, reuse: bool, capacity: int | None, search: Search, reserved: int
+) -> Placement:
+    """Packs what is free above what is fixed: as good as any plan, since that lives for the whole run."""
+    ends = [i.fixed + i.room(alignment) for i in intervals if i.fixed is not None]
+    floor = round_up(max([reserved, *ends]), alignment)
+    packed = pack(
+        [i for i in intervals if i.fixed is None],
+        base_alignment=alignment,
+        reuse=reuse,
+        capacity=None if capacity is None else capacity - floor,
+        search=search,
+    )
+    free = iter(packed.offsets)
+    offsets = tuple(next(free) + floor if i.fixed is None else i.fixed for i in intervals)
+    return Placement(offsets, packed.height + floor, packed.method, packed.bound + floor)
 
 
 def _rows(
@@ -161,7 +312,7 @@ def _rows(
     rows = []
     for interval, chain in zip(intervals, held, strict=True):
         for n, buffer in enumerate(chain):
-            start, stop = timeline.ranges[buffer]
+            start, stop = timeline.ranges.get(buffer) or timeline.outside[buffer]
             rows.append(
                 Row(
                     name=buffer.name,
@@ -170,7 +321,7 @@ def _rows(
                     stop=stop,
                     offset=offsets[buffer],
                     nbytes=interval.size,
-                    made_by=timeline.makers[buffer].label,
+                    made_by=timeline.makers[buffer].label if buffer in timeline.makers else buffer.kind,
                     into=chain[n - 1].name if n else "",
                 )
             )

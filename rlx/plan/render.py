@@ -10,7 +10,7 @@ from html import escape
 from rlx.plan.bound import lower_bound, peak_step
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
 
-__all__ = ["Totals", "to_json", "to_svg", "to_text", "totals"]
+__all__ = ["Totals", "show_bytes", "to_json", "to_svg", "to_text", "totals"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def totals(intervals: Sequence[Interval], placement: Placement, *, base_alignmen
         gap=placement.height / bound - 1 if bound else 0.0,
         peak_step=peak_step(intervals, base_alignment=base_alignment),
         unshared=unshared,
-        saved=unshared - placement.height,
+        saved=max(unshared - placement.height, 0),
         method=placement.method,
     )
 
@@ -62,11 +62,11 @@ def to_text(
     sums = totals(intervals, placement, base_alignment=base_alignment)
     lines += [
         "",
-        f"arena        {_bytes(sums.arena)}",
-        f"lower bound  {_bytes(sums.lower_bound)}, reached at step {sums.peak_step}",
+        f"arena        {show_bytes(sums.arena)}",
+        f"lower bound  {show_bytes(sums.lower_bound)}, reached at step {sums.peak_step}",
         f"gap          {100 * sums.gap:.2f} % ({sums.method})",
-        f"unshared     {_bytes(sums.unshared)} in {sums.buffers} buffers",
-        f"saved        {_bytes(sums.saved)} by sharing",
+        f"unshared     {show_bytes(sums.unshared)} in {sums.buffers} buffers",
+        f"saved        {show_bytes(sums.saved)} by sharing",
     ]
     return "\n".join(lines)
 
@@ -119,7 +119,7 @@ def to_svg(
     up = height / max(placement.height, 1)
     sums = totals(intervals, placement, base_alignment=base_alignment)
     caption = (
-        f"arena {_bytes(sums.arena)}, lower bound {_bytes(sums.lower_bound)} at step {sums.peak_step}, "
+        f"arena {show_bytes(sums.arena)}, lower bound {show_bytes(sums.lower_bound)} at step {sums.peak_step}, "
         f"gap {100 * sums.gap:.2f} %; steps {first} to {last}"
     )
     parts = [
@@ -131,7 +131,7 @@ def to_svg(
         if not interval.size:
             continue
         hue = index * 137 % 360  # the golden angle: neighbours differ
-        title = f"{interval.name}: {_bytes(interval.size)} at {offset:,}, live [{interval.start}, {interval.stop})"
+        title = f"{interval.name}: {show_bytes(interval.size)} at {offset:,}, live [{interval.start}, {interval.stop})"
         parts.append(
             f'<rect x="{(interval.start - first) * across:.2f}" y="{height - (offset + interval.size) * up:.2f}" '
             f'width="{(interval.stop - interval.start) * across:.2f}" height="{interval.size * up:.2f}" '
@@ -146,7 +146,7 @@ def to_svg(
     return "\n".join(parts)
 
 
-def _bytes(count: int) -> str:
+def show_bytes(count: int) -> str:
     """1,234,567 bytes as `1.18 MiB (1,234,567 B)`."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

@@ -1,4 +1,4 @@
-"""The core of the exact packer: a search over bottom-left stackings that either fits all buffers or proves that none do.
+"""The core of the exact packer: a search over bottom-left stackings that fits all buffers or proves that none does.
 
 The same functions run as plain Python over lists and, compiled by numba, over arrays: they use indexing and integers
 only, and give the same answer, since work is counted in visits and never in time.
@@ -15,7 +15,7 @@ conflicts; choosing by valleys and the memory of failures are this module's own.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 __all__ = ["FOUND", "HELPERS", "OUT_OF_WORK", "REFUTED", "State", "run_search"]
 
@@ -32,39 +32,39 @@ F_FIRST, F_END, F_SECTION, F_OPTION, F_OPTIONS, F_LEVEL, F_TRAIL, F_PARENT, F_NE
 
 
 class State(NamedTuple):
-    """Arrays (or lists) of integers. Buffers are numbered by first section; sections by time."""
+    """Lists of integers, or arrays (int64) for compiled code. Buffers are numbered by first section, then by size."""
 
-    # The buffers: sections [lo, hi), bytes, the order in which they are tried (highest first), and a random number each.
-    lo: Any
-    hi: Any
-    size: Any
-    rank: Any
-    code: Any
-    first: Any  # by section: the first buffer that starts there or later
+    # The buffers: sections [lo, hi), bytes, how early they are tried (highest first), and a random number each.
+    lo: list[int]
+    hi: list[int]
+    size: list[int]
+    rank: list[int]
+    code: list[int]
+    first: list[int]  # by section: the first buffer that starts there or later
     # What is decided so far.
-    placed: Any
-    offset: Any
-    floor: Any  # by section
-    rest: Any  # by section: bytes of its unplaced buffers
-    cross: Any  # by section: unplaced buffers that are live in it and in the one before
+    placed: list[int]
+    offset: list[int]
+    floor: list[int]  # by section
+    rest: list[int]  # by section: bytes of its unplaced buffers
+    cross: list[int]  # by section: unplaced buffers that are live in it and in the one before
     # Scratch of one look at a part, by section.
-    run: Any  # the first section of its run of equal floors; -1 - that if the run is no valley
-    left: Any  # the floor of the wall on the left of the run
-    right: Any
-    options: Any  # how many unplaced buffers that fit between the walls cover it
-    inside: Any  # their bytes
-    over_left: Any  # bytes of those that cross the left wall only
-    over_right: Any
-    lift: Any  # the floor it must rise to, 0 if it need not
+    run: list[int]  # the first section of its run of equal floors; -1 - that if the run is no valley
+    left: list[int]  # the floor of the wall on the left of the run
+    right: list[int]
+    options: list[int]  # how many unplaced buffers that fit between the walls cover it
+    inside: list[int]  # their bytes
+    over_left: list[int]  # bytes of those that cross the left wall only
+    over_right: list[int]
+    lift: list[int]  # the floor it must rise to, 0 if it need not
     # Stacks.
-    parts: Any
-    frames: Any
-    choices: Any
-    trail: Any
+    parts: list[int]
+    frames: list[int]
+    choices: list[int]
+    trail: list[int]
     # What is learnt, kept from run to run.
-    failed: Any  # keys of parts that can't be packed; its length is a power of two
-    weight: Any  # by section: how often it was where a branch failed
-    work: Any  # [visits, nodes] of the last run
+    failed: list[int]  # keys of parts that can't be packed; its length is a power of two
+    weight: list[int]  # by section: how often it was where a branch failed
+    work: list[int]  # [visits, nodes] of the last run
 
 
 def take(s: State, buffer: int, sign: int) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import psutil
 
-from rlx.backends.base import Availability, CodeGenerator, DeviceMemory, Executable
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable
 from rlx.backends.cpu import attention, contract, conv
 from rlx.backends.cpu.executable import build
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import emit_nest
+from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.scalar import LLVM
-from rlx.backends.cpu.words import KernelCode
+from rlx.backends.cpu.words import KernelCode, Routine
 from rlx.errors import DeviceUnavailable
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
@@ -107,6 +110,28 @@ class CpuBackend(CodeGenerator):
                 return [attention.emit(kernel)]
         lanes = host().vector_bytes // 4
         return [emit_nest(store, lanes) for store in kernel.stores]
+
+    def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
+        def codes(kernels: Sequence[Kernel]) -> list[KernelCode]:
+            return [code for kernel in kernels if kernel.host is None for code in self.emit_kernel(kernel)]
+
+        prepare, run = codes(program.prepare), codes(program.run)
+        every = (*prepare, *run)
+        threads = options.threads or cpu_count()
+        sources = {c.symbol: c.ir for c in every}
+        sources |= {w.symbol: w.ir for c in every for w in c.words if isinstance(w, Routine)}
+
+        def scratch(extents: Mapping[str, int]) -> int:
+            return threads * max((c.scratch_bytes(extents) for c in run), default=0)
+
+        return CodeSizes(
+            phases=len(every),
+            functions=len(sources),
+            text=sum(len(c.ir) for c in every),
+            words=8 * sum(len(c.words) for c in every),
+            scratch=scratch,
+            prepare_scratch=threads * max((c.scratch_bytes({}) for c in prepare), default=0),
+        )
 
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
         found = self.available()

@@ -12,7 +12,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Literal, cast
 
-from rlx.backends.cpu import depthwise, gemm
+from rlx.backends.cpu import depthwise, gemm, winograd
 from rlx.backends.cpu.builder import Function, Module, Typed, constant, size_of, vec
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
@@ -101,7 +101,9 @@ def layout(kernel: Kernel) -> list[Kernel]:
         x, copy = _copied(kernel, "x", anchor.x, anchor.x_shape, anchor.x.dtype)
         anchor = replace(anchor, x=x)
         made.append(copy)
-    return [*made, Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=kernel.tag)]
+    plain = Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=kernel.tag)
+    tag = winograd.choose(plain)
+    return [*made, *(winograd.layout(plain, tag) if tag else [plain])]
 
 
 def _in_place(e: Expr, shape: Shape, dtype: DType, *, whole: bool) -> bool:
@@ -123,9 +125,13 @@ def _copied(kernel: Kernel, role: str, e: Expr, shape: Shape, dtype: DType) -> t
 
 
 def emit(kernel: Kernel) -> KernelCode:
-    """The convolution with its epilogue."""
+    """The convolution with its epilogue, or the transform of its weights."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
+    if kernel.tag == winograd.WEIGHTS:
+        return winograd.emit_weights(kernel)
+    if kernel.tag in winograd.TAGS:
+        return winograd.emit(kernel)
     geo = geometry(kernel)
     finish = finish_of(kernel, anchor.x.dtype)
     return depthwise.emit(anchor, geo, finish) if depthwise.suits(anchor, geo, finish) else _emit_product(kernel, geo)

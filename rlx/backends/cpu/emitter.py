@@ -81,6 +81,7 @@ class Emitter:
         self.free: dict[Expr, frozenset[Var]] = {}
         self.sites: list[str] = []
         self.loaded: dict[object, str] = {}
+        self.kept: dict[Reduce, tuple[Expr, Load]] = {}  # part of a body that is stored while the reduction runs
         self.acc: Callable[[Scope], Value] | None = None  # how an epilogue gets the anchor's result
 
     # -- words
@@ -163,11 +164,11 @@ class Emitter:
             scope.added[key] = frozenset(fixed)
 
     def _offset(self, source: Buffer, index: Affine, scope: Scope) -> str:
-        total = self._sum(index, scope)
+        total = self.sum(index, scope)
         pointer = self.word(source)
         return pointer if total == "0" else self.f.gep(pointer, total, scalar.memory_type(source.dtype))
 
-    def _sum(self, index: Affine, scope: Scope) -> str:
+    def sum(self, index: Affine, scope: Scope) -> str:
         """An i64 of the linear form; every term must be the same in all lanes."""
         total = self.size(index.constant)
         for term, coef in index.coefs.items():
@@ -254,6 +255,10 @@ class Emitter:
             raw = self._gather(e, index, moving, mask, scope, vty)
         return scalar.from_memory(self.f, raw, e.dtype, w), w
 
+    def address(self, e: Load, scope: Scope) -> str:
+        """The address of the element (of lane 0)."""
+        return self._address(e, affine(e.indices[0]), scope)
+
     def _address(self, e: Load, index: Affine, scope: Scope) -> str:
         """The address of the element (of lane 0), starting from what an outer scope has already added up."""
         key = ("base", e.source, e.indices[0])
@@ -264,7 +269,7 @@ class Emitter:
             return self._offset(e.source, index, scope)
         done = at.added[key]
         rest = Affine(0, {t: c for t, c in index.coefs.items() if t not in done})
-        total = self._sum(rest, scope)
+        total = self.sum(rest, scope)
         base = at.cache[key][0]
         return base if total == "0" else self.f.gep(base, total, scalar.memory_type(e.source.dtype))
 
@@ -308,7 +313,7 @@ class Emitter:
     def _gather(self, e: Load, index: Affine, moving: set[Expr], mask: str | None, scope: Scope, vty: str) -> str:
         w, ity = scope.width, vec("i64", scope.width)
         fixed = Affine(index.constant, {t: c for t, c in index.coefs.items() if t not in moving})
-        total = self.f.splat(self._sum(fixed, scope), w, "i64")
+        total = self.f.splat(self.sum(fixed, scope), w, "i64")
         for term in index.coefs:
             if term in moving:
                 part = self.lanes_of(term, scope)

@@ -398,6 +398,7 @@ def gemm_block(tile: Tile) -> Function:
             def body(column: str, _: list[str]) -> None:
                 n = f.min(f.sub("%columns", column), count * width)
                 ahead_step = f.mul(f.lshr(k, tile.unroll.bit_length() - 1), width)
+                last = f.cmp("ge", f.add(column, count * width), "%columns")
 
                 def rows_left(state: list[str]) -> str:
                     return f.cmp("lt", state[0], "%rows")
@@ -407,10 +408,13 @@ def gemm_block(tile: Tile) -> Function:
                     left = f.sub("%rows", row)
                     even = f.and_(f.cmp("gt", left, tile.rows), f.cmp("lt", left, 2 * tile.rows))
                     take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, tile.rows))
+                    # a last panel has no next one: it is the next rows of A that are wanted then
+                    below = f.gep(a, f.mul(f.add(row, take), lda), ty)
+                    coming = f.select(last, below, ahead, "ptr")
                     f.switch(
                         take,
                         {
-                            r: (lambda r=r: call(r, count, row, column, n, ahead))  # type: ignore[misc]
+                            r: (lambda r=r: call(r, count, row, column, n, coming))  # type: ignore[misc]
                             for r in range(1, tile.rows + 1)
                         },
                     )

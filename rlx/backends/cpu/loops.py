@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
 
 from rlx.backends.cpu.words import Extents
 from rlx.ir.shape import Shape, Size, evaluate, size_product
@@ -30,14 +32,18 @@ __all__ = [
     "Grid",
     "flatten",
     "free_vars",
+    "is_costly",
     "linear_load",
     "merge_loops",
     "merge_reduces",
     "rename_reduces",
+    "total_weight",
+    "unroll",
     "weight",
 ]
 
-CHUNK_COST = 100_000  # scalar operations that one chunk should hold at least: some tens of microseconds
+CHUNK_COST = 400_000  # simple operations that one chunk should hold at least: some tens of microseconds
+UNROLLED = 16  # elements of a reduction that is written out
 RESULT = frozenset((Var("acc"),))  # what an anchor's result depends on: it is never computed ahead
 WEIGHT = {"exp": 8, "tanh": 10, "erf": 10, "sigmoid": 10, "log": 10, "sin": 16, "cos": 16, "pow": 40, "div": 3}
 
@@ -147,17 +153,64 @@ def merge_reduces(expr: Expr) -> Expr:
     return transform(expr, visit)
 
 
-def weight(expr: Expr) -> Size:
-    """Rough cost of one element in scalar operations."""
+def unroll(expr: Expr, last: Var, depends: Callable[[Expr], frozenset[Var]]) -> Expr:
+    """Small reductions inside the loop over `last` written out, so that each of their addresses is found once a row."""
+
+    def visit(x: Expr) -> Expr | None:
+        if not isinstance(x, Reduce) or x.kind.startswith("arg") or last not in depends(x):
+            return None
+        extents = [s for s in x.extents if isinstance(s, int)]
+        if len(extents) < len(x.extents) or not 0 < prod(extents) <= UNROLLED:
+            return None
+        if any(isinstance(y, Reduce) for y in walk(x.body)):
+            return None
+        total: Expr | None = None
+        for point in product(*(range(n) for n in extents)):
+            at: dict[Var, Expr] = {v: const(p, I64) for v, p in zip(x.vars, point, strict=True)}
+            body = substitute_vars(x.body, at)
+            total = body if total is None else Apply(x.kind, (body, total), x.dtype)
+        return total
+
+    return transform(expr, visit)
+
+
+def is_costly(e: Expr) -> bool:
+    """Whether the expression calls a function that costs more than storing its result and loading it again."""
+    return any(isinstance(x, Apply) and WEIGHT.get(x.fn, 1) >= 8 for x in walk(e))
+
+
+def weight(expr: Expr, shared: Sequence[Reduce] = ()) -> Size:
+    """Rough cost of one element in simple operations; some 10 of them take a nanosecond in vectors.
+
+    The reductions in `shared` cost nothing here. Linear arithmetic of indices is not counted.
+    """
     total: Size = 1
-    for x in walk(expr):
+    seen: set[Expr] = set()
+    stack = [expr]
+    while stack:
+        x = stack.pop()
+        if x in seen:
+            continue
+        seen.add(x)
         match x:
-            case Apply(fn=fn):
-                total = total + WEIGHT.get(fn, 1)
             case Reduce(extents=extents, body=body):
-                total = total + size_product(extents) * max(sum(1 for _ in walk(body)) // 4, 1)
-            case Load():
+                if x not in shared:
+                    total = total + size_product(extents) * weight(body, shared)
+            case Load(indices=indices, where=where):
                 total = total + 1
+                stack.extend(t for i in indices for t in affine(i).coefs if not isinstance(t, Var))
+                stack.extend(() if where is None else (where,))
+            case _:
+                total = total + (WEIGHT.get(x.fn, 1) if isinstance(x, Apply) else 0)
+                stack.extend(children(x))
+    return total
+
+
+def total_weight(shared: Sequence[Reduce]) -> Size:
+    """The cost of reductions that are computed once each, though some are part of others."""
+    total: Size = 0
+    for x in shared:
+        total = total + weight(x, [y for y in shared if y != x])
     return total
 
 
@@ -185,7 +238,8 @@ class Grid:
 
     outer: tuple[Size, ...]
     last: Size
-    weight: Size
+    weight: Size  # of an element
+    row_weight: Size  # of what its elements share
     whole_rows: bool  # a row is not split, because its reductions are shared by all its elements
 
     def rows(self, extents: Extents) -> int:
@@ -199,18 +253,25 @@ class Grid:
         columns = max(self.columns(extents), 1)
         if self.whole_rows:
             return columns
-        wanted = -(-CHUNK_COST // max(evaluate(self.weight, extents), 1))
-        return columns if columns < 2 * wanted else -(-wanted // 64) * 64
+        parts = _parts(columns * evaluate(self.weight, extents))
+        return columns if parts == 1 else -(-columns // (64 * parts)) * 64
 
     def column_chunks(self, extents: Extents) -> int:
         return max(-(-self.columns(extents) // self.column_chunk(extents)), 1)
 
     def row_chunk(self, extents: Extents) -> int:
-        a_row = max(self.column_chunk(extents) * evaluate(self.weight, extents), 1)
-        return max(CHUNK_COST // a_row, 1)
+        a_row = self.column_chunk(extents) * evaluate(self.weight, extents) + evaluate(self.row_weight, extents)
+        rows = max(self.rows(extents), 1)
+        return -(-rows // min(_parts(rows * a_row), rows))
 
     def chunks(self, extents: Extents) -> int:
         rows = self.rows(extents)
         if rows == 0 or self.columns(extents) == 0:
             return 0
         return -(-rows // self.row_chunk(extents)) * self.column_chunks(extents)
+
+
+def _parts(cost: int) -> int:
+    """Into how many chunks work is cut: multiples of 4 where more than 2, so that 2 or 4 threads have equal shares."""
+    parts = max(-(-cost // CHUNK_COST), 1)
+    return parts if parts <= 2 else -(-parts // 4) * 4

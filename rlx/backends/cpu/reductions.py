@@ -6,33 +6,35 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from rlx.backends.cpu import scalar
-from rlx.backends.cpu.builder import constant, vec
+from rlx.backends.cpu.builder import Function, constant, vec
 from rlx.ir.dtype import DType
+from rlx.ir.shape import Size
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import I64, Load, Reduce, Var, const, substitute_vars, walk
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.emitter import Emitter, Scope, Value
 
-__all__ = ["emit", "is_short"]
+__all__ = ["emit", "is_short", "side_by_side"]
 
 SHORT = 16  # elements below which a reduction is not worth vectors of its own
 UNROLL = 4  # independent accumulators of a vector reduction
 
 
 def emit(emitter: Emitter, e: Reduce, scope: Scope) -> Value:
+    """The value of a reduction in a scope."""
     if e.kind.startswith("arg"):
         return _reduce_arg(emitter, e, scope)
     per_lane = scope.width > 1 and scope.vec in emitter.depends(e)
     if per_lane:
         return _reduce_loop(emitter, e, scope, scope.width), scope.width
     outside = scope if scope.width == 1 else scope.inner({}, 1, None)
-    if e.vars and _side_by_side(emitter, e):
+    if e.vars and side_by_side(emitter, e):
         return _reduce_row(emitter, e, outside), 1
     return _reduce_loop(emitter, e, outside, 1), 1
 
 
-def _side_by_side(emitter: Emitter, e: Reduce) -> bool:
+def side_by_side(emitter: Emitter, e: Reduce) -> bool:
     """Whether the loads of the body are next to each other (or the same) along the last reduction variable."""
     last = e.vars[-1]
     steps = []
@@ -55,8 +57,9 @@ def _neutral(e: Reduce) -> int | float:
     return scalar.extreme(e.kind, e.dtype)
 
 
-def _combine(emitter: Emitter, kind: str, a: str, b: str, dtype: DType, w: int) -> str:
-    return scalar.apply(emitter.f, kind, [a, b], dtype, w)
+def _combine(emitter: Emitter, kind: str, acc: str, x: str, dtype: DType, w: int) -> str:
+    """Takes x into the accumulator: in this order, the test for NaN is not part of the chain of dependences."""
+    return scalar.apply(emitter.f, kind, [x, acc], dtype, w)
 
 
 def _start(e: Reduce, w: int) -> tuple[str, str]:
@@ -101,33 +104,54 @@ def _unrolled(emitter: Emitter, e: Reduce, scope: Scope, w: int, acc: str, exten
     return acc
 
 
+def _rest(n: Size, w: int) -> int | None:
+    """The elements left over by vectors of `w`, None where the size is not known or too small for vectors."""
+    return n % w if isinstance(n, int) and n >= w else None
+
+
 def _reduce_row(emitter: Emitter, e: Reduce, scope: Scope) -> str:
-    """Vectors along the last reduction variable; `UNROLL` accumulators, then a scalar tail."""
+    """Vectors along the last reduction variable; `UNROLL` accumulators, then the rest."""
     f, w, last = emitter.f, emitter.lanes, e.vars[-1]
     ty, start = _start(e, w)
     sty, sstart = _start(e, 1)
+    kept = emitter.kept.get(e)
     emitter.hoist(e.body, frozenset(e.vars), scope)
+    if kept is not None:
+        emitter.hoist(kept[1], frozenset(e.vars), scope)
     n = emitter.size(e.extents[-1])
     block = w * UNROLL
     whole = f.sub(n, f.rem(n, block, "i64"), "i64")
     single = f.sub(n, f.rem(n, w, "i64"), "i64")
+
+    rest = _rest(e.extents[-1], w)
+
+    def element(inside: Scope) -> str:
+        body = emitter.spread(emitter.value(e.body, inside), e.dtype, inside.width)
+        if kept is not None:
+            emitter.store(kept[1], emitter.lanes_of(kept[0], inside), inside)
+        return body
 
     def run(at: Scope, accs: list[str]) -> list[str]:
         def step(i: str, carried: list[str]) -> list[str]:
             out = []
             for u, acc in enumerate(carried):
                 inside = at.inner({last: f.add(i, u * w, "i64") if u else i}, w, last)
-                body = emitter.spread(emitter.value(e.body, inside), e.dtype, w)
-                out.append(_combine(emitter, e.kind, acc, body, e.dtype, w))
+                out.append(_combine(emitter, e.kind, acc, element(inside), e.dtype, w))
             return out
 
         vectors, tail = accs[:-1], accs[-1]
         vectors = f.loop(0, whole, block, [(ty, a) for a in vectors], step)
         vectors[:1] = f.loop(whole, single, w, [(ty, vectors[0])], step)
+        if rest is not None:
+            if rest:  # the last vector again, without the lanes that are counted already
+                body = element(at.inner({last: f.sub(n, w, "i64")}, w, last))
+                fresh = constant([int(j >= w - rest) for j in range(w)], vec("i1", w))
+                body = f.select(fresh, body, start, ty)
+                vectors[1] = _combine(emitter, e.kind, vectors[1], body, e.dtype, w)
+            return [*vectors, tail]
 
         def one(i: str, carried: list[str]) -> list[str]:
-            inside = at.inner({last: i}, 1, None)
-            return [_combine(emitter, e.kind, carried[0], emitter.value(e.body, inside)[0], e.dtype, 1)]
+            return [_combine(emitter, e.kind, carried[0], element(at.inner({last: i}, 1, None)), e.dtype, 1)]
 
         return [*vectors, *f.loop(single, n, 1, [(sty, tail)], one)]
 
@@ -155,35 +179,97 @@ def _reduce_row(emitter: Emitter, e: Reduce, scope: Scope) -> str:
         low = f.shuffle(lanes, None, list(range(width))) if width > 1 else f.extract(lanes, 0)
         high = f.shuffle(lanes, None, list(range(width, 2 * width))) if width > 1 else f.extract(lanes, 1)
         lanes = _combine(emitter, e.kind, low, high, e.dtype, width)
-    return _combine(emitter, e.kind, lanes, tail, e.dtype, 1)
+    return lanes if rest is not None else _combine(emitter, e.kind, lanes, tail, e.dtype, 1)
 
 
 def _reduce_arg(emitter: Emitter, e: Reduce, scope: Scope) -> Value:
     """Index of the extremum; a NaN wins, and of equals the first (or `last`) does."""
-    f, body = emitter.f, e.body
+    f, body, var = emitter.f, e.body, e.vars[0]
     w = scope.width if scope.width > 1 and scope.vec in emitter.depends(e) else 1
     at = scope if w > 1 or scope.width == 1 else scope.inner({}, 1, None)
-    ty, ity = vec(scalar.llvm_type(body.dtype), w), vec("i64", w)
+    sty = scalar.llvm_type(body.dtype)
+    ty, ity = vec(sty, w), vec("i64", w)
     emitter.hoist(body, frozenset(e.vars), at)
-    better = {"argmax": "ge" if e.last else "gt", "argmin": "le" if e.last else "lt"}[e.kind]
-    unsigned = body.dtype.kind in "ub"
-    first = constant(scalar.zero(scalar.llvm_type(body.dtype)), ty)
 
     def turn(i: str, carried: list[str]) -> list[str]:
-        best, where = carried
-        x = emitter.spread(emitter.value(body, at.inner({e.vars[0]: i})), body.dtype, w)
-        take = f.cmp("u" + better if unsigned else better, x, best, ty)
-        if body.dtype.is_float:
-            nan = f.cmp("uno", x, x, ty)
-            had = f.cmp("uno", best, best, ty)
-            keep = constant(0, vec("i1", w)) if e.last else had
-            take = f.or_(take, f.and_(nan, f.xor(keep, 1, vec("i1", w)), vec("i1", w)), vec("i1", w))
-        start = f.cmp("eq", i, 0, "i64")
-        take = f.or_(take, f.splat(start, w, "i1"), vec("i1", w))
-        return [f.select(take, x, best, ty), f.select(take, f.splat(i, w, "i64"), where, ity)]
+        x = emitter.spread(emitter.value(body, at.inner({var: i})), body.dtype, w)
+        take = f.or_(_beats(f, e, x, carried[0], ty), f.splat(f.cmp("eq", i, 0, "i64"), w, "i1"), vec("i1", w))
+        return [f.select(take, x, carried[0], ty), f.select(take, f.splat(i, w, "i64"), carried[1], ity)]
 
-    result = f.loop(0, emitter.size(e.extents[0]), 1, [(ty, first), (ity, constant(0, ity))], turn)
-    return result[1], w
+    begin, best, where = "0", constant(scalar.zero(sty), ty), constant(0, ity)
+    if w == 1 and side_by_side(emitter, e):
+        begin, best, where = _arg_vectors(emitter, e, at)
+    return f.loop(begin, emitter.size(e.extents[0]), 1, [(ty, best), (ity, where)], turn)[1], w
+
+
+def _beats(f: Function, e: Reduce, x: str, best: str, ty: str) -> str:
+    """Whether x, which comes after `best`, takes its place."""
+    more = ("g" if e.kind == "argmax" else "l") + ("e" if e.last else "t")
+    if not e.body.dtype.is_float:
+        return f.cmp("u" + more if e.body.dtype.kind in "ub" else more, x, best, ty)
+    if e.last:
+        return f.or_(f.cmp("o" + more, x, best, ty), f.cmp("uno", x, x, ty))
+    return f.and_(f.cmp("u" + more, x, best, ty), f.cmp("ord", best, best, ty))
+
+
+def _arg_vectors(emitter: Emitter, e: Reduce, at: Scope) -> tuple[str, str, str]:
+    """The part of the row that fills vectors: (its length, the extremum, its index). Vectors are counted in 32 bits."""
+    f, var, w = emitter.f, e.vars[0], emitter.lanes
+    sty = scalar.llvm_type(e.body.dtype)
+    extreme = scalar.extreme(e.kind[3:], e.body.dtype)
+    start = float(extreme) if e.body.dtype.is_float else int(extreme)
+    n = emitter.size(e.extents[0])
+    block = w * UNROLL
+    length = f.sub(n, f.rem(n, block, "i64"), "i64")
+    ty, ity = vec(sty, w), vec("i32", w)
+
+    def step(i: str, carried: list[str]) -> list[str]:
+        number = f.splat(f.cast("trunc", f.lshr(i, w.bit_length() - 1, "i64"), "i32"), w, "i32")
+        out = []
+        for u in range(UNROLL):
+            best, where = carried[2 * u], carried[2 * u + 1]
+            inside = at.inner({var: f.add(i, u * w, "i64") if u else i}, w, var)
+            x = emitter.spread(emitter.value(e.body, inside), e.body.dtype, w)
+            take = _beats(f, e, x, best, ty)
+            out += [f.select(take, x, best, ty), f.select(take, f.add(number, u, ity), where, ity)]
+        return out
+
+    firsts = [text for u in range(UNROLL) for text in ((ty, constant(start, ty)), (ity, constant(u, ity)))]
+    found = f.loop(0, length, block, firsts, step)
+    pairs = []
+    for best, number in zip(found[::2], found[1::2], strict=True):
+        index = f.mul(f.cast("zext", number, "i64"), constant(w, vec("i64", w)), vec("i64", w))
+        pairs.append((best, f.add(index, f.iota(w), vec("i64", w))))
+    while len(pairs) > 1:
+        half = len(pairs) // 2
+        pairs = [_further(f, e, a, b, w) for a, b in zip(pairs[:half], pairs[half:], strict=True)]
+    best, index = pairs[0]
+    while w > 1:
+        w //= 2
+        low, high = list(range(w)), list(range(w, 2 * w))
+        halves = [
+            (f.shuffle(best, None, part), f.shuffle(index, None, part))
+            if w > 1
+            else (f.extract(best, part[0]), f.extract(index, part[0]))
+            for part in (low, high)
+        ]
+        best, index = _further(f, e, halves[0], halves[1], w)
+    return length, best, index
+
+
+def _further(f: Function, e: Reduce, a: tuple[str, str], b: tuple[str, str], w: int) -> tuple[str, str]:
+    """The better of two (value, index) pairs, whose order in the row is not known."""
+    dtype = e.body.dtype
+    ty, ity, bit = vec(scalar.llvm_type(dtype), w), vec("i64", w), vec("i1", w)
+    more = "gt" if e.kind == "argmax" else "lt"
+    take = f.cmp("u" + more if dtype.kind in "ub" else more, b[0], a[0], ty)
+    tie = f.cmp("eq", a[0], b[0], ty)
+    if dtype.is_float:
+        nan_a, nan_b = f.cmp("uno", a[0], a[0], ty), f.cmp("uno", b[0], b[0], ty)
+        take = f.or_(take, f.and_(nan_b, f.xor(nan_a, 1, bit), bit), bit)
+        tie = f.or_(tie, f.and_(nan_a, nan_b, bit), bit)
+    take = f.or_(take, f.and_(tie, f.cmp("gt" if e.last else "lt", b[1], a[1], ity), bit), bit)
+    return f.select(take, b[0], a[0], ty), f.select(take, b[1], a[1], ity)
 
 
 def is_short(x: Reduce) -> bool:

@@ -73,9 +73,8 @@ def geometry(kernel: Kernel) -> Geometry:
     # one column of pixels is one row of them: vectors run along the pixels
     tall = not flat and x.coefs.get(space[0], 0) == 1 and all(s[1] == 1 for s in (space_shape, window, out_space))
     if tall and pads[1] == 0:
-        space_shape, window, out_space, strides, dilations, pads = (
-            values[:1] for values in (space_shape, window, out_space, strides, dilations, pads)
-        )
+        space_shape, window, out_space, pads = space_shape[:1], window[:1], out_space[:1], pads[:1]
+        strides, dilations = strides[:1], dilations[:1]
     height, width = _planar(space_shape, 1)
     out_height, out_width = _planar(out_space, 1)
     return Geometry(

@@ -7,7 +7,7 @@ functions carry an op out on arrays known at import; they are tried first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -42,6 +42,7 @@ __all__ = [
     "element_dtype",
     "find_op",
     "onnx_op",
+    "op_table",
     "opset_of",
     "run_static",
     "static_inputs",
@@ -392,3 +393,8 @@ def run_static(ctx: NodeContext) -> Static | tuple[Static, ...] | None:
         if isinstance(error, RlxError):
             raise
         raise ShapeError(f"{ctx.node.op_type}: {error}") from error
+
+
+def op_table() -> Mapping[tuple[str, str], Sequence[Entry]]:
+    """What is supported: entries, oldest first, by domain and op."""
+    return _TABLE

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.errors import ShapeError
+from rlx.importers.onnx.dynamic import known_items
 from rlx.importers.onnx.mapping import TAINTED, Link, ListOf, Mapped, NodeContext, UnsupportedError, onnx_op
 from rlx.importers.onnx.model import GraphProto
 from rlx.importers.onnx.scope import Region, Scope
 from rlx.importers.onnx.symbolic import static_array
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
-from rlx.ir.shape import Dim, Shape, Size, bounds, same
+from rlx.ir.shape import Dim, Guard, Shape, Size, bounds, same
 from rlx.ops.base import axis_of
 from rlx.ops.control import If, Scan, While
 from rlx.ops.dynamic import AsShape, Loop
-from rlx.ops.elementwise import Add, And, Less
+from rlx.ops.elementwise import Add, And, Equal, Less
 from rlx.ops.layout import Concat, Iota, Reshape, Slice, Transpose, Unsqueeze
 from rlx.ops.select import Arange
 
@@ -56,6 +57,7 @@ def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
     cond = _scalar(ctx, ctx.value())
     if any(len(graph.outputs) != len(ctx.node.outputs) for graph in graphs):
         ctx.fail(f"its branches give {[len(g.outputs) for g in graphs]} outputs, the node has {len(ctx.node.outputs)}")
+    state = scope.run.result.snapshot()
     regions = [_open(scope, ctx.label, part) for part in ("then", "else")]
     children = [scope.subgraph(g, r, ctx.label, {}) for g, r in zip(graphs, regions, strict=True)]
     if any(child.is_tainted(n) for child, g in zip(children, graphs, strict=True) for n in _names(g)):
@@ -64,6 +66,11 @@ def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
     lengths = [[len(values) if is_list else -1 for values, is_list in branch] for branch in results]
     if lengths[0] != lengths[1]:
         ctx.fail("the sequences that its branches give differ in length")
+    decided = _decided(ctx, cond, [[v.rank for values, _ in branch for v in values] for branch in results])
+    if decided is not None:
+        scope.run.result.restore(state)
+        child = scope.subgraph(graphs[decided], scope.region, ctx.label, {})
+        return tuple(Link(child, name) for name in _names(graphs[decided]))
     sides = [[v for values, _ in branch for v in values] for branch in results]
     for i, (a, b) in enumerate(zip(*sides, strict=True)):
         shape = _common(ctx, a.type, b.type)
@@ -76,6 +83,26 @@ def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
     for length in lengths[0]:
         outputs.append(made.pop(0) if length < 0 else ListOf(tuple(made.pop(0) for _ in range(length))))
     return tuple(outputs)
+
+
+def _decided(ctx: NodeContext, cond: Value, ranks: list[list[int]]) -> int | None:
+    """The branch to take where the branches differ in rank and the condition is that two sizes are equal.
+
+    As exporters write the squeezing of an axis that may be 1: only one rank fits what follows. The equality becomes a
+    guard of every run.
+    """
+    if cond.node is not None and isinstance(cond.node.op, Reshape):
+        (cond,) = cond.node.inputs
+    if ranks[0] == ranks[1] or cond.node is None or not isinstance(cond.node.op, Equal):
+        return None
+    sides = [known_items(v) for v in cond.node.inputs]
+    if any(len(items) != 1 or items[0] is None for items in sides):
+        return None
+    (a,), (b,) = sides
+    assert a is not None and b is not None
+    ctx.graph.guards.append(Guard(a, b, f"node {ctx.label!r} takes its then_branch"))
+    ctx.note(f"takes its then_branch in every run, which must have {a} equal to {b}: its branches differ in rank")
+    return 0
 
 
 def _flat(scope: Scope, name: str) -> tuple[list[Value], bool]:

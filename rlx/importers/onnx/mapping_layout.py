@@ -287,6 +287,8 @@ def _reshape(ctx: NodeContext) -> Mapped:
 def _shape_of_data(ctx: NodeContext, x: Value) -> Shape:
     """The shape that Reshape gets as run-time data: parts known at import stay, 0 and -1 are resolved in the run."""
     wanted = ctx.value(1)
+    if wanted.rank != 1 or not isinstance(wanted.shape[0], int):
+        ctx.fail(f"the shape, {ctx.name(1)!r}, has an unknown number of elements: it must be known at import")
     known = known_items(wanted)
     keep_zero = ctx.opset >= 14 and ctx.flag("allowzero")
     if all(item is not None for item in known) or not _may_be_special(known):

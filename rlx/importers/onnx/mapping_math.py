@@ -9,11 +9,10 @@ import numpy as np
 
 from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
 from rlx.importers.onnx.mapping_layout import axes_argument
-from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
-from rlx.ir.shape import Size, numel
+from rlx.ir.shape import numel
 from rlx.ops import activation, elementwise, reduction
-from rlx.ops.attention import Attention
 from rlx.ops.base import Op, axis_of
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.elementwise import (
@@ -22,7 +21,6 @@ from rlx.ops.elementwise import (
     Clip,
     Div,
     IsInf,
-    LessEqual,
     Maximum,
     Minimum,
     Mod,
@@ -31,10 +29,9 @@ from rlx.ops.elementwise import (
     Reciprocal,
     Sqrt,
     Sub,
-    Where,
 )
 from rlx.ops.encoded import Dequantize
-from rlx.ops.layout import Iota, Reshape, Transpose
+from rlx.ops.layout import Reshape
 from rlx.ops.normalize import BatchNorm, LayerNorm, LogSoftmax, RmsNorm, Softmax
 from rlx.ops.reduction import ArgMax, ArgMin, ReduceMean
 
@@ -320,53 +317,3 @@ def _dequantize(ctx: NodeContext) -> Mapped:
 
 def _scalar(ctx: NodeContext, x: Value) -> Value:
     return x if x.rank == 0 else ctx.add(Reshape(()), x)
-
-
-# ---- attention
-
-
-@onnx_op("Attention", since=23)
-def _attention(ctx: NodeContext) -> Mapped:
-    """The op without cache, soft cap and padding lengths; q, k, v [B, H, L, D] or [B, L, H * D]."""
-    if any(ctx.has(i) for i in range(4, 7)) or any(ctx.wants(i) for i in range(1, 4)):
-        ctx.fail("a cache, padding lengths and the score output are not supported")
-    if ctx.real("softcap", 0.0) != 0:
-        ctx.fail("softcap is not supported")
-    ctx.ignore("softmax_precision", "qk_matmul_output_mode")
-    heads, kv_heads = ctx.integer("q_num_heads", 0), ctx.integer("kv_num_heads", 0)
-    flat = ctx.type().rank == 3
-    q, k, v = (_heads(ctx, i, n) if flat else ctx.value(i) for i, n in enumerate((heads, kv_heads, kv_heads)))
-    scale = ctx.real("scale") if ctx.given("scale") else None
-    causal = ctx.flag("is_causal")
-    biases = [_mask(ctx, ctx.value(3), q.dtype)] if ctx.has(3) else []
-    if causal and q.shape[2] != k.shape[2]:  # Attention aligns the last query with the last key, ONNX the first ones
-        causal = False
-        triangle = _mask(ctx, _triangle(ctx, q.shape[2], k.shape[2]), q.dtype)
-        biases = [ctx.add(Add(), biases[0], triangle) if biases else triangle]
-    out = ctx.add(Attention(scale=scale, causal=causal, empty_row="zero"), q, k, v, *biases)
-    if not flat:
-        return out
-    batch, count, length, depth = out.shape
-    return ctx.add(Reshape((batch, length, count * depth)), ctx.add(Transpose((0, 2, 1, 3)), out))
-
-
-def _heads(ctx: NodeContext, i: int, count: int) -> Value:
-    """[B, L, H * D] as [B, H, L, D]."""
-    if count < 1:
-        ctx.fail("q_num_heads and kv_num_heads are needed for inputs of rank 3")
-    x = ctx.value(i)
-    batch, length, width = x.shape
-    return ctx.add(Transpose((0, 2, 1, 3)), ctx.add(Reshape((batch, length, count, width // count)), x))
-
-
-def _mask(ctx: NodeContext, mask: Value, dtype: DType) -> Value:
-    """A mask as what is added to the scores."""
-    if mask.dtype.kind != "b":
-        return mask
-    return ctx.add(Where(), mask, ctx.constant(0, dtype), ctx.constant(-np.inf, dtype))
-
-
-def _triangle(ctx: NodeContext, queries: Size, keys: Size) -> Value:
-    """Whether key j is not after query i, [queries, keys]."""
-    i, j = (ctx.add(Iota(n)) for n in (queries, keys))
-    return ctx.add(LessEqual(), j, ctx.add(Reshape((queries, 1)), i))

@@ -77,8 +77,6 @@ def _linear_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
     above = ctx.reshape(ctx.add(Greater(), scores, ctx.constant(0, F32)), scores.shape[0])
     if len(labels) != 2:
         return label_by(ctx, above, (0, 1)), transformed(ctx, scores, post)
-    if post == "LOGISTIC":
-        scores = ctx.add(Sigmoid(), scores)
     return label_by(ctx, above, labels), second_class(ctx, scores, post, one_minus=True)
 
 
@@ -155,7 +153,7 @@ def _svm_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
     if not prob_a:
         if classes > 2:
             return label_by(ctx, best, labels), transformed(ctx, sides, post)
-        return label_by(ctx, best, labels), second_class(ctx, ctx.add(Sub(), ctx.constant(0, F32), sides), post, False)
+        return label_by(ctx, best, labels), second_class(ctx, sides, post, one_minus=post != "NONE")
     if classes > 2:
         ctx.fail("probabilities of more than two classes are not supported; export the decision function")
     scaled = ctx.add(Add(), ctx.add(Mul(), sides, ctx.constant(prob_a, F32)), ctx.constant(prob_b, F32))

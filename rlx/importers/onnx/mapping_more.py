@@ -13,7 +13,9 @@ from rlx.ir.shape import Dim, Size, numel
 from rlx.ops import bitwise, group_norm, mask, pool_more, space, trigonometry
 from rlx.ops.base import Op, axis_of
 from rlx.ops.einsum import Einsum
+from rlx.ops.elementwise import Less, Where
 from rlx.ops.layout import Expand, Reshape
+from rlx.ops.misc import BitCast, Det
 from rlx.ops.rotary import RotaryEmbedding
 from rlx.ops.sample import AffineGrid, DeformConv, GridSample
 from rlx.ops.scan import CumProd, CumSum
@@ -55,10 +57,14 @@ def _bit_shift(ctx: NodeContext) -> Mapped:
     a, b = ctx.value(0), ctx.value(1)
     if a.dtype.kind == "u":
         return ctx.add(bitwise.BitShift(direction == "RIGHT"), a, b)
-    if direction == "RIGHT":
-        ctx.fail("shifting signed integers to the right is not supported")
-    unsigned = DTYPES["u" + a.dtype.name[1:]]  # to the left the bits are the same
-    return ctx.cast(ctx.add(bitwise.BitShift(False), ctx.cast(a, unsigned), ctx.cast(b, unsigned)), a.dtype)
+    unsigned = DTYPES["u" + a.dtype.name[1:]]
+    amount = ctx.cast(b, unsigned)
+    if direction == "LEFT":  # the bits are those of unsigned numbers
+        return ctx.cast(ctx.add(bitwise.BitShift(False), ctx.cast(a, unsigned), amount), a.dtype)
+    negative = ctx.add(Less(), a, ctx.constant(0, a.dtype))  # to the right the sign stays: ~(~a >> b)
+    size = ctx.add(Where(), negative, ctx.add(bitwise.BitwiseNot(), a), a)
+    moved = ctx.cast(ctx.add(bitwise.BitShift(True), ctx.cast(size, unsigned), amount), a.dtype)
+    return ctx.add(Where(), negative, ctx.add(bitwise.BitwiseNot(), moved), moved)
 
 
 # ---- writing to positions
@@ -305,6 +311,16 @@ def _deform_conv(ctx: NodeContext) -> Mapped:
 
 
 # ---- norms, sums of products, positions
+
+
+@onnx_op("BitCast", since=26)
+def _bit_cast(ctx: NodeContext) -> Mapped:
+    return ctx.add(BitCast(element_dtype(ctx.integer("to"))), ctx.value())
+
+
+@onnx_op("Det", since=11)
+def _det(ctx: NodeContext) -> Mapped:
+    return ctx.add(Det(), ctx.value())
 
 
 @onnx_op("InstanceNormalization", since=6)

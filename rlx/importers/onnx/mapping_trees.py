@@ -10,11 +10,11 @@ import numpy as np
 
 from rlx.errors import ModelFormatError
 from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, onnx_op
-from rlx.importers.onnx.ml_scores import Labels, labels_of, label_by, second_class, transformed
+from rlx.importers.onnx.ml_scores import Labels, label_by, labels_of, second_class, transformed
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, Value
-from rlx.ops.elementwise import Add, Greater
-from rlx.ops.layout import Slice
+from rlx.ops.elementwise import Add, Greater, Neg
+from rlx.ops.layout import Concat, Slice
 from rlx.ops.ml import MODES, TreeEnsemble
 from rlx.ops.reduction import ArgMax
 
@@ -173,21 +173,29 @@ def _classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
     raw = trees.scores(ctx, x, max(classes, 1), "sum")
     base = _base(ctx, x.dtype)
     used = {target for target, _ in pairs}
-    if classes > 2 or used - {0} and len(used) > 1:
-        if base and len(base) == classes:
-            raw = ctx.add(Add(), raw, ctx.constant(base, x.dtype))
-        if classes == 2:
-            return _two_columns(ctx, raw, labels, post)
-        best = ctx.add(ArgMax(1, False), raw)
-        return label_by(ctx, best, labels), ctx.cast(transformed(ctx, raw, post), F32)
-    return _binary(ctx, raw, labels, base, used, all(w >= 0 for _, w in pairs), post)
+    positive = all(w >= 0 for _, w in pairs)
+    if classes <= 2 and len(used) <= 1:
+        return _binary(ctx, raw, labels, base, used == {1}, positive, post)
+    if classes == 2:
+        return _two_columns(ctx, raw, labels, base, post)
+    if len(base) == classes:
+        raw = ctx.add(Add(), raw, ctx.constant(base, x.dtype))
+    best = ctx.add(ArgMax(1, False), raw)
+    return label_by(ctx, best, labels), ctx.cast(transformed(ctx, raw, post), F32)
 
 
-def _two_columns(ctx: NodeContext, raw: Value, labels: Labels, post: str) -> tuple[Mapped, ...]:
-    """Two classes with weights for both: the label goes by the second column alone."""
-    (column,) = (ctx.reshape(_column(ctx, raw, 1), raw.shape[0]),)
-    positive = ctx.add(Greater(), column, ctx.constant(0, raw.dtype))
-    return label_by(ctx, positive, (0, 1)), ctx.cast(transformed(ctx, raw, post), F32)
+def _two_columns(ctx: NodeContext, raw: Value, labels: Labels, base: list[float], post: str) -> tuple[Mapped, ...]:
+    """Two classes with weights for both: the sign of the second column decides, and the label is 1 or 0.
+
+    With two base values onnxruntime takes the first column for the score of the second class.
+    """
+    if len(base) == 2:
+        score = ctx.add(Add(), _column(ctx, raw, 0), ctx.constant([base[1]], raw.dtype))
+        raw = ctx.add(Concat(1), ctx.add(Neg(), score), score)
+    elif base:
+        raw = ctx.add(Add(), raw, ctx.constant([base[0], 0.0], raw.dtype))
+    above = ctx.reshape(ctx.add(Greater(), _column(ctx, raw, 1), ctx.constant(0, raw.dtype)), raw.shape[0])
+    return label_by(ctx, above, (0, 1)), ctx.cast(transformed(ctx, raw, post), F32)
 
 
 def _column(ctx: NodeContext, x: Value, n: int) -> Value:
@@ -195,16 +203,20 @@ def _column(ctx: NodeContext, x: Value, n: int) -> Value:
 
 
 def _binary(
-    ctx: NodeContext, raw: Value, labels: Labels, base: list[float], used: set[int], positive: bool, post: str
+    ctx: NodeContext, raw: Value, labels: Labels, base: list[float], second: bool, positive: bool, post: str
 ) -> tuple[Mapped, ...]:
-    """One score decides between two classes (or is that of the only one)."""
-    score = _column(ctx, raw, 1 if used == {1} else 0)
-    if base:
+    """One score, in the first or second column, decides between two classes (or is that of the only one)."""
+    if base and second:
+        raw = ctx.add(Add(), raw, ctx.constant(base if len(base) == 2 else [base[0], 0.0], raw.dtype))
+    score = _column(ctx, raw, 1 if second else 0)
+    if base and not second:
         score = ctx.add(Add(), score, ctx.constant([base[-1]], raw.dtype))
-    limit = ctx.constant(0.5 if positive else 0.0, raw.dtype)
+    limit = ctx.constant(0.5 if positive and len(labels) == 2 else 0.0, raw.dtype)
     above = ctx.reshape(ctx.add(Greater(), score, limit), raw.shape[0])
     if len(labels) == 1:
-        return label_by(ctx, above, (0, labels[0])), ctx.cast(transformed(ctx, score, post), F32)
+        return label_by(ctx, above, (0, 1)), ctx.cast(transformed(ctx, score, post if post == "PROBIT" else "NONE"), F32)
+    if second:
+        return label_by(ctx, above, labels), ctx.cast(transformed(ctx, raw, post), F32)
     return label_by(ctx, above, labels), ctx.cast(second_class(ctx, score, post, one_minus=positive), F32)
 
 

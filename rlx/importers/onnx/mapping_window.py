@@ -260,7 +260,7 @@ def _resize(ctx: NodeContext) -> Mapped:
         if not ctx.has(2):
             ctx.fail("neither scales nor sizes are given")
         return _scaled(ctx, _scales(ctx, 2), way, axes)
-    sizes = ctx.sizes(3, "the sizes")
+    sizes = ctx.sizes(3, "the sizes") if policy == "stretch" else ctx.static(3, "the sizes").sizes()
     if policy != "stretch":
         return _keeping_ratio(ctx, x, axes, sizes, policy, way)
     out = list(x.shape)

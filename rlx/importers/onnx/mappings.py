@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from rlx.importers.onnx import (
+    mapping_attention,
     mapping_control,
     mapping_layout,
     mapping_loss,
     mapping_math,
+    mapping_microsoft,
+    mapping_microsoft_attention,
     mapping_ml,
     mapping_more,
     mapping_quant,
     mapping_sequence,
     mapping_shape,
+    mapping_signal,
     mapping_trees,
     mapping_window,
 )
@@ -19,15 +23,19 @@ from rlx.importers.onnx import (
 __all__ = ["TABLES"]
 
 TABLES = (
+    mapping_attention,
     mapping_control,
     mapping_layout,
     mapping_loss,
     mapping_math,
+    mapping_microsoft,
+    mapping_microsoft_attention,
     mapping_ml,
     mapping_more,
     mapping_quant,
     mapping_sequence,
     mapping_shape,
+    mapping_signal,
     mapping_trees,
     mapping_window,
 )

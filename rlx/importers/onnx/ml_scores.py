@@ -80,10 +80,10 @@ def _probit(ctx: NodeContext, x: Value) -> Value:
 
 
 def second_class(ctx: NodeContext, score: Value, post: str, one_minus: bool) -> Value:
-    """The scores [N, 2] of two classes from one, [N, 1]: (1 - s, s), or (-s, s) before the transform."""
+    """The scores [N, 2] of two classes from one, [N, 1]: (1 - s, s) or (-s, s), or the logistic of (-s, s)."""
     if post == "PROBIT":
-        return _probit(ctx, score)
-    if one_minus:
+        ctx.fail("post_transform='PROBIT' of one score for two classes has no meaning")
+    if one_minus and post != "LOGISTIC":
         return ctx.add(Concat(1), ctx.add(Sub(), ctx.constant(1, score.dtype), score), score)
     pair = ctx.add(Concat(1), ctx.add(Neg(), score), score)
     return ctx.add(Sigmoid(), pair) if post == "LOGISTIC" else pair

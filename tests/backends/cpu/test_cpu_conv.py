@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.backends.cpu import winograd
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import Conv as Anchor
+from rlx.kernels.program import Kernel
 from rlx.ops import conv, hard_swish, relu, transpose
 from rlx.ops.layout import Expand, Slice
 from rlx.testing.guarded import GuardedRun
@@ -70,14 +72,16 @@ def widened_result(g: Graph, arrays: Mapping[str, Array]) -> Array:
     return run_graph(wide, {v.name: arrays[v.name].astype(np.float64) for v in g.inputs}, params)["y"]
 
 
-def check(g: Graph, extents: Mapping[str, int] | None = None, run: GuardedRun | None = None) -> Array:
+def check(
+    g: Graph, extents: Mapping[str, int] | None = None, run: GuardedRun | None = None, tolerance: float = 3e-6
+) -> Array:
     sizes = dict(extents or {})
     arrays = arrays_of(g, sizes)
     run = run or compiled(g)
     got = run(arrays, sizes, workers=2)["y"]
     want = widened_result(g, arrays)
     assert got.shape == want.shape
-    tolerance = 1e-12 if got.dtype == np.float64 else 3e-6
+    tolerance = 1e-12 if got.dtype == np.float64 else tolerance
     np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * max(float(np.max(np.abs(want), initial=0)), 1))
     again = run(arrays, sizes, workers=3, at_end=False, reverse=True)["y"]
     assert np.array_equal(got, again), "the order of chunks or the worker changed bits"
@@ -144,6 +148,27 @@ def test_depthwise(height: int, width: int, kernel: int, stride: int) -> None:
 )
 def test_depthwise_windows(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
     check(conv_graph(x, w, groups=3, **attributes))
+
+
+@pytest.mark.parametrize(
+    "x, w, attributes",
+    [
+        ((2, 6, 100, 1), (7, 6, 5, 1), {}),
+        ((1, 6, 77, 1), (8, 3, 3, 1), {"pads": (2, 0, 1, 0), "strides": (2, 1), "groups": 2}),
+        ((2, 3, 45, 1), (3, 1, 5, 1), {"pads": (2, 0, 2, 0), "groups": 3}),
+        ((2, 3, 45, 1), (3, 1, 5, 1), {"pads": (2, 0, 2, 0), "groups": 3, "strides": (2, 1)}),
+        ((1, 3, 20, 1), (5, 3, 3, 3), {"pads": (1, 1, 1, 1)}),  # not a single column with its padding
+        ((1, 3, 20, 1), (5, 3, 3, 1), {"pads": (1, 0, 1, 2)}),
+        ((1, 3, 1, 1), (3, 1, 3, 1), {"pads": (1, 0, 2, 0), "groups": 3}),
+    ],
+)
+def test_images_of_one_column(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    check(conv_graph(x, w, relu_of, **attributes))
+
+
+def relu_of(_: Graph, y: Value) -> Value:
+    made: Value = relu(y)
+    return made
 
 
 def scaled(g: Graph, y: Value) -> Value:
@@ -251,6 +276,109 @@ def test_images_in_other_layouts() -> None:
         g = Graph("conv")
         g.output(conv(make(g), g.param("w", w), pads=(1, 1, 1, 1)), "y")
         check(g)
+
+
+def tags(run: GuardedRun) -> list[str]:
+    return [k.tag for k in run.program.run if isinstance(k.anchor, Anchor)]
+
+
+@pytest.fixture(params=["winograd2", "winograd4"])
+def tag(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each transform in turn, for every convolution that it can compute."""
+    chosen: str = request.param
+
+    def choose(kernel: Kernel) -> str:
+        return chosen if winograd.possible(kernel) else ""
+
+    monkeypatch.setattr(winograd, "choose", choose)
+    return chosen
+
+
+@pytest.mark.parametrize(
+    "x, outputs, pads",
+    [
+        ((1, 16, 8, 8), 16, (1, 1, 1, 1)),
+        ((2, 17, 7, 9), 19, (1, 1, 1, 1)),
+        ((1, 16, 3, 3), 16, (0, 0, 0, 0)),  # one pixel
+        ((1, 16, 1, 1), 16, (1, 1, 1, 1)),
+        ((1, 16, 33, 31), 16, (0, 2, 1, 0)),
+        ((1, 16, 6, 66), 17, (3, 1, 0, 5)),  # more padding than a window, one row of 17 and of 33 tiles
+        ((3, 20, 14, 14), 16, (1, 1, 1, 1)),
+        ((1, 16, 40, 67), 64, (1, 1, 1, 1)),  # several blocks of tile rows
+        ((1, 256, 9, 10), 130, (1, 1, 1, 1)),  # several blocks of rows of weights, of padded weights
+    ],
+)
+def test_winograd(x: tuple[int, ...], outputs: int, pads: tuple[int, ...], tag: str) -> None:
+    """Odd sizes and tile edges, within the error that the module states."""
+    for post in (None, residual):
+        g = conv_graph(x, (outputs, x[1], 3, 3), post, pads=pads)
+        run = compiled(g)
+        assert tags(run) == [tag]
+        check(g, run=run, tolerance=1e-6 if tag == "winograd2" else 6e-6)
+
+
+@pytest.mark.parametrize("post", [scaled, by_column, by_row])
+def test_epilogues_of_winograd(post: Post, tag: str) -> None:
+    g = conv_graph((2, 16, 13, 11), (18, 16, 3, 3), post, pads=(1, 1, 1, 1))
+    run = compiled(g)
+    assert tags(run) == [tag]
+    assert len(run.program.run) == 1
+    check(g, run=run, tolerance=6e-6)
+
+
+def test_winograd_may_change_the_type(tag: str) -> None:
+    g = conv_graph((2, 16, 13, 11), (18, 16, 3, 3), positive, pads=(1, 1, 1, 1))
+    arrays = arrays_of(g, {})
+    run = compiled(g)
+    assert tags(run) == [tag]
+    got = run(arrays, workers=2)["y"]
+    assert got.dtype == np.bool_
+    assert np.mean(got != widened_result(g, arrays)) < 0.001
+    assert np.array_equal(got, run(arrays, workers=3, reverse=True, at_end=False)["y"])
+
+
+def test_winograd_of_sizes_known_at_the_run(tag: str) -> None:
+    n, h, w = Dim("n", 0, 4), Dim("h", 3, 64), Dim("w", 3, 64)
+    g = conv_graph((n, 16, h, w), (16, 16, 3, 3), residual, pads=(1, 1, 1, 1))
+    run = compiled(g)
+    assert tags(run) == [tag]
+    for sizes in ((1, 3, 3), (2, 9, 16), (3, 40, 33), (0, 5, 5), (1, 64, 64)):
+        check(g, dict(zip("nhw", sizes, strict=True)), run, tolerance=6e-6)
+
+
+def test_winograd_is_not_for_every_window(tag: str) -> None:
+    """Strides, dilations, groups, other windows, f64 and weights that are computed have none."""
+    cases: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
+        ((16, 16, 3, 3), "f32", {"strides": (2, 1)}),
+        ((16, 16, 3, 3), "f32", {"dilations": (1, 2)}),
+        ((16, 16, 3, 5), "f32", {}),
+        ((16, 8, 3, 3), "f32", {"groups": 2}),
+        ((16, 16, 3, 3), "f64", {}),
+        ((16, 16, 3, 3), "f32", {"pads": (-1, 1, 1, 1)}),
+    ]
+    for w, dtype, attributes in cases:
+        assert tag not in tags(compiled(conv_graph((1, 16, 12, 12), w, dtype=dtype, **attributes)))
+
+
+def test_winograd_is_chosen_where_it_pays() -> None:
+    for x, outputs, expected in (
+        ((1, 64, 56, 56), 64, "winograd4"),
+        ((1, 512, 7, 7), 512, "winograd2"),
+        ((1, 3, 56, 56), 64, ""),
+        ((1, 256, 2, 2), 256, ""),
+    ):
+        assert tags(compiled(conv_graph(x, (outputs, x[1], 3, 3), pads=(1, 1, 1, 1)))) == [expected]
+
+
+def test_transforms_are_exact() -> None:
+    """In rational numbers the transforms give the sums of products themselves."""
+    for m in winograd.TAGS.values():
+        a, g, b = winograd.transforms(m)
+        for i in range(m + 2):
+            for k in range(3):
+                for row in range(m):
+                    found = sum(a[row][p] * g[p][k] * b[p][i] for p in range(m + 2))
+                    assert found == (i == row + k)
 
 
 def test_half_precision_has_no_kernel() -> None:

@@ -1,0 +1,1 @@
+"""What the library backends share: ops as array functions of a NumPy-like library, specialised per extents."""

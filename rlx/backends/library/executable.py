@@ -1,0 +1,255 @@
+"""A graph on a library: one function for the extents of a run, kept for the next run at these extents."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from threading import Lock
+from typing import Any, NoReturn
+
+import numpy as np
+import psutil
+
+from rlx.backends.base import DeviceMemory, Executable, LibraryBackend
+from rlx.backends.library.arrays import Arrays, Flat
+from rlx.backends.library.trace import Trace, why_not
+from rlx.errors import (
+    BusyError,
+    DeviceUnavailable,
+    ExecutionError,
+    OptionError,
+    RlxError,
+    ShapeError,
+    UnsupportedNode,
+    UnsupportedOp,
+)
+from rlx.ir.extents import bind_extents, check_guards
+from rlx.ir.graph import Array, Graph, Node, Value
+from rlx.ir.shape import Dim, evaluate, symbols
+from rlx.ops.control import If, While
+from rlx.options import CompileOptions
+
+__all__ = ["KEPT", "ArrayBackend", "ArrayExecutable"]
+
+KEPT = 32  # functions of a graph that are kept, of the extents used last
+log = logging.getLogger("rlx")
+
+
+class Function:
+    """The graph as a function of its leaves at some extents; `checks` and `failures` are those of its `Trace`."""
+
+    def __init__(self, lib: Arrays, graph: Graph, extents: Mapping[str, int], leaves: Sequence[Value]) -> None:
+        self.lib = lib
+        self.graph = graph
+        self.extents = dict(extents)
+        self.leaves = leaves
+        self.checks: list[tuple[str, str]] = []
+        self.failures: list[RlxError] = []
+        self.code: Flat | None = None
+
+    def trace(self, x: Sequence[Any]) -> list[Any]:
+        """The outputs, the new states and the error."""
+        trace = Trace(self.lib, self.extents, self.checks, self.failures)
+        values = trace.run(self.graph, dict(zip(self.leaves, x, strict=True)))
+        return [
+            *(values[o.value] for o in self.graph.outputs),
+            *(values[v] for v in self.graph.updates.values()),
+            trace.error,
+        ]
+
+    def __call__(self, x: Sequence[Any]) -> list[Any]:
+        """The results of `trace` by compiled code. Raises `ExecutionError` for a check that failed."""
+        self.failures.clear()
+        if self.code is None:
+            self.code = self.lib.compile(self.trace, x, pure(self.lib, self.graph))
+        *results, error = self.code(x)
+        number, shown = self.lib.fetch(error).tolist()
+        if self.failures:
+            raise self.failures[0]
+        if number:
+            label, what = self.checks[number - 1]
+            raise ExecutionError(f"node {label}: {what}: {shown}")
+        return results
+
+
+def pure(lib: Arrays, graph: Graph) -> bool:
+    """Whether a run makes no host call and chooses nothing by the value of an array."""
+    return all(
+        not isinstance(node.op, If | While)
+        and all(pure(lib, region) for region in node.regions)
+        and (why_not(lib, node) is None or (node.op.decompose is not None and parts_pure(lib, node)))  # type: ignore[attr-defined]
+        for node in graph.nodes
+    )
+
+
+def parts_pure(lib: Arrays, node: Node) -> bool:
+    """`pure` for the decomposition of a node."""
+    op: Any = node.op
+    scratch = Graph("parts")
+    op.decompose(scratch, *(scratch.input(f"x{i}", v.shape, v.dtype) for i, v in enumerate(node.inputs)))
+    return pure(lib, scratch)
+
+
+class ArrayExecutable(Executable):
+    """Holds params and states as arrays of the library; compiles a function for each set of extents, at its first run.
+
+    At most `KEPT` functions are kept. Each compile is an event of the logger "rlx" that says for what and why.
+    """
+
+    capabilities = frozenset({"out", "dynamic"})
+
+    def __init__(self, device: str, lib: Arrays, graph: Graph) -> None:
+        self.device = device
+        self.lib = lib
+        self.graph = graph
+        self.held: dict[str, Any] = {}  # params and states
+        self.shapes: dict[str, tuple[int, ...]] = {}  # theirs
+        self.functions: OrderedDict[tuple[tuple[str, int], ...], Function] = OrderedDict()
+        self.dropped: set[tuple[tuple[str, int], ...]] = set()
+        self.last: list[Any] | None = None
+        self.busy = Lock()
+        with lib.session():
+            for value in (*graph.params, *graph.states):
+                if value.data is not None:
+                    self.hold(value, value.data)
+
+    def hold(self, value: Value, array: Array) -> None:
+        if value.type.encoding is not None:
+            shape = tuple(evaluate(s, {}) for s in value.shape)
+            array = value.type.encoding.decode(array, shape).astype(value.dtype.numpy)
+        self.held[value.name] = self.lib.put(array)
+        self.shapes[value.name] = array.shape
+
+    def set_params(self, arrays: Mapping[str, Array]) -> None:
+        params = {v.name: v for v in self.graph.params}
+        with self.lib.session():
+            for name, array in arrays.items():
+                self.hold(params[name], array)
+
+    @property
+    def results(self) -> Sequence[Array] | None:
+        if self.last is None:
+            return None
+        with self.lib.session():
+            return [self.lib.fetch(x) for x in self.last]
+
+    def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+        if not self.busy.acquire(blocking=False):
+            raise BusyError("the compiled graph is running in another thread: compile one for each thread")
+        try:
+            with self.lib.session():
+                last = self.run_all(inputs)
+                for output, target, x in zip(self.graph.outputs, out, last, strict=True):
+                    if target is not None and target.shape != tuple(x.shape):
+                        raise ShapeError(
+                            f"out for {output.name!r}: this run needs shape {tuple(x.shape)}, got {target.shape}"
+                        )
+                given = {i: target for i, target in enumerate(out) if target is not None}
+                for i, target in given.items():
+                    target[...] = self.lib.fetch(last[i])
+                return [given[i] if i in given else self.lib.fetch(last[i]) for i in wanted]
+        finally:
+            self.busy.release()
+
+    def run_all(self, inputs: Sequence[Array]) -> list[Any]:
+        """The outputs as arrays of the library, once all of them are there; the states become those after the run."""
+        self.last = None
+        extents, function = self.bind(inputs)
+        leaves = [self.lib.borrow(array) for array in inputs]
+        for value in (*self.graph.params, *self.graph.states):
+            if value.name not in self.held:  # a state of zeros
+                self.hold(value, np.zeros([evaluate(s, extents) for s in value.shape], value.dtype.numpy))
+            leaves.append(self.held[value.name])
+        results = function(leaves)
+        count = len(self.graph.outputs)
+        for name, new in zip(self.graph.updates, results[count:], strict=True):
+            self.held[name] = new
+        self.last = results[:count]
+        return self.last
+
+    def bind(self, inputs: Sequence[Array]) -> tuple[dict[str, int], Function]:
+        """The extents of a run and the function for them."""
+        shapes = {v.name: a.shape for v, a in zip(self.graph.inputs, inputs, strict=True)}
+        encoded = {v.name for v in self.graph.params if v.type.encoding is not None}
+        shapes |= {name: shape for name, shape in self.shapes.items() if name not in encoded}
+        extents = bind_extents(self.graph, shapes)
+        check_guards(self.graph, extents)
+        key = tuple(sorted(extents.items()))
+        function = self.functions.get(key)
+        if function is None:
+            function = self.functions[key] = self.specialised(key)
+            if len(self.functions) > KEPT:
+                self.dropped.add(self.functions.popitem(last=False)[0])
+        self.functions.move_to_end(key)
+        return extents, function
+
+    def specialised(self, key: tuple[tuple[str, int], ...]) -> Function:
+        why = "its first run" if not self.functions else "extents not seen before"
+        if key in self.dropped:
+            why = f"more than {KEPT} sets of extents were used since its last run"
+        where = ", ".join(f"{name}={n}" for name, n in key)
+        log.info("%s: compiles %r%s: %s", self.device, self.graph.name, f" at {where}" if where else "", why)
+        leaves = (*self.graph.inputs, *self.graph.params, *self.graph.states)
+        return Function(self.lib, self.graph, dict(key), leaves)
+
+    @property
+    def slots(self) -> Callable[..., NoReturn]:
+        def refuse(*arrays: Any) -> NoReturn:
+            raise self.refusal("run_views and run_slots", "use run, which gives fresh arrays")
+
+        return refuse
+
+    @property
+    def arena(self) -> memoryview:
+        raise self.refusal("arena", f"{self.device} manages its memory itself")
+
+    def clone(self) -> Executable:
+        raise self.refusal("clone", "compile the graph again")
+
+    def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
+        raise self.refusal("profile", f"{self.device} doesn't tell its kernels apart")
+
+    def refusal(self, what: str, instead: str) -> OptionError:
+        return OptionError(f"device {self.device!r} doesn't offer {what}: {instead}; see model.capabilities")
+
+
+class ArrayBackend(LibraryBackend):
+    """A library backend over `Arrays`."""
+
+    @abstractmethod
+    def arrays(self) -> Arrays:
+        """The library, imported now."""
+
+    @cached_property
+    def lib(self) -> Arrays:
+        found = self.available()
+        if not found.present:
+            raise DeviceUnavailable(f"device {self.name!r}: {found.reason}. {found.remedy}")
+        return self.arrays()
+
+    def claims(self, node: Node) -> str | None:
+        return why_not(self.lib, node)
+
+    def memory(self) -> DeviceMemory:
+        found = psutil.virtual_memory()
+        return DeviceMemory(found.available, found.total)
+
+    def build(self, graph: Graph, options: CompileOptions) -> Executable:
+        """Raises `UnsupportedOp` for nodes whose data decide a size."""
+        known = {s.name for v in (*graph.inputs, *graph.params, *graph.states) for size in v.shape for s in symbols(size)}
+        reason = f"{self.name} needs every size before the run, and its data decide one"
+        bad = []
+        for node in graph.nodes:
+            sizes = [s for v in node.outputs for size in v.shape if isinstance(size, Dim) for s in symbols(size)]
+            if any(s.name not in known for s in sizes):
+                bad.append(UnsupportedNode(node.outputs[0].name, node.op.op_name, reason))
+        if bad:
+            lines = "".join(f"\n  {n.op} {n.name!r}: {n.reason}" for n in bad)
+            raise UnsupportedOp(f"{len(bad)} nodes can't be run on {self.name}:{lines}", bad)
+        return self.executable(graph)
+
+    def executable(self, graph: Graph) -> Executable:
+        return ArrayExecutable(self.name, self.lib, graph)

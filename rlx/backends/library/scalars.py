@@ -1,0 +1,221 @@
+"""Scalar code of ops evaluated over whole arrays: each loop index is an axis, each load a view or a gather."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.library.arrays import Arrays, neutral
+from rlx.ir.graph import Value
+from rlx.ir.shape import Size, evaluate
+from rlx.kernels.expr import I64, Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, walk
+from rlx.kernels.lowering import Anchor, Contract, Conv, Lowered, accumulator, out_vars
+
+__all__ = ["Checker", "lacking", "run_lowered"]
+
+Checker = Callable[[Any, Any, str], None]  # (ok, shown, kind): makes the run fail where ok is false
+
+
+def lacking(lib: Arrays, lowered: Lowered) -> str | None:
+    """Why a library can't evaluate the code of a node; None when it can."""
+    if lowered.anchor is not None and not isinstance(lowered.anchor, Contract | Conv):
+        return "the library has no function for it"
+    if any(len(pieces) != 1 for pieces in lowered.outputs):
+        return "its result is put together from pieces"
+    exprs = [piece.expr for pieces in lowered.outputs for piece in pieces]
+    for e in (x for expr in exprs for x in walk(expr)):
+        if e.dtype.name not in lib.types:
+            return f"the library has no {e.dtype}"
+        if isinstance(e, Apply):
+            why = lib.lacks(e.fn, e.args[0].dtype)
+            if why is not None:
+                return why
+    return None
+
+
+def run_lowered(
+    lib: Arrays, lowered: Lowered, arrays: Mapping[Value, Any], shapes: Sequence[tuple[int, ...]], check: Checker
+) -> tuple[Any, ...]:
+    """The outputs of a node whose sizes are all ints."""
+    acc = None
+    if lowered.anchor is not None:
+        acc = _anchored(lib, lowered.anchor, arrays, shapes[0], check)
+    made = []
+    for ((piece,), shape) in zip(lowered.outputs, shapes, strict=True):
+        expr = piece.expr if lowered.anchor is None or acc is not None else lowered.generic
+        assert expr is not None
+        made.append(_Grid(lib, arrays, check, shape, out_vars(len(shape)), acc).whole(expr))
+    return tuple(made)
+
+
+def _anchored(
+    lib: Arrays, anchor: Anchor, arrays: Mapping[Value, Any], shape: tuple[int, ...], check: Checker
+) -> Any | None:
+    """The result of the library's function for the anchor, in the accumulator's type; None where it has none."""
+    match anchor:
+        case Contract(m=m, n=n, k=k, a=a, b=b):
+            loops = (*out_vars(len(shape)), Var("k"))
+            depth = evaluate(k, {})
+            rows, columns = [*shape[:-2], evaluate(m, {}), 1, depth], [*shape[:-2], 1, evaluate(n, {}), depth]
+            x = _Grid(lib, arrays, check, rows, loops).value(_widened(a))
+            y = _Grid(lib, arrays, check, columns, loops).value(_widened(b))
+            x = lib.xp.broadcast_to(x, (*x.shape[:-3], *rows[-3:]))
+            y = lib.xp.broadcast_to(y, (*y.shape[:-3], *columns[-3:]))
+            x = x.reshape((*x.shape[:-3], *rows[-3::2]))
+            y = lib.xp.swapaxes(y.reshape((*y.shape[:-3], *columns[-2:])), -1, -2)
+            while len(y.shape) > 2 and y.shape[0] == 1:
+                y = y.reshape(y.shape[1:])
+            return lib.xp.broadcast_to(lib.matmul(x, y, _widened(a).dtype), shape)
+        case Conv(x=e, w=f, x_shape=x_shape, w_shape=w_shape):
+            operands = []
+            for expr, sizes in ((e, x_shape), (f, w_shape)):
+                grid = [evaluate(s, {}) for s in sizes]
+                operands.append(_Grid(lib, arrays, check, grid, out_vars(len(grid))).whole(_widened(expr)))
+            return lib.conv(*operands, anchor)
+    raise AssertionError(f"no function for {anchor}")
+
+
+def _widened(e: Expr) -> Expr:
+    """The element in the type that sums of it are kept in."""
+    target = accumulator(e.dtype)
+    return e if e.dtype is target else Cast(e, target)
+
+
+class _Grid:
+    """Evaluates expressions over a box of loop indices; a value has one axis for each, of size 1 where it is constant."""
+
+    def __init__(
+        self,
+        lib: Arrays,
+        arrays: Mapping[Value, Any],
+        check: Checker,
+        sizes: Sequence[int],
+        variables: Sequence[Var],
+        acc: Any = None,
+    ) -> None:
+        self.lib = lib
+        self.arrays = arrays
+        self.check = check
+        self.sizes = list(sizes)
+        self.axes = {v: d for d, v in enumerate(variables)}
+        self.acc = acc
+        self.memos: list[dict[Expr, Any]] = [{}]  # one for each reduction that is open
+
+    def whole(self, e: Expr) -> Any:
+        """The expression at every point of the box."""
+        return self.lib.xp.broadcast_to(self.value(e), tuple(self.sizes))
+
+    def value(self, e: Expr) -> Any:
+        for memo in self.memos:
+            if e in memo:
+                return self.aligned(memo[e])
+        made = self.memos[-1][e] = self.compute(e)
+        return made
+
+    def aligned(self, x: Any) -> Any:
+        """An array of an outer box, with axes for the loops opened since."""
+        missing = len(self.sizes) - len(x.shape)
+        return x.reshape((*x.shape, *[1] * missing)) if missing else x
+
+    def compute(self, e: Expr) -> Any:
+        lib, rank = self.lib, len(self.sizes)
+        match e:
+            case Const(value=value, dtype=dtype):
+                return lib.const(value, dtype, rank)
+            case SizeOf(size=size):
+                return lib.const(evaluate(size, {}), I64, rank)
+            case Var():
+                axis = self.axes[e]
+                return lib.iota(self.sizes[axis]).reshape([-1 if d == axis else 1 for d in range(rank)])
+            case Acc():
+                return self.aligned(self.acc)
+            case Load():
+                return self.load(e)
+            case Apply(fn="bitcast", args=(x,), dtype=dtype):
+                return lib.bitcast(self.value(x), dtype)
+            case Apply(fn=fn, args=args, dtype=dtype):
+                return lib.cast(lib.functions[fn](*map(self.value, args)), dtype)
+            case Select(cond=cond, a=a, b=b):
+                return lib.xp.where(self.value(cond), self.value(a), self.value(b))
+            case Cast(value=x, dtype=dtype):
+                return lib.cast(self.value(x), dtype)
+            case Check(ok=ok, value=x, kind=kind, shown=shown):
+                self.check(self.value(ok), self.value(shown), kind)
+                return self.value(x)
+            case Reduce():
+                return self.reduce(e)
+        raise AssertionError(f"unknown expression {e}")
+
+    def reduce(self, e: Reduce) -> Any:
+        for part in walk(e.body):  # what does not change in this loop is computed before it
+            if isinstance(part, Reduce) and not any(v in e.vars for v in walk(part)):
+                self.value(part)
+        rank, extents = len(self.sizes), [evaluate(s, {}) for s in e.extents]
+        if 0 in extents:
+            return self.lib.const(neutral(e.kind, e.dtype), e.dtype, rank)
+        self.sizes += extents
+        self.axes |= {v: rank + d for d, v in enumerate(e.vars)}
+        self.memos.append({})
+        x = self.value(e.body)
+        over = (*x.shape[:rank], *extents)
+        x = self.lib.xp.broadcast_to(x, over)
+        if e.kind in ("argmax", "argmin"):
+            (n,) = extents
+            found = self.lib.search(e.kind, _flipped(x) if e.last else x, rank)
+            x = self.lib.const(n - 1, I64, rank + 1) - found if e.last else found
+        else:
+            x = self.lib.reduce(e.kind, x, tuple(range(rank, rank + len(extents))))
+        self.memos.pop()
+        del self.sizes[rank:]
+        for v in e.vars:
+            del self.axes[v]
+        return x.reshape(over[:rank])
+
+    def load(self, e: Load) -> Any:
+        x = self.arrays[e.source]
+        viewed = self.view(e, x) if e.where is None else None
+        if viewed is not None:
+            return viewed
+        rank = len(self.sizes)
+        if 0 in x.shape:
+            return self.lib.const(0, e.dtype, rank)
+        flat = self.lib.const(0, I64, rank)
+        stride = math.prod(x.shape)
+        for i, n in zip(e.indices, x.shape, strict=True):
+            stride //= n
+            flat = flat + self.value(i) * self.lib.const(stride, I64, rank)
+        if e.where is None:
+            return self.lib.take(x.reshape(-1), flat, 0)
+        inside = self.value(e.where)
+        zero = self.lib.const(0, e.dtype, rank)
+        taken = self.lib.take(x.reshape(-1), self.lib.xp.where(inside, flat, self.lib.const(0, I64, rank)), 0)
+        return self.lib.xp.where(inside, taken, zero)
+
+    def view(self, e: Load, x: Any) -> Any | None:
+        """The load as a slice and a permutation of axes, where its indices are distinct loop indices or numbers."""
+        at: list[Any] = []
+        order: list[int] = []
+        for i, n in zip(e.indices, x.shape, strict=True):
+            if isinstance(i, Const):
+                at.append(int(i.value))  # type: ignore[arg-type]
+                if not 0 <= at[-1] < n:
+                    return None
+            elif isinstance(i, Var) and self.axes[i] not in order and self.sizes[self.axes[i]] <= n:
+                at.append(slice(self.sizes[self.axes[i]]))
+                order.append(self.axes[i])
+            else:
+                return None
+        if at and any(s != slice(n) for s, n in zip(at, x.shape, strict=True)):
+            x = x[tuple(at)]
+        places = np.argsort(order).tolist()
+        if places != list(range(len(order))):
+            x = self.lib.xp.transpose(x, places)
+        return x.reshape([self.sizes[d] if d in order else 1 for d in range(len(self.sizes))])
+
+
+def _flipped(x: Any) -> Any:
+    """x with its last axis reversed."""
+    return x[..., ::-1]

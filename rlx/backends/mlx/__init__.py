@@ -1,0 +1,1 @@
+"""The MLX backend: graphs as exported functions of mlx.core."""

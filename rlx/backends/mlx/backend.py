@@ -1,0 +1,34 @@
+"""The MLX device: whether mlx.core is there."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from rlx.backends.base import Availability
+from rlx.backends.library.arrays import Arrays
+from rlx.backends.library.executable import ArrayBackend
+
+__all__ = ["MlxBackend"]
+
+
+class MlxBackend(ArrayBackend):
+    """MLX: Metal on Macs, CUDA where it was built for it, else its CPU build."""
+
+    name = "mlx"
+
+    def available(self) -> Availability:
+        remedy = 'pip install "rlx[mlx]"'
+        if find_spec("mlx") is None:
+            return Availability(False, "mlx is not installed", remedy)
+        try:
+            import mlx.core as mx
+
+            device = mx.default_device()
+        except Exception as error:  # a missing libmlx.so, say: that is what is reported
+            return Availability(False, f"mlx can't be used: {error}", remedy)
+        return Availability(True, f"mlx {mx.__version__} on {device.type.name}")
+
+    def arrays(self) -> Arrays:
+        from rlx.backends.mlx.arrays import MlxArrays
+
+        return MlxArrays()

@@ -1,0 +1,64 @@
+"""What mlx.core has functions for: the scalar functions, and the ops that are more than scalar code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from rlx.backends.library.arrays import Native, table
+from rlx.ir.graph import Node
+
+__all__ = ["SINGLE", "functions", "native", "refusal"]
+
+SINGLE = frozenset(("exp", "sin", "cos", "erf", "sigmoid", "tanh", "log", "pow"))  # not to the precision of f64
+
+ERF = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(8))
+
+
+def functions(mx: Any) -> dict[str, Callable[..., Any]]:
+    """The scalar functions of expressions."""
+
+    def remainder(a: Any, b: Any) -> Any:
+        """With the sign of a; MLX gives it that of b."""
+        r = mx.remainder(a, b)
+        zero = mx.zeros_like(r)
+        return mx.where((r != zero) & ((a < zero) != (b < zero)), r - b, r)
+
+    def erf(x: Any) -> Any:
+        """By its series near 0, where that of MLX is good to 4 digits only."""
+        square, total = x * x, mx.zeros_like(x)
+        for c in reversed(ERF):
+            total = total * square + c
+        return mx.where(mx.abs(x) < 0.5, x * total, mx.erf(x))
+
+    def inverted(a: Any) -> Any:
+        if a.dtype == mx.bool_:
+            return mx.logical_not(a)
+        return mx.zeros_like(a) - mx.ones_like(a) - a
+
+    return table(
+        mx,
+        erf=erf,
+        floordiv=lambda a, b: (a - mx.remainder(a, b)) // b,
+        idiv=lambda a, b: (a - remainder(a, b)) // b,
+        irem=remainder,
+        mod=mx.remainder,
+        sigmoid=mx.sigmoid,
+        sign=lambda a: mx.where(a == a, mx.sign(a), a),
+        trunc=mx.trunc,
+        xor=lambda a, b: (a != b) if a.dtype == mx.bool_ else a ^ b,
+        **{"not": inverted},  # MLX can't export its own
+    )
+
+
+def refusal(node: Node) -> str | None:
+    """Why an op of `native`, or one that moves elements, can't be run as it is."""
+    if getattr(node.op, "mode", "constant") not in ("constant", "edge"):
+        return "MLX has no such padding"
+    return None
+
+
+def native(mx: Any) -> dict[str, Native]:
+    """Functions (library, node, check, *arrays) of ops."""
+    return {}

@@ -1,0 +1,1 @@
+"""The XLA backend: graphs as jitted functions of jax."""

@@ -1,0 +1,107 @@
+"""jax as a library of array functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.library.arrays import Arrays, Flat
+from rlx.backends.xla.ops import functions, native, refusal
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.graph import Array, Node
+from rlx.ir.shape import evaluate
+from rlx.kernels.lowering import Conv
+
+__all__ = ["XlaArrays"]
+
+
+class XlaArrays(Arrays):
+    """Arrays of jax, on its default device, with 64-bit types."""
+
+    types = frozenset(name for name, dtype in DTYPES.items() if dtype.bits >= 8)
+
+    def __init__(self) -> None:
+        import jax
+
+        self.jax = jax
+        self.xp = jax.numpy
+        self.functions = functions(jax)
+        self.native = native(jax)
+
+    def session(self) -> AbstractContextManager[object]:
+        return self.jax.enable_x64(True)  # type: ignore[no-any-return]
+
+    def refuses(self, node: Node) -> str | None:
+        return refusal(self.jax, node)
+
+    def dtype(self, dtype: DType) -> Any:
+        return dtype.numpy
+
+    def put(self, array: Array) -> Any:
+        return self.xp.array(array, copy=True)
+
+    def borrow(self, array: Array) -> Any:
+        return np.ascontiguousarray(array).reshape(array.shape)
+
+    def fetch(self, x: Any) -> Array:
+        return np.array(x)
+
+    def cast(self, x: Any, dtype: DType) -> Any:
+        return x if x.dtype == dtype.numpy else self.jax.lax.convert_element_type(x, dtype.numpy)
+
+    def bitcast(self, x: Any, dtype: DType) -> Any:
+        return self.jax.lax.bitcast_convert_type(x, dtype.numpy)
+
+    def take(self, x: Any, index: Any, axis: int) -> Any:
+        if math.prod(x.shape) < 2**31:
+            index = index.astype(np.int32)
+        return self.xp.take(x, index, axis=axis, mode="clip")
+
+    def reduce(self, kind: str, x: Any, axes: tuple[int, ...]) -> Any:
+        fn: Any = {"add": self.xp.sum, "mul": self.xp.prod, "max": self.xp.max, "min": self.xp.min}.get(kind)
+        if fn is None:
+            return {"and": self.xp.all, "or": self.xp.any}[kind](x, axis=axes, keepdims=True)
+        more = {"dtype": x.dtype} if kind in ("add", "mul") else {}
+        return fn(x, axis=axes, keepdims=True, **more)
+
+    def search(self, kind: str, x: Any, axis: int) -> Any:
+        return getattr(self.xp, kind)(x, axis=axis, keepdims=True).astype(np.int64)
+
+    def matmul(self, a: Any, b: Any, dtype: DType) -> Any:
+        return self.xp.matmul(a, b, precision=self.jax.lax.Precision.HIGHEST)
+
+    def conv(self, x: Any, w: Any, anchor: Conv) -> Any:
+        n = len(anchor.strides)
+        pads = [evaluate(p, {}) for p in anchor.pads]
+        return self.jax.lax.conv_general_dilated(
+            x,
+            w,
+            anchor.strides,
+            list(zip(pads[:n], pads[n:], strict=True)),
+            rhs_dilation=anchor.dilations,
+            feature_group_count=anchor.groups,
+            precision=self.jax.lax.Precision.HIGHEST,
+        )
+
+    def host(self, fn: Callable[..., Sequence[Array]], results: Sequence[tuple[tuple[int, ...], DType]], x: Any) -> Any:
+        types = [self.jax.ShapeDtypeStruct(shape, dtype.numpy) for shape, dtype in results]
+        return self.jax.pure_callback(lambda *arrays: fn(*map(np.asarray, arrays)), types, *x)
+
+    def cond(self, test: Any, then: Flat, otherwise: Flat, x: Sequence[Any]) -> list[Any]:
+        return list(self.jax.lax.cond(test, then, otherwise, list(x)))
+
+    def loop(
+        self, test: Callable[[Sequence[Any]], Any], body: Flat, x: Sequence[Any], times: int | None = None
+    ) -> list[Any]:
+        return list(self.jax.lax.while_loop(test, body, list(x)))
+
+    def set_row(self, x: Any, row: Any, at: Any) -> Any:
+        return self.jax.lax.dynamic_update_index_in_dim(x, row, at, 0)
+
+    def compile(self, fn: Flat, x: Sequence[Any], pure: bool) -> Flat:
+        jitted: Flat = self.jax.jit(fn)
+        return jitted

@@ -1,0 +1,130 @@
+"""`rlx.estimate`: from a model in any form to its memory, reading headers only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlx.backends import choose_backend
+from rlx.errors import ModelFormatError, OptionError
+from rlx.estimate.calibrate import Overhead, overhead_of
+from rlx.estimate.graph import estimate_graph
+from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
+from rlx.estimate.memory import MemoryEstimate
+from rlx.ir.graph import Graph
+from rlx.ir.text import parse_graph
+from rlx.options import CompileOptions
+
+__all__ = ["estimate"]
+
+LANGUAGE_OPTIONS = ("context", "batch", "kv_dtype", "prefill")
+
+
+def estimate(
+    model: Graph | str | os.PathLike[str],
+    device: str = "auto",
+    *,
+    dims: Mapping[str, Any] | None = None,
+    context: int | None = None,
+    batch: int | None = None,
+    kv_dtype: str | None = None,
+    prefill: int | None = None,
+    weights: Mapping[str, Any] | None = None,
+    overhead: Overhead | int | None = None,
+    **options: Any,
+) -> MemoryEstimate:
+    """What a model will take in memory: a Graph, or the path of an ONNX, GGUF, safetensors or .rlx file.
+
+    Only headers are read. `dims` as in `rlx.load`; `context` (tokens), `batch` (sequences), `kv_dtype` and `prefill`
+    (tokens of a prompt at once) are for language models: GGUF files, and safetensors with their config.json. `weights`
+    are those that are in memory already, arrays by name. `overhead` gives the device's own bytes; None: those measured
+    once on this machine. Further keywords are those of `rlx.compile`. Raises `ShapeError` where a size has no bound,
+    `OptionError`, and what reading and compiling raise.
+    """
+    chosen = CompileOptions(device=device).with_options({**options, "dims": dims})
+    backend = choose_backend(device)
+    own = Overhead(overhead) if isinstance(overhead, int) else overhead or overhead_of(backend.name)
+    language: dict[str, Any] = {"context": context, "batch": batch, "kv_dtype": kv_dtype, "prefill": prefill}
+    given = {name: value for name, value in language.items() if value is not None}
+    if isinstance(model, Graph):
+        _refuse(given, "a graph")
+        return estimate_graph(model, backend, chosen, own, held=weights)
+    if not isinstance(model, str | os.PathLike):
+        raise OptionError(f"estimate takes a Graph or the path of a model, got {type(model).__name__}")
+    path = Path(model)
+    ending = _ending(path)
+    if ending in (".onnx", ".rlx"):
+        _refuse(given, f"{path.name}, whose sizes are given by dims=")
+        if ending == ".onnx":
+            return _onnx(path, backend, chosen, own, weights)
+        try:
+            graph = parse_graph(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelFormatError(f"{path}: can't be read: {error}") from None
+        return replace(estimate_graph(graph, backend, chosen, own, held=weights), model=path.name)
+    if dims is not None:
+        raise OptionError(f"dims={dims!r}: {path.name} is a language model: give context= and batch=")
+    if weights is not None:
+        raise OptionError(f"weights=: {path.name} is a language model, whose weights are shared by mapping its file")
+    file = read_gguf_model(path) if ending == ".gguf" else read_hf_model(path)
+    threads = chosen.threads or os.cpu_count() or 1
+    return estimate_language_model(file, backend.name, own, threads=threads, **given)
+
+
+def _refuse(given: Mapping[str, Any], what: str) -> None:
+    if given:
+        raise OptionError(f"{', '.join(given)}: only for language models, not for {what}")
+
+
+def _ending(path: Path) -> str:
+    """What kind of file it is, by its ending or its first bytes."""
+    ending = path.suffix.lower()
+    if path.is_dir() or path.name.endswith(".safetensors.index.json"):
+        return ".safetensors"
+    if ending in (".onnx", ".rlx", ".gguf", ".safetensors"):
+        return ending
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
+    if head == b"GGUF":
+        return ".gguf"
+    if head[:1] == b"\x08" and 0 < head[1] < 32:
+        return ".onnx"
+    raise ModelFormatError(f"{path}: is no model that is known: expected .onnx, .gguf, .safetensors or .rlx")
+
+
+def _onnx(
+    path: Path, backend: Any, options: CompileOptions, overhead: Overhead, held: Mapping[str, Any] | None
+) -> MemoryEstimate:
+    from rlx.importers.onnx.importer import check, import_model
+    from rlx.importers.onnx.model import read_model
+    from rlx.importers.onnx.tensor import TensorRef
+
+    file = read_model(path)
+    done = import_model(file, dims=options.dims, weights=False)
+    check(done)
+    refs = file.graph.initializers
+    inline = [
+        a.value
+        for node in file.graph.nodes
+        if node.op_type == "Constant" and (a := node.attributes.get("value")) is not None
+        if isinstance(a.value, TensorRef)
+    ]
+    params = {p.name for p in done.graph.params}
+
+    def mapped(name: str) -> bool:
+        return name in refs and refs[name].zero_copy
+
+    def touched(kept: Collection[str]) -> int:
+        read = [refs[n] for n in params & refs.keys() if not (n in kept and refs[n].zero_copy)]
+        return sum(ref.nbytes for ref in (*read, *(r for r in inline if not r.zero_copy)))
+
+    made = estimate_graph(
+        done.graph, backend, replace(options, dims=None), overhead, mapped=mapped, held=held, file_bytes=touched
+    )
+    return replace(made, model=path.name)

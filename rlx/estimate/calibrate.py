@@ -1,0 +1,96 @@
+"""What a device takes before any model: measured once a machine in a fresh process, and kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rlx.backends.base import CodeSizes
+from rlx.errors import DeviceUnavailable
+
+__all__ = ["Overhead", "overhead_of"]
+
+log = logging.getLogger("rlx")
+
+FORMAT = 1
+SECONDS = 300  # the longest that a measurement may take
+MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Growth of the resident set, in bytes: `fixed` from `import rlx` to the first run of a tiny graph.
+
+    Beyond that, a larger graph adds `per_node` for each node and `per_function` for each different kernel (their
+    objects, tables and machine code, and what the compiler keeps).
+    """
+
+    fixed: int
+    per_node: int = 0
+    per_function: int = 0
+
+    def code_bytes(self, sizes: CodeSizes | None, nodes: int) -> int:
+        """Bytes of a graph's code: what is known of it, and the rest by count."""
+        if sizes is None:
+            return nodes * self.per_node
+        return sizes.text + sizes.words + nodes * self.per_node + sizes.functions * self.per_function
+
+
+def overhead_of(device: str) -> Overhead:
+    """The overhead of a device here: from the cache, else measured in a fresh process (a few seconds) and kept.
+
+    Raises `DeviceUnavailable` when it can't be measured.
+    """
+    path = _folder() / f"overhead-{device}.json"
+    key = _key(device)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(path.read_text())
+        if kept["key"] == key:
+            return Overhead(int(kept["fixed"]), int(kept["per_node"]), int(kept["per_function"]))
+    measured = _measure(device)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}.tmp")
+        partial.write_text(json.dumps({"key": key, **vars(measured)}))
+        partial.replace(path)
+    except OSError as error:
+        log.debug("the overhead of %s can't be kept in %s: %s", device, path, error)
+    return measured
+
+
+def _folder() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("rlx"))
+
+
+def _key(device: str) -> list[Any]:
+    versions = []
+    for name in MEASURED_WITH:
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            versions.append(name)
+    return [FORMAT, device, platform.platform(), platform.processor(), platform.python_version(), *versions]
+
+
+def _measure(device: str) -> Overhead:
+    code = f"import rlx, numpy\nfrom rlx.estimate.probe import main\nmain({device!r})"
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        return Overhead(found["fixed"], found["per_node"], found["per_function"])
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, IndexError) as error:
+        reason = str(error)
+    raise DeviceUnavailable(f"device {device!r}: what it takes by itself can't be measured: {reason}")

@@ -1,0 +1,260 @@
+"""The estimate of a graph: through the compiler up to the plan, with weights known by type only."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.base import Backend, CodeGenerator, CodeSizes
+from rlx.compiler import lower_graph
+from rlx.errors import OptionError, ShapeError
+from rlx.estimate.calibrate import Overhead
+from rlx.estimate.memory import Axis, MemoryEstimate
+from rlx.ir.graph import Array, Graph, TensorType
+from rlx.ir.shape import Symbol, evaluate, numel
+from rlx.ir.verify import verify
+from rlx.kernels.program import Buffer, Program
+from rlx.options import CompileOptions
+from rlx.passes import run_passes
+from rlx.passes.dims import apply_dims
+from rlx.passes.legalise import legalise
+from rlx.plan.liveness import Schedule, schedule
+from rlx.plan.plan import make_plan
+
+__all__ = ["estimate_graph"]
+
+Mapped = Callable[[str], bool]
+
+
+def estimate_graph(
+    graph: Graph,
+    backend: Backend,
+    options: CompileOptions,
+    overhead: Overhead,
+    *,
+    mapped: Mapped | None = None,
+    held: Mapping[str, Any] | None = None,
+    file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
+) -> MemoryEstimate:
+    """What a compiled graph takes, at the upper bounds of its dims.
+
+    `mapped` says of a param whether kernels can read it where it lies in a mapped file (default: whether its data is
+    such an array); `held` are weights by name that a registry has already; `file_bytes` gives the pages of the model's
+    file that loading touches, besides those of the params named, which stay in use. Raises `ShapeError` where a size
+    has no bound, and what the compiler raises.
+    """
+    graph = apply_dims(graph, options.dims)
+    verify(graph)
+    check_bounded(graph)
+    legal, _ = legalise(run_passes(graph), backend.claims)
+    if not isinstance(backend, CodeGenerator):
+        return _library(graph, legal, backend.name, overhead)
+    program = lower_graph(legal, backend)
+    timeline = schedule(program)
+    if timeline.bounds is None:
+        raise ShapeError(f"graph {graph.name!r}: a size of its activations has no upper bound; bound it with dims=")
+    data = {p.name: p.data for p in graph.params}
+    in_file = mapped if mapped is not None else lambda name: _is_mapped(data.get(name))
+    weights = weigh(program, in_file, _checked_held(graph, held or {}))
+    sizes = backend.code_sizes(program, options)
+    state = _Lowered(graph, program, timeline, options, sizes, weights, backend.name, overhead, file_bytes)
+    return state.at(timeline.bounds)
+
+
+def check_bounded(graph: Graph) -> None:
+    """`ShapeError` naming every dim of the graph that has no upper bound."""
+    free = [name for name, symbol in graph.dims().items() if symbol.hi is None]
+    if free:
+        names = ", ".join(map(repr, free))
+        raise ShapeError(
+            f"graph {graph.name!r}: dim {names} has no upper bound, so its memory has none; give one, such as "
+            f"dims={{{free[0]!r}: (1, 512)}}"
+        )
+
+
+def _checked_held(graph: Graph, held: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of the params that a registry holds; one of another size is an error."""
+    found = {}
+    for param in graph.params:
+        if param.name in held:
+            have, want = int(held[param.name].nbytes), param.type.nbytes()
+            if have != want:
+                raise OptionError(f"weight {param.name!r}: the graph needs {want} bytes, the registry holds {have}")
+            found[param.name] = have
+    return found
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights of a program in bytes; `kept` are the params that runs read as they are."""
+
+    stored: int
+    kept: int
+    kept_mapped: int
+    packed: int
+    constants: int
+    copies: int  # private copies of params that are dropped after packing
+    held: int
+    held_names: tuple[str, ...]
+    kept_names: frozenset[str]
+
+
+def weigh(program: Program, in_file: Mapped, held: Mapping[str, int]) -> Weights:
+    """Adds up params, constants and what `prepare` makes; each param once, however often it is used."""
+    kept = kept_params(program)
+    new = [p for p in program.params if p.name not in held]
+    kept_new = [p for p in new if p in kept]
+    return Weights(
+        stored=sum(_bound(p) for p in program.params),
+        kept=sum(_bound(p) for p in kept_new),
+        kept_mapped=sum(_bound(p) for p in kept_new if in_file(p.name)),
+        packed=sum(max(_bound(b), 8) for b in program.buffers("prepared")),
+        constants=sum(_bound(b) for b in program.constants),
+        copies=sum(_bound(p) for p in new if p not in kept and not in_file(p.name)),
+        held=sum(held.values()),
+        held_names=tuple(held),
+        kept_names=frozenset(p.name for p in program.params if p in kept),
+    )
+
+
+def kept_params(program: Program) -> set[Buffer]:
+    """The params that stay after packing: runs read them, or a packed buffer comes from them and others.
+
+    Those must be there when one of the others is set again.
+    """
+    kept = {b.base for kernel in program.run for b in kernel.reads() if b.base.kind == "param"}
+    kept |= {b.base for _, b in program.outputs if b.base.kind == "param"}
+    sources: dict[Buffer, set[Buffer]] = {}
+    for kernel in program.prepare:
+        own: set[Buffer] = set()
+        for b in kernel.reads():
+            own |= {b.base} if b.base.kind == "param" else sources.get(b.base, set())
+        for b in kernel.writes():
+            sources.setdefault(b.base, set()).update(own)
+        if len(own) > 1:
+            kept |= own
+    return kept
+
+
+def _bound(buffer: Buffer) -> int:
+    size = buffer.bound()
+    if size is None:
+        raise ShapeError(f"{buffer.kind} {buffer.name!r}: its shape {buffer.shape} has no upper bound; give dims=")
+    return size
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """A lowered graph, which can be sized at any extents."""
+
+    graph: Graph
+    program: Program
+    timeline: Schedule
+    options: CompileOptions
+    sizes: CodeSizes
+    weights: Weights
+    device: str
+    overhead: Overhead
+    file_bytes: Callable[[Collection[str]], int]
+
+    def at(self, extents: Mapping[str, int]) -> MemoryEstimate:
+        """The estimate at extents; at the upper bounds a size is the most that it can be within them."""
+        options, weights, sizes = self.options, self.weights, self.sizes
+        plan = make_plan(self.timeline, extents, alignment=options.alignment, reuse=options.reuse, verify=False)
+        at_bounds = dict(extents) == self.timeline.bounds
+
+        def total(types: list[TensorType]) -> int:
+            return sum(_type_bytes(t, extents, at_bounds) for t in types)
+
+        code = self.overhead.code_bytes(sizes, len(self.graph.nodes))
+        return MemoryEstimate(
+            model=self.graph.name,
+            device=self.device,
+            weight_bytes=weights.kept + weights.packed + weights.constants,
+            activation_bytes=plan.arena,
+            input_bytes=total([v.type for v in self.graph.inputs]),
+            output_bytes=total([o.value.type for o in self.graph.outputs]),
+            state_bytes=total([v.type for v in self.graph.states]),
+            workspace_bytes=sizes.scratch(extents),
+            code_bytes=code,
+            overhead_bytes=self.overhead.fixed,
+            certainty={
+                **dict.fromkeys(("weight", "activation", "input", "output", "state", "workspace"), "exact"),
+                "code": "calibrated",
+                "overhead": "calibrated",
+            },
+            stored_weight_bytes=weights.stored,
+            packed_weight_bytes=weights.packed,
+            constant_bytes=weights.constants,
+            mapped_weight_bytes=weights.kept_mapped,
+            held_weight_bytes=weights.held,
+            held_weights=weights.held_names,
+            loading_copy_bytes=weights.copies + sizes.prepare_scratch,
+            file_bytes=self.file_bytes(weights.kept_names),
+            dims=dict(extents),
+            axes={name: self.axis(symbol, extents) for name, symbol in self.graph.dims().items() if name in extents},
+        )
+
+    def axis(self, symbol: Symbol, extents: Mapping[str, int]) -> Axis:
+        """One dim as a size that can be varied within its bounds."""
+        low = max(symbol.lo, 1)
+        current = extents[symbol.name]
+        return Axis(low, current, symbol.multiple, current, lambda n: self.at({**extents, symbol.name: n}))
+
+
+def _type_bytes(type: TensorType, extents: Mapping[str, int], at_bounds: bool) -> int:
+    most = type.nbytes() if at_bounds else None
+    if most is not None:
+        return most
+    sizes = [evaluate(s, extents) for s in type.shape]
+    if type.encoding is not None:
+        return type.encoding.nbytes(sizes)
+    count = numel(sizes)
+    assert isinstance(count, int)
+    return type.dtype.nbytes(count)
+
+
+def _library(graph: Graph, legal: Graph, device: str, overhead: Overhead) -> MemoryEstimate:
+    """For a device that manages its memory itself: no more than every value of the graph at once."""
+
+    def total(types: list[TensorType]) -> int:
+        return sum(_type_bytes(t, {}, True) for t in types)
+
+    constants = total([v.type for v in legal.constants])
+    params = total([v.type for v in legal.params])
+    return MemoryEstimate(
+        model=graph.name,
+        device=device,
+        weight_bytes=params + constants,
+        activation_bytes=total([v.type for node in legal.nodes for v in node.outputs]),
+        input_bytes=total([v.type for v in graph.inputs]),
+        output_bytes=total([o.value.type for o in graph.outputs]),
+        state_bytes=total([v.type for v in graph.states]),
+        code_bytes=overhead.code_bytes(None, len(graph.nodes)),
+        overhead_bytes=overhead.fixed,
+        certainty={
+            **dict.fromkeys(("weight", "input", "output", "state"), "exact"),
+            "activation": "bounded",
+            "workspace": "bounded",
+            "code": "calibrated",
+            "overhead": "calibrated",
+        },
+        stored_weight_bytes=params,
+        constant_bytes=constants,
+        dims={name: s.hi for name, s in graph.dims().items() if s.hi is not None},
+        notes=("this device plans no memory: activations are counted as if all were there at once",),
+    )
+
+
+def _is_mapped(array: Array | None) -> bool:
+    """Whether a param's array is read in place: aligned, read-only, in a mapped file."""
+    if array is None or array.flags.writeable or not array.flags.c_contiguous or not array.flags.aligned:
+        return False
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base.obj if isinstance(base, memoryview) else base, mmap.mmap)

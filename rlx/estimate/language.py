@@ -1,0 +1,244 @@
+"""The estimate of a language model from its header: weights, KV cache, and a bound on activations."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rlx.errors import ModelFormatError, OptionError
+from rlx.estimate.architecture import Architecture, from_config, from_gguf
+from rlx.estimate.calibrate import Overhead
+from rlx.estimate.experts import ExpertTotals
+from rlx.estimate.memory import Axis, MemoryEstimate
+from rlx.importers.gguf import read_gguf_parts
+from rlx.importers.safetensors import SafetensorsFile, read_safetensors, read_safetensors_index
+
+__all__ = ["KV_DTYPES", "LanguageModelFile", "Stored", "estimate_language_model", "read_gguf_model", "read_hf_model"]
+
+KV_DTYPES = {  # elements and bytes of a block
+    "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "f8e4m3": (1, 1), "f8e5m2": (1, 1), "q8_0": (32, 34),
+    "q4_0": (32, 18),
+}  # fmt: skip
+NARROWER = {"q8_0": (32, 34), "q4_0": (32, 18)}  # what weights could be quantised to
+PREFILL = 512  # tokens of a prompt that go through at once
+WORKSPACE = 1 << 20  # bytes a thread that no kernel's tiles exceed
+NODES_PER_LAYER, FUNCTIONS = 16, 48  # of a decoder after fusion: what code is counted by
+MAX_CONFIG_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of the file: shape, bytes, and whether it is a matrix that can be quantised."""
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    def quantised(self, block: int, block_bytes: int) -> int:
+        """Bytes in a block format; as stored where that is smaller, or the tensor is no matrix of whole blocks."""
+        if len(self.shape) < 2 or self.shape[-1] % block:
+            return self.nbytes
+        count = 1
+        for size in self.shape:
+            count *= size
+        return min(self.nbytes, count // block * block_bytes)
+
+
+@dataclass(frozen=True)
+class LanguageModelFile:
+    """What the header of a language model says."""
+
+    name: str
+    architecture: Architecture
+    tensors: tuple[Stored, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Stored bytes; tied tensors are stored, and counted, once."""
+        return sum(t.nbytes for t in self.tensors)
+
+
+def read_gguf_model(path: str | os.PathLike[str]) -> LanguageModelFile:
+    """The header of a GGUF model, all its parts. Raises `ModelFormatError`."""
+    parts = read_gguf_parts(path)
+    tensors = tuple(Stored(t.name, t.shape, t.nbytes) for part in parts for t in part.tensors.values())
+    embedding = next((t for t in tensors if t.name == "token_embd.weight"), None)
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelFormatError(f"{parts[0].path}: has no embedding (token_embd.weight): not the file of a whole model")
+    architecture = from_gguf(parts[0].path, parts[0].metadata, embedding.shape[0])
+    return LanguageModelFile(Path(path).name, architecture, tensors)
+
+
+def read_hf_model(path: str | os.PathLike[str]) -> LanguageModelFile:
+    """The headers of a safetensors model (file, index or folder) with the config.json beside it."""
+    path = Path(path)
+    if path.is_dir():
+        index = path / "model.safetensors.index.json"
+        path = index if index.exists() else path / "model.safetensors"
+    files: Iterable[SafetensorsFile]
+    files = read_safetensors_index(path) if path.suffix == ".json" else [read_safetensors(path)]
+    config = path.parent / "config.json"
+    try:
+        if config.stat().st_size > MAX_CONFIG_BYTES:
+            raise ModelFormatError(f"{config}: is larger than the limit of {MAX_CONFIG_BYTES} bytes")
+        fields = json.loads(config.read_bytes())
+    except OSError as error:
+        raise ModelFormatError(
+            f"{config}: can't be read ({error.strerror}): the memory of a safetensors model depends on its "
+            "config.json; put it beside the weights"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{config}: is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ModelFormatError(f"{config}: expected a JSON object, got {type(fields).__name__}")
+    tensors = tuple(Stored(t.name, t.shape, t.nbytes) for file in files for t in file.tensors.values())
+    name = path.parent.name or path.name
+    return LanguageModelFile(name, from_config(str(config), fields), tensors)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a model is run: tokens of context, sequences and tokens of a prompt at once, and the type of its cache."""
+
+    context: int
+    batch: int
+    prefill: int
+    kv_dtype: str
+
+
+def estimate_language_model(
+    file: LanguageModelFile,
+    device: str,
+    overhead: Overhead,
+    *,
+    context: int | None = None,
+    batch: int = 1,
+    kv_dtype: str = "f16",
+    prefill: int = PREFILL,
+    threads: int = 1,
+) -> MemoryEstimate:
+    """What a language model takes with a cache of `context` tokens (default: those that it was made for).
+
+    Weights are counted at their stored size and read where they lie in the mapped file. Raises `OptionError`.
+    """
+    longest = file.architecture.context
+    if context is None and longest is None:
+        raise OptionError(f"{file.name}: does not say how long a context it was made for; give context=")
+    for name, value in (("context", context), ("batch", batch), ("prefill", prefill)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise OptionError(f"{name}={value!r}: expected a number >= 1")
+    if kv_dtype not in KV_DTYPES:
+        raise OptionError(f"kv_dtype={kv_dtype!r}: expected one of {', '.join(KV_DTYPES)}")
+    shape = Shape(context or longest or 1, batch, prefill, kv_dtype)
+    return _Model(file, device, overhead, threads, file.weight_bytes).at(shape)
+
+
+@dataclass(frozen=True)
+class _Model:
+    file: LanguageModelFile
+    device: str
+    overhead: Overhead
+    threads: int
+    weights: int
+
+    def at(self, shape: Shape) -> MemoryEstimate:
+        file, arch = self.file, self.file.architecture
+        tokens = shape.batch * min(shape.context, shape.prefill if arch.causal else shape.context)
+        experts = expert_totals(file.tensors)
+        longer = arch.context is not None and shape.context > arch.context
+        made = MemoryEstimate(
+            model=file.name,
+            device=self.device,
+            weight_bytes=self.weights,
+            activation_bytes=activation_bound(arch, tokens, shape.batch),
+            input_bytes=8 * tokens,  # ids and positions
+            output_bytes=4 * shape.batch * (arch.vocab if arch.causal else arch.hidden),
+            state_bytes=shape.batch * kv_bytes(arch.kv_elements(shape.context), shape.kv_dtype),
+            workspace_bytes=self.threads * WORKSPACE,
+            code_bytes=NODES_PER_LAYER * len(arch.layers) * self.overhead.per_node
+            + FUNCTIONS * self.overhead.per_function,
+            overhead_bytes=self.overhead.fixed,
+            certainty={
+                **dict.fromkeys(("weight", "input", "output", "state"), "exact"),
+                **dict.fromkeys(("activation", "workspace"), "bounded"),
+                **dict.fromkeys(("code", "overhead"), "calibrated"),
+            },
+            stored_weight_bytes=file.weight_bytes,
+            mapped_weight_bytes=self.weights,
+            dims={"context": shape.context, "batch": shape.batch},
+            kv_bytes_per_token=kv_bytes(arch.kv_elements_per_token(), shape.kv_dtype),
+            kv_dtype=shape.kv_dtype if arch.causal else None,
+            experts=experts if experts.layers else None,
+            notes=(f"the model was made for {arch.context} tokens of context",) if longer else (),
+        )
+        steps = (1, 16, 64, 256, 512, 1024, 2048) if arch.causal else ()
+        buckets = {n: self.peak_with(made, n, shape) for n in (*(s for s in steps if s < shape.context), shape.context)}
+        return replace(
+            made,
+            bucket_peaks=buckets,
+            axes={
+                "context": Axis(1, arch.context, 1, shape.context, lambda n: self.at(replace(shape, context=n))),
+                "batch": Axis(1, None, 1, shape.batch, lambda n: self.at(replace(shape, batch=n))),
+            },
+            choices=lambda: self.choices(shape),
+        )
+
+    def peak_with(self, made: MemoryEstimate, tokens: int, shape: Shape) -> int:
+        """The running peak when `tokens` of each sequence go through at once; all of them is the one-shot compile."""
+        arch, count = self.file.architecture, shape.batch * tokens
+        own = activation_bound(arch, count, shape.batch) + 8 * count
+        return made.running_peak_bytes - made.activation_bytes - made.input_bytes + own
+
+    def choices(self, shape: Shape) -> Iterable[tuple[str, MemoryEstimate]]:
+        """Other types of cache and weights."""
+        if self.file.architecture.causal:
+            for name in KV_DTYPES:
+                yield f"kv_dtype {name!r}", self.at(replace(shape, kv_dtype=name))
+        for name, block in NARROWER.items():
+            weights = sum(t.quantised(*block) for t in self.file.tensors)
+            yield f"weights quantised to {name}", replace(self, weights=weights).at(shape)
+
+
+def kv_bytes(elements: int, kv_dtype: str) -> int:
+    """Bytes of cache elements; whole blocks."""
+    block, nbytes = KV_DTYPES[kv_dtype]
+    return -(-elements // block) * nbytes
+
+
+def activation_bound(arch: Architecture, tokens: int, batch: int) -> int:
+    """Bytes that the arena of a decoder step never exceeds, `tokens` tokens in all, in f32.
+
+    Live at once are the residual stream before and after a layer, its normalised input, and the widest stage: queries,
+    keys, values and attended values; or gate, up and their product; or the logits of the last token of each sequence.
+    """
+    widest = max(max(2 * layer.heads_width + layer.kv_elements, 3 * layer.ffn) for layer in arch.layers)
+    return 4 * (tokens * (3 * arch.hidden + widest) + batch * arch.vocab)
+
+
+_STACKED = re.compile(r"(?:blk|.*layers)\.(\d+)\..*(?:_exps\b|experts\.(?:gate_up|gate|up|down)_proj).*")
+_SINGLE = re.compile(r".*layers\.(\d+)\..*\.experts\.(\d+)\..*")
+
+
+def expert_totals(tensors: Iterable[Stored]) -> ExpertTotals:
+    """The experts of each MoE layer, from stacked tensors (experts on the outermost axis) or one tensor an expert."""
+    counts: dict[int, int] = {}
+    totals: dict[int, int] = {}
+    for tensor in tensors:
+        single = _SINGLE.fullmatch(tensor.name)
+        stacked = None if single else _STACKED.fullmatch(tensor.name)
+        if single:
+            layer, count = int(single[1]), int(single[2]) + 1
+        elif stacked and tensor.shape:
+            layer, count = int(stacked[1]), tensor.shape[0]
+        else:
+            continue
+        counts[layer] = max(counts.get(layer, 0), count)
+        totals[layer] = totals.get(layer, 0) + tensor.nbytes
+    layers = sorted(layer for layer in counts if counts[layer])
+    return ExpertTotals(
+        tuple(counts[layer] for layer in layers), tuple(totals[layer] // counts[layer] for layer in layers)
+    )

@@ -1,0 +1,318 @@
+"""The memory estimate: parts, peaks, and the questions that are asked of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlx.errors import MemoryDeficit, OptionError
+from rlx.estimate.experts import ExpertPlan, ExpertTotals, place_experts
+from rlx.options import parse_bytes
+
+__all__ = ["PARTS", "Axis", "MemoryEstimate", "Remedy", "bytes_text"]
+
+PARTS = ("weight", "activation", "input", "output", "state", "workspace", "code", "overhead")
+UNLIMITED = 1 << 30  # where a search over an axis without a bound ends
+
+
+def bytes_text(count: int) -> str:
+    """1536 -> "1.5 KiB"; only 0 is shown as 0."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change that makes a model smaller: what to do, the bytes it takes off the peak, and whether that is enough."""
+
+    action: str
+    saves: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A size that can be varied: `at(n)` is the estimate with it, from `low` to `high` in steps of `step`."""
+
+    low: int
+    high: int | None
+    step: int
+    current: int
+    at: Callable[[int], MemoryEstimate]
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """What a model takes in memory, in bytes, known before a weight is read.
+
+    The eight parts add up to the running peak. `weight_bytes` is what lies in memory during a run: weights in the form
+    that kernels read them (`packed_weight_bytes` of them made by packing, `mapped_weight_bytes` in pages of the model's
+    file), and constants; `stored_weight_bytes` is their size in the file. `activation_bytes` is the planner's arena,
+    outputs among it; `output_bytes` the copies that `run` makes of them. `loading_copy_bytes` is there only while
+    weights are loaded: copies that are dropped once they are packed. `file_bytes` are further pages of the file that
+    loading touches and the system can drop at any time: they are in no sum. `held_weight_bytes` are weights that a
+    registry holds already. `certainty` says of each part "exact", "bounded" (no more than that) or "calibrated".
+    """
+
+    model: str
+    device: str
+    weight_bytes: int = 0
+    activation_bytes: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    state_bytes: int = 0
+    workspace_bytes: int = 0
+    code_bytes: int = 0
+    overhead_bytes: int = 0
+    certainty: Mapping[str, str] = field(default_factory=dict)
+    stored_weight_bytes: int = 0
+    packed_weight_bytes: int = 0
+    constant_bytes: int = 0
+    mapped_weight_bytes: int = 0
+    held_weight_bytes: int = 0
+    held_weights: tuple[str, ...] = ()
+    loading_copy_bytes: int = 0
+    file_bytes: int = 0
+    dims: Mapping[str, int] = field(default_factory=dict)
+    kv_bytes_per_token: int = 0
+    kv_dtype: str | None = None
+    bucket_peaks: Mapping[int, int] = field(default_factory=dict)
+    experts: ExpertTotals | None = None
+    notes: tuple[str, ...] = ()
+    axes: Mapping[str, Axis] = field(default_factory=dict, repr=False, compare=False)
+    choices: Callable[[], Iterable[tuple[str, MemoryEstimate]]] | None = field(default=None, repr=False, compare=False)
+
+    # ---- sizes
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The eight parts by name."""
+        return {name: getattr(self, f"{name}_bytes") for name in PARTS}
+
+    @property
+    def running_peak_bytes(self) -> int:
+        """The most while running: the sum of the parts."""
+        return sum(self.parts.values())
+
+    @property
+    def loading_peak_bytes(self) -> int:
+        """The most while weights are loaded and packed; the arena is not there yet."""
+        later = self.activation_bytes + self.output_bytes + self.workspace_bytes
+        return self.running_peak_bytes - later + self.loading_copy_bytes
+
+    @property
+    def compiling_peak_bytes(self) -> int:
+        """The most while compiling: before weights are loaded."""
+        return self.overhead_bytes + self.code_bytes + self.constant_bytes
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """The three peaks by name: "loading", "compiling" and "running"."""
+        return {
+            "loading": self.loading_peak_bytes,
+            "compiling": self.compiling_peak_bytes,
+            "running": self.running_peak_bytes,
+        }
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest of the three peaks."""
+        return max(self.peaks.values())
+
+    # ---- questions
+
+    def fits(self, budget: int | str) -> bool:
+        """Whether the peak is at most the budget (bytes, or a text such as "8GiB")."""
+        return self.peak_bytes <= parse_bytes(budget)
+
+    def require(self, budget: int | str) -> MemoryEstimate:
+        """This estimate if it fits; else raises `MemoryDeficit` with the parts, what is missing, and remedies."""
+        deficit = self.deficit(budget)
+        if deficit is not None:
+            raise deficit
+        return self
+
+    def deficit(self, budget: int | str) -> MemoryDeficit | None:
+        """The `MemoryDeficit` that `require` would raise, None if it fits."""
+        allowed = parse_bytes(budget)
+        if self.peak_bytes <= allowed:
+            return None
+        remedies = self.remedies(allowed)
+        parts = self.parts
+        if self.peak_bytes > self.running_peak_bytes:
+            parts["loading copy"] = self.loading_copy_bytes
+        return MemoryDeficit(
+            deficit_text(self, allowed, parts, remedies),
+            budget_bytes=allowed,
+            peak_bytes=self.peak_bytes,
+            parts=parts,
+            remedies=remedies,
+        )
+
+    def max_batch(self, budget: int | str, dim: str | None = None) -> int:
+        """The largest batch whose peak is within the budget, 0 if none is; `dim` names it where its name isn't usual.
+
+        Raises `OptionError` if there is no such dim.
+        """
+        return self._largest(self._axis("batch", dim, ("batch", "batch_size", "n", "N", "B")), parse_bytes(budget))
+
+    def max_context(self, budget: int | str, dim: str | None = None) -> int:
+        """The longest context (of an LLM) or sequence whose peak is within the budget, 0 if none is; else as above."""
+        names = ("context", "seq", "sequence", "seq_len", "sequence_length", "length", "T")
+        return self._largest(self._axis("context", dim, names), parse_bytes(budget))
+
+    def _axis(self, what: str, dim: str | None, names: tuple[str, ...]) -> Axis:
+        wanted = names if dim is None else (dim,)
+        for name in wanted:
+            if name in self.axes:
+                return self.axes[name]
+        known = ", ".join(map(repr, self.axes)) or "none"
+        raise OptionError(f"max_{what}: there is no dim called {' or '.join(map(repr, wanted))}; free are {known}")
+
+    def _largest(self, axis: Axis, budget: int) -> int:
+        """The largest size that fits, by bisection: what a size takes never shrinks as it grows."""
+        first = -(-axis.low // axis.step)
+        if axis.at(first * axis.step).peak_bytes > budget:
+            return 0
+        good, bad = first, None if axis.high is None else axis.high // axis.step + 1
+        while bad is None:
+            trial = max(2 * good, good + 1)
+            if trial * axis.step > UNLIMITED:
+                bad = UNLIMITED // axis.step + 1
+            elif axis.at(trial * axis.step).peak_bytes <= budget:
+                good = trial
+            else:
+                bad = trial
+        while bad - good > 1:
+            trial = (good + bad) // 2
+            if axis.at(trial * axis.step).peak_bytes <= budget:
+                good = trial
+            else:
+                bad = trial
+        return good * axis.step
+
+    def remedies(self, budget: int | str) -> list[Remedy]:
+        """What would make it smaller, each with the bytes it saves; those that are enough come first."""
+        allowed = parse_bytes(budget)
+        found = []
+        for name, axis in self.axes.items():
+            if axis.current <= axis.low:
+                continue
+            size = self._largest(axis, allowed)
+            lowest = -(-axis.low // axis.step) * axis.step
+            made = axis.at(size or lowest)
+            found.append((f"{name} at most {size}" if size else f"{name} {lowest}, the lowest", made))
+        if self.choices is not None:
+            found += self.choices()
+        others: list[Remedy] = []
+        uncopied = max(self.running_peak_bytes, self.loading_peak_bytes - self.loading_copy_bytes)
+        if self.peak_bytes > max(uncopied, self.compiling_peak_bytes):
+            text = "no packing copy: weights aligned in a file that can be mapped"
+            others.append(Remedy(text, self.peak_bytes - uncopied, uncopied <= allowed))
+        if self.experts is not None:
+            others += self._offloaded(allowed)
+        made_of = [Remedy(text, self.peak_bytes - e.peak_bytes, e.peak_bytes <= allowed) for text, e in found]
+        useful = [r for r in (*made_of, *others) if r.saves > 0]
+        return sorted(useful, key=lambda r: (not r.fits, -r.saves))
+
+    def _offloaded(self, allowed: int) -> list[Remedy]:
+        try:
+            plan = self.offload(allowed)
+        except MemoryDeficit:
+            return []
+        counts = sorted(set(plan.resident))
+        shown = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        text = f"{shown} of {max(plan.totals.experts)} experts of each layer resident, the others offloaded"
+        return [Remedy(text, plan.all_resident_bytes - plan.resident_bytes, True)]
+
+    def offload(
+        self,
+        budget: int | str,
+        *,
+        reserve: float = 0.0,
+        cap: int | None = None,
+        layer_budgets: Iterable[int | str] | None = None,
+    ) -> ExpertPlan:
+        """How many experts of each MoE layer can be resident; see `rlx.estimate.experts.place_experts`."""
+        if self.experts is None:
+            raise OptionError(f"{self.model}: has no experts to offload")
+        return place_experts(self, self.experts, budget=budget, reserve=reserve, cap=cap, layer_budgets=layer_budgets)
+
+    # ---- shown
+
+    def __str__(self) -> str:
+        at = ", ".join(f"{name} = {size}" for name, size in self.dims.items())
+        lines = [f"{self.model} on {self.device}" + (f" at {at}" if at else "")]
+        lines += part_lines(self.parts, self.certainty)
+        lines += [f"  {name + ' peak':18}{bytes_text(size):>12}  {size:,} B" for name, size in self.peaks.items()]
+        if self.kv_bytes_per_token:
+            lines.append(f"  KV cache in {self.kv_dtype}: {self.kv_bytes_per_token:,} B a token and sequence")
+        lines.append(
+            f"  weights: {bytes_text(self.stored_weight_bytes)} stored, {bytes_text(self.packed_weight_bytes)} packed, "
+            f"{bytes_text(self.mapped_weight_bytes)} in mapped pages of the file"
+        )
+        if self.held_weight_bytes:
+            lines.append(f"  held already: {bytes_text(self.held_weight_bytes)} in {len(self.held_weights)} weights")
+        if self.experts is not None:
+            lines.append(f"  experts: {self.experts}")
+        if self.bucket_peaks:
+            shown = ", ".join(f"{tokens}: {bytes_text(size)}" for tokens, size in self.bucket_peaks.items())
+            lines.append(f"  running peak by tokens a step: {shown}")
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as JSON values."""
+        parts = {
+            name: {"bytes": size, "certainty": self.certainty.get(name, "exact")} for name, size in self.parts.items()
+        }
+        extra = (
+            "stored_weight_bytes", "packed_weight_bytes", "constant_bytes", "mapped_weight_bytes", "held_weight_bytes",
+            "loading_copy_bytes", "file_bytes", "kv_bytes_per_token", "kv_dtype",
+        )  # fmt: skip
+        return {
+            "model": self.model,
+            "device": self.device,
+            "dims": dict(self.dims),
+            "parts": parts,
+            "peaks": self.peaks,
+            "peak_bytes": self.peak_bytes,
+            **{name: getattr(self, name) for name in extra},
+            "held_weights": list(self.held_weights),
+            "bucket_peaks": {str(tokens): size for tokens, size in self.bucket_peaks.items()},
+            "experts": None if self.experts is None else self.experts.to_dict(),
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=1)
+
+
+def part_lines(parts: Mapping[str, int], certainty: Mapping[str, str]) -> list[str]:
+    """A line for each part."""
+    return [
+        f"  {name:18}{bytes_text(size):>12}  {size:,} B {certainty.get(name, '')}".rstrip()
+        for name, size in parts.items()
+    ]
+
+
+def deficit_text(estimate: MemoryEstimate, budget: int, parts: Mapping[str, int], remedies: Iterable[Remedy]) -> str:
+    """Peak, budget, missing, each part, and the remedies."""
+    peak = estimate.peak_bytes
+    which = next(name for name, size in estimate.peaks.items() if size == peak)
+    rows = {"peak": peak, "budget": budget, "missing": peak - budget}
+    lines = [
+        f"{estimate.model!r} does not fit in memory on {estimate.device}: while {which} it takes more than allowed"
+    ]
+    lines += [f"  {name:18}{bytes_text(size):>12}  {size:,} B" for name, size in rows.items()]
+    lines += ["parts", *part_lines(parts, estimate.certainty)]
+    shown = [
+        f"  saves {bytes_text(r.saves):>12}  {r.action}{'' if r.fits else ' (not enough alone)'}" for r in remedies
+    ]
+    return "\n".join([*lines, "remedies", *(shown or ["  none known: raise the budget or take a smaller model"])])

@@ -1,0 +1,88 @@
+"""The measurement of a device's overhead in a fresh process: how its resident set grows over three small graphs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import psutil
+
+__all__ = ["main", "peak_bytes", "resident_bytes"]
+
+REPEATED = 192  # nodes of the graph that repeats two kernels
+DISTINCT = 24  # stages of the graph whose kernels all differ
+
+
+def resident_bytes() -> int:
+    """The resident set of this process now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_bytes() -> int:
+    """The largest resident set of this process so far."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    except OSError:
+        pass
+    info = psutil.Process().memory_info()
+    return int(getattr(info, "peak_wset", info.rss))
+
+
+def main(device: str) -> None:
+    """Prints the overhead of a device as JSON: `fixed`, `per_node` and `per_function`, in bytes."""
+    start = resident_bytes()
+    import numpy as np
+
+    import rlx.importers.onnx  # noqa: F401  # loading a file takes it too
+    from rlx.backends import choose_backend
+    from rlx.backends.base import CodeGenerator
+    from rlx.compiler import Compilation, compile_graph
+    from rlx.ir.graph import Graph
+    from rlx.ops.activation import Relu
+    from rlx.options import CompileOptions
+
+    def repeated(count: int) -> Graph:
+        g = Graph("repeated")
+        x = g.input("x", (4, 16))
+        for i in range(count // 2):
+            x = g.add(Relu(), x @ g.param(f"w{i}", (16, 16), data=np.ones((16, 16), np.float32)))[0]
+        g.output(x, "y")
+        return g
+
+    def distinct(count: int) -> Graph:
+        g = Graph("distinct")
+        x = g.input("x", (4, 16))
+        for i in range(count):
+            for n in range(i + 1):
+                x = x * 0.5 if n % 2 else g.add(Relu(), x)[0]
+            x = x @ g.param(f"w{i}", (16, 16), data=np.ones((16, 16), np.float32))
+        g.output(x, "y")
+        return g
+
+    def run(graph: Graph, folder: str) -> tuple[Compilation, int, int]:
+        options = CompileOptions(cache_dir=folder)
+        backend = choose_backend(device)
+        made = compile_graph(graph, backend, options)
+        made.executable.wrap = lambda results: results
+        made.executable.run([np.ones((4, 16), np.float32)], [None], [0])
+        if not isinstance(backend, CodeGenerator) or made.program is None:
+            return made, 0, 0
+        sizes = backend.code_sizes(made.program, options)
+        return made, sizes.text + sizes.words, sizes.functions
+
+    kept = []
+    with tempfile.TemporaryDirectory() as folder:
+        kept.append(run(repeated(2), folder)[0])
+        fixed = peak_bytes() - start
+        before = resident_bytes()
+        first, text, _ = run(repeated(REPEATED), folder)
+        per_node = max(0, resident_bytes() - before - text) // len(first.source.nodes)
+        before = resident_bytes()
+        second, text, functions = run(distinct(DISTINCT), folder)
+        nodes = len(second.source.nodes)
+        per_function = max(0, resident_bytes() - before - text - nodes * per_node) // max(1, functions)
+    kept += [first, second]
+    print(json.dumps({"fixed": fixed, "per_node": per_node, "per_function": per_function}))  # noqa: T201

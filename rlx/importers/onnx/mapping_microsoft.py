@@ -1,0 +1,397 @@
+"""com.microsoft: what onnxruntime's optimiser, quantiser and exporters emit, other than attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import ShapeError
+from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, onnx_op
+from rlx.importers.onnx.mapping_quant import recurrent_attributes, zero_points
+from rlx.importers.onnx.mapping_window import conv_attributes, window_attributes
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Value
+from rlx.ir.shape import ceildiv, numel
+from rlx.ops import activation
+from rlx.ops.base import Op
+from rlx.ops.bitwise import BitShift, BitwiseAnd
+from rlx.ops.contract import MatMul
+from rlx.ops.conv import Conv
+from rlx.ops.elementwise import Add, Clip, Mul, Reciprocal, Sigmoid, Sqrt, Sub, Tanh
+from rlx.ops.encoded import Dequantize
+from rlx.ops.index import Gather
+from rlx.ops.layout import Concat, Full, Slice, Unsqueeze
+from rlx.ops.normalize import LayerNorm, RmsNorm, Softmax
+from rlx.ops.pool import AveragePool, GlobalAveragePool
+from rlx.ops.quant import DynamicQuantizeLinear, MatMulInteger, Quantize
+from rlx.ops.quant_recurrent import DynamicQuantizeLstm
+from rlx.ops.reduction import ReduceMean, ReduceSum
+
+F32, I32, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["u8"]
+
+
+def ms_op(name: str, static: tuple[int, ...] = ()) -> Any:
+    return onnx_op(name, domain=MICROSOFT, static=static)
+
+
+def _plus(ctx: NodeContext, x: Value, i: int) -> Value:
+    """x plus optional input i."""
+    return ctx.add(Add(), x, ctx.value(i)) if ctx.has(i) else x
+
+
+# ---- contraction and activations
+
+
+@ms_op("FusedMatMul")
+@ms_op("TransposeMatMul")
+def _fused_matmul(ctx: NodeContext) -> Mapped:
+    a, b = ctx.value(0), ctx.value(1)
+    if ctx.flag("transBatchA") or ctx.flag("transBatchB"):
+        ctx.fail("transBatchA and transBatchB are not supported")
+    a, b = (_turned(ctx, x) if ctx.flag(flag) else x for x, flag in ((a, "transA"), (b, "transB")))
+    y, alpha = ctx.add(MatMul(), a, b), ctx.real("alpha", 1.0)
+    return y if alpha == 1 else ctx.add(Mul(), y, ctx.constant(alpha, y.dtype))
+
+
+def _turned(ctx: NodeContext, x: Value) -> Value:
+    return x if x.rank < 2 else ctx.transpose(x, *range(x.rank - 2), x.rank - 1, x.rank - 2)
+
+
+@ms_op("Gelu")
+def _gelu(ctx: NodeContext) -> Mapped:
+    return ctx.add(activation.Gelu("none"), ctx.value())
+
+
+@ms_op("FastGelu")
+def _fast_gelu(ctx: NodeContext) -> Mapped:
+    return ctx.add(activation.Gelu("tanh"), _plus(ctx, ctx.value(), 1))
+
+
+@ms_op("BiasGelu")
+def _bias_gelu(ctx: NodeContext) -> Mapped:
+    return ctx.add(activation.Gelu("none"), _plus(ctx, ctx.value(), 1))
+
+
+@ms_op("QuickGelu")
+def _quick_gelu(ctx: NodeContext) -> Mapped:
+    x, alpha = ctx.value(), ctx.real("alpha", 1.702)
+    return ctx.add(Mul(), x, ctx.add(Sigmoid(), ctx.add(Mul(), x, ctx.constant(alpha, x.dtype))))
+
+
+@ms_op("BiasSplitGelu")
+def _bias_split_gelu(ctx: NodeContext) -> Mapped:
+    x = _plus(ctx, ctx.value(), 1)
+    half = x.shape[2] // 2
+    starts: tuple[Any, ...] = (0, 0, 0), (0, 0, half)
+    left, right = (ctx.add(Slice(at, (*x.shape[:2], half), (1, 1, 1)), x) for at in starts)
+    return ctx.add(Mul(), left, ctx.add(activation.Gelu("none"), right))
+
+
+@ms_op("BiasSoftmax")
+def _bias_softmax(ctx: NodeContext) -> Mapped:
+    axis = ctx.integer("axis", 1)
+    ctx.ignore("is_inner_broadcast")
+    x = _plus(ctx, ctx.value(), 1)
+    if axis not in (-1, x.rank - 1):
+        ctx.fail(f"axis={axis} is not supported, only the last")
+    return ctx.add(Softmax(-1), x)
+
+
+_ACTIVATIONS = ("Relu", "Tanh", "Sigmoid", "LeakyRelu", "Clip", "HardSigmoid")
+
+
+def _activated(ctx: NodeContext, x: Value) -> Value:
+    """x after the attributes `activation` and `activation_params`."""
+    name, given = ctx.text("activation", ""), ctx.floats("activation_params", ())
+    match name:
+        case "":
+            return x
+        case "Relu":
+            return ctx.add(activation.Relu(), x)
+        case "Tanh":
+            return ctx.add(Tanh(), x)
+        case "Sigmoid":
+            return ctx.add(Sigmoid(), x)
+        case "LeakyRelu":
+            return ctx.add(activation.LeakyRelu(*given[:1]), x)
+        case "Clip":
+            return ctx.add(Clip(*given[:2]), x)
+        case "HardSigmoid":
+            return ctx.add(activation.HardSigmoid(*given[:2]), x)
+        case _:
+            ctx.fail(f"activation={name!r} is not one of {', '.join(_ACTIVATIONS)}")
+
+
+@ms_op("FusedConv")
+def _fused_conv(ctx: NodeContext) -> Mapped:
+    x, w = ctx.value(0), ctx.value(1)
+    bias = [ctx.value(2)] if ctx.has(2) else []
+    y = ctx.add(Conv(*conv_attributes(ctx, x, w)), x, w, *bias)
+    return _activated(ctx, _plus(ctx, y, 3))
+
+
+@ms_op("NhwcConv")
+def _nhwc_conv(ctx: NodeContext) -> Mapped:
+    """x [N, H, W, C], w [O, H, W, C / groups]."""
+    x, w = (_channels_first(ctx, ctx.value(i)) for i in (0, 1))
+    bias = [ctx.value(2)] if ctx.has(2) else []
+    return _channels_last(ctx, ctx.add(Conv(*conv_attributes(ctx, x, w)), x, w, *bias))
+
+
+def _channels_first(ctx: NodeContext, x: Value) -> Value:
+    return ctx.transpose(x, 0, x.rank - 1, *range(1, x.rank - 1))
+
+
+def _channels_last(ctx: NodeContext, x: Value) -> Value:
+    return ctx.transpose(x, 0, *range(2, x.rank), 1)
+
+
+# ---- normalisation
+
+
+@onnx_op("SimplifiedLayerNormalization")  # onnxruntime writes it in the domain of ONNX
+def _simplified(ctx: NodeContext) -> tuple[Mapped, ...]:
+    ctx.require("stash_type", 1)
+    x, axis, epsilon = ctx.value(), ctx.integer("axis", -1), ctx.real("epsilon", 1e-5)
+    y = ctx.add(RmsNorm(axis, epsilon), x, ctx.value(1))
+    return y, _inverse_root(ctx, x, axis, epsilon) if ctx.wants(1) else None
+
+
+def _inverse_root(ctx: NodeContext, x: Value, axis: int, epsilon: float) -> Value:
+    wide, axes = ctx.cast(x, F32), tuple(range(axis % x.rank, x.rank))
+    mean = ctx.add(ReduceMean(axes, True), ctx.add(Mul(), wide, wide))
+    return ctx.add(Reciprocal(), ctx.add(Sqrt(), ctx.add(Add(), mean, ctx.constant(epsilon, F32))))
+
+
+@ms_op("SkipLayerNormalization")
+def _skip_layer_norm(ctx: NodeContext) -> tuple[Mapped, ...]:
+    """x + skip (+ bias), normalised; output 3 is that sum."""
+    total = _plus(ctx, ctx.add(Add(), ctx.value(0), ctx.value(1)), 4)
+    beta = [ctx.value(3)] if ctx.has(3) else []
+    return ctx.add(LayerNorm(-1, ctx.real("epsilon", 1e-12)), total, ctx.value(2), *beta), None, None, total
+
+
+@ms_op("SkipSimplifiedLayerNormalization")
+def _skip_simplified(ctx: NodeContext) -> tuple[Mapped, ...]:
+    total = _plus(ctx, ctx.add(Add(), ctx.value(0), ctx.value(1)), 3)
+    return ctx.add(RmsNorm(-1, ctx.real("epsilon", 1e-12)), total, ctx.value(2)), None, None, total
+
+
+@ms_op("EmbedLayerNormalization")
+def _embed(ctx: NodeContext) -> tuple[Mapped, ...]:
+    """Word, position and segment embeddings, summed and normalised; then how long each mask is."""
+    ids = ctx.value(0)
+    total = ctx.add(Gather(0), ctx.value(2), ids)
+    batch, length = ids.shape
+    if ctx.has(8):
+        places = ctx.add(Gather(0), ctx.value(3), ctx.value(8))
+    else:
+        table = ctx.value(3)
+        places = ctx.add(Slice((0, 0), (length, table.shape[1]), (1, 1)), table)
+    total = ctx.add(Add(), total, places)
+    if ctx.has(1) and ctx.has(4):
+        total = ctx.add(Add(), total, ctx.add(Gather(0), ctx.value(4), ctx.value(1)))
+    y = ctx.add(LayerNorm(-1, ctx.real("epsilon", 1e-12)), total, ctx.value(5), ctx.value(6))
+    ctx.ignore("mask_index_type")
+    lengths = None
+    if ctx.wants(1):
+        if ctx.has(7):
+            lengths = ctx.add(ReduceSum((1,), False), ctx.value(7))
+        else:
+            lengths = ctx.add(Full((batch,), 0, I32))  # as onnxruntime has it
+    return y, lengths, total
+
+
+# ---- quantised
+
+
+@ms_op("MatMulNBits")
+def _matmul_nbits(ctx: NodeContext) -> Mapped:
+    """x @ w^T with w [N, K] in blocks along K of 4 or 8 bits, dequantised as a tensor of its own."""
+    n, k = ctx.integer("N"), ctx.integer("K")
+    bits, block = ctx.integer("bits", 4), ctx.integer("block_size")
+    ctx.ignore("accuracy_level", "weight_prepacked")
+    if bits not in (4, 8) or block < 1 or n < 1 or k < 1:
+        ctx.fail(f"bits={bits}, block_size={block}, N={n}, K={k} is not supported")
+    if ctx.has(4):
+        ctx.fail("g_idx is not supported")
+    x, scales = ctx.value(0), ctx.value(2)
+    blocks = ceildiv(k, block)
+    assert isinstance(blocks, int)
+    packed = ctx.reshape(ctx.value(1), n, blocks, block * bits // 8)
+    quants = _unpacked(ctx, packed) if bits == 4 else packed
+    scales = ctx.reshape(scales, n * blocks)
+    zeros = _zeros(ctx, n, blocks, bits)
+    if zeros.dtype.is_float:
+        part = ctx.add(Sub(), ctx.cast(quants, F32), ctx.reshape(ctx.cast(zeros, F32), n, blocks, 1))
+        w = ctx.add(Mul(), part, ctx.reshape(ctx.cast(scales, F32), n, blocks, 1))
+    else:
+        flat = ctx.reshape(quants, n * blocks, block)
+        w = ctx.add(Dequantize(0, 0, F32), flat, scales, ctx.reshape(zeros, n * blocks))
+    w = ctx.reshape(w, n, blocks * block)
+    if blocks * block != k:
+        w = ctx.add(Slice((0, 0), (n, k), (1, 1)), w)
+    y = ctx.add(MatMul(), x, ctx.cast(ctx.transpose(w, 1, 0), x.dtype))
+    return _plus(ctx, y, 5)
+
+
+def _unpacked(ctx: NodeContext, packed: Value) -> Value:
+    """[.., n] bytes as [.., 2 n] 4-bit numbers, the low half first."""
+    low = ctx.add(BitwiseAnd(), packed, ctx.constant(15, U8))
+    high = ctx.add(BitShift(True), packed, ctx.constant(4, U8))
+    pairs = ctx.add(Concat(packed.rank), *(ctx.add(Unsqueeze((packed.rank,)), half) for half in (low, high)))
+    return ctx.reshape(pairs, *packed.shape[:-1], packed.shape[-1] * 2)
+
+
+def _zeros(ctx: NodeContext, n: int, blocks: int, bits: int) -> Value:
+    """Zero points [N, blocks]: given (packed like the weights, or floats), or half of the range."""
+    if not ctx.has(3):
+        return ctx.constant(np.full(n * blocks, 1 << bits - 1), U8)
+    zeros = ctx.value(3)
+    if zeros.dtype.is_float or bits == 8:
+        return zeros
+    row = (blocks + 1) // 2
+    both = _unpacked(ctx, ctx.reshape(zeros, n, row))
+    return both if blocks == 2 * row else ctx.add(Slice((0, 0), (n, blocks), (1, 1)), both)
+
+
+def _scaled(ctx: NodeContext, sums: Value, a_scale: Value, b_scale: Value) -> Value:
+    return ctx.add(Mul(), ctx.cast(sums, F32), ctx.add(Mul(), ctx.reshape(a_scale), b_scale))
+
+
+@ms_op("DynamicQuantizeMatMul")
+def _dynamic_quantize_matmul(ctx: NodeContext) -> Mapped:
+    """x quantised on the fly, times quantised weights."""
+    b = ctx.value(1)
+    a, a_scale, a_zero = ctx.add_all(DynamicQuantizeLinear(), ctx.value(0))
+    zero = [ctx.value(3)] if ctx.has(3) else []
+    sums = ctx.add(MatMulInteger(), a, b, a_zero, *(_one_axis(ctx, z) for z in zero))
+    return _plus(ctx, _scaled(ctx, sums, a_scale, ctx.value(2)), 4)
+
+
+def _one_axis(ctx: NodeContext, zero: Value) -> Value:
+    return ctx.reshape(zero) if numel(zero.shape) == 1 else zero
+
+
+@ms_op("MatMulIntegerToFloat")
+def _matmul_integer_to_float(ctx: NodeContext) -> Mapped:
+    a, b = ctx.value(0), ctx.value(1)
+    zeros = zero_points(ctx, (4, 0), (5, 1))
+    sums = ctx.add(MatMulInteger(), a, b, *(_one_axis(ctx, z) for z in zeros))
+    return _plus(ctx, _scaled(ctx, sums, ctx.value(2), ctx.value(3)), 6)
+
+
+def _dequantized(ctx: NodeContext, at: int) -> Value:
+    """Inputs at (data), at + 1 (scale), at + 2 (zero point) as f32; scale and zero are one number or one a channel."""
+    x, scale = ctx.value(at), ctx.value(at + 1)
+    one = numel(scale.shape) == 1
+    operands = [x, ctx.reshape(scale) if one else scale]
+    if ctx.has(at + 2):
+        operands.append(ctx.reshape(ctx.value(at + 2)) if one else ctx.value(at + 2))
+    return ctx.add(Dequantize(None if one else 1, 0, F32), *operands)
+
+
+def _quantized(ctx: NodeContext, x: Value, at: int, like: int = 0) -> Value:
+    """x quantised with inputs at (scale) and at + 1 (zero point)."""
+    zero = [ctx.reshape(ctx.value(at + 1))] if ctx.has(at + 1) else []
+    to = zero[0].dtype if zero else ctx.type(like).dtype
+    return ctx.add(Quantize(None, 0, to), x, ctx.reshape(ctx.value(at)), *zero)
+
+
+def _q_binary(op: type[Op]) -> Any:
+    def handler(ctx: NodeContext) -> Mapped:
+        return _quantized(ctx, ctx.add(op(), _dequantized(ctx, 0), _dequantized(ctx, 3)), 6)
+
+    return handler
+
+
+ms_op("QLinearAdd")(_q_binary(Add))
+ms_op("QLinearMul")(_q_binary(Mul))
+
+
+@ms_op("QLinearSigmoid")
+def _q_sigmoid(ctx: NodeContext) -> Mapped:
+    return _quantized(ctx, ctx.add(Sigmoid(), _dequantized(ctx, 0)), 3)
+
+
+@ms_op("QLinearLeakyRelu")
+def _q_leaky_relu(ctx: NodeContext) -> Mapped:
+    return _quantized(ctx, ctx.add(activation.LeakyRelu(ctx.real("alpha", 0.01)), _dequantized(ctx, 0)), 3)
+
+
+@ms_op("QLinearSoftmax")
+def _q_softmax(ctx: NodeContext) -> Mapped:
+    if ctx.integer("opset", 13) < 13:
+        ctx.fail("the softmax of opsets below 13 is not supported")
+    return _quantized(ctx, ctx.add(Softmax(ctx.integer("axis", -1)), _dequantized(ctx, 0)), 3)
+
+
+@ms_op("QLinearGlobalAveragePool")
+def _q_global_average_pool(ctx: NodeContext) -> Mapped:
+    x = _dequantized(ctx, 0)
+    last = ctx.flag("channels_last")
+    y = ctx.add(GlobalAveragePool(), _channels_first(ctx, x) if last else x)
+    return _quantized(ctx, _channels_last(ctx, y) if last else y, 3)
+
+
+@ms_op("QLinearAveragePool")
+def _q_average_pool(ctx: NodeContext) -> Mapped:
+    x, last = _dequantized(ctx, 0), ctx.flag("channels_last")
+    x = _channels_first(ctx, x) if last else x
+    window = window_attributes(ctx, x, 10_000)
+    y = ctx.add(AveragePool(*window, ctx.flag("ceil_mode"), ctx.flag("count_include_pad")), x)
+    return _quantized(ctx, _channels_last(ctx, y) if last else y, 3)
+
+
+@ms_op("QLinearReduceMean", static=(5,))
+def _q_reduce_mean(ctx: NodeContext) -> Mapped:
+    axes = ctx.ints("axes", ()) or None
+    return _quantized(ctx, ctx.add(ReduceMean(axes, ctx.flag("keepdims", 1)), _dequantized(ctx, 0)), 3)
+
+
+@ms_op("QLinearConcat")
+def _q_concat(ctx: NodeContext) -> Mapped:
+    """Inputs: scale and zero of the result, then data, scale and zero of each part."""
+    parts = [_dequantized(ctx, i) for i in range(2, len(ctx.node.inputs), 3)]
+    return _quantized(ctx, ctx.add(Concat(ctx.integer("axis")), *parts), 0, 2)
+
+
+@ms_op("QuantizeLinear")
+def _quantize(ctx: NodeContext) -> Mapped:
+    if numel(ctx.type(1).shape) == 1:
+        return _quantized(ctx, ctx.value(), 1)
+    operands = [ctx.value(i) for i in range(3) if ctx.has(i)]
+    to = operands[2].dtype if len(operands) > 2 else U8
+    return ctx.add(Quantize(ctx.integer("axis", 1), 0, to), *operands)
+
+
+@ms_op("DequantizeLinear")
+def _dequantize(ctx: NodeContext) -> Mapped:
+    operands = [ctx.value(i) for i in range(3) if ctx.has(i)]
+    one = numel(operands[1].shape) == 1
+    axis = ctx.integer("axis", 1)
+    if one:
+        operands[1:] = [ctx.reshape(v) for v in operands[1:]]
+    return ctx.add(Dequantize(None if one else axis, 0, operands[1].dtype), *operands)
+
+
+@ms_op("DynamicQuantizeLSTM")
+def _dynamic_quantize_lstm(ctx: NodeContext) -> tuple[Mapped, ...]:
+    """An LSTM whose weights w [D, I, 4 H] and r [D, H, 4 H] are quantised; x and h are quantised on the fly."""
+    w, r = (_recurrent_weight(ctx, at, scale) for at, scale in ((1, 8), (2, 10)))
+    names = ("bias", "lengths", "initial_h", "initial_c", "peepholes")
+    given = {name: ctx.value(i) for i, name in enumerate(names, 3) if ctx.has(i)}
+    ctx.ignore("hidden_size")
+    direction, attributes = ctx.text("direction", "forward"), recurrent_attributes(ctx)
+    op = DynamicQuantizeLstm(tuple(given), direction, *attributes, ctx.flag("input_forget"))
+    return ctx.add_all(op, ctx.value(0), w, r, *given.values())
+
+
+def _recurrent_weight(ctx: NodeContext, at: int, scale_at: int) -> Value:
+    """[D, I, 4 H] with scale and zero [D] or [D, 4 H] as f32 [D, 4 H, I]."""
+    w, scale, zero = ctx.cast(ctx.value(at), F32), ctx.value(scale_at), ctx.cast(ctx.value(scale_at + 1), F32)
+    if w.rank != 3 or scale.rank not in (1, 2):
+        raise ShapeError(f"DynamicQuantizeLSTM: weights {w.type} with scales {scale.type}")
+    spread = [ctx.reshape(v, v.shape[0], 1, v.shape[1] if v.rank == 2 else 1) for v in (zero, scale)]
+    return ctx.transpose(ctx.add(Mul(), ctx.add(Sub(), w, spread[0]), spread[1]), 0, 2, 1)

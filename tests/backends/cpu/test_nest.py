@@ -1,0 +1,67 @@
+"""The fast paths of loop nests at the sizes where they begin and end: tiles, shared exponentials, searches, windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.ir.graph import Array, Graph
+from rlx.testing.oracle import compare
+
+
+def values(*shape: int, dtype: str = "float32") -> Array:
+    return (np.random.default_rng(5).standard_normal(shape) * 9).astype(dtype)
+
+
+@pytest.mark.parametrize("shape", [(7, 9), (8, 8), (9, 17), (16, 8), (23, 64), (130, 33)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bool"])
+def test_transpose_in_tiles(shape: tuple[int, int], dtype: str) -> None:
+    """Tiles cover any size; loads that are not turned may be part of the same loop."""
+    graph = Graph("turned")
+    x = graph.input("x", shape, dtype)
+    graph.output(rlx.transpose(x, (1, 0)), "y")
+    if dtype.startswith("float"):
+        row = graph.input("row", shape[:1], dtype)
+        graph.output(rlx.transpose(x * x, (1, 0)) + row, "z")
+    inputs = {"x": values(*shape, dtype=dtype), "row": values(shape[0], dtype=dtype)}
+    compare(graph, {name: inputs[name] for name in (v.name for v in graph.inputs)})
+
+
+@pytest.mark.parametrize("n", [5, 8, 13, 37, 64, 100])
+def test_softmax_beside_an_operand_that_the_output_may_lie_on(n: int) -> None:
+    """Exponentials are kept in the output only where no other operand of the row can have its memory."""
+    graph = Graph("kept")
+    x, y = graph.input("x", (6, n)), graph.input("y", (6, n))
+    scores, other = x @ graph.input("w", (n, n)), rlx.tanh(y) @ graph.input("v", (n, n))
+    graph.output(rlx.softmax(scores) + other, "sum")
+    graph.output(rlx.softmax(other * 0.01) * 3.0, "scaled")
+    small = {name: values(*s) / 30 for name, s in {"x": (6, n), "y": (6, n), "w": (n, n), "v": (n, n)}.items()}
+    compare(graph, small)
+
+
+@pytest.mark.parametrize("n", [31, 32, 33, 64, 77])
+@pytest.mark.parametrize("special", ["ties", "nan", "infinite"])
+def test_search_along_rows(n: int, special: str) -> None:
+    """The first of equals is found wherever it lies among the lanes; a NaN wins; rows may be all -inf."""
+    x = np.round(values(40, n) / 9)
+    if special == "nan":
+        x[np.arange(40), (np.arange(40) * 7) % n] = np.nan
+        x[::3, n - 1] = np.nan
+    elif special == "infinite":
+        x[::2], x[1::2] = -np.inf, np.inf
+    graph = Graph("search")
+    value = graph.input("x", x.shape)
+    graph.output(rlx.arg_max(value, axis=-1), "most")
+    graph.output(rlx.arg_min(value, axis=-1), "least")
+    compare(graph, {"x": x})
+
+
+@pytest.mark.parametrize("width", [8, 9, 17, 30, 41])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_windows_over_padding(width: int, stride: int) -> None:
+    """Windows inside the input take a path without tests; those over the padding at either side another."""
+    graph = Graph("windows")
+    x = graph.input("x", (2, 3, 7, width))
+    graph.output(rlx.max_pool(x, kernel=(3, 3), strides=(stride, stride), pads=(1, 1, 1, 1)), "y")
+    compare(graph, {"x": values(2, 3, 7, width)})
