@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"ir", "runtime", "rlx"},
     "cli": COMPILER_PARTS | {"compiler", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
 }
-A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base"}
+A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base", "backends.library"}
 BASE_PARTS = {"errors", "ir"}  # below `options`
 
 

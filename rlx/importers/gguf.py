@@ -92,7 +92,7 @@ class GgufArray:
 
     def values(self) -> list[Any]:
         """The items as Python values (strings as str)."""
-        cursor = _Cursor(self.file, self.start, self.end)
+        cursor = _Cursor(self.file, self.start, self.end, mapped=True)
         return [cursor.value(self.item_type, "array item", 1) for _ in range(self.count)]
 
     def __len__(self) -> int:
@@ -122,8 +122,8 @@ class GgufFile:
 class _Cursor:
     """Reads little-endian values one after another, through a window over the file."""
 
-    def __init__(self, source: FileSource, start: int, end: int) -> None:
-        self.source, self.at, self.end = source, start, end
+    def __init__(self, source: FileSource, start: int, end: int, *, mapped: bool = False) -> None:
+        self.source, self.at, self.end, self.mapped = source, start, end, mapped
         self.name = source.name
         self.buffer, self.base = b"", start
 
@@ -137,7 +137,12 @@ class _Cursor:
         start = self.at - self.base
         if start < 0 or start + count > len(self.buffer):
             size = max(count, min(_WINDOW, self.end - self.at))
-            self.buffer, self.base, start = self.source.read(self.at, size), self.at, 0
+            # The mapping also serves a file that is closed for reading.
+            if self.mapped:
+                self.buffer = self.source.view()[self.at : self.at + size].tobytes()
+            else:
+                self.buffer = self.source.read(self.at, size)
+            self.base, start = self.at, 0
         self.at += count
         return self.buffer[start : start + count]
 

@@ -92,7 +92,7 @@ class AsShape(Op):
         return x
 
     def lower(self, k: Any, x: Any) -> Any:
-        return k.map(lambda *i: x(*i))
+        return k.map(x)
 
 
 @register

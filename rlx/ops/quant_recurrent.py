@@ -26,6 +26,15 @@ class DynamicQuantizeLstm(Lstm):
     those of `Lstm`; all are f32. (com.microsoft DynamicQuantizeLSTM)
     """
 
+    optional: tuple[str, ...] = ()
+    direction: str = "forward"
+    activations: tuple[str, ...] = ()
+    alpha: tuple[float, ...] = ()
+    beta: tuple[float, ...] = ()
+    clip: float = 0.0
+    batch_first: bool = False
+    input_forget: bool = False
+
     def reference(self, x: Array, w: Array, r: Array, *given: Array) -> tuple[Array, ...]:
         return super().reference(_rounded(x), w, r, *given)
 

@@ -78,8 +78,8 @@ def to_html(
 <html lang="en"><head><meta charset="utf-8"><title>Memory map</title><style>{_STYLE}</style></head><body>
 <h1>Memory map: {show_bytes(sums.arena)}</h1>
 <p>Lower bound {show_bytes(sums.lower_bound)} at step {sums.peak_step}{f" ({peak})" if peak else ""}, gap
-{100 * sums.gap:.2f} %, {sums.buffers} buffers of {show_bytes(sums.unshared)} together. Packed by: {escape(sums.method)}.
-</p>
+{100 * sums.gap:.2f} %, {sums.buffers} buffers of {show_bytes(sums.unshared)} together.
+Packed by: {escape(sums.method)}.</p>
 <p><input type="search" placeholder="find a buffer or kernel" aria-label="find a buffer or kernel"></p>
 <svg viewBox="0 0 {_LEFT + _WIDTH + 10} {_HEIGHT + _CURVE + 70}" role="img" aria-label="time to the right, address up">
 {chr(10).join(body)}

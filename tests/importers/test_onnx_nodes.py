@@ -74,5 +74,3 @@ def test_every_reason_to_skip_is_needed() -> None:
     """A pattern that no case matches any more has to go."""
     skipped = {o.reason for o in onnx_support.outcomes() if o.result == "skip"}
     assert {reason for _, reason, _ in onnx_support.SKIPS} <= skipped
-
-

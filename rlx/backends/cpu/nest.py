@@ -168,7 +168,7 @@ def emit_nest(store: Store, lanes: int) -> KernelCode:
     def tiles(axis: Var, last: Var, indices: list[str]) -> None:
         at = f.min(f.mul(indices[-1], lanes, "i64"), f.sub(emitter.size(sizes[names.index(axis)]), lanes, "i64"))
         scope = top.inner(dict(zip(outer, [*indices[:-1], at], strict=True)))
-        emitter.hoist(expr, frozenset((last,)), scope)
+        emitter.hoist(expr, frozenset((axis, last)), scope)
         emitter.hoist(destination, frozenset((axis, last)), scope)
         end = f.sub(column1, lanes, "i64")
 

@@ -15,9 +15,7 @@ DimsOption = Mapping[str, Bound | Sequence[Bound]]
 _FORMS = "an int (fixed), a pair (lo, hi), a Dim, or None (as in the file)"
 
 
-def input_shapes(
-    inputs: Sequence[ValueInfo], dims: DimsOption | None
-) -> tuple[dict[str, Shape], dict[str, Bound]]:
+def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> tuple[dict[str, Shape], dict[str, Bound]]:
     """The shape of each input whose rank is known, with `dims` applied, and the entries of `dims` for other dims.
 
     Named sizes are one `Dim` a name; sizes without one are named after input and axis ("x.2"). `dims` are given by dim
@@ -38,9 +36,9 @@ def input_shapes(
         wholes[info.name] = entry
         del given[info.name]
     known = {size for shape in declared.values() for size in shape if isinstance(size, str)}
-    names = [i.name for i in inputs]
+    own = [i.name for i in inputs]
     for name, bound in given.items():
-        if name in names and name not in known:
+        if name in own and name not in known:
             raise OptionError(f"dims[{name!r}] is {bound!r}; an input needs one entry for each axis, each {_FORMS}")
     sizes: dict[str, Size] = {}
     others: dict[str, Bound] = {}

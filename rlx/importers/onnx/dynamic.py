@@ -27,8 +27,10 @@ def known_items(x: Value) -> list[Size | None]:
         return [op.size]
     if x.node is not None and isinstance(op, Concat):
         return [item for part in x.node.inputs for item in known_items(part)]
-    if x.node is not None and isinstance(op, Reshape | Squeeze | Unsqueeze | Cast) and x.node.inputs[0].dtype.is_integer:
-        return known_items(x.node.inputs[0])
+    if x.node is not None and isinstance(op, Reshape | Squeeze | Unsqueeze | Cast):
+        (source,) = x.node.inputs
+        if source.dtype.is_integer:
+            return known_items(source)
     count = 1
     for size in x.shape:
         if not isinstance(size, int):

@@ -26,8 +26,8 @@ def load(source: ModelSource, *, dims: DimsOption | None = None) -> Graph:
 
     `dims` fix or bound the sizes that the file leaves open: `{"batch": 4, "seq": (1, 512)}`, or by input,
     `{"x": (1, 3, (32, 960), (32, 960))}`; sizes that nodes produce can be bounded too. Shape arithmetic is carried out
-    at import. Raises `UnsupportedOp` listing every node that can't be imported, `ModelFormatError`, `OptionError` (dims)
-    and `ShapeError`.
+    at import. Raises `UnsupportedOp` listing every node that can't be imported, `ModelFormatError`, `OptionError` and
+    `ShapeError`.
     """
     model = read_model(source)
     unknown = [
@@ -116,7 +116,9 @@ def _output(scope: Scope, name: str) -> None:
         if items is None:
             scope.graph.output(scope.value(name), name)
             return
-        scope.note(f"output {name!r} is a sequence: it is given as the outputs {name}.0 to {name}.{len(items.items) - 1}")
+        scope.note(
+            f"output {name!r} is a sequence: its {len(items.items)} items are the outputs {name}.0, {name}.1 ..."
+        )
         for i, item in enumerate(items.items):
             scope.graph.output(scope.item(item), f"{name}.{i}")
     except (DTypeError, OptionError, UnsupportedError) as error:

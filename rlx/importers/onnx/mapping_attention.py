@@ -171,17 +171,12 @@ def _attention(ctx: NodeContext) -> tuple[Mapped, ...]:
         seen = visible(ctx, q.shape[2], k.shape[2], offset, left, right)
         biases.append(mask_bias(ctx, seen, q.dtype))
     mode = ctx.integer("qk_matmul_output_mode", 0)
-    stage = _stage(ctx, mode) if ctx.wants(3) else None
+    if mode not in range(4):
+        ctx.fail(f"qk_matmul_output_mode={mode} is not known")
+    stage = mode if ctx.wants(3) else None
     scale = ctx.real("scale") if ctx.given("scale") else None
     y, scores = attend(ctx, q, k, v, biases, scale=scale, softcap=ctx.real("softcap", 0.0), scores_at=stage)
     return joined(ctx, y) if flat else y, k, v, scores
-
-
-def _stage(ctx: NodeContext, mode: int) -> int:
-    """What the output of scores holds; opsets 23 and 24 number the middle ones the other way round."""
-    if mode not in range(4):
-        ctx.fail(f"qk_matmul_output_mode={mode} is not known")
-    return mode
 
 
 def _widened(ctx: NodeContext, bias: Value, keys: Size) -> Value:
@@ -198,7 +193,7 @@ def _widened(ctx: NodeContext, bias: Value, keys: Size) -> Value:
 
 @onnx_op("LinearAttention", since=27)
 def _linear_attention(ctx: NodeContext) -> tuple[Mapped, ...]:
-    """A scan over time: state = decay * state + k (x) v, with v corrected by what the state says under the delta rule."""
+    """A scan over time: state = decay * state + k (x) v; the delta rule takes what the state says off v."""
     ctx.ignore("chunk_size")
     heads, own, rule = ctx.integer("q_num_heads"), ctx.integer("kv_num_heads"), ctx.text("update_rule", "gated_delta")
     if rule not in ("linear", "gated", "delta", "gated_delta") or own < 1 or heads % own:

@@ -96,10 +96,11 @@ def _decided(ctx: NodeContext, cond: Value, ranks: list[list[int]]) -> int | Non
     if ranks[0] == ranks[1] or cond.node is None or not isinstance(cond.node.op, Equal):
         return None
     sides = [known_items(v) for v in cond.node.inputs]
-    if any(len(items) != 1 or items[0] is None for items in sides):
+    if any(len(items) != 1 for items in sides):
         return None
     (a,), (b,) = sides
-    assert a is not None and b is not None
+    if a is None or b is None:
+        return None
     ctx.graph.guards.append(Guard(a, b, f"node {ctx.label!r} takes its then_branch"))
     ctx.note(f"takes its then_branch in every run, which must have {a} equal to {b}: its branches differ in rank")
     return 0
@@ -136,7 +137,8 @@ def _loop(ctx: NodeContext) -> tuple[Mapped, ...]:
     scope, body = scope_of(ctx), ctx.subgraph("body")
     carries = len(ctx.node.inputs) - 2
     if len(body.inputs) != carries + 2 or len(body.outputs) < carries + 1:
-        raise ShapeError(f"loop: the body has {len(body.inputs)} inputs and {len(body.outputs)} outputs; {carries} carries")
+        given = f"{len(body.inputs)} inputs and {len(body.outputs)} outputs"
+        raise ShapeError(f"loop: the body has {given}, which does not fit {carries} carries")
     first = ctx.known(1) if ctx.has(1) else static_array(True, BOOL)
     state = scope.run.result.snapshot()
     lists = any(scope.sequence(name) is not None for name in ctx.node.inputs[2:])
@@ -387,5 +389,3 @@ def _scan(
     closed = region.close(formal, captured)
     op = Scan(len(initial), len(sequences))
     return scope.graph.add(op, *initial, *sequences, *captured, provenance=(ctx.label,), regions=[closed])
-
-

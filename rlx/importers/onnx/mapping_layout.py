@@ -377,8 +377,9 @@ def _slice_by_data(ctx: NodeContext, x: Value) -> Value:
     """Starts and ends that are run-time data: brought into range in the run, then sizes that it decides."""
     i64 = DTYPES["i64"]
     starts, ends = (ctx.cast(ctx.value(i), i64) for i in (1, 2))
-    count = starts.shape[0]
-    axes = ctx.ints_of(3, "the axes") if ctx.has(3) else tuple(range(count)) if isinstance(count, int) else ()
+    axes = ctx.ints_of(3, "the axes") if ctx.has(3) else tuple(range(x.rank))
+    if not ctx.has(3) and isinstance(starts.shape[0], int):
+        axes = axes[: starts.shape[0]]
     steps = ctx.ints_of(4, "the steps") if ctx.has(4) else (1,) * len(axes)
     if same(starts.shape[0], len(axes)) is False or not len(axes) == len(steps):
         raise ShapeError(f"slice: starts {starts.type}, axes {axes} and steps {steps} differ in length")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, onnx_op
+from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, UnsupportedError, onnx_op
 from rlx.importers.onnx.mapping_quant import recurrent_attributes, zero_points
 from rlx.importers.onnx.mapping_window import conv_attributes, window_attributes
 from rlx.ir.dtype import DTYPES
@@ -31,10 +31,6 @@ from rlx.ops.reduction import ReduceMean, ReduceSum
 F32, I32, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["u8"]
 
 
-def ms_op(name: str, static: tuple[int, ...] = ()) -> Any:
-    return onnx_op(name, domain=MICROSOFT, static=static)
-
-
 def _plus(ctx: NodeContext, x: Value, i: int) -> Value:
     """x plus optional input i."""
     return ctx.add(Add(), x, ctx.value(i)) if ctx.has(i) else x
@@ -43,8 +39,8 @@ def _plus(ctx: NodeContext, x: Value, i: int) -> Value:
 # ---- contraction and activations
 
 
-@ms_op("FusedMatMul")
-@ms_op("TransposeMatMul")
+@onnx_op("FusedMatMul", domain=MICROSOFT)
+@onnx_op("TransposeMatMul", domain=MICROSOFT)
 def _fused_matmul(ctx: NodeContext) -> Mapped:
     a, b = ctx.value(0), ctx.value(1)
     if ctx.flag("transBatchA") or ctx.flag("transBatchB"):
@@ -58,28 +54,28 @@ def _turned(ctx: NodeContext, x: Value) -> Value:
     return x if x.rank < 2 else ctx.transpose(x, *range(x.rank - 2), x.rank - 1, x.rank - 2)
 
 
-@ms_op("Gelu")
+@onnx_op("Gelu", domain=MICROSOFT)
 def _gelu(ctx: NodeContext) -> Mapped:
     return ctx.add(activation.Gelu("none"), ctx.value())
 
 
-@ms_op("FastGelu")
+@onnx_op("FastGelu", domain=MICROSOFT)
 def _fast_gelu(ctx: NodeContext) -> Mapped:
     return ctx.add(activation.Gelu("tanh"), _plus(ctx, ctx.value(), 1))
 
 
-@ms_op("BiasGelu")
+@onnx_op("BiasGelu", domain=MICROSOFT)
 def _bias_gelu(ctx: NodeContext) -> Mapped:
     return ctx.add(activation.Gelu("none"), _plus(ctx, ctx.value(), 1))
 
 
-@ms_op("QuickGelu")
+@onnx_op("QuickGelu", domain=MICROSOFT)
 def _quick_gelu(ctx: NodeContext) -> Mapped:
     x, alpha = ctx.value(), ctx.real("alpha", 1.702)
     return ctx.add(Mul(), x, ctx.add(Sigmoid(), ctx.add(Mul(), x, ctx.constant(alpha, x.dtype))))
 
 
-@ms_op("BiasSplitGelu")
+@onnx_op("BiasSplitGelu", domain=MICROSOFT)
 def _bias_split_gelu(ctx: NodeContext) -> Mapped:
     x = _plus(ctx, ctx.value(), 1)
     half = x.shape[2] // 2
@@ -88,7 +84,7 @@ def _bias_split_gelu(ctx: NodeContext) -> Mapped:
     return ctx.add(Mul(), left, ctx.add(activation.Gelu("none"), right))
 
 
-@ms_op("BiasSoftmax")
+@onnx_op("BiasSoftmax", domain=MICROSOFT)
 def _bias_softmax(ctx: NodeContext) -> Mapped:
     axis = ctx.integer("axis", 1)
     ctx.ignore("is_inner_broadcast")
@@ -119,11 +115,10 @@ def _activated(ctx: NodeContext, x: Value) -> Value:
             return ctx.add(Clip(*given[:2]), x)
         case "HardSigmoid":
             return ctx.add(activation.HardSigmoid(*given[:2]), x)
-        case _:
-            ctx.fail(f"activation={name!r} is not one of {', '.join(_ACTIVATIONS)}")
+    raise UnsupportedError(f"activation={name!r} is not one of {', '.join(_ACTIVATIONS)}")
 
 
-@ms_op("FusedConv")
+@onnx_op("FusedConv", domain=MICROSOFT)
 def _fused_conv(ctx: NodeContext) -> Mapped:
     x, w = ctx.value(0), ctx.value(1)
     bias = [ctx.value(2)] if ctx.has(2) else []
@@ -131,7 +126,7 @@ def _fused_conv(ctx: NodeContext) -> Mapped:
     return _activated(ctx, _plus(ctx, y, 3))
 
 
-@ms_op("NhwcConv")
+@onnx_op("NhwcConv", domain=MICROSOFT)
 def _nhwc_conv(ctx: NodeContext) -> Mapped:
     """x [N, H, W, C], w [O, H, W, C / groups]."""
     x, w = (_channels_first(ctx, ctx.value(i)) for i in (0, 1))
@@ -164,7 +159,7 @@ def _inverse_root(ctx: NodeContext, x: Value, axis: int, epsilon: float) -> Valu
     return ctx.add(Reciprocal(), ctx.add(Sqrt(), ctx.add(Add(), mean, ctx.constant(epsilon, F32))))
 
 
-@ms_op("SkipLayerNormalization")
+@onnx_op("SkipLayerNormalization", domain=MICROSOFT)
 def _skip_layer_norm(ctx: NodeContext) -> tuple[Mapped, ...]:
     """x + skip (+ bias), normalised; output 3 is that sum."""
     total = _plus(ctx, ctx.add(Add(), ctx.value(0), ctx.value(1)), 4)
@@ -172,13 +167,13 @@ def _skip_layer_norm(ctx: NodeContext) -> tuple[Mapped, ...]:
     return ctx.add(LayerNorm(-1, ctx.real("epsilon", 1e-12)), total, ctx.value(2), *beta), None, None, total
 
 
-@ms_op("SkipSimplifiedLayerNormalization")
+@onnx_op("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def _skip_simplified(ctx: NodeContext) -> tuple[Mapped, ...]:
     total = _plus(ctx, ctx.add(Add(), ctx.value(0), ctx.value(1)), 3)
     return ctx.add(RmsNorm(-1, ctx.real("epsilon", 1e-12)), total, ctx.value(2)), None, None, total
 
 
-@ms_op("EmbedLayerNormalization")
+@onnx_op("EmbedLayerNormalization", domain=MICROSOFT)
 def _embed(ctx: NodeContext) -> tuple[Mapped, ...]:
     """Word, position and segment embeddings, summed and normalised; then how long each mask is."""
     ids = ctx.value(0)
@@ -206,7 +201,7 @@ def _embed(ctx: NodeContext) -> tuple[Mapped, ...]:
 # ---- quantised
 
 
-@ms_op("MatMulNBits")
+@onnx_op("MatMulNBits", domain=MICROSOFT)
 def _matmul_nbits(ctx: NodeContext) -> Mapped:
     """x @ w^T with w [N, K] in blocks along K of 4 or 8 bits, dequantised as a tensor of its own."""
     n, k = ctx.integer("N"), ctx.integer("K")
@@ -260,7 +255,7 @@ def _scaled(ctx: NodeContext, sums: Value, a_scale: Value, b_scale: Value) -> Va
     return ctx.add(Mul(), ctx.cast(sums, F32), ctx.add(Mul(), ctx.reshape(a_scale), b_scale))
 
 
-@ms_op("DynamicQuantizeMatMul")
+@onnx_op("DynamicQuantizeMatMul", domain=MICROSOFT)
 def _dynamic_quantize_matmul(ctx: NodeContext) -> Mapped:
     """x quantised on the fly, times quantised weights."""
     b = ctx.value(1)
@@ -274,7 +269,7 @@ def _one_axis(ctx: NodeContext, zero: Value) -> Value:
     return ctx.reshape(zero) if numel(zero.shape) == 1 else zero
 
 
-@ms_op("MatMulIntegerToFloat")
+@onnx_op("MatMulIntegerToFloat", domain=MICROSOFT)
 def _matmul_integer_to_float(ctx: NodeContext) -> Mapped:
     a, b = ctx.value(0), ctx.value(1)
     zeros = zero_points(ctx, (4, 0), (5, 1))
@@ -306,28 +301,28 @@ def _q_binary(op: type[Op]) -> Any:
     return handler
 
 
-ms_op("QLinearAdd")(_q_binary(Add))
-ms_op("QLinearMul")(_q_binary(Mul))
+onnx_op("QLinearAdd", domain=MICROSOFT)(_q_binary(Add))
+onnx_op("QLinearMul", domain=MICROSOFT)(_q_binary(Mul))
 
 
-@ms_op("QLinearSigmoid")
+@onnx_op("QLinearSigmoid", domain=MICROSOFT)
 def _q_sigmoid(ctx: NodeContext) -> Mapped:
     return _quantized(ctx, ctx.add(Sigmoid(), _dequantized(ctx, 0)), 3)
 
 
-@ms_op("QLinearLeakyRelu")
+@onnx_op("QLinearLeakyRelu", domain=MICROSOFT)
 def _q_leaky_relu(ctx: NodeContext) -> Mapped:
     return _quantized(ctx, ctx.add(activation.LeakyRelu(ctx.real("alpha", 0.01)), _dequantized(ctx, 0)), 3)
 
 
-@ms_op("QLinearSoftmax")
+@onnx_op("QLinearSoftmax", domain=MICROSOFT)
 def _q_softmax(ctx: NodeContext) -> Mapped:
     if ctx.integer("opset", 13) < 13:
         ctx.fail("the softmax of opsets below 13 is not supported")
     return _quantized(ctx, ctx.add(Softmax(ctx.integer("axis", -1)), _dequantized(ctx, 0)), 3)
 
 
-@ms_op("QLinearGlobalAveragePool")
+@onnx_op("QLinearGlobalAveragePool", domain=MICROSOFT)
 def _q_global_average_pool(ctx: NodeContext) -> Mapped:
     x = _dequantized(ctx, 0)
     last = ctx.flag("channels_last")
@@ -335,7 +330,7 @@ def _q_global_average_pool(ctx: NodeContext) -> Mapped:
     return _quantized(ctx, _channels_last(ctx, y) if last else y, 3)
 
 
-@ms_op("QLinearAveragePool")
+@onnx_op("QLinearAveragePool", domain=MICROSOFT)
 def _q_average_pool(ctx: NodeContext) -> Mapped:
     x, last = _dequantized(ctx, 0), ctx.flag("channels_last")
     x = _channels_first(ctx, x) if last else x
@@ -344,20 +339,20 @@ def _q_average_pool(ctx: NodeContext) -> Mapped:
     return _quantized(ctx, _channels_last(ctx, y) if last else y, 3)
 
 
-@ms_op("QLinearReduceMean", static=(5,))
+@onnx_op("QLinearReduceMean", static=(5,), domain=MICROSOFT)
 def _q_reduce_mean(ctx: NodeContext) -> Mapped:
     axes = ctx.ints("axes", ()) or None
     return _quantized(ctx, ctx.add(ReduceMean(axes, ctx.flag("keepdims", 1)), _dequantized(ctx, 0)), 3)
 
 
-@ms_op("QLinearConcat")
+@onnx_op("QLinearConcat", domain=MICROSOFT)
 def _q_concat(ctx: NodeContext) -> Mapped:
     """Inputs: scale and zero of the result, then data, scale and zero of each part."""
     parts = [_dequantized(ctx, i) for i in range(2, len(ctx.node.inputs), 3)]
     return _quantized(ctx, ctx.add(Concat(ctx.integer("axis")), *parts), 0, 2)
 
 
-@ms_op("QuantizeLinear")
+@onnx_op("QuantizeLinear", domain=MICROSOFT)
 def _quantize(ctx: NodeContext) -> Mapped:
     if numel(ctx.type(1).shape) == 1:
         return _quantized(ctx, ctx.value(), 1)
@@ -366,7 +361,7 @@ def _quantize(ctx: NodeContext) -> Mapped:
     return ctx.add(Quantize(ctx.integer("axis", 1), 0, to), *operands)
 
 
-@ms_op("DequantizeLinear")
+@onnx_op("DequantizeLinear", domain=MICROSOFT)
 def _dequantize(ctx: NodeContext) -> Mapped:
     operands = [ctx.value(i) for i in range(3) if ctx.has(i)]
     one = numel(operands[1].shape) == 1
@@ -376,7 +371,7 @@ def _dequantize(ctx: NodeContext) -> Mapped:
     return ctx.add(Dequantize(None if one else axis, 0, operands[1].dtype), *operands)
 
 
-@ms_op("DynamicQuantizeLSTM")
+@onnx_op("DynamicQuantizeLSTM", domain=MICROSOFT)
 def _dynamic_quantize_lstm(ctx: NodeContext) -> tuple[Mapped, ...]:
     """An LSTM whose weights w [D, I, 4 H] and r [D, H, 4 H] are quantised; x and h are quantised on the fly."""
     w, r = (_recurrent_weight(ctx, at, scale) for at, scale in ((1, 8), (2, 10)))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.importers.onnx.mapping import Mapped, NodeContext
+from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, onnx_op
 from rlx.importers.onnx.mapping_attention import attend, joined, mask_bias, split_heads, visible, with_past
-from rlx.importers.onnx.mapping_microsoft import ms_op
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, exact_div, max_size, same
@@ -56,14 +55,14 @@ def _scale(ctx: NodeContext) -> float | None:
 # ---- attention with the projection in front
 
 
-@ms_op("Attention")
+@onnx_op("Attention", domain=MICROSOFT)
 def _attention(ctx: NodeContext) -> tuple[Mapped, ...]:
     qkv = ctx.add(MatMul(), ctx.value(0), ctx.value(1))
     qkv = ctx.add(Add(), qkv, ctx.value(2)) if ctx.has(2) else qkv
     return _projected(ctx, qkv, mask=3, past=4, bias=5)
 
 
-@ms_op("QAttention")
+@onnx_op("QAttention", domain=MICROSOFT)
 def _q_attention(ctx: NodeContext) -> tuple[Mapped, ...]:
     zeros = [ctx.reshape(ctx.value(6)) if ctx.has(6) else ctx.constant(0, ctx.type(0).dtype)]
     if ctx.has(7):
@@ -90,9 +89,7 @@ def _projected(ctx: NodeContext, qkv: Value, mask: int, past: int, bias: int) ->
     q, k, v = (split_heads(ctx, part, heads) for part in ctx.add_all(Split(2, tuple(sizes)), qkv))
     if ctx.has(past):
         before = ctx.add_all(Split(0, (1, 1)), ctx.value(past))
-        k, v = (
-            with_past(ctx, ctx.reshape(p, *p.shape[1:]), x) for p, x in zip(before, (k, v), strict=True)
-        )
+        k, v = (with_past(ctx, ctx.reshape(p, *p.shape[1:]), x) for p, x in zip(before, (k, v), strict=True))
     biases = _padding(ctx, mask, q.shape[0], k.shape[2], lowest)
     if ctx.flag("unidirectional"):
         biases.append(_causal(ctx, q.shape[2], k.shape[2], lowest))
@@ -109,7 +106,7 @@ def _projected(ctx: NodeContext, qkv: Value, mask: int, past: int, bias: int) ->
 # ---- attention of given q, k and v
 
 
-@ms_op("MultiHeadAttention")
+@onnx_op("MultiHeadAttention", domain=MICROSOFT)
 def _multi_head(ctx: NodeContext) -> tuple[Mapped, ...]:
     heads, lowest = ctx.integer("num_heads"), ctx.real("mask_filter_value", -10000.0)
     q, k, v = _heads_of(ctx, heads)
@@ -162,7 +159,7 @@ def _unpacked(ctx: NodeContext, x: Value, count: int) -> list[Value]:
 # ---- grouped queries with a cache
 
 
-@ms_op("GroupQueryAttention", static=(6,))
+@onnx_op("GroupQueryAttention", static=(6,), domain=MICROSOFT)
 def _group_query(ctx: NodeContext) -> tuple[Mapped, ...]:
     heads, own = ctx.integer("num_heads"), ctx.integer("kv_num_heads")
     if ctx.flag("smooth_softmax") or ctx.has(11) or any(ctx.has(i) for i in (12, 13)):
@@ -234,7 +231,7 @@ def _cached(ctx: NodeContext, past: Value | None, new: Value, before: Value, tot
     return ctx.add(Where(), ctx.reshape(filled, batch, 1, keys, 1), made, ctx.constant(0, made.dtype))
 
 
-@ms_op("RotaryEmbedding")
+@onnx_op("RotaryEmbedding", domain=MICROSOFT)
 def _rotary(ctx: NodeContext) -> Mapped:
     x, places, cos, sin = (ctx.value(i) for i in range(4))
     ctx.ignore("scale", "is_packed_batching")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, onnx_op
+from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, UnsupportedError, onnx_op
 from rlx.importers.onnx.ml_scores import label_by, labels_of, second_class, transformed
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Value
@@ -104,7 +104,7 @@ def _kernel(ctx: NodeContext, x: Value, vectors: np.ndarray[tuple[int, int], np.
         return ctx.add(Pow(), moved, c(degree))
     if kind == "SIGMOID":
         return ctx.add(Tanh(), moved)
-    ctx.fail(f"kernel_type={kind!r} is not known")
+    raise UnsupportedError(f"kernel_type={kind!r} is not known")
 
 
 @onnx_op("SVMRegressor", domain=ML)
@@ -140,10 +140,10 @@ def _svm_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes)]
     weights = np.zeros((count, len(pairs)), np.float32)
     votes = np.zeros((2, len(pairs), classes), np.float32)
-    for p, (i, j) in enumerate(pairs):
-        weights[starts[i] : starts[i + 1], p] = coefficients[j - 1, starts[i] : starts[i + 1]]
-        weights[starts[j] : starts[j + 1], p] = coefficients[i, starts[j] : starts[j + 1]]
-        votes[0, p, i] = votes[1, p, j] = 1
+    for n, (i, j) in enumerate(pairs):
+        weights[starts[i] : starts[i + 1], n] = coefficients[j - 1, starts[i] : starts[i + 1]]
+        weights[starts[j] : starts[j + 1], n] = coefficients[i, starts[j] : starts[j + 1]]
+        votes[0, n, i] = votes[1, n, j] = 1
     products = ctx.add(MatMul(), _kernel(ctx, x, vectors), ctx.graph.constant(weights))
     sides = ctx.add(Add(), products, ctx.constant(ctx.floats("rho"), F32))
     first = ctx.cast(ctx.add(Greater(), sides, ctx.constant(0, F32)), F32)
@@ -204,9 +204,7 @@ def _imputer(ctx: NodeContext) -> Mapped:
     kind = "float" if x.dtype.is_float else "int64"
     read = ctx.floats if x.dtype.is_float else ctx.ints
     values = read(f"imputed_value_{kind}s", ())
-    replaced = (
-        ctx.real("replaced_value_float", 0.0) if x.dtype.is_float else ctx.integer("replaced_value_int64", 0)
-    )
+    replaced = ctx.real("replaced_value_float", 0.0) if x.dtype.is_float else ctx.integer("replaced_value_int64", 0)
     if not values:
         ctx.fail(f"imputed_value_{kind}s is missing")
     if replaced != replaced:

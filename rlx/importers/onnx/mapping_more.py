@@ -9,12 +9,12 @@ from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_
 from rlx.importers.onnx.mapping_window import window_attributes
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
-from rlx.ir.shape import Dim, Size, numel
+from rlx.ir.shape import Size, numel
 from rlx.ops import bitwise, group_norm, mask, pool_more, space, trigonometry
 from rlx.ops.base import Op, axis_of
 from rlx.ops.einsum import Einsum
 from rlx.ops.elementwise import Less, Where
-from rlx.ops.layout import Expand, Reshape
+from rlx.ops.layout import Expand, Full, Reshape
 from rlx.ops.misc import BitCast, Det
 from rlx.ops.rotary import RotaryEmbedding
 from rlx.ops.sample import AffineGrid, DeformConv, GridSample
@@ -303,9 +303,7 @@ def _deform_conv(ctx: NodeContext) -> Mapped:
     operands = [x, w, offset]
     if bias is None and scale is not None:
         channels = w.shape[0]
-        if isinstance(channels, Dim):
-            ctx.fail("a mask without a bias needs a known number of output channels")
-        bias = ctx.constant([0] * channels, x.dtype)
+        bias = ctx.add(Full((channels,), 0, x.dtype))
     operands += [v for v in (bias, scale) if v is not None]
     return ctx.add(op, *operands)
 

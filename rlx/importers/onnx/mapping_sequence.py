@@ -1,11 +1,11 @@
-"""ONNX sequences and optionals: lists of tensors known one by one at import, so that nothing of them is left after it."""
+"""ONNX sequences and optionals: lists of tensors known one by one at import."""
 
 from __future__ import annotations
 
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import TAINTED, Link, ListOf, Mapped, NodeContext, onnx_op
 from rlx.importers.onnx.mapping_control import scope_of
-from rlx.importers.onnx.symbolic import static_array
+from rlx.importers.onnx.symbolic import LIMIT, static_array
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, ceildiv
@@ -76,6 +76,8 @@ def _split(ctx: NodeContext) -> Mapped:
     n = x.shape[axis]
     if not isinstance(n, int):
         ctx.fail(f"the axis of size {n} gives a number of parts that depends on the run; fix it with dims")
+    if n > LIMIT:
+        ctx.fail(f"the axis of size {n} may give more than {LIMIT} parts")
     if not ctx.has(1):
         parts: list[Size] = [1] * n
     elif ctx.type(1).rank == 0:
@@ -145,5 +147,3 @@ def _get_element(ctx: NodeContext) -> Mapped:
     if items is not None and not items.items:
         ctx.fail("the optional is empty")
     return _link(ctx, 0)
-
-

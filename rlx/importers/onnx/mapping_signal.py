@@ -134,4 +134,6 @@ def _bernoulli(ctx: NodeContext) -> Mapped:
 
 @onnx_op("Multinomial", since=7)
 def _multinomial(ctx: NodeContext) -> Mapped:
-    return ctx.add(Multinomial(ctx.integer("sample_size", 1), element_dtype(ctx.integer("dtype", 6)), _seed(ctx)), ctx.value())
+    return ctx.add(
+        Multinomial(ctx.integer("sample_size", 1), element_dtype(ctx.integer("dtype", 6)), _seed(ctx)), ctx.value()
+    )

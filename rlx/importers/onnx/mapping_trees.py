@@ -37,12 +37,12 @@ class _Trees:
     roots: list[int] = field(default_factory=list)
     weights: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
 
-    def node(self, feature: int, threshold: float, mode: int, yes: int, no: int, missing: bool) -> int:
+    def node(self, feature: int, threshold: float, mode: int, ends: tuple[int, int], missing: bool) -> int:
         self.feature.append(feature)
         self.threshold.append(threshold)
         self.mode.append(mode)
-        self.yes.append(yes)
-        self.no.append(no)
+        self.yes.append(ends[0])
+        self.no.append(ends[1])
         self.missing.append(missing)
         return len(self.mode) - 1
 
@@ -129,8 +129,8 @@ def _numbered(ctx: NodeContext, prefix: str) -> _Trees:
         mode = _MODES.get(modes[n])
         if mode is None:
             ctx.fail(f"the node mode {modes[n]!r} is not supported")
-        ends = [0, 0] if mode == 0 else [places.get((tree, yes[n]), -1), places.get((tree, no[n]), -1)]
-        trees.node(features[n] if mode else 0, values[n], mode, *ends, bool(missing[n]))
+        ends = (0, 0) if mode == 0 else (places.get((tree, yes[n]), -1), places.get((tree, no[n]), -1))
+        trees.node(features[n] if mode else 0, values[n], mode, ends, bool(missing[n]))
         if n == 0 or tree != tree_ids[n - 1]:
             trees.roots.append(n)  # a tree starts with its root
     ids = ctx.ints("class_ids" if prefix == "class" else "target_ids")
@@ -214,7 +214,9 @@ def _binary(
     limit = ctx.constant(0.5 if positive and len(labels) == 2 else 0.0, raw.dtype)
     above = ctx.reshape(ctx.add(Greater(), score, limit), raw.shape[0])
     if len(labels) == 1:
-        return label_by(ctx, above, (0, 1)), ctx.cast(transformed(ctx, score, post if post == "PROBIT" else "NONE"), F32)
+        return label_by(ctx, above, (0, 1)), ctx.cast(
+            transformed(ctx, score, post if post == "PROBIT" else "NONE"), F32
+        )
     if second:
         return label_by(ctx, above, labels), ctx.cast(transformed(ctx, raw, post), F32)
     return label_by(ctx, above, labels), ctx.cast(second_class(ctx, score, post, one_minus=positive), F32)
@@ -225,7 +227,7 @@ def _binary(
 
 @onnx_op("TreeEnsemble", since=5, domain=ML)
 def _tree_ensemble(ctx: NodeContext) -> Mapped:
-    x, trees = ctx.value(), _Trees()
+    x, trees = _input(ctx), _Trees()
     aggregate, post = ctx.integer("aggregate_function", 1), ctx.integer("post_transform", 0)
     if aggregate not in range(4) or post not in range(5):
         ctx.fail(f"aggregate_function={aggregate} or post_transform={post} is not known")
@@ -246,13 +248,10 @@ def _tree_ensemble(ctx: NodeContext) -> Mapped:
         mode = int(modes[n])  # 0 LEQ, 1 LT, 2 GTE, 3 GT, 4 EQ, 5 NEQ, 6 MEMBER
         if not 0 <= mode <= 6:
             ctx.fail(f"the node mode {mode} is not known")
-        ends = [
-            yes[n] + (count if yes_leaf[n] else 0),
-            no[n] + (count if no_leaf[n] else 0),
-        ]
-        trees.node(features[n], float(splits[n]), min(mode, 4) + 1 if mode == 6 else mode + 1, *ends, bool(missing[n]))
+        ends = yes[n] + (count if yes_leaf[n] else 0), no[n] + (count if no_leaf[n] else 0)
+        trees.node(features[n], float(splits[n]), min(mode, 4) + 1 if mode == 6 else mode + 1, ends, bool(missing[n]))
     for target, weight in zip(targets, weights.tolist(), strict=True):
-        leaf = trees.node(0, 0.0, 0, 0, 0, False)
+        leaf = trees.node(0, 0.0, 0, (0, 0), False)
         trees.weights[leaf] = [(target, weight)]
     _spread_sets(ctx, trees, [n for n in range(count) if modes[n] == 6], sets)
     trees.roots.extend(ctx.ints("tree_roots"))
@@ -285,5 +284,5 @@ def _spread_sets(ctx: NodeContext, trees: _Trees, nodes: list[int], sets: list[l
     for n, members in zip(nodes, sets, strict=False):
         after = trees.no[n]
         for value in reversed(members[1:]):
-            after = trees.node(trees.feature[n], value, MODES.index("eq"), trees.yes[n], after, trees.missing[n])
+            after = trees.node(trees.feature[n], value, MODES.index("eq"), (trees.yes[n], after), trees.missing[n])
         trees.threshold[n], trees.mode[n], trees.no[n] = members[0] if members else np.nan, MODES.index("eq"), after

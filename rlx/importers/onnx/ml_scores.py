@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.importers.onnx.mapping import NodeContext
+from rlx.importers.onnx.mapping import NodeContext, UnsupportedError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ops.elementwise import Abs, Add, Div, Exp, Greater, Log, Mul, Neg, Sigmoid, Sign, Sqrt, Sub, Where
@@ -52,7 +52,7 @@ def transformed(ctx: NodeContext, scores: Value, post: str) -> Value:
             return _softmax_zero(ctx, scores)
         case "PROBIT":
             return _probit(ctx, scores)
-    ctx.fail(f"post_transform={post!r} is not known")
+    raise UnsupportedError(f"post_transform={post!r} is not known")
 
 
 def _softmax_zero(ctx: NodeContext, x: Value) -> Value:

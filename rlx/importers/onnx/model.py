@@ -17,6 +17,7 @@ from rlx.importers.onnx.wire import (
     MAX_DEPTH,
     MAX_DIMS,
     MAX_LIST_BYTES,
+    MAX_NODES,
     MAX_TEXT_BYTES,
     FieldSpan,
     Reader,
@@ -197,6 +198,7 @@ class _Parser:
         self.reader = Reader(source)
         self.text = self.reader.text
         # Short messages recur, often a thousand times: they are parsed once, and their (immutable) values shared.
+        self.nodes = 0
         self._attributes: dict[bytes, Attribute] = {}
         self._types: dict[bytes, ValueInfo] = {}
 
@@ -259,6 +261,7 @@ class _Parser:
         infos: list[ValueInfo] = []
         for number, _, first, last, _ in reader.scan(start, end, schema.GRAPH):
             if number == 1:
+                self.count_node(first)
                 nodes.append(self.node(first, last, depth))
             elif number == 2:
                 name = self.text(first, last, "GraphProto.name")
@@ -275,6 +278,11 @@ class _Parser:
         return GraphProto(
             name, tuple(nodes), initializers, tuple(inputs), tuple(outputs), {info.name: info for info in infos}
         )
+
+    def count_node(self, start: int) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            self.reader.fail("NodeProto", start, f"the file has more than the limit of {MAX_NODES} nodes")
 
     def node(self, start: int, end: int, depth: int) -> NodeProto:
         text = self.text
@@ -527,6 +535,7 @@ class _Parser:
             elif number in names:
                 names[number].append(text(first, last, f"FunctionProto.{schema.FUNCTION.names[number]}"))
             elif number == 7:
+                self.count_node(first)
                 nodes.append(self.node(first, last, 0))
             elif number == 9:
                 opsets.append((first, last))

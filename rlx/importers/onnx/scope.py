@@ -408,6 +408,8 @@ class Scope:
             self._taint(node)
         except RlxError as error:
             self._missing(node, str(error).removeprefix(f"node {self.label!r}: "))
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            self._missing(node, f"its attributes or inputs make no sense together: {type(error).__name__}: {error}")
         else:
             self._bind_all(node, outputs)
 
@@ -449,7 +451,8 @@ class Scope:
             raise UnsupportedError(f"functions call each other deeper than {MAX_CALLS}, or themselves")
         missing = [a for a in function.attributes if a not in node.attributes]
         if len(node.inputs) > len(function.inputs) or len(node.outputs) > len(function.outputs):
-            raise UnsupportedError(f"the function takes {len(function.inputs)} inputs and {len(function.outputs)} outputs")
+            counts = f"{len(function.inputs)} inputs and {len(function.outputs)} outputs"
+            raise UnsupportedError(f"the function takes {counts}; the node has more")
         self.run.calls.append(key)
         try:
             given = {a: node.attributes[a] for a in function.attributes if a not in missing}

@@ -23,6 +23,7 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "MAX_LIST_BYTES",
     "MAX_NAME_BYTES",
+    "MAX_NODES",
     "MAX_TENSOR_BYTES",
     "MAX_TEXT_BYTES",
     "ByteSource",
@@ -35,7 +36,8 @@ __all__ = [
 
 # Limits. Each is far above what real models hold and low enough that a hostile file can't exhaust memory or the stack.
 MAX_DEPTH = 32  # subgraphs or types inside each other (protobuf's own default of 100 messages is 33 subgraphs)
-MAX_FIELDS = 4_000_000  # known fields in one file, so also nodes, attributes and strings
+MAX_FIELDS = 4_000_000  # known fields in one file, so also attributes and strings
+MAX_NODES = 250_000  # nodes in one file, those of subgraphs and functions too
 MAX_HEADER_BYTES = 512 << 20  # strings and attribute lists read from one file, in all
 MAX_NAME_BYTES = 64 << 10  # names of values, nodes, ops, domains, files
 MAX_TEXT_BYTES = 16 << 20  # metadata values
