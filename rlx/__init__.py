@@ -22,6 +22,7 @@ _PUBLIC: dict[str, str] = {
     "TensorType": "rlx.ir.graph",
     "compile": "rlx.runtime.session",
     "errors": "rlx",
+    "estimate": "rlx",
     "load": "rlx.runtime.session",
     "ops": "rlx",
     "register": "rlx.ops.base",
@@ -45,7 +46,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A public name, or the function of an op (`rlx.softmax`)."""
-    if name in ("errors", "ops"):
+    if name in ("errors", "estimate", "ops"):
         return import_module(f"rlx.{name}")
     if name == "Graph":
         import_module("rlx.ops")  # the ops give graph values their arithmetic

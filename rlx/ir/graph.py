@@ -71,6 +71,7 @@ class Value:
     """
 
     __slots__ = ("data", "graph", "index", "kind", "name", "node", "type")
+    __array_ufunc__ = None  # `array + value` is left to the value
 
     def __init__(
         self, graph: Graph, type: TensorType, kind: str, name: str, node: Node | None = None, index: int = 0

@@ -117,6 +117,9 @@ class _Hashed(Expr):
     def _hash(self) -> int:
         return hash(self._key)
 
+    def __post_init__(self) -> None:
+        _ = self._hash  # now, when those of the parts are known: deep trees need no recursion
+
     def __hash__(self) -> int:
         return self._hash
 

@@ -36,7 +36,7 @@ __all__ = ["Target", "fuse"]
 
 CHEAP = 6  # operations that may be done again at each use rather than stored
 SMALL = 64 * 1024  # bytes that `prepare` may make out of fewer
-LARGEST = 300  # distinct sub-expressions in one kernel's expression
+LARGEST = 128  # distinct sub-expressions in one kernel's expression
 COSTS = {"exp": 10, "log": 10, "tanh": 12, "erf": 12, "sigmoid": 12, "sin": 14, "cos": 14, "pow": 24, "div": 4}
 COSTS |= {"sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8}
 

@@ -13,7 +13,7 @@ from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.plan import page, render
 from rlx.plan.check import check
-from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
+from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up, validate
 from rlx.plan.liveness import Schedule, Scratch, bound_extents, lifetimes, outside_buffers, schedule, size_of
 from rlx.plan.pack import Search, pack
 from rlx.plan.render import Totals
@@ -223,6 +223,7 @@ def make_plan(
     those of `pack`. What is included and lives for the whole run lies below everything else; with `shared`, params
     are included and lie where the forward plan has them.
     """
+    validate((), alignment)
     timeline = program if isinstance(program, Schedule) else schedule(program)
     if shared is not None:
         include = {*include, "params"}

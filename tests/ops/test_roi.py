@@ -12,8 +12,8 @@ from rlx.ir.graph import TensorType
 from rlx.ops.roi import MaxRoiPool, RoiAlign, RoiAlignAdaptive
 
 X = values((2, 3, 9, 7))
-ROIS = np.array([[0, 0, 6, 8], [1.5, 2.2, 5.7, 7.9], [-3, -2, 20, 4], [5, 1, 2, 6]], np.float32)
-BATCH = np.array([0, 1, 1, 0])
+ROIS = np.array([[0, 0, 6, 8], [1.5, 2.2, 5.7, 7.9], [-3, -2, 20, 4]], np.float32)
+BATCH = np.array([0, 1, 1])
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
@@ -21,7 +21,7 @@ BATCH = np.array([0, 1, 1, 0])
 @pytest.mark.parametrize("mode", ["avg", "max"])
 @pytest.mark.parametrize("samples", [0, 1, 2, 3])
 def test_roi_align(samples: int, mode: str, half_pixel: bool, scale: float) -> None:
-    """Regions inside, beyond the image and inside out, with a fixed number of samples or one that follows the region."""
+    """Regions inside and beyond the image, with a fixed number of samples or one that follows the region."""
     shared = ((2, 3), scale, mode, half_pixel)
     op = RoiAlign(*shared, samples) if samples else RoiAlignAdaptive(*shared)
     (y,) = check(op, X, ROIS, BATCH, static=(1,))
@@ -30,6 +30,12 @@ def test_roi_align(samples: int, mode: str, half_pixel: bool, scale: float) -> N
         sampling_ratio=samples, coordinate_transformation_mode="half_pixel" if half_pixel else "output_half_pixel",
     )[0]  # fmt: skip
     np.testing.assert_allclose(y, expected, rtol=3e-5, atol=3e-5)
+
+
+def test_a_region_inside_out_has_no_samples() -> None:
+    """Adaptive sampling gives 0 there (ONNX Runtime fails)."""
+    rois = np.array([[5, 1, 2, 6]], np.float32)
+    assert not check(RoiAlignAdaptive((2, 2)), X, rois, BATCH[:1])[0].any()
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.5])
@@ -44,7 +50,7 @@ def test_max_roi_pool(scale: float) -> None:
 def test_errors() -> None:
     """Images that do not exist stop the run; sizes, modes and types are checked."""
     with pytest.raises(ExecutionError, match="outside"):
-        RoiAlign().reference(X, ROIS, np.array([0, 2, 0, 0]))
+        RoiAlign().reference(X, ROIS, np.array([0, 2, 0]))
     with pytest.raises(ExecutionError, match="outside"):
         MaxRoiPool((1, 1)).reference(X, np.array([[2, 0, 0, 1, 1]], np.float32))
     x, rois, i = (

@@ -16,8 +16,8 @@ import rlx
 from rlx.errors import OptionError, RlxError
 
 PUBLIC = [
-    "CompileOptions", "CompiledGraph", "Dim", "Graph", "Op", "Session", "TensorType", "compile", "errors", "load",
-    "ops", "register",
+    "CompileOptions", "CompiledGraph", "Dim", "Graph", "Op", "Session", "TensorType", "compile", "errors", "estimate",
+    "load", "ops", "register",
 ]  # fmt: skip
 
 OPTIONS = [

@@ -132,22 +132,26 @@ class Emitter:
 
     def hoist(self, e: Expr, inner: frozenset[Var], scope: Scope) -> None:
         """Computes, in `scope`, every largest part of `e` that does not depend on the inner variables."""
-        if isinstance(e, Const | Var | SizeOf):
-            return
-        if not (self.depends(e) & (inner | RESULT)):
-            self.value(e, scope)
-            return
-        if isinstance(e, Load):
-            index = affine(e.indices[0])
-            self._base(e, index, inner, scope)
-            for term in index.coefs:
-                self.hoist(term, inner, scope)
-            if e.where is not None:
-                self.hoist(e.where, inner, scope)
-            return
-        bound = inner | frozenset(e.vars) if isinstance(e, Reduce) else inner
-        for child in children(e):
-            self.hoist(child, bound, scope)
+        seen: set[tuple[Expr, frozenset[Var]]] = set()  # parts are shared: each is visited once
+
+        def visit(x: Expr, inner: frozenset[Var]) -> None:
+            if isinstance(x, Const | Var | SizeOf) or (x, inner) in seen:
+                return
+            seen.add((x, inner))
+            if not (self.depends(x) & (inner | RESULT)):
+                self.value(x, scope)
+                return
+            if isinstance(x, Load):
+                index = affine(x.indices[0])
+                self._base(x, index, inner, scope)
+                for part in (*index.coefs, *(() if x.where is None else (x.where,))):
+                    visit(part, inner)
+                return
+            bound = inner | frozenset(x.vars) if isinstance(x, Reduce) else inner
+            for child in children(x):
+                visit(child, bound)
+
+        visit(e, inner)
 
     def _base(self, e: Load, index: Affine, inner: frozenset[Var], scope: Scope) -> None:
         """The address of the part of the index that does not depend on the inner variables."""

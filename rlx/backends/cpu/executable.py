@@ -33,7 +33,7 @@ log = logging.getLogger("rlx")
 
 Shapes = tuple[tuple[int, ...], ...]
 
-KEPT_BINDINGS = 16  # a binding is some 20 kB; a model that alternates between this many shapes never binds again
+KEPT_BINDINGS = 128  # a binding is some 20 kB; a model that alternates between this many shapes never binds again
 LONG_RUN = 8  # chunks, of some 50 µs at most, from which a run lets other Python threads go on
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
 WRITTEN_OUT = 1  # left in the state block's VALUE by a run that wrote into the caller's arrays; any run resets it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ __all__ = ["emit", "is_short", "side_by_side"]
 
 SHORT = 16  # elements below which a reduction is not worth vectors of its own
 UNROLL = 4  # independent accumulators of a vector reduction
+BLOCK = 512  # turns after which the accumulators of a float sum are added to the total
+
+Turn = Callable[[str, list[str]], list[str]]
 
 
 def emit(emitter: Emitter, e: Reduce, scope: Scope) -> Value:
@@ -57,6 +61,22 @@ def _neutral(e: Reduce) -> int | float:
     return scalar.extreme(e.kind, e.dtype)
 
 
+def _loop(
+    f: Function, e: Reduce, stop: tuple[str, str], step: int, carried: Sequence[tuple[str, str]], turn: Turn
+) -> list[str]:
+    """A loop that carries accumulators. Float sums restart every `BLOCK` turns, so that long ones keep their precision."""
+    start, end = stop
+    if e.kind != "add" or not e.dtype.is_float:
+        return f.loop(start, end, step, carried, turn)
+
+    def block(i: str, totals: list[str]) -> list[str]:
+        fresh = [(ty, constant(0.0, ty)) for ty, _ in carried]
+        parts = f.loop(i, f.min(f.add(i, BLOCK * step, "i64"), end, "i64"), step, fresh, turn)
+        return [f.add(total, part, ty) for total, part, (ty, _) in zip(totals, parts, carried, strict=True)]
+
+    return f.loop(start, end, BLOCK * step, carried, block)
+
+
 def _combine(emitter: Emitter, kind: str, acc: str, x: str, dtype: DType, w: int) -> str:
     """Takes x into the accumulator: in this order, the test for NaN is not part of the chain of dependences."""
     return scalar.apply(emitter.f, kind, [x, acc], dtype, w)
@@ -87,7 +107,7 @@ def _reduce_loop(emitter: Emitter, e: Reduce, scope: Scope, w: int) -> str:
                 emitter.hoist(e.body, frozenset(e.vars[depth + 1 :]), inside)
             return [nest(depth + 1, inside, carried[0])]
 
-        return emitter.f.loop(0, emitter.size(e.extents[depth]), 1, [(ty, acc)], turn)[0]
+        return _loop(emitter.f, e, ("0", emitter.size(e.extents[depth])), 1, [(ty, acc)], turn)[0]
 
     return nest(0, scope, start)
 
@@ -140,7 +160,7 @@ def _reduce_row(emitter: Emitter, e: Reduce, scope: Scope) -> str:
             return out
 
         vectors, tail = accs[:-1], accs[-1]
-        vectors = f.loop(0, whole, block, [(ty, a) for a in vectors], step)
+        vectors = _loop(f, e, ("0", whole), block, [(ty, a) for a in vectors], step)
         vectors[:1] = f.loop(whole, single, w, [(ty, vectors[0])], step)
         if rest is not None:
             if rest:  # the last vector again, without the lanes that are counted already
@@ -165,7 +185,7 @@ def _reduce_row(emitter: Emitter, e: Reduce, scope: Scope) -> str:
             return nest(depth + 1, inside, carried)
 
         typed = [(ty, a) for a in accs[:-1]] + [(sty, accs[-1])]
-        return f.loop(0, emitter.size(e.extents[depth]), 1, typed, turn)
+        return _loop(f, e, ("0", emitter.size(e.extents[depth])), 1, typed, turn)
 
     *vectors, tail = nest(0, scope, [start] * UNROLL + [sstart])
     while len(vectors) > 1:

@@ -135,7 +135,7 @@ def neutral(kind: str, dtype: DType) -> Any:
 
 def table(xp: Any, **more: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     """The scalar functions that a NumPy-like module has under the usual names, and `more`."""
-    names = "exp log sqrt sin cos tanh floor ceil round abs isnan isinf".split()
+    names = ["exp", "log", "sqrt", "sin", "cos", "tanh", "floor", "ceil", "round", "abs", "isnan", "isinf"]
     return {name: getattr(xp, name) for name in names} | {
         "add": lambda a, b: a + b,
         "sub": lambda a, b: a - b,

@@ -239,7 +239,9 @@ class ArrayBackend(LibraryBackend):
 
     def build(self, graph: Graph, options: CompileOptions) -> Executable:
         """Raises `UnsupportedOp` for nodes whose data decide a size."""
-        known = {s.name for v in (*graph.inputs, *graph.params, *graph.states) for size in v.shape for s in symbols(size)}
+        known = {
+            s.name for v in (*graph.inputs, *graph.params, *graph.states) for size in v.shape for s in symbols(size)
+        }
         reason = f"{self.name} needs every size before the run, and its data decide one"
         bad = []
         for node in graph.nodes:

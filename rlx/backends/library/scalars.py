@@ -10,7 +10,7 @@ import numpy as np
 
 from rlx.backends.library.arrays import Arrays, neutral
 from rlx.ir.graph import Value
-from rlx.ir.shape import Size, evaluate
+from rlx.ir.shape import evaluate
 from rlx.kernels.expr import I64, Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, walk
 from rlx.kernels.lowering import Anchor, Contract, Conv, Lowered, accumulator, out_vars
 
@@ -44,7 +44,7 @@ def run_lowered(
     if lowered.anchor is not None:
         acc = _anchored(lib, lowered.anchor, arrays, shapes[0], check)
     made = []
-    for ((piece,), shape) in zip(lowered.outputs, shapes, strict=True):
+    for (piece,), shape in zip(lowered.outputs, shapes, strict=True):
         expr = piece.expr if lowered.anchor is None or acc is not None else lowered.generic
         assert expr is not None
         made.append(_Grid(lib, arrays, check, shape, out_vars(len(shape)), acc).whole(expr))
@@ -70,11 +70,11 @@ def _anchored(
                 y = y.reshape(y.shape[1:])
             return lib.xp.broadcast_to(lib.matmul(x, y, _widened(a).dtype), shape)
         case Conv(x=e, w=f, x_shape=x_shape, w_shape=w_shape):
-            operands = []
-            for expr, sizes in ((e, x_shape), (f, w_shape)):
-                grid = [evaluate(s, {}) for s in sizes]
-                operands.append(_Grid(lib, arrays, check, grid, out_vars(len(grid))).whole(_widened(expr)))
-            return lib.conv(*operands, anchor)
+            left, right = (
+                _Grid(lib, arrays, check, grid, out_vars(len(grid))).whole(_widened(expr))
+                for expr, grid in ((e, [evaluate(s, {}) for s in x_shape]), (f, [evaluate(s, {}) for s in w_shape]))
+            )
+            return lib.conv(left, right, anchor)
     raise AssertionError(f"no function for {anchor}")
 
 
@@ -85,7 +85,7 @@ def _widened(e: Expr) -> Expr:
 
 
 class _Grid:
-    """Evaluates expressions over a box of loop indices; a value has one axis for each, of size 1 where it is constant."""
+    """Evaluates expressions over a box of loop indices; a value has an axis for each, of size 1 where constant."""
 
     def __init__(
         self,

@@ -55,7 +55,9 @@ class MlxArrays(Arrays):
     def put(self, array: Array) -> Any:
         dtype = dtype_of(array.dtype)
         if dtype.name == "bf16":
-            return self.mx.array(np.ascontiguousarray(array).view(np.uint16)).view(self.mx.bfloat16).reshape(array.shape)
+            return (
+                self.mx.array(np.ascontiguousarray(array).view(np.uint16)).view(self.mx.bfloat16).reshape(array.shape)
+            )
         return self.mx.array(array, dtype=self.own[dtype])
 
     def fetch(self, x: Any) -> Array:

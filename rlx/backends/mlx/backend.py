@@ -24,7 +24,7 @@ class MlxBackend(ArrayBackend):
             import mlx.core as mx
 
             device = mx.default_device()
-        except Exception as error:  # a missing libmlx.so, say: that is what is reported
+        except (AttributeError, ImportError, OSError, RuntimeError) as error:  # a missing libmlx.so, say
             return Availability(False, f"mlx can't be used: {error}", remedy)
         return Availability(True, f"mlx {mx.__version__} on {device.type.name}")
 

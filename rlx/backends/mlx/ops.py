@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rlx.backends.library.arrays import Native, table
+from rlx.backends.library.arrays import Arrays, Native, table
 from rlx.ir.graph import Node
+from rlx.kernels.lowering import accumulator
 
 __all__ = ["SINGLE", "functions", "native", "refusal"]
 
@@ -61,4 +62,14 @@ def refusal(node: Node) -> str | None:
 
 def native(mx: Any) -> dict[str, Native]:
     """Functions (library, node, check, *arrays) of ops."""
-    return {}
+
+    def cumulative(fn: Callable[..., Any]) -> Native:
+        def run(lib: Arrays, node: Node, check: Any, x: Any) -> Any:
+            op: Any = node.op
+            wide = lib.cast(x, accumulator(node.inputs[0].dtype))
+            y = fn(wide, axis=op.axis, reverse=op.reverse, inclusive=not op.exclusive)
+            return lib.cast(y, node.outputs[0].dtype)
+
+        return run
+
+    return {"cum_prod": cumulative(mx.cumprod), "cum_sum": cumulative(mx.cumsum)}

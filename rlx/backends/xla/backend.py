@@ -18,7 +18,7 @@ class XlaExecutable(ArrayExecutable):
     """A graph as jitted functions of jax."""
 
     def stablehlo(self, at: Mapping[str, int] | None = None) -> str:
-        """The StableHLO text of the function for these extents of the dims; its arguments are inputs, params, states."""
+        """The StableHLO text of the function of inputs, params and states for these extents of the dims."""
         import jax
         from jax import export
 
@@ -42,7 +42,7 @@ class XlaBackend(ArrayBackend):
             import jax
 
             kinds = sorted({f"{d.platform} ({d.device_kind})" for d in jax.devices()})
-        except Exception as error:  # broken or mismatched installations fail in many ways: that is what is reported
+        except (AttributeError, ImportError, OSError, RuntimeError) as error:  # a broken or mismatched installation
             return Availability(False, f"jax can't be used: {error}", remedy)
         return Availability(True, f"jax {jax.__version__} on {', '.join(kinds)}")
 

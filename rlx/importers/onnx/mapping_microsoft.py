@@ -379,7 +379,7 @@ def _dynamic_quantize_lstm(ctx: NodeContext) -> tuple[Mapped, ...]:
     given = {name: ctx.value(i) for i, name in enumerate(names, 3) if ctx.has(i)}
     ctx.ignore("hidden_size")
     direction, attributes = ctx.text("direction", "forward"), recurrent_attributes(ctx)
-    op = DynamicQuantizeLstm(tuple(given), direction, *attributes, ctx.flag("input_forget"))
+    op = DynamicQuantizeLstm(tuple(given), direction, *attributes, input_forget=ctx.flag("input_forget"))
     return ctx.add_all(op, ctx.value(0), w, r, *given.values())
 
 

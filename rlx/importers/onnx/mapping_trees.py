@@ -249,7 +249,7 @@ def _tree_ensemble(ctx: NodeContext) -> Mapped:
         if not 0 <= mode <= 6:
             ctx.fail(f"the node mode {mode} is not known")
         ends = yes[n] + (count if yes_leaf[n] else 0), no[n] + (count if no_leaf[n] else 0)
-        trees.node(features[n], float(splits[n]), min(mode, 4) + 1 if mode == 6 else mode + 1, ends, bool(missing[n]))
+        trees.node(features[n], float(splits[n]), 5 if mode == 6 else mode + 1, ends, bool(missing[n]))
     for target, weight in zip(targets, weights.tolist(), strict=True):
         leaf = trees.node(0, 0.0, 0, (0, 0), False)
         trees.weights[leaf] = [(target, weight)]

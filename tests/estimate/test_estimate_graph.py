@@ -1,0 +1,180 @@
+"""Estimates of graphs: each part worked out by hand, budget edges, and what is asked of dims."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import MemoryDeficit, OptionError, ShapeError
+from rlx.estimate.memory import MemoryEstimate, bytes_text
+
+
+def mlp() -> rlx.Graph:
+    g = rlx.Graph("mlp")
+    x = g.input("x", (rlx.Dim("batch", 1, 64), 784))
+    w, b = g.param("w", (784, 10)), g.param("b", (10,))
+    g.output(rlx.softmax(x @ w + b), name="probs")
+    return g
+
+
+def estimate(graph: rlx.Graph, **options: object) -> MemoryEstimate:
+    return rlx.estimate(graph, "cpu", overhead=0, threads=1, **options)  # type: ignore[no-any-return]
+
+
+def test_parts_of_a_small_network() -> None:
+    """w is packed into panels of 16 columns, b is read as it is; product and result, f32[64, 10], are both live."""
+    found = estimate(mlp())
+    assert found.weight_bytes == 784 * 16 * 4 + 40
+    assert found.packed_weight_bytes == 784 * 16 * 4
+    assert found.stored_weight_bytes == 784 * 10 * 4 + 40
+    assert found.activation_bytes == 2 * 64 * 10 * 4
+    assert found.input_bytes == 64 * 784 * 4
+    assert found.output_bytes == 64 * 10 * 4
+    assert found.state_bytes == 0
+    assert found.overhead_bytes == 0
+    assert found.loading_copy_bytes == 784 * 10 * 4
+    assert found.running_peak_bytes == sum(found.parts.values())
+    assert found.loading_peak_bytes == found.weight_bytes + found.input_bytes + found.code_bytes + 784 * 10 * 4
+    assert found.peak_bytes == max(found.peaks.values())
+    assert found.certainty["activation"] == "exact"
+    assert found.certainty["overhead"] == "calibrated"
+    assert found.dims == {"batch": 64}
+
+
+def test_activations_are_those_of_the_compiled_plan() -> None:
+    graph = mlp()
+    plan = rlx.compile(graph, device="cpu").plan
+    assert plan is not None
+    assert estimate(graph).activation_bytes == plan.arena
+
+
+def test_a_weight_used_twice_counts_once_and_constants_are_weights() -> None:
+    g = rlx.Graph("tied")
+    x, w = g.input("x", (4, 32)), g.param("w", (32,))
+    c = g.constant(np.arange(32, dtype=np.float32))
+    g.output(x * w, "a")
+    g.output(x + w + c, "b")
+    found = estimate(g)
+    assert found.stored_weight_bytes == 128
+    assert found.constant_bytes == 128
+    assert found.weight_bytes == 256
+    assert found.activation_bytes == found.output_bytes == 2 * 4 * 32 * 4
+
+
+def test_dims_fix_and_bound_the_sizes() -> None:
+    assert estimate(mlp(), dims={"batch": 2}).input_bytes == 2 * 784 * 4
+    assert estimate(mlp(), dims={"batch": (1, 3)}).input_bytes == 3 * 784 * 4
+
+
+def test_a_size_without_a_bound_is_an_error() -> None:
+    g = rlx.Graph("open")
+    g.output(rlx.relu(g.input("x", (rlx.Dim("n"), 4))), "y")
+    with pytest.raises(ShapeError, match=r"dim 'n' has no upper bound"):
+        estimate(g)
+    assert estimate(g, dims={"n": 8}).input_bytes == 128
+
+
+def test_budget_edges() -> None:
+    """A peak equal to the budget fits; one byte less is a deficit of one byte, with all parts."""
+    found = estimate(mlp())
+    peak = found.peak_bytes
+    assert found.fits(peak)
+    assert found.require(peak) is found
+    assert found.deficit(peak) is None
+    assert not found.fits(peak - 1)
+    deficit = found.deficit(peak - 1)
+    assert isinstance(deficit, MemoryDeficit)
+    assert (deficit.budget_bytes, deficit.peak_bytes, deficit.missing_bytes) == (peak - 1, peak, 1)
+    assert {name: deficit.parts[name] for name in found.parts} == found.parts
+    with pytest.raises(MemoryDeficit, match=r"missing .* 1 B"):
+        found.require(peak - 1)
+    with pytest.raises(OptionError, match="size -1"):
+        found.fits(-1)
+
+
+def test_texts_of_budgets() -> None:
+    found = MemoryEstimate("m", "cpu", weight_bytes=8 * 10**9)
+    assert found.fits("8GB")
+    assert found.fits("8GiB")
+    assert not found.fits("7.9GB")
+
+
+def test_largest_batch_is_the_largest_that_fits() -> None:
+    found = estimate(mlp())
+    for n in (2, 7, 63, 64):
+        peak = estimate(mlp(), dims={"batch": (1, n)}).peak_bytes
+        assert found.max_batch(peak) == n
+        assert found.max_batch(peak - 1) == n - 1
+    assert found.max_batch("1TiB") == 64
+    assert found.max_batch(10**9, dim="batch") == 64
+    with pytest.raises(OptionError, match="free are 'batch'"):
+        found.max_context(10**9)
+
+
+def test_remedies_save_what_they_say() -> None:
+    found = estimate(mlp())
+    budget = estimate(mlp(), dims={"batch": (1, 10)}).peak_bytes
+    deficit = found.deficit(budget)
+    assert deficit is not None
+    remedy = next(r for r in deficit.remedies if r.action == "batch at most 10")
+    assert remedy.saves == found.peak_bytes - budget
+    assert remedy.fits
+    copy = next(r for r in deficit.remedies if r.action.startswith("no packing copy"))
+    assert not copy.fits
+    assert copy.action in str(deficit)
+
+
+def test_weights_that_a_registry_holds_are_listed_apart() -> None:
+    held = {"b": np.zeros(10, np.float32), "other": np.zeros(3)}
+    first, second = estimate(mlp()), estimate(mlp(), weights=held)
+    assert second.weight_bytes == first.weight_bytes - 40
+    assert (second.held_weight_bytes, second.held_weights) == (40, ("b",))
+    with pytest.raises(OptionError, match="needs 40 bytes, the registry holds 44"):
+        estimate(mlp(), weights={"b": np.zeros(11, np.float32)})
+
+
+def test_mapped_weights_are_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(bytes(784 * 10 * 4 + 40))
+    with (tmp_path / "w").open("rb") as file:
+        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.float32)
+    g = rlx.Graph("mlp")
+    x = g.input("x", (4, 784))
+    w = g.param("w", (784, 10), data=data[:7840].reshape(784, 10))
+    b = g.param("b", (10,), data=data[7840:])
+    g.output(x @ w + b, "y")
+    found = estimate(g)
+    assert found.mapped_weight_bytes == 40
+    assert found.loading_copy_bytes == 0
+
+
+def test_a_device_without_a_plan_gives_a_bound() -> None:
+    found = rlx.estimate(mlp(), "reference", overhead=0)
+    assert found.certainty["activation"] == "bounded"
+    assert found.activation_bytes >= estimate(mlp()).activation_bytes
+
+
+def test_language_options_are_refused_for_graphs() -> None:
+    with pytest.raises(OptionError, match="context, kv_dtype: only for language models"):
+        estimate(mlp(), context=4, kv_dtype="f16")
+    with pytest.raises(OptionError, match="takes a Graph or the path"):
+        rlx.estimate(3, overhead=0)
+
+
+def test_sizes_never_round_to_zero() -> None:
+    assert [bytes_text(n) for n in (0, 1, 1023, 1024, 1536, 2**20, 3 * 2**30, 5 * 2**40)] == [
+        "0 B", "1 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "3.0 GiB", "5.0 TiB",
+    ]  # fmt: skip
+
+
+def test_the_text_and_the_json_have_every_part() -> None:
+    found = estimate(mlp())
+    shown = str(found)
+    for name, size in found.parts.items():
+        assert f"  {name}" in shown
+        assert f"{size:,} B" in shown
+        assert found.to_dict()["parts"][name]["bytes"] == size
+    assert found.to_dict()["peak_bytes"] == found.peak_bytes

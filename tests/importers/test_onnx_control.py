@@ -1,0 +1,322 @@
+"""If, Loop, Scan, functions and sizes that data decide, against onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from rlx.backends.reference import run_graph
+from rlx.errors import ExecutionError, ModelFormatError, OptionError, UnsupportedOp
+from rlx.importers.onnx import load, preflight
+from rlx.ir.graph import Graph
+from rlx.ir.verify import verify
+
+F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
+
+
+def info(name: str, shape: Sequence[int | str] | None = None, elem: int = F32) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, elem, shape)
+
+
+def nodes_of(text: str, **graphs: dict[str, Any]) -> list[onnx.NodeProto]:
+    """One node a line, "a b = Op x y"; attributes by the name of the first output."""
+    made = []
+    for line in text.strip().splitlines():
+        left, _, right = line.partition("=")
+        op, *inputs = right.split()
+        outputs = left.split()
+        attributes = graphs.get(outputs[0], {})
+        made.append(helper.make_node(op, ["" if i == "-" else i for i in inputs], outputs, **attributes))
+    return made
+
+
+def subgraph(text: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]) -> Any:
+    return helper.make_graph(nodes_of(text), "sub", inputs, outputs)
+
+
+def source(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[str],
+    weights: dict[str, Any] | None = None,
+    functions: Sequence[onnx.FunctionProto] = (),
+) -> bytes:
+    inits = [numpy_helper.from_array(np.asarray(a), n) for n, a in (weights or {}).items()]
+    empty = [helper.make_empty_tensor_value_info(n) for n in outputs]
+    graph = helper.make_graph(nodes, "g", inputs, empty, inits)
+    opsets = [helper.make_opsetid("", 17), *(helper.make_opsetid(f.domain, 1) for f in functions)]
+    made: bytes = helper.make_model(
+        graph, opset_imports=opsets, functions=functions, ir_version=9
+    ).SerializeToString()
+    return made
+
+
+def same(model: bytes, feed: dict[str, np.ndarray]) -> Graph:
+    """The graph, which verifies and gives what onnxruntime gives."""
+    graph = load(model)
+    verify(graph)
+    peer = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feed)
+    for got, want in zip(run_graph(graph, feed).values(), peer, strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    return graph
+
+
+X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+
+
+# ---- If
+
+
+def _branches(then: str, other: str, **weights: Any) -> bytes:
+    graphs = {"then_branch": subgraph(then, [], [info("t")]), "else_branch": subgraph(other, [], [info("e")])}
+    nodes = nodes_of("y = If flag", y=graphs)
+    return source(nodes, [info("flag", (), BOOL), info("x", ("n", 4))], ["y"], weights)
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_both_branches_of_a_runtime_condition(flag: bool) -> None:
+    """The branch is chosen in the run; what it uses of the outside is an input of its region."""
+    model = _branches("a = Mul x w\nt = Relu a", "e = Neg x", w=np.arange(4, dtype=np.float32))
+    graph = same(model, {"flag": np.array(flag), "x": X})
+    (node,) = graph.nodes
+    assert [v.name for v in node.inputs] == ["flag", "x", "w"]
+    assert all(not region.params for region in node.regions)
+
+
+def test_the_branch_not_taken_does_not_run() -> None:
+    """An index out of range there stops no run."""
+    graph = load(_branches("t = Gather x far", "e = Gather x near", far=np.array([99]), near=np.array([0])))
+    assert run_graph(graph, {"flag": np.array(False), "x": X})["y"].shape == (1, 4)
+    with pytest.raises(ExecutionError):
+        run_graph(graph, {"flag": np.array(True), "x": X})
+
+
+def test_a_known_condition_leaves_one_branch() -> None:
+    """The other one may even hold ops that are not supported."""
+    then = subgraph("t = Relu x", [], [info("t")])
+    other = subgraph("e = ImageDecoder x", [], [info("e")])
+    nodes = nodes_of("y = If flag", y={"then_branch": then, "else_branch": other})
+    graph = load(source(nodes, [info("x", (2,))], ["y"], {"flag": np.array(True)}))
+    assert [n.op.op_name for n in graph.nodes] == ["relu"]
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_branches_of_other_sizes_give_a_dim_of_the_run(flag: bool) -> None:
+    """Its bounds are those of both; the output has its true shape."""
+    model = _branches("t = Identity x", "e = Concat_ x".replace("Concat_ x", "Slice x s e1 s"), s=[0], e1=[2])
+    feed = {"flag": np.array(flag), "x": X}
+    graph = same(model, feed)
+    size = graph.outputs[0].value.shape[0]
+    assert str(size) == "`y.size`"
+    assert preflight(model).dynamic["y.size"] == ("made by If:y",)
+
+
+def test_branches_of_other_ranks_take_the_squeezed_one_with_a_guard() -> None:
+    """As exporters write the squeezing of an axis that may be 1; a run where it is not stops."""
+    then = subgraph("t = Squeeze x zero", [], [info("t")])
+    other = subgraph("e = Identity x", [], [info("e")])
+    text = "shape = Shape x\nn = Gather shape zero\nflag = Equal n one\ny = If flag"
+    nodes = nodes_of(text, y={"then_branch": then, "else_branch": other})
+    model = source(nodes, [info("x", ("n", 4))], ["y"], {"zero": [0], "one": [1]})
+    graph = same(model, {"x": X[:1]})
+    with pytest.raises(ExecutionError, match="takes its then_branch"):
+        run_graph(graph, {"x": X})
+    assert any("then_branch" in note for note in preflight(model).notes)
+
+
+# ---- Loop
+
+
+def _loop(body: str, rows: int, trip: Any, first: Any, weights: dict[str, Any], condition: str = "go") -> bytes:
+    inputs = [info("i", (), I64), info("go_in", (), BOOL), info("c", (3, 4))]
+    outputs = [info(condition, (), BOOL), info("c_out", (3, 4)), *(info(f"row{k}") for k in range(rows))]
+    graph = subgraph(body, inputs, outputs)
+    names = " ".join(["y", *(f"z{k}" for k in range(rows))])
+    nodes = nodes_of(f"{names} = Loop trip first x", y={"body": graph})
+    given = [info("x", (3, 4))]
+    known = dict(weights)
+    for name, value, elem in (("trip", trip, I64), ("first", first, BOOL)):
+        if value is None:
+            given.append(info(name, (), elem))
+        else:
+            known[name] = np.asarray(value)
+    return source(nodes, given, names.split(), known)
+
+
+COUNTED = "go = Identity go_in\nf = Cast i\nc_out = Add c f\nrow0 = Mul c w"
+
+
+def _counted(trip: Any) -> bytes:
+    model = onnx.load_from_string(_loop(COUNTED, 1, trip, True, {"w": np.float32(2)}))
+    model.graph.node[0].attribute[0].g.node[1].attribute.append(helper.make_attribute("to", F32))
+    made: bytes = model.SerializeToString()
+    return made
+
+
+@pytest.mark.parametrize("trip", [0, 1, 5])
+def test_a_known_count_is_a_scan(trip: int) -> None:
+    """Carries and rows of a loop without a condition of its own."""
+    graph = same(_counted(trip), {"x": X})
+    assert "scan" in [n.op.op_name for n in graph.nodes]
+
+
+@pytest.mark.parametrize("trip", [0, 1, 7])
+def test_a_runtime_count_gives_as_many_rows(trip: int) -> None:
+    """One graph for all counts; the rows have the size of the run."""
+    feed = {"x": X, "trip": np.array(trip)}
+    graph = same(_counted(None), feed)
+    assert str(graph.outputs[1].value.type) == "f32[`y.count`, 3, 4]"
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_condition_of_its_own_is_a_native_loop(rows: int) -> None:
+    """Rounds stop when the condition fails, or at the count."""
+    body = "c_out = Mul c two\ns = ReduceSum c_out\na = Abs s\nf = Squeeze a\ngo = Less f limit"
+    body += "\nrow0 = Identity c" if rows else ""
+    for trip in (2, 100):
+        model = _loop(body, rows, trip, True, {"two": np.float32(2), "limit": np.float32(100)})
+        graph = same(model, {"x": X})
+        assert graph.nodes[-1].op.op_name == ("loop" if rows else "while")
+
+
+def test_a_carry_that_grows_is_written_out_when_the_count_is_known() -> None:
+    """Each round has its own shapes; with a count of the run the node is refused with the reason."""
+    inputs = [info("i", (), I64), info("go_in", (), BOOL), info("c")]
+    body = subgraph("go = Identity go_in\nc_out = Concat c x", inputs, [info("go", (), BOOL), info("c_out")])
+    body.node[1].attribute.append(helper.make_attribute("axis", 0))
+    nodes = nodes_of("y = Loop trip first x", y={"body": body})
+    same(source(nodes, [info("x", (3, 4))], ["y"], {"trip": np.array(3), "first": np.array(True)}), {"x": X})
+    dynamic = source(nodes, [info("x", (3, 4)), info("trip", (), I64)], ["y"], {"first": np.array(True)})
+    with pytest.raises(UnsupportedOp, match="changes from"):
+        load(dynamic)
+
+
+def test_sequences_are_lists_known_at_import() -> None:
+    """Nothing of them is left in the graph."""
+    text = "s = SplitToSequence x\na = SequenceAt s one\nb = SequenceInsert s x\nn = SequenceLength b\ny = Mul a a"
+    graph = same(source(nodes_of(text), [info("x", (3, 4))], ["y", "n"], {"one": np.array(1)}), {"x": X})
+    assert {n.op.op_name for n in graph.nodes} <= {"split", "mul"}
+
+
+# ---- functions
+
+
+def _function(name: str, text: str, attributes: Sequence[str] = (), **given: Any) -> onnx.FunctionProto:
+    nodes = nodes_of(text)
+    for node in nodes:
+        for attribute, ref in given.get(node.output[0], {}).items():
+            made = helper.make_attribute(attribute, 1.0)
+            made.ClearField("f")
+            made.ref_attr_name = ref
+            node.attribute.append(made)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    return helper.make_function("own", name, ["a", "b"], ["r"], nodes, opsets, list(attributes))
+
+
+def _call(op: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, ["" if n == "-" else n for n in inputs.split()], [output], domain="own", **attributes)
+
+
+def test_functions_are_inlined_with_their_attributes() -> None:
+    """Attributes by reference reach the nodes of the body; provenance names the call."""
+    leaky = _function("Leak", "s = Add a b\nr = LeakyRelu s", ["slope"], r={"alpha": "slope"})
+    nodes = [_call("Leak", "x x", "m", slope=0.25), _call("Leak", "m x", "y", slope=0.5)]
+    graph = same(source(nodes, [info("x", (3, 4))], ["y"], functions=[leaky]), {"x": X})
+    assert [n.provenance[0] for n in graph.nodes][:2] == ["Leak:m/Add:s", "Leak:m/LeakyRelu:r"]
+
+
+def test_functions_may_leave_out_inputs_and_call_others() -> None:
+    """An absent input is absent in the body; a node of a body may be a call."""
+    inner = _function("Limit", "r = Clip a b")
+    outer = _function("Twice", "t = Add a a")
+    outer.node.append(_call("Limit", "t b", "r"))
+    feed = {"x": X}
+    nodes = [_call("Twice", "x", "y")]
+    same(source(nodes, [info("x", (3, 4))], ["y"], functions=[inner, outer]), feed)
+    nodes = [_call("Twice", "x low", "y")]
+    same(source(nodes, [info("x", (3, 4))], ["y"], {"low": np.float32(0.5)}, [inner, outer]), feed)
+
+
+def test_functions_that_call_themselves_are_refused() -> None:
+    """Recursion, and calls that multiply without end, are named instead of followed."""
+    again = _function("Again", "t = Relu a")
+    again.node.append(_call("Again", "t t", "r"))
+    with pytest.raises(UnsupportedOp, match="call each other deeper"):
+        load(source([_call("Again", "x x", "y")], [info("x", (2,))], ["y"], functions=[again]))
+    doubling = []
+    for n in range(24):
+        f = _function(f"F{n}", "t = Relu a" if n == 0 else "t = Identity a")
+        f.node.extend([_call(f"F{n - 1}", "t t", "u"), _call(f"F{n - 1}", "u u", "r")] if n else nodes_of("r = Abs t"))
+        doubling.append(f)
+    with pytest.raises(ModelFormatError, match="more than the limit of"):
+        load(source([_call("F23", "x x", "y")], [info("x", (2,))], ["y"], functions=doubling))
+
+
+# ---- sizes that data decide
+
+
+@pytest.mark.parametrize("count", [0, 2, 5])
+def test_the_size_of_non_zero_goes_on_to_what_follows(count: int) -> None:
+    """A dim named after the tensor, with the bound that its input gives; what depends on it has it too."""
+    x = np.zeros(6, np.float32)
+    x[:count] = 1
+    text = "at = NonZero x\nrow = Squeeze at zero\ng = Gather x row\ny = Exp g\nn = Shape g"
+    model = source(nodes_of(text), [info("x", (6,))], ["y", "n"], {"zero": [0]})
+    graph = same(model, {"x": x})
+    assert str(graph.outputs[0].value.type) == "f32[`at.count`]"
+    assert graph.dims()["at.count"].hi == 6
+    with pytest.raises(OptionError, match="'at.count'"):
+        load(model, dims={"wrong": 3})
+    tight = load(model, dims={"at.count": (0, 3)})
+    if count > 3:
+        with pytest.raises(ExecutionError, match="outside its bounds"):
+            run_graph(tight, {"x": x})
+
+
+DATA = {
+    "reshape": ("y = Reshape x to", [(2, 6), (-1, 3), (0, 2, -1), (4, 3, 1)]),
+    "expand": ("r = Reshape x rows\ny = Expand r to", [(2, 3, 4), (1, 3, 4), (5, 1, 4)]),
+    "tile": ("y = Tile x to", [(2, 1), (1, 3), (0, 2)]),
+    "fill": ("y = ConstantOfShape to", [(2, 3), (0,), (4,)]),
+    "pad": ("y = Pad x to", [(0, 1, 2, 0), (0, 0, 0, 0)]),
+    "slice": ("y = Slice x to ends", [(0, 1), (-1, 0), (7, -9)]),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_shapes_that_are_run_time_data(name: str) -> None:
+    """Run-time values of shapes, repeats, pads and starts; one graph a rank."""
+    text, values = DATA[name]
+    for value in values:
+        to = np.array(value)
+        model = source(
+            nodes_of(text),
+            [info("x", (3, 4)), info("to", to.shape, I64)],
+            ["y"],
+            {"rows": [1, 3, 4], "ends": [3, 1 << 40]},
+        )
+        kept = onnx.load_from_string(model)
+        if "x" not in {i for node in kept.graph.node for i in node.input}:
+            del kept.graph.input[0]
+            same(kept.SerializeToString(), {"to": to})
+            continue
+        same(model, {"x": X, "to": to})
+
+
+def test_known_parts_of_a_shape_stay_known() -> None:
+    """Of a shape put together from sizes and data only the data becomes a dim of the run."""
+    text = "s = Shape x\nfirst = Slice s zero one\nto = Concat first n minus\ny = Reshape x to"
+    nodes = nodes_of(text, to={"axis": 0})
+    weights = {"zero": [0], "one": [1], "minus": [-1]}
+    model = source(nodes, [info("x", ("b", 12)), info("n", (1,), I64)], ["y"], weights)
+    graph = same(model, {"x": np.ones((2, 12), np.float32), "n": np.array([3])})
+    assert str(graph.outputs[0].value.shape[0]) == "b"
+    with pytest.raises(ExecutionError):
+        run_graph(graph, {"x": np.ones((2, 12), np.float32), "n": np.array([5])})
