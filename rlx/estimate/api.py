@@ -11,11 +11,9 @@ from typing import Any
 from rlx.backends import choose_backend
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
-from rlx.estimate.graph import estimate_graph
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
 from rlx.estimate.memory import MemoryEstimate
 from rlx.ir.graph import Graph
-from rlx.ir.text import parse_graph
 from rlx.options import CompileOptions
 
 __all__ = ["estimate"]
@@ -50,6 +48,8 @@ def estimate(
     language: dict[str, Any] = {"context": context, "batch": batch, "kv_dtype": kv_dtype, "prefill": prefill}
     given = {name: value for name, value in language.items() if value is not None}
     if isinstance(model, Graph):
+        from rlx.estimate.graph import estimate_graph  # brings the compiler, which headers alone don't need
+
         _refuse(given, "a graph")
         return estimate_graph(model, backend, chosen, own, held=weights)
     if not isinstance(model, str | os.PathLike):
@@ -60,11 +60,7 @@ def estimate(
         _refuse(given, f"{path.name}, whose sizes are given by dims=")
         if ending == ".onnx":
             return _onnx(path, backend, chosen, own, weights)
-        try:
-            graph = parse_graph(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFormatError(f"{path}: can't be read: {error}") from None
-        return replace(estimate_graph(graph, backend, chosen, own, held=weights), model=path.name)
+        return _text(path, backend, chosen, own, weights)
     if dims is not None:
         raise OptionError(f"dims={dims!r}: {path.name} is a language model: give context= and batch=")
     if weights is not None:
@@ -98,9 +94,23 @@ def _ending(path: Path) -> str:
     raise ModelFormatError(f"{path}: is no model that is known: expected .onnx, .gguf, .safetensors or .rlx")
 
 
+def _text(
+    path: Path, backend: Any, options: CompileOptions, overhead: Overhead, held: Mapping[str, Any] | None
+) -> MemoryEstimate:
+    from rlx.estimate.graph import estimate_graph
+    from rlx.ir.text import parse_graph
+
+    try:
+        graph = parse_graph(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFormatError(f"{path}: can't be read: {error}") from None
+    return replace(estimate_graph(graph, backend, options, overhead, held=held), model=path.name)
+
+
 def _onnx(
     path: Path, backend: Any, options: CompileOptions, overhead: Overhead, held: Mapping[str, Any] | None
 ) -> MemoryEstimate:
+    from rlx.estimate.graph import estimate_graph
     from rlx.importers.onnx.importer import check, import_model
     from rlx.importers.onnx.model import read_model
     from rlx.importers.onnx.tensor import TensorRef

@@ -216,6 +216,8 @@ class Graph:
     # ---- leaves
 
     def _leaf(self, kind: str, where: list[Value], name: str, type: TensorType) -> Value:
+        if not isinstance(name, str):
+            raise OptionError(f"graph {self.name!r}: the name of a leaf is a str, got {name!r}")
         if not name or any(v.name == name for v in (*self.inputs, *self.params, *self.states)):
             raise OptionError(f"graph {self.name!r}: the name {name!r} is empty or already taken by another leaf")
         value = Value(self, type, kind, name)
@@ -315,6 +317,8 @@ class Graph:
 
     def output(self, value: Value, name: str = "") -> None:
         """Makes `value` a result named `name` (default: the value's own name, or `output<i>`)."""
+        if not isinstance(value, Value) or not isinstance(name, str):
+            raise OptionError(f"output: expected a graph value and a name, got {value!r} and {name!r}")
         if value.graph is not self:
             raise OptionError(f"output {name!r}: {value!r} belongs to another graph")
         name = name or value.name or f"output{len(self.outputs)}"

@@ -90,6 +90,9 @@ class Dim:
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, name: str, lo: int = 1, hi: int | None = None, multiple: int = 1) -> None:
+        whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (lo, multiple, 0 if hi is None else hi))
+        if not isinstance(name, str) or not whole:
+            raise OptionError(f"Dim({name!r}, {lo!r}, {hi!r}, multiple={multiple!r}): expected a name and ints")
         if not name or lo < 0 or multiple < 1 or (hi is not None and hi < lo):
             raise OptionError(
                 f"Dim({name!r}, {lo}, {hi}, multiple={multiple}): expected a name, 0 <= lo <= hi and multiple >= 1"

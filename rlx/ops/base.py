@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
@@ -222,12 +222,32 @@ def functional(cls: type[Op]) -> Callable[..., Any]:
         unknown = [key for key in given if key not in names]
         if unknown:
             raise OptionError(f"{cls.op_name} has no attribute {unknown[0]!r}; it has {', '.join(names) or 'none'}")
-        op = cls(**{key: _freeze(value) for key, value in given.items()})
-        return apply(op, *args[:count], name=name)
+        return apply(_made(cls, given), *args[:count], name=name)
 
     function.__name__ = function.__qualname__ = cls.op_name
-    function.__doc__ = cls.__doc__
+    listed = ", ".join(f"{f.name}: {f.type}" for f in fields(cls))  # type: ignore[arg-type]
+    function.__doc__ = f"{cls.__doc__}\n\nAttributes: {listed or 'none'}."
     return function
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"tuple": (tuple,), "int": (int,), "bool": (bool,), "str": (str,)}
+_KINDS |= {"float": (float, int), "None": (type(None),)}
+
+
+def _made(cls: type[Op], given: Mapping[str, Any]) -> Op:
+    """The op with these attributes; `OptionError` for one that is missing or of another kind than declared."""
+    values = {key: _freeze(value) for key, value in given.items()}
+    for f in fields(cls):  # type: ignore[arg-type]
+        if f.name not in values:
+            if f.default is MISSING:
+                raise OptionError(f"{cls.op_name}: the attribute {f.name!r} ({f.type}) is needed")
+            continue
+        value, options = values[f.name], re.sub(r"\[.*\]", "", str(f.type)).split(" | ")
+        known = [kind for option in options for kind in _KINDS.get(option, ())]
+        fits = isinstance(value, tuple(known)) and (not isinstance(value, bool) or bool in known)
+        if all(option in _KINDS for option in options) and not fits:
+            raise OptionError(f"{cls.op_name}: {f.name}={value!r}: expected {f.type}")
+    return cls(**values)
 
 
 def _freeze(value: Any) -> Any:

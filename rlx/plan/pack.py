@@ -23,7 +23,7 @@ __all__ = ["Search", "pack", "pack_spaces"]
 
 Search = Literal["off", "auto"] | int
 
-_AUTO_VISITS = 40_000  # of an exact search in plain Python: some 0.2 s
+_AUTO_VISITS = 70_000  # of an exact search in plain Python: some 0.2 s
 _WORK = 1_500_000  # visited pairs for one unit of effort: some half a second of plain Python
 _DENSE_DEGREE = 100  # mean number of conflicts from which array operations beat lists
 _MAX_LISTED_PAIRS = 500_000  # conflict lists beyond this cost more memory than floors are worth

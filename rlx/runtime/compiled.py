@@ -74,6 +74,10 @@ class CompiledGraph:
         executable.wrap = lambda results: Views(results, self._names)
         self.run_slots = self._run_slots_debug if self._options.debug else executable.slots
 
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
+        return f"<CompiledGraph on {self.device!r}: {inputs or 'no inputs'} -> {outputs or 'no outputs'}>"
+
     @property
     def capabilities(self) -> frozenset[str]:
         """The optional calls that this device supports."""

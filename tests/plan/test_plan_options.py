@@ -168,7 +168,7 @@ def test_looking_values_up() -> None:
     graph = Graph("g")
     x = graph.input("x", (4, 8))
     inner = apply(ew.Exp(), x)
-    graph.output("y", apply(ew.Neg(), inner))
+    graph.output(apply(ew.Neg(), inner), "y")
     program = fuse(graph, Loops())
     plan = make_plan(program, {})
     (only,) = plan.schedule

@@ -12,13 +12,13 @@ from rlx.ir.graph import Value
 from rlx.ir.shape import Size, numel
 from rlx.ops import bitwise, group_norm, mask, pool_more, space, trigonometry
 from rlx.ops.base import Op, axis_of
+from rlx.ops.cumulative import CumProd, CumSum
 from rlx.ops.einsum import Einsum
 from rlx.ops.elementwise import Less, Where
 from rlx.ops.layout import Expand, Full, Reshape
 from rlx.ops.misc import BitCast, Det
 from rlx.ops.rotary import RotaryEmbedding
 from rlx.ops.sample import AffineGrid, DeformConv, GridSample
-from rlx.ops.scan import CumProd, CumSum
 from rlx.ops.scatter import ScatterElements, ScatterNd
 from rlx.ops.select import Compress, NonMaxSuppression, NonZero, TopK, Unique
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlx.importers.onnx.dims import DimsOption
 from rlx.importers.onnx.importer import Import, MissingNode, ModelSource, import_model
-from rlx.importers.onnx.model import read_model
+from rlx.importers.onnx.model import ModelFile, read_model
+from rlx.importers.onnx.reads import inner_nodes, subgraphs_of
 from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.shape import Dim, format_symbol
 
@@ -27,7 +29,8 @@ class Preflight:
 
     `supported` counts the nodes of each op type that can be imported; of these `unchecked` depend on missing nodes, so
     that only their op type could be checked. `unused` nodes lead to no output. `dynamic` gives for each open size the
-    inputs and axes where it stands, `weights` the initializers and Constant nodes by element type.
+    inputs and axes where it stands, or the node that makes it; `notes` say where the graph gives something else than the
+    file says; `weights` has the initializers and Constant nodes, those of subgraphs and functions too, by element type.
     """
 
     path: str
@@ -41,6 +44,7 @@ class Preflight:
     misfits: tuple[str, ...]
     dynamic: dict[str, tuple[str, ...]]
     weights: dict[str, DTypeCount]
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -69,6 +73,7 @@ class Preflight:
             lines.append(f"unchecked {self.unchecked} nodes that depend on missing ones")
         lines += [f"missing   {_named(node)}: {node.reason}" for node in self.missing]
         lines += [f"misfit    {text}" for text in self.misfits]
+        lines += [f"note      {text}" for text in self.notes]
         return "\n".join(lines)
 
 
@@ -89,9 +94,7 @@ def preflight(source: ModelSource, *, dims: DimsOption | None = None) -> Preflig
 def _summary(done: Import) -> Preflight:
     model = done.model
     weights: dict[str, DTypeCount] = {}
-    constants = (node.attributes.get("value") for node in model.graph.nodes if node.op_type == "Constant")
-    inline = [a.value for a in constants if a is not None and isinstance(a.value, TensorRef)]
-    for ref in (*model.graph.initializers.values(), *inline):
+    for ref in _tensors(model):
         name = ref.element.name
         old = weights.get(name, DTypeCount(0, 0))
         weights[name] = DTypeCount(old.tensors + 1, old.nbytes + ref.nbytes)
@@ -100,6 +103,8 @@ def _summary(done: Import) -> Preflight:
         for axis, size in enumerate(value.shape):
             if isinstance(size, Dim) and size.symbol:
                 dynamic.setdefault(size.symbol.name, []).append(f"{value.name}[{axis}]")
+    for name, label in done.produced.items():
+        dynamic.setdefault(name, []).append(f"made by {label}")
     return Preflight(
         path=model.path,
         producer=f"{model.producer} {model.producer_version}".strip(),
@@ -112,4 +117,15 @@ def _summary(done: Import) -> Preflight:
         misfits=tuple(str(e) for e in done.misfits),
         dynamic={name: tuple(where) for name, where in dynamic.items()},
         weights=weights,
+        notes=tuple(dict.fromkeys(done.notes)),
     )
+
+
+def _tensors(model: ModelFile) -> Iterator[TensorRef]:
+    """All tensors of the file: initializers, and the tensors that are attributes."""
+    yield from model.graph.initializers.values()
+    bodies = [model.graph.nodes, *(function.nodes for function in model.functions.values())]
+    for node in (node for nodes in bodies for outer in nodes for node in (outer, *inner_nodes(outer))):
+        yield from (a.value for a in node.attributes.values() if isinstance(a.value, TensorRef))
+        for _, graph in subgraphs_of(node):
+            yield from graph.initializers.values()

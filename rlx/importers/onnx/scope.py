@@ -6,7 +6,7 @@ Scopes whose nodes go into one `Graph` share a `Region`. What a region's nodes u
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,7 +37,9 @@ from rlx.ops.layout import Concat, Reshape, SizeOf
 __all__ = ["Import", "MissingNode", "Region", "Run", "Scope", "label_of"]
 
 MAX_CALLS = 32  # functions inside each other
-MAX_NODES = 100_000  # nodes imported, those of inlined functions and unrolled loops counted each time
+MAX_COPIES = 40_000  # nodes beyond those in the file, when functions and loops are written out
+
+LARGEST_READ = 1 << 20  # bytes of a constant that is read even when weights are not: passes look at small ones
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,17 @@ class Run:
         self.bounds = bounds  # of produced dims, as the user gave them
         self.weights = weights
         self.nodes = 0
+        self.most = MAX_COPIES + sum(1 for nodes in _bodies(self.model) for _ in nodes)
         self.names: set[str] = set()  # of dims
         self.leaves: set[str] = set()  # names of inputs and params
         self.calls: list[tuple[str, str, str]] = []
 
     def count(self, label: str) -> None:
         self.nodes += 1
-        if self.nodes > MAX_NODES:
+        if self.nodes > self.most:
             raise ModelFormatError(
-                f"{self.model.path}: more than the limit of {MAX_NODES} nodes, functions and loops written out, "
-                f"at node {label!r}"
+                f"{self.model.path}: functions and loops written out make more than the limit of {self.most} nodes, at "
+                f"node {label[-200:]!r}"
             )
 
     def fresh(self, name: str, low: int, high: Size | None, label: str) -> Size:
@@ -196,8 +199,9 @@ class Scope:
 
     def has(self, name: str) -> bool:
         """Whether the name is defined in this very scope."""
-        tables = (self._values, self._statics, self._refs, self._lists, self._links, self._tainted)
-        return any(name in table for table in tables)
+        if name in self._values or name in self._links or name in self._statics or name in self._refs:
+            return True
+        return name in self._lists or name in self._tainted
 
     def _find(self, name: str) -> tuple[Scope, str] | None:
         scope: Scope | None = self
@@ -301,7 +305,9 @@ class Scope:
         ref = self._refs[name]
         dtype = element_dtype(ref.elem_type)
         if self._is_constant(name):
-            return self.graph.constant(ref.array(), name=name)
+            unread = not self.run.weights and ref.nbytes > LARGEST_READ
+            array = np.broadcast_to(np.zeros((), ref.dtype), ref.dims) if unread else ref.array()
+            return self.graph.constant(array, name=name)
         graph = self.region.root.graph
         unique = f"{self.prefix}{name}"
         while unique in self.run.leaves:
@@ -500,6 +506,13 @@ class Scope:
 
     def _taint(self, node: NodeProto) -> None:
         self._tainted.update(name for name in node.outputs if name and not self.has(name))
+
+
+def _bodies(model: ModelFile) -> Iterator[Sequence[NodeProto]]:
+    """The nodes of the graph and of each function."""
+    yield model.graph.nodes
+    for function in model.functions.values():
+        yield function.nodes
 
 
 def label_of(node: NodeProto) -> str:

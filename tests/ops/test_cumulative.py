@@ -12,7 +12,7 @@ from rlx.errors import OptionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import TensorType
 from rlx.ir.shape import Dim
-from rlx.ops.scan import CumProd, CumSum, Prefix
+from rlx.ops.cumulative import CumProd, CumSum, Prefix
 from rlx.testing.interpret import check_op
 
 

@@ -1,0 +1,203 @@
+"""Ops of com.microsoft against onnxruntime, which defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+from rlx.backends.reference import run_graph
+from rlx.importers.onnx import load
+from rlx.ir.verify import verify
+
+Arrays = Sequence[np.ndarray | None]
+RNG = np.random.default_rng(0)
+
+
+def f32(*shape: int, scale: float = 1.0) -> np.ndarray:
+    return (RNG.standard_normal(shape) * scale).astype(np.float32)
+
+
+def u8(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape).astype(np.uint8)
+
+
+def i8(*shape: int) -> np.ndarray:
+    """Within 7 bits: onnxruntime saturates sums of two products of wider ones on some CPUs."""
+    return RNG.integers(-63, 64, shape).astype(np.int8)
+
+
+def ones(row: Sequence[Sequence[int]]) -> np.ndarray:
+    return np.array(row, np.int32)
+
+
+@dataclass
+class Case:
+    """One node: inputs (those numbered `known` as initializers), which outputs, attributes."""
+
+    op: str
+    inputs: Arrays
+    outputs: Sequence[int] = (0,)
+    known: Sequence[int] = ()
+    tolerance: float = 2e-5
+    domain: str = "com.microsoft"
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def model(self) -> tuple[bytes, dict[str, np.ndarray]]:
+        names = ["" if a is None else f"x{i}" for i, a in enumerate(self.inputs)]
+        given = {n: np.asarray(a) for n, a in zip(names, self.inputs, strict=True) if a is not None}
+        inits = [numpy_helper.from_array(given[f"x{i}"], f"x{i}") for i in self.known if f"x{i}" in given]
+        feed = {n: a for n, a in given.items() if int(n[1:]) not in self.known}
+        infos = [
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape) for n, a in feed.items()
+        ]
+        made = [f"y{i}" if i in self.outputs else "" for i in range(max(self.outputs) + 1)]
+        node = helper.make_node(self.op, names, made, domain=self.domain, **self.attributes)
+        outputs = [helper.make_empty_tensor_value_info(n) for n in made if n]
+        graph = helper.make_graph([node], "g", infos, outputs, inits)
+        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+        source: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+        return source, feed
+
+
+def case(op: str, *inputs: np.ndarray | float | None, **attributes: Any) -> Case:
+    options = {k: attributes.pop(k) for k in ("outputs", "known", "tolerance", "domain") if k in attributes}
+    arrays = [a if a is None else np.asarray(a) for a in inputs]
+    return Case(op, arrays, attributes=attributes, **options)
+
+
+B, S, H, D = 2, 3, 2, 4
+W = H * D
+S1 = np.float32
+IDS = RNG.integers(0, 9, (2, 5)).astype(np.int32)
+MASK = ones([[1, 1, 0], [1, 1, 1]])
+
+
+def bits4(n: int, k: int, block: int, zeros: np.ndarray | None = None, **attributes: Any) -> Case:
+    blocks = -(-k // block)
+    inputs = [f32(2, 3, k), u8(n, blocks, block // 2), f32(n * blocks), zeros]
+    made = dict(N=n, K=k, bits=4, block_size=block, known=(1, 2, 3), tolerance=1e-4, **attributes)
+    return case("MatMulNBits", *inputs, **made)
+
+
+def lstm(direction: str) -> Case:
+    d, hidden = 2 if direction == "bidirectional" else 1, 4
+    scale, zero = np.full(d, 0.01, np.float32), np.zeros(d, np.int8)
+    weights = i8(d, 6, 4 * hidden), i8(d, hidden, 4 * hidden), f32(d, 8 * hidden, scale=0.2)
+    states = f32(d, 1, hidden, scale=0.3), f32(d, 1, hidden)
+    inputs = [f32(5, 1, 6), *weights, None, *states, None, scale, zero, scale, zero]
+    options = dict(outputs=(0, 1, 2), known=(1, 2, 3, 8, 9, 10, 11), tolerance=1e-4)
+    return case("DynamicQuantizeLSTM", *inputs, hidden_size=hidden, direction=direction, **options)
+
+
+def group_query(new: int, past: int, total: int, ends: Sequence[int], **attributes: Any) -> Case:
+    """4 query heads of 16 share 2; `rotary` adds its tables, `packed` puts q, k and v into one input."""
+    batch, depth = len(ends), 16
+    q, k, v = f32(batch, new, 4 * depth), f32(batch, new, 2 * depth), f32(batch, new, 2 * depth)
+    given: list[Any] = [np.concatenate([q, k, v], 2), None, None] if attributes.pop("packed", False) else [q, k, v]
+    given += [
+        f32(batch, 2, past, depth),
+        f32(batch, 2, past, depth),
+        np.array(ends, np.int32),
+        np.array(total, np.int32),
+    ]
+    if attributes.pop("rotary", False):
+        angles = RNG.random((32, depth // 2)).astype(np.float32)
+        given += [np.cos(angles), np.sin(angles)]
+        attributes["do_rotary"] = 1
+    options = dict(outputs=(0, 1, 2), known=(6,))
+    return case("GroupQueryAttention", *given, num_heads=4, kv_num_heads=2, **options, **attributes)
+
+
+QUANT = (S1(0.1), np.uint8(3))
+CASES = {
+    "fused_matmul": case("FusedMatMul", f32(2, 4, 3), f32(2, 4, 5), transA=1, alpha=0.5),
+    "gelu": case("Gelu", f32(3, 4)),
+    "fast_gelu": case("FastGelu", f32(3, 4), f32(4), tolerance=1e-4),
+    "bias_gelu": case("BiasGelu", f32(3, 4), f32(4)),
+    "quick_gelu": case("QuickGelu", f32(3, 4), alpha=1.5),
+    "skip": case("SkipLayerNormalization", *[f32(2, 3, 8)] * 2, f32(8), f32(8), f32(8), outputs=(0, 3), epsilon=1e-5),
+    "skip_simple": case("SkipSimplifiedLayerNormalization", *[f32(2, 3, 8)] * 2, f32(8), f32(8), outputs=(0, 3)),
+    "simple": case("SimplifiedLayerNormalization", f32(2, 3, 8), f32(8), domain="", epsilon=1e-5),
+    "embed": case(
+        "EmbedLayerNormalization",
+        *(IDS, IDS % 2, f32(10, 8), f32(16, 8), f32(2, 8), f32(8), f32(8)),
+        ones([[1, 1, 1, 0, 0], [1] * 5]),
+        outputs=(0, 1),
+    ),
+    "embed_plain": case(
+        "EmbedLayerNormalization", IDS, None, f32(10, 8), f32(16, 8), None, f32(8), f32(8), outputs=(0, 1)
+    ),
+    "nbits": bits4(6, 40, 16),
+    "nbits_zeros": bits4(6, 40, 16, u8(6 * 2)),
+    "nbits_float_zeros": bits4(6, 40, 16, f32(18)),
+    "dynamic": case("DynamicQuantizeMatMul", f32(3, 8), i8(8, 5), S1(0.02), np.int8(3), f32(5), known=(1, 2, 3, 4)),
+    "dynamic_columns": case("DynamicQuantizeMatMul", f32(3, 8), u8(8, 5), abs(f32(5)), u8(5), known=(1, 2, 3)),
+    "to_float": case("MatMulIntegerToFloat", u8(3, 8), i8(8, 5), S1(0.1), S1(0.2), np.uint8(7), np.int8(2), f32(5)),
+    "q_add": case("QLinearAdd", u8(3, 4), *QUANT, u8(3, 4), S1(0.2), np.uint8(9), S1(0.3), np.uint8(5), tolerance=1),
+    "q_mul": case("QLinearMul", u8(3, 4), *QUANT, u8(3, 4), S1(0.2), np.uint8(9), S1(5), np.uint8(5), tolerance=1),
+    "q_sigmoid": case(
+        "QLinearSigmoid", u8(3, 4), S1(0.05), np.uint8(120), S1(1 / 256), np.uint8(0), known=range(1, 5), tolerance=1
+    ),
+    "q_pool": case("QLinearGlobalAveragePool", u8(1, 3, 4, 4), *QUANT, *QUANT, known=range(1, 5), tolerance=1),
+    "q_concat": case(
+        "QLinearConcat", *QUANT, u8(2, 3), *QUANT, u8(2, 4), S1(0.2), np.uint8(9), axis=1, known=(0, 1, 3, 4, 6, 7)
+    ),
+    "conv": case("FusedConv", f32(1, 3, 6, 6), f32(4, 3, 3, 3), f32(4), activation="Relu", known=(1, 2)),
+    "lstm": lstm("forward"),
+    "lstm_both": lstm("bidirectional"),
+    "attention": case("Attention", f32(B, S, W), f32(W, 3 * W), f32(3 * W), MASK, num_heads=H, unidirectional=1),
+    "attention_lengths": case("Attention", f32(B, S, W), f32(W, 3 * W), f32(3 * W), ones([2, 3]), num_heads=H),
+    "attention_past": case(
+        "Attention",
+        *(f32(B, S, W), f32(W, 3 * W), f32(3 * W), None, f32(2, B, H, 5, D)),
+        outputs=(0, 1),
+        num_heads=H,
+        unidirectional=1,
+    ),
+    "q_attention": case(
+        "QAttention",
+        *(u8(B, S, W), i8(W, 3 * W), f32(3 * W), S1(0.02), S1(0.02), MASK, np.uint8(7), np.int8(1)),
+        num_heads=H,
+        known=(1,),
+        tolerance=1e-4,
+    ),
+    "heads": case("MultiHeadAttention", f32(B, S, W), f32(B, 5, W), f32(B, 5, W), f32(3 * W), num_heads=H),
+    "heads_mask": case(
+        "MultiHeadAttention",
+        *(f32(B, S, W), f32(B, S, W), f32(B, S, W), None, MASK, f32(1, H, S, S)),
+        num_heads=H,
+    ),
+    "heads_past": case(
+        "MultiHeadAttention",
+        *(*[f32(B, S, W)] * 3, None, None, None, f32(B, H, 4, D), f32(B, H, 4, D)),
+        outputs=(0, 1, 2),
+        num_heads=H,
+    ),
+    "group_prompt": group_query(5, 0, 5, [4, 4], rotary=True),
+    "group_decode": group_query(1, 6, 7, [6, 6], rotary=True, packed=True),
+    "group_ragged": group_query(1, 6, 7, [4, 6]),
+    "group_chunk": group_query(3, 6, 9, [8]),
+    "group_window": group_query(1, 9, 10, [9, 9], local_window_size=3, softcap=2.0),
+    "group_buffer": group_query(1, 10, 7, [6, 6]),
+    "rotary": case("RotaryEmbedding", f32(2, 3, 16), RNG.integers(0, 8, (2, 3)), f32(8, 4), f32(8, 4)),
+    "rotary_from": case("RotaryEmbedding", f32(2, 2, 3, 8), np.array([2]), f32(8, 4), f32(8, 4), interleaved=1),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_onnxruntime_gives(name: str) -> None:
+    """Shapes, dtypes and values; integers within one quantum where the intermediate is f32."""
+    source, feed = CASES[name].model()
+    graph = load(source)
+    verify(graph)
+    peer = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, feed)
+    for got, want in zip(run_graph(graph, feed).values(), peer, strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        scale = 1 if want.dtype.kind in "iu" else max(1.0, float(np.abs(want).max()))
+        assert float(np.abs(got.astype(np.float64) - want).max()) <= CASES[name].tolerance * scale

@@ -1,0 +1,220 @@
+"""Ops of ai.onnx.ml against onnxruntime: tree ensembles bit for bit, linear models, encoders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+from rlx.backends.reference import run_graph
+from rlx.errors import UnsupportedOp
+from rlx.importers.onnx import load, preflight
+
+RNG = np.random.default_rng(0)
+ALL_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+POSTS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")
+
+
+def f32(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def floats(count: int) -> list[float]:
+    return [float(v) for v in f32(count)]
+
+
+X = (np.round(RNG.standard_normal((9, 5)) * 2) / 2).astype(np.float32)
+X[0, 0] = np.nan
+
+
+def model(op: str, inputs: list[np.ndarray], outputs: int, attributes: dict[str, Any]) -> bytes:
+    names = [f"x{i}" for i in range(len(inputs))]
+    infos = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in zip(names, inputs, strict=True)
+    ]
+    made = [f"y{i}" for i in range(outputs)]
+    node = helper.make_node(op, names, made, domain="ai.onnx.ml", **attributes)
+    graph = helper.make_graph([node], "g", infos, [helper.make_empty_tensor_value_info(n) for n in made])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    source: bytes = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    return source
+
+
+def check(op: str, inputs: list[np.ndarray], outputs: int = 1, tolerance: float = 1e-5, **attributes: Any) -> None:
+    source = model(op, inputs, outputs, attributes)
+    feed = {f"x{i}": a for i, a in enumerate(inputs)}
+    peer = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, feed)
+    for got, want in zip(run_graph(load(source), feed).values(), peer, strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+def trees(
+    prefix: str,
+    targets: int,
+    count: int = 4,
+    modes: tuple[str, ...] = ALL_MODES,
+    only: int | None = None,
+    positive: bool = False,
+) -> dict[str, Any]:
+    """Full trees of depth 3 over 5 features; each leaf has a weight for every target, or one of them."""
+    rng = np.random.default_rng(count + targets)
+    rows: dict[str, list[Any]] = {}
+
+    def put(name: str, value: Any) -> None:
+        rows.setdefault(name, []).append(value)
+
+    for tree in range(count):
+        for n in range(15):
+            leaf = n >= 7
+            put("nodes_treeids", tree)
+            put("nodes_nodeids", n)
+            put("nodes_featureids", 0 if leaf else int(rng.integers(5)))
+            put("nodes_modes", "LEAF" if leaf else modes[int(rng.integers(len(modes)))])
+            put("nodes_values", 0.0 if leaf else float(rng.choice([-1, -0.5, 0, 0.5, 1])))
+            put("nodes_truenodeids", 0 if leaf else 2 * n + 1)
+            put("nodes_falsenodeids", 0 if leaf else 2 * n + 2)
+            put("nodes_missing_value_tracks_true", int(rng.integers(2)))
+            for target in (range(targets) if only is None else [only]) if leaf else []:
+                weight = rng.random() / count if positive else rng.standard_normal()
+                put(f"{prefix}_treeids", tree)
+                put(f"{prefix}_nodeids", n)
+                put("class_ids" if prefix == "class" else "target_ids", target)
+                put(f"{prefix}_weights", float(np.float32(weight)))
+    return rows
+
+
+def in_double(rows: dict[str, Any], prefix: str) -> dict[str, Any]:
+    rows = dict(rows)
+    for name in ("nodes_values", f"{prefix}_weights"):
+        rows[f"{name}_as_tensor"] = numpy_helper.from_array(np.array(rows.pop(name), np.float64))
+    return rows
+
+
+@pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
+@pytest.mark.parametrize("base", [None, [0.5, -0.25]])
+@pytest.mark.parametrize("modes", [ALL_MODES[:1], ALL_MODES])
+def test_regressors_bit_for_bit(aggregate: str, base: list[float] | None, modes: tuple[str, ...]) -> None:
+    """All aggregates, branch modes, missing values and base values in f32."""
+    extra = {} if base is None else {"base_values": base}
+    rows = trees("target", 2, modes=modes)
+    check("TreeEnsembleRegressor", [X], tolerance=0, n_targets=2, aggregate_function=aggregate, **rows, **extra)
+
+
+def test_doubles_bit_for_bit() -> None:
+    """Thresholds, weights and sums in f64, results in f32, over forty trees."""
+    x = X.astype(np.float64)
+    check("TreeEnsembleRegressor", [x], tolerance=0, n_targets=2, **in_double(trees("target", 2, 40), "target"))
+    rows = in_double(trees("class", 3, 40), "class")
+    check("TreeEnsembleClassifier", [x], 2, tolerance=0, classlabels_int64s=[0, 1, 2], **rows)
+
+
+@pytest.mark.parametrize("post", POSTS)
+@pytest.mark.parametrize(
+    "classes, only, positive",
+    [(3, None, False), (2, None, False), (2, 0, False), (2, 0, True), (2, 1, False), (2, 1, True), (1, 0, False)],
+)
+def test_classifiers(post: str, classes: int, only: int | None, positive: bool) -> None:
+    """Labels and scores of many classes, of two by two scores or one, and of one."""
+    rows = trees("class", classes, only=only, positive=positive)
+    labels = [3, 5, 9][:classes]
+    check("TreeEnsembleClassifier", [X], 2, tolerance=3e-7, classlabels_int64s=labels, post_transform=post, **rows)
+
+
+@pytest.mark.parametrize("base, only", [([0.1], 0), ([0.1, 0.4], None), ([0.2], None)])
+def test_classifiers_with_base_values(base: list[float], only: int | None) -> None:
+    """Of two classes, in all the ways that onnxruntime reads them."""
+    rows = trees("class", 2, only=only)
+    check("TreeEnsembleClassifier", [X], 2, 3e-7, classlabels_int64s=[0, 1], base_values=base, **rows)
+
+
+def test_trees_that_lead_nowhere_are_refused() -> None:
+    """A missing node and a tree that leads back to itself."""
+    rows = trees("target", 1)
+    for broken in ({"nodes_truenodeids": [99] * 60}, {"nodes_truenodeids": [0] * 60}):
+        with pytest.raises(UnsupportedOp, match="does not exist|back to itself"):
+            load(model("TreeEnsembleRegressor", [X], 1, {"n_targets": 1} | rows | broken))
+
+
+def test_string_labels_are_refused_only_where_they_are_read() -> None:
+    """The scores alone can be had."""
+    rows = trees("class", 3) | {"classlabels_strings": ["a", "b", "c"]}
+    whole = onnx.load_from_string(model("TreeEnsembleClassifier", [X], 2, rows))
+    with pytest.raises(UnsupportedOp, match="labels are strings"):
+        load(whole.SerializeToString())
+    del whole.graph.output[0]
+    assert [o.name for o in load(whole.SerializeToString()).outputs] == ["y1"]
+
+
+@pytest.mark.parametrize("post", POSTS)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_linear_classifiers(post: str, rows: int) -> None:
+    """One score for two classes, and a score each."""
+    labels = [2, 3, 4][: max(rows, 2)]
+    extra = dict(coefficients=floats(5 * rows), intercepts=floats(rows), classlabels_ints=labels)
+    check("LinearClassifier", [f32(4, 5)], 2, post_transform=post, **extra)
+
+
+@pytest.mark.parametrize("kernel", ["LINEAR", "RBF", "POLY", "SIGMOID"])
+def test_support_vector_machines(kernel: str) -> None:
+    """Regression, and one-against-one classification of two and three classes."""
+    shared = dict(kernel_type=kernel, kernel_params=[0.2, 0.1, 3.0])
+    vectors = dict(support_vectors=floats(15), n_supports=3, coefficients=floats(3), rho=[0.3])
+    check("SVMRegressor", [f32(4, 5)], **vectors, **shared)
+    for classes in (2, 3):
+        made = dict(
+            coefficients=floats(2 * classes * (classes - 1)),
+            support_vectors=floats(10 * classes),
+            vectors_per_class=[2] * classes,
+            rho=floats(classes * (classes - 1) // 2),
+            classlabels_ints=list(range(classes)),
+        )
+        check("SVMClassifier", [f32(6, 5)], 2, **made, **shared)
+
+
+WITH_NAN = f32(4, 3)
+WITH_NAN[0, 1] = np.nan
+SIMPLE = {
+    "linear": ("LinearRegressor", [f32(4, 5)], dict(coefficients=floats(10), intercepts=[0.1, 0.2], targets=2)),
+    "scaler": ("Scaler", [f32(4, 5)], dict(offset=floats(5), scale=floats(5))),
+    "scaler_ints": ("Scaler", [RNG.integers(0, 5, (4, 5))], dict(offset=[0.5], scale=[2.0])),
+    "norm_max": ("Normalizer", [f32(4, 5)], dict(norm="MAX")),
+    "norm_l1": ("Normalizer", [f32(4, 5)], dict(norm="L1")),
+    "norm_l2": ("Normalizer", [f32(4, 5)], dict(norm="L2")),
+    "binarizer": ("Binarizer", [f32(4, 5)], dict(threshold=0.3)),
+    "imputer": (
+        "Imputer",
+        [WITH_NAN],
+        dict(imputed_value_floats=[1.0, 2.0, 3.0], replaced_value_float=float("nan")),
+    ),
+    "imputer_ints": ("Imputer", [RNG.integers(0, 3, (4, 3))], dict(imputed_value_int64s=[9], replaced_value_int64=1)),
+    "one_hot": ("OneHotEncoder", [RNG.integers(0, 4, (4, 3))], dict(cats_int64s=[0, 2, 3], zeros=1)),
+    "labels": (
+        "LabelEncoder",
+        [RNG.integers(0, 4, (6,))],
+        dict(keys_int64s=[0, 2, 3], values_floats=[0.1, 0.2, 0.3], default_float=-9.0),
+    ),
+    "extract": ("ArrayFeatureExtractor", [f32(4, 5), np.array([1, 3])], {}),
+    "vectorize": ("FeatureVectorizer", [f32(4, 2), f32(4, 3)], dict(inputdimensions=[2, 3])),
+}
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_scalers_and_encoders(name: str) -> None:
+    """One op each, at typical attributes."""
+    op, inputs, attributes = SIMPLE[name]
+    check(op, list(inputs), **attributes)
+
+
+def test_zip_map_gives_its_tensor_and_says_so() -> None:
+    """The probabilities keep their columns; the note names the classes."""
+    source = model("ZipMap", [f32(4, 2)], 1, {"classlabels_int64s": [3, 7]})
+    graph = load(source)
+    assert str(graph.outputs[0].value.type) == "f32[4, 2]"
+    (note,) = preflight(source).notes
+    assert "(3, 7)" in note

@@ -1,0 +1,236 @@
+"""docs/backends.md from the code: how every op runs on every device that is here.
+
+`python tools/dispatch_report.py` writes it; columns of devices that are absent stay as they are. It takes a second, and
+needs jax and mlx for theirs: pip install "rlx[xla,mlx]".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlx.backends import BACKENDS, backend_named
+from rlx.backends.base import Backend
+from rlx.errors import UnsupportedOp
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Graph, Node, TensorType
+from rlx.ir.shape import Dim
+from rlx.ops import dynamic, interpolate, pool_more, quant, random, roi, sample, select, spectrum
+from rlx.ops import recurrent as recurrent_ops
+from rlx.ops import signal as signal_ops
+from rlx.ops.base import OPS, Op
+from rlx.ops.control import If, Scan, While
+from rlx.ops.dynamic import Loop
+from rlx.ops.einsum import Relabel
+from rlx.ops.elementwise import Identity
+from rlx.options import CompileOptions
+from rlx.passes.legalise import legalise
+from rlx.testing.cases import cases_of, covered
+from rlx.testing.oracle import Batch, Case, Operand, case
+
+__all__ = ["DEVICES", "DOCUMENT", "cases", "column", "examples", "read", "write"]
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "backends.md"
+DEVICES = tuple(name for name in BACKENDS if name != "reference")  # which runs everything, slowly
+SIZES = (7, 9)
+
+HEAD = """# Backends
+
+How every op runs on every device, over the test cases of all its element types and attributes. Written by
+`python tools/dispatch_report.py`.
+
+- **native**: by code of the device's own (cpu), or by functions of its library (xla, mlx).
+- **decomposed**: as smaller ops.
+- **host**: by NumPy, between two pieces of device code: a sync point.
+- **unsupported**: a compile that names the device is refused, with every such node listed.
+
+Where element types or attributes differ, the rarer way is in brackets with the types that take it. The `reference`
+device runs every op with its NumPy definition.
+
+The library devices give fresh arrays: they have no arena, plan, `run_views`, `run_slots`, `clone` or per-kernel profile
+(`OptionError`, and `model.capabilities` says so before). They compile a function for each set of extents, keep the last
+32, and log each compile and its reason on the logger "rlx". Sizes that data decide are refused. An index outside its axis
+and an integer division by zero raise `ExecutionError`, as everywhere, though the libraries would go on silently.
+
+xla (`pip install "rlx[xla]"`) reads and writes 0 for denormal numbers, contracts `a * b + c`, and divides by what it
+broadcasts through the reciprocal: the last digit may differ. `model.compilation.executable.stablehlo({"n": 5})` is its
+program as text. mlx (`pip install "rlx[mlx]"`) has f64 on its CPU only, and computes some functions of f64 in single
+precision: those run on the host.
+"""
+
+
+
+def examples() -> dict[str, list[Case]]:
+    """Cases of the ops that `rlx.testing.cases` has none for."""
+    count = Dim("count", 0, 63)
+    x, image, rois = Operand((7, 9)), Operand((7, 4, 7, 9)), Operand((3, 4), "f32", "unit")
+    boxes, batch = (Operand((1, 9, 4), "f32", "unit"), Operand((1, 2, 9))), Operand((3,), "i64", "positive")
+    one, byte = Operand((), "f32", "positive"), Operand((), "u8")
+    number = Operand((), "i64", "positive")
+    signal, complex_signal = Operand((2, 63, 1)), Operand((2, 9, 2))
+    quantised = (Operand((7, 9), "u8"), one, byte, Operand((9, 5), "u8"), one, byte, one, byte)
+    convolved = (Operand((1, 4, 7, 9), "u8"), one, byte, Operand((6, 4, 3, 3), "i8"), one, Operand((), "i8"), one, byte)
+    offsets = Operand((1, 18, 5, 7))
+
+    def recurrent(op: Op, gates: int) -> Case:
+        return case(op, Operand((5, 3, 4)), Operand((1, gates * 6, 4)), Operand((1, gates * 6, 6)))
+
+    found = [
+        case(select.Arange(count), number, number, Operand((), "i64", "nonzero")),
+        case(random.Bernoulli(), Operand((7, 9), "f32", "unit")),
+        case(signal_ops.ComplexMul(), complex_signal, complex_signal),
+        case(select.Compress(count, 0), x, Operand((7,), "bool")),
+        case(sample.DeformConv(), Operand((1, 4, 7, 9)), Operand((6, 4, 3, 3)), offsets),
+        case(signal_ops.Dft(onesided=True), signal),
+        case(signal_ops.Dft(inverse=True), complex_signal),
+        case(signal_ops.DftTable(7, 9, 16)),
+        case(spectrum.DivideBySize(9), x),
+        case(dynamic.Extent(count), number),
+        case(signal_ops.Frames(8, 3), signal),
+        recurrent(recurrent_ops.Gru(), 3),
+        case(interpolate.InterpolateAxis(1, 13), x),
+        case(spectrum.LogMelSpectrogram(16000, 32, 8, 5), Operand((2, 63))),
+        recurrent(recurrent_ops.Lstm(), 4),
+        case(roi.MaxRoiPool((2, 3)), image, Operand((3, 5), "f32", "unit")),
+        case(pool_more.MaxUnpool((7, 9)), Operand((1, 1, 3, 4)), Operand((1, 1, 3, 4), "i64", "positive")),
+        case(signal_ops.MelWeights(5, 32, 16000, 0.0, 8000.0)),
+        case(random.Multinomial(5), x),
+        case(select.NonMaxSuppression(count), *boxes, number),
+        case(select.NonZero(count), x),
+        case(quant.QLinearConv(), *convolved),
+        case(quant.QLinearMatMul(), *quantised),
+        case(random.RandomNormal((7, 9))),
+        case(random.RandomUniform((7, 9))),
+        case(Relabel((0, 1, 0), (1, 0)), Operand((7, 9, 7))),
+        case(quant.Requantize(), Operand((7, 9), "i32"), Operand((9,), "f32", "positive"), byte),
+        recurrent(recurrent_ops.Rnn(), 1),
+        case(roi.RoiAlign((2, 3)), image, rois, batch),
+        case(roi.RoiAlign((2, 3), mode="max", samples=2), image, rois, batch),
+        case(roi.RoiAlignAdaptive((2, 3)), image, rois, batch),
+        case(signal_ops.Roots(7, 9, 63)),
+        case(signal_ops.Stft(8, 16), signal),
+        case(select.Unique(count), x),
+        case(spectrum.WelchPeaks(3, 2), Operand((4, 32))),
+        case(signal_ops.Window(16)),
+    ]
+    made: dict[str, list[Case]] = defaultdict(list)
+    for example in found:
+        made[example.op.op_name].append(example)
+    return made
+
+
+def cases(name: str) -> list[Case]:
+    """Cases of any op but those with regions."""
+    return cases_of(name, *SIZES) or examples()[name]
+
+
+def region(name: str, *shapes: tuple[int, ...], results: int, dtype: str = "f32") -> Graph:
+    """A region that gives its first inputs back."""
+    graph = Graph(name)
+    values = [graph.input(f"a{i}", shape, dtype if i == 0 else "f32") for i, shape in enumerate(shapes)]
+    for i in range(results):
+        graph.output(graph.add(Identity(), values[i])[0], f"r{i}")
+    return graph
+
+
+def control_graph(name: str) -> Graph:
+    """A graph with one node of an op with regions."""
+    graph = Graph(name)
+    flag, x, rows = graph.input("flag", (), "bool"), graph.input("x", (3,)), graph.input("rows", (4, 3))
+    cond = region("cond", (), (3,), results=1, dtype="bool")
+    body = region("body", (), (3,), results=2, dtype="bool")
+    match OPS[name]:
+        case cls if cls is If:
+            regions = [region("then", (3,), results=1), region("otherwise", (3,), results=1)]
+            made = graph.add(If(), flag, x, regions=regions)
+        case cls if cls is While:
+            made = graph.add(While(2), flag, x, regions=[cond, body])
+        case cls if cls is Loop:
+            made = graph.add(Loop(1, Dim("count", 0, 8)), flag, x, regions=[cond, body])
+        case cls if cls is Scan:
+            made = graph.add(Scan(1, 1), x, rows, regions=[region("step", (3,), (3,), results=2)])
+        case _:
+            raise AssertionError(f"add a graph for {name}")
+    for i, value in enumerate(made):
+        graph.output(value, f"y{i}")
+    return graph
+
+
+def graphs(name: str) -> Iterator[tuple[str, Graph]]:
+    """(element types, graph of one node) for each case of an op."""
+    if not covered(name):
+        yield "", control_graph(name)
+        return
+    for example in cases(name):
+        if not example.turned:
+            graph = Batch([example]).graph
+            types = {v.dtype.name for v in graph.values() if isinstance(v.type, TensorType)}
+            yield "/".join(t for t in DTYPES if t in types), graph
+
+
+def way(backend: Backend, graph: Graph) -> str:
+    """How the (last) node of a graph runs: "native", "decomposed", "host" or "unsupported"."""
+    node: Node = graph.nodes[-1]
+    try:
+        legal, dispatch = legalise(graph, backend.claims)
+        if hasattr(backend, "build"):
+            backend.build(legal, CompileOptions())
+    except UnsupportedOp:
+        return "unsupported"
+    return next(d.how for d in dispatch if d.op == node.op.op_name)
+
+
+def column(device: str) -> dict[str, str]:
+    """op -> how it runs on the device."""
+    backend = backend_named(device)
+    found = {}
+    for name in sorted(n for n in OPS if OPS[n].__module__.startswith("rlx.ops")):
+        ways: dict[str, list[str]] = defaultdict(list)
+        for types, graph in graphs(name):
+            ways[way(backend, graph)].append(types)
+        usual = max(ways, key=lambda how: len(ways[how]))
+        rare = [f"{how}: {_types(ways, how)}" for how in sorted(ways) if how != usual]
+        found[name] = usual + (f" ({'; '.join(rare)})" if rare else "")
+    return found
+
+
+def _types(ways: dict[str, list[str]], how: str) -> str:
+    """The types that go this way only, or a remark that attributes decide."""
+    others = {types for other, found in ways.items() if other != how for types in found}
+    own = list(dict.fromkeys(types for types in ways[how] if types not in others))
+    return ", ".join(own) if len(own) == len(set(ways[how])) else "by attributes or shapes"
+
+
+def read() -> dict[str, dict[str, str]]:
+    """device -> op -> how, as the document says."""
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")] if DOCUMENT.exists() else []
+    rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+    if not rows:
+        return {}
+    return {device: {row[0]: row[i] for row in rows[1:]} for i, device in enumerate(rows[0]) if i}
+
+
+def write() -> None:
+    """Writes the document."""
+    columns = read()
+    for device in DEVICES:
+        found = backend_named(device).available()
+        if found.present:
+            columns[device] = column(device)
+        else:
+            print(f"{device} is kept as it was: {found.reason}")
+    devices = [d for d in DEVICES if d in columns]
+    ops = sorted({op for device in devices for op in columns[device]})
+    lines = [f"| op | {' | '.join(devices)} |", f"|---|{'---|' * len(devices)}"]
+    lines += [f"| `{op}` | {' | '.join(columns[d].get(op, '') for d in devices)} |" for op in ops]
+    counts = []
+    for device in devices:
+        usual = [how.partition(" ")[0] for how in columns[device].values()]
+        each = ", ".join(f"{usual.count(h)} {h}" for h in ("native", "decomposed", "host", "unsupported") if h in usual)
+        counts.append(f"- {device}: {each}")
+    DOCUMENT.write_text("\n".join([HEAD, *counts, "", *lines, ""]))
+
+
+if __name__ == "__main__":
+    write()
