@@ -38,6 +38,7 @@ __all__ = [
     "TensorType",
     "compile",
     "errors",
+    "estimate",
     "load",
     "ops",
     "register",

@@ -50,15 +50,14 @@ device runs every op with its NumPy definition.
 
 The library devices give fresh arrays: they have no arena, plan, `run_views`, `run_slots`, `clone` or per-kernel profile
 (`OptionError`, and `model.capabilities` says so before). They compile a function for each set of extents, keep the last
-32, and log each compile and its reason on the logger "rlx". Sizes that data decide are refused. An index outside its axis
-and an integer division by zero raise `ExecutionError`, as everywhere, though the libraries would go on silently.
+32, and log each compile and its reason on the logger "rlx". Sizes that data decide are refused. An index outside its
+axis and an integer division by zero raise `ExecutionError`, as everywhere, though the libraries would go on silently.
 
-xla (`pip install "rlx[xla]"`) reads and writes 0 for denormal numbers, contracts `a * b + c`, and divides by what it
-broadcasts through the reciprocal: the last digit may differ. `model.compilation.executable.stablehlo({"n": 5})` is its
-program as text. mlx (`pip install "rlx[mlx]"`) has f64 on its CPU only, and computes some functions of f64 in single
-precision: those run on the host.
+xla (`pip install "rlx[xla]"`) reads and writes 0 for denormal numbers, contracts `a * b + c`, and divides by constants
+and by what it broadcasts through the reciprocal: the last digit of a quotient may differ.
+`model.compilation.executable.stablehlo({"n": 5})` is its program as text. mlx (`pip install "rlx[mlx]"`) has f64 on its
+CPU only, and computes some functions of f64 in single precision: those run on the host.
 """
-
 
 
 def examples() -> dict[str, list[Case]]:

@@ -150,6 +150,9 @@ class CodeGenerator(Backend):
     """A backend that turns kernels into machine code."""
 
     @abstractmethod
+    def accepts_dtype(self, dtype: DType) -> bool: ...
+
+    @abstractmethod
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool: ...
 
     @abstractmethod

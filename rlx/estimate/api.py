@@ -132,7 +132,7 @@ def _onnx(
 
     def touched(kept: Collection[str]) -> int:
         read = [refs[n] for n in params & refs.keys() if not (n in kept and refs[n].zero_copy)]
-        return sum(ref.nbytes for ref in (*read, *(r for r in inline if not r.zero_copy)))
+        return sum(ref.nbytes for ref in (*read, *inline))  # a graph has copies of its constants
 
     made = estimate_graph(
         done.graph, backend, replace(options, dims=None), overhead, mapped=mapped, held=held, file_bytes=touched

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Shape, Size, numel, symbols, upper
 from rlx.kernels.affine import Affine, has_division, linear_index, row_major
@@ -43,6 +44,9 @@ COSTS |= {"sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8}
 
 class Target(Protocol):
     """What fusion asks of a code-generating backend."""
+
+    def accepts_dtype(self, dtype: DType) -> bool:
+        """Whether its code computes in that type (else a node that needs it is a host call)."""
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         """Whether it has a kernel for the anchor (else the generic expression is used)."""
@@ -108,7 +112,7 @@ class _Fuser:
         if getattr(node.op, "view", False) and self.place_view(node):
             return
         lowered = lower_node(node, self.fresh)
-        if lowered is None:
+        if lowered is None or not all(map(self.target.accepts_dtype, lowered.dtypes())):
             self.host_call(node)
         elif not (lowered.anchor and self.place_anchor(node, lowered, lowered.anchor)):
             self.place_map(node, lowered)

@@ -34,6 +34,7 @@ from rlx.kernels.expr import (
     const,
     index,
     size_expr,
+    walk,
 )
 
 __all__ = [
@@ -158,6 +159,15 @@ class Lowered:
     outputs: tuple[tuple[Piece, ...], ...]
     anchor: Anchor | None = None
     generic: Expr | None = None
+
+    def dtypes(self) -> set[DType]:
+        """The types of everything that the code reads and computes (of an anchor's operands: what they load)."""
+        found = [piece.expr for pieces in self.outputs for piece in pieces]
+        if self.generic is not None:
+            found.append(self.generic)
+        if self.anchor is not None:
+            found.extend(x for x in vars(self.anchor).values() if isinstance(x, Expr))
+        return {x.dtype for e in found for x in walk(e)}
 
 
 class Lowering:

@@ -45,8 +45,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 # ---- every op
 
-# XLA contracts products and sums (FMA) and divides by what it broadcasts by way of the reciprocal: an ulp of a
-# coordinate, or of a term that cancels.
+# XLA contracts products and sums (FMA) and divides by constants and what it broadcasts by way of the reciprocal: an
+# ulp of a coordinate, or of a term that cancels.
 ULP = {"f32": Tolerance(2e-7, 1e-7), "f64": Tolerance(4e-16, 1e-16)}
 COORDINATES = frozenset(("affine_grid", "grid_sample", "interpolate", "interpolate_axis", "roi_align"))
 

@@ -91,7 +91,7 @@ def lstm(direction: str) -> Case:
     weights = i8(d, 6, 4 * hidden), i8(d, hidden, 4 * hidden), f32(d, 8 * hidden, scale=0.2)
     states = f32(d, 1, hidden, scale=0.3), f32(d, 1, hidden)
     inputs = [f32(5, 1, 6), *weights, None, *states, None, scale, zero, scale, zero]
-    options = dict(outputs=(0, 1, 2), known=(1, 2, 3, 8, 9, 10, 11), tolerance=1e-4)
+    options = {"outputs": (0, 1, 2), "known": (1, 2, 3, 8, 9, 10, 11), "tolerance": 1e-4}
     return case("DynamicQuantizeLSTM", *inputs, hidden_size=hidden, direction=direction, **options)
 
 
@@ -110,7 +110,7 @@ def group_query(new: int, past: int, total: int, ends: Sequence[int], **attribut
         angles = RNG.random((32, depth // 2)).astype(np.float32)
         given += [np.cos(angles), np.sin(angles)]
         attributes["do_rotary"] = 1
-    options = dict(outputs=(0, 1, 2), known=(6,))
+    options = {"outputs": (0, 1, 2), "known": (6,)}
     return case("GroupQueryAttention", *given, num_heads=4, kv_num_heads=2, **options, **attributes)
 
 

@@ -137,7 +137,7 @@ def test_trees_that_lead_nowhere_are_refused() -> None:
     """A missing node and a tree that leads back to itself."""
     rows = trees("target", 1)
     for broken in ({"nodes_truenodeids": [99] * 60}, {"nodes_truenodeids": [0] * 60}):
-        with pytest.raises(UnsupportedOp, match="does not exist|back to itself"):
+        with pytest.raises(UnsupportedOp, match=r"does not exist|back to itself"):
             load(model("TreeEnsembleRegressor", [X], 1, {"n_targets": 1} | rows | broken))
 
 
@@ -156,51 +156,51 @@ def test_string_labels_are_refused_only_where_they_are_read() -> None:
 def test_linear_classifiers(post: str, rows: int) -> None:
     """One score for two classes, and a score each."""
     labels = [2, 3, 4][: max(rows, 2)]
-    extra = dict(coefficients=floats(5 * rows), intercepts=floats(rows), classlabels_ints=labels)
+    extra = {"coefficients": floats(5 * rows), "intercepts": floats(rows), "classlabels_ints": labels}
     check("LinearClassifier", [f32(4, 5)], 2, post_transform=post, **extra)
 
 
 @pytest.mark.parametrize("kernel", ["LINEAR", "RBF", "POLY", "SIGMOID"])
 def test_support_vector_machines(kernel: str) -> None:
     """Regression, and one-against-one classification of two and three classes."""
-    shared = dict(kernel_type=kernel, kernel_params=[0.2, 0.1, 3.0])
-    vectors = dict(support_vectors=floats(15), n_supports=3, coefficients=floats(3), rho=[0.3])
+    shared = {"kernel_type": kernel, "kernel_params": [0.2, 0.1, 3.0]}
+    vectors = {"support_vectors": floats(15), "n_supports": 3, "coefficients": floats(3), "rho": [0.3]}
     check("SVMRegressor", [f32(4, 5)], **vectors, **shared)
     for classes in (2, 3):
-        made = dict(
-            coefficients=floats(2 * classes * (classes - 1)),
-            support_vectors=floats(10 * classes),
-            vectors_per_class=[2] * classes,
-            rho=floats(classes * (classes - 1) // 2),
-            classlabels_ints=list(range(classes)),
-        )
+        made = {
+            "coefficients": floats(2 * classes * (classes - 1)),
+            "support_vectors": floats(10 * classes),
+            "vectors_per_class": [2] * classes,
+            "rho": floats(classes * (classes - 1) // 2),
+            "classlabels_ints": list(range(classes)),
+        }
         check("SVMClassifier", [f32(6, 5)], 2, **made, **shared)
 
 
 WITH_NAN = f32(4, 3)
 WITH_NAN[0, 1] = np.nan
 SIMPLE = {
-    "linear": ("LinearRegressor", [f32(4, 5)], dict(coefficients=floats(10), intercepts=[0.1, 0.2], targets=2)),
-    "scaler": ("Scaler", [f32(4, 5)], dict(offset=floats(5), scale=floats(5))),
-    "scaler_ints": ("Scaler", [RNG.integers(0, 5, (4, 5))], dict(offset=[0.5], scale=[2.0])),
-    "norm_max": ("Normalizer", [f32(4, 5)], dict(norm="MAX")),
-    "norm_l1": ("Normalizer", [f32(4, 5)], dict(norm="L1")),
-    "norm_l2": ("Normalizer", [f32(4, 5)], dict(norm="L2")),
-    "binarizer": ("Binarizer", [f32(4, 5)], dict(threshold=0.3)),
+    "linear": ("LinearRegressor", [f32(4, 5)], {"coefficients": floats(10), "intercepts": [0.1, 0.2], "targets": 2}),
+    "scaler": ("Scaler", [f32(4, 5)], {"offset": floats(5), "scale": floats(5)}),
+    "scaler_ints": ("Scaler", [RNG.integers(0, 5, (4, 5))], {"offset": [0.5], "scale": [2.0]}),
+    "norm_max": ("Normalizer", [f32(4, 5)], {"norm": "MAX"}),
+    "norm_l1": ("Normalizer", [f32(4, 5)], {"norm": "L1"}),
+    "norm_l2": ("Normalizer", [f32(4, 5)], {"norm": "L2"}),
+    "binarizer": ("Binarizer", [f32(4, 5)], {"threshold": 0.3}),
     "imputer": (
         "Imputer",
         [WITH_NAN],
-        dict(imputed_value_floats=[1.0, 2.0, 3.0], replaced_value_float=float("nan")),
+        {"imputed_value_floats": [1.0, 2.0, 3.0], "replaced_value_float": float("nan")},
     ),
-    "imputer_ints": ("Imputer", [RNG.integers(0, 3, (4, 3))], dict(imputed_value_int64s=[9], replaced_value_int64=1)),
-    "one_hot": ("OneHotEncoder", [RNG.integers(0, 4, (4, 3))], dict(cats_int64s=[0, 2, 3], zeros=1)),
+    "imputer_ints": ("Imputer", [RNG.integers(0, 3, (4, 3))], {"imputed_value_int64s": [9], "replaced_value_int64": 1}),
+    "one_hot": ("OneHotEncoder", [RNG.integers(0, 4, (4, 3))], {"cats_int64s": [0, 2, 3], "zeros": 1}),
     "labels": (
         "LabelEncoder",
         [RNG.integers(0, 4, (6,))],
-        dict(keys_int64s=[0, 2, 3], values_floats=[0.1, 0.2, 0.3], default_float=-9.0),
+        {"keys_int64s": [0, 2, 3], "values_floats": [0.1, 0.2, 0.3], "default_float": -9.0},
     ),
     "extract": ("ArrayFeatureExtractor", [f32(4, 5), np.array([1, 3])], {}),
-    "vectorize": ("FeatureVectorizer", [f32(4, 2), f32(4, 3)], dict(inputdimensions=[2, 3])),
+    "vectorize": ("FeatureVectorizer", [f32(4, 2), f32(4, 3)], {"inputdimensions": [2, 3]}),
 }
 
 

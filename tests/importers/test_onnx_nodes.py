@@ -11,7 +11,7 @@ import onnx_support
 import pytest
 
 from rlx.backends.reference import run_graph
-from rlx.errors import RlxError, ShapeError, UnsupportedOp
+from rlx.errors import ExecutionError, RlxError, ShapeError, UnsupportedOp
 from rlx.importers.onnx import load
 
 CASES = {case.name: case for case in onnx_support.cases()}
@@ -46,6 +46,10 @@ def test_dynamic_sizes_give_the_same_or_are_refused(name: str) -> None:
         onnx_support.compare(case, _run_dynamic)
     except (UnsupportedOp, ShapeError):
         pytest.skip("refused")
+    except ExecutionError as error:
+        if "in this run" not in str(error):  # sizes taken for equal at import, which the run checks
+            raise
+        pytest.skip("refused by a guard")
 
 
 @pytest.mark.slow

@@ -292,7 +292,8 @@ def test_a_factor_that_is_not_exact_is_not_guessed() -> None:
     source = build(text, {**consts, "factor": np.array([0.1, 1.0], np.float32)}, attributes=attributes)
     graph = load(source)
     made = [symbol for name, symbol in graph.dims().items() if name.startswith("y.size")]
-    assert made and all((symbol.lo, symbol.hi) == (0, None) for symbol in made)
+    assert made
+    assert all((symbol.lo, symbol.hi) == (0, None) for symbol in made)
     graph = load(source, dims={"s": 30})  # with a number there is a float to round
     assert graph.outputs[0].value.shape[2] == 3
 

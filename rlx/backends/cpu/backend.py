@@ -15,6 +15,7 @@ from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.scalar import LLVM
 from rlx.backends.cpu.words import KernelCode, Routine
 from rlx.errors import DeviceUnavailable
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
@@ -47,15 +48,18 @@ class CpuBackend(CodeGenerator):
         return DeviceMemory(found.available, found.total)
 
     def claims(self, node: Node) -> str | None:
-        for value in (*node.inputs, *node.outputs):
-            if value.dtype.name not in LLVM:
-                return f"the CPU has no code for {value.dtype}"
         lowered = lower_node(node)
         if lowered is None:
             return "its op has no lowering"
+        unknown = next((d for d in lowered.dtypes() if not self.accepts_dtype(d)), None)
+        if unknown is not None:
+            return f"the CPU has no code for {unknown}"
         if lowered.anchor is not None and lowered.generic is None and not self.accepts_anchor(lowered.anchor, node):
             return "no kernel takes these types or sizes"
         return None
+
+    def accepts_dtype(self, dtype: DType) -> bool:
+        return dtype.name in LLVM
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         dtype = node.outputs[0].dtype

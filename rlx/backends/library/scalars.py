@@ -8,14 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.library.arrays import Arrays, neutral
-from rlx.ir.graph import Value
+from rlx.backends.library.arrays import Arrays, neutral, table
+from rlx.ir.graph import Array, Value
 from rlx.ir.shape import evaluate
 from rlx.kernels.expr import I64, Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, walk
 from rlx.kernels.lowering import Anchor, Contract, Conv, Lowered, accumulator, out_vars
 
 __all__ = ["Checker", "lacking", "run_lowered"]
 
+Fixed = tuple[Var | None, Array]  # values along a loop index, or one value
+NUMPY = table(
+    np,
+    floordiv=np.floor_divide,
+    identity=lambda x: x,
+    mod=np.mod,
+    trunc=np.trunc,
+    where=np.where,
+    xor=np.bitwise_xor,
+    **{"not": np.invert},
+)
 Checker = Callable[[Any, Any, str], None]  # (ok, shown, kind): makes the run fail where ok is false
 
 
@@ -102,6 +113,7 @@ class _Grid:
         self.sizes = list(sizes)
         self.axes = {v: d for d, v in enumerate(variables)}
         self.acc = acc
+        self.known: dict[Expr, Fixed | None] = {}
         self.memos: list[dict[Expr, Any]] = [{}]  # one for each reduction that is open
 
     def whole(self, e: Expr) -> Any:
@@ -120,16 +132,42 @@ class _Grid:
         missing = len(self.sizes) - len(x.shape)
         return x.reshape((*x.shape, *[1] * missing)) if missing else x
 
+    def fixed(self, e: Expr) -> Fixed | None:
+        """The values of what depends on one loop index at most, by NumPy: places in x as exact as the reference's."""
+        with np.errstate(all="ignore"):
+            match e:
+                case Const(value=value, dtype=dtype):
+                    return None, np.asarray([value]).astype(dtype.numpy)
+                case SizeOf(size=size):
+                    return None, np.array([evaluate(size, {})])
+                case Var():
+                    return e, np.arange(self.sizes[self.axes[e]])
+                case Apply(fn=fn, args=args) if fn in NUMPY:
+                    parts = [self.fixed_once(a) for a in args]
+                case Select(cond=cond, a=a, b=b):
+                    fn, parts = "where", [self.fixed_once(x) for x in (cond, a, b)]
+                case Cast(value=x):
+                    fn, parts = "identity", [self.fixed_once(x)]
+                case _:
+                    return None
+            known = [part for part in parts if part is not None]
+            loops = {v for v, _ in known if v is not None}
+            if len(known) < len(parts) or len(loops) > 1:
+                return None
+            return next(iter(loops), None), np.asarray(NUMPY[fn](*(x for _, x in known))).astype(e.dtype.numpy)
+
+    def fixed_once(self, e: Expr) -> Fixed | None:
+        if e not in self.known:
+            self.known[e] = self.fixed(e)
+        return self.known[e]
+
     def compute(self, e: Expr) -> Any:
         lib, rank = self.lib, len(self.sizes)
+        fixed = self.fixed_once(e)
+        if fixed is not None:
+            loop, values = fixed
+            return lib.put(values.reshape([-1 if loop and d == self.axes[loop] else 1 for d in range(rank)]))
         match e:
-            case Const(value=value, dtype=dtype):
-                return lib.const(value, dtype, rank)
-            case SizeOf(size=size):
-                return lib.const(evaluate(size, {}), I64, rank)
-            case Var():
-                axis = self.axes[e]
-                return lib.iota(self.sizes[axis]).reshape([-1 if d == axis else 1 for d in range(rank)])
             case Acc():
                 return self.aligned(self.acc)
             case Load():

@@ -15,14 +15,8 @@ __all__ = ["functions", "native", "refusal"]
 def functions(jax: Any) -> dict[str, Callable[..., Any]]:
     """The scalar functions of expressions."""
     jnp, lax = jax.numpy, jax.lax
-
-    def div(a: Any, b: Any) -> Any:
-        """XLA would multiply with the reciprocal of a constant, or of what it broadcasts: that rounds twice."""
-        return jnp.divide(a, lax.optimization_barrier(b))
-
     return table(
         jnp,
-        div=div,
         erf=lax.erf,
         floordiv=jnp.floor_divide,
         idiv=lambda a, b: lax.div(*jnp.broadcast_arrays(a, b)),
@@ -89,13 +83,16 @@ def native(jax: Any) -> dict[str, Native]:
         axis, wide = op.axis % x.ndim, accumulator(node.inputs[0].dtype)
         at = list(jnp.indices(indices.shape, sparse=True))
         at[axis] = positions(check, indices, x.shape[axis])
-        return lib.cast(scattered(lib.cast(x, wide), tuple(at), lib.cast(updates, wide), op.reduction), node.inputs[0].dtype)
+        return lib.cast(
+            scattered(lib.cast(x, wide), tuple(at), lib.cast(updates, wide), op.reduction), node.inputs[0].dtype
+        )
 
     def scatter_nd(lib: Arrays, node: Node, check: Any, x: Any, indices: Any, updates: Any) -> Any:
         op: Any = node.op
         wide = accumulator(node.inputs[0].dtype)
         at = tuple(positions(check, indices[..., d], x.shape[d]) for d in range(indices.shape[-1]))
-        return lib.cast(scattered(lib.cast(x, wide), at, lib.cast(updates, wide), op.reduction), node.inputs[0].dtype)
+        y = scattered(lib.cast(x, wide), at, lib.cast(updates, wide), op.reduction)
+        return lib.cast(y, node.inputs[0].dtype)
 
     return {
         "cum_prod": cumulative(lax.cumprod, 1),

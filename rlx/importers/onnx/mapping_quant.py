@@ -81,7 +81,9 @@ def _qlinear_conv(ctx: NodeContext) -> Mapped:
 # ---- recurrent layers
 
 
-def recurrent_attributes(ctx: NodeContext) -> tuple[Any, ...]:
+def recurrent_attributes(
+    ctx: NodeContext,
+) -> tuple[tuple[str, ...], tuple[float, ...], tuple[float, ...], float, bool]:
     """Activations, their parameters, clip and layout."""
     return (
         ctx.texts("activations", ()),

@@ -29,8 +29,8 @@ class Preflight:
 
     `supported` counts the nodes of each op type that can be imported; of these `unchecked` depend on missing nodes, so
     that only their op type could be checked. `unused` nodes lead to no output. `dynamic` gives for each open size the
-    inputs and axes where it stands, or the node that makes it; `notes` say where the graph gives something else than the
-    file says; `weights` has the initializers and Constant nodes, those of subgraphs and functions too, by element type.
+    inputs and axes where it stands, or the node that makes it; `notes` say where the graph gives something else than
+    the file says; `weights` has all initializers and Constant nodes, those of subgraphs too, by element type.
     """
 
     path: str

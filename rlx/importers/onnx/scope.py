@@ -39,8 +39,6 @@ __all__ = ["Import", "MissingNode", "Region", "Run", "Scope", "label_of"]
 MAX_CALLS = 32  # functions inside each other
 MAX_COPIES = 40_000  # nodes beyond those in the file, when functions and loops are written out
 
-LARGEST_READ = 1 << 20  # bytes of a constant that is read even when weights are not: passes look at small ones
-
 
 @dataclass(frozen=True)
 class MissingNode(UnsupportedNode):
@@ -305,9 +303,7 @@ class Scope:
         ref = self._refs[name]
         dtype = element_dtype(ref.elem_type)
         if self._is_constant(name):
-            unread = not self.run.weights and ref.nbytes > LARGEST_READ
-            array = np.broadcast_to(np.zeros((), ref.dtype), ref.dims) if unread else ref.array()
-            return self.graph.constant(array, name=name)
+            return self.graph.constant(ref.array(), name=name)
         graph = self.region.root.graph
         unique = f"{self.prefix}{name}"
         while unique in self.run.leaves:
