@@ -16,20 +16,16 @@ from rlx.errors import UnsupportedOp
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Node, TensorType
 from rlx.ir.shape import Dim
-from rlx.ops import dynamic, interpolate, pool_more, quant, random, roi, sample, select, spectrum
-from rlx.ops import recurrent as recurrent_ops
-from rlx.ops import signal as signal_ops
-from rlx.ops.base import OPS, Op
+from rlx.ops.base import OPS
 from rlx.ops.control import If, Scan, While
 from rlx.ops.dynamic import Loop
-from rlx.ops.einsum import Relabel
 from rlx.ops.elementwise import Identity
 from rlx.options import CompileOptions
 from rlx.passes.legalise import legalise
 from rlx.testing.cases import cases_of, covered
-from rlx.testing.oracle import Batch, Case, Operand, case
+from rlx.testing.oracle import Batch
 
-__all__ = ["DEVICES", "DOCUMENT", "cases", "column", "examples", "read", "write"]
+__all__ = ["DEVICES", "DOCUMENT", "column", "read", "write"]
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "backends.md"
 DEVICES = tuple(name for name in BACKENDS if name != "reference")  # which runs everything, slowly
@@ -58,70 +54,6 @@ and by what it broadcasts through the reciprocal: the last digit of a quotient m
 `model.compilation.executable.stablehlo({"n": 5})` is its program as text. mlx (`pip install "rlx[mlx]"`) has f64 on its
 CPU only, and computes some functions of f64 in single precision: those run on the host.
 """
-
-
-def examples() -> dict[str, list[Case]]:
-    """Cases of the ops that `rlx.testing.cases` has none for."""
-    count = Dim("count", 0, 63)
-    x, image, rois = Operand((7, 9)), Operand((7, 4, 7, 9)), Operand((3, 4), "f32", "unit")
-    boxes, batch = (Operand((1, 9, 4), "f32", "unit"), Operand((1, 2, 9))), Operand((3,), "i64", "positive")
-    one, byte = Operand((), "f32", "positive"), Operand((), "u8")
-    number = Operand((), "i64", "positive")
-    signal, complex_signal = Operand((2, 63, 1)), Operand((2, 9, 2))
-    quantised = (Operand((7, 9), "u8"), one, byte, Operand((9, 5), "u8"), one, byte, one, byte)
-    convolved = (Operand((1, 4, 7, 9), "u8"), one, byte, Operand((6, 4, 3, 3), "i8"), one, Operand((), "i8"), one, byte)
-    offsets = Operand((1, 18, 5, 7))
-
-    def recurrent(op: Op, gates: int) -> Case:
-        return case(op, Operand((5, 3, 4)), Operand((1, gates * 6, 4)), Operand((1, gates * 6, 6)))
-
-    found = [
-        case(select.Arange(count), number, number, Operand((), "i64", "nonzero")),
-        case(random.Bernoulli(), Operand((7, 9), "f32", "unit")),
-        case(signal_ops.ComplexMul(), complex_signal, complex_signal),
-        case(select.Compress(count, 0), x, Operand((7,), "bool")),
-        case(sample.DeformConv(), Operand((1, 4, 7, 9)), Operand((6, 4, 3, 3)), offsets),
-        case(signal_ops.Dft(onesided=True), signal),
-        case(signal_ops.Dft(inverse=True), complex_signal),
-        case(signal_ops.DftTable(7, 9, 16)),
-        case(spectrum.DivideBySize(9), x),
-        case(dynamic.Extent(count), number),
-        case(signal_ops.Frames(8, 3), signal),
-        recurrent(recurrent_ops.Gru(), 3),
-        case(interpolate.InterpolateAxis(1, 13), x),
-        case(spectrum.LogMelSpectrogram(16000, 32, 8, 5), Operand((2, 63))),
-        recurrent(recurrent_ops.Lstm(), 4),
-        case(roi.MaxRoiPool((2, 3)), image, Operand((3, 5), "f32", "unit")),
-        case(pool_more.MaxUnpool((7, 9)), Operand((1, 1, 3, 4)), Operand((1, 1, 3, 4), "i64", "positive")),
-        case(signal_ops.MelWeights(5, 32, 16000, 0.0, 8000.0)),
-        case(random.Multinomial(5), x),
-        case(select.NonMaxSuppression(count), *boxes, number),
-        case(select.NonZero(count), x),
-        case(quant.QLinearConv(), *convolved),
-        case(quant.QLinearMatMul(), *quantised),
-        case(random.RandomNormal((7, 9))),
-        case(random.RandomUniform((7, 9))),
-        case(Relabel((0, 1, 0), (1, 0)), Operand((7, 9, 7))),
-        case(quant.Requantize(), Operand((7, 9), "i32"), Operand((9,), "f32", "positive"), byte),
-        recurrent(recurrent_ops.Rnn(), 1),
-        case(roi.RoiAlign((2, 3)), image, rois, batch),
-        case(roi.RoiAlign((2, 3), mode="max", samples=2), image, rois, batch),
-        case(roi.RoiAlignAdaptive((2, 3)), image, rois, batch),
-        case(signal_ops.Roots(7, 9, 63)),
-        case(signal_ops.Stft(8, 16), signal),
-        case(select.Unique(count), x),
-        case(spectrum.WelchPeaks(3, 2), Operand((4, 32))),
-        case(signal_ops.Window(16)),
-    ]
-    made: dict[str, list[Case]] = defaultdict(list)
-    for example in found:
-        made[example.op.op_name].append(example)
-    return made
-
-
-def cases(name: str) -> list[Case]:
-    """Cases of any op but those with regions."""
-    return cases_of(name, *SIZES) or examples()[name]
 
 
 def region(name: str, *shapes: tuple[int, ...], results: int, dtype: str = "f32") -> Graph:
@@ -161,9 +93,9 @@ def graphs(name: str) -> Iterator[tuple[str, Graph]]:
     if not covered(name):
         yield "", control_graph(name)
         return
-    for example in cases(name):
-        if not example.turned:
-            graph = Batch([example]).graph
+    for case in cases_of(name, *SIZES):
+        if not case.turned:
+            graph = Batch([case]).graph
             types = {v.dtype.name for v in graph.values() if isinstance(v.type, TensorType)}
             yield "/".join(t for t in DTYPES if t in types), graph
 

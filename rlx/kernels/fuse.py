@@ -344,10 +344,16 @@ class _Fuser:
         if buffer.base.kind == "arena":
             return buffer
         if value not in self.copies:
-            copy = Buffer(self.unique(value.name or buffer.name), "arena", value.shape, value.dtype)
-            vars = out_vars(value.rank)
-            element = self.on_buffers(Load(value, vars, value.dtype))
-            self.program.run.append(Kernel("copy", (Store(copy, value.shape, vars, element),)))
+            vars, dtype, name = out_vars(value.rank), value.dtype, self.unique(value.name or buffer.name)
+            if self.target.accepts_dtype(dtype) or buffer.encoding is not None or dtype.numpy.itemsize > 1:
+                copy = made = Buffer(name, "arena", value.shape, dtype)
+                element = self.on_buffers(Load(value, vars, dtype))
+            else:  # a byte each
+                made = Buffer(self.unique(name), "arena", value.shape, Lowering.byte)
+                copy = Buffer(name, "arena", value.shape, dtype, root=made)
+                element = Load(replace(buffer, dtype=Lowering.byte, data=None, root=buffer.base), vars, Lowering.byte)
+            store = Store(made, value.shape, vars, element)
+            self.program.run.append(Kernel("copy", (store,)))
             self.copies[value] = copy
         return self.copies[value]
 

@@ -55,7 +55,7 @@ class Buffer:
             return self.encoding.nbytes(sizes)
         total = numel(sizes)
         assert isinstance(total, int)
-        return self.dtype.nbytes(total)
+        return total * self.dtype.numpy.itemsize  # 4-bit elements take a byte each, as in NumPy, unless encoded
 
 
 @dataclass(frozen=True, eq=False)

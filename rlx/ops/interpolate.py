@@ -120,16 +120,16 @@ class InterpolateAxis(Op):
         scale = f32(self.scale) if self.scale is not None else f32(m) / f32(max(n, 1))
         i = np.arange(m).astype(f32)
         place = self._place(i, f32(n), f32(m), scale, lambda a, b: b if m <= 1 else a).astype(f32)
-        weights = self._matrix(place, n, min(scale, f32(1)))
-        y = np.moveaxis(np.moveaxis(x, axis, -1) @ weights.T.astype(x.dtype), -1, axis)
+        weights = self._matrix(place, n, min(scale, f32(1)), x.dtype)
+        y = np.moveaxis(np.moveaxis(x, axis, -1) @ weights.T, -1, axis)
         if self.coordinate == "tf_crop_and_resize":
             outside = ((place < 0) | (place > n - 1)).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
             y = np.where(outside, x.dtype.type(self.extrapolation), y)
         return np.ascontiguousarray(y)
 
-    def _matrix(self, place: Array, n: int, scale: Any) -> Array:
+    def _matrix(self, place: Array, n: int, scale: Any, dtype: Any) -> Array:
         """[size, n]: how much of each element of x each element of the result takes."""
-        weights = np.zeros((len(place), n), np.float32)
+        weights = np.zeros((len(place), n), dtype)
         if not weights.size:
             return weights
         if self.mode == "nearest":

@@ -137,7 +137,7 @@ class DftTable(Op):
             t = np.arange(rows)
             table = table * np.where((t == 0) | (2 * t == length), 1, 2)[:, None, None, None]
         table = table[:, : self.parts, :, : self.results] / (length if self.inverse else 1)
-        return np.ascontiguousarray(table.reshape(rows * self.parts, -1)).astype(self.dtype.numpy)
+        return np.ascontiguousarray(table.reshape(rows * self.parts, columns * self.results)).astype(self.dtype.numpy)
 
     def lower(self, k: Any) -> Any:
         def element(r: Any, c: Any) -> Any:

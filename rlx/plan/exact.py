@@ -157,11 +157,13 @@ class _Search:
         if height != self.height:
             self.height = height
             self.fill("failed", 0)
+            self.fill("weight", 1)
         end = self.visits + budget
         while self.visits < end:
             number = self.rounds.get(height, 0)
             self.rounds[height] = number + 1
             turn, (mode, order) = number // len(_RUNS), _RUNS[number % len(_RUNS)]
+            self.random = random.Random(f"{height} {number}")  # so that a run does not depend on those at other heights
             self.prepare(order, turn)
             status = self.run(self.state, height, min(int(self.first_run * _GROWTH**turn), end - self.visits), mode)
             self.visits += int(self.state.work[0])

@@ -82,6 +82,8 @@ FACTOR = {
     "conv_transpose": 40,
     "cum_prod": 20,
     "cum_sum": 40,
+    "deform_conv": 40,
+    "dft": 40,
     "einsum": 40,
     "elu": 4,
     "gelu": 8,
@@ -92,7 +94,9 @@ FACTOR = {
     "hard_swish": 4,
     "instance_norm": 40,
     "interpolate": 10,
+    "interpolate_axis": 10,
     "layer_norm": 40,
+    "log_mel_spectrogram": 40,
     "log_softmax": 20,
     "lp_pool": 20,
     "lrn": 10,
@@ -113,6 +117,8 @@ FACTOR = {
     "selu": 4,
     "softmax": 10,
     "softplus": 4,
+    "stft": 40,
+    "welch_peaks": 40,
 }
 
 

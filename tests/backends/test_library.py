@@ -48,22 +48,24 @@ def device(request: pytest.FixtureRequest) -> str:
 # XLA contracts products and sums (FMA) and divides by constants and what it broadcasts by way of the reciprocal: an
 # ulp of a coordinate, or of a term that cancels.
 ULP = {"f32": Tolerance(2e-7, 1e-7), "f64": Tolerance(4e-16, 1e-16)}
-COORDINATES = frozenset(("affine_grid", "grid_sample", "interpolate", "interpolate_axis", "roi_align"))
+COORDINATES = frozenset(("affine_grid", "deform_conv", "grid_sample", "interpolate", "interpolate_axis", "roi_align"))
 
-SUMS = frozenset(("dft", "stft", "deform_conv", "log_mel_spectrogram", "welch_peaks", "roi_align"))  # of many terms
+SUMS = frozenset(("dft", "log_mel_spectrogram", "stft", "welch_peaks"))  # of many terms
 
 
 def adapted(device: str, case: Case, dtype: str, allowed: Tolerance) -> Tolerance:
     """The tolerance of a device for a result of a case."""
     if not DTYPES[dtype].is_float:
         return allowed
-    if case.op.op_name in SUMS:
-        return Tolerance(20 * allowed.relative, 20 * allowed.absolute)
+    name = case.op.op_name
+    if name in COORDINATES:
+        allowed = Tolerance(max(allowed.relative, 1e-4), max(allowed.absolute, 1e-4))
+    if name in SUMS:  # each part of them is rounded to f16 and bf16
+        coarse = {"f16": 0.01, "bf16": 0.1}.get(dtype, 0)
+        allowed = Tolerance(20 * allowed.relative, max(20 * allowed.absolute, coarse))
     if device != "xla":
         return allowed
-    name, absolute = case.op.op_name, max(allowed.absolute, 1.2e-38)  # XLA flushes results below to 0
-    if name in COORDINATES:
-        return Tolerance(max(allowed.relative, 2e-5), 2e-5)
+    absolute = max(allowed.absolute, 1.2e-38)  # XLA flushes results below to 0
     if name in ("div", "reciprocal") and dtype in ULP:
         return Tolerance(ULP[dtype].relative, absolute)
     return Tolerance(allowed.relative, absolute if allowed.relative == 0 else max(absolute, 10 * allowed.absolute))
@@ -101,8 +103,8 @@ def check(device: str, cases: list[Case], sizes: list[dict[str, int]]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_library_op(name: str, device: str, request: pytest.FixtureRequest) -> None:
     """Cases of all dtypes, sizes and attributes; without --full some of them, chosen by the seed."""
-    cases = fixed_cases(name) or dispatch_report.examples()[name]
-    assert cases, f"add cases of {name} to rlx.testing, or an example to tools/dispatch_report.py"
+    cases = fixed_cases(name)
+    assert cases, f"add cases of {name} to rlx.testing"
     if issubclass(OPS[name], select.Produced):
         with pytest.raises(UnsupportedOp, match="data decide"):
             check(device, cases, [{}])
@@ -349,6 +351,18 @@ def test_op_with_only_a_reference_is_a_host_call(device: str) -> None:
     with pytest.raises(ExecutionError, match=r"corner.*there is a NaN"):
         model.run([np.full((2, 4), np.nan, np.float32)])
     assert "host" in model.explain("dispatch")
+
+
+@pytest.mark.parametrize("dtype", ["f64", "i64", "u64", "f32", "bf16", "bool"])
+def test_host_calls_keep_every_bit(device: str, dtype: str) -> None:
+    """Elements of 64 bits are not narrowed on the way to the host and back."""
+    graph = Graph("bits")
+    x = graph.input("x", (2, 2), dtype)
+    graph.output(rlx.library_test_triangle(x), "y")
+    given = np.array([[1, 0], [2, 3]]).astype(DTYPES[dtype].numpy)
+    if DTYPES[dtype].bits == 64:
+        given = given / 3 if dtype == "f64" else given + given.dtype.type(2**40 + 1)
+    np.testing.assert_array_equal(rlx.compile(graph, device=device).run([given])[0], np.tril(given))
 
 
 # ---- what is not offered, and what is not there

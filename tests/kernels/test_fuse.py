@@ -15,7 +15,7 @@ import pytest
 
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
-from rlx.ir.dtype import DTYPES
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.encoding import encoding_named
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph, Node, Value
@@ -38,6 +38,9 @@ from rlx.testing.program import run_program
 class Everything:
     """Takes every anchor and reads every operand in place that is contiguous along its last axis."""
 
+    def accepts_dtype(self, dtype: DType) -> bool:
+        return True
+
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return True
 
@@ -49,6 +52,9 @@ class Everything:
 
 class Nothing:
     """Takes no anchor."""
+
+    def accepts_dtype(self, dtype: DType) -> bool:
+        return True
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return False

@@ -67,6 +67,9 @@ def test_shared_parts_keep_the_text_short() -> None:
 
 
 class AllAnchors:
+    def accepts_dtype(self, dtype: object) -> bool:
+        return True
+
     def accepts_anchor(self, anchor: Anchor, node: object) -> bool:
         return True
 

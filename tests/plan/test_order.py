@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlx.backends.reference import run_graph
-from rlx.ir.dtype import DTYPES
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
@@ -30,6 +30,9 @@ F32 = DTYPES["f32"]
 
 class Loops:
     """Takes no anchor."""
+
+    def accepts_dtype(self, dtype: DType) -> bool:
+        return True
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return False

@@ -157,6 +157,9 @@ def test_zero_sizes_have_a_row_and_take_no_room() -> None:
 class Loops:
     """Takes no anchor."""
 
+    def accepts_dtype(self, *_: object) -> bool:
+        return True
+
     def accepts_anchor(self, *_: object) -> bool:
         return False
 

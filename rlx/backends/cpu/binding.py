@@ -40,7 +40,7 @@ def aligned_bytes(count: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[n
 def as_array(memory: Array, buffer: Buffer, offset: int, extents: Mapping[str, int]) -> Array:
     """The buffer's contents as an array over `memory`."""
     shape = tuple(evaluate(s, extents) for s in buffer.shape)
-    nbytes = int(np.prod(shape, dtype=np.int64)) * buffer.dtype.itemsize
+    nbytes = int(np.prod(shape, dtype=np.int64)) * buffer.dtype.numpy.itemsize
     return memory[offset : offset + nbytes].view(buffer.dtype.numpy).reshape(shape)
 
 

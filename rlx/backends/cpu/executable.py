@@ -272,7 +272,7 @@ class CpuExecutable(Executable):
         for b in self.program.inputs:
             # Buffers have no format for the other types: "c" of one or two bytes is one that no buffer comes with.
             kind = b.dtype.kind if b.dtype.native else "c"
-            specs.append(InputSpec(kind, b.dtype.itemsize, (-1,), None if b.dtype.native else b.dtype.numpy))
+            specs.append(InputSpec(kind, b.dtype.numpy.itemsize, (-1,), None if b.dtype.native else b.dtype.numpy))
         return make_entry(self.block, specs, [], self.fallback, self.on_error, release_gil=False)
 
     @property

@@ -204,9 +204,13 @@ def emit_nest(store: Store, lanes: int) -> KernelCode:
         high = f.select(f.cmp("lt", f.sub(high, low, "i64"), lanes, "i64"), low, high, "i64")
         if not again:
             high = f.sub(high, f.rem(f.sub(high, low, "i64"), lanes, "i64"), "i64")
-        end = f.sub(high, lanes, "i64")
-        emitter.hoist(inside, inner, scope)
-        f.loop(low, high, lanes, [], lambda i, _: put(scope.inner({last: f.min(i, end)}, lanes, last), inside))
+
+        def within() -> None:  # only where there is an interior: without the tests, its row may not be read
+            end, area = f.sub(high, lanes, "i64"), scope.inner({})
+            emitter.hoist(inside, inner, area)
+            f.loop(low, high, lanes, [], lambda i, _: put(area.inner({last: f.min(i, end)}, lanes, last), inside))
+
+        f.if_(f.cmp("lt", low, high, "i64"), within)
 
         def border(side: str, _: list[str]) -> None:
             left = f.cmp("eq", side, 0, "i64")

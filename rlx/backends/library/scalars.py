@@ -166,7 +166,7 @@ class _Grid:
         fixed = self.fixed_once(e)
         if fixed is not None:
             loop, values = fixed
-            return lib.put(values.reshape([-1 if loop and d == self.axes[loop] else 1 for d in range(rank)]))
+            return lib.put(values.reshape([values.size if loop and d == self.axes[loop] else 1 for d in range(rank)]))
         match e:
             case Acc():
                 return self.aligned(self.acc)

@@ -88,8 +88,26 @@ class XlaArrays(Arrays):
         )
 
     def host(self, fn: Callable[..., Sequence[Array]], results: Sequence[tuple[tuple[int, ...], DType]], x: Any) -> Any:
-        types = [self.jax.ShapeDtypeStruct(shape, dtype.numpy) for shape, dtype in results]
-        return self.jax.pure_callback(lambda *arrays: fn(*map(np.asarray, arrays)), types, *x)
+        """Elements of 64 bits travel as pairs of u32: jax calls back outside of `session`, where it has none."""
+        lax, wanted = self.jax.lax, [(shape, dtype.numpy) for shape, dtype in results]
+        given = [(array.shape, np.dtype(array.dtype)) for array in x]
+        parts = [lax.bitcast_convert_type(a, np.uint32) if _wide(t) else a for a, (_, t) in zip(x, given, strict=True)]
+        types = [
+            self.jax.ShapeDtypeStruct((*shape, 2), np.uint32) if _wide(t) else self.jax.ShapeDtypeStruct(shape, t)
+            for shape, t in wanted
+        ]
+
+        def call(*arrays: Any) -> list[Array]:
+            raw = [np.ascontiguousarray(a) for a in arrays]
+            whole = [a.view(t).reshape(s) if _wide(t) else a.reshape(s) for a, (s, t) in zip(raw, given, strict=True)]
+            made = [np.ascontiguousarray(a) for a in fn(*whole)]
+            return [
+                a.reshape(*s, 1).view(np.uint32) if _wide(t) else a.reshape(s)
+                for a, (s, t) in zip(made, wanted, strict=True)
+            ]
+
+        made = self.jax.pure_callback(call, types, *parts)
+        return [lax.bitcast_convert_type(a, t) if _wide(t) else a for a, (_, t) in zip(made, wanted, strict=True)]
 
     def cond(self, test: Any, then: Flat, otherwise: Flat, x: Sequence[Any]) -> list[Any]:
         return list(self.jax.lax.cond(test, then, otherwise, list(x)))
@@ -105,3 +123,8 @@ class XlaArrays(Arrays):
     def compile(self, fn: Flat, x: Sequence[Any], pure: bool) -> Flat:
         jitted: Flat = self.jax.jit(fn)
         return jitted
+
+
+def _wide(dtype: np.dtype[Any]) -> bool:
+    """Whether elements are numbers of 64 bits (complex ones are two of 32)."""
+    return dtype.itemsize == 8 and dtype.kind in "fiu"

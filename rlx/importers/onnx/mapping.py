@@ -293,7 +293,8 @@ class NodeContext:
         return self.graph.add(op, *inputs, provenance=(self.label,))
 
     def constant(self, value: object, dtype: DType) -> Value:
-        return self.graph.constant(np.asarray(value).astype(dtype.numpy))
+        with np.errstate(all="ignore"):
+            return self.graph.constant(np.asarray(value).astype(dtype.numpy))
 
     def cast(self, x: Value, dtype: DType) -> Value:
         """x in that element type."""

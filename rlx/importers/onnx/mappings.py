@@ -16,6 +16,7 @@ from rlx.importers.onnx import (
     mapping_sequence,
     mapping_shape,
     mapping_signal,
+    mapping_text,
     mapping_trees,
     mapping_window,
 )
@@ -36,6 +37,7 @@ TABLES = (
     mapping_sequence,
     mapping_shape,
     mapping_signal,
+    mapping_text,
     mapping_trees,
     mapping_window,
 )

@@ -65,3 +65,34 @@ def test_windows_over_padding(width: int, stride: int) -> None:
     x = graph.input("x", (2, 3, 7, width))
     graph.output(rlx.max_pool(x, kernel=(3, 3), strides=(stride, stride), pads=(1, 1, 1, 1)), "y")
     compare(graph, {"x": values(2, 3, 7, width)})
+
+
+def test_a_checked_constant_index_into_an_open_axis() -> None:
+    """The test of the index holds nowhere in an interior of the row, so nothing may rely on it there."""
+    g = rlx.Graph()
+    x = g.input("x", (7, 5, rlx.Dim("n", 1, 8)))
+    g.output(rlx.gather(x, g.constant(np.array(0)), axis=2), "y")
+    model = rlx.compile(g, device="cpu")
+    for n in (1, 3, 8):
+        data = np.random.default_rng(n).standard_normal((7, 5, n), dtype=np.float32)
+        np.testing.assert_array_equal(model.run([data])[0], data[:, :, 0])
+
+
+def test_tiles_take_operands_of_either_axis() -> None:
+    """A transpose with element-wise work on both axes, as a layer norm over a middle axis leaves it."""
+    g = rlx.Graph()
+    x, rows, columns = g.input("x", (2, 40, 24)), g.input("r", (2, 1, 24)), g.input("c", (1, 40, 1))
+    g.output(rlx.transpose((x - rows) * columns, perm=(0, 2, 1)), "y")
+    rng = np.random.default_rng(0)
+    a, r, c = (rng.standard_normal(s, dtype=np.float32) for s in ((2, 40, 24), (2, 1, 24), (1, 40, 1)))
+    np.testing.assert_allclose(rlx.compile(g, device="cpu").run([a, r, c])[0], ((a - r) * c).transpose(0, 2, 1))
+
+
+def test_long_sums_keep_their_precision() -> None:
+    """Sums of millions of equal f32 numbers, along the last axis and along the first."""
+    for shape, axes in (((3_000_000,), (0,)), ((2**18 + 3, 2), (0,))):
+        g = rlx.Graph()
+        g.output(rlx.reduce_sum(g.input("x", shape), axes=axes, keepdims=False), "y")
+        data = np.full(shape, 0.1, np.float32)
+        exact = data.astype(np.float64).sum(axis=axes)
+        np.testing.assert_allclose(rlx.compile(g, device="cpu").run([data])[0], exact, rtol=2e-5)

@@ -10,31 +10,56 @@ import pytest
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.errors import ExecutionError, RlxError
+from rlx.errors import ExecutionError, RlxError, UnsupportedOp
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim
-from rlx.ops import contract, elementwise, index, layout, normalize, reduction
+from rlx.ops import contract, elementwise, encoded, index, layout, normalize, quant, reduction
 from rlx.ops.base import OPS, Op
+from rlx.ops.select import Produced
 from rlx.testing.cases import covered, fixed_cases, symbolic_cases
-from rlx.testing.oracle import Operand, case, check, compare
+from rlx.testing.oracle import Batch, Operand, Tolerance, case, check, compare, compare_arrays
 
 NAMES = [name for name in sorted(OPS) if covered(name)]
+REFUSED = [name for name in NAMES if issubclass(OPS[name], Produced)]  # their data decide a size
+RUN = [name for name in NAMES if name not in REFUSED]
 
 
 @pytest.mark.sample(15)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN)
 def test_op(name: str) -> None:
     """All dtypes, odd and zero sizes, broadcasts, transposed operands, params and special values."""
     assert check(fixed_cases(name)) > 0
 
 
 @pytest.mark.sample(15)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN)
 def test_op_of_symbolic_sizes(name: str) -> None:
     """One compile serves all extents within the bounds, zero among them where the op takes it."""
     for cases, extents in symbolic_cases(name):
         assert check(cases, extents=extents) > 0
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_op_whose_data_decide_a_size(name: str) -> None:
+    """The CPU refuses each case, naming the node; the reference device gives what the op's `reference` gives."""
+    for one in fixed_cases(name):
+        batch = Batch([one])
+        with pytest.raises(UnsupportedOp, match="can't be read off an input's shape") as raised:
+            rlx.compile(batch.graph, device="cpu")
+        assert {node.op for node in raised.value.nodes} == {name}
+        inputs, params = batch.arrays()
+        model = rlx.compile(batch.graph, device="reference")
+        arrays = [a.T if one.turned else a for a in (*inputs.values(), *params.values())]
+        try:
+            made: Any = one.op.reference(*arrays)  # type: ignore[attr-defined]
+        except ExecutionError as error:
+            with pytest.raises(ExecutionError, match=str(error)):
+                model(inputs)
+            continue
+        results = made if isinstance(made, tuple) else (made,)
+        for got, expected in zip(model(inputs).values(), results, strict=True):
+            compare_arrays(str(one), got, expected, Tolerance(0, 0))
 
 
 LARGE = {
@@ -82,6 +107,67 @@ def test_product_with_an_expanded_param() -> None:
     x, w = graph.input("x", (n, 5, 3)), graph.param("w", (3, 4), data=np.ones((3, 4), np.float32))
     graph.output(x @ graph.add(layout.Expand((n, 3, 4)), w)[0], "y")
     compare(graph, {"x": np.ones((7, 5, 3), np.float32)})
+
+
+# ---- element types without code
+
+
+@pytest.mark.parametrize("to", ["f8e4m3", "f8e5m2", "f4e2m1", "u4", "i4"])
+def test_narrow_types_pass_through_host_calls(to: str) -> None:
+    """What gives or takes 8-bit floats and 4-bit elements runs on the host, between kernels, views and outputs."""
+    graph = Graph("narrow")
+    n = Dim("n", 0, 9)
+    x, scale = graph.input("x", (3, n)), graph.constant(np.array(0.5, np.float32))
+    q = graph.add(quant.Quantize(to=DTYPES[to]), x + x, scale)[0]
+    graph.output(q, "q")
+    graph.output(graph.add(layout.Transpose(), q)[0], "turned")
+    graph.output(graph.add(encoded.Dequantize(), q.reshape(n, 3), scale)[0] * 2.0, "back")
+    model = rlx.compile(graph, device="cpu")
+    assert "no code for" in model.explain("dispatch")
+    for size in (5, 0):
+        given = {"x": np.random.default_rng(size).standard_normal((3, size)).astype(np.float32)}
+        for name, expected in run_graph(graph, given).items():
+            got = model(given)[name]
+            assert got.dtype == expected.dtype
+            np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32), err_msg=name)
+
+
+@pytest.mark.parametrize("name", ["f8e4m3", "f4e2m1", "i4"])
+def test_narrow_inputs_and_params(name: str) -> None:
+    """They are copied byte for byte to outputs and host calls."""
+    graph, dtype = Graph("leaves"), DTYPES[name]
+    data = (np.arange(12) % 7).astype(dtype.numpy)
+    q, w, scale = graph.input("q", (3, 4), dtype), graph.param("w", (12,), dtype, data=data), graph.input("s", ())
+    for i, value in enumerate((q, q.reshape(12), w, *(graph.add(encoded.Dequantize(), v, scale)[0] for v in (q, w)))):
+        graph.output(value, f"y{i}")
+    given = {"q": data[::-1].reshape(3, 4), "s": np.array(2, np.float32)}
+    got = rlx.compile(graph, device="cpu")(given)
+    for i, array in run_graph(graph, given, {"w": data}).items():
+        assert got[i].dtype == array.dtype
+        np.testing.assert_array_equal(got[i].astype(np.float32), array.astype(np.float32), err_msg=i)
+
+
+def test_narrow_type_within_an_expression() -> None:
+    """An op whose scalar code only passes through an 8-bit float is a host call too."""
+    graph = Graph("within")
+    graph.output(rlx.cpu_test_rounded(graph.input("x", (9,))) + 1.0, "y")
+    model = rlx.compile(graph, device="cpu")
+    x = np.linspace(-3, 3, 9, dtype=np.float32)
+    np.testing.assert_array_equal(model.run([x])[0], x.astype(DTYPES["f8e4m3"].numpy).astype(np.float32) + 1)
+
+
+@rlx.register
+class CpuTestRounded(Op):
+    """x rounded to an 8-bit float."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def reference(self, x: Array) -> Array:
+        return x.astype(DTYPES["f8e4m3"].numpy).astype(x.dtype)
+
+    def lower(self, k: Any, x: Any) -> Any:
+        return k.map(lambda *i: k.cast(x(*i), "f8e4m3"))
 
 
 # ---- errors stop the run, not the process
@@ -300,7 +386,7 @@ def test_host_call_of_a_param_runs_when_params_change() -> None:
 
 
 def test_every_op_has_cases() -> None:
-    """An op added to rlx.ops is compared with its reference."""
+    """An op added to rlx.ops is compared with its reference, or refused."""
     without = [name for name in NAMES if not fixed_cases(name)]
     assert not without, f"add cases to rlx/testing/cases.py for {without}"
     assert all(inspect.getdoc(OPS[name]) for name in NAMES)
