@@ -37,7 +37,7 @@ def read(path: Path) -> list[Interval]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder with files NAME.CAPACITY.csv")
-    parser.add_argument("--visits", type=int, default=400_000_000, help="budget of the exact search, a file")
+    parser.add_argument("--visits", type=int, default=1_000_000_000, help="budget of the exact search, a file")
     parser.add_argument("--only", default="", help="names of the files to run, e.g. ACD")
     arguments = parser.parse_args()
     files = sorted(path for path in arguments.folder.glob("*.csv") if len(path.name.split(".")) == 3)

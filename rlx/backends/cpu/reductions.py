@@ -64,7 +64,7 @@ def _neutral(e: Reduce) -> int | float:
 def _loop(
     f: Function, e: Reduce, stop: tuple[str, str], step: int, carried: Sequence[tuple[str, str]], turn: Turn
 ) -> list[str]:
-    """A loop that carries accumulators. Float sums restart every `BLOCK` turns, so that long ones keep their precision."""
+    """A loop that carries accumulators. Float sums restart every `BLOCK` turns: long ones keep their precision."""
     start, end = stop
     if e.kind != "add" or not e.dtype.is_float:
         return f.loop(start, end, step, carried, turn)

@@ -52,7 +52,7 @@ def test_op_whose_data_decide_a_size(name: str) -> None:
         model = rlx.compile(batch.graph, device="reference")
         arrays = [a.T if one.turned else a for a in (*inputs.values(), *params.values())]
         try:
-            made: Any = one.op.reference(*arrays)  # type: ignore[attr-defined]
+            made: Any = one.op.reference(*arrays)
         except ExecutionError as error:
             with pytest.raises(ExecutionError, match=str(error)):
                 model(inputs)
@@ -142,9 +142,9 @@ def test_narrow_inputs_and_params(name: str) -> None:
         graph.output(value, f"y{i}")
     given = {"q": data[::-1].reshape(3, 4), "s": np.array(2, np.float32)}
     got = rlx.compile(graph, device="cpu")(given)
-    for i, array in run_graph(graph, given, {"w": data}).items():
-        assert got[i].dtype == array.dtype
-        np.testing.assert_array_equal(got[i].astype(np.float32), array.astype(np.float32), err_msg=i)
+    for key, array in run_graph(graph, given, {"w": data}).items():
+        assert got[key].dtype == array.dtype
+        np.testing.assert_array_equal(got[key].astype(np.float32), array.astype(np.float32), err_msg=key)
 
 
 def test_narrow_type_within_an_expression() -> None:
