@@ -288,8 +288,11 @@ class DeformConv(Op):
         image = wide.reshape(n, og, channels // og, h, width)
         batch, group = np.arange(n).reshape(-1, 1, 1, 1), np.arange(og).reshape(1, -1, 1, 1)
         for i, j in np.ndindex(kh, kw):
-            y = moved[:, :, i, j, 0] + (np.arange(oh) * strides[0] + i * dilations[0] - pads[0])[:, None]
-            z = moved[:, :, i, j, 1] + (np.arange(ow) * strides[1] + j * dilations[1] - pads[1])
+            rows, cols = (
+                np.arange(m) * strides[d] + (i, j)[d] * dilations[d] - pads[d] for d, m in enumerate((oh, ow))
+            )
+            y = moved[:, :, i, j, 0] + rows.astype(wide.dtype)[:, None]
+            z = moved[:, :, i, j, 1] + cols.astype(wide.dtype)
             total = np.zeros((n, og, oh, ow, channels // og), wide.dtype)
             for dy, dz in product((0, 1), repeat=2):
                 at_y, at_z = np.floor(y) + dy, np.floor(z) + dz
