@@ -20,7 +20,8 @@ from rlx.backends.reference import run_graph
 from rlx.compiler import lower_graph
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
-from rlx.ops.base import OPS, Produced
+from rlx.ops.base import OPS
+from rlx.ops.select import Produced
 from rlx.passes import run_passes
 from rlx.passes.legalise import legalise
 from rlx.testing.cases import cases_of, covered, fixed_cases
