@@ -12,15 +12,14 @@ from rlx.ir.graph import register_methods
 from rlx.ops import (
     activation,
     bitwise,
+    channel_norm,
     contract,
     control,
     cumulative,
     dynamic,
     elementwise,
     encoded,
-    group_norm,
     index,
-    interpolate,
     layout,
     mask,
     normalize,
@@ -44,6 +43,7 @@ from rlx.ops import (
 from rlx.ops import attention as _attention
 from rlx.ops import conv as _conv
 from rlx.ops import einsum as _einsum
+from rlx.ops import interpolate as _interpolate
 from rlx.ops.base import OPS, Op, functional, op_named, register
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "Op",
     "activation",
     "bitwise",
+    "channel_norm",
     "contract",
     "control",
     "cumulative",
@@ -58,9 +59,7 @@ __all__ = [
     "elementwise",
     "encoded",
     "functional",
-    "group_norm",
     "index",
-    "interpolate",
     "layout",
     "mask",
     "normalize",
@@ -84,10 +83,11 @@ __all__ = [
     "trigonometry",
 ]
 
-# three modules have the name of an op: here the name means the function
+# these modules have the name of an op: here the name means the function
 attention: Callable[..., Any] = functional(_attention.Attention)
 conv: Callable[..., Any] = functional(_conv.Conv)
 einsum: Callable[..., Any] = functional(_einsum.Einsum)
+interpolate: Callable[..., Any] = functional(_interpolate.Interpolate)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

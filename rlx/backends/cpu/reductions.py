@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rlx.backends.cpu import scalar
 from rlx.backends.cpu.builder import Function, constant, vec
 from rlx.ir.dtype import DType
-from rlx.ir.shape import Size
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import I64, Load, Reduce, Var, const, substitute_vars, walk
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["emit", "is_short", "side_by_side"]
 
-SHORT = 16  # elements below which a reduction is not worth vectors of its own
+SHORT = 8  # elements below which a reduction gets no vectors; no more than lanes, so that the order of sums is the same
 UNROLL = 4  # independent accumulators of a vector reduction
 BLOCK = 512  # turns after which the accumulators of a float sum are added to the total
 
@@ -124,9 +123,14 @@ def _unrolled(emitter: Emitter, e: Reduce, scope: Scope, w: int, acc: str, exten
     return acc
 
 
-def _rest(n: Size, w: int) -> int | None:
-    """The elements left over by vectors of `w`, None where the size is not known or too small for vectors."""
-    return n % w if isinstance(n, int) and n >= w else None
+def _rest(e: Reduce, w: int) -> int | None:
+    """The elements left over by vectors of `w`, None where a scalar loop takes them.
+
+    That is where the size is not known or too small for vectors, and for float sums: their order depends on it.
+    """
+    n = e.extents[-1]
+    ordered = e.dtype.is_float and e.kind in ("add", "mul")
+    return n % w if isinstance(n, int) and n >= w and not ordered else None
 
 
 def _reduce_row(emitter: Emitter, e: Reduce, scope: Scope) -> str:
@@ -143,7 +147,7 @@ def _reduce_row(emitter: Emitter, e: Reduce, scope: Scope) -> str:
     whole = f.sub(n, f.rem(n, block, "i64"), "i64")
     single = f.sub(n, f.rem(n, w, "i64"), "i64")
 
-    rest = _rest(e.extents[-1], w)
+    rest = _rest(e, w)
 
     def element(inside: Scope) -> str:
         body = emitter.spread(emitter.value(e.body, inside), e.dtype, inside.width)

@@ -38,7 +38,7 @@ CHUNK_CYCLES = 400_000
 MIN_CHUNKS = 4
 MIN_ROWS = 64  # of the weights in a chunk: each block of rows transforms the image again
 TRANSFORM = {2: 120, 4: 300}  # cycles for the tiles of one panel and one channel, there or back
-UNKNOWN = 40  # the height or width taken for an image whose size is known at the run only
+IMAGE = 40  # height and width that the choice assumes: were it to depend on sizes, so would the bits of results
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -187,13 +187,9 @@ def choose(kernel: Kernel) -> str:
     if not possible(kernel):
         return ""
     outputs, channels = (_guess(s, 0) for s in anchor.w_shape[:2])
-    extents = kernel.stores[0].extents
-    batch, height, width = (_guess(s, o) for s, o in ((extents[0], 1), (extents[2], UNKNOWN), (extents[3], UNKNOWN)))
-    if not batch * height * width:
-        return ""
-    costs = {tag: _cut_of(m, batch, channels, outputs, height, width).cycles for tag, m in TAGS.items()}
+    costs = {tag: _cut_of(m, 1, channels, outputs, IMAGE, IMAGE).cycles for tag, m in TAGS.items()}
     best = min(costs, key=lambda tag: costs[tag])
-    direct = batch * 9 * channels * outputs * (-(-height * width // WIDTH))
+    direct = 9 * channels * outputs * (-(-IMAGE * IMAGE // WIDTH))
     return best if costs[best] < direct else ""
 
 

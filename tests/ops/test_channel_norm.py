@@ -10,7 +10,7 @@ from ops_oracle import check, ort, values
 from rlx.errors import OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import TensorType
-from rlx.ops.group_norm import GroupNorm, InstanceNorm, LpNormalization, Lrn, MeanVarianceNormalization
+from rlx.ops.channel_norm import GroupNorm, InstanceNorm, LpNormalization, Lrn, MeanVarianceNormalization
 
 X, SCALE, BIAS = values((2, 6, 5, 3)), values((6,), seed=1), values((6,), seed=2)
 
