@@ -10,7 +10,7 @@ from rlx.importers.onnx.mapping_window import window_attributes
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, numel
-from rlx.ops import bitwise, group_norm, mask, pool_more, space, trigonometry
+from rlx.ops import bitwise, channel_norm, mask, pool_more, space, trigonometry
 from rlx.ops.base import Op, axis_of
 from rlx.ops.cumulative import CumProd, CumSum
 from rlx.ops.einsum import Einsum
@@ -323,14 +323,14 @@ def _det(ctx: NodeContext) -> Mapped:
 
 @onnx_op("InstanceNormalization", since=6)
 def _instance_norm(ctx: NodeContext) -> Mapped:
-    return ctx.add(group_norm.InstanceNorm(ctx.real("epsilon", 1e-5)), *(ctx.value(i) for i in range(3)))
+    return ctx.add(channel_norm.InstanceNorm(ctx.real("epsilon", 1e-5)), *(ctx.value(i) for i in range(3)))
 
 
 @onnx_op("GroupNormalization", since=18)
 def _group_norm(ctx: NodeContext) -> Mapped:
     x, scale, bias = (ctx.value(i) for i in range(3))
     groups = ctx.integer("num_groups")
-    op = group_norm.GroupNorm(groups, ctx.real("epsilon", 1e-5))
+    op = channel_norm.GroupNorm(groups, ctx.real("epsilon", 1e-5))
     if ctx.opset >= 21:
         ctx.require("stash_type", 1)
         return ctx.add(op, x, scale, bias)
@@ -344,18 +344,18 @@ def _for_each_channel(ctx: NodeContext, v: Value, groups: int, channels: Size) -
 
 @onnx_op("LRN")
 def _lrn(ctx: NodeContext) -> Mapped:
-    op = group_norm.Lrn(ctx.integer("size"), ctx.real("alpha", 1e-4), ctx.real("beta", 0.75), ctx.real("bias", 1.0))
+    op = channel_norm.Lrn(ctx.integer("size"), ctx.real("alpha", 1e-4), ctx.real("beta", 0.75), ctx.real("bias", 1.0))
     return ctx.add(op, ctx.value())
 
 
 @onnx_op("MeanVarianceNormalization", since=9)
 def _mean_variance(ctx: NodeContext) -> Mapped:
-    return ctx.add(group_norm.MeanVarianceNormalization(ctx.ints("axes", (0, 2, 3))), ctx.value())
+    return ctx.add(channel_norm.MeanVarianceNormalization(ctx.ints("axes", (0, 2, 3))), ctx.value())
 
 
 @onnx_op("LpNormalization")
 def _lp_norm(ctx: NodeContext) -> Mapped:
-    return ctx.add(group_norm.LpNormalization(ctx.integer("axis", -1), ctx.integer("p", 2)), ctx.value())
+    return ctx.add(channel_norm.LpNormalization(ctx.integer("axis", -1), ctx.integer("p", 2)), ctx.value())
 
 
 @onnx_op("Einsum", since=12)
