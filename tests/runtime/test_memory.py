@@ -78,18 +78,21 @@ def test_calls_at_repeated_extents_allocate_nothing_that_stays(threads: int) -> 
     for call in calls:
         for _ in range(50):
             call()
-        gc.collect()
-        gc.disable()
-        try:
-            grown, native = repeat(call)
-            tracemalloc.start()
-            call()
-            start = tracemalloc.get_traced_memory()[0]
-            repeat(call)
-            traced = tracemalloc.get_traced_memory()[0] - start
-        finally:
-            tracemalloc.stop()
-            gc.enable()
+        rounds = []
+        for _ in range(3):  # what leaks does so in every round; the interpreter's own caches grow in one
+            gc.collect()
+            gc.disable()
+            try:
+                grown, native = repeat(call)
+                tracemalloc.start()
+                call()
+                start = tracemalloc.get_traced_memory()[0]
+                repeat(call)
+                rounds.append((grown, native, tracemalloc.get_traced_memory()[0] - start))
+            finally:
+                tracemalloc.stop()
+                gc.enable()
+        grown, native, traced = map(min, zip(*rounds, strict=True))
         assert grown < CALLS / 10  # the measurement itself, and Python's free lists
         assert native <= 0
         assert traced < 1000  # the same: less than a byte a call
@@ -106,12 +109,15 @@ def test_lengths_that_alternate_leave_nothing() -> None:
         model.run_slots(*long)
 
     repeat(call)
-    gc.collect()
-    blocks, native = sys.getallocatedblocks(), native_bytes()
-    repeat(call)
-    gc.collect()
-    assert sys.getallocatedblocks() - blocks < CALLS / 10
-    assert native_bytes() - native < 8 * CALLS
+    rounds = []
+    for _ in range(3):  # what leaks does so in every round; the interpreter's own caches grow in one
+        gc.collect()
+        blocks, native = sys.getallocatedblocks(), native_bytes()
+        repeat(call)
+        gc.collect()
+        rounds.append((sys.getallocatedblocks() - blocks, native_bytes() - native))
+    assert min(blocks for blocks, _ in rounds) < CALLS / 10
+    assert min(native for _, native in rounds) < 8 * CALLS
 
 
 def repeat(call: Callable[[], Any]) -> tuple[int, int]:
