@@ -153,6 +153,9 @@ class CodeGenerator(Backend):
     def accepts_dtype(self, dtype: DType) -> bool: ...
 
     @abstractmethod
+    def accepts_special(self, node: Node) -> bool: ...
+
+    @abstractmethod
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool: ...
 
     @abstractmethod

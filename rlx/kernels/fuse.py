@@ -48,6 +48,9 @@ class Target(Protocol):
     def accepts_dtype(self, dtype: DType) -> bool:
         """Whether its code computes in that type (else a node that needs it is a host call)."""
 
+    def accepts_special(self, node: Node) -> bool:
+        """Whether it has a kernel of its own for the node, which then is not lowered."""
+
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         """Whether it has a kernel for the anchor (else the generic expression is used)."""
 
@@ -109,6 +112,9 @@ class _Fuser:
     # ---- one node
 
     def place(self, node: Node) -> None:
+        if self.target.accepts_special(node):
+            self.special(node)
+            return
         if getattr(node.op, "view", False) and self.place_view(node):
             return
         lowered = lower_node(node, self.fresh)
@@ -158,10 +164,17 @@ class _Fuser:
             else:
                 self.emit_pieces(result, done)
 
+    def special(self, node: Node) -> None:
+        """A node that the target has a kernel for, on operands in memory."""
+        operands = tuple(map(self.materialise, node.inputs))
+        results = tuple(map(self.new_buffer, node.outputs))
+        kernel = Kernel(node.op.op_name, special=node, operands=operands, results=results, nodes=(node,))
+        self.append(kernel, node.outputs[0] in self.static)
+
     def host_call(self, node: Node) -> None:
         inputs = tuple(self.in_arena(v) if v.kind == "input" else self.materialise(v) for v in node.inputs)
         outputs = tuple(self.new_buffer(v) for v in node.outputs)
-        kernel = Kernel(node.op.op_name, host=node, host_inputs=inputs, host_outputs=outputs, nodes=(node,))
+        kernel = Kernel(node.op.op_name, host=node, operands=inputs, results=outputs, nodes=(node,))
         self.append(kernel, node.outputs[0] in self.static)
 
     # ---- anchors

@@ -70,26 +70,28 @@ class Store:
 
 @dataclass(eq=False)
 class Kernel:
-    """One launch: an anchor (or plain loops) with its stores, or a host call.
+    """One launch: an anchor (or plain loops) with its stores, or a node run as a whole.
 
     `anchor` is None for loop nests (map, row, reduce, copy); its operand expressions and the stores' expressions load
-    from buffers. `scratch` is working memory in bytes per worker (an expression of extents).
+    from buffers. A node of `special` is run by code of the device's own, one of `host` by its reference in NumPy; both
+    read `operands` and write `results`.
     """
 
     name: str
     stores: tuple[Store, ...] = ()
     anchor: Anchor | None = None
+    special: Node | None = None
     host: Node | None = None
-    host_inputs: tuple[Buffer, ...] = ()
-    host_outputs: tuple[Buffer, ...] = ()
+    operands: tuple[Buffer, ...] = ()
+    results: tuple[Buffer, ...] = ()
     nodes: tuple[Node, ...] = ()
     tag: str = ""  # set by a backend that has made a special kernel of it
 
     @property
     def kind(self) -> str:
-        """The anchor name of design §5: contract, conv, attention, row, reduce, map, copy or host."""
-        if self.host is not None:
-            return "host"
+        """The anchor name of design §5: contract, conv, attention, row, reduce, map, copy, special or host."""
+        if self.host is not None or self.special is not None:
+            return "special" if self.host is None else "host"
         if self.anchor is not None:
             return type(self.anchor).__name__.lower()
         exprs = [s.expr for s in self.stores]
@@ -117,17 +119,19 @@ class Kernel:
     def reads(self) -> tuple[Buffer, ...]:
         """The buffers read, each once."""
         found = dict.fromkeys(load.source for e in self.expressions() for load in loads(e))
-        return tuple(found) + tuple(b for b in dict.fromkeys(self.host_inputs) if b not in found)
+        return tuple(found) + tuple(b for b in dict.fromkeys(self.operands) if b not in found)
 
     def writes(self) -> tuple[Buffer, ...]:
         """The buffers written, each once."""
-        return tuple(dict.fromkeys([*(s.buffer for s in self.stores), *self.host_outputs]))
+        return tuple(dict.fromkeys([*(s.buffer for s in self.stores), *self.results]))
 
     def in_place_operands(self) -> tuple[Buffer, ...]:
         """The buffers whose memory the single result may take over: each element is read once, where it is written.
 
         Loop nests only: an anchor stores sums before its epilogue reads. Elements are written once they are read.
         """
+        if self.special is not None:
+            return self._overwritten(self.special)
         if self.host is not None or self.anchor is not None or len(self.stores) != 1:
             return ()
         (store,) = self.stores
@@ -139,6 +143,16 @@ class Kernel:
         for load in (load for e in _repeated(store) for load in loads(e)):
             found[load.source.base] = False
         return tuple(b for b, fits in found.items() if fits and b.kind == "arena" and b is not target)
+
+    def _overwritten(self, node: Node) -> tuple[Buffer, ...]:
+        """The operand that the op may write its result over, unless it is read through another one as well."""
+        number = getattr(node.op, "overwrites", None)
+        if number is None:
+            return ()
+        bases = [b.base for b in self.operands]
+        base = bases[number]
+        alone = base.kind == "arena" and bases.count(base) == 1 and self.operands[number].offset == 0
+        return (base,) if alone else ()
 
     @property
     def label(self) -> str:

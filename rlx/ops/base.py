@@ -57,6 +57,8 @@ class Op:
     lower: ClassVar[Callable[..., Any] | None] = None  # (k: Lowering, *operands) -> what k.map, k.contract ... return
     decompose: ClassVar[Callable[..., Any] | None] = None  # (g: Graph, *values) -> value or tuple of values
 
+    overwrites: ClassVar[int | None] = None  # the input whose memory a device's own kernel may put the result into
+
     def work(self, *x: TensorType) -> Work:
         """Cost of one application on inputs of these types; by default one operation an output element."""
         return self.elementwise_work(1, *x)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.graph import Array
+from rlx.ir.graph import Array, Node
 from rlx.ir.shape import Shape, evaluate
 from rlx.kernels.expr import Acc, walk
 from rlx.kernels.lowering import out_vars
@@ -105,19 +105,20 @@ class _Memory:
             assert buffer.root is None
             assert buffer not in self.written, f"{buffer!r} is written twice"
         with np.errstate(all="ignore"):
-            if kernel.host is not None:
-                self.host(kernel)
+            node = kernel.host or kernel.special
+            if node is not None:
+                self.whole(kernel, node)
             else:
                 self.stores(kernel)
         self.written.update(kernel.writes())
 
-    def host(self, kernel: Kernel) -> None:
-        assert kernel.host is not None
-        op = kernel.host.op
+    def whole(self, kernel: Kernel, node: Node) -> None:
+        """A host call, or a device's own kernel for a node."""
+        op = node.op
         assert isinstance(op, Op)
-        found = op.at(self.extents).reference(*(self.array(b).copy() for b in kernel.host_inputs))
+        found = op.at(self.extents).reference(*(self.array(b).copy() for b in kernel.operands))
         results = found if isinstance(found, tuple) else (found,)
-        for buffer, result in zip(kernel.host_outputs, results, strict=True):
+        for buffer, result in zip(kernel.results, results, strict=True):
             self.array(buffer)[...] = result
 
     def stores(self, kernel: Kernel) -> None:

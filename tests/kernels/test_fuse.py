@@ -41,6 +41,9 @@ class Everything:
     def accepts_dtype(self, dtype: DType) -> bool:
         return True
 
+    def accepts_special(self, node: Node) -> bool:
+        return False
+
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return True
 
@@ -55,6 +58,9 @@ class Nothing:
 
     def accepts_dtype(self, dtype: DType) -> bool:
         return True
+
+    def accepts_special(self, node: Node) -> bool:
+        return False
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return False

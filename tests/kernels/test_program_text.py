@@ -70,6 +70,9 @@ class AllAnchors:
     def accepts_dtype(self, dtype: object) -> bool:
         return True
 
+    def accepts_special(self, node: object) -> bool:
+        return False
+
     def accepts_anchor(self, anchor: Anchor, node: object) -> bool:
         return True
 

@@ -55,7 +55,7 @@ X = buffer("x", kind="input")
 
 
 def host(inputs: tuple[Buffer, ...], outputs: tuple[Buffer, ...]) -> Kernel:
-    return Kernel("host", host=Node(Exp(), ()), host_inputs=inputs, host_outputs=outputs)
+    return Kernel("host", host=Node(Exp(), ()), operands=inputs, results=outputs)
 
 
 def test_from_the_write_to_the_last_read() -> None:

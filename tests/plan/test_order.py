@@ -34,6 +34,9 @@ class Loops:
     def accepts_dtype(self, dtype: DType) -> bool:
         return True
 
+    def accepts_special(self, node: Node) -> bool:
+        return False
+
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return False
 

@@ -163,7 +163,7 @@ class Loops:
     def accepts_anchor(self, *_: object) -> bool:
         return False
 
-    accepts_operand = accepts_anchor
+    accepts_operand = accepts_special = accepts_anchor
 
 
 def test_looking_values_up() -> None:

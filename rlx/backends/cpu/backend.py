@@ -13,6 +13,7 @@ from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.scalar import LLVM
+from rlx.backends.cpu.specials import SPECIALS
 from rlx.backends.cpu.words import KernelCode, Routine
 from rlx.errors import DeviceUnavailable
 from rlx.ir.dtype import DType
@@ -48,6 +49,8 @@ class CpuBackend(CodeGenerator):
         return DeviceMemory(found.available, found.total)
 
     def claims(self, node: Node) -> str | None:
+        if self.accepts_special(node):
+            return None
         lowered = lower_node(node)
         if lowered is None:
             return "its op has no lowering"
@@ -60,6 +63,10 @@ class CpuBackend(CodeGenerator):
 
     def accepts_dtype(self, dtype: DType) -> bool:
         return dtype.name in LLVM
+
+    def accepts_special(self, node: Node) -> bool:
+        special = SPECIALS.get(node.op.op_name)
+        return special is not None and special.accepts(node)
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         dtype = node.outputs[0].dtype
@@ -92,6 +99,8 @@ class CpuBackend(CodeGenerator):
         return program
 
     def laid_out(self, kernel: Kernel) -> list[Kernel]:
+        if kernel.special is not None:
+            return SPECIALS[kernel.special.op.op_name].layout(kernel)
         match kernel.anchor:
             case Contract():
                 return contract.layout(kernel)
@@ -102,7 +111,9 @@ class CpuBackend(CodeGenerator):
         return [kernel]
 
     def emit_kernel(self, kernel: Kernel) -> list[KernelCode]:
-        """Native code for one kernel: one function, or one for each store of a loop nest."""
+        """Native code for one kernel: one function, or one for each store of a loop nest or step of a special."""
+        if kernel.special is not None:
+            return SPECIALS[kernel.special.op.op_name].emit(kernel)
         match kernel.anchor:
             case Contract() if kernel.tag == "pack":
                 return [contract.emit_pack(kernel)]

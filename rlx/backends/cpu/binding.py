@@ -167,8 +167,8 @@ def host_function(kernel: Kernel, extents: Mapping[str, int], array: HostArrays)
     node = kernel.host
     assert node is not None
     op: Any = node.op.at(extents)  # type: ignore[attr-defined]
-    operands = [array(b) for b in kernel.host_inputs]
-    outputs = [array(b) for b in kernel.host_outputs]
+    operands = [array(b) for b in kernel.operands]
+    outputs = [array(b) for b in kernel.results]
 
     def call() -> None:
         made = op.reference(*(a.copy() for a in operands))

@@ -30,7 +30,7 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.program import Buffer
 
-__all__ = ["ARGS", "PLACEHOLDER", "Emitter", "Scope", "Value", "name_kernel"]
+__all__ = ["ARGS", "PLACEHOLDER", "Emitter", "Scope", "Value", "name_kernel", "report"]
 
 STATUS = {"index": 1, "division": 2}
 ARGS = [("ptr", "words"), ("i64", "chunk"), ("ptr", "ctx"), ("i64", "worker")]
@@ -43,6 +43,12 @@ def name_kernel(text: str) -> tuple[str, str]:
     """Names a kernel by its text, so that equal kernels are one: (symbol, IR)."""
     symbol = "k_" + sha256(text.encode()).hexdigest()[:20]
     return symbol, text.replace(PLACEHOLDER, symbol)
+
+
+def report(f: Function, code: int, value: str) -> None:
+    """Sets the run's status and the value shown with it, unless another error came first."""
+    _, first = f.cmpxchg("%ctx", 0, code)
+    f.if_(first, lambda: f.store(value, f.gep("%ctx", 1, "i64"), ty="i64"))
 
 
 @dataclass
@@ -362,18 +368,14 @@ class Emitter:
         code = STATUS[e.kind] | len(self.sites) << 8
         self.sites.append(e.kind)
 
-        def report(text: str) -> None:
-            _, first = f.cmpxchg("%ctx", 0, code)
-            f.if_(first, lambda: f.store(text, f.gep("%ctx", 1, "i64"), ty="i64"))
-
         def failed() -> None:
             if shown[1] == 1:
-                report(shown[0])
+                report(f, code, shown[0])
                 return
             bad = f.cast("bitcast", f.xor(ok[0], 1, vec("i1", w)), f"i{w}", vec("i1", w))
             f.declare(f"llvm.cttz.i{w}", f"i{w}", [f"i{w}", "i1"])
             lane = f.op(f"call i{w} @llvm.cttz.i{w}(i{w} {bad}, i1 true)", f"i{w}")
-            report(f.op(f"extractelement {vec('i64', w)} {shown[0]}, i{w} {lane}", "i64"))
+            report(f, code, f.op(f"extractelement {vec('i64', w)} {shown[0]}, i{w} {lane}", "i64"))
 
         if w == 1:
             f.if_(f.xor(ok[0], 1, "i1"), failed)

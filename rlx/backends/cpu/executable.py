@@ -263,7 +263,7 @@ class CpuExecutable(Executable):
     def host_buffers(self) -> set[Buffer]:
         """The root buffers that host calls of the run use."""
         calls = [p.kernel for p in self.shared.run.phases if p.code is None]
-        return {b.base for k in calls for b in (*k.host_inputs, *k.host_outputs)}
+        return {b.base for k in calls for b in (*k.operands, *k.results)}
 
     # ---- calls
 

@@ -16,6 +16,7 @@ import pytest
 import rlx
 from rlx.backends.cpu import binding, executable, weights
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.specials import SPECIALS
 from rlx.backends.reference import run_graph
 from rlx.compiler import lower_graph
 from rlx.ir.extents import bind_extents
@@ -30,7 +31,7 @@ from rlx.testing.guarded import GuardedMemory, GuardedRun
 from rlx.testing.oracle import Batch, compare_results
 
 # not those that run as host calls, nor those that the device refuses
-NATIVE = [name for name in sorted(OPS) if OPS[name].lower or OPS[name].decompose]
+NATIVE = [name for name in sorted(OPS) if OPS[name].lower or OPS[name].decompose or name in SPECIALS]
 NAMES = [name for name in NATIVE if covered(name) and not issubclass(OPS[name], Produced)]
 E2E = ("add", "softmax", "conv", "matmul", "attention", "gather", "reduce_max", "pad", "cast")  # whole runs too
 

@@ -1,0 +1,32 @@
+"""The ops that have a kernel of their own on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlx.backends.cpu import topk
+from rlx.backends.cpu.words import KernelCode
+from rlx.ir.graph import Node
+from rlx.kernels.program import Kernel
+
+__all__ = ["SPECIALS", "Special"]
+
+
+def as_it_is(kernel: Kernel) -> list[Kernel]:
+    """Operands as they come."""
+    return [kernel]
+
+
+@dataclass(frozen=True)
+class Special:
+    """How an op is run: `emit` gives one function for each step; `layout` may put kernels before it."""
+
+    accepts: Callable[[Node], bool]
+    emit: Callable[[Kernel], list[KernelCode]]
+    layout: Callable[[Kernel], list[Kernel]] = as_it_is
+
+
+SPECIALS = {
+    "top_k": Special(topk.accepts, topk.emit),
+}
