@@ -25,6 +25,7 @@ _PUBLIC: dict[str, str] = {
     "estimate": "rlx",
     "load": "rlx.runtime.session",
     "ops": "rlx",
+    "profile": "rlx.cost.io_profile",
     "register": "rlx.ops.base",
 }
 
@@ -41,6 +42,7 @@ __all__ = [
     "estimate",
     "load",
     "ops",
+    "profile",
     "register",
 ]
 

@@ -129,9 +129,16 @@ class Executable(ABC):
 
 
 class Backend(ABC):
-    """One kind of device."""
+    """One kind of device.
+
+    `unified`: whether it shares its memory with the host; `sync_ops`: ops that make it wait for the host, besides those
+    that it runs there; `merges`: whether it makes one kernel of several nodes.
+    """
 
     name: str
+    unified: bool = True
+    sync_ops: frozenset[str] = frozenset()
+    merges: bool = True
 
     @abstractmethod
     def available(self) -> Availability:

@@ -58,9 +58,12 @@ class Target(Protocol):
         """Whether an operand ("a", "x", "q", "k", "v") may be read in place at these linear indices."""
 
 
-def fuse(graph: Graph, target: Target) -> Program:
-    """Graph -> Program; every node must have a `lower` that the target runs, or is run as a host call."""
-    return _Fuser(graph, target).run()
+def fuse(graph: Graph, target: Target, *, merge: bool = True) -> Program:
+    """Graph -> Program; every node must have a `lower` that the target runs, or is run as a host call.
+
+    Without `merge` each node that is no view has kernels of its own, one for each of its outputs.
+    """
+    return _Fuser(graph, target, merge).run()
 
 
 @dataclass
@@ -75,9 +78,10 @@ class _Pending:
 
 
 class _Fuser:
-    def __init__(self, graph: Graph, target: Target) -> None:
+    def __init__(self, graph: Graph, target: Target, merge: bool) -> None:
         self.graph = graph
         self.target = target
+        self.merge = merge
         self.program = Program(graph.name, dims=graph.dims(), guards=list(graph.guards))
         self.buffers: dict[Value, Buffer] = {}
         self.copies: dict[Value, Buffer] = {}  # in the arena, of values that are not
@@ -103,6 +107,9 @@ class _Fuser:
                 self.buffers[value] = buffer
         for node in self.graph.nodes:
             self.place(node)
+            for value in () if self.merge else node.outputs:
+                self.materialise(value)
+                self.virtual.pop(value, None)
         for output in self.graph.outputs:
             self.program.outputs.append((output.name, self.in_arena(output.value)))
         for name, value in self.graph.updates.items():

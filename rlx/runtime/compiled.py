@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.backends.base import Executable, TensorSpec, spec_of
 from rlx.compiler import Compilation
+from rlx.cost.io_profile import IoProfile, profile
 from rlx.errors import NameNotFound, OptionError, ShapeError
 from rlx.ir.graph import Array
 from rlx.options import CompileOptions
@@ -237,6 +238,11 @@ class CompiledGraph:
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel, averaged over `repeat` runs."""
         return self._executable.profile(self._admit(by_position(self.inputs, inputs, "input")), repeat)
+
+    @property
+    def io_profile(self) -> IoProfile:
+        """What a run moves and launches, at the upper bounds of the dims; `rlx.profile` takes other extents."""
+        return profile(self)
 
     def explain(self, stage: str = "summary") -> str:
         """What was decided, as text: "summary", "graph", "passes", "dispatch", "fuse" or "plan"."""

@@ -15,6 +15,8 @@ class MlxBackend(ArrayBackend):
     """MLX: Metal on Macs, CUDA where it was built for it, else its CPU build."""
 
     name = "mlx"
+    sync_ops = frozenset(("if", "while"))  # it asks for the value that decides
+    merges = False
 
     def available(self) -> Availability:
         remedy = 'pip install "rlx[mlx]"'

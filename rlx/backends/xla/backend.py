@@ -34,6 +34,12 @@ class XlaBackend(ArrayBackend):
 
     name = "xla"
 
+    @property
+    def unified(self) -> bool:  # type: ignore[override]
+        import jax
+
+        return bool(jax.default_backend() == "cpu")
+
     def available(self) -> Availability:
         remedy = 'pip install "rlx[xla]"'
         if find_spec("jax") is None:

@@ -1,0 +1,286 @@
+"""The static IO and sync profile of a forward pass: what moves, how often the device is asked, and where it waits.
+
+Everything is counted from the kernels before anything runs. A launch is a kernel of the program; without fusion, a node
+that the planner makes no view of. A sync point is a kernel that the device runs on the host, or one that makes it wait;
+the wait at the end of a run is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlx.backends import backend_named, choose_backend
+from rlx.backends.base import Backend
+from rlx.cost.lowered import Lowered, extents_at, lower, lowered_from, needed
+from rlx.cost.work import kernel_work
+from rlx.errors import ModelFormatError, NameNotFound, OptionError
+from rlx.ir.graph import Graph
+from rlx.kernels.program import Buffer, Kernel, Program
+
+__all__ = ["IoProfile", "KernelIo", "profile", "profile_of"]
+
+
+@dataclass(frozen=True)
+class KernelIo:
+    """One launch: bytes of device memory read and written, flops, and whether the device waits for it."""
+
+    kind: str
+    name: str
+    nodes: str
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    sync: bool
+
+    @property
+    def intensity(self) -> float:
+        """Flops a byte; 0 where nothing is moved."""
+        moved = self.read_bytes + self.written_bytes
+        return self.flops / moved if moved else 0.0
+
+
+@dataclass(frozen=True)
+class IoProfile:
+    """A forward pass of a graph on a device at some extents; sizes in bytes.
+
+    `before` are the launches without fusion. `h2d_bytes` and `d2h_bytes` are what is copied between the host and the
+    device for one `run` (for views: with `views=True`): only the outputs asked for, and what sync points move.
+    """
+
+    graph: str
+    device: str
+    at: dict[str, int]
+    outputs: tuple[str, ...]
+    kernels: tuple[KernelIo, ...]
+    before: tuple[KernelIo, ...]
+    h2d_bytes: int
+    d2h_bytes: int
+
+    @property
+    def launches(self) -> int:
+        return len(self.kernels)
+
+    @property
+    def launches_before(self) -> int:
+        return len(self.before)
+
+    @property
+    def syncs(self) -> int:
+        """Points at which the device waits for the host."""
+        return sum(k.sync for k in self.kernels)
+
+    @property
+    def read_bytes(self) -> int:
+        return sum(k.read_bytes for k in self.kernels)
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(k.written_bytes for k in self.kernels)
+
+    @property
+    def read_bytes_before(self) -> int:
+        return sum(k.read_bytes for k in self.before)
+
+    @property
+    def written_bytes_before(self) -> int:
+        return sum(k.written_bytes for k in self.before)
+
+    @property
+    def flops(self) -> int:
+        return sum(k.flops for k in self.kernels)
+
+    @property
+    def intensity(self) -> float:
+        """Flops a byte of device memory moved."""
+        moved = self.read_bytes + self.written_bytes
+        return self.flops / moved if moved else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and totals as JSON values."""
+        totals = [
+            "launches", "launches_before", "syncs", "read_bytes", "written_bytes", "read_bytes_before",
+            "written_bytes_before", "flops", "intensity",
+        ]  # fmt: skip
+        return {**asdict(self), "totals": {name: getattr(self, name) for name in totals}}
+
+    def to_json(self) -> str:
+        """A JSON text that `from_json` reads back."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> IoProfile:
+        """The profile of a JSON text. Raises `ModelFormatError` for another text."""
+        try:
+            facts = json.loads(text)
+            facts.pop("totals")
+            kernels, before = (tuple(KernelIo(**k) for k in facts.pop(name)) for name in ("kernels", "before"))
+            return IoProfile(**{**facts, "outputs": tuple(facts["outputs"])}, kernels=kernels, before=before)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelFormatError(f"this is no profile that IoProfile.to_json wrote: {error}") from None
+
+    def __str__(self) -> str:
+        at = ", ".join(f"{name}={n}" for name, n in self.at.items())
+        rows = [("kernel", "kind", "read", "written", "flops", "flops/B", "")]
+        rows += [
+            (
+                k.nodes or k.name,
+                k.kind,
+                f"{k.read_bytes:,}",
+                f"{k.written_bytes:,}",
+                f"{k.flops:,}",
+                f"{k.intensity:.2f}",
+                "sync" if k.sync else "",
+            )
+            for k in self.kernels
+        ]
+        lines = [f"profile of {self.graph!r} on {self.device}{f' at {at}' if at else ''}", *_columns(rows)]
+        lines.append(
+            f"launches  {self.launches:,} (without fusion {self.launches_before:,}), sync points {self.syncs:,}"
+        )
+        for what, now, was in (
+            ("read", self.read_bytes, self.read_bytes_before),
+            ("written", self.written_bytes, self.written_bytes_before),
+        ):
+            lines.append(f"{what:9} {now:,} B (without fusion {was:,} B)")
+        lines.append(f"copied    {self.h2d_bytes:,} B to the device, {self.d2h_bytes:,} B from it")
+        lines.append(f"flops     {self.flops:,}, {self.intensity:.2f} a byte")
+        return "\n".join(lines)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [min(40, max(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell[:width].ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def profile(
+    model: Any,
+    device: str | Backend = "auto",
+    *,
+    outputs: Collection[str] | None = None,
+    at: Mapping[str, int] | None = None,
+    sync_ops: Collection[str] | None = None,
+    views: bool = False,
+    unified: bool | None = None,
+) -> IoProfile:
+    """Counts a forward pass of a Graph on a device, or of a CompiledGraph on its own, without running it.
+
+    `outputs` are those asked for (default: all): only what they need is counted. `at` gives extents of dims (default:
+    their upper bounds). `sync_ops` names the ops at which the device waits, in place of the device's own list. `views`
+    counts a `run_views` rather than a `run`. `unified` says whether device and host share their memory (default: as the
+    device says). Raises `NameNotFound`, `ShapeError`, `OptionError`, and what lowering raises.
+    """
+    if isinstance(model, Graph):
+        backend = _backend(device)
+        lowered = lower(model, backend)
+    elif hasattr(model, "compilation"):
+        backend = backend_named(model.device)
+        if device not in ("auto", model.device, backend):
+            raise OptionError(f"device={device!r}: the model is compiled for {model.device!r}; profile its graph")
+        made = model.compilation
+        lowered = lowered_from(made.source, made.legal, made.dispatch, backend, made.program)
+    else:
+        raise OptionError(f"profile takes a Graph or a compiled graph, got {type(model).__name__}")
+    shared = backend.unified if unified is None else unified
+    return profile_of(lowered, backend.name, shared, outputs=outputs, at=at, sync_ops=sync_ops, views=views)
+
+
+def _backend(device: str | Backend) -> Backend:
+    return device if isinstance(device, Backend) else choose_backend(device)
+
+
+def profile_of(
+    lowered: Lowered,
+    device: str,
+    unified: bool,
+    *,
+    outputs: Collection[str] | None = None,
+    at: Mapping[str, int] | None = None,
+    sync_ops: Collection[str] | None = None,
+    views: bool = False,
+) -> IoProfile:
+    """The profile of a graph that is lowered already; arguments as for `profile`."""
+    program = lowered.program
+    names = tuple(name for name, _ in program.outputs)
+    for name in outputs or ():
+        if name not in names:
+            raise NameNotFound(f"outputs: there is no output {name!r}; there are {', '.join(map(repr, names))}")
+    wanted = names if outputs is None else tuple(name for name in names if name in outputs)
+    extents = extents_at(lowered.graph, at)
+
+    def syncs(kernel: Kernel) -> bool:
+        if sync_ops is None:
+            return lowered.syncs(kernel)
+        return any(node.op.op_name in sync_ops for node in kernel.nodes)
+
+    kernels = needed(program, wanted)
+    h2d, d2h = _transfers(program, kernels, wanted, extents, [k for k in kernels if syncs(k)], unified, views)
+    return IoProfile(
+        lowered.graph.name,
+        device,
+        extents,
+        wanted,
+        tuple(_counted([k], extents, syncs(k)) for k in kernels),
+        tuple(_counted(group, extents, any(map(syncs, group))) for group in _by_node(lowered.unmerged, wanted)),
+        h2d,
+        d2h,
+    )
+
+
+def _by_node(program: Program, outputs: Collection[str]) -> list[list[Kernel]]:
+    """The kernels of an unfused program that belong together: a node with several outputs is one launch."""
+    groups: dict[object, list[Kernel]] = {}
+    for kernel in needed(program, outputs):
+        key: object = kernel.nodes[0] if kernel.nodes else kernel
+        groups.setdefault(key, []).append(kernel)
+    return list(groups.values())
+
+
+def _counted(kernels: Sequence[Kernel], extents: dict[str, int], sync: bool) -> KernelIo:
+    """Kernels as one launch: an operand that several of them read is read once."""
+    works = [kernel_work(k, extents) for k in kernels]
+    first = kernels[0]
+    read = works[0].read
+    if len(kernels) > 1:
+        roots = {b.base: b.base.nbytes(extents) for k in kernels for b in k.reads()}
+        read = min(sum(w.read for w in works), sum(roots.values()))
+    return KernelIo(
+        first.tag or first.kind,
+        first.name,
+        "" if first.label == first.name else first.label,
+        read,
+        sum(w.written for w in works),
+        sum(w.flops for w in works),
+        sync,
+    )
+
+
+def _transfers(
+    program: Program,
+    kernels: Sequence[Kernel],
+    outputs: Collection[str],
+    extents: dict[str, int],
+    syncs: Sequence[Kernel],
+    unified: bool,
+    views: bool,
+) -> tuple[int, int]:
+    """Bytes to and from the device."""
+    shown = sum(b.nbytes(extents) for name, b in program.outputs if name in outputs)
+    if unified:
+        return 0, 0 if views else shown
+    read = {b.base for k in kernels for b in k.reads()} | {b.base for n, b in program.outputs if n in outputs}
+    given = sum(b.nbytes(extents) for b in program.inputs if b in read)
+
+    def moved(buffers: Collection[Buffer]) -> int:
+        return sum(b.nbytes(extents) for b in dict.fromkeys(buffers))
+
+    to_host, to_device = sum(moved(k.reads()) for k in syncs), sum(moved(k.writes()) for k in syncs)
+    return given + to_device, shown + to_host

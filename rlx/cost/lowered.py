@@ -1,0 +1,124 @@
+"""A graph as the kernels that a device runs, and as those that it would run without fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlx.backends.base import Backend, CodeGenerator
+from rlx.compiler import lower_graph
+from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.ir.dtype import DType
+from rlx.ir.extents import check_extent
+from rlx.ir.graph import Graph, Node
+from rlx.ir.shape import Shape
+from rlx.ir.verify import verify
+from rlx.kernels.affine import Affine
+from rlx.kernels.fuse import Target, fuse
+from rlx.kernels.lowering import Anchor, lower_node
+from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.passes import run_passes
+from rlx.passes.legalise import Dispatch, legalise
+
+__all__ = ["Lowered", "extents_at", "lower", "needed"]
+
+
+@dataclass(frozen=True)
+class AnyTarget:
+    """What fusion is told for a library, or for a device that is not here: it runs whatever it claims."""
+
+    claims: Callable[[Node], str | None]
+
+    def accepts_dtype(self, dtype: DType) -> bool:
+        return True
+
+    def accepts_special(self, node: Node) -> bool:
+        return lower_node(node) is None and self.claims(node) is None
+
+    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
+        return True
+
+    def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
+        return index.is_linear
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph on a device. `syncs(kernel)`: whether the device waits for it before it goes on."""
+
+    graph: Graph
+    legal: Graph
+    dispatch: list[Dispatch]
+    program: Program
+    target: Target
+    syncs: Callable[[Kernel], bool]
+
+    @cached_property
+    def unmerged(self) -> Program:
+        """The program without fusion: kernels of one node each; nodes that the planner makes views have none."""
+        return fuse(self.legal, self.target, merge=False)
+
+
+def lower(graph: Graph, backend: Backend | None) -> Lowered:
+    """Brings a graph to kernels; None stands for a device that runs every op that can be lowered.
+
+    Raises `UnsupportedOp` with every node that the device can't run, and `DeviceUnavailable` for a library that is
+    not installed.
+    """
+    verify(graph)
+    claims = _lowerable if backend is None else backend.claims
+    legal, dispatch = legalise(run_passes(graph), claims)
+    return lowered_from(graph, legal, dispatch, backend)
+
+
+def lowered_from(
+    graph: Graph, legal: Graph, dispatch: list[Dispatch], backend: Backend | None, program: Program | None = None
+) -> Lowered:
+    """The same for a graph that has been legalised (and, with `program`, lowered) already."""
+    claims = _lowerable if backend is None else backend.claims
+    target: Target = backend if isinstance(backend, CodeGenerator) else AnyTarget(claims)
+    if program is None:
+        program = lower_graph(legal, backend) if isinstance(backend, CodeGenerator) else fuse(legal, target)
+    flushes = frozenset() if backend is None else backend.sync_ops
+
+    def syncs(kernel: Kernel) -> bool:
+        return kernel.host is not None or any(node.op.op_name in flushes for node in kernel.nodes)
+
+    return Lowered(graph, legal, dispatch, program, target, syncs)
+
+
+def _lowerable(node: Node) -> str | None:
+    return "its op has no lowering" if lower_node(node) is None else None
+
+
+def extents_at(graph: Graph, at: Mapping[str, int] | None) -> dict[str, int]:
+    """The extent of every dim: as given, else its upper bound. `ShapeError` names a dim that has neither."""
+    dims = graph.dims()
+    given = dict(at or {})
+    for name, extent in given.items():
+        if name not in dims:
+            known = ", ".join(map(repr, dims)) or "none"
+            raise NameNotFound(f"at: there is no dim {name!r}; there are {known}")
+        if not isinstance(extent, int) or isinstance(extent, bool):
+            raise OptionError(f"at[{name!r}]={extent!r}: expected a size")
+        check_extent(dims[name], extent, "at")
+    for name, symbol in dims.items():
+        if name in given:
+            continue
+        if symbol.hi is None:
+            raise ShapeError(f"dim {name!r} has no upper bound: say at which size, such as at={{{name!r}: 128}}")
+        given[name] = symbol.hi // symbol.multiple * symbol.multiple
+    return given
+
+
+def needed(program: Program, outputs: Collection[str] | None) -> list[Kernel]:
+    """The kernels of a run that the named outputs (None: all) and the states need, in order."""
+    wanted = [b for name, b in program.outputs if outputs is None or name in outputs]
+    live: set[Buffer] = {b.base for b in (*wanted, *program.updates.values())}
+    kept = []
+    for kernel in reversed(program.run):
+        if any(b.base in live for b in kernel.writes()):
+            kept.append(kernel)
+            live |= {b.base for b in kernel.reads()}
+    return kept[::-1]
