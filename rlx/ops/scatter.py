@@ -1,6 +1,6 @@
 """Ops that write elements to positions given by data; a position outside its axis stops the run.
 
-They have no scalar form yet (an element of the result depends on all positions): devices run them as host calls.
+They have no scalar form: an element of the result depends on all positions.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ REDUCTIONS: dict[str, Any] = {
 class _Scatter(Op):
     """Base: `reduction` says what becomes of an element and its updates, in row-major order of the updates."""
 
+    overwrites = 0
     reduction: str
 
     def _check(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:

@@ -21,6 +21,11 @@ def bits_type(dtype: DType) -> str:
     return f"i{8 * dtype.numpy.itemsize}"
 
 
+def number(size: Size | Computed, extents: Extents) -> int:
+    """A size in a run."""
+    return size.fn(extents) if isinstance(size, Computed) else evaluate(size, extents)
+
+
 class Frame:
     """One function under construction, with the numbers and addresses that it gets.
 
@@ -57,17 +62,17 @@ class Frame:
         """The address of a buffer's first element."""
         return self.word(Pointer(buffer))
 
-    def rows(self, count: Size, cost: Size) -> tuple[str, str]:
+    def rows(self, count: Size | Computed, cost: Size | Computed) -> tuple[str, str]:
         """The first row of this call's chunk and the row after its last."""
 
         @once
         def chunk(extents: Extents) -> int:
-            return max(1, CHUNK // max(1, evaluate(cost, extents)))
+            return max(1, CHUNK // max(1, number(cost, extents)))
 
-        self.chunks = lambda extents: -(-evaluate(count, extents) // chunk(extents))
+        self.chunks = lambda extents: -(-number(count, extents) // chunk(extents))
         step = self.word(Computed(chunk))
         start = self.f.mul("%chunk", step, "i64")
-        return start, self.f.min(self.f.add(start, step, "i64"), self.size(count), "i64")
+        return start, self.f.min(self.f.add(start, step, "i64"), self.word(count), "i64")
 
     def scratch(self, size: Callable[[Extents], int]) -> str:
         """The address of this worker's working memory, of `size` bytes."""
