@@ -23,6 +23,7 @@ __all__ = [
     "CodeSizes",
     "DeviceMemory",
     "Executable",
+    "Image",
     "LibraryBackend",
     "TensorSpec",
     "spec_of",
@@ -80,10 +81,23 @@ class CodeSizes:
     prepare_scratch: int
 
 
+@dataclass(frozen=True)
+class Image:
+    """An executable as data, for the machine that `target` describes: tables, machine code, and the arrays they name.
+
+    It is trusted like a shared library.
+    """
+
+    target: str
+    tables: bytes
+    objects: Sequence[bytes]
+    arrays: Sequence[Array]
+
+
 class Executable(ABC):
     """A compiled graph on a device: code, memory and the run. Arrays that come in have been checked by the caller.
 
-    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile".
+    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile", "save".
     """
 
     capabilities: frozenset[str] = frozenset()
@@ -123,6 +137,10 @@ class Executable(ABC):
         """Another one over the same code and params, with its own arena."""
         raise OptionError("this device can't clone a compiled graph: compile it again")
 
+    def image(self, source: Graph) -> Image:
+        """What `Backend.restore` makes an equal one of; `source` is the graph that users see."""
+        raise OptionError("this device has no compiled code to store: save(path, portable=True) stores the graph")
+
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel."""
         raise OptionError("this device has no per-kernel profile")
@@ -151,6 +169,14 @@ class Backend(ABC):
     @abstractmethod
     def memory(self) -> DeviceMemory:
         """The device's memory now."""
+
+    def target(self) -> str:
+        """The machine that images made here run on, "" if there are none; cheap, as it is asked before each load."""
+        return ""
+
+    def restore(self, image: Image, options: CompileOptions) -> tuple[Executable, Graph]:
+        """The executable of an image for this machine, and the leaves of its source. Raises `ModelFormatError`."""
+        raise OptionError(f"device {self.name!r} has no stored code")
 
 
 class CodeGenerator(Backend):

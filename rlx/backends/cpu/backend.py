@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Image
 from rlx.backends.cpu import attention, contract, conv
 from rlx.backends.cpu.executable import build
-from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.image import restore_image
+from rlx.backends.cpu.jit import cpu_identity, host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.scalar import LLVM
@@ -147,6 +148,12 @@ class CpuBackend(CodeGenerator):
             scratch=scratch,
             prepare_scratch=threads * max((c.scratch_bytes({}) for c in prepare), default=0),
         )
+
+    def target(self) -> str:
+        return cpu_identity()
+
+    def restore(self, image: Image, options: CompileOptions) -> tuple[Executable, Graph]:
+        return restore_image(image, options)
 
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
         found = self.available()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Executable
+from rlx.backends.base import Executable, Image
 from rlx.backends.cpu.binding import Binding, Phase, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry
 from rlx.backends.cpu.jit import compile_kernels
@@ -25,6 +25,7 @@ from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, symbols
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
+from rlx.plan.liveness import Schedule
 from rlx.plan.plan import MemoryPlan, make_plan, schedule
 
 __all__ = ["CpuExecutable", "build"]
@@ -53,16 +54,18 @@ class Bound:
 class CpuExecutable(Executable):
     """The run of one clone. Whoever changes or runs it holds the state block meanwhile."""
 
-    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic"})
+    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic", "save"})
 
     program: Program
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, known: Schedule | None = None, plan: MemoryPlan | None = None) -> None:
         self.shared = shared
         self.program = shared.program
-        self.schedule = schedule(shared.program)
+        self.schedule = known if known is not None else schedule(shared.program)
         self.fits_all = self.schedule.bounds is not None  # one plan, at the bounds, serves every run
-        self.plan = self.make_plan(self.schedule.bounds) if self.schedule.bounds is not None else None
+        if plan is None and self.schedule.bounds is not None:
+            plan = self.make_plan(self.schedule.bounds)
+        self.plan = self.bounds_plan = plan
         self.memory = aligned_bytes(0)
         self.scratch = aligned_bytes(0)
         self.kept: dict[Shapes, Bound] = {}  # by last use
@@ -96,8 +99,13 @@ class CpuExecutable(Executable):
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         self.shared.set_params(arrays)
 
+    def image(self, source: Graph) -> Image:
+        from rlx.backends.cpu.image import image_of
+
+        return image_of(self, source)
+
     def clone(self) -> CpuExecutable:
-        return CpuExecutable(self.shared)
+        return CpuExecutable(self.shared, self.schedule, self.bounds_plan)
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.held():
