@@ -105,6 +105,9 @@ class Executable(ABC):
     program: Program | None = None
     admit: Callable[[Sequence[Any]], Sequence[Array]]  # set by the runtime: checks and converts what a user passes
     wrap: Callable[[tuple[Array, ...]], Any]  # set by the runtime: what `slots` returns for the outputs
+    # Set by the runtime: asked before an arena takes that many bytes for extents; told of the first run of a binding.
+    reserve: Callable[[Mapping[str, int], int], None] = staticmethod(lambda extents, nbytes: None)
+    settle: Callable[[Mapping[str, int]], None] = staticmethod(lambda extents: None)
 
     @abstractmethod
     def set_params(self, arrays: Mapping[str, Array]) -> None:
@@ -132,6 +135,12 @@ class Executable(ABC):
     def arena(self) -> memoryview:
         """The memory of activations and outputs."""
         raise OptionError("this device has no arena of its own")
+
+    def trim(self) -> None:  # noqa: B027 - for most devices there is nothing to do
+        """Lets go of the memory that the next run can take anew; outputs of the last run are then gone."""
+
+    def dispose(self) -> None:  # noqa: B027
+        """Lets go of all memory, and of what clones share once none is left; nothing is called after that."""
 
     def clone(self) -> Executable:
         """Another one over the same code and params, with its own arena."""

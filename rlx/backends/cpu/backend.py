@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 import psutil
 
@@ -32,6 +33,9 @@ class CpuBackend(CodeGenerator):
     """This machine's processor, by LLVM."""
 
     name = "cpu"
+
+    def __init__(self) -> None:
+        self.made: WeakKeyDictionary[Program, dict[Kernel, list[KernelCode]]] = WeakKeyDictionary()
 
     def available(self) -> Availability:
         try:
@@ -128,8 +132,11 @@ class CpuBackend(CodeGenerator):
         return [emit_nest(store, lanes) for store in kernel.stores]
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
+        made = self.made.setdefault(program, {})  # `emit`, which comes next, need not make it again
+
         def codes(kernels: Sequence[Kernel]) -> list[KernelCode]:
-            return [code for kernel in kernels if kernel.host is None for code in self.emit_kernel(kernel)]
+            made.update((k, self.emit_kernel(k)) for k in kernels if k.host is None and k not in made)
+            return [code for kernel in kernels if kernel.host is None for code in made[kernel]]
 
         prepare, run = codes(program.prepare), codes(program.run)
         every = (*prepare, *run)
@@ -159,4 +166,5 @@ class CpuBackend(CodeGenerator):
         found = self.available()
         if not found.present:
             raise DeviceUnavailable(f"device 'cpu': {found.reason}. {found.remedy}")
-        return build(graph, program, options, self.emit_kernel)
+        made = self.made.pop(program, {})
+        return build(graph, program, options, lambda kernel: made.get(kernel) or self.emit_kernel(kernel))

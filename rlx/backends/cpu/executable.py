@@ -49,6 +49,7 @@ class Bound:
     patches: list[Patch]
     arrays: tuple[Array, ...]  # the outputs in the arena, read-only
     result: Any  # what `slots` returns for them
+    fresh: bool = True  # it has not run yet
 
 
 class CpuExecutable(Executable):
@@ -107,6 +108,20 @@ class CpuExecutable(Executable):
     def clone(self) -> CpuExecutable:
         return CpuExecutable(self.shared, self.schedule, self.bounds_plan)
 
+    def trim(self) -> None:
+        with self.held():
+            self.forget()
+            self.entry.set_result(None)
+            self.bound, self.written = None, ()
+            self.memory = aligned_bytes(0)
+            self.scratch = aligned_bytes(0)
+            if not self.fits_all:
+                self.plan = None
+
+    def dispose(self) -> None:
+        self.trim()
+        self.shared.leave(self)
+
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.held():
             ready = self.compact(inputs)
@@ -150,7 +165,9 @@ class CpuExecutable(Executable):
 
     def make_plan(self, extents: Mapping[str, int]) -> MemoryPlan:
         options = self.shared.options
-        return make_plan(self.schedule, extents, alignment=options.alignment, reuse=options.reuse)
+        return make_plan(
+            self.schedule, extents, alignment=options.alignment, reuse=options.reuse, search=options.search
+        )
 
     def forget(self) -> None:
         """Closes the entry and drops all bindings: the next call binds anew. For a change of params or memory."""
@@ -220,9 +237,14 @@ class CpuExecutable(Executable):
         if need > self.scratch.nbytes:
             self.kept.clear()
             self.scratch = aligned_bytes(need)
-        if self.plan is None or not (self.fits_all or self.fits(self.plan, extents)):
+        plan = self.plan
+        if plan is None or not (self.fits_all or self.fits(plan, extents)):
+            plan = self.make_plan(extents)
+        if plan.arena > self.memory.nbytes:
+            self.reserve(extents, plan.arena - self.memory.nbytes)  # raises before anything has changed
+        if plan is not self.plan:
             self.kept.clear()
-            self.plan = self.make_plan(extents)
+            self.plan = plan
         if self.plan.arena > self.memory.nbytes:
             if self.memory.nbytes:
                 log.info("%s: the arena grows to %d bytes at %s", self.program.name, self.plan.arena, dict(extents))
@@ -329,6 +351,9 @@ class CpuExecutable(Executable):
         status = self.block.run_acquired()
         if status:
             self.on_error(status)
+        if bound.fresh:
+            bound.fresh = False
+            self.settle(bound.binding.extents)
 
     def on_error(self, status: int) -> Any:
         assert self.bound is not None

@@ -70,6 +70,14 @@ class Shared:
         with self.changing():
             self.users.add(user)
 
+    def leave(self, user: CpuExecutable) -> None:
+        """Takes a clone away; with the last one the weights go."""
+        with self.changing():
+            self.users.discard(user)
+            if not self.users:
+                self.params.clear()
+                self.memory.clear()
+
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         """Takes the values over; `BusyError`, and nothing changes, while a clone runs."""
         by_name = {b.name: b for b in self.program.params}
