@@ -214,7 +214,7 @@ class Recurrence(_Attributes):
         hidden = r.shape[2]
         x = x.swapaxes(0, 1) if self.batch_first else x
         length, batch = x.shape[:2]
-        steps = x.reshape(length, batch, self.directions, -1)
+        steps = x.reshape(length, batch, self.directions, len(self.spec.gates) * hidden)
         lengths = extra.get("lengths", np.full(batch, length))
         if lengths.size and not 0 <= lengths.min() <= lengths.max() <= length:
             raise ShapeError(f"{self.op_name}: a length of {lengths.tolist()} is outside the {length} steps of x")

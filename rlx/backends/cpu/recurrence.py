@@ -1,6 +1,6 @@
 """Recurrent steps on the CPU: all steps of a direction and some rows of the batch in one chunk.
 
-The recurrent weights are packed once, in *groups* of `panels` vectors of units: [D, groups, H, panels, gates, lanes], so
+The recurrent weights are packed once, in *groups* of vectors of units: [D, groups, H, panels, gates, lanes], so
 that a step reads a group's weights in order, and has all gates of the group's units in registers at its end. Each
 gate's sum is one chain of fma over the state, so its bits depend neither on the batch nor on the threads.
 
@@ -22,7 +22,7 @@ from rlx.backends.cpu.builder import Function, Module, vec
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.pool import NO_PAUSE, PAUSE
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Routine, Word, WordTable, once
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv, evaluate
@@ -233,8 +233,6 @@ class _Code:
         return KernelCode(symbol, ir, tuple(table.words), chunks)
 
     def word(self, f: Function, word: Word) -> str:
-        if isinstance(word, int) and word in (0, 1):
-            return str(word)
         return self.table.load(f, word)
 
     def computed(self, f: Function, field: str) -> str:
@@ -406,7 +404,7 @@ class _Code:
             if "lengths" in self.given:
                 length = self.length(f, i)
                 bad = f.or_(f.cmp("lt", length, 0), f.cmp("gt", length, steps))
-                f.if_(bad, lambda: report(f, STATUS["index"], length, "%ctx"))
+                f.if_(bad, lambda: report(f, STATUS["index"], length))
             for name, plane in self.kept():
                 target = self.plane(f, plane, i)
                 source = self.at_last(f, self.given[name], i) if name in self.given else None
