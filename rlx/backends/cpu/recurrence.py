@@ -143,10 +143,9 @@ def accepts(node: Node) -> bool:
     """Cells of a fixed size in f32 or f64."""
     op, (x, r, *extra) = node.op, node.inputs
     assert isinstance(op, Recurrence)
-    known = isinstance(r.shape[2], int) and r.shape[2] > 0 and x.dtype.name in ("f32", "f64") and not op.round_state
-    return known and all(
-        v.dtype is DTYPES["i32"] for name, v in zip(op.optional, extra, strict=True) if name == "lengths"
-    )
+    lengths = [v.dtype.name for name, v in zip(op.optional, extra, strict=True) if name == "lengths"]
+    sized = isinstance(r.shape[2], int) and r.shape[2] > 0
+    return sized and x.dtype.name in ("f32", "f64") and not op.round_state and set(lengths) <= {"i32", "u32"}
 
 
 def layout(kernel: Kernel) -> list[Kernel]:
@@ -432,7 +431,8 @@ class _Code:
 
     def length(self, f: Function, row: str) -> str:
         lengths = self.word(f, Pointer(self.given["lengths"]))
-        return f.cast("sext", f.load("i32", f.gep(lengths, row, "i32")), "i64")
+        kind = "sext" if self.given["lengths"].dtype.kind == "i" else "zext"
+        return f.cast(kind, f.load("i32", f.gep(lengths, row, "i32")), "i64")
 
     def step(self, f: Function, functions: list[Activation], stage: int, number: str, steps: str) -> None:
         """One stage of step `number` for the rows and groups of the block."""
