@@ -23,7 +23,6 @@ __all__ = [
     "CodeSizes",
     "DeviceMemory",
     "Executable",
-    "Image",
     "LibraryBackend",
     "TensorSpec",
     "spec_of",
@@ -81,23 +80,10 @@ class CodeSizes:
     prepare_scratch: int
 
 
-@dataclass(frozen=True)
-class Image:
-    """An executable as data, for the machine that `target` describes: tables, machine code, and the arrays they name.
-
-    It is trusted like a shared library.
-    """
-
-    target: str
-    tables: bytes
-    objects: Sequence[bytes]
-    arrays: Sequence[Array]
-
-
 class Executable(ABC):
     """A compiled graph on a device: code, memory and the run. Arrays that come in have been checked by the caller.
 
-    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile", "save".
+    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile".
     """
 
     capabilities: frozenset[str] = frozenset()
@@ -105,9 +91,6 @@ class Executable(ABC):
     program: Program | None = None
     admit: Callable[[Sequence[Any]], Sequence[Array]]  # set by the runtime: checks and converts what a user passes
     wrap: Callable[[tuple[Array, ...]], Any]  # set by the runtime: what `slots` returns for the outputs
-    # Set by the runtime: asked before an arena takes that many bytes for extents; told of the first run of a binding.
-    reserve: Callable[[Mapping[str, int], int], None] = staticmethod(lambda extents, nbytes: None)
-    settle: Callable[[Mapping[str, int]], None] = staticmethod(lambda extents: None)
 
     @abstractmethod
     def set_params(self, arrays: Mapping[str, Array]) -> None:
@@ -136,19 +119,9 @@ class Executable(ABC):
         """The memory of activations and outputs."""
         raise OptionError("this device has no arena of its own")
 
-    def trim(self) -> None:  # noqa: B027 - for most devices there is nothing to do
-        """Lets go of the memory that the next run can take anew; outputs of the last run are then gone."""
-
-    def dispose(self) -> None:  # noqa: B027
-        """Lets go of all memory, and of what clones share once none is left; nothing is called after that."""
-
     def clone(self) -> Executable:
         """Another one over the same code and params, with its own arena."""
         raise OptionError("this device can't clone a compiled graph: compile it again")
-
-    def image(self, source: Graph) -> Image:
-        """What `Backend.restore` makes an equal one of; `source` is the graph that users see."""
-        raise OptionError("this device has no compiled code to store: save(path, portable=True) stores the graph")
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel."""
@@ -178,14 +151,6 @@ class Backend(ABC):
     @abstractmethod
     def memory(self) -> DeviceMemory:
         """The device's memory now."""
-
-    def target(self) -> str:
-        """The machine that images made here run on, "" if there are none; cheap, as it is asked before each load."""
-        return ""
-
-    def restore(self, image: Image, options: CompileOptions) -> tuple[Executable, Graph]:
-        """The executable of an image for this machine, and the leaves of its source. Raises `ModelFormatError`."""
-        raise OptionError(f"device {self.name!r} has no stored code")
 
 
 class CodeGenerator(Backend):

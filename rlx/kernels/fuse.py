@@ -179,9 +179,7 @@ class _Fuser:
         self.append(kernel, node.outputs[0] in self.static)
 
     def host_call(self, node: Node) -> None:
-        inputs = tuple(
-            self.in_arena(v) if self.materialise(v).base.kind == "input" else self.materialise(v) for v in node.inputs
-        )
+        inputs = tuple(self.in_arena(v) if v.kind == "input" else self.materialise(v) for v in node.inputs)
         outputs = tuple(self.new_buffer(v) for v in node.outputs)
         kernel = Kernel(node.op.op_name, host=node, operands=inputs, results=outputs, nodes=(node,))
         self.append(kernel, node.outputs[0] in self.static)

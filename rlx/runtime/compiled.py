@@ -18,7 +18,6 @@ from rlx.plan.budget import Needs, needs_of
 from rlx.plan.plan import MemoryPlan
 from rlx.runtime.arrays import Views, by_position, share_memory, to_array
 from rlx.runtime.explain import STAGES, explain
-from rlx.runtime.memory import Lifetime, ModelMemory
 
 __all__ = ["CompiledGraph", "Results"]
 
@@ -46,7 +45,7 @@ class Results(Mapping[str, Array]):
         return "{" + ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()) + "}"
 
 
-class CompiledGraph(Lifetime):
+class CompiledGraph:
     """A compiled model: set its params, then run it.
 
     `run_slots(*arrays)` is the fastest call: inputs by position; it gives the same as `run_views`. One compiled graph
@@ -55,11 +54,8 @@ class CompiledGraph(Lifetime):
 
     run_slots: Callable[..., Any]
 
-    def __init__(
-        self, compilation: Compilation, device: str, options: CompileOptions, memory: ModelMemory | None = None
-    ) -> None:
+    def __init__(self, compilation: Compilation, device: str, options: CompileOptions) -> None:
         self._compilation = compilation
-        self.memory = memory
         self._options = options
         self.device = device
         graph = compilation.source
@@ -77,9 +73,6 @@ class CompiledGraph(Lifetime):
         self._runs = 0
         executable.admit = self._admit
         executable.wrap = lambda results: Views(results, self._names)
-        if self.memory is not None:
-            executable.reserve, executable.settle = self.memory.reserve, self.memory.settle
-            self.memory.planned(None if executable.plan is None else executable.plan.at)
         self.run_slots = self._run_slots_debug if self._options.debug else executable.slots
 
     def __repr__(self) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.cpu.facts import tested_names
 from rlx.backends.cpu.runner import BUSY_STATUS, ERROR_KINDS, HOST_CALL_RAISED, HostCall, RunBlock
 from rlx.backends.cpu.words import Computed, KernelCode, Pointer, Routine, Scratch, Word
 from rlx.errors import BusyError, ExecutionError
-from rlx.ir.graph import Array
+from rlx.ir.graph import Array, Node
 from rlx.ir.shape import Size, evaluate
-from rlx.kernels.program import Buffer, Kernel
+from rlx.kernels.expr import Check, walk
+from rlx.kernels.lowering import lower_node
+from rlx.kernels.program import Buffer, Kernel, node_names
 
 __all__ = ["Binding", "Phase", "Table", "aligned_bytes", "as_array"]
 
@@ -147,7 +148,15 @@ class Binding:
             return made
         what = ERROR_KINDS.get(status & 255, f"status {status}")
         shown = f" (value {block.value})" if status & 255 in VALUED else ""
-        return ExecutionError(f"node {tested_names(kernel) or label}: {what}{shown}")
+        tested = node_names([n for n in kernel.nodes if _tests(n)])  # not those that were fused with it
+        return ExecutionError(f"node {tested or label}: {what}{shown}")
+
+
+def _tests(node: Node) -> bool:
+    """Whether the node's own code can stop a run."""
+    lowered = lower_node(node)
+    pieces = () if lowered is None else (p for output in lowered.outputs for p in output)
+    return any(isinstance(x, Check) for piece in pieces for x in walk(piece.expr))
 
 
 VALUED = (1, 4)  # index out of range and extent beyond its bound come with the index or extent

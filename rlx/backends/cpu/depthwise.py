@@ -1,36 +1,27 @@
-"""Depthwise convolutions on the CPU: one input plane for each output plane, summed in registers along image rows.
-
-Vectors run along output columns. Those whose taps all lie inside the image load without masks; those at the edges
-compute which columns exist once for all rows. A row above or below the image is a row of zeros in scratch, so rows need
-no tests. With a stride of 2 pairs of vectors are loaded and every second element picked.
-
-The last vector of a row may run over into the next row, which is written later; only where the memory of the chunk ends
-is a store masked.
-"""
+"""Depthwise convolutions: direct sums, in vectors of channels of several neighbouring pixels at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import cast
 
-from rlx.backends.cpu.builder import Function, Module, vec
+from rlx.backends.cpu.builder import Function, Module, constant, vec
 from rlx.backends.cpu.gemm import kernel_function, load_word
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
-from rlx.backends.cpu.window import Finish, Geometry
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable
+from rlx.backends.cpu.window import Finish, Geometry, finish_of, geometry
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Word, WordTable, once
 from rlx.ir.shape import evaluate
-from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import Load
-from rlx.kernels.lowering import Conv
+from rlx.kernels.expr import Cast, Load, loads, size_expr, substitute_vars
+from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
 
-__all__ = ["emit", "suits"]
+__all__ = ["emit", "suits", "weights"]
 
-MAX_TAPS = 64
+MAX_TAPS = 128
 CHUNK_COST = 100_000  # vector operations of one chunk: some 50 us
-GROUP = 4  # vectors summed at once away from the edges
-INT = "i32"
+ROW_BYTES = 48 * 1024  # of the input rows under the kernel, for a block of channels
 
 
 class Plane(IntEnum):
@@ -38,339 +29,239 @@ class Plane(IntEnum):
 
     X = 0
     X_N = 1
-    X_C = 2
-    X_H = 3
+    X_H = 2
+    X_W = 3
     HEIGHT = 4
     WIDTH = 5
     STRIDE_H = 6
-    DILATION_H = 7
-    PAD_H = 8
-    PAD_W = 9
-    OUT_HEIGHT = 10
-    OUT_WIDTH = 11
-    WEIGHTS = 12
-    OUTPUTS = 13  # of one input plane
-    PLANES = 14  # of the output, in one image
-    OUT = 15
+    STRIDE_W = 7
+    DILATION_H = 8
+    DILATION_W = 9
+    PAD_H = 10
+    PAD_W = 11
+    OUT_HEIGHT = 12
+    OUT_WIDTH = 13
+    WEIGHTS = 14
+    CHANNELS = 15
     ROWS = 16  # of a strip
-    STRIPS = 17  # of a plane
-    UNITS = 18  # strips of a chunk
-    ALL_UNITS = 19
-    INNER_FROM = 20  # vectors [INNER_FROM, INNER_TO) of a row need no masks
+    STRIPS = 17  # of an image
+    BLOCK = 18  # channels of a chunk
+    BLOCKS = 19
+    INNER_FROM = 20  # columns [INNER_FROM, INNER_TO) have their whole windows inside the image
     INNER_TO = 21
-    SCRATCH = 22
-    SCRATCH_STRIDE = 23  # bytes
 
 
-def suits(anchor: Conv, geo: Geometry, finish: Finish) -> bool:
-    """f32, one input channel a group, few taps, column strides of 1 or 2, and results that take their sums' place."""
-    kernel = anchor.w_shape[2:]
-    if anchor.w_shape[1] != 1 or anchor.groups == 1 or anchor.x.dtype.name != "f32" or not finish.in_place:
+def suits(kernel: Kernel) -> bool:
+    """f32, one channel a group and one output each, few taps."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    if anchor.w_shape[1] != 1 or anchor.groups == 1 or anchor.x.dtype.name != "f32":
         return False
     taps = 1
-    for size in kernel:
+    for size in anchor.w_shape[2:]:
         if not isinstance(size, int):
             return False
         taps *= size
-    return taps <= MAX_TAPS and geo.strides[1] in (1, 2)
+    return taps <= MAX_TAPS and anchor.w_shape[0] == anchor.groups
+
+
+def weights(kernel: Kernel) -> tuple[Buffer, Store]:
+    """Weights [C, 1, *kernel] as [*kernel, C]."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    o, c, *taps = out_vars(len(anchor.w_shape))
+    shape = (*anchor.w_shape[2:], anchor.w_shape[0])
+    own = out_vars(len(shape))
+    element = substitute_vars(anchor.w, {**dict(zip(taps, own[:-1], strict=True)), o: own[-1], c: size_expr(0)})
+    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(element))
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if static else "arena", shape, anchor.x.dtype)
+    return buffer, Store(buffer, shape, own, element if element.dtype is buffer.dtype else Cast(element, buffer.dtype))
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """How the planes are cut: into strips of rows, one or several a chunk."""
+    """How the work is cut: chunk = (image * strips + strip of rows) * blocks + block of channels."""
 
     rows: int
     strips: int
-    units: int
-    all_units: int
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.all_units // self.units)
+    block: int
+    blocks: int
+    chunks: int
 
 
 def _cut(geo: Geometry, taps: int, lanes: int, extents: Extents) -> _Cut:
-    sizes = (geo.batch, geo.groups * geo.outputs, geo.out_height, geo.out_width)
-    batch, planes, height, width = (evaluate(s, extents) for s in sizes)
-    a_row = -(-width // lanes) * (taps + 4)
-    strips = min(max(height * a_row // CHUNK_COST, 1), max(height, 1))
+    sizes = (geo.batch, geo.groups, geo.out_height, geo.out_width)
+    batch, channels, height, width = (evaluate(s, extents) for s in sizes)
+    vectors = -(-channels // lanes)
+    a_row = max(vectors * width * (taps + 4), 1)
+    # a column of vectors of channels is cut where there are few rows
+    blocks = max(min(round(a_row * height / CHUNK_COST), 4, vectors // 8), 1) if height < 8 else 1
+    block = -(-vectors // blocks) * lanes
+    blocks = max(-(-channels // block), 1)
+    strips = max(min(round(height * a_row / blocks / CHUNK_COST), height), 1)
     rows = max(-(-height // strips), 1)
     strips = max(-(-height // rows), 1)
-    units = max(CHUNK_COST // max(rows * a_row, 1), 1) if strips == 1 else 1
-    return _Cut(rows, strips, units, batch * planes * strips if height and width else 0)
+    return _Cut(rows, strips, block, blocks, batch * strips * blocks if height and width else 0)
 
 
-@dataclass(frozen=True)
-class _Taps:
-    """The loads of a row of the kernel, known when code is made. A tap is a load, or every second element of two."""
-
-    stride: int
-    starts: tuple[int, ...]  # first columns of the loads
-    picks: tuple[tuple[int, int], ...]  # of each tap: which load, which of its elements first
-
-    @property
-    def reach(self) -> int:
-        """Vectors that a load spans."""
-        return self.stride
-
-
-def _taps(count: int, stride: int, dilation: int) -> _Taps:
-    at = [k * dilation for k in range(count)]
-    starts = tuple(dict.fromkeys(a - a % stride for a in at))
-    return _Taps(stride, starts, tuple((starts.index(a - a % stride), a % stride) for a in at))
-
-
-def _inner(geo: Geometry, taps: _Taps, lanes: int, extents: Extents) -> tuple[int, int]:
-    """The vectors of a row whose loads all lie inside the image, and that are whole."""
-    pad, width, out = (evaluate(s, extents) for s in (geo.pads[1], geo.width, geo.out_width))
-    step = lanes * taps.stride
-    last = max(taps.starts) + step - 1  # the last column loaded for the first vector, before the pad
-    count = -(-out // lanes)
-    first = min(-(-max(pad, 0) // step), count)
-    stop = min((width - 1 - last + pad) // step + 1, out // lanes)
+def _inner(geo: Geometry, extents: Extents) -> tuple[int, int]:
+    """The columns whose windows lie inside the image."""
+    sizes = (geo.pads[1], geo.width, geo.out_width, geo.kernel[1])
+    pad, width, out, taps = (evaluate(s, extents) for s in sizes)
+    stride, reach = geo.strides[1], (taps - 1) * geo.dilations[1]
+    first = min(max(-(-pad // stride), 0), out)
+    stop = min((width - 1 - reach + pad) // stride + 1, out)
     return first, max(stop, first)
 
 
-def emit(anchor: Conv, geo: Geometry, finish: Finish) -> KernelCode:
-    """The depthwise convolution with its epilogue, in registers where it is the same for all pixels of a channel."""
+def emit(kernel: Kernel) -> KernelCode:
+    """The depthwise convolution with its epilogue, which is computed in registers."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
     assert isinstance(anchor.w, Load)
+    geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
     lanes = host().vector_bytes // 4
-    kernel_h, kernel_w = (evaluate(k, {}) for k in geo.kernel)
-    taps = _taps(kernel_w, geo.strides[1], geo.dilations[1])
-    weights = linear_index(anchor.w.indices, anchor.w.source.shape)
-    single = (kernel_h, geo.pads[0], geo.height, geo.out_height) == (1, 0, 1, 1)
-    needs_zeros = not single and (kernel_h > 1 or any(p != 0 for p in anchor.pads[::2]))
+    kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
 
+    @once
     def cut(extents: Extents) -> _Cut:
         return _cut(geo, kernel_h * kernel_w, lanes, extents)
-
-    def scratch(extents: Extents) -> int:
-        return -(-4 * (evaluate(geo.width, extents) + lanes) // 64) * 64 if needs_zeros else 0
 
     words: list[Word] = [
         Pointer(anchor.x.source, geo.x.constant * 4),
         geo.x_n,
-        geo.x_c,
         geo.x_h,
+        geo.x_w,
         geo.height,
         geo.width,
-        geo.strides[0],
-        geo.dilations[0],
+        *geo.strides,
+        *geo.dilations,
         *geo.pads,
         geo.out_height,
         geo.out_width,
-        Pointer(anchor.w.source, weights.constant * 4),
-        geo.outputs,
-        geo.groups * geo.outputs,
-        Pointer(finish.destination.source, geo.out.constant * 4),
+        Pointer(anchor.w.source),
+        geo.groups,
         Computed(lambda e: cut(e).rows),
         Computed(lambda e: cut(e).strips),
-        Computed(lambda e: cut(e).units),
-        Computed(lambda e: cut(e).all_units),
-        Computed(lambda e: _inner(geo, taps, lanes, e)[0]),
-        Computed(lambda e: _inner(geo, taps, lanes, e)[1]),
-        Scratch(),
-        Computed(scratch),
+        Computed(lambda e: cut(e).block),
+        Computed(lambda e: cut(e).blocks),
+        Computed(lambda e: _inner(geo, e)[0]),
+        Computed(lambda e: _inner(geo, e)[1]),
     ]
     table = WordTable(words)
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, lanes)
-    if not finish.plain:
-        finish.prepare(emitter)
-        finish.settle(emitter)
-    pointers = (Plane.X, Plane.WEIGHTS, Plane.OUT, Plane.SCRATCH)
-    w = {i: load_word(f, i, "ptr" if i in pointers else "i64") for i in Plane}
-    zeros = ""
-    if needs_zeros:
-        zeros = f.offset(w[Plane.SCRATCH], f.mul("%worker", w[Plane.SCRATCH_STRIDE]))
-        v = vec("float", lanes)
-        f.loop(0, w[Plane.WIDTH], lanes, [], lambda i, _: f.store(0.0, f.gep(zeros, i, "float"), ty=v))
-    unit = _Unit(f, emitter, finish, w, taps, (kernel_h, kernel_w), lanes, zeros)
-    first = f.mul("%chunk", w[Plane.UNITS])
-    f.loop(first, f.min(f.add(first, w[Plane.UNITS]), w[Plane.ALL_UNITS]), 1, [], unit.emit)
+    finish.prepare(emitter)
+    w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
+    body = _Body(f, emitter, finish, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1], lanes)
+    body.emit(geo.groups)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(emitter.sites), Computed(scratch))
+    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(emitter.sites))
 
 
 @dataclass(frozen=True)
-class _Unit:
-    """Emits the code of one strip of one plane."""
+class _Body:
+    """Emits the code of one chunk."""
 
     f: Function
     emitter: Emitter
     finish: Finish
     w: dict[Plane, str]
-    taps: _Taps
     kernel: tuple[int, int]
+    stride: int
+    dilation: int
     lanes: int
-    zeros: str
 
     @property
-    def vector(self) -> str:
-        return vec("float", self.lanes)
+    def at_once(self) -> int:
+        """Pixels that are summed together."""
+        return 4 if self.kernel[0] * self.kernel[1] <= 9 else 6
 
-    def emit(self, unit: str, _: list[str]) -> None:
+    def emit(self, channels: int) -> None:
         f, w, lanes = self.f, self.w, self.lanes
-        plane, strip = f.div(unit, w[Plane.STRIPS]), f.rem(unit, w[Plane.STRIPS])
-        image, channel = f.div(plane, w[Plane.PLANES]), f.rem(plane, w[Plane.PLANES])
+        rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
+        image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
         row0 = f.mul(strip, w[Plane.ROWS])
         row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
-        source = f.mul(f.div(channel, w[Plane.OUTPUTS]), w[Plane.X_C])
-        x = f.gep(w[Plane.X], f.add(f.mul(image, w[Plane.X_N]), source), "float")
-        x = f.gep(x, f.sub(0, w[Plane.PAD_W]), "float")
-        zeros = f.gep(self.zeros, f.sub(0, w[Plane.PAD_W]), "float") if self.zeros else ""
-        count = self.kernel[0] * self.kernel[1]
-        taps = f.gep(w[Plane.WEIGHTS], f.mul(channel, count), "float")
-        weights = [f.splat(f.load("float", f.gep(taps, i, "float")), lanes) for i in range(count)]
-        out_width = w[Plane.OUT_WIDTH]
-        pixels = f.mul(w[Plane.OUT_HEIGHT], out_width)
-        out = f.gep(w[Plane.OUT], f.mul(plane, pixels), "float")
+        c0 = f.mul(block, w[Plane.BLOCK])
+        c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
+        zeros = f.alloca(vec("float", lanes))
+        f.store(constant(0.0, vec("float", lanes)), zeros, ty=vec("float", lanes))
+        x = f.gep(w[Plane.X], f.mul(image, w[Plane.X_N]), "float")
+        top = Scope(1, None, {})
+        self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), top)
 
-        scope = Scope(1, None, {self.finish.image: image, self.finish.channel: channel})
-        at_once = self.finish.plain or self.finish.channel_only(self.emitter)
-        if not self.finish.plain:
-            self.emitter.hoist(self.finish.expr, frozenset(self.finish.space), scope)
+        def row(oy: str, _: list[str]) -> None:
+            first = f.mul(f.add(f.mul(image, w[Plane.OUT_HEIGHT]), oy), w[Plane.OUT_WIDTH])
 
-        def result(value: str) -> str:
-            if self.finish.plain or not at_once:
-                return value
-            here = scope.inner({}, lanes, self.finish.space[-1])
-            self.emitter.acc = lambda _: (value, lanes)
-            return self.emitter.lanes_of(self.finish.expr, here)
+            def vectors(c: str, _: list[str]) -> None:
+                # the last vector overlaps the one before it
+                at = f.min(c, f.sub(w[Plane.CHANNELS], lanes)) if channels >= lanes and channels % lanes else c
+                self.line(x, zeros, oy, first, at, top, lanes)
 
-        def rows_of(row: str) -> list[str]:
-            """The input rows under the kernel; a pointer is to where the first column, padding included, would be."""
-            top = f.sub(f.mul(row, w[Plane.STRIDE_H]), w[Plane.PAD_H])
-            found = []
-            for k in range(self.kernel[0]):
-                y = f.add(top, f.mul(w[Plane.DILATION_H], k)) if k else top
-                p = f.gep(x, f.mul(y, w[Plane.X_H]), "float")
-                found.append(f.select(f.cmp("ult", y, w[Plane.HEIGHT]), p, zeros, "ptr") if zeros else p)
-            return found
-
-        vectors = f.div(f.add(out_width, lanes - 1), lanes)
-        inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
-        right = f.sub(vectors, inner_to)
-
-        def edge(e: str, _: list[str]) -> None:
-            # from the right to the left: a row's last vector may run over into the first of the next row
-            at = f.sub(f.sub(vectors, 1), e)
-            v = f.select(f.cmp("lt", e, right), at, f.sub(at, f.sub(inner_to, inner_from)))
-            column = f.mul(v, lanes)
-            masks = self.masks(column)
-
-            def row(r: str, _: list[str]) -> None:
-                found = rows_of(r)
-                total = self.total([column], found, weights, masks)[0]
-                value = result(total)
-                left = f.sub(f.mul(f.sub(row1, r), out_width), column)
-                address = f.gep(out, f.add(f.mul(r, out_width), column), "float")
-
-                def at_end() -> None:
-                    f.masked_store(value, address, f.mask_below(f.sub(out_width, column), lanes))
-
-                f.if_(f.cmp("lt", left, lanes), at_end, lambda: f.store(value, address))
-
-            f.loop(row0, row1, 1, [], row)
-
-        f.loop(0, f.add(right, inner_from), 1, [], edge)
-        grouped = f.sub(inner_to, f.rem(f.sub(inner_to, inner_from), GROUP))
-
-        def inner(r: str, _: list[str]) -> None:
-            found = rows_of(r)
-            line = f.gep(out, f.mul(r, out_width), "float")
-
-            def turn(count: int) -> Callable[[str, list[str]], None]:
-                def body(v: str, _: list[str]) -> None:
-                    columns = [f.mul(f.add(v, i) if i else v, lanes) for i in range(count)]
-                    for column, total in zip(columns, self.total(columns, found, weights, None), strict=True):
-                        f.store(result(total), f.gep(line, column, "float"))
-
-                return body
-
-            f.loop(inner_from, grouped, GROUP, [], turn(GROUP))
-            f.loop(grouped, inner_to, 1, [], turn(1))
-
-        f.if_(f.cmp("lt", inner_from, inner_to), lambda: f.loop(row0, row1, 1, [], inner) and None)
-        if not at_once:
-            start, stop = f.mul(row0, out_width), f.mul(row1, out_width)
-            self.finish.pixels(self.emitter, scope, start, stop, f.gep(out, start, "float"))
-
-    def masks(self, column: str) -> list[list[str]]:
-        """For each load of a kernel row, which elements lie inside the image: full-width integers."""
-        f, lanes = self.f, self.lanes
-        left = f.sub(f.mul(column, self.taps.stride), self.w[Plane.PAD_W])
-        width = self.narrow(self.w[Plane.WIDTH])
-        ity = vec(INT, lanes)
-        made = []
-        for start in self.taps.starts:
-            parts = []
-            for part in range(self.taps.reach):
-                at = f.add(self.narrow(f.add(left, start + part * lanes)), f.iota(lanes, INT), ity)
-                inside = f.and_(f.cmp("ge", at, 0, ity), f.cmp("lt", at, width, ity))
-                parts.append(f.cast("sext", inside, ity))
-            made.append(parts)
-        return made
-
-    def narrow(self, value: str) -> str:
-        return self.f.splat(self.f.cast("trunc", value, INT), self.lanes, INT)
-
-    def total(
-        self, columns: list[str], rows: list[str], weights: list[str], masks: list[list[str]] | None
-    ) -> list[str]:
-        """The sums for vectors of outputs that start at `columns`. A lone vector is summed in two halves."""
-        f = self.f
-        halves = 2 if len(columns) == 1 and len(weights) > 4 else 1
-        sums: list[list[str | None]] = [[None] * halves for _ in columns]
-        done = 0
-        for k, p in enumerate(rows):
-            loaded: dict[tuple[int, int], list[str]] = {}  # at the first use, so that few are held at once
-            for j, (which, first) in enumerate(self.taps.picks):
-                weight = weights[k * self.kernel[1] + j]
-                for v, column in enumerate(columns):
-                    if (v, which) not in loaded:
-                        step = f.mul(column, self.taps.stride) if self.taps.stride > 1 else column
-                        loaded[v, which] = self.load(f.gep(p, step, "float"), which, masks)
-                    x = self.pick(loaded[v, which], first)
-                    old = sums[v][done % halves]
-                    sums[v][done % halves] = f.mul(x, weight) if old is None else f.fma(x, weight, old)
-                done += 1
-        totals = []
-        for parts in sums:
-            total = parts[0]
-            assert total is not None
-            for part in parts[1:]:
-                assert part is not None
-                total = f.add(total, part)
-            totals.append(self.in_order(total))
-        return totals
-
-    def load(self, base: str, which: int, masks: list[list[str]] | None) -> list[str]:
-        """The vectors of one load of a kernel row."""
-        f, lanes = self.f, self.lanes
-        found = []
-        for part in range(self.taps.reach):
-            address = f.gep(base, self.taps.starts[which] + part * lanes, "float")
-            if masks is None:
-                found.append(f.load(self.vector, address))
+            if channels >= lanes:
+                f.loop(c0, c1, lanes, [], vectors)
             else:
-                mask = f.cmp("lt", masks[which][part], 0, vec(INT, lanes))
-                found.append(f.masked_load(self.vector, address, mask))
-        return found
+                f.loop(c0, c1, 1, [], lambda c, _: self.line(x, zeros, oy, first, c, top, 1))
 
-    def pick(self, parts: list[str], first: int) -> str:
-        """Every second element from `first` on, in the order that one shuffle within 128 bits gives (see in_order)."""
-        if len(parts) == 1:
-            return parts[0]
-        order = [lane for g in range(0, self.lanes, 4) for lane in (g, g + 2, self.lanes + g, self.lanes + g + 2)]
-        return self.f.shuffle(parts[0], parts[1], [lane + first for lane in order])
+        f.loop(row0, row1, 1, [], row)
 
-    def in_order(self, value: str) -> str:
-        """Undoes the order of `pick`."""
-        if self.taps.stride == 1 or self.lanes == 4:
-            return value
-        half = self.lanes // 2
-        order = [j // 2 * 4 + j % 2 for j in range(half)] + [j // 2 * 4 + 2 + j % 2 for j in range(half)]
-        return self.f.shuffle(value, None, order)
+    def line(self, x: str, zeros: str, oy: str, first: str, c: str, top: Scope, lanes: int) -> None:
+        """A row of pixels of one vector of channels."""
+        f, w = self.f, self.w
+        kernel_h, kernel_w = self.kernel
+        ty = vec("float", lanes)
+        scope = top.inner({})
+        weights = [
+            f.load(ty, f.gep(w[Plane.WEIGHTS], f.add(f.mul(w[Plane.CHANNELS], i), c), "float"))
+            for i in range(kernel_h * kernel_w)
+        ]
+        y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
+        # a row outside the image is one pixel of zeros, over and over
+        bases, steps = [], []
+        for k in range(kernel_h):
+            y = f.add(y0, f.mul(w[Plane.DILATION_H], k))
+            inside = f.cmp("ult", y, w[Plane.HEIGHT])
+            p = f.gep(x, f.add(f.mul(y, w[Plane.X_H]), c), "float")
+            step = f.select(inside, w[Plane.X_W], 0)
+            left = f.sub(0, f.mul(w[Plane.PAD_W], step))
+            bases.append(f.gep(f.select(inside, p, zeros, "ptr"), left, "float"))
+            steps.append(step)
+
+        def sums(ox: str, count: int, *, edge: bool) -> None:
+            totals: list[str | None] = [None] * count
+            stride, dilation = w[Plane.STRIDE_W], w[Plane.DILATION_W]
+            for k in range(kernel_h):
+                p = f.gep(bases[k], f.mul(f.mul(ox, stride), steps[k]), "float")
+                loaded: dict[int, str] = {}
+                for j in range(kernel_w):
+                    for r in range(count):
+                        column = r * self.stride + j * self.dilation
+                        if column not in loaded:
+                            address = f.gep(p, f.mul(steps[k], column), "float") if column else p
+                            if edge:
+                                at = f.add(f.sub(f.mul(ox, stride), w[Plane.PAD_W]), f.mul(dilation, j))
+                                inside = f.cmp("ult", at, w[Plane.WIDTH])
+                                address = f.select(inside, address, zeros, "ptr")
+                            loaded[column] = f.load(ty, address)
+                        value, old = loaded[column], totals[r]
+                        weight = weights[k * kernel_w + j]
+                        totals[r] = f.mul(value, weight) if old is None else f.fma(value, weight, old)
+            for r, total in enumerate(totals):
+                assert total is not None
+                here = self.finish.pixel(self.emitter, scope, f.add(first, f.add(ox, r) if r else ox))
+                self.finish.put(self.emitter, here, c, total, lanes)
+
+        inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
+        count = self.at_once
+        grouped = f.sub(inner_to, f.rem(f.sub(inner_to, inner_from), count))
+        f.loop(inner_from, grouped, count, [], lambda ox, _: sums(ox, count, edge=False))
+
+        def lone(e: str, _: list[str]) -> None:
+            ox = f.select(f.cmp("lt", e, inner_from), e, f.add(f.sub(e, inner_from), grouped))
+            sums(ox, 1, edge=True)
+
+        outside = f.add(inner_from, f.sub(w[Plane.OUT_WIDTH], grouped))
+        f.loop(0, outside, 1, [], lone)

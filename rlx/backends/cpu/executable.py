@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Executable, Image
+from rlx.backends.base import Executable
 from rlx.backends.cpu.binding import Binding, Phase, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry
 from rlx.backends.cpu.jit import compile_kernels
@@ -25,7 +25,6 @@ from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, symbols
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
-from rlx.plan.liveness import Schedule
 from rlx.plan.plan import MemoryPlan, make_plan, schedule
 
 __all__ = ["CpuExecutable", "build"]
@@ -49,24 +48,21 @@ class Bound:
     patches: list[Patch]
     arrays: tuple[Array, ...]  # the outputs in the arena, read-only
     result: Any  # what `slots` returns for them
-    fresh: bool = True  # it has not run yet
 
 
 class CpuExecutable(Executable):
     """The run of one clone. Whoever changes or runs it holds the state block meanwhile."""
 
-    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic", "save"})
+    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic"})
 
     program: Program
 
-    def __init__(self, shared: Shared, known: Schedule | None = None, plan: MemoryPlan | None = None) -> None:
+    def __init__(self, shared: Shared) -> None:
         self.shared = shared
         self.program = shared.program
-        self.schedule = known if known is not None else schedule(shared.program)
+        self.schedule = schedule(shared.program)
         self.fits_all = self.schedule.bounds is not None  # one plan, at the bounds, serves every run
-        if plan is None and self.schedule.bounds is not None:
-            plan = self.make_plan(self.schedule.bounds)
-        self.plan = self.bounds_plan = plan
+        self.plan = self.make_plan(self.schedule.bounds) if self.schedule.bounds is not None else None
         self.memory = aligned_bytes(0)
         self.scratch = aligned_bytes(0)
         self.kept: dict[Shapes, Bound] = {}  # by last use
@@ -100,27 +96,8 @@ class CpuExecutable(Executable):
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         self.shared.set_params(arrays)
 
-    def image(self, source: Graph) -> Image:
-        from rlx.backends.cpu.image import image_of
-
-        return image_of(self, source)
-
     def clone(self) -> CpuExecutable:
-        return CpuExecutable(self.shared, self.schedule, self.bounds_plan)
-
-    def trim(self) -> None:
-        with self.held():
-            self.forget()
-            self.entry.set_result(None)
-            self.bound, self.written = None, ()
-            self.memory = aligned_bytes(0)
-            self.scratch = aligned_bytes(0)
-            if not self.fits_all:
-                self.plan = None
-
-    def dispose(self) -> None:
-        self.trim()
-        self.shared.leave(self)
+        return CpuExecutable(self.shared)
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.held():
@@ -165,9 +142,7 @@ class CpuExecutable(Executable):
 
     def make_plan(self, extents: Mapping[str, int]) -> MemoryPlan:
         options = self.shared.options
-        return make_plan(
-            self.schedule, extents, alignment=options.alignment, reuse=options.reuse, search=options.search
-        )
+        return make_plan(self.schedule, extents, alignment=options.alignment, reuse=options.reuse)
 
     def forget(self) -> None:
         """Closes the entry and drops all bindings: the next call binds anew. For a change of params or memory."""
@@ -237,14 +212,9 @@ class CpuExecutable(Executable):
         if need > self.scratch.nbytes:
             self.kept.clear()
             self.scratch = aligned_bytes(need)
-        plan = self.plan
-        if plan is None or not (self.fits_all or self.fits(plan, extents)):
-            plan = self.make_plan(extents)
-        if plan.arena > self.memory.nbytes:
-            self.reserve(extents, plan.arena - self.memory.nbytes)  # raises before anything has changed
-        if plan is not self.plan:
+        if self.plan is None or not (self.fits_all or self.fits(self.plan, extents)):
             self.kept.clear()
-            self.plan = plan
+            self.plan = self.make_plan(extents)
         if self.plan.arena > self.memory.nbytes:
             if self.memory.nbytes:
                 log.info("%s: the arena grows to %d bytes at %s", self.program.name, self.plan.arena, dict(extents))
@@ -351,9 +321,6 @@ class CpuExecutable(Executable):
         status = self.block.run_acquired()
         if status:
             self.on_error(status)
-        if bound.fresh:
-            bound.fresh = False
-            self.settle(bound.binding.extents)
 
     def on_error(self, status: int) -> Any:
         assert self.bound is not None

@@ -40,6 +40,7 @@ DType = Literal["f32", "f64"]
 SCALARS = {"f32": "float", "f64": "double"}
 K_BLOCK = 384  # a panel of f32 then takes 24 KB of L1
 OPERANDS = [("ptr", "a"), ("i64", "lda"), ("ptr", "b"), ("i64", "stride"), ("ptr", "c"), ("i64", "ldc")]
+HALF = 0  # stands for half a panel, in counts of panels
 COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
 
 
@@ -109,6 +110,12 @@ class Tile:
     def unroll(self) -> int:
         """Steps of k a turn of the loop; LLVM hoists loads of unrolled 512-bit tiles until they spill."""
         return 1 if self.lanes * size_of(self.scalar) == 64 else 4
+
+    @property
+    def half_rows(self) -> int:
+        """Rows of a tile of half a panel; 0 where a panel is a single vector."""
+        vectors = self.width // self.lanes // 2
+        return min((self.registers - 1) // vectors - 1, 12) if vectors else 0
 
     def panels_for(self, rows: int) -> int:
         """Panels that a tile of few rows takes at once, so that enough fma chains are under way."""
@@ -222,17 +229,17 @@ def load_word(f: Function, index: int, ty: str = "i64") -> str:
     return f.load(ty, f.gep("%words", int(index), "i64"))
 
 
-def micro_kernel(tile: Tile, rows: int, panels: int) -> Function:
-    """A tile of C: rows x panels panels over `k` steps.
+def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> Function:
+    """A tile of C: rows x panels panels over `k` steps; with `half`, the first half of one panel.
 
     `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 k, i64 n, i64 add, ptr next)`: `stride` is from panel to
     panel, `n` the columns of C that exist, `add` whether C is added to or set, `next` the memory to prefetch.
     """
     ty, v, lanes = tile.scalar, tile.vector, tile.lanes
     size, per_panel = size_of(ty), tile.width // lanes
-    vectors = per_panel * panels
+    vectors = per_panel // 2 if half else per_panel * panels
     f = Function(
-        f"rlx_tile_{tile.dtype}x{lanes}_{rows}x{panels}",
+        f"rlx_tile_{tile.dtype}x{lanes}_{rows}x{'half' if half else panels}",
         [*OPERANDS, ("i64", "k"), ("i64", "n"), ("i64", "add"), ("ptr", "next")],
         shared=True,
         attrs="nounwind noinline",
@@ -337,7 +344,7 @@ def gemm_block(tile: Tile) -> Function:
 
     def kernel(rows: int, panels: int) -> Function:
         if (rows, panels) not in kernels:
-            kernels[rows, panels] = micro_kernel(tile, rows, panels)
+            kernels[rows, panels] = micro_kernel(tile, rows, max(panels, 1), half=panels == HALF)
         return kernels[rows, panels]
 
     blocks = f.max(f.div(f.add("%k", K_BLOCK - 1), K_BLOCK), 1)
@@ -397,32 +404,43 @@ def gemm_block(tile: Tile) -> Function:
 
             def body(column: str, _: list[str]) -> None:
                 n = f.min(f.sub("%columns", column), count * width)
-                ahead_step = f.mul(f.lshr(k, tile.unroll.bit_length() - 1), width)
                 last = f.cmp("ge", f.add(column, count * width), "%columns")
-
-                def rows_left(state: list[str]) -> str:
-                    return f.cmp("lt", state[0], "%rows")
-
-                def tile_rows(state: list[str]) -> list[str]:
-                    row, ahead = state
-                    left = f.sub("%rows", row)
-                    even = f.and_(f.cmp("gt", left, tile.rows), f.cmp("lt", left, 2 * tile.rows))
-                    take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, tile.rows))
-                    # a last panel has no next one: it is the next rows of A that are wanted then
-                    below = f.gep(a, f.mul(f.add(row, take), lda), ty)
-                    coming = f.select(last, below, ahead, "ptr")
-                    f.switch(
-                        take,
-                        {
-                            r: (lambda r=r: call(r, count, row, column, n, coming))  # type: ignore[misc]
-                            for r in range(1, tile.rows + 1)
-                        },
+                if count == 1 and tile.half_rows:
+                    narrow = f.cmp("le", n, width // 2)
+                    f.if_(
+                        narrow,
+                        lambda: rows_of(HALF, tile.half_rows, column, n, last),
+                        lambda: rows_of(1, tile.rows, column, n, last),
                     )
-                    return [f.add(row, take), f.gep(ahead, ahead_step, ty)]
-
-                f.while_([("i64", 0), ("ptr", next_panel(column, count))], rows_left, tile_rows)
+                else:
+                    rows_of(count, tile.rows, column, n, last)
 
             return body
+
+        def rows_of(count: int, height: int, column: str, n: str, last: str) -> None:
+            ahead_step = f.mul(f.lshr(k, tile.unroll.bit_length() - 1), width)
+
+            def rows_left(state: list[str]) -> str:
+                return f.cmp("lt", state[0], "%rows")
+
+            def tile_rows(state: list[str]) -> list[str]:
+                row, ahead = state
+                left = f.sub("%rows", row)
+                even = f.and_(f.cmp("gt", left, height), f.cmp("lt", left, 2 * height))
+                take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
+                # a last panel has no next one: it is the next rows of A that are wanted then
+                below = f.gep(a, f.mul(f.add(row, take), lda), ty)
+                coming = f.select(last, below, ahead, "ptr")
+                f.switch(
+                    take,
+                    {
+                        r: (lambda r=r: call(r, count, row, column, n, coming))  # type: ignore[misc]
+                        for r in range(1, height + 1)
+                    },
+                )
+                return [f.add(row, take), f.gep(ahead, ahead_step, ty)]
+
+            f.while_([("i64", 0), ("ptr", next_panel(column, max(count, 1)))], rows_left, tile_rows)
 
         def many_rows() -> None:
             group = tile.panels * width

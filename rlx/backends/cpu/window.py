@@ -1,7 +1,11 @@
-"""What the convolution kernels share: the sizes of a convolution in two spatial axes, and epilogues over its pixels."""
+"""What the convolution kernels share: the sizes of a convolution in two spatial axes, and epilogues over its pixels.
+
+Images have their channels last: those of a pixel lie next to each other, and vectors run along them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,9 +26,9 @@ AnySize = TypeVar("AnySize", int, Size)
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution of planes; one with a single spatial axis has height 1, and so has one of a single column.
+    """A convolution of planes; one with a single spatial axis has height 1.
 
-    Strides `x_*` are in elements.
+    Strides `x_*` are in elements; the channels of a pixel are next to each other.
     """
 
     batch: Size
@@ -37,15 +41,13 @@ class Geometry:
     strides: tuple[int, int]
     dilations: tuple[int, int]
     pads: tuple[Size, Size]  # before the first row and column
+    no_pads: bool  # neither before nor after
     out_height: Size
     out_width: Size
     x: Affine
     x_n: Size
-    x_c: Size
     x_h: Size
-    out: Affine
-    out_n: Size
-    out_o: Size
+    x_w: Size
 
     @property
     def depth(self) -> Size:
@@ -54,7 +56,8 @@ class Geometry:
 
     @property
     def pixels(self) -> Size:
-        return self.out_height * self.out_width
+        """Pixels of all results."""
+        return self.batch * self.out_height * self.out_width
 
 
 def geometry(kernel: Kernel) -> Geometry:
@@ -63,40 +66,32 @@ def geometry(kernel: Kernel) -> Geometry:
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
     rank = len(anchor.x_shape)
-    n, c, *space = out_vars(rank)
-    flat = rank == 3
+    n, _, *space = out_vars(rank)
     x = linear_index(anchor.x.indices, anchor.x.source.shape)
-    out = linear_index(store.index, store.buffer.shape)
-
-    space_shape, window, out_space = anchor.x_shape[2:], anchor.w_shape[2:], store.extents[2:]
-    strides, dilations, pads = anchor.strides, anchor.dilations, anchor.pads[: rank - 2]
-    # one column of pixels is one row of them: vectors run along the pixels
-    tall = not flat and x.coefs.get(space[0], 0) == 1 and all(s[1] == 1 for s in (space_shape, window, out_space))
-    if tall and pads[1] == 0:
-        space_shape, window, out_space, pads = space_shape[:1], window[:1], out_space[:1], pads[:1]
-        strides, dilations = strides[:1], dilations[:1]
-    height, width = _planar(space_shape, 1)
-    out_height, out_width = _planar(out_space, 1)
+    height, width = _planar(anchor.x_shape[2:], 1)
+    out_height, out_width = _planar(store.extents[2:], 1)
+    # the stride of an axis of one element is that of a compact image
+    x_w = x.coefs.get(space[-1], 0) if width != 1 else anchor.x_shape[1]
+    x_h = x.coefs.get(space[0], 0) if rank == 4 and height != 1 else width * x_w
+    x_n = x.coefs.get(n, 0) if anchor.x_shape[0] != 1 else height * x_h
     return Geometry(
         anchor.x_shape[0],
         anchor.w_shape[1],
-        _per_group(anchor),
+        anchor.w_shape[0] // anchor.groups,
         anchor.groups,
         height,
         width,
-        _planar(window, 1),
-        _planar(strides, 1),
-        _planar(dilations, 1),
-        _planar(pads, 0),
+        _planar(anchor.w_shape[2:], 1),
+        _planar(anchor.strides, 1),
+        _planar(anchor.dilations, 1),
+        _planar(anchor.pads[: rank - 2], 0),
+        all(p == 0 for p in anchor.pads),
         out_height,
         out_width,
         x,
-        x.coefs.get(n, 0),
-        x.coefs.get(c, 0),
-        0 if len(space_shape) == 1 else x.coefs.get(space[0], 0),
-        out,
-        size_product(store.extents[1:]),
-        size_product(store.extents[2:]),
+        x_n,
+        x_h,
+        x_w,
     )
 
 
@@ -105,21 +100,22 @@ def _planar(values: tuple[AnySize, ...], missing: AnySize) -> tuple[AnySize, Any
     return (missing, values[0]) if len(values) == 1 else (values[0], values[1])
 
 
-def _per_group(anchor: Conv) -> Size:
-    return anchor.w_shape[0] // anchor.groups
-
-
 @dataclass(frozen=True)
 class Finish:
-    """The epilogue of a kernel: `expr` over Acc for output (image, channel, pixel), and where it is stored."""
+    """The epilogue of a kernel: `expr` over Acc for output (pixel, channel), and where it is stored.
+
+    Pixels are numbered through all images: `space` are the variables that a number is taken apart into.
+    """
 
     expr: Expr
     destination: Load
-    image: Var
     channel: Var
-    space: tuple[Var, ...]  # one variable for the pixel's number, or its row and column
-    row_width: Size
+    space: tuple[Var, ...]
+    extents: tuple[Size, ...]  # of `space`
     sums: DType
+    constant: Size  # of the destination, in elements
+    pixel_step: Size | None  # from the results of a pixel to those of the next; None if that is no constant
+    channels_together: bool
 
     @property
     def plain(self) -> bool:
@@ -128,63 +124,65 @@ class Finish:
 
     @property
     def in_place(self) -> bool:
-        """Whether a result can take the place of its sum."""
-        return self.destination.dtype is self.sums
-
-    def channel_only(self, emitter: Emitter) -> bool:
-        """Whether all pixels of a channel are treated alike."""
-        space = frozenset(self.space)
-        return not any(isinstance(x, Load | Var) and emitter.depends(x) & space for x in walk(self.expr))
+        """Whether a result can take the place of its sum in the results' buffer."""
+        return self.destination.dtype is self.sums and self.pixel_step is not None and self.channels_together
 
     def prepare(self, emitter: Emitter) -> None:
         """Loads the words that the epilogue needs; at the start of the kernel."""
-        emitter.preload([self.expr, self.destination], [self.row_width])
-
-    def settle(self, emitter: Emitter) -> None:
-        """Makes the sums count as changing from pixel to pixel, so that none is hoisted."""
-        for x in walk(self.expr):
+        emitter.preload([self.expr, self.destination], list(self.extents))
+        for x in walk(self.expr):  # sums change from channel to channel: none is hoisted
             if isinstance(x, Acc):
-                emitter.free[x] = frozenset(self.space[-1:])
+                emitter.free[x] = frozenset((self.channel,))
 
-    def pixels(self, emitter: Emitter, scope: Scope, start: str, stop: str, sums: str) -> None:
-        """Emits the epilogue of pixels [start, stop) of one channel, whose sums lie at `sums`."""
-        f = emitter.f
+    def at(self, emitter: Emitter, pixel: str) -> dict[Var, str]:
+        """The variables of a pixel by its number."""
+        found: dict[Var, str] = {}
+        for var, extent in zip(self.space[:0:-1], self.extents[:0:-1], strict=True):
+            size = emitter.size(extent)
+            found[var] = emitter.f.rem(pixel, size, "i64")
+            pixel = emitter.f.div(pixel, size, "i64")
+        if self.space:
+            found[self.space[0]] = pixel
+        return found
+
+    def pixel(self, emitter: Emitter, top: Scope, pixel: str) -> Scope:
+        """A scope for the channels of a pixel, with what they share computed."""
+        scope = top.inner(self.at(emitter, pixel))
+        emitter.hoist(self.expr, frozenset((self.channel,)), scope)
+        emitter.hoist(self.destination, frozenset((self.channel,)), scope)
+        return scope
+
+    def put(self, emitter: Emitter, pixel: Scope, channel: str, value: str, w: int) -> None:
+        """Computes and stores the results of `w` channels of a pixel from their sums."""
+        here = pixel.inner({self.channel: channel}, w, self.channel if w > 1 else None)
+        emitter.acc = lambda _: (value, w)
+        text = scalar.to_memory(emitter.f, emitter.lanes_of(self.expr, here), self.destination.dtype, w)
+        emitter.store(self.destination, text, here)
+
+    def rows(self, emitter: Emitter, pixels: tuple[str, str], channels: tuple[str, str], sums: str, step: str) -> None:
+        """Emits the epilogue of a block of sums that lie at `sums`, `step` elements from pixel to pixel."""
+        f, lanes = emitter.f, emitter.lanes if self.sums.name == "f32" else emitter.lanes // 2
         ty = scalar.llvm_type(self.sums)
-        if len(self.space) == 1:
-            self._span(emitter, scope, start, stop, sums)
-            return
-        width = emitter.size(self.row_width)
+        top = Scope(1, None, {})
+        emitter.hoist(self.expr, frozenset((self.channel, *self.space)), top)
+        (p0, p1), (c0, c1) = pixels, channels
 
-        def row(state: list[str]) -> list[str]:
-            (at,) = state
-            first = f.rem(at, width, "i64")
-            last = f.min(width, f.add(first, f.sub(stop, at, "i64"), "i64"), "i64")
-            inner = scope.inner({self.space[0]: f.div(at, width, "i64")})
-            self._span(emitter, inner, first, last, f.gep(sums, f.sub(at, start, "i64"), ty))
-            return [f.add(at, f.sub(last, first, "i64"), "i64")]
+        def one(p: str, _: list[str]) -> None:
+            scope = self.pixel(emitter, top, p)
+            row = f.gep(sums, f.mul(f.sub(p, p0), step), ty)
 
-        f.while_([("i64", start)], lambda s: f.cmp("lt", s[0], stop, "i64"), row)
+            def turn(w: int) -> Callable[[str, list[str]], None]:
+                def body(c: str, _: list[str]) -> None:
+                    value = f.load(vec(ty, w), f.gep(row, f.sub(c, c0), ty))
+                    self.put(emitter, scope, c, value, w)
 
-    def _span(self, emitter: Emitter, scope: Scope, start: str, stop: str, sums: str) -> None:
-        f, lanes, column = emitter.f, emitter.lanes, self.space[-1]
-        ty = scalar.llvm_type(self.sums)
-        emitter.hoist(self.expr, frozenset((column,)), scope)
-        if not self.in_place:
-            emitter.hoist(self.destination, frozenset((column,)), scope)
+                return body
 
-        def put(at: str, w: int) -> None:
-            here = scope.inner({column: at}, w, column if w > 1 else None)
-            address = f.gep(sums, f.sub(at, start, "i64"), ty)
-            emitter.acc = lambda _: (f.load(vec(ty, w), address), w)
-            text = scalar.to_memory(f, emitter.lanes_of(self.expr, here), self.destination.dtype, w)
-            if self.in_place:
-                f.store(text, address, ty=vec(ty, w))
-            else:
-                emitter.store(self.destination, text, here)
+            whole = f.sub(c1, f.rem(f.sub(c1, c0), lanes), "i64")
+            f.loop(c0, whole, lanes, [], turn(lanes))
+            f.loop(whole, c1, 1, [], turn(1))
 
-        whole = f.sub(stop, f.rem(f.sub(stop, start, "i64"), lanes, "i64"), "i64")
-        f.loop(start, whole, lanes, [], lambda i, _: put(i, lanes))
-        f.loop(whole, stop, 1, [], lambda i, _: put(i, 1))
+        f.loop(p0, p1, 1, [], one)
 
 
 def finish_of(kernel: Kernel, sums: DType) -> Finish:
@@ -192,13 +190,27 @@ def finish_of(kernel: Kernel, sums: DType) -> Finish:
     store = kernel.stores[0]
     image, channel, *space = out_vars(len(store.extents))
     expr = transform(store.expr, linear_load)
-    target = affine_expr(linear_index(store.index, store.buffer.shape))
-    names, _, (expr,), target = merge_loops(space, list(store.extents[2:]), [expr], target)
+    index = linear_index(store.index, store.buffer.shape)
+    pixel_vars, sizes = [image, *space], [store.extents[0], *store.extents[2:]]
+    names, extents, (expr,), target = merge_loops(pixel_vars, sizes, [expr], affine_expr(index))
     destination = Load(store.buffer, (target,), store.buffer.dtype)
-    left = tuple(names) or (space[-1],)  # a single pixel: its variable is used by nothing
-    if len(left) == 1:
-        return Finish(expr, destination, image, channel, left, 1, sums)
-    return Finish(expr, destination, image, channel, left, store.extents[-1], sums)
+    together = store.extents[1] == 1 or index.coefs.get(channel, 0) == 1
+    step = _pixel_step(index, pixel_vars, sizes)
+    if step is None and all(s == 1 for s in sizes):
+        step = store.extents[1]
+    return Finish(expr, destination, channel, tuple(names), tuple(extents), sums, index.constant, step, together)
+
+
+def _pixel_step(index: Affine, names: list[Var], sizes: list[Size]) -> Size | None:
+    """The step from pixel to pixel of an index that walks through all of them evenly."""
+    left = [(v, s) for v, s in zip(names, sizes, strict=True) if s != 1]
+    if not left:
+        return None
+    step = index.coefs.get(left[-1][0], 0)
+    for d, (v, _) in enumerate(left):
+        if index.coefs.get(v, 0) != step * size_product([s for _, s in left[d + 1 :]]):
+            return None
+    return step
 
 
 def affine_expr(a: Affine) -> Expr:

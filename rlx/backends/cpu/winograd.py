@@ -1,7 +1,8 @@
 """Convolutions of 3x3 windows with fewer products: Winograd's F(4x4, 3x3) and F(2x2, 3x3).
 
 A tile of m x m results comes from (m + 2)^2 products instead of 9 m^2: tiles of the image and the weights are
-transformed, one matrix product is made for each of the (m + 2)^2 positions, and its results are transformed back.
+transformed, one matrix product [tiles, C] x [C, O] is made for each of the (m + 2)^2 positions, and its results are
+transformed back. Images have their channels last, so transforms run in vectors of channels.
 With normal inputs and 256 channels the largest error, relative to the largest result, is 5e-7 for F(2x2) and 3.5e-6
 for F(4x4) in f32; plain sums in f32 have 1.2e-6. The usual points 0, 1, -1, 2, -2 would give three times the error of
 those used here. An infinity or nan in the image spoils the results of its whole tile.
@@ -9,21 +10,21 @@ those used here. An infinity or nan in the image spoils the results of its whole
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from fractions import Fraction
 from functools import cache
 
 from rlx.backends.cpu import gemm
-from rlx.backends.cpu.builder import Function, Module, vec
+from rlx.backends.cpu.builder import Function, Module
 from rlx.backends.cpu.jit import host
-from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.window import Geometry, finish_of, geometry
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Routine, Scratch, Word, WordTable
-from rlx.ir.shape import Size, evaluate
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
+from rlx.ir.shape import evaluate
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import Load, const
+from rlx.kernels.expr import Load, const, size_expr
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 
@@ -32,13 +33,13 @@ __all__ = ["TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "layout", "possi
 TAGS = {"winograd2": 2, "winograd4": 4}
 WEIGHTS = "winograd weights"
 MIN_CHANNELS = 8
-WIDTH = 16  # tiles of a panel
-L2_BYTES = 384 * 1024
-CHUNK_CYCLES = 400_000
+WIDTH = 16  # outputs of a panel of weights
+CHUNK_CYCLES = 300_000
 MIN_CHUNKS = 4
-MIN_ROWS = 64  # of the weights in a chunk: each block of rows transforms the image again
-TRANSFORM = {2: 120, 4: 300}  # cycles for the tiles of one panel and one channel, there or back
-IMAGE = 40  # height and width that the choice assumes: were it to depend on sizes, so would the bits of results
+MIN_PANELS = 4  # of the weights in a chunk: each block of them transforms the image again
+TILES = (12, 48)  # of a chunk: fewer read the weights too often, more leave the caches
+MANY_WEIGHTS = 512 * 384  # transformed by F(4x4) they would be four times as many bytes, read for few pixels
+TRANSFORM = {2: 5.0, 4: 14.0}  # cycles for one channel of a tile, there or back
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
@@ -73,12 +74,12 @@ def transforms(m: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 class WinoWord(IntEnum):
-    """The words of a kernel; strides and pitches are in elements, places in scratch in bytes."""
+    """The words of a kernel; strides and steps are in elements, places in scratch in bytes."""
 
     X = 0
     X_N = 1
-    X_C = 2
-    X_H = 3
+    X_H = 2
+    X_W = 3
     HEIGHT = 4
     WIDTH = 5
     CHANNELS = 6
@@ -87,28 +88,26 @@ class WinoWord(IntEnum):
     OUT_HEIGHT = 9
     OUT_WIDTH = 10
     WEIGHTS = 11
-    WEIGHT_ROW = 12  # elements from one output's weights to the next
-    OUTPUTS = 13
-    OUT = 14
-    OUT_N = 15
+    OUTPUTS = 12
+    OUT = 13
+    OUT_STEP = 14  # from pixel to pixel
+    TILES_H = 15
     TILES_W = 16
-    TILE_ROWS = 17  # rows of tiles of a chunk
-    BLOCKS = 18  # of tile rows, in an image
-    ROW_CHUNK = 19
-    ROW_BLOCKS = 20
-    COLUMN_STEP = 21  # from position to position of columns, and of products
-    PITCH = 22  # from row to row of a strip of pixels
-    SCRATCH = 23
-    SCRATCH_STRIDE = 24
-    OFFSETS = 25  # places in scratch: of each tile in the strip, in elements
-    COLUMNS = 26
+    TILES = 17  # of all images
+    TILE_CHUNK = 18
+    PANEL_CHUNK = 19
+    LDA = 20  # from tile to tile of the transformed image
+    LDC = 21  # from tile to tile of the products
+    COLUMN_STEP = 22  # from position to position of the transformed image
+    PRODUCT_STEP = 23  # and of the products
+    SCRATCH = 24
+    SCRATCH_STRIDE = 25
+    COLUMNS = 26  # places in scratch, after a pixel of zeros
     PRODUCTS = 27
     SUMS = 28
     BLOCK = 29  # routines
     INPUT = 30
     OUTPUT = 31
-    PRODUCT_STEP = 32
-    PANELS = 33  # of a chunk
 
 
 POINTERS = (
@@ -124,49 +123,61 @@ POINTERS = (
 
 @dataclass(frozen=True)
 class _Cut:
-    """How the work is split: chunk = (image * blocks + block of tile rows) * row blocks + row block of the weights."""
+    """How the work is split: chunk = block of tiles * panel blocks + block of panels of the weights."""
 
+    tiles_h: int
     tiles_w: int
-    tile_rows: int
-    blocks: int
-    panels: int
-    row_chunk: int
-    row_blocks: int
+    tiles: int
+    tile_chunk: int
+    panel_chunk: int
     chunks: int
-    cycles: float  # of all images, by the model
+    lda: int
+    ldc: int
+    column_step: int
+    product_step: int
+    ends: tuple[int, ...]  # of the parts of a worker's scratch: zeros, columns, products, sums
 
 
-def _cut(m: int, geo: Geometry, extents: Extents) -> _Cut:
+def _cut(m: int, geo: Geometry, in_place: bool, extents: Extents) -> _Cut:
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
-    return _cut_of(m, *(evaluate(s, extents) for s in sizes))
-
-
-@cache
-def _cut_of(m: int, batch: int, channels: int, rows: int, height: int, width: int) -> _Cut:
-    down, across = max(-(-height // m), 1), max(-(-width // m), 1)
+    batch, channels, outputs, height, width = (evaluate(s, extents) for s in sizes)
     positions = (m + 2) ** 2
-    a_panel = positions * rows * channels  # one cycle for a vector of 16
-    best: _Cut | None = None
-    for tile_rows in range(1, down + 1):
-        blocks = -(-down // tile_rows)
-        if -(-down // blocks) != tile_rows:
-            continue
-        panels = -(-tile_rows * across // WIDTH)
-        if best and panels > 1 and panels * a_panel > CHUNK_CYCLES:
-            break
-        missing = -(-MIN_CHUNKS // max(batch * blocks, 1))
-        row_blocks = max(min(missing, rows // MIN_ROWS), 1)
-        row_chunk = -(-rows // row_blocks)
-        row_blocks = -(-rows // row_chunk)
-        slow = 1.1 if positions * channels * WIDTH * panels * 4 > L2_BYTES else 1.0
-        # a quarter of a cycle for each 4 bytes of weights read
-        products = a_panel * (panels + 0.25) * slow
-        cycles = batch * blocks * (products + TRANSFORM[m] * panels * (channels * row_blocks + rows))
-        if best is None or cycles < best.cycles:
-            chunks = batch * blocks * row_blocks if height and width else 0
-            best = _Cut(across, tile_rows, blocks, panels, row_chunk, row_blocks, chunks, cycles)
-    assert best is not None
-    return best
+    down, across = -(-height // m), -(-width // m)
+    tiles, panels = batch * down * across, -(-outputs // WIDTH)
+    a_tile = positions * channels * panels
+    blocks = max(-(-tiles // min(max(CHUNK_CYCLES // a_tile, TILES[0]), TILES[1])), 1)
+    tile_chunk = max(-(-tiles // blocks), 1)
+    blocks = -(-tiles // tile_chunk)
+    wanted = min(-(-MIN_CHUNKS // max(blocks, 1)), round(4 * tile_chunk * a_tile / CHUNK_CYCLES))
+    panel_blocks = max(min(wanted, panels // MIN_PANELS), 1) if outputs % 8 == 0 else 1
+    panel_chunk = -(-panels // panel_blocks)
+    panel_blocks = -(-panels // panel_chunk)
+    lda = channels + 16 if channels % 128 == 0 else channels
+    ldc = panel_chunk * WIDTH + (16 if panel_chunk % 8 == 0 else 0)
+    column_step, product_step = (_odd_lines(tile_chunk * step) for step in (lda, ldc))
+    sums = 0 if in_place else 4 * m * m * panel_chunk * WIDTH
+    ends, end = [], 0
+    for part in (4 * channels, 4 * positions * column_step, 4 * positions * product_step, sums):
+        end += -(-part // 64) * 64
+        ends.append(end)
+    return _Cut(
+        down,
+        across,
+        tiles,
+        tile_chunk,
+        panel_chunk,
+        blocks * panel_blocks,
+        lda,
+        ldc,
+        column_step,
+        product_step,
+        tuple(ends),
+    )
+
+
+def _odd_lines(count: int) -> int:
+    """At least so many elements, an odd number of cache lines: the positions of a tile are in different cache sets."""
+    return (-(-count // 16) | 1) * 16
 
 
 def possible(kernel: Kernel) -> bool:
@@ -181,20 +192,26 @@ def possible(kernel: Kernel) -> bool:
 
 
 def choose(kernel: Kernel) -> str:
-    """The tag of the transform that is thought to be fastest, "" for none."""
+    """The tag of the transform that is thought to be fastest, "" for none; a question of channels only."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     if not possible(kernel):
         return ""
-    outputs, channels = (_guess(s, 0) for s in anchor.w_shape[:2])
-    costs = {tag: _cut_of(m, 1, channels, outputs, IMAGE, IMAGE).cycles for tag, m in TAGS.items()}
+    outputs, channels = anchor.w_shape[:2]
+    assert isinstance(outputs, int)
+    assert isinstance(channels, int)
+    panels = -(-outputs // WIDTH)
+
+    def cycles(m: int) -> float:
+        """Of one result pixel."""
+        moved = TRANSFORM[m] * (channels + outputs)
+        return ((m + 2) ** 2 * channels * panels + moved) / m**2
+
+    costs = {tag: cycles(m) for tag, m in TAGS.items()}
+    if channels * outputs >= MANY_WEIGHTS:
+        del costs["winograd4"]
     best = min(costs, key=lambda tag: costs[tag])
-    direct = 9 * channels * outputs * (-(-IMAGE * IMAGE // WIDTH))
-    return best if costs[best] < direct else ""
-
-
-def _guess(size: Size, otherwise: int) -> int:
-    return size if isinstance(size, int) else otherwise
+    return best if costs[best] < 9 * channels * panels else ""
 
 
 def layout(kernel: Kernel, tag: str) -> list[Kernel]:
@@ -202,62 +219,71 @@ def layout(kernel: Kernel, tag: str) -> list[Kernel]:
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     outputs, channels = anchor.w_shape[:2]
-    assert isinstance(channels, int)
-    # rows of weights are kept off the same cache sets
-    row = channels + 16 if channels % 64 == 0 else channels
-    shape = ((TAGS[tag] + 2) ** 2, outputs, row)
+    assert isinstance(outputs, int)
+    shape = ((TAGS[tag] + 2) ** 2, -(-outputs // WIDTH), channels, WIDTH)
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.winograd", "prepared", shape, anchor.x.dtype)
-    vars = out_vars(3)
+    vars = out_vars(4)
     store = Store(buffer, shape, vars, const(0, buffer.dtype))
     weights = Kernel(WEIGHTS, (store,), replace(anchor, x=const(0, buffer.dtype)), nodes=kernel.nodes, tag=WEIGHTS)
-    made = replace(anchor, w=Load(buffer, vars, buffer.dtype))
+    made = replace(anchor, w=Load(buffer, (size_expr(0),) * 4, buffer.dtype))
     return [weights, Kernel(kernel.name, kernel.stores, made, nodes=kernel.nodes, tag=tag)]
 
 
 def emit_weights(kernel: Kernel) -> KernelCode:
-    """The weights' transform: [position, output, channel], computed in f64 and rounded once; chunk = output."""
+    """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once; chunk = output.
+
+    Outputs beyond the last are zeros.
+    """
     anchor, buffer = kernel.anchor, kernel.stores[0].buffer
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
-    positions, outputs, row = buffer.shape
+    positions, panels, channels, _ = buffer.shape
     m = next(m for m in TAGS.values() if (m + 2) ** 2 == positions)
     _, g, _ = transforms(m)
     index = linear_index(anchor.w.indices, anchor.w.source.shape)
+    o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(4))
     words: list[Word] = [
         Pointer(anchor.w.source, index.constant * 4),
         Pointer(buffer),
-        anchor.w_shape[1],
-        row,
-        outputs,
+        channels,
+        anchor.w_shape[0],
+        panels * channels * WIDTH,
+        o,
+        c,
+        *taps,
     ]
     f = gemm.kernel_function(PLACEHOLDER)
     w, out = gemm.load_word(f, 0, "ptr"), gemm.load_word(f, 1, "ptr")
-    channels, row_size, count = (gemm.load_word(f, i) for i in (2, 3, 4))
-    w = f.gep(w, f.mul(f.mul("%chunk", channels), 9), "float")
-    out = f.gep(out, f.mul("%chunk", row_size), "float")
+    depth, outputs, step, o_step, c_step, *tap_steps = (gemm.load_word(f, i) for i in range(2, 9))
+    w = f.gep(w, f.mul("%chunk", o_step), "float")
+    panel, lane = f.lshr("%chunk", 4), f.and_("%chunk", WIDTH - 1)
+    out = f.gep(out, f.add(f.mul(f.mul(panel, depth), WIDTH), lane), "float")
+
+    def put(c: str, value: Callable[[int], str]) -> None:
+        for i in range((m + 2) ** 2):
+            f.store(value(i), f.gep(out, f.add(f.mul(step, i), f.mul(c, WIDTH)), "float"), ty="float")
 
     def channel(c: str, _: list[str]) -> None:
-        p = f.gep(w, f.mul(c, 9), "float")
-        taps = [
-            [f.cast("fpext", f.load("float", f.gep(p, 3 * i + j, "float")), "double") for j in range(3)]
-            for i in range(3)
-        ]
-        half = [_combine(f, g, line, "double") for line in taps]
-        for j in range(m + 2):
-            for i, value in enumerate(_combine(f, g, [line[j] for line in half], "double")):
-                at = f.add(f.mul(f.mul(count, row_size), i * (m + 2) + j), c)
-                f.store(f.cast("fptrunc", value, "float"), f.gep(out, at, "float"))
+        p = f.gep(w, f.mul(c, c_step), "float")
 
-    f.loop(0, channels, 1, [], channel)
-    f.loop(channels, row_size, 1, [], lambda c, _: _clear(f, out, c, f.mul(count, row_size), (m + 2) ** 2))
+        def tap(i: int, j: int) -> str:
+            at = f.add(f.mul(tap_steps[0], i), f.mul(tap_steps[1], j))
+            return f.cast("fpext", f.load("float", f.gep(p, at, "float")), "double")
+
+        half = [_combine(f, g, [tap(i, j) for j in range(3)], "double") for i in range(3)]
+        made = [_combine(f, g, [line[j] for line in half], "double") for j in range(m + 2)]
+        put(c, lambda i: f.cast("fptrunc", made[i % (m + 2)][i // (m + 2)], "float"))
+
+    def transform() -> None:
+        f.loop(0, depth, 1, [], channel)
+
+    def clear() -> None:
+        f.loop(0, depth, 1, [], lambda c, _: put(c, lambda _: "0.0"))
+
+    f.if_(f.cmp("lt", "%chunk", outputs), transform, clear)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(words), lambda e: evaluate(outputs, e))
-
-
-def _clear(f: Function, out: str, at: str, step: str, count: int) -> None:
-    for i in range(count):
-        f.store(0.0, f.gep(out, f.add(f.mul(step, i), at), "float"), ty="float")
+    return KernelCode(symbol, ir, tuple(words), lambda e: evaluate(panels, e) * WIDTH)
 
 
 def _combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[str]:
@@ -282,42 +308,19 @@ def emit(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
-    geo = geometry(kernel)
-    finish = finish_of(kernel, anchor.x.dtype)
+    geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
     tile = gemm.tile_for("f32", host().vector_bytes)
-    lanes, positions = tile.lanes, (m + 2) ** 2
+    positions = (m + 2) ** 2
 
+    @once
     def cut(e: Extents) -> _Cut:
-        return _cut(m, geo, e)
-
-    def pitch(e: Extents) -> int:
-        return -(-(m * cut(e).tiles_w + 4 + lanes) // 16) * 16
-
-    def places(e: Extents) -> list[int]:
-        """Where the parts of a worker's scratch end: strip, offsets, columns, products, sums."""
-        c = cut(e)
-        pixels = 0 if finish.in_place else c.tile_rows * m * evaluate(geo.out_width, e)
-        parts = [
-            4 * (c.tile_rows * m + m + 2) * pitch(e),
-            8 * c.panels * WIDTH,
-            64 * positions * _step(c.panels * evaluate(geo.channels, e)),
-            64 * positions * _step(c.panels * c.row_chunk),
-            4 * pixels,
-        ]
-        ends, end = [], 0
-        for part in parts:
-            end += -(-part // 64) * 64
-            ends.append(end)
-        return ends
-
-    def place(i: int) -> Computed:
-        return Computed(lambda e: places(e)[i])
+        return _cut(m, geo, finish.in_place, e)
 
     words: list[Word] = [
         Pointer(anchor.x.source, geo.x.constant * 4),
         geo.x_n,
-        geo.x_c,
         geo.x_h,
+        geo.x_w,
         geo.height,
         geo.width,
         geo.channels,
@@ -325,102 +328,107 @@ def emit(kernel: Kernel) -> KernelCode:
         geo.out_height,
         geo.out_width,
         Pointer(anchor.w.source),
-        anchor.w.source.shape[2],
         geo.outputs,
-        Pointer(store.buffer, geo.out.constant * store.buffer.dtype.itemsize),
-        geo.out_n,
+        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
+        Computed(lambda e: cut(e).tiles_h),
         Computed(lambda e: cut(e).tiles_w),
-        Computed(lambda e: cut(e).tile_rows),
-        Computed(lambda e: cut(e).blocks),
-        Computed(lambda e: cut(e).row_chunk),
-        Computed(lambda e: cut(e).row_blocks),
-        Computed(lambda e: WIDTH * _step(cut(e).panels * evaluate(geo.channels, e))),
-        Computed(pitch),
+        Computed(lambda e: cut(e).tiles),
+        Computed(lambda e: cut(e).tile_chunk),
+        Computed(lambda e: cut(e).panel_chunk),
+        Computed(lambda e: cut(e).lda),
+        Computed(lambda e: cut(e).ldc),
+        Computed(lambda e: cut(e).column_step),
+        Computed(lambda e: cut(e).product_step),
         Scratch(),
-        place(4),
-        place(0),
-        place(1),
-        place(2),
-        place(3),
+        Computed(lambda e: cut(e).ends[3]),
+        Computed(lambda e: cut(e).ends[0]),
+        Computed(lambda e: cut(e).ends[1]),
+        Computed(lambda e: cut(e).ends[2]),
         gemm.block_routine(tile),
         _routine("input", m, tile),
         _routine("output", m, tile),
-        Computed(lambda e: WIDTH * _step(cut(e).panels * cut(e).row_chunk)),
-        Computed(lambda e: cut(e).panels),
     ]
     table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
-    emitter = Emitter(f, table, lanes)
-    if not finish.plain:
+    emitter = Emitter(f, table, tile.lanes)
+    if not finish.plain or not finish.in_place:
         finish.prepare(emitter)
-        finish.settle(emitter)
     w = _load_words(f, list(WinoWord))
-    rest, row_block = f.div("%chunk", w[WinoWord.ROW_BLOCKS]), f.rem("%chunk", w[WinoWord.ROW_BLOCKS])
-    image, block = f.div(rest, w[WinoWord.BLOCKS]), f.rem(rest, w[WinoWord.BLOCKS])
-    m0 = f.mul(row_block, w[WinoWord.ROW_CHUNK])
-    m1 = f.min(f.add(m0, w[WinoWord.ROW_CHUNK]), w[WinoWord.OUTPUTS])
-    y0 = f.mul(f.mul(block, w[WinoWord.TILE_ROWS]), m)
-    y1 = f.min(f.add(y0, f.mul(w[WinoWord.TILE_ROWS], m)), w[WinoWord.OUT_HEIGHT])
-    rows = f.div(f.add(f.sub(y1, y0), m - 1), m)
-    tiles = f.mul(rows, w[WinoWord.TILES_W])
-    slots = f.and_(f.add(tiles, WIDTH - 1), -WIDTH)
-    strip = f.offset(w[WinoWord.SCRATCH], f.mul("%worker", w[WinoWord.SCRATCH_STRIDE]))
-    offsets, columns, products = (
-        f.offset(strip, w[i]) for i in (WinoWord.OFFSETS, WinoWord.COLUMNS, WinoWord.PRODUCTS)
-    )
-    spare = f.mul(f.mul(rows, m), w[WinoWord.PITCH])  # lanes without a tile use the rows after the last
+    outputs, channels = w[WinoWord.OUTPUTS], w[WinoWord.CHANNELS]
+    columns = f.mul(w[WinoWord.PANEL_CHUNK], WIDTH)
+    panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+    block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
+    t0 = f.mul(block, w[WinoWord.TILE_CHUNK])
+    t1 = f.min(f.add(t0, w[WinoWord.TILE_CHUNK]), w[WinoWord.TILES])
+    n0 = f.mul(panel_block, columns)
+    count = f.sub(f.min(f.add(n0, columns), outputs), n0)
+    zeros = f.offset(w[WinoWord.SCRATCH], f.mul("%worker", w[WinoWord.SCRATCH_STRIDE]))
+    made, products, sums = (f.offset(zeros, w[i]) for i in (WinoWord.COLUMNS, WinoWord.PRODUCTS, WinoWord.SUMS))
+    f.loop(0, channels, 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
 
-    def find(s: str, _: list[str]) -> None:
-        down, across = f.div(s, w[WinoWord.TILES_W]), f.rem(s, w[WinoWord.TILES_W])
-        at = f.mul(f.add(f.mul(down, w[WinoWord.PITCH]), across), m)
-        f.store(f.select(f.cmp("lt", s, tiles), at, spare), f.gep(offsets, s, "i64"))
+    def place(t: str) -> tuple[str, str, str]:
+        """Image, first row and first column of a tile's results."""
+        rest, across = f.div(t, w[WinoWord.TILES_W]), f.rem(t, w[WinoWord.TILES_W])
+        image, down = f.div(rest, w[WinoWord.TILES_H]), f.rem(rest, w[WinoWord.TILES_H])
+        return image, f.mul(down, m), f.mul(across, m)
 
-    f.loop(0, slots, 1, [], find)
-    x = f.gep(w[WinoWord.X], f.mul(image, w[WinoWord.X_N]), "float")
-    top = f.sub(y0, w[WinoWord.PAD_H])
-    f.call(w[WinoWord.INPUT], [x, strip, offsets, columns, "%words", top, f.add(f.mul(rows, m), m + 2), slots])
+    def there(t: str, _: list[str]) -> None:
+        image, oy, ox = place(t)
+        x = f.gep(w[WinoWord.X], f.mul(image, w[WinoWord.X_N]), "float")
+        out = f.gep(made, f.mul(f.sub(t, t0), w[WinoWord.LDA]), "float")
+        top, left = f.sub(oy, w[WinoWord.PAD_H]), f.sub(ox, w[WinoWord.PAD_W])
+        f.call(w[WinoWord.INPUT], [x, zeros, out, "%words", top, left])
 
-    weight_step = f.mul(w[WinoWord.OUTPUTS], w[WinoWord.WEIGHT_ROW])
-    panel = f.mul(w[WinoWord.CHANNELS], WIDTH)
-    line = f.mul(w[WinoWord.PANELS], WIDTH)
-    weights = f.gep(w[WinoWord.WEIGHTS], f.mul(m0, w[WinoWord.WEIGHT_ROW]), "float")
+    f.loop(t0, t1, 1, [], there)
+    panels = f.div(f.add(outputs, WIDTH - 1), WIDTH)
+    panel = f.mul(channels, WIDTH)
+    weights = f.gep(w[WinoWord.WEIGHTS], f.mul(f.mul(panel_block, w[WinoWord.PANEL_CHUNK]), panel), "float")
 
     def position(i: str, _: list[str]) -> None:
-        a = f.gep(weights, f.mul(i, weight_step), "float")
-        b = f.gep(columns, f.mul(i, w[WinoWord.COLUMN_STEP]), "float")
+        a = f.gep(made, f.mul(i, w[WinoWord.COLUMN_STEP]), "float")
+        b = f.gep(weights, f.mul(i, f.mul(panels, panel)), "float")
         c = f.gep(products, f.mul(i, w[WinoWord.PRODUCT_STEP]), "float")
-        height, k = f.sub(m1, m0), w[WinoWord.CHANNELS]
-        f.call(w[WinoWord.BLOCK], [a, w[WinoWord.WEIGHT_ROW], b, panel, c, line, height, slots, k, "null"])
+        rows = f.sub(t1, t0)
+        f.call(
+            w[WinoWord.BLOCK],
+            [a, w[WinoWord.LDA], b, panel, c, w[WinoWord.LDC], rows, columns_of(count), channels, "null"],
+        )
+
+    def columns_of(count: str) -> str:
+        return f.and_(f.add(count, WIDTH - 1), -WIDTH)  # whole panels: there is room, and no masks are needed
 
     f.loop(0, positions, 1, [], position)
-    top_scope = Scope(1, None, {finish.image: image})
-    if not finish.plain:
-        emitter.hoist(finish.expr, frozenset((finish.channel, *finish.space)), top_scope)
-    p0, p1 = f.mul(y0, w[WinoWord.OUT_WIDTH]), f.mul(y1, w[WinoWord.OUT_WIDTH])
-    pixels = f.mul(w[WinoWord.OUT_HEIGHT], w[WinoWord.OUT_WIDTH])
 
-    def channel(o: str, _: list[str]) -> None:
+    def back(t: str, _: list[str]) -> None:
+        image, oy, ox = place(t)
+        rows, cols = f.min(f.sub(w[WinoWord.OUT_HEIGHT], oy), m), f.min(f.sub(w[WinoWord.OUT_WIDTH], ox), m)
+        source = f.gep(products, f.mul(f.sub(t, t0), w[WinoWord.LDC]), "float")
+        line = f.mul(f.add(f.mul(image, w[WinoWord.OUT_HEIGHT]), oy), w[WinoWord.OUT_WIDTH])
+        first = f.add(line, ox)
         if finish.in_place:
-            at = f.add(f.mul(image, w[WinoWord.OUT_N]), f.add(f.mul(o, pixels), p0))
-            target = f.gep(w[WinoWord.OUT], at, "float")
+            step = w[WinoWord.OUT_STEP]
+            target = f.gep(w[WinoWord.OUT], f.add(f.mul(first, step), n0), "float")
+            line_step = f.mul(w[WinoWord.OUT_WIDTH], step)
         else:
-            target = f.offset(strip, w[WinoWord.SUMS])
-        source = f.gep(products, f.mul(f.sub(o, m0), line), "float")
-        f.call(w[WinoWord.OUTPUT], [source, strip, offsets, target, "%words", f.sub(y1, y0), slots])
-        if not finish.plain:
-            scope = top_scope.inner({finish.channel: o})
-            emitter.hoist(finish.expr, frozenset(finish.space), scope)
-            finish.pixels(emitter, scope, p0, p1, target)
+            step, target = columns, sums
+            line_step = f.mul(columns, m)
+        f.call(w[WinoWord.OUTPUT], [source, target, "%words", step, line_step, count, rows, cols])
+        if finish.plain and finish.in_place:
+            return
 
-    f.loop(m0, m1, 1, [], channel)
+        def row(r: str, _: list[str]) -> None:
+            p = f.add(first, f.mul(r, w[WinoWord.OUT_WIDTH]))
+            at = f.gep(target, f.mul(r, line_step), "float")
+            finish.rows(emitter, (p, f.add(p, cols)), (n0, f.add(n0, count)), at, step)
+
+        f.loop(0, rows, 1, [], row)
+
+    f.loop(t0, t1, 1, [], back)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(emitter.sites), place(4))
-
-
-def _step(count: int) -> int:
-    """An odd number of cache lines, so that the positions of a tile are in different sets of the cache."""
-    return count | 1
+    scratch = Computed(lambda e: cut(e).ends[3])
+    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(emitter.sites), scratch)
 
 
 def _load_words(f: Function, wanted: list[WinoWord]) -> dict[WinoWord, str]:
@@ -433,170 +441,94 @@ def _routine(which: str, m: int, tile: gemm.Tile) -> Routine:
     return Routine(function.name, Module([function]).text())
 
 
-@dataclass(frozen=True)
-class _Lanes:
-    """Vectors of pixels of four neighbours each, and vectors of one pixel of every tile."""
-
-    f: Function
-    lanes: int
-
-    def pixels(self, places: list[str]) -> list[str]:
-        """Four vectors: vector i holds, for each quad q of tiles, four pixels of tile 4 q + i."""
-        found = []
-        for i in range(4):
-            parts = [self.f.load(vec("float", 4), p) for p in places[i::4]]
-            while len(parts) > 1:
-                pairs = zip(parts[::2], parts[1::2], strict=True)
-                parts = [self.f.shuffle(a, b, list(range(2 * self._width(a)))) for a, b in pairs]
-            found.append(parts[0])
-        return found
-
-    def _width(self, value: str) -> int:
-        return int(self.f.type_of(value)[1:].split()[0])
-
-    def turned(self, v: list[str], count: int = 4) -> list[str]:
-        """Transposes 4 x 4 within quads; the first `count` (2 or 4) vectors of it."""
-        quads = range(0, self.lanes, 4)
-        found = []
-        for half in range(count // 2):
-            pairs = [q + 2 * half + i + k * self.lanes for q in quads for i in (0, 1) for k in (0, 1)]
-            low, high = (self.f.shuffle(v[i], v[i + 1], pairs) for i in (0, 2))
-            for part in (0, 2):
-                picks = [q + part + i + k * self.lanes for q in quads for k in (0, 1) for i in (0, 1)]
-                found.append(self.f.shuffle(low, high, picks))
-        return found
-
-
 def _input(m: int, tile: gemm.Tile) -> Function:
-    """Transforms the tiles of all channels into panels [position][panel][channel][16].
+    """Transforms all channels of one tile of an image: position i goes to out + i * COLUMN_STEP.
 
-    `(ptr x, ptr strip, ptr offsets, ptr columns, ptr words, i64 top, i64 rows, i64 slots)`: `top` is the image row of
-    the strip's first of `rows`. The strip is a copy of the rows of one channel with zeros around the image.
+    `(ptr x, ptr zeros, ptr out, ptr words, i64 top, i64 left)`: `x` is the image, `zeros` a pixel for those outside.
     """
-    lanes, n = tile.lanes, m + 2
-    vector = tile.vector
-    names = ("x", "strip", "offsets", "columns", "words")
-    f = Function(
-        f"rlx_winograd_input_{m}x{lanes}",
-        [*(("ptr", i) for i in names), ("i64", "top"), ("i64", "rows"), ("i64", "slots")],
-    )
+    lanes, n, vector = tile.lanes, m + 2, tile.vector
+    names = ("x", "zeros", "out", "words")
+    f = Function(f"rlx_winograd_input_{m}x{lanes}", [*(("ptr", i) for i in names), ("i64", "top"), ("i64", "left")])
     w = _load_words(f, [i for i in WinoWord if i not in POINTERS])
-    shuffles = _Lanes(f, lanes)
     room = f.alloca(vector, n * n)
-    pitch, cols = w[WinoWord.PITCH], w[WinoWord.WIDTH]
-    f.loop(0, f.mul("%rows", pitch), lanes, [], lambda i, _: f.store(0.0, f.gep("%strip", i, "float"), ty=vector))
-    first = f.max(f.sub(0, "%top"), 0)
-    last = f.min("%rows", f.sub(w[WinoWord.HEIGHT], "%top"))
-    whole = f.and_(cols, -lanes)
-    tail = f.sub(cols, whole)
-    mask = f.mask_below(tail, lanes)
+    pixels = f.alloca("ptr", n * n)
+    across = transforms(m)[2]
+    last = f.sub(w[WinoWord.CHANNELS], lanes)
 
-    def channel(c: str, _: list[str]) -> None:
-        source = f.gep("%x", f.mul(c, w[WinoWord.X_C]), "float")
+    def channels(load: Callable[[int, int, str], str]) -> None:
+        def turn(c: str, _: list[str]) -> None:
+            at = f.min(c, last)
+            for r in range(n):
+                for j, value in enumerate(_combine(f, across, [load(r, j, at) for j in range(n)], vector)):
+                    f.store(value, f.gep(room, r * n + j, vector))
+            out = f.gep("%out", at, "float")
+            for j in range(n):
+                d = [f.load(vector, f.gep(room, r * n + j, vector)) for r in range(n)]
+                for i, value in enumerate(_combine(f, across, d, vector)):
+                    f.store(value, f.gep(out, f.mul(w[WinoWord.COLUMN_STEP], i * n + j), "float"))
 
-        def copy(r: str, _: list[str]) -> None:
-            p = f.gep(source, f.mul(f.add("%top", r), w[WinoWord.X_H]), "float")
-            q = f.gep("%strip", f.add(f.mul(r, pitch), w[WinoWord.PAD_W]), "float")
+        f.loop(0, w[WinoWord.CHANNELS], lanes, [], turn)
 
-            def move(i: str, _: list[str]) -> None:
-                f.store(f.load(vector, f.gep(p, i, "float")), f.gep(q, i, "float"))
+    rows = [f.gep("%x", f.mul(f.add("%top", r), w[WinoWord.X_H]), "float") for r in range(n)]
+    columns = [f.mul(f.add("%left", j), w[WinoWord.X_W]) for j in range(n)]
 
-            def move_tail() -> None:  # its zeros fall on zeros, or on the row that is copied next
-                f.store(f.masked_load(vector, f.gep(p, whole, "float"), mask), f.gep(q, whole, "float"))
+    def inside() -> None:
+        channels(lambda r, j, c: f.load(vector, f.gep(rows[r], f.add(columns[j], c), "float")))
 
-            f.loop(0, whole, lanes, [], move)
-            f.if_(f.cmp("ne", tail, 0), move_tail)
+    def border() -> None:
+        for r in range(n):
+            for j in range(n):
+                y = f.cmp("ult", f.add("%top", r), w[WinoWord.HEIGHT])
+                x = f.cmp("ult", f.add("%left", j), w[WinoWord.WIDTH])
+                p = f.select(f.and_(y, x), f.gep(rows[r], columns[j], "float"), "%zeros", "ptr")
+                f.store(p, f.gep(pixels, r * n + j, "ptr"))
+        channels(lambda r, j, c: f.load(vector, f.gep(f.load("ptr", f.gep(pixels, r * n + j, "ptr")), c, "float")))
 
-        f.loop(first, last, 1, [], copy)
-
-        def group(s: str, _: list[str]) -> None:
-            tiles = [
-                f.gep("%strip", f.load("i64", f.gep("%offsets", f.add(s, i), "i64")), "float") for i in range(lanes)
-            ]
-
-            def across(r: str, _: list[str]) -> None:
-                places = [f.gep(p, f.mul(r, pitch), "float") for p in tiles]
-                d = shuffles.turned(shuffles.pixels(places))
-                if m == 4:
-                    d += shuffles.turned(shuffles.pixels([f.gep(p, 4, "float") for p in places]), 2)
-                for j, value in enumerate(_combine(f, transforms(m)[2], d, vector)):
-                    f.store(value, f.gep(room, f.add(f.mul(r, n), j), vector))
-
-            f.loop(0, n, 1, [], across)
-            panel = f.mul(f.lshr(s, 4), w[WinoWord.CHANNELS])
-            at = f.add(f.mul(f.add(panel, c), WIDTH), f.and_(s, WIDTH - 1))
-
-            def down(j: str, _: list[str]) -> None:
-                d = [f.load(vector, f.gep(room, f.add(j, r * n), vector)) for r in range(n)]
-                for i, value in enumerate(_combine(f, transforms(m)[2], d, vector)):
-                    place = f.add(f.mul(f.add(j, i * n), w[WinoWord.COLUMN_STEP]), at)
-                    f.store(value, f.gep("%columns", place, "float"))
-
-            f.loop(0, n, 1, [], down)
-
-        f.loop(0, "%slots", lanes, [], group)
-
-    f.loop(0, w[WinoWord.CHANNELS], 1, [], channel)
+    begins = f.and_(f.cmp("ge", "%top", 0), f.cmp("ge", "%left", 0))
+    ends = f.and_(f.cmp("le", f.add("%top", n), w[WinoWord.HEIGHT]), f.cmp("le", f.add("%left", n), w[WinoWord.WIDTH]))
+    f.if_(f.and_(begins, ends), inside, border)
     f.ret()
     return f
 
 
 def _output(m: int, tile: gemm.Tile) -> Function:
-    """Transforms the products of one channel back, and stores its rows of pixels one after the other at `target`.
+    """Transforms `count` outputs of one tile back and stores its pixels.
 
-    `(ptr products, ptr strip, ptr offsets, ptr target, ptr words, i64 rows, i64 slots)`
+    `(ptr products, ptr target, ptr words, i64 step, i64 line_step, i64 count, i64 rows, i64 cols)`: pixels are `step`
+    elements apart in a row, rows `line_step`; only the first `rows` x `cols` of them exist.
     """
     lanes, n, vector = tile.lanes, m + 2, tile.vector
-    names = ("products", "strip", "offsets", "target", "words")
-    f = Function(f"rlx_winograd_output_{m}x{lanes}", [*(("ptr", i) for i in names), ("i64", "rows"), ("i64", "slots")])
-    w = _load_words(f, [i for i in WinoWord if i not in POINTERS])
-    shuffles = _Lanes(f, lanes)
+    numbers = ("step", "line_step", "count", "rows", "cols")
+    f = Function(
+        f"rlx_winograd_output_{m}x{lanes}",
+        [("ptr", "products"), ("ptr", "target"), ("ptr", "words"), *(("i64", i) for i in numbers)],
+    )
+    step = gemm.load_word(f, WinoWord.PRODUCT_STEP)
     room = f.alloca(vector, m * n)
-    pitch, cols = w[WinoWord.PITCH], w[WinoWord.OUT_WIDTH]
-    step = w[WinoWord.PRODUCT_STEP]
     back = transforms(m)[0]
+    last = f.sub("%count", lanes)
+    whole = f.and_(f.cmp("eq", "%rows", m), f.cmp("eq", "%cols", m))
 
-    def put(value: str, q: int, half: int, place: str) -> None:
-        """Stores four pixels of one tile, or two."""
-        picks = list(range(4 * q, 4 * q + 4)) if half < 0 else [4 * q + 2 * half, 4 * q + 2 * half + 1]
-        f.store(f.shuffle(value, None, picks), place)
+    def outputs(put: Callable[[int, int, str, str], None]) -> None:
+        def turn(o: str, _: list[str]) -> None:
+            at = f.min(o, last)
+            source = f.gep("%products", at, "float")
+            for j in range(n):
+                d = [f.load(vector, f.gep(source, f.mul(step, i * n + j), "float")) for i in range(n)]
+                for i, value in enumerate(_combine(f, back, d, vector)):
+                    f.store(value, f.gep(room, i * n + j, vector))
+            for i in range(m):
+                d = [f.load(vector, f.gep(room, i * n + j, vector)) for j in range(n)]
+                for j, value in enumerate(_combine(f, back, d, vector)):
+                    place = f.add(f.add(f.mul("%line_step", i), f.mul("%step", j)), at)
+                    put(i, j, value, f.gep("%target", place, "float"))
 
-    def group(s: str, _: list[str]) -> None:
-        source = f.gep("%products", s, "float")
+        f.loop(0, "%count", lanes, [], turn)
 
-        def down(j: str, _: list[str]) -> None:
-            d = [f.load(vector, f.gep(source, f.mul(f.add(j, i * n), step), "float")) for i in range(n)]
-            for i, value in enumerate(_combine(f, back, d, vector)):
-                f.store(value, f.gep(room, f.add(j, i * n), vector))
+    def some(i: int, j: int, value: str, place: str) -> None:
+        exists = f.and_(f.cmp("lt", i, "%rows"), f.cmp("lt", j, "%cols"))
+        f.if_(exists, lambda: f.store(value, place))
 
-        f.loop(0, n, 1, [], down)
-        tiles = [f.gep("%strip", f.load("i64", f.gep("%offsets", f.add(s, i), "i64")), "float") for i in range(lanes)]
-
-        def line(i: int) -> list[str]:
-            return _combine(f, back, [f.load(vector, f.gep(room, i * n + j, vector)) for j in range(n)], vector)
-
-        for i in range(0, m, 4 // m):  # 4 x 4: a row; 2 x 2: both rows
-            quads = shuffles.turned([value for k in range(4 // m) for value in line(i + k)])
-            for t, p in enumerate(tiles):
-                for k in range(4 // m):
-                    place = f.gep(p, f.mul(pitch, i + k), "float")
-                    put(quads[t % 4], t // 4, -1 if m == 4 else k, place)
-
-    f.loop(0, "%slots", lanes, [], group)
-    whole = f.and_(cols, -lanes)
-    tail = f.sub(cols, whole)
-    mask = f.mask_below(tail, lanes)
-
-    def copy(r: str, _: list[str]) -> None:
-        p = f.gep("%strip", f.mul(r, pitch), "float")
-        q = f.gep("%target", f.mul(r, cols), "float")
-        f.loop(0, whole, lanes, [], lambda i, _: f.store(f.load(vector, f.gep(p, i, "float")), f.gep(q, i, "float")))
-
-        def copy_tail() -> None:
-            f.masked_store(f.load(vector, f.gep(p, whole, "float")), f.gep(q, whole, "float"), mask)
-
-        f.if_(f.cmp("ne", tail, 0), copy_tail)
-
-    f.loop(0, "%rows", 1, [], copy)
+    f.if_(whole, lambda: outputs(lambda _i, _j, value, place: f.store(value, place)), lambda: outputs(some))
     f.ret()
     return f

@@ -1,0 +1,195 @@
+"""Gathers the windows of pixels of an image with channels last, and sums few outputs of them as dot products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from functools import cache
+
+from rlx.backends.cpu import gemm
+from rlx.backends.cpu.builder import Function, Module, Typed, constant
+from rlx.backends.cpu.window import Geometry
+from rlx.backends.cpu.words import Routine, Word
+
+__all__ = ["dots_routine", "routine", "words"]
+
+
+class WindowWord(IntEnum):
+    """What the gathering reads; strides are in elements."""
+
+    HEIGHT = 0
+    WIDTH = 1
+    OUT_HEIGHT = 2
+    OUT_WIDTH = 3
+    X_N = 4
+    X_H = 5
+    X_W = 6
+    STRIDE_H = 7
+    STRIDE_W = 8
+    DILATION_H = 9
+    DILATION_W = 10
+    PAD_H = 11
+    PAD_W = 12
+    KERNEL_H = 13
+    RUNS = 14  # pieces that a row of the kernel is gathered in
+    TAPS = 15  # columns of a piece, which lie next to each other
+    CHANNELS = 16
+
+
+def words(geo: Geometry) -> list[Word]:
+    """The words in the order of `WindowWord`."""
+    joined = geo.dilations[1] == 1 and geo.groups == 1 and geo.x_w == geo.channels
+    runs: tuple[Word, Word] = (1, geo.kernel[1]) if joined else (geo.kernel[1], 1)
+    return [
+        geo.height,
+        geo.width,
+        geo.out_height,
+        geo.out_width,
+        geo.x_n,
+        geo.x_h,
+        geo.x_w,
+        *geo.strides,
+        *geo.dilations,
+        *geo.pads,
+        geo.kernel[0],
+        *runs,
+        geo.channels,
+    ]
+
+
+@cache
+def routine(tile: gemm.Tile) -> Routine:
+    """`(ptr x, ptr out, ptr words, i64 p0, i64 p1, i64 step)`: windows of pixels [p0, p1), `step` elements apart.
+
+    `x` is at the first image's first pixel, at the first channel of the group. Up to a vector after the last window is
+    overwritten. Nothing outside the image is read.
+    """
+    function = _windows(tile)
+    return Routine(function.name, Module([function]).text())
+
+
+def _windows(tile: gemm.Tile) -> Function:
+    ty, lanes = tile.scalar, tile.lanes
+    arguments = [("ptr", "x"), ("ptr", "out"), ("ptr", "words"), ("i64", "p0"), ("i64", "p1"), ("i64", "step")]
+    f = Function(f"rlx_windows_{tile.dtype}x{lanes}", arguments)
+    w = {i: gemm.load_word(f, i) for i in WindowWord}
+    channels, taps, width = w[WindowWord.CHANNELS], w[WindowWord.TAPS], w[WindowWord.WIDTH]
+    piece = f.mul(channels, taps)
+    run_step = f.mul(w[WindowWord.DILATION_W], taps)
+    zero = constant(0.0, tile.vector)
+
+    def clear(place: str, count: str) -> None:
+        f.loop(0, count, lanes, [], lambda i, _: f.store(zero, f.gep(place, i, ty), ty=tile.vector))
+
+    def copy(source: str, place: str, count: str) -> None:
+        whole = f.and_(count, -lanes)
+
+        def move(i: str, _: list[str]) -> None:
+            f.store(f.load(tile.vector, f.gep(source, i, ty)), f.gep(place, i, ty))
+
+        def rest() -> None:  # what is stored too much is overwritten by the next piece
+            mask = f.mask_below(f.sub(count, whole), lanes, _mask_type(ty))
+            f.store(f.masked_load(tile.vector, f.gep(source, whole, ty), mask), f.gep(place, whole, ty))
+
+        f.loop(0, whole, lanes, [], move)
+        f.if_(f.cmp("ne", whole, count), rest)
+
+    def pixel(p: str, state: list[str]) -> list[str]:
+        image, oy, ox = state
+        top = f.sub(f.mul(oy, w[WindowWord.STRIDE_H]), w[WindowWord.PAD_H])
+        left = f.sub(f.mul(ox, w[WindowWord.STRIDE_W]), w[WindowWord.PAD_W])
+        origin = f.gep("%x", f.mul(image, w[WindowWord.X_N]), ty)
+        out = f.gep("%out", f.mul(f.sub(p, "%p0"), "%step"), ty)
+
+        def row(k: str, state: list[str]) -> list[str]:
+            y = f.add(top, f.mul(k, w[WindowWord.DILATION_H]))
+            inside = f.cmp("ult", y, w[WindowWord.HEIGHT])
+            line = f.gep(origin, f.mul(y, w[WindowWord.X_H]), ty)
+
+            def run(r: str, state: list[str]) -> list[str]:
+                at, place = state
+                first = f.max(f.sub(0, at), 0)
+                last = f.max(f.min(taps, f.sub(width, at)), 0)
+                first = f.select(inside, f.min(first, last), taps)
+                last = f.select(inside, last, taps)
+                source = f.gep(line, f.mul(f.add(at, first), w[WindowWord.X_W]), ty)
+                whole = f.cmp("eq", f.sub(last, first), taps)
+
+                def edge() -> None:
+                    clear(place, f.mul(first, channels))
+                    copy(source, f.gep(place, f.mul(first, channels), ty), f.mul(f.sub(last, first), channels))
+                    clear(f.gep(place, f.mul(last, channels), ty), f.mul(f.sub(taps, last), channels))
+
+                f.if_(whole, lambda: copy(source, place, piece), edge)
+                return [f.add(at, run_step), f.gep(place, piece, ty)]
+
+            after = f.loop(0, w[WindowWord.RUNS], 1, [("i64", left), ("ptr", state[0])], run)
+            return [after[1]]
+
+        f.loop(0, w[WindowWord.KERNEL_H], 1, [("ptr", out)], row)
+        ox = f.add(ox, 1)
+        wrapped = f.cmp("eq", ox, w[WindowWord.OUT_WIDTH])
+        oy = f.select(wrapped, f.add(oy, 1), oy)
+        below = f.cmp("eq", oy, w[WindowWord.OUT_HEIGHT])
+        return [f.add(image, f.cast("zext", below, "i64")), f.select(below, 0, oy), f.select(wrapped, 0, ox)]
+
+    rest, ox = f.div("%p0", w[WindowWord.OUT_WIDTH]), f.rem("%p0", w[WindowWord.OUT_WIDTH])
+    image, oy = f.div(rest, w[WindowWord.OUT_HEIGHT]), f.rem(rest, w[WindowWord.OUT_HEIGHT])
+    f.loop("%p0", "%p1", 1, [("i64", image), ("i64", oy), ("i64", ox)], pixel)
+    f.ret()
+    return f
+
+
+def _mask_type(ty: str) -> str:
+    return "i32" if ty == "float" else "i64"
+
+
+@cache
+def dots_routine(tile: gemm.Tile) -> Routine:
+    """`(ptr a, i64 lda, ptr w, ptr c, i64 ldc, i64 rows, i64 depth, i64 count)`: c[i, j] = a[i] . w[j], count <= 4."""
+    function = _dots(tile)
+    return Routine(function.name, Module([function]).text())
+
+
+def _dots(tile: gemm.Tile) -> Function:
+    ty, vector, lanes = tile.scalar, tile.vector, tile.lanes
+    arguments = [("ptr", "a"), ("i64", "lda"), ("ptr", "w"), ("ptr", "c"), ("i64", "ldc"), ("i64", "rows")]
+    f = Function(f"rlx_dots_{tile.dtype}x{lanes}", [*arguments, ("i64", "depth"), ("i64", "count")])
+    whole = f.and_("%depth", -lanes)
+    rest = f.mask_below(f.sub("%depth", whole), lanes, _mask_type(ty))
+
+    def dots(count: int, rows: int) -> Callable[[str, list[str]], None]:
+        def body(row: str, _: list[str]) -> None:
+            lines = [f.gep("%a", f.mul(f.add(row, i), "%lda"), ty) for i in range(rows)]
+            columns = [f.gep("%w", f.mul("%depth", j), ty) for j in range(count)]
+
+            def add(k: str, sums: list[str], load: Callable[[str], str]) -> list[str]:
+                y = [load(f.gep(p, k, ty)) for p in columns]
+                found = []
+                for i, p in enumerate(lines):
+                    x = load(f.gep(p, k, ty))
+                    found += [f.fma(x, y[j], sums[i * count + j]) for j in range(count)]
+                return found
+
+            zeros: list[Typed] = [(vector, constant(0.0, vector))] * (rows * count)
+            sums = f.loop(0, whole, lanes, zeros, lambda k, a: add(k, a, lambda p: f.load(vector, p)))
+            sums = add(whole, sums, lambda p: f.masked_load(vector, p, rest))
+            for i in range(rows):
+                out = f.gep("%c", f.mul(f.add(row, i), "%ldc"), ty)
+                for j in range(count):
+                    f.store(f.reduce(sums[i * count + j], f.add), f.gep(out, j, ty))
+
+        return body
+
+    def case(count: int) -> Callable[[], None]:
+        def body() -> None:
+            rows = 8 // count  # enough sums under way, and few enough for the registers
+            grouped = f.sub("%rows", f.rem("%rows", rows))
+            f.loop(0, grouped, rows, [], dots(count, rows))
+            f.loop(grouped, "%rows", 1, [], dots(count, 1))
+
+        return body
+
+    f.switch("%count", {count: case(count) for count in range(1, 5)})
+    f.ret()
+    return f
