@@ -119,8 +119,8 @@ class Executable(ABC):
         """The memory of activations and outputs."""
         raise OptionError("this device has no arena of its own")
 
-    def clone(self) -> Executable:
-        """Another one over the same code and params, with its own arena."""
+    def clone(self, fresh: bool = False) -> Executable:
+        """Another one over the same code and params with its own arena and states: as they are now, or initial ones."""
         raise OptionError("this device can't clone a compiled graph: compile it again")
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:

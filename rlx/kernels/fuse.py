@@ -32,6 +32,8 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Lowering, Piece, lower_node, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
+from rlx.kernels.state_writes import StateWrites, kernel_name
+from rlx.kernels.states import last_readers, order_states
 
 __all__ = ["Target", "fuse"]
 
@@ -77,7 +79,7 @@ class _Pending:
     nodes: tuple[Node, ...]
 
 
-class _Fuser:
+class _Fuser(StateWrites):
     def __init__(self, graph: Graph, target: Target, merge: bool) -> None:
         self.graph = graph
         self.target = target
@@ -90,6 +92,8 @@ class _Fuser:
         self.nodes_of: dict[Value, tuple[Node, ...]] = {}  # what a virtual value's expression stands for
         self.users = _count_users(graph)
         self.static = _static_values(graph)
+        self.order, self.versions = order_states(graph)
+        self.last = last_readers(graph, self.order)
         self.fresh = count()
         self.names: dict[str, int] = {}
 
@@ -105,15 +109,20 @@ class _Fuser:
                 buffer = Buffer(name, kind, value.shape, value.dtype, value.type.encoding, value.data)
                 where.append(buffer)
                 self.buffers[value] = buffer
-        for node in self.graph.nodes:
-            self.place(node)
+        for number, node in enumerate(self.order):
+            written = [v for v in node.outputs if v in self.versions]
+            for value in written:
+                self.settle(self.versions[value], number)
+            if not (written and self.place_part(node)):
+                self.place(node)
+                for value in written:
+                    self.write_whole(value)
             for value in () if self.merge else node.outputs:
                 self.materialise(value)
                 self.virtual.pop(value, None)
         for output in self.graph.outputs:
             self.program.outputs.append((output.name, self.in_arena(output.value)))
-        for name, value in self.graph.updates.items():
-            self.program.updates[name] = self.materialise(value)
+        self.finish_states()
         return self.program
 
     # ---- one node
@@ -360,22 +369,23 @@ class _Fuser:
 
     def in_arena(self, value: Value) -> Buffer:
         """The value's buffer, or a copy of it where that is not the arena's: an input, a weight, or a view of one."""
+        if value in self.copies:
+            return self.copies[value]
         buffer = self.materialise(value)
         if buffer.base.kind == "arena":
             return buffer
-        if value not in self.copies:
-            vars, dtype, name = out_vars(value.rank), value.dtype, self.unique(value.name or buffer.name)
-            if self.target.accepts_dtype(dtype) or buffer.encoding is not None or dtype.numpy.itemsize > 1:
-                copy = made = Buffer(name, "arena", value.shape, dtype)
-                element = self.on_buffers(Load(value, vars, dtype))
-            else:  # a byte each
-                made = Buffer(self.unique(name), "arena", value.shape, Lowering.byte)
-                copy = Buffer(name, "arena", value.shape, dtype, root=made)
-                element = Load(replace(buffer, dtype=Lowering.byte, data=None, root=buffer.base), vars, Lowering.byte)
-            store = Store(made, value.shape, vars, element)
-            self.program.run.append(Kernel("copy", (store,)))
-            self.copies[value] = copy
-        return self.copies[value]
+        vars, dtype, name = out_vars(value.rank), value.dtype, self.unique(value.name or buffer.name)
+        if buffer.encoding is not None:
+            copy = Buffer(name, "arena", value.shape, dtype)
+            element = self.on_buffers(Load(value, vars, dtype))
+            self.program.run.append(Kernel("copy", (Store(copy, value.shape, vars, element),)))
+        else:
+            bytewise = not self.target.accepts_dtype(dtype) and dtype.numpy.itemsize == 1
+            made = Buffer(self.unique(name), "arena", value.shape, Lowering.byte) if bytewise else None
+            copy = Buffer(name, "arena", value.shape, dtype, root=made)
+            self.append_copy(buffer, copy)
+        self.copies[value] = copy
+        return copy
 
     def as_view(self, value: Value, expr: Expr) -> Buffer | None:
         """The value as a view when its elements already lie somewhere one after the other."""
@@ -402,12 +412,13 @@ class _Fuser:
             at = tuple(v + o for v, o in zip(vars, piece.offset, strict=True))
             stores.append(Store(buffer, piece.extents, at, self.on_buffers(piece.expr)))
         nodes = self.nodes_of.get(value, ())
-        kernel = Kernel(_name(nodes), tuple(stores), nodes=nodes)
+        kernel = Kernel(kernel_name(nodes), tuple(stores), nodes=nodes)
         self.append(kernel, value in self.static)
         return buffer
 
-    def emit_pending(self, value: Value, p: _Pending) -> Buffer:
-        buffer = self.new_buffer(value)
+    def emit_pending(self, value: Value, p: _Pending, into: Buffer | None = None) -> Buffer:
+        buffer = self.new_buffer(value) if into is None else into
+        self.buffers[value] = buffer
         vars = out_vars(len(p.shape))
         at = tuple(vars[axis] for axis in p.order)
         anchor = p.anchor
@@ -421,7 +432,7 @@ class _Fuser:
                 q, k, v = (self.on_buffers(getattr(anchor, role)) for role in "qkv")
                 anchor = replace(anchor, q=q, k=k, v=v, bias=bias)
         store = Store(buffer, p.shape, at, self.on_buffers(p.expr))
-        kernel = Kernel(_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
+        kernel = Kernel(kernel_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
         self.append(kernel, value in self.static)
         return buffer
 
@@ -532,8 +543,3 @@ def _cost(expr: Expr) -> int:
 
 def _size(expr: Expr) -> int:
     return sum(1 for _ in walk(expr))
-
-
-def _name(nodes: tuple[Node, ...]) -> str:
-    ops = [n.op.op_name for n in nodes]
-    return "+".join(ops[:4]) + (f"+{len(ops) - 4}" if len(ops) > 4 else "") or "copy"

@@ -46,6 +46,8 @@ __all__ = [
     "Lowering",
     "Operand",
     "Piece",
+    "Written",
+    "lower_in_place",
     "lower_node",
     "out_vars",
 ]
@@ -149,6 +151,15 @@ Anchor = Contract | Conv | Attention
 
 
 @dataclass(frozen=True)
+class Written:
+    """The elements of a result that differ from its first operand: `expr` at `index`, over a box of out vars."""
+
+    extents: Shape
+    index: tuple[Expr, ...]
+    expr: Expr
+
+
+@dataclass(frozen=True)
 class Lowered:
     """A node as scalar code: for each output its pieces (one that covers it all, as a rule).
 
@@ -194,6 +205,11 @@ class Lowering:
         rank = self.out[0].rank
         made = (Piece(fn(*out_vars(rank)), tuple(extents), tuple(offset)) for offset, extents, fn in boxes)
         return Lowered((tuple(made),))
+
+    def written(self, extents: Shape, index: Callable[..., Sequence[Expr]], value: Callable[..., Expr]) -> Written:
+        """What `lower_in_place` gives: the box that is written, where each of its elements goes, and what it is."""
+        vars = out_vars(len(extents))
+        return Written(tuple(extents), tuple(index(*vars)), value(*vars))
 
     def contract(self, m: Size, n: Size, k: Size, a: Callable[..., Expr], b: Callable[..., Expr]) -> Lowered:
         """Matrix product: a(*batch, m, k) and b(*batch, k, n) over the output [*batch, m, n]."""
@@ -348,6 +364,12 @@ class Lowering:
         ok = (wrapped >= 0) & (wrapped < extent)
         return Check(ok, self.select(ok, wrapped, 0), "index", i)
 
+    def checked_start(self, start: Expr, size: Size, count: Size) -> Expr:
+        """Where `count` rows begin in an axis of `size`; where they lie outside it the run stops with an error."""
+        start = self.cast(start, I64)
+        ok = (start >= 0) & (start <= size_expr(size - count))
+        return Check(ok, self.select(ok, start, 0), "index", start)
+
     def checked_divisor(self, d: Expr) -> Expr:
         """An integer divisor; if it is 0 the run stops with an error (and 1 stands in for it)."""
         ok = self.call("ne", d, 0, dtype=BOOL)
@@ -388,3 +410,13 @@ def lower_node(node: Node, fresh: Iterator[int] | None = None) -> Lowered | None
     if not isinstance(result, Lowered):
         raise ShapeError(f"{node.label}: `lower` must return what k.map, k.pieces, k.contract ... return")
     return result
+
+
+def lower_in_place(node: Node, fresh: Iterator[int] | None = None) -> Written | None:
+    """What the node writes where its first operand is in its result's place; None where that is not a part of it."""
+    lower = getattr(node.op, "lower_in_place", None)
+    if lower is None:
+        return None
+    made = lower(Lowering(tuple(v.type for v in node.outputs), fresh), *(Operand(v) for v in node.inputs))
+    assert isinstance(made, Written)
+    return made

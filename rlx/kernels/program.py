@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlx.ir.dtype import DType
@@ -20,7 +20,8 @@ __all__ = ["Buffer", "Kernel", "Program", "Store", "node_names"]
 class Buffer:
     """Memory of one tensor. `kind`: "input", "param", "const", "state", "prepared" (made by `prepare`) or "arena".
 
-    A view has a `root` and lies `offset` bytes into it; its contents are compact and row-major.
+    A view has a `root` and lies `offset` bytes into it; its contents are compact and row-major. The new value of a
+    state is a view of it, which kernels write.
     """
 
     name: str
@@ -154,6 +155,33 @@ class Kernel:
         alone = base.kind == "arena" and bases.count(base) == 1 and self.operands[number].offset == 0
         return (base,) if alone else ()
 
+    def may_overwrite(self, root: Buffer) -> bool:
+        """Whether the kernel, where its results lie in the memory of `root`, reads that only as it writes it."""
+        if self.host is not None:
+            return not self.host.regions  # its operands are copied first
+        if self.special is not None and root in {b.base for b in self.operands}:
+            number = getattr(self.special.op, "overwrites", None)
+            others = [b.base for n, b in enumerate(self.operands) if n != number]
+            return number is not None and root not in others and self.operands[number].offset == 0
+        if self.anchor is not None or len(self.writes()) != 1:
+            return all(b.base is not root for b in self.reads())
+        for store in self.stores:
+            at = _element(store.index, store)
+            read = [load for e in (store.expr, *store.index) for load in loads(e) if load.source.base is root]
+            repeated = (load for e in _repeated(store) for load in loads(e))
+            if not all(_same_place(load, store, at) for load in read) or any(x.source.base is root for x in repeated):
+                return False
+        return True
+
+    def bytes_written(self, extents: Mapping[str, int]) -> int:
+        """Bytes that the kernel stores: less than its buffers have where it writes only a part of a state."""
+        total = sum(b.nbytes(dict(extents)) for b in self.results)
+        for store in self.stores:
+            count = numel([evaluate(s, extents) for s in store.extents])
+            assert isinstance(count, int)
+            total += count * store.buffer.dtype.numpy.itemsize
+        return total
+
     @property
     def label(self) -> str:
         """How messages and tables name the kernel: the sources of its nodes."""
@@ -211,6 +239,7 @@ class Program:
     run: list[Kernel] = field(default_factory=list)
     outputs: list[tuple[str, Buffer]] = field(default_factory=list)
     updates: dict[str, Buffer] = field(default_factory=dict)
+    copied: dict[str, Buffer] = field(default_factory=dict)  # state -> what holds its new value until a copy at the end
     dims: dict[str, Symbol] = field(default_factory=dict)
     guards: list[Guard] = field(default_factory=list)
 

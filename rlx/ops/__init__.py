@@ -39,6 +39,7 @@ from rlx.ops import (
     space,
     spectrum,
     trigonometry,
+    update,
 )
 from rlx.ops import attention as _attention
 from rlx.ops import conv as _conv
@@ -81,6 +82,7 @@ __all__ = [
     "space",
     "spectrum",
     "trigonometry",
+    "update",
 ]
 
 # these modules have the name of an op: here the name means the function

@@ -56,6 +56,7 @@ class Op:
     reference: ClassVar[Callable[..., Any]]  # (*arrays) -> array or tuple; NumPy, short; attributes are ints by then
     lower: ClassVar[Callable[..., Any] | None] = None  # (k: Lowering, *operands) -> what k.map, k.contract ... return
     decompose: ClassVar[Callable[..., Any] | None] = None  # (g: Graph, *values) -> value or tuple of values
+    lower_in_place: ClassVar[Callable[..., Any] | None] = None  # as lower, for a part of x: k.written(...)
 
     overwrites: ClassVar[int | None] = None  # the input whose memory a device's own kernel may put the result into
 

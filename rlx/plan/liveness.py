@@ -69,6 +69,8 @@ def schedule(program: Program) -> Schedule:
                     raise CompileError(f"kernel {step} ({kernel.label}) reads {buffer!r} before any kernel writes it")
                 last[buffer.base] = step
         for buffer in kernel.writes():
+            if buffer.base.kind == "state":
+                continue
             if buffer.kind != "arena" or buffer.root is not None or buffer in starts:
                 raise CompileError(
                     f"kernel {step} ({kernel.label}) writes {buffer!r} ({buffer.kind}): expected an arena buffer that "

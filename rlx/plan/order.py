@@ -60,11 +60,16 @@ class _Work:
 
     def __init__(self, program: Program, extents: Mapping[str, int]) -> None:
         kernels = program.run
-        makers = {buffer: number for number, kernel in enumerate(kernels) for buffer in kernel.writes()}
+        makers = {
+            buffer: number
+            for number, kernel in enumerate(kernels)
+            for buffer in kernel.writes()
+            if buffer.base.kind != "state"
+        }
         self.buffers = {buffer: index for index, buffer in enumerate(makers)}
         self.sizes = [round_up(buffer.nbytes(dict(extents)), DEFAULT_ALIGNMENT) for buffer in makers]
         kept = {buffer.base for buffer in (*(b for _, b in program.outputs), *program.updates.values())}
-        self.made = [[self.buffers[b] for b in kernel.writes()] for kernel in kernels]
+        self.made = [[self.buffers[b] for b in kernel.writes() if b in makers] for kernel in kernels]
         self.read = [self._arena(kernel.reads()) for kernel in kernels]
         self.taken = [self._taken(kernel) for kernel in kernels]
         self.readers = [int(buffer in kept) for buffer in makers]  # what is kept has a reader that never comes
@@ -75,6 +80,11 @@ class _Work:
         hosts = [number for number, kernel in enumerate(kernels) if kernel.host is not None]
         for earlier, later in pairwise(hosts):  # host calls keep their order
             before[later].add(earlier)
+        touched = [{b.base for b in (*k.reads(), *k.writes()) if b.base.kind == "state"} for k in kernels]
+        for number, kernel in enumerate(kernels):  # and so does what writes a state, with all that touches it
+            for root in {b.base for b in kernel.writes()} & touched[number]:
+                for other in (n for n, roots in enumerate(touched) if root in roots and n != number):
+                    before[max(number, other)].add(min(number, other))
         self.before = before
         self.after: list[list[int]] = [[] for _ in kernels]
         for number, earlier_ones in enumerate(before):
@@ -94,7 +104,7 @@ class _Work:
 
     def _taken(self, kernel: Kernel) -> list[int]:
         """The operands that the kernel's result can take the place of, if it is the last to read them."""
-        operands = self._arena(kernel.in_place_operands())
+        operands = self._arena(kernel.in_place_operands()) if kernel.writes()[0] in self.buffers else []
         return [b for b in operands if self.sizes[b] == self.sizes[self.buffers[kernel.writes()[0]]]]
 
     def search(self) -> tuple[int, ...]:

@@ -178,6 +178,17 @@ def _scatter_nd(name: str, n: Size, m: Size) -> Cases:
         yield case(_op(name, reduction), Operand((n + 1, m)), at, Operand((1, m)))
 
 
+def _dynamic_update_slice(name: str, n: Size, m: Size) -> Cases:
+    for dtype in ALL:
+        yield case(
+            _op(name, 0), Operand((n + 2, m), dtype, "any"), Operand((2, m), dtype, "any"),
+            Operand((), "u32", "index", n + 1),
+        )  # fmt: skip
+    x, rows = Operand((3, n + 1, m)), Operand((3, 1, m))
+    yield case(_op(name, 1), x, rows, Operand((3,), "u64", "index", n + 1))
+    yield case(_op(name, -1), Operand((2, 3, n + 5)), Operand((2, 3, 5)), Operand((2,), "u32", "index", n + 1))
+
+
 def _interpolate(name: str, n: Size, m: Size) -> Cases:
     for mode in ("linear", "cubic"):
         for coordinate in ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"):
@@ -228,6 +239,7 @@ MORE: dict[str, Make] = {
     "cum_sum": _cumulative,
     "depth_to_space": _depth_to_space,
     "dynamic_quantize_linear": _dynamic_quantize,
+    "dynamic_update_slice": _dynamic_update_slice,
     "einsum": _einsum,
     "eye_like": _eye_like,
     "global_lp_pool": _global_lp_pool,

@@ -17,12 +17,13 @@ from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.cpu.runner import INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock
+from rlx.backends.cpu.states import StateMemory
 from rlx.backends.cpu.weights import Shared
 from rlx.backends.cpu.words import KernelCode, Routine
 from rlx.errors import ExecutionError, ShapeError, UnsupportedNode, UnsupportedOp
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
-from rlx.ir.shape import Dim, symbols
+from rlx.ir.shape import Dim, evaluate, symbols
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.plan.plan import MemoryPlan, make_plan, schedule
@@ -46,19 +47,22 @@ class Bound:
     binding: Binding
     plan: MemoryPlan
     patches: list[Patch]
-    arrays: tuple[Array, ...]  # the outputs in the arena, read-only
-    result: Any  # what `slots` returns for them
+    rows: list[tuple[int, int, int]]  # the phases
+    arrays: tuple[tuple[Array, ...], ...]  # the outputs, read-only, after a run that leaves the parity even or odd
+    results: tuple[Any, ...]  # what `slots` returns for them
+    keep: object = None
 
 
 class CpuExecutable(Executable):
     """The run of one clone. Whoever changes or runs it holds the state block meanwhile."""
 
-    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic"})
+    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic", "states"})
 
     program: Program
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, states: StateMemory | None = None) -> None:
         self.shared = shared
+        self.states = StateMemory(shared.program) if states is None else states
         self.program = shared.program
         self.schedule = schedule(shared.program)
         self.fits_all = self.schedule.bounds is not None  # one plan, at the bounds, serves every run
@@ -91,19 +95,23 @@ class CpuExecutable(Executable):
             return None
         if self.block.status:
             raise ExecutionError("the last run failed: it has no outputs")
-        return self.written if self.block.value == WRITTEN_OUT else self.bound.arrays
+        return self.written if self.block.value == WRITTEN_OUT else self.made(self.bound)
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         self.shared.set_params(arrays)
 
-    def clone(self) -> CpuExecutable:
-        return CpuExecutable(self.shared)
+    def clone(self, fresh: bool = False) -> CpuExecutable:
+        if fresh:
+            return CpuExecutable(self.shared)
+        with self.held():
+            return CpuExecutable(self.shared, self.states.copy())
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.held():
             ready = self.compact(inputs)
             bound = self.bind(ready)
-            for target, array, (name, _) in zip(out, bound.arrays, self.program.outputs, strict=True):
+            arrays = self.made(bound)
+            for target, array, (name, _) in zip(out, arrays, self.program.outputs, strict=True):
                 if target is not None and target.shape != array.shape:
                     raise ShapeError(f"out for {name!r}: this run needs shape {array.shape}, got {target.shape}")
             direct = self.redirect(bound, ready, out) if any(t is not None for t in out) else set()
@@ -112,21 +120,22 @@ class CpuExecutable(Executable):
             finally:
                 for root in direct:
                     bound.binding.point(root, self.address(root))
-            results = list(bound.arrays)
+            results = list(self.made(bound))
             for number, (target, (_, buffer)) in enumerate(zip(out, self.program.outputs, strict=True)):
                 if target is not None and buffer not in direct:
-                    target[...] = bound.arrays[number]
+                    target[...] = results[number]
                 elif target is not None:
                     results[number] = target
             if direct:
                 self.written = tuple(results)
                 self.block.words[VALUE] = WRITTEN_OUT
-            return [t if (t := out[i]) is not None else bound.arrays[i].copy() for i in wanted]
+            return [t if (t := out[i]) is not None else results[i].copy() for i in wanted]
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         with self.held():
             ready = self.compact(inputs)
             bound = self.bind(ready)
+            before = {root: self.states.array(root).copy() for root in self.states.memory}
             self.execute(bound, ready)
             total = self.block.enable_profile()
             try:
@@ -134,6 +143,8 @@ class CpuExecutable(Executable):
                     self.execute(bound, ready)
             finally:
                 self.block.disable_profile()
+                for root, array in before.items():
+                    self.states.array(root)[...] = array
         kernels = [phase.kernel for phase in self.shared.run.phases]
         seconds = total[: len(kernels)] / (1e9 * repeat)
         return [(k.tag or k.kind, f"{k.name} [{k.label}]", float(s)) for k, s in zip(kernels, seconds, strict=True)]
@@ -152,8 +163,14 @@ class CpuExecutable(Executable):
     def close(self) -> None:
         """Makes the native check of every call fail, so that it comes to `fallback`."""
         self.shapes = None
-        self.entry.update(shapes=dict.fromkeys(range(max(1, len(self.program.inputs))), (-1,)))
-        self.block.words[INPUT_COUNT] = max(1, len(self.program.inputs))
+        count = max(1, len(self.free))
+        self.entry.update(shapes=dict.fromkeys(range(count), (-1,)))
+        self.block.words[INPUT_COUNT] = count
+
+    @property
+    def free(self) -> list[int]:
+        """The numbers of the inputs that each call gives; the others are kept between runs."""
+        return [number for number, b in enumerate(self.program.inputs) if b not in self.states.memory]
 
     def bind(self, inputs: Sequence[Array]) -> Bound:
         """Binds the run and the entry to the shapes of these inputs, if they are not bound to them already."""
@@ -168,15 +185,21 @@ class CpuExecutable(Executable):
         self.kept[shapes] = bound
         if len(self.kept) > KEPT_BINDINGS:
             del self.kept[next(iter(self.kept))]
-        self.block.set_phases(bound.binding.rows)
-        chunks = sum(count for _, _, count in bound.binding.rows)
+        for root in self.states.roots():
+            bound.binding.point(root, self.address(root))
+        self.block.set_phases(bound.rows)
+        chunks = sum(count for _, _, count in bound.rows)
         self.block.words[RELEASE_GIL] = chunks >= LONG_RUN
-        self.block.words[INPUT_COUNT] = len(shapes)
+        free = self.free
+        self.block.words[INPUT_COUNT] = len(free)
         start = int(self.memory.ctypes.data)
+        place = {number: index for index, number in enumerate(free)}
         self.entry.update(
-            shapes=dict(enumerate(shapes)), patches=bound.patches, guard=(start, start + self.memory.nbytes)
+            shapes={index: shapes[number] for number, index in place.items()},
+            patches=[(place[number], word, shift) for number, word, shift in bound.patches if number in place],
+            guard=(start, start + self.memory.nbytes),
         )
-        self.entry.set_result(bound.result)
+        self.entry.set_result(bound.results[self.states.parity[0]])
         self.bound, self.plan, self.shapes = bound, bound.plan, shapes
         return bound
 
@@ -201,10 +224,26 @@ class CpuExecutable(Executable):
             for number, root in enumerate(inputs)
             for word, shift in binding.places.get(root, ())
         ]
-        arrays = tuple(array(b) for _, b in self.program.outputs)
-        for made in arrays:
+        sets = [self.output_arrays(parity, extents) for parity in range(2 if self.states.feeds else 1)]
+        results = [self.wrap(arrays) for arrays in sets]
+        if not self.states.feeds:
+            return Bound(binding, self.plan, patches, binding.rows, tuple(sets), tuple(results))
+        phase, words = self.states.phase(binding, (results[0], results[1]), self.address)
+        return Bound(binding, self.plan, patches, [*binding.rows, phase], tuple(sets), tuple(results), words)
+
+    def output_arrays(self, parity: int, extents: Mapping[str, int]) -> tuple[Array, ...]:
+        """The outputs after a run that leaves the parity so."""
+        arrays = []
+        for number, (_, buffer) in enumerate(self.program.outputs):
+            fed = self.states.output(number, parity, extents)
+            made = self.array(buffer, extents) if fed is None else fed
             made.flags.writeable = False
-        return Bound(binding, self.plan, patches, arrays, self.wrap(arrays))
+            arrays.append(made)
+        return tuple(arrays)
+
+    def made(self, bound: Bound) -> tuple[Array, ...]:
+        """The outputs of the last run on this binding."""
+        return bound.arrays[self.states.parity[0]]
 
     def make_room(self, extents: Mapping[str, int]) -> None:
         """A plan that these extents fit into, and memory for it. What changes address makes bindings void."""
@@ -229,6 +268,9 @@ class CpuExecutable(Executable):
 
     def address(self, root: Buffer) -> int:
         """The address of a root buffer; that of an input is patched in by each run."""
+        held = self.states.address(root)
+        if held is not None:
+            return held
         if root.kind == "input":
             return 0
         if root.kind != "arena":
@@ -238,6 +280,9 @@ class CpuExecutable(Executable):
 
     def array(self, buffer: Buffer, extents: Mapping[str, int]) -> Array:
         """A buffer that is not an input as an array over its memory."""
+        if buffer.base.kind == "state":
+            offset = evaluate(buffer.offset, extents)
+            return as_array(self.states.current(buffer.base), buffer, offset, extents)
         if buffer.base.kind != "arena":
             return self.shared.contents(buffer)
         assert self.plan is not None
@@ -252,13 +297,17 @@ class CpuExecutable(Executable):
         roots = [b.base for _, b in self.program.outputs]
         given = [o for o in out if o is not None]
         for target, (_, buffer) in zip(out, self.program.outputs, strict=True):
-            if target is None or buffer.root is not None or roots.count(buffer) > 1 or buffer in self.host_buffers():
+            if target is None or not self.is_movable(buffer, roots) or self.states.address(buffer) is not None:
                 continue
             others = [*inputs, *(o for o in given if o is not target), self.memory]
             if target.flags.c_contiguous and target.flags.aligned and not _overlaps(target, others):
                 bound.binding.point(buffer, int(target.ctypes.data))
                 found.add(buffer)
         return found
+
+    def is_movable(self, buffer: Buffer, roots: Sequence[Buffer]) -> bool:
+        """Whether an output is all of its buffer, shown once (`roots`: of all outputs) and used by no host call."""
+        return buffer.root is None and roots.count(buffer) == 1 and buffer not in self.host_buffers()
 
     def host_buffers(self) -> set[Buffer]:
         """The root buffers that host calls of the run use."""
@@ -306,7 +355,7 @@ class CpuExecutable(Executable):
             ready = self.compact(admitted)
             bound = self.bind(ready)
             self.execute(bound, ready)
-            return bound.result
+            return bound.results[self.states.parity[0]]
 
     def slots_checked(self, *arrays: Any) -> Any:
         """`slots` without the native check."""
@@ -319,6 +368,9 @@ class CpuExecutable(Executable):
         for number, word, shift in bound.patches:
             ctypes.c_int64.from_address(word).value = ready[number].ctypes.data + shift
         status = self.block.run_acquired()
+        for root in self.program.inputs:  # a value that was given for a kept input counts for this run only
+            if root in self.states.memory:
+                bound.binding.point(root, self.address(root))
         if status:
             self.on_error(status)
 
@@ -361,11 +413,11 @@ def build(
 
 
 def check_supported(graph: Graph) -> None:
-    """`UnsupportedOp` naming every state, every weight whose size is open, and every size that only a run tells."""
-    found = [UnsupportedNode(s.name, "state", "states are not run by this device yet") for s in graph.states]
-    for param in graph.params:
-        if any(isinstance(size, Dim) for size in param.shape):
-            found.append(UnsupportedNode(param.name, "param", f"its shape {param.type} is not fixed: give dims"))
+    """`UnsupportedOp` naming every weight or state whose size is open, and every size that only a run tells."""
+    found = []
+    for leaf in (*graph.params, *graph.states):
+        if any(isinstance(size, Dim) for size in leaf.shape):
+            found.append(UnsupportedNode(leaf.name, leaf.kind, f"its shape {leaf.type} is not fixed: give dims"))
     known = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
     for node in graph.nodes:
         own = {s.name for value in node.outputs for size in value.shape for s in symbols(size)} - known

@@ -52,7 +52,7 @@ def flatten(store: Store) -> tuple[Shape, Expr, Expr]:
     """The loop extents, the linear store index and the expression, with loads at one linear index each."""
 
     expr = transform(store.expr, linear_load)
-    target = _as_expr(linear_index(store.index, store.buffer.shape))
+    target = _as_expr(linear_index([transform(i, linear_load) for i in store.index], store.buffer.shape))
     return store.extents, target, expr
 
 

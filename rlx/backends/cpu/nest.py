@@ -67,7 +67,7 @@ def _keep(
         return expr
     reduces = [x for x in walk(expr) if isinstance(x, Reduce)]
     reduced = {load.source.base for x in reduces for load in loads(x.body)}
-    if any(load.source.base.kind == "arena" and load.source.base not in reduced for load in loads(expr)):
+    if any(load.source.base.kind in ("arena", "state") and load.source.base not in reduced for load in loads(expr)):
         return expr  # the output may lie on such an operand
     for x in reduces:
         whole = len(x.vars) == 1 and x.extents[0] == size and emitter.depends(x) == frozenset(outer)
@@ -109,7 +109,8 @@ def emit_nest(store: Store, lanes: int) -> KernelCode:
     a_turn, a_row = weight(expr, shared), total_weight(shared)
     if last is not None and hoisted:
         expr = _keep(store, emitter, expr, target, outer, last, last_size)
-    again = not Kernel("", (store,)).in_place_operands()  # elements may be computed twice
+    over = any(load.source.base is store.buffer.base for load in loads(expr))
+    again = not over and not Kernel("", (store,)).in_place_operands()  # elements may be computed twice
     axis = tile_axis(expr, target, names, sizes, lanes) if by_lanes and again else None
     if axis is not None:  # a turn of the row loop is a row of tiles
         at = names.index(axis)

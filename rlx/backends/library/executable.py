@@ -206,7 +206,7 @@ class ArrayExecutable(Executable):
     def arena(self) -> memoryview:
         raise self.refusal("arena", f"{self.device} manages its memory itself")
 
-    def clone(self) -> Executable:
+    def clone(self, fresh: bool = False) -> Executable:
         raise self.refusal("clone", "compile the graph again")
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:

@@ -1,0 +1,178 @@
+"""How fusion writes states: the part of it that decides where the new value of a state is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.shape import Shape
+from rlx.kernels.expr import Check, Expr, Load, Var, loads, substitute_vars, transform, walk
+from rlx.kernels.lowering import Lowering, lower_in_place, out_vars
+from rlx.kernels.program import Buffer, Kernel, Program, Store
+from rlx.kernels.states import Version
+
+__all__ = ["StateWrites", "kernel_name"]
+
+
+class StateWrites:
+    """The half of the fuser that writes states; `rlx.kernels.fuse` is the other one and explains the attributes."""
+
+    graph: Graph
+    target: Any
+    program: Program
+    buffers: dict[Value, Buffer]
+    virtual: dict[Value, Expr]
+    pending: dict[Value, Any]
+    nodes_of: dict[Value, tuple[Node, ...]]
+    static: set[Value]
+    versions: dict[Value, Version]  # the values that are written over a state
+    last: dict[Value, int]  # the number of the last node that reads a value
+    fresh: Any
+    in_arena: Any
+    materialise: Any
+    emit_pending: Any
+    on_buffers: Any
+    resolve: Any
+    unique: Any
+
+    def settle(self, version: Version, number: int) -> None:
+        """Copies whatever lies in, or would be computed from, the old value of a state and is read later."""
+        root = self.buffers[version.state]
+        for value in dict.fromkeys([*self.virtual, *self.pending, *self.buffers]):
+            if self.last.get(value, -1) <= number or not self.reads_memory(value, root):
+                continue
+            copy = self.in_arena(value)
+            if value is not version.before:  # which the node at hand may read in place
+                self.virtual.pop(value, None)
+                self.buffers[value] = copy
+
+    def reads_memory(self, value: Value, root: Buffer) -> bool:
+        """Whether the value is a view of the memory, or waits to be computed from it."""
+        if value in self.buffers:
+            return self.buffers[value].base is root
+        parts: list[Expr | None] = [self.virtual.get(value)]
+        if value in self.pending:
+            pending = self.pending[value]
+            parts = [pending.expr, *(x for x in vars(pending.anchor).values() if isinstance(x, Expr))]
+        found = (load.source for part in parts if part is not None for load in loads(part))
+        return any(source in self.buffers and self.buffers[source].base is root for source in found)
+
+    def place_part(self, node: Node) -> bool:
+        """An op that replaces a part of a state: only that part is written, where the state lies."""
+        (result,) = node.outputs[:1]
+        version = self.versions[result]
+        made = lower_in_place(node, self.fresh) if node.inputs[0] is version.before else None
+        if made is None or not all(self.target.accepts_dtype(x.dtype) for x in walk(made.expr)):
+            return False
+        expr, absorbed = self.resolve(made.expr, node, made.extents)
+        target = self.state_view(result)
+        index = tuple(self.on_buffers(self.checked_ahead(i, made.extents, node)) for i in made.index)
+        kernel = Kernel("", (Store(target, made.extents, index, self.on_buffers(expr)),))
+        if not kernel.may_overwrite(target.base):  # the rows are made of others of the state
+            rows = self.in_arena(node.inputs[1])
+            kernel.stores = (replace(kernel.stores[0], expr=Load(rows, out_vars(node.inputs[1].rank), rows.dtype)),)
+            absorbed = []
+        kernel.nodes = tuple(dict.fromkeys([*absorbed, node]))
+        kernel.name = kernel_name(kernel.nodes)
+        self.program.run.append(kernel)
+        self.buffers[result] = target
+        return True
+
+    def checked_ahead(self, index: Expr, extents: Shape, node: Node) -> Expr:
+        """The index with what it tests computed by a kernel before: nothing is written where a test fails."""
+
+        def place(x: Expr) -> Expr | None:
+            if not isinstance(x, Check):
+                return None
+            used = {v for v in walk(x) if isinstance(v, Var)}
+            over = [(v, size) for v, size in zip(out_vars(len(extents)), extents, strict=True) if v in used]
+            old, sizes = tuple(v for v, _ in over), tuple(size for _, size in over)
+            buffer = Buffer(self.unique(f"{node.outputs[0].name or 'state'}.start"), "arena", sizes, x.dtype)
+            new = out_vars(len(old))
+            expr = substitute_vars(self.on_buffers(x), dict(zip(old, new, strict=True)))
+            self.program.run.append(Kernel(kernel_name((node,)), (Store(buffer, sizes, new, expr),), nodes=(node,)))
+            return Load(buffer, old, x.dtype)
+
+        return transform(index, place)
+
+    def write_whole(self, value: Value) -> None:
+        """The new value of a state, placed just now, in the state's memory: where it is made, or by a copy."""
+        root = self.buffers[self.versions[value].state]
+        made = self.buffers.get(value)
+        if made is not None:
+            maker = self.program.run[-1] if self.program.run else None
+            if maker is not None and made in maker.writes() and made.kind == "arena" and maker.may_overwrite(root):
+                made.kind, made.root = root.kind, root
+                return
+        elif value in self.pending:
+            pending = self.pending[value]
+            if value not in self.static and not self.reads_memory(value, root):
+                del self.pending[value]
+                self.emit_pending(value, pending, self.state_view(value))
+                return
+        else:
+            target, nodes = self.state_view(value), self.nodes_of.get(value, ())
+            expr = self.on_buffers(self.virtual[value])
+            kernel = Kernel(kernel_name(nodes), (Store(target, value.shape, out_vars(value.rank), expr),), nodes=nodes)
+            if kernel.may_overwrite(root):
+                self.program.run.append(kernel)
+                del self.virtual[value]
+                self.buffers[value] = target
+                return
+        self.copy_state(self.versions[value].state, value, self.materialise(value))
+
+    def copy_state(self, state: Value, value: Value, source: Buffer) -> None:
+        """Copies the new value into the state's memory."""
+        target = self.state_view(value, state)
+        self.append_copy(source, target)
+        if source.base.kind == "arena":
+            self.program.copied[state.name] = source
+        if value in self.versions:
+            self.virtual.pop(value, None)
+            self.buffers[value] = target
+
+    def finish_states(self) -> None:
+        """Copies the values that no kernel has written in place; all are at hand before the first is overwritten."""
+        waiting = []
+        for state in self.graph.states:
+            new = self.graph.updates.get(state.name)
+            if new is None:
+                continue
+            if new is state:
+                self.program.updates[state.name] = self.buffers[state]
+                continue
+            if new in self.versions and self.versions[new].state is state:
+                self.program.updates[state.name] = self.buffers[new]
+            else:
+                held = self.buffers.get(new)
+                ready = held is not None and (held.base.kind != "state" or new in self.versions)
+                waiting.append((state, new, self.materialise(new) if ready else self.in_arena(new)))
+        for state, new, source in waiting:
+            self.copy_state(state, new, source)
+            self.program.updates[state.name] = self.program.run[-1].writes()[0]
+
+    def state_view(self, value: Value, state: Value | None = None) -> Buffer:
+        """The memory of the state under the name of its new value."""
+        root = self.buffers[self.versions[value].state if state is None else state]
+        name = self.unique(value.name or f"{root.name}.new")
+        return Buffer(name, root.kind, root.shape, root.dtype, root=root)
+
+    def append_copy(self, source: Buffer, target: Buffer) -> None:
+        """A kernel that copies one buffer to another of the same type, bytes where the target has no such elements."""
+        dtype, vars = target.dtype, out_vars(len(target.shape))
+        if not self.target.accepts_dtype(dtype) and dtype.numpy.itemsize == 1:
+            dtype = Lowering.byte
+            source = _as_bytes(source)
+            target = target.root if target.root is not None and target.kind == "arena" else _as_bytes(target)
+        self.program.run.append(Kernel("copy", (Store(target, target.shape, vars, Load(source, vars, dtype)),)))
+
+
+def _as_bytes(buffer: Buffer) -> Buffer:
+    return replace(buffer, dtype=Lowering.byte, data=None, root=buffer.base)
+
+
+def kernel_name(nodes: tuple[Node, ...]) -> str:
+    """The name of a kernel: the ops of its nodes."""
+    ops = [n.op.op_name for n in nodes]
+    return "+".join(ops[:4]) + (f"+{len(ops) - 4}" if len(ops) > 4 else "") or "copy"
