@@ -466,7 +466,7 @@ class Pow(Op):
             if x.dtype.is_float:
                 return _float_power(k, x, k.cast(e, x.dtype))
             if e.dtype.is_float:
-                return k.call("pow", k.cast(x, F64), k.cast(e, F64))
+                return _near_whole(k, k.call("pow", k.cast(x, F64), k.cast(e, F64)))
             return _integer_power(k, x, k.cast(e, x.dtype))
 
         return k.map(element)
@@ -475,6 +475,13 @@ class Pow(Op):
 def _float_power(k: Any, x: Any, e: Any) -> Any:
     simple = {1: lambda: x, 2: lambda: x * x, 3: lambda: x * x * x, -1: lambda: 1 / x}.get(literal(e))  # type: ignore[arg-type]
     return simple() if simple else k.call("pow", x, e)
+
+
+def _near_whole(k: Any, x: Any) -> Any:
+    """x, or the whole number that it is within the error of a power of: what is truncated next must not be less."""
+    whole = k.call("round", x)
+    near = k.call("abs", x - whole) <= k.call("abs", whole) * 2**-50
+    return k.select(near, whole, x)
 
 
 def _integer_power(k: Any, x: Any, e: Any) -> Any:

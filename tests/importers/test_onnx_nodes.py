@@ -7,26 +7,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
-import onnx_support
+import onnx_node_tests
 import pytest
 
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError, RlxError, ShapeError, UnsupportedOp
 from rlx.importers.onnx import load
 
-CASES = {case.name: case for case in onnx_support.cases()}
+CASES = {case.name: case for case in onnx_node_tests.cases()}
 
 
-@pytest.mark.sample(200)
+@pytest.mark.sample(150)
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_gives_the_expected_outputs_or_is_skipped_for_a_listed_reason(name: str) -> None:
+@pytest.mark.parametrize("device", onnx_node_tests.DEVICES)
+def test_a_case_gives_the_expected_outputs_or_is_skipped_for_a_listed_reason(device: str, name: str) -> None:
     """Shapes, dtypes and values are those that ONNX ships, whether sizes are run-time data or known at import."""
-    found = onnx_support.outcome(CASES[name])
+    found = onnx_node_tests.outcome(CASES[name], device)
     assert found.result in ("pass", "skip"), f"{found.name}: {found.reason}"
 
 
 def _run_dynamic(model: onnx.ModelProto, given: Sequence[Any]) -> list[Any]:
-    source, feed = onnx_support.settled(model, given, False)
+    source, feed = onnx_node_tests.settled(model, given, False)
     made = onnx.load_from_string(source)
     for info in made.graph.input:
         for d, size in enumerate(info.type.tensor_type.shape.dim):
@@ -40,10 +41,10 @@ def _run_dynamic(model: onnx.ModelProto, given: Sequence[Any]) -> list[Any]:
 def test_dynamic_sizes_give_the_same_or_are_refused(name: str) -> None:
     """With every size of the inputs dynamic a case gives the same outputs, or can't be imported: never others."""
     case = CASES[name]
-    if onnx_support.outcome(case).result != "pass":
+    if onnx_node_tests.outcome(case, "reference").result != "pass":
         pytest.skip("not supported with fixed sizes either")
     try:
-        onnx_support.compare(case, _run_dynamic)
+        onnx_node_tests.compare(case, _run_dynamic)
     except (UnsupportedOp, ShapeError):
         pytest.skip("refused")
     except ExecutionError as error:
@@ -53,20 +54,22 @@ def test_dynamic_sizes_give_the_same_or_are_refused(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_nearly_all_numeric_cases_pass() -> None:
-    """At least 98 % of those whose types are numeric, and no case fails."""
-    counts = Counter(o.result for o in onnx_support.outcomes() if o.numeric)
-    assert not [o.name for o in onnx_support.outcomes() if o.result == "fail"]
-    assert counts["pass"] >= 0.98 * sum(counts.values()), counts
+@pytest.mark.parametrize("device", onnx_node_tests.DEVICES)
+def test_nearly_all_numeric_cases_pass(device: str) -> None:
+    """At least 98 % of those whose types are numeric (on the CPU 94 %, without control flow), and no case fails."""
+    found = onnx_node_tests.outcomes(device)
+    counts = Counter(o.result for o in found if o.numeric)
+    assert not [o.name for o in found if o.result == "fail"]
+    assert counts["pass"] >= {"cpu": 0.94, "reference": 0.98}[device] * sum(counts.values()), counts
 
 
 @pytest.mark.slow
 def test_most_cases_run_with_dynamic_sizes() -> None:
     """The suite does not shrink unnoticed."""
     passed = 0
-    for case in onnx_support.cases():
+    for case in onnx_node_tests.cases():
         try:
-            onnx_support.compare(case, _run_dynamic)
+            onnx_node_tests.compare(case, _run_dynamic)
             passed += 1
         except (AssertionError, RlxError):
             continue
@@ -76,5 +79,7 @@ def test_most_cases_run_with_dynamic_sizes() -> None:
 @pytest.mark.slow
 def test_every_reason_to_skip_is_needed() -> None:
     """A pattern that no case matches any more has to go."""
-    skipped = {o.reason for o in onnx_support.outcomes() if o.result == "skip"}
-    assert {reason for _, reason, _ in onnx_support.SKIPS} <= skipped
+    skipped = {d: {o.reason for o in onnx_node_tests.outcomes(d)} for d in onnx_node_tests.DEVICES}
+    assert {reason for _, reason, _ in onnx_node_tests.SKIPS} <= skipped["reference"]
+    for device, lacks in onnx_node_tests.LACKS.items():
+        assert {reason for _, reason, _ in lacks} <= skipped[device]

@@ -229,8 +229,9 @@ class Emitter:
         texts = [self.spread(v, c.dtype, w) for v, c in zip(operands, children(e), strict=True)]
         match e:
             case Apply(fn="bitcast", args=(a,), dtype=dtype):
-                bits = vec(scalar.llvm_type(a.dtype), w)
-                return self.f.cast("bitcast", texts[0], vec(scalar.llvm_type(dtype), w), bits), w
+                stored, made = (vec(scalar.memory_type(d), w) for d in (a.dtype, dtype))  # a bool is a byte
+                raw = self.f.cast("bitcast", scalar.to_memory(self.f, texts[0], a.dtype, w), made, stored)
+                return scalar.from_memory(self.f, raw, dtype, w), w
             case Apply(fn=fn, args=args):
                 return scalar.apply(self.f, fn, texts, args[0].dtype, w), w
             case Select(a=a):

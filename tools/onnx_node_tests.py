@@ -1,0 +1,282 @@
+"""docs/onnx-node-tests.md: what ONNX's own node tests give on the CPU, on the reference device, and in onnxruntime.
+
+`python tools/onnx_node_tests.py` writes it (some five minutes). Needs the packages onnx and onnxruntime.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+import rlx
+from rlx.backends.reference import run_graph
+from rlx.errors import RlxError, UnsupportedOp
+from rlx.importers.onnx import load
+from rlx.importers.onnx.mapping import DOMAINS, static_inputs
+from rlx.importers.onnx.model import read_model
+from rlx.ir.dtype import dtype_of
+from rlx.ir.graph import Graph
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "onnx-node-tests.md"
+DEVICES = ("cpu", "reference")
+
+# why a case is left out, by a pattern of its name; the importer must refuse it with an error that matches the second
+SKIPS = [
+    (r"adagrad|adam|momentum|nesterov", "training", "not supported"),
+    (r"batchnorm_.*training_mode|training_dropout", "training", "only inference|training_mode"),
+    (r"flexattention", "the preview domain", "ai.onnx.preview"),
+    (r"image_decoder", "image files", "not supported"),
+    (r"not_\dd", "opset 1", "opset 1 is outside"),
+    (
+        r"(cast|castlike|quantizelinear|dequantizelinear)_.*(FNUZ|E8M0|INT2|int2)",
+        "an element type of no device",
+        "type",
+    ),
+    (r"if_opt|if_seq", "sequences of different lengths from branches", "differ in length"),
+    (r"identity_(sequence|opt)|sequence_|loop1[36]_seq|optional_", "a sequence or optional as input", "input of kind"),
+    (r"(equal_)?string|strnorm|regex|.*label_encoder", "strings", "STRING|not supported"),
+]
+LACKS = {  # what a device does not run yet, likewise
+    "cpu": [
+        (r"", "control flow", "its op has no lowering"),
+        (r"", "a size that data decide", "can't be read off an input's shape"),
+    ]
+}
+DIFFERENT = [  # other values than ONNX's reference, and why
+    (r"bernoulli", "random numbers are our own"),
+    (
+        r"resize_downsample_scales_.*_align_corners",
+        "corners are aligned in the rounded size, as in onnxruntime and PyTorch",
+    ),
+]
+NOISE = {"dft_inverse": 1e-6}  # where the expected values are rounding errors around 0
+NUMERIC = {1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 16, 17, 19, 21, 22, 23}  # TensorProto.DataType that rlx has
+RESULTS = ("pass", "skip", "fail")
+WIDER = {"bf16": 2e-2, "bfloat16": 2e-2, "fp16": 3e-3, "float16": 3e-3}  # expected values rounded at other places
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case: "pass", "skip" or "fail", and why."""
+
+    name: str
+    op: str
+    numeric: bool
+    result: str
+    reason: str = ""
+    dtypes: tuple[str, ...] = ()
+
+
+@cache
+def cases() -> list[Any]:
+    """All node tests of the onnx package, single nodes and expanded functions."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return sorted(collect_testcases(None), key=lambda c: c.name)
+
+
+def arrays(values: Sequence[Any]) -> list[Any]:
+    """Tensors as arrays; others as they are."""
+    return [numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for v in values]
+
+
+def is_numeric(case: Any) -> bool:
+    """Whether all inputs and outputs are tensors of numbers that rlx has a type for, outside training and previews."""
+    graph = case.model.graph
+    domains = {node.domain for node in graph.node}
+    infos = [*graph.input, *graph.output]
+    tensors = all(i.type.WhichOneof("value") == "tensor_type" for i in infos)
+    return tensors and all(i.type.tensor_type.elem_type in NUMERIC for i in infos) and domains <= set(DOMAINS)
+
+
+def settled(model: onnx.ModelProto, given: Sequence[Any], all_integers: bool) -> tuple[bytes, dict[str, Any]]:
+    """The model with inputs that sizes come from as initializers, as models have them, and the other arrays."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    read = read_model(model.SerializeToString())
+    needed = {name for node in read.graph.nodes for name in static_inputs(node, read.opsets)}
+    feed = dict(zip((i.name for i in model.graph.input), given, strict=False))
+    for name, array in list(feed.items()):
+        whole = isinstance(array, np.ndarray | np.generic) and array.dtype.kind in "iu" and array.ndim < 2
+        if isinstance(array, np.ndarray | np.generic) and (name in needed or (all_integers and whole)):
+            made.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+            del feed[name]
+    kept = [i for i in made.graph.input if i.name in feed]
+    del made.graph.input[:]
+    made.graph.input.extend(kept)
+    return made.SerializeToString(), feed
+
+
+def run_on(device: str, graph: Graph, feed: dict[str, Any]) -> list[Any]:
+    """The outputs of a graph on a device."""
+    if device == "reference":
+        return list(run_graph(graph, feed).values())
+    return list(rlx.compile(graph, device=device, threads=1).run(feed))
+
+
+def run_rlx(device: str, model: onnx.ModelProto, given: Sequence[Any]) -> list[Any]:
+    """The outputs on a device; sizes are run-time data first, else known at import."""
+    names = [i.name for i in model.graph.input]
+    attempts: tuple[Callable[[], tuple[bytes, dict[str, Any]]], ...] = (
+        lambda: (model.SerializeToString(), dict(zip(names, given, strict=False))),
+        lambda: settled(model, given, False),
+        lambda: settled(model, given, True),
+    )
+    for number, attempt in enumerate(attempts):
+        source, feed = attempt()
+        try:
+            return run_on(device, load(source), feed)
+        except UnsupportedOp:
+            if number + 1 == len(attempts):
+                raise
+    raise AssertionError
+
+
+def run_onnxruntime(model: onnx.ModelProto, given: Sequence[Any]) -> list[Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [i.name for i in model.graph.input]
+    return list(session.run(None, {n: a for n, a in zip(names, given, strict=False) if a is not None}))
+
+
+def compare(case: Any, run: Any) -> None:
+    """Raises `AssertionError` where outputs differ from the expected ones beyond the case's tolerance."""
+    rtol = max([case.rtol, *(limit for word, limit in WIDER.items() if word in case.name)])
+    for inputs, outputs in case.data_sets:
+        expected: list[Any] = []
+        for value in arrays(outputs):
+            expected += value if isinstance(value, list) else [value]
+        found: list[Any] = []
+        for value in run(case.model, arrays(inputs)):
+            found += value if isinstance(value, list) else [value]
+        assert len(found) == len(expected), f"{len(found)} outputs, expected {len(expected)}"
+        for got, want in zip(found, map(np.asarray, expected), strict=True):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype), (got.shape, got.dtype, want.shape, want.dtype)
+            if got.dtype.kind not in "fiub":  # types of ml_dtypes
+                got, want = got.astype(np.float32), want.astype(np.float32)
+            noise = max((limit for word, limit in NOISE.items() if word in case.name), default=0.0)
+            atol = max(case.atol, noise, rtol / 10 if rtol > 1e-3 else 0)
+            np.testing.assert_allclose(got, want, rtol=rtol, atol=atol)
+
+
+def outcome(case: Any, device: str) -> Outcome:
+    """Runs one case on a device."""
+    node = case.model.graph.node[0]
+    op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    name, numeric = case.name.removeprefix("test_"), is_numeric(case)
+    try:
+        compare(case, partial(run_rlx, device))
+    except UnsupportedOp as error:
+        for pattern, reason, said in (*SKIPS, *LACKS.get(device, ())):
+            if re.search(pattern, name) and re.search(said, str(error)):
+                return Outcome(name, op, numeric, "skip", reason)
+        return Outcome(name, op, numeric, "fail", str(error).split("): ")[-1])
+    except (AssertionError, RlxError) as error:
+        for pattern, reason in DIFFERENT:
+            if re.match(pattern, name):
+                return Outcome(name, op, numeric, "skip", reason)
+        if name.startswith("optional_has_element_empty"):
+            return Outcome(name, op, False, "skip", "a sequence or optional as input")
+        return Outcome(name, op, numeric, "fail", " ".join(str(error).split())[:100])
+    kinds = {dtype_of(a.dtype).name for a in arrays(case.data_sets[0][0]) if isinstance(a, np.ndarray | np.generic)}
+    return Outcome(name, op, numeric, "pass", "", tuple(sorted(kinds)))
+
+
+@cache
+def outcomes(device: str) -> tuple[Outcome, ...]:
+    """What became of every case on a device."""
+    return tuple(outcome(case, device) for case in cases())
+
+
+def peer_counts() -> Counter[tuple[bool, str]]:
+    """How many cases onnxruntime passes, (numeric, result): "fail" is another result, "skip" that it can't load it."""
+    counts: Counter[tuple[bool, str]] = Counter()
+    for case in cases():
+        try:
+            compare(case, run_onnxruntime)
+            result = "pass"
+        except AssertionError:
+            result = "fail"
+        except Exception:  # noqa: BLE001 - it has its own classes of errors, and refuses with any
+            result = "skip"
+        counts[is_numeric(case), result] += 1
+    return counts
+
+
+# ---- the page
+
+HEAD = f"""# ONNX's node tests
+
+The node tests that the package onnx {onnx.__version__} generates (single nodes and expanded functions), at their own
+tolerances (16-bit floats: 3e-3, bf16: 2e-2). Written by `python tools/onnx_node_tests.py`; a test checks that it is
+current. Numeric: all inputs and outputs are tensors of types that rlx has, outside training and previews. Where a size
+has to be known at import, that input is made an initializer.
+"""
+
+
+def counts() -> Iterator[str]:
+    """Pass, skip and fail on each device, and the same for onnxruntime."""
+    found = {f"rlx, {device}": Counter((o.numeric, o.result) for o in outcomes(device)) for device in DEVICES}
+    found["onnxruntime (skip: can't load it)"] = peer_counts()
+    yield "| run by | numeric: pass | skip | fail | all: pass | skip | fail |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, by_kind in found.items():
+        cells = [by_kind[True, r] for r in RESULTS] + [by_kind[True, r] + by_kind[False, r] for r in RESULTS]
+        yield f"| {name} | " + " | ".join(map(str, cells)) + " |"
+    yield ""
+
+
+def reasons() -> Iterator[str]:
+    """Every case that does not pass, under the reason why."""
+    listed: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for device in DEVICES:
+        for o in outcomes(device):
+            if o.result != "pass":
+                listed[o.result, o.reason][device].append(o.name)
+    yield "## Skipped"
+    yield ""
+    yield "| result | because of | on | cases |"
+    yield "|---|---|---|---|"
+    for (result, reason), by_device in sorted(listed.items()):
+        same = len(by_device) == len(DEVICES) and len({tuple(names) for names in by_device.values()}) == 1
+        for device, names in {"both": by_device[DEVICES[0]]}.items() if same else by_device.items():
+            yield f"| {result} | {reason} | {device} | {len(names)}: {', '.join(names)} |"
+    yield ""
+
+
+def by_op() -> Iterator[str]:
+    """How many cases of each op pass on the CPU, and the types in them."""
+    yield "## By op, on the CPU"
+    yield ""
+    yield "| op | passing cases | element types in them |"
+    yield "|---|---|---|"
+    found: dict[str, list[Outcome]] = defaultdict(list)
+    for o in outcomes("cpu"):
+        if o.result == "pass" and "_expanded" not in o.name:
+            found[o.op].append(o)
+    for op, passing in sorted(found.items()):
+        yield f"| {op} | {len(passing)} | {', '.join(sorted({d for o in passing for d in o.dtypes}))} |"
+
+
+def page() -> str:
+    """The whole document."""
+    return "\n".join([HEAD, *counts(), *reasons(), *by_op()]) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(page())
