@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import onnx
-import onnx_support
+import onnx_node_tests
 import pytest
 
 from rlx.errors import RlxError
@@ -40,7 +40,7 @@ INTERESTING = (0, 1, 2, 127, 128, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63
 @cache
 def _synthetic() -> list[bytes]:
     """The models of ONNX's node tests: all ops, subgraphs, functions, sequences, every element type."""
-    return [case.model.SerializeToString() for case in onnx_support.cases() if case.model.ByteSize() < 20_000]
+    return [case.model.SerializeToString() for case in onnx_node_tests.cases() if case.model.ByteSize() < 20_000]
 
 
 def _varint(value: int) -> bytes:
