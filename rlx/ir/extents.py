@@ -8,7 +8,7 @@ from rlx.errors import ExecutionError, NameNotFound, ShapeError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, Guard, Shape, Size, Symbol, evaluate, symbols
 
-__all__ = ["bind_extents", "bind_result", "check_extent", "check_guards", "check_shape"]
+__all__ = ["bind_extents", "bind_result", "check_all", "check_extent", "check_guards", "check_shape"]
 
 
 Solver = Callable[[Dim, int], tuple[Symbol, int] | None]
@@ -73,15 +73,17 @@ def check_shape(what: str, declared: Shape, shape: Sequence[int], extents: Mappi
 
 def check_guards(graph: Graph, extents: Mapping[str, int]) -> list[Guard]:
     """Raises `ExecutionError` for a guard that does not hold; returns those whose dims are not all known yet."""
-    open_guards = []
-    for guard in graph.guards:
-        if not (_known(guard.lhs, extents) and _known(guard.rhs, extents)):
-            open_guards.append(guard)
-            continue
+    open_guards = [g for g in graph.guards if not (_known(g.lhs, extents) and _known(g.rhs, extents))]
+    check_all([g for g in graph.guards if g not in open_guards], extents)
+    return open_guards
+
+
+def check_all(guards: Sequence[Guard], extents: Mapping[str, int]) -> None:
+    """Raises `ExecutionError` for a guard that does not hold; all their dims must be known."""
+    for guard in guards:
         lhs, rhs = evaluate(guard.lhs, extents), evaluate(guard.rhs, extents)
         if lhs != rhs:
             raise ExecutionError(f"{guard.why}: {guard.lhs} is {lhs} and {guard.rhs} is {rhs} in this run")
-    return open_guards
 
 
 def _known(size: Size, extents: Mapping[str, int]) -> bool:

@@ -7,13 +7,14 @@ anchors (contract, conv, attention) wait as *pending* so that element-wise users
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, Value
-from rlx.ir.shape import Shape, Size, numel, symbols, upper
+from rlx.ir.shape import Guard, Shape, Size, numel, symbols, upper
 from rlx.kernels.affine import Affine, has_division, linear_index, row_major
 from rlx.kernels.expr import (
     Apply,
@@ -32,10 +33,11 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Lowering, Piece, lower_node, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
+from rlx.kernels.regions import place_extents, place_guards, place_regions
 from rlx.kernels.state_writes import StateWrites, kernel_name
 from rlx.kernels.states import last_readers, order_states
 
-__all__ = ["Target", "fuse"]
+__all__ = ["Fuser", "Target", "fuse"]
 
 CHEAP = 6  # operations that may be done again at each use rather than stored
 SMALL = 64 * 1024  # bytes that `prepare` may make out of fewer
@@ -65,7 +67,7 @@ def fuse(graph: Graph, target: Target, *, merge: bool = True) -> Program:
 
     Without `merge` each node that is no view has kernels of its own, one for each of its outputs.
     """
-    return _Fuser(graph, target, merge).run()
+    return Fuser(graph, target, merge).run()
 
 
 @dataclass
@@ -79,7 +81,9 @@ class _Pending:
     nodes: tuple[Node, ...]
 
 
-class _Fuser(StateWrites):
+class Fuser(StateWrites):
+    """What is known while a graph is fused, and the program so far."""
+
     def __init__(self, graph: Graph, target: Target, merge: bool) -> None:
         self.graph = graph
         self.target = target
@@ -96,6 +100,9 @@ class _Fuser(StateWrites):
         self.last = last_readers(graph, self.order)
         self.fresh = count()
         self.names: dict[str, int] = {}
+        self.known = {s.name for v in graph.inputs for size in v.shape for s in symbols(size)}  # sizes, by now
+        self.rounds: set[str] = set()  # the numbers of rounds, as sizes
+        self.waiting: list[Guard] = []  # equalities of sizes that are not all known yet
 
     def run(self) -> Program:
         for kind, values, where in (
@@ -105,10 +112,8 @@ class _Fuser(StateWrites):
             ("const", self.graph.constants, self.program.constants),
         ):
             for value in values:
-                name = self.unique(value.name or f"c{len(self.program.constants)}")
-                buffer = Buffer(name, kind, value.shape, value.dtype, value.type.encoding, value.data)
-                where.append(buffer)
-                self.buffers[value] = buffer
+                self.add_leaf(kind, value, where)
+        place_guards(self, self.graph.guards, checked=True)
         for number, node in enumerate(self.order):
             written = [v for v in node.outputs if v in self.versions]
             for value in written:
@@ -125,9 +130,27 @@ class _Fuser(StateWrites):
         self.finish_states()
         return self.program
 
+    def add_leaf(self, kind: str, value: Value, where: list[Buffer]) -> None:
+        name = self.unique(value.name or f"c{len(self.program.constants)}")
+        buffer = Buffer(name, kind, value.shape, value.dtype, value.type.encoding, value.data)
+        where.append(buffer)
+        self.buffers[value] = buffer
+
+    def add_constant(self, value: Value) -> None:
+        """A constant of a region, which may be met more than once."""
+        if value not in self.buffers:
+            self.add_leaf("const", value, self.program.constants)
+
     # ---- one node
 
     def place(self, node: Node) -> None:
+        if node.regions:
+            place_regions(self, node)
+        else:
+            self.place_plain(node)
+            place_extents(self, node)
+
+    def place_plain(self, node: Node) -> None:
         if self.target.accepts_special(node):
             self.special(node)
             return
@@ -188,10 +211,21 @@ class _Fuser(StateWrites):
         self.append(kernel, node.outputs[0] in self.static)
 
     def host_call(self, node: Node) -> None:
-        inputs = tuple(self.in_arena(v) if v.kind == "input" else self.materialise(v) for v in node.inputs)
+        inputs = tuple(map(self.for_host, node.inputs))
         outputs = tuple(self.new_buffer(v) for v in node.outputs)
         kernel = Kernel(node.op.op_name, host=node, operands=inputs, results=outputs, nodes=(node,))
         self.append(kernel, node.outputs[0] in self.static)
+
+    def for_host(self, value: Value) -> Buffer:
+        """A buffer that lies still: not an input, whose place each run tells, nor a row of one of several rounds."""
+        buffer = self.materialise(value)
+        if buffer.base.kind == "input":
+            return self.in_arena(value)
+        if all(s.name not in self.rounds for s in symbols(buffer.offset)):
+            return buffer
+        copy = Buffer(self.unique(buffer.name), "arena", buffer.shape, buffer.dtype)
+        self.program.run.append(self.copy_kernel(buffer, copy))
+        return copy
 
     # ---- anchors
 
@@ -311,7 +345,7 @@ class _Fuser(StateWrites):
 
     def worth_inlining(self, source: Value, expr: Expr, node: Node, space: Shape) -> bool:
         body = self.virtual[source]
-        price = _cost(body)
+        price = cost(body)
         if price == 0:
             return True
         if source in self.buffers:
@@ -380,9 +414,7 @@ class _Fuser(StateWrites):
             element = self.on_buffers(Load(value, vars, dtype))
             self.program.run.append(Kernel("copy", (Store(copy, value.shape, vars, element),)))
         else:
-            bytewise = not self.target.accepts_dtype(dtype) and dtype.numpy.itemsize == 1
-            made = Buffer(self.unique(name), "arena", value.shape, Lowering.byte) if bytewise else None
-            copy = Buffer(name, "arena", value.shape, dtype, root=made)
+            copy = Buffer(name, "arena", value.shape, dtype)
             self.append_copy(buffer, copy)
         self.copies[value] = copy
         return copy
@@ -406,19 +438,25 @@ class _Fuser(StateWrites):
 
     def emit_pieces(self, value: Value, pieces: list[Piece]) -> Buffer:
         buffer = self.new_buffer(value)
+        self.append(self.pieces_kernel(value, pieces, buffer), value in self.static)
+        return buffer
+
+    def pieces_kernel(self, value: Value, pieces: list[Piece], buffer: Buffer) -> Kernel:
         vars = out_vars(value.rank)
         stores = []
         for piece in pieces:
             at = tuple(v + o for v, o in zip(vars, piece.offset, strict=True))
             stores.append(Store(buffer, piece.extents, at, self.on_buffers(piece.expr)))
         nodes = self.nodes_of.get(value, ())
-        kernel = Kernel(kernel_name(nodes), tuple(stores), nodes=nodes)
-        self.append(kernel, value in self.static)
-        return buffer
+        return Kernel(kernel_name(nodes), tuple(stores), nodes=nodes)
 
     def emit_pending(self, value: Value, p: _Pending, into: Buffer | None = None) -> Buffer:
         buffer = self.new_buffer(value) if into is None else into
         self.buffers[value] = buffer
+        self.append(self.pending_kernel(p, buffer), value in self.static)
+        return buffer
+
+    def pending_kernel(self, p: _Pending, buffer: Buffer) -> Kernel:
         vars = out_vars(len(p.shape))
         at = tuple(vars[axis] for axis in p.order)
         anchor = p.anchor
@@ -432,9 +470,19 @@ class _Fuser(StateWrites):
                 q, k, v = (self.on_buffers(getattr(anchor, role)) for role in "qkv")
                 anchor = replace(anchor, q=q, k=k, v=v, bias=bias)
         store = Store(buffer, p.shape, at, self.on_buffers(p.expr))
-        kernel = Kernel(kernel_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
-        self.append(kernel, value in self.static)
-        return buffer
+        return Kernel(kernel_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
+
+    def kernel_into(self, value: Value, buffer: Buffer) -> Kernel:
+        """The kernel that writes the value to this buffer: its own if it has none yet, else a copy."""
+        if value not in self.buffers and value in self.pending:
+            return self.pending_kernel(self.pending.pop(value), buffer)
+        if value not in self.buffers and value in self.virtual:
+            return self.pieces_kernel(value, [Piece(self.virtual[value], value.shape, (0,) * value.rank)], buffer)
+        source = self.materialise(value)
+        if source.encoding is None:
+            return self.copy_kernel(source, buffer)
+        decoded = Load(value, out_vars(value.rank), value.dtype)
+        return self.pieces_kernel(value, [Piece(decoded, value.shape, (0,) * value.rank)], buffer)
 
     def on_buffers(self, expr: Expr) -> Expr:
         """The expression with loads of values turned into loads of buffers; encoded elements are decoded."""
@@ -483,11 +531,16 @@ def _static_values(graph: Graph) -> set[Value]:
     """Values that depend on params and constants only and have static shapes: `prepare` can make them."""
     found = {*graph.params, *graph.constants}
     for node in graph.nodes:
-        fixed = all(not any(True for _ in symbols(s)) for v in node.outputs for s in v.shape)
-        sized = any(not isinstance(a, int) and _symbolic(a) for a in vars(node.op).values())
-        if fixed and not sized and all(v in found for v in node.inputs):
+        if is_static(node, found):
             found.update(node.outputs)
     return found
+
+
+def is_static(node: Node, known: Collection[Value]) -> bool:
+    """Whether `prepare` can run the node, given the values that it can make."""
+    fixed = all(not any(True for _ in symbols(s)) for v in node.outputs for s in v.shape)
+    sized = any(not isinstance(a, int) and _symbolic(a) for a in vars(node.op).values())
+    return not node.regions and fixed and not sized and all(v in known for v in node.inputs)
 
 
 def _symbolic(attribute: object) -> bool:
@@ -520,7 +573,7 @@ def _uses(expr: Expr, source: Value) -> bool:
     return any(x.source is source for x in loads(expr))
 
 
-def _cost(expr: Expr) -> int:
+def cost(expr: Expr) -> int:
     """Operations of one element beyond loading it: 0 for pure layout and constants."""
     total = 0
     indices: set[Expr] = set()

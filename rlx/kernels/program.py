@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
@@ -13,7 +13,7 @@ from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import Expr, Load, Reduce, loads, walk
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
 
-__all__ = ["Buffer", "Kernel", "Program", "Store", "node_names"]
+__all__ = ["Buffer", "Extents", "Flow", "Kernel", "Mark", "Program", "Store", "loop_spans", "node_names"]
 
 
 @dataclass(eq=False)
@@ -70,6 +70,41 @@ class Store:
 
 
 @dataclass(eq=False)
+class Flow:
+    """One If or loop of a run. Its marks enclose the kernels that it runs, leaves out or repeats.
+
+    An If is "if" (on after "else" where the test fails), "else" (on after "end"), "end"; a loop is "loop", "while" (on
+    after "end" where the test fails), "next" (back to after "loop"), "end". `round` is the number of the round: sizes
+    and offsets that it occurs in are linear in it, and "loop" and "next" bring them up to date.
+    """
+
+    name: str
+    round: Symbol | None = None  # loops only
+    trips: Size | None = None  # rounds of a loop that counts; None: for as long as the test of "while" holds
+    count: Symbol | None = None  # the size that the rounds of a loop with a test become; its bound is checked
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """A point of a flow: "if", "else", "loop", "while", "next" or "end". `test` is a bool scalar."""
+
+    flow: Flow
+    part: str
+    test: Buffer | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Extents:
+    """Sizes that data have decided, for all that follows: each is the value of a size or the rounds of a loop.
+
+    `checks` are equalities that can be told only now. Both run when the kernel does, so only in a branch that is taken.
+    """
+
+    sizes: tuple[tuple[Symbol, Size | Flow], ...] = ()
+    checks: tuple[Guard, ...] = ()
+
+
+@dataclass(eq=False)
 class Kernel:
     """One launch: an anchor (or plain loops) with its stores, or a node run as a whole.
 
@@ -87,12 +122,17 @@ class Kernel:
     results: tuple[Buffer, ...] = ()
     nodes: tuple[Node, ...] = ()
     tag: str = ""  # set by a backend that has made a special kernel of it
+    mark: Mark | None = None  # control flow: nothing is computed
+    extents: Extents | None = None
+    makes: tuple[Symbol, ...] = ()  # the sizes that a node run as a whole decides
 
     @property
     def kind(self) -> str:
-        """The anchor name of design §5: contract, conv, attention, row, reduce, map, copy, special or host."""
+        """The anchor name of design §5: contract, conv, attention, row, reduce, map, copy, special, control or host."""
         if self.host is not None or self.special is not None:
             return "special" if self.host is None else "host"
+        if self.mark is not None or self.extents is not None:
+            return "control"
         if self.anchor is not None:
             return type(self.anchor).__name__.lower()
         exprs = [s.expr for s in self.stores]
@@ -120,7 +160,9 @@ class Kernel:
     def reads(self) -> tuple[Buffer, ...]:
         """The buffers read, each once."""
         found = dict.fromkeys(load.source for e in self.expressions() for load in loads(e))
-        return tuple(found) + tuple(b for b in dict.fromkeys(self.operands) if b not in found)
+        test = None if self.mark is None else self.mark.test
+        others = self.operands if test is None else (test,)
+        return tuple(found) + tuple(b for b in dict.fromkeys(others) if b not in found)
 
     def writes(self) -> tuple[Buffer, ...]:
         """The buffers written, each once."""
@@ -137,6 +179,8 @@ class Kernel:
             return ()
         (store,) = self.stores
         target = store.buffer
+        if target.root is not None:
+            return ()
         at = _element(store.index, store)
         found: dict[Buffer, bool] = {}
         for load in (load for e in (store.expr, *store.index) for load in loads(e)):
@@ -181,6 +225,10 @@ class Kernel:
             assert isinstance(count, int)
             total += count * store.buffer.dtype.numpy.itemsize
         return total
+
+    def retarget(self, buffer: Buffer) -> Kernel:
+        """The same kernel, but its single result goes into another buffer."""
+        return replace(self, stores=tuple(replace(s, buffer=buffer) for s in self.stores))
 
     @property
     def label(self) -> str:
@@ -242,6 +290,7 @@ class Program:
     copied: dict[str, Buffer] = field(default_factory=dict)  # state -> what holds its new value until a copy at the end
     dims: dict[str, Symbol] = field(default_factory=dict)
     guards: list[Guard] = field(default_factory=list)
+    made: dict[str, Size | None] = field(default_factory=dict)  # sizes that data decide: the most each can be, if known
 
     def buffers(self, kind: str) -> list[Buffer]:
         """The root buffers of a kind, in order of first use."""
@@ -259,3 +308,15 @@ class Program:
         from rlx.kernels.text import print_program
 
         return print_program(self)
+
+
+def loop_spans(kernels: Sequence[Kernel]) -> list[tuple[int, int]]:
+    """First and last step of each loop, inner ones first: what crosses an end of one is in use through all of it."""
+    starts: dict[Flow, int] = {}
+    spans = []
+    for step, kernel in enumerate(kernels):
+        if kernel.mark is not None and kernel.mark.part == "loop":
+            starts[kernel.mark.flow] = step
+        elif kernel.mark is not None and kernel.mark.part == "next":
+            spans.append((starts[kernel.mark.flow], step))
+    return spans

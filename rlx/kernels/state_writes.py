@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Shape
 from rlx.kernels.expr import Check, Expr, Load, Var, loads, substitute_vars, transform, walk
-from rlx.kernels.lowering import Lowering, lower_in_place, out_vars
+from rlx.kernels.lowering import lower_in_place, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.states import Version
 
@@ -159,17 +160,16 @@ class StateWrites:
         return Buffer(name, root.kind, root.shape, root.dtype, root=root)
 
     def append_copy(self, source: Buffer, target: Buffer) -> None:
-        """A kernel that copies one buffer to another of the same type, bytes where the target has no such elements."""
+        """A kernel that copies one buffer to another of the same type."""
+        self.program.run.append(self.copy_kernel(source, target))
+
+    def copy_kernel(self, source: Buffer, target: Buffer) -> Kernel:
+        """A copy of elements that are not encoded; of their bits where the target has no such elements."""
         dtype, vars = target.dtype, out_vars(len(target.shape))
-        if not self.target.accepts_dtype(dtype) and dtype.numpy.itemsize == 1:
-            dtype = Lowering.byte
-            source = _as_bytes(source)
-            target = target.root if target.root is not None and target.kind == "arena" else _as_bytes(target)
-        self.program.run.append(Kernel("copy", (Store(target, target.shape, vars, Load(source, vars, dtype)),)))
-
-
-def _as_bytes(buffer: Buffer) -> Buffer:
-    return replace(buffer, dtype=Lowering.byte, data=None, root=buffer.base)
+        if not self.target.accepts_dtype(dtype):
+            dtype = DTYPES[f"u{8 * dtype.numpy.itemsize}"]
+            source, target = (replace(b, dtype=dtype, data=None, root=b.base) for b in (source, target))
+        return Kernel("copy", (Store(target, target.shape, vars, Load(source, vars, dtype)),))
 
 
 def kernel_name(nodes: tuple[Node, ...]) -> str:

@@ -40,7 +40,7 @@ from rlx.kernels.expr import (
     walk,
 )
 from rlx.kernels.lowering import Attention, Contract, Conv
-from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.kernels.program import Buffer, Flow, Kernel, Program
 
 __all__ = ["format_expr", "print_program"]
 
@@ -102,12 +102,29 @@ def _shape(shape: Shape) -> str:
     return f"[{', '.join(map(format_size, shape))}]"
 
 
+def _control_line(number: int, kernel: Kernel) -> str:
+    """A mark of control flow, or the sizes that are settled here."""
+    mark, extents = kernel.mark, kernel.extents
+    if mark is not None:
+        flow = mark.flow
+        test = "" if mark.test is None else f" {mark.test.name}"
+        trips = f" for 0..{format_size(flow.trips)}" if flow.trips is not None else ""
+        return f"{number} {mark.part} {flow.name}{test}{trips if mark.part == 'loop' else ''}"
+    assert extents is not None
+    sizes = [f"{s.name} = {f'rounds of {n.name}' if isinstance(n, Flow) else n}" for s, n in extents.sizes]
+    return f"{number} extents " + ", ".join([*sizes, *(f"check {g.lhs} == {g.rhs}" for g in extents.checks)])
+
+
 def _kernel_lines(number: int, kernel: Kernel) -> Iterator[str]:
+    if kernel.kind == "control":
+        yield _control_line(number, kernel)
+        return
     reads = ", ".join(f"{b.name} {_type(b)}" for b in kernel.reads())
     writes = ", ".join(f"{b.name} {_type(b)}" for b in kernel.writes())
     sources = dict.fromkeys(p for n in kernel.nodes for p in n.provenance)
     origin = f"  from {', '.join(map(json.dumps, sources))}" if sources else ""
     tag = f" [{kernel.tag}]" if kernel.tag else ""
+    origin += f"  decides {', '.join(s.name for s in kernel.makes)}" if kernel.makes else ""
     yield f"{number} {kernel.kind}{tag} {kernel.name} ({reads}) -> {writes}{origin}"
     for line in (*_anchor_lines(kernel), *_store_lines(kernel)):
         yield f"  {line}"

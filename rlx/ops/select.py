@@ -39,6 +39,10 @@ class Produced(Op):
         unknown = {s.name: 0 for s in symbols(self.count)} if isinstance(self.count, Dim) else {}
         return super().at(unknown | dict(extents))
 
+    def most(self, *x: TensorType) -> Size | None:
+        """The largest that `count` can be on inputs of these types; None where only the data tell."""
+        return None
+
     def work(self, *x: TensorType) -> Work:
         out = self.infer_types(x)
         read, written = (sum((tensor_bytes(t) for t in types), start=0) for types in (x, out))
@@ -91,6 +95,9 @@ class NonZero(Produced):
     def infer(self, x: TensorType) -> TensorType:
         return TensorType((max(x.rank, 1), self.count), I64)
 
+    def most(self, *x: TensorType) -> Size | None:
+        return numel(x[0].shape)
+
     def reference(self, x: Array) -> Array:
         return np.stack(np.nonzero(np.atleast_1d(x))).astype(np.int64)
 
@@ -116,6 +123,9 @@ class Compress(Produced):
             return TensorType((self.count,), x.dtype)
         return TensorType((*x.shape[:axis], self.count, *x.shape[axis + 1 :]), x.dtype)
 
+    def most(self, *x: TensorType) -> Size | None:
+        return x[1].shape[0]
+
     def reference(self, x: Array, condition: Array) -> Array:
         return np.take(x, np.flatnonzero(condition), axis=self.axis)
 
@@ -139,6 +149,9 @@ class Unique(Produced):
         size = numel(x.shape) if axis is None else x.shape[axis]
         each = TensorType((self.count,), I64)
         return TensorType(shape, x.dtype), each, TensorType((size,), I64), each
+
+    def most(self, *x: TensorType) -> Size | None:
+        return numel(x[0].shape) if self.axis is None else x[0].shape[self.axis]
 
     def reference(self, x: Array) -> tuple[Array, Array, Array, Array]:
         found = np.unique(widened(x), True, True, True, axis=self.axis)
@@ -213,6 +226,9 @@ class NonMaxSuppression(Produced):
                 if number.dtype.is_float == (what == "limit"):
                     raise DTypeError(f"non_max_suppression: {what} has the wrong type: {number}")
         return TensorType((self.count, 3), I64)
+
+    def most(self, *x: TensorType) -> Size | None:
+        return numel(x[1].shape)
 
     def reference(
         self,

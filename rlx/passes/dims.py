@@ -75,6 +75,10 @@ def apply_dims(graph: Graph, dims: Mapping[str, Any] | None) -> Graph:
     values = dim_values(graph, dims) if dims else {}
     if not values:
         return graph
+    return _with_dims(graph, values)
+
+
+def _with_dims(graph: Graph, values: Mapping[str, Size]) -> Graph:
     new = Graph(graph.name)
     mapped: dict[Value, Value] = {}
     for old_list, new_list in (
@@ -97,7 +101,8 @@ def apply_dims(graph: Graph, dims: Mapping[str, Any] | None) -> Graph:
             new.guards.append(Guard(lhs, rhs, guard.why))
     for node in graph.nodes:
         op = node.op.with_sizes(values) if isinstance(node.op, Op) else node.op
-        outputs = new.add(op, *(mapped[v] for v in node.inputs), provenance=node.provenance, regions=node.regions)
+        regions = [_with_dims(region, values) for region in node.regions]
+        outputs = new.add(op, *(mapped[v] for v in node.inputs), provenance=node.provenance, regions=regions)
         for old, value in zip(node.outputs, outputs, strict=True):
             value.name = old.name
             mapped[old] = value

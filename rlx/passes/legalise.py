@@ -25,21 +25,31 @@ class Dispatch:
 
 
 def legalise(graph: Graph, claims: Callable[[Node], str | None]) -> tuple[Graph, list[Dispatch]]:
-    """The graph in ops that `claims` returns None for, and the dispatch report.
+    """The graph, with its regions, in ops that `claims` returns None for, and the dispatch report.
 
     A node that is not claimed is decomposed, again and again; one that can't be, but has a reference, becomes a host
     call. Raises `UnsupportedOp` listing every node that is neither.
     """
     report: list[Dispatch] = []
     missing: list[UnsupportedNode] = []
+    made = _legal(graph, claims, report, missing)
+    if missing:
+        lines = "".join(f"\n  {m.op} {m.name!r}: {m.reason}" for m in missing)
+        raise UnsupportedOp(f"{len(missing)} nodes can't be run on this device:{lines}", missing)
+    return made, report
+
+
+def _legal(
+    graph: Graph,
+    claims: Callable[[Node], str | None],
+    report: list[Dispatch],
+    missing: list[UnsupportedNode],
+) -> Graph:
     new, values = copy_leaves(graph)
     for node in graph.nodes:
         outputs = _place(new, node, [values[v] for v in node.inputs], claims, report, missing)
         values.update(zip(node.outputs, outputs, strict=True))
-    if missing:
-        lines = "".join(f"\n  {m.op} {m.name!r}: {m.reason}" for m in missing)
-        raise UnsupportedOp(f"{len(missing)} nodes can't be run on this device:{lines}", missing)
-    return finish(graph, new, values), report
+    return finish(graph, new, values)
 
 
 def _place(
@@ -52,9 +62,11 @@ def _place(
 ) -> tuple[Value, ...]:
     op: Any = node.op
     name = node.provenance[0] if node.provenance else node.outputs[0].name
-    trial = Node(op, tuple(inputs), node.outputs, node.provenance, node.regions)
+    regions = node.regions
+    trial = Node(op, tuple(inputs), node.outputs, node.provenance, regions)
     why = claims(trial)
     if why is None:
+        regions = tuple(_legal(region, claims, report, missing) for region in regions)
         report.append(Dispatch(name, op.op_name, "native", ""))
     elif op.decompose is not None:
         report.append(Dispatch(name, op.op_name, "decomposed", why))
@@ -64,7 +76,7 @@ def _place(
     else:
         report.append(Dispatch(name, op.op_name, "unsupported", why))
         missing.append(UnsupportedNode(name, op.op_name, why))
-    return graph.add(op, *inputs, name=node.outputs[0].name, provenance=node.provenance, regions=node.regions)
+    return graph.add(op, *inputs, name=node.outputs[0].name, provenance=node.provenance, regions=regions)
 
 
 def _decompose(

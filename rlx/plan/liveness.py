@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlx.errors import CompileError, OptionError
 from rlx.ir.shape import evaluate, numel
-from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.kernels.program import Buffer, Kernel, Program, loop_spans
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval
 
 __all__ = [
@@ -56,12 +56,17 @@ def bound_extents(program: Program) -> dict[str, int] | None:
 def schedule(program: Program) -> Schedule:
     """The live ranges of a program's arena.
 
-    A buffer is live from the kernel that writes it to its last reader (of it or of a view of it); one that an output or
-    an update shows, to the end of the run. Raises `CompileError` where a kernel reads what none has written.
+    A buffer is live from the first kernel that writes it to its last reader (of it or of a view of it); one that an
+    output or an update shows, to the end of the run; one that is in use on both sides of an end of a loop, through all
+    of the loop. The two branches of an If come one after the other, so their own buffers never meet. Raises
+    `CompileError` where a kernel reads what none has written.
     """
     makers: dict[Buffer, Kernel] = {}
     starts: dict[Buffer, int] = {}
     last: dict[Buffer, int] = {}
+    flows = any(
+        kernel.mark is not None for kernel in program.run
+    )  # then carries and results are written more than once
     for step, kernel in enumerate(program.run):
         for buffer in kernel.reads():
             if buffer.base.kind == "arena":
@@ -71,18 +76,26 @@ def schedule(program: Program) -> Schedule:
         for buffer in kernel.writes():
             if buffer.base.kind == "state":
                 continue
-            if buffer.kind != "arena" or buffer.root is not None or buffer in starts:
+            if buffer.kind != "arena" or (buffer.base in starts and not flows):
                 raise CompileError(
                     f"kernel {step} ({kernel.label}) writes {buffer!r} ({buffer.kind}): expected an arena buffer that "
-                    "is no view and that no kernel has written yet"
+                    "no kernel has written yet"
                 )
-            makers[buffer], starts[buffer], last[buffer] = kernel, step, step
+            makers.setdefault(buffer.base, kernel)
+            starts.setdefault(buffer.base, step)
+            last[buffer.base] = step
     end = len(program.run)
     for buffer in (*(b for _, b in program.outputs), *program.updates.values()):
         if buffer.base.kind == "arena":
             if buffer.base not in starts:
                 raise CompileError(f"output {buffer!r} of {program.name!r} is written by no kernel")
             last[buffer.base] = end
+    for first, final in loop_spans(program.run):
+        for buffer, start in starts.items():
+            if start < first <= last[buffer] < final:
+                last[buffer] = final
+            elif first < start <= final < last[buffer]:
+                starts[buffer] = first
     operands = {
         buffer: tuple(b for b in maker.in_place_operands() if b in last and last[b] == starts[buffer])
         for buffer, maker in makers.items()
@@ -174,6 +187,8 @@ def _outside(program: Program, end: int) -> dict[Buffer, tuple[int, int]]:
     """The live ranges of what has its memory elsewhere: an input to its last reader, all others for the whole run."""
     shown = {b.base for b in (*(b for _, b in program.outputs), *program.updates.values())}
     last = {b.base: step for step, kernel in enumerate(program.run) for b in kernel.reads()}
+    for first, final in loop_spans(program.run):
+        last.update({b: final for b, step in last.items() if first <= step < final})
     found = dict.fromkeys([*program.inputs, *program.params, *program.states, *program.constants])
     found.update(dict.fromkeys(program.buffers("prepared")))
     whole = max(end, 1)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rlx.backends.cpu.jit import compile_kernels
-from rlx.backends.cpu.words import Computed, KernelCode, Pointer, Routine, Scratch, Word
+from rlx.backends.cpu.words import Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
+from rlx.errors import CompileError
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
@@ -88,6 +89,8 @@ class GuardedRun:
                         return own.address
                     case Routine(symbol=symbol):
                         return self.addresses[symbol]
+                    case Link():
+                        raise CompileError("control flow can't be run kernel by kernel: use a compiled graph")
                 return evaluate(word, sizes)
 
             words = (ctypes.c_int64 * max(len(code.words), 1))(*(value(w) for w in code.words))

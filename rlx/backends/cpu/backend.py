@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable
-from rlx.backends.cpu import attention, contract, conv
+from rlx.backends.cpu import attention, contract, conv, flow
 from rlx.backends.cpu.channels import channels_last
 from rlx.backends.cpu.executable import build
 from rlx.backends.cpu.jit import host
@@ -23,6 +23,7 @@ from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.program import Kernel, Program
+from rlx.ops.control import Control
 from rlx.options import CompileOptions
 
 __all__ = ["CpuBackend"]
@@ -50,7 +51,7 @@ class CpuBackend(CodeGenerator):
         return DeviceMemory(found.available, found.total)
 
     def claims(self, node: Node) -> str | None:
-        if self.accepts_special(node):
+        if isinstance(node.op, Control) or self.accepts_special(node):
             return None
         lowered = lower_node(node)
         if lowered is None:
@@ -95,7 +96,7 @@ class CpuBackend(CodeGenerator):
         for kernels, own in ((program.prepare, prepare), (program.run, run)):
             for kernel in kernels:
                 for made in self.laid_out(kernel):
-                    static = all(b.kind == "prepared" for b in made.writes())
+                    static = bool(made.writes()) and all(b.kind == "prepared" for b in made.writes())
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
         return program
@@ -114,6 +115,8 @@ class CpuBackend(CodeGenerator):
 
     def emit_kernel(self, kernel: Kernel) -> list[KernelCode]:
         """Native code for one kernel: one function, or one for each store of a loop nest or step of a special."""
+        if kernel.mark is not None:
+            return flow.emit_mark(kernel.mark)
         if kernel.special is not None:
             return SPECIALS[kernel.special.op.op_name].emit(kernel)
         match kernel.anchor:
@@ -130,7 +133,12 @@ class CpuBackend(CodeGenerator):
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
         def codes(kernels: Sequence[Kernel]) -> list[KernelCode]:
-            return [code for kernel in kernels if kernel.host is None for code in self.emit_kernel(kernel)]
+            return [
+                code
+                for kernel in kernels
+                if kernel.host is None and kernel.extents is None
+                for code in self.emit_kernel(kernel)
+            ]
 
         prepare, run = codes(program.prepare), codes(program.run)
         every = (*prepare, *run)

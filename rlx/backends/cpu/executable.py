@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Executable
-from rlx.backends.cpu.binding import Binding, Phase, aligned_bytes, as_array
+from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.objcache import ObjectCache
@@ -24,7 +24,7 @@ from rlx.errors import ExecutionError, ShapeError, UnsupportedNode, UnsupportedO
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, evaluate, symbols
-from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.kernels.program import Buffer, Flow, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.plan.plan import MemoryPlan, make_plan, schedule
 
@@ -36,6 +36,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 KEPT_BINDINGS = 128  # a binding is some 20 kB; a model that alternates between this many shapes never binds again
 LONG_RUN = 8  # chunks, of some 50 µs at most, from which a run lets other Python threads go on
+FIRST_ROOM = 64  # for a size that data decide and nothing bounds; a run that needs more starts again with more
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
 WRITTEN_OUT = 1  # left in the state block's VALUE by a run that wrote into the caller's arrays; any run resets it
 
@@ -50,7 +51,7 @@ class Bound:
     rows: list[tuple[int, int, int]]  # the phases
     arrays: tuple[tuple[Array, ...], ...]  # the outputs, read-only, after a run that leaves the parity even or odd
     results: tuple[Any, ...]  # what `slots` returns for them
-    keep: object = None
+    feeds: Array | None = None  # the words of the phase that feeds states
 
 
 class CpuExecutable(Executable):
@@ -64,6 +65,7 @@ class CpuExecutable(Executable):
         self.shared = shared
         self.states = StateMemory(shared.program) if states is None else states
         self.program = shared.program
+        self.room: dict[str, int] = {}  # for sizes that data decide and nothing bounds: the most so far
         self.schedule = schedule(shared.program)
         self.fits_all = self.schedule.bounds is not None  # one plan, at the bounds, serves every run
         self.plan = self.make_plan(self.schedule.bounds) if self.schedule.bounds is not None else None
@@ -112,15 +114,18 @@ class CpuExecutable(Executable):
             bound = self.bind(ready)
             arrays = self.made(bound)
             for target, array, (name, _) in zip(out, arrays, self.program.outputs, strict=True):
-                if target is not None and target.shape != array.shape:
+                if target is not None and target.shape != array.shape and not self.program.made:
                     raise ShapeError(f"out for {name!r}: this run needs shape {array.shape}, got {target.shape}")
             direct = self.redirect(bound, ready, out) if any(t is not None for t in out) else set()
             try:
-                self.execute(bound, ready)
+                bound = self.execute(bound, ready)
             finally:
                 for root in direct:
                     bound.binding.point(root, self.address(root))
             results = list(self.made(bound))
+            for target, array, (name, _) in zip(out, results, self.program.outputs, strict=True):
+                if target is not None and target.shape != array.shape:
+                    raise ShapeError(f"out for {name!r}: this run gave shape {array.shape}, got {target.shape}")
             for number, (target, (_, buffer)) in enumerate(zip(out, self.program.outputs, strict=True)):
                 if target is not None and buffer not in direct:
                     target[...] = results[number]
@@ -136,11 +141,11 @@ class CpuExecutable(Executable):
             ready = self.compact(inputs)
             bound = self.bind(ready)
             before = {root: self.states.array(root).copy() for root in self.states.memory}
-            self.execute(bound, ready)
+            bound = self.execute(bound, ready)
             total = self.block.enable_profile()
             try:
                 for _ in range(repeat):
-                    self.execute(bound, ready)
+                    bound = self.execute(bound, ready)
             finally:
                 self.block.disable_profile()
                 for root, array in before.items():
@@ -188,17 +193,17 @@ class CpuExecutable(Executable):
         for root in self.states.roots():
             bound.binding.point(root, self.address(root))
         self.block.set_phases(bound.rows)
+        bound.binding.block = self.block
         chunks = sum(count for _, _, count in bound.rows)
-        self.block.words[RELEASE_GIL] = chunks >= LONG_RUN
+        self.block.words[RELEASE_GIL] = chunks >= LONG_RUN or bool(self.shared.run.rounds)
         free = self.free
         self.block.words[INPUT_COUNT] = len(free)
         start = int(self.memory.ctypes.data)
-        place = {number: index for index, number in enumerate(free)}
-        self.entry.update(
-            shapes={index: shapes[number] for number, index in place.items()},
-            patches=[(place[number], word, shift) for number, word, shift in bound.patches if number in place],
-            guard=(start, start + self.memory.nbytes),
-        )
+        given = {index: shapes[number] for index, number in enumerate(free)}
+        if self.grows:  # a run may have to start again, which only `fallback` can do
+            given = dict.fromkeys(range(max(1, len(free))), (-1,))
+            self.block.words[INPUT_COUNT] = len(given)
+        self.entry.update(shapes=given, patches=self.entry_patches(bound), guard=(start, start + self.memory.nbytes))
         self.entry.set_result(bound.results[self.states.parity[0]])
         self.bound, self.plan, self.shapes = bound, bound.plan, shapes
         return bound
@@ -209,27 +214,36 @@ class CpuExecutable(Executable):
         extents = bind_extents(self.shared.graph, dict(zip(names, shapes, strict=True)))
         check_guards(self.shared.graph, extents)
         self.shared.update()
-        self.make_room(extents)
+        room = self.room_for(extents)
+        self.make_room({**extents, **room})
         assert self.plan is not None
-
-        def array(buffer: Buffer) -> Array:
-            return self.array(buffer, extents)
-
         scratch = int(self.scratch.ctypes.data)
         keep = (tuple(self.shared.params.values()), self.memory, self.scratch)
-        binding = Binding(self.shared.run, extents, self.address, scratch, array, keep)
-        base = int(binding.words.ctypes.data)
-        patches = [
-            (number, base + 8 * word, shift)
-            for number, root in enumerate(inputs)
-            for word, shift in binding.places.get(root, ())
-        ]
+        binding = Binding(
+            self.shared.run, extents, self.address, scratch, self.array, keep, room=room, dims=self.program.dims
+        )
+        bound = Bound(binding, self.plan, [], binding.rows, (), ())
+        self.show(bound)
+        binding.resized = lambda: self.resize(bound)
+        if self.states.feeds:
+            results = (bound.results[0], bound.results[1])
+            phase, bound.feeds = self.states.phase(binding, results, self.address)
+            bound.rows = [*binding.rows, phase]
+        return bound
+
+    def show(self, bound: Bound) -> None:
+        """Fills in the patches of the inputs and the arrays of the outputs, at the present extents."""
+        extents = bound.binding.extents
+        bound.patches = bound.binding.patches(self.program.inputs)
         sets = [self.output_arrays(parity, extents) for parity in range(2 if self.states.feeds else 1)]
-        results = [self.wrap(arrays) for arrays in sets]
-        if not self.states.feeds:
-            return Bound(binding, self.plan, patches, binding.rows, tuple(sets), tuple(results))
-        phase, words = self.states.phase(binding, (results[0], results[1]), self.address)
-        return Bound(binding, self.plan, patches, [*binding.rows, phase], tuple(sets), tuple(results), words)
+        bound.arrays, bound.results = tuple(sets), tuple(map(self.wrap, sets))
+        if bound.feeds is not None:
+            bound.feeds[1:3] = [id(result) for result in bound.results]
+
+    def entry_patches(self, bound: Bound) -> list[Patch]:
+        """The patches of the inputs that each call gives, by their place among them."""
+        place = {number: index for index, number in enumerate(self.free)}
+        return [(place[number], word, shift) for number, word, shift in bound.patches if number in place]
 
     def output_arrays(self, parity: int, extents: Mapping[str, int]) -> tuple[Array, ...]:
         """The outputs after a run that leaves the parity so."""
@@ -244,6 +258,34 @@ class CpuExecutable(Executable):
     def made(self, bound: Bound) -> tuple[Array, ...]:
         """The outputs of the last run on this binding."""
         return bound.arrays[self.states.parity[0]]
+
+    def room_for(self, extents: Mapping[str, int]) -> dict[str, int]:
+        """The most that the sizes which data decide can be at these extents, or have room for where nothing says."""
+        found: dict[str, int] = {}
+        for name, most in self.program.made.items():
+            symbol = self.program.dims[name]
+            tops = [] if symbol.hi is None else [symbol.hi // symbol.multiple * symbol.multiple]
+            if most is not None and all(s.name in extents or s.name in found for s in symbols(most)):
+                tops.append(max(evaluate(most, {**extents, **found}), symbol.lo))
+            found[name] = min(tops, default=self.room.get(name, FIRST_ROOM))
+        return found
+
+    @property
+    def grows(self) -> bool:
+        """Whether a run may find that it needs more room."""
+        return any(most is None and self.program.dims[name].hi is None for name, most in self.program.made.items())
+
+    def resize(self, bound: Bound) -> None:
+        """Called in a run when sizes that data decide have changed."""
+        need = bound.binding.scratch_bytes() * self.shared.threads
+        if need > self.scratch.nbytes:
+            bound.binding.keep = (bound.binding.keep, self.scratch)
+            self.scratch = aligned_bytes(need)
+            bound.binding.rescratch(int(self.scratch.ctypes.data))
+            self.kept = {shapes: other for shapes, other in self.kept.items() if other is bound}
+        self.show(bound)
+        self.entry.update(patches=self.entry_patches(bound))
+        self.entry.set_result(bound.results[self.states.parity[0]])
 
     def make_room(self, extents: Mapping[str, int]) -> None:
         """A plan that these extents fit into, and memory for it. What changes address makes bindings void."""
@@ -297,7 +339,10 @@ class CpuExecutable(Executable):
         roots = [b.base for _, b in self.program.outputs]
         given = [o for o in out if o is not None]
         for target, (_, buffer) in zip(out, self.program.outputs, strict=True):
-            if target is None or not self.is_movable(buffer, roots) or self.states.address(buffer) is not None:
+            fixed = all(s.name not in self.program.made for size in buffer.shape for s in symbols(size))
+            if target is None or self.grows or not fixed:
+                continue
+            if not self.is_movable(buffer, roots) or self.states.address(buffer) is not None:
                 continue
             others = [*inputs, *(o for o in given if o is not target), self.memory]
             if target.flags.c_contiguous and target.flags.aligned and not _overlaps(target, others):
@@ -353,26 +398,33 @@ class CpuExecutable(Executable):
         admitted = self.admit(arrays)
         with self.held():
             ready = self.compact(admitted)
-            bound = self.bind(ready)
-            self.execute(bound, ready)
+            bound = self.execute(self.bind(ready), ready)
             return bound.results[self.states.parity[0]]
 
     def slots_checked(self, *arrays: Any) -> Any:
         """`slots` without the native check."""
         return self.fallback(arrays)
 
-    def execute(self, bound: Bound, ready: Sequence[Array]) -> None:
-        """One run on arrays that the run is bound to; the caller holds the block."""
-        if self.shared.options.debug:
-            self.memory.fill(POISON)
-        for number, word, shift in bound.patches:
-            ctypes.c_int64.from_address(word).value = ready[number].ctypes.data + shift
-        status = self.block.run_acquired()
-        for root in self.program.inputs:  # a value that was given for a kept input counts for this run only
-            if root in self.states.memory:
-                bound.binding.point(root, self.address(root))
-        if status:
-            self.on_error(status)
+    def execute(self, bound: Bound, ready: Sequence[Array]) -> Bound:
+        """One run on arrays that the run is bound to; the caller holds the block. Returns what it was bound to last."""
+        while True:
+            if self.shared.options.debug:
+                self.memory.fill(POISON)
+            for number, word, shift in bound.patches:
+                ctypes.c_int64.from_address(word).value = ready[number].ctypes.data + shift
+            status = self.block.run_acquired()
+            for root in self.program.inputs:  # a value that was given for a kept input counts for this run only
+                if root in self.states.memory:
+                    bound.binding.point(root, self.address(root))
+            if not status:
+                return bound
+            try:
+                self.on_error(status)
+            except Overrun as overrun:
+                self.room[overrun.name] = max(overrun.value, 2 * bound.binding.room[overrun.name])
+                log.info("%s: room for %s = %d", self.program.name, overrun.name, self.room[overrun.name])
+            self.forget()
+            bound = self.bind(ready)
 
     def on_error(self, status: int) -> Any:
         assert self.bound is not None
@@ -390,40 +442,46 @@ def build(
     emit: Callable[[Kernel], list[KernelCode]],
 ) -> CpuExecutable:
     """Compiles every kernel of the program and sets up its memory. Raises `UnsupportedOp` for what it can't run."""
-    check_supported(graph)
+    check_supported(graph, program)
 
     def phases(kernels: Sequence[Kernel]) -> list[Phase]:
         made: list[Phase] = []
         for kernel in kernels:
-            codes: Sequence[KernelCode | None] = [None] if kernel.host is not None else emit(kernel)
+            by_host = kernel.host is not None or kernel.extents is not None
+            codes: Sequence[KernelCode | None] = [None] if by_host else emit(kernel)
             made.extend(Phase(kernel, code) for code in codes)
+            if kernel.mark is not None:  # what follows it
+                part = {"loop": "start"}.get(kernel.mark.part, kernel.mark.part)
+                marks[kernel.mark.flow, part] = len(made)
         return made
 
+    marks: dict[tuple[Flow, str], int] = {}
     prepare, run = phases(program.prepare), phases(program.run)
     codes = [p.code for p in (*prepare, *run) if p.code is not None]
     cache = ObjectCache(options.cache_dir) if options.cache_dir is not None else None
     items = {c.symbol: (c.symbol, c.ir, c.optimize) for c in codes}
     items |= {w.symbol: (w.symbol, w.ir, False) for c in codes for w in c.words if isinstance(w, Routine)}
     addresses = compile_kernels(items.values(), cache=cache)
-    shared = Shared(graph, program, options, prepare, run, addresses)
+    shared = Shared(graph, program, options, prepare, run, addresses, marks)
     data = {v.name: v.data for v in graph.params if v.data is not None}
     if data:
         shared.set_params(data)
     return CpuExecutable(shared)
 
 
-def check_supported(graph: Graph) -> None:
-    """`UnsupportedOp` naming every weight or state whose size is open, and every size that only a run tells."""
+def check_supported(graph: Graph, program: Program) -> None:
+    """`UnsupportedOp` naming every weight or state whose size is open, and every size that nothing tells."""
     found = []
     for leaf in (*graph.params, *graph.states):
         if any(isinstance(size, Dim) for size in leaf.shape):
             found.append(UnsupportedNode(leaf.name, leaf.kind, f"its shape {leaf.type} is not fixed: give dims"))
     known = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
+    known |= program.made.keys()
     for node in graph.nodes:
         own = {s.name for value in node.outputs for size in value.shape for s in symbols(size)} - known
         known |= own
         if own:
-            why = f"the size {', '.join(sorted(own))} can't be read off an input's shape"
+            why = f"the size {', '.join(sorted(own))} can't be read off an input's shape, and no node decides it"
             found.append(UnsupportedNode(node.label, node.op.op_name, why))
     if found:
         lines = "".join(f"\n  {n.op} {n.name!r}: {n.reason}" for n in found)

@@ -223,9 +223,11 @@ class StateMemory:
                 source = address(feed.source.base) + evaluate(feed.source.offset, binding.extents)
                 words += [COPY, int(feed.pair[0].ctypes.data), source, self.array(root).nbytes]
                 continue
-            places = [binding.places.get(b, []) for b in (root, feed.source)]
+            places = [binding.places.get(b, {}) for b in (root, feed.source)]
             words += [SWAP, int(feed.cell.ctypes.data), *map(len, places)]
-            words += [number for place in places for word, shift in place for number in (base + 8 * word, shift)]
+            words += [
+                number for place in places for word, shift in place.items() for number in (base + 8 * word, shift)
+            ]
         table = aligned_words(len(words))
         table[:] = words
         return (feed_code().address("rlx_feed"), int(table.ctypes.data), 1), table

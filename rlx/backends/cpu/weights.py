@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backends.cpu.binding import Binding, Phase, Table, aligned_bytes, as_array
+from rlx.backends.cpu.binding import Binding, Marks, Phase, Table, aligned_bytes, as_array
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.runner import RunBlock
 from rlx.ir.graph import Array, Graph
@@ -38,10 +38,11 @@ class Shared:
         prepare: Sequence[Phase],
         run: Sequence[Phase],
         addresses: Mapping[str, int],
+        marks: Marks,
     ) -> None:
         self.graph, self.program, self.options = graph, program, options
         self.prepare, self.addresses = tuple(prepare), addresses
-        self.run = Table(run, addresses)
+        self.run = Table(run, addresses, marks)
         self.threads = options.threads or cpu_count()
         self.params: dict[Buffer, Array] = {}
         self.memory: dict[Buffer, Array] = {b: _constant_bytes(b) for b in program.constants}  # prepared ones too
@@ -100,7 +101,7 @@ class Shared:
                 return
             table = Table(self._outdated(), self.addresses)
             scratch = aligned_bytes(table.scratch_bytes({}) * self.threads)
-            binding = Binding(table, {}, self.address, int(scratch.ctypes.data), self.contents)
+            binding = Binding(table, {}, self.address, int(scratch.ctypes.data), lambda b, _: self.contents(b))
             block = RunBlock(binding.rows, threads=self.threads)
             status = block.run()
             if status:

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from rlx.backends.cpu.builder import Function
 from rlx.ir.shape import Size, evaluate
-from rlx.kernels.program import Buffer
+from rlx.kernels.program import Buffer, Flow
 
-__all__ = ["Computed", "KernelCode", "Pointer", "Routine", "Scratch", "Word", "WordTable", "once"]
+__all__ = ["Computed", "KernelCode", "Link", "Pointer", "Routine", "Scratch", "Word", "WordTable", "once"]
 
 Extents = Mapping[str, int]
 T = TypeVar("T")
@@ -63,7 +63,23 @@ class Routine:
     ir: str
 
 
-Word = Pointer | Computed | Scratch | Routine | Size
+@dataclass(frozen=True)
+class Link:
+    """What binding knows of an If or a loop.
+
+    "start", "else" and "end" are numbers of phases; "counter" is the address of the number of the round, "updates" that
+    of the words that depend on it, "length" how long that list is; "most" is the number of rounds that there is room
+    for (-1: no limit), "host" the address of a function that takes in sizes.
+    """
+
+    flow: Flow
+    what: str
+
+
+Word = Pointer | Computed | Scratch | Routine | Link | Size
+
+
+ADDRESSES = frozenset({"counter", "updates"})  # links that are
 
 
 class WordTable:
@@ -83,7 +99,11 @@ class WordTable:
 
     def load(self, f: Function, word: Word) -> str:
         """The SSA value of a word (a ptr for addresses, else i64), loaded where the builder stands."""
-        ty = "ptr" if isinstance(word, Pointer | Scratch | Routine) else "i64"
+        ty = (
+            "ptr"
+            if isinstance(word, Pointer | Scratch | Routine) or (isinstance(word, Link) and word.what in ADDRESSES)
+            else "i64"
+        )
         return f.load(ty, f.gep("%words", self.slot(word), "i64"), align=8)
 
 
