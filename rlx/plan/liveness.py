@@ -76,10 +76,11 @@ def schedule(program: Program) -> Schedule:
         for buffer in kernel.writes():
             if buffer.base.kind == "state":
                 continue
-            if buffer.kind != "arena" or (buffer.base in starts and not flows):
+            part = buffer.root is not None and buffer.shape != buffer.root.shape
+            if buffer.kind != "arena" or ((part or buffer.base in starts) and not flows):
                 raise CompileError(
                     f"kernel {step} ({kernel.label}) writes {buffer!r} ({buffer.kind}): expected an arena buffer that "
-                    "no kernel has written yet"
+                    "is no view and that no kernel has written yet"
                 )
             makers.setdefault(buffer.base, kernel)
             starts.setdefault(buffer.base, step)

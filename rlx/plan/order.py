@@ -23,8 +23,8 @@ def reorder(program: Program, extents: Mapping[str, int]) -> Program:
     Nothing else changes. Sizes are taken at `extents`; among orders of equal peak the one wins that runs the most
     kernels right after one whose result they read. Deterministic: the search is bounded by a count, not by time.
     """
-    if len(program.run) < 3:
-        return program
+    if len(program.run) < 3 or any(kernel.kind == "control" or kernel.makes for kernel in program.run):
+        return program  # control flow, and sizes that data decide, keep their order
     peak = peak_of(program, extents)
     work = _Work(program, extents)
     if peak <= max(work.needs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlx.errors import CompileError
-from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.kernels.program import Buffer, Kernel, Program, loop_spans
 from rlx.plan.plan import MemoryPlan, SharedWeights
 
 __all__ = ["prove"]
@@ -76,6 +76,12 @@ def _prove_apart(program: Program, places: Mapping[Buffer, tuple[int, int]], gua
         used = uses.get(buffer, [0])
         whole = buffer.kind != "arena"
         spans[buffer] = (0 if whole else min(used), end if whole and buffer.kind != "input" else max(used))
+    for first, final in loop_spans(program.run):  # what is in use on both sides of an end of a loop
+        for buffer, (low, high) in spans.items():
+            if low < first <= high < final:
+                spans[buffer] = (low, final)
+            elif first < low <= final < high:
+                spans[buffer] = (first, high)
     ordered = sorted((b for b in places if places[b][1]), key=lambda b: (spans[b], places[b]))
     for number, one in enumerate(ordered):
         for other in ordered[number + 1 :]:

@@ -210,7 +210,7 @@ def open_param() -> rlx.Graph:
     return g
 
 
-@pytest.mark.parametrize("build, name", [(branching, "the branch"), (open_param, "w")], ids=lambda v: str(v)[:20])
+@pytest.mark.parametrize("build, name", [(open_param, "w")], ids=lambda v: str(v)[:20])
 def test_what_the_cpu_lacks_is_refused_by_name(build: Any, name: str) -> None:
     with pytest.raises(UnsupportedOp, match=f"'{name}'") as caught:
         rlx.compile(build(), device="cpu")
@@ -224,7 +224,8 @@ def test_states_are_run(device: str) -> None:
     assert [model.run([x])[0][0] for _ in range(3)] == [0, 1, 2]
 
 
-def test_the_reference_device_runs_regions() -> None:
-    model = rlx.compile(branching(), device="reference")
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_regions_are_run(device: str) -> None:
+    model = rlx.compile(branching(), device=device)
     x = np.ones(2, np.float32)
     assert [model.run([np.bool_(c), x])[0][0] for c in (True, False)] == [2, 3]

@@ -389,7 +389,7 @@ class Binding:
             call = self.hosts[number]
             cause, call.error = call.error, None
             if isinstance(cause, ExecutionError):
-                return cause
+                return cause if str(cause).startswith("node ") else ExecutionError(f"node {label}: {cause}")
             if not isinstance(cause, Exception):
                 assert cause is not None
                 raise cause
