@@ -1,237 +1,359 @@
-"""rlx side by side with ONNX Runtime, in one interleaved run of one process.
+"""rlx side by side with the other runtimes, in one interleaved run.
 
-Each workload is timed in slots that take turns: rlx, ONNX Runtime, rlx, ... A slot starts with a pause, in which the
-worker threads of the other runtime stop spinning, and one call that is not counted; then it calls for a while and each
-call is timed. rlx is called by `run_slots` (outputs are views, valid until the next run), ONNX Runtime by
-`InferenceSession.run` (fresh arrays): the fastest ordinary call of each. The tiny graph also shows `run` of rlx, which
-makes fresh arrays. Both get the same number of threads and the same inputs, and their outputs are compared.
+Every runtime runs each model in a process of its own. Processes are started one after the other, which gives the time
+from a fresh process to its first answer and the peak memory; rlx starts twice, with an empty cache and with what that
+start left there. Then all are stopped, and in each round every one in turn is woken for a slot, in changing order:
+an idle runtime takes no time from the one that is measured. A slot in which other processes were busy is left out
+where enough are left; the row is marked with `~` where not.
 
-usage: python benchmarks/compare.py [--models DIR] [--only WORD] [--threads N] [--rounds N] [--json FILE]
+The ratio is the best other runtime's median over ours: above 1, rlx is ahead. Work is counted on rlx's graph of the
+model: what its products, convolutions and recurrent cells compute, and the weights that they read once.
+
+usage: python benchmarks/compare.py [--only WORD,...] [--peers NAME,...] [--threads N] [--busy N] [--json FILE] ...
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import math
 import os
 import platform
+import select
+import signal
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
-import onnxruntime
-from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from peaks import Peaks
+from peers import PEERS
+from workloads import NAMES, ROOT, ensure
 
-import rlx
-from rlx.backends import backend_named
-from rlx.demo import DIGITS, Digits
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools"))
-import fetch_models  # noqa: E402
-
-PAUSE = 0.04  # seconds before a slot
-Arrays = Mapping[str, NDArray[Any]]
+HERE = Path(__file__).resolve().parent
+PATIENCE = 600  # seconds that a runtime may take to load and compile
+DIRTY = 0.15  # processors that others may use in a slot
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A model file, its inputs by name, and the call of rlx: "run_slots" or "run"."""
+def busy_seconds() -> float:
+    """Processor time that anything used on this machine since it started."""
+    fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 
-    name: str
-    path: Callable[[], Path]
-    inputs: Callable[[], Arrays]
-    call: str = "run_slots"
+
+class Failed(RuntimeError):
+    """A runtime gave no answer."""
+
+
+@dataclass
+class Slot:
+    """Times of the calls of one slot in seconds; `others` is how many processors other programs used meanwhile."""
+
+    times: list[float]
+    others: float
+
+
+class Worker:
+    """One runtime with one model, in a process that is stopped while others are measured."""
+
+    def __init__(self, peer: str, name: str, folder: Path, threads: int, cache: Path | None) -> None:
+        self.peer, self.slots = peer, list[Slot]()
+        command = [sys.executable, str(HERE / "peers.py"), peer, name, str(folder), str(threads)]
+        start = time.time()
+        self.process = subprocess.Popen(
+            command + ([str(cache)] if cache else []),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            text=True,
+            start_new_session=True,
+        )
+        self.facts = self.answer()
+        self.start_s = self.facts["answered"] - start
+        self.facts |= self.answer()
+        self.signal(signal.SIGSTOP)
+
+    def answer(self) -> dict[str, Any]:
+        """The next line of the process."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE)
+        line = self.process.stdout.readline() if ready else ""
+        if not line:
+            self.end()
+            raise Failed("it crashed" if ready else f"no answer in {PATIENCE} s")
+        said: dict[str, Any] = json.loads(line)
+        if "failure" in said:
+            self.end()
+            raise Failed(said["failure"])
+        return said
+
+    def slot(self, seconds: float) -> None:
+        """Wakes the process for so long and keeps what it measured."""
+        assert self.process.stdin is not None
+        self.signal(signal.SIGCONT)
+        busy, start = busy_seconds(), time.perf_counter()
+        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.flush()
+        said = self.answer()
+        self.signal(signal.SIGSTOP)
+        others = (busy_seconds() - busy - said["cpu"]) / (time.perf_counter() - start)
+        self.slots.append(Slot(said["times"], others))
+        self.facts |= {key: said[key] for key in ("rss", "peak")}
+
+    def signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def end(self) -> None:
+        """Kills the process."""
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def summary(self, allowed: float) -> dict[str, Any]:
+        """Median over slots of the slot's median, in seconds, and the other facts."""
+        clean = [s for s in self.slots if s.others <= allowed]
+        enough = len(clean) >= max(3, len(self.slots) // 3)
+        used = clean if enough else self.slots
+        times = sorted(t for s in used for t in s.times)
+        return {
+            "median": statistics.median(statistics.median(s.times) for s in used),
+            "p25": times[len(times) // 4],
+            "best": times[0],
+            "calls": len(times),
+            "noisy": not enough,
+            "start_s": self.start_s,
+            "rss_mb": self.facts["rss"],
+            "peak_mb": self.facts["peak"],
+            "error": self.facts["error"],
+        }
 
 
 @dataclass
 class Row:
-    """What was measured of one workload, in seconds; `ratio` is how many times as long ONNX Runtime took (medians)."""
+    """What was measured of one workload, by runtime; `flops` and `bytes` are of one run."""
 
     name: str
-    rlx: list[float] = field(default_factory=list)
-    ort: list[float] = field(default_factory=list)
-    compile_s: float = 0.0
-    ort_load_s: float = 0.0
-    error: float = 0.0  # largest difference of an output over its largest magnitude
-    failure: str = ""
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    cold_s: float | None = None
+    flops: int = 0
+    bytes: int = 0
 
-    def summary(self) -> dict[str, Any]:
-        """The row as JSON values."""
-        if self.failure:
-            return {"name": self.name, "failure": self.failure}
-        facts: dict[str, Any] = {"name": self.name}
-        for who, taken in (("rlx", self.rlx), ("ort", self.ort)):
-            facts[who] = {"median": quantile(taken, 0.5), "p25": quantile(taken, 0.25), "calls": len(taken)}
-        facts["ratio"] = facts["ort"]["median"] / facts["rlx"]["median"]
-        return {**facts, "compile_s": self.compile_s, "ort_load_s": self.ort_load_s, "error": self.error}
+    @property
+    def ours(self) -> dict[str, Any] | None:
+        """The figures of rlx."""
+        return self.results.get("rlx")
 
+    @property
+    def best(self) -> str | None:
+        """The fastest other runtime."""
+        others = {peer: facts["median"] for peer, facts in self.results.items() if not peer.startswith("rlx")}
+        return min(others, key=others.__getitem__) if others else None
 
-def quantile(taken: list[float], q: float) -> float:
-    """A quantile of call times."""
-    return float(np.quantile(taken, q))
-
-
-def workloads(models: Path, scratch: Path) -> list[Workload]:
-    """What is measured; inputs are random where values do not matter."""
-    rng = np.random.default_rng(0)
-
-    def real(name: str) -> Callable[[], Path]:
-        return lambda: fetch_models.fetch(models, [name])[name]
-
-    def floats(name: str, *shape: int) -> Callable[[], Arrays]:
-        return lambda: {name: rng.standard_normal(shape, dtype=np.float32)}
-
-    def tokens(length: int) -> Callable[[], Arrays]:
-        shape = (1, length)
-        return lambda: {
-            "input_ids": rng.integers(1000, 30000, shape),
-            "attention_mask": np.ones(shape, np.int64),
-            "token_type_ids": np.zeros(shape, np.int64),
-        }
-
-    def content() -> Arrays:
-        return {"bytes": rng.integers(0, 256, (1, 2048)).astype(np.int32)}
-
-    def tiny() -> Path:
-        return write_tiny(scratch / "tiny.onnx")
-
-    return [
-        Workload("MiniLM int8 1x16", real("minilm-int8"), tokens(16)),
-        Workload("MiniLM int8 1x128", real("minilm-int8"), tokens(128)),
-        Workload("Magika", real("magika"), content),
-        Workload("PP-OCRv4 recogniser 48x320", real("ppocrv4-rec"), floats("x", 1, 3, 48, 320)),
-        Workload("PP-OCRv4 detector 640x640", real("ppocrv4-det"), floats("x", 1, 3, 640, 640)),
-        Workload("PulseVAD 2.1k", real("pulsevad-2k"), floats("log_mel", 1, 64, 21)),
-        Workload("digits 1", lambda: DIGITS, lambda: {"image": Digits.load().images[:1]}),
-        Workload("digits 360", lambda: DIGITS, lambda: {"image": Digits.load().images}),
-        Workload("tiny graph, run_slots", tiny, floats("x", 8)),
-        Workload("tiny graph, run", tiny, floats("x", 8), call="run"),
-    ]
+    @property
+    def ratio(self) -> float | None:
+        """How many times as long as rlx the fastest other runtime takes."""
+        if self.ours is None or self.best is None:
+            return None
+        return float(self.results[self.best]["median"] / self.ours["median"])
 
 
-def write_tiny(path: Path) -> Path:
-    """relu(x) of 8 numbers: what a call costs."""
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [8])
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "tiny", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    model.ir_version = 8
-    onnx.save(model, path)
-    return path
+HEAVY = ("matmul", "gemm", "einsum", "conv", "attention", "lstm", "gru", "rnn", "qlinear")
 
 
-def measure(work: Workload, threads: int, rounds: int, slot: float) -> Row:
-    """Compiles for both runtimes, compares their outputs, and times them in turn."""
-    row = Row(work.name)
-    path, inputs = work.path(), dict(work.inputs())
+def work_of(path: Path) -> tuple[int, int]:
+    """Operations of a run in products, convolutions and recurrent cells; bytes of weights (not tables) and results."""
+    from rlx.importers import onnx as importer
+    from rlx.ops.base import Op, tensor_bytes
 
-    start = time.perf_counter()
-    model = rlx.load(path, device="cpu", threads=threads)
-    arrays = [inputs[spec.name] for spec in model.inputs]
-    got = [a.copy() for a in model.run_slots(*arrays)]
-    row.compile_s = time.perf_counter() - start
+    graph = importer.load(path)
+    heavy = [n for n in graph.nodes if any(word in n.op.op_name for word in HEAVY)]
+    flops = sum(count(n.op.work(*(v.type for v in n.inputs)).flops) for n in heavy if isinstance(n.op, Op))
+    streamed = {v for n in graph.nodes for i, v in enumerate(n.inputs) if not (n.op.op_name == "gather" and i == 0)}
+    moved = [v for v in graph.params if v in streamed] + [*graph.inputs, *(o.value for o in graph.outputs)]
+    return flops, sum(count(tensor_bytes(v.type)) for v in moved)
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
-    start = time.perf_counter()
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = [spec.name for spec in model.outputs]
-    expected = session.run(names, inputs)
-    row.ort_load_s = time.perf_counter() - start
 
-    row.error = max(difference(a, b) for a, b in zip(got, expected, strict=True))
-    ours: Callable[[], object] = lambda: model.run(arrays)  # noqa: E731
-    if work.call == "run_slots":
-        run_slots = model.run_slots
-        ours = lambda: run_slots(*arrays)  # noqa: E731
-    theirs = lambda: session.run(names, inputs)  # noqa: E731
-    for _ in range(rounds):
-        row.rlx += time_slot(ours, slot)
-        row.ort += time_slot(theirs, slot)
+def count(size: object) -> int:
+    """A static size."""
+    assert isinstance(size, int)
+    return size
+
+
+def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namespace) -> Row:
+    """One workload, all runtimes in turn."""
+    ensure(name, folder)
+    row = Row(name)
+    with suppress(Exception):  # a model that rlx can't read has no work to show; its row says why
+        row.flops, row.bytes = work_of(folder / f"{name}.onnx")
+    workers: list[Worker] = []
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            for peer in peers:
+                if not PEERS[peer].supports(name, folder):
+                    continue
+                ours = peer.startswith("rlx")
+                try:
+                    if peer == "rlx":  # the first start fills the cache, the second one finds it
+                        first = Worker(peer, name, folder, args.threads, Path(scratch))
+                        row.cold_s = first.start_s
+                        first.end()
+                    workers.append(Worker(peer, name, folder, args.threads, Path(scratch) if ours else None))
+                except Failed as failure:
+                    row.failures[peer] = str(failure)
+            begin = time.perf_counter()
+            for number in range(args.rounds):
+                if number >= 3 and time.perf_counter() - begin > args.limit:
+                    break
+                turn = number % len(workers) if workers else 0
+                for worker in workers[turn:] + workers[:turn]:
+                    worker.slot(args.slot)
+        for worker in workers:
+            row.results[worker.peer] = worker.summary(DIRTY + args.busy)
+    finally:
+        for worker in workers:
+            worker.end()
     return row
 
 
-def time_slot(call: Callable[[], object], seconds: float) -> list[float]:
-    """Seconds of each call in one slot; at least 5 calls."""
-    time.sleep(PAUSE)
-    call()
-    taken: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(taken) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return taken
+def busy(count: int) -> list[subprocess.Popen[bytes]]:
+    """Processes that only take time, so many, each tied to a processor of its own from the last one down."""
+    processors = sorted(os.sched_getaffinity(0), reverse=True)[:count]
+    code = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    return [subprocess.Popen([sys.executable, "-c", code, str(p)]) for p in processors]
 
 
-def difference(got: NDArray[Any], expected: NDArray[Any]) -> float:
-    """The largest difference over the largest magnitude; infinite where shapes or NaNs differ."""
-    if got.shape != expected.shape or not np.array_equal(np.isnan(got), np.isnan(expected)):
-        return float("inf")
-    wide, wide_expected = np.nan_to_num(got.astype(np.float64)), np.nan_to_num(expected.astype(np.float64))
-    return float(np.abs(wide - wide_expected).max(initial=0) / (np.abs(wide_expected).max(initial=0) or 1))
+def present(wanted: Sequence[str]) -> list[str]:
+    """The runtimes that are installed; what is missing is said."""
+    there = [p for p in wanted if importlib.util.find_spec(PEERS[p].package) is not None]
+    for peer in wanted:
+        if peer not in there:
+            print(f"{peer} is left out: {PEERS[peer].package} is not installed (pip install -e '.[bench]')")
+    return there
 
 
-def time_text(seconds: float) -> str:
-    """Seconds as ms, or us below one."""
-    return f"{1e3 * seconds:.3f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.2f} us"
+def milliseconds(seconds: float) -> str:
+    """Three digits or so."""
+    value = 1e3 * seconds
+    return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
-TITLES = " ".join(f"{title:>12}" for title in ("rlx median", "p25", "ort median", "p25"))
-HEAD = f"{'workload':28} {TITLES} {'ort/rlx':>8} {'error':>8} {'compile':>9}"
+def tables(rows: Sequence[Row], peers: Sequence[str], peaks: dict[str, float]) -> str:
+    """The results as Markdown tables."""
+    out = ["Median milliseconds of a run", "", "| workload | " + " | ".join(peers) + " | ratio | error |"]
+    out.append("|---" * (len(peers) + 3) + "|")
+    for row in rows:
+        cells = [
+            ("**{}**" if peer == row.best else "{}").format(milliseconds(row.results[peer]["median"]))
+            + ("~" if row.results[peer]["noisy"] else "")
+            if peer in row.results
+            else ("failed" if peer in row.failures else "-")
+            for peer in peers
+        ]
+        error = f"{row.ours['error']:.0e}" if row.ours else "-"
+        out.append(f"| {row.name} | {' | '.join(cells)} | {f'{row.ratio:.2f}' if row.ratio else '-'} | {error} |")
+    ratios = [row.ratio for row in rows if row.ratio]
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        out += ["", f"Geometric mean of the ratios {mean:.2f}, least {min(ratios):.2f}."]
+    out += ["", f"Share of this machine's peaks ({peaks['gflops']:.0f} GFLOP/s, {peaks['read_gbs']:.1f} GB/s)", ""]
+    out += ["| workload | GFLOP | of FMA peak: rlx | best other | MB | of bandwidth: rlx | best other | rlx p25/best |"]
+    out += ["|---" * 8 + "|"]
+    for row in rows:
+        if row.ours is None or row.best is None:
+            continue
+        pair = (row.ours["median"], row.results[row.best]["median"])
+        compute = [f"{row.flops / t / 1e9 / peaks['gflops']:.0%}" for t in pair]
+        traffic = [f"{row.bytes / t / 1e9 / peaks['read_gbs']:.0%}" for t in pair]
+        spread = row.ours["p25"] / row.ours["best"]
+        cells = [f"{row.flops / 1e9:.3f}", *compute, f"{row.bytes / 1e6:.1f}", *traffic, f"{spread:.2f}"]
+        out.append(f"| {row.name} | {' | '.join(cells)} |")
+    for title, key, form in (
+        ("Seconds from a fresh process to its first answer (rlx: warm cache, and with an empty one)", "start_s", ".2f"),
+        ("Peak MB of the process", "peak_mb", ".0f"),
+        ("MB of the process between runs", "rss_mb", ".0f"),
+    ):
+        cold = key == "start_s"
+        out += ["", title, "", "| workload | " + " | ".join(peers) + (" | rlx, empty cache |" if cold else " |")]
+        out += ["|---" * (len(peers) + 1 + cold) + "|"]
+        for row in rows:
+            cells = [format(row.results[p][key], form) if p in row.results else "-" for p in peers]
+            if cold:
+                cells.append(f"{row.cold_s:.2f}" if row.cold_s else "-")
+            out.append(f"| {row.name} | {' | '.join(cells)} |")
+    for row in rows:
+        out += [f"{row.name}, {peer}: {why}" for peer, why in row.failures.items()]
+    return "\n".join(out)
 
 
-def line_of(facts: dict[str, Any]) -> str:
-    """One row of the table."""
-    if "failure" in facts:
-        return f"{facts['name']:28} failed: {facts['failure']}"
-    times = [time_text(facts[who][what]) for who in ("rlx", "ort") for what in ("median", "p25")]
-    cells = " ".join(f"{text:>12}" for text in times)
-    return f"{facts['name']:28} {cells} {facts['ratio']:8.2f} {facts['error']:8.1e} {facts['compile_s']:7.2f} s"
+def plot(rows: Sequence[Row]) -> str:
+    """The ratios as bars, as an SVG picture; the line is where both take the same time."""
+    shown = [(row.name, row.ratio, row.best) for row in rows if row.ratio]
+    height, left, unit = 22 * len(shown) + 40, 190, 110
+    bars = []
+    for i, (name, ratio, best) in enumerate(shown):
+        y, width = 22 * i + 10, min(ratio, 5) * unit
+        colour = "#2a7" if ratio >= 1 else "#c54"
+        bars.append(
+            f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{name}</text>'
+            f'<rect x="{left}" y="{y}" width="{width:.0f}" height="16" fill="{colour}"/>'
+            f'<text x="{left + width + 6:.0f}" y="{y + 12}">{ratio:.2f} x {best}</text>'
+        )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + 5 * unit + 130}" height="{height}" '
+        f'font-family="sans-serif" font-size="12">{"".join(bars)}'
+        f'<path d="M{left + unit} 4V{height - 24}" stroke="#333" stroke-dasharray="3"/>'
+        f'<text x="{left + unit}" y="{height - 8}" text-anchor="middle">best other runtime = 1</text></svg>\n'
+    )
 
 
 def main() -> int:
-    """Prints the table row by row; exit status 1 if a workload failed."""
+    """Prints the tables; exit status 1 if rlx failed anywhere."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the real models")
-    parser.add_argument("--only", default="", help="only workloads with this word in their name")
+    parser.add_argument("--only", default="", help="only workloads with one of these words (a,b) in their names")
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {','.join(PEERS)}")
+    parser.add_argument("--folder", type=Path, default=ROOT / "models" / "benchmark", help="where the models are made")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--rounds", type=int, default=10, help="slots of each runtime")
-    parser.add_argument("--slot", type=float, default=0.15, help="seconds of a slot")
+    parser.add_argument("--rounds", type=int, default=8, help="slots of each runtime")
+    parser.add_argument("--slot", type=float, default=0.25, help="seconds of a slot (at least 3 runs)")
+    parser.add_argument("--limit", type=float, default=60, help="seconds after which a workload gets no more rounds")
+    parser.add_argument("--busy", type=int, default=0, help="run beside so many processes that only take time")
     parser.add_argument("--json", type=Path, help="also write everything there")
+    parser.add_argument("--plot", type=Path, help="also draw the ratios (SVG)")
     args = parser.parse_args()
+    unknown = set(args.peers.split(",")) - set(PEERS)
+    if unknown:
+        parser.error(f"--peers: unknown {', '.join(sorted(unknown))}")
 
-    machine = {
-        "device": backend_named("cpu").available().reason,
-        "python": platform.python_version(),
-        "rlx": rlx.__version__,
-        "onnxruntime": onnxruntime.__version__,
-        "threads": args.threads,
-    }
-    print(", ".join(f"{key} {value}" for key, value in machine.items()))
-    print(HEAD)
-    results = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for work in workloads(args.models, Path(scratch)):
-            if args.only.lower() not in work.name.lower():
-                continue
-            try:
-                row = measure(work, args.threads, args.rounds, args.slot)
-            except Exception as error:  # noqa: BLE001 - one that fails must not hide the others
-                row = Row(work.name, failure=f"{type(error).__name__}: {error}")
-            results.append(row.summary())
-            print(line_of(results[-1]), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "rows": results}, indent=1) + "\n")
-    return int(any("failure" in facts for facts in results))
+    peers = present(args.peers.split(","))
+    peaks = Peaks().measure(args.threads)
+    names = [n for n in NAMES if any(word in n for word in args.only.split(","))]
+    rows: list[Row] = []
+    others = busy(args.busy)
+    try:
+        for name in names:
+            rows.append(measure(name, peers, args.folder, args))
+            ratio = rows[-1].ratio
+            print(f"{name}: {f'{ratio:.2f}' if ratio else rows[-1].failures}", file=sys.stderr, flush=True)
+            if args.json:
+                facts = [{**vars(r), "ratio": r.ratio, "best": r.best} for r in rows]
+                about = {"python": platform.python_version(), "threads": args.threads, "busy": args.busy}
+                args.json.write_text(json.dumps({**about, "peaks": peaks, "rows": facts}, indent=1) + "\n")
+    finally:
+        for process in others:
+            process.kill()
+    print(tables(rows, peers, peaks))
+    if args.plot:
+        args.plot.write_text(plot(rows))
+    return int(any("rlx" in row.failures for row in rows))
 
 
 if __name__ == "__main__":
