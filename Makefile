@@ -5,6 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 WORKERS ?= --numprocesses auto --maxprocesses 8
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
@@ -29,8 +30,8 @@ lint: $(VENV)/.installed-dev  ## ruff and mypy
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 
-bench: $(VENV)/.installed-dev models  ## side by side with ONNX Runtime
-	@$(PY) benchmarks/compare.py
+bench: $(VENV)/.installed-bench models  ## side by side with the other runtimes (BENCH_ARGS=...; installs them: 2 GB)
+	@$(PY) benchmarks/compare.py $(BENCH_ARGS)
 
 models: $(VENV)/bin/python  ## download the real models for tests and benchmarks into models/
 	@$(PY) tools/fetch_models.py models
@@ -53,4 +54,9 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing rlx and its development tools into $(VENV) (once, a minute or two)"
 	@$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: pyproject.toml | $(VENV)/bin/python
+	@echo "Installing rlx and the runtimes that it is compared with into $(VENV) (once, some minutes)"
+	@$(PIP) install --editable '.[bench]'
 	@touch $@ $(VENV)/.installed
