@@ -18,6 +18,7 @@ from rlx.ops.base import OPS
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.testing.cases_more import MORE
 from rlx.testing.cases_signal import SIGNAL
+from rlx.testing.cases_whole import WHOLE
 from rlx.testing.oracle import ALL, FLOATS, INTEGERS, Batch, Case, Cases, Make, Operand, case
 
 __all__ = ["FLOATS", "INTEGERS", "PAIRS", "cases_of", "covered", "fixed_cases", "symbolic_cases"]
@@ -73,7 +74,7 @@ def _accepted(c: Case) -> bool:
 
 def _maker(name: str) -> Make:
     cls = OPS[name]
-    made = _MAKERS.get(name) or MORE.get(name) or SIGNAL.get(name)
+    made = _MAKERS.get(name) or MORE.get(name) or SIGNAL.get(name) or WHOLE.get(name)
     if made is not None:
         return made
     if issubclass(cls, elementwise.Unary | elementwise.Test):

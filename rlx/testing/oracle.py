@@ -62,15 +62,16 @@ ALL = (*FLOATS, *INTEGERS, "bool")
 
 # Nothing is rounded, or IEEE 754 says how: the bits are those of the reference.
 EXACT = frozenset((
-    "abs", "add", "and", "arg_max", "arg_min", "as_shape", "bit_shift", "bitwise_and", "bitwise_not", "bitwise_or",
-    "bitwise_xor", "cast", "ceil", "center_crop_pad", "clip", "compress", "concat", "depth_to_space", "div", "equal",
+    "abs", "add", "and", "arg_max", "arg_min", "as_shape", "bit_cast", "bit_shift", "bitwise_and", "bitwise_not",
+    "bitwise_or", "bitwise_xor", "cast", "ceil", "center_crop_pad", "clip", "compress", "concat", "depth_to_space",
+    "div", "equal",
     "expand", "eye_like", "floor", "full", "gather", "gather_elements", "gather_nd", "global_max_pool", "greater",
     "greater_equal", "hardmax", "identity", "iota", "is_inf", "is_nan", "less", "less_equal", "max_pool",
     "max_unpool", "maximum", "minimum", "mul", "neg", "non_zero", "not", "not_equal", "one_hot", "or", "pad",
     "reciprocal", "reduce_max", "reduce_min", "relabel", "relu", "reshape", "resize_nearest", "reverse_sequence",
     "round", "scatter_elements", "scatter_nd", "shrink", "sign", "size_of", "slice", "space_to_depth", "split",
-    "sqrt", "squeeze", "sub", "thresholded_relu", "tile", "top_k", "transpose", "trilu", "unique", "unsqueeze",
-    "where", "xor",
+    "sqrt", "squeeze", "sub", "thresholded_relu", "tile", "top_k", "transpose", "tree_ensemble", "trilu", "unique",
+    "unsqueeze", "where", "xor",
 ))  # fmt: skip
 
 # Sums of many terms, cancellation, or a chain of approximations: how many times the dtype's tolerance.
@@ -83,6 +84,7 @@ FACTOR = {
     "cum_prod": 20,
     "cum_sum": 40,
     "deform_conv": 40,
+    "det": 40,
     "dft": 40,
     "einsum": 40,
     "elu": 4,
@@ -205,12 +207,14 @@ def compare_results(
 class Operand:
     """An input of a case. `values`: "normal", "any" (NaN, infinities, denormals, all integers), "positive", "unit"
     (0 to 1), "nonzero", "whole" (small whole numbers), "ties" (few distinct ones) or "index" (-limit to limit - 1).
+    `data` are the elements themselves, where random ones would not do.
     """
 
     shape: Shape
     dtype: str = "f32"
     values: str = "normal"
     limit: Size = 1
+    data: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -301,6 +305,8 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], operand: Operand, l
     """Random elements of a kind that `Operand.values` names."""
     dtype = DTYPES[operand.dtype]
     kind = operand.values
+    if operand.data is not None:
+        return np.array(operand.data).astype(dtype.numpy).reshape(shape)
     if kind == "index":
         return np.asarray(rng.integers(-limit if dtype.kind == "i" else 0, max(limit, 1), shape)).astype(dtype.numpy)
     if dtype.kind == "b":

@@ -373,3 +373,13 @@ def test_onnx_is_the_version_of_the_table() -> None:
     from rlx.importers.onnx.mapping import NEWEST_OPSET
 
     assert onnx.defs.onnx_opset_version() <= NEWEST_OPSET
+
+
+def test_a_slice_to_a_very_large_end_keeps_the_axis() -> None:
+    """10**9, as TensorFlow's exporter writes it, is the end: the size stays what it is, and a guard says so."""
+    source = build("y = Slice x starts ends axes", {"starts": [0, 0], "ends": [10**9] * 2, "axes": [0, 2]})
+    graph = load(source)
+    assert graph.outputs[0].value.shape == graph.inputs[0].shape
+    assert any("1000000000" in str(guard.lhs) for guard in graph.guards)
+    x = np.arange(24.0, dtype=np.float32).reshape(1, 3, 8)
+    np.testing.assert_array_equal(run_graph(graph, {"x": x})["y"], x)

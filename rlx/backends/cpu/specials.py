@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlx.backends.cpu import scatter, topk
+from rlx.backends.cpu import det, scatter, topk
 from rlx.backends.cpu.words import KernelCode
 from rlx.ir.graph import Node
 from rlx.kernels.program import Kernel
@@ -28,6 +28,7 @@ class Special:
 
 
 SPECIALS = {
+    "det": Special(det.accepts, det.emit),
     "scatter_elements": Special(scatter.accepts, scatter.emit),
     "scatter_nd": Special(scatter.accepts, scatter.emit),
     "top_k": Special(topk.accepts, topk.emit),

@@ -13,7 +13,7 @@ from rlx.importers.onnx.mapping import Mapped, NodeContext, UnsupportedError, el
 from rlx.importers.onnx.symbolic import Ratio, arithmetic, static_array
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
-from rlx.ir.shape import Dim, Shape, Size, bounds, broadcast, ceildiv, exact_div, max_size, min_size, numel, same
+from rlx.ir.shape import Dim, Guard, Shape, Size, bounds, broadcast, ceildiv, exact_div, max_size, min_size, numel, same
 from rlx.ops.base import axis_of
 from rlx.ops.elementwise import Add, Cast, Clip, Div, Equal, Less, Maximum, Minimum, Sub, Where
 from rlx.ops.index import Gather, GatherElements, GatherND
@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _FOREVER = 2**31 - 1  # what exporters write for "to the end"
+_FAR = 10**9  # what others write; the run checks that the axis does not go on beyond it
 
 
 # ---- arguments, shared with the ops carried out at import
@@ -154,6 +155,10 @@ def _position(ctx: NodeContext, at: Size, extent: Size, least: int, most: Size, 
         return most
     if isinstance(at, int) and at <= -_FOREVER:
         return least
+    if isinstance(at, int) and at >= _FAR and same(min_size(at, most), most) is not False:
+        if same(min_size(at, most), most) is None:
+            ctx.graph.guards.append(Guard(min_size(at, most), most, f"slice {ctx.label!r}: {what} is that of the axis"))
+        return most
     if _is_negative(ctx, at, what):
         return max_size(extent + at, least)
     return min_size(at, most)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import RlxError
+from rlx.errors import ModelFormatError, RlxError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size, bounds, ceildiv, exact_div, max_size, min_size, same
@@ -74,7 +74,11 @@ class Static:
         """The numbers of a concrete array, in its element type."""
         if self.dtype.is_integer and self.dtype.bits < 8:
             return self.items.astype(np.int8).astype(self.dtype.numpy)
-        return self.items.astype(self.dtype.numpy)
+        try:
+            return self.items.astype(self.dtype.numpy)
+        except OverflowError:
+            found = ", ".join(map(_text, self.items.flat[:4]))
+            raise ModelFormatError(f"numbers computed at import do not fit {self.dtype}: {found}") from None
 
     def sizes(self) -> list[Size]:
         """The elements as sizes; `NotStaticError` if one is not whole."""

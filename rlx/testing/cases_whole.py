@@ -1,0 +1,52 @@
+"""Cases of ops that need operands which fit together, or that belong to no family."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.ir.shape import Size
+from rlx.ops.base import OPS
+from rlx.testing.oracle import FLOATS, Cases, Make, Operand, case
+
+__all__ = ["WHOLE"]
+
+
+def _op(name: str, *attributes: Any) -> Any:
+    return OPS[name](*attributes)
+
+
+def _bit_cast(name: str, n: Size, m: Size) -> Cases:
+    for source, to in (("f32", "i32"), ("i32", "f32"), ("f64", "u64"), ("bf16", "u16"), ("i8", "u8"), ("u16", "f16")):
+        yield case(_op(name, to), Operand((n, m), source, "any"))
+    yield case(_op(name, "u8"), Operand((n, m), "bool"))
+    yield case(_op(name, "i32"), Operand((n, m), "f32"), turned=True)
+
+
+def _det(name: str, n: Size, m: Size) -> Cases:
+    for dtype in FLOATS:
+        yield case(_op(name), Operand((n, 3, 3), dtype, "whole" if dtype in ("f16", "bf16") else "normal"))
+    yield case(_op(name), Operand((5, 5), "f64"))
+    yield case(_op(name), Operand((m, 1, 2, 2), "f32", "ties"))
+    yield case(_op(name), Operand((m, 0, 0), "f64"))
+
+
+def _tree_ensemble(name: str, n: Size, m: Size) -> Cases:
+    """Two trees: a leaf, and x[1] <= 0.5 ? 1 : (x[0] > 0 ? 2 : 4), some of them for the second target."""
+    for dtype in ("f32", "f64"):
+        tables = (
+            Operand((6,), "i32", data=(1, 0, 0, 0, 0, 0)),
+            Operand((6,), dtype, data=(0.5, 0.0, 0.0, 0.0, 0.0, 0.0)),
+            Operand((6,), "u8", data=(1, 4, 0, 0, 0, 0)),
+            Operand((6,), "i32", data=(2, 3, 0, 0, 0, 0)),
+            Operand((6,), "i32", data=(1, 4, 0, 0, 0, 0)),
+            Operand((6,), "bool", data=(1, 0, 0, 0, 0, 0)),
+            Operand((2,), "i32", data=(0, 5)),
+            Operand((7,), "i32", data=(0, 0, 0, 1, 2, 3, 5)),
+            Operand((5,), "i32", data=(0, 1, 0, 1, 0)),
+            Operand((5,), dtype, data=(1.0, 2.0, 4.0, 8.0, 16.0)),
+        )
+        for aggregate in ("sum", "average", "min", "max"):
+            yield case(_op(name, 2, 2, aggregate), Operand((n, 3), dtype, "any"), *tables)
+
+
+WHOLE: dict[str, Make] = {"bit_cast": _bit_cast, "det": _det, "tree_ensemble": _tree_ensemble}
