@@ -231,7 +231,8 @@ class _Code:
         f.loop(start, stop, 1, [], turn)
 
     def unravelled(self, number: str, shape: Shape | list[Size]) -> list[str]:
-        f, at = self.frame.f, []
+        f = self.frame.f
+        at: list[str] = []
         for size in reversed(shape[1:]):
             text = self.frame.size(size)
             at.insert(0, f.binary("urem", number, text, "i64"))

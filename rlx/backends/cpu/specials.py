@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlx.backends.cpu import det, scatter, topk
+from rlx.backends.cpu import det, roi, scatter, topk, trees, unpool
 from rlx.backends.cpu.words import KernelCode
 from rlx.ir.graph import Node
 from rlx.kernels.program import Kernel
@@ -29,7 +29,11 @@ class Special:
 
 SPECIALS = {
     "det": Special(det.accepts, det.emit),
+    "max_roi_pool": Special(roi.accepts, roi.emit_max),
+    "max_unpool": Special(unpool.accepts, unpool.emit),
+    "roi_align_adaptive": Special(roi.accepts, roi.emit_align),
     "scatter_elements": Special(scatter.accepts, scatter.emit),
     "scatter_nd": Special(scatter.accepts, scatter.emit),
     "top_k": Special(topk.accepts, topk.emit),
+    "tree_ensemble": Special(trees.accepts, trees.emit, trees.layout),
 }

@@ -18,9 +18,11 @@ from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim
 from rlx.ops.base import OPS, Op
 from rlx.ops.elementwise import Neg
+from rlx.ops.pool_more import MaxUnpool
+from rlx.ops.roi import MaxRoiPool, RoiAlignAdaptive
 from rlx.ops.scatter import ScatterElements, ScatterNd
 from rlx.ops.select import TopK
-from rlx.testing.oracle import Case, Operand, case, check, compare
+from rlx.testing.oracle import Case, Operand, Tolerance, case, check, compare
 
 NUMBERS = ("f32", "f64", "f16", "bf16", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64")
 
@@ -182,10 +184,68 @@ def test_scatter_in_place() -> None:
             np.testing.assert_array_equal(out["y"], got["y"])
 
 
+# ---- regions and places
+
+
+def boxes(seed: int, count: int, extent: float) -> Array:
+    """Regions inside, across and outside of an image, some turned inside out."""
+    return np.random.default_rng(seed).uniform(-extent / 2, 1.5 * extent, (count, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("half_pixel", [True, False])
+@pytest.mark.parametrize("mode", ["avg", "max"])
+def test_roi_align_of_any_region(mode: str, half_pixel: bool) -> None:
+    """Bins of many samples and of none, samples outside of the image; the same for any number of threads."""
+    rng = np.random.default_rng(2)
+    images = rng.standard_normal((2, 3, 11, 17)).astype(np.float32)
+    rois = np.concatenate([boxes(3, 20, 17), [[2, 2, 2, 2], [-60, -70, 90, 80], [0, 0, 16, 10]]]).astype(np.float32)
+    batch = rng.integers(0, 2, len(rois))
+    op = RoiAlignAdaptive((4, 3), 0.9, mode, half_pixel)
+    for threads in (1, 3):
+        graph, feed = graph_of(op, (images, rois, batch))
+        compare(graph, feed, threads=threads, allowed={"y0": Tolerance(1e-5, 1e-5)})
+
+
+def test_regions_that_make_no_sense_end() -> None:
+    """NaN, infinite and astronomically large regions cost no more than others."""
+    images = np.ones((1, 2, 9, 9), np.float32)
+    wild = [np.nan, np.inf, -np.inf, 3e38, -3e38, 1e20]
+    rois = np.array(list(product(wild, repeat=2)), np.float32)
+    rois = np.concatenate([np.concatenate([rois, rois[::-1]], 1), np.concatenate([rois, rois], 1)])
+    for op in (RoiAlignAdaptive((2, 2)), RoiAlignAdaptive((2, 2), 1.0, "max", False)):
+        graph, feed = graph_of(op, (images, rois, np.zeros(len(rois), np.int64)))
+        assert rlx.compile(graph, device="cpu")(feed)["y0"].shape == (len(rois), 2, 2, 2)
+    pooled = np.concatenate([np.zeros((len(rois), 1), np.float32), rois], 1)
+    graph, feed = graph_of(MaxRoiPool((2, 2)), (images, pooled))
+    assert np.isin(rlx.compile(graph, device="cpu")(feed)["y0"], (0, 1)).all()
+
+
+def test_max_roi_pool_of_any_region() -> None:
+    """Overlapping, empty and outside bins, NaN in an image, halves that are rounded away from zero."""
+    rng = np.random.default_rng(4)
+    images = rng.standard_normal((2, 3, 11, 17)).astype(np.float32)
+    images[0, 1, 4, 4] = np.nan
+    rois = np.concatenate([boxes(5, 20, 17), [[0.5, 1.5, 2.5, 3.5], [-0.5, -0.5, 20, 20]]]).astype(np.float32)
+    rois = np.concatenate([rng.integers(0, 2, (len(rois), 1)).astype(np.float32), rois], 1)
+    for size, scale in (((3, 2), 1.0), ((7, 7), 0.5), ((1, 1), 2.0)):
+        assert_exact(MaxRoiPool(size, scale), images, rois, threads=2)
+
+
+def test_max_unpool_in_a_larger_tensor() -> None:
+    """Places are those of the tensor that was pooled; of equal ones the last wins."""
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
+    assert_exact(MaxUnpool((9, 8), (6, 7)), x, rng.integers(0, 2 * 3 * 6 * 7, x.shape))
+    assert_exact(MaxUnpool((9, 8)), x, rng.integers(0, 40, x.shape))
+
+
 def ints(*values: int) -> Array:
     return np.array(values, np.int64)
 
 
+ONE = np.ones((1, 1, 2))
+BOX = np.zeros((1, 4), np.float32)
+IMAGE = np.ones((2, 1, 3, 3), np.float32)
 HOSTILE: dict[str, tuple[Op, list[Array], int]] = {
     "scatter_elements beyond the end": (ScatterElements(1), [np.ones((2, 5)), ints(1, 5)[None], np.ones((1, 2))], 5),
     "scatter_elements before the start": (ScatterElements(0), [np.ones(5), ints(-6), np.ones(1)], -6),
@@ -198,6 +258,11 @@ HOSTILE: dict[str, tuple[Op, list[Array], int]] = {
         [np.ones((3, 4), np.float16), ints(0, 2**40)[:, None], np.ones((2, 4), np.float16)],
         2**40,
     ),
+    "max_unpool before the start": (MaxUnpool((3,)), [ONE, ints(0, -1)[None, None]], -1),
+    "max_unpool beyond the end": (MaxUnpool((3,)), [ONE, ints(3, 0)[None, None]], 3),
+    "max_unpool outside of the result": (MaxUnpool((3,), (9,)), [ONE, ints(0, 4)[None, None]], 4),
+    "roi_align of no image": (RoiAlignAdaptive((2, 2)), [IMAGE, BOX, ints(2)], 2),
+    "max_roi_pool of no image": (MaxRoiPool((2, 2)), [IMAGE, np.array([[-1, 0, 0, 1, 1]], np.float32)], -1),
 }
 
 
@@ -211,5 +276,6 @@ def test_hostile_index(what: str) -> None:
         model(feed)
     with pytest.raises(ExecutionError):
         run_graph(graph, feed)
-    fine: dict[str, Any] = feed | {"x1": np.zeros_like(feed["x1"])}
+    last = "x2" if what.startswith("roi_align") else "x1"
+    fine: dict[str, Any] = feed | {last: np.zeros_like(feed[last])}
     np.testing.assert_array_equal(model(fine)["y0"], run_graph(graph, fine)["y0"])
