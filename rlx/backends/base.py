@@ -140,6 +140,11 @@ class Backend(ABC):
     sync_ops: frozenset[str] = frozenset()
     merges: bool = True
 
+    @property
+    def threads(self) -> int:
+        """Threads of the processor that a run uses unless told otherwise."""
+        return 1
+
     @abstractmethod
     def available(self) -> Availability:
         """Whether it can be used in this process."""

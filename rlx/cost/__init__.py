@@ -1,4 +1,4 @@
-"""What a graph costs on a device: its IO profile."""
+"""What a graph costs on a device: IO profile, cost model, calibration."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
+    "Ceilings": "rlx.cost.ceilings",
     "IoProfile": "rlx.cost.io_profile",
     "KernelIo": "rlx.cost.io_profile",
+    "Prediction": "rlx.cost.model",
+    "calibrate": "rlx.cost.measure",
+    "ceilings_of": "rlx.cost.kept",
+    "predict": "rlx.cost.model",
     "profile": "rlx.cost.io_profile",
 }
 
-__all__ = ["IoProfile", "KernelIo", "profile"]
+__all__ = ["Ceilings", "IoProfile", "KernelIo", "Prediction", "calibrate", "ceilings_of", "predict", "profile"]
 
 
 def __getattr__(name: str) -> Any:

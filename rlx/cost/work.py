@@ -245,9 +245,8 @@ def _plain_indices(load: Load) -> Iterator[Expr]:
 def _in_vectors(load: Load, inner: frozenset[Var]) -> bool:
     """Whether neighbouring turns of the innermost loops that it depends on read neighbouring elements."""
     index = linear_index(load.indices, load.source.shape)
-    if not index.is_linear:
-        return False
-    return all(index.coefs.get(v, 0) in (0, 1) for v in inner)
+    steps = {index.coefs.get(v, 0) for v in inner}
+    return index.is_linear and (1 in steps or steps <= {0})
 
 
 def _anchor_flops(kernel: Kernel, extents: Extents) -> tuple[int, tuple[int, ...]]:

@@ -34,6 +34,10 @@ class CpuBackend(CodeGenerator):
 
     name = "cpu"
 
+    @property
+    def threads(self) -> int:
+        return cpu_count()
+
     def available(self) -> Availability:
         try:
             target = host()

@@ -1,0 +1,192 @@
+"""The ceilings of a device: how fast it moves bytes, multiplies matrices and starts kernels, as plain numbers."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+from rlx.errors import OptionError
+
+__all__ = ["Ceilings", "guess"]
+
+Curve = tuple[tuple[float, float], ...]
+
+# scalar functions on the elements of vectors, in the time of a sum
+FUNCTIONS: dict[str, float] = {
+    "plain": 1, "loop": 1, "scattered": 8, "div": 4, "sqrt": 4, "exp": 10, "log": 12, "tanh": 14, "sigmoid": 14,
+    "erf": 16, "sin": 16, "cos": 16, "pow": 28, "floordiv": 16, "mod": 16, "idiv": 16, "irem": 16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a device can do at most; times in seconds, rates a second. Every number is finite and above 0.
+
+    `flops`: products of large f32 matrices. `products`: (m, k, n, flops/s) on a full grid of sizes, between which rates
+    are interpolated; without it small products are taken to be slower by a rule. `dtypes`: the rate of products of a
+    type, relative to f32. `bandwidth`: (working set in bytes, bytes/s), ascending. `vector`: sums of f32 elements;
+    `functions`: what other scalar functions take, in sums. `launch`: a kernel's own time; `run`: what a run takes
+    besides its kernels; `sync`: a wait for the host; `host`: a host call; `transfer`: bytes/s between host and device
+    where memory is not `unified`. `compile` and `compile_kernel`: compiling a graph, and each kernel of it. `merges`:
+    whether nodes are fused. `corrections`: by kind of kernel, (predicted seconds, measured / predicted), ascending.
+    `error` is the standard deviation of log(measured / predicted). `guessed`: nothing of it has been measured.
+    """
+
+    device: str
+    flops: float
+    bandwidth: Curve
+    vector: float
+    launch: float
+    run: float
+    sync: float = 2e-5
+    host: float = 2e-5
+    transfer: float = 1e10
+    compile: float = 0.05
+    compile_kernel: float = 0.005
+    threads: int = 1
+    unified: bool = True
+    merges: bool = True
+    dtypes: Mapping[str, float] = field(default_factory=dict)
+    functions: Mapping[str, float] = field(default_factory=dict)
+    products: tuple[tuple[float, float, float, float], ...] = ()
+    corrections: Mapping[str, Curve] = field(default_factory=dict)
+    error: float = 0.7
+    guessed: bool = True
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            for number in _numbers(getattr(self, f.name)):
+                if not (math.isfinite(number) and number > 0):
+                    raise OptionError(f"ceilings of {self.device!r}: {f.name}: expected a number above 0, got {number}")
+        if not self.bandwidth:
+            raise OptionError(f"ceilings of {self.device!r}: bandwidth: expected at least one (bytes, bytes/s)")
+        for name in ("bandwidth", *self.corrections):
+            curve = self.bandwidth if name == "bandwidth" else self.corrections[name]
+            if list(curve) != sorted(curve):
+                raise OptionError(f"ceilings of {self.device!r}: {name}: expected points in ascending order")
+        if self.products and len(self.products) != math.prod(map(len, self._axes)):
+            raise OptionError(f"ceilings of {self.device!r}: products: expected every (m, k, n) of a grid")
+
+    @cached_property
+    def _axes(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(sorted({p[i] for p in self.products})) for i in range(3))
+
+    @cached_property
+    def _rates(self) -> dict[tuple[float, ...], float]:
+        return {p[:3]: math.log(p[3]) for p in self.products}
+
+    def bytes_rate(self, working_set: float) -> float:
+        """Bytes a second of a kernel that moves so many bytes."""
+        return _on_curve(self.bandwidth, working_set)
+
+    def product_rate(self, m: float, k: float, n: float, dtype: str = "f32") -> float:
+        """Flops a second of a product of m x k by k x n."""
+        scale = self.dtypes.get(dtype, 1.0)
+        if not self.products:
+            return scale * self.flops * m / (m + 8) * k / (k + 32) * n / (n + 16)
+        places = [_between(axis, x) for axis, x in zip(self._axes, (m, k, n), strict=True)]
+        total = 0.0
+        for corner in range(8):
+            weight, at = 1.0, []
+            for d, (low, high, share) in enumerate(places):
+                up = corner >> d & 1
+                weight *= share if up else 1 - share
+                at.append(high if up else low)
+            if weight:
+                total += weight * self._rates[tuple(at)]
+        return scale * math.exp(total)
+
+    def function_cost(self, fn: str) -> float:
+        """Time of a scalar function on an element, in sums."""
+        return self.functions.get(fn, FUNCTIONS.get(fn, 1.0))
+
+    def correction(self, kind: str, seconds: float) -> float:
+        """Measured over predicted time of kernels of that kind that are predicted to take so long."""
+        curve = self.corrections.get(kind, ())
+        return _on_curve(curve, seconds) if curve else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(facts: Mapping[str, Any]) -> Ceilings:
+        """Ceilings from what `to_dict` gave. Raises `OptionError`, `KeyError` or `TypeError` for anything else."""
+        made = dict(facts)
+        for name in ("bandwidth", "products"):
+            made[name] = tuple(tuple(map(float, p)) for p in made[name])
+        made["corrections"] = {k: tuple((float(a), float(b)) for a, b in c) for k, c in made["corrections"].items()}
+        return Ceilings(**made)
+
+
+def _numbers(value: Any) -> list[float]:
+    if isinstance(value, bool | str):
+        return []
+    if isinstance(value, int | float):
+        return [float(value)]
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, Sequence):
+        return [n for part in value for n in _numbers(part)]
+    return [math.nan]
+
+
+def _between(axis: Sequence[float], x: float) -> tuple[float, float, float]:
+    """The neighbours of x on an axis, and how far it lies between them by logarithm."""
+    i = bisect_left(axis, x)
+    if i == 0:
+        return axis[0], axis[0], 0.0
+    if i == len(axis):
+        return axis[-1], axis[-1], 0.0
+    low, high = axis[i - 1], axis[i]
+    return low, high, math.log(x / low) / math.log(high / low)
+
+
+def _on_curve(curve: Curve, x: float) -> float:
+    """The curve at x, interpolated by logarithms, level beyond its ends."""
+    low, high, share = _between([p[0] for p in curve], max(x, 1e-12))
+    values = dict(curve)
+    return math.exp((1 - share) * math.log(values[low]) + share * math.log(values[high]))
+
+
+# ---- guesses: what is assumed of a device that nothing is known of
+
+_GUESSES: dict[str, dict[str, Any]] = {
+    "cuda": {"flops": 12e12, "bytes": 900e9, "run": 35e-6, "launch": 3e-6},
+    "rocm": {"flops": 10e12, "bytes": 800e9, "run": 40e-6, "launch": 3e-6},
+    "wgpu": {"flops": 2.5e12, "bytes": 120e9, "run": 80e-6, "launch": 5e-6},
+    "metal": {"flops": 4e12, "bytes": 200e9, "run": 30e-6, "launch": 2e-6},
+    "mlx": {"flops": 4e12, "bytes": 200e9, "run": 30e-6, "launch": 2e-6},
+    "cpu": {"flops": 5e10, "bytes": 2e10, "run": 3e-6, "launch": 3e-7},
+    "xla": {"flops": 5e10, "bytes": 2e10, "run": 6e-5, "launch": 2e-6},
+}
+_SHARED = ("cpu", "xla", "mlx", "metal")  # memory with the host
+
+
+def guess(device: str, *, threads: int = 1, cores: bool = True, **known: Any) -> Ceilings:
+    """Ceilings that nobody measured, marked as guesses; `known` replaces fields by what a driver reports.
+
+    `cores`: the device is the processor itself (MLX without a GPU, say). A name that is not in the table is taken for a
+    GPU with WebGPU's numbers.
+    """
+    row = dict(_GUESSES.get(device, _GUESSES["wgpu"]))
+    if device == "mlx" and cores:
+        row |= {"flops": 2e10, "bytes": 1e10}
+    scale = threads if device in ("cpu", "xla") or (device == "mlx" and cores) else 1
+    made = Ceilings(
+        device,
+        row["flops"] * scale,
+        ((1.0, row["bytes"]),),
+        row["flops"] * scale / 8,
+        row["launch"],
+        row["run"],
+        threads=threads,
+        unified=device in _SHARED,
+        merges=device != "mlx",
+        compile=0.3 if device == "xla" else 0.05,
+    )
+    return replace(made, **known)

@@ -1,0 +1,266 @@
+"""Calibration: the ceilings of a device that is here, from timed runs of small graphs; a few seconds.
+
+A time is taken again until its best samples agree, within what is left of the time; the lower quartile counts, since
+what disturbs a run only ever makes it longer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlx.backends import choose_backend
+from rlx.backends.base import Backend, Executable
+from rlx.compiler import Compilation, compile_graph
+from rlx.cost.ceilings import FUNCTIONS, Ceilings, Curve, guess
+from rlx.cost.lowered import lowered_from
+from rlx.cost.model import Prediction, predict_lowered
+from rlx.cost.suite import functions, products, stream, tiny, trials
+from rlx.ir.graph import Array, Graph
+from rlx.options import CompileOptions
+
+__all__ = ["calibrate", "curve_of", "sample"]
+
+log = logging.getLogger("rlx")
+
+SECONDS = 8.0  # what a calibration may take
+GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
+SMALL_GRID = ((1, 32, 512), (64, 768), (64, 768))
+FUNCTION_OPS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt")
+
+
+def sample(call: Callable[[], float], seconds: float, least: int = 4) -> float:
+    """The lower quartile of samples of a time, taken until the two best agree within 3 % or the time is up."""
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(taken) < least or time.perf_counter() < end:
+        taken.append(call())
+        best = sorted(taken)
+        if len(taken) >= least and best[len(taken) // 4 + 1] <= 1.03 * best[0]:
+            break
+    return sorted(taken)[len(taken) // 4]
+
+
+class _Bench:
+    """A compiled graph that can be timed."""
+
+    def __init__(self, graph: Graph, backend: Backend, threads: int | None) -> None:
+        start = time.perf_counter()
+        made: Compilation = compile_graph(graph, backend, CompileOptions(device=backend.name, threads=threads))
+        self.seconds = time.perf_counter() - start
+        self.made = made
+        self.executable: Executable = made.executable
+        self.executable.admit = list
+        self.executable.wrap = lambda results: results
+        self.count = len(graph.outputs)
+        params = {p.name: p.data for p in graph.params if p.data is not None}
+        if params:
+            self.executable.set_params(params)
+
+    def first(self, arrays: Sequence[Array]) -> float:
+        """Seconds of a run at extents that are new."""
+        start = time.perf_counter()
+        self.executable.run(arrays, [None] * self.count, range(self.count))
+        return time.perf_counter() - start
+
+    def run(self, arrays: Sequence[Array], seconds: float) -> float:
+        """Seconds of a run."""
+        self.first(arrays)
+        calls = max(1, int(1e-4 / max(self.first(arrays), 1e-7)))
+
+        def once() -> float:
+            start = time.perf_counter()
+            for _ in range(calls):
+                self.executable.run(arrays, [None] * self.count, range(self.count))
+            return (time.perf_counter() - start) / calls
+
+        return sample(once, seconds)
+
+    def kernels(self, arrays: Sequence[Array], seconds: float) -> list[float]:
+        """Seconds of each kernel of the program, in order."""
+        program = self.made.program
+        assert program is not None
+        parts = [1 if k.anchor is not None or not k.stores else len(k.stores) for k in program.run]
+        ends = np.cumsum(parts)
+        rows = self.executable.profile(arrays, 1)
+        repeat = max(1, int(2e-4 / max(sum(s for *_, s in rows), 1e-7)))
+        taken: list[list[float]] = []
+
+        def once() -> float:
+            times = [s for *_, s in self.executable.profile(arrays, repeat)]
+            taken.append([sum(times[end - n : end]) for n, end in zip(parts, ends, strict=True)])
+            return sum(taken[-1])
+
+        sample(once, seconds)
+        return [float(t) for t in np.quantile(np.array(taken), 0.25, axis=0)]
+
+    def predicted(self, ceilings: Ceilings, backend: Backend) -> Prediction:
+        made = self.made
+        lowered = lowered_from(made.source, made.legal, made.dispatch, backend, made.program)
+        return predict_lowered(lowered, ceilings)
+
+
+def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float = SECONDS) -> Ceilings:
+    """Measures the ceilings of a device that is here. Raises `DeviceUnavailable` for one that isn't."""
+    backend = choose_backend(device)
+    count = threads or backend.threads
+    log.info("calibrating %s, which takes some %g s; the result is kept", backend.name, seconds)
+    end = time.perf_counter() + seconds
+    start = guess(backend.name, threads=count)
+    by_kernel = "profile" in _Bench(tiny(), backend, threads).executable.capabilities
+    measure = _Kernels if by_kernel else _Runs
+    return measure(backend, threads, start, end).ceilings()
+
+
+def curve_of(points: Sequence[tuple[float, float]], parts: int = 4) -> Curve:
+    """Points (seconds, ratio) as a curve of at most so many: the median of each part."""
+    ordered = sorted(points)
+    bins = np.array_split(np.arange(len(ordered)), min(parts, len(ordered)))
+    curve: dict[float, float] = {}
+    for part in bins:
+        seconds, ratios = zip(*(ordered[i] for i in part), strict=True)
+        curve[float(np.median(seconds))] = float(np.median(ratios))
+    return tuple(sorted(curve.items()))
+
+
+class _Measurement:
+    """What both ways share: the run itself, and corrections from trials."""
+
+    quick = False
+    share = 0.02  # of the time, for one measurement
+
+    def __init__(self, backend: Backend, threads: int | None, start: Ceilings, end: float) -> None:
+        self.backend, self.threads, self.made, self.end = backend, threads, start, end
+        self.rng = np.random.default_rng(0)
+        self.budget = (end - time.perf_counter()) * self.share
+
+    def ceilings(self) -> Ceilings:
+        self.change(guessed=False, corrections={}, **self.run_and_compile())
+        self.rates()
+        errors: list[float] = []
+        corrections: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for graph, arrays in trials(self.quick):
+            if time.perf_counter() > self.end and corrections:
+                break
+            for kind, seconds, ratio in self.trial(graph, arrays):
+                corrections[kind].append((seconds, ratio))
+        self.change(corrections={kind: curve_of(points) for kind, points in corrections.items()})
+        for kind, points in corrections.items():
+            errors += [math.log(r / self.made.correction(kind, s)) for s, r in points]
+        self.change(error=min(max(1.5 * float(np.std(errors)) if errors else 0.3, 0.08), 1.0))
+        return self.made
+
+    def change(self, **fields: Any) -> None:
+        self.made = replace(self.made, **fields)
+
+    def bench(self, graph: Graph) -> _Bench:
+        return _Bench(graph, self.backend, self.threads)
+
+    def random(self, *shape: int) -> Array:
+        return self.rng.random(shape, np.float32) + np.float32(0.01)
+
+    def run_and_compile(self) -> Mapping[str, float]:
+        bench = self.bench(tiny())
+        x = [self.random(16)]
+        first = bench.first(x)
+        return {"run": bench.run(x, 2 * self.budget), "compile": bench.seconds + first}
+
+    def rates(self) -> None:
+        raise NotImplementedError
+
+    def trial(self, graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, float, float]]:
+        raise NotImplementedError
+
+
+class _Kernels(_Measurement):
+    """For a device that times its kernels one by one."""
+
+    share = 0.012
+
+    def rates(self) -> None:
+        bench = self.bench(stream())
+        curve = {}
+        for log2 in (10, 13, 16, 18, 20, 22, 24):
+            n = 1 << log2
+            arrays = [self.random(n), self.random(n)]
+            curve[12.0 * n] = 12 * n / sum(bench.kernels(arrays, self.budget))
+        small = [self.random(8), self.random(8)]
+        launch = sum(bench.kernels(small, self.budget))
+        vector = curve[12.0 * 1024] / 12
+        self.change(bandwidth=tuple(sorted(curve.items())), vector=vector, launch=launch)
+        self.functions(vector)
+        self.products()
+
+    def functions(self, vector: float) -> None:
+        names = FUNCTION_OPS
+        n = 1 << 13
+        bench = self.bench(functions(names))
+        times = bench.kernels([self.random(n), self.random(n)], 2 * self.budget)
+        program = bench.made.program
+        assert program is not None
+        made = {buffer: seconds for k, seconds in zip(program.run, times, strict=True) for buffer in k.writes()}
+        found = {
+            name: max(1.0, (made[buffer] - self.made.launch) * vector / n)
+            for name, (_, buffer) in zip(names, program.outputs, strict=True)
+        }
+        self.change(functions={**FUNCTIONS, **found})
+
+    def products(self) -> None:
+        bench = self.bench(products())
+        points = []
+        for m, k, n in itertools.product(*GRID):
+            seconds = bench.kernels([self.random(m, k), self.random(k, n)], self.budget / 2)[-1]  # after packing
+            points.append(
+                (float(m), float(k), float(n), 2.0 * m * k * n / max(seconds - self.made.launch, seconds / 4))
+            )
+        self.change(products=tuple(points), flops=max(p[3] for p in points))
+
+    def trial(self, graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, float, float]]:
+        bench = self.bench(graph)
+        times = bench.kernels(arrays, self.budget)
+        found = []
+        for cost, seconds in zip(bench.predicted(self.made, self.backend).kernels, times, strict=True):
+            own, guessed = max(seconds - self.made.launch, seconds / 4), cost.seconds - self.made.launch
+            if guessed > 0:
+                found.append((cost.kind, guessed, own / guessed))
+        return found
+
+
+class _Runs(_Measurement):
+    """For a device that is timed by whole runs."""
+
+    quick = True
+    share = 0.012
+
+    def rates(self) -> None:
+        run = self.made.run
+        curve = {}
+        bench = self.bench(stream())
+        for log2 in (14, 20, 23):
+            n = 1 << log2
+            seconds = bench.run([self.random(n), self.random(n)], self.budget) - run
+            curve[12.0 * n] = 16 * n / max(seconds, run / 4)
+        self.change(bandwidth=tuple(sorted(curve.items())), vector=curve[12.0 * (1 << 20)] / 6)
+        bench = self.bench(products())
+        points = []
+        for m, k, n in itertools.product(*SMALL_GRID):
+            seconds = bench.run([self.random(m, k), self.random(k, n)], self.budget) - run
+            points.append((float(m), float(k), float(n), 2.0 * m * k * n / max(seconds, run / 10)))
+        self.change(products=tuple(points), flops=max(p[3] for p in points))
+
+    def trial(self, graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, float, float]]:
+        bench = self.bench(graph)
+        prediction = bench.predicted(self.made, self.backend)
+        seconds = bench.run(arrays, self.budget) - prediction.overhead - prediction.transfers
+        total = sum(k.seconds for k in prediction.kernels)
+        ratio = max(seconds, prediction.overhead / 10) / total
+        largest = max(prediction.kernels, key=lambda k: k.seconds)
+        return [(largest.kind, largest.seconds, ratio)]

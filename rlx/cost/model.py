@@ -1,0 +1,248 @@
+"""The cost model: what each kernel takes on a device, from what it does and what the device can do.
+
+A kernel takes the larger of its arithmetic and its traffic, and a launch; a run adds its own overhead, waits for the
+host and transfers; compiling is spread over the calls that are expected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlx.backends import BACKENDS, backend_named
+from rlx.cost.ceilings import Ceilings
+from rlx.cost.io_profile import IoProfile, profile_of
+from rlx.cost.lowered import AnyTarget, Lowered, lower, needed
+from rlx.cost.work import Work, kernel_work
+from rlx.ir.graph import Graph, Node
+from rlx.ir.shape import evaluate
+from rlx.kernels.fuse import fuse
+from rlx.kernels.lowering import Attention, Contract, Conv
+from rlx.kernels.program import Kernel
+from rlx.ops.control import Scan
+
+__all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered"]
+
+SPREAD = 1.645  # standard deviations: nine of ten runs are expected within
+CALLS = 1000  # expected of a compiled graph unless said otherwise
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """One launch: its predicted time in seconds, what bounds it, and the two times that were compared."""
+
+    kind: str
+    name: str
+    nodes: str
+    seconds: float
+    compute: float
+    traffic: float
+    read_bytes: int
+    written_bytes: int
+    flops: int
+
+    @property
+    def bound(self) -> str:
+        """ "compute", "traffic", or "launch" where both are shorter than the launch itself."""
+        if max(self.compute, self.traffic) < self.seconds / 2:
+            return "launch"
+        return "compute" if self.compute >= self.traffic else "traffic"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A run of a graph on a device, in seconds; `low` and `high` hold nine of ten runs."""
+
+    graph: str
+    device: str
+    at: dict[str, int]
+    kernels: tuple[KernelCost, ...]
+    overhead: float  # of the run itself
+    syncs: float
+    transfers: float
+    compile: float
+    expected_calls: int
+    error: float
+    guessed: bool
+
+    @property
+    def seconds(self) -> float:
+        """The time of a run."""
+        return sum(k.seconds for k in self.kernels) + self.overhead + self.syncs + self.transfers
+
+    @property
+    def low(self) -> float:
+        return self.seconds * math.exp(-SPREAD * self.error)
+
+    @property
+    def high(self) -> float:
+        return self.seconds * math.exp(SPREAD * self.error)
+
+    @property
+    def cost(self) -> float:
+        """The time of a run with its share of the compile."""
+        return self.seconds + self.compile / self.expected_calls
+
+    def to_dict(self) -> dict[str, Any]:
+        """Fields and totals as JSON values."""
+        kernels = [{**asdict(k), "bound": k.bound} for k in self.kernels]
+        totals = {name: getattr(self, name) for name in ("seconds", "low", "high", "cost")}
+        return {**asdict(self), "kernels": kernels, **totals}
+
+    def __str__(self) -> str:
+        how = "a guess" if self.guessed else "calibrated"
+        at = ", ".join(f"{name}={n}" for name, n in self.at.items())
+        lines = [f"{self.graph!r} on {self.device}{f' at {at}' if at else ''}, {how}"]
+        for k in self.kernels:
+            lines.append(f"  {_time(k.seconds):>8}  {k.bound:8} {k.kind:12} {k.nodes or k.name}")
+        lines.append(f"  {_time(self.overhead + self.syncs + self.transfers):>8}  overhead, waits and transfers")
+        lines.append(f"a run takes {_time(self.seconds)} ({_time(self.low)} .. {_time(self.high)})")
+        return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def predict(
+    graph: Graph,
+    ceilings: Ceilings,
+    at: Mapping[str, int] | None = None,
+    *,
+    outputs: Collection[str] | None = None,
+    expected_calls: int = CALLS,
+) -> Prediction:
+    """What a run of the graph takes on a device with these ceilings, which need not be here.
+
+    `at` gives extents of dims (default: their upper bounds); `outputs` those asked for. Raises what `rlx.profile` does.
+    """
+    backend = backend_named(ceilings.device) if ceilings.device in BACKENDS else None
+    present = backend is not None and backend.available().present
+    return predict_lowered(lower(graph, backend if present else None), ceilings, at, outputs, expected_calls)
+
+
+def predict_lowered(
+    lowered: Lowered,
+    ceilings: Ceilings,
+    at: Mapping[str, int] | None = None,
+    outputs: Collection[str] | None = None,
+    expected_calls: int = CALLS,
+) -> Prediction:
+    """The prediction for a graph that is lowered already."""
+    moved = profile_of(lowered, ceilings.device, ceilings.unified, outputs=outputs, at=at)
+    program = lowered.program if ceilings.merges else lowered.unmerged
+    kernels = needed(program, moved.outputs)
+    works = [kernel_work(k, moved.at) for k in kernels]
+    distance = float(sum(w.read + w.written for w in works))
+    costs = tuple(_kernel_cost(k, w, ceilings, moved.at, distance) for k, w in zip(kernels, works, strict=True))
+    return Prediction(
+        lowered.graph.name,
+        ceilings.device,
+        moved.at,
+        costs,
+        overhead=ceilings.run,
+        syncs=moved.syncs * ceilings.sync,
+        transfers=_transfers(moved, ceilings),
+        compile=ceilings.compile + ceilings.compile_kernel * len({(k.kind, k.name) for k in kernels}),
+        expected_calls=expected_calls,
+        error=ceilings.error,
+        guessed=ceilings.guessed,
+    )
+
+
+def _transfers(moved: IoProfile, ceilings: Ceilings) -> float:
+    if ceilings.unified:
+        return 2 * moved.d2h_bytes / ceilings.bytes_rate(2 * moved.d2h_bytes)
+    return (moved.h2d_bytes + moved.d2h_bytes) / ceilings.transfer
+
+
+def kind_of(kernel: Kernel) -> str:
+    """The kind of kernel that corrections are kept by."""
+    node = kernel.host or kernel.special
+    if node is not None:
+        return f"{kernel.kind} {node.op.op_name}"
+    anchor = kernel.anchor
+    if isinstance(anchor, Conv) and not kernel.tag:
+        return "depthwise" if anchor.w_shape[1] == 1 and anchor.groups > 1 else "conv"
+    return kernel.tag or kernel.kind
+
+
+def _kernel_cost(
+    kernel: Kernel, work: Work, ceilings: Ceilings, extents: dict[str, int], distance: float
+) -> KernelCost:
+    """Weights come from as far as the whole run reaches, everything else from what the kernel before has left near."""
+    node = kernel.host or kernel.special
+    kind = kind_of(kernel)
+    own = work.read + work.written
+    weights = min(work.read, sum(b.nbytes(extents) for b in kernel.reads() if b.base.kind in ("param", "prepared")))
+    passes = 1 if ceilings.merges or kernel.anchor is not None else work.parts
+    traffic = passes * (own - weights) / ceilings.bytes_rate(own) + weights / ceilings.bytes_rate(distance)
+    if node is not None and node.regions:
+        compute = _regions(node, ceilings, extents)
+    else:
+        compute = _compute(kernel, work, ceilings, extents)
+    if kernel.host is not None:
+        compute += ceilings.host
+    seconds = max(compute, traffic)
+    seconds *= ceilings.correction(kind, seconds)
+    seconds += ceilings.launch * (1 if ceilings.merges else work.parts)
+    nodes = "" if kernel.label == kernel.name else kernel.label
+    return KernelCost(kind, kernel.name, nodes, seconds, compute, traffic, work.read, work.written, work.flops)
+
+
+def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
+    """Seconds of arithmetic."""
+    calls = sum(n * c.function_cost(fn) for fn, n in work.calls.items()) / c.vector
+    if not work.shape:
+        node = kernel.host or kernel.special
+        return calls if node is None else _node_compute(node, work, c, extents)
+    dtype = kernel.stores[0].buffer.dtype.name
+    match kernel.anchor:
+        case Contract():
+            _, m, k, n = work.shape
+            rate = c.product_rate(m, k, n, dtype)
+        case Conv():
+            _, outputs, pixels, depth, groups = work.shape
+            rate = c.product_rate(max(1, outputs // groups), depth, pixels, dtype)
+        case Attention():
+            _, _, rows, keys, depth, _ = work.shape
+            rate = c.product_rate(rows, depth, keys, dtype)
+            calls += math.prod(work.shape[:4]) * c.function_cost("exp") / c.vector
+        case _:
+            raise AssertionError(kernel)
+    products = work.flops - sum(n for fn, n in work.calls.items() if fn == "plain")
+    return max(products, 0) / rate + calls
+
+
+RECURRENT = ("lstm", "gru", "rnn")
+
+
+def _node_compute(node: Node, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
+    """Seconds of a node that is run as a whole: a recurrent one goes step by step, each a product of few rows."""
+    if node.op.op_name not in RECURRENT or len(node.inputs) < 3:
+        return work.flops / c.vector
+    steps, batch, _ = (evaluate(s, extents) for s in node.inputs[0].shape)
+    hidden = evaluate(node.inputs[2].shape[-1], extents)
+    return steps * c.host / 2 + work.flops / c.product_rate(batch, hidden, 4 * hidden)
+
+
+def _regions(node: Node, c: Ceilings, extents: dict[str, int]) -> float:
+    """Seconds of a node's regions: a scan goes as often as it has rows, a while once, an if the long way."""
+    target = AnyTarget(lambda _: None)
+    totals = []
+    for region in node.regions:
+        known = {**{name: s.hi or s.lo for name, s in region.dims().items()}, **extents}
+        kernels = fuse(region, target).run
+        totals.append(sum(_kernel_cost(k, kernel_work(k, known), c, known, 1.0).seconds for k in kernels))
+    if node.op.op_name == "if":
+        return max(totals)
+    rounds = 1
+    if isinstance(node.op, Scan):
+        length = node.op.length if node.op.length is not None else node.inputs[node.op.carries].shape[0]
+        rounds = evaluate(length, extents)
+    return rounds * sum(totals)

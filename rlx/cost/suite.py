@@ -1,0 +1,148 @@
+"""The graphs that a calibration times: each kind of kernel, small and large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.ir.graph import Array, Graph, Value
+from rlx.ir.shape import Dim
+from rlx.ops.base import OPS
+
+__all__ = ["functions", "products", "stream", "tiny", "trials"]
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def products() -> Graph:
+    """x [m, k] times y [k, n], at any sizes."""
+    g = Graph("products")
+    m, k, n = (Dim(name) for name in "mkn")
+    g.output(g.input("x", (m, k)) @ g.input("y", (k, n)), "z")
+    return g
+
+
+def stream() -> Graph:
+    """x + y over vectors of any length."""
+    g = Graph("stream")
+    n = Dim("n")
+    g.output(g.input("x", (n,)) + g.input("y", (n,)), "z")
+    return g
+
+
+def functions(names: Sequence[str]) -> Graph:
+    """Each scalar function of its own over a vector in (0, 1)."""
+    g = Graph("functions")
+    x, y = (g.input(name, (Dim("n"),)) for name in "xy")
+    for name in names:
+        op: Any = OPS[name]()
+        given = (x, y) if name in ("add", "div", "pow") else (x,)
+        g.output(g.add(op, *given)[0], name)
+    return g
+
+
+def tiny() -> Graph:
+    """Sixteen sums: what remains is the run itself."""
+    g = Graph("tiny")
+    g.output(g.input("x", (16,)) + 1.0, "y")
+    return g
+
+
+class _Trial:
+    """A graph over random inputs and weights."""
+
+    def __init__(self, name: str) -> None:
+        self.graph = Graph(name)
+        self.rng = np.random.default_rng(0)
+        self.inputs: list[Array] = []
+
+    def input(self, *shape: int) -> Value:
+        self.inputs.append(self.rng.standard_normal(shape, np.float32))
+        return self.graph.input(f"x{len(self.inputs)}", shape)
+
+    def weight(self, *shape: int) -> Value:
+        return self.graph.param(f"w{len(self.graph.params)}", shape, data=self.rng.standard_normal(shape, np.float32))
+
+    def op(self, name: str, *given: Value, **attributes: Any) -> Value:
+        return self.graph.add(OPS[name](**attributes), *given)[0]
+
+    def out(self, value: Value) -> None:
+        self.graph.output(value, f"y{len(self.graph.outputs)}")
+
+
+Trial = Callable[[_Trial], None]
+
+
+def _convolution(c: int, o: int, size: int, kernel: int, stride: int = 1, groups: int = 1) -> Trial:
+    def make(t: _Trial) -> None:
+        pad = kernel // 2
+        w = t.weight(o, c // groups, kernel, kernel)
+        y = t.op(
+            "conv", t.input(1, c, size, size), w, t.weight(o), strides=(stride,) * 2, pads=(pad,) * 4, groups=groups
+        )
+        t.out(t.op("relu", y))
+
+    return make
+
+
+def _attention(heads: int, rows: int, keys: int, depth: int) -> Trial:
+    def make(t: _Trial) -> None:
+        q, k, v = t.input(1, heads, rows, depth), t.input(1, heads, keys, depth), t.input(1, heads, keys, depth)
+        t.out(t.op("attention", q, k, v, scale=0.1, causal=False))
+
+    return make
+
+
+def _rows(rows: int, columns: int) -> Trial:
+    def make(t: _Trial) -> None:
+        x = t.input(rows, columns)
+        t.out(t.op("softmax", x, axis=-1))
+        t.out(t.op("layer_norm", x, t.weight(columns), t.weight(columns), axis=-1))
+        t.out(t.op("reduce_sum", x, axes=(-1,), keepdims=False))
+        t.out(t.op("reduce_max", x, axes=(0,), keepdims=False))
+
+    return make
+
+
+def _maps(rows: int, columns: int) -> Trial:
+    def make(t: _Trial) -> None:
+        x, y = t.input(rows, columns), t.input(rows, columns)
+        t.out(x * y + 1.0)
+        t.out(t.op("gelu", x))
+        t.out(t.op("relu", x + t.weight(columns)))
+        t.out(t.op("transpose", y, perm=(1, 0)))
+        t.out(t.op("concat", x, y, axis=1))
+
+    return make
+
+
+def _dense(m: int, k: int, n: int) -> Trial:
+    def make(t: _Trial) -> None:
+        t.out(t.op("relu", t.input(m, k) @ t.weight(k, n) + t.weight(n)))
+
+    return make
+
+
+def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
+    """Graphs and their inputs; `quick`: fewer, for a device that takes long to compile."""
+    made: dict[str, list[Trial]] = {
+        "dense": [_dense(*s) for s in ((1, 96, 80), (24, 200, 120), (96, 384, 384), (200, 768, 256))],
+        "conv": [_convolution(*s) for s in ((24, 40, 20, 1), (96, 96, 20, 1), (16, 24, 40, 1), (12, 20, 12, 1))],
+        "wide": [
+            _convolution(*s) for s in ((3, 16, 96, 3, 2), (16, 24, 40, 3, 2), (48, 48, 12, 3, 2), (3, 32, 48, 7, 2))
+        ],
+        "winograd": [_convolution(*s) for s in ((16, 16, 24, 3), (64, 64, 28, 3), (32, 32, 56, 3))],
+        "depthwise": [_convolution(c, c, n, 3, 1, c) for c, n in ((16, 16), (48, 28), (96, 56), (240, 10))],
+        "attention": [_attention(*s) for s in ((2, 24, 24, 32), (4, 128, 128, 32), (8, 192, 192, 64))],
+        "step": [_attention(*s) for s in ((4, 1, 48, 32), (8, 1, 512, 64))],
+        "rows": [_rows(*s) for s in ((6, 48), (96, 200), (256, 768))],
+        "maps": [_maps(*s) for s in ((8, 40), (96, 200), (512, 700))],
+    }
+    for name, group in made.items():
+        for part in [group] if not quick else [[one] for one in group[1::2]]:
+            t = _Trial(name)
+            for make in part:
+                make(t)
+            yield t.graph, t.inputs
