@@ -15,12 +15,18 @@ __version__ = "0.1.0"
 _PUBLIC: dict[str, str] = {
     "CompileOptions": "rlx.options",
     "CompiledGraph": "rlx.runtime.compiled",
+    "Decision": "rlx.runtime.choice",
+    "DevicePolicy": "rlx.runtime.policy",
     "Dim": "rlx.ir.shape",
     "Graph": "rlx.ir.graph",
     "Op": "rlx.ops.base",
     "Session": "rlx.runtime.session",
     "TensorType": "rlx.ir.graph",
+    "choose": "rlx.runtime.choice",
     "compile": "rlx.runtime.session",
+    "cost": "rlx",
+    "devices": "rlx.runtime.choice",
+    "devices_for": "rlx.runtime.choice",
     "errors": "rlx",
     "estimate": "rlx",
     "load": "rlx.runtime.session",
@@ -32,12 +38,18 @@ _PUBLIC: dict[str, str] = {
 __all__ = [
     "CompileOptions",
     "CompiledGraph",
+    "Decision",
+    "DevicePolicy",
     "Dim",
     "Graph",
     "Op",
     "Session",
     "TensorType",
+    "choose",
     "compile",
+    "cost",
+    "devices",
+    "devices_for",
     "errors",
     "estimate",
     "load",
@@ -49,7 +61,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A public name, or the function of an op (`rlx.softmax`)."""
-    if name in ("errors", "estimate", "ops"):
+    if name in ("cost", "errors", "estimate", "ops"):
         return import_module(f"rlx.{name}")
     if name == "Graph":
         import_module("rlx.ops")  # the ops give graph values their arithmetic

@@ -139,6 +139,7 @@ class Backend(ABC):
     unified: bool = True
     sync_ops: frozenset[str] = frozenset()
     merges: bool = True
+    capabilities: frozenset[str] = frozenset()  # of every executable that it makes
 
     @property
     def threads(self) -> int:
@@ -156,6 +157,10 @@ class Backend(ABC):
     @abstractmethod
     def memory(self) -> DeviceMemory:
         """The device's memory now."""
+
+    def check(self, legal: Graph) -> None:
+        """Raises `UnsupportedOp` for nodes that it claims but can't run in this graph; compiles nothing."""
+        return
 
 
 class CodeGenerator(Backend):

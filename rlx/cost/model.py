@@ -197,8 +197,9 @@ def _kernel_cost(
 
 def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
     """Seconds of arithmetic."""
-    calls = sum(n * c.function_cost(fn) for fn, n in work.calls.items()) / c.vector
-    if not work.shape:
+    anchored = bool(work.shape)  # then storing the results is part of the products
+    calls = sum(n * c.function_cost(fn) for fn, n in work.calls.items() if fn != "loop" or not anchored) / c.vector
+    if not anchored:
         node = kernel.host or kernel.special
         return calls if node is None else _node_compute(node, work, c, extents)
     dtype = kernel.stores[0].buffer.dtype.name
@@ -215,8 +216,7 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
             calls += math.prod(work.shape[:4]) * c.function_cost("exp") / c.vector
         case _:
             raise AssertionError(kernel)
-    products = work.flops - sum(n for fn, n in work.calls.items() if fn == "plain")
-    return max(products, 0) / rate + calls
+    return work.products / rate + calls
 
 
 RECURRENT = ("lstm", "gru", "rnn")

@@ -30,7 +30,8 @@ class Work:
     `flops` are arithmetic operations on floats (a product and a sum are two). `calls` counts elements by scalar
     function ("exp", "plain", ...), hoisted out of the loops that they don't depend on; "scattered" are loads that can't
     be made in vectors. `shape` are the sizes of an anchor: (batch, m, k, n) of a product, (images, outputs, pixels,
-    depth, groups) of a convolution, (batch, heads, query rows, keys, depth, value depth) of attention. `parts` is the
+    depth, groups) of a convolution, (batch, heads, query rows, keys, depth, value depth) of attention; `products` are its
+    flops. `parts` is the
     number of array operations that it takes without fusion.
     """
 
@@ -40,6 +41,7 @@ class Work:
     calls: Mapping[str, int] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     parts: int = 1
+    products: int = 0
 
 
 def kernel_work(kernel: Kernel, extents: Extents) -> Work:
@@ -56,9 +58,9 @@ def kernel_work(kernel: Kernel, extents: Extents) -> Work:
         elements += prod(sizes)
     calls[LOOP] = elements
     flops, shape = _anchor_flops(kernel, extents)
-    flops += loops.flops
     written = sum(_written(store, extents) for store in kernel.stores)
-    return Work(_read(kernel, extents), written, flops, calls, shape, max(1, loops.parts + (kernel.anchor is not None)))
+    parts = max(1, loops.parts + (kernel.anchor is not None))
+    return Work(_read(kernel, extents), written, flops + loops.flops, calls, shape, parts, flops)
 
 
 def _node_work(kernel: Kernel, node: Node, extents: Extents) -> Work:

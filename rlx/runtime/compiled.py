@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from rlx.plan.budget import Needs, needs_of
 from rlx.plan.plan import MemoryPlan
 from rlx.runtime.arrays import Views, by_position, share_memory, to_array
 from rlx.runtime.explain import STAGES, explain
+
+if TYPE_CHECKING:
+    from rlx.runtime.choice import Decision
 
 __all__ = ["CompiledGraph", "Results"]
 
@@ -53,9 +56,11 @@ class CompiledGraph:
     """
 
     run_slots: Callable[..., Any]
+    decide: Callable[[], Decision] | None = None  # set by the session
 
     def __init__(self, compilation: Compilation, device: str, options: CompileOptions) -> None:
         self._compilation = compilation
+        self._decision: Decision | None = None
         self._options = options
         self.device = device
         graph = compilation.source
@@ -238,6 +243,13 @@ class CompiledGraph:
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel, averaged over `repeat` runs."""
         return self._executable.profile(self._admit(by_position(self.inputs, inputs, "input")), repeat)
+
+    @property
+    def decision(self) -> Decision | None:
+        """Why it runs on this device: each device with its price or obstacle; None for what no session compiled."""
+        if self._decision is None and self.decide is not None:
+            self._decision = self.decide()
+        return self._decision
 
     @property
     def io_profile(self) -> IoProfile:

@@ -14,7 +14,9 @@ from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.text import parse_graph
 from rlx.options import CompileOptions
+from rlx.runtime.auto import compile_chosen, named
 from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.policy import DevicePolicy, policy_of
 
 __all__ = ["FORMATS", "Session", "compile", "load"]
 
@@ -27,24 +29,35 @@ Source = Graph | str | os.PathLike[str]
 class Session:
     """Options that several compiles share; the keywords are the fields of `CompileOptions`."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, policy: DevicePolicy | str | None = None, **options: Any) -> None:
         self.options = CompileOptions().with_options(options)
+        self.policy = policy
 
-    def compile(self, graph: Graph, **options: Any) -> CompiledGraph:
-        """Compiles a graph for the device; keywords override the session's options."""
+    def compile(self, graph: Graph, *, policy: DevicePolicy | str | None = None, **options: Any) -> CompiledGraph:
+        """Compiles a graph for the device; keywords override the session's options.
+
+        For the device "auto" `policy` (a DevicePolicy, or its text; default: the session's, else that of
+        RLX_DEVICE_POLICY) says how to choose; `decision` of the result tells what was chosen and why.
+        """
         if not isinstance(graph, Graph):
             raise OptionError(f"compile takes a Graph, got {type(graph).__name__}; rlx.load takes files")
         chosen = self.options.with_options(options)
+        if chosen.device == "auto":
+            return compile_chosen(graph, policy_of(policy if policy is not None else self.policy), chosen)
+        if policy is not None:
+            raise OptionError(f"policy: the device is named, {chosen.device!r}; a policy is for device='auto'")
         backend = choose_backend(chosen.device)
-        return CompiledGraph(compile_graph(graph, backend, chosen), backend.name, chosen)
+        made = CompiledGraph(compile_graph(graph, backend, chosen), backend.name, chosen)
+        made.decide = lambda: named(graph, backend.name)
+        return made
 
-    def load(self, source: Source, **options: Any) -> CompiledGraph:
+    def load(self, source: Source, *, policy: DevicePolicy | str | None = None, **options: Any) -> CompiledGraph:
         """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read."""
         chosen = self.options.with_options(options)
         if isinstance(source, Graph):
-            return self.compile(source, **options)
+            return self.compile(source, policy=policy, **options)
         graph, settled = import_graph(source, chosen.dims)
-        return self.compile(graph, **{**options, "dims": None if settled else chosen.dims})
+        return self.compile(graph, policy=policy, **{**options, "dims": None if settled else chosen.dims})
 
 
 def import_graph(source: str | os.PathLike[str], dims: Mapping[str, Any] | None) -> tuple[Graph, bool]:

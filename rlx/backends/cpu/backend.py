@@ -9,7 +9,7 @@ import psutil
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable
 from rlx.backends.cpu import attention, contract, conv, flow
 from rlx.backends.cpu.channels import channels_last
-from rlx.backends.cpu.executable import build
+from rlx.backends.cpu.executable import CpuExecutable, build
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.pool import cpu_count
@@ -33,6 +33,7 @@ class CpuBackend(CodeGenerator):
     """This machine's processor, by LLVM."""
 
     name = "cpu"
+    capabilities = CpuExecutable.capabilities
 
     @property
     def threads(self) -> int:

@@ -219,6 +219,8 @@ class ArrayExecutable(Executable):
 class ArrayBackend(LibraryBackend):
     """A library backend over `Arrays`."""
 
+    capabilities = ArrayExecutable.capabilities
+
     @abstractmethod
     def arrays(self) -> Arrays:
         """The library, imported now."""
@@ -238,6 +240,10 @@ class ArrayBackend(LibraryBackend):
         return DeviceMemory(found.available, found.total)
 
     def build(self, graph: Graph, options: CompileOptions) -> Executable:
+        self.check(graph)
+        return self.executable(graph)
+
+    def check(self, graph: Graph) -> None:
         """Raises `UnsupportedOp` for nodes whose data decide a size."""
         known = {
             s.name for v in (*graph.inputs, *graph.params, *graph.states) for size in v.shape for s in symbols(size)
@@ -251,7 +257,6 @@ class ArrayBackend(LibraryBackend):
         if bad:
             lines = "".join(f"\n  {n.op} {n.name!r}: {n.reason}" for n in bad)
             raise UnsupportedOp(f"{len(bad)} nodes can't be run on {self.name}:{lines}", bad)
-        return self.executable(graph)
 
     def executable(self, graph: Graph) -> Executable:
         return ArrayExecutable(self.name, self.lib, graph)

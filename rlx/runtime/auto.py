@@ -1,0 +1,74 @@
+"""Compiling for device="auto": on the device that the choice names, or on several where that is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx.backends import BACKENDS, backend_named
+from rlx.compiler import compile_graph
+from rlx.cost.kept import ceilings_of
+from rlx.errors import DeviceUnavailable
+from rlx.ir.graph import Graph
+from rlx.options import CompileOptions
+from rlx.passes.dims import apply_dims
+from rlx.runtime.choice import Candidate, Decision, choose, usual_extents
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.policy import DevicePolicy
+from rlx.runtime.split import Part, compile_split, copy_seconds, partition
+
+__all__ = ["compile_chosen", "named"]
+
+
+def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> CompiledGraph:
+    """The graph on the device that the policy gives. With one device here there is nothing to price before."""
+    here = [name for name in BACKENDS if not policy.forbids(name) and backend_named(name).available().present]
+    if len(here) == 1 and not policy.split:
+        made = CompiledGraph(compile_graph(graph, backend_named(here[0]), options), here[0], options)
+        made.decide = lambda: choose(graph, policy, calibrate=False, **_keywords(options))
+        return made
+    try:
+        decision = choose(graph, policy, **_keywords(options))
+    except DeviceUnavailable:
+        if not policy.split or not here:
+            raise
+        return _split(graph, here, options)
+    made = CompiledGraph(compile_graph(graph, backend_named(decision.device), options), decision.device, options)
+    made.decide = lambda: decision
+    return made
+
+
+def _keywords(options: CompileOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("budget", "over_budget", "threads", "dims", "alignment")}
+
+
+def _split(graph: Graph, devices: list[str], options: CompileOptions) -> CompiledGraph:
+    """Parts on several devices; the decision lists them, and what the copies between them cost."""
+    fixed = apply_dims(graph, options.dims)
+    parts = partition(fixed, devices)
+    at = usual_extents(fixed, None)
+    used = list(dict.fromkeys(p.device for p in parts))
+    seconds = copy_seconds(parts, at, {name: ceilings_of(name, measure=False) for name in used})
+    made = CompiledGraph(compile_split(fixed, parts, options), "+".join(used), options)
+    decision = Decision(fixed.name, made.device, _story(parts_text(parts, at), seconds), (), at)
+    made.decide = lambda: decision
+    return made
+
+
+def parts_text(parts: Sequence[Part], at: Mapping[str, int]) -> str:
+    """Each part with its device, nodes, and the bytes that come from others."""
+    shown = []
+    for p in parts:
+        moved = p.copied_bytes(at)
+        size = "bytes that data decide" if moved is None else f"{moved:,} B"
+        shown.append(f"{len(p.graph.nodes)} nodes on {p.device} ({size} come from other parts)")
+    return ", ".join(shown)
+
+
+def _story(parts: str, seconds: float) -> str:
+    return f"no device runs it whole, split: {parts}; the copies take about {seconds * 1e6:.0f} us"
+
+
+def named(graph: Graph, device: str) -> Decision:
+    """The decision where the user named the device."""
+    return Decision(graph.name, device, "named by the caller", (Candidate(device, ""),), usual_extents(graph, None))

@@ -1,0 +1,64 @@
+"""Real runs of a graph on several devices, for a policy that asks for them; what was measured is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from rlx.backends import backend_named
+from rlx.compiler import compile_graph
+from rlx.cost.kept import cache_folder, machine_key, read_kept, write_kept
+from rlx.errors import RlxError
+from rlx.ir.fingerprint import fingerprint
+from rlx.ir.graph import Array, Graph
+from rlx.ir.shape import evaluate
+from rlx.options import CompileOptions
+from rlx.runtime.compiled import CompiledGraph
+
+__all__ = ["invented", "measured"]
+
+
+def invented(graph: Graph, extents: Mapping[str, int], seed: int = 0) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Inputs and params without data, by name: small random floats, and zeros of other types."""
+    rng = np.random.default_rng(seed)
+
+    def array(shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        return rng.standard_normal(shape).astype(dtype) if np.dtype(dtype).kind in "fV" else np.zeros(shape, dtype)
+
+    def of(values: Sequence[object]) -> dict[str, Array]:
+        return {v.name: array(tuple(evaluate(s, extents) for s in v.shape), v.dtype.numpy) for v in values}  # type: ignore[attr-defined]
+
+    return of(graph.inputs), of([p for p in graph.params if p.data is None and p.type.encoding is None])
+
+
+def measured(
+    graph: Graph, devices: Sequence[str], runs: int, at: Mapping[str, int], options: CompileOptions
+) -> dict[str, float]:
+    """Median seconds of a run on each device, taken in turns; from the cache where the same was measured before."""
+    path = cache_folder() / f"runs-{fingerprint(graph)[:32]}.json"
+    sizes = [[name, n] for name, n in sorted(at.items())]
+    key = [sizes, runs, options.threads, *(machine_key(backend_named(d)) for d in devices)]
+    kept = read_kept(path, key)
+    if isinstance(kept, dict) and set(kept) <= set(devices) and kept:
+        return {name: float(seconds) for name, seconds in kept.items()}
+    inputs, params = invented(graph, at)
+    models: dict[str, CompiledGraph] = {}
+    for name in devices:
+        try:
+            model = CompiledGraph(compile_graph(graph, backend_named(name), options), name, options)
+            model.set_params(params)
+            model.run(inputs)
+        except RlxError:
+            continue  # it stays with its prediction
+        models[name] = model
+    taken: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(runs):
+        for name, model in models.items():
+            start = time.perf_counter()
+            model.run(inputs)
+            taken[name].append(time.perf_counter() - start)
+    found = {name: float(np.median(times)) for name, times in taken.items()}
+    write_kept(path, key, found)
+    return found

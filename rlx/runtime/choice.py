@@ -1,0 +1,358 @@
+"""The choice of a device: every device priced for a graph, and why one was taken. Nothing is compiled for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlx.backends import BACKENDS, backend_named
+from rlx.backends.base import Backend, CodeGenerator, DeviceMemory
+from rlx.cost.kept import ceilings_of
+from rlx.cost.lowered import Lowered, extents_at, lower
+from rlx.cost.model import predict_lowered
+from rlx.errors import DeviceUnavailable, OptionError, RlxError, UnsupportedOp
+from rlx.ir.graph import Graph
+from rlx.ir.shape import evaluate
+from rlx.options import CompileOptions
+from rlx.passes.dims import apply_dims
+from rlx.plan.budget import needs_of
+from rlx.plan.plan import make_plan
+from rlx.runtime.policy import DevicePolicy, policy_of
+
+__all__ = ["Candidate", "Decision", "Device", "Turn", "choose", "devices", "devices_for", "usual_extents"]
+
+TIE = 1.1  # predictions that differ by less than this, or than their errors, are a tie
+USUAL = 128  # the extent at which a dim without an upper bound is priced
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that rlx knows: whether it is here (`reason`, `remedy`: how to get it), its memory and capabilities."""
+
+    name: str
+    present: bool
+    reason: str
+    remedy: str
+    memory: DeviceMemory
+    capabilities: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A device and a graph. `obstacle` says why it can't be chosen ("": it can); times in seconds, sizes in bytes.
+
+    `seconds` (None: not priced) lies between `low` and `high` in nine of ten runs; `cost` adds a share of the compile;
+    `guessed`: by ceilings that nobody measured; `measured`: of real runs, where the policy asked for them.
+    """
+
+    device: str
+    obstacle: str
+    seconds: float | None = None
+    low: float | None = None
+    high: float | None = None
+    cost: float | None = None
+    overhead: float | None = None
+    transfers: float | None = None
+    compile: float | None = None
+    guessed: bool = False
+    error: float = 0.0
+    peak_bytes: int | None = None
+    budget_bytes: int | None = None
+    unsupported: tuple[str, ...] = ()
+    measured: float | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the graph fits into the memory allowed; None where that isn't known."""
+        if self.peak_bytes is None or self.budget_bytes is None:
+            return None
+        return self.peak_bytes <= self.budget_bytes
+
+    @property
+    def deficit_bytes(self) -> int:
+        return 0 if self.fits is not False else (self.peak_bytes or 0) - (self.budget_bytes or 0)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """From this extent of a dim on (the others as they were) another device is cheapest."""
+
+    dim: str
+    extent: int
+    device: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which device runs a graph, and why: each device with its price or its obstacle."""
+
+    graph: str
+    device: str
+    reason: str
+    candidates: tuple[Candidate, ...]
+    at: dict[str, int]
+    objective: str = "latency"
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that was taken."""
+        return next(c for c in self.candidates if c.device == self.device)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The decision as JSON values."""
+        rows = [{**asdict(c), "fits": c.fits, "deficit_bytes": c.deficit_bytes} for c in self.candidates]
+        return {**asdict(self), "candidates": rows}
+
+    def __str__(self) -> str:
+        at = ", ".join(f"{name}={n}" for name, n in self.at.items())
+        lines = [f"device   {self.device}: {self.reason}", f"priced   by {self.objective}{f' at {at}' if at else ''}"]
+        for c in self.candidates:
+            mark = "*" if c.device == self.device else " "
+            lines.append(f"{mark} {c.device:9} {c.obstacle or _priced(c)}")
+        lines += [f"from {t.dim} = {t.extent} on {t.device} is cheapest" for t in self.turns]
+        return "\n".join(lines)
+
+
+def _priced(c: Candidate) -> str:
+    if c.seconds is None or c.low is None or c.high is None:
+        return "can run it"
+    how = "a guess" if c.guessed else "calibrated"
+    parts = [f"{_time(c.seconds)} a run ({_time(c.low)} .. {_time(c.high)}, {how})"]
+    parts.append(f"compile {_time(c.compile or 0)}")
+    parts.append(f"copies {_time(c.transfers or 0)}")
+    if c.peak_bytes is not None:
+        parts.append(f"peak {c.peak_bytes:,} B" + ("" if c.fits is None else " fits"))
+    if c.measured is not None:
+        parts.append(f"measured {_time(c.measured)}")
+    return ", ".join(parts)
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"
+
+
+def devices() -> list[Device]:
+    """Every device that rlx knows, here or not."""
+    made = []
+    for name in BACKENDS:
+        backend = backend_named(name)
+        found = backend.available()
+        memory = backend.memory() if found.present else DeviceMemory(None, None)
+        made.append(Device(name, found.present, found.reason, found.remedy, memory, backend.capabilities))
+    return made
+
+
+def devices_for(graph: Graph, policy: DevicePolicy | str | None = None, **options: Any) -> list[Candidate]:
+    """Every device with its price for the graph or the obstacle; arguments as for `choose`."""
+    return _Choice(graph, policy_of(policy), **options).candidates()
+
+
+def choose(
+    graph: Graph,
+    policy: DevicePolicy | str | None = None,
+    *,
+    at: Mapping[str, int] | None = None,
+    calibrate: bool = True,
+    **options: Any,
+) -> Decision:
+    """The device for a graph, without compiling it (unless the policy asks for a benchmark).
+
+    `at` gives the extents of dims to price it at (default: the upper bounds; 128 for a dim without one). `calibrate`:
+    devices that were never calibrated are now, some seconds each, once on a machine; else guesses are used. Further
+    keywords are those of `rlx.compile`: `budget`, `threads`, `dims`. Raises `DeviceUnavailable` where no device can run
+    the graph, with the obstacle of each.
+    """
+    return _Choice(graph, policy_of(policy), at=at, calibrate=calibrate, **options).decide()
+
+
+def usual_extents(graph: Graph, at: Mapping[str, int] | None) -> dict[str, int]:
+    """Extents to price a graph at: as given, else the upper bound of a dim, else 128 or what comes next."""
+    given = dict(at or {})
+    for name, symbol in graph.dims().items():
+        if name not in given and symbol.hi is None:
+            given[name] = max(-(-USUAL // symbol.multiple), -(-symbol.lo // symbol.multiple)) * symbol.multiple
+    return extents_at(graph, given)
+
+
+class _Choice:
+    """One choice: lowers the graph for each device and compares."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        policy: DevicePolicy,
+        *,
+        at: Mapping[str, int] | None = None,
+        calibrate: bool = True,
+        **options: Any,
+    ) -> None:
+        if not isinstance(graph, Graph):
+            raise OptionError(f"choose takes a Graph, got {type(graph).__name__}; rlx.load takes files")
+        self.options = CompileOptions().with_options({k: v for k, v in options.items() if k != "device"})
+        self.graph = apply_dims(graph, self.options.dims)
+        self.policy = policy
+        self.calibrate = calibrate
+        self.at = usual_extents(self.graph, at)
+        self.lowered: dict[str, Lowered] = {}
+
+    def candidates(self) -> list[Candidate]:
+        return [self.candidate(name) for name in BACKENDS]
+
+    def candidate(self, name: str) -> Candidate:
+        """The device with everything that is known of it and the graph."""
+        forbidden = self.policy.forbids(name)
+        if forbidden:
+            return Candidate(name, forbidden)
+        backend = backend_named(name)
+        found = backend.available()
+        if not found.present:
+            return Candidate(name, f"{found.reason}. {found.remedy}")
+        try:
+            lowered = self.lowered[name] = lower(self.graph, backend)
+            backend.check(lowered.legal)
+        except UnsupportedOp as error:
+            nodes = tuple(f"{n.op} {n.name}: {n.reason}" for n in error.nodes)
+            shown = "; ".join(nodes[:3]) + ("; ..." if len(nodes) > 3 else "")
+            return Candidate(name, f"{len(nodes)} nodes are not supported: {shown}", unsupported=nodes)
+        except RlxError as error:
+            return Candidate(name, str(error))
+        return self.priced(name, backend, lowered)
+
+    def priced(self, name: str, backend: Backend, lowered: Lowered) -> Candidate:
+        """A device that supports the graph."""
+        ceilings = ceilings_of(name, self.options.threads if name == "cpu" else None, measure=self.calibrate)
+        p = predict_lowered(lowered, ceilings, self.at, expected_calls=self.policy.expected_calls)
+        peak = self.peak(lowered, backend)
+        budget = self.options.budget_bytes
+        allowed = budget if budget is not None else backend.memory().free
+        obstacle = ""
+        if peak is not None and allowed is not None and peak > allowed and self.options.over_budget == "error":
+            obstacle = f"needs {peak:,} B, {peak - allowed:,} B more than the {allowed:,} B allowed"
+        return Candidate(
+            name, obstacle, p.seconds, p.low, p.high, p.cost, p.overhead, p.transfers, p.compile, p.guessed, p.error,
+            peak, allowed,
+        )  # fmt: skip
+
+    def peak(self, lowered: Lowered, backend: Backend) -> int | None:
+        """Bytes at the bounds as the compile will count them; of a library: every value at once."""
+        bounds = {name: s.hi for name, s in lowered.graph.dims().items() if s.hi is not None}
+        extents = {**self.at, **bounds}
+        if isinstance(backend, CodeGenerator):
+            plan = make_plan(lowered.program, extents, alignment=self.options.alignment, verify=False)
+            return needs_of(lowered.program, plan).total
+        legal = lowered.legal
+        values = (*legal.inputs, *legal.params, *legal.states, *legal.constants)
+        every = [*values, *(v for node in legal.nodes for v in node.outputs)]
+        try:
+            counts = [math.prod(evaluate(s, extents) for s in v.shape) for v in every]
+        except (KeyError, RlxError):  # a size that data decide
+            return None
+        return sum(
+            v.dtype.nbytes(n) if v.type.encoding is None else v.type.nbytes() or 0
+            for v, n in zip(every, counts, strict=True)
+        )
+
+    def decide(self) -> Decision:
+        found = self.candidates()
+        able = [c for c in found if not c.obstacle]
+        if not able:
+            raise DeviceUnavailable(self.nothing(found))
+        if self.policy.benchmark and len(able) > 1:
+            from rlx.runtime.bench import measured
+
+            times = measured(self.graph, [c.device for c in able], self.policy.benchmark, self.at, self.options)
+            found = [Candidate(**{**_fields(c), "measured": times.get(c.device)}) for c in found]
+            able = [c for c in found if not c.obstacle]
+        best, reason = self.best(able, found)
+        turns = self.turns(able) if not self.policy.benchmark and len(able) > 1 else ()
+        return Decision(self.graph.name, best.device, reason, tuple(found), self.at, self.policy.objective, turns)
+
+    def nothing(self, found: list[Candidate]) -> str:
+        lines = "".join(f"\n  {c.device}: {c.obstacle}" for c in found)
+        unsupported = [c for c in found if c.unsupported]
+        hint = ""
+        if unsupported and not self.policy.split:
+            from rlx.runtime.split import would_split
+
+            names = [c.device for c in unsupported]
+            hint = "\nA split would run it: policy=DevicePolicy(split=True)" if would_split(self.graph, names) else (
+                "\nA split over these devices would not run it either"
+            )  # fmt: skip
+        return f"no device can run {self.graph.name!r}:{lines}{hint}"
+
+    def best(self, able: list[Candidate], found: list[Candidate]) -> tuple[Candidate, str]:
+        """The candidate that the policy wants, and why."""
+        for name in self.policy.prefer:
+            taken = next((c for c in able if c.device == name), None)
+            if taken is not None:
+                before = self.policy.prefer[: self.policy.prefer.index(name)]
+                over = [f"{c.device} ({c.obstacle})" for c in found if c.device in before]
+                return taken, "preferred" + (f", after {', '.join(over)}" if over else "")
+        if len(able) == 1:
+            return able[0], "the only one that can run it"
+        if all(c.measured is not None for c in able):
+            best = min(able, key=lambda c: c.measured or 0.0)
+            return best, f"the fastest of {self.policy.benchmark} measured runs each"
+        best = min(able, key=self.price)
+        tied = next(c for c in able if self.price(c) <= self.price(best) * self.slack(c, best))
+        if tied is not best:
+            return tied, f"within the error of {best.device}, and simpler"
+        return best, f"the lowest predicted {'peak' if self.policy.objective == 'memory' else 'cost'}"
+
+    def slack(self, a: Candidate, b: Candidate) -> float:
+        """Up to which ratio two prices are a tie."""
+        if self.policy.objective == "memory":
+            return 1.0
+        return min(TIE, math.exp(math.hypot(a.error, b.error)))
+
+    def price(self, c: Candidate) -> float:
+        if self.policy.objective == "memory":
+            return float(c.peak_bytes if c.peak_bytes is not None else 1 << 62)
+        cost = c.cost or 0.0
+        return cost - (c.overhead or 0.0) if self.policy.objective == "throughput" else cost
+
+    def turns(self, able: list[Candidate]) -> tuple[Turn, ...]:
+        """Where along a dim the cheapest device changes, found by bisection between powers of 2."""
+        if self.policy.prefer or self.policy.objective == "memory":
+            return ()
+        made: list[Turn] = []
+        for name, symbol in list(self.graph.dims().items())[:2]:
+            step, low, high = symbol.multiple, max(symbol.lo, 1), self.at[name]
+            places = sorted({min(max(2**i, low), high) // step for i in range(high.bit_length() + 1)} - {0})
+            best = [self.cheapest(name, i * step, able) for i in places]
+            for before, after, old, new in zip(places, places[1:], best, best[1:], strict=False):
+                if old != new:
+                    made.append(Turn(name, step * self.turning(name, step, before, after, old, able), new))
+        return tuple(made)
+
+    def turning(self, dim: str, step: int, low: int, high: int, old: str, able: list[Candidate]) -> int:
+        """The first multiple of `step` in (low, high] at which the device is another."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.cheapest(dim, middle * step, able) == old:
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def cheapest(self, dim: str, extent: int, able: list[Candidate]) -> str:
+        at = {**self.at, dim: extent}
+        found = []
+        for c in able:
+            threads = self.options.threads if c.device == "cpu" else None
+            ceilings = ceilings_of(c.device, threads, measure=False)
+            calls = self.policy.expected_calls
+            p = predict_lowered(self.lowered[c.device], ceilings, at, expected_calls=calls)
+            found.append(Candidate(c.device, "", p.seconds, cost=p.cost, overhead=p.overhead, error=p.error))
+        best = min(found, key=self.price)
+        return next(c for c in found if self.price(c) <= self.price(best) * self.slack(c, best)).device
+
+
+def _fields(c: Candidate) -> dict[str, Any]:
+    return {name: getattr(c, name) for name in c.__dataclass_fields__}

@@ -1,0 +1,102 @@
+"""Which devices may be chosen, and by what: the policy of a choice, from an argument or one variable."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rlx.backends import BACKENDS
+from rlx.errors import OptionError
+
+__all__ = ["OBJECTIVES", "VARIABLE", "DevicePolicy", "policy_of"]
+
+OBJECTIVES = ("latency", "throughput", "memory")
+VARIABLE = "RLX_DEVICE_POLICY"
+
+
+@dataclass(frozen=True)
+class DevicePolicy:
+    """How `device="auto"` chooses. By default: among all devices, the one with the shortest predicted run.
+
+    `only` allows those named alone, `deny` keeps some out. `prefer` is a chain: the first of them that can run the
+    graph is taken whatever it costs, and the decision says which were passed over; after them comes the cheapest.
+    `benchmark` compiles every candidate and times so many runs of each, once: the winner is kept. `objective`:
+    "latency" (of one run, with its share of the compile), "throughput" (without what a run takes besides its kernels)
+    or "memory" (the lowest peak). `expected_calls`: over how many runs a compile is spread. `split` allows a graph that
+    no device can run as a whole to be cut into parts on several.
+    """
+
+    only: tuple[str, ...] | None = None
+    deny: tuple[str, ...] = ()
+    prefer: tuple[str, ...] = ()
+    benchmark: int = 0
+    objective: str = "latency"
+    expected_calls: int = 1000
+    split: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("only", "deny", "prefer"):
+            value = getattr(self, name)
+            if value is None and name == "only":
+                continue
+            given = (value,) if isinstance(value, str) else tuple(value)
+            object.__setattr__(self, name, given)
+            for device in given:
+                if device not in BACKENDS:
+                    raise OptionError(f"{name}={device!r}: unknown device; known are {', '.join(map(repr, BACKENDS))}")
+                if device == "reference" and name != "deny":
+                    raise OptionError(f"{name}='reference': it is never chosen; name it as the device to use it")
+        for name, least in (("benchmark", 0), ("expected_calls", 1)):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < least:
+                raise OptionError(f"{name}={number!r}: expected an int >= {least}")
+        if self.objective not in OBJECTIVES:
+            raise OptionError(f"objective={self.objective!r}: expected one of {', '.join(map(repr, OBJECTIVES))}")
+        if not isinstance(self.split, bool):
+            raise OptionError(f"split={self.split!r}: expected True or False")
+
+    def forbids(self, device: str) -> str:
+        """Why the policy keeps a device out; "" when it doesn't."""
+        if device == "reference":
+            return "the reference is never chosen"
+        if self.only is not None and device not in self.only:
+            return f"not among only={', '.join(self.only)}"
+        return "denied" if device in self.deny else ""
+
+    @staticmethod
+    def parse(text: str) -> DevicePolicy:
+        """A policy from a text such as "only=cpu,xla; objective=throughput; benchmark=5"; `OptionError` for others."""
+        known = {f.name: f for f in fields(DevicePolicy)}
+        given: dict[str, Any] = {}
+        for part in filter(None, (p.strip() for p in text.split(";"))):
+            name, equals, value = (s.strip() for s in part.partition("="))
+            if name not in known or not equals:
+                raise OptionError(f"device policy {part!r}: expected NAME=VALUE with one of {', '.join(known)}")
+            if name in ("only", "deny", "prefer"):
+                given[name] = tuple(filter(None, (s.strip() for s in value.split(","))))
+            elif name in ("benchmark", "expected_calls"):
+                if not value.isascii() or not value.isdigit():
+                    raise OptionError(f"device policy {part!r}: expected a number")
+                given[name] = int(value)
+            elif name == "split":
+                if value not in ("true", "false"):
+                    raise OptionError(f"device policy {part!r}: expected true or false")
+                given[name] = value == "true"
+            else:
+                given[name] = value
+        return DevicePolicy(**given)
+
+
+def policy_of(policy: DevicePolicy | str | None) -> DevicePolicy:
+    """The policy given (a text is parsed), else that of the variable RLX_DEVICE_POLICY, else the default."""
+    if isinstance(policy, DevicePolicy):
+        return policy
+    if policy is not None and not isinstance(policy, str):
+        raise OptionError(f"policy: expected a DevicePolicy or a text, got {type(policy).__name__}")
+    if policy is not None:
+        return DevicePolicy.parse(policy)
+    try:
+        return DevicePolicy.parse(os.environ.get(VARIABLE, ""))
+    except OptionError as error:
+        raise OptionError(f"{VARIABLE}: {error}") from None

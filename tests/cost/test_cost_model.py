@@ -1,0 +1,157 @@
+"""The cost model on ceilings that are given, and what is kept of a calibration."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rlx
+from rlx.backends.base import Availability
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.cost import Ceilings, ceilings_of, kept, measure, predict
+from rlx.cost.ceilings import guess
+from rlx.errors import OptionError
+from rlx.ir.graph import Graph
+from rlx.ir.shape import Dim
+
+PLAIN = Ceilings("elsewhere", flops=1e12, bandwidth=((1.0, 1e11),), vector=1e11, launch=1e-6, run=1e-5, unified=False)
+
+
+def product(m: object, k: int, n: int) -> Graph:
+    g = Graph("product")
+    g.output(g.input("x", (m, k)) @ g.input("y", (k, n)), "z")  # type: ignore[list-item]
+    return g
+
+
+def test_larger_of_arithmetic_and_traffic() -> None:
+    """A large product is bound by flops, a sum by bytes, a tiny one by its launch; the run adds overhead and copies."""
+    big = predict(product(1024, 1024, 1024), replace(PLAIN, products=((1.0, 1.0, 1.0, 1e12),)))
+    (kernel,) = big.kernels
+    assert kernel.bound == "compute"
+    assert kernel.seconds == pytest.approx(2 * 1024**3 / 1e12 + 1e-6)
+    assert big.transfers == pytest.approx(3 * 4 * 1024**2 / 1e10)
+    assert big.seconds == pytest.approx(kernel.seconds + 1e-5 + big.transfers)
+    assert big.low < big.seconds < big.high < big.cost * 10
+    g = Graph("sum")
+    g.output(g.input("x", (1 << 20,)) + g.input("y", (1 << 20,)), "z")
+    (kernel,) = predict(g, PLAIN).kernels
+    assert kernel.bound == "traffic"
+    assert kernel.seconds == pytest.approx(12 * (1 << 20) / 1e11 + 1e-6)
+    g = Graph("tiny")
+    g.output(g.input("x", (4,)) + 1.0, "z")
+    assert predict(g, PLAIN).kernels[0].bound == "launch"
+
+
+def test_rates_between_sizes_and_types() -> None:
+    """Rates are interpolated by logarithms, level outside the grid, and scaled by type."""
+    grid = tuple((m, k, n, m * 1e9) for m in (1.0, 64.0) for k in (8.0, 512.0) for n in (8.0, 512.0))
+    c = replace(PLAIN, products=grid, dtypes={"f64": 0.5}, bandwidth=((1e3, 1e11), (1e6, 1e10)))
+    assert c.product_rate(8, 64, 64) == pytest.approx(8e9)
+    assert c.product_rate(1000, 4, 4) == pytest.approx(64e9)
+    assert c.product_rate(8, 64, 64, "f64") == pytest.approx(4e9)
+    assert c.bytes_rate(math.sqrt(1e9)) == pytest.approx(math.sqrt(1e21))
+    assert (c.bytes_rate(1), c.bytes_rate(1e9)) == pytest.approx((1e11, 1e10))
+
+
+def test_dynamic_graphs_are_priced_at_extents() -> None:
+    """The bound by default; a longer run costs more."""
+    g = product(Dim("n", 1, 512), 64, 64)
+    assert predict(g, PLAIN).at == {"n": 512}
+    assert predict(g, PLAIN, at={"n": 4}).seconds < predict(g, PLAIN).seconds
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("flops", 0.0),
+        ("run", -1.0),
+        ("launch", math.nan),
+        ("vector", math.inf),
+        ("bandwidth", ()),
+        ("bandwidth", ((2.0, 1.0), (1.0, 1.0))),
+        ("products", ((1.0, 1.0, 1.0, 1.0), (2.0, 2.0, 1.0, 1.0))),
+        ("corrections", {"map": ((1.0, 0.0),)}),
+    ],
+)
+def test_ceilings_are_finite_and_above_zero(field: str, value: object) -> None:
+    """Anything else is refused, naming the field."""
+    with pytest.raises(OptionError, match=field):
+        replace(PLAIN, **{field: value})
+
+
+def test_guesses_are_marked() -> None:
+    """Of devices that nobody measured, the documented numbers; a driver's own replace them."""
+    cuda = guess("cuda")
+    assert (cuda.guessed, cuda.flops, cuda.run, cuda.launch) == (True, 12e12, 35e-6, 3e-6)
+    assert cuda.bytes_rate(1e6) == pytest.approx(900e9)
+    assert guess("cuda", flops=2e13).flops == 2e13
+    assert predict(product(8, 8, 8), cuda).guessed
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, and nothing in memory."""
+    monkeypatch.setattr(kept, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(kept, "_loaded", {})
+    return tmp_path
+
+
+def test_a_calibration_is_kept_and_done_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are corrupt, partial, of another version or another machine are measured anew."""
+    done: list[str] = []
+
+    def fake(device: str, *, threads: int, seconds: float) -> Ceilings:
+        done.append(device)
+        return replace(guess(device, threads=threads), guessed=False, corrections={"map": ((1e-6, 2.0),)})
+
+    monkeypatch.setattr(measure, "calibrate", fake)
+    first = ceilings_of("cpu", 1)
+    assert not first.guessed
+    for spoil in (None, "forget", "partial", "key", "value", "empty"):
+        (file,) = folder.glob("ceilings-cpu-1.json")
+        text = file.read_text()
+        kept._loaded.clear()
+        facts = json.loads(text)
+        if spoil == "partial":
+            file.write_text(text[: len(text) // 2])
+        elif spoil == "key":
+            file.write_text(json.dumps({**facts, "key": [0]}))
+        elif spoil == "value":
+            file.write_text(json.dumps({**facts, "value": {**facts["value"], "flops": -1}}))
+        elif spoil == "empty":
+            file.write_text("")
+        before = len(done)
+        assert ceilings_of("cpu", 1) == first
+        assert len(done) - before == (spoil in ("partial", "key", "value", "empty"))
+    before = len(done)
+    ceilings_of("cpu", 1, renew=True)
+    assert len(done) == before + 1
+    kept._loaded.clear()
+    monkeypatch.setattr(CpuBackend, "available", lambda self: Availability(True, "another machine"))
+    assert ceilings_of("cpu", 1, measure=False).guessed
+
+
+def test_real_runs_refine_a_calibration(folder: Path) -> None:
+    """Half of the way by a factor of 4 at most, a bounded number of points, and it is kept."""
+    c = replace(guess("cpu"), guessed=False)
+    once = kept.refine(c, {"map": [(1e-5, 4.0)]})
+    assert once.correction("map", 1e-5) == pytest.approx(2.0)
+    assert kept.refine(c, {"map": [(1e-5, 1e9)]}).correction("map", 1e-5) == pytest.approx(2.0)
+    many = kept.refine(c, {"map": [(1e-9 * 3**i, 2.0) for i in range(40)]})
+    assert len(many.corrections["map"]) == 12
+    kept._loaded.clear()
+    assert kept.kept_ceilings("cpu", 1) == many
+
+
+@pytest.mark.slow
+def test_calibrating_the_processor() -> None:
+    """It measures what it says within its time; a prediction with it is no guess."""
+    c = measure.calibrate("cpu", threads=1, seconds=3.0)
+    assert not c.guessed
+    assert len(c.products) == 80
+    assert {"conv", "row", "map", "many"} <= set(c.corrections)
+    assert not rlx.cost.predict(product(16, 16, 16), c).guessed

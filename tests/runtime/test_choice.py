@@ -1,0 +1,298 @@
+"""The choice of a device: what it may be, what it says, and what it never does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rlx
+from rlx import DevicePolicy
+from rlx.backends import BACKENDS, backend_named
+from rlx.backends.base import Availability, Backend, DeviceMemory
+from rlx.cost.ceilings import Ceilings, guess
+from rlx.errors import DeviceUnavailable, OptionError
+from rlx.ir.graph import Array, Graph, TensorType
+from rlx.ir.shape import Dim
+from rlx.ops.base import Op
+from rlx.runtime import choice, split
+from rlx.runtime.policy import VARIABLE
+
+
+@rlx.register
+class ChoiceTestLeft(Op):
+    """x + 1, which the device "left" runs."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def reference(self, x: Array) -> Array:
+        return np.asarray(x + np.float32(1))
+
+
+@rlx.register
+class ChoiceTestRight(Op):
+    """2 x, which the device "right" runs."""
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def reference(self, x: Array) -> Array:
+        return np.asarray(x * np.float32(2))
+
+
+class Fake(type(backend_named("cpu"))):  # type: ignore[misc]
+    """A second and third device, for the tests: the processor under other names."""
+
+    def __init__(self, name: str, refused: str = "", present: bool = True, free: int = 1 << 40) -> None:
+        self.name = name
+        self.refused = refused
+        self.present = present
+        self.free = free
+
+    def available(self) -> Availability:
+        return Availability(self.present, "for tests", "" if self.present else "pip install it")
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(self.free, self.free)
+
+    def check(self, legal: Graph) -> None:
+        bad = [n for n in legal.nodes if n.op.op_name == self.refused]
+        if bad:
+            nodes = [rlx.errors.UnsupportedNode(n.label, self.refused, "refused") for n in bad]
+            raise rlx.errors.UnsupportedOp("refused", nodes)
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Fake]:
+    """Devices "left", "right" and "absent" beside the others, with ceilings that are given."""
+    made = {
+        "left": Fake("left", "choice_test_right"),
+        "right": Fake("right", "choice_test_left"),
+        "absent": Fake("absent", present=False),
+    }
+
+    def named(name: str) -> Backend:
+        return made[name] if name in made else backend_named(name)
+
+    for name in made:
+        monkeypatch.setitem(BACKENDS, name, "")
+    for module in ("rlx.runtime.choice", "rlx.runtime.split", "rlx.runtime.auto", "rlx.runtime.bench", "rlx.cost.kept"):
+        monkeypatch.setattr(f"{module}.backend_named", named)
+    monkeypatch.setattr(choice, "ceilings_of", ceilings)
+    monkeypatch.setattr("rlx.runtime.auto.ceilings_of", ceilings)
+    gone = Availability(False, "not here", "get it")
+    for name in ("xla", "mlx"):
+        monkeypatch.setattr(type(backend_named(name)), "available", lambda self: gone)
+    return made
+
+
+def ceilings(device: str, threads: int | None = None, *, measure: bool = True) -> Ceilings:
+    """The left starts fast and runs slow, the right the other way round; the processor is slower than both."""
+    c = guess("cpu")
+    change = {"left": (1e-7, 5e10), "right": (1e-3, 5e13), "cpu": (1e-2, 1e9)}.get(device, (1.0, 1e9))
+    return Ceilings(device, change[1], ((1.0, change[1]),), change[1], c.launch, change[0], compile=1e-6, error=0.1)
+
+
+def graph(n: object = 64) -> Graph:
+    g = Graph("graph")
+    x = g.input("x", (n, 256))  # type: ignore[list-item]
+    g.output(rlx.softmax(x @ g.param("w", (256, 256), data=np.eye(256, dtype=np.float32))), "y")
+    return g
+
+
+def both() -> Graph:
+    g = Graph("both")
+    x = g.input("x", (4,))
+    y = rlx.choice_test_left(x)
+    g.output(rlx.choice_test_right(y) + 1.0, "z")
+    g.output(y, "y")
+    return g
+
+
+def test_the_cheapest_is_chosen_and_the_others_are_priced(fakes: dict[str, Fake]) -> None:
+    """A short run goes to what starts fast; every device has a price or an obstacle; nothing is compiled."""
+    d = rlx.choose(graph(4), at={})
+    assert (d.device, d.chosen.guessed) == ("left", True)
+    rows = {c.device: c for c in d.candidates}
+    assert set(rows) == set(BACKENDS)
+    for name in ("left", "right", "cpu"):
+        assert rows[name].seconds
+        assert rows[name].fits
+    assert "never" in rows["reference"].obstacle
+    assert "pip install it" in rows["absent"].obstacle
+    for word in ("left", "right", "us a run", "guess", "never chosen", "pip install it"):
+        assert word in str(d)
+    assert rlx.choose(graph(1 << 16)).device == "right"
+
+
+def test_the_extent_where_the_choice_turns(fakes: dict[str, Fake]) -> None:
+    """A dynamic graph is priced at its bound, and the decision says from which extent on another device wins."""
+    policy = DevicePolicy(only=("left", "right"))
+    d = rlx.choose(graph(Dim("n", 1, 1 << 16)), policy)
+    assert (d.device, d.at) == ("right", {"n": 1 << 16})
+    (turn,) = d.turns
+    assert turn.device == "right"
+    for extent, device in ((turn.extent - 1, "left"), (turn.extent, "right")):
+        assert rlx.choose(graph(Dim("n", 1, 1 << 16)), policy, at={"n": extent}).device == device
+
+
+def test_policies(fakes: dict[str, Fake]) -> None:
+    """What is denied is out; a chain of preferences is reported; objectives differ; ties go to the first."""
+    g = graph(4)
+    assert rlx.choose(g, DevicePolicy(deny=("left",))).device == "right"
+    assert rlx.choose(g, DevicePolicy(only=("cpu",))).device == "cpu"
+    assert rlx.choose(g, DevicePolicy(objective="throughput")).device == "right"
+    d = rlx.choose(g, DevicePolicy(prefer=("absent", "cpu")))
+    assert d.device == "cpu"
+    assert "after absent" in d.reason
+    assert rlx.choose(g, DevicePolicy(objective="memory")).device == "cpu"
+
+
+def test_a_budget_keeps_devices_out(fakes: dict[str, Fake]) -> None:
+    """By the budget given, and by what a device has free; the deficit is told."""
+    fakes["left"].free = 1000
+    d = rlx.choose(graph(4))
+    left = next(c for c in d.candidates if c.device == "left")
+    assert d.device == "right"
+    assert left.fits is False
+    assert left.deficit_bytes == (left.peak_bytes or 0) - 1000
+    assert "more than" in left.obstacle
+    with pytest.raises(DeviceUnavailable, match="1,000 B allowed"):
+        rlx.choose(graph(4), budget=1000)
+
+
+def test_no_candidate_says_why_for_each(fakes: dict[str, Fake]) -> None:
+    """Absent, denied, unsupported nodes, and whether a split would run it."""
+    with pytest.raises(DeviceUnavailable) as raised:
+        rlx.choose(both(), DevicePolicy(deny=("cpu",)))
+    text = str(raised.value)
+    for word in ("cpu: denied", "absent: for tests", "choice_test_right", "choice_test_left", "A split would run it"):
+        assert word in text
+    g = Graph("neither")
+    g.output(rlx.choice_test_left(g.input("x", (4,))), "y")
+    with pytest.raises(DeviceUnavailable, match="would not run it either"):
+        rlx.choose(g, DevicePolicy(only=("right",)))
+
+
+def test_split_execution(fakes: dict[str, Fake]) -> None:
+    """Maximal runs on each device, with the copies between them told; the results are those of the reference."""
+    policy = DevicePolicy(deny=("cpu",), split=True)
+    parts = split.partition(both(), ["left", "right"])
+    assert [(p.device, len(p.graph.nodes)) for p in parts] == [("left", 1), ("right", 2)]
+    assert [p.copied_bytes({}) for p in parts] == [0, 16]
+    model = rlx.compile(both(), policy=policy)
+    assert model.device == "left+right"
+    x = np.arange(4, dtype=np.float32)
+    out = np.zeros(4, np.float32)
+    z, y = model.run([x], out=[out, None])
+    assert z is out
+    np.testing.assert_array_equal(z, 2 * (x + 1) + 1)
+    np.testing.assert_array_equal(y, x + 1)
+    assert model.decision is not None
+    assert "1 nodes on left" in model.decision.reason
+    assert "16 B" in model.decision.reason
+    with pytest.raises(OptionError, match="run_views"):
+        model.run_views([x])
+
+
+def test_a_named_device_is_never_replaced(fakes: dict[str, Fake]) -> None:
+    """It is used or refused; a policy beside it is an error."""
+    model = rlx.compile(graph(4), device="cpu")
+    assert model.device == "cpu"
+    assert model.decision is not None
+    assert model.decision.reason == "named by the caller"
+    with pytest.raises(DeviceUnavailable, match="get it"):
+        rlx.compile(graph(4), device="xla")
+    with pytest.raises(OptionError, match="policy"):
+        rlx.compile(graph(4), device="cpu", policy=DevicePolicy())
+
+
+def test_auto_compiles_on_what_was_chosen(fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By argument, session and variable, in this order."""
+    assert rlx.compile(graph(4)).device == "left"
+    monkeypatch.setenv(VARIABLE, "only=cpu")
+    assert rlx.compile(graph(4)).device == "cpu"
+    assert rlx.Session(policy="deny=left").compile(graph(4)).device == "right"
+    model = rlx.Session(policy="deny=left").compile(graph(4), policy=DevicePolicy(deny=("right", "cpu")))
+    assert model.device == "left"
+    assert model.decision is not None
+    assert model.decision.device == "left"
+    monkeypatch.setenv(VARIABLE, "only=gpu")
+    with pytest.raises(OptionError, match=VARIABLE):
+        rlx.compile(graph(4))
+
+
+def test_benchmark_times_each_and_keeps_the_winner(
+    fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """Real runs decide; the second time nothing is run."""
+    monkeypatch.setattr("rlx.runtime.bench.cache_folder", lambda: tmp_path)
+    policy = DevicePolicy(only=("left", "right"), benchmark=2)
+    d = rlx.choose(graph(4), policy)
+    times = {c.device: c.measured for c in d.candidates if c.measured is not None}
+    assert set(times) == {"left", "right"}
+    assert d.device == min(times, key=lambda name: times[name] or 0.0)
+    monkeypatch.setattr("rlx.runtime.bench.compile_graph", None)
+    assert rlx.choose(graph(4), policy) == d
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DevicePolicy(only=("gpu",)),
+        lambda: DevicePolicy(prefer=("reference",)),
+        lambda: DevicePolicy(benchmark=-1),
+        lambda: DevicePolicy(expected_calls=0),
+        lambda: DevicePolicy(objective="speed"),
+        lambda: DevicePolicy(split=1),  # type: ignore[arg-type]
+        lambda: DevicePolicy.parse("only"),
+        lambda: DevicePolicy.parse("benchmark=x"),
+        lambda: DevicePolicy.parse("split=maybe"),
+        lambda: DevicePolicy.parse("fastest=yes"),
+    ],
+)
+def test_bad_policies(make: Callable[[], object]) -> None:
+    """Unknown names, devices and numbers are refused."""
+    with pytest.raises(OptionError):
+        make()
+    made = DevicePolicy.parse("only=cpu,xla; deny=xla; benchmark=3; objective=memory; expected_calls=7; split=true")
+    assert made == DevicePolicy(("cpu", "xla"), ("xla",), (), 3, "memory", 7, True)
+
+
+NAMES = ("cpu", "left", "right", "absent")
+
+
+@settings(max_examples=20)
+@given(
+    deny=st.sets(st.sampled_from(NAMES)),
+    only=st.none() | st.sets(st.sampled_from(NAMES), min_size=1),
+    prefer=st.lists(st.sampled_from(NAMES), unique=True),
+    objective=st.sampled_from(("latency", "throughput", "memory")),
+    budget=st.sampled_from((None, 1000, "1GiB")),
+    which=st.sampled_from((lambda: graph(4), both)),
+)
+def test_the_choice_is_present_allowed_able_and_fits(
+    deny: set[str], only: set[str] | None, prefer: list[str], objective: str, budget: Any, which: Callable[[], Graph]
+) -> None:
+    """Whatever the policy; and where nothing is chosen, no device was all of that."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = fakes.__wrapped__(patch)  # type: ignore[attr-defined]
+        policy = DevicePolicy(tuple(sorted(only)) if only else None, tuple(deny), tuple(prefer), objective=objective)
+        allowed = {n for n in NAMES if n not in deny and (only is None or n in only) and n != "absent"}
+        if which is both:
+            allowed -= {"left", "right"}
+        if budget == 1000 and which is not both:
+            allowed = set()
+        try:
+            d = rlx.choose(which(), policy, budget=budget)
+        except DeviceUnavailable:
+            assert not allowed
+        else:
+            assert d.device in allowed
+            assert d.chosen.fits
+            assert d.device not in made or which is not both  # those two refuse one of its nodes each
