@@ -30,9 +30,8 @@ class Work:
     `flops` are arithmetic operations on floats (a product and a sum are two). `calls` counts elements by scalar
     function ("exp", "plain", ...), hoisted out of the loops that they don't depend on; "scattered" are loads that can't
     be made in vectors. `shape` are the sizes of an anchor: (batch, m, k, n) of a product, (images, outputs, pixels,
-    depth, groups) of a convolution, (batch, heads, query rows, keys, depth, value depth) of attention; `products` are its
-    flops. `parts` is the
-    number of array operations that it takes without fusion.
+    depth, groups) of a convolution, (batch, heads, query rows, keys, depth, value depth) of attention; `products` are
+    its flops. `parts` is the number of array operations that the kernel takes without fusion.
     """
 
     read: int
