@@ -83,7 +83,7 @@ class CodeSizes:
 class Executable(ABC):
     """A compiled graph on a device: code, memory and the run. Arrays that come in have been checked by the caller.
 
-    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile".
+    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile", "states".
     """
 
     capabilities: frozenset[str] = frozenset()
@@ -98,13 +98,17 @@ class Executable(ABC):
 
     @property
     @abstractmethod
-    def results(self) -> Sequence[Array] | None:
-        """The outputs of the last run, None before the first. Raises `ExecutionError` when that run failed."""
+    def results(self) -> Sequence[Array | None] | None:
+        """The outputs of the last run, None before the first and for one that it was not asked for.
+
+        Raises `ExecutionError` when that run failed.
+        """
 
     @abstractmethod
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         """One run on arrays of the specs' types; the outputs numbered `wanted`, as fresh arrays.
 
+        What only other outputs need is left out where the device can; updates of states and feeds are always made.
         An output that `out` (None or a writable array of its type, for each) gives an array for is written there, and
         that array is what is returned for it. Raises `ShapeError` for one of another shape, before any is written.
         """
@@ -122,6 +126,42 @@ class Executable(ABC):
     def clone(self, fresh: bool = False) -> Executable:
         """Another one over the same code and params with its own arena and states: as they are now, or initial ones."""
         raise OptionError("this device can't clone a compiled graph: compile it again")
+
+    # ---- states: names, types and shapes have been checked by the caller
+
+    @property
+    def bound_inputs(self) -> Mapping[str, Array]:
+        """The inputs that are kept between runs, by name: their memory now."""
+        return {}
+
+    @property
+    def feeds(self) -> Mapping[str, int]:
+        """The states that an output is fed to after each run, with its number."""
+        return {}
+
+    def read_state(self, name: str) -> Array:
+        """A copy of a state (a declared one or a kept input)."""
+        raise self.keeps_none()
+
+    def write_state(self, name: str, array: Array | None) -> None:
+        """Sets a state; None: to its initial value."""
+        raise self.keeps_none()
+
+    def keep_input(self, name: str, array: Array | None) -> None:
+        """Keeps an input between runs, from this value on; None: no longer."""
+        raise self.keeps_none()
+
+    def feed_state(self, name: str, output: int | None) -> None:
+        """Makes an output the state's new value after each run that succeeds; None: no longer."""
+        raise self.keeps_none()
+
+    def set_extent(self, dim: str, extent: int | None) -> None:
+        """Sets a dim that no input's shape tells; None: no longer."""
+        raise OptionError(f"this device reads every extent off the inputs' shapes: {dim!r} can't be set")
+
+    def keeps_none(self) -> OptionError:
+        """What the calls on states raise where a device does not have them."""
+        return OptionError("this device does not offer states to read, write, bind or feed: see model.capabilities")
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel."""

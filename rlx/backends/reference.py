@@ -140,18 +140,65 @@ def _run_region(
 class ReferenceExecutable(Executable):
     """A graph run by `run_graph`; it holds its params and states."""
 
+    capabilities = frozenset({"out", "slots", "states", "dynamic"})
+
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.values: dict[str, Array] = {}
         self.states: dict[str, Array] = {}
         self.outputs: list[Array] | None = None
+        self.asked: set[int] | None = None  # the outputs that the last run was asked for, None: all
+        self.inputs: dict[str, tuple[Array, Array]] = {}  # bound ones: first and present value
+        self.fed: dict[str, int] = {}
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         self.values.update({name: np.array(a, copy=True) for name, a in arrays.items()})
 
     @property
-    def results(self) -> Sequence[Array] | None:
-        return self.outputs
+    def results(self) -> Sequence[Array | None] | None:
+        if self.outputs is None or self.asked is None:
+            return self.outputs
+        return [a if n in self.asked else None for n, a in enumerate(self.outputs)]
+
+    @property
+    def bound_inputs(self) -> Mapping[str, Array]:
+        return {name: present for name, (_, present) in self.inputs.items()}
+
+    @property
+    def feeds(self) -> Mapping[str, int]:
+        return self.fed
+
+    def state(self, name: str) -> Array:
+        """The present value of a state."""
+        if name in self.inputs:
+            return self.inputs[name][1]
+        leaf = self.graph.find(name)
+        if name not in self.states:
+            self.states[name] = initial_state(leaf)
+        return self.states[name]
+
+    def read_state(self, name: str) -> Array:
+        return self.state(name).copy()
+
+    def write_state(self, name: str, array: Array | None) -> None:
+        if name in self.inputs:
+            first = self.inputs[name][0]
+            self.inputs[name] = (first, first if array is None else array.copy())
+        elif array is None:
+            self.states.pop(name, None)
+        else:
+            self.states[name] = array.copy()
+
+    def keep_input(self, name: str, array: Array | None) -> None:
+        self.inputs.pop(name, None)
+        self.fed.pop(name, None)
+        if array is not None:
+            self.inputs[name] = (array.copy(), array.copy())
+
+    def feed_state(self, name: str, output: int | None) -> None:
+        self.fed.pop(name, None)
+        if output is not None:
+            self.fed[name] = output
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         results = self.run_all(inputs)
@@ -162,17 +209,31 @@ class ReferenceExecutable(Executable):
             if target is not None:
                 target[...] = result
                 results[number] = target
+        self.asked = {*wanted, *(number for number, target in enumerate(out) if target is not None)}
         return [results[i] for i in wanted]
 
     def run_all(self, inputs: Sequence[Array]) -> list[Array]:
         names = [v.name for v in self.graph.inputs]
         made = run_graph(self.graph, dict(zip(names, inputs, strict=True)), self.values, self.states)
-        self.outputs = list(made.values())
+        self.outputs, self.asked = list(made.values()), None
+        for name, number in self.fed.items():
+            self.write_state(name, self.outputs[number])
         return list(made.values())
 
     @property
     def slots(self) -> Callable[..., object]:
         return lambda *arrays: self.wrap(tuple(self.run_all(self.admit(arrays))))
+
+
+def initial_state(leaf: Value) -> Array:
+    """The value that a state starts with. Raises `ShapeError` where inputs decide its shape."""
+    if leaf.data is not None:
+        return leaf.data
+    if any(True for size in leaf.shape for _ in symbols(size)):
+        raise ShapeError(
+            f"state {leaf.name!r}: its shape {leaf.type} is known once there was a run: write it, or give dims"
+        )
+    return np.zeros(_shape(leaf.type, {}), leaf.dtype.numpy)
 
 
 class ReferenceBackend(LibraryBackend):

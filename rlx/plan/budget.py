@@ -39,17 +39,18 @@ class Needs:
         self.params = sum(b.bound() or 0 for b in program.params)
         self.prepared = sum(b.bound() or 0 for b in program.buffers("prepared"))
         self.constants = sum(b.bound() or 0 for b in program.constants)
+        self.states = sum(b.bound() or 0 for b in program.states)
 
     @property
     def total(self) -> int:
         """The known parts added up."""
-        return (self.arena or 0) + self.params + self.prepared + self.constants
+        return (self.arena or 0) + self.params + self.prepared + self.constants + self.states
 
     def __str__(self) -> str:
         arena = "unbounded (give dims)" if self.arena is None else f"{self.arena:,} B"
         return (
             f"params {self.params:,} B, packed weights {self.prepared:,} B, constants {self.constants:,} B, "
-            f"activations and outputs {arena}"
+            f"states {self.states:,} B, activations and outputs {arena}"
         )
 
 

@@ -12,7 +12,7 @@ from rlx.errors import DTypeError, NameNotFound, ShapeError, StaleView
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size
 
-__all__ = ["Views", "by_position", "share_memory", "to_array"]
+__all__ = ["Views", "by_position", "share_memory", "to_array", "with_kept"]
 
 MISSING: Any = object()  # stands for a name that was not given
 
@@ -103,6 +103,16 @@ def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> Sequence[
             raise ShapeError(f"expected {len(specs)} {what}s ({', '.join(s.name for s in specs)}), got {len(given)}")
         return given
     raise ShapeError(f"{what}s are given by name in a mapping, or by position in a list; got {type(given).__name__}")
+
+
+def with_kept(specs: Sequence[TensorSpec], given: Any, kept: Mapping[str, Array]) -> Any:
+    """The inputs of a call with those that it leaves out because they are kept; by name, or by position."""
+    if isinstance(given, Mapping):
+        return {**kept, **given}
+    if isinstance(given, list | tuple) and len(given) == len(specs) - len(kept):
+        rest = iter(given)
+        return [kept[spec.name] if spec.name in kept else next(rest) for spec in specs]
+    return given
 
 
 class Views(tuple[Array, ...]):

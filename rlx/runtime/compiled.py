@@ -12,12 +12,15 @@ from rlx.backends.base import Executable, TensorSpec, spec_of
 from rlx.compiler import Compilation
 from rlx.cost.io_profile import IoProfile, profile
 from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.ir.extents import check_extent
 from rlx.ir.graph import Array
+from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
 from rlx.plan.budget import Needs, needs_of
 from rlx.plan.plan import MemoryPlan
-from rlx.runtime.arrays import Views, by_position, share_memory, to_array
+from rlx.runtime.arrays import Views, by_position, share_memory, to_array, with_kept
 from rlx.runtime.explain import STAGES, explain
+from rlx.runtime.states import States
 
 if TYPE_CHECKING:
     from rlx.runtime.choice import Decision
@@ -66,7 +69,7 @@ class CompiledGraph:
         graph = compilation.source
         self.inputs = tuple(spec_of(v) for v in graph.inputs)
         self.params = tuple(spec_of(v) for v in graph.params)
-        self.states = tuple(spec_of(v) for v in graph.states)
+        self.states = States(self, tuple(spec_of(v) for v in graph.states))
         self.outputs = tuple(spec_of(o.value, o.name) for o in graph.outputs)
         self._names = tuple(spec.name for spec in self.outputs)
         self._unset = {v.name for v in graph.params if v.data is None}
@@ -121,10 +124,18 @@ class CompiledGraph:
         if self._unset:
             names = ", ".join(map(repr, sorted(self._unset)))
             raise NameNotFound(f"params have no value yet: {names}; give them to set_params")
+        kept = self._executable.bound_inputs
+        if kept:
+            arrays = with_kept(self.inputs, arrays, kept)
         if len(arrays) != len(self.inputs):
             names = ", ".join(spec.name for spec in self.inputs)
             raise ShapeError(f"expected {len(self.inputs)} inputs ({names}), got {len(arrays)}")
         return [to_array(spec, a, f"input {spec.name!r}") for spec, a in zip(self.inputs, arrays, strict=True)]
+
+    def _given(self, inputs: Any) -> Sequence[Any]:
+        """The inputs of a call by position, with those that are bound and left out."""
+        kept = self._executable.bound_inputs
+        return by_position(self.inputs, with_kept(self.inputs, inputs, kept) if kept else inputs, "input")
 
     # ---- runs
 
@@ -132,15 +143,17 @@ class CompiledGraph:
         self,
         inputs: Mapping[str, Any] | Sequence[Any],
         *,
-        outputs: Sequence[str] | None = None,
+        outputs: Sequence[str | int] | None = None,
         out: Mapping[str, Array] | Sequence[Array | None] | None = None,
     ) -> list[Array]:
         """Runs once and returns fresh arrays in output order.
 
-        `outputs` names those wanted. `out` gives arrays to write into, by name or position; they are returned in place
-        of fresh ones. Raises the error classes of `rlx.errors` for inputs that do not fit, and `ExecutionError`.
+        `outputs` names those wanted (or gives their positions): they come in that order, and what only others need is
+        not computed; updates of states are always made, so `[]` runs for these alone. `out` gives arrays to write into,
+        by name or position; they are returned in place of fresh ones. Raises the error classes of `rlx.errors` for
+        inputs that do not fit, and `ExecutionError`; after that, states may be updated in part.
         """
-        given = self._admit(by_position(self.inputs, inputs, "input"))
+        given = self._admit(self._given(inputs))
         wanted = range(len(self.outputs)) if outputs is None else self._positions(outputs)
         targets = [None] * len(self.outputs) if out is None else self._targets(out)
         self._runs += 1
@@ -160,7 +173,7 @@ class CompiledGraph:
 
     def run_views(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Views:
         """Runs once and returns read-only views of the outputs in the arena, valid until the next run."""
-        views: Views = self.run_slots(*by_position(self.inputs, inputs, "input"))
+        views: Views = self.run_slots(*self._given(inputs))
         return views
 
     def _run_slots_debug(self, *arrays: Any) -> Views:
@@ -170,12 +183,46 @@ class CompiledGraph:
         number = self._runs
         return Views(tuple(results), self._names, lambda: self._runs == number)
 
-    def _positions(self, names: Sequence[str]) -> list[int]:
-        for name in names:
-            if name not in self._names:
-                known = ", ".join(map(repr, self._names))
-                raise NameNotFound(f"there is no output {name!r}; there are {known}")
-        return [self._names.index(name) for name in names]
+    def run_feed(self, inputs: Mapping[str, Any] | Sequence[Any], state: str, output: str | int) -> Array:
+        """Runs once, makes that output the value of the state, and returns it.
+
+        For one run; `states[state].feed(output)` does so after each, without a copy.
+        """
+        chosen = self.states[state]
+        (number,) = self._positions([output])
+        (made,) = self.run(inputs, outputs=[number])
+        if self._executable.feeds.get(state) != number:
+            chosen.write(made)
+        return made
+
+    def set_extent(self, dim: str, extent: int | None) -> None:
+        """Sets the extent of a dim that no input's shape tells, for the runs to come; None clears it.
+
+        Raises `NameNotFound`, `OptionError` for a dim that inputs tell, and `ExecutionError` beyond its bounds.
+        """
+        dims = self._compilation.source.dims()
+        if dim not in dims:
+            raise NameNotFound(f"there is no dim {dim!r}; there are {', '.join(map(repr, dims)) or 'none'}")
+        told = next((s for s in self.inputs if any(dim == n.name for size in s.shape for n in symbols(size))), None)
+        if told is not None:
+            raise OptionError(f"set_extent: the dim {dim!r} is read off the shape of the input {told.name!r}")
+        if extent is not None:
+            check_extent(dims[dim], extent, "set_extent")
+        self._executable.set_extent(dim, extent)
+
+    def _positions(self, chosen: Sequence[str | int]) -> list[int]:
+        if isinstance(chosen, str):
+            raise OptionError(f"outputs are given as a list of names or positions, got {chosen!r}")
+        found = []
+        for name in chosen:
+            if isinstance(name, int) and not isinstance(name, bool) and 0 <= name < len(self._names):
+                found.append(name)
+            elif isinstance(name, str) and name in self._names:
+                found.append(self._names.index(name))
+            else:
+                known = ", ".join(map(repr, self._names)) or "none"
+                raise NameNotFound(f"there is no output {name!r}; there are {known}, or 0 to {len(self._names) - 1}")
+        return found
 
     def _targets(self, out: Mapping[str, Array] | Sequence[Array | None]) -> list[Array | None]:
         if isinstance(out, Mapping):
@@ -204,25 +251,48 @@ class CompiledGraph:
         """The memory of activations and outputs, as a buffer of bytes."""
         return self._executable.arena
 
-    def read_output_row(self, output: str | int, row: int) -> Array:
-        """A copy of one row (along the first axis) of an output of the last run."""
+    def read_output_row(self, output: str | int, row: int | tuple[int, ...]) -> Array:
+        """A copy of one row of an output of the last run, at the extents that it had.
+
+        `row` counts along all axes but the last, flattened (from the end if negative), or is a tuple of indices of the
+        first axes. Raises `OptionError` when the last run did not produce that output, `ShapeError` for no such row.
+        """
+        (position,) = self._positions([output])
         results = self._executable.results
         if results is None:
             raise OptionError("read_output_row: there has been no run yet")
-        position = output if isinstance(output, int) else self._positions([output])[0]
-        if not 0 <= position < len(results):
-            raise NameNotFound(f"there is no output number {position}; there are {len(results)}, counted from 0")
-        array = results[position]
-        if array.ndim == 0 or not -len(array) <= row < len(array):
-            raise ShapeError(f"output {self._names[position]!r} has shape {array.shape}: there is no row {row}")
-        return np.array(array[row])
+        name, array = self._names[position], results[position]
+        if array is None:
+            raise OptionError(f"read_output_row: the last run did not produce output {name!r}: ask it for that one")
+        leading = array.shape[:-1]
+        count = int(np.prod(leading, dtype=np.int64))
+        if isinstance(row, tuple):
+            fits = len(row) <= array.ndim and all(-n <= i < n for i, n in zip(row, array.shape, strict=False))
+        else:
+            fits = array.ndim > 0 and -count <= row < count
+        if not fits:
+            raise ShapeError(f"output {name!r} has shape {array.shape}: there is no row {row}")
+        return np.array(array[row] if isinstance(row, tuple) else array.reshape(count, array.shape[-1])[row])
 
-    def clone(self) -> CompiledGraph:
-        """Another one over the same weights and code, with its own arena: one a thread."""
+    def clone(self, *, fresh: bool = False) -> CompiledGraph:
+        """Another one over the same weights and code, with its own arena and states: one a thread.
+
+        It starts with copies of the states, bound inputs, feeds and extents as they are now; with `fresh`, with those
+        after compiling. Raises `OptionError` where the device can't clone.
+        """
         made = CompiledGraph.__new__(CompiledGraph)
-        made.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("_executable", "run_slots")})
-        made._attach(self._executable.clone())
+        made.__dict__.update(
+            {k: v for k, v in self.__dict__.items() if k not in ("_executable", "run_slots", "states")}
+        )
+        made._attach(self._executable.clone(fresh))
+        made.states = States(made, tuple(state.spec for state in self.states._declared.values()))
         return made
+
+    def __copy__(self) -> CompiledGraph:
+        return self.clone()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
+        return self.clone()
 
     @property
     def plan(self) -> MemoryPlan | None:
@@ -242,7 +312,7 @@ class CompiledGraph:
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel, averaged over `repeat` runs."""
-        return self._executable.profile(self._admit(by_position(self.inputs, inputs, "input")), repeat)
+        return self._executable.profile(self._admit(self._given(inputs)), repeat)
 
     @property
     def decision(self) -> Decision | None:

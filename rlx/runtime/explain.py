@@ -33,10 +33,29 @@ def explain(model: CompiledGraph, stage: str) -> str:
 def plan_text(model: CompiledGraph) -> str:
     """The plan, or why there is none."""
     if model.plan is not None:
-        return str(model.plan)
+        return "\n".join([str(model.plan), *state_lines(model)])
     if model.compilation.program is None:
         return f"no plan: the device {model.device!r} manages its memory itself"
     return "no plan yet: a dim is unbounded, so a plan is made at the first run"
+
+
+def state_lines(model: CompiledGraph) -> list[str]:
+    """For each declared state where its new value is made."""
+    program = model.compilation.program
+    if program is None:
+        return [f"state    {state.spec}" for state in model.states.values()]
+    lines = []
+    for state in program.states:
+        new, copied = program.updates.get(state.name), program.copied.get(state.name)
+        if new is None or new is state:
+            how = "not updated by the graph"
+        elif copied is None:
+            written = [k.bytes_written({}) for k in program.run if new in k.writes()]
+            how = f"updated in place, {sum(written):,} B written a run"
+        else:
+            how = f"updated through a copy of {copied.bound():,} B (%{copied.name}): its old value is still being read"
+        lines.append(f"state    {state.name}: {state.dtype}[{', '.join(map(str, state.shape))}], {how}")
+    return lines
 
 
 def dispatch_table(model: CompiledGraph) -> str:
@@ -54,6 +73,7 @@ def summary(model: CompiledGraph) -> str:
     lines = [f"device   {model.device}"]
     lines.extend(f"input    {spec}" for spec in model.inputs)
     lines.extend(f"output   {spec}" for spec in model.outputs)
+    lines.extend(state_lines(model))
     lines.append(f"nodes    {len(made.source.nodes)} imported, {len(made.optimised.nodes)} after passes")
     counts = Counter(d.how for d in made.dispatch)
     lines.append("dispatch " + (", ".join(f"{n} {how}" for how, n in sorted(counts.items())) or "no nodes"))

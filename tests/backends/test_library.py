@@ -377,6 +377,7 @@ def test_refusals_are_told_beforehand(device: str) -> None:
         "slots": lambda: model.run_slots(x),
         "clone": model.clone,
         "profile": lambda: model.profile([x]),
+        "states": lambda: model.states.bind(model.inputs[0].name, x),
     }
     for name, call in lacking.items():
         assert name not in model.capabilities

@@ -7,20 +7,21 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Executable
 from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.cpu.runner import INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock
-from rlx.backends.cpu.states import StateMemory
+from rlx.backends.cpu.select import Selection
+from rlx.backends.cpu.states import StateCalls, StateMemory
 from rlx.backends.cpu.weights import Shared
 from rlx.backends.cpu.words import KernelCode, Routine
-from rlx.errors import ExecutionError, ShapeError, UnsupportedNode, UnsupportedOp
+from rlx.errors import ExecutionError, OptionError, ShapeError, UnsupportedNode, UnsupportedOp
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, evaluate, symbols
@@ -54,7 +55,7 @@ class Bound:
     feeds: Array | None = None  # the words of the phase that feeds states
 
 
-class CpuExecutable(Executable):
+class CpuExecutable(StateCalls):
     """The run of one clone. Whoever changes or runs it holds the state block meanwhile."""
 
     capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic", "states"})
@@ -71,10 +72,12 @@ class CpuExecutable(Executable):
         self.plan = self.make_plan(self.schedule.bounds) if self.schedule.bounds is not None else None
         self.memory = aligned_bytes(0)
         self.scratch = aligned_bytes(0)
+        self.dims: dict[str, int] = {}  # extents that no input's shape tells
         self.kept: dict[Shapes, Bound] = {}  # by last use
         self.shapes: Shapes | None = None  # what the entry is bound to
         self.bound: Bound | None = None
-        self.written: tuple[Array, ...] = ()  # results of the last run with `out`
+        self.written: tuple[Array | None, ...] = ()  # results of the last run with `out` or some outputs only
+        self.selection = Selection(shared.program, [p.kernel for p in shared.run.phases])
         self.block = RunBlock(threads=shared.threads)
         self.slots_entry = self.make_entry()
         self.forget()
@@ -91,7 +94,7 @@ class CpuExecutable(Executable):
         return self.memory.data
 
     @property
-    def results(self) -> tuple[Array, ...] | None:
+    def results(self) -> tuple[Array | None, ...] | None:
         """Outputs of the last run, None before the first. Raises `ExecutionError` when it failed."""
         if self.bound is None:
             return None
@@ -106,7 +109,9 @@ class CpuExecutable(Executable):
         if fresh:
             return CpuExecutable(self.shared)
         with self.held():
-            return CpuExecutable(self.shared, self.states.copy())
+            made = CpuExecutable(self.shared, self.states.copy())
+        made.dims.update(self.dims)
+        return made
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.held():
@@ -117,8 +122,11 @@ class CpuExecutable(Executable):
                 if target is not None and target.shape != array.shape and not self.program.made:
                     raise ShapeError(f"out for {name!r}: this run needs shape {array.shape}, got {target.shape}")
             direct = self.redirect(bound, ready, out) if any(t is not None for t in out) else set()
+            asked = {*wanted, *(n for n, target in enumerate(out) if target is not None)}
+            fed = {feed.number for feed in self.states.feeds.values()}
             try:
-                bound = self.execute(bound, ready)
+                with self.selection.only(self.block, asked | fed):
+                    bound = self.execute(bound, ready)
             finally:
                 for root in direct:
                     bound.binding.point(root, self.address(root))
@@ -131,8 +139,8 @@ class CpuExecutable(Executable):
                     target[...] = results[number]
                 elif target is not None:
                     results[number] = target
-            if direct:
-                self.written = tuple(results)
+            if direct or len(asked) < len(results):
+                self.written = tuple(array if n in asked else None for n, array in enumerate(results))
                 self.block.words[VALUE] = WRITTEN_OUT
             return [t if (t := out[i]) is not None else results[i].copy() for i in wanted]
 
@@ -153,6 +161,20 @@ class CpuExecutable(Executable):
         kernels = [phase.kernel for phase in self.shared.run.phases]
         seconds = total[: len(kernels)] / (1e9 * repeat)
         return [(k.tag or k.kind, f"{k.name} [{k.label}]", float(s)) for k, s in zip(kernels, seconds, strict=True)]
+
+    @cached_property
+    def settable(self) -> frozenset[str]:
+        """The dims that `set_extent` takes."""
+        return settable(self.shared.graph, self.program)
+
+    def set_extent(self, dim: str, extent: int | None) -> None:
+        if dim not in self.settable:
+            raise OptionError(f"set_extent: the dim {dim!r} is decided by the data of each run")
+        with self.held():
+            self.dims.pop(dim, None)
+            if extent is not None:
+                self.dims[dim] = extent
+            self.forget()
 
     # ---- binding
 
@@ -211,7 +233,10 @@ class CpuExecutable(Executable):
     def make_bound(self, shapes: Shapes) -> Bound:
         inputs = self.program.inputs
         names = [b.name for b in inputs]
-        extents = bind_extents(self.shared.graph, dict(zip(names, shapes, strict=True)))
+        extents = {**self.dims, **bind_extents(self.shared.graph, dict(zip(names, shapes, strict=True)))}
+        unset = [name for name in self.settable if name not in extents]
+        if unset:
+            raise ShapeError(f"the extent of dim {unset[0]!r} is not known: give it to set_extent")
         check_guards(self.shared.graph, extents)
         self.shared.update()
         room = self.room_for(extents)
@@ -336,22 +361,23 @@ class CpuExecutable(Executable):
         An output that is part of a buffer, shown twice or used by a host call is copied instead.
         """
         found: set[Buffer] = set()
-        roots = [b.base for _, b in self.program.outputs]
         given = [o for o in out if o is not None]
         for target, (_, buffer) in zip(out, self.program.outputs, strict=True):
             fixed = all(s.name not in self.program.made for size in buffer.shape for s in symbols(size))
             if target is None or self.grows or not fixed:
                 continue
-            if not self.is_movable(buffer, roots) or self.states.address(buffer) is not None:
+            if not self.is_movable(buffer) or self.states.address(buffer) is not None:
                 continue
-            others = [*inputs, *(o for o in given if o is not target), self.memory]
+            states = map(self.states.current, self.states.memory)
+            others = [*inputs, *(o for o in given if o is not target), self.memory, *states]
             if target.flags.c_contiguous and target.flags.aligned and not _overlaps(target, others):
                 bound.binding.point(buffer, int(target.ctypes.data))
                 found.add(buffer)
         return found
 
-    def is_movable(self, buffer: Buffer, roots: Sequence[Buffer]) -> bool:
-        """Whether an output is all of its buffer, shown once (`roots`: of all outputs) and used by no host call."""
+    def is_movable(self, buffer: Buffer) -> bool:
+        """Whether an output is all of its buffer, shown once and used by no host call."""
+        roots = [b.base for _, b in self.program.outputs]
         return buffer.root is None and roots.count(buffer) == 1 and buffer not in self.host_buffers()
 
     def host_buffers(self) -> set[Buffer]:
@@ -362,12 +388,20 @@ class CpuExecutable(Executable):
     # ---- calls
 
     def make_entry(self) -> Any:
+        return make_entry(self.block, self.input_specs(), [], self.fallback, self.on_error, release_gil=False)
+
+    def input_specs(self) -> list[InputSpec]:
+        """What the native entry takes: the inputs that are not kept."""
         specs = []
-        for b in self.program.inputs:
+        for b in (self.program.inputs[number] for number in self.free):
             # Buffers have no format for the other types: "c" of one or two bytes is one that no buffer comes with.
             kind = b.dtype.kind if b.dtype.native else "c"
             specs.append(InputSpec(kind, b.dtype.numpy.itemsize, (-1,), None if b.dtype.native else b.dtype.numpy))
-        return make_entry(self.block, specs, [], self.fallback, self.on_error, release_gil=False)
+        return specs
+
+    def renew_inputs(self) -> None:
+        """Tells the entry which inputs are kept now."""
+        self.entry.set_inputs(self.input_specs())
 
     @property
     def entry(self) -> Entry:
@@ -469,6 +503,13 @@ def build(
     return CpuExecutable(shared)
 
 
+def settable(graph: Graph, program: Program) -> frozenset[str]:
+    """The dims that no input's shape tells and no node's data decide."""
+    told = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
+    inside = {name for node in graph.nodes for region in node.regions for name in region.dims()}
+    return frozenset(graph.dims().keys() - told - program.made.keys() - inside)
+
+
 def check_supported(graph: Graph, program: Program) -> None:
     """`UnsupportedOp` naming every weight or state whose size is open, and every size that nothing tells."""
     found = []
@@ -476,7 +517,7 @@ def check_supported(graph: Graph, program: Program) -> None:
         if any(isinstance(size, Dim) for size in leaf.shape):
             found.append(UnsupportedNode(leaf.name, leaf.kind, f"its shape {leaf.type} is not fixed: give dims"))
     known = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
-    known |= program.made.keys()
+    known |= program.made.keys() | settable(graph, program)
     for node in graph.nodes:
         own = {s.name for value in node.outputs for size in value.shape for s in symbols(size)} - known
         known |= own

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 
+from rlx.backends.base import Executable
 from rlx.backends.cpu import jit, runner
 from rlx.backends.cpu.binding import Binding, aligned_bytes, as_array
 from rlx.backends.cpu.pool import aligned_words
@@ -20,7 +22,7 @@ from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 
-__all__ = ["Feed", "StateMemory"]
+__all__ = ["Feed", "StateCalls", "StateMemory"]
 
 SWAP, COPY = 0, 1
 
@@ -129,6 +131,7 @@ class StateMemory:
         self.memory: dict[Buffer, Array] = {}
         self.shapes: dict[Buffer, tuple[int, ...]] = {}
         self.feeds: dict[Buffer, Feed] = {}
+        self.first: dict[Buffer, Array | None] = {}  # what kept inputs began with; None for zeros
         self.parity = aligned_words(1)
         for buffer in program.states:
             self.place(buffer, initial(buffer))
@@ -136,6 +139,7 @@ class StateMemory:
     def copy(self) -> StateMemory:
         """The same states in memory of its own."""
         made = StateMemory(self.program)
+        made.first = dict(self.first)
         for root in self.memory:
             made.place(root, self.array(root))
         for root, feed in self.feeds.items():
@@ -153,6 +157,7 @@ class StateMemory:
         self.feeds.pop(root, None)
         self.memory.pop(root, None)
         self.shapes.pop(root, None)
+        self.first.pop(root, None)
 
     def current(self, root: Buffer) -> Array:
         """The bytes of the state now."""
@@ -238,3 +243,62 @@ def initial(buffer: Buffer) -> Array:
     if buffer.data is not None:
         return buffer.data
     return np.zeros([s for s in buffer.shape if isinstance(s, int)], buffer.dtype.numpy)
+
+
+class StateCalls(Executable):
+    """The calls on states of `CpuExecutable`; each holds the state block meanwhile."""
+
+    program: Program
+    states: StateMemory
+    held: Callable[[], AbstractContextManager[None]]
+    renew_inputs: Callable[[], None]
+    forget: Callable[[], None]
+    is_movable: Callable[[Buffer], bool]
+
+    @property
+    def bound_inputs(self) -> Mapping[str, Array]:
+        return {b.name: self.states.array(b) for b in self.program.inputs if b in self.states.memory}
+
+    @property
+    def feeds(self) -> Mapping[str, int]:
+        return {root.name: feed.number for root, feed in self.states.feeds.items()}
+
+    def root_of(self, name: str) -> Buffer:
+        """The buffer of a state or input."""
+        return next(b for b in (*self.program.states, *self.program.inputs) if b.name == name)
+
+    def read_state(self, name: str) -> Array:
+        with self.held():
+            return self.states.array(self.root_of(name)).copy()
+
+    def write_state(self, name: str, array: Array | None) -> None:
+        root = self.root_of(name)
+        with self.held():
+            if array is None and root.kind == "state":
+                array = initial(root)
+            target = self.states.array(root)
+            first = self.states.first.get(root)
+            target[...] = array if array is not None else 0 if first is None else first
+
+    def keep_input(self, name: str, array: Array | None) -> None:
+        root = self.root_of(name)
+        with self.held():
+            self.states.settle()
+            self.states.drop(root)
+            if array is not None:
+                self.states.place(root, array)
+                zeros = not array.view(np.uint8).any() if array.flags.c_contiguous and array.ndim else False
+                self.states.first[root] = None if zeros else array.copy()
+            self.renew_inputs()
+            self.forget()
+
+    def feed_state(self, name: str, output: int | None) -> None:
+        root = self.root_of(name)
+        with self.held():
+            if root in self.states.feeds:
+                self.states.unfeed(root)
+            if output is not None:
+                source = self.program.outputs[output][1]
+                hosts = any(root in (b.base for b in k.operands) for k in self.program.run if k.host is not None)
+                self.states.feed(root, output, source, swaps=self.is_movable(source) and not hosts)
+            self.forget()

@@ -212,6 +212,9 @@ class ArrayExecutable(Executable):
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         raise self.refusal("profile", f"{self.device} doesn't tell its kernels apart")
 
+    def keeps_none(self) -> OptionError:
+        return self.refusal("states to read, write, bind or feed", "declare them in the graph, with their updates")
+
     def refusal(self, what: str, instead: str) -> OptionError:
         return OptionError(f"device {self.device!r} doesn't offer {what}: {instead}; see model.capabilities")
 

@@ -1,0 +1,190 @@
+"""States as users see them: what lives between the runs of a compiled graph.
+
+A state is declared in the graph, or is an input that was bound. Each clone has its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.backends.base import TensorSpec
+from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError, ShapeError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.extents import bind_extents
+from rlx.ir.graph import Array
+from rlx.runtime.arrays import to_array
+
+if TYPE_CHECKING:
+    from rlx.runtime.compiled import CompiledGraph
+
+__all__ = ["State", "States"]
+
+HEADER = "rlx-states.json"  # the entry of a file of states that says what the others are
+VERSION = 1
+
+
+class State:
+    """One state: `spec` has its name, shape and element type."""
+
+    def __init__(self, model: CompiledGraph, spec: TensorSpec) -> None:
+        self._model = model
+        self.spec = spec
+
+    def __repr__(self) -> str:
+        return f"<State {self.spec}>"
+
+    def read(self) -> Array:
+        """A copy of the value now."""
+        return self._model._executable.read_state(self.spec.name)
+
+    def write(self, array: Any) -> None:
+        """Sets the value. Raises `DTypeError` or `ShapeError`, and then changes nothing."""
+        name = self.spec.name
+        given = to_array(self.spec, array, f"state {name!r}")
+        have = self._model._executable.read_state(name).shape
+        if given.shape != have:
+            raise ShapeError(f"state {name!r}: its shape is {have}, got {given.shape}")
+        self._model._executable.write_state(name, given)
+
+    def reset(self) -> None:
+        """Sets the value back to what the graph declares, or to what the input was bound to."""
+        self._model._executable.write_state(self.spec.name, None)
+
+    def feed(self, output: str | int | None) -> None:
+        """Makes an output (by name or position) the state's value after each run that succeeds; None ends that.
+
+        The two change places in memory; nothing is copied, unless the output is a part of another result, is shown
+        twice, or is used by a host call. Raises `ShapeError` or `DTypeError` unless it has the state's type,
+        `OptionError` where the graph itself updates the state or the output feeds another one.
+        """
+        model, name = self._model, self.spec.name
+        if output is None:
+            model._executable.feed_state(name, None)
+            return
+        (number,) = model._positions([output])
+        made = model.outputs[number]
+        if made.dtype is not self.spec.dtype:
+            raise DTypeError(f"state {name!r} is {self.spec.dtype}: output {made.name!r} ({made}) can't be fed to it")
+        have = model._executable.read_state(name).shape
+        if made.shape not in (self.spec.shape, have):
+            raise ShapeError(f"state {name!r} has shape {have}: output {made} can't be fed to it")
+        if name in model._compilation.source.updates:
+            raise OptionError(f"state {name!r} is updated by the graph: an output can't be fed to it as well")
+        other = next((s for s, n in model._executable.feeds.items() if n == number and s != name), None)
+        if other is not None:
+            raise OptionError(f"output {made.name!r} is fed to {other!r} already; give it a second output of its own")
+        model._executable.feed_state(name, number)
+
+
+class States(Mapping[str, State]):
+    """The states of a compiled graph by name: declared ones, and inputs that are bound."""
+
+    def __init__(self, model: CompiledGraph, declared: tuple[TensorSpec, ...]) -> None:
+        self._model = model
+        self._declared = {spec.name: State(model, spec) for spec in declared}
+
+    def _bound(self) -> dict[str, State]:
+        kept = self._model._executable.bound_inputs
+        return {spec.name: State(self._model, spec) for spec in self._model.inputs if spec.name in kept}
+
+    def __getitem__(self, name: str) -> State:
+        known = self._declared | self._bound()
+        if name not in known:
+            names = ", ".join(map(repr, known)) or "none"
+            raise NameNotFound(f"there is no state {name!r}; there are {names}; bind makes one of an input")
+        return known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._declared
+        yield from self._bound()
+
+    def __len__(self) -> int:
+        return len(self._declared) + len(self._bound())
+
+    def __repr__(self) -> str:
+        return f"<States: {', '.join(str(state.spec) for state in self.values()) or 'none'}>"
+
+    def bind(self, name: str, array: Any) -> None:
+        """Keeps an input between runs, from this value on (copied); later runs may leave it out. None ends that.
+
+        A value that a run is given counts for that run only. Raises `NameNotFound`, `DTypeError`, `ShapeError`, or
+        `ExecutionError` for an extent outside of its dim's bounds.
+        """
+        spec = next((s for s in self._model.inputs if s.name == name), None)
+        if spec is None:
+            names = ", ".join(repr(s.name) for s in self._model.inputs) or "none"
+            raise NameNotFound(f"there is no input {name!r}; there are {names}")
+        if array is None:
+            self._model._executable.keep_input(name, None)
+            return
+        given = np.ascontiguousarray(to_array(spec, array, f"input {name!r}")).reshape(np.shape(array))
+        bind_extents(self._model._compilation.source, {name: given.shape})
+        self._model._executable.keep_input(name, given)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the values of all states to one file (a zip archive); an older file is replaced when it is whole."""
+        arrays = {name: state.read() for name, state in self.items()}
+        entries = {n: {"dtype": str(self[n].spec.dtype), "shape": list(a.shape)} for n, a in arrays.items()}
+        header = json.dumps({"version": VERSION, "graph": self._model._compilation.source.name, "states": entries})
+        target = Path(path)
+        handle, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as bundle:
+                bundle.writestr(HEADER, header)
+                for number, array in enumerate(arrays.values()):
+                    bundle.writestr(f"{number}.bin", array.tobytes())
+            Path(made).replace(target)
+        except BaseException:
+            Path(made).unlink(missing_ok=True)
+            raise
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Sets all states from a file that `save` wrote; inputs that were bound there are bound here too.
+
+        Everything is checked first: `ModelFormatError` for a file that is damaged or not one of states, `NameNotFound`,
+        `DTypeError` or `ShapeError` for one that does not fit, and then nothing is changed.
+        """
+        entries = _read(path)
+        specs = {s.name: s for s in (*(state.spec for state in self._declared.values()), *self._model.inputs)}
+        missing = [name for name in self if name not in entries]
+        if missing:
+            raise NameNotFound(
+                f"{path}: it has no state {missing[0]!r}, only {', '.join(map(repr, entries)) or 'none'}"
+            )
+        for name, array in entries.items():
+            if name not in specs:
+                raise NameNotFound(f"{path}: its state {name!r} is neither a state nor an input of this graph")
+            to_array(specs[name], array, f"{path}: state {name!r}")
+        for name, array in entries.items():
+            if name in self._declared:
+                self._declared[name].write(array)
+            else:
+                self.bind(name, array)
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
+    try:
+        with zipfile.ZipFile(path) as bundle:
+            header = json.loads(bundle.read(HEADER))
+            if header["version"] != VERSION:
+                raise ModelFormatError(f"{path}: states of version {header['version']}; this rlx reads {VERSION}")
+            found = {}
+            for number, (name, entry) in enumerate(header["states"].items()):
+                dtype = DTYPES[entry["dtype"]].numpy
+                data = np.frombuffer(bundle.read(f"{number}.bin"), dtype)
+                found[name] = data.reshape([int(n) for n in entry["shape"]])
+            return found
+    except OSError as error:
+        raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, EOFError) as error:
+        if isinstance(error, ModelFormatError):
+            raise
+        raise ModelFormatError(f"{path}: is not a whole file of states: {error}") from None
