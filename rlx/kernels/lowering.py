@@ -217,9 +217,10 @@ class Lowering:
         *batch, row, column = out_vars(t.rank)
         depth = Var("k")
         anchor = Contract(m, n, k, a(*batch, row, depth), b(*batch, depth, column))
+        sums = accumulator(t.dtype)
 
         def product(r: Expr) -> Expr:
-            return self.widen(a(*batch, row, r)) * self.widen(b(*batch, r, column))
+            return self.cast(a(*batch, row, r), sums) * self.cast(b(*batch, r, column), sums)
 
         return self._anchored(anchor, self.reduce("add", (k,), product), None)
 

@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlx.errors import OptionError, ShapeError
+from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import broadcast, numel, same, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tensor_bytes, widened
@@ -53,11 +54,13 @@ class MatMul(Op):
         if a.rank > 1 and b.rank > 1:
             return k.contract(a.shape[-2], b.shape[-1], depth, left, right)
 
+        sums = k.widen(k.const(0, k.out[0].dtype)).dtype
+
         def element(*i: Any) -> Any:
             def product(r: Any) -> Any:
                 x = a(r) if a.rank == 1 else left(*i, r)
                 y = b(r) if b.rank == 1 else right(*i[:-1], r, i[-1])
-                return k.widen(x) * k.widen(y)
+                return k.cast(x, sums) * k.cast(y, sums)
 
             return k.reduce("add", (depth,), product)
 
@@ -68,6 +71,24 @@ def _batch(x: Any, i: tuple[Any, ...]) -> list[Any]:
     """Indices of the leading axes of an operand whose own leading shape broadcasts to that of the output."""
     own = x.shape[:-2]
     return [0 if size == 1 else index for size, index in zip(own, i[len(i) - len(own) :], strict=True)]
+
+
+@register
+class WideningMatMul(MatMul):
+    """Matrix product of i16 matrices in i32, with the rules of numpy.matmul; sums wrap.
+
+    a [..., m, k], b [..., k, n] -> [..., m, n]; leading axes broadcast; a vector loses its axis in the result.
+    """
+
+    op_name: ClassVar[str] = "widening_matmul"
+
+    def infer(self, a: TensorType, b: TensorType) -> TensorType:
+        if a.dtype.name != "i16" or b.dtype.name != "i16":
+            raise DTypeError(f"widening_matmul: expected i16 matrices, got {a} and {b}; cast them first")
+        return TensorType(super().infer(a, b).shape, DTYPES["i32"])
+
+    def reference(self, a: Array, b: Array) -> Array:
+        return np.asarray(np.matmul(a.astype(np.int32), b.astype(np.int32)))
 
 
 @register

@@ -11,16 +11,17 @@ from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Shape, Size, broadcast, ceildiv, numel, same, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register
-from rlx.ops.contract import MatMul
+from rlx.ops.contract import MatMul, WideningMatMul
 from rlx.ops.conv import Conv
-from rlx.ops.elementwise import Add, Cast, Div, Mul, Sub
+from rlx.ops.elementwise import Add, Cast, Div, Equal, Maximum, Minimum, Mul, Neg, Round, Sub, Where
 from rlx.ops.layout import Reshape, Unsqueeze
+from rlx.ops.reduction import ReduceMax, ReduceMin
 
 __all__ = [
     "ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul", "Quantize", "Requantize",
 ]  # fmt: skip
 
-F32, I32, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["u8"]
+F32, I16, I32, U8 = DTYPES["f32"], DTYPES["i16"], DTYPES["i32"], DTYPES["u8"]
 TARGETS = tuple(DTYPES[n] for n in ("u4", "i4", "u8", "i8", "u16", "i16", "f8e4m3", "f8e5m2", "f4e2m1"))
 LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0, "f4e2m1": 6.0}
 
@@ -193,20 +194,19 @@ class DynamicQuantizeLinear(Op):
         zero = np.rint(np.clip(-low / scale, 0, 255)).astype(np.uint8)
         return _saturated(x / scale, zero, U8), np.asarray(scale), np.asarray(zero)
 
-    def lower(self, k: Any, x: Any) -> Any:
-        def scale_zero() -> tuple[Any, Any]:
-            low = high = None
-            if x.rank:
-                low, high = (k.reduce(kind, x.shape, x) for kind in ("min", "max"))
-            low, high = k.min(x() if low is None else low, 0), k.max(x() if high is None else high, 0)
-            scale = k.select(k.equal(low, high), k.const(1.0, F32), (high - low) / 255)
-            return scale, k.call("round", k.max(k.min(-low / scale, 255), 0))
-
-        def element(*i: Any) -> Any:
-            scale, zero = scale_zero()
-            return _scalar_saturated(k, x(*i) / scale, zero, U8)
-
-        return k.map(element, lambda: scale_zero()[0], lambda: scale_zero()[1])
+    def decompose(self, g: Graph, x: Value) -> tuple[Value, Value, Value]:
+        low, high = x, x
+        if x.rank > 1:  # first along rows, by several threads
+            low, high = g.add(ReduceMin((-1,), False), low)[0], g.add(ReduceMax((-1,), False), high)[0]
+        nought = g.constant(np.float32(0))
+        (low,) = g.add(Minimum(), g.add(ReduceMin(None, False), low)[0], nought)
+        (high,) = g.add(Maximum(), g.add(ReduceMax(None, False), high)[0], nought)
+        (range_,) = g.add(Div(), g.add(Sub(), high, low)[0], g.constant(np.float32(255)))
+        (scale,) = g.add(Where(), g.add(Equal(), low, high)[0], g.constant(np.float32(1)), range_)
+        (shift,) = g.add(Div(), g.add(Neg(), low)[0], scale)
+        (shift,) = g.add(Maximum(), g.add(Minimum(), shift, g.constant(np.float32(255)))[0], nought)
+        (zero,) = g.add(Cast(U8), g.add(Round(), shift)[0])
+        return g.add(Quantize(to=U8), x, scale, zero)[0], scale, zero
 
 
 # ---- integer products
@@ -232,11 +232,12 @@ def _row_array(p: Array) -> Array:
     return p[:, None] if p.ndim == 1 and p.size != 1 else p
 
 
-def _centred(g: Graph, x: Value, zero: Value | None) -> Value:
-    (wide,) = g.add(Cast(I32), x)
-    if zero is None:
+def _centred(g: Graph, x: Value, zero: Value | None, to: DType = I32) -> Value:
+    """x - zero in a type that holds every difference."""
+    (wide,) = g.add(Cast(to), x)
+    if zero is None or (zero.data is not None and zero.kind == "const" and not zero.data.any()):
         return wide
-    (shift,) = g.add(Cast(I32), zero)
+    (shift,) = g.add(Cast(to), zero)
     if shift.rank == 1 and shift.shape[0] == 1 and x.rank == 0:
         (shift,) = g.add(Reshape(()), shift)
     return g.add(Sub(), wide, shift)[0]
@@ -278,8 +279,8 @@ class MatMulInteger(Op):
     def decompose(
         self, g: Graph, a: Value, b: Value, a_zero: Value | None = None, b_zero: Value | None = None
     ) -> Value:
-        x = _centred(g, a, None if a_zero is None else _row_parameter(g, a_zero))
-        return g.add(MatMul(), x, _centred(g, b, b_zero))[0]
+        x = _centred(g, a, None if a_zero is None else _row_parameter(g, a_zero), I16)
+        return g.add(WideningMatMul(), x, _centred(g, b, b_zero, I16))[0]
 
 
 @register

@@ -477,6 +477,20 @@ def _conv_transpose(name: str, n: Size, m: Size) -> Cases:
     yield case(ConvTranspose((2, 3), (2, 1), (1, 0, 1, 1), (1, 1), 2), Operand((1, 4, n, m)), Operand((4, 3, 3, 2)))
 
 
+def _widening_matmul(name: str, n: Size, m: Size) -> Cases:
+    def pair(a: tuple[Size, ...], b: tuple[Size, ...]) -> Case:
+        return case(OPS[name](), Operand(a, "i16", "any"), Operand(b, "i16", "any"))
+
+    for depth in (1, 2, 7, 16, 385):
+        yield pair((n, depth), (depth, m))
+        yield pair((m, depth), (depth, 35))
+    yield pair((n, m), (m, 17))
+    yield pair((2, n, m), (m, 5))
+    yield pair((2, 1, n, 6), (3, 6, m))
+    yield pair((m,), (m, n))
+    yield pair((n, m), (m,))
+
+
 def _matmul(name: str, n: Size, m: Size) -> Cases:
     op = contract.MatMul()
     for dtype in (*FLOATS, "i32", "i8", "u64"):
@@ -565,6 +579,7 @@ _MAKERS: dict[str, Make] = {
     "layer_norm": _layer_norm,
     "log_softmax": _softmax,
     "matmul": _matmul,
+    "widening_matmul": _widening_matmul,
     "max_pool": _pool,
     "pad": _pad,
     "pow": _pow,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, cast
+from typing import cast
 
 from rlx.backends.cpu import gemm, scalar
 from rlx.backends.cpu.builder import Function, vec
@@ -35,14 +35,16 @@ from rlx.kernels.program import Buffer, Kernel, Store
 
 __all__ = ["accepts", "accepts_operand", "emit", "emit_pack", "layout"]
 
-F32, F64 = DTYPES["f32"], DTYPES["f64"]
+F32, F64, I16, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i16"], DTYPES["i32"]
 DEPTH = Var("k")
 COLUMN = Var("n")
 
 
 def accepts(anchor: Contract, dtype: DType) -> bool:
-    """Products of floats that are accumulated in f32 or f64."""
+    """Products of floats that are accumulated in f32 or f64, and of i16 in i32."""
     operands = {x.dtype for x in (anchor.a, anchor.b)}
+    if dtype is I32:
+        return operands == {I16}
     return dtype.is_float and dtype.bits >= 16 and all(d.is_float and d.bits >= 16 for d in operands)
 
 
@@ -52,7 +54,9 @@ def accepts_operand(index: Affine) -> bool:
 
 
 def accumulates_in(anchor: Contract) -> DType:
-    """f64 products stay f64; f32, f16 and bf16 are summed in f32."""
+    """f64 products stay f64; f32, f16 and bf16 are summed in f32, i16 in i32."""
+    if anchor.a.dtype is I16:
+        return I32
     return F64 if F64 in (anchor.a.dtype, anchor.b.dtype) else F32
 
 
@@ -65,6 +69,8 @@ def layout(kernel: Kernel) -> list[Kernel]:
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
     made: list[Kernel] = []
+    if dtype is I32:
+        return _paired(kernel, anchor)
     a = anchor.a
     in_place = isinstance(a, Load) and a.dtype is dtype and a.where is None
     if in_place:
@@ -79,6 +85,55 @@ def layout(kernel: Kernel) -> list[Kernel]:
     made.append(pack)
     made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels)))
     return made
+
+
+def _paired(kernel: Kernel, anchor: Contract) -> list[Kernel]:
+    """A product of i16, whose operands are read as i32 that hold two neighbours along k."""
+    store = kernel.stores[0]
+    *batch, row, column = out_vars(len(store.extents))
+    pairs, made = ceildiv(anchor.k, 2), []
+    a = anchor.a
+    even = isinstance(anchor.k, int) and anchor.k % 2 == 0
+    if not (even and _has_pairs(a, anchor.k)):
+        used = [v for v in batch if v in set(walk(a))]
+        inside = size_expr(anchor.k) > DEPTH
+        padded = a if even else Select(inside, guarded(a, inside), const(0, I16))
+        extents = [*_extents(used, store.extents), anchor.m, pairs * 2]
+        a, copy = _compact(kernel, padded, [*used, row, DEPTH], extents, I16)
+        made.append(copy)
+    assert isinstance(a, Load)
+    source = a.source
+    view = Buffer(
+        f"{source.name}.pairs", source.kind, (*source.shape[:-1], pairs), I32, None, None, source.base, source.offset
+    )
+    width = _tile(I32).width
+    b = anchor.b
+    used = [v for v in batch if v in set(walk(b))]
+    shape = (*_extents(used, store.extents), ceildiv(anchor.n, width), pairs, width)
+    buffer = Buffer(f"{store.buffer.name}.panels", "prepared" if is_static(b, shape) else "arena", (*shape, 2), I16)
+    *outer, panel, depth, lane, half = own = out_vars(len(shape) + 1)
+    n, k = panel * width + lane, depth * 2 + half
+    element = substitute_vars(b, {**dict(zip(used, outer, strict=True)), DEPTH: k, column: n})
+    inside = (n < size_expr(anchor.n)) & (k < size_expr(anchor.k))
+    element = Select(inside, guarded(element, inside), const(0, I16))
+    made.append(Kernel("pack b", (Store(buffer, buffer.shape, own, element),), nodes=kernel.nodes))
+    panels = _view(buffer, shape)
+    zero = const(0, I64)
+    left, right = Load(view, (*a.indices[:-1], DEPTH), I32), Load(panels, (*used, zero, DEPTH, zero), I32)
+    made.append(replace_kernel(kernel, replace(anchor, a=left, b=right, k=pairs)))
+    return made
+
+
+def _has_pairs(a: Expr, k: Size) -> bool:
+    """Whether each row is one of the k elements of the last axis of a buffer."""
+    if not isinstance(a, Load) or a.where is not None or a.indices[-1] != DEPTH or a.source.shape[-1] != k:
+        return False
+    return DEPTH not in {x for i in a.indices[:-1] for x in walk(i)}
+
+
+def _view(source: Buffer, shape: Shape) -> Buffer:
+    """The i32 that pairs of elements are."""
+    return Buffer(f"{source.name}.pairs", source.kind, shape, I32, None, None, source.base, source.offset)
 
 
 def replace_kernel(kernel: Kernel, anchor: Contract) -> Kernel:
@@ -155,8 +210,7 @@ def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
 
 
 def _tile(dtype: DType) -> gemm.Tile:
-    name = cast(Literal["f32", "f64"], dtype.name)
-    return gemm.tile_for(name, host().vector_bytes)
+    return gemm.tile_for(cast(gemm.DType, dtype.name), host().vector_bytes)
 
 
 # ---- code
@@ -216,7 +270,7 @@ def emit(kernel: Kernel) -> KernelCode:
     @once
     def cut(extents: Extents) -> gemm.Chunking:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (m, n, k, count))
-        return gemm.chunking(rows, columns, depth, matrices, cast(Literal["f32", "f64"], dtype.name))
+        return gemm.chunking(rows, columns, depth, matrices, cast(gemm.DType, dtype.name))
 
     def scratch(extents: Extents) -> int:
         made = cut(extents)

@@ -231,6 +231,11 @@ def _float_to_int(f: Function, x: str, src: str, target: DType, w: int) -> str:
 
 
 def _saturating(f: Function, name: str, x: str, src: str, dst: str) -> str:
+    if name == "fptosi.sat" and dst.startswith("<") and dst.endswith("i32>"):  # LLVM does it lane by lane
+        largest = 2147483520.0 if src.endswith("float>") else 2147483647.0
+        known = f.select(f.cmp("ord", x, x, src), x, 0.0, src)
+        whole = f.cast("fptosi", f.max(-(2.0**31), f.min(largest, known, src), src), dst, src)
+        return f.select(f.cmp("ge", x, 2.0**31, src), 2**31 - 1, whole, dst)
     full = f"llvm.{name}.{suffix(dst)}.{suffix(src)}"
     f.declare(full, dst, [src])
     return f.op(f"call {dst} @{full}({src} {x})", dst)

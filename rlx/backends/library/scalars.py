@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.library.arrays import Arrays, neutral, table
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Array, Value
 from rlx.ir.shape import evaluate
 from rlx.kernels.expr import I64, Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, walk
-from rlx.kernels.lowering import Anchor, Contract, Conv, Lowered, accumulator, out_vars
+from rlx.kernels.lowering import Anchor, Contract, Conv, Lowered, out_vars
 
 __all__ = ["Checker", "lacking", "run_lowered"]
 
@@ -53,7 +54,8 @@ def run_lowered(
     """The outputs of a node whose sizes are all ints."""
     acc = None
     if lowered.anchor is not None:
-        acc = _anchored(lib, lowered.anchor, arrays, shapes[0], check)
+        sums = next(x.dtype for x in walk(lowered.outputs[0][0].expr) if isinstance(x, Acc))
+        acc = _anchored(lib, lowered.anchor, arrays, shapes[0], check, sums)
     made = []
     for (piece,), shape in zip(lowered.outputs, shapes, strict=True):
         expr = piece.expr if lowered.anchor is None or acc is not None else lowered.generic
@@ -63,7 +65,12 @@ def run_lowered(
 
 
 def _anchored(
-    lib: Arrays, anchor: Anchor, arrays: Mapping[Value, Any], shape: tuple[int, ...], check: Checker
+    lib: Arrays,
+    anchor: Anchor,
+    arrays: Mapping[Value, Any],
+    shape: tuple[int, ...],
+    check: Checker,
+    sums: DType,
 ) -> Any | None:
     """The result of the library's function for the anchor, in the accumulator's type; None where it has none."""
     match anchor:
@@ -71,27 +78,25 @@ def _anchored(
             loops = (*out_vars(len(shape)), Var("k"))
             depth = evaluate(k, {})
             rows, columns = [*shape[:-2], evaluate(m, {}), 1, depth], [*shape[:-2], 1, evaluate(n, {}), depth]
-            x = _Grid(lib, arrays, check, rows, loops).value(_widened(a))
-            y = _Grid(lib, arrays, check, columns, loops).value(_widened(b))
+            x = _Grid(lib, arrays, check, rows, loops).value(_cast(a, sums))
+            y = _Grid(lib, arrays, check, columns, loops).value(_cast(b, sums))
             x = lib.xp.broadcast_to(x, (*x.shape[:-3], *rows[-3:]))
             y = lib.xp.broadcast_to(y, (*y.shape[:-3], *columns[-3:]))
             x = x.reshape((*x.shape[:-3], *rows[-3::2]))
             y = lib.xp.swapaxes(y.reshape((*y.shape[:-3], *columns[-2:])), -1, -2)
             while len(y.shape) > 2 and y.shape[0] == 1:
                 y = y.reshape(y.shape[1:])
-            return lib.xp.broadcast_to(lib.matmul(x, y, _widened(a).dtype), shape)
+            return lib.xp.broadcast_to(lib.matmul(x, y, sums), shape)
         case Conv(x=e, w=f, x_shape=x_shape, w_shape=w_shape):
             left, right = (
-                _Grid(lib, arrays, check, grid, out_vars(len(grid))).whole(_widened(expr))
+                _Grid(lib, arrays, check, grid, out_vars(len(grid))).whole(_cast(expr, sums))
                 for expr, grid in ((e, [evaluate(s, {}) for s in x_shape]), (f, [evaluate(s, {}) for s in w_shape]))
             )
             return lib.conv(left, right, anchor)
     raise AssertionError(f"no function for {anchor}")
 
 
-def _widened(e: Expr) -> Expr:
-    """The element in the type that sums of it are kept in."""
-    target = accumulator(e.dtype)
+def _cast(e: Expr, target: DType) -> Expr:
     return e if e.dtype is target else Cast(e, target)
 
 
