@@ -75,7 +75,7 @@ def _batch(x: Any, i: tuple[Any, ...]) -> list[Any]:
 
 @register
 class WideningMatMul(MatMul):
-    """Matrix product of i16 matrices in i32, with the rules of numpy.matmul; sums wrap.
+    """Matrix product of i16 a with i16 or i8 b in i32, with the rules of numpy.matmul; sums wrap.
 
     a [..., m, k], b [..., k, n] -> [..., m, n]; leading axes broadcast; a vector loses its axis in the result.
     """
@@ -83,9 +83,9 @@ class WideningMatMul(MatMul):
     op_name: ClassVar[str] = "widening_matmul"
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
-        if a.dtype.name != "i16" or b.dtype.name != "i16":
-            raise DTypeError(f"widening_matmul: expected i16 matrices, got {a} and {b}; cast them first")
-        return TensorType(super().infer(a, b).shape, DTYPES["i32"])
+        if a.dtype.name != "i16" or b.dtype.name not in ("i16", "i8"):
+            raise DTypeError(f"widening_matmul: expected i16 and i16 or i8 matrices, got {a} and {b}; cast them first")
+        return TensorType(super().infer(a, TensorType(b.shape, a.dtype)).shape, DTYPES["i32"])
 
     def reference(self, a: Array, b: Array) -> Array:
         return np.asarray(np.matmul(a.astype(np.int32), b.astype(np.int32)))

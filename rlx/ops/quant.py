@@ -232,10 +232,15 @@ def _row_array(p: Array) -> Array:
     return p[:, None] if p.ndim == 1 and p.size != 1 else p
 
 
+def _is_nought(zero: Value | None) -> bool:
+    """Whether there is nothing to subtract."""
+    return zero is None or (zero.kind == "const" and zero.data is not None and not zero.data.any())
+
+
 def _centred(g: Graph, x: Value, zero: Value | None, to: DType = I32) -> Value:
     """x - zero in a type that holds every difference."""
     (wide,) = g.add(Cast(to), x)
-    if zero is None or (zero.data is not None and zero.kind == "const" and not zero.data.any()):
+    if zero is None or _is_nought(zero):
         return wide
     (shift,) = g.add(Cast(to), zero)
     if shift.rank == 1 and shift.shape[0] == 1 and x.rank == 0:
@@ -280,7 +285,8 @@ class MatMulInteger(Op):
         self, g: Graph, a: Value, b: Value, a_zero: Value | None = None, b_zero: Value | None = None
     ) -> Value:
         x = _centred(g, a, None if a_zero is None else _row_parameter(g, a_zero), I16)
-        return g.add(WideningMatMul(), x, _centred(g, b, b_zero, I16))[0]
+        as_it_is = b.dtype.name == "i8" and _is_nought(b_zero)
+        return g.add(WideningMatMul(), x, b if as_it_is else _centred(g, b, b_zero, I16))[0]
 
 
 @register

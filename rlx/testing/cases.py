@@ -484,6 +484,7 @@ def _widening_matmul(name: str, n: Size, m: Size) -> Cases:
     for depth in (1, 2, 7, 16, 385):
         yield pair((n, depth), (depth, m))
         yield pair((m, depth), (depth, 35))
+        yield case(OPS[name](), Operand((n, depth), "i16", "any"), Operand((depth, m), "i8", "any"))
     yield pair((n, m), (m, 17))
     yield pair((2, n, m), (m, 5))
     yield pair((2, 1, n, 6), (3, 6, m))

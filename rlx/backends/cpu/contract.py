@@ -35,7 +35,8 @@ from rlx.kernels.program import Buffer, Kernel, Store
 
 __all__ = ["accepts", "accepts_operand", "emit", "emit_pack", "layout"]
 
-F32, F64, I16, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i16"], DTYPES["i32"]
+F32, F64, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i32"]
+I8, I16 = DTYPES["i8"], DTYPES["i16"]
 DEPTH = Var("k")
 COLUMN = Var("n")
 
@@ -44,7 +45,7 @@ def accepts(anchor: Contract, dtype: DType) -> bool:
     """Products of floats that are accumulated in f32 or f64, and of i16 in i32."""
     operands = {x.dtype for x in (anchor.a, anchor.b)}
     if dtype is I32:
-        return operands == {I16}
+        return anchor.a.dtype is I16 and anchor.b.dtype in (I16, I8)
     return dtype.is_float and dtype.bits >= 16 and all(d.is_float and d.bits >= 16 for d in operands)
 
 
@@ -88,7 +89,7 @@ def layout(kernel: Kernel) -> list[Kernel]:
 
 
 def _paired(kernel: Kernel, anchor: Contract) -> list[Kernel]:
-    """A product of i16, whose operands are read as i32 that hold two neighbours along k."""
+    """A product of i16 with i16 or i8, whose operands are read as pairs of neighbours along k."""
     store = kernel.stores[0]
     *batch, row, column = out_vars(len(store.extents))
     pairs, made = ceildiv(anchor.k, 2), []
@@ -103,23 +104,21 @@ def _paired(kernel: Kernel, anchor: Contract) -> list[Kernel]:
         made.append(copy)
     assert isinstance(a, Load)
     source = a.source
-    view = Buffer(
-        f"{source.name}.pairs", source.kind, (*source.shape[:-1], pairs), I32, None, None, source.base, source.offset
-    )
+    view = _view(source, (*source.shape[:-1], pairs), I32)
     width = _tile(I32).width
     b = anchor.b
     used = [v for v in batch if v in set(walk(b))]
     shape = (*_extents(used, store.extents), ceildiv(anchor.n, width), pairs, width)
-    buffer = Buffer(f"{store.buffer.name}.panels", "prepared" if is_static(b, shape) else "arena", (*shape, 2), I16)
+    buffer = Buffer(f"{store.buffer.name}.panels", "prepared" if is_static(b, shape) else "arena", (*shape, 2), b.dtype)
     *outer, panel, depth, lane, half = own = out_vars(len(shape) + 1)
     n, k = panel * width + lane, depth * 2 + half
     element = substitute_vars(b, {**dict(zip(used, outer, strict=True)), DEPTH: k, column: n})
     inside = (n < size_expr(anchor.n)) & (k < size_expr(anchor.k))
-    element = Select(inside, guarded(element, inside), const(0, I16))
+    element = Select(inside, guarded(element, inside), const(0, b.dtype))
     made.append(Kernel("pack b", (Store(buffer, buffer.shape, own, element),), nodes=kernel.nodes))
-    panels = _view(buffer, shape)
+    panels = _view(buffer, shape, I32 if b.dtype is I16 else I16)
     zero = const(0, I64)
-    left, right = Load(view, (*a.indices[:-1], DEPTH), I32), Load(panels, (*used, zero, DEPTH, zero), I32)
+    left, right = Load(view, (*a.indices[:-1], DEPTH), I32), Load(panels, (*used, zero, DEPTH, zero), panels.dtype)
     made.append(replace_kernel(kernel, replace(anchor, a=left, b=right, k=pairs)))
     return made
 
@@ -131,9 +130,9 @@ def _has_pairs(a: Expr, k: Size) -> bool:
     return DEPTH not in {x for i in a.indices[:-1] for x in walk(i)}
 
 
-def _view(source: Buffer, shape: Shape) -> Buffer:
-    """The i32 that pairs of elements are."""
-    return Buffer(f"{source.name}.pairs", source.kind, shape, I32, None, None, source.base, source.offset)
+def _view(source: Buffer, shape: Shape, dtype: DType) -> Buffer:
+    """Pairs of elements as elements of twice the size."""
+    return Buffer(f"{source.name}.pairs", source.kind, shape, dtype, None, None, source.base, source.offset)
 
 
 def replace_kernel(kernel: Kernel, anchor: Contract) -> Kernel:
@@ -209,8 +208,8 @@ def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
     )
 
 
-def _tile(dtype: DType) -> gemm.Tile:
-    return gemm.tile_for(cast(gemm.DType, dtype.name), host().vector_bytes)
+def _tile(dtype: DType, *, narrow: bool = False) -> gemm.Tile:
+    return gemm.tile_for(cast(gemm.DType, dtype.name), host().vector_bytes, narrow=narrow)
 
 
 # ---- code
@@ -256,7 +255,7 @@ def emit(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor.b, Load)
     store = kernel.stores[0]
     dtype = anchor.a.dtype
-    tile = _tile(dtype)
+    tile = _tile(dtype, narrow=anchor.b.dtype is I16)
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
     a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))

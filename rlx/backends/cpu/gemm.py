@@ -96,6 +96,17 @@ class Tile:
     registers: int
     rows: int
     panels: int
+    narrow: bool = False  # i32 only: an element of B is a pair of i8, and half as large
+
+    @property
+    def name(self) -> str:
+        """What tells it from other tiles in the names of functions."""
+        return f"{self.dtype}{'n' if self.narrow else ''}x{self.lanes}"
+
+    @property
+    def b_scalar(self) -> str:
+        """The type of an element of B in memory."""
+        return "i16" if self.narrow else self.scalar
 
     @property
     def scalar(self) -> str:
@@ -135,7 +146,7 @@ class Tile:
         return self.panels
 
 
-def tile_for(dtype: DType, vector_bytes: int, registers: int = 0) -> Tile:
+def tile_for(dtype: DType, vector_bytes: int, registers: int = 0, *, narrow: bool = False) -> Tile:
     """Chooses the tile for a vector width in bytes (16, 32, 64) and a register count (0: 32 for AVX-512, else 16).
 
     Accumulators, the B vectors of one step and one broadcast of A never exceed the registers: 6 x 16 for f32 in AVX2.
@@ -144,7 +155,7 @@ def tile_for(dtype: DType, vector_bytes: int, registers: int = 0) -> Tile:
     panels = 2 if vector_bytes == 64 else 1
     vectors = panels * 64 // vector_bytes
     rows = min((registers - 1) // vectors - 1, 12)
-    return Tile(dtype, vector_bytes // size_of(SCALARS[dtype]), registers, rows, panels)
+    return Tile(dtype, vector_bytes // size_of(SCALARS[dtype]), registers, rows, panels, narrow)
 
 
 def k_block(k: int) -> int:
@@ -253,6 +264,14 @@ def multiply_add(f: Function, a: str, b: str, total: str, v: str) -> str:
     return total
 
 
+def load_b(f: Function, tile: Tile, p: str) -> str:
+    """A vector of B."""
+    if not tile.narrow:
+        return f.load(tile.vector, p)
+    pairs = f.load(vec("i8", 2 * tile.lanes), p)
+    return f.cast("bitcast", f.cast("sext", pairs, "i16"), tile.vector)
+
+
 def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> Function:
     """A tile of C: rows x panels panels over `k` steps; with `half`, the first half of one panel.
 
@@ -260,10 +279,10 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
     panel, `n` the columns of C that exist, `add` whether C is added to or set, `next` the memory to prefetch.
     """
     ty, v, lanes = tile.scalar, tile.vector, tile.lanes
-    size, per_panel = size_of(ty), tile.width // lanes
+    size, b_size, per_panel = size_of(ty), size_of(tile.b_scalar), tile.width // lanes
     vectors = per_panel // 2 if half else per_panel * panels
     f = Function(
-        f"rlx_tile_{tile.dtype}x{lanes}_{rows}x{'half' if half else panels}",
+        f"rlx_tile_{tile.name}_{rows}x{'half' if half else panels}",
         [*OPERANDS, ("i64", "k"), ("i64", "n"), ("i64", "add"), ("ptr", "next")],
         shared=True,
         attrs="nounwind noinline",
@@ -282,7 +301,7 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
         a_pointers.append(f.offset(a_pointers[-1], f.mul(step, 3)))
     b_pointers = ["%b"]
     for _ in range(panels - 1):
-        b_pointers.append(f.gep(b_pointers[-1], "%stride", ty))
+        b_pointers.append(f.gep(b_pointers[-1], "%stride", tile.b_scalar))
     na, nb = len(a_pointers), len(b_pointers)
 
     def steps(count: int, state: list[str]) -> list[str]:
@@ -295,7 +314,7 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
             f.prefetch(ahead, locality=2)
         for k in range(count):
             b = [
-                f.load(v, f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * size))
+                load_b(f, tile, f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * b_size))
                 for j in range(vectors)
             ]
             for i in range(rows):
@@ -303,7 +322,7 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
                 for j in range(vectors):
                     acc[i * vectors + j] = multiply_add(f, a, b[j], acc[i * vectors + j], v)
         pa = [f.offset(p, count * size) for p in pa]
-        pb = [f.offset(p, count * tile.width * size) for p in pb]
+        pb = [f.offset(p, count * tile.width * b_size) for p in pb]
         return [*pa, *pb, f.offset(ahead, 64) if count > 1 else ahead, *acc]
 
     state: list[tuple[str, str]] = [("ptr", p) for p in [*a_pointers, *b_pointers, "%next"]]
@@ -360,7 +379,7 @@ def gemm_block(tile: Tile) -> Function:
     """
     ty, width = tile.scalar, tile.width
     f = Function(
-        f"rlx_block_{tile.dtype}x{tile.lanes}",
+        f"rlx_block_{tile.name}",
         [*OPERANDS, ("i64", "rows"), ("i64", "columns"), ("i64", "k"), ("ptr", "copy")],
         attrs="nounwind noinline",
     )
@@ -384,7 +403,7 @@ def gemm_block(tile: Tile) -> Function:
         f.if_(copied, lambda: copy_rows(source, k, copy_stride))
         a = f.select(copied, "%copy", source)
         lda = f.select(copied, copy_stride, "%lda")
-        b = f.gep("%b", f.mul(k0, width), ty)
+        b = f.gep("%b", f.mul(k0, width), tile.b_scalar)
 
         def call(rows: int, panels: int, row: str | int, column: str, n: Typed, ahead: str) -> None:
             f.call(
@@ -392,7 +411,7 @@ def gemm_block(tile: Tile) -> Function:
                 [
                     f.gep(a, f.mul(row, lda), ty),
                     lda,
-                    f.gep(b, f.mul(f.lshr(column, width.bit_length() - 1), "%stride"), ty),
+                    f.gep(b, f.mul(f.lshr(column, width.bit_length() - 1), "%stride"), tile.b_scalar),
                     "%stride",
                     f.gep("%c", f.add(f.mul(row, "%ldc"), column), ty),
                     "%ldc",
@@ -421,7 +440,8 @@ def gemm_block(tile: Tile) -> Function:
                 f.loop(grouped, "%columns", width, [], turn(1))
 
         def next_panel(column: str, count: int) -> str:
-            return f.gep(b, f.mul(f.add(f.lshr(column, width.bit_length() - 1), count), "%stride"), ty)
+            panel = f.add(f.lshr(column, width.bit_length() - 1), count)
+            return f.gep(b, f.mul(panel, "%stride"), tile.b_scalar)
 
         def sweep(count: int) -> Callable[[str, list[str]], None]:
             """One panel group for all rows: full tiles, the last two evened out so that none is very short."""
@@ -462,7 +482,7 @@ def gemm_block(tile: Tile) -> Function:
                         for r in range(1, height + 1)
                     },
                 )
-                return [f.add(row, take), f.gep(ahead, ahead_step, ty)]
+                return [f.add(row, take), f.gep(ahead, ahead_step, tile.b_scalar)]
 
             f.while_([("i64", 0), ("ptr", next_panel(column, max(count, 1)))], rows_left, tile_rows)
 
@@ -546,7 +566,7 @@ def gemm_kernel(
         [
             f.gep(a, f.add(a_at, f.mul(m0, lda)), ty),
             lda,
-            f.gep(b, f.add(b_at, f.mul(n0, k)), ty),
+            f.gep(b, f.add(b_at, f.mul(n0, k)), tile.b_scalar),
             stride,
             out,
             ldc,

@@ -1,0 +1,93 @@
+"""Products of 8-bit integers are exact: all signs at the ends of their ranges, odd sizes, zero points, open sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.ir.graph import Array
+from rlx.ops.quant import DynamicQuantizeLinear, MatMulInteger, QLinearMatMul
+from rlx.runtime.compiled import CompiledGraph
+
+ENDS = {"u8": np.array([0, 255], np.uint8), "i8": np.array([-128, 127], np.int8)}
+
+
+def compiled(op: Any, given: list[Array], params: tuple[int, ...] = (), dims: dict[int, Any] | None = None) -> Any:
+    """The op on the CPU as native code; the inputs numbered in `params` are weights."""
+    g = rlx.Graph("int8")
+    values = []
+    for number, a in enumerate(given):
+        shape = (dims or {}).get(number, a.shape)
+        leaf = g.param if number in params else g.input
+        values.append(leaf(f"x{number}", shape, dtype=a.dtype.name))
+    for number, value in enumerate(g.add(op, *values)):
+        g.output(value, name=f"y{number}")
+    model = rlx.compile(g, device="cpu")
+    assert " host " not in model.explain("fuse")
+    if params:
+        model.set_params({f"x{n}": given[n] for n in params})
+    return model
+
+
+def run(model: CompiledGraph, given: list[Array], params: tuple[int, ...] = ()) -> list[Array]:
+    return model.run({f"x{n}": a for n, a in enumerate(given) if n not in params})
+
+
+@pytest.mark.parametrize("right", ENDS)
+@pytest.mark.parametrize("left", ENDS)
+def test_ends_of_the_ranges(left: str, right: str) -> None:
+    """Pairs whose sum is beyond 16 bits, in all combinations, and every tail of K, N and M."""
+    rng = np.random.default_rng(5)
+    for m, k, n in ((1, 2, 1), (1, 385, 70), (2, 7, 16), (5, 64, 17), (7, 33, 31), (13, 800, 33)):
+        a, b = rng.choice(ENDS[left], (m, k)), rng.choice(ENDS[right], (k, n))
+        given = [a, b]
+        model = compiled(MatMulInteger(), given, (1,))
+        assert "contract" in model.explain("fuse")
+        wanted = a.astype(np.int64) @ b.astype(np.int64)
+        assert np.array_equal(run(model, given, (1,))[0], wanted)
+        full = [np.full_like(a, ENDS[left][-1]), b]
+        assert np.array_equal(run(model, full, (1,))[0], full[0].astype(np.int64) @ b.astype(np.int64))
+
+
+@pytest.mark.parametrize("right", ENDS)
+@pytest.mark.parametrize("left", ENDS)
+def test_zero_points(left: str, right: str) -> None:
+    """One number or one a row and a column, at the ends too; any size from one compile."""
+    rng = np.random.default_rng(6)
+    m_dim = rlx.Dim("m", 1, 40)
+    for m, k, n in ((3, 9, 5), (16, 40, 33)):
+        for rows, columns in (((), ()), ((m,), (n,))):
+            given: list[Array] = [
+                rng.choice(ENDS[left], (m, k)), rng.choice(ENDS[right], (k, n)),
+                rng.choice(ENDS[left], rows), rng.choice(ENDS[right], columns),
+            ]  # fmt: skip
+            given = [np.asarray(a) for a in given]
+            dims = {0: (m_dim, k)} | ({2: (m_dim,)} if rows else {})
+            model = compiled(MatMulInteger(), given, (1, 3), dims)
+            assert np.array_equal(run(model, given, (1, 3))[0], MatMulInteger().reference(*given))
+            fewer = [given[0][:2], given[1], given[2][:2] if rows else given[2], given[3]]
+            assert np.array_equal(run(model, fewer, (1, 3))[0], MatMulInteger().reference(*fewer))
+
+
+def test_scales_of_channels() -> None:
+    """A requantised product, its scale by column, is that of the reference to the last bit."""
+    rng = np.random.default_rng(7)
+    a, b = rng.integers(0, 256, (6, 37)).astype(np.uint8), rng.integers(-128, 128, (37, 19)).astype(np.int8)
+    scales = [rng.uniform(0.01, 0.02, s).astype(np.float32) for s in ((), (19,), ())]
+    given = [a, scales[0], np.uint8(3), b, scales[1], np.zeros(19, np.int8), scales[2] * 200, np.uint8(128)]
+    given = [np.asarray(x) for x in given]
+    model = compiled(QLinearMatMul(), given, (3, 4, 5))
+    assert np.array_equal(run(model, given, (3, 4, 5))[0], QLinearMatMul().reference(*given))
+
+
+def test_quantised_on_the_fly() -> None:
+    """The range covers 0 and all of x, for one row, many, and none but zeros."""
+    rng = np.random.default_rng(8)
+    for x in (rng.standard_normal((3, 70)), rng.uniform(1, 2, (1, 5)), np.zeros((2, 3)), rng.uniform(-2, -1, (4,))):
+        given = [np.asarray(x, np.float32)]
+        model = compiled(DynamicQuantizeLinear(), given)
+        for got, wanted in zip(run(model, given), DynamicQuantizeLinear().reference(*given), strict=True):
+            assert np.array_equal(got, wanted)
