@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.shape import symbols
 
 __all__ = ["Version", "last_readers", "order_states"]
 
@@ -63,11 +64,14 @@ def _chain(graph: Graph, state: Value, taken: Mapping[Value, Version]) -> dict[V
 def _sorted(nodes: Sequence[Node], edges: Mapping[Node, set[Node]]) -> list[Node] | None:
     """The nodes with those that they need first, otherwise in their order; None where that goes round in a circle."""
     place = {node: number for number, node in enumerate(nodes)}
+    makers = _dim_makers(nodes)
     after: list[list[int]] = [[] for _ in nodes]
     waiting = [0] * len(nodes)
     for number, node in enumerate(nodes):
         needed = {place[v.node] for v in node.inputs if v.node is not None}
         needed |= {place[earlier] for earlier in edges.get(node, ())}
+        if makers:
+            needed |= {makers[name] for name in Graph(nodes=[node]).dims() if makers.get(name, number) != number}
         waiting[number] = len(needed)
         for earlier in needed:
             after[earlier].append(number)
@@ -82,6 +86,17 @@ def _sorted(nodes: Sequence[Node], edges: Mapping[Node, set[Node]]) -> list[Node
             if not waiting[later]:
                 heappush(ready, later)
     return made if len(made) == len(nodes) else None
+
+
+def _dim_makers(nodes: Sequence[Node]) -> dict[str, int]:
+    """The node whose data decide a dim, by the dim's name: the first that has it, where no leaf does."""
+    found: dict[str, int] = {}
+    leaves = {v for node in nodes for v in node.inputs if v.node is None}
+    known = {s.name for v in leaves for size in v.shape for s in symbols(size)}
+    for number, node in enumerate(nodes):
+        for name in {s.name for v in node.outputs for size in v.shape for s in symbols(size)} - known:
+            found.setdefault(name, number)
+    return found
 
 
 def last_readers(graph: Graph, order: Sequence[Node]) -> dict[Value, int]:

@@ -15,6 +15,7 @@ import pytest
 import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import DTypeError, ExecutionError, ModelFormatError, NameNotFound, OptionError, ShapeError
+from rlx.ops.control import If, While
 
 DEVICES = ["cpu", "reference"]
 ONE = np.ones(3, np.float32)
@@ -361,3 +362,62 @@ def test_estimates_plans_and_explain_count_states() -> None:
     model = rlx.compile(g, device="cpu")
     assert "copy of 32 B" in model.explain("plan")
     assert rlx.estimate(g, device="cpu").state_bytes == 32
+
+
+def test_attention_reads_as_many_rows_of_a_state_as_the_data_say() -> None:
+    """The length is a number of the run: one compile serves every length, and the cache is read where it lies."""
+    g = rlx.Graph("decode")
+    b, h, most, d = 1, 2, 64, 16
+    n = rlx.Dim("length", 0, most)
+    x, at = g.input("x", (b, h, 1, d)), g.input("at", (), "i64")
+    rlx.extent(at + g.constant(np.int64(1)), n)
+    keys, values = g.state("keys", (b, h, most, d)), g.state("values", (b, h, most, d))
+    caches = []
+    for state, rows in ((keys, x * 2.0), (values, rlx.tanh(x))):
+        new = rlx.dynamic_update_slice(state, rows, at, axis=2)
+        g.update(state, new)
+        caches.append(rlx.slice(new, starts=(0, 0, 0, 0), sizes=(b, h, n, d), steps=(1, 1, 1, 1)))
+    g.output(rlx.attention(x, *caches), name="y")
+    model = rlx.compile(g, device="cpu")
+    program = model.compilation.program
+    assert program is not None
+    (attention,) = [k for k in program.run if k.kind == "attention"]
+    assert {b.base.name for b in attention.reads()} == {"x", "keys", "values"}
+    states: dict[str, Any] = {}
+    rng = np.random.default_rng(5)
+    for place in (0, 1, 2, 3, 63, 7):
+        given = {"x": rng.standard_normal((b, h, 1, d)).astype(np.float32), "at": np.array(place)}
+        want = run_graph(g, given, states=states)["y"]
+        np.testing.assert_allclose(model.run(given)[0], want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ExecutionError):
+        model.run({**given, "at": np.array(64)})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_states_in_branches_and_loops(device: str) -> None:
+    """The new value comes out of a branch, and out of a loop that started from the old one."""
+    g = rlx.Graph("flow")
+    c, x, s, t = g.input("c", (), "bool"), g.input("x", (3,)), g.state("s", (3,)), g.state("t", (3,))
+    regions = []
+    for scale in (2.0, 3.0):
+        region = rlx.Graph("branch")
+        a, b = region.input("s", (3,)), region.input("x", (3,))
+        region.output(a * scale + b, name="y")
+        regions.append(region)
+    (new,) = g.add(If(), c, s, x, regions=regions)
+    g.update(s, new)
+    cond, body = rlx.Graph("cond"), rlx.Graph("body")
+    for region in (cond, body):
+        region.input("t", (3,))
+    cond.output(rlx.less(cond.inputs[0].max(), cond.constant(np.float32(5))), name="again")
+    body.output(body.inputs[0] + 2.0, name="t")
+    (last,) = g.add(While(1), t, regions=[cond, body])
+    g.update(t, last - 1.0)
+    g.output(s + t, name="before")
+    model, states = rlx.compile(g, device=device), {}
+    for turn in range(4):
+        given = {"c": np.bool_(turn % 2), "x": np.full(3, turn, np.float32)}
+        want = run_graph(g, given, states=states)
+        np.testing.assert_array_equal(model.run(given)[0], want["before"])
+        for name in ("s", "t"):
+            np.testing.assert_array_equal(model.states[name].read(), states[name])
