@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from rlx.backends import BACKENDS, backend_named, choose_backend
+from rlx.backends import BACKENDS, backend_named
 from rlx.cli.options import json_option
 from rlx.cli.show import bytes_text, print_json, table
+from rlx.cost.kept import kept_ceilings
 
 __all__ = ["devices"]
 
@@ -20,21 +21,32 @@ __all__ = ["devices"]
 def devices(as_json: bool) -> None:
     """List the devices: what is there, what is missing and how to get it."""
     rows = [device(name) for name in BACKENDS]
-    auto = choose_backend("auto").name
+    auto = [row["name"] for row in rows if row["present"] and row["name"] != "reference"]
     if as_json:
         print_json({"auto": auto, "cores": os.cpu_count(), "devices": rows})
         return
-    lines = [("device", "", "free memory", "total", "what")]
+    lines = [("device", "", "calibrated", "free memory", "total", "what")]
     for row in rows:
         state = "yes" if row["present"] else "no"
         what = " ".join(part for part in (row["reason"], row["remedy"]) if part)
         memory = row["memory"]
-        lines.append((row["name"], state, bytes_text(memory["free"]), bytes_text(memory["total"]), what))
-    click.echo(table(lines, right=(2, 3)))
-    click.echo(f"auto is {auto!r}")
+        sizes = bytes_text(memory["free"]), bytes_text(memory["total"])
+        lines.append((row["name"], state, "yes" if row["calibrated"] else "no", *sizes, what))
+    click.echo(table(lines, right=(3, 4)))
+    for row in rows:
+        if row["capabilities"]:
+            click.echo(f"{row['name']} offers {', '.join(row['capabilities'])}")
+    click.echo(f"auto chooses among {', '.join(auto) or 'none'}, by what a graph is predicted to take")
 
 
 def device(name: str) -> dict[str, Any]:
     """What is known of a device, as JSON values."""
     backend = backend_named(name)
-    return {"name": name, **asdict(backend.available()), "memory": asdict(backend.memory())}
+    found = backend.available()
+    return {
+        "name": name,
+        **asdict(found),
+        "memory": asdict(backend.memory()),
+        "capabilities": sorted(backend.capabilities),
+        "calibrated": found.present and kept_ceilings(name) is not None,
+    }

@@ -92,14 +92,18 @@ def explain(model: Path, stage: str, preflight: bool, as_json: bool, **options: 
         return
     compiled = load_model(model, options)
     text = compiled.explain(stage)
+    decision = compiled.decision if stage == "summary" else None
     if not as_json:
         click.echo(text)
+        if decision is not None:
+            click.echo(str(decision))
         return
     facts: dict[str, Any] = {"device": compiled.device, "stage": stage, "text": text}
     if stage == "summary":
         facts["inputs"] = [str(spec) for spec in compiled.inputs]
         facts["outputs"] = [str(spec) for spec in compiled.outputs]
         facts["memory"] = needs_json(compiled)
+        facts["decision"] = None if decision is None else decision.to_dict()
     if stage == "dispatch":
         facts["nodes"] = [vars(row) for row in compiled.compilation.dispatch]
     print_json(facts)

@@ -10,10 +10,12 @@ import click
 
 import rlx
 from rlx.cli.bench import bench
+from rlx.cli.calibrate import calibrate
 from rlx.cli.demo import demo
 from rlx.cli.devices import devices
 from rlx.cli.estimate import estimate
 from rlx.cli.explain import explain, plan
+from rlx.cli.profile import profile, report
 from rlx.cli.run import run
 from rlx.cli.verify import verify
 from rlx.errors import RlxError
@@ -47,7 +49,7 @@ def cli() -> None:
     """
 
 
-for command in (demo, run, bench, estimate, plan, explain, verify, devices):
+for command in (demo, run, bench, estimate, plan, explain, verify, profile, report, devices, calibrate):
     cli.add_command(command)
 
 

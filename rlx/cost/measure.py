@@ -155,7 +155,8 @@ class _Measurement:
         self.change(corrections={kind: curve_of(points) for kind, points in corrections.items()})
         for kind, points in corrections.items():
             errors += [math.log(r / self.made.correction(kind, s)) for s, r in points]
-        self.change(error=min(max(1.5 * float(np.std(errors)) if errors else 0.3, 0.08), 1.0))
+        spread = float(np.quantile(np.abs(errors), 0.68)) if errors else 0.3  # a few outliers don't count
+        self.change(error=min(max(1.2 * spread, 0.08), 1.0))
         return self.made
 
     def change(self, **fields: Any) -> None:

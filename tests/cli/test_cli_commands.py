@@ -207,7 +207,7 @@ def test_devices_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0
     assert "no LLVM" in result.stdout
     assert "pip install llvmlite" in result.stdout
-    assert "auto is 'reference'" in result.stdout
+    assert "auto chooses among none" in result.stdout
 
 
 def test_demo_fails_when_the_answers_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

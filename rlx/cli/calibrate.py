@@ -1,0 +1,46 @@
+"""`rlx calibrate`: measures what the devices here can do at most."""
+
+from __future__ import annotations
+
+import click
+
+from rlx.backends import BACKENDS, backend_named, choose_backend
+from rlx.cli.options import json_option
+from rlx.cli.show import print_json, table, working
+from rlx.cost.kept import ceilings_of
+
+__all__ = ["calibrate"]
+
+MEASURED = [name for name in BACKENDS if name != "reference"]
+
+
+@click.command()
+@click.argument("devices", metavar="[DEVICE]...", nargs=-1, type=click.Choice(MEASURED))
+@click.option("--threads", type=click.IntRange(min=1), help="Of the processor. Default: all that the machine grants.")
+@click.option("--seconds", type=click.FloatRange(min=0.5, max=60), default=8.0, show_default=True, help="For a device.")
+@json_option
+def calibrate(devices: tuple[str, ...], threads: int | None, seconds: float, as_json: bool) -> None:
+    """Measure how fast DEVICEs move bytes, multiply matrices and start kernels; all that are here by default.
+
+    What is measured is kept in the user's cache folder for this machine and these versions; `device="auto"` chooses
+    by it.
+    """
+    here = [name for name in MEASURED if backend_named(name).available().present]
+    made = []
+    for name in devices or here:
+        choose_backend(name)
+        with working(f"calibrating {name}", still=True):
+            made.append(ceilings_of(name, threads, renew=True, seconds=seconds))
+    if as_json:
+        print_json({"ceilings": [c.to_dict() for c in made]})
+        return
+    rows = [("device", "threads", "Gflop/s", "GB/s near", "GB/s far", "launch", "run", "error")]
+    for c in made:
+        near, far = max(r for _, r in c.bandwidth), min(r for _, r in c.bandwidth)
+        rows.append(
+            (
+                c.device, str(c.threads), f"{c.flops / 1e9:.1f}", f"{near / 1e9:.1f}", f"{far / 1e9:.1f}",
+                f"{c.launch * 1e6:.2f} us", f"{c.run * 1e6:.1f} us", f"{c.error:.0%}",
+            )
+        )  # fmt: skip
+    click.echo(table(rows, right=(1, 2, 3, 4, 5, 6, 7)))

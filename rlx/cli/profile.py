@@ -1,0 +1,110 @@
+"""`rlx profile` and `rlx report`: each kernel against its prediction and its roofline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlx.cli.inputs import Inputs, gather_inputs, with_hint
+from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
+from rlx.cli.run import load_model
+from rlx.cli.show import print_json, seconds_text, table, working
+from rlx.errors import RlxError
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.page import report_page
+from rlx.runtime.rooflines import Rooflines, learn, rooflines
+
+__all__ = ["profile", "report"]
+
+guesses = click.option("--guess", is_flag=True, help="Don't calibrate the device: use guesses if it never was.")
+
+
+@click.command()
+@model_argument
+@input_options
+@compile_options
+@guesses
+@click.option("--learn", "learns", is_flag=True, help="Let these runs correct the calibration of the device.")
+@json_option
+def profile(
+    model: Path,
+    inputs: tuple[tuple[str, InputSpec], ...],
+    seed: int,
+    guess: bool,
+    learns: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Print what each kernel of MODEL moves and takes: predicted, measured, and as a part of its roofline."""
+    compiled = load_model(model, options)
+    given, found = profiled(compiled, inputs, seed, options["threads"], not guess)
+    if learns:
+        learn(found)
+    if as_json:
+        print_json({"invented": given.notes, **found.to_dict()})
+        return
+    for note in given.notes:
+        click.echo(f"invented  {note}")
+    rows = [("predicted", "measured", "roofline", "bound", "bytes", "flops", "kind", "kernel")]
+    rows += [
+        (
+            seconds_text(r.predicted),
+            "" if r.measured is None else seconds_text(r.measured),
+            "" if r.fraction is None else f"{r.fraction:.0%}",
+            r.bound,
+            f"{r.bytes:,}",
+            f"{r.flops:,}",
+            r.kind,
+            r.name,
+        )
+        for r in found.rows
+    ]
+    click.echo(table(rows, right=(0, 1, 2, 4, 5)))
+    io, p = found.io, found.prediction
+    taken = sum(r.measured or 0.0 for r in found.rows)
+    click.echo(f"launches  {io.launches:,} (without fusion {io.launches_before:,}), sync points {io.syncs:,}")
+    before = io.read_bytes_before + io.written_bytes_before
+    click.echo(f"bytes     {io.read_bytes:,} read, {io.written_bytes:,} written (without fusion {before:,} in all)")
+    click.echo(f"copies    {io.h2d_bytes:,} B to the device, {io.d2h_bytes:,} B from it")
+    click.echo(f"flops     {io.flops:,}, {io.intensity:.2f} a byte")
+    how = "a guess" if p.guessed else "calibrated"
+    click.echo(f"predicted {seconds_text(p.seconds)} a run ({seconds_text(p.low)} .. {seconds_text(p.high)}, {how})")
+    if taken:
+        click.echo(f"measured  {seconds_text(taken)} in kernels")
+
+
+def profiled(
+    compiled: CompiledGraph, inputs: tuple[tuple[str, InputSpec], ...], seed: int, threads: int | None, calibrate: bool
+) -> tuple[Inputs, Rooflines]:
+    """The inputs that were used, and the kernels at their extents."""
+    given = gather_inputs(compiled.compilation.source, inputs, seed)
+    try:
+        with working("profiling", still=True):
+            arrays = list(given.arrays.values())
+            found = rooflines(compiled, arrays, at=given.extents, threads=threads, calibrate=calibrate)
+    except RlxError as error:
+        raise with_hint(error, given) from None
+    return given, found
+
+
+@click.command()
+@model_argument
+@input_options
+@compile_options
+@guesses
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The page.")
+def report(
+    model: Path,
+    inputs: tuple[tuple[str, InputSpec], ...],
+    seed: int,
+    guess: bool,
+    output: Path,
+    **options: Any,
+) -> None:
+    """Write a page about MODEL: its roofline, a bar for each kernel, its memory, and the choice of the device."""
+    compiled = load_model(model, options)
+    _, found = profiled(compiled, inputs, seed, options["threads"], not guess)
+    output.write_text(report_page(model.name, found, compiled.plan, compiled.decision), encoding="utf-8")
+    click.echo(f"{output}: {len(found.rows)} kernels")

@@ -1,0 +1,108 @@
+"""Each kernel of a compiled graph: what was predicted, what a run took, and how much of the roofline it reached."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rlx.backends import backend_named
+from rlx.cost.ceilings import Ceilings
+from rlx.cost.io_profile import IoProfile, profile_of
+from rlx.cost.kept import ceilings_of, refine
+from rlx.cost.lowered import lowered_from
+from rlx.cost.model import Prediction, predict_lowered
+from rlx.errors import OptionError
+from rlx.ir.graph import Array
+from rlx.runtime.compiled import CompiledGraph
+
+__all__ = ["KernelRow", "Rooflines", "learn", "rooflines"]
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """A kernel: predicted and measured seconds (None where the device can't tell) and the shortest that its flops and
+    bytes allow at the device's ceilings."""
+
+    kind: str
+    name: str
+    predicted: float
+    measured: float | None
+    least: float
+    bound: str
+    bytes: int
+    flops: int
+
+    @property
+    def fraction(self) -> float | None:
+        """Part of the roofline that the run reached; None where it was not measured."""
+        return None if not self.measured else self.least / self.measured
+
+
+@dataclass(frozen=True)
+class Rooflines:
+    """All kernels of a run at some extents, with the IO profile, the prediction and the ceilings behind them."""
+
+    rows: tuple[KernelRow, ...]
+    io: IoProfile
+    prediction: Prediction
+    ceilings: Ceilings
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        rows = [{**asdict(r), "fraction": r.fraction} for r in self.rows]
+        facts = self.prediction.to_dict()
+        names = ("seconds", "low", "high", "overhead", "syncs", "transfers", "compile", "guessed")
+        totals = {name: facts[name] for name in names}
+        return {"device": self.io.device, "kernels": rows, "io": self.io.to_dict(), "prediction": totals}
+
+
+def rooflines(
+    model: CompiledGraph,
+    inputs: Sequence[Array] | None = None,
+    *,
+    at: Mapping[str, int] | None = None,
+    threads: int | None = None,
+    repeat: int = 20,
+    calibrate: bool = True,
+) -> Rooflines:
+    """The kernels of a compiled graph; with `inputs` (at the extents `at`) they are timed as well."""
+    backend = backend_named(model.device)
+    made = model.compilation
+    lowered = lowered_from(made.source, made.legal, made.dispatch, backend, made.program)
+    ceilings = ceilings_of(model.device, threads, measure=calibrate)
+    prediction = predict_lowered(lowered, ceilings, at)
+    io = profile_of(lowered, model.device, backend.unified, at=at)
+    times: list[float | None] = [None] * len(prediction.kernels)
+    if inputs is not None and "profile" in model.capabilities and made.program is not None:
+        found = [s for *_, s in model.profile(inputs, repeat)]
+        parts = [1 if k.anchor is not None or not k.stores else len(k.stores) for k in made.program.run]
+        if len(parts) == len(times) and sum(parts) == len(found):
+            ends = [sum(parts[: i + 1]) for i in range(len(parts))]
+            times = [sum(found[end - n : end]) for n, end in zip(parts, ends, strict=True)]
+    rows = [
+        KernelRow(
+            k.kind, k.nodes or k.name, k.seconds, t, _least(k.flops, k.read_bytes + k.written_bytes, ceilings),
+            k.bound, k.read_bytes + k.written_bytes, k.flops,
+        )
+        for k, t in zip(prediction.kernels, times, strict=True)
+    ]  # fmt: skip
+    return Rooflines(tuple(rows), io, prediction, ceilings)
+
+
+def _least(flops: int, moved: int, c: Ceilings) -> float:
+    return max(flops / c.flops, moved / c.bytes_rate(moved))
+
+
+def learn(found: Rooflines) -> Ceilings:
+    """Refines the device's calibration by the measured kernels (bounded), and keeps it. Needs a calibrated device."""
+    if found.ceilings.guessed:
+        raise OptionError(f"device {found.io.device!r} is not calibrated: run `rlx calibrate` first")
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in found.rows:
+        own = row.predicted - found.ceilings.launch
+        if row.measured and own > 0:
+            scale = found.ceilings.correction(row.kind, own)
+            points[row.kind].append((own / scale, max(row.measured - found.ceilings.launch, row.measured / 4) / own))
+    return refine(found.ceilings, points)
