@@ -124,6 +124,7 @@ class Conv:
     dilations: tuple[int, ...]
     pads: tuple[Size, ...]
     groups: int
+    exact: bool = False  # operands are whole numbers whose sums must stay exact: no transform that rounds
 
 
 @dataclass(frozen=True)
@@ -234,8 +235,9 @@ class Lowering:
         dilations: tuple[int, ...],
         pads: tuple[Size, ...],
         groups: int,
+        exact: bool = False,
     ) -> Lowered:
-        """Convolution with the output [N, O, *spatial]; `bias` is [O]."""
+        """Convolution with the output [N, O, *spatial]; `bias` is [O]. With `exact` nothing may round whole numbers."""
         n, o, *space = out_vars(self.out[0].rank)
         rank = len(space)
         per_group = w.shape[1]
@@ -256,7 +258,7 @@ class Lowering:
 
         generic = self.reduce("add", (per_group, *w.shape[2:]), product)
         ox, ow = out_vars(x.rank), out_vars(w.rank)
-        anchor = Conv(x(*ox), w(*ow), x.shape, w.shape, strides, dilations, pads, groups)
+        anchor = Conv(x(*ox), w(*ow), x.shape, w.shape, strides, dilations, pads, groups, exact)
         return self._anchored(anchor, generic, None if bias is None else bias(o))
 
     def attention(

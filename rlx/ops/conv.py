@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from rlx.ir.shape import Size, evaluate, exact_div, max_size, numel, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, widened
 from rlx.ops.layout import Expand, Pad, Reshape, Slice, Transpose
 
-__all__ = ["Conv", "ConvTranspose", "check_window", "per_axis", "window_count"]
+__all__ = ["Conv", "ConvTranspose", "WholeConv", "check_window", "per_axis", "window_count"]
 
 
 def per_axis(values: tuple[Any, ...], count: int, default: int, what: str) -> tuple[Any, ...]:
@@ -90,6 +90,8 @@ class Conv(Op):
     f16 and bf16 accumulate in f32.
     """
 
+    exact: ClassVar[bool] = False
+
     strides: tuple[int, ...] = ()
     dilations: tuple[int, ...] = ()
     pads: tuple[Size, ...] = ()
@@ -135,7 +137,22 @@ class Conv(Op):
 
     def lower(self, k: Any, x: Any, w: Any, b: Any = None) -> Any:
         strides, dilations, pads = self._window(x.rank)
-        return k.conv(x, w, b, strides=strides, dilations=dilations, pads=pads, groups=self.groups)
+        return k.conv(x, w, b, strides=strides, dilations=dilations, pads=pads, groups=self.groups, exact=self.exact)
+
+
+@register
+class WholeConv(Conv):
+    """A convolution of whole numbers in f32, of which every sum is below 2**24 in size: exact, in any order.
+
+    So convolutions of 8-bit integers run on devices that are fastest in f32. Inputs and attributes: see `Conv`.
+    """
+
+    exact: ClassVar[bool] = True
+
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[Size, ...] = ()
+    groups: int = 1
 
 
 @register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Shape, Size, broadcast, ceildiv, numel, same, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register
 from rlx.ops.contract import MatMul, WideningMatMul
-from rlx.ops.conv import Conv
+from rlx.ops.conv import Conv, WholeConv
 from rlx.ops.elementwise import Add, Cast, Div, Equal, Maximum, Minimum, Mul, Neg, Round, Sub, Where
-from rlx.ops.layout import Reshape, Unsqueeze
+from rlx.ops.layout import Reshape, Split, Unsqueeze
 from rlx.ops.reduction import ReduceMax, ReduceMin
 
 __all__ = [
@@ -232,6 +233,11 @@ def _row_array(p: Array) -> Array:
     return p[:, None] if p.ndim == 1 and p.size != 1 else p
 
 
+def _largest(x: Value, zero: Value | None) -> int:
+    """The largest size of x - zero."""
+    return 128 if x.dtype.name == "i8" and _is_nought(zero) else 255
+
+
 def _is_nought(zero: Value | None) -> bool:
     """Whether there is nothing to subtract."""
     return zero is None or (zero.kind == "const" and zero.data is not None and not zero.data.any())
@@ -333,7 +339,21 @@ class ConvInteger(Op):
     ) -> Value:
         if w_zero is not None and w_zero.rank:
             w_zero = _per_channel(g, w_zero, w.rank, 0)
-        return g.add(self._conv, _centred(g, x, x_zero), _centred(g, w, w_zero))[0]
+        depth, taps = w.shape[1], numel(w.shape[2:])
+        conv = WholeConv(self.strides, self.dilations, self.pads, self.groups)
+        most = _largest(x, x_zero) * _largest(w, w_zero)
+        channels = 0  # whose products f32 can add up
+        if isinstance(taps, int) and isinstance(depth, int) and taps > 0:
+            channels = min((2**24 - 1) // (most * taps), depth)
+        if not isinstance(depth, int) or channels == 0 or (channels < depth and self.groups > 1):
+            return g.add(self._conv, _centred(g, x, x_zero), _centred(g, w, w_zero))[0]
+        left, right = _centred(g, x, x_zero, F32), _centred(g, w, w_zero, F32)
+        if channels == depth:
+            return g.add(Cast(I32), g.add(conv, left, right)[0])[0]
+        sizes = tuple(min(channels, depth - at) for at in range(0, depth, channels))
+        pieces = zip(g.add(Split(1, sizes), left), g.add(Split(1, sizes), right), strict=True)
+        sums = [g.add(Cast(I32), g.add(conv, a, b)[0])[0] for a, b in pieces]
+        return reduce(lambda total, part: g.add(Add(), total, part)[0], sums)
 
 
 def _per_channel(g: Graph, p: Value, rank: int, axis: int) -> Value:

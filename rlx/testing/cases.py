@@ -15,7 +15,7 @@ from rlx.ir.shape import Dim, Shape, Size
 from rlx.ops import contract, control, elementwise, encoded, index, layout, normalize, reduction, resize
 from rlx.ops.attention import Attention
 from rlx.ops.base import OPS
-from rlx.ops.conv import Conv, ConvTranspose
+from rlx.ops.conv import Conv, ConvTranspose, WholeConv
 from rlx.testing.cases_more import MORE
 from rlx.testing.cases_signal import SIGNAL
 from rlx.testing.cases_whole import WHOLE
@@ -477,6 +477,13 @@ def _conv_transpose(name: str, n: Size, m: Size) -> Cases:
     yield case(ConvTranspose((2, 3), (2, 1), (1, 0, 1, 1), (1, 1), 2), Operand((1, 4, n, m)), Operand((4, 3, 3, 2)))
 
 
+def _whole_conv(name: str, n: Size, m: Size) -> Cases:
+    whole = Operand((32, 32, 3, 3), "f32", "whole")  # as large as those that a transform would take
+    yield case(WholeConv(pads=(1, 1, 1, 1)), Operand((1, 32, n, m), "f32", "whole"), whole)
+    yield case(WholeConv(strides=(2,)), Operand((2, 3, n), "f32", "whole"), Operand((4, 3, 1), "f32", "whole"))
+    yield case(WholeConv(groups=4), Operand((1, 4, n, m), "f32", "whole"), Operand((8, 1, 1, 1), "f32", "whole"))
+
+
 def _widening_matmul(name: str, n: Size, m: Size) -> Cases:
     def pair(a: tuple[Size, ...], b: tuple[Size, ...]) -> Case:
         return case(OPS[name](), Operand(a, "i16", "any"), Operand(b, "i16", "any"))
@@ -580,6 +587,7 @@ _MAKERS: dict[str, Make] = {
     "layer_norm": _layer_norm,
     "log_softmax": _softmax,
     "matmul": _matmul,
+    "whole_conv": _whole_conv,
     "widening_matmul": _widening_matmul,
     "max_pool": _pool,
     "pad": _pad,

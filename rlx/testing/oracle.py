@@ -71,7 +71,7 @@ EXACT = frozenset((
     "reciprocal", "reduce_max", "reduce_min", "relabel", "relu", "reshape", "resize_nearest", "reverse_sequence",
     "round", "scatter_elements", "scatter_nd", "shrink", "sign", "size_of", "slice", "space_to_depth", "split",
     "sqrt", "squeeze", "sub", "thresholded_relu", "tile", "top_k", "transpose", "tree_ensemble", "trilu", "unique",
-    "unsqueeze", "where", "xor",
+    "unsqueeze", "where", "whole_conv", "xor",
 ))  # fmt: skip
 
 # Sums of many terms, cancellation, or a chain of approximations: how many times the dtype's tolerance.

@@ -188,7 +188,7 @@ def possible(kernel: Kernel) -> bool:
     fixed = all(isinstance(p, int) and p >= 0 for p in anchor.pads)
     sized = all(isinstance(s, int) and s >= MIN_CHANNELS for s in anchor.w_shape[:2])
     static = isinstance(anchor.w, Load) and anchor.w.source.kind in ("param", "const", "prepared")
-    return plain and fixed and sized and static and anchor.x.dtype.name == "f32"
+    return plain and fixed and sized and static and not anchor.exact and anchor.x.dtype.name == "f32"
 
 
 def choose(kernel: Kernel) -> str:

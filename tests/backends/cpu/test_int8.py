@@ -9,7 +9,7 @@ import pytest
 
 import rlx
 from rlx.ir.graph import Array
-from rlx.ops.quant import DynamicQuantizeLinear, MatMulInteger, QLinearMatMul
+from rlx.ops.quant import ConvInteger, DynamicQuantizeLinear, MatMulInteger, QLinearConv, QLinearMatMul
 from rlx.runtime.compiled import CompiledGraph
 
 ENDS = {"u8": np.array([0, 255], np.uint8), "i8": np.array([-128, 127], np.int8)}
@@ -91,3 +91,43 @@ def test_quantised_on_the_fly() -> None:
         model = compiled(DynamicQuantizeLinear(), given)
         for got, wanted in zip(run(model, given), DynamicQuantizeLinear().reference(*given), strict=True):
             assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("right", ENDS)
+@pytest.mark.parametrize("left", ENDS)
+def test_convolutions(left: str, right: str) -> None:
+    """More products than f32 can add up exactly, kernels that a transform would round, groups, strides, zero points."""
+    rng = np.random.default_rng(9)
+    for x, w, op in (
+        ((1, 70, 9, 8), (33, 70, 3, 3), ConvInteger(pads=(1, 1, 1, 1))),
+        ((1, 600, 3, 5), (17, 600, 1, 1), ConvInteger()),
+        ((2, 8, 7, 9), (8, 1, 3, 3), ConvInteger((2, 1), (1, 2), (0, 1, 1, 2), 8)),
+        ((2, 5, 30), (7, 5, 4), ConvInteger((3,))),
+    ):
+        for zeros in (False, True):
+            given = [rng.choice(ENDS[left], x), np.full(w, ENDS[right][-1])]
+            given[1][1:] = rng.choice(ENDS[right], (w[0] - 1, *w[1:]))
+            if zeros:
+                given += [np.asarray(ENDS[left][0]), rng.choice(ENDS[right], w[0])]
+            params = tuple(n for n in (1, 3) if n < len(given))
+            assert np.array_equal(run(compiled(op, given, params), given, params)[0], op.reference(*given))
+
+
+def test_requantised_convolution() -> None:
+    """Bias, scales by channel and the zero point of the result, to the last bit; any size from one compile."""
+    rng = np.random.default_rng(10)
+    x, w = (
+        rng.integers(0, 256, (1, 16, 9, 11)).astype(np.uint8),
+        rng.integers(-128, 128, (24, 16, 3, 3)).astype(np.int8),
+    )
+    scales = [rng.uniform(0.01, 0.02, s).astype(np.float32) for s in ((), (24,))]
+    bias = rng.integers(-9999, 9999, 24).astype(np.int32)
+    given = [
+        np.asarray(a)
+        for a in (x, scales[0], np.uint8(7), w, scales[1], np.zeros(24, np.int8), np.float32(1.5), np.uint8(131), bias)
+    ]
+    op = QLinearConv(pads=(1, 1, 1, 1))
+    model = compiled(op, given, (3, 4, 5, 8), {0: (1, 16, rlx.Dim("h", 3, 20), rlx.Dim("w", 3, 20))})
+    for h, wide in ((9, 11), (3, 4)):
+        part = [np.ascontiguousarray(x[:, :, :h, :wide]), *given[1:]]
+        assert np.array_equal(run(model, part, (3, 4, 5, 8))[0], op.reference(*part))
