@@ -97,9 +97,16 @@ class AsShape(Op):
 
 @register
 class Extent(Produced):
-    """Makes one integer of the data a size: bool [count, 0], which has no elements. A negative one stops the run."""
+    """Makes one integer of the data a size: bool [count, 0], which has no elements. A negative one stops the run.
+
+    `largest` says what it can't exceed, where that is known.
+    """
 
     count: Size
+    largest: Size | None = None
+
+    def most(self, *x: TensorType) -> Size | None:
+        return self.largest
 
     def infer(self, x: TensorType) -> TensorType:
         check_kind(self, x, "iu")

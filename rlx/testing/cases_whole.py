@@ -6,7 +6,7 @@ from typing import Any
 
 from rlx.ir.shape import Size
 from rlx.ops.base import OPS
-from rlx.testing.oracle import FLOATS, Cases, Make, Operand, case
+from rlx.testing.oracle import ALL, FLOATS, Cases, Make, Operand, case
 
 __all__ = ["WHOLE"]
 
@@ -49,4 +49,21 @@ def _tree_ensemble(name: str, n: Size, m: Size) -> Cases:
             yield case(_op(name, 2, 2, aggregate), Operand((n, 3), dtype, "any"), *tables)
 
 
-WHOLE: dict[str, Make] = {"bit_cast": _bit_cast, "det": _det, "tree_ensemble": _tree_ensemble}
+def _places(name: str, n: Size, m: Size) -> Cases:
+    """Cases where all is found: what lies beyond is not defined."""
+    if name == "non_zero_places":
+        for dtype in ALL[:-1]:
+            yield case(_op(name), Operand((n, 2, m), dtype, "nonzero"))
+        return
+    limits = (Operand((), "i64", data=(10**6,)), Operand((), data=(1.0,)), Operand((), data=(-99.0,)))
+    for center in (False, True):
+        yield case(_op(name, center), Operand((2, m, 4), "f32", "unit"), Operand((2, n, m), "f32", "ties"), *limits)
+
+
+WHOLE: dict[str, Make] = {
+    "bit_cast": _bit_cast,
+    "det": _det,
+    "non_max_places": _places,
+    "non_zero_places": _places,
+    "tree_ensemble": _tree_ensemble,
+}

@@ -32,7 +32,7 @@ from rlx.kernels.program import Buffer
 
 __all__ = ["ARGS", "PLACEHOLDER", "Emitter", "Scope", "Value", "name_kernel", "report"]
 
-STATUS = {"index": 1, "division": 2}
+STATUS = {"index": 1, "division": 2, "guard": 3}
 ARGS = [("ptr", "words"), ("i64", "chunk"), ("ptr", "ctx"), ("i64", "worker")]
 PLACEHOLDER = "rlx_kernel"
 

@@ -19,7 +19,7 @@ from rlx.ir.shape import evaluate, size_product
 from rlx.kernels.program import Buffer, Kernel
 from rlx.ops.select import TopK
 
-__all__ = ["accepts", "emit", "sort_key"]
+__all__ = ["DIGIT", "RadixSort", "Sorted", "accepts", "emit", "sort_key"]
 
 FEW = 32  # elements that insertion is used for
 DIGIT = 11  # bits that the selection looks at
@@ -66,11 +66,74 @@ def emit(kernel: Kernel) -> list[KernelCode]:
 
 
 @dataclass
-class _Sorted:
+class Sorted:
     """Where keys, and the places that they come from, lie in scratch."""
 
     keys: str
     places: str
+
+
+class RadixSort:
+    """A stable sort of keys and their places, byte by byte from the last."""
+
+    def __init__(self, frame: Frame, key: str) -> None:
+        self.frame, self.key, self.key_bytes = frame, key, int(key[1:]) // 8
+
+    def clear(self, counts: str, size: int) -> None:
+        f = self.frame.f
+        f.declare("llvm.memset.p0.i64", "void", ["ptr", "i8", "i64", "i1"])
+        f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 {8 * size}, i1 false)")
+
+    def add_to(self, counts: str, at: str, amount: int) -> str:
+        """Raises a count; returns what it was."""
+        f = self.frame.f
+        cell = f.gep(counts, at, "i64")
+        old = f.load("i64", cell)
+        f.store(f.add(old, amount, "i64"), cell)
+        return old
+
+    def run(self, counts: str, n: str, first: Sorted, second: Sorted) -> str:
+        """Sorts the n > 0 of `first`; returns where their places lie. A byte that all share is passed over."""
+        frame, f = self.frame, self.frame.f
+
+        def byte(key: str, shift: str) -> str:
+            part = f.and_(f.lshr(key, shift, self.key), 255, self.key)
+            return part if self.key == "i64" else f.cast("zext", part, "i64", self.key)
+
+        def turn(number: str, carried: list[str]) -> list[str]:
+            keys, places, other_keys, other_places = carried
+            bit = f.shl(number, 3, "i64")
+            shift = bit if self.key == "i64" else f.cast("trunc", bit, self.key, "i64")
+            self.clear(counts, 256)
+
+            def tally(j: str, _: list[str]) -> None:
+                self.add_to(counts, byte(frame.element(keys, j, self.key), shift), 1)
+
+            f.loop(0, n, 1, [], tally)
+            same = f.cmp("eq", frame.element(counts, byte(frame.element(keys, 0, self.key), shift), "i64"), n, "i64")
+
+            def move() -> list[tuple[str, str]]:
+                def start(c: str, total: list[str]) -> list[str]:
+                    cell = f.gep(counts, c, "i64")
+                    size = f.load("i64", cell)
+                    f.store(total[0], cell)
+                    return [f.add(total[0], size, "i64")]
+
+                f.loop(0, 256, 1, [("i64", "0")], start)
+
+                def place(j: str, _: list[str]) -> None:
+                    key = frame.element(keys, j, self.key)
+                    to = self.add_to(counts, byte(key, shift), 1)
+                    frame.put(key, other_keys, to, self.key)
+                    frame.put(frame.element(places, j, "i32"), other_places, to, "i32")
+
+                f.loop(0, n, 1, [], place)
+                return [("ptr", t) for t in (other_keys, other_places, keys, places)]
+
+            return f.if_(same, lambda: [("ptr", t) for t in carried], move)
+
+        areas = [("ptr", t) for t in (first.keys, first.places, second.keys, second.places)]
+        return f.loop(0, self.key_bytes, 1, areas, turn)[1]
 
 
 class _Code:
@@ -82,6 +145,7 @@ class _Code:
         self.count = size_product(x.shape[:axis]) * self.inner
         self.key = key_type(x.dtype)
         self.key_bytes = int(self.key[1:]) // 8
+        self.sort = RadixSort(self.frame, self.key)
 
     def code(self) -> KernelCode:
         frame, f = self.frame, self.frame.f
@@ -91,8 +155,8 @@ class _Code:
         inner = frame.size(self.inner)
         area = f.mul(n, self.key_bytes, "i64")
         keys = f.offset(scratch, 8 << DIGIT)
-        first = _Sorted(f.offset(keys, area), f.offset(keys, f.mul(area, 3, "i64")))
-        second = _Sorted(f.offset(first.keys, area), f.offset(first.places, f.mul(n, 4, "i64")))
+        first = Sorted(f.offset(keys, area), f.offset(keys, f.mul(area, 3, "i64")))
+        second = Sorted(f.offset(first.keys, area), f.offset(first.places, f.mul(n, 4, "i64")))
         small = None if not isinstance(self.op.k, int) else self.op.k <= FEW
 
         def row(r: str, _: list[str]) -> None:
@@ -135,7 +199,7 @@ class _Code:
 
         f.loop(0, n, 1, [], element)
 
-    def insert(self, best: _Sorted, end: str, key: str, place: str) -> None:
+    def insert(self, best: Sorted, end: str, key: str, place: str) -> None:
         """Puts a key among those before `end`, which are in order, after its equals; the one at `end` is lost."""
         frame, f = self.frame, self.frame.f
 
@@ -156,7 +220,7 @@ class _Code:
         frame.put(key, best.keys, at, self.key)
         frame.put(f.cast("trunc", place, "i32", "i64"), best.places, at, "i32")
 
-    def insert_all(self, keys: str, n: str, k: str, best: _Sorted) -> None:
+    def insert_all(self, keys: str, n: str, k: str, best: Sorted) -> None:
         """Keeps the k best so far in order; vectors of elements that are no better than the last are passed over."""
         frame, f = self.frame, self.frame.f
         lanes = host().vector_bytes // self.key_bytes
@@ -183,18 +247,18 @@ class _Code:
         f.loop(k, whole, lanes, [], several)
         f.loop(whole, n, 1, [], one)
 
-    def select(self, counts: str, keys: str, n: str, k: str, first: _Sorted, second: _Sorted) -> str:
+    def select(self, counts: str, keys: str, n: str, k: str, first: Sorted, second: Sorted) -> str:
         """Sorts those that may be among the k best; returns where their places lie."""
         frame, f = self.frame, self.frame.f
         shift = int(self.key[1:]) - DIGIT
-        self.clear(counts, 1 << DIGIT)
+        self.sort.clear(counts, 1 << DIGIT)
 
         def digit(key: str) -> str:
             top = f.lshr(key, shift, self.key)
             return top if self.key == "i64" else f.cast("zext", top, "i64", self.key)
 
         def tally(j: str, _: list[str]) -> None:
-            self.add_to(counts, digit(frame.element(keys, j, self.key)), 1)
+            self.sort.add_to(counts, digit(frame.element(keys, j, self.key)), 1)
 
         f.loop(0, n, 1, [], tally)
 
@@ -213,63 +277,7 @@ class _Code:
             return [f.add(carried[0], f.cast("zext", f.cmp("ult", digit(key), limit, "i64"), "i64", "i1"), "i64")]
 
         (taken,) = f.loop(0, n, 1, [("i64", "0")], take)
-        return self.radix_sort(counts, taken, first, second)
-
-    def clear(self, counts: str, size: int) -> None:
-        f = self.frame.f
-        f.declare("llvm.memset.p0.i64", "void", ["ptr", "i8", "i64", "i1"])
-        f.do(f"call void @llvm.memset.p0.i64(ptr {counts}, i8 0, i64 {8 * size}, i1 false)")
-
-    def add_to(self, counts: str, at: str, amount: int) -> str:
-        """Raises a count; returns what it was."""
-        f = self.frame.f
-        cell = f.gep(counts, at, "i64")
-        old = f.load("i64", cell)
-        f.store(f.add(old, amount, "i64"), cell)
-        return old
-
-    def radix_sort(self, counts: str, n: str, first: _Sorted, second: _Sorted) -> str:
-        """A stable sort byte by byte, from the last; a byte that is the same everywhere is passed over."""
-        frame, f = self.frame, self.frame.f
-
-        def byte(key: str, shift: str) -> str:
-            part = f.and_(f.lshr(key, shift, self.key), 255, self.key)
-            return part if self.key == "i64" else f.cast("zext", part, "i64", self.key)
-
-        def turn(number: str, carried: list[str]) -> list[str]:
-            keys, places, other_keys, other_places = carried
-            bit = f.shl(number, 3, "i64")
-            shift = bit if self.key == "i64" else f.cast("trunc", bit, self.key, "i64")
-            self.clear(counts, 256)
-
-            def tally(j: str, _: list[str]) -> None:
-                self.add_to(counts, byte(frame.element(keys, j, self.key), shift), 1)
-
-            f.loop(0, n, 1, [], tally)
-            same = f.cmp("eq", frame.element(counts, byte(frame.element(keys, 0, self.key), shift), "i64"), n, "i64")
-
-            def move() -> list[tuple[str, str]]:
-                def start(c: str, total: list[str]) -> list[str]:
-                    cell = f.gep(counts, c, "i64")
-                    size = f.load("i64", cell)
-                    f.store(total[0], cell)
-                    return [f.add(total[0], size, "i64")]
-
-                f.loop(0, 256, 1, [("i64", "0")], start)
-
-                def place(j: str, _: list[str]) -> None:
-                    key = frame.element(keys, j, self.key)
-                    to = self.add_to(counts, byte(key, shift), 1)
-                    frame.put(key, other_keys, to, self.key)
-                    frame.put(frame.element(places, j, "i32"), other_places, to, "i32")
-
-                f.loop(0, n, 1, [], place)
-                return [("ptr", t) for t in (other_keys, other_places, keys, places)]
-
-            return f.if_(same, lambda: [("ptr", t) for t in carried], move)
-
-        areas = [("ptr", t) for t in (first.keys, first.places, second.keys, second.places)]
-        return f.loop(0, self.key_bytes, 1, areas, turn)[1]
+        return self.sort.run(counts, taken, first, second)
 
     def write(self, best: str, k: str, source: str, target: str, step: str) -> None:
         """The chosen elements and their places."""

@@ -21,7 +21,7 @@ from rlx.ops.elementwise import Neg
 from rlx.ops.pool_more import MaxUnpool
 from rlx.ops.roi import MaxRoiPool, RoiAlignAdaptive
 from rlx.ops.scatter import ScatterElements, ScatterNd
-from rlx.ops.select import TopK
+from rlx.ops.select import Compress, NonMaxSuppression, NonZero, TopK, produced
 from rlx.testing.oracle import Case, Operand, Tolerance, case, check, compare
 
 NUMBERS = ("f32", "f64", "f16", "bf16", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64")
@@ -237,6 +237,58 @@ def test_max_unpool_in_a_larger_tensor() -> None:
     x = rng.standard_normal((2, 3, 4, 5)).astype(np.float32)
     assert_exact(MaxUnpool((9, 8), (6, 7)), x, rng.integers(0, 2 * 3 * 6 * 7, x.shape))
     assert_exact(MaxUnpool((9, 8)), x, rng.integers(0, 40, x.shape))
+
+
+# ---- sizes that data decide
+
+
+@pytest.mark.parametrize("center", [False, True])
+def test_non_max_suppression_of_many_boxes(center: bool) -> None:
+    """Crowded, equal, empty and NaN boxes, tied and NaN scores, with and without limits: what the reference takes."""
+    rng = np.random.default_rng(8)
+    boxes = rng.random((2, 150, 4)).astype(np.float32)
+    boxes[:, :20] = boxes[:, 20:40]
+    boxes[:, 50:53, 1] = [np.nan, np.inf, -np.inf]
+    boxes[:, 60:70, 2:] = boxes[:, 60:70, :2]
+    scores = np.round(rng.random((2, 3, 150)), 2).astype(np.float32)
+    scores[0, 0, 5:9] = [np.nan, np.inf, -np.inf, -0.0]
+    graph = Graph("boxes")
+    leaves = [graph.input("boxes", (2, Dim("n", 0, 200), 4)), graph.input("scores", (2, 3, Dim("n", 0, 200)))]
+    limits = [graph.input("limit", (), "i64"), graph.input("iou", ()), graph.input("least", ())]
+    op = NonMaxSuppression(produced("count", 6, Dim("n", 0, 200)), center)
+    graph.output(graph.add(op, *leaves, *limits, provenance=["culprit"])[0], "y")
+    model = rlx.compile(graph, device="cpu")
+    assert "non_max_places" in model.explain("fuse")
+    for n, limit, iou, least in (
+        (150, 200, 0.3, -np.inf),
+        (150, 7, 0.0, 0.5),
+        (41, 200, 1.0, 0.9),
+        (0, 5, 0.5, 0.0),
+        (9, 0, 0.5, 0),
+    ):
+        feed = {"boxes": boxes[:, :n], "scores": scores[..., :n], "limit": np.array(limit)}
+        feed |= {"iou": np.array(iou, np.float32), "least": np.array(least, np.float32)}
+        with np.errstate(all="ignore"):
+            expected = run_graph(graph, feed)["y"]
+        np.testing.assert_array_equal(model(feed)["y"], expected)
+    with pytest.raises(ExecutionError, match="culprit"):
+        model(feed | {"iou": np.array(1.5, np.float32)})
+
+
+def test_non_zero_and_compress_of_each_size() -> None:
+    """Nothing, all, NaN, -0 and every rank; one compile for all lengths."""
+    graph, n = Graph("found"), Dim("n", 0, 90)
+    x, keep = graph.input("x", (n, 3)), graph.input("keep", (n,), "bool")
+    graph.output(graph.add(NonZero(produced("found", n, 3)), x)[0], "places")
+    graph.output(graph.add(Compress(produced("rows", n), 0), x, keep)[0], "rows")
+    graph.output(graph.add(Compress(produced("some", n)), x, keep)[0], "some")
+    model = rlx.compile(graph, device="cpu")
+    for size, share in ((0, 0.5), (1, 1.0), (50, 0.0), (90, 0.5), (33, 0.9)):
+        rng = np.random.default_rng(size)
+        x_data = np.where(rng.random((size, 3)) < share, rng.choice([1.0, np.nan, -2.0], (size, 3)), -0.0)
+        feed = {"x": x_data.astype(np.float32), "keep": rng.random(size) < share}
+        for name, expected in run_graph(graph, feed).items():
+            np.testing.assert_array_equal(model(feed)[name], expected, err_msg=f"{name} of {size}")
 
 
 def ints(*values: int) -> Array:
