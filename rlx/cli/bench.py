@@ -53,11 +53,13 @@ def bench(
         fresh = measure(lambda: compiled.run(arrays), seconds / 2)
         rows = compiled.profile(arrays) if kernels else []
     memory = {**needs_json(compiled), "process_resident": psutil.Process().memory_info().rss}
+    kept = compiled.memory
     if as_json:
         print_json(
             {
                 "device": compiled.device,
                 "invented": given.notes,
+                "predicted": None if kept is None else kept.to_dict(),
                 "compile_s": compile_seconds,
                 "first_run_s": first,
                 "run_slots": asdict(slots),
@@ -73,6 +75,10 @@ def bench(
     click.echo(f"run_slots {timing_line(slots)}")
     click.echo(f"run       {timing_line(fresh)}")
     click.echo("memory    " + ", ".join(f"{name} {bytes_text(n)}" for name, n in memory.items()))
+    if kept is not None and kept.residual is not None:
+        predicted, measured = bytes_text(kept.predicted_bytes), bytes_text(kept.measured)
+        sign = "over" if kept.residual >= 0 else "under"
+        click.echo(f"          predicted {predicted}, measured {measured}: {bytes_text(abs(kept.residual))} {sign}")
     if rows:
         click.echo()
         click.echo(table(kernel_rows(rows), right=(0, 1)))

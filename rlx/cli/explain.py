@@ -15,24 +15,48 @@ from rlx.cli.options import InputSpec, compile_options, dims_of, input_options, 
 from rlx.cli.run import load_model
 from rlx.cli.show import print_json, working
 from rlx.errors import OptionError
-from rlx.plan.plan import MemoryPlan, make_plan
+from rlx.plan.pack import Search
+from rlx.plan.plan import MemoryPlan, bound_extents, make_plan
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.explain import STAGES
 
 __all__ = ["explain", "plan"]
 
 
+class SearchType(click.ParamType[Any]):
+    """off, auto, or a number of visits, which may be written 1e9."""
+
+    name = "off|auto|visits"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Search:
+        if value in ("off", "auto") or isinstance(value, int):
+            return value  # type: ignore[no-any-return]
+        try:
+            visits = float(value)
+        except ValueError:
+            visits = -1.0
+        if not visits.is_integer() or visits < 0:
+            self.fail(f"{value!r}: expected off, auto or a number of visits such as 1e9", param, ctx)
+        return int(visits)
+
+
 @click.command()
 @model_argument
 @input_options
 @compile_options
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also draw a map with facts on hover.")
 @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also draw a map of the arena there.")
+@click.option(
+    "--search", type=SearchType(), default="auto", help="Exact search: off, auto, or visits such as 1e9 (10 s)."
+)
 @json_option
 def plan(
     model: Path,
     inputs: tuple[tuple[str, InputSpec], ...],
     seed: int,
+    html: Path | None,
     svg: Path | None,
+    search: Search,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -40,33 +64,38 @@ def plan(
 
     At the upper bounds of its dims; where one is unbounded, at the sizes of the inputs given or invented.
     """
-    compiled = load_model(model, options)
+    compiled = load_model(model, {**options, "search": "off"})
     notes: list[str] = []
-    found = None if inputs else compiled.plan
-    if found is None:
-        found, notes = plan_at(compiled, inputs, seed)
+    with working("planning" if search in ("off", "auto") else f"searching for the least arena, {search:.0e} visits"):
+        found = None if inputs or search != "off" else compiled.plan
+        if found is None:
+            found, notes = plan_at(compiled, inputs, seed, search)
     found.verify()
-    if svg is not None:
-        svg.write_text(found.to_svg(), encoding="utf-8")
+    maps = {path: text for path, text in ((svg, found.to_svg), (html, found.to_html)) if path is not None}
+    for path, text in maps.items():
+        path.write_text(text(), encoding="utf-8")
     if as_json:
         print_json({"device": compiled.device, "invented": notes, **json.loads(found.to_json())})
         return
     for note in notes:
         click.echo(f"invented  {note}")
     click.echo(str(found))
-    if svg is not None:
-        click.echo(f"map          {svg}")
+    for path in maps:
+        click.echo(f"map          {path}")
 
 
 def plan_at(
-    compiled: CompiledGraph, inputs: tuple[tuple[str, InputSpec], ...], seed: int
+    compiled: CompiledGraph, inputs: tuple[tuple[str, InputSpec], ...], seed: int, search: Search
 ) -> tuple[MemoryPlan, list[str]]:
-    """The plan at the sizes of the inputs, and what was invented of these."""
+    """The plan at the bounds, or at the sizes of the inputs, and what was invented of these."""
     program = compiled.compilation.program
     if program is None:
         raise OptionError(f"device {compiled.device!r} plans no memory: choose another one")
+    bounds = None if inputs else bound_extents(program)
+    if bounds is not None:
+        return make_plan(program, bounds, search=search), []
     given = gather_inputs(compiled.compilation.source, inputs, seed)
-    return make_plan(program, given.extents), given.sizes
+    return make_plan(program, given.extents, search=search), given.sizes
 
 
 @click.command()

@@ -184,6 +184,22 @@ def test_plan_at_bounds_and_at_inputs(tmp_path: Path) -> None:
     assert unbounded["invented"] == ["batch = 1"]
 
 
+def test_plan_draws_a_page_and_searches(tmp_path: Path) -> None:
+    """The page needs no other file; a search is a number of visits, and anything else is wrong usage."""
+    page = tmp_path / "plan.html"
+    searched = rlx_json("plan", MODEL, "--dims", "batch=1:32", "--html", page, "--search", "1e4")
+    assert (
+        searched["totals"]["arena"]
+        == rlx_json("plan", MODEL, "--dims", "batch=1:32", "--search", "off")["totals"]["arena"]
+    )
+    assert page.read_text().startswith("<!doctype html>")
+    assert "http" not in page.read_text().replace("http://www.w3.org/", "")
+    assert rlx("plan", MODEL, "--search", "long").exit_code == 2
+    refused = rlx("plan", MODEL, "--dims", "batch=1:32", "--budget", "1KiB")
+    assert refused.exit_code == 1
+    assert "activation" in refused.stderr
+
+
 def test_plan_needs_a_device_that_plans() -> None:
     """The reference device has no arena, and says so."""
     result = rlx("plan", MODEL, "--device", "reference")

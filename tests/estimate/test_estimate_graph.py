@@ -6,11 +6,13 @@ import mmap
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import rlx
 from rlx.errors import MemoryDeficit, OptionError, ShapeError
 from rlx.estimate.memory import MemoryEstimate, bytes_text
+from rlx.importers.onnx.tensor import TensorRef
 
 
 def mlp() -> rlx.Graph:
@@ -178,3 +180,30 @@ def test_the_text_and_the_json_have_every_part() -> None:
         assert f"{size:,} B" in shown
         assert found.to_dict()["parts"][name]["bytes"] == size
     assert found.to_dict()["peak_bytes"] == found.peak_bytes
+
+
+def test_weights_in_constant_nodes_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of equal shape are two weights, although their numbers are unknown; none of their bytes is touched."""
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal((64, 64)).astype(np.float32) for _ in range(2)]
+    nodes = [
+        onnx.helper.make_node("Constant", [], [f"w{n}"], value=onnx.numpy_helper.from_array(w, f"t{n}"))
+        for n, w in enumerate(weights)
+    ]
+    nodes += [onnx.helper.make_node("MatMul", ["x", "w0"], ["h"]), onnx.helper.make_node("MatMul", ["h", "w1"], ["y"])]
+    leaves = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4, 64]) for name in "xy"]
+    made = onnx.helper.make_graph(nodes, "g", leaves[:1], leaves[1:])
+    path = tmp_path / "constants.onnx"
+    onnx.save(onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    loaded = rlx.load(path, device="cpu", threads=1)
+    assert loaded.memory is not None
+    assert loaded.memory.predicted is not None
+
+    def refuse(ref: TensorRef, *, aligned: bool = True) -> None:
+        raise AssertionError(f"{ref.name} was read")
+
+    monkeypatch.setattr(TensorRef, "array", refuse)
+    found = rlx.estimate(path, "cpu", overhead=0, threads=1)
+    assert found.constant_bytes == loaded.memory.predicted.constant_bytes
+    assert found.weight_bytes == loaded.memory.predicted.weight_bytes >= 2 * 64 * 64 * 4
+    assert found.activation_bytes == loaded.memory.predicted.activation_bytes

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from rlx.errors import ModelFormatError, OptionError, RlxError, ShapeError, UnsupportedNode
 from rlx.importers.onnx.dims import Bound, settled
 from rlx.importers.onnx.mapping import (
@@ -83,6 +85,7 @@ class Run:
         self.result = result
         self.bounds = bounds  # of produced dims, as the user gave them
         self.weights = weights
+        self.placeholders = 0  # constants whose data was not read
         self.nodes = 0
         self.most = MAX_COPIES + sum(1 for nodes in _bodies(self.model) for _ in nodes)
         self.names: set[str] = set()  # of dims
@@ -303,7 +306,7 @@ class Scope:
         ref = self._refs[name]
         dtype = element_dtype(ref.elem_type)
         if self._is_constant(name):
-            return self.graph.constant(ref.array(), name=name)
+            return self.graph.constant(self._constant_data(ref), name=name)
         graph = self.region.root.graph
         unique = f"{self.prefix}{name}"
         while unique in self.run.leaves:
@@ -311,6 +314,18 @@ class Scope:
         self.run.leaves.add(unique)
         data = ref.array(aligned=False) if self.run.weights else None
         return self.region.pull(graph.param(unique, ref.dims, dtype, data=data))
+
+    def _constant_data(self, ref: TensorRef) -> np.ndarray[Any, np.dtype[Any]]:
+        """The data of a constant; where weights are not wanted and it is large, numbers that take no memory.
+
+        They differ from one constant to the next along the last axis, so that no pass takes two for equal.
+        """
+        if self.run.weights or ref.size <= LIMIT or ref.dtype == object:
+            return ref.array()
+        self.run.placeholders += 1
+        digits = self.run.placeholders.to_bytes(8, "little")
+        row = np.resize(np.unpackbits(np.frombuffer(digits, np.uint8)), ref.dims[-1:]).astype(ref.dtype)
+        return np.broadcast_to(row, ref.dims)
 
     def _is_constant(self, name: str) -> bool:
         if name in self._constants or name in self.pinned:
