@@ -1,10 +1,11 @@
-"""The compiler, whole: graph -> passes -> legalise -> fuse -> layout -> plan -> code.
+"""The compiler, whole: graph -> passes -> legalise -> fuse -> layout -> order -> plan -> code.
 
 Every arrow is a function of its input and can be printed: `explain(stage)` of a compiled graph shows what came out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlx.backends.base import Backend, CodeGenerator, Executable, LibraryBackend
@@ -17,9 +18,11 @@ from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import Dispatch, legalise
-from rlx.plan.budget import check_budget
+from rlx.plan.order import reorder, usual_extents
 
-__all__ = ["Compilation", "compile_graph", "lower_graph"]
+__all__ = ["Admit", "Compilation", "compile_graph", "lower_graph"]
+
+Admit = Callable[[Graph, Graph, Program | None], None]  # source, legal graph, program: raises if it should not be made
 
 
 @dataclass(eq=False)
@@ -34,22 +37,29 @@ class Compilation:
     executable: Executable = field(repr=False)
 
 
-def compile_graph(graph: Graph, backend: Backend, options: CompileOptions) -> Compilation:
-    """Compiles a graph for a device. Raises `CompileError`, `UnsupportedOp` or `MemoryDeficit`."""
+def compile_graph(
+    graph: Graph, backend: Backend, options: CompileOptions, admit: Admit = lambda *stages: None
+) -> Compilation:
+    """Compiles a graph for a device; `admit` is asked before code is made and memory taken.
+
+    Raises `CompileError`, `UnsupportedOp` or what `admit` raises.
+    """
     graph = apply_dims(graph, options.dims)
     verify(graph)
     optimised = run_passes(graph)
     legal, dispatch = legalise(optimised, backend.claims)
     if isinstance(backend, LibraryBackend):
+        admit(graph, legal, None)
         return Compilation(graph, optimised, legal, dispatch, None, backend.build(legal, options))
     if not isinstance(backend, CodeGenerator):
         raise CompileError(f"device {backend.name!r} is neither a code generator nor a library")
     program = lower_graph(legal, backend)
+    admit(graph, legal, program)
     executable = backend.emit(legal, program, options)
-    check_budget(program, executable.plan, backend.memory(), options)
     return Compilation(graph, optimised, legal, dispatch, program, executable)
 
 
 def lower_graph(legal: Graph, backend: CodeGenerator) -> Program:
-    """Legal graph -> kernels in the device's layouts."""
-    return backend.layout(fuse(legal, backend))
+    """Legal graph -> kernels in the device's layouts, in the order that takes the least memory."""
+    program = backend.layout(fuse(legal, backend))
+    return reorder(program, usual_extents(program))

@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "BusyError",
+    "ClosedError",
     "CompileError",
     "DTypeError",
     "DeviceUnavailable",
@@ -102,6 +103,10 @@ class DeviceUnavailable(RlxError):
 
 class BusyError(RlxError):
     """The compiled graph is running in another thread; use `clone()` for one a thread."""
+
+
+class ClosedError(RlxError):
+    """The compiled graph was closed: its memory is given back and it can't run any more."""
 
 
 class StaleView(RlxError):

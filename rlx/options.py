@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from rlx.errors import OptionError
 
@@ -26,6 +26,7 @@ class CompileOptions:
     over_budget: str = "error"  # "error" | "warn" | "allow" when it does not fit
     deterministic: bool = True  # equal inputs give equal bits on one machine for any `threads`; so far they always do
     alignment: int = 64  # bytes that every buffer of the arena is aligned to
+    search: Literal["off", "auto"] | int = "auto"  # exact search for the least arena; int: visits, 10**8 take a second
     reuse: bool = True  # let buffers share memory when their lives do not overlap (False: for debugging)
     cache_dir: str | os.PathLike[str] | None = None  # where compiled code is kept; None: the user's cache folder
     debug: bool = False  # fill the arena with NaN before each run, and refuse views of an earlier run; slow
@@ -43,6 +44,9 @@ class CompileOptions:
             raise OptionError(f"over_budget={self.over_budget!r}: expected 'error', 'warn' or 'allow'")
         if not _is_int(self.alignment) or not 8 <= self.alignment <= 65536 or self.alignment & (self.alignment - 1):
             raise OptionError(f"alignment={self.alignment!r}: expected a power of two from 8 to 65536 (bytes)")
+        visits = -1 if isinstance(self.search, bool) or not isinstance(self.search, int) else self.search
+        if self.search not in ("off", "auto") and visits < 0:
+            raise OptionError(f"search={self.search!r}: expected 'off', 'auto' or a number of visits, 0 or more")
         for name in ("deterministic", "reuse", "debug"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}: expected True or False")

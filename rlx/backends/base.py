@@ -23,6 +23,7 @@ __all__ = [
     "CodeSizes",
     "DeviceMemory",
     "Executable",
+    "Image",
     "LibraryBackend",
     "TensorSpec",
     "spec_of",
@@ -80,10 +81,24 @@ class CodeSizes:
     prepare_scratch: int
 
 
+@dataclass(frozen=True)
+class Image:
+    """An executable as data, for the machine that `target` describes: tables, machine code, and the arrays they name.
+
+    It is trusted like a shared library.
+    """
+
+    target: str
+    tables: bytes
+    objects: Sequence[bytes]
+    arrays: Sequence[Array]
+
+
 class Executable(ABC):
     """A compiled graph on a device: code, memory and the run. Arrays that come in have been checked by the caller.
 
-    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile", "states".
+    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile", "states",
+    "save".
     """
 
     capabilities: frozenset[str] = frozenset()
@@ -91,6 +106,9 @@ class Executable(ABC):
     program: Program | None = None
     admit: Callable[[Sequence[Any]], Sequence[Array]]  # set by the runtime: checks and converts what a user passes
     wrap: Callable[[tuple[Array, ...]], Any]  # set by the runtime: what `slots` returns for the outputs
+    # Set by the runtime: asked before an arena takes that many bytes for extents; told of the first run of a binding.
+    reserve: Callable[[Mapping[str, int], int], None] = staticmethod(lambda extents, nbytes: None)
+    settle: Callable[[Mapping[str, int]], None] = staticmethod(lambda extents: None)
 
     @abstractmethod
     def set_params(self, arrays: Mapping[str, Array]) -> None:
@@ -122,6 +140,12 @@ class Executable(ABC):
     def arena(self) -> memoryview:
         """The memory of activations and outputs."""
         raise OptionError("this device has no arena of its own")
+
+    def trim(self) -> None:  # noqa: B027 - for most devices there is nothing to do
+        """Lets go of the memory that the next run can take anew; outputs of the last run are then gone."""
+
+    def dispose(self) -> None:  # noqa: B027
+        """Lets go of all memory, and of what clones share once none is left; nothing is called after that."""
 
     def clone(self, fresh: bool = False) -> Executable:
         """Another one over the same code and params with its own arena and states: as they are now, or initial ones."""
@@ -163,6 +187,10 @@ class Executable(ABC):
         """What the calls on states raise where a device does not have them."""
         return OptionError("this device does not offer states to read, write, bind or feed: see model.capabilities")
 
+    def image(self, source: Graph) -> Image:
+        """What `Backend.restore` makes an equal one of; `source` is the graph that users see."""
+        raise OptionError("this device has no compiled code to store: save(path, portable=True) stores the graph")
+
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel."""
         raise OptionError("this device has no per-kernel profile")
@@ -201,6 +229,14 @@ class Backend(ABC):
     def check(self, legal: Graph) -> None:
         """Raises `UnsupportedOp` for nodes that it claims but can't run in this graph; compiles nothing."""
         return
+
+    def target(self) -> str:
+        """The machine that images made here run on, "" if there are none; cheap, as it is asked before each load."""
+        return ""
+
+    def restore(self, image: Image, options: CompileOptions) -> tuple[Executable, Graph]:
+        """The executable of an image for this machine, and the leaves of its source. Raises `ModelFormatError`."""
+        raise OptionError(f"device {self.name!r} has no stored code")
 
 
 class CodeGenerator(Backend):

@@ -17,13 +17,14 @@ from typing import Any
 from rlx.backends.base import CodeSizes
 from rlx.errors import DeviceUnavailable
 
-__all__ = ["Overhead", "overhead_of"]
+__all__ = ["Overhead", "known_overhead", "overhead_of"]
 
 log = logging.getLogger("rlx")
 
-FORMAT = 1
+FORMAT = 2
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
+SCATTER = 5 << 20  # bytes by which measurements of equal processes differ
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class Overhead:
     """Growth of the resident set, in bytes: `fixed` from `import rlx` to the first run of a tiny graph.
 
     Beyond that, a larger graph adds `per_node` for each node and `per_function` for each different kernel (their
-    objects, tables and machine code, and what the compiler keeps).
+    objects, tables and machine code, and what the compiler keeps). `compiling` is the part of `fixed` that comes only
+    once something is compiled. All are rounded up by what measurements scatter, so that they are rather too large.
     """
 
     fixed: int
     per_node: int = 0
     per_function: int = 0
+    compiling: int = 0
 
     def code_bytes(self, sizes: CodeSizes | None, nodes: int) -> int:
         """Bytes of a graph's code: what is known of it, and the rest by count."""
@@ -45,32 +48,46 @@ class Overhead:
         return sizes.text + sizes.words + nodes * self.per_node + sizes.functions * self.per_function
 
 
+USUAL = Overhead(fixed=112 << 20, per_node=16 << 10, per_function=16 << 10, compiling=48 << 20)
+
+
 def overhead_of(device: str) -> Overhead:
     """The overhead of a device here: from the cache, else measured in a fresh process (a few seconds) and kept.
 
     Raises `DeviceUnavailable` when it can't be measured.
     """
-    path = _folder() / f"overhead-{device}.json"
-    key = _key(device)
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(path.read_text())
-        if kept["key"] == key:
-            return Overhead(int(kept["fixed"]), int(kept["per_node"]), int(kept["per_function"]))
+    path = _path(device)
+    kept = _kept(device)
+    if kept is not None:
+        return kept
     measured = _measure(device)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps({"key": key, **vars(measured)}))
+        partial.write_text(json.dumps({"key": _key(device), **vars(measured)}))
         partial.replace(path)
     except OSError as error:
         log.debug("the overhead of %s can't be kept in %s: %s", device, path, error)
     return measured
 
 
-def _folder() -> Path:
+def known_overhead(device: str) -> Overhead:
+    """The overhead of a device as far as it has been measured here, else a usual one: no process is started."""
+    return _kept(device) or USUAL
+
+
+def _kept(device: str) -> Overhead | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(_path(device).read_text())
+        if kept.pop("key") == _key(device):
+            return Overhead(**{name: int(value) for name, value in kept.items()})
+    return None
+
+
+def _path(device: str) -> Path:
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("rlx"))
+    return Path(platformdirs.user_cache_dir("rlx")) / f"overhead-{device}.json"
 
 
 def _key(device: str) -> list[Any]:
@@ -88,7 +105,9 @@ def _measure(device: str) -> Overhead:
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
-        return Overhead(found["fixed"], found["per_node"], found["per_function"])
+        return Overhead(
+            found["fixed"] + SCATTER, found["per_node"], found["per_function"], found["compiling"] + SCATTER
+        )
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, IndexError) as error:

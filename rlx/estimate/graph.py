@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,11 @@ from rlx.passes.legalise import legalise
 from rlx.plan.liveness import Schedule, schedule
 from rlx.plan.plan import make_plan
 
-__all__ = ["estimate_graph"]
+__all__ = ["Lowered", "estimate_graph", "estimate_library", "lowered_of"]
 
 Mapped = Callable[[str], bool]
+
+_EXACT = ("activation", "input", "output", "state", "workspace")  # parts that the plan and the types give
 
 
 def estimate_graph(
@@ -52,17 +54,33 @@ def estimate_graph(
     check_bounded(graph)
     legal, _ = legalise(run_passes(graph), backend.claims)
     if not isinstance(backend, CodeGenerator):
-        return _library(graph, legal, backend.name, overhead)
+        return estimate_library(graph, legal, backend.name, overhead)
     program = lower_graph(legal, backend)
-    timeline = schedule(program)
-    if timeline.bounds is None:
+    made = lowered_of(
+        graph, program, backend, options, overhead, mapped=mapped, held=held, file_bytes=file_bytes
+    ).at_bounds()
+    if made is None:
         raise ShapeError(f"graph {graph.name!r}: a size of its activations has no upper bound; bound it with dims=")
+    return made
+
+
+def lowered_of(
+    graph: Graph,
+    program: Program,
+    backend: CodeGenerator,
+    options: CompileOptions,
+    overhead: Overhead,
+    *,
+    mapped: Mapped | None = None,
+    held: Mapping[str, Any] | None = None,
+    file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
+) -> Lowered:
+    """The program of a graph with all that its memory depends on; arguments as in `estimate_graph`."""
     data = {p.name: p.data for p in graph.params}
     in_file = mapped if mapped is not None else lambda name: _is_mapped(data.get(name))
     weights = weigh(program, in_file, _checked_held(graph, held or {}))
     sizes = backend.code_sizes(program, options)
-    state = _Lowered(graph, program, timeline, options, sizes, weights, backend.name, overhead, file_bytes)
-    return state.at(timeline.bounds)
+    return Lowered(graph, program, schedule(program), options, sizes, weights, backend.name, overhead, file_bytes)
 
 
 def check_bounded(graph: Graph) -> None:
@@ -148,7 +166,7 @@ def _bound(buffer: Buffer) -> int:
 
 
 @dataclass(frozen=True)
-class _Lowered:
+class Lowered:
     """A lowered graph, which can be sized at any extents."""
 
     graph: Graph
@@ -161,32 +179,20 @@ class _Lowered:
     overhead: Overhead
     file_bytes: Callable[[Collection[str]], int]
 
-    def at(self, extents: Mapping[str, int]) -> MemoryEstimate:
-        """The estimate at extents; at the upper bounds a size is the most that it can be within them."""
-        options, weights, sizes = self.options, self.weights, self.sizes
-        plan = make_plan(self.timeline, extents, alignment=options.alignment, reuse=options.reuse, verify=False)
-        at_bounds = dict(extents) == self.timeline.bounds
+    def at_bounds(self) -> MemoryEstimate | None:
+        """The estimate that holds for every run, None where a size has no bound."""
+        return None if self.timeline.bounds is None else self.at(self.timeline.bounds)
 
-        def total(types: list[TensorType]) -> int:
-            return sum(_type_bytes(t, extents, at_bounds) for t in types)
-
-        code = self.overhead.code_bytes(sizes, len(self.graph.nodes))
+    def fixed(self) -> MemoryEstimate:
+        """What does not depend on the dims: weights and code."""
+        weights, sizes = self.weights, self.sizes
         return MemoryEstimate(
             model=self.graph.name,
             device=self.device,
             weight_bytes=weights.kept + weights.packed + weights.constants,
-            activation_bytes=plan.arena,
-            input_bytes=total([v.type for v in self.graph.inputs]),
-            output_bytes=total([o.value.type for o in self.graph.outputs]),
-            state_bytes=total([v.type for v in self.graph.states]),
-            workspace_bytes=sizes.scratch(extents),
-            code_bytes=code,
+            code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)),
             overhead_bytes=self.overhead.fixed,
-            certainty={
-                **dict.fromkeys(("weight", "activation", "input", "output", "state", "workspace"), "exact"),
-                "code": "calibrated",
-                "overhead": "calibrated",
-            },
+            certainty={"weight": "exact", "code": "calibrated", "overhead": "calibrated"},
             stored_weight_bytes=weights.stored,
             packed_weight_bytes=weights.packed,
             constant_bytes=weights.constants,
@@ -195,8 +201,36 @@ class _Lowered:
             held_weights=weights.held_names,
             loading_copy_bytes=weights.copies + sizes.prepare_scratch,
             file_bytes=self.file_bytes(weights.kept_names),
+            notes=("a dim has no upper bound: activations, inputs and outputs are not in this",),
+        )
+
+    def at(self, extents: Mapping[str, int]) -> MemoryEstimate:
+        """The estimate at extents; at the upper bounds a size is the most that it can be within them."""
+        options, fixed = self.options, self.fixed()
+        plan = make_plan(
+            self.timeline,
+            extents,
+            alignment=options.alignment,
+            reuse=options.reuse,
+            verify=False,
+            search=options.search,
+        )
+        at_bounds = dict(extents) == self.timeline.bounds
+
+        def total(types: list[TensorType]) -> int:
+            return sum(_type_bytes(t, extents, at_bounds) for t in types)
+
+        return replace(
+            fixed,
+            activation_bytes=plan.arena,
+            input_bytes=total([v.type for v in self.graph.inputs]),
+            output_bytes=total([o.value.type for o in self.graph.outputs]),
+            state_bytes=total([v.type for v in self.graph.states]),
+            workspace_bytes=self.sizes.scratch(extents),
+            certainty={**fixed.certainty, **dict.fromkeys(_EXACT, "exact")},
             dims=dict(extents),
             axes={name: self.axis(symbol, extents) for name, symbol in self.graph.dims().items() if name in extents},
+            notes=(),
         )
 
     def axis(self, symbol: Symbol, extents: Mapping[str, int]) -> Axis:
@@ -218,7 +252,7 @@ def _type_bytes(type: TensorType, extents: Mapping[str, int], at_bounds: bool) -
     return type.dtype.nbytes(count)
 
 
-def _library(graph: Graph, legal: Graph, device: str, overhead: Overhead) -> MemoryEstimate:
+def estimate_library(graph: Graph, legal: Graph, device: str, overhead: Overhead) -> MemoryEstimate:
     """For a device that manages its memory itself: no more than every value of the graph at once."""
 
     def total(types: list[TensorType]) -> int:

@@ -14,6 +14,7 @@ from rlx.options import parse_bytes
 __all__ = ["PARTS", "Axis", "MemoryEstimate", "Remedy", "bytes_text"]
 
 PARTS = ("weight", "activation", "input", "output", "state", "workspace", "code", "overhead")
+_LATER = ("activation", "output", "workspace")  # parts that are not there yet while weights are loaded
 UNLIMITED = 1 << 30  # where a search over an axis without a bound ends
 
 
@@ -103,7 +104,7 @@ class MemoryEstimate:
     @property
     def loading_peak_bytes(self) -> int:
         """The most while weights are loaded and packed; the arena is not there yet."""
-        later = self.activation_bytes + self.output_bytes + self.workspace_bytes
+        later = sum(self.parts[name] for name in _LATER)
         return self.running_peak_bytes - later + self.loading_copy_bytes
 
     @property
@@ -125,6 +126,14 @@ class MemoryEstimate:
         """The largest of the three peaks."""
         return max(self.peaks.values())
 
+    @property
+    def parts_at_peak(self) -> dict[str, int]:
+        """The eight parts, with the copies of loading where these make the peak."""
+        parts = self.parts
+        if self.peak_bytes > self.running_peak_bytes:
+            parts["loading copy"] = self.loading_copy_bytes
+        return parts
+
     # ---- questions
 
     def fits(self, budget: int | str) -> bool:
@@ -143,10 +152,7 @@ class MemoryEstimate:
         allowed = parse_bytes(budget)
         if self.peak_bytes <= allowed:
             return None
-        remedies = self.remedies(allowed)
-        parts = self.parts
-        if self.peak_bytes > self.running_peak_bytes:
-            parts["loading copy"] = self.loading_copy_bytes
+        remedies, parts = self.remedies(allowed), self.parts_at_peak
         return MemoryDeficit(
             deficit_text(self, allowed, parts, remedies),
             budget_bytes=allowed,

@@ -34,14 +34,15 @@ def peak_bytes() -> int:
 
 
 def main(device: str) -> None:
-    """Prints the overhead of a device as JSON: `fixed`, `per_node` and `per_function`, in bytes."""
+    """Prints the overhead of a device as JSON: `fixed`, `per_node`, `per_function` and `compiling`, in bytes."""
     start = resident_bytes()
     import numpy as np
 
     from rlx.backends import choose_backend
-    from rlx.backends.base import CodeGenerator
+    from rlx.backends.base import CodeGenerator, CodeSizes
     from rlx.compiler import Compilation, compile_graph
     from rlx.ir.graph import Graph
+    from rlx.kernels.program import Program
     from rlx.ops.activation import Relu
     from rlx.options import CompileOptions
 
@@ -69,18 +70,23 @@ def main(device: str) -> None:
     def run(graph: Graph, folder: str) -> tuple[Compilation, int, int]:
         options = CompileOptions(cache_dir=folder)
         backend = choose_backend(device)
-        made = compile_graph(graph, backend, options)
+        found: list[CodeSizes] = []
+
+        def weigh(source: Graph, legal: Graph, program: Program | None) -> None:
+            if isinstance(backend, CodeGenerator) and program is not None:
+                found.append(backend.code_sizes(program, options))
+
+        made = compile_graph(graph, backend, options, weigh)
         made.executable.wrap = lambda results: results
         made.executable.run([np.ones((4, 16), np.float32)], [None], [0])
-        if not isinstance(backend, CodeGenerator) or made.program is None:
-            return made, 0, 0
-        sizes = backend.code_sizes(made.program, options)
-        return made, sizes.text + sizes.words, sizes.functions
+        return made, sum(s.text + s.words for s in found), sum(s.functions for s in found)
 
     kept = []
+    choose_backend(device)
+    ready = resident_bytes()
     with tempfile.TemporaryDirectory() as folder:
         kept.append(run(repeated(2), folder)[0])
-        fixed = peak_bytes() - start
+        fixed, compiling = peak_bytes() - start, peak_bytes() - ready
         before = resident_bytes()
         first, text, _ = run(repeated(REPEATED), folder)
         per_node = max(0, resident_bytes() - before - text) // len(first.source.nodes)
@@ -90,4 +96,5 @@ def main(device: str) -> None:
         # The peak: what the compiler frees stays with the process.
         per_function = max(0, peak_bytes() - before - text - nodes * per_node) // max(1, functions)
     kept += [first, second]
-    print(json.dumps({"fixed": fixed, "per_node": per_node, "per_function": per_function}))  # noqa: T201
+    found = {"fixed": fixed, "per_node": per_node, "per_function": per_function, "compiling": compiling}
+    print(json.dumps(found))  # noqa: T201

@@ -29,6 +29,9 @@ class Encoding(ABC):
     block: ClassVar[int]
     block_bytes: ClassVar[int]
 
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return encoding_named, (self.name,)
+
     def nbytes(self, shape: Sequence[int]) -> int:
         """Stored bytes of a tensor of this shape; `ShapeError` if the last axis is not a whole number of blocks."""
         if not shape or shape[-1] % self.block:

@@ -7,7 +7,7 @@ while fusing, a buffer in a kernel) and gives one index per axis. A `Reduce` bin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -119,6 +119,9 @@ class _Hashed(Expr):
 
     def __post_init__(self) -> None:
         _ = self._hash  # now, when those of the parts are known: deep trees need no recursion
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))  # hashes differ between processes
 
     def __hash__(self) -> int:
         return self._hash

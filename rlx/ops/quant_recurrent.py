@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import ClassVar
 
-from rlx.ir.graph import Array
+from rlx.ir.graph import Array, Graph, Value
 from rlx.ops.base import register
-from rlx.ops.quant import DynamicQuantizeLinear
-from rlx.ops.recurrent import Activation, Lstm
+from rlx.ops.elementwise import Cast, Mul, Sub
+from rlx.ops.quant import F32, DynamicQuantizeLinear
+from rlx.ops.recurrent import Lstm, rounded
 
 __all__ = ["DynamicQuantizeLstm"]
-
-
-def _rounded(x: Array) -> Array:
-    """x after quantisation to u8 over its whole range, and back."""
-    q, scale, zero = DynamicQuantizeLinear().reference(x.astype(np.float32))
-    return (q.astype(np.float32) - zero.astype(np.float32)) * scale
 
 
 @register
@@ -26,6 +21,8 @@ class DynamicQuantizeLstm(Lstm):
     those of `Lstm`; all are f32. (com.microsoft DynamicQuantizeLSTM)
     """
 
+    round_state: ClassVar[bool] = True
+
     optional: tuple[str, ...] = ()
     direction: str = "forward"
     activations: tuple[str, ...] = ()
@@ -35,10 +32,14 @@ class DynamicQuantizeLstm(Lstm):
     batch_first: bool = False
     input_forget: bool = False
 
-    def reference(self, x: Array, w: Array, r: Array, *given: Array) -> tuple[Array, ...]:
-        return super().reference(_rounded(x), w, r, *given)
+    @property
+    def kind(self) -> str:
+        return "lstm"
 
-    def _step(
-        self, x: Array, state: list[Array], w: Array, r: Array, bias: Array, peepholes: Array, fs: list[Activation]
-    ) -> list[Array]:
-        return super()._step(x, [_rounded(state[0]), state[1]], w, r, bias, peepholes, fs)
+    def reference(self, x: Array, w: Array, r: Array, *given: Array) -> tuple[Array, ...]:
+        return super().reference(rounded(x), w, r, *given)
+
+    def decompose(self, g: Graph, x: Value, w: Value, r: Value, *given: Value) -> tuple[Value, ...]:
+        q, scale, zero = g.add(DynamicQuantizeLinear(), x)
+        (shifted,) = g.add(Sub(), g.add(Cast(F32), q)[0], g.add(Cast(F32), zero)[0])
+        return super().decompose(g, g.add(Mul(), shifted, scale)[0], w, r, *given)

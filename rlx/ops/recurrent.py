@@ -1,24 +1,29 @@
 """Recurrent layers over whole sequences: simple, gated (GRU) and long short-term memory (LSTM).
 
-A step depends on the one before: they have no scalar form and run as host calls on devices without a kernel for them.
+A layer is one matrix product of all steps at once, and a `Recurrence`: what a step adds to the one before it. That has
+no scalar form: it is a host call on devices without a kernel for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rlx.errors import DTypeError, OptionError, ShapeError
-from rlx.ir.graph import Array, TensorType
-from rlx.ir.shape import Size, unify
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Array, Graph, TensorType, Value
+from rlx.ir.shape import Shape, Size, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tensor_bytes, widened
-from rlx.ops.elementwise import sigmoid
+from rlx.ops.contract import MatMul
+from rlx.ops.elementwise import Add, Cast, sigmoid
+from rlx.ops.layout import Concat, Reshape, Split, Transpose
+from rlx.ops.quant import DynamicQuantizeLinear
 
-__all__ = ["Gru", "Lstm", "Rnn"]
+__all__ = ["Gru", "Lstm", "Recurrence", "Rnn", "rounded"]
 
-Activation = Callable[[Array], Array]
 # name: the function of (x, alpha, beta), and the defaults of the two (None: the function has no such parameter)
 ACTIVATIONS: dict[str, tuple[Callable[[Any, Any, Any], Any], float | None, float | None]] = {
     "relu": (lambda x, a, b: np.maximum(x, 0), None, None),
@@ -36,21 +41,50 @@ ACTIVATIONS: dict[str, tuple[Callable[[Any, Any, Any], Any], float | None, float
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 
 
-class _Recurrent(Op):
-    """Base of the recurrent layers; D is 2 when bidirectional (else 1), G the gates of the cell, H the hidden size.
+@dataclass(frozen=True)
+class Function:
+    """An activation with its parameters; its argument is bounded by +-`clip` unless that is 0."""
 
-    Inputs: x [T, B, I], w [D, G H, I], r [D, G H, H], then those that `optional` names, in its order: "bias" [D, 2 G H]
-    (of w, then of r), "lengths" i32 [B], "initial_h" [D, B, H], and for LSTM "initial_c" [D, B, H] and "peepholes"
-    [D, 3 H] (input, output, forget). Outputs: all states [T, D, B, H] (0 beyond a sequence's length), the last
-    [D, B, H], and for LSTM the last cell. With `batch_first` x is [B, T, I], states are [B, T, D, H], [B, D, H].
+    name: str
+    alpha: float | None
+    beta: float | None
+    clip: float
+
+    def apply(self, x: Array) -> Array:
+        """The function of an array, in its type."""
+        bounded = x.clip(-self.clip, self.clip) if self.clip else x
+        return np.asarray(ACTIVATIONS[self.name][0](bounded, self.alpha, self.beta), x.dtype)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of cell: its gates in order, the usual activations, and the inputs that it may have."""
+
+    gates: str
+    usual: tuple[str, ...]
+    allowed: tuple[str, ...] = ("bias", "lengths", "initial_h")
+
+
+CELLS = {
+    "rnn": Cell("h", ("tanh",)),
+    "gru": Cell("zrh", ("sigmoid", "tanh")),
+    "lstm": Cell("iofc", ("sigmoid", "tanh", "tanh"), ("bias", "lengths", "initial_h", "initial_c", "peepholes")),
+}
+
+
+def rounded(x: Array) -> Array:
+    """x after quantisation to u8 over its whole range, and back."""
+    q, scale, zero = DynamicQuantizeLinear().reference(x.astype(np.float32))
+    return (q.astype(np.float32) - zero.astype(np.float32)) * scale
+
+
+class _Attributes(Op):
+    """What layers and `Recurrence` have in common; D is 2 when bidirectional (else 1).
+
     `activations` are those of one direction after the other (default: the usual), names without regard to case;
     `alpha` and `beta` are consumed in order by those that have such a parameter. `clip` > 0 bounds what goes into the
     functions of gates and candidates (not the cell on its way to the output, as in ONNX Runtime).
     """
-
-    gates: ClassVar[int]
-    usual: ClassVar[tuple[str, ...]]
-    allowed: ClassVar[tuple[str, ...]] = ("bias", "lengths", "initial_h")
 
     optional: tuple[str, ...]
     direction: str
@@ -61,130 +95,269 @@ class _Recurrent(Op):
     batch_first: bool
 
     @property
-    def _directions(self) -> int:
+    def kind(self) -> str:
+        """The name of the cell in `CELLS`."""
+        return self.op_name
+
+    @property
+    def spec(self) -> Cell:
+        return CELLS[self.kind]
+
+    @property
+    def directions(self) -> int:
         return 2 if self.direction == "bidirectional" else 1
 
-    def infer(self, x: TensorType, w: TensorType, r: TensorType, *given: TensorType) -> tuple[TensorType, ...]:
-        name, extra = self.op_name, dict(zip(self.optional, given, strict=False))
+    def functions(self) -> list[list[Function]]:
+        """The activations of each direction with their parameters and what clips their argument (0: nothing)."""
+        names = [name.lower() for name in self.activations or self.spec.usual * self.directions]
+        alpha, beta = iter(self.alpha), iter(self.beta)
+        made: list[Function] = []
+        each = len(self.spec.usual)
+        for number, name in enumerate(names):
+            _, a, b = ACTIVATIONS[name]
+            clip = self.clip if number % each < 2 else 0.0
+            first, second = None if a is None else next(alpha, a), None if b is None else next(beta, b)
+            made.append(Function(name, first, second, max(clip, 0.0)))
+        return [made[n : n + each] for n in range(0, len(made), each)]
+
+    def _check(self, given: Sequence[TensorType], allowed: tuple[str, ...]) -> dict[str, TensorType]:
+        """The optional inputs by name, after a check of the attributes."""
+        name, count = self.op_name, len(given)
+        if self.direction not in DIRECTIONS:
+            raise OptionError(f"{name}: direction {self.direction!r} is not one of {', '.join(DIRECTIONS)}")
+        if len(set(self.optional)) != count or len(self.optional) != count or not set(self.optional) <= set(allowed):
+            raise OptionError(
+                f"{name}: optional {self.optional} must name the {count} further inputs, of {', '.join(allowed)}"
+            )
+        unknown = [a for a in self.activations if a.lower() not in ACTIVATIONS]
+        if unknown or len(self.activations) not in (0, len(self.spec.usual) * self.directions):
+            raise OptionError(
+                f"{name}: expected {len(self.spec.usual)} activations for each of {self.directions} directions out "
+                f"of {', '.join(ACTIVATIONS)}, got {self.activations}"
+            )
+        found = dict(zip(self.optional, given, strict=True))
+        if "lengths" in found and not found["lengths"].dtype.is_integer:
+            raise DTypeError(f"{name}: expected lengths as i32, got {found['lengths']}")
+        return found
+
+    def _results(
+        self, x: TensorType, hidden: Size, given: dict[str, tuple[TensorType, Shape]]
+    ) -> tuple[TensorType, ...]:
+        """The output types; `given` are the tensors of x's type with their expected shapes, lengths aside."""
+        name, d = self.op_name, self.directions
         check_kind(self, x, "f")
-        check_same_dtype(self, x, w, r, *(t for key, t in extra.items() if key != "lengths"))
-        self._check_attributes(len(given))
-        if not x.rank == w.rank == r.rank == 3:
-            raise ShapeError(f"{name}: expected x, w and r of three axes, got {x}, {w}, {r}")
-        length, batch = (x.shape[1], x.shape[0]) if self.batch_first else (x.shape[0], x.shape[1])
-        hidden, d = r.shape[2], self._directions
-        states = (batch, d, hidden) if self.batch_first else (d, batch, hidden)
-        expected: dict[str, tuple[TensorType, tuple[Size, ...]]] = {
-            "w": (w, (d, self.gates * hidden, x.shape[2])),
-            "r": (r, (d, self.gates * hidden, hidden)),
-        }
-        shapes = {
-            "bias": (d, 2 * self.gates * hidden),
-            "lengths": (batch,),
-            "initial_h": states,
-            "initial_c": states,
-            "peepholes": (d, 3 * hidden),
-        }
-        expected |= {key: (t, shapes[key]) for key, t in extra.items()}
-        for what, (t, shape) in expected.items():
+        check_same_dtype(self, x, *(t for key, (t, _) in given.items() if key != "lengths"))
+        for what, (t, shape) in given.items():
             if t.rank != len(shape):
                 raise ShapeError(f"{name}: expected {what} of shape {tuple(map(str, shape))}, got {t}")
             for want, got in zip(shape, t.shape, strict=True):
                 unify(want, got, f"{name}: {what} {t} for {x}, expected {tuple(map(str, shape))}")
-        if "lengths" in extra and not extra["lengths"].dtype.is_integer:
-            raise DTypeError(f"{name}: expected lengths as i32, got {extra['lengths']}")
+        length, batch = (x.shape[1], x.shape[0]) if self.batch_first else (x.shape[0], x.shape[1])
         every = (batch, length, d, hidden) if self.batch_first else (length, d, batch, hidden)
-        last = TensorType(states, x.dtype)
-        return (TensorType(every, x.dtype), *[last] * (2 if "initial_c" in self.allowed else 1))
+        last = TensorType(self._states(batch, hidden), x.dtype)
+        return (TensorType(every, x.dtype), *[last] * (2 if self.kind == "lstm" else 1))
 
-    def _check_attributes(self, given: int) -> None:
-        if self.direction not in DIRECTIONS:
-            raise OptionError(f"{self.op_name}: direction {self.direction!r} is not one of {', '.join(DIRECTIONS)}")
-        if (
-            len(set(self.optional)) != given
-            or len(self.optional) != given
-            or not set(self.optional) <= set(self.allowed)
-        ):
-            raise OptionError(
-                f"{self.op_name}: optional {self.optional} must name the {given} further inputs, of "
-                f"{', '.join(self.allowed)}"
-            )
-        unknown = [a for a in self.activations if a.lower() not in ACTIVATIONS]
-        if unknown or len(self.activations) not in (0, len(self.usual) * self._directions):
-            raise OptionError(
-                f"{self.op_name}: expected {len(self.usual)} activations for each of {self._directions} directions out "
-                f"of {', '.join(ACTIVATIONS)}, got {self.activations}"
-            )
+    def _states(self, batch: Size, hidden: Size) -> Shape:
+        return (batch, self.directions, hidden) if self.batch_first else (self.directions, batch, hidden)
+
+    def _batch(self, x: TensorType) -> Size:
+        return x.shape[0 if self.batch_first else 1]
+
+
+@register
+class Recurrence(_Attributes):
+    """The steps of a recurrent layer whose inputs are projected already; f32 or f64.
+
+    Inputs: x [T, B, D G H] (for each direction its G gates, with all that does not depend on the state), r [D, G H, H],
+    and those that `optional` names: "bias" [D, H] (that of h r_h in a GRU that is `linear_before_reset`), and those of
+    the layers. Outputs as of the layers `Rnn`, `Gru` and `Lstm`, of which `cell` names one. With `round_state` the
+    state of a direction is rounded to 8 bits over its range before each product.
+    """
+
+    optional: tuple[str, ...] = ()
+    cell: str = "lstm"
+    direction: str = "forward"
+    activations: tuple[str, ...] = ()
+    alpha: tuple[float, ...] = ()
+    beta: tuple[float, ...] = ()
+    clip: float = 0.0
+    batch_first: bool = False
+    linear_before_reset: bool = False
+    input_forget: bool = False
+    round_state: bool = False
+
+    @property
+    def kind(self) -> str:
+        return self.cell
+
+    def infer(self, x: TensorType, r: TensorType, *given: TensorType) -> tuple[TensorType, ...]:
+        if self.cell not in CELLS:
+            raise OptionError(f"recurrence: cell {self.cell!r} is not one of {', '.join(CELLS)}")
+        extra = self._check(given, self.spec.allowed)
+        if x.rank != 3 or r.rank != 3:
+            raise ShapeError(f"recurrence: expected x and r of three axes, got {x} and {r}")
+        d, gates, hidden, batch = self.directions, len(self.spec.gates), r.shape[2], self._batch(x)
+        states = self._states(batch, hidden)
+        shapes: dict[str, Shape] = {"bias": (d, hidden), "lengths": (batch,), "peepholes": (d, 3 * hidden)}
+        shapes |= {"initial_h": states, "initial_c": states}
+        expected = {"r": (r, (d, gates * hidden, hidden)), "x": (x, (*x.shape[:2], d * gates * hidden))}
+        return self._results(x, hidden, expected | {key: (t, shapes[key]) for key, t in extra.items()})
 
     def work(self, *x: TensorType) -> Work:
         out = self.infer_types(x)
-        steps = x[0].shape[0] * x[0].shape[1] * self._directions
-        flops = steps * self.gates * x[2].shape[2] * (2 * x[0].shape[2] + 2 * x[2].shape[2] + 10)
+        flops = x[0].shape[0] * x[0].shape[1] * x[0].shape[2] * (2 * x[1].shape[2] + 10)
         read, written = (sum((tensor_bytes(t) for t in types), start=0) for types in (x, out))
         return Work(flops, read, written)
 
-    def _functions(self) -> list[list[Activation]]:
-        """The activations of each direction, clipping included."""
-        names = [name.lower() for name in self.activations or self.usual * self._directions]
-        alpha, beta = iter(self.alpha), iter(self.beta)
-        made: list[Activation] = []
-        each = len(self.usual)
-        for name in names:
-            fn, a, b = ACTIVATIONS[name]
-            clip = self.clip if len(made) % each < 2 else 0.0
-            made.append(_bounded(fn, None if a is None else next(alpha, a), None if b is None else next(beta, b), clip))
-        return [made[n : n + each] for n in range(0, len(made), each)]
-
-    def reference(self, x: Array, w: Array, r: Array, *given: Array) -> tuple[Array, ...]:
+    def reference(self, x: Array, r: Array, *given: Array) -> tuple[Array, ...]:
         extra = dict(zip(self.optional, given, strict=True))
-        steps = widened(x.swapaxes(0, 1) if self.batch_first else x)
-        length, batch, hidden = steps.shape[0], steps.shape[1], r.shape[2]
+        hidden = r.shape[2]
+        x = x.swapaxes(0, 1) if self.batch_first else x
+        length, batch = x.shape[:2]
+        steps = x.reshape(length, batch, self.directions, len(self.spec.gates) * hidden)
         lengths = extra.get("lengths", np.full(batch, length))
         if lengths.size and not 0 <= lengths.min() <= lengths.max() <= length:
             raise ShapeError(f"{self.op_name}: a length of {lengths.tolist()} is outside the {length} steps of x")
-        every = np.zeros((length, self._directions, batch, hidden), steps.dtype)
-        last = [np.zeros((self._directions, batch, hidden), steps.dtype) for _ in ("h", "c")]
-        for d, functions in enumerate(self._functions()):
+        every = np.zeros((length, self.directions, batch, hidden), x.dtype)
+        last = [np.zeros((self.directions, batch, hidden), x.dtype) for _ in ("h", "c")]
+        for d, functions in enumerate(self.functions()):
             backward = self.direction == "reverse" or d == 1
-            cell = {key: widened(a)[d] for key, a in extra.items() if key in ("bias", "peepholes")}
             state = [
-                widened(extra[key][:, d] if self.batch_first else extra[key][d])
+                (extra[key][:, d] if self.batch_first else extra[key][d])
                 if key in extra
-                else np.zeros((batch, hidden), steps.dtype)
+                else np.zeros((batch, hidden), x.dtype)
                 for key in ("initial_h", "initial_c")
             ]
-            bias = cell.get("bias", np.zeros(2 * self.gates * hidden, steps.dtype))
-            peepholes = cell.get("peepholes", np.zeros(3 * hidden, steps.dtype))
+            own: dict[str, Array] = {key: extra[key][d] for key in ("bias", "peepholes") if key in extra}
             for t in reversed(range(length)) if backward else range(length):
-                new = self._step(steps[t], state, widened(w[d]), widened(r[d]), bias, peepholes, functions)
+                new = self._step(steps[t, :, d], state, r[d], own, [f.apply for f in functions])
                 live = (t < lengths)[:, None]
                 state = [np.where(live, a, b) for a, b in zip(new, state, strict=True)]
                 every[t, d] = np.where(live, state[0], 0)
             last[0][d], last[1][d] = state
         if self.batch_first:
             every, last = every.transpose(2, 0, 1, 3), [a.swapaxes(0, 1) for a in last]
-        wanted = last if "initial_c" in self.allowed else last[:1]
-        return tuple(np.ascontiguousarray(a).astype(x.dtype) for a in (every, *wanted))
+        wanted = last if self.cell == "lstm" else last[:1]
+        return tuple(np.ascontiguousarray(a) for a in (every, *wanted))
 
     def _step(
-        self, x: Array, state: list[Array], w: Array, r: Array, bias: Array, peepholes: Array, fs: list[Activation]
+        self, x: Array, state: list[Array], r: Array, own: dict[str, Array], fs: list[Callable[[Array], Array]]
     ) -> list[Array]:
         """The hidden state and the cell after one more step."""
-        raise OptionError(f"{self.op_name}: a base class has no cell")
+        h, cell = state
+        if self.round_state:
+            h = rounded(h)
+        n = r.shape[1]
+        if self.cell == "rnn":
+            return [fs[0](x + h @ r.T), cell]
+        if self.cell == "gru":
+            gates = x[:, : 2 * n] + h @ r[: 2 * n].T
+            z, reset = fs[0](gates[:, :n]), fs[0](gates[:, n:])
+            if self.linear_before_reset:
+                kept = reset * (h @ r[2 * n :].T + own.get("bias", np.zeros(n, x.dtype)))
+            else:
+                kept = (reset * h) @ r[2 * n :].T + own.get("bias", np.zeros(n, x.dtype))
+            return [(1 - z) * fs[1](x[:, 2 * n :] + kept) + z * h, cell]
+        p_i, p_o, p_f = np.split(own.get("peepholes", np.zeros(3 * n, x.dtype)), 3)
+        i, o, f, c = np.split(x + h @ r.T, 4, axis=1)
+        i = fs[0](i + p_i * cell)
+        f = 1 - i if self.input_forget else fs[0](f + p_f * cell)
+        cell = f * cell + i * fs[1](c)
+        return [fs[0](o + p_o * cell) * fs[2](cell), cell]
 
 
-def _bounded(fn: Callable[[Any, Any, Any], Any], alpha: Any, beta: Any, clip: float) -> Activation:
-    def apply(x: Array) -> Array:
-        return np.asarray(fn(x.clip(-clip, clip) if clip > 0 else x, alpha, beta), x.dtype)
+class _Layer(_Attributes):
+    """Base of the recurrent layers; D is 2 when bidirectional (else 1), G the gates of the cell, H the hidden size.
 
-    return apply
+    Inputs: x [T, B, I], w [D, G H, I], r [D, G H, H], then those that `optional` names, in its order: "bias" [D, 2 G H]
+    (of w, then of r), "lengths" i32 [B], "initial_h" [D, B, H], and for LSTM "initial_c" [D, B, H] and "peepholes"
+    [D, 3 H] (input, output, forget). Outputs: all states [T, D, B, H] (0 beyond a sequence's length), the last
+    [D, B, H], and for LSTM the last cell. With `batch_first` x is [B, T, I], states are [B, T, D, H], [B, D, H].
+    """
+
+    round_state: ClassVar[bool] = False
+
+    def _recurrence(self, optional: tuple[str, ...]) -> Recurrence:
+        return Recurrence(
+            optional,
+            self.kind,
+            self.direction,
+            self.activations,
+            self.alpha,
+            self.beta,
+            self.clip,
+            self.batch_first,
+            linear_before_reset=bool(getattr(self, "linear_before_reset", False)),
+            input_forget=bool(getattr(self, "input_forget", False)),
+            round_state=self.round_state,
+        )
+
+    @property
+    def _splits_bias(self) -> bool:
+        """Whether part of r's bias has to be added at each step."""
+        return bool(getattr(self, "linear_before_reset", False))
+
+    def infer(self, x: TensorType, w: TensorType, r: TensorType, *given: TensorType) -> tuple[TensorType, ...]:
+        extra = self._check(given, self.spec.allowed)
+        if not x.rank == w.rank == r.rank == 3:
+            raise ShapeError(f"{self.op_name}: expected x, w and r of three axes, got {x}, {w}, {r}")
+        d, gates, hidden, batch = self.directions, len(self.spec.gates), r.shape[2], self._batch(x)
+        states = self._states(batch, hidden)
+        shapes: dict[str, Shape] = {"bias": (d, 2 * gates * hidden), "lengths": (batch,), "peepholes": (d, 3 * hidden)}
+        shapes |= {"initial_h": states, "initial_c": states}
+        expected = {"w": (w, (d, gates * hidden, x.shape[2])), "r": (r, (d, gates * hidden, hidden))}
+        return self._results(x, hidden, expected | {key: (t, shapes[key]) for key, t in extra.items()})
+
+    def work(self, *x: TensorType) -> Work:
+        out = self.infer_types(x)
+        flops = x[0].shape[0] * x[0].shape[1] * x[1].shape[0] * x[1].shape[1] * (2 * x[1].shape[2] + 2 * x[2].shape[2])
+        read, written = (sum((tensor_bytes(t) for t in types), start=0) for types in (x, out))
+        return Work(flops, read, written)
+
+    def reference(self, x: Array, w: Array, r: Array, *given: Array) -> tuple[Array, ...]:
+        extra = {key: a if key == "lengths" else widened(a) for key, a in zip(self.optional, given, strict=True)}
+        d, n, hidden = w.shape[0], w.shape[1], r.shape[2]
+        steps = widened(x) @ widened(w).reshape(d * n, -1).T
+        if "bias" in extra:
+            b_w, b_r = np.split(extra.pop("bias"), 2, axis=1)
+            now = b_r.copy()
+            if self._splits_bias:
+                now[:, 2 * hidden :] = 0
+                extra["bias"] = b_r[:, 2 * hidden :]
+            steps = steps + (b_w + now).reshape(-1)
+        made = self._recurrence(tuple(extra)).reference(steps, widened(r), *extra.values())
+        return tuple(a.astype(x.dtype) for a in made)
+
+    def decompose(self, g: Graph, x: Value, w: Value, r: Value, *given: Value) -> tuple[Value, ...]:
+        def wide(v: Value) -> Value:
+            return g.add(Cast(DTYPES["f32"]), v)[0] if v.dtype.is_float and v.dtype.bits < 32 else v
+
+        dtype = x.dtype
+        extra = {key: wide(v) for key, v in zip(self.optional, given, strict=True)}
+        if "lengths" in extra:
+            (extra["lengths"],) = g.add(Cast(DTYPES["i32"]), extra["lengths"])
+        x, w, r = wide(x), wide(w), wide(r)
+        (d, n, size), hidden = w.shape, r.shape[2]
+        (columns,) = g.add(Transpose((1, 0)), g.add(Reshape((d * n, size)), w)[0])
+        (steps,) = g.add(MatMul(), g.add(Reshape((x.shape[0] * x.shape[1], size)), x)[0], columns)
+        if "bias" in extra:
+            b_w, b_r = g.add(Split(1, (n, n)), extra.pop("bias"))
+            if self._splits_bias:
+                kept = n - hidden
+                early, late = g.add(Split(1, (kept, hidden)), b_w)
+                b_r, extra["bias"] = g.add(Split(1, (kept, hidden)), b_r)
+                (total,) = g.add(Concat(1), g.add(Add(), early, b_r)[0], late)
+            else:
+                (total,) = g.add(Add(), b_w, b_r)
+            (steps,) = g.add(Add(), steps, g.add(Reshape((d * n,)), total)[0])
+        (steps,) = g.add(Reshape((*x.shape[:2], d * n)), steps)
+        made = g.add(self._recurrence(tuple(extra)), steps, r, *extra.values())
+        return made if dtype is x.dtype else tuple(g.add(Cast(dtype), v)[0] for v in made)
 
 
 @register
-class Rnn(_Recurrent):
-    """h = f(x w + h r + bias) for each step. (ONNX RNN-22) Inputs, outputs and attributes: see `_Recurrent`."""
-
-    gates, usual = 1, ("tanh",)
+class Rnn(_Layer):
+    """h = f(x w + h r + bias) for each step. (ONNX RNN-22) Inputs, outputs and attributes: see `_Layer`."""
 
     optional: tuple[str, ...] = ()
     direction: str = "forward"
@@ -194,22 +367,14 @@ class Rnn(_Recurrent):
     clip: float = 0.0
     batch_first: bool = False
 
-    def _step(
-        self, x: Array, state: list[Array], w: Array, r: Array, bias: Array, peepholes: Array, fs: list[Activation]
-    ) -> list[Array]:
-        b_w, b_r = np.split(bias, 2)
-        return [fs[0](x @ w.T + state[0] @ r.T + (b_w + b_r)), state[1]]
-
 
 @register
-class Gru(_Recurrent):
+class Gru(_Layer):
     """A gated recurrent unit: gates z, r and candidate h, in this order in w, r and bias. (ONNX GRU-22)
 
     h = (1 - z) g(x w_h + (r * h) r_h + bias) + z h; with `linear_before_reset` r scales h r_h + its bias instead.
-    Inputs, outputs and attributes: see `_Recurrent`.
+    Inputs, outputs and attributes: see `_Layer`.
     """
-
-    gates, usual = 3, ("sigmoid", "tanh")
 
     optional: tuple[str, ...] = ()
     direction: str = "forward"
@@ -220,32 +385,14 @@ class Gru(_Recurrent):
     batch_first: bool = False
     linear_before_reset: bool = False
 
-    def _step(
-        self, x: Array, state: list[Array], w: Array, r: Array, bias: Array, peepholes: Array, fs: list[Activation]
-    ) -> list[Array]:
-        f, g = fs
-        h, n = state[0], r.shape[1]
-        b_w, b_r = np.split(bias, 2)
-        given = x @ w.T + b_w
-        gates = given[:, : 2 * n] + h @ r[: 2 * n].T + b_r[: 2 * n]
-        z, reset = f(gates[:, :n]), f(gates[:, n:])
-        if self.linear_before_reset:
-            kept = reset * (h @ r[2 * n :].T + b_r[2 * n :])
-        else:
-            kept = (reset * h) @ r[2 * n :].T + b_r[2 * n :]
-        return [(1 - z) * g(given[:, 2 * n :] + kept) + z * h, state[1]]
-
 
 @register
-class Lstm(_Recurrent):
+class Lstm(_Layer):
     """Long short-term memory: gates i, o, f and candidate c, in this order in w, r and bias. (ONNX LSTM-22)
 
     cell = f cell + i g(..), h = o h(cell); peepholes add their multiple of the cell to i, f (the old one) and o (the
-    new one). `input_forget` makes f = 1 - i. Inputs, outputs and attributes: see `_Recurrent`.
+    new one). `input_forget` makes f = 1 - i. Inputs, outputs and attributes: see `_Layer`.
     """
-
-    gates, usual = 4, ("sigmoid", "tanh", "tanh")
-    allowed = ("bias", "lengths", "initial_h", "initial_c", "peepholes")
 
     optional: tuple[str, ...] = ()
     direction: str = "forward"
@@ -255,16 +402,3 @@ class Lstm(_Recurrent):
     clip: float = 0.0
     batch_first: bool = False
     input_forget: bool = False
-
-    def _step(
-        self, x: Array, state: list[Array], w: Array, r: Array, bias: Array, peepholes: Array, fs: list[Activation]
-    ) -> list[Array]:
-        sigma, g, squash = fs
-        h, cell = state
-        b_w, b_r = np.split(bias, 2)
-        p_i, p_o, p_f = np.split(peepholes, 3)
-        i, o, f, c = np.split(x @ w.T + h @ r.T + (b_w + b_r), 4, axis=1)
-        i = sigma(i + p_i * cell)
-        f = 1 - i if self.input_forget else sigma(f + p_f * cell)
-        cell = f * cell + i * g(c)
-        return [sigma(o + p_o * cell) * squash(cell), cell]

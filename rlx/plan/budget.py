@@ -1,34 +1,11 @@
-"""Whether a program fits into a budget: arena, weights and inputs against what is allowed or free."""
+"""What the buffers of a program take in memory."""
 
 from __future__ import annotations
 
-import logging
-from typing import Protocol
-
-from rlx.errors import MemoryDeficit
 from rlx.kernels.program import Program
 from rlx.plan.plan import MemoryPlan
 
-__all__ = ["Needs", "check_budget", "needs_of"]
-
-log = logging.getLogger("rlx")
-
-
-class Budget(Protocol):
-    """The options that matter here."""
-
-    @property
-    def budget_bytes(self) -> int | None: ...
-
-    @property
-    def over_budget(self) -> str: ...
-
-
-class Free(Protocol):
-    """A device's memory."""
-
-    @property
-    def free(self) -> int | None: ...
+__all__ = ["Needs", "needs_of"]
 
 
 class Needs:
@@ -57,19 +34,3 @@ class Needs:
 def needs_of(program: Program, plan: MemoryPlan | None) -> Needs:
     """What a program takes in memory."""
     return Needs(program, plan)
-
-
-def check_budget(program: Program, plan: MemoryPlan | None, memory: Free, options: Budget) -> None:
-    """Raises `MemoryDeficit` (or warns, or does nothing, as `over_budget` says) when the program does not fit."""
-    allowed = options.budget_bytes if options.budget_bytes is not None else memory.free
-    needs = Needs(program, plan)
-    if allowed is None or needs.total <= allowed or options.over_budget == "allow":
-        return
-    message = (
-        f"{program.name!r} needs {needs.total:,} B, {needs.total - allowed:,} B more than the {allowed:,} B allowed: "
-        f"{needs}. Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
-    )
-    if options.over_budget == "warn":
-        log.warning(message)
-        return
-    raise MemoryDeficit(message)

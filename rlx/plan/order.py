@@ -11,17 +11,19 @@ from rlx.plan.bound import lower_bound
 from rlx.plan.interval import DEFAULT_ALIGNMENT, round_up
 from rlx.plan.liveness import lifetimes
 
-__all__ = ["peak_of", "reorder"]
+__all__ = ["peak_of", "reorder", "usual_extents"]
 
 _WORK = 30_000  # partial orders that are looked at: some 0.2 s
 _WIDEST = 16  # partial orders that are kept at each step
+_USUAL = 64  # the size of a dim without an upper bound that orders are compared at
 
 
 def reorder(program: Program, extents: Mapping[str, int]) -> Program:
     """The program with `run` in the topological order of least peak memory that was found; itself if none is lower.
 
-    Nothing else changes. Sizes are taken at `extents`; among orders of equal peak the one wins that runs the most
-    kernels right after one whose result they read. Deterministic: the search is bounded by a count, not by time.
+    Nothing else changes. Sizes are taken at `extents`. An order costs no speed: as many kernels as before run right
+    after one whose result they read, which is then still in cache. Deterministic: the search is bounded by a count,
+    not by time.
     """
     if len(program.run) < 3 or any(kernel.kind == "control" or kernel.makes for kernel in program.run):
         return program  # control flow, and sizes that data decide, keep their order
@@ -29,8 +31,20 @@ def reorder(program: Program, extents: Mapping[str, int]) -> Program:
     work = _Work(program, extents)
     if peak <= max(work.needs):
         return program  # no order is lower than the kernel that needs the most
-    found = replace(program, run=[program.run[number] for number in work.search()])
+    order = work.search()
+    if work.breaks(order) > work.breaks(range(len(program.run))):
+        return program
+    found = replace(program, run=[program.run[number] for number in order])
     return found if peak_of(found, extents) < peak else program
+
+
+def usual_extents(program: Program) -> dict[str, int]:
+    """Every dim at its upper bound; one without, at 64 or the least above that it can be."""
+    found = {}
+    for name, symbol in program.dims.items():
+        size = max(symbol.lo, _USUAL) if symbol.hi is None else symbol.hi
+        found[name] = size // symbol.multiple * symbol.multiple or symbol.multiple
+    return found
 
 
 def peak_of(program: Program, extents: Mapping[str, int]) -> int:
@@ -55,6 +69,26 @@ class _Partial:
         return self.peak, self.live, self.broken, self.order
 
 
+def _before(kernels: Sequence[Kernel]) -> list[set[int]]:
+    """By kernel, those that must run before it: who writes what it reads, and who touches what it writes over."""
+    before: list[set[int]] = [set() for _ in kernels]
+    wrote: dict[Buffer, int] = {}
+    read: dict[Buffer, list[int]] = {}
+    for number, kernel in enumerate(kernels):
+        for buffer in kernel.reads():
+            if buffer.base in wrote:
+                before[number].add(wrote[buffer.base])
+            read.setdefault(buffer.base, []).append(number)
+        for buffer in kernel.writes():
+            earlier = read.pop(buffer.base, [])
+            before[number].update(n for n in (*earlier, wrote.get(buffer.base, number)) if n != number)
+            wrote[buffer.base] = number
+    hosts = [number for number, kernel in enumerate(kernels) if kernel.host is not None]
+    for earlier_host, later_host in pairwise(hosts):  # host calls keep their order
+        before[later_host].add(earlier_host)
+    return before
+
+
 class _Work:
     """The kernels by number: what each makes and reads, and which must run before it."""
 
@@ -64,30 +98,21 @@ class _Work:
             buffer: number
             for number, kernel in enumerate(kernels)
             for buffer in kernel.writes()
-            if buffer.base.kind != "state"
+            if buffer.kind == "arena"
         }
         self.buffers = {buffer: index for index, buffer in enumerate(makers)}
         self.sizes = [round_up(buffer.nbytes(dict(extents)), DEFAULT_ALIGNMENT) for buffer in makers]
         kept = {buffer.base for buffer in (*(b for _, b in program.outputs), *program.updates.values())}
-        self.made = [[self.buffers[b] for b in kernel.writes() if b in makers] for kernel in kernels]
+        self.made = [self._arena(kernel.writes()) for kernel in kernels]
         self.read = [self._arena(kernel.reads()) for kernel in kernels]
         self.taken = [self._taken(kernel) for kernel in kernels]
         self.readers = [int(buffer in kept) for buffer in makers]  # what is kept has a reader that never comes
         for read in self.read:
             for buffer in read:
                 self.readers[buffer] += 1
-        before = [{makers[b.base] for b in kernel.reads() if b.base in makers} for kernel in kernels]
-        hosts = [number for number, kernel in enumerate(kernels) if kernel.host is not None]
-        for earlier, later in pairwise(hosts):  # host calls keep their order
-            before[later].add(earlier)
-        touched = [{b.base for b in (*k.reads(), *k.writes()) if b.base.kind == "state"} for k in kernels]
-        for number, kernel in enumerate(kernels):  # and so does what writes a state, with all that touches it
-            for root in {b.base for b in kernel.writes()} & touched[number]:
-                for other in (n for n, roots in enumerate(touched) if root in roots and n != number):
-                    before[max(number, other)].add(min(number, other))
-        self.before = before
+        self.before = _before(kernels)
         self.after: list[list[int]] = [[] for _ in kernels]
-        for number, earlier_ones in enumerate(before):
+        for number, earlier_ones in enumerate(self.before):
             for earlier in earlier_ones:
                 self.after[earlier].append(number)
 
@@ -104,8 +129,12 @@ class _Work:
 
     def _taken(self, kernel: Kernel) -> list[int]:
         """The operands that the kernel's result can take the place of, if it is the last to read them."""
-        operands = self._arena(kernel.in_place_operands()) if kernel.writes()[0] in self.buffers else []
-        return [b for b in operands if self.sizes[b] == self.sizes[self.buffers[kernel.writes()[0]]]]
+        made = self._arena(kernel.writes())
+        return [b for b in self._arena(kernel.in_place_operands()) if made and self.sizes[b] == self.sizes[made[0]]]
+
+    def breaks(self, order: Sequence[int]) -> int:
+        """How many kernels of an order do not read what the one before has made."""
+        return sum(not set(self.made[one]) & set(self.read[two]) for one, two in pairwise(order))
 
     def search(self) -> tuple[int, ...]:
         """The best order that the beam finds."""

@@ -87,8 +87,8 @@ def _prove_apart(program: Program, places: Mapping[Buffer, tuple[int, int]], gua
         for other in ordered[number + 1 :]:
             if spans[other][0] > spans[one][1]:
                 break
-            low, high = sorted((places[one], places[other]))
-            if low[0] + low[1] + guard <= high[0] or _over_operand(program.run, one, other, spans, places):
+            under, over = sorted((places[one], places[other]))
+            if under[0] + under[1] + guard <= over[0] or _over_operand(program.run, one, other, spans, places):
                 continue
             raise CompileError(f"memory plan: {one!r} and {other!r} overlap, and both are in use at {spans[other][0]}")
 

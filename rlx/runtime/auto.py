@@ -6,25 +6,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.backends import BACKENDS, backend_named
+from rlx.backends.base import Backend
 from rlx.compiler import compile_graph
 from rlx.cost.kept import ceilings_of
 from rlx.errors import DeviceUnavailable
+from rlx.estimate.admit import Admission
 from rlx.ir.graph import Graph
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.runtime.choice import Candidate, Decision, choose, usual_extents
 from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.memory import ModelMemory, Resident
 from rlx.runtime.policy import DevicePolicy
 from rlx.runtime.split import Part, compile_split, copy_seconds, partition
 
-__all__ = ["compile_chosen", "named"]
+__all__ = ["compile_chosen", "compile_on", "named"]
 
 
-def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> CompiledGraph:
+def compile_on(graph: Graph, backend: Backend, options: CompileOptions, before: Resident) -> CompiledGraph:
+    """The graph on a device, if its memory is there; `before` is this process before the graph was read."""
+    admission = Admission(backend, options)
+    made = compile_graph(graph, backend, options, admission)
+    return CompiledGraph(made, backend.name, options, ModelMemory(admission, before))
+
+
+def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions, before: Resident) -> CompiledGraph:
     """The graph on the device that the policy gives. With one device here there is nothing to price before."""
     here = [name for name in BACKENDS if not policy.forbids(name) and backend_named(name).available().present]
     if len(here) == 1 and not policy.split:
-        made = CompiledGraph(compile_graph(graph, backend_named(here[0]), options), here[0], options)
+        made = compile_on(graph, backend_named(here[0]), options, before)
         made.decide = lambda: choose(graph, policy, calibrate=False, **_keywords(options))
         return made
     try:
@@ -33,7 +43,7 @@ def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions) 
         if not policy.split or not here:
             raise
         return _split(graph, here, options)
-    made = CompiledGraph(compile_graph(graph, backend_named(decision.device), options), decision.device, options)
+    made = compile_on(graph, backend_named(decision.device), options, before)
     made.decide = lambda: decision
     return made
 

@@ -20,6 +20,7 @@ from rlx.plan.budget import Needs, needs_of
 from rlx.plan.plan import MemoryPlan
 from rlx.runtime.arrays import Views, by_position, share_memory, to_array, with_kept
 from rlx.runtime.explain import STAGES, explain
+from rlx.runtime.memory import Lifetime, ModelMemory
 from rlx.runtime.states import States
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Results(Mapping[str, Array]):
         return "{" + ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()) + "}"
 
 
-class CompiledGraph:
+class CompiledGraph(Lifetime):
     """A compiled model: set its params, then run it.
 
     `run_slots(*arrays)` is the fastest call: inputs by position; it gives the same as `run_views`. One compiled graph
@@ -61,9 +62,12 @@ class CompiledGraph:
     run_slots: Callable[..., Any]
     decide: Callable[[], Decision] | None = None  # set by the session
 
-    def __init__(self, compilation: Compilation, device: str, options: CompileOptions) -> None:
+    def __init__(
+        self, compilation: Compilation, device: str, options: CompileOptions, memory: ModelMemory | None = None
+    ) -> None:
         self._compilation = compilation
         self._decision: Decision | None = None
+        self.memory = memory
         self._options = options
         self.device = device
         graph = compilation.source
@@ -81,6 +85,9 @@ class CompiledGraph:
         self._runs = 0
         executable.admit = self._admit
         executable.wrap = lambda results: Views(results, self._names)
+        if self.memory is not None:
+            executable.reserve, executable.settle = self.memory.reserve, self.memory.settle
+            self.memory.planned(None if executable.plan is None else executable.plan.at)
         self.run_slots = self._run_slots_debug if self._options.debug else executable.slots
 
     def __repr__(self) -> str:

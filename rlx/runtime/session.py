@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rlx.backends import choose_backend
-from rlx.compiler import compile_graph
 from rlx.errors import ModelFormatError, OptionError
+from rlx.estimate.admit import Admission
+from rlx.estimate.api import estimate as estimate_model
+from rlx.estimate.memory import MemoryEstimate
 from rlx.ir.graph import Graph
 from rlx.ir.text import parse_graph
 from rlx.options import CompileOptions
-from rlx.runtime.auto import compile_chosen, named
+from rlx.runtime.auto import compile_chosen, compile_on, named
 from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.memory import Resident
 from rlx.runtime.policy import DevicePolicy, policy_of
 
 __all__ = ["FORMATS", "Session", "compile", "load"]
 
-FORMATS: dict[str, str] = {".onnx": "rlx.importers.onnx:load"}  # file ending -> importer: (path, dims=) -> Graph
+FORMATS: dict[str, str] = {
+    ".onnx": "rlx.importers.onnx:load"
+}  # file ending -> importer: (path, dims=, admit=) -> Graph
 TEXT = ".rlx"
 
 Source = Graph | str | os.PathLike[str]
@@ -42,13 +48,15 @@ class Session:
         if not isinstance(graph, Graph):
             raise OptionError(f"compile takes a Graph, got {type(graph).__name__}; rlx.load takes files")
         chosen = self.options.with_options(options)
+        return self._compile(graph, chosen, policy, Resident.read())
+
+    def _compile(self, graph: Graph, chosen: CompileOptions, policy: Any, before: Resident) -> CompiledGraph:
         if chosen.device == "auto":
-            return compile_chosen(graph, policy_of(policy if policy is not None else self.policy), chosen)
+            return compile_chosen(graph, policy_of(policy if policy is not None else self.policy), chosen, before)
         if policy is not None:
             raise OptionError(f"policy: the device is named, {chosen.device!r}; a policy is for device='auto'")
-        backend = choose_backend(chosen.device)
-        made = CompiledGraph(compile_graph(graph, backend, chosen), backend.name, chosen)
-        made.decide = lambda: named(graph, backend.name)
+        made = compile_on(graph, choose_backend(chosen.device), chosen, before)
+        made.decide = lambda: named(graph, made.device)
         return made
 
     def load(self, source: Source, *, policy: DevicePolicy | str | None = None, **options: Any) -> CompiledGraph:
@@ -56,12 +64,25 @@ class Session:
         chosen = self.options.with_options(options)
         if isinstance(source, Graph):
             return self.compile(source, policy=policy, **options)
-        graph, settled = import_graph(source, chosen.dims)
-        return self.compile(graph, policy=policy, **{**options, "dims": None if settled else chosen.dims})
+        before = Resident.read()
+        backend = choose_backend(chosen.device)  # for "auto": the memory that weights are read into is this machine's
+        graph, settled = import_graph(source, chosen.dims, admit=Admission(backend, chosen).weights)
+        return self._compile(graph, chosen.with_options({"dims": None}) if settled else chosen, policy, before)
+
+    def estimate(self, model: Source, **options: Any) -> MemoryEstimate:
+        """What a graph or model file will take in memory, with this session's options; see `rlx.estimate`."""
+        own = {f.name: getattr(self.options, f.name) for f in fields(CompileOptions)}
+        return estimate_model(model, **{**own, **options})
 
 
-def import_graph(source: str | os.PathLike[str], dims: Mapping[str, Any] | None) -> tuple[Graph, bool]:
+def import_graph(
+    source: str | os.PathLike[str],
+    dims: Mapping[str, Any] | None,
+    admit: Callable[[str, int], None] = lambda model, nbytes: None,
+) -> tuple[Graph, bool]:
     """A graph from a model file (ONNX, or .rlx for the text form), and whether `dims` are in it already.
+
+    `admit` is asked before weights are read: it gets the bytes that must be copied out of the file.
 
     The ending says what a file is; one with another ending is looked into. Raises `ModelFormatError`.
     """
@@ -83,7 +104,7 @@ def import_graph(source: str | os.PathLike[str], dims: Mapping[str, Any] | None)
         raise ModelFormatError(f"{path}: neither its ending nor its contents are those of a model; known are {known}")
     module, _, name = FORMATS[ending].partition(":")
     importer: Callable[..., Graph] = getattr(import_module(module), name)
-    return importer(path, dims=dims), True
+    return importer(path, dims=dims, admit=admit), True
 
 
 def parse_text(path: Path) -> Graph:

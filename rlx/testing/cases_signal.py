@@ -156,6 +156,20 @@ def _recurrent(name: str, n: Size, m: Size) -> Cases:
             yield case(op, *arguments("f32", d, first, every))
 
 
+def _recurrence(name: str, n: Size, m: Size) -> Cases:
+    hidden = 19  # more than a vector of any host, and no multiple of one
+    for cell, gates in (("rnn", 1), ("gru", 3), ("lstm", 4)):
+        for flag in (False, True):
+            switch = {"gru": "linear_before_reset", "lstm": "input_forget"}.get(cell)
+            own: dict[str, object] = {switch: flag} if switch else {"activations": ("hardsigmoid",) * 2}  # no chaos
+            op = _op(name, ("bias", "lengths"), cell, "bidirectional", **own)
+            x, r = Operand((n, m, 2 * gates * hidden)), Operand((2, gates * hidden, hidden))
+            yield case(op, x, r, Operand((2, hidden)), Operand((m,), "u32", "index", n))
+    whole = (Operand((n, m, 4 * hidden), "f64"), Operand((1, 4 * hidden, hidden), "f64"))
+    yield case(_op(name, direction="reverse"), *whole)
+    yield case(_op(name, round_state=True), Operand((n, m, 4 * 3)), Operand((1, 4 * 3, 3)))
+
+
 # ---- quantised products
 
 
@@ -308,6 +322,7 @@ SIGNAL: dict[str, Make] = {
     "random_uniform": _random,
     "relabel": _relabel,
     "requantize": _requantize,
+    "recurrence": _recurrence,
     "rnn": _recurrent,
     "roi_align": _regions,
     "roi_align_adaptive": _regions,

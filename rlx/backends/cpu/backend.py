@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 import psutil
 
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Image
 from rlx.backends.cpu import attention, contract, conv, flow
 from rlx.backends.cpu.channels import channels_last
 from rlx.backends.cpu.executable import CpuExecutable, build
-from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.image import restore_image
+from rlx.backends.cpu.jit import cpu_identity, host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.scalar import LLVM
@@ -38,6 +40,9 @@ class CpuBackend(CodeGenerator):
     @property
     def threads(self) -> int:
         return cpu_count()
+
+    def __init__(self) -> None:
+        self.made: WeakKeyDictionary[Program, dict[Kernel, list[KernelCode]]] = WeakKeyDictionary()
 
     def available(self) -> Availability:
         try:
@@ -137,13 +142,12 @@ class CpuBackend(CodeGenerator):
         return [emit_nest(store, lanes) for store in kernel.stores]
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
+        made = self.made.setdefault(program, {})  # `emit`, which comes next, need not make it again
+
         def codes(kernels: Sequence[Kernel]) -> list[KernelCode]:
-            return [
-                code
-                for kernel in kernels
-                if kernel.host is None and kernel.extents is None
-                for code in self.emit_kernel(kernel)
-            ]
+            own = [k for k in kernels if k.host is None and k.extents is None]
+            made.update((k, self.emit_kernel(k)) for k in own if k not in made)
+            return [code for kernel in own for code in made[kernel]]
 
         prepare, run = codes(program.prepare), codes(program.run)
         every = (*prepare, *run)
@@ -163,8 +167,15 @@ class CpuBackend(CodeGenerator):
             prepare_scratch=threads * max((c.scratch_bytes({}) for c in prepare), default=0),
         )
 
+    def target(self) -> str:
+        return cpu_identity()
+
+    def restore(self, image: Image, options: CompileOptions) -> tuple[Executable, Graph]:
+        return restore_image(image, options)
+
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
         found = self.available()
         if not found.present:
             raise DeviceUnavailable(f"device 'cpu': {found.reason}. {found.remedy}")
-        return build(graph, program, options, self.emit_kernel)
+        made = self.made.pop(program, {})
+        return build(graph, program, options, lambda kernel: made.get(kernel) or self.emit_kernel(kernel))

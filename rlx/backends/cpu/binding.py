@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cpu.entry import Patch
+from rlx.backends.cpu.facts import tested_names
 from rlx.backends.cpu.runner import (
     BUSY_STATUS,
     ERROR_KINDS,
@@ -21,11 +22,10 @@ from rlx.backends.cpu.runner import (
 from rlx.backends.cpu.words import Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
 from rlx.errors import BusyError, ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent
-from rlx.ir.graph import Array, Node
+from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size, Symbol, evaluate, symbols
-from rlx.kernels.expr import Check, Reduce, SizeOf, walk
-from rlx.kernels.lowering import lower_node
-from rlx.kernels.program import Buffer, Flow, Kernel, node_names
+from rlx.kernels.expr import Reduce, SizeOf, walk
+from rlx.kernels.program import Buffer, Flow, Kernel
 
 __all__ = ["Binding", "Overrun", "Phase", "Table", "aligned_bytes", "as_array"]
 
@@ -398,8 +398,7 @@ class Binding:
             return made
         what = ERROR_KINDS.get(status & 255, f"status {status}")
         shown = f" (value {block.value})" if status & 255 in VALUED else ""
-        tested = node_names([n for n in kernel.nodes if _tests(n)])  # not those that were fused with it
-        return ExecutionError(f"node {tested or label}: {what}{shown}")
+        return ExecutionError(f"node {tested_names(kernel) or label}: {what}{shown}")
 
     def _too_many_rounds(self, count: Symbol, label: str, value: int) -> Exception:
         try:
@@ -407,13 +406,6 @@ class Binding:
         except ExecutionError as error:
             return error
         return Overrun(f"node {label}: there is no room for {count.name!r} = {value}", count.name, value)
-
-
-def _tests(node: Node) -> bool:
-    """Whether the node's own code can stop a run."""
-    lowered = lower_node(node)
-    pieces = () if lowered is None else (p for output in lowered.outputs for p in output)
-    return any(isinstance(x, Check) for piece in pieces for x in walk(piece.expr))
 
 
 VALUED = (1, 4)  # index out of range and extent beyond its bound come with the index or extent

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.base import Image
 from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry
 from rlx.backends.cpu.jit import compile_kernels
@@ -27,6 +28,7 @@ from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, evaluate, symbols
 from rlx.kernels.program import Buffer, Flow, Kernel, Program
 from rlx.options import CompileOptions
+from rlx.plan.liveness import Schedule
 from rlx.plan.plan import MemoryPlan, make_plan, schedule
 
 __all__ = ["CpuExecutable", "build"]
@@ -53,23 +55,33 @@ class Bound:
     arrays: tuple[tuple[Array, ...], ...]  # the outputs, read-only, after a run that leaves the parity even or odd
     results: tuple[Any, ...]  # what `slots` returns for them
     feeds: Array | None = None  # the words of the phase that feeds states
+    keep: object = None
+    fresh: bool = True  # it has not run yet
 
 
 class CpuExecutable(StateCalls):
     """The run of one clone. Whoever changes or runs it holds the state block meanwhile."""
 
-    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic", "states"})
+    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic", "states", "save"})
 
     program: Program
 
-    def __init__(self, shared: Shared, states: StateMemory | None = None) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        known: Schedule | None = None,
+        plan: MemoryPlan | None = None,
+        states: StateMemory | None = None,
+    ) -> None:
         self.shared = shared
         self.states = StateMemory(shared.program) if states is None else states
         self.program = shared.program
         self.room: dict[str, int] = {}  # for sizes that data decide and nothing bounds: the most so far
-        self.schedule = schedule(shared.program)
+        self.schedule = known if known is not None else schedule(shared.program)
         self.fits_all = self.schedule.bounds is not None  # one plan, at the bounds, serves every run
-        self.plan = self.make_plan(self.schedule.bounds) if self.schedule.bounds is not None else None
+        if plan is None and self.schedule.bounds is not None:
+            plan = self.make_plan(self.schedule.bounds)
+        self.plan = self.bounds_plan = plan
         self.memory = aligned_bytes(0)
         self.scratch = aligned_bytes(0)
         self.dims: dict[str, int] = {}  # extents that no input's shape tells
@@ -105,13 +117,32 @@ class CpuExecutable(StateCalls):
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         self.shared.set_params(arrays)
 
+    def image(self, source: Graph) -> Image:
+        from rlx.backends.cpu.image import image_of
+
+        return image_of(self, source)
+
     def clone(self, fresh: bool = False) -> CpuExecutable:
         if fresh:
-            return CpuExecutable(self.shared)
+            return CpuExecutable(self.shared, self.schedule, self.bounds_plan)
         with self.held():
-            made = CpuExecutable(self.shared, self.states.copy())
+            made = CpuExecutable(self.shared, self.schedule, self.bounds_plan, self.states.copy())
         made.dims.update(self.dims)
         return made
+
+    def trim(self) -> None:
+        with self.held():
+            self.forget()
+            self.entry.set_result(None)
+            self.bound, self.written = None, ()
+            self.memory = aligned_bytes(0)
+            self.scratch = aligned_bytes(0)
+            if not self.fits_all:
+                self.plan = None
+
+    def dispose(self) -> None:
+        self.trim()
+        self.shared.leave(self)
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.held():
@@ -180,7 +211,9 @@ class CpuExecutable(StateCalls):
 
     def make_plan(self, extents: Mapping[str, int]) -> MemoryPlan:
         options = self.shared.options
-        return make_plan(self.schedule, extents, alignment=options.alignment, reuse=options.reuse)
+        return make_plan(
+            self.schedule, extents, alignment=options.alignment, reuse=options.reuse, search=options.search
+        )
 
     def forget(self) -> None:
         """Closes the entry and drops all bindings: the next call binds anew. For a change of params or memory."""
@@ -318,9 +351,14 @@ class CpuExecutable(StateCalls):
         if need > self.scratch.nbytes:
             self.kept.clear()
             self.scratch = aligned_bytes(need)
-        if self.plan is None or not (self.fits_all or self.fits(self.plan, extents)):
+        plan = self.plan
+        if plan is None or not (self.fits_all or self.fits(plan, extents)):
+            plan = self.make_plan(extents)
+        if plan.arena > self.memory.nbytes:
+            self.reserve(extents, plan.arena - self.memory.nbytes)  # raises before anything has changed
+        if plan is not self.plan:
             self.kept.clear()
-            self.plan = self.make_plan(extents)
+            self.plan = plan
         if self.plan.arena > self.memory.nbytes:
             if self.memory.nbytes:
                 log.info("%s: the arena grows to %d bytes at %s", self.program.name, self.plan.arena, dict(extents))
@@ -451,6 +489,9 @@ class CpuExecutable(StateCalls):
                 if root in self.states.memory:
                     bound.binding.point(root, self.address(root))
             if not status:
+                if bound.fresh:
+                    bound.fresh = False
+                    self.settle(bound.binding.extents)
                 return bound
             try:
                 self.on_error(status)

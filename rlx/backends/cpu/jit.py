@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import importlib.util
+import platform
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,8 +27,11 @@ __all__ = [
     "check_object",
     "compile_kernels",
     "compile_object",
+    "cpu_identity",
     "host",
     "load_object",
+    "load_stored",
+    "objects_of",
 ]
 
 # What LLVM itself may call for in a kernel. No allocator and no libm: a kernel that needs one is a bug found here,
@@ -97,9 +105,10 @@ def host() -> HostTarget:
     )
 
 
+@functools.cache
 def loads_itself() -> bool:
     """Whether objects for this machine are loaded by our own loader, else by LLVM's."""
-    return host().triple.startswith("x86_64") and llvm().get_object_format() == "ELF"
+    return sys.platform.startswith("linux") and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
 
 
 def target_machine(*, jit: bool = False) -> Any:
@@ -112,10 +121,24 @@ def target_machine(*, jit: bool = False) -> Any:
 
 
 @functools.cache
-def compiler_identity() -> str:
-    import llvmlite
+def cpu_identity() -> str:
+    """What code for this machine depends on, found without LLVM where the system says it."""
+    known = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{sys.platform} {host().cpu} {host().features} {host().triple}"
+    rows = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in first)]
+    return " ".join((sys.platform, platform.machine(), *(value for name, value in rows if name in known)))
 
-    return "\n".join((host().cpu, host().features, host().triple, llvmlite.__version__))
+
+@functools.cache
+def compiler_identity() -> str:
+    """The machine and the version of LLVM, which is not imported for this."""
+    found = importlib.util.find_spec("llvmlite")
+    if found is None or found.origin is None:
+        raise ImportError("llvmlite is not installed")
+    return f"{cpu_identity()}\n{Path(found.origin).with_name('_version.py').read_text()}"
 
 
 def parse(ir: str, machine: Any, name: str = "module") -> Any:
@@ -191,11 +214,15 @@ def resolve(name: str, symbols: Mapping[str, int]) -> int:
 def build(ir: str, *, optimize: bool, symbols: Mapping[str, int], cache: ObjectCache | None = None) -> Library:
     """Compiles (or finds in the cache) and loads runtime code that may also use the symbols at the given addresses."""
     cache = cache if cache is not None else default_cache()
-    key = object_key(ir, optimize)
-    obj = cache.get(key)
+    short = content_key(ir, str(optimize))
+    obj = runtime_objects.get(short)
     if obj is None:
-        obj = compile_object(ir, optimize=optimize)
-        cache.put(key, obj)
+        key = object_key(ir, optimize)
+        obj = cache.get(key)
+        if obj is None:
+            obj = compile_object(ir, optimize=optimize)
+            cache.put(key, obj)
+        runtime_objects[short] = obj
     check_object(obj, KERNEL_SYMBOLS | set(symbols))
     return load_object(obj, symbols=symbols)
 
@@ -213,6 +240,9 @@ def default_cache() -> ObjectCache:
 lock = threading.RLock()
 addresses: dict[str, int] = {}
 libraries: list[Library] = []
+origins: dict[int, tuple[bytes, str]] = {}  # address of a kernel -> the object that defines it, and its symbol there
+stored: dict[bytes, Library] = {}  # loaded objects of artifacts by their hash
+runtime_objects: dict[str, bytes] = {}  # objects of `build` by the content of their IR
 
 
 def compile_kernels(items: Iterable[tuple[str, str, bool]], *, cache: ObjectCache | None = None) -> dict[str, int]:
@@ -302,4 +332,34 @@ def load_bundles(objects: Sequence[Bundle]) -> None:
         check_object(obj)
     library = load_object(*(obj for obj, _ in objects))
     libraries.append(library)
-    addresses.update({key: library.address(symbol) for _, symbols in objects for key, symbol in symbols.items()})
+    for obj, symbols in objects:
+        for key, symbol in symbols.items():
+            addresses[key] = library.address(symbol)
+            origins[addresses[key]] = (obj, symbol)
+
+
+def objects_of(kernels: Mapping[str, int]) -> list[Bundle]:
+    """Returns the objects that define the kernels at these addresses (by name), to be stored and loaded elsewhere."""
+    found: dict[bytes, dict[str, str]] = {}
+    for name, address in kernels.items():
+        obj, symbol = origins[address]
+        found.setdefault(obj, {})[name] = symbol
+    return list(found.items())
+
+
+def load_stored(objects: Sequence[Bundle]) -> dict[str, int]:
+    """Loads objects that `objects_of` gave, equal ones once a process; returns the addresses of kernels by name."""
+    made: dict[str, int] = {}
+    with lock:
+        keys = [hashlib.sha256(obj).digest() for obj, _ in objects]
+        fresh = {key: obj for key, (obj, _) in zip(keys, objects, strict=True) if key not in stored}
+        for obj in fresh.values():
+            check_object(obj)
+        if fresh:
+            library = load_object(*fresh.values())
+            stored.update(dict.fromkeys(fresh, library))
+        for key, (obj, symbols) in zip(keys, objects, strict=True):
+            for name, symbol in symbols.items():
+                made[name] = stored[key].address(symbol)
+                origins[made[name]] = (obj, symbol)
+    return made

@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import random
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["ObjectCache", "content_key"]
 
-CACHE_FORMAT = 1
+CACHE_FORMAT = 2
 DEFAULT_MAX_BYTES = 512 << 20
 MAGIC = b"rlxobj%02d" % CACHE_FORMAT
 DIGEST_BYTES = 32
 KEEP_AFTER_EVICTION = 0.9  # evict somewhat below the bound, so that not every put has to scan the folder
+SCANS = 32  # the folder is looked through each time that this part of the bound has been written
 
 logger = logging.getLogger("rlx")
 
@@ -31,15 +33,17 @@ def content_key(*parts: str) -> str:
 
 
 class ObjectCache:
-    """Files in `folder` (default: the user's cache folder), at most `max_bytes` bytes, least recently used out first.
+    """Files in `folder` (default: the user's cache folder), some `max_bytes` bytes, least recently used out first.
 
-    A folder that can't be read or written, a damaged file or a full disk only means misses, never an error.
+    The bound may be exceeded by a thirty-second part for each process that writes. A folder that can't be read or
+    written, a damaged file or a full disk only means misses, never an error.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self.folder = Path(folder) if folder is not None else default_folder()
         self.max_bytes = max_bytes
-        self.total: int | None = None  # bytes in the folder, as far as this process knows; None: not counted yet
+        self.step = max_bytes // SCANS
+        self.unscanned = random.randrange(self.step + 1)  # bytes; random: short processes together scan often enough
 
     def get(self, key: str) -> bytes | None:
         """Returns the bytes stored under a key, or None; a hit counts as a use."""
@@ -49,7 +53,7 @@ class ObjectCache:
         except OSError:
             return None
         body = blob[len(MAGIC) + DIGEST_BYTES :]
-        if blob[: len(MAGIC) + DIGEST_BYTES] != MAGIC + hashlib.sha256(body).digest():
+        if blob[: len(MAGIC) + DIGEST_BYTES] != head(key, body):
             logger.warning("ignoring a damaged cache file: %s", path)
             with suppress(OSError):
                 path.unlink()
@@ -60,7 +64,7 @@ class ObjectCache:
 
     def put(self, key: str, body: bytes) -> bool:
         """Stores bytes under a key; returns whether it could."""
-        blob = MAGIC + hashlib.sha256(body).digest() + body
+        blob = head(key, body) + body
         if len(blob) > self.max_bytes:
             return False
         try:
@@ -69,9 +73,10 @@ class ObjectCache:
         except OSError as error:
             logger.debug("the object cache at %s can't be written: %s", self.folder, error)
             return False
-        self.total = self.count() if self.total is None else self.total + len(blob)
-        if self.total > self.max_bytes:
-            self.total = self.evict()
+        self.unscanned += len(blob)
+        if self.unscanned > self.step:
+            self.unscanned = 0
+            self.evict()
         return True
 
     def path(self, key: str) -> Path:
@@ -87,11 +92,8 @@ class ObjectCache:
                     found.append((stat.st_mtime, stat.st_size, path))
         return sorted(found)
 
-    def count(self) -> int:
-        return sum(size for _, size, _ in self.entries())
-
-    def evict(self) -> int:
-        """Deletes the least recently used files until the bound holds; returns the bytes that are left."""
+    def evict(self) -> None:
+        """Deletes the least recently used files until the bound holds."""
         entries = self.entries()
         total = sum(size for _, size, _ in entries)
         target = self.max_bytes if total <= self.max_bytes else int(self.max_bytes * KEEP_AFTER_EVICTION)
@@ -101,7 +103,11 @@ class ObjectCache:
             with suppress(OSError):
                 path.unlink()
             total -= size
-        return total
+
+
+def head(key: str, body: bytes) -> bytes:
+    """What a file begins with; it belongs to the key, so that a file under another's name counts as damaged."""
+    return MAGIC + hashlib.sha256(key.encode() + body).digest()
 
 
 def default_folder() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlx.backends.cpu import det, places, roi, scatter, topk, trees, unpool
+from rlx.backends.cpu import det, places, recurrence, roi, scatter, topk, trees, unpool
 from rlx.backends.cpu.words import KernelCode
 from rlx.ir.graph import Node
 from rlx.kernels.program import Kernel
@@ -33,6 +33,7 @@ SPECIALS = {
     "max_unpool": Special(unpool.accepts, unpool.emit),
     "non_max_places": Special(places.accepts_boxes, places.emit_non_max),
     "non_zero_places": Special(places.accepts_any, places.emit_non_zero),
+    "recurrence": Special(recurrence.accepts, recurrence.emit, recurrence.layout),
     "roi_align_adaptive": Special(roi.accepts, roi.emit_align),
     "scatter_elements": Special(scatter.accepts, scatter.emit),
     "scatter_nd": Special(scatter.accepts, scatter.emit),

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from rlx.backends.cpu.binding import Binding, Marks, Phase, Table, aligned_bytes
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.runner import RunBlock
 from rlx.ir.graph import Array, Graph
+from rlx.ir.mapped import mapping_of
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
@@ -25,7 +26,7 @@ __all__ = ["Shared"]
 
 
 class Shared:
-    """Code, params and prepared buffers; `version` counts the changes of params.
+    """Code, params and prepared buffers (those given, or made by `prepare`); `version` counts the changes of params.
 
     `gate` is a lock around the changes of all this. It is a state block, because a forked child finds those open.
     """
@@ -39,6 +40,7 @@ class Shared:
         run: Sequence[Phase],
         addresses: Mapping[str, int],
         marks: Marks,
+        prepared: Mapping[Buffer, Array] | None = None,
     ) -> None:
         self.graph, self.program, self.options = graph, program, options
         self.prepare, self.addresses = tuple(prepare), addresses
@@ -46,10 +48,10 @@ class Shared:
         self.threads = options.threads or cpu_count()
         self.params: dict[Buffer, Array] = {}
         self.memory: dict[Buffer, Array] = {b: _constant_bytes(b) for b in program.constants}  # prepared ones too
+        self.prepared = prepared is not None
         for buffer in program.buffers("prepared"):
-            self.memory[buffer] = aligned_bytes(max(buffer.nbytes({}), 8))
+            self.memory[buffer] = prepared[buffer] if prepared else aligned_bytes(max(buffer.nbytes({}), 8))
         self.dirty: set[Buffer] = set()  # params that `prepare` has not seen yet
-        self.prepared = False
         self.version = 0
         self.users: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
         self.gate = RunBlock()
@@ -68,6 +70,14 @@ class Shared:
         """Adds a clone."""
         with self.changing():
             self.users.add(user)
+
+    def leave(self, user: CpuExecutable) -> None:
+        """Takes a clone away; with the last one the weights go."""
+        with self.changing():
+            self.users.discard(user)
+            if not self.users:
+                self.params.clear()
+                self.memory.clear()
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         """Takes the values over; `BusyError`, and nothing changes, while a clone runs."""
@@ -148,9 +158,4 @@ def _is_mapped(array: Array) -> bool:
     """Whether kernels can read the array where it lies, in a memory-mapped file that nobody writes through it."""
     if array.flags.writeable or not array.flags.c_contiguous or not array.flags.aligned:
         return False
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, memoryview):
-        base = base.obj
-    return type(base).__name__ == "mmap"
+    return mapping_of(array) is not None

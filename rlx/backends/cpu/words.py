@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlx.backends.cpu.builder import Function
 from rlx.ir.shape import Size, evaluate
@@ -20,19 +20,25 @@ Extents = Mapping[str, int]
 T = TypeVar("T")
 
 
+class Once(Generic[T]):
+    """A function of the extents that keeps its result for the last ones; stored without it."""
+
+    def __init__(self, fn: Callable[[Extents], T]) -> None:
+        self.fn = fn
+        self.last: tuple[Extents, T] | None = None
+
+    def __call__(self, extents: Extents) -> T:
+        if self.last is None or self.last[0] is not extents:
+            self.last = (extents, self.fn(extents))
+        return self.last[1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Once, (self.fn,)
+
+
 def once(fn: Callable[[Extents], T]) -> Callable[[Extents], T]:
-    """`fn`, which many words of a kernel are computed from, asked once a binding: it keeps the result for the last."""
-    last: tuple[Extents | None, T | None] = (None, None)
-
-    def call(extents: Extents) -> T:
-        nonlocal last
-        known, result = last
-        if known is not extents or result is None:
-            result = fn(extents)
-            last = (extents, result)
-        return result
-
-    return call
+    """`fn`, which many words of a kernel are computed from, asked once a binding."""
+    return Once(fn)
 
 
 @dataclass(frozen=True)

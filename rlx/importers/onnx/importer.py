@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from rlx.errors import DTypeError, OptionError, ShapeError, UnsupportedOp
 from rlx.importers.onnx import mappings
@@ -21,15 +22,21 @@ TABLES = mappings.TABLES  # importing them fills the table of ops
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview
 
 
-def load(source: ModelSource, *, dims: DimsOption | None = None) -> Graph:
+def load(
+    source: ModelSource,
+    *,
+    dims: DimsOption | None = None,
+    admit: Callable[[str, int], None] = lambda model, nbytes: None,
+) -> Graph:
     """The graph of an ONNX model of opset 7 or later, given by path or as bytes; weights are views of the file.
 
     `dims` fix or bound the sizes that the file leaves open: `{"batch": 4, "seq": (1, 512)}`, or by input,
     `{"x": (1, 3, (32, 960), (32, 960))}`; sizes that nodes produce can be bounded too. Shape arithmetic is carried out
     at import. Raises `UnsupportedOp` listing every node that can't be imported, `ModelFormatError`, `OptionError` and
-    `ShapeError`.
+    `ShapeError`, and what `admit` does: before weights are read, it gets the bytes that must be copied out of the file.
     """
     model = read_model(source)
+    admit(model.path, sum(ref.nbytes for ref in model.graph.initializers.values() if ref.is_copied))
     unknown = [
         i.name for i in _true_inputs(model) if i.shape is None and i.kind == "tensor" and i.name not in (dims or {})
     ]

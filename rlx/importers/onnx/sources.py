@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from pathlib import PurePosixPath, PureWindowsPath
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import ModelFormatError
+from rlx.ir.mapped import identity_of, map_file
 
 __all__ = ["FileSource", "Folder", "MemorySource"]
 
@@ -29,7 +29,7 @@ class FileSource:
         self._fd = self._open()
         status = os.fstat(self._fd)
         self.size = status.st_size
-        self._identity = _identity(status)
+        self._identity = identity_of(status)
 
     def close(self) -> None:
         """End positioned reads; `view` still works."""
@@ -52,9 +52,9 @@ class FileSource:
         if self._map is None:
             fd = self._open()
             try:
-                if _identity(os.fstat(fd)) != self._identity:
+                if identity_of(os.fstat(fd)) != self._identity:
                     raise ModelFormatError(f"{self.name}: changed since its header was read; load it again")
-                self._map = _map(fd, self.size)
+                self._map = map_file(fd, self._path)
             except OSError as error:
                 raise ModelFormatError(f"{self.name}: can't be mapped: {error.strerror or error}") from error
             finally:
@@ -147,16 +147,6 @@ def check_location(location: str, owner: str) -> None:
 
 def _inside(path: str, root: str) -> bool:
     return path.startswith(root.rstrip(os.sep) + os.sep)
-
-
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _map(fd: int, size: int) -> NDArray[np.uint8]:
-    if size == 0:
-        return np.frombuffer(b"", np.uint8)
-    return np.frombuffer(mmap.mmap(fd, size, access=mmap.ACCESS_READ), np.uint8)
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:

@@ -129,6 +129,11 @@ class TensorRef:
         return (self.size * self.element.bits + 7) // 8
 
     @property
+    def is_copied(self) -> bool:
+        """Whether even an `array(aligned=False)` is a copy."""
+        return self.element.bits < 8 or isinstance(self.storage, Typed)
+
+    @property
     def zero_copy(self) -> bool:
         """Whether `array()` is a view of the mapped file: raw or external bytes at an offset fit for the dtype."""
         if self.element.bits < 8 or isinstance(self.storage, Typed):

@@ -1,0 +1,68 @@
+"""What a run needs to know of a kernel once its code is there: buffers and names, no expressions and no nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rlx.ir.graph import Node
+from rlx.kernels.expr import Check, walk
+from rlx.kernels.lowering import lower_node
+from rlx.kernels.program import Buffer, Kernel, node_names
+
+__all__ = ["KernelFacts", "facts_of", "tested_names"]
+
+
+@dataclass(eq=False)
+class KernelFacts(Kernel):
+    """A kernel that was stored: `stores`, `anchor` and `nodes` are gone, and what they told is listed."""
+
+    shown: tuple[str, str, str] = ("", "", "")  # kind, label, names of the nodes whose own code can stop a run
+    read: tuple[Buffer, ...] = ()
+    written: tuple[Buffer, ...] = ()
+    replaceable: tuple[Buffer, ...] = ()  # as `in_place_operands` says
+
+    @property
+    def kind(self) -> str:
+        return self.shown[0]
+
+    @property
+    def label(self) -> str:
+        return self.shown[1]
+
+    def reads(self) -> tuple[Buffer, ...]:
+        return self.read
+
+    def writes(self) -> tuple[Buffer, ...]:
+        return self.written
+
+    def in_place_operands(self) -> tuple[Buffer, ...]:
+        return self.replaceable
+
+
+def facts_of(kernel: Kernel) -> KernelFacts:
+    """The facts of a kernel; all its other fields are kept."""
+    if isinstance(kernel, KernelFacts):
+        return kernel
+    kept: dict[str, Any] = {f.name: getattr(kernel, f.name) for f in fields(Kernel)}
+    kept |= {"stores": (), "anchor": None, "nodes": ()}
+    return KernelFacts(
+        **kept,
+        shown=(kernel.kind, kernel.label, tested_names(kernel)),
+        read=kernel.reads(),
+        written=kernel.writes(),
+        replaceable=kernel.in_place_operands(),
+    )
+
+
+def tested_names(kernel: Kernel) -> str:
+    """The names of the nodes whose own code can stop a run, and not of those that were fused with them."""
+    if isinstance(kernel, KernelFacts):
+        return kernel.shown[2]
+    return node_names([node for node in kernel.nodes if _tests(node)])
+
+
+def _tests(node: Node) -> bool:
+    lowered = lower_node(node)
+    pieces = () if lowered is None else (p for output in lowered.outputs for p in output)
+    return any(isinstance(x, Check) for piece in pieces for x in walk(piece.expr))

@@ -1,0 +1,224 @@
+"""A compiled graph on the CPU as data: tables, objects and arrays, from which it runs again without any compiling.
+
+The tables are a pickle of the phases, buffers and the plan; kernels are reduced to what a run needs of them, functions
+of the extents to their value where that is fixed. Reading calls only classes and functions of this package. Objects
+are machine code: an image is trusted like a shared library.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.base import Image
+from rlx.backends.cpu import functions, jit
+from rlx.backends.cpu.binding import Phase
+from rlx.backends.cpu.executable import CpuExecutable
+from rlx.backends.cpu.facts import facts_of
+from rlx.backends.cpu.weights import Shared
+from rlx.backends.cpu.words import KernelCode, Routine
+from rlx.errors import ModelFormatError
+from rlx.ir.graph import Array, Graph, Node, Value
+from rlx.kernels.program import Buffer, Flow, Kernel, Program
+from rlx.options import CompileOptions
+from rlx.plan.liveness import Schedule
+from rlx.plan.plan import MemoryPlan
+
+__all__ = ["image_of", "restore_image"]
+
+Runtime = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A function of the extents that is the same for all."""
+
+    value: int
+
+    def __call__(self, extents: object) -> int:
+        return self.value
+
+
+@dataclass
+class Tables:
+    """What is pickled."""
+
+    source: Graph
+    graph: Graph
+    program: Program
+    prepare: tuple[Phase, ...]
+    run: tuple[Phase, ...]
+    marks: dict[tuple[Flow, str], int]
+    schedule: Schedule
+    plan: MemoryPlan | None
+    prepared: dict[Buffer, Array] | None  # None while params are missing
+    params: dict[Buffer, Array]
+    kernels: list[dict[str, str]]  # by object: the kernels that it defines, name -> symbol
+    runtime: list[str]  # the keys of the objects that follow those of the kernels
+
+
+def image_of(executable: CpuExecutable, source: Graph) -> Image:
+    """The image; weights are packed for it first, if they are all there. `source` is the graph that users see."""
+    shared = executable.shared
+    missing = [b for b in shared.program.params if b not in shared.params and not shared.prepared]
+    if not missing:
+        shared.update()
+    bundles = jit.objects_of(shared.addresses)
+    tables = Tables(
+        source,
+        shared.graph,
+        shared.program,
+        shared.prepare,
+        shared.run.phases,
+        dict(shared.run.marks),
+        executable.schedule,
+        executable.bounds_plan,
+        {b: a for b, a in shared.memory.items() if b.kind == "prepared"} if shared.prepared else None,
+        shared.params,
+        [symbols for _, symbols in bundles],
+        list(jit.runtime_objects),
+    )
+    arrays: list[Array] = []
+    out = io.BytesIO()
+    _Writer(out, arrays).dump(tables)
+    objects = [*(obj for obj, _ in bundles), *jit.runtime_objects.values()]
+    return Image(jit.cpu_identity(), out.getvalue(), objects, arrays)
+
+
+def restore_image(image: Image, options: CompileOptions) -> tuple[CpuExecutable, Graph]:
+    """The executable of an image, and the leaves of the graph that users see. Raises `ModelFormatError`."""
+    try:
+        tables = _Reader(io.BytesIO(image.tables), image.arrays).load()
+        count = len(tables.kernels)
+        jit.runtime_objects.update(zip(tables.runtime, image.objects[count:], strict=True))
+        addresses = jit.load_stored(list(zip(image.objects[:count], tables.kernels, strict=True)))
+        shared = Shared(
+            tables.graph,
+            tables.program,
+            options,
+            tables.prepare,
+            tables.run,
+            addresses,
+            tables.marks,
+            tables.prepared,
+        )
+        shared.params.update(tables.params)
+        return CpuExecutable(shared, tables.schedule, tables.plan), tables.source
+    except ModelFormatError:
+        raise
+    except Exception as error:  # whatever a damaged or foreign pickle may lead to
+        raise ModelFormatError(f"the compiled code is damaged or of another version ({error!r})") from error
+
+
+class _Writer(pickle.Pickler):
+    def __init__(self, out: io.BytesIO, arrays: list[Array]) -> None:
+        super().__init__(out, protocol=5)
+        self.arrays = arrays
+        self.numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if type(obj) is not np.ndarray:
+            return None
+        if id(obj) not in self.numbers:
+            self.numbers[id(obj)] = len(self.arrays)
+            self.arrays.append(obj)
+        return self.numbers[id(obj)]
+
+    def reducer_override(self, obj: Any) -> Any:
+        match obj:
+            case Kernel():
+                facts = facts_of(obj)
+                return type(facts), _values(facts)
+            case KernelCode():
+                return KernelCode, (obj.symbol, "", obj.words, obj.chunks, obj.sites, obj.scratch, obj.optimize)
+            case Routine():
+                return Routine, (obj.symbol, "")
+            case Node():
+                return Node, (obj.op, (), (), obj.provenance)
+            case Graph():
+                return _graph, _leaves(obj)
+            case FunctionType() | MethodType():
+                return _reduce_function(obj)
+        return NotImplemented
+
+
+def _values(made: Any) -> tuple[Any, ...]:
+    return tuple(getattr(made, f.name) for f in fields(made))
+
+
+def _reduce_function(function: Any) -> Any:
+    if getattr(sys.modules[function.__module__], function.__qualname__, None) is function:
+        return NotImplemented  # it has a name
+    try:
+        value = function({})
+    except Exception:  # noqa: BLE001  # it is no function of the extents alone, or depends on them
+        value = None
+    if type(value) is int:
+        return Constant, (value,)
+    if isinstance(function, MethodType):
+        return _method, (function.__self__, function.__name__)
+    described = functions.describe(function)
+    return NotImplemented if described is None else (functions.restore, described)
+
+
+def _method(owner: object, name: str) -> Callable[..., Any]:
+    found = getattr(owner, name)
+    if not isinstance(found, MethodType) or not type(owner).__module__.startswith("rlx."):
+        raise ModelFormatError(f"{type(owner).__name__} has no method {name!r}")
+    return found
+
+
+def _leaves(graph: Graph) -> tuple[Any, ...]:
+    def listed(values: Sequence[Value]) -> list[tuple[str, Any]]:
+        return [(v.name, v.type) for v in values]
+
+    outputs = [(o.name, o.value.type) for o in graph.outputs]
+    return graph.name, listed(graph.inputs), listed(graph.params), listed(graph.states), outputs, graph.guards
+
+
+def _graph(name: str, inputs: Any, params: Any, states: Any, outputs: Any, guards: Any) -> Graph:
+    """A graph of leaves and outputs only."""
+    graph = Graph(name)
+    for kind, where, rows in (
+        ("input", graph.inputs, inputs),
+        ("param", graph.params, params),
+        ("state", graph.states, states),
+    ):
+        where.extend(Value(graph, type, kind, leaf) for leaf, type in rows)
+    for output, type in outputs:
+        graph.output(Value(graph, type, "node", output), output)
+    graph.guards.extend(guards)
+    return graph
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, source: io.BytesIO, arrays: Sequence[Array]) -> None:
+        super().__init__(source)
+        self.arrays = arrays
+
+    def persistent_load(self, number: Any) -> Array:
+        array: Array = self.arrays[number]
+        return array
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in PLAIN or (module.startswith("rlx.") and "." not in name):
+            found = super().find_class(module, name)
+            if isinstance(found, type | FunctionType) and found.__module__ == module:
+                return found
+        raise ModelFormatError(f"it holds a {module}.{name}, which has no place there")
+
+    def load(self) -> Tables:
+        tables = super().load()
+        if not isinstance(tables, Tables):
+            raise ModelFormatError("it holds no tables")
+        return tables
+
+
+PLAIN = {("builtins", "set"), ("builtins", "frozenset"), ("numpy", "dtype")}

@@ -1,0 +1,647 @@
+"""Recurrent steps on the CPU: all steps of a direction and some rows of the batch in one chunk.
+
+The recurrent weights are packed once, in *groups* of vectors of units: [D, groups, H, panels, gates, lanes], so
+that a step reads a group's weights in order, and has all gates of the group's units in registers at its end. Each
+gate's sum is one chain of fma over the state, so its bits depend neither on the batch nor on the threads.
+
+Large cells are computed by several threads together: a *team* for each direction and block of rows. A chunk is a member
+of a team; members claim blocks of groups step by step (each from its own end, so that it finds the same weights in its
+cache again), and begin the next step once all blocks are done. A member waits only for blocks that somebody has
+claimed, and who comes late finds less to do or nothing: the work gets done by one thread too.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from rlx.backends.cpu import vmath
+from rlx.backends.cpu.builder import Function, Module, vec
+from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
+from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.pool import NO_PAUSE, PAUSE
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Word, WordTable, once
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.graph import Node
+from rlx.ir.shape import Size, ceildiv, evaluate
+from rlx.kernels.expr import Load, Select, const, guarded
+from rlx.kernels.lowering import out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.ops.recurrent import Function as Activation
+from rlx.ops.recurrent import Recurrence
+
+__all__ = ["accepts", "emit", "layout"]
+
+TEAM_ROWS = 12  # rows of the batch that a team takes
+TEAM_WORK = 65536  # multiplications in a step from which on a team is worth its waiting
+CHUNK_WORK = 2_500_000  # multiplications in a chunk of few steps or a small cell: some 50 us
+BLOCK_WORK = 16384  # multiplications in a block that a member claims
+BLOCKS = 16  # most blocks of a team
+MEMBERS = 8
+LINE = 8  # i64 in a cache line
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a recurrence, and the layout of its weights."""
+
+    op: Recurrence
+    dtype: DType
+    steps: Size
+    batch: Size
+    hidden: int
+
+    @property
+    def lanes(self) -> int:
+        return host().vector_bytes // self.dtype.itemsize
+
+    @property
+    def gates(self) -> int:
+        return len(self.op.spec.gates)
+
+    @property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """The gates that are computed together; a GRU that resets the state before the product needs a second stage."""
+        if self.op.cell == "gru" and not self.op.linear_before_reset:
+            return ((0, 1), (2,))
+        return (tuple(range(self.gates)),)
+
+    @property
+    def panels(self) -> int:
+        """Vectors of units in a group: enough chains of fma for one row."""
+        return 2 if len(self.stages[0]) > 2 else 4
+
+    @property
+    def units(self) -> int:
+        """Units in a group."""
+        return self.panels * self.lanes
+
+    @property
+    def groups(self) -> int:
+        return -(-self.hidden // self.units)
+
+    @property
+    def padded(self) -> int:
+        """The units of a state as it is kept between steps."""
+        return self.groups * self.units
+
+    @property
+    def planes(self) -> int:
+        """Vectors kept for a row: two states in turn, and the cell, or the update gate and the state after reset."""
+        return {"lstm": 3, "rnn": 2}.get(self.op.cell, 2 if self.op.linear_before_reset else 4)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the work is split: chunk = member * teams + team."""
+
+    row_chunk: int
+    row_blocks: int
+    teams: int
+    members: int
+    blocks: int
+    block_groups: int
+
+
+def cut(s: Shape, steps: int, batch: int) -> Cut:
+    """The teams and their blocks, by the sizes of the run only."""
+    a_row = s.gates * s.padded * s.hidden
+    row_blocks = max(-(-batch // TEAM_ROWS), 1)
+    rows = max(-(-batch // row_blocks), 1)
+    together = a_row * rows >= TEAM_WORK and a_row * rows * steps >= 8 * TEAM_WORK
+    if not together:
+        tile = tile_rows(len(s.stages[0]))
+        rows = -(-CHUNK_WORK // (a_row * max(steps, 1)))
+        rows = max(min(-(-rows // tile) * tile, batch), 1)
+        row_blocks = max(-(-batch // rows), 1)
+    blocks = max(min(a_row * rows // BLOCK_WORK, s.groups, BLOCKS), 1) if together else 1
+    block_groups = -(-s.groups // blocks)
+    blocks = -(-s.groups // block_groups)
+    teams = s.op.directions * row_blocks
+    return Cut(rows, row_blocks, teams, min(blocks, MEMBERS), blocks, block_groups)
+
+
+def tile_rows(gates: int) -> int:
+    """Rows of the batch whose sums are in registers at once."""
+    return {4: 3, 3: 4, 2: 6, 1: 8}[gates]
+
+
+def shape_of(node: Node) -> Shape:
+    """The sizes of a recurrence node."""
+    op = node.op
+    assert isinstance(op, Recurrence)
+    x, r = node.inputs[0], node.inputs[1]
+    steps, batch = (x.shape[1], x.shape[0]) if op.batch_first else (x.shape[0], x.shape[1])
+    hidden = r.shape[2]
+    assert isinstance(hidden, int)
+    return Shape(op, x.dtype, steps, batch, hidden)
+
+
+def accepts(node: Node) -> bool:
+    """Cells of a fixed size in f32 or f64."""
+    op, (x, r, *extra) = node.op, node.inputs
+    assert isinstance(op, Recurrence)
+    lengths = [v.dtype.name for name, v in zip(op.optional, extra, strict=True) if name == "lengths"]
+    sized = isinstance(r.shape[2], int) and r.shape[2] > 0
+    return sized and x.dtype.name in ("f32", "f64") and not op.round_state and set(lengths) <= {"i32", "u32"}
+
+
+def layout(kernel: Kernel) -> list[Kernel]:
+    """The kernels that pack the recurrent weights, and the recurrence on them, with its state."""
+    node = kernel.special
+    assert node is not None
+    s = shape_of(node)
+    x, r, *extra = kernel.operands
+    made: list[Kernel] = []
+    packed: list[Buffer] = []
+    name = kernel.results[0].name
+    kind = "prepared" if r.base.kind in ("param", "const", "prepared") else "arena"
+    for number, stage in enumerate(s.stages):
+        shape = (s.op.directions, s.groups, s.hidden, s.panels, len(stage), s.lanes)
+        buffer = Buffer(f"{name}.r{number}", kind, shape, s.dtype)
+        d, group, depth, panel, gate, lane = own = out_vars(6)
+        unit = (group * s.panels + panel) * s.lanes + lane
+        element = Load(r, (d, (gate + stage[0]) * s.hidden + unit, depth), s.dtype)
+        inside = unit < s.hidden
+        filled = Select(inside, guarded(element, inside), const(0, s.dtype)) if s.padded != s.hidden else element
+        made.append(Kernel("pack r", (Store(buffer, shape, own, filled),), nodes=kernel.nodes))
+        packed.append(buffer)
+    d_size = s.op.directions
+    state = Buffer(f"{name}.state", "arena", (s.planes, d_size, s.batch, s.padded), s.dtype)
+    sync = Buffer(f"{name}.sync", "arena", (d_size, ceildiv(s.batch, TEAM_ROWS), 1 + BLOCKS, LINE), DTYPES["i64"])
+    made.append(replace(kernel, operands=(x, *packed, *extra), results=(*kernel.results, state, sync)))
+    return made
+
+
+# ---- code
+
+
+def emit(kernel: Kernel) -> list[KernelCode]:
+    """What clears the counters of the teams, and the recurrence."""
+    return _Code(kernel).codes()
+
+
+class _Code:
+    """The functions of one recurrence; strides are in elements."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        assert kernel.special is not None
+        self.s = s = shape_of(kernel.special)
+        self.op = op = s.op
+        self.ty = "float" if s.dtype.name == "f32" else "double"
+        self.name = cast(Literal["f32", "f64"], s.dtype.name)
+        self.table = WordTable()
+        count = len(s.stages)
+        operands = kernel.operands
+        self.x, self.packed = operands[0], operands[1 : 1 + count]
+        self.given = dict(zip(op.optional, operands[1 + count :], strict=True))
+        self.every, *self.last = kernel.results[:-2]
+        self.state, self.sync = kernel.results[-2:]
+        d, b, t, h = op.directions, s.batch, s.steps, s.hidden
+        row = d * s.gates * h
+        self.x_strides: tuple[Size, Size] = (row, t * row) if op.batch_first else (b * row, row)  # of steps, of rows
+        self.y_strides: tuple[Size, Size, Size] = (d * h, h, t * d * h) if op.batch_first else (d * b * h, b * h, h)
+        self.last_strides: tuple[Size, Size] = (h, d * h) if op.batch_first else (b * h, h)  # of directions, of rows
+        self.cut = once(lambda e: cut(s, evaluate(t, e), evaluate(b, e)))
+
+    def codes(self) -> list[KernelCode]:
+        s = self.s
+        main = self.kernel()
+        symbol, ir = name_kernel(Module([main]).text())
+        words = tuple(self.table.words)
+
+        def chunks(extents: Extents) -> int:
+            made = self.cut(extents)
+            return made.teams * made.members if evaluate(s.batch, extents) else 0
+
+        def clears(extents: Extents) -> int:
+            return int(self.cut(extents).members > 1)
+
+        return [self.clear(clears), KernelCode(symbol, ir, words, chunks, ("index",))]
+
+    def clear(self, chunks: Callable[[Extents], int]) -> KernelCode:
+        """Sets the counters of all teams to zero."""
+        f, table = Function(PLACEHOLDER, ARGS), WordTable()
+        start = table.load(f, Pointer(self.sync))
+        count = table.load(f, Computed(lambda e: self.cut(e).teams * (1 + BLOCKS) * LINE))
+        f.loop(0, count, 1, [], lambda i, _: f.store(0, f.gep(start, i, "i64"), ty="i64"))
+        f.ret()
+        symbol, ir = name_kernel(Module([f]).text())
+        return KernelCode(symbol, ir, tuple(table.words), chunks)
+
+    def word(self, f: Function, word: Word) -> str:
+        return self.table.load(f, word)
+
+    def computed(self, f: Function, field: str) -> str:
+        """A number of the cut."""
+        return self.table.load(f, self._computed(field))
+
+    def _computed(self, field: str) -> Computed:
+        made: dict[str, Computed] = self.__dict__.setdefault("_fields", {})
+        if field not in made:
+            made[field] = Computed(lambda e: int(getattr(self.cut(e), field)))
+        return made[field]
+
+    # -- the chunk
+
+    def kernel(self) -> Function:
+        """A member of a team."""
+        s = self.s
+        f = Function(PLACEHOLDER, ARGS)
+        teams, row_blocks, blocks = (self.computed(f, key) for key in ("teams", "row_blocks", "blocks"))
+        members, row_chunk, per_block = (self.computed(f, key) for key in ("members", "row_chunk", "block_groups"))
+        team, member = f.rem("%chunk", teams), f.div("%chunk", teams)
+        d, row_block = f.div(team, row_blocks), f.rem(team, row_blocks)
+        row0 = f.mul(row_block, row_chunk)
+        row1 = f.min(f.add(row0, row_chunk), self.word(f, s.batch))
+        turns = f.add(f.mul(self.word(f, s.steps), len(s.stages)), 2)
+        groups = self.word(f, s.groups)
+        functions = self.op.functions()
+        steps = [self.block(functions[0], "a")]
+        if len(functions) > 1 and functions[1] != functions[0]:
+            steps.append(self.block(functions[1], "b"))
+
+        def run(first: str, last: str, turn: str) -> None:
+            args = ["%words", "%ctx", d, row0, row1, first, last, turn]
+            if len(steps) == 1:
+                f.call(steps[0], args)
+            else:
+                f.if_(f.cmp("eq", d, 0), lambda: _none(f.call(steps[0], args)), lambda: _none(f.call(steps[1], args)))
+
+        def alone() -> None:
+            f.loop(0, turns, 1, [], lambda turn, _: run("0", groups, turn))
+
+        def together() -> None:
+            done = f.gep(self.word(f, Pointer(self.sync)), f.mul(team, (1 + BLOCKS) * LINE), "i64")
+            claims = f.gep(done, LINE, "i64")
+            back = f.cmp("ne", f.and_(member, 1), 0)
+            shift = f.div(f.mul(f.lshr(member, 1), blocks), (MEMBERS + 1) // 2)
+
+            def take(turn: str, i: str, mine: str) -> list[str]:
+                """Computes the i-th block that this member looks at, unless somebody else has it."""
+                at = f.rem(f.add(i, shift), blocks)
+                at = f.select(back, f.sub(f.sub(blocks, 1), at), at)
+                claim = f.gep(claims, f.mul(at, LINE), "i64")
+                free = f.cmp("eq", f.atomic_load("i64", claim, "monotonic"), turn)
+
+                def claimed() -> list[str]:
+                    first = f.mul(at, per_block)
+                    run(first, f.min(f.add(first, per_block), groups), turn)
+                    return [f.add(mine, 1)]
+
+                def tried() -> list[str]:
+                    _, own = f.cmpxchg(claim, turn, f.add(turn, 1), "acq_rel", "monotonic")
+                    return f.if_(own, claimed, lambda: [mine])
+
+                return f.if_(free, tried, lambda: [mine])
+
+            def one(turn: str, _: list[str]) -> None:
+                (mine,) = f.loop(0, blocks, 1, [0], lambda i, carried: take(turn, i, carried[0]))
+                f.if_(f.cmp("gt", mine, 0), lambda: _none(f.atomic_rmw("add", done, mine, "acq_rel")))
+                target = f.mul(f.add(turn, 1), blocks)
+
+                def waiting(_: list[str]) -> str:
+                    return f.cmp("lt", f.atomic_load("i64", done), target)
+
+                def pause(_: list[str]) -> list[str]:
+                    text = PAUSE.get(platform.machine(), NO_PAUSE)
+                    if "@llvm.x86.sse2.pause" in text:
+                        f.declare("llvm.x86.sse2.pause", "void", [])
+                    f.do(text)
+                    return []
+
+                f.while_([], waiting, pause)
+
+            reached = f.div(f.atomic_load("i64", done), blocks)
+            f.loop(reached, turns, 1, [], one)
+
+        f.if_(f.cmp("le", members, 1), alone, together)
+        f.ret()
+        return f
+
+    # -- a block of groups in one turn
+
+    def block(self, functions: list[Activation], suffix: str) -> Function:
+        """`(words, ctx, d, row0, row1, group0, group1, turn)`: turn 0 brings the state in, the last takes it out."""
+        s = self.s
+        args = [("ptr", "words"), ("ptr", "ctx")]
+        args += [("i64", n) for n in ("d", "row0", "row1", "group0", "group1", "turn")]
+        f = Function(f"{PLACEHOLDER}_{suffix}", args, internal=True, attrs="nounwind noinline")
+        steps = self.word(f, s.steps)
+        count = len(s.stages)
+        last = f.add(f.mul(steps, count), 1)
+
+        def step() -> None:
+            at = f.sub("%turn", 1)
+            number = f.div(at, count) if count > 1 else at
+            if count == 1:
+                self.step(f, functions, 0, number, steps)
+                return
+            f.if_(
+                f.cmp("eq", f.rem(at, count), 0),
+                lambda: self.step(f, functions, 0, number, steps),
+                lambda: self.step(f, functions, 1, number, steps),
+            )
+
+        f.if_(
+            f.cmp("eq", "%turn", 0),
+            lambda: self.begin(f, steps),
+            lambda: _none(f.if_(f.cmp("eq", "%turn", last), lambda: self.end(f, steps), step)),
+        )
+        f.ret()
+        return f
+
+    def plane(self, f: Function, number: str | int, row: str) -> str:
+        """The address of a row of one of the vectors kept."""
+        s = self.s
+        plane, rows = self.word(f, s.op.directions * s.batch), self.word(f, s.batch)
+        index = f.add(f.mul(number, plane, "i64"), f.add(f.mul("%d", rows), row))
+        return f.gep(self.word(f, Pointer(self.state)), f.mul(index, self.word(f, s.padded)), self.ty)
+
+    def at_last(self, f: Function, buffer: Buffer, row: str) -> str:
+        """The address of a row of the first or last state."""
+        of_d, of_row = self.last_strides
+        index = f.add(f.mul("%d", self.word(f, of_d)), f.mul(row, self.word(f, of_row)))
+        return f.gep(self.word(f, Pointer(buffer)), index, self.ty)
+
+    def mask(self, f: Function, unit: str) -> str:
+        """The lanes of a group that starts at `unit` which exist."""
+        return f.mask_below(f.sub(self.word(f, self.s.hidden), unit), self.s.units, f"i{8 * self.s.dtype.itemsize}")
+
+    def each_group(self, f: Function, body: Callable[[str, str | None], None]) -> None:
+        """Runs body(first unit, mask) for each group of the block; the mask is None for whole groups."""
+        s = self.s
+
+        def group(g: str, _: list[str]) -> None:
+            unit = f.mul(g, s.units)
+            if s.padded == s.hidden:
+                body(unit, None)
+                return
+            whole = f.cmp("le", f.add(unit, s.units), self.word(f, s.hidden))
+            f.if_(whole, lambda: body(unit, None), lambda: body(unit, self.mask(f, unit)))
+
+        f.loop("%group0", "%group1", 1, [], group)
+
+    def get(self, f: Function, p: str, mask: str | None) -> str:
+        v = vec(self.ty, self.s.units)
+        return f.load(v, p) if mask is None else f.masked_load(v, p, mask)
+
+    def put(self, f: Function, value: str, p: str, mask: str | None) -> None:
+        if mask is None:
+            f.store(value, p, ty=vec(self.ty, self.s.units))
+        else:
+            f.masked_store(value, p, mask, vec(self.ty, self.s.units))
+
+    def kept(self) -> list[tuple[str, int]]:
+        """The initial state that goes into each plane."""
+        return [("initial_h", 0), ("initial_c", 2)][: 2 if self.op.cell == "lstm" else 1]
+
+    def begin(self, f: Function, steps: str) -> None:
+        def row(i: str, _: list[str]) -> None:
+            if "lengths" in self.given:
+                length = self.length(f, i)
+                bad = f.or_(f.cmp("lt", length, 0), f.cmp("gt", length, steps))
+                f.if_(bad, lambda: report(f, STATUS["index"], length))
+            for name, plane in self.kept():
+                target = self.plane(f, plane, i)
+                source = self.at_last(f, self.given[name], i) if name in self.given else None
+
+                def copy(unit: str, mask: str | None, source: str | None = source, target: str = target) -> None:
+                    value = "zeroinitializer" if source is None else self.get(f, f.gep(source, unit, self.ty), mask)
+                    self.put(f, value, f.gep(target, unit, self.ty), None)
+
+                self.each_group(f, copy)
+
+        f.loop("%row0", "%row1", 1, [], row)
+
+    def end(self, f: Function, steps: str) -> None:
+        def row(i: str, _: list[str]) -> None:
+            for number, buffer in enumerate(self.last):
+                source = self.plane(f, 2 if number else f.and_(steps, 1), i)
+                target = self.at_last(f, buffer, i)
+
+                def copy(unit: str, mask: str | None, source: str = source, target: str = target) -> None:
+                    self.put(f, self.get(f, f.gep(source, unit, self.ty), None), f.gep(target, unit, self.ty), mask)
+
+                self.each_group(f, copy)
+
+        f.loop("%row0", "%row1", 1, [], row)
+
+    def length(self, f: Function, row: str) -> str:
+        lengths = self.word(f, Pointer(self.given["lengths"]))
+        kind = "sext" if self.given["lengths"].dtype.kind == "i" else "zext"
+        return f.cast(kind, f.load("i32", f.gep(lengths, row, "i32")), "i64")
+
+    def step(self, f: Function, functions: list[Activation], stage: int, number: str, steps: str) -> None:
+        """One stage of step `number` for the rows and groups of the block."""
+        s, op, ty = self.s, self.op, self.ty
+        gates = s.stages[stage]
+        t = number
+        if op.direction == "reverse":
+            t = f.sub(f.sub(steps, 1), number)
+        elif op.direction == "bidirectional":
+            t = f.select(f.cmp("eq", "%d", 0), number, f.sub(f.sub(steps, 1), number))
+        old, new = f.and_(number, 1), f.xor(f.and_(number, 1), 1)
+        source = 3 if stage else old  # the plane that is multiplied
+        padded, hidden = self.word(f, s.padded), self.word(f, s.hidden)
+        a_group = f.mul(hidden, s.units * len(gates))
+        weights = f.gep(
+            self.word(f, Pointer(self.packed[stage])), f.mul(f.mul("%d", self.word(f, s.groups)), a_group), ty
+        )
+        x_step, x_row = (self.word(f, w) for w in self.x_strides)
+        y_step, y_d, y_row = (self.word(f, w) for w in self.y_strides)
+        x = f.gep(self.word(f, Pointer(self.x)), f.add(f.mul(t, x_step), f.mul("%d", f.mul(hidden, s.gates))), ty)
+        y = f.gep(self.word(f, Pointer(self.every)), f.add(f.mul(t, y_step), f.mul("%d", y_d)), ty)
+        most = tile_rows(len(gates))
+        sums = f.alloca(ty, most * len(gates) * s.units)
+        kernels = {rows: product(s, len(gates), rows) for rows in range(1, most + 1)}
+
+        def group(unit: str, mask: str | None) -> None:
+            r = f.gep(weights, f.mul(f.lshr(unit, s.units.bit_length() - 1), a_group), ty)
+
+            def finish(row: str, at: str) -> None:
+                place = f.gep(sums, f.mul(at, len(gates) * s.units), ty)
+                gate_sums = [f.load(vec(ty, s.units), f.gep(place, k * s.units, ty)) for k in range(len(gates))]
+                own_x = f.gep(x, f.add(f.mul(row, x_row), unit), ty)
+                own_y = f.gep(y, f.add(f.mul(row, y_row), unit), ty)
+                inputs = [self.get(f, f.gep(own_x, f.mul(gate, hidden), ty), mask) for gate in gates]
+                planes = [f.gep(self.plane(f, n, row), unit, ty) for n in (old, new, *range(2, s.planes))]
+
+                def live() -> None:
+                    self.finish(f, functions, stage, gate_sums, inputs, planes, own_y, unit, mask)
+
+                def over() -> None:
+                    if stage == len(s.stages) - 1:
+                        self.put(f, self.get(f, planes[0], None), planes[1], None)
+                        self.put(f, "zeroinitializer", own_y, mask)
+
+                if "lengths" in self.given:
+                    f.if_(f.cmp("lt", t, self.length(f, row)), live, over)
+                else:
+                    live()
+
+            def tile(state: list[str]) -> list[str]:
+                (row,) = state
+                left = f.sub("%row1", row)
+                take: str = f.min(left, most)
+                if most > 2:
+                    even = f.and_(f.cmp("gt", left, most), f.cmp("lt", left, 2 * most))
+                    take = f.select(even, f.lshr(f.add(left, 1), 1), take)
+                a = self.plane(f, source, row)
+
+                def call(rows: int) -> None:
+                    for panel in range(1 if rows == 1 else s.panels):
+                        own_r, own = f.gep(r, panel * s.lanes * len(gates), ty), f.gep(sums, panel * s.lanes, ty)
+                        f.call(kernels[rows], [a, padded, own_r, own, hidden])
+
+                f.switch(take, {rows: (lambda rows=rows: call(rows)) for rows in kernels})  # type: ignore[misc]
+                f.loop(0, take, 1, [], lambda at, _: finish(f.add(row, at), at))
+                return [f.add(row, take)]
+
+            f.while_([("i64", "%row0")], lambda state: f.cmp("lt", state[0], "%row1"), tile)
+
+        self.each_group(f, group)
+
+    def finish(
+        self,
+        f: Function,
+        functions: list[Activation],
+        stage: int,
+        sums: list[str],
+        inputs: list[str],
+        planes: list[str],
+        y: str,
+        unit: str,
+        mask: str | None,
+    ) -> None:
+        """The functions of the gates of one row, and its new state."""
+        s, op = self.s, self.op
+
+        def parameter(name: str, number: int, per_direction: int) -> str:
+            at = f.add(f.mul("%d", self.word(f, per_direction * s.hidden)), unit)
+            at = f.add(at, f.mul(self.word(f, s.hidden), number)) if number else at
+            return self.get(f, f.gep(self.word(f, Pointer(self.given[name])), at, self.ty), mask)
+
+        def apply(number: int, x: str) -> str:
+            return activation(f, functions[number], x, s.units, self.name)
+
+        gates = [f.add(a, b) for a, b in zip(sums, inputs, strict=True)]
+        if op.cell == "rnn":
+            h = apply(0, gates[0])
+        elif op.cell == "lstm":
+            i, o, forget, c = gates
+            cell = self.get(f, planes[2], None)
+            peep = "peepholes" in self.given
+            i = apply(0, f.fma(parameter("peepholes", 0, 3), cell, i) if peep else i)
+            if op.input_forget:
+                forget = f.sub(1.0, i)
+            else:
+                forget = apply(0, f.fma(parameter("peepholes", 2, 3), cell, forget) if peep else forget)
+            cell = f.fma(forget, cell, f.mul(i, apply(1, c)))
+            self.put(f, cell, planes[2], None)
+            o = apply(0, f.fma(parameter("peepholes", 1, 3), cell, o) if peep else o)
+            h = f.mul(o, apply(2, cell))
+        elif stage == 0 and len(s.stages) == 2:
+            z, reset = apply(0, gates[0]), apply(0, gates[1])
+            self.put(f, z, planes[2], None)
+            self.put(f, f.mul(reset, self.get(f, planes[0], None)), planes[3], None)
+            return
+        else:
+            before = self.get(f, planes[0], None)
+            if op.linear_before_reset:
+                z, reset = apply(0, gates[0]), apply(0, gates[1])
+                kept = f.add(sums[2], parameter("bias", 0, 1)) if "bias" in self.given else sums[2]
+                given = f.fma(reset, kept, inputs[2])
+            else:
+                z = self.get(f, planes[2], None)
+                given = f.add(gates[0], parameter("bias", 0, 1)) if "bias" in self.given else gates[0]
+            g = apply(1, given)
+            h = f.fma(z, before, f.mul(f.sub(1.0, z), g))
+        self.put(f, h, planes[1], None)
+        self.put(f, h, y, mask)
+
+
+def _none(_: object) -> None:
+    """Drops a value, for callbacks that return none."""
+
+
+def product(s: Shape, gates: int, rows: int) -> Function:
+    """`(ptr a, i64 lda, ptr r, ptr out, i64 k)`: the gates' sums of some rows of the state, out [rows, gates, units].
+
+    For one row all panels of a group, else the one that r and out point at.
+    """
+    ty = "float" if s.dtype.name == "f32" else "double"
+    v, size, panels = vec(ty, s.lanes), s.dtype.itemsize, s.panels if rows == 1 else 1
+    f = Function(
+        f"rlx_recur_{s.dtype.name}x{s.lanes}_{rows}x{gates}x{s.panels}",
+        [("ptr", "a"), ("i64", "lda"), ("ptr", "r"), ("ptr", "out"), ("i64", "k")],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    row_step = f.mul("%lda", size)
+    per_k = s.units * gates * size
+
+    def steps(count: int, state: list[str]) -> list[str]:
+        pa, pr, acc = state[:rows], state[rows], state[rows + 1 :]
+        for k in range(count):
+            a = [f.splat(f.load(ty, f.offset(p, k * size)), s.lanes) for p in pa]
+            for panel in range(panels):
+                for gate in range(gates):
+                    at = k * per_k + (panel * gates + gate) * s.lanes * size
+                    r = f.load(v, f.offset(pr, at))
+                    for row in range(rows):
+                        number = (row * gates + gate) * panels + panel
+                        acc[number] = f.fma(a[row], r, acc[number], v)
+        return [*(f.offset(p, count * size) for p in pa), f.offset(pr, count * per_k), *acc]
+
+    pointers = ["%a"]
+    for _ in range(rows - 1):
+        pointers.append(f.offset(pointers[-1], row_step))
+    state: list[tuple[str, str]] = [("ptr", p) for p in [*pointers, "%r"]]
+    state += [(v, "zeroinitializer")] * (rows * gates * panels)
+    whole = f.and_("%k", -2)
+    after = f.loop(0, whole, 2, state, lambda _, carried: steps(2, carried))
+    state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
+    acc = f.loop(whole, "%k", 1, state, lambda _, carried: steps(1, carried))[rows + 1 :]
+    for row in range(rows):
+        for gate in range(gates):
+            for panel in range(panels):
+                place = (row * gates + gate) * s.units + panel * s.lanes
+                f.store(acc[(row * gates + gate) * panels + panel], f.gep("%out", place, ty))
+    f.ret()
+    return f
+
+
+def activation(f: Function, fn: Activation, x: str, w: int, dtype: Literal["f32", "f64"]) -> str:
+    """The code of an activation of `w` lanes; NaN passes through all of them."""
+    ty = f.type_of(x)
+    a, b = fn.alpha or 0.0, fn.beta or 0.0
+    if fn.clip:
+        x = f.max(-fn.clip, f.min(fn.clip, x, ty), ty)
+    match fn.name:
+        case "relu":
+            return f.max(0.0, x, ty)
+        case "tanh":
+            return vmath.tanh(f, x, w, dtype)
+        case "sigmoid":
+            return vmath.sigmoid(f, x, w, dtype)
+        case "affine":
+            return f.fma(x, a, b, ty)
+        case "leakyrelu":
+            return f.select(f.cmp("lt", x, 0.0), f.mul(x, a), x)
+        case "thresholdedrelu":
+            return f.select(f.cmp("lt", x, a), 0.0, x, ty)
+        case "scaledtanh":
+            return f.mul(vmath.tanh(f, f.mul(x, b), w, dtype), a)
+        case "hardsigmoid":
+            return f.max(0.0, f.min(1.0, f.fma(x, a, b, ty), ty), ty)
+        case "elu":
+            below = f.min(0.0, x, ty)
+            return f.select(f.cmp("lt", x, 0.0), f.mul(vmath.expm1(f, below, w, dtype), a), x)
+        case "softsign":
+            return f.div(x, f.add(vmath.fabs(f, x), 1.0))
+        case _:
+            rest = vmath.log1p(f, vmath.exp(f, f.neg(vmath.fabs(f, x)), w, dtype), w, dtype)
+            return f.add(f.max(0.0, x, ty), rest)

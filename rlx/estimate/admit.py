@@ -1,0 +1,112 @@
+"""Whether a model may have the memory that it needs, asked before any of it is taken."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from rlx.backends.base import Backend, CodeGenerator
+from rlx.errors import MemoryDeficit
+from rlx.estimate.calibrate import Overhead, known_overhead
+from rlx.estimate.graph import Lowered, estimate_library, lowered_of
+from rlx.estimate.memory import MemoryEstimate, bytes_text, deficit_text
+from rlx.estimate.system import UNKNOWN, Budget
+from rlx.ir.graph import Graph
+from rlx.kernels.program import Program
+from rlx.options import CompileOptions
+
+__all__ = ["Admission"]
+
+log = logging.getLogger("rlx")
+
+_WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
+
+
+class Admission:
+    """Compares what a model adds to this process with `budget=`, or with the soft budget and what the system has free.
+
+    What the device takes by itself is left out of a `budget=`, which is the model's own; the soft budget sees it as
+    far as it is still to come. Each question raises `MemoryDeficit`, warns, or passes, as `over_budget` says.
+    """
+
+    def __init__(self, backend: Backend, options: CompileOptions) -> None:
+        self.backend, self.options = backend, options
+        self.overhead: Overhead = known_overhead(backend.name)
+        self.lowered: Lowered | None = None
+        self.library: MemoryEstimate | None = None
+
+    def __call__(self, graph: Graph, legal: Graph, program: Program | None) -> None:
+        """The question before code is made, weights are copied and the arena is there."""
+        if program is None or not isinstance(self.backend, CodeGenerator):
+            if all(s.hi is not None for s in graph.dims().values()):
+                self.library = estimate_library(graph, legal, self.backend.name, self.overhead)
+            # The device frees activations as it likes; what is sure to be there is the weights.
+            weights = sum(v.type.nbytes() or 0 for v in (*legal.params, *legal.constants))
+            self.ask(MemoryEstimate(graph.name, self.backend.name, weight_bytes=weights))
+            return
+        self.lowered = lowered_of(graph, program, self.backend, self.options, self.overhead)
+        self.ask(self.lowered.at_bounds() or self.lowered.fixed())
+
+    def weights(self, model: str, nbytes: int) -> None:
+        """The question before a file is imported: the bytes of weights that must be copied out of it."""
+        self.ask(MemoryEstimate(model, self.backend.name, weight_bytes=nbytes))
+
+    def room(self, extents: Mapping[str, int], nbytes: int) -> None:
+        """The question before an arena grows by that many bytes for a run at `extents`."""
+        if self.lowered is None or self.options.over_budget == "allow":
+            return
+        if self.options.budget_bytes is None:
+            self.ask(MemoryEstimate(self.lowered.graph.name, self.backend.name, activation_bytes=nbytes))
+        elif self.lowered.timeline.bounds is None:  # else it was asked for the bounds
+            self.ask(self.lowered.at(extents))
+
+    def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
+        """The estimate at the extents of a plan, or of what does not depend on them; None if nothing is known."""
+        if self.lowered is None:
+            return self.library
+        return self.lowered.fixed() if extents is None else self.lowered.at(extents)
+
+    def ask(self, needs: MemoryEstimate) -> None:
+        """Compares needs with what is allowed."""
+        options = self.options
+        if options.over_budget == "allow":
+            return
+        own = replace(needs, overhead_bytes=0)
+        if options.budget_bytes is not None:
+            self.settle(own, options.budget_bytes, "by budget=")
+            return
+        free = self.backend.memory().free
+        budget = Budget.of_process()
+        private = replace(own, weight_bytes=own.weight_bytes - own.mapped_weight_bytes)
+        if needs.overhead_bytes:
+            private = replace(private, overhead_bytes=self.overhead.compiling)
+        for allowed, why in (
+            (budget.soft_room, "by the soft budget of this process"),
+            *((left, f"by {name}") for name, left in budget.figures.rooms.items()),
+            (free, f"by what the device {self.backend.name!r} has free"),
+        ):
+            if allowed is not None:
+                self.settle(private, allowed, why)
+        if budget.would_exceed(private.peak_bytes) is UNKNOWN and free is None:
+            log.warning(
+                "%s needs %s: whether that fits is unknown, as the system does not say what is free",
+                needs.model,
+                bytes_text(needs.peak_bytes),
+            )
+
+    def settle(self, needs: MemoryEstimate, allowed: int, why: str) -> None:
+        """Raises or warns if the peak is above what is allowed."""
+        peak = needs.peak_bytes
+        if peak <= allowed:
+            return
+        missing = peak - allowed
+        head = f"{needs.model!r} needs {peak:,} B, {missing:,} B more than the {allowed:,} B allowed {why}"
+        remedies = needs.remedies(allowed)
+        message = f"{head}. {_WAYS_OUT}\n{deficit_text(needs, allowed, needs.parts_at_peak, remedies)}"
+        if self.options.over_budget == "warn":
+            log.warning(message)
+            return
+        raise MemoryDeficit(
+            message, budget_bytes=allowed, peak_bytes=peak, parts=needs.parts_at_peak, remedies=remedies
+        )

@@ -1,0 +1,67 @@
+"""Arrays over memory-mapped files, and the file and place that such an array shows."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FileIdentity", "Place", "identity_of", "map_file", "mapping_of", "place_of"]
+
+FileIdentity = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the last change
+
+
+class MappedFile(mmap.mmap):
+    """A mapping that knows its file."""
+
+    path: str
+    identity: FileIdentity
+
+
+@dataclass(frozen=True)
+class Place:
+    """Bytes [offset, offset + nbytes) of a file that had this identity when it was mapped."""
+
+    path: str
+    identity: FileIdentity
+    offset: int
+    nbytes: int
+
+
+def identity_of(status: os.stat_result) -> FileIdentity:
+    """What changes when a file is replaced or written to."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def map_file(fd: int, path: str, *, writable: bool = False) -> NDArray[np.uint8]:
+    """All bytes of an open file, mapped and not copied; what is written to a `writable` mapping stays in memory."""
+    status = os.fstat(fd)
+    if status.st_size == 0:
+        return np.frombuffer(b"", np.uint8)
+    access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+    memory = MappedFile(fd, status.st_size, access=access)
+    memory.path, memory.identity = os.path.abspath(path), identity_of(status)
+    return np.frombuffer(memory, np.uint8)
+
+
+def mapping_of(array: NDArray[Any]) -> mmap.mmap | None:
+    """The mapping that an array's memory belongs to, if it is a mapped file."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    return base if isinstance(base, mmap.mmap) else None
+
+
+def place_of(array: NDArray[Any]) -> Place | None:
+    """Where a compact read-only array lies in a file that `map_file` mapped, if it does."""
+    memory = mapping_of(array)
+    if not isinstance(memory, MappedFile) or array.flags.writeable or not array.flags.c_contiguous:
+        return None
+    start = int(np.frombuffer(memory, np.uint8).ctypes.data)
+    return Place(memory.path, memory.identity, int(array.ctypes.data) - start, array.nbytes)

@@ -1,0 +1,186 @@
+"""The memory of a compiled graph: predicted against measured, and the ways to give it back."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from rlx.backends.base import Executable
+from rlx.compiler import Compilation
+from rlx.errors import ClosedError
+from rlx.estimate.admit import Admission
+from rlx.estimate.memory import MemoryEstimate, bytes_text
+from rlx.estimate.probe import peak_bytes, resident_bytes
+
+__all__ = ["Closed", "Lifetime", "ModelMemory", "Resident", "give_back"]
+
+_compiled: set[str] = set()  # the devices that something was compiled for in this process
+
+
+@dataclass(frozen=True)
+class Resident:
+    """This process's resident set and its peak so far, in bytes."""
+
+    now: int
+    peak: int
+
+    @staticmethod
+    def read() -> Resident:
+        """The figures now."""
+        return Resident(resident_bytes(), peak_bytes())
+
+
+class ModelMemory:
+    """What a model takes in memory: predicted when it was compiled, measured around its first run.
+
+    `measured` is how far the peak of the resident set rose from before loading to after the first run, in bytes; where
+    the process had been larger before, so that this can't be seen, what the resident set itself has grown by. It is
+    None before a run. `residual` is predicted less measured.
+    """
+
+    def __init__(self, admission: Admission, before: Resident) -> None:
+        self._admission = admission
+        self._before = before
+        self._first = admission.backend.name not in _compiled  # of this process: it brings the compiler
+        _compiled.add(admission.backend.name)
+        self._extents: Mapping[str, int] | None = None
+        self.measured: int | None = None
+        self.is_peak = False
+
+    @property
+    def predicted(self) -> MemoryEstimate | None:
+        """The estimate at the sizes that the arena is planned for; None for a graph that was compiled elsewhere."""
+        return self._admission.predicted(self._extents)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The predicted parts in bytes, without what the device takes by itself."""
+        made = self.predicted
+        return {} if made is None else {name: size for name, size in made.parts.items() if name != "overhead"}
+
+    @property
+    def predicted_bytes(self) -> int | None:
+        """What the resident set is predicted to grow by: the largest peak, with pages of the file that loading reads.
+
+        What the device takes by itself counts as far as this was the first graph of the process.
+        """
+        made = self.predicted
+        if made is None:
+            return None
+        own = self._admission.overhead.compiling if self._first else 0
+        return made.peak_bytes - made.overhead_bytes + made.file_bytes + own
+
+    @property
+    def residual(self) -> int | None:
+        """Predicted less measured bytes, None before the first run."""
+        predicted = self.predicted_bytes
+        return None if predicted is None or self.measured is None else predicted - self.measured
+
+    def planned(self, extents: Mapping[str, int] | None) -> None:
+        """Takes note of the sizes that the arena is planned for."""
+        self._extents = extents
+
+    def reserve(self, extents: Mapping[str, int], nbytes: int) -> None:
+        """Asks whether the arena may grow by that much; raises `MemoryDeficit`."""
+        self._admission.room(extents, nbytes)
+
+    def settle(self, extents: Mapping[str, int]) -> None:
+        """Measures, once: after the first run."""
+        self._extents = extents
+        if self.measured is not None:
+            return
+        after = Resident.read()
+        self.is_peak = after.peak > self._before.peak
+        self.measured = max(0, (after.peak if self.is_peak else after.now) - self._before.now)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "parts": self.parts,
+            "predicted_bytes": self.predicted_bytes,
+            "measured_bytes": self.measured,
+            "measured": "peak" if self.is_peak else "at the end",
+            "residual_bytes": self.residual,
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{name:11} {bytes_text(size):>12}" for name, size in self.parts.items()]
+        for name, size in (("predicted", self.predicted_bytes), ("measured", self.measured)):
+            lines.append(f"{name:11} {'unknown' if size is None else bytes_text(size):>12}")
+        if self.residual is not None:
+            lines.append(f"{'residual':11} {bytes_text(self.residual):>12}")
+        return "\n".join(lines)
+
+
+class Closed:
+    """Stands for what a closed graph had: whatever is asked of it raises `ClosedError`."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ClosedError("the compiled graph is closed: load or compile it again, or keep a clone open")
+
+    def refuse(self, *args: Any, **named: Any) -> NoReturn:
+        """A call of it."""
+        self.__getattr__("")
+
+
+class Lifetime:
+    """Closing and trimming, for a compiled graph; it is a context manager that closes at the end of the block."""
+
+    memory: ModelMemory | None
+    run_slots: Callable[..., Any]
+    _executable: Executable
+    _compilation: Compilation
+
+    def close(self) -> None:
+        """Gives back arena and bindings, and with the last clone the weights; later calls raise `ClosedError`.
+
+        Closing again does nothing. Views of outputs that are still held keep their own memory until they are dropped.
+        Raises `BusyError` while it runs in another thread.
+        """
+        if self.closed:
+            return
+        closed: Any = Closed()
+        self._executable.dispose()
+        self._executable.admit = closed.refuse
+        self._executable = self._compilation = closed
+        self.run_slots = closed.refuse
+        self.memory = None
+        give_back()
+
+    def trim(self) -> int:
+        """Gives memory that no later run needs as it is back to the system: the arena, bindings, and what was freed.
+
+        The next run takes what it needs anew. Returns the bytes by which the resident set shrank. Raises `BusyError`
+        while it runs in another thread.
+        """
+        before = resident_bytes()
+        self._executable.trim()
+        give_back()
+        return max(0, before - resident_bytes())
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return isinstance(self._executable, Closed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def give_back() -> None:
+    """Collects garbage and has the C allocator hand free memory to the system, where it can."""
+    gc.collect()
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # other C libraries than glibc have no such call
+            ctypes.CDLL(None).malloc_trim(0)

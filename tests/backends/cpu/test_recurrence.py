@@ -1,0 +1,156 @@
+"""Recurrent layers as native kernels: every cell and switch, sizes around vectors and teams, threads, lengths."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backends.cpu.recurrence import cut, shape_of
+from rlx.errors import ExecutionError
+from rlx.ir.graph import Array, Graph
+from rlx.ops.recurrent import ACTIVATIONS, CELLS, Gru, Lstm, Rnn
+
+LAYERS: dict[str, Any] = {"rnn": Rnn, "gru": Gru, "lstm": Lstm}
+PARAMS = ("w", "r", "bias", "peepholes")
+
+
+def arrays(cell: str, steps: int, batch: int, hidden: int, d: int, dtype: str = "float32") -> dict[str, Array]:
+    """Inputs of a layer, batch second, with weights that keep the states tame."""
+    rng = np.random.default_rng([steps, batch, hidden, d])
+    gates, small = len(CELLS[cell].gates), 0.5 / np.sqrt(hidden)
+    made: dict[str, Array] = {
+        "x": rng.standard_normal((steps, batch, 5)),
+        "w": rng.standard_normal((d, gates * hidden, 5)) / 3,
+        "r": rng.standard_normal((d, gates * hidden, hidden)) * small,
+        "bias": rng.standard_normal((d, 2 * gates * hidden)),
+        "initial_h": rng.standard_normal((d, batch, hidden)),
+        "initial_c": rng.standard_normal((d, batch, hidden)),
+        "peepholes": rng.standard_normal((d, 3 * hidden)),
+    }
+    made = {key: a.astype(dtype) for key, a in made.items()}
+    return made | {"lengths": rng.integers(0, steps + 1, batch).astype(np.int32)}
+
+
+def built(op: Any, given: dict[str, Array], *, dynamic: bool = False) -> tuple[Graph, list[str]]:
+    """The layer as a graph, and the names of its inputs at run time."""
+    g = rlx.Graph("layer")
+    steps, batch = rlx.Dim("steps", 0, 600), rlx.Dim("batch", 0, 64)
+    x, state = (steps, batch), (given["w"].shape[0], batch)
+    if op.batch_first:
+        x, state = x[::-1], state[::-1]
+    open_shapes: dict[str, Any] = {
+        "x": (*x, 5),
+        "lengths": (batch,),
+        "initial_h": (*state, given["r"].shape[2]),
+        "initial_c": (*state, given["r"].shape[2]),
+    }
+    values = []
+    names = ["x", "w", "r", *op.optional]
+    for name in names:
+        shape = open_shapes.get(name, given[name].shape) if dynamic else given[name].shape
+        leaf = g.param if name in PARAMS else g.input
+        values.append(leaf(name, shape, dtype=given[name].dtype.name))
+    for number, value in enumerate(g.add(op, *values)):
+        g.output(value, name=f"out{number}")
+    return g, [n for n in names if n not in PARAMS]
+
+
+def ours(op: Any, given: dict[str, Array], *, dynamic: bool = False, threads: int = 1) -> list[Array]:
+    """The layer on the CPU; it must not be a host call."""
+    g, inputs = built(op, given, dynamic=dynamic)
+    model = rlx.compile(g, device="cpu", threads=threads)
+    model.set_params({n: given[n] for n in ("w", "r", *op.optional) if n in PARAMS})
+    assert " host " not in model.explain("fuse")
+    return model.run({n: given[n] for n in inputs})
+
+
+def check(op: Any, given: dict[str, Array], tolerance: float = 1e-4, **options: Any) -> list[Array]:
+    got = ours(op, given, **options)
+    with np.errstate(over="ignore"):  # some activations have no bounds
+        wanted = op.reference(*(given[n] for n in ("x", "w", "r", *op.optional)))
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+    return got
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_every_switch(cell: str, direction: str) -> None:
+    """All optional inputs, clipping, random activations, both layouts; odd sizes below and above a vector."""
+    pick = random.Random(f"{cell} {direction}")
+    d = 2 if direction == "bidirectional" else 1
+    for flag in (False, True):
+        for steps, batch, hidden in ((5, 3, 1), (4, 5, 37), (3, 13, 3)):
+            own: dict[str, Any] = {"gru": {"linear_before_reset": flag}, "lstm": {"input_forget": flag}}.get(cell, {})
+            usual = CELLS[cell].usual * d
+            names = tuple(pick.choice(sorted(ACTIVATIONS)) for _ in usual) if flag else usual
+            allowed = pick.choice([CELLS[cell].allowed, (), ("bias",)])
+            given = arrays(cell, steps, batch, hidden, d)
+            first = pick.random() < 0.5
+            if first:
+                given |= {key: given[key].swapaxes(0, 1).copy() for key in ("x", "initial_h", "initial_c")}
+            op = LAYERS[cell](allowed, direction, names, clip=pick.choice([0.0, 0.7]), batch_first=first, **own)
+            check(op, given, 2e-3 if flag else 1e-4, dynamic=pick.random() < 0.5)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_same_bits_for_any_threads_batch_and_kind_of_size(cell: str) -> None:
+    """A large cell is computed by a team: rows alone, on one thread, and with open sizes have the same bits."""
+    own = {"linear_before_reset": True} if cell == "gru" else {}
+    hidden = 520 if cell == "rnn" else 263
+    op = LAYERS[cell](("bias", "initial_h"), "bidirectional", **own)
+    given = arrays(cell, 30, 4, hidden, 2)
+    g, _ = built(op, given)
+    node = rlx.compiler.compile_graph(g, *_cpu()).legal.nodes[-1]
+    assert cut(shape_of(node), 30, 4).members > 1, "no team: the test proves nothing"
+    both = check(op, given, threads=2)
+    one = ours(op, given, dynamic=True, threads=1)
+    row = {**given, "x": given["x"][:, 1:2].copy(), "initial_h": given["initial_h"][:, 1:2].copy()}
+    for a, b, c in zip(both, one, ours(op, row), strict=True):
+        assert np.array_equal(a, b)
+        assert np.array_equal(a[..., 1:2, :], c)
+
+
+def _cpu() -> tuple[Any, Any]:
+    from rlx.backends.cpu.backend import CpuBackend
+    from rlx.options import CompileOptions
+
+    return CpuBackend(), CompileOptions()
+
+
+def test_reset_before_the_product_in_a_team() -> None:
+    """The two stages of a GRU step, each joined by the team."""
+    check(Gru(("bias",), "forward"), arrays("gru", 20, 2, 200, 1), threads=2)
+
+
+def test_no_steps_no_rows_and_one_step() -> None:
+    """Without steps the state comes out as it went in; a single step is what a streaming model runs."""
+    op = Lstm(("initial_h", "initial_c"))
+    for steps, batch in ((0, 3), (4, 0), (1, 1)):
+        check(op, arrays("lstm", steps, batch, 9, 1), dynamic=True)
+
+
+def test_f64_and_f16() -> None:
+    """f64 as it is; f16 computed in f32."""
+    check(Lstm(("bias",)), arrays("lstm", 6, 3, 11, 1, "float64"), 1e-12)
+    check(Gru(("bias",)), arrays("gru", 6, 3, 11, 1, "float16"), 2e-3)
+
+
+def test_not_a_number_stays_in_its_row() -> None:
+    given = arrays("lstm", 5, 3, 9, 1)
+    given["x"][1, 1, 0] = np.nan
+    got = ours(Lstm(), given)
+    assert np.isnan(got[0][1:, :, 1]).all()
+    assert not np.isnan(got[0][:, :, [0, 2]]).any()
+
+
+def test_a_length_beyond_the_steps_is_an_error() -> None:
+    given = arrays("rnn", 5, 3, 9, 1)
+    for bad in (-1, 6):
+        given["lengths"] = np.array([5, bad, 0], np.int32)
+        with pytest.raises(ExecutionError, match=str(bad)):
+            ours(Rnn(("lengths",)), given)
