@@ -134,6 +134,7 @@ class Lifetime:
 
     memory: ModelMemory | None
     run_slots: Callable[..., Any]
+    decide: Callable[[], Any] | None
     _executable: Executable
     _compilation: Compilation
 
@@ -149,7 +150,7 @@ class Lifetime:
         self._executable.dispose()
         self._executable.admit = closed.refuse
         self._executable = self._compilation = closed
-        self.run_slots = closed.refuse
+        self.run_slots = self.decide = closed.refuse  # what decides on a device holds the graph and so its weights
         self.memory = None
         give_back()
 
