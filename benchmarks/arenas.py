@@ -25,6 +25,7 @@ from rlx.errors import RlxError
 from rlx.importers.onnx.importer import check, import_model
 from rlx.importers.onnx.model import read_model
 from rlx.ir.graph import Graph
+from rlx.ir.shape import evaluate
 from rlx.passes import run_passes
 from rlx.passes.legalise import legalise
 from rlx.plan.order import usual_extents
@@ -148,10 +149,7 @@ def main() -> None:
         except (RlxError, OSError) as error:
             print(f"| {name} | {str(error).splitlines()[0][:80]} | | | | | |")
             continue
-        shapes = {
-            v.name: ([s if isinstance(s, int) else plan.at[str(s)] for s in v.shape], v.dtype.numpy.name)
-            for v in done.graph.inputs
-        }
+        shapes = {v.name: ([evaluate(s, plan.at) for s in v.shape], v.dtype.numpy.name) for v in done.graph.inputs}
         shown = " ".join("x".join(map(str, shape)) for shape, _ in list(shapes.values())[:1])
         argument = [str(path.resolve()), shapes]
         xla = child(args.jax, XLA, argument) if args.jax else None
