@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -408,3 +409,26 @@ def test_preflight_reports_inputs_of_unknown_rank() -> None:
     """Where `load` asks for dims, preflight lists the input instead of stopping."""
     report = preflight(model([node("Relu", "x")], [tensor("x", None)], ["y"]))
     assert [(n.op, n.name) for n in report.missing] == [("Input", "x")]
+
+
+def test_external_data_beyond_two_gigabytes(tmp_path: Path) -> None:
+    """A weight of over 2 GiB and one behind it, in a file with holes: mapped, so that only what is read counts."""
+    size = (1 << 31) + 4096
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(size)
+        file.seek(size)
+        file.write(np.arange(3, dtype=np.float32).tobytes())
+    tensors = []
+    for name, dims, start in (("large", [size // 4], 0), ("behind", [3], size)):
+        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims, data_location=TensorProto.EXTERNAL)
+        for key, value in {"location": "weights.bin", "offset": start, "length": 4 * dims[0]}.items():
+            tensor.external_data.add(key=key, value=str(value))
+        tensors.append(tensor)
+    nodes = [helper.make_node("Gather", ["large", "at"], ["a"]), helper.make_node("Add", ["a", "behind"], ["y"])]
+    at = helper.make_tensor_value_info("at", TensorProto.INT64, [3])
+    graph = helper.make_graph(nodes, "g", [at], [helper.make_empty_tensor_value_info("y")], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    loaded = load(tmp_path / "model.onnx")
+    found = run_graph(loaded, {"at": np.array([0, 7, size // 4 - 1])})["y"]
+    np.testing.assert_array_equal(found, [0, 1, 2])
