@@ -46,12 +46,6 @@ SKIPS = [
     (r"identity_(sequence|opt)|sequence_|loop1[36]_seq|optional_", "a sequence or optional as input", "input of kind"),
     (r"(equal_)?string|strnorm|regex|.*label_encoder", "strings", "STRING|not supported"),
 ]
-LACKS = {  # what a device does not run yet, likewise
-    "cpu": [
-        (r"", "control flow", "its op has no lowering"),
-        (r"", "a size that data decide", "can't be read off an input's shape"),
-    ]
-}
 DIFFERENT = [  # other values than ONNX's reference, and why
     (r"bernoulli", "random numbers are our own"),
     (
@@ -182,7 +176,7 @@ def outcome(case: Any, device: str) -> Outcome:
     try:
         compare(case, partial(run_rlx, device))
     except UnsupportedOp as error:
-        for pattern, reason, said in (*SKIPS, *LACKS.get(device, ())):
+        for pattern, reason, said in SKIPS:
             if re.search(pattern, name) and re.search(said, str(error)):
                 return Outcome(name, op, numeric, "skip", reason)
         return Outcome(name, op, numeric, "fail", str(error).split("): ")[-1])

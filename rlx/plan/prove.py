@@ -77,11 +77,11 @@ def _prove_apart(program: Program, places: Mapping[Buffer, tuple[int, int]], gua
         whole = buffer.kind != "arena"
         spans[buffer] = (0 if whole else min(used), end if whole and buffer.kind != "input" else max(used))
     for first, final in loop_spans(program.run):  # what is in use on both sides of an end of a loop
-        for buffer, (low, high) in spans.items():
-            if low < first <= high < final:
-                spans[buffer] = (low, final)
-            elif first < low <= final < high:
-                spans[buffer] = (first, high)
+        for buffer, (start, stop) in spans.items():
+            if start < first <= stop < final:
+                spans[buffer] = (start, final)
+            elif first < start <= final < stop:
+                spans[buffer] = (first, stop)
     ordered = sorted((b for b in places if places[b][1]), key=lambda b: (spans[b], places[b]))
     for number, one in enumerate(ordered):
         for other in ordered[number + 1 :]:
