@@ -39,7 +39,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 KEPT_BINDINGS = 128  # a binding is some 20 kB; a model that alternates between this many shapes never binds again
 LONG_RUN = 8  # chunks, of some 50 µs at most, from which a run lets other Python threads go on
-FIRST_ROOM = 64  # for a size that data decide and nothing bounds; a run that needs more starts again with more
+FIRST_ROOM = 16  # for a size that data decide and nothing bounds; a run that needs more starts again with more
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
 WRITTEN_OUT = 1  # left in the state block's VALUE by a run that wrote into the caller's arrays; any run resets it
 
@@ -308,10 +308,20 @@ class CpuExecutable(StateCalls):
         arrays = []
         for number, (_, buffer) in enumerate(self.program.outputs):
             fed = self.states.output(number, parity, extents)
+            if fed is None and not self.is_consistent(buffer, extents):
+                fed = np.empty((0,) * len(buffer.shape), buffer.dtype.numpy)
             made = self.array(buffer, extents) if fed is None else fed
             made.flags.writeable = False
             arrays.append(made)
         return tuple(arrays)
+
+    def is_consistent(self, buffer: Buffer, extents: Mapping[str, int]) -> bool:
+        """Whether the shape of an output makes sense; it may not before all sizes that data decide are known."""
+        if not self.program.made:
+            return True
+        whole = all(evaluate(size, extents) >= 0 for size in (*buffer.shape, *buffer.base.shape))
+        offset = evaluate(buffer.offset, extents)
+        return whole and 0 <= offset <= buffer.base.nbytes(dict(extents)) - buffer.nbytes(dict(extents))
 
     def made(self, bound: Bound) -> tuple[Array, ...]:
         """The outputs of the last run on this binding."""
