@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Array, Node
-from rlx.ir.shape import Guard, Shape, Size, Symbol, evaluate, numel, upper
+from rlx.ir.shape import Guard, Shape, Size, Symbol, evaluate, numel, substitute, upper
 from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import Expr, Load, Reduce, loads, walk
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
@@ -45,6 +45,11 @@ class Buffer:
         """Bytes at given extents."""
         sizes = [evaluate(s, extents) for s in self.shape]
         return self._bytes(sizes)
+
+    def most(self, sizes: Mapping[str, Size]) -> int | None:
+        """Bytes at the upper bounds of the shape once these symbols are replaced, None if unbounded."""
+        tops = [upper(substitute(s, sizes)) for s in self.shape]
+        return None if None in tops else self._bytes([max(s, 0) for s in tops if s is not None])
 
     def bound(self) -> int | None:
         """Bytes at the upper bounds of the shape, None if unbounded."""

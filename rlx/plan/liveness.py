@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlx.errors import CompileError, OptionError
-from rlx.ir.shape import evaluate, numel
+from rlx.ir.shape import Size, evaluate, numel
 from rlx.kernels.program import Buffer, Kernel, Program, loop_spans
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval
 
@@ -118,6 +118,7 @@ def lifetimes(
     guard: int = 0,
     element_width: int | None = None,
     include: Collection[str] = (),
+    spread: Mapping[str, Size] | None = None,
 ) -> Lifetimes:
     """The live intervals of the arena, sizes in bytes at `extents`.
 
@@ -125,11 +126,12 @@ def lifetimes(
     takes the place of an operand that it reads last, if the kernel allows that. `extra` is scratch. `guard` bytes
     after each buffer are kept free. `element_width` makes every element that many bytes, whatever its type. `include`
     adds the "inputs", "params", "constants", "states" or "prepared" weights of the program to the arena.
+    Sizes in `spread` vary within bounds: every buffer gets the most that it can be.
     """
     plan = program if isinstance(program, Schedule) else schedule(program)
     at_bounds = plan.bounds is not None and all(extents.get(name) == hi for name, hi in plan.bounds.items())
     added = outside_buffers(plan, include)
-    sizes = {b: size_of(b, extents, at_bounds, element_width) for b in (*added, *plan.ranges)}
+    sizes = {b: size_of(b, extents, at_bounds, element_width, spread) for b in (*added, *plan.ranges)}
     ranges = {**plan.ranges, **{b: plan.outside[b] for b in added}}
     chains: dict[Buffer, list[Buffer]] = {b: [b] for b in added}  # by the buffer that the memory holds last
     for buffer in plan.ranges:
@@ -160,8 +162,14 @@ def outside_buffers(plan: Schedule, include: Collection[str]) -> list[Buffer]:
     return [buffer for buffer in plan.outside if buffer.kind in kinds]
 
 
-def size_of(buffer: Buffer, extents: Mapping[str, int], at_bounds: bool, element_width: int | None = None) -> int:
-    """Bytes of a buffer; the most that they can be where the extents are the bounds."""
+def size_of(
+    buffer: Buffer,
+    extents: Mapping[str, int],
+    at_bounds: bool,
+    element_width: int | None = None,
+    spread: Mapping[str, Size] | None = None,
+) -> int:
+    """Bytes of a buffer; the most that they can be where the extents are the bounds, or over the range of `spread`."""
     if element_width is not None:
         if buffer.encoding is not None or buffer.dtype.bits > 8 * element_width:
             raise OptionError(
@@ -171,7 +179,7 @@ def size_of(buffer: Buffer, extents: Mapping[str, int], at_bounds: bool, element
         count = numel([evaluate(size, extents) for size in buffer.shape])
         assert isinstance(count, int)
         return count * element_width
-    bound = buffer.bound() if at_bounds else None
+    bound = buffer.bound() if at_bounds else buffer.most({**extents, **spread}) if spread else None
     return buffer.nbytes(dict(extents)) if bound is None else bound
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlx.errors import NameNotFound, OptionError
 from rlx.ir.graph import Value
-from rlx.ir.shape import evaluate
+from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.plan import page, render
 from rlx.plan.check import check
@@ -214,14 +214,15 @@ def make_plan(
     shared: SharedWeights | None = None,
     capacity: int | None = None,
     search: Search = "auto",
+    spread: Mapping[str, Size] | None = None,
 ) -> MemoryPlan:
     """Plans the arena of `program.run` at `extents` (those of `bound_extents` make a plan that serves every run).
 
     `reuse=False` gives every buffer memory of its own. `extra` lists scratch as (name, step, bytes). `verify` proves
     the plan, unless it is so large that this would be slow. To plan again and again, give the program's `schedule`,
-    which is most of the work. `guard`, `include` and `element_width` are those of `lifetimes`, `capacity` and `search`
-    those of `pack`. What is included and lives for the whole run lies below everything else; with `shared`, params
-    are included and lie where the forward plan has them.
+    which is most of the work. `guard`, `include`, `element_width` and `spread` are those of `lifetimes`, `capacity` and
+    `search` those of `pack`. What is included and lives for the whole run lies below everything else; with `shared`,
+    params are included and lie where the forward plan has them.
     """
     validate((), alignment)
     timeline = program if isinstance(program, Schedule) else schedule(program)
@@ -236,6 +237,7 @@ def make_plan(
         guard=guard,
         element_width=element_width,
         include=include,
+        spread=spread,
     )
     intervals = _pin_weights(lives.intervals, lives.buffers, set(outside_buffers(timeline, include)), alignment, shared)
     placement = _pack_above(intervals, alignment, reuse, capacity, search, 0 if shared is None else shared.end)

@@ -25,10 +25,10 @@ from rlx.backends.cpu.words import KernelCode, Routine
 from rlx.errors import ExecutionError, OptionError, ShapeError, UnsupportedNode, UnsupportedOp
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
-from rlx.ir.shape import Dim, evaluate, symbols
+from rlx.ir.shape import Dim, Size, evaluate, symbols
 from rlx.kernels.program import Buffer, Flow, Kernel, Program
 from rlx.options import CompileOptions
-from rlx.plan.liveness import Schedule
+from rlx.plan.liveness import Schedule, size_of
 from rlx.plan.plan import MemoryPlan, make_plan, schedule
 
 __all__ = ["CpuExecutable", "build"]
@@ -209,10 +209,15 @@ class CpuExecutable(StateCalls):
 
     # ---- binding
 
-    def make_plan(self, extents: Mapping[str, int]) -> MemoryPlan:
+    def make_plan(self, extents: Mapping[str, int], spread: Mapping[str, Size] | None = None) -> MemoryPlan:
         options = self.shared.options
         return make_plan(
-            self.schedule, extents, alignment=options.alignment, reuse=options.reuse, search=options.search
+            self.schedule,
+            extents,
+            alignment=options.alignment,
+            reuse=options.reuse,
+            search=options.search,
+            spread=spread,
         )
 
     def forget(self) -> None:
@@ -273,7 +278,7 @@ class CpuExecutable(StateCalls):
         check_guards(self.shared.graph, extents)
         self.shared.update()
         room = self.room_for(extents)
-        self.make_room({**extents, **room})
+        self.make_room({**extents, **room}, {name: Dim(name, 0, most) for name, most in room.items()})
         assert self.plan is not None
         scratch = int(self.scratch.ctypes.data)
         keep = (tuple(self.shared.params.values()), self.memory, self.scratch)
@@ -355,15 +360,18 @@ class CpuExecutable(StateCalls):
         self.entry.update(patches=self.entry_patches(bound))
         self.entry.set_result(bound.results[self.states.parity[0]])
 
-    def make_room(self, extents: Mapping[str, int]) -> None:
-        """A plan that these extents fit into, and memory for it. What changes address makes bindings void."""
+    def make_room(self, extents: Mapping[str, int], spread: Mapping[str, Size]) -> None:
+        """A plan that these extents fit into, and memory for it. What changes address makes bindings void.
+
+        `spread`: the sizes that data decide, within the room for them; no size within it takes more than planned.
+        """
         need = self.shared.run.scratch_bytes(extents) * self.shared.threads
         if need > self.scratch.nbytes:
             self.kept.clear()
             self.scratch = aligned_bytes(need)
         plan = self.plan
-        if plan is None or not (self.fits_all or self.fits(plan, extents)):
-            plan = self.make_plan(extents)
+        if plan is None or not (self.fits_all or self.fits(plan, extents, spread)):
+            plan = self.make_plan(extents, spread)
         if plan.arena > self.memory.nbytes:
             self.reserve(extents, plan.arena - self.memory.nbytes)  # raises before anything has changed
         if plan is not self.plan:
@@ -375,11 +383,11 @@ class CpuExecutable(StateCalls):
             self.kept.clear()
             self.memory = aligned_bytes(self.plan.arena, max(64, self.plan.alignment))
 
-    def fits(self, plan: MemoryPlan, extents: Mapping[str, int]) -> bool:
+    def fits(self, plan: MemoryPlan, extents: Mapping[str, int], spread: Mapping[str, Size]) -> bool:
         """Whether every buffer is within its place in the plan."""
-        at = dict(extents)
         pairs = zip(plan.intervals, plan.held, strict=True)
-        return all(b.nbytes(at) <= interval.size for interval, chain in pairs for b in chain)
+        sized = ((size_of(b, extents, False, spread=spread), place.size) for place, held in pairs for b in held)
+        return all(size <= room for size, room in sized)
 
     def address(self, root: Buffer) -> int:
         """The address of a root buffer; that of an input is patched in by each run."""
@@ -575,6 +583,12 @@ def check_supported(graph: Graph, program: Program) -> None:
         if own:
             why = f"the size {', '.join(sorted(own))} can't be read off an input's shape, and no node decides it"
             found.append(UnsupportedNode(node.label, node.op.op_name, why))
+    finite = {name: Dim(name, symbol.lo, symbol.lo + FIRST_ROOM) for name, symbol in program.dims.items()}
+    for kernel in program.run if program.made else ():
+        for buffer in kernel.writes():
+            if buffer.most(finite) is None:
+                why = f"the shape ({', '.join(map(str, buffer.shape))}) has no bound by the sizes that data decide"
+                found.append(UnsupportedNode(kernel.label, kernel.name, why))
     if found:
         lines = "".join(f"\n  {n.op} {n.name!r}: {n.reason}" for n in found)
         raise UnsupportedOp(f"graph {graph.name!r} can't be run on the CPU:{lines}", found)
