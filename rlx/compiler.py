@@ -20,21 +20,32 @@ from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import Dispatch, legalise
 from rlx.plan.order import reorder, usual_extents
 
-__all__ = ["Admit", "Compilation", "compile_graph", "lower_graph"]
+__all__ = ["Admit", "Compilation", "Stages", "compile_graph", "lower_graph", "stages_of"]
 
 Admit = Callable[[Graph, Graph, Program | None], None]  # source, legal graph, program: raises if it should not be made
 
 
 @dataclass(eq=False)
-class Compilation:
-    """What every stage made. A library backend has no program."""
+class Stages:
+    """What every stage before the code made. A library backend has no program."""
 
     source: Graph
     optimised: Graph
     legal: Graph
     dispatch: list[Dispatch]
     program: Program | None
+
+
+@dataclass(eq=False)
+class Compilation(Stages):
+    """The stages and the executable that they ended in."""
+
     executable: Executable = field(repr=False)
+
+    @property
+    def leaves(self) -> Graph:
+        """A graph with the inputs, params, states and outputs of `source`."""
+        return self.source
 
 
 def compile_graph(
@@ -44,19 +55,26 @@ def compile_graph(
 
     Raises `CompileError`, `UnsupportedOp` or what `admit` raises.
     """
+    made = stages_of(graph, backend, options)
+    admit(made.source, made.legal, made.program)
+    if isinstance(backend, LibraryBackend):
+        return Compilation(**vars(made), executable=backend.build(made.legal, options))
+    assert isinstance(backend, CodeGenerator)
+    assert made.program is not None
+    return Compilation(**vars(made), executable=backend.emit(made.legal, made.program, options))
+
+
+def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages:
+    """The stages up to the program; makes no code."""
     graph = apply_dims(graph, options.dims)
     verify(graph)
     optimised = run_passes(graph)
     legal, dispatch = legalise(optimised, backend.claims)
     if isinstance(backend, LibraryBackend):
-        admit(graph, legal, None)
-        return Compilation(graph, optimised, legal, dispatch, None, backend.build(legal, options))
+        return Stages(graph, optimised, legal, dispatch, None)
     if not isinstance(backend, CodeGenerator):
         raise CompileError(f"device {backend.name!r} is neither a code generator nor a library")
-    program = lower_graph(legal, backend)
-    admit(graph, legal, program)
-    executable = backend.emit(legal, program, options)
-    return Compilation(graph, optimised, legal, dispatch, program, executable)
+    return Stages(graph, optimised, legal, dispatch, lower_graph(legal, backend))
 
 
 def lower_graph(legal: Graph, backend: CodeGenerator) -> Program:

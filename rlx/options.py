@@ -29,6 +29,7 @@ class CompileOptions:
     search: Literal["off", "auto"] | int = "auto"  # exact search for the least arena; int: visits, 10**8 take a second
     reuse: bool = True  # let buffers share memory when their lives do not overlap (False: for debugging)
     cache_dir: str | os.PathLike[str] | None = None  # where compiled code is kept; None: the user's cache folder
+    cache: bool = True  # keep what was compiled from a file, with its packed weights, for the next load of that file
     debug: bool = False  # fill the arena with NaN before each run, and refuse views of an earlier run; slow
 
     def __post_init__(self) -> None:
@@ -47,7 +48,7 @@ class CompileOptions:
         visits = -1 if isinstance(self.search, bool) or not isinstance(self.search, int) else self.search
         if self.search not in ("off", "auto") and visits < 0:
             raise OptionError(f"search={self.search!r}: expected 'off', 'auto' or a number of visits, 0 or more")
-        for name in ("deterministic", "reuse", "debug"):
+        for name in ("deterministic", "reuse", "cache", "debug"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}: expected True or False")
         if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):

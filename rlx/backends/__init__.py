@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-from rlx.backends.base import Backend
+from rlx.backends.base import Backend, Restorer
 from rlx.errors import DeviceUnavailable, OptionError
 
-__all__ = ["BACKENDS", "backend_named", "choose_backend"]
+__all__ = ["BACKENDS", "RESTORERS", "backend_named", "choose_backend", "restorer_named"]
 
 BACKENDS: dict[str, str] = {
     "cpu": "rlx.backends.cpu.backend:CpuBackend",
@@ -16,6 +16,17 @@ BACKENDS: dict[str, str] = {
     "xla": "rlx.backends.xla.backend:XlaBackend",
     "mlx": "rlx.backends.mlx.backend:MlxBackend",
 }
+RESTORERS: dict[str, str] = {"cpu": "rlx.backends.cpu.image:CpuRestorer"}  # devices with stored code
+
+
+@cache
+def restorer_named(name: str) -> Restorer | None:
+    """What makes executables of the device's stored code, None where there is no such thing."""
+    if name not in RESTORERS:
+        return None
+    module, _, cls = RESTORERS[name].partition(":")
+    restorer: Restorer = getattr(import_module(module), cls)()
+    return restorer
 
 
 @cache

@@ -25,6 +25,7 @@ __all__ = [
     "Executable",
     "Image",
     "LibraryBackend",
+    "Restorer",
     "TensorSpec",
     "spec_of",
 ]
@@ -187,8 +188,12 @@ class Executable(ABC):
         """What the calls on states raise where a device does not have them."""
         return OptionError("this device does not offer states to read, write, bind or feed: see model.capabilities")
 
+    def raw_param(self, name: str) -> Array | None:
+        """The value of a param as it was set, None where only what was made of it is left."""
+        return None
+
     def image(self, source: Graph) -> Image:
-        """What `Backend.restore` makes an equal one of; `source` is the graph that users see."""
+        """What `Restorer.restore` makes an equal one of; `source` is the graph that users see."""
         raise OptionError("this device has no compiled code to store: save(path, portable=True) stores the graph")
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
@@ -230,13 +235,23 @@ class Backend(ABC):
         """Raises `UnsupportedOp` for nodes that it claims but can't run in this graph; compiles nothing."""
         return
 
-    def target(self) -> str:
-        """The machine that images made here run on, "" if there are none; cheap, as it is asked before each load."""
-        return ""
 
+class Restorer(ABC):
+    """Makes executables of a device's images; it needs neither the compiler nor the rest of the backend."""
+
+    name: str
+
+    @abstractmethod
+    def target(self) -> str:
+        """The machine that images made here run on."""
+
+    @abstractmethod
     def restore(self, image: Image, options: CompileOptions) -> tuple[Executable, Graph]:
         """The executable of an image for this machine, and the leaves of its source. Raises `ModelFormatError`."""
-        raise OptionError(f"device {self.name!r} has no stored code")
+
+    @abstractmethod
+    def memory(self) -> DeviceMemory:
+        """The device's memory now."""
 
 
 class CodeGenerator(Backend):

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rlx.backends.base import Backend, CodeGenerator
+from rlx.backends.base import CodeGenerator, DeviceMemory
 from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead, known_overhead
-from rlx.estimate.graph import Lowered, estimate_library, lowered_of
 from rlx.estimate.memory import MemoryEstimate, bytes_text, deficit_text
 from rlx.estimate.system import UNKNOWN, Budget
 from rlx.ir.graph import Graph
 from rlx.kernels.program import Program
 from rlx.options import CompileOptions
 
-__all__ = ["Admission"]
+if TYPE_CHECKING:
+    from rlx.compiler import Stages
+    from rlx.estimate.graph import Lowered
+
+__all__ = ["Admission", "StoredAdmission", "figures_of"]
 
 log = logging.getLogger("rlx")
 
 _WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
+
+
+class Device(Protocol):
+    """What is asked of a device here."""
+
+    name: str
+
+    def memory(self) -> DeviceMemory: ...
 
 
 class Admission:
@@ -30,14 +43,20 @@ class Admission:
     far as it is still to come. Each question raises `MemoryDeficit`, warns, or passes, as `over_budget` says.
     """
 
-    def __init__(self, backend: Backend, options: CompileOptions) -> None:
+    def __init__(self, backend: Device, options: CompileOptions) -> None:
         self.backend, self.options = backend, options
-        self.overhead: Overhead = known_overhead(backend.name)
         self.lowered: Lowered | None = None
         self.library: MemoryEstimate | None = None
 
+    @cached_property
+    def overhead(self) -> Overhead:
+        """What the device takes by itself."""
+        return known_overhead(self.backend.name)
+
     def __call__(self, graph: Graph, legal: Graph, program: Program | None) -> None:
         """The question before code is made, weights are copied and the arena is there."""
+        from rlx.estimate.graph import estimate_library, lowered_of
+
         if program is None or not isinstance(self.backend, CodeGenerator):
             if all(s.hi is not None for s in graph.dims().values()):
                 self.library = estimate_library(graph, legal, self.backend.name, self.overhead)
@@ -110,3 +129,60 @@ class Admission:
         raise MemoryDeficit(
             message, budget_bytes=allowed, peak_bytes=peak, parts=needs.parts_at_peak, remedies=remedies
         )
+
+
+class StoredAdmission(Admission):
+    """The same for code that was stored with the figures of its estimate, and compiles nothing.
+
+    Only for estimates of other extents are the stages of the compiler gone through, by `stages`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        options: CompileOptions,
+        model: str,
+        figures: Mapping[str, Any],
+        stages: Callable[[], Stages],
+    ) -> None:
+        super().__init__(device, options)
+        self.model, self.stages = model, stages
+        known = {f.name for f in fields(MemoryEstimate) if f.name.endswith("_bytes")}
+        numbers: dict[str, Any] = {k: v for k, v in figures.items() if k in known and type(v) is int and v >= 0}
+        if numbers:
+            self.ask(MemoryEstimate(model, device.name, **{**numbers, "overhead_bytes": 0}))
+
+    @cached_property
+    def overhead(self) -> Overhead:
+        return replace(known_overhead(self.backend.name), compiling=0)
+
+    def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
+        self._lower()
+        return super().predicted(extents)
+
+    def room(self, extents: Mapping[str, int], nbytes: int) -> None:
+        if self.options.over_budget == "allow":
+            return
+        if self.options.budget_bytes is None:
+            self.ask(MemoryEstimate(self.model, self.backend.name, activation_bytes=nbytes))
+            return
+        self._lower()
+        super().room(extents, nbytes)
+
+    def _lower(self) -> None:
+        from rlx.backends import backend_named
+        from rlx.estimate.graph import lowered_of
+
+        backend = backend_named(self.backend.name)
+        if self.lowered is None and isinstance(backend, CodeGenerator):
+            made = self.stages()
+            assert made.program is not None
+            self.lowered = lowered_of(made.source, made.program, backend, self.options, self.overhead)
+
+
+def figures_of(admission: Admission) -> dict[str, int]:
+    """What is stored of an estimate: its sizes in bytes at the upper bounds, or of what does not depend on them."""
+    lowered = admission.lowered
+    made = admission.library if lowered is None else lowered.at_bounds() or lowered.fixed()
+    sizes = {} if made is None else {f.name: getattr(made, f.name) for f in fields(made)}
+    return {name: int(size) for name, size in sizes.items() if name.endswith("_bytes")}

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +90,8 @@ def _path(device: str) -> Path:
 
 
 def _key(device: str) -> list[Any]:
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     versions = []
     for name in MEASURED_WITH:
         try:

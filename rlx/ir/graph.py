@@ -326,6 +326,20 @@ class Graph:
             raise OptionError(f"graph {self.name!r}: there is already an output named {name!r}")
         self.outputs.append(Output(name, value))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its text, as its nodes refer to each other in chains of any length."""
+        from rlx.ir.text import constants_table, print_graph, read_graph
+
+        data = {v.name: v.data for v in (*self.params, *self.states) if v.data is not None}
+        ops = {type(node.op): None for node in self._all_nodes()}  # for their modules to be imported there
+        return read_graph, (print_graph(self), constants_table(self), data, tuple(ops))
+
+    def _all_nodes(self) -> Iterator[Node]:
+        for node in self.nodes:
+            yield node
+            for region in node.regions:
+                yield from region._all_nodes()
+
     # ---- queries
 
     def dims(self) -> dict[str, Symbol]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FileIdentity", "Place", "identity_of", "map_file", "mapping_of", "place_of"]
+__all__ = ["FileIdentity", "Place", "collect_files", "identity_of", "map_file", "mapping_of", "note_file", "place_of"]
 
 FileIdentity = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the last change
 
@@ -35,6 +38,27 @@ class Place:
 def identity_of(status: os.stat_result) -> FileIdentity:
     """What changes when a file is replaced or written to."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+_collected: ContextVar[dict[str, FileIdentity] | None] = ContextVar("files", default=None)
+
+
+@contextmanager
+def collect_files() -> Iterator[dict[str, FileIdentity]]:
+    """Notes the files, by absolute path, that importers read meanwhile."""
+    found: dict[str, FileIdentity] = {}
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+
+
+def note_file(path: str, status: os.stat_result) -> None:
+    """Says that a file is read."""
+    found = _collected.get()
+    if found is not None:
+        found[os.path.abspath(path)] = identity_of(status)
 
 
 def map_file(fd: int, path: str, *, writable: bool = False) -> NDArray[np.uint8]:

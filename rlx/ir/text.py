@@ -36,7 +36,7 @@ from rlx.ir.graph import OPERATORS, Array, Graph, Node, Operator, TensorType, Va
 from rlx.ir.literal import array_of, content_hash, format_attribute, inline
 from rlx.ir.shape import Dim, Guard, Size, Symbol, format_size, format_symbol, max_size, min_size
 
-__all__ = ["constants_table", "parse_graph", "print_graph"]
+__all__ = ["constants_table", "parse_graph", "print_graph", "read_graph"]
 
 MAX_DEPTH = 48  # of nested regions, tuples and sizes in a text
 MAX_FACTORS = 256  # of one size in a text
@@ -186,6 +186,14 @@ _TOKEN = re.compile(
     | (?P<punct>==|\.\.|[{}()\[\]:,=@*+-])""",
     re.VERBOSE | re.ASCII,
 )
+
+
+def read_graph(text: str, constants: Mapping[str, Array], data: Mapping[str, Array], ops: object) -> Graph:
+    """As `parse_graph`, with the values of params and states by name; `ops` are the classes that the text names."""
+    graph = parse_graph(text, constants)
+    for value in (*graph.params, *graph.states):
+        value.data = data.get(value.name)
+    return graph
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:

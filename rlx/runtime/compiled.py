@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from rlx.backends.base import Executable, TensorSpec, spec_of
-from rlx.compiler import Compilation
-from rlx.cost.io_profile import IoProfile, profile
 from rlx.errors import NameNotFound, OptionError, ShapeError
 from rlx.ir.extents import check_extent
 from rlx.ir.graph import Array
@@ -24,6 +23,9 @@ from rlx.runtime.memory import Lifetime, ModelMemory
 from rlx.runtime.states import States
 
 if TYPE_CHECKING:
+    from rlx.compiler import Compilation
+    from rlx.cost.io_profile import IoProfile
+    from rlx.runtime.artifact import StoredCompilation
     from rlx.runtime.choice import Decision
 
 __all__ = ["CompiledGraph", "Results"]
@@ -63,20 +65,25 @@ class CompiledGraph(Lifetime):
     decide: Callable[[], Decision] | None = None  # set by the session
 
     def __init__(
-        self, compilation: Compilation, device: str, options: CompileOptions, memory: ModelMemory | None = None
+        self,
+        compilation: Compilation | StoredCompilation,
+        device: str,
+        options: CompileOptions,
+        memory: ModelMemory | None = None,
     ) -> None:
         self._compilation = compilation
         self._decision: Decision | None = None
         self.memory = memory
         self._options = options
         self.device = device
-        graph = compilation.source
+        graph = compilation.leaves
         self.inputs = tuple(spec_of(v) for v in graph.inputs)
         self.params = tuple(spec_of(v) for v in graph.params)
         self.states = States(self, tuple(spec_of(v) for v in graph.states))
         self.outputs = tuple(spec_of(o.value, o.name) for o in graph.outputs)
         self._names = tuple(spec.name for spec in self.outputs)
         self._unset = {v.name for v in graph.params if v.data is None}
+        self._changed: set[str] = set()  # params that were set; like `_unset`, clones share it
         self._encoded = {v.name: v.type for v in graph.params if v.type.encoding is not None}
         self._attach(compilation.executable)
 
@@ -116,6 +123,7 @@ class CompiledGraph(Lifetime):
             ready[name] = self._param(specs[name], array)
         self._executable.set_params(ready)
         self._unset.difference_update(ready)  # in place: clones share it
+        self._changed.update(ready)
 
     def _param(self, spec: TensorSpec, array: Any) -> Array:
         stored = self._encoded.get(spec.name)
@@ -309,13 +317,28 @@ class CompiledGraph(Lifetime):
     @property
     def needs(self) -> Needs | None:
         """Bytes of params, packed weights and arena; None for a device that has no program."""
-        program = self._compilation.program
+        program = self._executable.program
         return None if program is None else needs_of(program, self.plan)
 
     @property
-    def compilation(self) -> Compilation:
+    def compilation(self) -> Compilation | StoredCompilation:
         """What every stage of the compiler made."""
         return self._compilation
+
+    def save(self, path: str | os.PathLike[str], *, portable: bool = False, external: bool = False) -> None:
+        """Writes an artifact: one file that `rlx.load` reads, with no import, no compiling and the same results.
+
+        It holds the graph and its weights, and the code and packed weights for this machine; a `portable` one only the
+        first, to be compiled where it is loaded. With `external`, weights that lie in a model file stay there, which
+        the artifact knows by its SHA-256. Raises `OptionError` where it can't be written, a device has no code to
+        store, or the values of params are gone that a portable file needs.
+        """
+        from rlx.runtime.artifact import save_artifact
+
+        save_artifact(self, path, portable=portable, external=external)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a CompiledGraph can't be pickled: save(path) writes it to a file that rlx.load reads")
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel, averaged over `repeat` runs."""
@@ -331,6 +354,8 @@ class CompiledGraph(Lifetime):
     @property
     def io_profile(self) -> IoProfile:
         """What a run moves and launches, at the upper bounds of the dims; `rlx.profile` takes other extents."""
+        from rlx.cost.io_profile import profile
+
         return profile(self)
 
     def explain(self, stage: str = "summary") -> str:

@@ -9,14 +9,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rlx.backends.base import Executable
-from rlx.compiler import Compilation
 from rlx.errors import ClosedError
-from rlx.estimate.admit import Admission
+from rlx.estimate.admit import Admission, figures_of
 from rlx.estimate.memory import MemoryEstimate, bytes_text
 from rlx.estimate.probe import peak_bytes, resident_bytes
+
+if TYPE_CHECKING:
+    from rlx.compiler import Compilation
+    from rlx.runtime.artifact import StoredCompilation
 
 __all__ = ["Closed", "Lifetime", "ModelMemory", "Resident", "give_back"]
 
@@ -99,6 +102,10 @@ class ModelMemory:
         self.is_peak = after.peak > self._before.peak
         self.measured = max(0, (after.peak if self.is_peak else after.now) - self._before.now)
 
+    def figures(self) -> dict[str, int]:
+        """The sizes that are stored with the code."""
+        return figures_of(self._admission)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
         return {
@@ -136,7 +143,7 @@ class Lifetime:
     run_slots: Callable[..., Any]
     decide: Callable[[], Any] | None
     _executable: Executable
-    _compilation: Compilation
+    _compilation: Compilation | StoredCompilation
 
     def close(self) -> None:
         """Gives back arena and bindings, and with the last clone the weights; later calls raise `ClosedError`.

@@ -9,16 +9,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rlx.backends import choose_backend
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.admit import Admission
-from rlx.estimate.api import estimate as estimate_model
 from rlx.estimate.memory import MemoryEstimate
 from rlx.ir.graph import Graph
-from rlx.ir.text import parse_graph
+from rlx.ir.mapped import collect_files
 from rlx.options import CompileOptions
-from rlx.runtime.auto import compile_chosen, compile_on, named
+from rlx.runtime.artifact import load_artifact
+from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.container import MAGIC, is_container
 from rlx.runtime.memory import Resident
 from rlx.runtime.policy import DevicePolicy, policy_of
 
@@ -28,6 +28,7 @@ FORMATS: dict[str, str] = {
     ".onnx": "rlx.importers.onnx:load"
 }  # file ending -> importer: (path, dims=, admit=) -> Graph
 TEXT = ".rlx"
+ARTIFACT = "artifact"
 
 Source = Graph | str | os.PathLike[str]
 
@@ -48,15 +49,26 @@ class Session:
         if not isinstance(graph, Graph):
             raise OptionError(f"compile takes a Graph, got {type(graph).__name__}; rlx.load takes files")
         chosen = self.options.with_options(options)
-        return self._compile(graph, chosen, policy, Resident.read())
+        return self._compile(graph, chosen, self._policy(policy, chosen), Resident.read())
 
-    def _compile(self, graph: Graph, chosen: CompileOptions, policy: Any, before: Resident) -> CompiledGraph:
-        if chosen.device == "auto":
-            return compile_chosen(graph, policy_of(policy if policy is not None else self.policy), chosen, before)
-        if policy is not None:
+    def _policy(self, policy: DevicePolicy | str | None, chosen: CompileOptions) -> DevicePolicy | None:
+        if chosen.device != "auto" and policy is not None:
             raise OptionError(f"policy: the device is named, {chosen.device!r}; a policy is for device='auto'")
-        made = compile_on(graph, choose_backend(chosen.device), chosen, before)
-        made.decide = lambda: named(graph, made.device)
+        if chosen.device != "auto":
+            return None
+        return policy_of(policy if policy is not None else self.policy)
+
+    def _compile(
+        self, graph: Graph, chosen: CompileOptions, policy: DevicePolicy | None, before: Resident
+    ) -> CompiledGraph:
+        from rlx.backends import choose_backend
+        from rlx.runtime.auto import compile_chosen, compile_on, named
+
+        if policy is not None:
+            return compile_chosen(graph, policy, chosen, before)
+        backend = choose_backend(chosen.device)
+        made = compile_on(graph, backend, chosen, before)
+        made.decide = lambda: named(graph, backend.name)
         return made
 
     def load(self, source: Source, *, policy: DevicePolicy | str | None = None, **options: Any) -> CompiledGraph:
@@ -65,50 +77,81 @@ class Session:
         if isinstance(source, Graph):
             return self.compile(source, policy=policy, **options)
         before = Resident.read()
-        backend = choose_backend(chosen.device)  # for "auto": the memory that weights are read into is this machine's
-        graph, settled = import_graph(source, chosen.dims, admit=Admission(backend, chosen).weights)
-        return self._compile(graph, chosen.with_options({"dims": None}) if settled else chosen, policy, before)
+        rules = self._policy(policy, chosen)
+        path, kind = kind_of(source)
+        if kind == ARTIFACT:
+            return load_artifact(path, chosen, lambda graph, asked: self._compile(graph, asked, rules, before), before)
+        # An importer settles dims by itself; what comes after it goes without.
+        settled = chosen if kind == TEXT else chosen.with_options({"dims": None})
+        cache = ArtifactCache(chosen, repr(rules)) if chosen.cache and kind != TEXT else None
+        if cache is not None:
+            found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims), before)
+            if found is not None:
+                return found
+        from rlx.backends import choose_backend
+
+        admit = Admission(choose_backend(chosen.device), chosen).weights
+        with collect_files() as files:
+            graph = import_graph(path, kind, chosen.dims, admit)
+        model = self._compile(graph, settled, rules, before)
+        if cache is not None:
+            cache.keep(path, chosen, model, files)
+        return model
 
     def estimate(self, model: Source, **options: Any) -> MemoryEstimate:
         """What a graph or model file will take in memory, with this session's options; see `rlx.estimate`."""
+        from rlx.estimate.api import estimate
+
         own = {f.name: getattr(self.options, f.name) for f in fields(CompileOptions)}
-        return estimate_model(model, **{**own, **options})
+        return estimate(model, **{**own, **options})
 
 
-def import_graph(
-    source: str | os.PathLike[str],
-    dims: Mapping[str, Any] | None,
-    admit: Callable[[str, int], None] = lambda model, nbytes: None,
-) -> tuple[Graph, bool]:
-    """A graph from a model file (ONNX, or .rlx for the text form), and whether `dims` are in it already.
+def kind_of(source: str | os.PathLike[str]) -> tuple[Path, str]:
+    """The path of a model file, and the ending of its format: its own, or what the contents say.
 
-    `admit` is asked before weights are read: it gets the bytes that must be copied out of the file.
-
-    The ending says what a file is; one with another ending is looked into. Raises `ModelFormatError`.
+    Raises `ModelFormatError`.
     """
     if not isinstance(source, str | os.PathLike):
         raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
     path = Path(source)
     ending = path.suffix.lower()
     try:
-        if ending == TEXT:
-            return parse_text(path), False
         with path.open("rb") as file:
-            head = file.read(2)
+            head = file.read(len(MAGIC))
     except OSError as error:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
-    if ending not in FORMATS and head[:1] == b"\x08" and 0 < head[-1] < 32:
-        ending = ".onnx"  # a protobuf message whose field 1 (of a model: the version of its IR) is a small number
-    if ending not in FORMATS:
-        known = ", ".join((*FORMATS, TEXT))
-        raise ModelFormatError(f"{path}: neither its ending nor its contents are those of a model; known are {known}")
-    module, _, name = FORMATS[ending].partition(":")
+    if is_container(head):
+        return path, ARTIFACT
+    if ending in (*FORMATS, TEXT):
+        return path, ending
+    if head[:1] == b"\x08" and head[1:2] and 0 < head[1] < 32:
+        return path, ".onnx"  # a protobuf message whose field 1 (of a model: the version of its IR) is a small number
+    known = ", ".join((*FORMATS, TEXT))
+    raise ModelFormatError(f"{path}: neither its ending nor its contents are those of a model; known are {known}")
+
+
+def import_graph(
+    path: Path,
+    kind: str,
+    dims: Mapping[str, Any] | None,
+    admit: Callable[[str, int], None] = lambda model, nbytes: None,
+) -> Graph:
+    """The graph of a model file; of the text form without regard to `dims`.
+
+    `admit` is asked before weights are read: it gets the bytes that must be copied out of the file. Raises
+    `ModelFormatError`.
+    """
+    if kind == TEXT:
+        return parse_text(path)
+    module, _, name = FORMATS[kind].partition(":")
     importer: Callable[..., Graph] = getattr(import_module(module), name)
-    return importer(path, dims=dims, admit=admit), True
+    return importer(path, dims=dims, admit=admit)
 
 
 def parse_text(path: Path) -> Graph:
     """The graph of a file in the text form."""
+    from rlx.ir.text import parse_graph
+
     try:
         return parse_graph(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

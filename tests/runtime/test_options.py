@@ -32,6 +32,7 @@ OPTIONS = [
     ("search", "Literal['off', 'auto'] | int", "auto"),
     ("reuse", "bool", True),
     ("cache_dir", "str | os.PathLike[str] | None", None),
+    ("cache", "bool", True),
     ("debug", "bool", False),
 ]
 

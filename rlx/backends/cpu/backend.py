@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-import psutil
-
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Image
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable
 from rlx.backends.cpu import attention, contract, conv, flow
 from rlx.backends.cpu.channels import channels_last
 from rlx.backends.cpu.executable import CpuExecutable, build
-from rlx.backends.cpu.image import restore_image
-from rlx.backends.cpu.jit import cpu_identity, host
+from rlx.backends.cpu.image import free_memory
+from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.scalar import LLVM
@@ -57,8 +55,7 @@ class CpuBackend(CodeGenerator):
         return Availability(True, f"{target.cpu}, {8 * target.vector_bytes}-bit vectors, {target.cores} cores")
 
     def memory(self) -> DeviceMemory:
-        found = psutil.virtual_memory()
-        return DeviceMemory(found.available, found.total)
+        return free_memory()
 
     def claims(self, node: Node) -> str | None:
         if isinstance(node.op, Control) or self.accepts_special(node):
@@ -166,12 +163,6 @@ class CpuBackend(CodeGenerator):
             scratch=scratch,
             prepare_scratch=threads * max((c.scratch_bytes({}) for c in prepare), default=0),
         )
-
-    def target(self) -> str:
-        return cpu_identity()
-
-    def restore(self, image: Image, options: CompileOptions) -> tuple[Executable, Graph]:
-        return restore_image(image, options)
 
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
         found = self.available()

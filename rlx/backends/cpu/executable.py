@@ -117,6 +117,9 @@ class CpuExecutable(StateCalls):
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         self.shared.set_params(arrays)
 
+    def raw_param(self, name: str) -> Array | None:
+        return next((array for b, array in self.shared.params.items() if b.name == name), None)
+
     def image(self, source: Graph) -> Image:
         from rlx.backends.cpu.image import image_of
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Image
+from rlx.backends.base import DeviceMemory, Image, Restorer
 from rlx.backends.cpu import functions, jit
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.executable import CpuExecutable
@@ -31,7 +31,7 @@ from rlx.options import CompileOptions
 from rlx.plan.liveness import Schedule
 from rlx.plan.plan import MemoryPlan
 
-__all__ = ["image_of", "restore_image"]
+__all__ = ["CpuRestorer", "free_memory", "image_of", "restore_image"]
 
 Runtime = dict[str, bytes]
 
@@ -115,6 +115,29 @@ def restore_image(image: Image, options: CompileOptions) -> tuple[CpuExecutable,
         raise
     except Exception as error:  # whatever a damaged or foreign pickle may lead to
         raise ModelFormatError(f"the compiled code is damaged or of another version ({error!r})") from error
+
+
+class CpuRestorer(Restorer):
+    """Images of this machine's processor."""
+
+    name = "cpu"
+
+    def target(self) -> str:
+        return jit.cpu_identity()
+
+    def restore(self, image: Image, options: CompileOptions) -> tuple[CpuExecutable, Graph]:
+        return restore_image(image, options)
+
+    def memory(self) -> DeviceMemory:
+        return free_memory()
+
+
+def free_memory() -> DeviceMemory:
+    """The memory of this machine."""
+    import psutil
+
+    found = psutil.virtual_memory()
+    return DeviceMemory(found.available, found.total)
 
 
 class _Writer(pickle.Pickler):

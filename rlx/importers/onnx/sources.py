@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import ModelFormatError
-from rlx.ir.mapped import identity_of, map_file
+from rlx.ir.mapped import identity_of, map_file, note_file
 
 __all__ = ["FileSource", "Folder", "MemorySource"]
 
@@ -30,6 +30,7 @@ class FileSource:
         status = os.fstat(self._fd)
         self.size = status.st_size
         self._identity = identity_of(status)
+        note_file(self._path, status)
 
     def close(self) -> None:
         """End positioned reads; `view` still works."""

@@ -1,0 +1,46 @@
+"""Which build of rlx this is: what stored code depends on besides the machine."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["build_identity", "source_times"]
+
+Row = tuple[str, int, int]
+
+
+@functools.cache
+def build_identity() -> str:
+    """Version of rlx, its sources by name and size, and the Python whose code objects its functions are."""
+    digest = hashlib.sha256(repr([row[:2] for row in _sources()]).encode()).hexdigest()[:16]
+    return f"rlx {sys.modules['rlx'].__version__} {digest} {sys.implementation.cache_tag}"
+
+
+@functools.cache
+def source_times() -> str:
+    """A hash of when the sources last changed, for what never leaves this machine."""
+    return hashlib.sha256(repr(_sources()).encode()).hexdigest()
+
+
+@functools.cache
+def _sources() -> list[Row]:
+    """(relative path, bytes, time) of every source file, as far as they lie in a folder."""
+    root = str(Path(__file__).parents[1])
+    found: list[Row] = []
+    folders = [root]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".py"):
+                        status = entry.stat()
+                        found.append((entry.path[len(root) :], status.st_size, status.st_mtime_ns))
+                    elif entry.is_dir() and entry.name != "__pycache__":
+                        folders.append(entry.path)
+        except OSError:
+            return []  # in an archive: the version has to do
+    return sorted(found)

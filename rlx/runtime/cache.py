@@ -1,0 +1,162 @@
+"""The disk cache of whole artifacts: what was compiled from a model file, with its packed weights.
+
+An entry is found by the identity of the model file (device, inode, size, time of change and a hash of its first 64
+KiB), the options that code depends on, the processor, the versions of rlx, Python and LLVM. It lists the other files
+that the import read, such as external weights, and is void when one of them has changed. Params that are used as they
+lie in a mapped file stay there; packed ones are in the entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlx.backends import RESTORERS, restorer_named
+from rlx.errors import ModelFormatError
+from rlx.ir.graph import Graph
+from rlx.ir.mapped import FileIdentity, identity_of
+from rlx.options import CompileOptions
+from rlx.runtime.artifact import CODE_OPTIONS, restore, store
+from rlx.runtime.build import build_identity, source_times
+from rlx.runtime.container import FORMAT, StaleFile, read_container
+from rlx.runtime.memory import Resident
+
+if TYPE_CHECKING:
+    from rlx.runtime.compiled import CompiledGraph
+
+__all__ = ["MAX_BYTES", "ArtifactCache"]
+
+MAX_BYTES = 4 << 30  # of all entries together; one larger than a quarter of it is not kept
+HEAD_BYTES = 64 << 10
+SUFFIX = ".rlxa"
+
+log = logging.getLogger("rlx")
+
+
+class ArtifactCache:
+    """Entries in a folder, at most `max_bytes` bytes, least recently used out first.
+
+    A damaged entry, a folder that can't be read or written or a full disk only means misses, never an error.
+    """
+
+    def __init__(self, options: CompileOptions, policy: str, max_bytes: int = MAX_BYTES) -> None:
+        self.policy = policy  # for the device "auto"
+        self.folder = _folder(options)
+        self.max_bytes = max_bytes
+
+    def find(
+        self,
+        path: Path,
+        options: CompileOptions,
+        settled: CompileOptions,
+        source: Callable[[], Graph],
+        before: Resident,
+    ) -> CompiledGraph | None:
+        """The compiled graph for a model file, if there is an entry.
+
+        `settled` are the options once the file is imported, which `source` does.
+        """
+        entry = self.entry(path, options)
+        if entry is None or not entry.is_file():
+            return None
+        try:
+            file = read_container(entry)
+            if file.facts["key"] != entry.stem:
+                raise ModelFormatError("it was made for something else")
+            for name, identity in file.facts["files"]:
+                if list(identity_of(os.stat(name))) != identity:
+                    raise StaleFile(f"{name} has changed")
+            model = restore(file, settled, before, source)
+        except StaleFile as error:
+            log.debug("not taken from the cache: %s", error)
+            return None
+        except (ModelFormatError, OSError, KeyError, TypeError, ValueError) as error:
+            log.warning("ignoring a damaged cache file: %s (%s)", entry, error)
+            with suppress(OSError):
+                entry.unlink()
+            return None
+        with suppress(OSError):
+            os.utime(entry)
+        return model
+
+    def keep(
+        self, path: Path, options: CompileOptions, model: CompiledGraph, files: Mapping[str, FileIdentity]
+    ) -> None:
+        """Stores what was compiled from a model file, where that can be done."""
+        entry = self.entry(path, options)
+        if entry is None or model._unset or "save" not in model.capabilities:
+            return
+        needs = model.needs
+        if needs is not None and needs.prepared > self.max_bytes // 4:
+            log.debug("%s: not kept in the cache: its packed weights take %d bytes", path, needs.prepared)
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            listed = [[name, list(identity)] for name, identity in files.items()]
+            store(model, entry, {"key": entry.stem, "files": listed})
+            self.evict()
+        except OSError as error:
+            log.debug("the cache at %s can't be written: %s", self.folder, error)
+
+    def entry(self, path: Path, options: CompileOptions) -> Path | None:
+        """Where the entry for a model file is or would be; None where it can't be told apart from others."""
+        device = "cpu" if options.device == "auto" else options.device
+        if device not in RESTORERS or not _is_plain(options.dims):
+            return None
+        restorer = restorer_named(device)
+        assert restorer is not None
+        try:
+            with open(path, "rb") as file:
+                identity = identity_of(os.fstat(file.fileno()))
+                head = hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+        except OSError:
+            return None
+        chosen = {name: getattr(options, name) for name in CODE_OPTIONS} | {"dims": _sorted(options.dims)}
+        versions = (FORMAT, build_identity(), source_times(), restorer.target())
+        key = repr(
+            (os.path.abspath(path), identity, head, options.device, self.policy, sorted(chosen.items()), versions)
+        )
+        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
+
+    def evict(self) -> None:
+        """Deletes the least recently used entries until the bound holds."""
+        entries = []
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            with suppress(OSError):
+                status = path.stat()
+                entries.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        for _, size, path in sorted(entries):
+            if total <= self.max_bytes:
+                break
+            with suppress(OSError):
+                path.unlink()
+            total -= size
+
+
+def _folder(options: CompileOptions) -> Path:
+    if options.cache_dir is not None:
+        return Path(options.cache_dir) / "artifacts"
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("rlx")) / "artifacts"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether equal values have equal texts, and others have not."""
+    if isinstance(value, Mapping):
+        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (int, str)
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return sorted((k, _sorted(v)) for k, v in value.items())
+    return tuple(map(_sorted, value)) if isinstance(value, list | tuple) else value

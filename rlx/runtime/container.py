@@ -1,0 +1,218 @@
+"""The file of an artifact: a header in JSON, sections with checksums, and arrays that are mapped and not read.
+
+    0   magic, 8 bytes
+    8   u32 version of this format, u32 bytes of the header, SHA-256 of the header
+    48  the header
+    ... the sections and arrays, each at a multiple of its alignment
+
+Every length and offset is checked before it is used; what doesn't fit is a `ModelFormatError`. Checksums tell accidents
+from what was written; they are no protection from somebody who writes a file to do harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import ModelFormatError
+from rlx.ir.dtype import DTYPES, dtype_of
+from rlx.ir.graph import Array
+from rlx.ir.mapped import Place, identity_of, map_file
+
+__all__ = ["FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]
+
+MAGIC = b"\x93rlxart\n"
+FORMAT = 1
+HEAD = struct.Struct("<8sII32s")
+PAGE = 4096
+SMALL = 64  # alignment of arrays below a page
+MOST_CHECKED = 256 << 20  # bytes of arrays up to which their checksum is tested: all of them are read for that
+MOST_HEADER = 64 << 20
+MOST_AXES = 64
+
+
+class StaleFile(ModelFormatError):
+    """A file that an artifact refers to is not as it was."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """What a file holds: `facts` are any values of JSON."""
+
+    facts: Mapping[str, Any]
+    sections: Mapping[str, bytes]
+    arrays: Sequence[Array] = field(default_factory=tuple)
+
+
+def is_container(head: bytes) -> bool:
+    """Whether a file that begins so is an artifact."""
+    return head[: len(MAGIC)] == MAGIC
+
+
+def write_container(path: str | os.PathLike[str], made: Container, places: Mapping[int, Place], hashed: bool) -> int:
+    """Writes a file beside `path` and renames it; returns its bytes.
+
+    `places` are the arrays (by number) that stay in the file where they lie. Such a file is told by its SHA-256 where
+    `hashed`, else by inode, size and time. Raises `OSError`.
+    """
+    files = {place.path: _file(place, hashed) for place in places.values()}
+    names = list(files)
+    rows: list[Any] = []
+    at, crc = 0, 0  # relative to the start of the arrays
+    blobs: list[tuple[int, Any]] = []
+    for number, array in enumerate(made.arrays):
+        where, dtype = places.get(number), dtype_of(array.dtype).name
+        if where is not None:
+            rows.append([names.index(where.path), where.offset, dtype, list(array.shape)])
+            continue
+        at = _round_up(at, PAGE if array.nbytes >= PAGE else SMALL)
+        rows.append([-1, at, dtype, list(array.shape)])
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        crc = zlib.crc32(data, crc)
+        blobs.append((at, data))
+        at += array.nbytes
+    sections = [[name, len(body), hashlib.sha256(body).hexdigest()] for name, body in made.sections.items()]
+    header: dict[str, Any] = {"facts": made.facts, "sections": sections, "arrays": rows}
+    header |= {"files": list(files.values()), "arrays_bytes": at, "arrays_crc32": crc}
+    text = json.dumps(header).encode()
+    starts, first = _layout([len(body) for body in made.sections.values()], len(text))
+    pieces: list[tuple[int, Any]] = [(0, HEAD.pack(MAGIC, FORMAT, len(text), hashlib.sha256(text).digest()) + text)]
+    pieces += list(zip(starts, made.sections.values(), strict=True))
+    pieces += [(first + offset, data) for offset, data in blobs]
+    name = f"{os.fspath(path)}.{secrets.token_hex(6)}.tmp"
+    try:
+        with open(name, "xb") as file:
+            for start, data in pieces:
+                file.seek(start)
+                file.write(data)
+            file.truncate(first + at)
+        os.replace(name, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+    return first + at
+
+
+def read_container(path: str | os.PathLike[str]) -> Container:
+    """Reads a file. Raises `ModelFormatError`, and `StaleFile` where a file that it refers to has changed."""
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            whole = map_file(file.fileno(), name, writable=True)
+    except OSError as error:
+        raise ModelFormatError(f"{name}: can't be read: {error.strerror or error}") from None
+    try:
+        return _parse(whole)
+    except StaleFile as error:
+        raise StaleFile(f"{name}: {error}") from None
+    except ModelFormatError as error:
+        raise ModelFormatError(f"{name}: {error}") from None
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError, OverflowError) as error:
+        raise ModelFormatError(f"{name}: the header of the artifact is damaged: {error!r}") from None
+
+
+def _parse(whole: Array) -> Container:
+    if whole.size < HEAD.size:
+        raise ModelFormatError(f"the artifact is cut off: it has {whole.size} bytes")
+    magic, version, length, digest = HEAD.unpack(whole[: HEAD.size].tobytes())
+    if not is_container(magic):
+        raise ModelFormatError("it is no artifact of rlx")
+    if version != FORMAT:
+        newer = "upgrade rlx" if version > FORMAT else "save the model again"
+        raise ModelFormatError(f"the artifact has format {version}, this rlx reads format {FORMAT}: {newer}")
+    text = whole[HEAD.size : HEAD.size + length].tobytes()
+    if length > MOST_HEADER or len(text) != length or hashlib.sha256(text).digest() != digest:
+        raise ModelFormatError("the header of the artifact is damaged or cut off")
+    header = json.loads(text)
+    rows = header["sections"]
+    starts, first = _layout([_count(size) for _, size, _ in rows], length)
+    arrays_bytes = _count(header["arrays_bytes"])
+    if whole.size != first + arrays_bytes:
+        raise ModelFormatError(f"the artifact has {whole.size} bytes, its header says {first + arrays_bytes}")
+    sections = {}
+    for start, (name, size, checksum) in zip(starts, rows, strict=True):
+        sections[str(name)] = body = whole[start : start + size].tobytes()
+        if hashlib.sha256(body).hexdigest() != checksum:
+            raise ModelFormatError(f"the section {name!r} is damaged: its checksum differs")
+    own = whole[first:]
+    files = [_open(record) for record in header["files"]]
+    arrays = [_array(own if row[0] == -1 else files[_count(row[0])], row) for row in header["arrays"]]
+    if arrays_bytes <= MOST_CHECKED:
+        _check_arrays(arrays, header)
+    return Container(dict(header["facts"]), sections, arrays)
+
+
+def _check_arrays(arrays: Sequence[Array], header: Mapping[str, Any]) -> None:
+    crc = 0
+    for array, row in zip(arrays, header["arrays"], strict=True):
+        if row[0] == -1:
+            crc = zlib.crc32(array.reshape(-1).view(np.uint8).data, crc)
+    if crc != header["arrays_crc32"]:
+        raise ModelFormatError("the arrays are damaged: their checksum differs")
+
+
+def _array(memory: Array, row: Sequence[Any]) -> Array:
+    _, start, dtype, shape = row
+    offset, sizes = _count(start), [_count(size) for size in shape]
+    if dtype not in DTYPES or len(sizes) > MOST_AXES:
+        raise ModelFormatError(f"an array has the unknown type {dtype!r} or {len(sizes)} axes")
+    element = DTYPES[dtype].numpy
+    nbytes = element.itemsize
+    for size in sizes:
+        nbytes *= size
+    if offset + nbytes > memory.size:
+        raise ModelFormatError(f"an array of {nbytes} bytes at {offset} lies outside of {memory.size} bytes")
+    return memory[offset : offset + nbytes].view(element).reshape(sizes)
+
+
+def _file(place: Place, hashed: bool) -> dict[str, Any]:
+    if not hashed:
+        return {"path": place.path, "identity": list(place.identity)}
+    with open(place.path, "rb") as file:
+        return {"path": place.path, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _open(record: Mapping[str, Any]) -> Array:
+    path = record["path"]
+    try:
+        with open(path, "rb") as file:
+            if "sha256" not in record:
+                same = list(identity_of(os.fstat(file.fileno()))) == record["identity"]
+            else:
+                same = hashlib.file_digest(file, "sha256").hexdigest() == record["sha256"]
+            if not same:
+                raise StaleFile(f"it refers to {path!r}, which has changed since: make it again")
+            return map_file(file.fileno(), path)
+    except OSError as error:
+        raise StaleFile(f"it refers to {path!r}, which can't be read: {error.strerror or error}") from None
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ModelFormatError(f"the header of the artifact is damaged: {value!r} is no size")
+    return value
+
+
+def _layout(sizes: Sequence[int], header: int) -> tuple[list[int], int]:
+    """Where the sections start, and where the arrays do."""
+    starts, at = [], HEAD.size + header
+    for size in sizes:
+        at = _round_up(at, SMALL)
+        starts.append(at)
+        at += size
+    return starts, _round_up(at, PAGE)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,421 @@
+"""Artifacts and the cache of whole artifacts: equal bits, no compiler on load, and nothing but errors for damage."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import rlx
+from rlx.errors import ModelFormatError, OptionError
+from rlx.ir.fingerprint import graphs_equal
+from rlx.runtime import artifact, cache, container
+
+RNG = np.random.default_rng(3)
+
+
+def normal(*shape: int) -> np.ndarray[Any, np.dtype[Any]]:
+    return RNG.standard_normal(shape, np.float32)
+
+
+def mlp() -> rlx.Graph:
+    g = rlx.Graph("mlp")
+    x = g.input("x", (rlx.Dim("n", 1, 64), 40))
+    h = rlx.tanh(x @ g.param("w", data=normal(40, 70)) + g.param("b", data=normal(70)))
+    g.output(rlx.softmax(h @ g.constant(normal(70, 9))), "y")
+    return g
+
+
+def attention() -> rlx.Graph:
+    g = rlx.Graph("attention")
+    x = g.input("x", (2, 3, rlx.Dim("s", 1, 32), 48))
+    q, k, v = (rlx.softmax(x @ g.param(n, data=normal(48, 48))) for n in "qkv")
+    g.output(rlx.attention(q, k, v), "y")
+    return g
+
+
+def convs() -> rlx.Graph:
+    g = rlx.Graph("convs")
+    x = g.input("x", (1, 8, rlx.Dim("h", 8, 40), 24))
+    h = rlx.relu(rlx.conv(x, g.param("w3", data=normal(16, 8, 3, 3)), pads=(1, 1, 1, 1)))
+    h = rlx.conv(h, g.param("d", data=normal(16, 1, 3, 3)), groups=16)
+    g.output(rlx.conv(h, g.param("w1", data=normal(6, 16, 1, 1))), "y")
+    return g
+
+
+def lookup() -> rlx.Graph:
+    g = rlx.Graph("lookup")
+    i = g.input("i", (rlx.Dim("n"),), "i64")  # unbounded: planned at the run
+    rows = rlx.gather(g.param("table", data=normal(50, 12)), i)
+    g.output(rlx.reduce_sum(rows, axes=(1,)), "y")
+    g.output(rlx.cast(rows, "i32"), "z")
+    return g
+
+
+def sorting() -> rlx.Graph:
+    g = rlx.Graph("sorting")
+    x = g.input("x", (4, 30))
+    values, places = rlx.top_k(x, k=7)
+    g.output(values, "y")
+    g.output(places, "z")
+    return g
+
+
+def counter() -> rlx.Graph:
+    """Two states, one with an initial value."""
+    g = rlx.Graph("counter")
+    x = g.input("x", (1, 8))
+    total = g.state("total", (1, 8), initial=normal(1, 8))
+    rows = g.state("rows", (5, 8))
+    g.update(total, total + x)
+    g.update(rows, rows * 0.5 + x)
+    g.output(total * 2.0, "y")
+    g.output(rows, "z")
+    return g
+
+
+def inputs_of(model: rlx.CompiledGraph, extent: int) -> dict[str, Any]:
+    def array(spec: Any) -> Any:
+        shape = [s if isinstance(s, int) else extent for s in spec.shape]
+        return normal(*shape) if spec.dtype.is_float else np.arange(np.prod(shape)).reshape(shape).astype(np.int64) % 50
+
+    return {spec.name: array(spec) for spec in model.inputs}
+
+
+def assert_same(a: list[Any], b: list[Any]) -> None:
+    for left, right in zip(a, b, strict=True):
+        assert left.tobytes() == right.tobytes()
+
+
+@pytest.mark.parametrize("make", [mlp, attention, convs, lookup, sorting, counter])
+@pytest.mark.parametrize("portable", [False, True])
+def test_save_and_load_give_equal_bits(make: Callable[[], rlx.Graph], portable: bool, tmp_path: Path) -> None:
+    """An artifact runs as the model that it was made of at several extents, and so do its clones and its own copy."""
+    model = rlx.compile(make(), device="cpu")
+    model.save(tmp_path / "a.rlxart", portable=portable)
+    loaded = rlx.load(tmp_path / "a.rlxart", threads=1)
+    loaded.save(tmp_path / "b.rlxart", portable=portable)
+    again = rlx.load(tmp_path / "b.rlxart")
+    assert (loaded.inputs, loaded.outputs, loaded.params) == (model.inputs, model.outputs, model.params)
+    for extent in (16, 9, 30):
+        feed = inputs_of(model, extent)
+        want = model.run(feed)
+        for other in (loaded.clone(), loaded, again):
+            assert_same(want, other.run(feed))
+    assert loaded.explain("fuse") == model.explain("fuse")
+    assert str(loaded.plan) == str(model.plan)
+
+
+def test_loading_imports_no_compiler(tmp_path: Path) -> None:
+    """A process that loads and runs an artifact has neither LLVM, importers, passes nor ops."""
+    model = rlx.compile(mlp(), device="cpu")
+    model.save(tmp_path / "m")
+    feed = inputs_of(model, 5)
+    np.save(tmp_path / "x.npy", feed["x"])
+    code = (
+        "import sys, numpy as np, rlx\n"
+        f"m = rlx.load({str(tmp_path / 'm')!r}, cache_dir={str(tmp_path / 'empty')!r})\n"
+        f"print(m.run([np.load({str(tmp_path / 'x.npy')!r})])[0].tobytes().hex())\n"
+        "unwanted = ('llvmlite', 'rlx.ops', 'rlx.passes', 'rlx.importers', 'rlx.compiler', 'onnx')\n"
+        "print([name for name in unwanted if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    bits, unwanted = done.stdout.split("\n")[:2]
+    assert bits == model.run(feed)[0].tobytes().hex()
+    assert unwanted == "[]"
+
+
+def test_params_change_after_loading(tmp_path: Path) -> None:
+    """set_param packs anew in a loaded model, and the file stays as it is."""
+    model = rlx.compile(mlp(), device="cpu")
+    model.save(tmp_path / "m")
+    before = (tmp_path / "m").read_bytes()
+    loaded = rlx.load(tmp_path / "m")
+    feed = inputs_of(model, 7)
+    loaded.run(feed)
+    other = normal(40, 70)
+    for each in (model, loaded):
+        each.set_param("w", other)
+    assert_same(model.run(feed), loaded.run(feed))
+    assert (tmp_path / "m").read_bytes() == before
+
+
+def test_params_that_are_not_set_stay_so(tmp_path: Path) -> None:
+    """A model may be saved before its weights are there; one whose weights are packed can't be made portable."""
+    g = rlx.Graph("open")
+    g.output(g.input("x", (3, 20)) @ g.param("w", (20, 33)), "y")
+    model = rlx.compile(g, device="cpu")
+    model.save(tmp_path / "m")
+    loaded = rlx.load(tmp_path / "m")
+    feed, w = inputs_of(model, 0), normal(20, 33)
+    with pytest.raises(rlx.errors.NameNotFound, match="'w'"):
+        loaded.run(feed)
+    for each in (model, loaded):
+        each.set_param("w", w)
+    assert_same(model.run(feed), loaded.run(feed))
+    with pytest.raises(OptionError, match="set_params again"):
+        model.save(tmp_path / "p", portable=True)
+    model.set_param("w", w)
+    model.save(tmp_path / "p", portable=True)
+    assert_same(model.run(feed), rlx.load(tmp_path / "p").run(feed))
+
+
+def test_another_machine_or_version_compiles_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Code for another processor or of another build is not run: the graph is compiled again, with a note."""
+    model = rlx.compile(mlp(), device="cpu")
+    model.save(tmp_path / "m")
+    feed = inputs_of(model, 3)
+    with caplog.at_level(logging.INFO, "rlx"):
+        monkeypatch.setattr(artifact, "build_identity", lambda: "rlx 99")
+        assert_same(model.run(feed), rlx.load(tmp_path / "m").run(feed))
+        assert "compiling it again" in caplog.text
+        assert "rlx 99" in caplog.text
+        monkeypatch.undo()
+        assert rlx.load(tmp_path / "m", dims={"n": 3}).inputs[0].shape == (3, 40)
+        assert "other dims" in caplog.text
+        assert rlx.load(tmp_path / "m", device="reference").device == "reference"
+    monkeypatch.setattr(container, "FORMAT", 2)
+    with pytest.raises(ModelFormatError, match="format 1, this rlx reads format 2: save the model again"):
+        rlx.load(tmp_path / "m")
+    monkeypatch.setattr(container, "FORMAT", 0)
+    with pytest.raises(ModelFormatError, match="upgrade rlx"):
+        rlx.load(tmp_path / "m")
+
+
+def test_damage_is_an_error(tmp_path: Path) -> None:
+    """A file that is cut off or changed at any place is refused."""
+    rlx.compile(mlp(), device="cpu").save(tmp_path / "m")
+    whole = (tmp_path / "m").read_bytes()
+    bad = tmp_path / "bad"
+    for size in [*range(8, 60, 7), 100, len(whole) // 2, len(whole) - 1]:
+        bad.write_bytes(whole[:size])
+        with pytest.raises(ModelFormatError):
+            rlx.load(bad)
+    header = container.HEAD.size + struct.unpack_from("<I", whole, 12)[0]
+    for at in (8, 13, 20, 60, header // 2, header + 100, len(whole) // 3, len(whole) - 2000):
+        changed = bytearray(whole)
+        changed[at] ^= 0x5A
+        bad.write_bytes(changed)
+        if bytes(changed).rstrip(b"\0") != whole.rstrip(b"\0") and not _is_padding(whole, at):
+            with pytest.raises(ModelFormatError):
+                rlx.load(bad)
+
+
+def _is_padding(whole: bytes, at: int) -> bool:
+    return whole[at - 32 : at + 32] == bytes(64)
+
+
+def hostile(header: dict[str, Any]) -> bytes:
+    """A file with a header of somebody's own, with the right checksum."""
+    text = json.dumps(header).encode()
+    import hashlib
+
+    head = container.HEAD.pack(container.MAGIC, container.FORMAT, len(text), hashlib.sha256(text).digest())
+    return (head + text).ljust(4096, b"\0")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sections": [["graph", -5, ""]]},
+        {"sections": [["graph", 1 << 70, ""]]},
+        {"sections": "graph"},
+        {"arrays": [[-1, 1 << 40, "f32", [4]]]},
+        {"arrays": [[-1, 0, "f32", [1 << 40, 1 << 40]]]},
+        {"arrays": [[3, 0, "f32", [1]]]},
+        {"arrays": [[-1, 0, "f31", []]]},
+        {"arrays": [[-1, 0, "f32", [1] * 65]]},
+        {"files": [{"path": "/nonexistent/file", "identity": []}]},
+        {"files": [{}]},
+        {"facts": 7},
+        {"arrays_bytes": 12},
+        {"arrays_bytes": None},
+        {"facts": {"code": {}}},
+        {"facts": {"graph": {"values": {}, "constants": {"a": 9}}}},
+    ],
+)
+def test_headers_are_not_believed(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Every size, offset and number of a header is checked, whatever its checksum says."""
+    header = {"facts": {}, "sections": [], "arrays": [], "files": [], "arrays_bytes": 0, "arrays_crc32": 0}
+    (tmp_path / "m").write_bytes(hostile(header | changes))
+    with pytest.raises(ModelFormatError):
+        rlx.load(tmp_path / "m")
+
+
+def test_weights_may_stay_in_the_model_file(tmp_path: Path) -> None:
+    """An external artifact is smaller, and refuses a model file with other contents."""
+    path = onnx_model(tmp_path)
+    model = rlx.load(path, device="cpu", cache=False)
+    model.save(tmp_path / "whole")
+    model.save(tmp_path / "lean", external=True)
+    assert (tmp_path / "lean").stat().st_size < (tmp_path / "whole").stat().st_size - 300_000
+    feed = inputs_of(model, 4)
+    assert_same(model.run(feed), rlx.load(tmp_path / "lean").run(feed))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(ModelFormatError, match=r"model\.onnx.*changed"):
+        rlx.load(tmp_path / "lean")
+
+
+def test_what_can_not_be_saved(tmp_path: Path) -> None:
+    """Devices without code, folders, pickles."""
+    model = rlx.compile(mlp(), device="reference")
+    with pytest.raises(OptionError, match="portable=True"):
+        model.save(tmp_path / "m")
+    with pytest.raises(OptionError, match="can't be written"):
+        model.save(tmp_path, portable=True)
+    model.save(tmp_path / "m", portable=True)
+    assert rlx.load(tmp_path / "m", device="reference").device == "reference"
+    with pytest.raises(TypeError, match="save"):
+        pickle.dumps(model)
+    long = rlx.Graph("long")
+    value = long.input("x", (3,))
+    for _ in range(2000):
+        value = rlx.sigmoid(value)
+    long.output(value * long.param("w", data=normal(3)), "y")
+    for copied in (pickle.loads(pickle.dumps(long)), copy.deepcopy(long)):
+        assert graphs_equal(copied, long)
+        assert_same([v.data for v in copied.params], [v.data for v in long.params])
+
+
+# ---- the cache
+
+
+def onnx_model(folder: Path, value: float = 1.0) -> Path:
+    """y = tanh(table[i] @ w): a table that is used as it lies in the file, and a weight that is packed."""
+    nodes = [
+        helper.make_node("Gather", ["table", "i"], ["h"]),
+        helper.make_node("MatMul", ["h", "w"], ["p"]),
+        helper.make_node("Tanh", ["p"], ["y"]),
+    ]
+    table = np.full((4000, 24), value, np.float32) * np.arange(24, dtype=np.float32) / 24
+    weights = [numpy_helper.from_array(table, "table"), numpy_helper.from_array(normal(24, 40) / 9, "w")]
+    i = helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 40])
+    graph = helper.make_graph(nodes, "g", [i], [y], weights)
+    path = folder / "model.onnx"
+    for pad in range(4):  # until the table lies where floats can be read
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        proto.producer_name = "x" * (4 + pad)
+        path.write_bytes(proto.SerializeToString())
+        if path.read_bytes().index(table.tobytes()) % 4 == 0:
+            break
+    return path
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted((folder / "artifacts").glob("*"))
+
+
+def is_hit(model: rlx.CompiledGraph) -> bool:
+    return isinstance(model.compilation, artifact.StoredCompilation)
+
+
+def test_the_second_load_is_from_the_cache(tmp_path: Path) -> None:
+    """Equal bits; the stages can still be asked for; other options and other files are other entries."""
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    first = rlx.load(path, device="cpu", cache_dir=kept)
+    second = rlx.load(path, device="cpu", cache_dir=kept, threads=1)
+    assert not is_hit(first)
+    assert is_hit(second)
+    assert entries(kept)[0].stat().st_size < 200_000  # without the table, which stays where it is
+    feed = inputs_of(first, 6)
+    assert_same(first.run(feed), second.run(feed))
+    assert second.explain("fuse") == first.explain("fuse")
+    assert second.explain("graph") == first.explain("graph")
+    second.save(tmp_path / "m")
+    assert_same(first.run(feed), rlx.load(tmp_path / "m").run(feed))
+    assert not is_hit(rlx.load(path, cache_dir=kept, dims={"n": 6}))
+    assert is_hit(rlx.load(path, cache_dir=kept, dims={"n": 6}))
+    assert not is_hit(rlx.load(path, cache_dir=kept, alignment=128))
+    assert not is_hit(rlx.load(path, cache_dir=kept, cache=False))
+    onnx_model(tmp_path, 0.25)
+    changed = rlx.load(path, cache_dir=kept)
+    assert not is_hit(changed)
+    assert changed.run(feed)[0].tobytes() != first.run(feed)[0].tobytes()
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "swapped", "text"])
+def test_damaged_entries_are_replaced(damage: str, tmp_path: Path) -> None:
+    """Whatever is wrong with an entry, the model loads, and the next load finds a good one."""
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    feed = {"i": np.arange(5)}
+    want = rlx.load(path, cache_dir=kept).run(feed)
+    (entry,) = entries(kept)
+    whole = bytearray(entry.read_bytes())
+    if damage == "swapped":
+        rlx.load(path, cache_dir=kept, dims={"n": 5})
+        other = next(e for e in entries(kept) if e != entry)
+        entry.write_bytes(other.read_bytes())
+    elif damage == "flipped":
+        whole[len(whole) // 2] ^= 1
+        whole[-2000] ^= 1
+        entry.write_bytes(whole)
+    else:
+        entry.write_bytes({"empty": b"", "cut": bytes(whole[:-100]), "text": b"hello" * 500}[damage])
+    model = rlx.load(path, cache_dir=kept)
+    assert not is_hit(model)
+    assert_same(want, model.run(feed))
+    assert is_hit(rlx.load(path, cache_dir=kept))
+
+
+def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used entries go; a model whose weights are too large for the cache is not kept."""
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    rlx.load(path, cache_dir=kept)
+    size = entries(kept)[0].stat().st_size
+    monkeypatch.setattr(cache.ArtifactCache.__init__, "__defaults__", (4 * size,))
+    for n in range(1, 8):
+        rlx.load(path, cache_dir=kept, dims={"n": n})
+    assert sum(e.stat().st_size for e in entries(kept)) <= 4 * size
+    assert is_hit(rlx.load(path, cache_dir=kept, dims={"n": 7}))
+    assert not is_hit(rlx.load(path, cache_dir=kept))
+    monkeypatch.setattr(cache.ArtifactCache.__init__, "__defaults__", (1000,))
+    count = len(entries(kept))
+    rlx.load(path, cache_dir=kept, dims={"n": 20})
+    assert len(entries(kept)) == count
+
+
+def test_external_weights_are_watched(tmp_path: Path) -> None:
+    """An entry is void when a file beside the model, that its weights came from, has changed."""
+    import onnx
+
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    proto = onnx.load(path)
+    onnx.save(proto, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    feed = {"i": np.arange(5)}
+    first = rlx.load(path, cache_dir=kept).run(feed)
+    assert is_hit(rlx.load(path, cache_dir=kept))
+    blob = bytearray((tmp_path / "weights.bin").read_bytes())
+    blob[-400:] = np.full(100, 0.5, np.float32).tobytes()
+    (tmp_path / "weights.bin").unlink()
+    (tmp_path / "weights.bin").write_bytes(blob)
+    again = rlx.load(path, cache_dir=kept)
+    assert not is_hit(again)
+    assert again.run(feed)[0].tobytes() != first[0].tobytes()
+
+
+def test_processes_share_the_cache(tmp_path: Path) -> None:
+    """Processes that load one model at once all get it, and leave one entry and no temporary file."""
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    code = (
+        "import numpy as np, rlx\n"
+        f"m = rlx.load({str(path)!r}, cache_dir={str(kept)!r})\n"
+        "print(m.run({'i': np.arange(5)})[0].tobytes().hex())\n"
+    )
+    jobs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert len({job.communicate(timeout=60)[0] for job in jobs}) == 1
+    assert [job.returncode for job in jobs] == [0, 0, 0]
+    assert [entry.suffix for entry in entries(kept)] == [".rlxa"]
