@@ -85,6 +85,16 @@ def counter() -> rlx.Graph:
     return g
 
 
+def chosen() -> rlx.Graph:
+    """Sizes that data decide: the rows where a mask is true."""
+    g = rlx.Graph("chosen")
+    x = g.input("x", (12, 6))
+    count = rlx.Dim("count", 0, 12)
+    rows = rlx.non_zero(rlx.greater(rlx.reduce_sum(x, axes=(1,)), g.constant(0.0)), count=count)
+    g.output(rlx.tanh(rlx.gather(x, rlx.reshape(rows, (2 * count,)))) * 2.0, "y")
+    return g
+
+
 def inputs_of(model: rlx.CompiledGraph, extent: int) -> dict[str, Any]:
     def array(spec: Any) -> Any:
         shape = [s if isinstance(s, int) else extent for s in spec.shape]
@@ -98,7 +108,7 @@ def assert_same(a: list[Any], b: list[Any]) -> None:
         assert left.tobytes() == right.tobytes()
 
 
-@pytest.mark.parametrize("make", [mlp, attention, convs, lookup, sorting, counter])
+@pytest.mark.parametrize("make", [mlp, attention, convs, lookup, sorting, counter, chosen])
 @pytest.mark.parametrize("portable", [False, True])
 def test_save_and_load_give_equal_bits(make: Callable[[], rlx.Graph], portable: bool, tmp_path: Path) -> None:
     """An artifact runs as the model that it was made of at several extents, and so do its clones and its own copy."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cpu.entry import Patch
-from rlx.backends.cpu.facts import tested_names
+from rlx.backends.cpu.facts import mentioned, tested_names
 from rlx.backends.cpu.runner import (
     BUSY_STATUS,
     ERROR_KINDS,
@@ -24,7 +24,6 @@ from rlx.errors import BusyError, ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size, Symbol, evaluate, symbols
-from rlx.kernels.expr import Reduce, SizeOf, walk
 from rlx.kernels.program import Buffer, Flow, Kernel
 
 __all__ = ["Binding", "Overrun", "Phase", "Table", "aligned_bytes", "as_array"]
@@ -184,19 +183,6 @@ class Affected:
     terms: list[tuple[int, int, str]]
     computed: list[tuple[int, Callable[[Mapping[str, int]], int], int]]
     phases: list[int]
-
-
-def mentioned(kernel: Kernel) -> set[str]:
-    """The symbols of every size that a kernel has to do with."""
-    sizes: list[Any] = [size for b in (*kernel.reads(), *kernel.writes()) for size in (*b.shape, b.offset)]
-    sizes += [size for store in kernel.stores for size in store.extents]
-    for expr in kernel.expressions():
-        for x in walk(expr):
-            sizes += x.extents if isinstance(x, Reduce) else [x.size] if isinstance(x, SizeOf) else []
-    for owner in (kernel.anchor, *(node.op for node in kernel.nodes)):
-        for value in vars(owner).values() if owner is not None else ():
-            sizes += value if isinstance(value, tuple) else [value]
-    return {s.name for size in sizes if isinstance(size, Dim) for s in symbols(size)}
 
 
 class Binding:

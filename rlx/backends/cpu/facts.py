@@ -6,11 +6,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rlx.ir.graph import Node
-from rlx.kernels.expr import Check, walk
+from rlx.ir.shape import Dim, symbols
+from rlx.kernels.expr import Check, Reduce, SizeOf, walk
 from rlx.kernels.lowering import lower_node
 from rlx.kernels.program import Buffer, Kernel, node_names
 
-__all__ = ["KernelFacts", "facts_of", "tested_names"]
+__all__ = ["KernelFacts", "facts_of", "mentioned", "tested_names"]
 
 
 @dataclass(eq=False)
@@ -21,6 +22,7 @@ class KernelFacts(Kernel):
     read: tuple[Buffer, ...] = ()
     written: tuple[Buffer, ...] = ()
     replaceable: tuple[Buffer, ...] = ()  # as `in_place_operands` says
+    sizes: tuple[str, ...] = ()  # the symbols that its code and words depend on
 
     @property
     def kind(self) -> str:
@@ -45,13 +47,14 @@ def facts_of(kernel: Kernel) -> KernelFacts:
     if isinstance(kernel, KernelFacts):
         return kernel
     kept: dict[str, Any] = {f.name: getattr(kernel, f.name) for f in fields(Kernel)}
-    kept |= {"stores": (), "anchor": None, "nodes": ()}
+    kept |= {"stores": (), "anchor": None, "special": None, "nodes": ()}
     return KernelFacts(
         **kept,
         shown=(kernel.kind, kernel.label, tested_names(kernel)),
         read=kernel.reads(),
         written=kernel.writes(),
         replaceable=kernel.in_place_operands(),
+        sizes=tuple(sorted(mentioned(kernel))) if kernel.kind != "control" else (),
     )
 
 
@@ -60,6 +63,21 @@ def tested_names(kernel: Kernel) -> str:
     if isinstance(kernel, KernelFacts):
         return kernel.shown[2]
     return node_names([node for node in kernel.nodes if _tests(node)])
+
+
+def mentioned(kernel: Kernel) -> set[str]:
+    """The symbols of every size that a kernel has to do with."""
+    if isinstance(kernel, KernelFacts):
+        return set(kernel.sizes)
+    sizes: list[Any] = [size for b in (*kernel.reads(), *kernel.writes()) for size in (*b.shape, b.offset)]
+    sizes += [size for store in kernel.stores for size in store.extents]
+    for expr in kernel.expressions():
+        for x in walk(expr):
+            sizes += x.extents if isinstance(x, Reduce) else [x.size] if isinstance(x, SizeOf) else []
+    for owner in (kernel.anchor, *(node.op for node in kernel.nodes)):
+        for value in vars(owner).values() if owner is not None else ():
+            sizes += value if isinstance(value, tuple) else [value]
+    return {s.name for size in sizes if isinstance(size, Dim) for s in symbols(size)}
 
 
 def _tests(node: Node) -> bool:
