@@ -132,6 +132,13 @@ class Executable(ABC):
         that array is what is returned for it. Raises `ShapeError` for one of another shape, before any is written.
         """
 
+    def run_fresh(self, inputs: Sequence[Any]) -> list[Array] | None:
+        """All outputs as fresh arrays, by the fastest way there is; inputs as for `slots`.
+
+        None when there is no such way here, or when another thread ran in between: then `run` gives them, or says so.
+        """
+        return None
+
     @property
     @abstractmethod
     def slots(self) -> Callable[..., Any]:

@@ -14,8 +14,6 @@ from rlx.ir.shape import Dim, Size
 
 __all__ = ["Views", "by_position", "share_memory", "to_array", "with_kept"]
 
-MISSING: Any = object()  # stands for a name that was not given
-
 
 def to_array(spec: TensorSpec, value: Any, what: str) -> Array:
     """The value as an array of the spec's element type and rank; contiguity is the device's business.
@@ -88,15 +86,18 @@ def share_memory(a: Array, b: Array) -> bool:
 
 def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> Sequence[Any]:
     """Values in the order of the specs, from a mapping by name or a sequence by position."""
-    if isinstance(given, Mapping):
-        values = [given.get(spec.name, MISSING) for spec in specs]
-        if len(given) == len(specs) and not any(value is MISSING for value in values):
+    if type(given) is dict or isinstance(given, Mapping):
+        try:
+            values = [given[spec.name] for spec in specs]
+        except KeyError:
+            values = []
+        if len(given) == len(specs) == len(values):
             return values
         names = [spec.name for spec in specs]
         for name in given:
             if name not in names:
                 raise NameNotFound(f"there is no {what} {name!r}; there are {', '.join(map(repr, names)) or 'none'}")
-        absent = [spec.name for spec in specs if spec.name not in given]
+        absent = [name for name in names if name not in given]
         raise NameNotFound(f"{what} {absent[0]!r} is missing: expected {', '.join(map(repr, names))}")
     if isinstance(given, list | tuple):
         if len(given) != len(specs):

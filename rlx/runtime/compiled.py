@@ -168,6 +168,10 @@ class CompiledGraph(Lifetime):
         by name or position; they are returned in place of fresh ones. Raises the error classes of `rlx.errors` for
         inputs that do not fit, and `ExecutionError`; after that, states may be updated in part.
         """
+        if outputs is None and out is None and not self._executable.bound_inputs:
+            made = self._executable.run_fresh(by_position(self.inputs, inputs, "input"))
+            if made is not None:
+                return made
         given = self._admit(self._given(inputs))
         wanted = range(len(self.outputs)) if outputs is None else self._positions(outputs)
         targets = [None] * len(self.outputs) if out is None else self._targets(out)
@@ -176,6 +180,8 @@ class CompiledGraph(Lifetime):
 
     def __call__(self, *args: Any, **named: Any) -> Results:
         """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""
+        if not args:
+            return Results(self._names, self.run(named))
         if len(args) == 1 and isinstance(args[0], Mapping) and not named:
             return Results(self._names, self.run(args[0]))
         inputs = dict(zip((spec.name for spec in self.inputs), args, strict=False))

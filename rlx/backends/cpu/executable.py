@@ -17,7 +17,7 @@ from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.objcache import ObjectCache
-from rlx.backends.cpu.runner import INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock
+from rlx.backends.cpu.runner import HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock
 from rlx.backends.cpu.select import Selection
 from rlx.backends.cpu.states import StateCalls, StateMemory
 from rlx.backends.cpu.weights import Shared
@@ -177,6 +177,14 @@ class CpuExecutable(StateCalls):
                 self.written = tuple(array if n in asked else None for n, array in enumerate(results))
                 self.block.words[VALUE] = WRITTEN_OUT
             return [t if (t := out[i]) is not None else results[i].copy() for i in wanted]
+
+    def run_fresh(self, inputs: Sequence[Any]) -> list[Array] | None:
+        if self.states.memory or self.shared.options.debug:
+            return None
+        words = self.block.words
+        holds = words[HOLDS] + 1
+        made = [a.copy() for a in self.slots_entry(*inputs)]
+        return made if words[HOLDS] == holds else None
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         with self.held():

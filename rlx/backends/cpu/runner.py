@@ -57,6 +57,7 @@ RELEASE_GIL = 15
 THREAD_STATE = 16  # CPython's, while the GIL is released, else 0
 LAST_CHECK = 17  # time of the last look for signals, ns
 CHECK_NS = 18
+HOLDS = 19  # how often the block was taken: who looks before and after sees whether others had it meanwhile
 INPUT_COUNT = 20  # from here on: the entry
 INPUTS = 21
 PATCH_COUNT = 22
@@ -285,6 +286,8 @@ define i64 @rlx_acquire(ptr %ctx) nounwind {
   %pair = cmpxchg ptr %busy.p, i64 0, i64 1 acq_rel monotonic
   %mine = extractvalue { i64, i1 } %pair, 1
   %r = zext i1 %mine to i64
+  %holds.p = getelementptr i64, ptr %ctx, i64 $HOLDS
+  %holds = atomicrmw add ptr %holds.p, i64 %r monotonic
   ret i64 %r
 }
 

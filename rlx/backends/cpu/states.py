@@ -257,7 +257,8 @@ class StateCalls(Executable):
 
     @property
     def bound_inputs(self) -> Mapping[str, Array]:
-        return {b.name: self.states.array(b) for b in self.program.inputs if b in self.states.memory}
+        memory = self.states.memory
+        return {b.name: self.states.array(b) for b in self.program.inputs if b in memory} if memory else {}
 
     @property
     def feeds(self) -> Mapping[str, int]:
