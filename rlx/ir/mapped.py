@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 from collections.abc import Iterator
@@ -13,7 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FileIdentity", "Place", "collect_files", "identity_of", "map_file", "mapping_of", "note_file", "place_of"]
+__all__ = [
+    "FileIdentity",
+    "Place",
+    "collect_files",
+    "identity_of",
+    "map_file",
+    "mapping_of",
+    "note_file",
+    "place_of",
+    "same_memory",
+    "to_own_pages",
+]
 
 FileIdentity = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the last change
 
@@ -89,3 +101,34 @@ def place_of(array: NDArray[Any]) -> Place | None:
         return None
     start = int(np.frombuffer(memory, np.uint8).ctypes.data)
     return Place(memory.path, memory.identity, int(array.ctypes.data) - start, array.nbytes)
+
+
+class OwnPages(mmap.mmap):
+    """Memory that is written once, before anyone else sees it; `serial` is never given again in this process."""
+
+    serial: int
+
+
+_serials = itertools.count()
+
+
+def to_own_pages(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only, compact copy in pages of its own, which devices keep without copying as they do a mapped file."""
+    memory = OwnPages(-1, max(1, array.nbytes), access=mmap.ACCESS_COPY)
+    memory.serial = next(_serials)
+    made = np.frombuffer(memory, np.uint8)[: array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    made.flags.writeable = False
+    return made
+
+
+def same_memory(array: NDArray[Any]) -> tuple[object, ...] | None:
+    """Equal for arrays over the same unchanging bytes, of a mapped file or of `to_own_pages`; None for all others."""
+    place = place_of(array)
+    if place is not None:
+        return place.identity, place.offset, place.nbytes
+    memory = mapping_of(array)
+    if not isinstance(memory, OwnPages) or array.flags.writeable or not array.flags.c_contiguous:
+        return None
+    start = int(np.frombuffer(memory, np.uint8).ctypes.data)
+    return memory.serial, int(array.ctypes.data) - start, array.nbytes

@@ -18,6 +18,7 @@ from rlx.options import CompileOptions
 from rlx.plan.budget import Needs, needs_of
 from rlx.plan.plan import MemoryPlan
 from rlx.runtime.arrays import Views, by_position, share_memory, to_array, with_kept
+from rlx.runtime.convert import convert as converted
 from rlx.runtime.explain import STAGES, explain
 from rlx.runtime.memory import Lifetime, ModelMemory
 from rlx.runtime.states import States
@@ -84,7 +85,7 @@ class CompiledGraph(Lifetime):
         self._names = tuple(spec.name for spec in self.outputs)
         self._unset = {v.name for v in graph.params if v.data is None}
         self._changed: set[str] = set()  # params that were set; like `_unset`, clones share it
-        self._encoded = {v.name: v.type for v in graph.params if v.type.encoding is not None}
+        self._param_types = {v.name: v.type for v in graph.params}
         self._attach(compilation.executable)
 
     def _attach(self, executable: Executable) -> None:
@@ -108,30 +109,39 @@ class CompiledGraph(Lifetime):
 
     # ---- params
 
-    def set_param(self, name: str, array: Any) -> None:
-        """Sets one parameter; when this returns, the caller may change or free the array."""
-        self.set_params({name: array})
+    def set_param(self, name: str, array: Any, *, convert: bool = False) -> dict[str, str]:
+        """Sets one parameter; when this returns, the caller may change or free the array. See `set_params`."""
+        return self.set_params({name: array}, convert=convert)
 
-    def set_params(self, arrays: Mapping[str, Any]) -> None:
-        """Sets parameters by name. Raises `NameNotFound`, `DTypeError` or `ShapeError`, and then changes nothing."""
+    def set_params(self, arrays: Mapping[str, Any], *, convert: bool = False) -> dict[str, str]:
+        """Sets parameters by name, of the declared type; an encoded one takes its blocks as bytes (u8).
+
+        With `convert`, elements are widened or encoded as they must be, never narrowed; the result says what was done
+        to which. Raises `NameNotFound`, `DTypeError` or `ShapeError`, and then changes nothing.
+        """
         specs = {spec.name: spec for spec in self.params}
-        ready = {}
+        ready, notes = {}, {}
         for name, array in arrays.items():
             if name not in specs:
                 known = ", ".join(map(repr, specs)) or "none"
                 raise NameNotFound(f"there is no param {name!r}; there are {known}")
+            if convert:
+                array, notes[name] = converted(array, self._param_types[name], f"param {name!r}")
             ready[name] = self._param(specs[name], array)
         self._executable.set_params(ready)
         self._unset.difference_update(ready)  # in place: clones share it
         self._changed.update(ready)
+        return {name: note for name, note in notes.items() if note}
 
     def _param(self, spec: TensorSpec, array: Any) -> Array:
-        stored = self._encoded.get(spec.name)
-        if stored is None:
+        stored = self._param_types[spec.name]
+        if stored.encoding is None:
             return to_array(spec, array, f"param {spec.name!r}")
         raw = np.asarray(array)
         if raw.dtype != np.uint8 or raw.nbytes != spec.bytes:
-            raise ShapeError(f"param {spec.name!r}: {stored} is stored in {spec.bytes} bytes (u8)")
+            raise ShapeError(
+                f"param {spec.name!r}: {stored} is stored in {spec.bytes} bytes (u8); convert=True encodes floats"
+            )
         return raw.reshape(-1)
 
     def _admit(self, arrays: Sequence[Any]) -> list[Array]:

@@ -142,6 +142,7 @@ class Lifetime:
     memory: ModelMemory | None
     run_slots: Callable[..., Any]
     decide: Callable[[], Any] | None
+    holding: object = None  # what keeps its weights in a registry; clones have it in common
     _executable: Executable
     _compilation: Compilation | StoredCompilation
 
@@ -158,7 +159,7 @@ class Lifetime:
         self._executable.admit = closed.refuse
         self._executable = self._compilation = closed
         self.run_slots = self.decide = closed.refuse  # what decides on a device holds the graph and so its weights
-        self.memory = None
+        self.memory = self.holding = None
         give_back()
 
     def trim(self) -> int:

@@ -21,6 +21,7 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import MAGIC, is_container
 from rlx.runtime.memory import Resident
 from rlx.runtime.policy import DevicePolicy, policy_of
+from rlx.runtime.weights import WeightRegistry
 
 __all__ = ["FORMATS", "Session", "compile", "load"]
 
@@ -34,14 +35,31 @@ Source = Graph | str | os.PathLike[str]
 
 
 class Session:
-    """Options that several compiles share; the keywords are the fields of `CompileOptions`."""
+    """Options that several compiles share; the keywords are the fields of `CompileOptions`.
 
-    def __init__(self, *, policy: DevicePolicy | str | None = None, **options: Any) -> None:
+    `registry` provides and shares the weights of all that it compiles.
+    """
+
+    def __init__(
+        self, *, policy: DevicePolicy | str | None = None, registry: WeightRegistry | None = None, **options: Any
+    ) -> None:
         self.options = CompileOptions().with_options(options)
         self.policy = policy
+        self.registry = registry
 
-    def compile(self, graph: Graph, *, policy: DevicePolicy | str | None = None, **options: Any) -> CompiledGraph:
+    def compile(
+        self,
+        graph: Graph,
+        *,
+        policy: DevicePolicy | str | None = None,
+        registry: WeightRegistry | None = None,
+        weights: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> CompiledGraph:
         """Compiles a graph for the device; keywords override the session's options.
+
+        Params take their values from `registry` (default: the session's), by their own names or by those that `weights`
+        gives for them.
 
         For the device "auto" `policy` (a DevicePolicy, or its text; default: the session's, else that of
         RLX_DEVICE_POLICY) says how to choose; `decision` of the result tells what was chosen and why.
@@ -49,7 +67,27 @@ class Session:
         if not isinstance(graph, Graph):
             raise OptionError(f"compile takes a Graph, got {type(graph).__name__}; rlx.load takes files")
         chosen = self.options.with_options(options)
-        return self._compile(graph, chosen, self._policy(policy, chosen), Resident.read())
+        before, rules = Resident.read(), self._policy(policy, chosen)
+        shared = registry if registry is not None else self.registry
+        return self._compile_shared(graph, chosen, rules, before, shared, weights)
+
+    def _compile_shared(
+        self,
+        graph: Graph,
+        chosen: CompileOptions,
+        policy: DevicePolicy | None,
+        before: Resident,
+        registry: WeightRegistry | None,
+        names: Mapping[str, str] | None = None,
+    ) -> CompiledGraph:
+        if registry is None:
+            if names:
+                raise OptionError("weights= maps params to the weights of a registry: give registry= too")
+            return self._compile(graph, chosen, policy, before)
+        filled, holding = registry.fill(graph, names)
+        made = self._compile(filled, chosen, policy, before)
+        made.holding = holding
+        return made
 
     def _policy(self, policy: DevicePolicy | str | None, chosen: CompileOptions) -> DevicePolicy | None:
         if chosen.device != "auto" and policy is not None:
@@ -72,7 +110,10 @@ class Session:
         return made
 
     def load(self, source: Source, *, policy: DevicePolicy | str | None = None, **options: Any) -> CompiledGraph:
-        """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read."""
+        """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read.
+
+        With a registry, a model file is compiled anew, not taken from the cache: its weights go to the registry.
+        """
         chosen = self.options.with_options(options)
         if isinstance(source, Graph):
             return self.compile(source, policy=policy, **options)
@@ -83,7 +124,8 @@ class Session:
             return load_artifact(path, chosen, lambda graph, asked: self._compile(graph, asked, rules, before), before)
         # An importer settles dims by itself; what comes after it goes without.
         settled = chosen if kind == TEXT else chosen.with_options({"dims": None})
-        cache = ArtifactCache(chosen, repr(rules)) if chosen.cache and kind != TEXT else None
+        kept = chosen.cache and kind != TEXT and self.registry is None
+        cache = ArtifactCache(chosen, repr(rules)) if kept else None
         if cache is not None:
             found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims), before)
             if found is not None:
@@ -93,7 +135,7 @@ class Session:
         admit = Admission(choose_backend(chosen.device), chosen).weights
         with collect_files() as files:
             graph = import_graph(path, kind, chosen.dims, admit)
-        model = self._compile(graph, settled, rules, before)
+        model = self._compile_shared(graph, settled, rules, before, self.registry)
         if cache is not None:
             cache.keep(path, chosen, model, files)
         return model

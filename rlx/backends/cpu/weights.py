@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlx.backends.cpu import packed
 from rlx.backends.cpu.binding import Binding, Marks, Phase, Table, aligned_bytes, as_array
+from rlx.backends.cpu.packed import memory_key
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.runner import RunBlock
 from rlx.ir.graph import Array, Graph
@@ -47,6 +49,7 @@ class Shared:
         self.run = Table(run, addresses, marks)
         self.threads = options.threads or cpu_count()
         self.params: dict[Buffer, Array] = {}
+        self.keys: dict[Buffer, str | None] = {}  # of params and prepared buffers: equal ones have equal contents
         self.memory: dict[Buffer, Array] = {b: _constant_bytes(b) for b in program.constants}  # prepared ones too
         self.prepared = prepared is not None
         for buffer in program.buffers("prepared"):
@@ -88,6 +91,7 @@ class Shared:
                 user.block.acquire()
                 held.callback(user.block.release)
             self.params |= ready
+            self.keys |= {b: memory_key(a) for b, a in ready.items()}
             self.dirty |= ready.keys()
             self.version += 1
             for user in list(self.users):
@@ -109,13 +113,15 @@ class Shared:
         with self.changing():
             if self.prepared and not self.dirty:
                 return
-            table = Table(self._outdated(), self.addresses)
+            table = Table(self._unshared(self._outdated()), self.addresses)
             scratch = aligned_bytes(table.scratch_bytes({}) * self.threads)
             binding = Binding(table, {}, self.address, int(scratch.ctypes.data), lambda b, _: self.contents(b))
             block = RunBlock(binding.rows, threads=self.threads)
             status = block.run()
             if status:
                 raise binding.error(block, status)
+            for buffer in {b.base for phase in table.phases for b in phase.kernel.writes()}:
+                packed.offer(self.keys[buffer], self.memory[buffer])
             self.prepared = True
             self.dirty.clear()
             self._drop_packed()
@@ -129,6 +135,29 @@ class Shared:
                 changed.update(b.base for b in phase.kernel.writes())
                 phases.append(phase)
         return phases
+
+    def _unshared(self, phases: Sequence[Phase]) -> list[Phase]:
+        """Those of the phases that are left to run: what another graph has made of the same weights is taken as it is.
+
+        The others get memory of their own to write to, as others may read what they had before.
+        """
+        writers: dict[Buffer, list[Phase]] = {}
+        for phase in self.prepare:
+            for root in {b.base for b in phase.kernel.writes()}:
+                writers.setdefault(root, []).append(phase)
+        found: set[Buffer] = set()
+        for root in dict.fromkeys(b.base for phase in phases for b in phase.kernel.writes()):
+            key = self.keys[root] = packed.key_of(writers[root], self.keys)
+            have = packed.find(key)
+            if have is not None and have.nbytes == self.memory[root].nbytes:
+                self.memory[root] = have
+                found.add(root)
+            elif self.prepared:
+                old = self.memory[root]
+                self.memory[root] = aligned_bytes(old.nbytes)
+                if len(writers[root]) > 1:  # of which some may not run again
+                    self.memory[root][...] = old
+        return [p for p in phases if any(b.base not in found for b in p.kernel.writes())]
 
     def _drop_packed(self) -> None:
         """Lets go of the params that nothing will read again: kernels that read no other params have packed them."""

@@ -1,0 +1,155 @@
+"""The tensors of a file of weights, by name: safetensors, npz, GGUF and ONNX."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError
+from rlx.ir.dtype import DTYPES, dtype_of
+from rlx.ir.encoding import ENCODINGS
+from rlx.ir.graph import Array, TensorType
+
+if TYPE_CHECKING:
+    from rlx.importers.gguf import GgufFile
+    from rlx.importers.safetensors import SafetensorsFile
+
+__all__ = ["Stored", "chosen_names", "read_weights"]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a file. `read` gives elements, or blocks (u8) of the `encoding`, which may be an unknown one."""
+
+    type: TensorType
+    encoding: str | None
+    read: Callable[[], Array]
+
+
+def read_weights(path: Path) -> dict[str, Stored]:
+    """All tensors by name; their bytes stay in the file. Raises `ModelFormatError`."""
+    reader = next((r for ending, r in _READERS.items() if path.name.lower().endswith(ending)), None)
+    if reader is None:
+        raise ModelFormatError(f"{path}: not a file of weights; known are {', '.join(_READERS)}")
+    return dict(reader(path))
+
+
+def chosen_names(names: Mapping[str, object], patterns: Mapping[str, str] | None, path: Path) -> dict[str, str]:
+    """Tensor of the file -> name to give it. In a pattern `{}` stands for any text, and is put in for `{}` in turn.
+
+    Of several patterns that match, the first counts. Raises `NameNotFound` for a pattern that matches nothing,
+    `OptionError` for two tensors of one name.
+    """
+    if patterns is None:
+        return {name: name for name in names}
+    found: dict[str, str] = {}
+    for pattern, target in patterns.items():
+        holes = pattern.count("{}")
+        if target.count("{}") > holes:
+            raise OptionError(f"names: {target!r} has more {{}} than {pattern!r}")
+        rule = re.compile("(.+?)".join(map(re.escape, pattern.split("{}"))), re.DOTALL)
+        matches = [(name, m.groups()) for name in names if (m := rule.fullmatch(name))]
+        if not matches:
+            some = ", ".join(map(repr, list(names)[:8])) or "none"
+            raise NameNotFound(f"{path}: no tensor matches {pattern!r}; there are {some}{', …' * (len(names) > 8)}")
+        for name, parts in matches:
+            texts = [*parts[: target.count("{}")], ""]
+            found.setdefault(name, "".join(a + b for a, b in zip(target.split("{}"), texts, strict=True)))
+    taken: dict[str, str] = {}
+    for name, target in found.items():
+        if target in taken:
+            raise OptionError(f"names: {taken[target]!r} and {name!r} would both be {target!r}")
+        taken[target] = name
+    return found
+
+
+def _safetensors(path: Path) -> Iterator[tuple[str, Stored]]:
+    from rlx.importers.safetensors import read_safetensors, read_safetensors_index
+
+    files = read_safetensors_index(path) if path.suffix == ".json" else [read_safetensors(path)]
+    for file in files:
+        for name, tensor in file.tensors.items():
+            type = TensorType(tensor.shape, tensor.dtype)
+            whole = tensor.dtype.bits >= 8
+            yield name, Stored(type, None, partial(file.array, name) if whole else partial(_nibbles, file, name, type))
+
+
+def _nibbles(file: SafetensorsFile, name: str, type: TensorType) -> Array:
+    """4-bit elements, one to a byte; the file has two, the first in the low bits."""
+    pairs = file.array(name).reshape(-1)
+    single = np.stack([pairs & 15, pairs >> 4], axis=1).reshape(-1)
+    return single.view(type.dtype.numpy).reshape(file.tensors[name].shape)
+
+
+def _gguf(path: Path) -> Iterator[tuple[str, Stored]]:
+    from rlx.importers.gguf import read_gguf_parts
+
+    for file in read_gguf_parts(path):
+        for name, tensor in file.tensors.items():
+            if tensor.type.block > 1:
+                type = TensorType(tensor.shape, DTYPES["f32"], ENCODINGS.get(tensor.type.name))
+                yield name, Stored(type, tensor.type.name, partial(file.raw, name))
+            else:
+                type = TensorType(tensor.shape, dtype_of(tensor.type.name))
+                yield name, Stored(type, None, partial(_gguf_elements, file, name, type))
+
+
+def _gguf_elements(file: GgufFile, name: str, type: TensorType) -> Array:
+    return file.raw(name).view(type.dtype.numpy).reshape(file.tensors[name].shape)
+
+
+def _onnx(path: Path) -> Iterator[tuple[str, Stored]]:
+    from rlx.importers.onnx.mapping import element_dtype
+    from rlx.importers.onnx.model import read_model
+
+    for name, ref in read_model(path).graph.initializers.items():
+        type = TensorType(ref.dims, element_dtype(ref.elem_type))
+        yield name, Stored(type, None, partial(ref.array, aligned=False))
+
+
+def _npz(path: Path) -> Iterator[tuple[str, Stored]]:
+    try:
+        with zipfile.ZipFile(path) as file:
+            for entry in file.namelist():
+                if entry.endswith(".npy"):
+                    with file.open(entry) as data:
+                        version = np.lib.format.read_magic(data)
+                        shape, _, dtype = _NPY_HEADERS[version](data)
+                    name = entry.removesuffix(".npy")
+                    yield name, Stored(TensorType(shape, dtype_of(dtype)), None, partial(_npz_array, path, entry))
+    except DTypeError as error:
+        raise ModelFormatError(f"{path}: {error}") from None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise ModelFormatError(f"{path}: is no npz file: {error}") from None
+
+
+_NPY_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def _npz_array(path: Path, entry: str) -> Array:
+    try:
+        with zipfile.ZipFile(path) as file, file.open(entry) as data:
+            made: Array = np.lib.format.read_array(data, allow_pickle=False)
+            return made
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ModelFormatError(f"{path}: {entry}: {error}") from None
+
+
+_READERS: dict[str, Callable[[Path], Iterator[tuple[str, Stored]]]] = {
+    ".safetensors": _safetensors,
+    ".index.json": _safetensors,
+    ".gguf": _gguf,
+    ".onnx": _onnx,
+    ".npz": _npz,
+}
