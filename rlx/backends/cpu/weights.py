@@ -139,7 +139,7 @@ class Shared:
     def _unshared(self, phases: Sequence[Phase]) -> list[Phase]:
         """Those of the phases that are left to run: what another graph has made of the same weights is taken as it is.
 
-        The others get memory of their own to write to, as others may read what they had before.
+        The rest get memory of their own to write to, where others may read what they had before.
         """
         writers: dict[Buffer, list[Phase]] = {}
         for phase in self.prepare:
@@ -147,12 +147,13 @@ class Shared:
                 writers.setdefault(root, []).append(phase)
         found: set[Buffer] = set()
         for root in dict.fromkeys(b.base for phase in phases for b in phase.kernel.writes()):
+            was_common = self.keys.get(root) is not None
             key = self.keys[root] = packed.key_of(writers[root], self.keys)
             have = packed.find(key)
             if have is not None and have.nbytes == self.memory[root].nbytes:
                 self.memory[root] = have
                 found.add(root)
-            elif self.prepared:
+            elif was_common:
                 old = self.memory[root]
                 self.memory[root] = aligned_bytes(old.nbytes)
                 if len(writers[root]) > 1:  # of which some may not run again
