@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import OptionError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Shape
-from rlx.kernels.lowering import Anchor
-from rlx.kernels.program import Program
 from rlx.options import CompileOptions
-from rlx.plan.plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from rlx.kernels.lowering import Anchor
+    from rlx.kernels.program import Program
+    from rlx.plan.plan import MemoryPlan
 
 __all__ = [
     "Availability",
@@ -27,6 +30,7 @@ __all__ = [
     "LibraryBackend",
     "Restorer",
     "TensorSpec",
+    "host_memory",
     "spec_of",
 ]
 
@@ -64,6 +68,23 @@ class DeviceMemory:
 
     free: int | None
     total: int | None
+
+
+def host_memory() -> DeviceMemory:
+    """The memory of this machine; what is free is what can be had without swapping."""
+    with suppress(OSError, ValueError):
+        with open("/proc/meminfo", encoding="ascii") as file:  # psutil says the same, but is slow to import
+            rows = (line.split() for line in file)
+            kib = {row[0]: int(row[1]) for row in rows if row[0] in ("MemTotal:", "MemAvailable:")}
+        if len(kib) == 2:
+            return DeviceMemory(1024 * kib["MemAvailable:"], 1024 * kib["MemTotal:"])
+    import psutil
+
+    try:
+        memory = psutil.virtual_memory()
+    except (OSError, RuntimeError, psutil.Error):
+        return DeviceMemory(None, None)
+    return DeviceMemory(memory.available, memory.total)  # macOS: unified memory; Windows: physical memory
 
 
 @dataclass(frozen=True)

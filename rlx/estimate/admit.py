@@ -14,12 +14,12 @@ from rlx.estimate.calibrate import Overhead, known_overhead
 from rlx.estimate.memory import MemoryEstimate, bytes_text, deficit_text
 from rlx.estimate.system import UNKNOWN, Budget
 from rlx.ir.graph import Graph
-from rlx.kernels.program import Program
 from rlx.options import CompileOptions
 
 if TYPE_CHECKING:
     from rlx.compiler import Stages
     from rlx.estimate.graph import Lowered
+    from rlx.kernels.program import Program
 
 __all__ = ["Admission", "StoredAdmission", "figures_of"]
 

@@ -6,15 +6,16 @@ import json
 import logging
 import os
 import platform
-import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx.backends.base import CodeSizes
 from rlx.errors import DeviceUnavailable
+
+if TYPE_CHECKING:
+    from rlx.backends.base import CodeSizes
 
 __all__ = ["Overhead", "known_overhead", "overhead_of"]
 
@@ -102,6 +103,8 @@ def _key(device: str) -> list[Any]:
 
 
 def _measure(device: str) -> Overhead:
+    import subprocess
+
     code = f"import rlx, numpy\nfrom rlx.estimate.probe import main\nmain({device!r})"
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import MemoryDeficit, OptionError
-from rlx.estimate.experts import ExpertPlan, ExpertTotals, place_experts
 from rlx.options import parse_bytes
+
+if TYPE_CHECKING:
+    from rlx.estimate.experts import ExpertPlan, ExpertTotals
 
 __all__ = ["PARTS", "Axis", "MemoryEstimate", "Remedy", "bytes_text"]
 
@@ -248,6 +250,8 @@ class MemoryEstimate:
         """How many experts of each MoE layer can be resident; see `rlx.estimate.experts.place_experts`."""
         if self.experts is None:
             raise OptionError(f"{self.model}: has no experts to offload")
+        from rlx.estimate.experts import place_experts
+
         return place_experts(self, self.experts, budget=budget, reserve=reserve, cap=cap, layer_budgets=layer_budgets)
 
     # ---- shown

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import os
 from importlib import import_module
 from pathlib import Path
-
-import psutil
 
 __all__ = ["main", "peak_bytes", "resident_bytes"]
 
@@ -18,7 +16,13 @@ DISTINCT = 24  # stages of the graph whose kernels all differ
 
 def resident_bytes() -> int:
     """The resident set of this process now."""
-    return int(psutil.Process().memory_info().rss)
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
 
 
 def peak_bytes() -> int:
@@ -29,6 +33,8 @@ def peak_bytes() -> int:
                 return 1024 * int(line.split()[1])
     except OSError:
         pass
+    import psutil
+
     info = psutil.Process().memory_info()
     return int(getattr(info, "peak_wset", info.rss))
 
@@ -36,6 +42,8 @@ def peak_bytes() -> int:
 def main(device: str) -> None:
     """Prints the overhead of a device as JSON: `fixed`, `per_node`, `per_function` and `compiling`, in bytes."""
     start = resident_bytes()
+    import tempfile
+
     import numpy as np
 
     from rlx.backends import choose_backend

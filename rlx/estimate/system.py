@@ -14,8 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal, NoReturn
 
-import psutil
-
+from rlx.backends.base import host_memory
 from rlx.errors import OptionError
 from rlx.options import parse_bytes
 
@@ -176,19 +175,17 @@ class Budget:
 
 def read_figures() -> MemoryFigures:
     """The figures of this process and machine now."""
-    try:
-        memory = psutil.virtual_memory()
-        total, available = memory.total, memory.available  # macOS: unified memory; Windows: physical memory
-    except (OSError, RuntimeError, psutil.Error):
-        total = available = None
+    memory = host_memory()
     limit, used = _address_space()
-    return MemoryFigures(total, available, tuple(_cgroups()), limit, used, _private())
+    return MemoryFigures(memory.total, memory.free, tuple(_cgroups()), limit, used, _private())
 
 
 def _private() -> int | None:
     status = _fields(Path("/proc/self/status"))  # Linux, in KiB
     if "RssAnon" in status:
         return 1024 * (status["RssAnon"] + status.get("VmSwap", 0))
+    import psutil
+
     try:
         process = psutil.Process()
         if sys.platform == "win32":
@@ -207,6 +204,8 @@ def _address_space() -> tuple[int | None, int | None]:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return None, None
+    import psutil
+
     try:
         return soft, int(psutil.Process().memory_info().vms)
     except (OSError, psutil.Error):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from rlx.errors import DTypeError
@@ -25,13 +25,23 @@ class DType:
     name: str
     bits: int
     kind: str
-    numpy: np.dtype[Any]
+    carrier: type[np.generic] | str  # NumPy's type, or the name of one in ml_dtypes
 
     def __repr__(self) -> str:
         return self.name
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return dtype_of, (self.name,)
+
+    @cached_property
+    def numpy(self) -> np.dtype[Any]:
+        """The array type that carries it; ml_dtypes, slow to import, is imported for its types only."""
+        if not isinstance(self.carrier, str):
+            return np.dtype(self.carrier)
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, self.carrier))
+        return found
 
     @property
     def is_float(self) -> bool:
@@ -55,7 +65,7 @@ class DType:
     @property
     def native(self) -> bool:
         """Whether the buffer protocol carries it (bf16, the 8-bit floats and 4-bit types travel as bit views)."""
-        return self.numpy.kind != "V" and self.bits >= 8 and self.numpy.type.__module__ == "numpy"
+        return not isinstance(self.carrier, str)
 
 
 def _table() -> dict[str, DType]:
@@ -63,12 +73,12 @@ def _table() -> dict[str, DType]:
         ("f64", 64, "f", np.float64),
         ("f32", 32, "f", np.float32),
         ("f16", 16, "f", np.float16),
-        ("bf16", 16, "f", ml_dtypes.bfloat16),
-        ("f8e4m3", 8, "f", ml_dtypes.float8_e4m3fn),
-        ("f8e5m2", 8, "f", ml_dtypes.float8_e5m2),
-        ("f4e2m1", 4, "f", ml_dtypes.float4_e2m1fn),
-        ("i4", 4, "i", ml_dtypes.int4),
-        ("u4", 4, "u", ml_dtypes.uint4),
+        ("bf16", 16, "f", "bfloat16"),
+        ("f8e4m3", 8, "f", "float8_e4m3fn"),
+        ("f8e5m2", 8, "f", "float8_e5m2"),
+        ("f4e2m1", 4, "f", "float4_e2m1fn"),
+        ("i4", 4, "i", "int4"),
+        ("u4", 4, "u", "uint4"),
         ("i8", 8, "i", np.int8),
         ("u8", 8, "u", np.uint8),
         ("i16", 16, "i", np.int16),
@@ -80,11 +90,11 @@ def _table() -> dict[str, DType]:
         ("bool", 8, "b", np.bool_),
         ("c64", 64, "c", np.complex64),
     ]
-    return {name: DType(name, bits, kind, np.dtype(np_type)) for name, bits, kind, np_type in rows}
+    return {name: DType(name, bits, kind, np_type) for name, bits, kind, np_type in rows}
 
 
 DTYPES: dict[str, DType] = _table()
-_BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in DTYPES.values()}
+_BY_NUMPY: dict[np.dtype[Any], DType] = {dtype.numpy: dtype for dtype in DTYPES.values() if dtype.native}
 
 
 def dtype_of(spec: object) -> DType:
@@ -94,9 +104,25 @@ def dtype_of(spec: object) -> DType:
     if isinstance(spec, str) and spec in DTYPES:
         return DTYPES[spec]
     try:
-        found = None if spec is None else _BY_NUMPY.get(np.dtype(spec).newbyteorder("="))  # type: ignore[call-overload]
+        found = None if spec is None else _of_numpy(spec)
     except TypeError:
         found = None
     if found is None:
         raise DTypeError(f"unknown element type {spec!r}: expected one of {', '.join(DTYPES)} or their NumPy types")
     return found
+
+
+def _of_numpy(spec: object) -> DType | None:
+    """The type that NumPy's type is the carrier of; `TypeError` for what names none."""
+    try:
+        dtype = np.dtype(spec)  # type: ignore[call-overload]
+    except TypeError:
+        if not isinstance(spec, str):
+            raise
+        import ml_dtypes  # noqa: F401  # NumPy knows the names of its types from then on
+
+        dtype = np.dtype(spec)
+    dtype = dtype.newbyteorder("=")
+    if dtype not in _BY_NUMPY and dtype.type.__module__ == "ml_dtypes":
+        _BY_NUMPY.update({other.numpy: other for other in DTYPES.values()})
+    return _BY_NUMPY.get(dtype)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Array, Node
 from rlx.ir.shape import Guard, Shape, Size, Symbol, evaluate, numel, substitute, upper
-from rlx.kernels.affine import Affine, linear_index
-from rlx.kernels.expr import Expr, Load, Reduce, loads, walk
-from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
+
+if TYPE_CHECKING:  # a stored program runs without expressions
+    from rlx.kernels.expr import Expr
+    from rlx.kernels.lowering import Anchor
 
 __all__ = ["Buffer", "Extents", "Flow", "Kernel", "Mark", "Program", "Store", "loop_spans", "node_names"]
 
@@ -140,34 +142,21 @@ class Kernel:
             return "control"
         if self.anchor is not None:
             return type(self.anchor).__name__.lower()
-        exprs = [s.expr for s in self.stores]
-        reduces = [x for e in exprs for x in walk(e) if isinstance(x, Reduce)]
-        if reduces:
-            return "row" if len(reduces) > 1 or any(type(e) is not Reduce for e in exprs) else "reduce"
-        plain = all(type(e).__name__ == "Load" for e in exprs)
-        return "copy" if plain else "map"
+        from rlx.kernels import accesses
+
+        return accesses.loop_kind(self)
 
     def expressions(self) -> Iterator[Expr]:
         """Every expression of the kernel: operands of the anchor, stores and their indices."""
-        match self.anchor:
-            case Contract(a=a, b=b):
-                yield from (a, b)
-            case Conv(x=x, w=w):
-                yield from (x, w)
-            case Attention(q=q, k=k, v=v, bias=bias):
-                yield from (q, k, v)
-                if bias is not None:
-                    yield bias
-        for store in self.stores:
-            yield store.expr
-            yield from store.index
+        from rlx.kernels import accesses
+
+        return accesses.expressions(self)
 
     def reads(self) -> tuple[Buffer, ...]:
         """The buffers read, each once."""
-        found = dict.fromkeys(load.source for e in self.expressions() for load in loads(e))
-        test = None if self.mark is None else self.mark.test
-        others = self.operands if test is None else (test,)
-        return tuple(found) + tuple(b for b in dict.fromkeys(others) if b not in found)
+        from rlx.kernels import accesses
+
+        return accesses.reads(self)
 
     def writes(self) -> tuple[Buffer, ...]:
         """The buffers written, each once."""
@@ -178,49 +167,15 @@ class Kernel:
 
         Loop nests only: an anchor stores sums before its epilogue reads. Elements are written once they are read.
         """
-        if self.special is not None:
-            return self._overwritten(self.special)
-        if self.host is not None or self.anchor is not None or len(self.stores) != 1:
-            return ()
-        (store,) = self.stores
-        target = store.buffer
-        if target.root is not None:
-            return ()
-        at = _element(store.index, store)
-        found: dict[Buffer, bool] = {}
-        for load in (load for e in (store.expr, *store.index) for load in loads(e)):
-            found[load.source.base] = found.get(load.source.base, True) and _same_place(load, store, at)
-        for load in (load for e in _repeated(store) for load in loads(e)):
-            found[load.source.base] = False
-        return tuple(b for b, fits in found.items() if fits and b.kind == "arena" and b is not target)
+        from rlx.kernels import accesses
 
-    def _overwritten(self, node: Node) -> tuple[Buffer, ...]:
-        """The operand that the op may write its result over, unless it is read through another one as well."""
-        number = getattr(node.op, "overwrites", None)
-        if number is None:
-            return ()
-        bases = [b.base for b in self.operands]
-        base = bases[number]
-        alone = base.kind == "arena" and bases.count(base) == 1 and self.operands[number].offset == 0
-        return (base,) if alone else ()
+        return accesses.in_place_operands(self)
 
     def may_overwrite(self, root: Buffer) -> bool:
         """Whether the kernel, where its results lie in the memory of `root`, reads that only as it writes it."""
-        if self.host is not None:
-            return not self.host.regions  # its operands are copied first
-        if self.special is not None and root in {b.base for b in self.operands}:
-            number = getattr(self.special.op, "overwrites", None)
-            others = [b.base for n, b in enumerate(self.operands) if n != number]
-            return number is not None and root not in others and self.operands[number].offset == 0
-        if self.anchor is not None or len(self.writes()) != 1:
-            return all(b.base is not root for b in self.reads())
-        for store in self.stores:
-            at = _element(store.index, store)
-            read = [load for e in (store.expr, *store.index) for load in loads(e) if load.source.base is root]
-            repeated = (load for e in _repeated(store) for load in loads(e))
-            if not all(_same_place(load, store, at) for load in read) or any(x.source.base is root for x in repeated):
-                return False
-        return True
+        from rlx.kernels import accesses
+
+        return accesses.may_overwrite(self, root)
 
     def bytes_written(self, extents: Mapping[str, int]) -> int:
         """Bytes that the kernel stores: less than its buffers have where it writes only a part of a state."""
@@ -246,37 +201,6 @@ def node_names(nodes: Sequence[Node]) -> str:
     names = list(dict.fromkeys(n.provenance[0] if n.provenance else n.outputs[0].name for n in nodes))
     known = [name for name in names if name]
     return ", ".join(known[:3]) + (", ..." if len(known) > 3 else "")
-
-
-def _element(indices: Sequence[Expr], store: Store, shape: Shape | None = None) -> Affine:
-    """The element that indices name, without the loops of the store that take one turn."""
-    single = {v for v, size in zip(out_vars(len(store.extents)), store.extents, strict=True) if size == 1}
-    found = linear_index(indices, store.buffer.shape if shape is None else shape)
-    return Affine(found.constant, {t: c for t, c in found.coefs.items() if t not in single})
-
-
-def _same_place(load: Load, store: Store, at: Affine) -> bool:
-    """Whether the load reads exactly the bytes that the store at element `at` writes."""
-    source, target = load.source, store.buffer
-    return bool(
-        load.where is None
-        and source.offset == 0
-        and source.encoding is None
-        and source.dtype.bits == target.dtype.bits
-        and target.dtype.bits % 8 == 0
-        and at.is_linear
-        and _element(load.indices, store, source.shape) == at
-    )
-
-
-def _repeated(store: Store) -> Iterator[Expr]:
-    """What is read more than once, or not at the moment of the store: reduction bodies and indices."""
-    for x in walk(store.expr):
-        if isinstance(x, Reduce):
-            yield x.body
-        elif isinstance(x, Load):
-            yield from x.indices
-    yield from store.index
 
 
 @dataclass(eq=False)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import NameNotFound, OptionError
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
-from rlx.plan import page, render
-from rlx.plan.check import check
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up, validate
 from rlx.plan.liveness import Schedule, Scratch, bound_extents, lifetimes, outside_buffers, schedule, size_of
-from rlx.plan.pack import Search, pack
-from rlx.plan.render import Totals
+
+if TYPE_CHECKING:  # what packs and draws plans is imported where it is used: stored plans need none of it
+    from rlx.plan.pack import Search
+    from rlx.plan.render import Totals
 
 __all__ = ["MemoryPlan", "Row", "SharedWeights", "Slot", "bound_extents", "make_plan", "schedule"]
 
@@ -122,6 +122,8 @@ class MemoryPlan:
     @property
     def totals(self) -> Totals:
         """Arena, lower bound, gap and savings of the packed intervals."""
+        from rlx.plan import render
+
         return render.totals(self.intervals, self.placement, base_alignment=self.alignment)
 
     @property
@@ -153,6 +155,8 @@ class MemoryPlan:
 
     def verify(self) -> None:
         """Proves the plan again; raises `CompileError` where buffers that are in use together overlap."""
+        from rlx.plan.check import check
+
         check(self.intervals, self.placement.offsets, self.arena, base_alignment=self.alignment)
 
     def table(self) -> list[Row]:
@@ -160,6 +164,8 @@ class MemoryPlan:
         return list(self.rows)
 
     def __str__(self) -> str:
+        from rlx.plan import render
+
         text = render.to_text(self.intervals, self.placement, base_alignment=self.alignment)
         at = ", ".join(f"{name} = {value}" for name, value in self.at.items())
         count = sum(bool(row.into) for row in self.rows)
@@ -173,6 +179,8 @@ class MemoryPlan:
 
     def to_json(self) -> str:
         """The plan as a JSON object: `at`, `alignment`, `totals`, `buffers` (as packed) and `rows` (one a buffer)."""
+        from rlx.plan import render
+
         packed: dict[str, Any] = json.loads(
             render.to_json(self.intervals, self.placement, base_alignment=self.alignment)
         )
@@ -192,11 +200,15 @@ class MemoryPlan:
 
     def to_html(self) -> str:
         """The map as a page that shows a buffer's facts under the pointer; it needs no other file."""
+        from rlx.plan import page
+
         labels = [kernel.label for kernel in self.schedule]
         return page.to_html(self.intervals, self.placement, base_alignment=self.alignment, steps=labels)
 
     def to_svg(self) -> str:
         """A map of the arena over the steps of the run."""
+        from rlx.plan import render
+
         return render.to_svg(self.intervals, self.placement, base_alignment=self.alignment)
 
 
@@ -292,6 +304,8 @@ def _pack_above(
     intervals: Sequence[Interval], alignment: int, reuse: bool, capacity: int | None, search: Search, reserved: int
 ) -> Placement:
     """Packs what is free above what is fixed: as good as any plan, since that lives for the whole run."""
+    from rlx.plan.pack import pack
+
     ends = [i.fixed + i.room(alignment) for i in intervals if i.fixed is not None]
     floor = round_up(max([reserved, *ends]), alignment)
     packed = pack(

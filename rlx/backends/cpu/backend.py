@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, host_memory
 from rlx.backends.cpu import attention, contract, conv, flow
 from rlx.backends.cpu.channels import channels_last
 from rlx.backends.cpu.executable import CpuExecutable, build
-from rlx.backends.cpu.image import free_memory
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.pool import cpu_count
@@ -55,7 +54,7 @@ class CpuBackend(CodeGenerator):
         return Availability(True, f"{target.cpu}, {8 * target.vector_bytes}-bit vectors, {target.cores} cores")
 
     def memory(self) -> DeviceMemory:
-        return free_memory()
+        return host_memory()
 
     def claims(self, node: Node) -> str | None:
         if isinstance(node.op, Control) or self.accepts_special(node):

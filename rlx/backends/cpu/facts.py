@@ -7,8 +7,6 @@ from typing import Any
 
 from rlx.ir.graph import Node
 from rlx.ir.shape import Dim, symbols
-from rlx.kernels.expr import Check, Reduce, SizeOf, walk
-from rlx.kernels.lowering import lower_node
 from rlx.kernels.program import Buffer, Kernel, node_names
 
 __all__ = ["KernelFacts", "facts_of", "mentioned", "tested_names"]
@@ -69,6 +67,8 @@ def mentioned(kernel: Kernel) -> set[str]:
     """The symbols of every size that a kernel has to do with."""
     if isinstance(kernel, KernelFacts):
         return set(kernel.sizes)
+    from rlx.kernels.expr import Reduce, SizeOf, walk
+
     sizes: list[Any] = [size for b in (*kernel.reads(), *kernel.writes()) for size in (*b.shape, b.offset)]
     sizes += [size for store in kernel.stores for size in store.extents]
     for expr in kernel.expressions():
@@ -81,6 +81,9 @@ def mentioned(kernel: Kernel) -> set[str]:
 
 
 def _tests(node: Node) -> bool:
+    from rlx.kernels.expr import Check, walk
+    from rlx.kernels.lowering import lower_node
+
     lowered = lower_node(node)
     pieces = () if lowered is None else (p for output in lowered.outputs for p in output)
     return any(isinstance(x, Check) for piece in pieces for x in walk(piece.expr))

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import DeviceMemory, Image, Restorer
+from rlx.backends.base import DeviceMemory, Image, Restorer, host_memory
 from rlx.backends.cpu import functions, jit
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.executable import CpuExecutable
@@ -31,7 +31,7 @@ from rlx.options import CompileOptions
 from rlx.plan.liveness import Schedule
 from rlx.plan.plan import MemoryPlan
 
-__all__ = ["CpuRestorer", "free_memory", "image_of", "restore_image"]
+__all__ = ["CpuRestorer", "image_of", "restore_image"]
 
 Runtime = dict[str, bytes]
 
@@ -129,15 +129,7 @@ class CpuRestorer(Restorer):
         return restore_image(image, options)
 
     def memory(self) -> DeviceMemory:
-        return free_memory()
-
-
-def free_memory() -> DeviceMemory:
-    """The memory of this machine."""
-    import psutil
-
-    found = psutil.virtual_memory()
-    return DeviceMemory(found.available, found.total)
+        return host_memory()
 
 
 class _Writer(pickle.Pickler):

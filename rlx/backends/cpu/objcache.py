@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import random
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -118,6 +117,8 @@ def default_folder() -> Path:
 
 def write_atomically(path: Path, blob: bytes) -> None:
     """Writes beside the file and renames, so that a reader sees the old, the new or no file, never a part."""
+    import tempfile  # slow to import
+
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlx.backends.cpu.builder import Function
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer, Flow
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.builder import Function
 
 __all__ = ["Computed", "KernelCode", "Link", "Pointer", "Routine", "Scratch", "Word", "WordTable", "once"]
 

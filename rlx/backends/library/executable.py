@@ -11,9 +11,8 @@ from threading import Lock
 from typing import Any, NoReturn
 
 import numpy as np
-import psutil
 
-from rlx.backends.base import DeviceMemory, Executable, LibraryBackend
+from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, host_memory
 from rlx.backends.library.arrays import Arrays, Flat
 from rlx.backends.library.trace import Trace, why_not
 from rlx.errors import (
@@ -239,8 +238,7 @@ class ArrayBackend(LibraryBackend):
         return why_not(self.lib, node)
 
     def memory(self) -> DeviceMemory:
-        found = psutil.virtual_memory()
-        return DeviceMemory(found.available, found.total)
+        return host_memory()
 
     def build(self, graph: Graph, options: CompileOptions) -> Executable:
         self.check(graph)

@@ -1,0 +1,131 @@
+"""What a kernel reads, and which operands its results may be written over: told from its expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rlx.ir.graph import Node
+from rlx.ir.shape import Shape
+from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.expr import Expr, Load, Reduce, loads, walk
+from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+
+__all__ = ["expressions", "in_place_operands", "loop_kind", "may_overwrite", "reads"]
+
+
+def loop_kind(kernel: Kernel) -> str:
+    """The kind of a loop nest: row, reduce, map or copy."""
+    exprs = [s.expr for s in kernel.stores]
+    reduces = [x for e in exprs for x in walk(e) if isinstance(x, Reduce)]
+    if reduces:
+        return "row" if len(reduces) > 1 or any(type(e) is not Reduce for e in exprs) else "reduce"
+    plain = all(type(e).__name__ == "Load" for e in exprs)
+    return "copy" if plain else "map"
+
+
+def expressions(kernel: Kernel) -> Iterator[Expr]:
+    """Every expression of the kernel: operands of the anchor, stores and their indices."""
+    match kernel.anchor:
+        case Contract(a=a, b=b):
+            yield from (a, b)
+        case Conv(x=x, w=w):
+            yield from (x, w)
+        case Attention(q=q, k=k, v=v, bias=bias):
+            yield from (q, k, v)
+            if bias is not None:
+                yield bias
+    for store in kernel.stores:
+        yield store.expr
+        yield from store.index
+
+
+def reads(kernel: Kernel) -> tuple[Buffer, ...]:
+    """The buffers read, each once."""
+    found = dict.fromkeys(load.source for e in kernel.expressions() for load in loads(e))
+    test = None if kernel.mark is None else kernel.mark.test
+    others = kernel.operands if test is None else (test,)
+    return tuple(found) + tuple(b for b in dict.fromkeys(others) if b not in found)
+
+
+def in_place_operands(kernel: Kernel) -> tuple[Buffer, ...]:
+    """The buffers whose memory the single result may take over: each element is read once, where it is written.
+
+    Loop nests only: an anchor stores sums before its epilogue reads. Elements are written once they are read.
+    """
+    if kernel.special is not None:
+        return _overwritten(kernel, kernel.special)
+    if kernel.host is not None or kernel.anchor is not None or len(kernel.stores) != 1:
+        return ()
+    (store,) = kernel.stores
+    target = store.buffer
+    if target.root is not None:
+        return ()
+    at = _element(store.index, store)
+    found: dict[Buffer, bool] = {}
+    for load in (load for e in (store.expr, *store.index) for load in loads(e)):
+        found[load.source.base] = found.get(load.source.base, True) and _same_place(load, store, at)
+    for load in (load for e in _repeated(store) for load in loads(e)):
+        found[load.source.base] = False
+    return tuple(b for b, fits in found.items() if fits and b.kind == "arena" and b is not target)
+
+
+def _overwritten(kernel: Kernel, node: Node) -> tuple[Buffer, ...]:
+    """The operand that the op may write its result over, unless it is read through another one as well."""
+    number = getattr(node.op, "overwrites", None)
+    if number is None:
+        return ()
+    bases = [b.base for b in kernel.operands]
+    base = bases[number]
+    alone = base.kind == "arena" and bases.count(base) == 1 and kernel.operands[number].offset == 0
+    return (base,) if alone else ()
+
+
+def may_overwrite(kernel: Kernel, root: Buffer) -> bool:
+    """Whether the kernel, where its results lie in the memory of `root`, reads that only as it writes it."""
+    if kernel.host is not None:
+        return not kernel.host.regions  # its operands are copied first
+    if kernel.special is not None and root in {b.base for b in kernel.operands}:
+        number = getattr(kernel.special.op, "overwrites", None)
+        others = [b.base for n, b in enumerate(kernel.operands) if n != number]
+        return number is not None and root not in others and kernel.operands[number].offset == 0
+    if kernel.anchor is not None or len(kernel.writes()) != 1:
+        return all(b.base is not root for b in kernel.reads())
+    for store in kernel.stores:
+        at = _element(store.index, store)
+        read = [load for e in (store.expr, *store.index) for load in loads(e) if load.source.base is root]
+        repeated = (load for e in _repeated(store) for load in loads(e))
+        if not all(_same_place(load, store, at) for load in read) or any(x.source.base is root for x in repeated):
+            return False
+    return True
+
+
+def _element(indices: Sequence[Expr], store: Store, shape: Shape | None = None) -> Affine:
+    """The element that indices name, without the loops of the store that take one turn."""
+    single = {v for v, size in zip(out_vars(len(store.extents)), store.extents, strict=True) if size == 1}
+    found = linear_index(indices, store.buffer.shape if shape is None else shape)
+    return Affine(found.constant, {t: c for t, c in found.coefs.items() if t not in single})
+
+
+def _same_place(load: Load, store: Store, at: Affine) -> bool:
+    """Whether the load reads exactly the bytes that the store at element `at` writes."""
+    source, target = load.source, store.buffer
+    return bool(
+        load.where is None
+        and source.offset == 0
+        and source.encoding is None
+        and source.dtype.bits == target.dtype.bits
+        and target.dtype.bits % 8 == 0
+        and at.is_linear
+        and _element(load.indices, store, source.shape) == at
+    )
+
+
+def _repeated(store: Store) -> Iterator[Expr]:
+    """What is read more than once, or not at the moment of the store: reduction bodies and indices."""
+    for x in walk(store.expr):
+        if isinstance(x, Reduce):
+            yield x.body
+        elif isinstance(x, Load):
+            yield from x.indices
+    yield from store.index
