@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.admit import Admission
@@ -21,7 +21,9 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import MAGIC, is_container
 from rlx.runtime.memory import Resident
 from rlx.runtime.policy import DevicePolicy, policy_of
-from rlx.runtime.weights import WeightRegistry
+
+if TYPE_CHECKING:
+    from rlx.runtime.weights import WeightRegistry
 
 __all__ = ["FORMATS", "Session", "compile", "load"]
 
