@@ -35,7 +35,7 @@ def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions, 
     here = [name for name in BACKENDS if not policy.forbids(name) and backend_named(name).available().present]
     if len(here) == 1 and not policy.split:
         made = compile_on(graph, backend_named(here[0]), options, before)
-        made.decide = lambda: choose(graph, policy, calibrate=False, **_keywords(options))
+        made.decide = lambda: decided(graph, policy, options)
         return made
     try:
         decision = choose(graph, policy, **_keywords(options))
@@ -46,6 +46,11 @@ def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions, 
     made = compile_on(graph, backend_named(decision.device), options, before)
     made.decide = lambda: decision
     return made
+
+
+def decided(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Decision:
+    """What the policy decides with the figures that there are, without measuring any."""
+    return choose(graph, policy, calibrate=False, **_keywords(options))
 
 
 def _keywords(options: CompileOptions) -> dict[str, Any]:

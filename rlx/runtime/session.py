@@ -25,6 +25,9 @@ from rlx.runtime.policy import DevicePolicy, policy_of
 if TYPE_CHECKING:
     from rlx.runtime.weights import WeightRegistry
 
+if TYPE_CHECKING:
+    from rlx.runtime.choice import Decision
+
 __all__ = ["FORMATS", "Session", "compile", "load"]
 
 FORMATS: dict[str, str] = {
@@ -131,6 +134,8 @@ class Session:
         if cache is not None:
             found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims), before)
             if found is not None:
+                if rules is not None:
+                    found.decide = lambda: _decided(import_graph(path, kind, chosen.dims), rules, settled)
                 return found
         from rlx.backends import choose_backend
 
@@ -148,6 +153,12 @@ class Session:
 
         own = {f.name: getattr(self.options, f.name) for f in fields(CompileOptions)}
         return estimate(model, **{**own, **options})
+
+
+def _decided(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Decision:
+    from rlx.runtime.auto import decided
+
+    return decided(graph, policy, options)
 
 
 def kind_of(source: str | os.PathLike[str]) -> tuple[Path, str]:

@@ -49,6 +49,7 @@ class Fake(type(backend_named("cpu"))):  # type: ignore[misc]
     """A second and third device, for the tests: the processor under other names."""
 
     def __init__(self, name: str, refused: str = "", present: bool = True, free: int = 1 << 40) -> None:
+        super().__init__()
         self.name = name
         self.refused = refused
         self.present = present
