@@ -17,6 +17,7 @@ from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
 from rlx.plan.budget import Needs, needs_of
 from rlx.plan.plan import MemoryPlan
+from rlx.runtime.adapters import Adapters
 from rlx.runtime.arrays import Views, by_position, share_memory, to_array, with_kept
 from rlx.runtime.convert import convert as converted
 from rlx.runtime.explain import STAGES, explain
@@ -81,6 +82,7 @@ class CompiledGraph(Lifetime):
         self.inputs = tuple(spec_of(v) for v in graph.inputs)
         self.params = tuple(spec_of(v) for v in graph.params)
         self.states = States(self, tuple(spec_of(v) for v in graph.states))
+        self.adapters = Adapters(self)
         self.outputs = tuple(spec_of(o.value, o.name) for o in graph.outputs)
         self._names = tuple(spec.name for spec in self.outputs)
         self._unset = {v.name for v in graph.params if v.data is None}
@@ -143,6 +145,14 @@ class CompiledGraph(Lifetime):
                 f"param {spec.name!r}: {stored} is stored in {spec.bytes} bytes (u8); convert=True encodes floats"
             )
         return raw.reshape(-1)
+
+    def set_adapter(self, name: str | None, scale: float = 1.0, *, only: bool = False) -> None:
+        """Sets the scale of an adapter that `adapters.put` brought, 0 for off; takes effect with the next run.
+
+        `only` sets all others to 0; the name None all. Raises `NameNotFound`, and `OptionError` for a graph without
+        room for adapters, which `rlx.lora` makes.
+        """
+        self.adapters.set(name, scale, only=only)
 
     def _admit(self, arrays: Sequence[Any]) -> list[Array]:
         """Checks a call's inputs; the native entry comes here when something is not as in the last call."""
@@ -313,10 +323,11 @@ class CompiledGraph(Lifetime):
         """
         made = CompiledGraph.__new__(CompiledGraph)
         made.__dict__.update(
-            {k: v for k, v in self.__dict__.items() if k not in ("_executable", "run_slots", "states")}
+            {k: v for k, v in self.__dict__.items() if k not in ("_executable", "run_slots", "states", "adapters")}
         )
         made._attach(self._executable.clone(fresh))
         made.states = States(made, tuple(state.spec for state in self.states._declared.values()))
+        made.adapters = Adapters(made, None if fresh else self.adapters._slots)
         return made
 
     def __copy__(self) -> CompiledGraph:

@@ -1,0 +1,145 @@
+"""LoRA: low-rank additions to chosen weights, kept in states, so that they change without compiling anew."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlx import ops
+from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.ir.graph import Graph, Value
+from rlx.ir.shape import Dim, Size, same
+from rlx.ops.contract import Gemm, MatMul
+from rlx.ops.layout import Transpose
+from rlx.passes.rewrite import Site, rewrite
+
+__all__ = ["A_SUFFIX", "B_SUFFIX", "GAIN", "lora"]
+
+GAIN = "lora.gain"  # the state that holds what each column of a slot is multiplied by: [slots, rank]
+A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"  # states of a param: [inputs, slots * rank], [slots * rank, outputs]
+
+
+def lora(
+    graph: Graph,
+    *,
+    rank: int,
+    slots: int = 1,
+    targets: str | Collection[str] = "*",
+    rows: str | None = None,
+    index: str = "adapter",
+) -> Graph:
+    """The graph with room for `slots` adapters of up to `rank` at each matrix product with a param that `targets` name.
+
+    A product y = x @ w becomes y + sum over adapters of scale * (x @ A.T) @ B.T, for A [rank, inputs] and
+    B [outputs, rank], both zero at first; `model.adapters` and `model.set_adapter` of the compiled graph fill them and
+    set the scales. `targets` are names of params or patterns with `*`: of those that a pattern matches, the ones that
+    such products read. With `rows`, the name of an input, each entry of its first axis has an adapter of its own: the
+    graph gets an input `index`, i32 [that axis], of slot numbers (-1: none). Raises `NameNotFound` for a target that
+    there is no such product for, `OptionError` and `ShapeError`.
+    """
+    for what, number in (("rank", rank), ("slots", slots)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise OptionError(f"lora: {what}={number!r}: expected an int >= 1")
+    if any(state.name == GAIN for state in graph.states):
+        raise OptionError(f"lora: graph {graph.name!r} has adapters already; make room for all of them at once")
+    patterns = [targets] if isinstance(targets, str) else list(targets)
+    made = _Lora(graph, rank, slots, patterns, rows, index)
+    new = rewrite(graph, made.rule)
+    for pattern in patterns:
+        if not fnmatch.filter(made.done, pattern):
+            known = ", ".join(map(repr, dict.fromkeys(made.seen))) or "none"
+            raise NameNotFound(f"lora: no matrix product with a param {pattern!r}; there are those with {known}")
+    return new
+
+
+@dataclass
+class _Lora:
+    graph: Graph
+    rank: int
+    slots: int
+    patterns: list[str]
+    rows: str | None
+    index: str
+    done: list[str] = field(default_factory=list)  # params that have adapters
+    seen: list[str] = field(default_factory=list)  # params that could have
+    leaves: dict[str, tuple[Value, Value]] = field(default_factory=dict)
+    selection: tuple[Value, Value] | None = None
+
+    def rule(self, site: Site) -> Value | None:
+        op = site.op
+        if type(op) not in (MatMul, Gemm) or (isinstance(op, Gemm) and op.trans_a):
+            return None
+        x, weight = site.inputs[:2]
+        param = _param_of(weight)
+        if param is None or weight.rank != 2 or x.rank < 2 or not x.dtype.is_float:
+            return None
+        self.seen.append(param.name)
+        if not any(fnmatch.fnmatchcase(param.name, pattern) for pattern in self.patterns):
+            return None
+        shape = weight.shape[::-1] if isinstance(op, Gemm) and op.trans_b else weight.shape
+        a, b = self.pair(site, param, shape, x)
+        gain, active = self.select(site, x)
+        hidden = ops.matmul(x, a)
+        # Not a product with 0: what one adapter makes of a row, be it infinite, is nothing to a row without it.
+        kept = ops.where(active, hidden * _like(gain, x), site.scalar(0, x))
+        delta = ops.matmul(kept, b)
+        if isinstance(op, Gemm) and op.alpha != 1:
+            delta = delta * site.scalar(op.alpha, x)
+        (plain,) = site.graph.add(op, *site.inputs)
+        total: Value = plain + delta
+        if total.type != site.node.outputs[0].type:
+            raise ShapeError(f"lora: {site.node.label}: {total.type} is not {site.node.outputs[0].type}")
+        self.done.append(param.name)
+        return total
+
+    def pair(self, site: Site, param: Value, shape: tuple[Size, ...], x: Value) -> tuple[Value, Value]:
+        """The states A and B of a param."""
+        if any(isinstance(size, Dim) for size in shape):
+            raise ShapeError(f"lora: param {param.name!r} has an open shape ({', '.join(map(str, shape))})")
+        if param.name not in self.leaves:
+            width = self.slots * self.rank
+            a = site.graph.state(param.name + A_SUFFIX, (shape[0], width), x.dtype)
+            b = site.graph.state(param.name + B_SUFFIX, (width, shape[1]), x.dtype)
+            self.leaves[param.name] = a, b
+        return self.leaves[param.name]
+
+    def select(self, site: Site, x: Value) -> tuple[Value, Value]:
+        """The gain of each column [slots * rank], and where it counts: the same, or by row with x's axes."""
+        graph, width = site.graph, self.slots * self.rank
+        if self.selection is None:
+            gain = ops.reshape(graph.state(GAIN, (self.slots, self.rank)), (width,))
+            self.selection = gain, ops.not_equal(gain, graph.constant(0.0))
+        gain, on = self.selection
+        if self.rows is None:
+            return gain, on
+        slots = next((v for v in graph.inputs if v.name == self.index), None)
+        if slots is None:
+            source = next((v for v in graph.inputs if v.name == self.rows), None)
+            if source is None or source.rank < 1:
+                names = ", ".join(repr(v.name) for v in graph.inputs)
+                raise NameNotFound(f"lora: rows={self.rows!r}: expected an input with a first axis; there are {names}")
+            slots = graph.input(self.index, source.shape[:1], "i32")
+        elif any(v.name == self.index for v in self.graph.inputs):
+            raise OptionError(f"lora: the graph has an input {self.index!r} already; give index= another name")
+        if same(x.shape[0], slots.shape[0]) is not True:
+            raise ShapeError(
+                f"lora: {site.node.label} multiplies {x.type}, whose first axis is not the [{slots.shape[0]}] of "
+                f"{self.rows!r}: leave it out of targets"
+            )
+        own = graph.constant(np.repeat(np.arange(self.slots, dtype=np.int32), self.rank))
+        each = ops.reshape(slots, (slots.shape[0], *[1] * (x.rank - 1)))
+        return gain, ops.and_(ops.equal(each, own), on)
+
+
+def _param_of(weight: Value) -> Value | None:
+    """The param that a weight is, or the transpose of."""
+    while weight.node is not None and isinstance(weight.node.op, Transpose):
+        weight = weight.node.inputs[0]
+    return weight if weight.kind == "param" else None
+
+
+def _like(value: Value, other: Value) -> Value:
+    return value if value.dtype is other.dtype else ops.cast(value, other.dtype)
