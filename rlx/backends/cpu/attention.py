@@ -8,17 +8,18 @@ biases that are evaluated where scores are: they never have memory of their own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 
 from rlx.backends.cpu import gemm, scalar, vmath
 from rlx.backends.cpu.builder import Function, Module, constant
+from rlx.backends.cpu.cuts import FEW_ROWS, K_BLOCK, AttentionCut, KeyChunks, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.window import affine_expr
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Shape, Size, ceildiv, evaluate
+from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import I64, Acc, Expr, Load, Select, const, guarded, size_expr, substitute_vars, transform, walk
 from rlx.kernels.lowering import Attention, out_vars
@@ -27,11 +28,7 @@ from rlx.kernels.program import Buffer, Kernel, Store
 __all__ = ["accepts", "accepts_operand", "emit", "layout"]
 
 F32 = DTYPES["f32"]
-FEW_ROWS = 4  # query rows that are computed without panels
-MAX_ROWS = 128
-SCORE_BYTES = 192 * 1024  # of one block of rows
-FLOPS_PER_CHUNK = 6.4e6  # some 80 us of one core
-WIDTH = 16  # columns of a panel
+WIDTH = AttentionCut.WIDTH
 INF = float("inf")
 I0, I1, I2, I3 = out_vars(4)
 
@@ -185,11 +182,7 @@ def _emit_pack(kernel: Kernel) -> KernelCode:
     _pack_rows(f, lanes, v, v_step, v_out, w[PackWord.KEYS], w[PackWord.VALUE_DEPTH])
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    few = anchor.q_shape[2]
-
-    def chunks(extents: Extents) -> int:
-        return 0 if evaluate(few, extents) <= FEW_ROWS else evaluate(batch, extents) * evaluate(heads, extents)
-
+    chunks = KeyChunks(anchor.q_shape[2], batch, heads)
     return KernelCode(symbol, ir, tuple(words), chunks)
 
 
@@ -255,34 +248,6 @@ def _pack_rows(f: Function, lanes: int, x: str, step: str, out: str, rows: str, 
 # ---- the kernel
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """How query rows are cut: chunk = (batch * heads + head) * row blocks + row block."""
-
-    rows: int
-    chunks: int
-    score_stride: int
-    sums: int
-    results: int
-    scratch: int
-
-
-def _cut(anchor: Attention, to_scratch: bool, extents: Extents) -> _Cut:
-    batch, heads, rows, depth = (evaluate(s, extents) for s in anchor.q_shape)
-    keys, value_depth = evaluate(anchor.k_shape[2], extents), evaluate(anchor.v_shape[3], extents)
-    stride = -(-keys // WIDTH) * WIDTH + WIDTH  # not a power of two, and room to finish vectors
-    per_row = 2 * keys * (depth + value_depth) + 60 * keys + 1
-    take = min(int(FLOPS_PER_CHUNK / per_row), SCORE_BYTES // (4 * stride), MAX_ROWS)
-    take = max(min(max(take // 6 * 6, 12), rows), 1)
-    blocks = -(-rows // take)
-    take = max(-(-rows // max(blocks, 1)), 1)
-    sums = take * stride * 4
-    results = sums + -(-take * 8 // 64) * 64
-    total = results + (take * -(-value_depth // WIDTH) * WIDTH * 4 if to_scratch else 0)
-    count = batch * heads * -(-rows // take) if value_depth else 0
-    return _Cut(take, count, stride, sums, results, -(-total // 64) * 64)
-
-
 def _emit_attention(kernel: Kernel) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Attention)
@@ -290,10 +255,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
     to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
     ways = {"few": ("few",), "many": ("many",)}.get(kernel.tag, ("few", "many"))
 
-    @once
-    def cut(extents: Extents) -> _Cut:
-        return _cut(anchor, to_scratch, extents)
-
+    cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch))
     nothing: list[Word] = [0, 0, 0, 0]
     operands = {"few": [], "many": []}  # type: dict[str, list[Expr]]
     for x in (anchor.k, anchor.v):
@@ -318,20 +280,20 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         anchor.k_shape[2],
         anchor.q_shape[3],
         anchor.v_shape[3],
-        Computed(lambda e: cut(e).rows),
-        Computed(lambda e: cut(e).score_stride),
+        part(cut, "rows"),
+        part(cut, "score_stride"),
         Scratch(),
-        Computed(lambda e: cut(e).scratch),
-        Computed(lambda e: cut(e).sums),
-        Computed(lambda e: cut(e).results),
+        part(cut, "scratch"),
+        part(cut, "sums"),
+        part(cut, "results"),
         gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if "many" in ways else 0,
     ]
     table = WordTable(words)
     made = _Code(anchor, kernel, table, to_scratch)
     made.emit(ways)
     symbol, ir = name_kernel(Module([made.f]).text())
-    scratch = Computed(lambda e: cut(e).scratch)
-    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(made.emitter.sites), scratch)
+    scratch = part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(made.emitter.sites), scratch)
 
 
 class _Code:
@@ -376,7 +338,7 @@ class _Code:
         seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
         limit = f.max(f.min(f.add(row1, seen), keys), 0) if self.anchor.causal else keys
         # zeros stand after a row's last key; sums over more than one block of keys take them all, for equal blocks
-        summed = f.select(f.cmp("gt", keys, gemm.K_BLOCK), keys, limit) if self.anchor.causal else keys
+        summed = f.select(f.cmp("gt", keys, K_BLOCK), keys, limit) if self.anchor.causal else keys
 
         def operand(base: AttentionWord, head: str) -> tuple[str, str]:
             at = f.add(f.mul(b, word(AttentionWord(base + 1))), f.mul(head, word(AttentionWord(base + 2))))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
 from rlx.backends.cpu import gemm, scalar
-from rlx.backends.cpu.builder import Function, vec
+from rlx.backends.cpu.builder import Function, size_of, vec
+from rlx.backends.cpu.cuts import Part, ProductCut, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
@@ -266,15 +267,7 @@ def emit(kernel: Kernel) -> KernelCode:
     m, n, k = anchor.m, anchor.n, anchor.k
     count = size_product(store.extents[:-2])
 
-    @once
-    def cut(extents: Extents) -> gemm.Chunking:
-        rows, columns, depth, matrices = (evaluate(s, extents) for s in (m, n, k, count))
-        return gemm.chunking(rows, columns, depth, matrices, cast(gemm.DType, dtype.name))
-
-    def scratch(extents: Extents) -> int:
-        made = cut(extents)
-        return -(-(made.copy_bytes + (made.tile_bytes if to_scratch else 0)) // 64) * 64
-
+    cut = once(ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch))
     words: list[Word] = [
         Pointer(anchor.a.source, a.constant * dtype.itemsize),
         a.coefs.get(row, 0),
@@ -288,11 +281,11 @@ def emit(kernel: Kernel) -> KernelCode:
         n,
         k,
         count,
-        Computed(lambda e: cut(e).row_chunk),
-        Computed(lambda e: cut(e).panel_chunk),
+        part(cut, "row_chunk"),
+        part(cut, "panel_chunk"),
         Scratch(),
-        Computed(scratch),
-        Computed(lambda e: cut(e).copy_bytes),
+        part(cut, "scratch"),
+        part(cut, "copy_bytes"),
         gemm.block_routine(tile),
     ]
     table = WordTable(words)
@@ -318,14 +311,7 @@ def emit(kernel: Kernel) -> KernelCode:
         batch_offsets=offsets if batch else None,
     )
     symbol, ir = name_kernel(module.text())
-    return KernelCode(symbol, ir, tuple(table.words), _chunks(cut, store.extents), tuple(sites), Computed(scratch))
-
-
-def _chunks(cut: Callable[[Extents], gemm.Chunking], shape: Shape) -> Callable[[Extents], int]:
-    def chunks(extents: Extents) -> int:
-        return cut(extents).chunks if all(evaluate(s, extents) for s in shape) else 0
-
-    return chunks
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(sites), part(cut, "scratch"))
 
 
 def as_index(a: Affine) -> Expr:

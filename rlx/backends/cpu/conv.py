@@ -8,18 +8,19 @@ the padding. Weights are packed in panels, K in the order (row, column, channel)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Literal, cast
 
 from rlx.backends.cpu import depthwise, gemm, windows, winograd
 from rlx.backends.cpu.builder import Module, size_of
+from rlx.backends.cpu.cuts import ConvCut, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
-from rlx.backends.cpu.window import Finish, Geometry, finish_of, geometry
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.backends.cpu.window import Geometry, finish_of, geometry
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DType
-from rlx.ir.shape import Shape, Size, ceildiv, evaluate
+from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import Cast, Expr, Load, Select, const, guarded, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
@@ -27,10 +28,7 @@ from rlx.kernels.program import Buffer, Kernel, Store
 
 __all__ = ["accepts", "accepts_operand", "emit", "layout"]
 
-FLOPS_PER_CHUNK = 8e6  # some 100 us of one core
-GATHERED = 384 * 1024  # bytes of windows of one chunk
 FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
-MIN_CHUNKS = 4
 FEW_OUTPUTS = 4  # so few are summed as dot products of windows and weights
 
 
@@ -184,19 +182,6 @@ def emit(kernel: Kernel) -> KernelCode:
     return depthwise.emit(kernel) if depthwise.suits(kernel) else _emit_product(kernel)
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """How the work is split: chunk = (pixel block * groups + group) * panel blocks + panel block."""
-
-    pixel_chunk: int
-    panel_chunk: int
-    chunks: int
-    a_step: int
-    sums: int  # ends of the parts of scratch: windows, sums, copy
-    copy: int
-    scratch: int
-
-
 def _in_image(geo: Geometry) -> Size | None:
     """The step from window to window where all of them lie in the image as they are, else None."""
     if not geo.no_pads:
@@ -211,44 +196,6 @@ def _in_image(geo: Geometry) -> Size | None:
     return None
 
 
-def _cut(geo: Geometry, tile: gemm.Tile, in_image: Size | None, finish: Finish, extents: Extents) -> _Cut:
-    outputs, depth, pixels = (evaluate(s, extents) for s in (geo.outputs, geo.depth, geo.pixels))
-    size = size_of(tile.scalar)
-    panels = max(-(-outputs // tile.width), 1)
-    a_pixel = max(2.0 * depth * panels * tile.width * size / 4, 1.0)
-    least = 2 * tile.rows
-    chunk = max(int(FLOPS_PER_CHUNK / a_pixel), least)
-    if in_image is None:
-        chunk = max(min(chunk, GATHERED // max(depth * size, 1)), least)
-    blocks = max(min(-(-pixels // chunk), -(-pixels // least)), 1)
-    if blocks > 1 and blocks % 2:
-        blocks += 1
-    chunk = max(-(-pixels // blocks), 1)
-    if blocks > 1:
-        chunk = -(-chunk // tile.rows) * tile.rows
-    blocks = max(-(-pixels // chunk), 1)
-    missing = -(-MIN_CHUNKS // (blocks * geo.groups))
-    wanted = max(round(a_pixel * chunk / FLOPS_PER_CHUNK), min(missing, round(4 * a_pixel * chunk / FLOPS_PER_CHUNK)))
-    panel_blocks = max(min(wanted, panels // (1 if in_image is not None else 8)), 1)
-    panel_chunk = -(-panels // panel_blocks)
-    panel_blocks = -(-panels // panel_chunk)
-    if in_image is None:
-        a_step = depth + (gemm.COPY_PAD if depth * size % 2048 == 0 else 0)
-        gathered = _aligned(chunk * a_step * size + 64)
-        copied = False
-    else:
-        a_step, gathered = evaluate(in_image, extents), 0
-        copied = a_step * size % 4096 == 0 and depth > 0 and chunk > 12 and panel_chunk >= 16
-    sums = 0 if finish.in_place else _aligned(chunk * panel_chunk * tile.width * size)
-    copy = _aligned(chunk * (gemm.k_block(depth) + gemm.COPY_PAD) * size) if copied else 0
-    count = blocks * geo.groups * panel_blocks if pixels and outputs else 0
-    return _Cut(chunk, panel_chunk, count, a_step, gathered, gathered + sums if copied else -1, gathered + sums + copy)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // 64) * 64
-
-
 def _emit_product(kernel: Kernel) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
@@ -260,27 +207,36 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     in_image = _in_image(geo)
     few = _few(geo.outputs)
 
-    @once
-    def cut(extents: Extents) -> _Cut:
-        return _cut(geo, tile, in_image, finish, extents)
-
+    cut = once(
+        ConvCut(
+            geo.outputs,
+            geo.depth,
+            geo.pixels,
+            geo.groups,
+            size_of(tile.scalar),
+            tile.width,
+            tile.rows,
+            in_image,
+            finish.in_place,
+        )
+    )
     words: list[Word] = [
         Pointer(anchor.x.source, geo.x.constant * dtype.itemsize),
-        Computed(lambda e: cut(e).a_step),
+        part(cut, "a_step"),
         Pointer(anchor.w.source),
         geo.channels,
         geo.outputs,
         geo.depth,
         geo.groups,
         geo.pixels,
-        Computed(lambda e: cut(e).pixel_chunk),
-        Computed(lambda e: cut(e).panel_chunk),
+        part(cut, "pixel_chunk"),
+        part(cut, "panel_chunk"),
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
         finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
         Scratch(),
-        Computed(lambda e: cut(e).scratch),
-        Computed(lambda e: cut(e).sums),
-        Computed(lambda e: cut(e).copy),
+        part(cut, "scratch"),
+        part(cut, "sums"),
+        part(cut, "copy"),
         windows.dots_routine(tile) if few else gemm.block_routine(tile),
         windows.routine(tile),
         *windows.words(geo),
@@ -330,5 +286,5 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         finish.rows(emitter, (p0, p1), (first, f.add(first, count)), c, step)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    scratch = Computed(lambda e: cut(e).scratch)
-    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(emitter.sites), scratch)
+    scratch = part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)

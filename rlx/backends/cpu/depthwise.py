@@ -7,12 +7,12 @@ from enum import IntEnum
 from typing import cast
 
 from rlx.backends.cpu.builder import Function, Module, constant, vec
+from rlx.backends.cpu.cuts import DepthwiseCut, InnerColumns, Part, part
 from rlx.backends.cpu.gemm import kernel_function, load_word
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
-from rlx.backends.cpu.window import Finish, Geometry, finish_of, geometry
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Word, WordTable, once
-from rlx.ir.shape import evaluate
+from rlx.backends.cpu.window import Finish, finish_of, geometry
+from rlx.backends.cpu.words import KernelCode, Pointer, Word, WordTable, once
 from rlx.kernels.expr import Cast, Load, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
@@ -20,7 +20,6 @@ from rlx.kernels.program import Buffer, Kernel, Store
 __all__ = ["emit", "suits", "weights"]
 
 MAX_TAPS = 128
-CHUNK_COST = 100_000  # vector operations of one chunk: some 50 us
 ROW_BYTES = 48 * 1024  # of the input rows under the kernel, for a block of channels
 
 
@@ -78,42 +77,6 @@ def weights(kernel: Kernel) -> tuple[Buffer, Store]:
     return buffer, Store(buffer, shape, own, element if element.dtype is buffer.dtype else Cast(element, buffer.dtype))
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """How the work is cut: chunk = (image * strips + strip of rows) * blocks + block of channels."""
-
-    rows: int
-    strips: int
-    block: int
-    blocks: int
-    chunks: int
-
-
-def _cut(geo: Geometry, taps: int, lanes: int, extents: Extents) -> _Cut:
-    sizes = (geo.batch, geo.groups, geo.out_height, geo.out_width)
-    batch, channels, height, width = (evaluate(s, extents) for s in sizes)
-    vectors = -(-channels // lanes)
-    a_row = max(vectors * width * (taps + 4), 1)
-    # a column of vectors of channels is cut where there are few rows
-    blocks = max(min(round(a_row * height / CHUNK_COST), 4, vectors // 8), 1) if height < 8 else 1
-    block = -(-vectors // blocks) * lanes
-    blocks = max(-(-channels // block), 1)
-    strips = max(min(round(height * a_row / blocks / CHUNK_COST), height), 1)
-    rows = max(-(-height // strips), 1)
-    strips = max(-(-height // rows), 1)
-    return _Cut(rows, strips, block, blocks, batch * strips * blocks if height and width else 0)
-
-
-def _inner(geo: Geometry, extents: Extents) -> tuple[int, int]:
-    """The columns whose windows lie inside the image."""
-    sizes = (geo.pads[1], geo.width, geo.out_width, geo.kernel[1])
-    pad, width, out, taps = (evaluate(s, extents) for s in sizes)
-    stride, reach = geo.strides[1], (taps - 1) * geo.dilations[1]
-    first = min(max(-(-pad // stride), 0), out)
-    stop = min((width - 1 - reach + pad) // stride + 1, out)
-    return first, max(stop, first)
-
-
 def emit(kernel: Kernel) -> KernelCode:
     """The depthwise convolution with its epilogue, which is computed in registers."""
     anchor = kernel.anchor
@@ -124,10 +87,8 @@ def emit(kernel: Kernel) -> KernelCode:
     lanes = host().vector_bytes // 4
     kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
 
-    @once
-    def cut(extents: Extents) -> _Cut:
-        return _cut(geo, kernel_h * kernel_w, lanes, extents)
-
+    cut = once(DepthwiseCut((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, lanes))
+    inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, kernel_w), geo.strides[1], geo.dilations[1]))
     words: list[Word] = [
         Pointer(anchor.x.source, geo.x.constant * 4),
         geo.x_n,
@@ -142,12 +103,12 @@ def emit(kernel: Kernel) -> KernelCode:
         geo.out_width,
         Pointer(anchor.w.source),
         geo.groups,
-        Computed(lambda e: cut(e).rows),
-        Computed(lambda e: cut(e).strips),
-        Computed(lambda e: cut(e).block),
-        Computed(lambda e: cut(e).blocks),
-        Computed(lambda e: _inner(geo, e)[0]),
-        Computed(lambda e: _inner(geo, e)[1]),
+        part(cut, "rows"),
+        part(cut, "strips"),
+        part(cut, "block"),
+        part(cut, "blocks"),
+        part(inner, "first"),
+        part(inner, "stop"),
     ]
     table = WordTable(words)
     f = kernel_function(PLACEHOLDER)
@@ -158,7 +119,7 @@ def emit(kernel: Kernel) -> KernelCode:
     body.emit(geo.groups)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(emitter.sites))
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites))
 
 
 @dataclass(frozen=True)

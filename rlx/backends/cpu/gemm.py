@@ -21,19 +21,17 @@ from enum import IntEnum
 from typing import Literal
 
 from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, vec, width
+from rlx.backends.cpu.cuts import COPY_PAD, K_BLOCK
 from rlx.backends.cpu.words import Routine
 
 __all__ = [
     "Block",
-    "Chunking",
     "GemmWord",
     "PackWord",
     "Tile",
     "block_routine",
-    "chunking",
     "gemm_block",
     "gemm_kernel",
-    "k_block",
     "kernel_function",
     "pack_b",
     "packed_elements",
@@ -42,10 +40,8 @@ __all__ = [
 
 DType = Literal["f32", "f64", "i32"]
 SCALARS = {"f32": "float", "f64": "double", "i32": "i32"}
-K_BLOCK = 384  # a panel of f32 then takes 24 KB of L1
 OPERANDS = [("ptr", "a"), ("i64", "lda"), ("ptr", "b"), ("i64", "stride"), ("ptr", "c"), ("i64", "ldc")]
 HALF = 0  # stands for half a panel, in counts of panels
-COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
 
 
 class GemmWord(IntEnum):
@@ -158,52 +154,10 @@ def tile_for(dtype: DType, vector_bytes: int, registers: int = 0, *, narrow: boo
     return Tile(dtype, vector_bytes // size_of(SCALARS[dtype]), registers, rows, panels, narrow)
 
 
-def k_block(k: int) -> int:
-    """Steps of k in one block: at most 384, even blocks, a multiple of 8. The generated code computes the same."""
-    blocks = max(-(-k // K_BLOCK), 1)
-    return max((-(-k // blocks) + 7) // 8 * 8, 8)
-
-
 def packed_elements(k: int, n: int, dtype: DType = "f32") -> int:
     """Elements of one packed [K, N] matrix."""
     width = 64 // size_of(SCALARS[dtype])
     return -(-n // width) * width * k
-
-
-@dataclass(frozen=True)
-class Chunking:
-    """How a product is cut: chunk = (batch * row_blocks + row block) * panel_blocks + panel block."""
-
-    row_chunk: int
-    panel_chunk: int
-    chunks: int
-    copy_bytes: int  # for the COPY_BYTES word
-    tile_bytes: int  # room for one block of C, if it goes to scratch
-
-
-def chunking(m: int, n: int, k: int, batch: int = 1, dtype: DType = "f32") -> Chunking:
-    """Cuts a product into chunks of some 50 to 100 us of one core, by its extents only."""
-    size = size_of(SCALARS[dtype])
-    width = 64 // size
-    panels = max(-(-n // width), 1)
-    # 144 rows, or more where those are little work (80 Gflop/s in f32, 10 GB/s of C)
-    block_time = 144 * panels * (2.0 * width * k / 80e9 * (size / 4) + 64 / 10e9)
-    row_limit = 144 * max(int(40e-6 / block_time), 1)
-    row_blocks = max(-(-m // row_limit), 1)
-    row_chunk = max(-(-m // row_blocks), 1)
-    if row_blocks > 1:
-        row_chunk = -(-row_chunk // 12) * 12
-    row_blocks = max(-(-m // row_chunk), 1)
-    # the same with 40 GB/s of B; the target grows a little with the product, since each chunk reads A again
-    per_panel = 2.0 * row_chunk * width * k / 80e9 * (size / 4) + width * k * size / 40e9
-    target = min(max(60e-6, per_panel * panels * row_blocks * batch / 64), 120e-6)
-    panel_blocks = max(min(panels, round(per_panel * panels / target)), 1)
-    panel_chunk = -(-panels // panel_blocks)
-    panel_blocks = -(-panels // panel_chunk)
-    copy = (k * size) % 4096 == 0 and k > 0 and row_chunk > 12 and panel_chunk >= 16  # else it costs more than it saves
-    copy_bytes = -(-row_chunk * (k_block(k) + COPY_PAD) * size // 64) * 64 if copy else 0
-    chunks = batch * row_blocks * panel_blocks if m and n else 0
-    return Chunking(row_chunk, panel_chunk, chunks, copy_bytes, row_chunk * panel_chunk * 64)
 
 
 @dataclass(frozen=True)
@@ -527,7 +481,7 @@ def gemm_kernel(
     to_scratch: bool = False,
     batch_offsets: BatchOffsets | None = None,
 ) -> Module:
-    """A kernel `name(words, chunk, ctx, worker)` of the words `GemmWord`, for the chunks of `chunking`.
+    """A kernel `name(words, chunk, ctx, worker)` of the words `GemmWord`, for the chunks of `cuts.chunking`.
 
     `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
     the worker's scratch, after COPY_BYTES (row stride panel_chunk * width), and the epilogue stores it.

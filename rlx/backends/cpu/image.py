@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import DeviceMemory, Image, Restorer, host_memory
-from rlx.backends.cpu import functions, jit
+from rlx.backends.cpu import cuts, functions, jit
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.facts import facts_of
@@ -159,7 +159,7 @@ class _Writer(pickle.Pickler):
                 return Node, (obj.op, (), (), obj.provenance)
             case Graph():
                 return _graph, _leaves(obj)
-            case FunctionType() | MethodType():
+            case FunctionType() | MethodType() | cuts.Part():
                 return _reduce_function(obj)
         return NotImplemented
 
@@ -169,7 +169,7 @@ def _values(made: Any) -> tuple[Any, ...]:
 
 
 def _reduce_function(function: Any) -> Any:
-    if getattr(sys.modules[function.__module__], function.__qualname__, None) is function:
+    if getattr(sys.modules[function.__module__], getattr(function, "__qualname__", ""), None) is function:
         return NotImplemented  # it has a name
     try:
         value = function({})
@@ -179,7 +179,7 @@ def _reduce_function(function: Any) -> Any:
         return Constant, (value,)
     if isinstance(function, MethodType):
         return _method, (function.__self__, function.__name__)
-    described = functions.describe(function)
+    described = functions.describe(function) if isinstance(function, FunctionType) else None
     return NotImplemented if described is None else (functions.restore, described)
 
 

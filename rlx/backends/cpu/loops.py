@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import prod
 
-from rlx.backends.cpu.words import Extents
-from rlx.ir.shape import Shape, Size, evaluate, size_product
+from rlx.ir.shape import Shape, Size, size_product
 from rlx.kernels.affine import Affine, affine, linear_index
 from rlx.kernels.expr import (
     I64,
@@ -29,7 +28,6 @@ from rlx.kernels.program import Store
 
 __all__ = [
     "RESULT",
-    "Grid",
     "flatten",
     "free_vars",
     "is_costly",
@@ -42,7 +40,6 @@ __all__ = [
     "weight",
 ]
 
-CHUNK_COST = 400_000  # simple operations that one chunk should hold at least: some tens of microseconds
 UNROLLED = 16  # elements of a reduction that is written out
 RESULT = frozenset((Var("acc"),))  # what an anchor's result depends on: it is never computed ahead
 WEIGHT = {"exp": 8, "tanh": 10, "erf": 10, "sigmoid": 10, "log": 10, "sin": 16, "cos": 16, "pow": 40, "div": 3}
@@ -230,48 +227,3 @@ def rename_reduces(expr: Expr) -> Expr:
         return None
 
     return transform(expr, visit)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """How the work of a nest is cut into chunks: a function of extents only, never of the thread count."""
-
-    outer: tuple[Size, ...]
-    last: Size
-    weight: Size  # of an element
-    row_weight: Size  # of what its elements share
-    whole_rows: bool  # a row is not split, because its reductions are shared by all its elements
-
-    def rows(self, extents: Extents) -> int:
-        return evaluate(size_product(self.outer), extents)
-
-    def columns(self, extents: Extents) -> int:
-        return evaluate(self.last, extents)
-
-    def column_chunk(self, extents: Extents) -> int:
-        """Columns of a chunk, a multiple of 64 unless it is the whole row."""
-        columns = max(self.columns(extents), 1)
-        if self.whole_rows:
-            return columns
-        parts = _parts(columns * evaluate(self.weight, extents))
-        return columns if parts == 1 else -(-columns // (64 * parts)) * 64
-
-    def column_chunks(self, extents: Extents) -> int:
-        return max(-(-self.columns(extents) // self.column_chunk(extents)), 1)
-
-    def row_chunk(self, extents: Extents) -> int:
-        a_row = self.column_chunk(extents) * evaluate(self.weight, extents) + evaluate(self.row_weight, extents)
-        rows = max(self.rows(extents), 1)
-        return -(-rows // min(_parts(rows * a_row), rows))
-
-    def chunks(self, extents: Extents) -> int:
-        rows = self.rows(extents)
-        if rows == 0 or self.columns(extents) == 0:
-            return 0
-        return -(-rows // self.row_chunk(extents)) * self.column_chunks(extents)
-
-
-def _parts(cost: int) -> int:
-    """Into how many chunks work is cut: multiples of 4 where more than 2, so that 2 or 4 threads have equal shares."""
-    parts = max(-(-cost // CHUNK_COST), 1)
-    return parts if parts <= 2 else -(-parts // 4) * 4

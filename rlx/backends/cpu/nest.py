@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu import reductions, scalar
 from rlx.backends.cpu.builder import Function, Module
+from rlx.backends.cpu.cuts import Grid
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.interior import drop_tests, index_tests, interior
 from rlx.backends.cpu.loops import (
-    Grid,
     flatten,
     is_costly,
     linear_load,

@@ -11,18 +11,18 @@ those used here. An infinity or nan in the image spoils the results of its whole
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from fractions import Fraction
 from functools import cache
 
 from rlx.backends.cpu import gemm
 from rlx.backends.cpu.builder import Function, Module
+from rlx.backends.cpu.cuts import Part, Product, WinogradCut, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
-from rlx.backends.cpu.window import Geometry, finish_of, geometry
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
-from rlx.ir.shape import evaluate
+from rlx.backends.cpu.window import finish_of, geometry
+from rlx.backends.cpu.words import KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load, const, size_expr
 from rlx.kernels.lowering import Conv, out_vars
@@ -33,11 +33,7 @@ __all__ = ["TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "layout", "possi
 TAGS = {"winograd2": 2, "winograd4": 4}
 WEIGHTS = "winograd weights"
 MIN_CHANNELS = 8
-WIDTH = 16  # outputs of a panel of weights
-CHUNK_CYCLES = 300_000
-MIN_CHUNKS = 4
-MIN_PANELS = 4  # of the weights in a chunk: each block of them transforms the image again
-TILES = (12, 48)  # of a chunk: fewer read the weights too often, more leave the caches
+WIDTH = WinogradCut.WIDTH
 MANY_WEIGHTS = 512 * 384  # transformed by F(4x4) they would be four times as many bytes, read for few pixels
 TRANSFORM = {2: 5.0, 4: 14.0}  # cycles for one channel of a tile, there or back
 
@@ -119,65 +115,6 @@ POINTERS = (
     WinoWord.INPUT,
     WinoWord.OUTPUT,
 )
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """How the work is split: chunk = block of tiles * panel blocks + block of panels of the weights."""
-
-    tiles_h: int
-    tiles_w: int
-    tiles: int
-    tile_chunk: int
-    panel_chunk: int
-    chunks: int
-    lda: int
-    ldc: int
-    column_step: int
-    product_step: int
-    ends: tuple[int, ...]  # of the parts of a worker's scratch: zeros, columns, products, sums
-
-
-def _cut(m: int, geo: Geometry, in_place: bool, extents: Extents) -> _Cut:
-    sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
-    batch, channels, outputs, height, width = (evaluate(s, extents) for s in sizes)
-    positions = (m + 2) ** 2
-    down, across = -(-height // m), -(-width // m)
-    tiles, panels = batch * down * across, -(-outputs // WIDTH)
-    a_tile = positions * channels * panels
-    blocks = max(-(-tiles // min(max(CHUNK_CYCLES // a_tile, TILES[0]), TILES[1])), 1)
-    tile_chunk = max(-(-tiles // blocks), 1)
-    blocks = -(-tiles // tile_chunk)
-    wanted = min(-(-MIN_CHUNKS // max(blocks, 1)), round(4 * tile_chunk * a_tile / CHUNK_CYCLES))
-    panel_blocks = max(min(wanted, panels // MIN_PANELS), 1) if outputs % 8 == 0 else 1
-    panel_chunk = -(-panels // panel_blocks)
-    panel_blocks = -(-panels // panel_chunk)
-    lda = channels + 16 if channels % 128 == 0 else channels
-    ldc = panel_chunk * WIDTH + (16 if panel_chunk % 8 == 0 else 0)
-    column_step, product_step = (_odd_lines(tile_chunk * step) for step in (lda, ldc))
-    sums = 0 if in_place else 4 * m * m * panel_chunk * WIDTH
-    ends, end = [], 0
-    for part in (4 * channels, 4 * positions * column_step, 4 * positions * product_step, sums):
-        end += -(-part // 64) * 64
-        ends.append(end)
-    return _Cut(
-        down,
-        across,
-        tiles,
-        tile_chunk,
-        panel_chunk,
-        blocks * panel_blocks,
-        lda,
-        ldc,
-        column_step,
-        product_step,
-        tuple(ends),
-    )
-
-
-def _odd_lines(count: int) -> int:
-    """At least so many elements, an odd number of cache lines: the positions of a tile are in different cache sets."""
-    return (-(-count // 16) | 1) * 16
 
 
 def possible(kernel: Kernel) -> bool:
@@ -283,7 +220,7 @@ def emit_weights(kernel: Kernel) -> KernelCode:
     f.if_(f.cmp("lt", "%chunk", outputs), transform, clear)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(words), lambda e: evaluate(panels, e) * WIDTH)
+    return KernelCode(symbol, ir, tuple(words), Product((panels, WIDTH)))
 
 
 def _combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[str]:
@@ -312,10 +249,8 @@ def emit(kernel: Kernel) -> KernelCode:
     tile = gemm.tile_for("f32", host().vector_bytes)
     positions = (m + 2) ** 2
 
-    @once
-    def cut(e: Extents) -> _Cut:
-        return _cut(m, geo, finish.in_place, e)
-
+    sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
+    cut = once(WinogradCut(m, sizes, finish.in_place))
     words: list[Word] = [
         Pointer(anchor.x.source, geo.x.constant * 4),
         geo.x_n,
@@ -331,20 +266,20 @@ def emit(kernel: Kernel) -> KernelCode:
         geo.outputs,
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
         finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
-        Computed(lambda e: cut(e).tiles_h),
-        Computed(lambda e: cut(e).tiles_w),
-        Computed(lambda e: cut(e).tiles),
-        Computed(lambda e: cut(e).tile_chunk),
-        Computed(lambda e: cut(e).panel_chunk),
-        Computed(lambda e: cut(e).lda),
-        Computed(lambda e: cut(e).ldc),
-        Computed(lambda e: cut(e).column_step),
-        Computed(lambda e: cut(e).product_step),
+        part(cut, "tiles_h"),
+        part(cut, "tiles_w"),
+        part(cut, "tiles"),
+        part(cut, "tile_chunk"),
+        part(cut, "panel_chunk"),
+        part(cut, "lda"),
+        part(cut, "ldc"),
+        part(cut, "column_step"),
+        part(cut, "product_step"),
         Scratch(),
-        Computed(lambda e: cut(e).ends[3]),
-        Computed(lambda e: cut(e).ends[0]),
-        Computed(lambda e: cut(e).ends[1]),
-        Computed(lambda e: cut(e).ends[2]),
+        part(cut, "ends", 3),
+        part(cut, "ends", 0),
+        part(cut, "ends", 1),
+        part(cut, "ends", 2),
         gemm.block_routine(tile),
         _routine("input", m, tile),
         _routine("output", m, tile),
@@ -427,8 +362,8 @@ def emit(kernel: Kernel) -> KernelCode:
     f.loop(t0, t1, 1, [], back)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    scratch = Computed(lambda e: cut(e).ends[3])
-    return KernelCode(symbol, ir, tuple(table.words), lambda e: cut(e).chunks, tuple(emitter.sites), scratch)
+    scratch = part(cut, "ends", 3)
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
 
 
 def _load_words(f: Function, wanted: list[WinoWord]) -> dict[WinoWord, str]:

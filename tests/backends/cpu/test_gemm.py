@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu import gemm, vmath
-from rlx.backends.cpu.builder import vec
+from rlx.backends.cpu.builder import size_of, vec
+from rlx.backends.cpu.cuts import Chunking, chunking, k_block
 from rlx.backends.cpu.gemm import (
-    Chunking,
     GemmWord,
     block_routine,
-    chunking,
     gemm_kernel,
     pack_b,
     packed_elements,
@@ -95,7 +94,7 @@ def multiply(a, b, cut=None, vector_bytes=0, out=None):
     dtype = "f32" if a.dtype == np.float32 else "f64"
     (batch, m, k), n = a.shape, b.shape[2]
     c = np.full((batch, m, n), np.nan, a.dtype) if out is None else out
-    cut = cut or chunking(m, n, k, batch, dtype)
+    cut = cut or chunking(m, n, k, batch, size_of(gemm.SCALARS[dtype]))
     scratch = np.zeros(cut.copy_bytes + 64, np.uint8)
     packed = pack(b, dtype, vector_bytes)
     b_batch = 0 if len(b) == 1 else None
@@ -127,7 +126,7 @@ def test_odd_shapes(dtype, k):
 @pytest.mark.parametrize("shape", [(0, 5, 4), (5, 0, 4), (0, 0, 0)])
 def test_empty(shape):
     m, n, k = shape
-    assert chunking(m, n, k).chunks == 0
+    assert chunking(m, n, k, 1, 4).chunks == 0
     assert multiply(random((1, m, k), "f32"), random((1, k, n), "f32")).shape == (1, m, n)
 
 
@@ -208,7 +207,7 @@ def test_bits_of_a_row_depend_on_k_only(dtype, k):
     for rows in (1, 2, 3, 4, 5, 6, 7, 11, 13):
         np.testing.assert_array_equal(multiply(a[:, 40 : 40 + rows], b), whole[:, 40 : 40 + rows])
     panels = -(-150 // tile(dtype).width)
-    room = 128 * (gemm.k_block(k) + 16) * a.itemsize
+    room = 128 * (k_block(k) + 16) * a.itemsize
     for row_chunk, panel_chunk, copy in ((7, 1, 0), (100, 2, 0), (1, 5, 0), (50, 3, room), (100, panels, room)):
         chunks = -(-100 // row_chunk) * -(-panels // panel_chunk)
         cut = Chunking(row_chunk, panel_chunk, chunks, copy, 0)
@@ -288,7 +287,7 @@ def test_batch_offsets():
     code = load(gemm_kernel(tile("f32"), "rlx_axes", batch_offsets=offsets), "rlx_axes")
     a, b = random((6, 6, 20), "f32"), random((3, 20, 18), "f32", 1)
     c = np.full((6, 6, 18), np.nan, np.float32)
-    cut = chunking(6, 18, 20, 6)
+    cut = chunking(6, 18, 20, 6, 4)
     packed, scratch = pack(b, "f32"), np.zeros(64, np.uint8)
     code.run(words_of(a, packed, c, 18, cut, scratch), cut.chunks)
     assert_product(c, a, np.concatenate([b, b]), "f32")
@@ -297,7 +296,7 @@ def test_batch_offsets():
 @pytest.mark.parametrize("shape", [(1, 384, 384, 1), (128, 1536, 384, 1), (3136, 64, 576, 1), (100_000, 16, 8, 1)])
 def test_chunks_cover_everything(shape):
     m, n, k, batch = shape
-    cut = chunking(m, n, k, batch)
+    cut = chunking(m, n, k, batch, 4)
     panels = -(-n // 16)
     assert cut.chunks == batch * -(-m // cut.row_chunk) * -(-panels // cut.panel_chunk)
     work = 2 * min(m, cut.row_chunk) * min(n, 16 * cut.panel_chunk) * k

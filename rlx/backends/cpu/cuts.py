@@ -1,0 +1,423 @@
+"""How the work of kernels is cut into chunks, by their extents only: never by the number of threads.
+
+Objects of these classes are all that is stored of such a choice, so that stored code needs nothing of what emits code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+from rlx.backends.cpu.words import Computed, Extents
+from rlx.ir.shape import Shape, Size, evaluate, size_product
+
+__all__ = [
+    "AttentionCut", "Chunking", "ConvCut", "DepthwiseCut", "Grid", "InnerColumns", "KeyChunks", "Part", "Product",
+    "ProductCut", "WinogradCut", "chunking", "k_block", "part",
+]  # fmt: skip
+
+COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
+K_BLOCK = 384  # a panel of f32 then takes 24 KB of L1
+PANEL_BYTES = 64  # of a row of a panel
+MIN_CHUNKS = 4
+LOOP_COST = 400_000  # simple operations that one chunk of a nest should hold at least: some tens of microseconds
+FEW_ROWS = 4  # query rows that attention computes without panels
+
+
+class Part:
+    """A number that a cut tells: its field of that name, or its entry `index` where that is a tuple."""
+
+    def __init__(self, cut: Callable[[Extents], tuple[Any, ...]], name: str, index: int | None = None) -> None:
+        self.cut, self.name, self.index = cut, name, index
+
+    def __call__(self, extents: Extents) -> int:
+        found = getattr(self.cut(extents), self.name)
+        return int(found if self.index is None else found[self.index])
+
+
+def part(cut: Callable[[Extents], tuple[Any, ...]], name: str, index: int | None = None) -> Computed:
+    """The word of a part of a cut."""
+    return Computed(Part(cut, name, index))
+
+
+@dataclass(eq=False, repr=False)
+class Product:
+    """A size that is the product of others, such as a number of chunks."""
+
+    sizes: Shape
+
+    def __call__(self, extents: Extents) -> int:
+        return prod(evaluate(s, extents) for s in self.sizes)
+
+
+# ---- loop nests
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How the work of a nest is cut into chunks."""
+
+    outer: tuple[Size, ...]
+    last: Size
+    weight: Size  # of an element
+    row_weight: Size  # of what its elements share
+    whole_rows: bool  # a row is not split, because its reductions are shared by all its elements
+
+    def rows(self, extents: Extents) -> int:
+        return evaluate(size_product(self.outer), extents)
+
+    def columns(self, extents: Extents) -> int:
+        return evaluate(self.last, extents)
+
+    def column_chunk(self, extents: Extents) -> int:
+        """Columns of a chunk, a multiple of 64 unless it is the whole row."""
+        columns = max(self.columns(extents), 1)
+        if self.whole_rows:
+            return columns
+        parts = _parts(columns * evaluate(self.weight, extents))
+        return columns if parts == 1 else -(-columns // (64 * parts)) * 64
+
+    def column_chunks(self, extents: Extents) -> int:
+        return max(-(-self.columns(extents) // self.column_chunk(extents)), 1)
+
+    def row_chunk(self, extents: Extents) -> int:
+        a_row = self.column_chunk(extents) * evaluate(self.weight, extents) + evaluate(self.row_weight, extents)
+        rows = max(self.rows(extents), 1)
+        return -(-rows // min(_parts(rows * a_row), rows))
+
+    def chunks(self, extents: Extents) -> int:
+        rows = self.rows(extents)
+        if rows == 0 or self.columns(extents) == 0:
+            return 0
+        return -(-rows // self.row_chunk(extents)) * self.column_chunks(extents)
+
+
+def _parts(cost: int) -> int:
+    """Into how many chunks work is cut: multiples of 4 where more than 2, so that 2 or 4 threads have equal shares."""
+    parts = max(-(-cost // LOOP_COST), 1)
+    return parts if parts <= 2 else -(-parts // 4) * 4
+
+
+# ---- products
+
+
+def k_block(k: int) -> int:
+    """Steps of k in one block: at most 384, even blocks, a multiple of 8. The generated code computes the same."""
+    blocks = max(-(-k // K_BLOCK), 1)
+    return max((-(-k // blocks) + 7) // 8 * 8, 8)
+
+
+class Chunking(NamedTuple):
+    """How a product is cut: chunk = (batch * row_blocks + row block) * panel_blocks + panel block."""
+
+    row_chunk: int
+    panel_chunk: int
+    chunks: int
+    copy_bytes: int  # for the COPY_BYTES word
+    tile_bytes: int  # room for one block of C, if it goes to scratch
+
+
+def chunking(m: int, n: int, k: int, batch: int, size: int) -> Chunking:
+    """Cuts a product of elements of `size` bytes into chunks of some 50 to 100 us of one core, by its extents only."""
+    width = PANEL_BYTES // size
+    panels = max(-(-n // width), 1)
+    # 144 rows, or more where those are little work (80 Gflop/s in f32, 10 GB/s of C)
+    block_time = 144 * panels * (2.0 * width * k / 80e9 * (size / 4) + 64 / 10e9)
+    row_limit = 144 * max(int(40e-6 / block_time), 1)
+    row_blocks = max(-(-m // row_limit), 1)
+    row_chunk = max(-(-m // row_blocks), 1)
+    if row_blocks > 1:
+        row_chunk = -(-row_chunk // 12) * 12
+    row_blocks = max(-(-m // row_chunk), 1)
+    # the same with 40 GB/s of B; the target grows a little with the product, since each chunk reads A again
+    per_panel = 2.0 * row_chunk * width * k / 80e9 * (size / 4) + width * k * size / 40e9
+    target = min(max(60e-6, per_panel * panels * row_blocks * batch / 64), 120e-6)
+    panel_blocks = max(min(panels, round(per_panel * panels / target)), 1)
+    panel_chunk = -(-panels // panel_blocks)
+    panel_blocks = -(-panels // panel_chunk)
+    copy = (k * size) % 4096 == 0 and k > 0 and row_chunk > 12 and panel_chunk >= 16  # else it costs more than it saves
+    copy_bytes = -(-row_chunk * (k_block(k) + COPY_PAD) * size // 64) * 64 if copy else 0
+    chunks = batch * row_blocks * panel_blocks if m and n else 0
+    return Chunking(row_chunk, panel_chunk, chunks, copy_bytes, row_chunk * panel_chunk * 64)
+
+
+class ProductParts(NamedTuple):
+    row_chunk: int
+    panel_chunk: int
+    copy_bytes: int
+    scratch: int
+    chunks: int
+
+
+@dataclass(eq=False, repr=False)
+class ProductCut:
+    """The chunks of a product [m, k] x [k, n], `count` of them, of elements of `size` bytes; `shape` is the result's.
+
+    `to_scratch`: a block of the result goes there before it is stored.
+    """
+
+    m: Size
+    n: Size
+    k: Size
+    count: Size
+    size: int
+    shape: Shape
+    to_scratch: bool
+
+    def __call__(self, extents: Extents) -> ProductParts:
+        rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
+        made = chunking(rows, columns, depth, matrices, self.size)
+        scratch = _aligned(made.copy_bytes + (made.tile_bytes if self.to_scratch else 0))
+        chunks = made.chunks if all(evaluate(s, extents) for s in self.shape) else 0
+        return ProductParts(made.row_chunk, made.panel_chunk, made.copy_bytes, scratch, chunks)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // 64) * 64
+
+
+# ---- convolutions
+
+
+class ConvParts(NamedTuple):
+    """How a convolution is split: chunk = (pixel block * groups + group) * panel blocks + panel block."""
+
+    pixel_chunk: int
+    panel_chunk: int
+    chunks: int
+    a_step: int
+    sums: int  # ends of the parts of scratch: windows, sums, copy
+    copy: int
+    scratch: int
+
+
+@dataclass(eq=False, repr=False)
+class ConvCut:
+    """The chunks of a convolution as a product, by tiles of `rows` pixels and panels of `width` elements of `size`.
+
+    `in_image` is the step from window to window where all of them lie in the image, else None; `in_place`: sums are
+    stored where the result is.
+    """
+
+    outputs: Size
+    depth: Size
+    pixels: Size
+    groups: int
+    size: int
+    width: int
+    rows: int
+    in_image: Size | None
+    in_place: bool
+
+    FLOPS = 8e6  # of a chunk: some 100 us of one core
+    GATHERED = 384 * 1024  # bytes of windows of one chunk
+
+    def __call__(self, extents: Extents) -> ConvParts:
+        outputs, depth, pixels = (evaluate(s, extents) for s in (self.outputs, self.depth, self.pixels))
+        size, in_image = self.size, self.in_image
+        panels = max(-(-outputs // self.width), 1)
+        a_pixel = max(2.0 * depth * panels * self.width * size / 4, 1.0)
+        least = 2 * self.rows
+        chunk = max(int(self.FLOPS / a_pixel), least)
+        if in_image is None:
+            chunk = max(min(chunk, self.GATHERED // max(depth * size, 1)), least)
+        blocks = max(min(-(-pixels // chunk), -(-pixels // least)), 1)
+        if blocks > 1 and blocks % 2:
+            blocks += 1
+        chunk = max(-(-pixels // blocks), 1)
+        if blocks > 1:
+            chunk = -(-chunk // self.rows) * self.rows
+        blocks = max(-(-pixels // chunk), 1)
+        missing = -(-MIN_CHUNKS // (blocks * self.groups))
+        wanted = max(round(a_pixel * chunk / self.FLOPS), min(missing, round(4 * a_pixel * chunk / self.FLOPS)))
+        panel_blocks = max(min(wanted, panels // (1 if in_image is not None else 8)), 1)
+        panel_chunk = -(-panels // panel_blocks)
+        panel_blocks = -(-panels // panel_chunk)
+        if in_image is None:
+            a_step = depth + (COPY_PAD if depth * size % 2048 == 0 else 0)
+            gathered = _aligned(chunk * a_step * size + 64)
+            copied = False
+        else:
+            a_step, gathered = evaluate(in_image, extents), 0
+            copied = a_step * size % 4096 == 0 and depth > 0 and chunk > 12 and panel_chunk >= 16
+        sums = 0 if self.in_place else _aligned(chunk * panel_chunk * self.width * size)
+        copy = _aligned(chunk * (k_block(depth) + COPY_PAD) * size) if copied else 0
+        count = blocks * self.groups * panel_blocks if pixels and outputs else 0
+        parts = (chunk, panel_chunk, count, a_step, gathered)
+        return ConvParts(*parts, gathered + sums if copied else -1, gathered + sums + copy)
+
+
+class DepthwiseParts(NamedTuple):
+    """How it is cut: chunk = (image * strips + strip of rows) * blocks + block of channels."""
+
+    rows: int
+    strips: int
+    block: int
+    blocks: int
+    chunks: int
+
+
+@dataclass(eq=False, repr=False)
+class DepthwiseCut:
+    """The chunks of a depthwise convolution of `taps` weights a channel; `sizes`: batch, channels, height, width."""
+
+    sizes: Shape
+    taps: int
+    lanes: int
+
+    COST = 100_000  # vector operations of one chunk: some 50 us
+
+    def __call__(self, extents: Extents) -> DepthwiseParts:
+        batch, channels, height, width = (evaluate(s, extents) for s in self.sizes)
+        vectors = -(-channels // self.lanes)
+        a_row = max(vectors * width * (self.taps + 4), 1)
+        # a column of vectors of channels is cut where there are few rows
+        blocks = max(min(round(a_row * height / self.COST), 4, vectors // 8), 1) if height < 8 else 1
+        block = -(-vectors // blocks) * self.lanes
+        blocks = max(-(-channels // block), 1)
+        strips = max(min(round(height * a_row / blocks / self.COST), height), 1)
+        rows = max(-(-height // strips), 1)
+        strips = max(-(-height // rows), 1)
+        return DepthwiseParts(rows, strips, block, blocks, batch * strips * blocks if height and width else 0)
+
+
+class Columns(NamedTuple):
+    first: int
+    stop: int
+
+
+@dataclass(eq=False, repr=False)
+class InnerColumns:
+    """The columns whose windows lie inside the image; `sizes`: padding, width, output's width, taps."""
+
+    sizes: Shape
+    stride: int
+    dilation: int
+
+    def __call__(self, extents: Extents) -> Columns:
+        pad, width, out, taps = (evaluate(s, extents) for s in self.sizes)
+        reach = (taps - 1) * self.dilation
+        first = min(max(-(-pad // self.stride), 0), out)
+        stop = min((width - 1 - reach + pad) // self.stride + 1, out)
+        return Columns(first, max(stop, first))
+
+
+class WinogradParts(NamedTuple):
+    """How the work is split: chunk = block of tiles * panel blocks + block of panels of the weights."""
+
+    tiles_h: int
+    tiles_w: int
+    tiles: int
+    tile_chunk: int
+    panel_chunk: int
+    chunks: int
+    lda: int
+    ldc: int
+    column_step: int
+    product_step: int
+    ends: tuple[int, ...]  # of the parts of a worker's scratch: zeros, columns, products, sums
+
+
+@dataclass(eq=False, repr=False)
+class WinogradCut:
+    """The chunks of a convolution by tiles of m x m outputs; `sizes`: batch, channels, outputs, height, width."""
+
+    m: int
+    sizes: Shape
+    in_place: bool
+
+    WIDTH = 16  # outputs of a panel of weights
+    CYCLES = 300_000
+    PANELS = 4  # at least, of the weights in a chunk: each block of them transforms the image again
+    TILES = (12, 48)  # of a chunk: fewer read the weights too often, more leave the caches
+
+    def __call__(self, extents: Extents) -> WinogradParts:
+        batch, channels, outputs, height, width = (evaluate(s, extents) for s in self.sizes)
+        m, lanes = self.m, self.WIDTH
+        positions = (m + 2) ** 2
+        down, across = -(-height // m), -(-width // m)
+        tiles, panels = batch * down * across, -(-outputs // lanes)
+        a_tile = positions * channels * panels
+        blocks = max(-(-tiles // min(max(self.CYCLES // a_tile, self.TILES[0]), self.TILES[1])), 1)
+        tile_chunk = max(-(-tiles // blocks), 1)
+        blocks = -(-tiles // tile_chunk)
+        wanted = min(-(-MIN_CHUNKS // max(blocks, 1)), round(4 * tile_chunk * a_tile / self.CYCLES))
+        panel_blocks = max(min(wanted, panels // self.PANELS), 1) if outputs % 8 == 0 else 1
+        panel_chunk = -(-panels // panel_blocks)
+        panel_blocks = -(-panels // panel_chunk)
+        lda = channels + 16 if channels % 128 == 0 else channels
+        ldc = panel_chunk * lanes + (16 if panel_chunk % 8 == 0 else 0)
+        column_step, product_step = (_odd_lines(tile_chunk * step) for step in (lda, ldc))
+        sums = 0 if self.in_place else 4 * m * m * panel_chunk * lanes
+        ends, end = [], 0
+        for size in (4 * channels, 4 * positions * column_step, 4 * positions * product_step, sums):
+            end += _aligned(size)
+            ends.append(end)
+        count = blocks * panel_blocks
+        split = (down, across, tiles, tile_chunk, panel_chunk, count)
+        return WinogradParts(*split, lda, ldc, column_step, product_step, tuple(ends))
+
+
+def _odd_lines(count: int) -> int:
+    """At least so many elements, an odd number of cache lines: the positions of a tile are in different cache sets."""
+    return (-(-count // 16) | 1) * 16
+
+
+# ---- attention
+
+
+class AttentionParts(NamedTuple):
+    """How query rows are cut: chunk = (batch * heads + head) * row blocks + row block."""
+
+    rows: int
+    chunks: int
+    score_stride: int
+    sums: int
+    results: int
+    scratch: int
+
+
+@dataclass(eq=False, repr=False)
+class AttentionCut:
+    """The chunks of attention: `q_shape` is [batch, heads, rows, depth]."""
+
+    q_shape: Shape
+    keys: Size
+    value_depth: Size
+    to_scratch: bool
+
+    WIDTH = 16  # columns of a panel
+    MAX_ROWS = 128
+    SCORE_BYTES = 192 * 1024  # of one block of rows
+    FLOPS = 6.4e6  # of a chunk: some 80 us of one core
+
+    def __call__(self, extents: Extents) -> AttentionParts:
+        batch, heads, rows, depth = (evaluate(s, extents) for s in self.q_shape)
+        keys, value_depth = evaluate(self.keys, extents), evaluate(self.value_depth, extents)
+        stride = -(-keys // self.WIDTH) * self.WIDTH + self.WIDTH  # not a power of two, and room to finish vectors
+        per_row = 2 * keys * (depth + value_depth) + 60 * keys + 1
+        take = min(int(self.FLOPS / per_row), self.SCORE_BYTES // (4 * stride), self.MAX_ROWS)
+        take = max(min(max(take // 6 * 6, 12), rows), 1)
+        blocks = -(-rows // take)
+        take = max(-(-rows // max(blocks, 1)), 1)
+        sums = take * stride * 4
+        results = sums + _aligned(take * 8)
+        total = results + (take * -(-value_depth // self.WIDTH) * self.WIDTH * 4 if self.to_scratch else 0)
+        count = batch * heads * -(-rows // take) if value_depth else 0
+        return AttentionParts(take, count, stride, sums, results, _aligned(total))
+
+
+@dataclass(eq=False, repr=False)
+class KeyChunks:
+    """The chunks that keys and values are packed in: one a batch and key head, none for few query rows."""
+
+    rows: Size
+    batch: Size
+    heads: Size
+
+    def __call__(self, extents: Extents) -> int:
+        if evaluate(self.rows, extents) <= FEW_ROWS:
+            return 0
+        return evaluate(self.batch, extents) * evaluate(self.heads, extents)
