@@ -15,7 +15,6 @@ from typing import Literal
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.plan.bound import lower_bound, peak_step
 from rlx.plan.check import check
-from rlx.plan.exact import compiled_search, improve, is_searchable
 from rlx.plan.greedy import Problem, place, place_floors, sweep, sweep_two_ended
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up, validate
 
@@ -168,7 +167,11 @@ def _place_shared(
 
 def _searched(problem: Problem, greedy: Placement, visits: int, plain: bool, capacity: int | None) -> Placement:
     """The greedy plan, or the lower one that an exact search finds."""
-    if greedy.height <= greedy.bound or not visits or not is_searchable(problem, visits):
+    if greedy.height <= greedy.bound or not visits:
+        return greedy
+    from rlx.plan.exact import compiled_search, improve, is_searchable
+
+    if not is_searchable(problem, visits):
         return greedy
     note = ""
     if not plain and compiled_search() is None and visits > _AUTO_VISITS:

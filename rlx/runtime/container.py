@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -89,7 +88,7 @@ def write_container(path: str | os.PathLike[str], made: Container, places: Mappi
     pieces: list[tuple[int, Any]] = [(0, HEAD.pack(MAGIC, FORMAT, len(text), hashlib.sha256(text).digest()) + text)]
     pieces += list(zip(starts, made.sections.values(), strict=True))
     pieces += [(first + offset, data) for offset, data in blobs]
-    name = f"{os.fspath(path)}.{secrets.token_hex(6)}.tmp"
+    name = f"{os.fspath(path)}.{os.urandom(6).hex()}.tmp"
     try:
         with open(name, "xb") as file:
             for start, data in pieces:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +133,9 @@ class States(Mapping[str, State]):
         entries = {n: {"dtype": str(self[n].spec.dtype), "shape": list(a.shape)} for n, a in arrays.items()}
         header = json.dumps({"version": VERSION, "graph": self._model._compilation.source.name, "states": entries})
         target = Path(path)
+        import tempfile  # slow to import, like zipfile
+        import zipfile
+
         handle, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as bundle:
@@ -171,6 +172,8 @@ class States(Mapping[str, State]):
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
+    import zipfile
+
     try:
         with zipfile.ZipFile(path) as bundle:
             header = json.loads(bundle.read(HEADER))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from rlx.errors import OptionError
 from rlx.plan import exact
-from rlx.plan import pack as pack_module
 from rlx.plan.bound import lower_bound
 from rlx.plan.check import check
 from rlx.plan.exact import improve, is_searchable
@@ -138,7 +137,6 @@ def test_what_the_search_can_take() -> None:
 
 def test_without_numba_the_search_is_short_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact, "compiled_search", lambda: None)
-    monkeypatch.setattr(pack_module, "compiled_search", lambda: None)
     intervals = intervals_of(problem_of(hard_set(3, 40)))
     assert "cut short since numba is not installed" in pack(intervals, base_alignment=1, effort=0, search=10**9).method
 

@@ -213,10 +213,10 @@ def resolve(name: str, symbols: Mapping[str, int]) -> int:
 
 def build(ir: str, *, optimize: bool, symbols: Mapping[str, int], cache: ObjectCache | None = None) -> Library:
     """Compiles (or finds in the cache) and loads runtime code that may also use the symbols at the given addresses."""
-    cache = cache if cache is not None else default_cache()
     short = content_key(ir, str(optimize))
     obj = runtime_objects.get(short)
     if obj is None:
+        cache = cache if cache is not None else default_cache()
         key = object_key(ir, optimize)
         obj = cache.get(key)
         if obj is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import random
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,7 +41,8 @@ class ObjectCache:
         self.folder = Path(folder) if folder is not None else default_folder()
         self.max_bytes = max_bytes
         self.step = max_bytes // SCANS
-        self.unscanned = random.randrange(self.step + 1)  # bytes; random: short processes together scan often enough
+        # Bytes; random, so that short processes together scan often enough.
+        self.unscanned = int.from_bytes(os.urandom(8)) % (self.step + 1)
 
     def get(self, key: str) -> bytes | None:
         """Returns the bytes stored under a key, or None; a hit counts as a use."""
