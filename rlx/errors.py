@@ -20,6 +20,7 @@ __all__ = [
     "MemoryDeficit",
     "ModelFormatError",
     "NameNotFound",
+    "NanTrapped",
     "OptionError",
     "RlxError",
     "ShapeError",
@@ -119,3 +120,17 @@ class CompileError(RlxError):
 
 class ExecutionError(RlxError):
     """A run stopped: bad index, integer division by zero, failed guard or an extent beyond its bound."""
+
+
+class NanTrapped(ExecutionError, FloatingPointError):
+    """A kernel gave NaN (or an infinity, with `trap="inf"`): see `CompileOptions.trap`.
+
+    `kernel` is its name and `label` that of its source nodes; `culprit` says whether it made them of finite operands,
+    else `operands` names those that it has them from.
+    """
+
+    def __init__(
+        self, message: str, *, kernel: str = "", label: str = "", culprit: bool = False, operands: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.kernel, self.label, self.culprit, self.operands = kernel, label, culprit, tuple(operands)

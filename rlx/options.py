@@ -30,6 +30,7 @@ class CompileOptions:
     reuse: bool = True  # let buffers share memory when their lives do not overlap (False: for debugging)
     cache_dir: str | os.PathLike[str] | None = None  # where compiled code is kept; None: the user's cache folder
     cache: bool = True  # keep what was compiled from a file, with its packed weights, for the next load of that file
+    trap: str = "off"  # "nan" | "inf": stop at the first kernel that gives NaN, or either; phase by phase, slow
     debug: bool = False  # fill the arena with NaN before each run, and refuse views of an earlier run; slow
 
     def __post_init__(self) -> None:
@@ -43,6 +44,8 @@ class CompileOptions:
             raise OptionError(f"precision={self.precision!r}: expected 'f32', the only one that is built so far")
         if self.over_budget not in ("error", "warn", "allow"):
             raise OptionError(f"over_budget={self.over_budget!r}: expected 'error', 'warn' or 'allow'")
+        if self.trap not in ("off", "nan", "inf"):
+            raise OptionError(f"trap={self.trap!r}: expected 'off', 'nan', or 'inf' for NaN and infinities")
         if not _is_int(self.alignment) or not 8 <= self.alignment <= 65536 or self.alignment & (self.alignment - 1):
             raise OptionError(f"alignment={self.alignment!r}: expected a power of two from 8 to 65536 (bytes)")
         visits = -1 if isinstance(self.search, bool) or not isinstance(self.search, int) else self.search

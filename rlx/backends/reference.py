@@ -10,6 +10,7 @@ import numpy as np
 from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend
 from rlx.errors import ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
 from rlx.ir.extents import bind_extents, bind_result, check_guards
+from rlx.ir.finite import bad_elements, is_trappable, trapped
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value, check_array
 from rlx.ir.shape import evaluate, symbols
 from rlx.ops.base import Op
@@ -142,8 +143,9 @@ class ReferenceExecutable(Executable):
 
     capabilities = frozenset({"out", "slots", "states", "dynamic"})
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, trap: str = "off") -> None:
         self.graph = graph
+        self.trap = trap
         self.values: dict[str, Array] = {}
         self.states: dict[str, Array] = {}
         self.outputs: list[Array] | None = None
@@ -214,11 +216,34 @@ class ReferenceExecutable(Executable):
 
     def run_all(self, inputs: Sequence[Array]) -> list[Array]:
         names = [v.name for v in self.graph.inputs]
-        made = run_graph(self.graph, dict(zip(names, inputs, strict=True)), self.values, self.states)
+        given = dict(zip(names, inputs, strict=True))
+        watch = None if self.trap == "off" else self.watch(given)
+        made = run_graph(self.graph, given, self.values, self.states, trace=watch)
         self.outputs, self.asked = list(made.values()), None
         for name, number in self.fed.items():
             self.write_state(name, self.outputs[number])
         return list(made.values())
+
+    def watch(self, inputs: Mapping[str, Array]) -> Trace:
+        """Raises `NanTrapped` for the first node that gives what is trapped."""
+        given = {**self.values, **self.states, **inputs}
+        named = (*self.graph.params, *self.graph.inputs, *self.graph.states)
+        arrays = {v: v.data for v in self.graph.constants} | {v: given.get(v.name, v.data) for v in named}
+        arrays = {v: a for v, a in arrays.items() if is_trappable(v.dtype, v.type.encoding)}
+        found = {v: (f"{v.kind} {v.name!r}", *bad_elements(a)) for v, a in arrays.items() if a is not None}
+
+        def see(node: Node, results: tuple[Array, ...]) -> None:
+            before = [found[v] for v in node.inputs if v in found]
+            for value, array in zip(node.outputs, results, strict=True):
+                if not is_trappable(value.dtype, value.type.encoding):
+                    continue
+                name = value.name or f"of {node.label}"
+                found[value] = (name, *bad_elements(array))
+                error = trapped(node.label, node.op.op_name, name, array, before, self.trap)
+                if error is not None:
+                    raise error
+
+        return see
 
     @property
     def slots(self) -> Callable[..., object]:
@@ -251,4 +276,4 @@ class ReferenceBackend(LibraryBackend):
         return DeviceMemory(None, None)
 
     def build(self, graph: Graph, options: CompileOptions) -> Executable:
-        return ReferenceExecutable(graph)
+        return ReferenceExecutable(graph, options.trap)

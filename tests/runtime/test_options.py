@@ -33,6 +33,7 @@ OPTIONS = [
     ("reuse", "bool", True),
     ("cache_dir", "str | os.PathLike[str] | None", None),
     ("cache", "bool", True),
+    ("trap", "str", "off"),
     ("debug", "bool", False),
 ]
 

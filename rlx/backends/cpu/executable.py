@@ -99,7 +99,12 @@ class CpuExecutable(StateCalls):
 
     @property
     def slots(self) -> Callable[..., Any]:
-        return self.slots_checked if self.shared.options.debug else self.slots_entry
+        return self.slots_checked if self.is_watched else self.slots_entry
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether runs go another way than the fastest, for debugging."""
+        return self.shared.options.debug or self.shared.options.trap != "off"
 
     @property
     def arena(self) -> memoryview:
@@ -179,7 +184,7 @@ class CpuExecutable(StateCalls):
             return [t if (t := out[i]) is not None else results[i].copy() for i in wanted]
 
     def run_fresh(self, inputs: Sequence[Any]) -> list[Array] | None:
-        if self.states.memory or self.shared.options.debug:
+        if self.states.memory or self.is_watched:
             return None
         words = self.block.words
         holds = words[HOLDS] + 1
@@ -513,10 +518,12 @@ class CpuExecutable(StateCalls):
                 self.memory.fill(POISON)
             for number, word, shift in bound.patches:
                 ctypes.c_int64.from_address(word).value = ready[number].ctypes.data + shift
-            status = self.block.run_acquired()
-            for root in self.program.inputs:  # a value that was given for a kept input counts for this run only
-                if root in self.states.memory:
-                    bound.binding.point(root, self.address(root))
+            try:
+                status = self.go(bound, ready)
+            finally:
+                for root in self.program.inputs:  # a value that was given for a kept input counts for this run only
+                    if root in self.states.memory:
+                        bound.binding.point(root, self.address(root))
             if not status:
                 if bound.fresh:
                     bound.fresh = False
@@ -529,6 +536,16 @@ class CpuExecutable(StateCalls):
                 log.info("%s: room for %s = %d", self.program.name, overrun.name, self.room[overrun.name])
             self.forget()
             bound = self.bind(ready)
+
+    def go(self, bound: Bound, ready: Sequence[Array]) -> int:
+        """Runs the block; the status."""
+        trap = self.shared.options.trap
+        if trap == "off":
+            return self.block.run_acquired()
+        from rlx.backends.cpu.trap import stepped
+
+        given = dict(zip(self.program.inputs, ready, strict=True))
+        return stepped(self.block, bound.binding, self.array, given, trap)
 
     def on_error(self, status: int) -> Any:
         assert self.bound is not None
