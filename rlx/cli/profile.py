@@ -27,6 +27,7 @@ guesses = click.option("--guess", is_flag=True, help="Don't calibrate the device
 @compile_options
 @guesses
 @click.option("--learn", "learns", is_flag=True, help="Let these runs correct the calibration of the device.")
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write the kernels' times for Perfetto.")
 @json_option
 def profile(
     model: Path,
@@ -34,6 +35,7 @@ def profile(
     seed: int,
     guess: bool,
     learns: bool,
+    trace: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -42,6 +44,8 @@ def profile(
     given, found = profiled(compiled, inputs, seed, options["threads"], not guess)
     if learns:
         learn(found)
+    if trace is not None:
+        compiled.trace(list(given.arrays.values()), trace, repeat=10)
     if as_json:
         print_json({"invented": given.notes, **found.to_dict()})
         return

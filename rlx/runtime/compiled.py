@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rlx.cost.io_profile import IoProfile
     from rlx.runtime.artifact import StoredCompilation
     from rlx.runtime.choice import Decision
+    from rlx.runtime.trace import RunTrace
 
 __all__ = ["CompiledGraph", "Results"]
 
@@ -370,6 +371,21 @@ class CompiledGraph(Lifetime):
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel, averaged over `repeat` runs."""
         return self._executable.profile(self._admit(self._given(inputs)), repeat)
+
+    def trace(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        path: str | os.PathLike[str] | None = None,
+        *,
+        repeat: int = 1,
+    ) -> RunTrace:
+        """The time of every kernel, averaged over `repeat` runs; written to `path` as Chrome and Perfetto read it."""
+        from rlx.runtime.trace import RunTrace
+
+        made = RunTrace.of(self._compilation.leaves.name, self.device, self.profile(inputs, repeat))
+        if path is not None:
+            made.save(path)
+        return made
 
     @property
     def decision(self) -> Decision | None:

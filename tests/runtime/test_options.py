@@ -16,8 +16,9 @@ import rlx
 from rlx.errors import OptionError, RlxError
 
 PUBLIC = [
-    "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "Session", "TensorType",
-    "choose", "compile", "cost", "devices", "devices_for", "errors", "estimate", "load", "ops", "profile", "register",
+    "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "RunTrace", "Session",
+    "TensorType", "WeightRegistry", "choose", "compile", "cost", "devices", "devices_for", "errors", "estimate", "load",
+    "lora", "ops", "profile", "register",
 ]  # fmt: skip
 
 OPTIONS = [
