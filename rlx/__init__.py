@@ -31,6 +31,7 @@ _PUBLIC: dict[str, str] = {
     "devices_for": "rlx.runtime.choice",
     "errors": "rlx",
     "estimate": "rlx",
+    "jit": "rlx.trace.jit",
     "load": "rlx.runtime.session",
     "lora": "rlx.passes.lora",
     "ops": "rlx",
@@ -57,6 +58,7 @@ __all__ = [
     "devices_for",
     "errors",
     "estimate",
+    "jit",
     "load",
     "lora",
     "ops",
@@ -69,7 +71,7 @@ def __getattr__(name: str) -> Any:
     """A public name, or the function of an op (`rlx.softmax`)."""
     if name in ("cost", "errors", "estimate", "ops"):
         return import_module(f"rlx.{name}")
-    if name == "Graph":
+    if name in ("Graph", "jit"):
         import_module("rlx.ops")  # the ops give graph values their arithmetic
     if name in _PUBLIC:
         value = getattr(import_module(_PUBLIC[name]), name)

@@ -33,7 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     "cost": COMPILER_PARTS | {"compiler"},
     "estimate": COMPILER_PARTS | {"compiler", "importers"},
     "runtime": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate"},
-    "rlx": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime"},  # rlx/__init__.py
+    "trace": {"ir", "ops", "runtime"},
+    "rlx": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "trace"},  # rlx/__init__.py
     "demo": {"ir", "runtime", "rlx"},
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
 }

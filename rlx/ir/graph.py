@@ -104,6 +104,29 @@ class Value:
             "the truth of a graph value is not known while the graph is built: use rlx.where or rlx.equal"
         )
 
+    def _not_known(self, *args: object) -> Any:
+        raise OptionError(
+            f"the elements of {self!r} are not known while the graph is built: choose by rlx.where, loop by rlx.scan"
+        )
+
+    __int__ = __float__ = __index__ = __array__ = _not_known
+
+    def __len__(self) -> int:
+        if not self.shape or not isinstance(self.shape[0], int):
+            raise ShapeError(f"len of {self!r}: only a static first axis has one")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Value]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key: object) -> Value:
+        return self._binary("getitem", key)
+
+    @property
+    def T(self) -> Value:
+        """The axes in reverse order."""
+        return self._unary("transpose")
+
     def __getattr__(self, name: str) -> Any:
         if name in _METHODS:
             return _METHODS[name].__get__(self)
@@ -111,6 +134,11 @@ class Value:
 
     def _binary(self, op: str, other: object, swap: bool = False) -> Value:
         result = _METHODS[op](other, self) if swap else _METHODS[op](self, other)
+        assert isinstance(result, Value)
+        return result
+
+    def _unary(self, op: str) -> Value:
+        result = _METHODS[op](self)
         assert isinstance(result, Value)
         return result
 
@@ -138,6 +166,36 @@ class Value:
     def __rtruediv__(self, other: object) -> Value:
         return self._binary("div", other, swap=True)
 
+    def __floordiv__(self, other: object) -> Value:
+        return self._binary("floor_div", other)
+
+    def __rfloordiv__(self, other: object) -> Value:
+        return self._binary("floor_div", other, swap=True)
+
+    def __mod__(self, other: object) -> Value:
+        return self._binary("mod", other)
+
+    def __rmod__(self, other: object) -> Value:
+        return self._binary("mod", other, swap=True)
+
+    def __and__(self, other: object) -> Value:
+        return self._binary("and", other)
+
+    def __rand__(self, other: object) -> Value:
+        return self._binary("and", other, swap=True)
+
+    def __or__(self, other: object) -> Value:
+        return self._binary("or", other)
+
+    def __ror__(self, other: object) -> Value:
+        return self._binary("or", other, swap=True)
+
+    def __xor__(self, other: object) -> Value:
+        return self._binary("xor", other)
+
+    def __rxor__(self, other: object) -> Value:
+        return self._binary("xor", other, swap=True)
+
     def __pow__(self, other: object) -> Value:
         return self._binary("pow", other)
 
@@ -163,9 +221,13 @@ class Value:
         return self._binary("greater_equal", other)
 
     def __neg__(self) -> Value:
-        result = _METHODS["neg"](self)
-        assert isinstance(result, Value)
-        return result
+        return self._unary("neg")
+
+    def __abs__(self) -> Value:
+        return self._unary("abs")
+
+    def __invert__(self) -> Value:
+        return self._unary("not")
 
 
 @dataclass(eq=False)

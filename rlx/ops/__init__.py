@@ -6,6 +6,7 @@ Names that are keywords of Python get an underscore: `and_`, `or_`, `not_`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rlx.ir.graph import register_methods
@@ -49,6 +50,7 @@ from rlx.ops import conv as _conv
 from rlx.ops import einsum as _einsum
 from rlx.ops import interpolate as _interpolate
 from rlx.ops.base import OPS, Op, functional, op_named, register
+from rlx.ops.sugar import floor_div, getitem, logical
 
 __all__ = [
     "OPS",
@@ -143,5 +145,10 @@ register_methods(
         "reshape": _shaped(layout.Reshape),
         "transpose": _shaped(layout.Transpose),
         "expand": _shaped(layout.Expand),
+        "mod": functional(OPS["mod"]),
+        "floor_div": floor_div,
+        "getitem": getitem,
+        "astype": functional(OPS["cast"]),
     }
+    | {name: partial(logical, name) for name in ("and", "or", "xor", "not")}
 )

@@ -1,0 +1,64 @@
+"""`rlx.jit` equals the same function in NumPy, traces when it must, and refuses what depends on elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import OptionError
+
+X = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+def test_trees_and_closures() -> None:
+    """Trees go in and out; closed-over arrays are those of the trace, small and large."""
+    w, big = np.ones(6, np.float32), np.full((600, 600), 2, np.float32)
+    f = rlx.jit(lambda p, k: {"y": (p["a"] + w, None), "z": [p["b"][0] * k + big[0, 0]], "big": big + k}, device="cpu")
+    got = f({"a": X, "b": X}, 3.0)
+    w[:] = 9
+    assert got["y"][1] is None
+    np.testing.assert_array_equal(f({"a": X, "b": X}, 3.0)["y"][0], X + 1)
+    np.testing.assert_array_equal(got["z"][0], X[0] * 3 + 2)
+    np.testing.assert_array_equal(got["big"], big + 3)
+    assert [p.type.shape for p in f.lower({"a": X, "b": X}, 3.0).params] == [(600, 600)]
+
+
+def test_traces_once_for_each_key() -> None:
+    """A new shape, type or static value traces again; the same one doesn't."""
+    seen: list[Any] = []
+
+    def f(x: Any, n: int) -> Any:
+        seen.append(n)
+        return x * n
+
+    g = rlx.jit(f, static=["n"], device="cpu")
+    for x, n in ((X, 2), (X, 2), (X, 3), (X[:2], 3), (X, 2)):
+        np.testing.assert_array_equal(g(x, n), x * n)
+    assert seen == [2, 3, 3]
+
+
+@pytest.mark.parametrize("use", [bool, int, float, np.asarray])
+def test_elements_are_not_known(use: Any) -> None:
+    """A branch on a traced value is an error that names the way out."""
+    with pytest.raises(OptionError, match=r"rlx\.where"):
+        rlx.jit(lambda x: use(x) + 1)(X)
+
+
+@pytest.mark.parametrize(
+    "key", [0, -1, slice(None, None, -2), (slice(1, 3), None), (..., 2), (None, 1), [2, 0], (slice(None), [1, 1])]
+)
+def test_indexing_is_that_of_numpy(key: Any) -> None:
+    """Ints, slices, None, ellipsis and integer arrays pick what NumPy picks."""
+    np.testing.assert_array_equal(rlx.jit(lambda x: x[key] + 0, device="cpu")(X), X[key])
+
+
+def test_operators_are_those_of_numpy() -> None:
+    """The integer operators round and sign as NumPy's do."""
+    i = np.array([-7, -1, 5, 8], np.int32)
+    f = rlx.jit(lambda x: [x // 3, x % 3, abs(x), x & 3, x | 1, x ^ 5, ~x, ~(x < 2)], device="cpu")
+    for got, want in zip(f(i), [i // 3, i % 3, abs(i), i & 3, i | 1, i ^ 5, ~i, ~(i < 2)], strict=True):
+        np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(rlx.jit(lambda x: x.T, device="cpu")(X), X.T)
