@@ -37,6 +37,7 @@ _PUBLIC: dict[str, str] = {
     "ops": "rlx",
     "profile": "rlx.cost.io_profile",
     "register": "rlx.ops.base",
+    "replay": "rlx.runtime.replay",
 }
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "ops",
     "profile",
     "register",
+    "replay",
 ]
 
 

@@ -26,17 +26,22 @@ SHOWN = 6  # elements of an output that are printed
 @input_options
 @compile_options
 @click.option("--output-dir", type=click.Path(path_type=Path), help="Write each output there as NAME.npy.")
+@click.option("--replay", type=click.Path(path_type=Path), help="Run what was recorded there, and compare to the bit.")
 @json_option
 def run(
     model: Path,
     inputs: tuple[tuple[str, InputSpec], ...],
     seed: int,
     output_dir: Path | None,
+    replay: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Run MODEL once, on given or random inputs, and describe its outputs."""
     compiled = load_model(model, options)
+    if replay is not None:
+        replay_runs(compiled, replay, as_json)
+        return
     given = gather_inputs(compiled.compilation.source, inputs, seed)
     outputs = run_once(compiled, given)
     files = {} if output_dir is None else write_outputs(outputs, output_dir)
@@ -49,6 +54,19 @@ def run(
         click.echo(f"invented  {note}")
     for row in described:
         click.echo(line_of(row) + (f"  -> {files[row['name']]}" if files else ""))
+
+
+def replay_runs(compiled: CompiledGraph, path: Path, as_json: bool) -> None:
+    """Runs a recording; exit status 1 where an output differs."""
+    with working("running"):
+        found = rlx.replay(compiled, path)
+    if as_json:
+        print_json({"ok": found.ok, "runs": found.runs, "differing": found.differing})
+    else:
+        click.echo(f"{found.runs} runs replayed, {len(found.differing)} outputs differ")
+    if not found.ok:
+        run, name = found.differing[0]
+        raise click.ClickException(f"output {name!r} of run {run} differs from the recording")
 
 
 def load_model(path: Path, options: dict[str, Any]) -> CompiledGraph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rlx.cost.io_profile import IoProfile
     from rlx.runtime.artifact import StoredCompilation
     from rlx.runtime.choice import Decision
+    from rlx.runtime.replay import Recorder
     from rlx.runtime.trace import RunTrace
 
 __all__ = ["CompiledGraph", "Results"]
@@ -386,6 +388,12 @@ class CompiledGraph(Lifetime):
         if path is not None:
             made.save(path)
         return made
+
+    def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[Recorder]:
+        """A context whose `run` keeps what goes in and comes out, in a file that `rlx.replay` reads."""
+        from rlx.runtime.replay import record
+
+        return record(self, path)
 
     @property
     def decision(self) -> Decision | None:

@@ -18,7 +18,7 @@ from rlx.errors import OptionError, RlxError
 PUBLIC = [
     "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "RunTrace", "Session",
     "TensorType", "WeightRegistry", "choose", "compile", "cost", "devices", "devices_for", "errors", "estimate", "load",
-    "lora", "ops", "profile", "register",
+    "lora", "ops", "profile", "register", "replay",
 ]  # fmt: skip
 
 OPTIONS = [

@@ -1,0 +1,99 @@
+"""Recording what runs were given and gave, and replaying it: for reports of faults, and after a change."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.errors import ModelFormatError, OptionError
+from rlx.ir.graph import Array
+
+if TYPE_CHECKING:
+    from rlx.runtime.compiled import CompiledGraph
+
+__all__ = ["Recorder", "Replay", "record", "replay"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How replayed outputs compare: `differing` names (run, output) that are not equal to the bit."""
+
+    runs: int
+    differing: tuple[tuple[int, str], ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every output of every run is equal to the bit."""
+        return not self.differing
+
+
+class Recorder:
+    """Runs a model and keeps copies of what goes in and comes out."""
+
+    def __init__(self, model: CompiledGraph) -> None:
+        self.model = model
+        self.arrays: dict[str, Array] = {}
+        self.runs = 0
+
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Array]:
+        """As `CompiledGraph.run`; a run that raises is not kept."""
+        given = [np.array(a) for a in self.model._admit(self.model._given(inputs))]
+        made = self.model.run(given)
+        for kind, specs, arrays in (("in", self.model.inputs, given), ("out", self.model.outputs, made)):
+            for spec, array in zip(specs, arrays, strict=True):
+                self.arrays[f"{self.runs}/{kind}/{spec.name}"] = _plain(array).copy()
+        self.runs += 1
+        return made
+
+
+@contextmanager
+def record(model: CompiledGraph, path: str | os.PathLike[str]) -> Iterator[Recorder]:
+    """Gives a `Recorder`; what it ran is written to `path` (npz) at the end, also when the block raises."""
+    recorder = Recorder(model)
+    try:
+        yield recorder
+    finally:
+        with open(path, "wb") as file:
+            np.savez(file, **recorder.arrays)  # type: ignore[arg-type]
+
+
+def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
+    """Runs the model on recorded inputs, in order, and compares the outputs to the bit.
+
+    States are those of the model: start as the recording did. Raises `ModelFormatError` for another kind of
+    file, `OptionError` for one without runs or of a model with other inputs or outputs.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise ModelFormatError(f"{os.fspath(path)}: not a recording: {error}") from None
+    count = 1 + max((int(n) for name in arrays if (n := name.partition("/")[0]).isdigit()), default=-1)
+    if not count:
+        raise OptionError(f"{os.fspath(path)}: no runs are recorded there")
+    differing = []
+    for run in range(count):
+        keys = {f"{run}/{kind}/{s.name}" for kind, specs in _specs(model) for s in specs}
+        if missing := sorted(keys - arrays.keys()):
+            raise OptionError(f"{os.fspath(path)}: recorded of another model: there is no {missing[0]!r}")
+        given = [arrays[f"{run}/in/{s.name}"].view(s.dtype.numpy) for s in model.inputs]
+        for spec, got in zip(model.outputs, model.run(given), strict=True):
+            want = arrays[f"{run}/out/{spec.name}"]
+            if got.shape != want.shape or got.tobytes() != want.tobytes():
+                differing.append((run, spec.name))
+    return Replay(count, tuple(differing))
+
+
+def _specs(model: CompiledGraph) -> tuple[tuple[str, Sequence[Any]], ...]:
+    return ("in", model.inputs), ("out", model.outputs)
+
+
+def _plain(array: Array) -> Array:
+    """The array as a type that NumPy files have: others as unsigned integers of their size."""
+    return array if array.dtype.kind in "biufc" and array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}")
