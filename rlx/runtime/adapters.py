@@ -125,7 +125,7 @@ def _scale(name: str, scale: float) -> float:
 def _matrix(value: Any, spec: TensorSpec, name: str) -> Array | None:
     if value is None:
         return None
-    array = np.asarray(getattr(value, "array", value))
+    array = np.asarray(value)
     if array.dtype != spec.dtype.numpy:
         raise DTypeError(f"adapter {name!r}: {spec.name} is {spec.dtype}, got {array.dtype}; convert it first")
     if array.ndim != 2:

@@ -131,7 +131,8 @@ class CompiledGraph(Lifetime):
                 known = ", ".join(map(repr, specs)) or "none"
                 raise NameNotFound(f"there is no param {name!r}; there are {known}")
             if convert:
-                array, notes[name] = converted(array, self._param_types[name], f"param {name!r}")
+                encoding = getattr(array, "encoding", None)  # of a weight of a registry
+                array, notes[name] = converted(array, self._param_types[name], f"param {name!r}", encoding)
             ready[name] = self._param(specs[name], array)
         self._executable.set_params(ready)
         self._unset.difference_update(ready)  # in place: clones share it

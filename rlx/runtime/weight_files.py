@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zipfile
 import zlib
@@ -124,9 +125,14 @@ def _npz(path: Path) -> Iterator[tuple[str, Stored]]:
                         version = np.lib.format.read_magic(data)
                         shape, _, dtype = _NPY_HEADERS[version](data)
                     name = entry.removesuffix(".npy")
+                    need, have = math.prod(shape) * dtype.itemsize, file.getinfo(entry).file_size
+                    if need > have:  # before memory is taken for it
+                        raise ModelFormatError(f"{path}: {name!r} needs {need} bytes, the file has {have}")
                     yield name, Stored(TensorType(shape, dtype_of(dtype)), None, partial(_npz_array, path, entry))
     except DTypeError as error:
         raise ModelFormatError(f"{path}: {error}") from None
+    except ModelFormatError:
+        raise
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
         raise ModelFormatError(f"{path}: is no npz file: {error}") from None
 
@@ -141,7 +147,7 @@ def _npz_array(path: Path, entry: str) -> Array:
     try:
         with zipfile.ZipFile(path) as file, file.open(entry) as data:
             made: Array = np.lib.format.read_array(data, allow_pickle=False)
-            return made
+            return made.astype(made.dtype.newbyteorder("="), copy=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ModelFormatError(f"{path}: {entry}: {error}") from None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import os
+import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 import numpy as np
 
@@ -23,8 +25,22 @@ from rlx.runtime.weight_files import Stored, chosen_names, read_weights
 
 __all__ = ["Holding", "Kind", "Weight", "WeightRegistry"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
 Kind = Literal["base", "adapter"]
 _NO_NAMES = 1024  # bytes: below that a weight of a graph is not worth finding its equal for
+
+
+def _alone(method: Callable[P, R]) -> Callable[P, R]:
+    """Lets one thread at a time into the registry."""
+
+    @functools.wraps(method)
+    def locked(*args: P.args, **named: P.kwargs) -> R:
+        registry: Any = args[0]
+        with registry._lock:
+            return method(*args, **named)
+
+    return locked
 
 
 class Holding:
@@ -70,6 +86,9 @@ class Weight:
         """How many compiled graphs (clones counted with their original) that are not closed use it."""
         return len(self._users)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.array, dtype=dtype, copy=copy)
+
     def __repr__(self) -> str:
         stored = f"@{self.encoding}" if self.encoding else ""
         tied = f", tied to {self.tied_to!r}" if self.tied_to else ""
@@ -86,6 +105,7 @@ class WeightRegistry(Mapping[str, Weight]):
     def __init__(self) -> None:
         self._weights: dict[str, Weight] = {}
         self._by_memory: dict[tuple[object, ...], str] = {}  # same memory or same contents -> a name
+        self._lock = threading.RLock()  # held while anything comes in or goes: graphs are compiled in several threads
 
     def __getitem__(self, name: str) -> Weight:
         if name not in self._weights:
@@ -107,6 +127,7 @@ class WeightRegistry(Mapping[str, Weight]):
 
     # ---- what comes in
 
+    @_alone
     def add(
         self,
         name: str,
@@ -145,6 +166,7 @@ class WeightRegistry(Mapping[str, Weight]):
             raise ShapeError(f"{what}: expected shape {sizes}, got {given.shape}")
         return self._put(name, type, given, kind, encoding, note)
 
+    @_alone
     def tie(self, name: str, to: str) -> Weight:
         """Makes `name` another name of the weight `to`: the same memory, counted once."""
         target = self[to]
@@ -152,6 +174,7 @@ class WeightRegistry(Mapping[str, Weight]):
         made.tied_to = target.tied_to or to
         return made
 
+    @_alone
     def load(
         self,
         path: str | os.PathLike[str],
@@ -238,6 +261,7 @@ class WeightRegistry(Mapping[str, Weight]):
         """Keeps a weight from `prune`, or no longer."""
         self[name].pinned = pinned
 
+    @_alone
     def release(self, name: str) -> None:
         """Drops a weight. Raises `OptionError` while it is pinned or a compiled graph uses it."""
         weight = self[name]
@@ -246,6 +270,7 @@ class WeightRegistry(Mapping[str, Weight]):
             raise OptionError(f"weight {name!r} can't be released: it is {why}")
         self._drop(name)
 
+    @_alone
     def prune(self) -> int:
         """Drops every weight that is not pinned and that no compiled graph uses; the bytes that went."""
         before = self.nbytes
@@ -260,6 +285,7 @@ class WeightRegistry(Mapping[str, Weight]):
 
     # ---- what compiled graphs take
 
+    @_alone
     def fill(self, graph: Graph, names: Mapping[str, str] | None = None) -> tuple[Graph, Holding]:
         """The graph with its params' values in this registry, and what holds them there as long as it lives.
 

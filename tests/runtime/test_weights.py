@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,62 @@ def test_weights_are_read_only_and_copied() -> None:
         kept[0, 0] = 1
 
 
+def test_model_files_share_weights_by_the_session(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    w, x = numbers(64, 48), numbers(4, 64, seed=1)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, (4, 64))],
+        [helper.make_tensor_value_info("y", 1, (4, 48))],
+        initializer=[onnx.numpy_helper.from_array(w, "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    registry = rlx.WeightRegistry()
+    sessions = [rlx.Session(device="cpu", registry=registry) for _ in range(2)]
+    models = [s.load(tmp_path / "m.onnx") for s in sessions]
+    results = [m.run({"x": x})[0] for m in models]
+    np.testing.assert_allclose(results[0], x @ w, rtol=1e-4, atol=1e-4)
+    assert np.array_equal(results[0], results[1])
+    assert prepared(models[0])[0] is prepared(models[1])[0]
+    assert list(registry) == ["w"]
+    assert registry["w"].references == 2
+
+
+def test_threads_that_compile_over_one_registry_share_it() -> None:
+    registry = rlx.WeightRegistry()
+    w = numbers(64, 48)
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(rlx.compile, projection(data=w.copy()), device="cpu", registry=registry) for _ in range(8)]
+        models = [job.result() for job in jobs]
+    assert list(registry) == ["w"]
+    assert registry["w"].references == len(models)
+
+
+def test_the_estimate_counts_what_a_registry_holds_apart() -> None:
+    registry = rlx.WeightRegistry()
+    registry.add("w", numbers(64, 48))
+    alone, shared = (rlx.estimate(projection(), device="cpu", weights=held) for held in (None, registry))
+    assert shared.held_weight_bytes == 64 * 48 * 4
+    assert shared.peak_bytes < alone.peak_bytes
+
+
+def test_set_param_takes_weights_of_a_registry() -> None:
+    x = numbers(4, 64, seed=1)
+    registry = rlx.WeightRegistry()
+    registry.add("w", numbers(64, 64))
+    registry.add("q", numbers(64, 64), encoding="q8_0", convert=True)
+    model = rlx.compile(projection(columns=64), device="cpu")
+    assert model.set_param("w", registry["w"]) == {}
+    np.testing.assert_allclose(model.run({"x": x})[0], x @ registry["w"].array, rtol=1e-4, atol=1e-4)
+    with pytest.raises(DTypeError, match="got uint8"):
+        model.set_param("w", registry["q"])
+    assert model.set_param("w", registry["q"], convert=True) == {"w": "decoded q8_0 to f32"}
+    decoded = encoding_named("q8_0").decode(registry["q"].array, (64, 64))
+    np.testing.assert_allclose(model.run({"x": x})[0], x @ decoded, rtol=1e-4, atol=1e-4)
+
+
 # ---- what comes in
 
 
@@ -257,6 +314,11 @@ def test_npz_and_onnx_by_name(tmp_path: Path) -> None:
     onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
     registry.load(tmp_path / "m.onnx", transpose="fc.*")
     assert np.array_equal(registry["fc.weight"].array, w.T)
+    np.savez(tmp_path / "big.npz", w=w.astype(">f4"))
+    other = rlx.WeightRegistry()
+    other.load(tmp_path / "big.npz")
+    assert np.array_equal(other["w"].array, w)
+    assert other["w"].array.dtype.isnative
     (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 no more")
     with pytest.raises(ModelFormatError, match="no npz file"):
         registry.load(tmp_path / "bad.npz")
