@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+_KEYWORDS = ("and", "if", "not", "or", "while")  # ops whose function has a trailing underscore
+
 __version__ = "0.1.0"
 
 # name -> where it lives; imported at first use, so that `import rlx` is quick and needs no backend
@@ -89,4 +91,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *dir(import_module("rlx.ops"))})
+    ops = import_module("rlx.ops").OPS
+    return sorted({*__all__, "__version__", *(f"{name}_" if name in _KEYWORDS else name for name in ops)})

@@ -228,9 +228,28 @@ def functional(cls: type[Op]) -> Callable[..., Any]:
         return apply(_made(cls, given), *args[:count], name=name)
 
     function.__name__ = function.__qualname__ = cls.op_name
+    function.__signature__ = _signature(cls)  # type: ignore[attr-defined]
     listed = ", ".join(f"{f.name}: {f.type}" for f in fields(cls))  # type: ignore[arg-type]
     function.__doc__ = f"{cls.__doc__}\n\nAttributes: {listed or 'none'}."
     return function
+
+
+def _signature(cls: type[Op]) -> inspect.Signature:
+    """What inspect and help show: the inputs by their names in `infer`, then the attributes with their defaults."""
+    by_position = inspect.Parameter.POSITIONAL_ONLY
+    shown = [p for n, p in inspect.signature(cls.infer).parameters.items() if n != "self"]
+    inputs = [p.replace(annotation=p.empty, kind=p.kind if p.kind is p.VAR_POSITIONAL else by_position) for p in shown]
+    attributes = [
+        inspect.Parameter(
+            f.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if f.default is MISSING else f.default,
+            annotation=f.type,
+        )
+        for f in fields(cls)  # type: ignore[arg-type]
+    ]
+    name = inspect.Parameter("name", inspect.Parameter.KEYWORD_ONLY, default="", annotation="str")
+    return inspect.Signature([*inputs, *attributes, name])
 
 
 _KINDS: dict[str, tuple[type, ...]] = {"tuple": (tuple,), "int": (int,), "bool": (bool,), "str": (str,)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -62,3 +63,14 @@ def test_operators_are_those_of_numpy() -> None:
     for got, want in zip(f(i), [i // 3, i % 3, abs(i), i & 3, i | 1, i ^ 5, ~i, ~(i < 2)], strict=True):
         np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(rlx.jit(lambda x: x.T, device="cpu")(X), X.T)
+
+
+def test_names_and_signatures() -> None:
+    """`dir` lists what a user can call, and signatures show inputs and attributes with their defaults."""
+    assert {"jit", "softmax", "and_", "while_"} <= set(dir(rlx))
+    assert not {"OPS", "cumulative", "register_methods", "Any"} & set(dir(rlx))
+    assert str(inspect.signature(rlx.softmax)).startswith("(x, /, *, axis: 'int'")
+    for name in dir(rlx.ops):
+        if name.removesuffix("_") in rlx.ops.OPS:
+            assert inspect.signature(getattr(rlx.ops, name))
+            assert getattr(rlx.ops, name).__doc__
