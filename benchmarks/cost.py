@@ -191,7 +191,7 @@ def points(count: int, seed: int, models: Path) -> Iterator[Point]:
     """The models that are there, then so many random points."""
     for name, dims in MODELS.items():
         if (models / name).exists():
-            yield Point("model", name, fixed(import_graph(models / name, None)[0], dims))
+            yield Point("model", name, fixed(import_graph(models / name, ".onnx", None), dims))
     rng = np.random.default_rng(seed)
     for i in range(count):
         family = FAMILIES[i % len(FAMILIES)]

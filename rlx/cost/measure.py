@@ -34,6 +34,7 @@ log = logging.getLogger("rlx")
 SECONDS = 8.0  # what a calibration may take
 GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
 SMALL_GRID = ((1, 32, 512), (64, 768), (64, 768))
+FAR = 5.0  # whole runs don't tell which kernel was wrong: no correction beyond this
 FUNCTION_OPS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt")
 
 
@@ -209,7 +210,7 @@ class _Kernels(_Measurement):
         assert program is not None
         made = {buffer: seconds for k, seconds in zip(program.run, times, strict=True) for buffer in k.writes()}
         found = {
-            name: max(1.0, (made[buffer] - self.made.launch) * vector / n)
+            name: max(0.3, (made[buffer] - self.made.launch) * vector / n - 1)  # without load and store
             for name, (_, buffer) in zip(names, program.outputs, strict=True)
         }
         self.change(functions={**FUNCTIONS, **found})
@@ -262,6 +263,6 @@ class _Runs(_Measurement):
         prediction = bench.predicted(self.made, self.backend)
         seconds = bench.run(arrays, self.budget) - prediction.overhead - prediction.transfers
         total = sum(k.seconds for k in prediction.kernels)
-        ratio = max(seconds, prediction.overhead / 10) / total
+        ratio = min(max(seconds / total, 1 / FAR), FAR)
         largest = max(prediction.kernels, key=lambda k: k.seconds)
         return [(largest.kind, largest.seconds, ratio)]
