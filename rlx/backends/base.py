@@ -16,7 +16,7 @@ from rlx.options import CompileOptions
 
 if TYPE_CHECKING:
     from rlx.kernels.lowering import Anchor
-    from rlx.kernels.program import Program
+    from rlx.kernels.program import Kernel, Program
     from rlx.plan.plan import MemoryPlan
 
 __all__ = [
@@ -223,6 +223,11 @@ class Executable(ABC):
     def image(self, source: Graph) -> Image:
         """What `Restorer.restore` makes an equal one of; `source` is the graph that users see."""
         raise OptionError("this device has no compiled code to store: save(path, portable=True) stores the graph")
+
+    @property
+    def profiled(self) -> Sequence[Kernel]:
+        """The kernel of each row of `profile`: one that runs in several phases comes several times."""
+        return ()
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel."""

@@ -201,7 +201,7 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
     calls = sum(n * c.function_cost(fn) for fn, n in work.calls.items() if fn != "loop" or not anchored) / c.vector
     if not anchored:
         node = kernel.host or kernel.special
-        return calls if node is None else _node_compute(node, work, c, extents)
+        return calls if node is None else _node_compute(node, kernel.host is not None, work, c, extents)
     dtype = kernel.stores[0].buffer.dtype.name
     match kernel.anchor:
         case Contract():
@@ -222,13 +222,13 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
 RECURRENT = ("lstm", "gru", "rnn")
 
 
-def _node_compute(node: Node, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
+def _node_compute(node: Node, on_host: bool, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
     """Seconds of a node that is run as a whole: a recurrent one goes step by step, each a product of few rows."""
     if node.op.op_name not in RECURRENT or len(node.inputs) < 3:
         return work.flops / c.vector
     steps, batch, _ = (evaluate(s, extents) for s in node.inputs[0].shape)
     hidden = evaluate(node.inputs[2].shape[-1], extents)
-    return steps * c.host / 2 + work.flops / c.product_rate(batch, hidden, 4 * hidden)
+    return steps * (c.host / 2 if on_host else c.launch) + work.flops / c.product_rate(batch, hidden, 4 * hidden)
 
 
 def _regions(node: Node, c: Ceilings, extents: dict[str, int]) -> float:

@@ -125,6 +125,15 @@ def _dense(m: int, k: int, n: int) -> Trial:
     return make
 
 
+def _recurrent(steps: int, size: int, hidden: int) -> Trial:
+    def make(t: _Trial) -> None:
+        x = t.input(steps, 1, size)
+        t.out(t.op("lstm", x, t.weight(1, 4 * hidden, size), t.weight(1, 4 * hidden, hidden)))
+        t.out(t.op("gru", x, t.weight(1, 3 * hidden, size), t.weight(1, 3 * hidden, hidden)))
+
+    return make
+
+
 def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
     """Graphs and their inputs; `quick`: fewer, for a device that takes long to compile."""
     made: dict[str, list[Trial]] = {
@@ -138,6 +147,7 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
         "attention": [_attention(*s) for s in ((2, 24, 24, 32), (4, 128, 128, 32), (8, 192, 192, 64))],
         "step": [_attention(*s) for s in ((4, 1, 48, 32), (8, 1, 512, 64))],
         "rows": [_rows(*s) for s in ((6, 48), (96, 200), (256, 768))],
+        "recurrent": [_recurrent(*s) for s in ((6, 24, 24), (20, 64, 96), (48, 128, 128))],
         "maps": [_maps(*s) for s in ((8, 40), (96, 200), (512, 700))],
     }
     for name, group in made.items():

@@ -76,11 +76,11 @@ def rooflines(
     io = profile_of(lowered, model.device, backend.unified, at=at)
     times: list[float | None] = [None] * len(prediction.kernels)
     if inputs is not None and "profile" in model.capabilities and made.program is not None:
-        found = [s for *_, s in model.profile(inputs, repeat)]
-        parts = [1 if k.anchor is not None or not k.stores else len(k.stores) for k in made.program.run]
-        if len(parts) == len(times) and sum(parts) == len(found):
-            ends = [sum(parts[: i + 1]) for i in range(len(parts))]
-            times = [sum(found[end - n : end]) for n, end in zip(parts, ends, strict=True)]
+        found = model.profile(inputs, repeat)
+        total: dict[Any, float] = defaultdict(float)
+        for kernel, (*_, seconds) in zip(made.executable.profiled, found, strict=True):
+            total[kernel] += seconds
+        times = [total.get(kernel) for kernel in made.program.run]
     rows = [
         KernelRow(
             k.kind, k.nodes or k.name, k.seconds, t, _least(k.flops, k.read_bytes + k.written_bytes, ceilings),

@@ -191,6 +191,10 @@ class CpuExecutable(StateCalls):
         made = [a.copy() for a in self.slots_entry(*inputs)]
         return made if words[HOLDS] == holds else None
 
+    @property
+    def profiled(self) -> Sequence[Kernel]:
+        return [phase.kernel for phase in self.shared.run.phases]
+
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         with self.held():
             ready = self.compact(inputs)
@@ -205,7 +209,7 @@ class CpuExecutable(StateCalls):
                 self.block.disable_profile()
                 for root, array in before.items():
                     self.states.array(root)[...] = array
-        kernels = [phase.kernel for phase in self.shared.run.phases]
+        kernels = self.profiled
         seconds = total[: len(kernels)] / (1e9 * repeat)
         return [(k.tag or k.kind, f"{k.name} [{k.label}]", float(s)) for k, s in zip(kernels, seconds, strict=True)]
 
