@@ -14,7 +14,7 @@ from typing import Any
 
 from rlx.backends import backend_named, choose_backend
 from rlx.backends.base import Backend
-from rlx.cost.lowered import Lowered, extents_at, lower, lowered_from, needed
+from rlx.cost.lowered import Lowered, extents_at, lower, lowered_from, needed, rounds_of
 from rlx.cost.work import kernel_work
 from rlx.errors import ModelFormatError, NameNotFound, OptionError
 from rlx.ir.graph import Graph
@@ -25,7 +25,10 @@ __all__ = ["IoProfile", "KernelIo", "profile", "profile_of"]
 
 @dataclass(frozen=True)
 class KernelIo:
-    """One launch: bytes of device memory read and written, flops, and whether the device waits for it."""
+    """A kernel: bytes of device memory read and written and flops of a launch, and whether the device waits for it.
+
+    `times`: how often it is launched, more than once in loops.
+    """
 
     kind: str
     name: str
@@ -34,6 +37,7 @@ class KernelIo:
     written_bytes: int
     flops: int
     sync: bool
+    times: int = 1
 
     @property
     def intensity(self) -> float:
@@ -46,8 +50,9 @@ class KernelIo:
 class IoProfile:
     """A forward pass of a graph on a device at some extents; sizes in bytes.
 
-    `before` are the launches without fusion. `h2d_bytes` and `d2h_bytes` are what is copied between the host and the
-    device for one `run` (for views: with `views=True`): only the outputs asked for, and what sync points move.
+    `before` are the kernels without fusion; `waits` the branches and loops at which the device asks for a value.
+    `h2d_bytes` and `d2h_bytes` are what is copied between the host and the device for one `run` (for views: with
+    `views=True`): only the outputs asked for, and what sync points move.
     """
 
     graph: str
@@ -58,39 +63,40 @@ class IoProfile:
     before: tuple[KernelIo, ...]
     h2d_bytes: int
     d2h_bytes: int
+    waits: int = 0
 
     @property
     def launches(self) -> int:
-        return len(self.kernels)
+        return sum(k.times for k in self.kernels)
 
     @property
     def launches_before(self) -> int:
-        return len(self.before)
+        return sum(k.times for k in self.before)
 
     @property
     def syncs(self) -> int:
         """Points at which the device waits for the host."""
-        return sum(k.sync for k in self.kernels)
+        return sum(k.sync * k.times for k in self.kernels) + self.waits
 
     @property
     def read_bytes(self) -> int:
-        return sum(k.read_bytes for k in self.kernels)
+        return sum(k.read_bytes * k.times for k in self.kernels)
 
     @property
     def written_bytes(self) -> int:
-        return sum(k.written_bytes for k in self.kernels)
+        return sum(k.written_bytes * k.times for k in self.kernels)
 
     @property
     def read_bytes_before(self) -> int:
-        return sum(k.read_bytes for k in self.before)
+        return sum(k.read_bytes * k.times for k in self.before)
 
     @property
     def written_bytes_before(self) -> int:
-        return sum(k.written_bytes for k in self.before)
+        return sum(k.written_bytes * k.times for k in self.before)
 
     @property
     def flops(self) -> int:
-        return sum(k.flops for k in self.kernels)
+        return sum(k.flops * k.times for k in self.kernels)
 
     @property
     def intensity(self) -> float:
@@ -132,7 +138,7 @@ class IoProfile:
                 f"{k.written_bytes:,}",
                 f"{k.flops:,}",
                 f"{k.intensity:.2f}",
-                "sync" if k.sync else "",
+                " ".join(part for part in ("sync" if k.sync else "", f"x {k.times}" if k.times > 1 else "") if part),
             )
             for k in self.kernels
         ]
@@ -222,16 +228,23 @@ def profile_of(
         return any(node.op.op_name in sync_ops for node in kernel.nodes)
 
     kernels = needed(program, wanted)
-    h2d, d2h = _transfers(program, kernels, wanted, extents, [k for k in kernels if syncs(k)], unified, views)
+    sizes = dict(extents)
+    rounds = rounds_of(program, sizes)
+    unmerged = lowered.unmerged
+    apart = rounds_of(unmerged, sizes)
+    asked = [k for k in program.run if k.mark is not None and k.mark.part in ("if", "while") and syncs(k)]
+    waiting = {k: rounds[k] for k in kernels if syncs(k)}
+    h2d, d2h = _transfers(program, kernels, wanted, sizes, waiting, unified, views)
     return IoProfile(
         lowered.graph.name,
         device,
         extents,
         wanted,
-        tuple(_counted([k], extents, syncs(k)) for k in kernels),
-        tuple(_counted(group, extents, any(map(syncs, group))) for group in _by_node(lowered.unmerged, wanted)),
+        tuple(_counted([k], sizes, syncs(k), rounds[k]) for k in kernels),
+        tuple(_counted(g, sizes, any(map(syncs, g)), apart[g[0]]) for g in _by_node(unmerged, wanted)),
         h2d,
         d2h,
+        sum(rounds[k] for k in asked),
     )
 
 
@@ -244,7 +257,7 @@ def _by_node(program: Program, outputs: Collection[str]) -> list[list[Kernel]]:
     return list(groups.values())
 
 
-def _counted(kernels: Sequence[Kernel], extents: dict[str, int], sync: bool) -> KernelIo:
+def _counted(kernels: Sequence[Kernel], extents: dict[str, int], sync: bool, times: int) -> KernelIo:
     """Kernels as one launch: an operand that several of them read is read once."""
     works = [kernel_work(k, extents) for k in kernels]
     first = kernels[0]
@@ -260,6 +273,7 @@ def _counted(kernels: Sequence[Kernel], extents: dict[str, int], sync: bool) -> 
         sum(w.written for w in works),
         sum(w.flops for w in works),
         sync,
+        times,
     )
 
 
@@ -268,7 +282,7 @@ def _transfers(
     kernels: Sequence[Kernel],
     outputs: Collection[str],
     extents: dict[str, int],
-    syncs: Sequence[Kernel],
+    syncs: Mapping[Kernel, int],
     unified: bool,
     views: bool,
 ) -> tuple[int, int]:
@@ -282,5 +296,6 @@ def _transfers(
     def moved(buffers: Collection[Buffer]) -> int:
         return sum(b.nbytes(extents) for b in dict.fromkeys(buffers))
 
-    to_host, to_device = sum(moved(k.reads()) for k in syncs), sum(moved(k.writes()) for k in syncs)
+    to_host = sum(n * moved(k.reads()) for k, n in syncs.items())
+    to_device = sum(n * moved(k.writes()) for k, n in syncs.items())
     return given + to_device, shown + to_host

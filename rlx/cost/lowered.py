@@ -12,7 +12,7 @@ from rlx.errors import NameNotFound, OptionError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.extents import check_extent
 from rlx.ir.graph import Graph, Node
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Shape, evaluate
 from rlx.ir.verify import verify
 from rlx.kernels.affine import Affine
 from rlx.kernels.fuse import Target, fuse
@@ -21,7 +21,7 @@ from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.passes import run_passes
 from rlx.passes.legalise import Dispatch, legalise
 
-__all__ = ["Lowered", "extents_at", "lower", "needed"]
+__all__ = ["Lowered", "extents_at", "lower", "lowered_from", "needed", "rounds_of"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def lowered_from(
 
 
 def _lowerable(node: Node) -> str | None:
-    return "its op has no lowering" if lower_node(node) is None else None
+    return None if node.regions or lower_node(node) is not None else "its op has no lowering"
 
 
 def extents_at(graph: Graph, at: Mapping[str, int] | None) -> dict[str, int]:
@@ -116,9 +116,31 @@ def needed(program: Program, outputs: Collection[str] | None) -> list[Kernel]:
     """The kernels of a run that the named outputs (None: all) and the states need, in order."""
     wanted = [b for name, b in program.outputs if outputs is None or name in outputs]
     live: set[Buffer] = {b.base for b in (*wanted, *program.updates.values())}
-    kept = []
-    for kernel in reversed(program.run):
-        if any(b.base in live for b in kernel.writes()):
-            kept.append(kernel)
-            live |= {b.base for b in kernel.reads()}
-    return kept[::-1]
+    kept: set[Kernel] = set()
+    while True:  # again where a round of a loop reads what the one before has written
+        before = len(kept)
+        for kernel in reversed(program.run):
+            if kernel not in kept and any(b.base in live for b in kernel.writes()):
+                kept.add(kernel)
+                live |= {b.base for b in kernel.reads()}
+        if len(kept) == before:
+            return [k for k in program.run if k in kept]
+
+
+def rounds_of(program: Program, extents: dict[str, int]) -> dict[Kernel, int]:
+    """How often each kernel of a run is launched: the rounds of the loops around it, one where data end a loop.
+
+    Adds the numbers of the rounds to the extents (0), since sizes may be linear in them.
+    """
+    found: dict[Kernel, int] = {}
+    around = [1]
+    for kernel in program.run:
+        mark = kernel.mark
+        if mark is not None and mark.flow.round is not None:
+            extents[mark.flow.round.name] = 0
+            if mark.part == "loop":
+                around.append(around[-1] * (1 if mark.flow.trips is None else evaluate(mark.flow.trips, extents)))
+            elif mark.part == "end":
+                around.pop()
+        found[kernel] = around[-1]
+    return found

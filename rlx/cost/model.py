@@ -14,14 +14,12 @@ from typing import Any
 from rlx.backends import BACKENDS, backend_named
 from rlx.cost.ceilings import Ceilings
 from rlx.cost.io_profile import IoProfile, profile_of
-from rlx.cost.lowered import AnyTarget, Lowered, lower, needed
+from rlx.cost.lowered import Lowered, lower, needed, rounds_of
 from rlx.cost.work import Work, kernel_work
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import evaluate
-from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import Attention, Contract, Conv
 from rlx.kernels.program import Kernel
-from rlx.ops.control import Scan
 
 __all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered"]
 
@@ -31,7 +29,7 @@ CALLS = 1000  # expected of a compiled graph unless said otherwise
 
 @dataclass(frozen=True)
 class KernelCost:
-    """One launch: its predicted time in seconds, what bounds it, and the two times that were compared."""
+    """A kernel in all rounds of its loops: predicted seconds, and the times of arithmetic and traffic behind them."""
 
     kind: str
     name: str
@@ -137,9 +135,11 @@ def predict_lowered(
     moved = profile_of(lowered, ceilings.device, ceilings.unified, outputs=outputs, at=at)
     program = lowered.program if ceilings.merges else lowered.unmerged
     kernels = needed(program, moved.outputs)
-    works = [kernel_work(k, moved.at) for k in kernels]
+    sizes = dict(moved.at)
+    rounds = rounds_of(program, sizes)
+    works = [kernel_work(k, sizes) for k in kernels]
     distance = float(sum(w.read + w.written for w in works))
-    costs = tuple(_kernel_cost(k, w, ceilings, moved.at, distance) for k, w in zip(kernels, works, strict=True))
+    costs = tuple(_kernel_cost(k, w, ceilings, sizes, distance, rounds[k]) for k, w in zip(kernels, works, strict=True))
     return Prediction(
         lowered.graph.name,
         ceilings.device,
@@ -173,26 +173,25 @@ def kind_of(kernel: Kernel) -> str:
 
 
 def _kernel_cost(
-    kernel: Kernel, work: Work, ceilings: Ceilings, extents: dict[str, int], distance: float
+    kernel: Kernel, work: Work, ceilings: Ceilings, extents: dict[str, int], distance: float, rounds: int
 ) -> KernelCost:
     """Weights come from as far as the whole run reaches, everything else from what the kernel before has left near."""
-    node = kernel.host or kernel.special
     kind = kind_of(kernel)
     own = work.read + work.written
     weights = min(work.read, sum(b.nbytes(extents) for b in kernel.reads() if b.base.kind in ("param", "prepared")))
     passes = 1 if ceilings.merges or kernel.anchor is not None else work.parts
     traffic = passes * (own - weights) / ceilings.bytes_rate(own) + weights / ceilings.bytes_rate(distance)
-    if node is not None and node.regions:
-        compute = _regions(node, ceilings, extents)
-    else:
-        compute = _compute(kernel, work, ceilings, extents)
+    compute = _compute(kernel, work, ceilings, extents)
     if kernel.host is not None:
         compute += ceilings.host
     seconds = max(compute, traffic)
     seconds *= ceilings.correction(kind, seconds)
     seconds += ceilings.launch * (1 if ceilings.merges else work.parts)
     nodes = "" if kernel.label == kernel.name else kernel.label
-    return KernelCost(kind, kernel.name, nodes, seconds, compute, traffic, work.read, work.written, work.flops)
+    return KernelCost(
+        kind, kernel.name, nodes, rounds * seconds, rounds * compute, rounds * traffic, rounds * work.read,
+        rounds * work.written, rounds * work.flops,
+    )  # fmt: skip
 
 
 def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
@@ -229,20 +228,3 @@ def _node_compute(node: Node, on_host: bool, work: Work, c: Ceilings, extents: d
     steps, batch, _ = (evaluate(s, extents) for s in node.inputs[0].shape)
     hidden = evaluate(node.inputs[2].shape[-1], extents)
     return steps * (c.host / 2 if on_host else c.launch) + work.flops / c.product_rate(batch, hidden, 4 * hidden)
-
-
-def _regions(node: Node, c: Ceilings, extents: dict[str, int]) -> float:
-    """Seconds of a node's regions: a scan goes as often as it has rows, a while once, an if the long way."""
-    target = AnyTarget(lambda _: None)
-    totals = []
-    for region in node.regions:
-        known = {**{name: s.hi or s.lo for name, s in region.dims().items()}, **extents}
-        kernels = fuse(region, target).run
-        totals.append(sum(_kernel_cost(k, kernel_work(k, known), c, known, 1.0).seconds for k in kernels))
-    if node.op.op_name == "if":
-        return max(totals)
-    rounds = 1
-    if isinstance(node.op, Scan):
-        length = node.op.length if node.op.length is not None else node.inputs[node.op.carries].shape[0]
-        rounds = evaluate(length, extents)
-    return rounds * sum(totals)

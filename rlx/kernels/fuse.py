@@ -122,9 +122,6 @@ class Fuser(StateWrites):
                 self.place(node)
                 for value in written:
                     self.write_whole(value)
-            for value in () if self.merge else node.outputs:
-                self.materialise(value)
-                self.virtual.pop(value, None)
         for output in self.graph.outputs:
             self.program.outputs.append((output.name, self.in_arena(output.value)))
         self.finish_states()
@@ -149,6 +146,9 @@ class Fuser(StateWrites):
         else:
             self.place_plain(node)
             place_extents(self, node)
+        for value in () if self.merge else node.outputs:
+            self.materialise(value)
+            self.virtual.pop(value, None)
 
     def place_plain(self, node: Node) -> None:
         if self.target.accepts_special(node):

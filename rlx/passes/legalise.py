@@ -105,7 +105,7 @@ def _decompose(
             assert const.data is not None
             values[const] = graph.constant(const.data, name=const.name)
     for part in scratch.nodes:
-        part.provenance = part.provenance or node.provenance
+        part.provenance = part.provenance or node.provenance or tuple(v.name for v in node.outputs[:1] if v.name)
         outputs = _place(graph, part, [values[v] for v in part.inputs], claims, report, missing)
         values.update(zip(part.outputs, outputs, strict=True))
     return tuple(values[v] for v in results)

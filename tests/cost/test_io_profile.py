@@ -11,10 +11,12 @@ import pytest
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.cost import IoProfile
+from rlx.cost.ceilings import guess
 from rlx.errors import ModelFormatError, NameNotFound, OptionError, ShapeError
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim, upper
 from rlx.ops.base import Op
+from rlx.ops.control import Scan
 
 # Panels of the CPU's products are 16 columns of f32 wide.
 
@@ -220,3 +222,25 @@ def test_bad_arguments() -> None:
         rlx.profile(rlx.compile(g, device="cpu"), "reference", at={"n": 5})
     with pytest.raises(OptionError, match="takes a Graph"):
         rlx.profile("model.onnx")
+
+
+def test_loops_count_their_rounds() -> None:
+    """A scan over 9 rows launches the kernels of its body 9 times, with or without fusion."""
+    body = Graph("body")
+    carry, row, factor = (body.input(name, (3,)) for name in ("carry", "row", "factor"))
+    body.output(carry + row * factor, "new")
+    body.output(rlx.exp(carry), "stacked")
+    g = Graph("scan")
+    x, rows = g.input("x", (3,)), g.input("rows", (Dim("n", 1, 50), 3))
+    last, stacked = g.add(Scan(1, 1), x, rows, x, regions=[body])
+    g.output(last, "last")
+    g.output(stacked, "stacked")
+    p, twice = (rlx.profile(g, "cpu", at={"n": n}) for n in (9, 18))
+    inside = [k for k in p.kernels if k.times == 9]
+    assert {"exp", "add+mul"} <= {k.name for k in inside}
+    once = sum(k.times == 1 for k in p.kernels)
+    assert p.launches == 9 * len(inside) + once
+    assert twice.launches - p.launches == 9 * len(inside)
+    assert p.flops == 9 * (3 + 2 * 3)
+    assert p.launches_before >= 9 * 3
+    assert rlx.cost.predict(g, guess("cuda"), at={"n": 9}).seconds > 9 * guess("cuda").launch

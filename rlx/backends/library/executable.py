@@ -254,7 +254,8 @@ class ArrayBackend(LibraryBackend):
         for node in graph.nodes:
             sizes = [s for v in node.outputs for size in v.shape if isinstance(size, Dim) for s in symbols(size)]
             if any(s.name not in known for s in sizes):
-                bad.append(UnsupportedNode(node.outputs[0].name, node.op.op_name, reason))
+                name = node.provenance[0] if node.provenance else node.outputs[0].name
+                bad.append(UnsupportedNode(name, node.op.op_name, reason))
         if bad:
             lines = "".join(f"\n  {n.op} {n.name!r}: {n.reason}" for n in bad)
             raise UnsupportedOp(f"{len(bad)} nodes can't be run on {self.name}:{lines}", bad)
