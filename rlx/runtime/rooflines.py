@@ -11,10 +11,11 @@ from rlx.backends import backend_named
 from rlx.cost.ceilings import Ceilings
 from rlx.cost.io_profile import IoProfile, profile_of
 from rlx.cost.kept import ceilings_of, refine
-from rlx.cost.lowered import lowered_from
+from rlx.cost.lowered import lowered_from, needed
 from rlx.cost.model import Prediction, predict_lowered
 from rlx.errors import OptionError
 from rlx.ir.graph import Array
+from rlx.kernels.program import Kernel
 from rlx.runtime.compiled import CompiledGraph
 
 __all__ = ["KernelRow", "Rooflines", "learn", "rooflines"]
@@ -76,11 +77,12 @@ def rooflines(
     io = profile_of(lowered, model.device, backend.unified, at=at)
     times: list[float | None] = [None] * len(prediction.kernels)
     if inputs is not None and "profile" in model.capabilities and made.program is not None:
-        found = model.profile(inputs, repeat)
-        total: dict[Any, float] = defaultdict(float)
-        for kernel, (*_, seconds) in zip(made.executable.profiled, found, strict=True):
-            total[kernel] += seconds
-        times = [total.get(kernel) for kernel in made.program.run]
+        total: dict[Kernel, float] = {}
+        for kernel, (*_, seconds) in zip(made.executable.profiled, model.profile(inputs, repeat), strict=True):
+            total[kernel] = total.get(kernel, 0.0) + seconds
+        if len(total) == len(made.program.run):  # a stored program is read apart from its code: the order is the same
+            taken = dict(zip(made.program.run, total.values(), strict=True))
+            times = [taken[kernel] for kernel in needed(made.program, None)]
     rows = [
         KernelRow(
             k.kind, k.nodes or k.name, k.seconds, t, _least(k.flops, k.read_bytes + k.written_bytes, ceilings),
