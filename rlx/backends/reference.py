@@ -156,6 +156,9 @@ class ReferenceExecutable(Executable):
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         self.values.update({name: np.array(a, copy=True) for name, a in arrays.items()})
 
+    def raw_param(self, name: str) -> Array | None:
+        return self.values.get(name)
+
     @property
     def results(self) -> Sequence[Array | None] | None:
         if self.outputs is None or self.asked is None:

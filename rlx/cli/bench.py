@@ -11,7 +11,7 @@ import click
 import psutil
 
 from rlx.cli.inputs import gather_inputs, with_hint
-from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
+from rlx.cli.options import InputSpec, SecondsRange, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
 from rlx.cli.show import Timing, bytes_text, measure, print_json, seconds_text, table, working
 from rlx.errors import RlxError
@@ -24,7 +24,7 @@ __all__ = ["bench", "kernel_rows", "needs_json"]
 @model_argument
 @input_options
 @compile_options
-@click.option("--seconds", type=click.FloatRange(min=0.01), default=2.0, show_default=True, help="To measure for.")
+@click.option("--seconds", type=SecondsRange(min=0.01), default=2.0, show_default=True, help="To measure for.")
 @click.option("--kernels", is_flag=True, help="Also time every kernel.")
 @json_option
 def bench(

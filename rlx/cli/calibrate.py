@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rlx.backends import BACKENDS, backend_named, choose_backend
-from rlx.cli.options import json_option
+from rlx.cli.options import SecondsRange, json_option
 from rlx.cli.show import print_json, table, working
 from rlx.cost.kept import ceilings_of
 
@@ -17,7 +17,7 @@ MEASURED = [name for name in BACKENDS if name != "reference"]
 @click.command()
 @click.argument("devices", metavar="[DEVICE]...", nargs=-1, type=click.Choice(MEASURED))
 @click.option("--threads", type=click.IntRange(min=1), help="Of the processor. Default: all that the machine grants.")
-@click.option("--seconds", type=click.FloatRange(min=0.5, max=60), default=8.0, show_default=True, help="For a device.")
+@click.option("--seconds", type=SecondsRange(min=0.5, max=60), default=8.0, show_default=True, help="For a device.")
 @json_option
 def calibrate(devices: tuple[str, ...], threads: int | None, seconds: float, as_json: bool) -> None:
     """Measure how fast DEVICEs move bytes, multiply matrices and start kernels; all that are here by default.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ import click
 
 from rlx.backends import BACKENDS
 
-__all__ = ["InputSpec", "compile_options", "dims_of", "input_options", "json_option", "model_argument"]
+__all__ = ["InputSpec", "SecondsRange", "compile_options", "dims_of", "input_options", "json_option", "model_argument"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 InputSpec = Path | tuple[int, ...]
@@ -55,6 +56,16 @@ class InputType(click.ParamType[Any]):
             expected = "expected NAME=FILE.npy or NAME=SHAPE, such as x=x.npy, x=4x1x8x8 or x=scalar"
             self.fail(f"{value!r}: {expected}", param, ctx)
         return name, ()
+
+
+class SecondsRange(click.FloatRange):
+    """A range of seconds, without the NaN that is in every range and the infinity of an open one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r}: expected a finite number of seconds", param, ctx)
+        return seconds
 
 
 def model_argument(command: F) -> F:

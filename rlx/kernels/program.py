@@ -44,9 +44,8 @@ class Buffer:
         return self if self.root is None else self.root
 
     def nbytes(self, extents: dict[str, int]) -> int:
-        """Bytes at given extents."""
-        sizes = [evaluate(s, extents) for s in self.shape]
-        return self._bytes(sizes)
+        """Bytes at given extents: none where a size is below 0, as in a branch that they don't take; guards say so."""
+        return self._bytes([max(evaluate(s, extents), 0) for s in self.shape])
 
     def most(self, sizes: Mapping[str, Size]) -> int | None:
         """Bytes at the upper bounds of the shape once these symbols are replaced, None if unbounded."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -43,10 +43,10 @@ class Results(Mapping[str, Array]):
         self._arrays = dict(zip(names, arrays, strict=True))
 
     def __getitem__(self, key: str | int) -> Array:
-        if isinstance(key, int):
+        if isinstance(key, int) and -len(self) <= key < len(self):
             return list(self._arrays.values())[key]
-        if key not in self._arrays:
-            raise NameNotFound(f"there is no output {key!r}; there are {', '.join(map(repr, self._arrays))}")
+        if isinstance(key, int) or key not in self._arrays:
+            raise NameNotFound(f"there is no output {key!r}; there are {', '.join(map(repr, self._arrays)) or 'none'}")
         return self._arrays[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -124,6 +124,8 @@ class CompiledGraph(Lifetime):
         With `convert`, elements are widened or encoded as they must be, never narrowed; the result says what was done
         to which. Raises `NameNotFound`, `DTypeError` or `ShapeError`, and then changes nothing.
         """
+        if not isinstance(arrays, Mapping):
+            raise OptionError(f"set_params takes a mapping of names to arrays, got {type(arrays).__name__}")
         specs = {spec.name: spec for spec in self.params}
         ready, notes = {}, {}
         for name, array in arrays.items():
@@ -256,7 +258,7 @@ class CompiledGraph(Lifetime):
         self._executable.set_extent(dim, extent)
 
     def _positions(self, chosen: Sequence[str | int]) -> list[int]:
-        if isinstance(chosen, str):
+        if isinstance(chosen, str) or not isinstance(chosen, Iterable):
             raise OptionError(f"outputs are given as a list of names or positions, got {chosen!r}")
         found = []
         for name in chosen:
@@ -273,6 +275,8 @@ class CompiledGraph(Lifetime):
         if isinstance(out, Mapping):
             self._positions(list(out))
             targets = [out.get(name) for name in self._names]
+        elif not isinstance(out, Sequence):
+            raise OptionError(f"out: expected arrays by name in a mapping, or in a list; got {type(out).__name__}")
         else:
             targets = list(out)
             if len(targets) != len(self.outputs):
@@ -309,6 +313,8 @@ class CompiledGraph(Lifetime):
         name, array = self._names[position], results[position]
         if array is None:
             raise OptionError(f"read_output_row: the last run did not produce output {name!r}: ask it for that one")
+        if not all(isinstance(i, int | np.integer) for i in (row if isinstance(row, tuple) else (row,))):
+            raise OptionError(f"read_output_row: a row is an int or a tuple of ints, got {row!r}")
         leading = array.shape[:-1]
         count = int(np.prod(leading, dtype=np.int64))
         if isinstance(row, tuple):
@@ -373,6 +379,8 @@ class CompiledGraph(Lifetime):
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel, averaged over `repeat` runs."""
+        if not isinstance(repeat, int) or repeat < 1:
+            raise OptionError(f"profile: repeat={repeat!r}: expected an int >= 1")
         return self._executable.profile(self._admit(self._given(inputs)), repeat)
 
     def trace(

@@ -78,6 +78,9 @@ def test_json(args: list[str], keys: set[str]) -> None:
         (["run", MODEL, "--dims", "batch=-1"], 2, "expected NAME=SIZE"),
         (["run", MODEL, "--dims", "batch=1", "--dims", "batch=2"], 2, "twice"),
         (["run", MODEL, "--input", "image=4*8"], 2, "expected NAME=FILE.npy"),
+        (["bench", MODEL, "--seconds", "nan"], 2, "finite number of seconds"),
+        (["bench", MODEL, "--seconds", "inf"], 2, "finite number of seconds"),
+        (["calibrate", "cpu", "--seconds", "nan"], 2, "finite number of seconds"),
         (["run", MODEL, "--threads", "0"], 2, "--threads"),
         (["run", MODEL, "--device", "abacus"], 2, "abacus"),
         (["run", MODEL, "--no-such-option"], 2, "--no-such-option"),
@@ -239,7 +242,7 @@ def test_demo_fails_when_the_answers_are_wrong(monkeypatch: pytest.MonkeyPatch) 
 def test_script_on_a_pipe() -> None:
     """The installed script writes no progress or colour to a pipe, and survives an ASCII terminal."""
     script = Path(sys.executable).with_name("rlx")
-    command = [str(script)] if script.exists() else [sys.executable, "-m", "rlx.cli.main"]
+    command = [str(script)] if script.exists() else [sys.executable, "-m", "rlx"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
         [*command, "run", MODEL], capture_output=True, text=True, env=environment, timeout=120, check=False

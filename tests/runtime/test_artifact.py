@@ -232,6 +232,13 @@ def test_another_machine_or_version_compiles_again(
         assert rlx.load(tmp_path / "m", dims={"n": 3}).inputs[0].shape == (3, 40)
         assert "other dims" in caplog.text
         assert rlx.load(tmp_path / "m", device="reference").device == "reference"
+    with pytest.raises(ModelFormatError, match="is an artifact, which has no estimate"):
+        rlx.estimate(tmp_path / "m")
+    for param in model.params:  # also where values of params were given after compiling
+        model.set_param(param.name, normal(*(int(size) for size in param.shape)))  # type: ignore[call-overload]
+    model.save(tmp_path / "m", portable=True)
+    X = [normal(2, *(int(s) for s in model.inputs[0].shape[1:]))]  # type: ignore[call-overload]
+    assert_same(rlx.load(tmp_path / "m", device="reference").run(X), model.run(X))
     monkeypatch.setattr(container, "FORMAT", 2)
     with pytest.raises(ModelFormatError, match="format 1, this rlx reads format 2: save the model again"):
         rlx.load(tmp_path / "m")

@@ -193,6 +193,8 @@ def test_bad_out() -> None:
         ([mine[:1], None], ShapeError, r"'sum': this run needs shape \(2, 3\), got \(1, 3\)"),
         ([mine[:, :2], None], ShapeError, "out for 'sum'"),
         ([mine.astype(np.float64), None], rlx.errors.DTypeError, "out for 'sum'"),
+        (mine, OptionError, "in a mapping, or in a list; got ndarray"),
+        (3, OptionError, "got int"),
         ([mine.tolist(), None], OptionError, "writable NumPy array"),
         ([np.broadcast_to(mine, (2, 3)), None], OptionError, "writable NumPy array"),
     ]
@@ -201,6 +203,22 @@ def test_bad_out() -> None:
             model.run([X, Y], out=out)
     np.testing.assert_array_equal(mine, 0)
     np.testing.assert_array_equal(model.run([X, Y])[1], X - Y)
+
+
+def test_arguments_of_a_wrong_kind() -> None:
+    """What is no mapping, list, row or count is refused with what was expected."""
+    model = two_in_two_out()
+    calls: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: model.set_params([W]), OptionError, "takes a mapping of names to arrays, got list"),  # type: ignore[arg-type]
+        (lambda: model.run([X, Y], outputs=1), OptionError, "a list of names or positions, got 1"),  # type: ignore[arg-type]
+        (lambda: model(X, Y)[2], NameNotFound, "no output 2; there are 'sum', 'difference'"),
+        (lambda: model.read_output_row("sum", 1.0), OptionError, "a row is an int or a tuple of ints, got 1.0"),  # type: ignore[arg-type]
+        (lambda: model.profile([X, Y], repeat=0), OptionError, "repeat=0: expected an int >= 1"),
+    ]
+    for call, error, text in calls:
+        with pytest.raises(error, match=text):
+            call()
+    np.testing.assert_array_equal(model(X, Y)[-1], X - Y)
 
 
 def test_outputs_fed_back() -> None:

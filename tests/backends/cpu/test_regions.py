@@ -317,3 +317,24 @@ def test_plans_of_regions_are_proved_and_shown() -> None:
     model.plan.verify()
     assert "loop round" in model.explain("fuse")
     assert "scan" in model.explain("dispatch")
+
+
+def test_sizes_below_0_in_a_branch_that_is_not_taken() -> None:
+    """An `if` runs at extents that one of its branches has no result for, unless that one is chosen."""
+    n = Dim("n", 1)
+    g = Graph("small")
+    c, x = g.input("c", (), "bool"), g.input("x", (1, 1, n, 4))
+
+    def windows(h: Graph, a: Value) -> list[Value]:
+        y = rlx.conv(rlx.exp(a), h.constant(np.ones((1, 1, 5, 1), np.float32)))
+        return [rlx.conv(y.transpose(0, 1, 3, 2), h.constant(np.ones((1, 1, 1, 2), np.float32))).sum((0, 1, 2, 3))]
+
+    types: list[Declared] = [((1, 1, n, 4), "f32")]
+    whole = region(types, lambda h, a: [rlx.exp(a).sum((0, 1, 2, 3))], "whole")
+    g.output(g.add(If(), c, x, regions=[region(types, windows, "windows"), whole])[0], "y")
+
+    feeds = [{"c": np.array(wide), "x": np.full((1, 1, k, 4), 0.5, np.float32)} for k, wide in ((3, False), (9, True))]
+    model = check(g, *feeds)
+    with pytest.raises(ExecutionError, match="the window of 5 by 1 is larger than the padded axis"):
+        model.run({**feeds[0], "c": np.array(True)})
+    check(g, *reversed(feeds))
