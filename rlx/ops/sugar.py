@@ -17,8 +17,15 @@ __all__ = ["floor_div", "getitem", "logical"]
 def floor_div(a: Any, b: Any) -> Any:
     """The largest integer not above a / b, element by element, in the type of the operands. (numpy.floor_divide)"""
     value = a if isinstance(a, Value) else b
-    if value.dtype.numpy.kind in "iu":
-        return functional(OPS["div"])(functional(OPS["sub"])(a, functional(OPS["mod"])(a, b)), b)
+    kind = value.dtype.numpy.kind
+    if kind == "u":
+        return functional(OPS["div"])(a, b)
+    if kind == "i":  # div drops the fraction: one less where there was one and the signs differ
+        zero = value.dtype.numpy.type(0)
+        differ = functional(OPS["less"])(functional(OPS["bitwise_xor"])(a, b), zero)
+        broken = functional(OPS["not_equal"])(functional(OPS["mod"])(a, b), zero)
+        less = functional(OPS["cast"])(functional(OPS["and"])(broken, differ), to=value.dtype)
+        return functional(OPS["sub"])(functional(OPS["div"])(a, b), less)
     return functional(OPS["floor"])(functional(OPS["div"])(a, b))
 
 

@@ -74,3 +74,15 @@ def test_names_and_signatures() -> None:
         if name.removesuffix("_") in rlx.ops.OPS:
             assert inspect.signature(getattr(rlx.ops, name))
             assert getattr(rlx.ops, name).__doc__
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8])
+def test_floor_division_at_the_ends_of_a_type(dtype: Any) -> None:
+    """Towards minus infinity as in NumPy, where nothing on the way may wrap."""
+    ends = np.iinfo(dtype)
+    x = np.array([ends.min, ends.min + 1, 0, 1, ends.max], dtype)
+    divisors = [3, 7, ends.max] if dtype is np.uint8 else [3, -3, 7, ends.max, ends.min]
+    for d in divisors:
+        b = np.array(d, dtype)
+        got = rlx.jit(lambda x, b: x // b, device="cpu")(x, b)
+        assert np.array_equal(got, x // b), d
