@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "trace": {"ir", "ops", "runtime"},
     "rlx": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "trace"},  # rlx/__init__.py
     "demo": {"ir", "runtime", "rlx"},
+    "__main__": {"cli"},
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
 }
 A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base", "backends.library"}

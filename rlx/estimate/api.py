@@ -15,7 +15,6 @@ from rlx.estimate.language import estimate_language_model, read_gguf_model, read
 from rlx.estimate.memory import MemoryEstimate
 from rlx.ir.graph import Graph
 from rlx.options import CompileOptions
-from rlx.runtime.container import is_container
 
 __all__ = ["estimate"]
 
@@ -85,12 +84,10 @@ def _ending(path: Path) -> str:
         return ending
     try:
         with path.open("rb") as file:
-            head = file.read(8)
+            head = file.read(4)
     except OSError as error:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
-    if is_container(head):
-        raise ModelFormatError(f"{path}: is an artifact, which has no estimate: load it and read model.memory")
-    if head[:4] == b"GGUF":
+    if head == b"GGUF":
         return ".gguf"
     if head[:1] == b"\x08" and 0 < head[1] < 32:
         return ".onnx"
