@@ -234,6 +234,7 @@ def test_another_machine_or_version_compiles_again(
         assert rlx.load(tmp_path / "m", device="reference").device == "reference"
     with pytest.raises(ModelFormatError, match="is no model that is known"):
         rlx.estimate(tmp_path / "m")
+    model = rlx.load(tmp_path / "m", device="reference")
     for param in model.params:  # also where values of params were given after compiling
         model.set_param(param.name, normal(*(int(size) for size in param.shape)))  # type: ignore[call-overload]
     model.save(tmp_path / "m", portable=True)
