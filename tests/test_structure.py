@@ -18,10 +18,11 @@ PACKAGE = ROOT / "rlx"
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base"}
 
 # part -> the parts that it may import, besides itself and ANYONE
-ANYONE = {"errors", "options"}
+ANYONE = {"errors", "options", "disk"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "options": {"ir"},
+    "disk": set(),
     "ir": set(),
     "ops": {"ir"},
     "passes": {"ir", "ops"},
@@ -40,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
 }
 A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base", "backends.library"}
-BASE_PARTS = {"errors", "ir"}  # below `options`
+BASE_PARTS = {"errors", "ir", "disk"}  # below `options`
 
 
 def part_of(module: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,9 +14,10 @@ from typing import Any
 from rlx.backends import backend_named
 from rlx.backends.base import Backend
 from rlx.cost.ceilings import Ceilings, guess
+from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import DeviceUnavailable, RlxError
 
-__all__ = ["cache_folder", "ceilings_of", "keep", "kept_ceilings", "machine_key", "read_kept", "refine", "write_kept"]
+__all__ = ["ceilings_of", "keep", "kept_ceilings", "machine_key", "refine"]
 
 log = logging.getLogger("rlx")
 
@@ -29,13 +28,6 @@ LARGEST = 4.0  # what real runs may change a correction by
 WEIGHT = 0.5  # of what real runs say against what was calibrated
 
 
-def cache_folder() -> Path:
-    """The user's cache folder of rlx."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("rlx"))
-
-
 def machine_key(backend: Backend) -> list[Any]:
     """What a measurement is valid for: the machine, the device's driver, and the versions of the packages."""
     versions = []
@@ -44,26 +36,6 @@ def machine_key(backend: Backend) -> list[Any]:
             versions.append(f"{name} {version(name)}")
     system = [platform.platform(), platform.machine(), platform.processor(), platform.python_version()]
     return [FORMAT, backend.name, backend.available().reason, *system, *versions]
-
-
-def read_kept(path: Path, key: Sequence[Any]) -> Any:
-    """The value of a file that was written for this key; None for an old, partial, corrupt or missing file."""
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return kept["value"] if kept["key"] == list(key) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def write_kept(path: Path, key: Sequence[Any], value: Any) -> None:
-    """Writes a value for a key, whole or not at all; a folder that can't be written is only logged."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps({"key": list(key), "value": value}), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        log.debug("%s can't be kept: %s", path, error)
 
 
 def _path(device: str, threads: int) -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import platform
 import sys
 from contextlib import suppress
@@ -12,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import DeviceUnavailable
 
 if TYPE_CHECKING:
     from rlx.backends.base import CodeSizes
 
 __all__ = ["Overhead", "known_overhead", "overhead_of"]
-
-log = logging.getLogger("rlx")
 
 FORMAT = 2
 SECONDS = 300  # the longest that a measurement may take
@@ -56,18 +53,11 @@ def overhead_of(device: str) -> Overhead:
 
     Raises `DeviceUnavailable` when it can't be measured.
     """
-    path = _path(device)
     kept = _kept(device)
     if kept is not None:
         return kept
     measured = _measure(device)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps({"key": _key(device), **vars(measured)}))
-        partial.replace(path)
-    except OSError as error:
-        log.debug("the overhead of %s can't be kept in %s: %s", device, path, error)
+    write_kept(_path(device), _key(device), vars(measured))
     return measured
 
 
@@ -77,17 +67,13 @@ def known_overhead(device: str) -> Overhead:
 
 
 def _kept(device: str) -> Overhead | None:
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(_path(device).read_text())
-        if kept.pop("key") == _key(device):
-            return Overhead(**{name: int(value) for name, value in kept.items()})
+    with suppress(AttributeError, TypeError, ValueError):
+        return Overhead(**{name: int(size) for name, size in read_kept(_path(device), _key(device)).items()})
     return None
 
 
 def _path(device: str) -> Path:
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("rlx")) / f"overhead-{device}.json"
+    return cache_folder() / f"overhead-{device}.json"
 
 
 def _key(device: str) -> list[Any]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from rlx.backends import backend_named
 from rlx.compiler import compile_graph
-from rlx.cost.kept import cache_folder, machine_key, read_kept, write_kept
+from rlx.cost.kept import machine_key
+from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import RlxError
 from rlx.ir.fingerprint import fingerprint
 from rlx.ir.graph import Array, Graph

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends import RESTORERS, restorer_named
+from rlx.disk import cache_folder, evict
 from rlx.errors import ModelFormatError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import FileIdentity, identity_of
@@ -46,7 +47,7 @@ class ArtifactCache:
 
     def __init__(self, options: CompileOptions, policy: str, max_bytes: int = MAX_BYTES) -> None:
         self.policy = policy  # for the device "auto"
-        self.folder = _folder(options)
+        self.folder = (cache_folder() if options.cache_dir is None else Path(options.cache_dir)) / "artifacts"
         self.max_bytes = max_bytes
 
     def find(
@@ -125,26 +126,7 @@ class ArtifactCache:
 
     def evict(self) -> None:
         """Deletes the least recently used entries until the bound holds."""
-        entries = []
-        for path in self.folder.glob(f"*{SUFFIX}"):
-            with suppress(OSError):
-                status = path.stat()
-                entries.append((status.st_mtime_ns, status.st_size, path))
-        total = sum(size for _, size, _ in entries)
-        for _, size, path in sorted(entries):
-            if total <= self.max_bytes:
-                break
-            with suppress(OSError):
-                path.unlink()
-            total -= size
-
-
-def _folder(options: CompileOptions) -> Path:
-    if options.cache_dir is not None:
-        return Path(options.cache_dir) / "artifacts"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("rlx")) / "artifacts"
+        evict(self.folder.glob(f"*{SUFFIX}"), self.max_bytes, self.max_bytes)
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,6 +8,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from rlx.disk import cache_folder, evict
+
 __all__ = ["ObjectCache", "content_key"]
 
 CACHE_FORMAT = 2
@@ -38,7 +40,7 @@ class ObjectCache:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self.folder = Path(folder) if folder is not None else default_folder()
+        self.folder = Path(folder) if folder is not None else cache_folder() / "objects"
         self.max_bytes = max_bytes
         self.step = max_bytes // SCANS
         # Bytes; random, so that short processes together scan often enough.
@@ -81,38 +83,15 @@ class ObjectCache:
     def path(self, key: str) -> Path:
         return self.folder / f"{key}.o"
 
-    def entries(self) -> list[tuple[float, int, Path]]:
-        """(last use, bytes, path) of every file, oldest first; files that vanish meanwhile are left out."""
-        found = []
-        with suppress(OSError):
-            for path in self.folder.iterdir():
-                with suppress(OSError):
-                    stat = path.stat()
-                    found.append((stat.st_mtime, stat.st_size, path))
-        return sorted(found)
-
     def evict(self) -> None:
         """Deletes the least recently used files until the bound holds."""
-        entries = self.entries()
-        total = sum(size for _, size, _ in entries)
-        target = self.max_bytes if total <= self.max_bytes else int(self.max_bytes * KEEP_AFTER_EVICTION)
-        for _, size, path in entries:
-            if total <= target:
-                break
-            with suppress(OSError):
-                path.unlink()
-            total -= size
+        with suppress(OSError):
+            evict(self.folder.iterdir(), self.max_bytes, int(self.max_bytes * KEEP_AFTER_EVICTION))
 
 
 def head(key: str, body: bytes) -> bytes:
     """What a file begins with; it belongs to the key, so that a file under another's name counts as damaged."""
     return MAGIC + hashlib.sha256(key.encode() + body).digest()
-
-
-def default_folder() -> Path:
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("rlx")) / "objects"
 
 
 def write_atomically(path: Path, blob: bytes) -> None:
