@@ -12,6 +12,7 @@ import os
 import resource
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +21,7 @@ MOST = 2000
 Run = Callable[[], Sequence[Any]]
 
 
-class Peer:
+class Peer(ABC):
     """A runtime: `package` must be importable; `load` returns a call that is complete when it returns."""
 
     package: ClassVar[str]
@@ -33,13 +34,9 @@ class Peer:
         """Whether the runtime takes part in this workload."""
         return True
 
+    @abstractmethod
     def load(self, name: str, inputs: Sequence[Any]) -> Run:
         """Imports the library, loads and compiles."""
-        raise NotImplementedError
-
-    def facts(self) -> dict[str, Any]:
-        """More to report: work of the model."""
-        return {}
 
 
 class Rlx(Peer):

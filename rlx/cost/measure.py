@@ -10,6 +10,7 @@ import itertools
 import logging
 import math
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -136,7 +137,7 @@ def curve_of(points: Sequence[tuple[float, float]], parts: int = 4) -> Curve:
     return tuple(sorted(curve.items()))
 
 
-class _Measurement:
+class _Measurement(ABC):
     """What both ways share: the run itself, and corrections from trials."""
 
     quick = False
@@ -179,11 +180,13 @@ class _Measurement:
         first = bench.first(x)
         return {"run": bench.run(x, 2 * self.budget), "compile": bench.seconds + first}
 
+    @abstractmethod
     def rates(self) -> None:
-        raise NotImplementedError
+        """Measures bandwidth and products."""
 
+    @abstractmethod
     def trial(self, graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, float, float]]:
-        raise NotImplementedError
+        """Times a graph: (kind, predicted seconds, measured over predicted) of what it can tell apart."""
 
 
 class _Kernels(_Measurement):

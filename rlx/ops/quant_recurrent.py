@@ -23,15 +23,6 @@ class DynamicQuantizeLstm(Lstm):
 
     round_state: ClassVar[bool] = True
 
-    optional: tuple[str, ...] = ()
-    direction: str = "forward"
-    activations: tuple[str, ...] = ()
-    alpha: tuple[float, ...] = ()
-    beta: tuple[float, ...] = ()
-    clip: float = 0.0
-    batch_first: bool = False
-    input_forget: bool = False
-
     @property
     def kind(self) -> str:
         return "lstm"

@@ -266,6 +266,7 @@ class Recurrence(_Attributes):
         return [fs[0](o + p_o * cell) * fs[2](cell), cell]
 
 
+@dataclass(frozen=True)
 class _Layer(_Attributes):
     """Base of the recurrent layers; D is 2 when bidirectional (else 1), G the gates of the cell, H the hidden size.
 
@@ -276,6 +277,14 @@ class _Layer(_Attributes):
     """
 
     round_state: ClassVar[bool] = False
+
+    optional: tuple[str, ...] = ()
+    direction: str = "forward"
+    activations: tuple[str, ...] = ()
+    alpha: tuple[float, ...] = ()
+    beta: tuple[float, ...] = ()
+    clip: float = 0.0
+    batch_first: bool = False
 
     def _recurrence(self, optional: tuple[str, ...]) -> Recurrence:
         return Recurrence(
@@ -359,14 +368,6 @@ class _Layer(_Attributes):
 class Rnn(_Layer):
     """h = f(x w + h r + bias) for each step. (ONNX RNN-22) Inputs, outputs and attributes: see `_Layer`."""
 
-    optional: tuple[str, ...] = ()
-    direction: str = "forward"
-    activations: tuple[str, ...] = ()
-    alpha: tuple[float, ...] = ()
-    beta: tuple[float, ...] = ()
-    clip: float = 0.0
-    batch_first: bool = False
-
 
 @register
 class Gru(_Layer):
@@ -376,13 +377,6 @@ class Gru(_Layer):
     Inputs, outputs and attributes: see `_Layer`.
     """
 
-    optional: tuple[str, ...] = ()
-    direction: str = "forward"
-    activations: tuple[str, ...] = ()
-    alpha: tuple[float, ...] = ()
-    beta: tuple[float, ...] = ()
-    clip: float = 0.0
-    batch_first: bool = False
     linear_before_reset: bool = False
 
 
@@ -394,11 +388,4 @@ class Lstm(_Layer):
     new one). `input_forget` makes f = 1 - i. Inputs, outputs and attributes: see `_Layer`.
     """
 
-    optional: tuple[str, ...] = ()
-    direction: str = "forward"
-    activations: tuple[str, ...] = ()
-    alpha: tuple[float, ...] = ()
-    beta: tuple[float, ...] = ()
-    clip: float = 0.0
-    batch_first: bool = False
     input_forget: bool = False

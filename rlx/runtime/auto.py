@@ -20,7 +20,7 @@ from rlx.runtime.memory import ModelMemory, Resident
 from rlx.runtime.policy import DevicePolicy
 from rlx.runtime.split import Part, compile_split, copy_seconds, partition
 
-__all__ = ["compile_chosen", "compile_on", "named"]
+__all__ = ["compile_chosen", "compile_on", "decided", "named"]
 
 
 def compile_on(graph: Graph, backend: Backend, options: CompileOptions, before: Resident) -> CompiledGraph:

@@ -23,10 +23,8 @@ from rlx.runtime.memory import Resident
 from rlx.runtime.policy import DevicePolicy, policy_of
 
 if TYPE_CHECKING:
-    from rlx.runtime.weights import WeightRegistry
-
-if TYPE_CHECKING:
     from rlx.runtime.choice import Decision
+    from rlx.runtime.weights import WeightRegistry
 
 __all__ = ["FORMATS", "Session", "compile", "load"]
 

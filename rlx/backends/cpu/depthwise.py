@@ -20,7 +20,6 @@ from rlx.kernels.program import Buffer, Kernel, Store
 __all__ = ["emit", "suits", "weights"]
 
 MAX_TAPS = 128
-ROW_BYTES = 48 * 1024  # of the input rows under the kernel, for a block of channels
 
 
 class Plane(IntEnum):
