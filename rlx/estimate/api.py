@@ -13,6 +13,7 @@ from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
 from rlx.estimate.memory import MemoryEstimate
+from rlx.importers.formats import is_onnx
 from rlx.ir.graph import Graph
 from rlx.options import CompileOptions
 
@@ -89,7 +90,7 @@ def _ending(path: Path) -> str:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
     if head == b"GGUF":
         return ".gguf"
-    if head[:1] == b"\x08" and 0 < head[1] < 32:
+    if is_onnx(head):
         return ".onnx"
     raise ModelFormatError(f"{path}: is no model that is known: expected .onnx, .gguf, .safetensors or .rlx")
 

@@ -177,8 +177,10 @@ def kind_of(source: str | os.PathLike[str]) -> tuple[Path, str]:
         return path, ARTIFACT
     if ending in (*FORMATS, TEXT):
         return path, ending
-    if head[:1] == b"\x08" and head[1:2] and 0 < head[1] < 32:
-        return path, ".onnx"  # a protobuf message whose field 1 (of a model: the version of its IR) is a small number
+    from rlx.importers.formats import is_onnx
+
+    if is_onnx(head):
+        return path, ".onnx"
     known = ", ".join((*FORMATS, TEXT, "artifacts"))
     raise ModelFormatError(f"{path}: neither its ending nor its contents are those of a model; known are {known}")
 

@@ -186,6 +186,17 @@ def test_safetensors_with_its_config(tmp_path: Path) -> None:
         assert (found.weight_bytes, found.state_bytes) == (160, 64 * 2 * 8 * 2)
 
 
+@pytest.mark.parametrize("head", [b"", b"\x08", b"\x08\x00", b"GGU"])
+def test_a_file_of_few_bytes_is_no_model(head: bytes, tmp_path: Path) -> None:
+    """The first bytes are looked at as far as they are there."""
+    path = tmp_path / "model"
+    path.write_bytes(head)
+    with pytest.raises(ModelFormatError, match="no model that is known"):
+        rlx.estimate(path, overhead=0)
+    with pytest.raises(ModelFormatError, match="neither its ending nor its contents"):
+        rlx.load(path)
+
+
 def test_bad_options(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", fields(), tensors())
     with pytest.raises(OptionError, match="context=0"):
