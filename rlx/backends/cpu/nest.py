@@ -142,6 +142,7 @@ def emit_nest(store: Store, lanes: int) -> KernelCode:
         {} if last is None or hoisted or (isinstance(last_size, int) and last_size < lanes) else index_tests(expr, last)
     )
     inside = drop_tests(expr, tests)
+    emitter.preload([inside], [])  # its indices are simpler: they may have sizes of their own
 
     # the elements left over by vectors; None where it is not known or there are no vectors. Chunks are multiples of 64.
     rest = last_size % lanes if isinstance(last_size, int) and last_size >= lanes else None
