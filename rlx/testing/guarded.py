@@ -1,6 +1,7 @@
 """Runs the kernels of a program one by one, every buffer against pages that can't be touched.
 
 A kernel that reads or writes outside its buffers dies at once, instead of giving a result that happens to be right.
+Host calls among them are made as in a run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from rlx.backends.cpu.binding import host_function
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.words import Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
 from rlx.errors import CompileError
@@ -45,9 +47,11 @@ class GuardedRun:
 
     def __init__(self, program: Program, emit: Callable[[Kernel], Sequence[KernelCode]]) -> None:
         self.program = program
-        self.codes = [code for kernel in (*program.prepare, *program.run) for code in emit(kernel)]
-        items = [(c.symbol, c.ir, c.optimize) for c in self.codes]
-        items += [(w.symbol, w.ir, False) for c in self.codes for w in c.words if isinstance(w, Routine)]
+        kernels = (*program.prepare, *program.run)
+        self.steps = [step for k in kernels for step in ([k] if k.host is not None else emit(k))]
+        codes = [step for step in self.steps if isinstance(step, KernelCode)]
+        items = [(c.symbol, c.ir, c.optimize) for c in codes]
+        items += [(w.symbol, w.ir, False) for c in codes for w in c.words if isinstance(w, Routine)]
         self.addresses = compile_kernels(items)
 
     def __call__(
@@ -74,7 +78,10 @@ class GuardedRun:
             return memory[root]
 
         status = (ctypes.c_int64 * 8)()
-        for code in self.codes:
+        for code in self.steps:
+            if isinstance(code, Kernel):
+                host_function(code, sizes, lambda b, extents: self._array(place(b), b, extents))()
+                continue
             scratch = code.scratch_bytes(sizes)
             own = GuardedMemory(scratch * workers)
             own.bytes[:] = 0xFF
@@ -99,10 +106,10 @@ class GuardedRun:
             order = range(code.chunks(sizes))
             for chunk in reversed(order) if reverse else order:
                 entry(words, chunk, status, chunk % workers)
-        return {name: self._contents(place(b), b, sizes) for name, b in self.program.outputs}
+        return {name: self._array(place(b), b, sizes).copy() for name, b in self.program.outputs}
 
-    def _contents(self, memory: GuardedMemory, buffer: Buffer, sizes: Mapping[str, int]) -> Array:
+    def _array(self, memory: GuardedMemory, buffer: Buffer, sizes: Mapping[str, int]) -> Array:
         shape = [evaluate(s, sizes) for s in buffer.shape]
         start = evaluate(buffer.offset, dict(sizes))
         raw = memory.bytes[start : start + buffer.nbytes(dict(sizes))]
-        return np.array(raw.view(buffer.dtype.numpy).reshape(shape))
+        return raw.view(buffer.dtype.numpy).reshape(shape)
