@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 # name -> where it lives; imported at first use, so that `import rlx` is quick and needs no backend
 _PUBLIC: dict[str, str] = {
+    "Buckets": "rlx.runtime.buckets",
     "CompileOptions": "rlx.options",
     "CompiledGraph": "rlx.runtime.compiled",
     "Decision": "rlx.runtime.choice",
@@ -43,6 +44,7 @@ _PUBLIC: dict[str, str] = {
 }
 
 __all__ = [
+    "Buckets",
     "CompileOptions",
     "CompiledGraph",
     "Decision",

@@ -216,6 +216,12 @@ class Executable(ABC):
         """What the calls on states raise where a device does not have them."""
         return OptionError("this device does not offer states to read, write, bind or feed: see model.capabilities")
 
+    def keep_functions(self, most: int) -> None:  # noqa: B027 - for most devices there is nothing to do
+        """How many functions a device that makes one for every set of extents keeps."""
+
+    def forget_function(self, extents: Mapping[str, int]) -> None:  # noqa: B027
+        """Lets go of the function for these extents."""
+
     def raw_param(self, name: str) -> Array | None:
         """The value of a param as it was set, None where only what was made of it is left."""
         return None
@@ -238,13 +244,15 @@ class Backend(ABC):
     """One kind of device.
 
     `unified`: whether it shares its memory with the host; `sync_ops`: ops that make it wait for the host, besides those
-    that it runs there; `merges`: whether it makes one kernel of several nodes.
+    that it runs there; `merges`: whether it makes one kernel of several nodes; `specialises`: whether it makes code for
+    every set of extents.
     """
 
     name: str
     unified: bool = True
     sync_ops: frozenset[str] = frozenset()
     merges: bool = True
+    specialises: bool = False
     capabilities: frozenset[str] = frozenset()  # of every executable that it makes
 
     @property

@@ -133,7 +133,8 @@ class Attention:
 
     Query head h reads key head h * Hkv // H. `q`, `k`, `v` are over out vars standing for their four axes; `bias` (f32,
     added to the scaled scores; -inf masks) is over (b, h, i, j) as i0..i3, or None. `causal`: key j is seen by query i
-    only when j <= i + Lk - Lq. `empty_row` says what a fully masked row gives: "nan" or "zero".
+    only when j <= i + Lk - Lq. `empty_row` says what a fully masked row gives: "nan" or "zero". `count` (i64, over b as
+    i0) is how many keys there are, of the Lk that there is room for; it stands for Lk above.
     """
 
     q: Expr
@@ -146,6 +147,7 @@ class Attention:
     scale: float
     causal: bool
     empty_row: str
+    count: Expr | None = None
 
 
 Anchor = Contract | Conv | Attention

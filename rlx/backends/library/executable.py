@@ -108,6 +108,7 @@ class ArrayExecutable(Executable):
         self.shapes: dict[str, tuple[int, ...]] = {}  # theirs
         self.functions: OrderedDict[tuple[tuple[str, int], ...], Function] = OrderedDict()
         self.dropped: set[tuple[tuple[str, int], ...]] = set()
+        self.most = KEPT
         self.last: list[Any] | None = None
         self.busy = Lock()
         with lib.session():
@@ -180,15 +181,22 @@ class ArrayExecutable(Executable):
         function = self.functions.get(key)
         if function is None:
             function = self.functions[key] = self.specialised(key)
-            if len(self.functions) > KEPT:
+            if len(self.functions) > self.most:
                 self.dropped.add(self.functions.popitem(last=False)[0])
         self.functions.move_to_end(key)
         return extents, function
 
+    def keep_functions(self, most: int) -> None:
+        self.most = most
+
+    def forget_function(self, extents: Mapping[str, int]) -> None:
+        for key in [key for key in self.functions if extents.items() <= dict(key).items()]:
+            del self.functions[key]
+
     def specialised(self, key: tuple[tuple[str, int], ...]) -> Function:
         why = "its first run" if not self.functions else "extents not seen before"
         if key in self.dropped:
-            why = f"more than {KEPT} sets of extents were used since its last run"
+            why = f"more than {self.most} sets of extents were used since its last run"
         where = ", ".join(f"{name}={n}" for name, n in key)
         log.info("%s: compiles %r%s: %s", self.device, self.graph.name, f" at {where}" if where else "", why)
         leaves = (*self.graph.inputs, *self.graph.params, *self.graph.states)
@@ -222,6 +230,7 @@ class ArrayBackend(LibraryBackend):
     """A library backend over `Arrays`."""
 
     capabilities = ArrayExecutable.capabilities
+    specialises = True
 
     @abstractmethod
     def arrays(self) -> Arrays:

@@ -1,0 +1,142 @@
+"""Whether an axis may be made longer than it is: what every element of a graph's values depends on.
+
+An axis is *padded* when it has more entries than count; those that count come first. A graph may be run on padded
+inputs and its results cut when every value's first entries are made of first entries alone: told from the lowerings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.shape import Dim, Shape, Size, exact_div, size_product, symbols
+from rlx.kernels.expr import Check, Expr, Load, Reduce, SizeOf, Var, walk
+from rlx.kernels.lowering import Attention, Piece, lower_node, out_vars
+
+__all__ = ["mixing", "padded_axis"]
+
+
+def padded_axis(shape: Shape, dim: str) -> int | None:
+    """The axis whose size is a multiple of the dim, None where no size has it. Raises `ValueError` for other uses."""
+    axes = [d for d, size in enumerate(shape) if has_dim(size, dim)]
+    if not axes:
+        return None
+    size = shape[axes[0]]
+    symbol = next(s for s in symbols(size) if s.name == dim)
+    rest = exact_div(size, Dim(symbol.name, symbol.lo, symbol.hi, symbol.multiple))
+    if len(axes) > 1 or rest is None or has_dim(rest, dim):
+        raise ValueError(f"({', '.join(map(str, shape))}) has {dim} in more than one axis, or not as a factor")
+    return axes[0]
+
+
+def has_dim(size: Size, dim: str) -> bool:
+    return any(s.name == dim for s in symbols(size))
+
+
+def mixing(graph: Graph, dim: str, trusted: Collection[Node] = ()) -> str | None:
+    """Why results at a longer extent of the dim can't be cut to those at a shorter one; None where they can.
+
+    The graph is one whose nodes can be lowered. `trusted` nodes are taken to keep entries apart.
+    """
+    guard = next((g for g in graph.guards if has_dim(g.lhs, dim) or has_dim(g.rhs, dim)), None)
+    if guard is not None:
+        return f"the equality {guard.lhs} = {guard.rhs} is about it ({guard.why})"
+    for value in graph.inputs:
+        try:
+            padded_axis(value.shape, dim)
+        except ValueError as error:
+            return f"input {value.name!r}: {error}"
+    for node in graph.nodes:
+        why = None if node in trusted else _mixes(node, dim)
+        if why is not None:
+            return f"{node.op.op_name} {node.label!r} {why}"
+    return None
+
+
+def _mixes(node: Node, dim: str) -> str | None:
+    """Why an entry of the node's results depends on other entries than its own."""
+    if dim not in Graph(nodes=[node]).dims() and not any(has_dim(s, dim) for v in node.inputs for s in v.shape):
+        return None
+    if node.regions:
+        return "has a body"
+    try:
+        axes = {v: padded_axis(v.shape, dim) for v in (*node.inputs, *node.outputs)}
+    except ValueError as error:
+        return f"makes a shape that {error}"
+    if node.op.op_name == "reshape":
+        return _reshape(node, axes)
+    lowered = lower_node(node)
+    if lowered is None:
+        return "can't be seen through"
+    if isinstance(lowered.anchor, Attention):
+        return _attention(node, lowered.anchor, axes, dim)
+    for value, pieces in zip(node.outputs, lowered.outputs, strict=True):
+        for piece in pieces:
+            expr = lowered.generic if lowered.generic is not None else piece.expr
+            why = _piece(piece, value, axes) or _expr(expr, value.shape, axes, dim)
+            if why is not None:
+                return why
+    return None
+
+
+def _piece(piece: Piece, value: Value, axes: dict[Value, int | None]) -> str | None:
+    axis = axes[value]
+    if axis is None or (piece.offset[axis] == 0 and piece.extents[axis] == value.shape[axis]):
+        return None
+    return "puts something behind it"
+
+
+def _expr(expr: Expr, shape: Shape, axes: dict[Value, int | None], dim: str, also: Sequence[Var] = ()) -> str | None:
+    """Why an element of a result of that shape depends on another entry; `also`: variables that are in bounds."""
+    vars = out_vars(len(shape))
+    parts = walk(expr)
+    if any(isinstance(x, Reduce) and any(has_dim(size, dim) for size in x.extents) for x in parts):
+        return "sums or compares over it"
+    for x in parts:
+        if isinstance(x, SizeOf) and has_dim(x.size, dim):
+            return "computes with the size itself"
+        if isinstance(x, Check) and not _safe(x):
+            return "may stop the run with an error that the added entries cause"
+        if isinstance(x, Load):
+            axis = axes.get(x.source)
+            if axis is None:
+                continue
+            at = x.indices[axis]
+            own = any(v == at and size == x.source.shape[axis] for v, size in zip(vars, shape, strict=True))
+            if not own and at not in also:
+                return "reads other entries than the one that it makes"
+    return None
+
+
+def _safe(check: Check) -> bool:
+    """Whether added entries, which are zeros in inputs, pass: indices that come straight from an input."""
+    sources = [x.source for x in walk(check) if isinstance(x, Load)]
+    plain = all(isinstance(v, Value) and v.kind == "input" for v in sources)
+    return check.kind == "index" and bool(sources) and plain
+
+
+def _reshape(node: Node, axes: dict[Value, int | None]) -> str | None:
+    """A padded axis stays one where what lies before it is the same: then added entries stay behind the others."""
+    (x,), (y,) = node.inputs, node.outputs
+    a, b = axes[x], axes[y]
+    if a is None or b is None or size_product(x.shape[:a]) != size_product(y.shape[:b]):
+        return "puts it inside another axis"
+    return None
+
+
+def _attention(node: Node, anchor: Attention, axes: dict[Value, int | None], dim: str) -> str | None:
+    shape = node.outputs[0].shape
+    keys = anchor.k_shape[2]
+    q, k, v = node.inputs[:3]
+    counted = anchor.count is not None
+    if has_dim(keys, dim) and not counted:
+        return "attends over it"
+    if anchor.causal and has_dim(anchor.q_shape[2], dim):
+        return "numbers its rows from the last"
+    if any(axes[x] not in (None, 0, 2) for x in (q, k, v)) or axes[node.outputs[0]] not in (None, 0, 2):
+        return "has it as heads or depth"
+    if axes[k] == 0 and axes[q] != 0:
+        return "reads other entries than the one that it makes"
+    parts = [x for x in (anchor.bias, anchor.count) if x is not None]
+    also = out_vars(4)[3:] if counted else ()
+    return next((why for x in parts if (why := _expr(x, shape, axes, dim, also)) is not None), None)

@@ -1,0 +1,239 @@
+"""Buckets: equal to one compile at every size, few compiles, a bound on memory, padding only where it is proved."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backends import backend_named
+from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, ShapeError
+from rlx.kernels.independence import mixing
+from rlx.kernels.lowering import lower_node
+from rlx.ops.layout import Iota, SizeOf
+from rlx.passes import run_passes
+from rlx.passes.legalise import legalise
+from rlx.runtime.buckets import CompileEvent
+
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(0)
+W1, W2 = (RNG.standard_normal(shape).astype(np.float32) / 8 for shape in ((24, 48), (48, 24)))
+
+
+def perceptron(n: Any = None) -> Any:
+    """Rows apart: what can be padded along n."""
+    g = rlx.Graph("perceptron")
+    x = g.input("x", (rlx.Dim("n", 1, 40) if n is None else n, 24))
+    h = rlx.layer_norm(rlx.gelu(x @ g.param("w1", data=W1)), g.param("gain", data=np.ones(48, np.float32)))
+    g.output(rlx.softmax(h @ g.param("w2", data=W2)), "y")
+    g.output(rlx.transpose(h, (1, 0)), "t")
+    return g
+
+
+def mean() -> Any:
+    """Rows mixed."""
+    g = rlx.Graph("mean")
+    g.output(g.input("x", (rlx.Dim("n", 1, 40), 24)).sum(axes=0), "y")
+    return g
+
+
+def data(n: int) -> Array:
+    return np.random.default_rng(n).standard_normal((n, 24)).astype(np.float32)
+
+
+def test_every_size_gives_the_bits_of_one_compile() -> None:
+    whole = rlx.compile(perceptron(), device="cpu")
+    seen: list[CompileEvent] = []
+    with rlx.Buckets(perceptron(), {"n": "pow2"}, policy="buckets", device="cpu", on_compile=seen.append) as buckets:
+        assert buckets.ladder == {"n": [(1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, 40)]}
+        for n in (1, 7, 5, 40, 33, 2, 8, 17):
+            for got, want in zip(buckets.run({"x": data(n)}), whole.run({"x": data(n)}), strict=True):
+                np.testing.assert_array_equal(got, want)
+        assert [event.ranges["n"] for event in seen] == [(1, 1), (5, 8), (33, 40), (2, 2), (17, 32)]
+        assert seen == buckets.events
+        assert {event.kind for event in seen} == {"range"}
+        assert [event.reason for event in seen[:2]] == ["first run at n=1", "first run at n=7"]
+        np.testing.assert_array_equal(buckets(data(3))["y"], whole(data(3))["y"])
+        (got,) = buckets.run([data(3)], outputs=["y"])
+        np.testing.assert_array_equal(got, whole(data(3))["y"])
+        assert "first run at n=7" in buckets.explain()
+
+
+def test_weights_are_held_once() -> None:
+    buckets = rlx.Buckets(perceptron(), {"n": [4, 16, 40]}, policy="buckets", device="cpu")
+    buckets.warmup()
+    assert buckets.registry.nbytes == W1.nbytes + W2.nbytes  # the gain is too small to have a name
+    places = []
+    for model in buckets._models.values():
+        shared = model._executable.shared  # type: ignore[attr-defined]
+        places.append({shared.address(b) for b in shared.program.buffers("prepared")})
+    assert [len(set(each)) for each in places] == [2, 2, 2]
+    assert places[0] == places[1] == places[2], "every rung has packed weights of its own"
+
+
+def test_after_warmup_nothing_is_compiled() -> None:
+    buckets = rlx.Buckets(perceptron(), {"n": [4, 16, 40]}, policy="buckets", device="cpu")
+    assert [e.reason for e in buckets.warmup([{"n": 9}])] == ["warmup"]
+    assert len(buckets.warmup()) == 2
+    assert buckets.warmup() == []
+    before = len(buckets.events)
+    for n in (1, 4, 5, 16, 17, 40):
+        buckets.run([data(n)])
+    assert len(buckets.events) == before == 3
+
+
+def test_the_rung_used_least_recently_goes_when_the_limit_is_reached() -> None:
+    trial = rlx.Buckets(perceptron(), {"n": [4, 16, 40]}, policy="buckets", device="cpu")
+    trial.warmup()
+    one, two, three = (event.bytes for event in trial.events)
+    limit = one + three
+    assert one < two < three
+    buckets = rlx.Buckets(perceptron(), {"n": [4, 16, 40]}, policy="buckets", device="cpu", limit=limit)
+    for n, live in (
+        (1, [4]),
+        (5, [4, 16]),
+        (2, [16, 4]),
+        (20, [4, 40]),
+        (16, [40, 16] if two + three <= limit else [16]),
+    ):
+        np.testing.assert_array_equal(buckets.run([data(n)])[0], trial.run([data(n)])[0])
+        assert [ranges["n"][1] for ranges in buckets.live] == live
+        assert buckets.nbytes <= limit
+    assert buckets.events[-1].reason == "it was dropped before at n=16"
+
+
+def test_the_policy_goes_by_cost() -> None:
+    """The CPU's one compile serves every size as fast: buckets would only add compiles."""
+    buckets = rlx.Buckets(perceptron(), {"n": "pow2"}, device="cpu")
+    assert buckets.policy == "dynamic"
+    assert "predicted" in buckets.reason
+    for n in (1, 40, 7):
+        buckets.run([data(n)])
+    assert [(e.kind, e.ranges) for e in buckets.events] == [("dynamic", {"n": (1, 40)})]
+
+
+def test_params_reach_every_rung() -> None:
+    g = rlx.Graph("scaled")
+    g.output(g.input("x", (rlx.Dim("n", 1, 8), 2)) * g.param("w", (2,)), "y")
+    buckets = rlx.Buckets(g, {"n": [2, 8]}, policy="buckets", device="cpu")
+    for scale in (2.0, 3.0):
+        w = np.full(2, scale, np.float32)
+        buckets.set_param("w", w)
+        w[:] = 99
+        for n in (1, 5):
+            np.testing.assert_array_equal(buckets.run([np.ones((n, 2), np.float32)])[0], np.full((n, 2), scale))
+
+
+def test_misuse_is_told() -> None:
+    g = perceptron()
+    bad: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"m": [4]}, NameNotFound, "no dim 'm'; there are 'n'"),
+        ({"n": [4, 4]}, OptionError, "ascending"),
+        ({"n": [41]}, OptionError, "within 1..40"),
+        ({"n": [(1, 4), (3, 8)]}, OptionError, "ascending"),
+        ({"n": "pow3"}, OptionError, "'pow2'"),
+        ({"n": ["4"]}, OptionError, "ascending"),
+        ({}, OptionError, "no rung"),
+    ]
+    for ladder, error, text in bad:
+        with pytest.raises(error, match=text):
+            rlx.Buckets(g, ladder, device="cpu")
+    with pytest.raises(OptionError, match="policy='fast'"):
+        rlx.Buckets(g, {"n": "pow2"}, policy="fast", device="cpu")
+    buckets = rlx.Buckets(g, {"n": [(2, 4), (8, 16)]}, policy="buckets", device="cpu")
+    for n in (1, 5, 17):
+        with pytest.raises(ExecutionError, match=r"2\.\.4, 8\.\.16|outside its bounds"):
+            buckets.run([data(n)])
+    with pytest.raises(ShapeError):
+        buckets.run([np.zeros((4, 25), np.float32)])
+    with pytest.raises(NameNotFound, match="size of 'n' is missing"):
+        buckets.warmup([{}])
+    buckets.close()
+    with pytest.raises(ClosedError):
+        buckets.run([data(4)])
+    state = rlx.Graph("state")
+    s = state.state("s", (2,))
+    state.update(s, s + state.input("x", (rlx.Dim("n", 1, 4), 2)).sum(axes=0))
+    with pytest.raises(OptionError, match="has states"):
+        rlx.Buckets(state, {"n": [4]}, device="cpu")
+
+
+# ---- padding
+
+
+def why(graph: Any) -> str | None:
+    legal, _ = legalise(run_passes(graph), lambda node: None if lower_node(node) else "no lowering")
+    return mixing(legal, "n")
+
+
+N = rlx.Dim("n", 1, 16)
+
+
+def one(build: Any, shape: tuple[Any, ...] = (N, 6), dtype: str = "f32") -> Any:
+    g = rlx.Graph("one")
+    g.output(build(g, g.input("x", shape, dtype)), "y")
+    return g
+
+
+APART: dict[str, Any] = {
+    "chain": lambda: perceptron(N),
+    "flattened rows": lambda: one(lambda g, x: rlx.reshape(x, (N * 3, 2)) @ g.param("w", (2, 5)), (N, 3, 2)),
+    "split rows": lambda: one(lambda g, x: rlx.reshape(x, (N, 2, 3)).sum(axes=2)),
+    "lookup": lambda: one(lambda g, x: rlx.gather(g.param("table", (9, 4)), x), (N,), "i64"),
+    "mean of a row": lambda: one(lambda g, x: x - rlx.reduce_mean(x, axes=(1,), keepdims=True)),
+    "attention of a batch": lambda: one(lambda g, x: rlx.attention(x, x, x), (N, 2, 5, 8)),
+    "convolution of a batch": lambda: one(lambda g, x: rlx.conv(x, g.param("w", (4, 3, 3, 3))), (N, 3, 8, 8)),
+    "numbered": lambda: one(lambda g, x: x + rlx.reshape(rlx.cast(g.add(Iota(N))[0], "f32"), (N, 1))),
+}
+MIXED: dict[str, Any] = {
+    "sum": (mean, "sums or compares"),
+    "softmax": (lambda: one(lambda g, x: rlx.softmax(x, axis=0)), "sums or compares"),
+    "product over it": (lambda: one(lambda g, x: rlx.transpose(x, (1, 0)) @ x), "sums or compares"),
+    "attention over it": (lambda: one(lambda g, x: rlx.attention(x, x, x), (2, 2, N, 8)), "attends over it"),
+    "shifted": (lambda: one(lambda g, x: rlx.concat(g.param("first", (1, 6)), x, axis=0)), "not as a factor"),
+    "reversed": (lambda: one(lambda g, x: rlx.slice(x, (N - 1, 0), (N, 6), (-1, 1))), "size itself|other entries"),
+    "its size": (lambda: one(lambda g, x: x * rlx.cast(g.add(SizeOf(N))[0], "f32")), "size itself"),
+    "inner axis": (lambda: one(lambda g, x: rlx.reshape(x, (3 * N,)) * 2.0, (3, N)), "inside another axis"),
+    "computed lookup": (lambda: one(lambda g, x: rlx.gather(g.param("t", (9,)), x - 1), (N,), "i64"), "stop the run"),
+    "integer division": (lambda: one(lambda g, x: g.constant(np.int64(6)) // x, (N,), "i64"), "stop the run"),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_rows_that_are_apart_are_known(name: str) -> None:
+    assert why(APART[name]()) is None
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_rows_that_are_mixed_are_known(name: str) -> None:
+    build, text = MIXED[name]
+    found = why(build())
+    assert found is not None
+    assert any(part in found for part in text.split("|")), found
+
+
+@pytest.mark.skipif(not backend_named("xla").available().present, reason="needs jax")
+def test_a_specialising_device_is_padded_where_that_is_proved() -> None:
+    whole = rlx.compile(perceptron(), device="cpu")
+    buckets = rlx.Buckets(perceptron(), {"n": "pow2"}, device="xla")
+    assert buckets.policy == "buckets", buckets.reason
+    assert len(buckets.warmup()) == 7
+    target = np.zeros((7, 24), np.float32)
+    for n in (7, 5, 40, 33):
+        for got, want in zip(buckets.run({"x": data(n)}), whole.run({"x": data(n)}), strict=True):
+            assert got.flags.c_contiguous
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert buckets.run([data(7)], outputs=["y"], out={"y": target})[0] is target
+    np.testing.assert_allclose(target, whole(data(7))["y"], rtol=1e-4, atol=1e-5)
+    assert len(buckets.events) == 7
+    assert len(buckets._shared._executable.functions) == 7  # type: ignore[union-attr, attr-defined]
+    exact = rlx.Buckets(mean(), {"n": "pow2"}, policy="buckets", device="xla")
+    with pytest.raises(OptionError, match="sums or compares"):
+        exact.warmup()
+    for n, m in pairwise((3, 4, 3)):
+        np.testing.assert_allclose(exact.run([data(n)])[0], data(n).sum(0), rtol=1e-4, atol=1e-5)
+        exact.run([data(m)])
+    assert [e.kind for e in exact.events] == ["exact", "exact"]
