@@ -7,8 +7,9 @@ what came, and the way out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from rlx.records import dataclass
 
 __all__ = [
     "BusyError",

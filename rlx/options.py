@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 from rlx.errors import OptionError
+from rlx.records import dataclass
 
 __all__ = ["CompileOptions"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import OptionError
@@ -13,6 +12,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Shape
 from rlx.options import CompileOptions
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.kernels.lowering import Anchor

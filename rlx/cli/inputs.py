@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, Symbol, evaluate, symbols
+from rlx.records import dataclass
 
 __all__ = ["Inputs", "gather_inputs", "with_hint"]
 

@@ -7,11 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import click
 import numpy as np
+
+from rlx.records import dataclass
 
 __all__ = ["Timing", "bytes_text", "measure", "print_json", "progress", "seconds_text", "table", "working"]
 

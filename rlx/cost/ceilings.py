@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from rlx.errors import OptionError
+from rlx.records import dataclass
 
 __all__ = ["Ceilings", "guess"]
 

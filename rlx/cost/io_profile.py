@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rlx.backends import backend_named, choose_backend
@@ -19,6 +19,7 @@ from rlx.cost.work import kernel_work
 from rlx.errors import ModelFormatError, NameNotFound, OptionError
 from rlx.ir.graph import Graph
 from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.records import dataclass
 
 __all__ = ["IoProfile", "KernelIo", "profile", "profile_of"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 
 from rlx.backends.base import Backend, CodeGenerator
@@ -20,6 +19,7 @@ from rlx.kernels.lowering import Anchor, lower_node
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.passes import run_passes
 from rlx.passes.legalise import Dispatch, legalise
+from rlx.records import dataclass
 
 __all__ = ["Lowered", "extents_at", "lower", "lowered_from", "needed", "rounds_of"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rlx.backends import BACKENDS, backend_named
@@ -20,6 +20,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import evaluate
 from rlx.kernels.lowering import Attention, Contract, Conv
 from rlx.kernels.program import Kernel
+from rlx.records import dataclass
 
 __all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import prod
 
 from rlx.ir.graph import Node
@@ -12,6 +12,7 @@ from rlx.kernels.affine import affine, linear_index
 from rlx.kernels.expr import Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, children, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import dataclass
 
 __all__ = ["Work", "kernel_work"]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import rlx
 from rlx.ir.graph import Array
+from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 
 __all__ = ["DIGITS", "Digits", "load_digits_model", "picture", "read", "side_by_side"]

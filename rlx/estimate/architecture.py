@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import ModelFormatError
 from rlx.importers.gguf import GgufArray
+from rlx.records import dataclass
 
 __all__ = ["Architecture", "Layer", "from_config", "from_gguf"]
 

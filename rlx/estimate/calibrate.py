@@ -6,12 +6,12 @@ import json
 import platform
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import DeviceUnavailable
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.base import CodeSizes

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.ir.dtype import DType
 from rlx.options import parse_bytes
+from rlx.records import dataclass
 
 __all__ = ["ExpertPlan", "ExpertTotals", "expert_bytes", "place_experts"]
 

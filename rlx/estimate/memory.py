@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.options import parse_bytes
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.estimate.experts import ExpertPlan, ExpertTotals

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -17,6 +16,7 @@ from typing import Literal, NoReturn
 from rlx.backends.base import host_memory
 from rlx.errors import OptionError
 from rlx.options import parse_bytes
+from rlx.records import dataclass
 
 __all__ = ["UNKNOWN", "Answer", "Budget", "CgroupLevel", "MemoryFigures", "Unknown", "read_figures", "soft_budget"]
 

@@ -10,7 +10,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rlx.errors import ModelFormatError
 from rlx.importers.onnx.sources import FileSource
+from rlx.records import dataclass
 
 __all__ = ["GGML_TYPES", "GgmlType", "GgufArray", "GgufFile", "GgufTensor", "read_gguf", "read_gguf_parts"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from rlx.errors import ModelFormatError
 from rlx.importers.onnx.sources import FileSource, check_location
 from rlx.ir.dtype import DTYPES, DType
+from rlx.records import dataclass
 
 __all__ = ["SafetensorsFile", "StoredTensor", "read_safetensors", "read_safetensors_index"]
 

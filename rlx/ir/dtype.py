@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import DTypeError
+from rlx.records import dataclass
 
 __all__ = ["DTYPES", "DType", "dtype_of"]
 

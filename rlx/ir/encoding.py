@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from rlx.errors import OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
+from rlx.records import dataclass
 
 __all__ = ["ENCODINGS", "Q4_0", "Q8_0", "Encoding", "encoding_named", "register_encoding"]
 

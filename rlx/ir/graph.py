@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +12,7 @@ from rlx.errors import DTypeError, NameNotFound, OptionError, RlxError, ShapeErr
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.encoding import Encoding, encoding_named
 from rlx.ir.shape import Dim, Guard, Shape, Size, Symbol, collect_guards, symbols, upper
+from rlx.records import dataclass
 
 __all__ = ["OPERATORS", "Array", "Graph", "Node", "Operator", "Output", "TensorType", "Value", "const_value"]
 

@@ -8,11 +8,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlx.records import dataclass
 
 __all__ = [
     "FileIdentity",

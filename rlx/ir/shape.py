@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
+from rlx.records import dataclass
 
 __all__ = [
     "Dim",

@@ -7,12 +7,13 @@ while fusing, a buffer in a kernel) and gives one index per axis. A `Reduce` bin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Dim, Size
+from rlx.records import dataclass
 
 __all__ = [
     "Acc",

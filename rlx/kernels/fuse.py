@@ -8,7 +8,7 @@ anchors (contract, conv, attention) wait as *pending* so that element-wise users
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
@@ -36,6 +36,7 @@ from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.regions import place_extents, place_guards, place_regions
 from rlx.kernels.state_writes import StateWrites, kernel_name
 from rlx.kernels.states import last_readers, order_states
+from rlx.records import dataclass
 
 __all__ = ["Fuser", "Target", "fuse"]
 

@@ -9,7 +9,6 @@ An operand is called with one index per axis and gives the element there; `k.out
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 
 from rlx.errors import ShapeError
@@ -36,6 +35,7 @@ from rlx.kernels.expr import (
     size_expr,
     walk,
 )
+from rlx.records import dataclass
 
 __all__ = [
     "Anchor",

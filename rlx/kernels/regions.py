@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx.ir.graph import Graph, Node, TensorType, Value
@@ -21,6 +20,7 @@ from rlx.kernels.program import Buffer, Extents, Flow, Kernel, Mark
 from rlx.ops.control import If, Scan, While
 from rlx.ops.dynamic import AsShape, Loop
 from rlx.ops.select import Produced
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.kernels.fuse import Fuser

@@ -9,11 +9,11 @@ its old and its new value) is updated through a copy instead. A chain of ops tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import symbols
+from rlx.records import dataclass
 
 __all__ = ["Version", "last_readers", "order_states"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, fields, replace
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
@@ -14,6 +14,7 @@ from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.graph import OPERATORS, Array, Graph, TensorType, Value
 from rlx.ir.shape import Dim, Size, evaluate, numel, substitute
+from rlx.records import dataclass
 
 __all__ = [
     "OPS",

@@ -7,7 +7,6 @@ no scalar form: it is a host call on devices without a kernel for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +20,7 @@ from rlx.ops.contract import MatMul
 from rlx.ops.elementwise import Add, Cast, sigmoid
 from rlx.ops.layout import Concat, Reshape, Split, Transpose
 from rlx.ops.quant import DynamicQuantizeLinear
+from rlx.records import dataclass
 
 __all__ = ["Gru", "Lstm", "Recurrence", "Rnn", "rounded"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Shape, Size, max_size, numel, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register, tensor_bytes, widened
+from rlx.records import dataclass
 
 I64 = DTYPES["i64"]
 Each = Callable[..., Any]  # each(kind, fn): the reduction of fn(element) over the axes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.ir.graph import Graph, Node, Value
@@ -15,6 +14,7 @@ from rlx.ops.layout import Expand, Reshape
 from rlx.ops.normalize import BatchNorm
 from rlx.passes.patterns import Statics, either_way, made_by
 from rlx.passes.rewrite import Site, rewrite
+from rlx.records import dataclass
 
 __all__ = ["fold_batch_norm"]
 

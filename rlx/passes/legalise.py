@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.errors import UnsupportedNode, UnsupportedOp
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ops.base import Op
 from rlx.passes.rewrite import copy_leaves, finish
+from rlx.records import dataclass
 
 __all__ = ["Dispatch", "legalise"]
 

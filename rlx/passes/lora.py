@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from rlx.ir.shape import Dim, Size, same
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.layout import Transpose
 from rlx.passes.rewrite import Site, rewrite
+from rlx.records import dataclass
 
 __all__ = ["A_SUFFIX", "B_SUFFIX", "GAIN", "lora"]
 

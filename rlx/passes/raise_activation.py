@@ -8,7 +8,6 @@ here, so the order in which an exporter wrote the factors doesn't matter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from typing import Any
@@ -48,6 +47,7 @@ from rlx.ops.elementwise import (
 )
 from rlx.passes.patterns import uniform
 from rlx.passes.rewrite import Site, rewrite
+from rlx.records import dataclass
 
 __all__ = ["raise_activation"]
 

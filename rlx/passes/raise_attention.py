@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rlx.ir.dtype import DTYPES, DType
@@ -17,6 +17,7 @@ from rlx.ops.layout import Expand, Reshape, Transpose
 from rlx.ops.normalize import Softmax
 from rlx.passes.patterns import either_way, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite
+from rlx.records import dataclass
 
 __all__ = ["raise_attention"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from rlx.ops.encoded import Dequantize
 from rlx.ops.layout import Expand, Reshape, Transpose
 from rlx.passes.patterns import Statics, either_way, is_sized, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite
+from rlx.records import dataclass
 
 __all__ = ["raise_encoding"]
 

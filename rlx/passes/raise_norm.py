@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from rlx.ir.graph import Graph, Node, Value
@@ -15,6 +14,7 @@ from rlx.ops.normalize import LayerNorm, RmsNorm
 from rlx.ops.reduction import ReduceMean, ReduceSum, ReduceSumSquare, axes_of
 from rlx.passes.patterns import either_way, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite
+from rlx.records import dataclass
 
 __all__ = ["raise_norm"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from rlx.ir.graph import Graph, Node, Operator, Output, Value
+from rlx.records import dataclass
 
 __all__ = ["Site", "copy_leaves", "copy_node", "count_readers", "finish", "joined", "rewrite", "rewrite_all"]
 

@@ -11,7 +11,6 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 
 from rlx.plan.greedy import Problem
 from rlx.plan.search import FOUND, FRAME, HELPERS, OUT_OF_WORK, PART, REFUTED, State, run_search
+from rlx.records import dataclass
 
 __all__ = ["Exact", "compiled_search", "improve", "is_searchable"]
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 import numpy as np
+
+from rlx.records import dataclass
 
 _GAPS_A_BUFFER = 64  # a sweep that looks at more gaps than this on average is not near linear and gives up
 

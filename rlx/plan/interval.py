@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rlx.errors import OptionError
+from rlx.records import dataclass
 
 __all__ = ["DEFAULT_ALIGNMENT", "Interval", "Placement", "round_up", "validate"]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
 from rlx.errors import CompileError, OptionError
 from rlx.ir.shape import Size, evaluate, numel
 from rlx.kernels.program import Buffer, Kernel, Program, loop_spans
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval
+from rlx.records import dataclass
 
 __all__ = [
     "Lifetimes", "Schedule", "Scratch", "bound_extents", "lifetimes", "outside_buffers", "schedule", "size_of",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.plan.bound import lower_bound
 from rlx.plan.interval import DEFAULT_ALIGNMENT, round_up
 from rlx.plan.liveness import lifetimes
+from rlx.records import dataclass
 
 __all__ = ["peak_of", "reorder", "usual_extents"]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from html import escape
 
 from rlx.plan.bound import lower_bound, peak_step
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
+from rlx.records import dataclass
 
 __all__ = ["Totals", "show_bytes", "to_json", "to_svg", "to_text", "totals"]
 

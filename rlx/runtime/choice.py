@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rlx.backends import BACKENDS, backend_named
@@ -19,6 +19,7 @@ from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.plan.budget import needs_of
 from rlx.plan.plan import make_plan
+from rlx.records import dataclass
 from rlx.runtime.policy import DevicePolicy, policy_of
 
 __all__ = ["Candidate", "Decision", "Device", "Turn", "choose", "devices", "devices_for", "usual_extents"]

@@ -18,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from rlx.errors import ModelFormatError
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.mapped import Place, identity_of, map_file
+from rlx.records import dataclass
 
 __all__ = ["FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]
 

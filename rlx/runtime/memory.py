@@ -7,7 +7,6 @@ import gc
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -16,6 +15,7 @@ from rlx.errors import ClosedError
 from rlx.estimate.admit import Admission, figures_of
 from rlx.estimate.memory import MemoryEstimate, bytes_text
 from rlx.estimate.probe import peak_bytes, resident_bytes
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.compiler import Compilation

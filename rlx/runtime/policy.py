@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from rlx.backends import BACKENDS
 from rlx.errors import OptionError
+from rlx.records import dataclass
 
 __all__ = ["OBJECTIVES", "VARIABLE", "DevicePolicy", "policy_of"]
 

@@ -6,13 +6,13 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Array
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rlx.backends import backend_named
@@ -16,6 +16,7 @@ from rlx.cost.model import Prediction, predict_lowered
 from rlx.errors import OptionError
 from rlx.ir.graph import Array
 from rlx.kernels.program import Kernel
+from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 
 __all__ = ["KernelRow", "Rooflines", "learn", "rooflines"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ from rlx.ir.shape import evaluate
 from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.legalise import Dispatch, legalise
+from rlx.records import dataclass
 
 __all__ = ["Part", "compile_split", "copy_seconds", "partition", "would_split"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from rlx.records import dataclass
 
 __all__ = ["RunTrace"]
 

@@ -7,7 +7,6 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.encoding import ENCODINGS
 from rlx.ir.graph import Array, TensorType
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.importers.gguf import GgufFile

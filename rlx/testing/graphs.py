@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -18,6 +17,7 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Shape, Size, bounds, evaluate, numel, same, upper
 from rlx.ops import activation, contract, elementwise, index, layout, normalize, reduction
 from rlx.ops.base import Op
+from rlx.records import dataclass
 
 __all__ = ["MakeInputs", "random_graph"]
 

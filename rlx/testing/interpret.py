@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -32,6 +31,7 @@ from rlx.kernels.lowering import (
     out_vars,
 )
 from rlx.ops.base import Op
+from rlx.records import dataclass
 
 __all__ = ["check_op", "interpret", "interpret_decomposed", "interpret_graph", "make_node"]
 

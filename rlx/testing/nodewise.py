@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import evaluate
 from rlx.passes.dims import apply_dims
 from rlx.passes.rewrite import copy_leaves, copy_node
+from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import compile
 from rlx.testing.oracle import Tolerance, tolerance

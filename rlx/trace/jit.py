@@ -8,13 +8,13 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import OptionError
 from rlx.ir.graph import Array, Graph, Value
+from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session
 from rlx.trace.tree import map_tree

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from rlx.ir.extents import bind_result, check_all, check_extent
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size, Symbol, evaluate, symbols
 from rlx.kernels.program import Buffer, Flow, Kernel
+from rlx.records import dataclass
 
 __all__ = ["Binding", "Overrun", "Phase", "Table", "aligned_bytes", "as_array"]
 

@@ -9,7 +9,7 @@ joins channels with pixels keep their layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from rlx.ir.shape import Shape, numel
@@ -17,6 +17,7 @@ from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Var, loads, substitute_vars, transform
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
+from rlx.records import dataclass
 
 __all__ = ["channels_last"]
 

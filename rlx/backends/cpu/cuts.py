@@ -6,12 +6,12 @@ Objects of these classes are all that is stored of such a choice, so that stored
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
 from rlx.backends.cpu.words import Computed, Extents
 from rlx.ir.shape import Shape, Size, evaluate, size_product
+from rlx.records import dataclass
 
 __all__ = [
     "AttentionCut", "Chunking", "ConvCut", "DepthwiseCut", "Grid", "InnerColumns", "KeyChunks", "Part", "Product",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import cast
 
@@ -16,6 +15,7 @@ from rlx.backends.cpu.words import KernelCode, Pointer, Word, WordTable, once
 from rlx.kernels.expr import Cast, Load, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import dataclass
 
 __all__ = ["emit", "suits", "weights"]
 

@@ -10,9 +10,9 @@ import ctypes
 import mmap
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rlx.errors import CompileError
+from rlx.records import dataclass
 
 __all__ = ["ElfImage", "ElfObject", "is_elf", "load", "read"]
 

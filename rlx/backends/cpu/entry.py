@@ -13,7 +13,6 @@ import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_size_t, c_void_p, py_object, pythonapi
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from rlx.backends.cpu import jit, runner
 from rlx.backends.cpu.pool import aligned_words
 from rlx.backends.cpu.runner import CPYTHON, RunBlock
 from rlx.errors import ShapeError
+from rlx.records import dataclass
 
 __all__ = ["Entry", "InputSpec", "Patch", "make_entry"]
 

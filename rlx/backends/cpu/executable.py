@@ -6,7 +6,6 @@ import ctypes
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +29,7 @@ from rlx.kernels.program import Buffer, Flow, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.plan.liveness import Schedule, size_of
 from rlx.plan.plan import MemoryPlan, make_plan, schedule
+from rlx.records import dataclass
 
 __all__ = ["CpuExecutable", "build"]
 

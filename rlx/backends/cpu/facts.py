@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from rlx.ir.graph import Node
 from rlx.ir.shape import Dim, symbols
 from rlx.kernels.program import Buffer, Kernel, node_names
+from rlx.records import dataclass
 
 __all__ = ["KernelFacts", "facts_of", "mentioned", "tested_names"]
 

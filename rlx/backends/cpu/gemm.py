@@ -16,13 +16,13 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
 from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, vec, width
 from rlx.backends.cpu.cuts import COPY_PAD, K_BLOCK
 from rlx.backends.cpu.words import Routine
+from rlx.records import dataclass
 
 __all__ = [
     "Block",

@@ -11,7 +11,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -30,6 +30,7 @@ from rlx.kernels.program import Buffer, Flow, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.plan.liveness import Schedule
 from rlx.plan.plan import MemoryPlan
+from rlx.records import dataclass
 
 __all__ = ["CpuRestorer", "image_of", "restore_image"]
 

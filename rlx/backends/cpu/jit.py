@@ -10,7 +10,6 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from rlx.backends.cpu import elf
 from rlx.backends.cpu.objcache import ObjectCache, content_key
 from rlx.errors import CompileError
+from rlx.records import dataclass
 
 __all__ = [
     "KERNEL_SYMBOLS",

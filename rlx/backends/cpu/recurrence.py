@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, cast
 
 from rlx.backends.cpu import vmath
@@ -31,6 +31,7 @@ from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.ops.recurrent import Function as Activation
 from rlx.ops.recurrent import Recurrence
+from rlx.records import dataclass
 
 __all__ = ["accepts", "emit", "layout"]
 

@@ -6,7 +6,6 @@ only those near it are visited: a region may be as large as it likes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import product
 
 from rlx.backends.cpu import scalar
@@ -19,6 +18,7 @@ from rlx.ir.shape import Size, evaluate
 from rlx.kernels.lowering import accumulator
 from rlx.kernels.program import Kernel
 from rlx.ops.roi import MaxRoiPool, RoiAlignAdaptive
+from rlx.records import dataclass
 
 __all__ = ["accepts", "emit_align", "emit_max"]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rlx.backends.cpu import det, places, recurrence, roi, scatter, topk, trees, unpool
 from rlx.backends.cpu.words import KernelCode
 from rlx.ir.graph import Node
 from rlx.kernels.program import Kernel
+from rlx.records import dataclass
 
 __all__ = ["SPECIALS", "Special"]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from rlx.backends.cpu.pool import aligned_words
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
+from rlx.records import dataclass
 
 __all__ = ["Feed", "StateCalls", "StateMemory"]
 

@@ -6,8 +6,6 @@ NaNs are one), so that one code serves all types and both directions. Ties keep 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rlx.backends.cpu import scalar
 from rlx.backends.cpu.builder import vec
 from rlx.backends.cpu.frame import Frame
@@ -18,6 +16,7 @@ from rlx.ir.graph import Node
 from rlx.ir.shape import evaluate, size_product
 from rlx.kernels.program import Buffer, Kernel
 from rlx.ops.select import TopK
+from rlx.records import dataclass
 
 __all__ = ["DIGIT", "RadixSort", "Sorted", "accepts", "emit", "sort_key"]
 

@@ -8,7 +8,6 @@ arrived. The weights of a row are added in the order of the trees.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from rlx.backends.cpu import scalar
 from rlx.backends.cpu.frame import Frame
@@ -18,6 +17,7 @@ from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv, evaluate, upper
 from rlx.kernels.program import Buffer, Kernel
 from rlx.ops.ml import MODES, TreeEnsemble
+from rlx.records import dataclass
 
 __all__ = ["accepts", "emit", "layout"]
 

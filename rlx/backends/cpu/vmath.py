@@ -9,11 +9,11 @@ Polynomials are minimax fits (Remez exchange at 200 bits, then rounded); the for
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from rlx.backends.cpu.builder import Function, constant, size_of, vec
+from rlx.records import dataclass
 
 __all__ = [
     "FUNCTIONS",

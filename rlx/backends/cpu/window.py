@@ -6,7 +6,6 @@ Images have their channels last: those of a pixel lie next to each other, and ve
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rlx.backends.cpu import scalar
@@ -18,6 +17,7 @@ from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import Acc, Expr, Load, Var, size_expr, transform, walk
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
+from rlx.records import dataclass
 
 __all__ = ["Finish", "Geometry", "affine_expr", "finish_of", "geometry"]
 

@@ -7,11 +7,12 @@ extents only rewrites words.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer, Flow
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.builder import Function

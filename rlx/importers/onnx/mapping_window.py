@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -20,6 +19,7 @@ from rlx.ops.interpolate import Interpolate
 from rlx.ops.layout import SizeOf
 from rlx.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, MaxPool
 from rlx.ops.resize import ResizeNearest
+from rlx.records import dataclass
 
 
 def _per_axis(ctx: NodeContext, name: str, count: int, default: int) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from rlx.importers.onnx.dims import DimsOption
 from rlx.importers.onnx.importer import Import, MissingNode, ModelSource, import_model
@@ -11,6 +10,7 @@ from rlx.importers.onnx.model import ModelFile, read_model
 from rlx.importers.onnx.reads import inner_nodes, subgraphs_of
 from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.shape import Dim, format_symbol
+from rlx.records import dataclass
 
 __all__ = ["DTypeCount", "Preflight", "preflight"]
 

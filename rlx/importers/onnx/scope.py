@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from rlx.ir.graph import Graph, Node, TensorType, Value
 from rlx.ir.shape import Dim, Size, Symbol, symbols, upper
 from rlx.ops.elementwise import Cast, Div
 from rlx.ops.layout import Concat, Reshape, SizeOf
+from rlx.records import dataclass
 
 __all__ = ["Import", "MissingNode", "Region", "Run", "Scope", "label_of"]
 

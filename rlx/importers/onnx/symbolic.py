@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import trunc
 from typing import Any
@@ -19,6 +18,7 @@ from rlx.errors import ModelFormatError, RlxError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size, bounds, ceildiv, exact_div, max_size, min_size, same
+from rlx.records import dataclass
 
 __all__ = [
     "LIMIT",

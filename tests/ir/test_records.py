@@ -1,0 +1,72 @@
+"""The project's `dataclass` does what the standard one does."""
+
+import copy
+import dataclasses
+import pickle
+
+import pytest
+
+from rlx.records import dataclass
+
+
+@dataclass(frozen=True)
+class Frozen:
+    a: int
+    b: str = "x"
+    c: list[int] = dataclasses.field(default_factory=list, compare=False)
+
+
+@dataclass
+class Open:
+    a: int
+
+    def __post_init__(self) -> None:
+        self.twice = self.a * 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plain:
+    pass
+
+
+@dataclass(frozen=True)
+class Child(Frozen):
+    d: int = 4
+
+
+def test_fields_defaults_and_replace() -> None:
+    one = Frozen(1)
+    assert (one.a, one.b, one.c) == (1, "x", [])
+    assert one.c is not Frozen(1).c
+    assert dataclasses.replace(one, b="y") == Frozen(1, "y")
+    assert dataclasses.asdict(Frozen(1, "z", [2])) == {"a": 1, "b": "z", "c": [2]}
+    assert [f.name for f in dataclasses.fields(Child)] == ["a", "b", "c", "d"]
+    with pytest.raises(TypeError, match="'a'"):
+        Frozen()  # type: ignore[call-arg]
+
+
+def test_equality_and_hash() -> None:
+    assert Frozen(1, c=[1]) == Frozen(1, c=[2]), "c takes no part"
+    assert hash(Frozen(1, c=[1])) == hash(Frozen(1, c=[2]))
+    assert Frozen(1) != Frozen(2)
+    assert Frozen(1) != Child(1), "another class"
+    assert Open(1) == Open(1)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Open(1))
+    assert len({Plain(), Plain()}) == 2, "by identity"
+
+
+def test_frozen_post_init_and_repr() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError, match="'a'"):
+        Frozen(1).a = 2  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError, match="'a'"):
+        del Frozen(1).a
+    assert Open(3).twice == 6
+    assert repr(Child(1)) == "Child(a=1, b='x', c=[], d=4)"
+
+
+def test_copies() -> None:
+    one = Child(1, c=[3])
+    for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+        assert other == one
+        assert other.c == [3]
