@@ -51,9 +51,10 @@ class ConvWord(IntEnum):
     SCRATCH_STRIDE = 13  # bytes
     SUMS = 14  # where a block of sums starts in scratch, in bytes
     COPY = 15  # where a copy of a block of A starts in scratch, in bytes; negative: it is read in place
-    BLOCK = 16  # routines
-    WINDOWS = 17
-    FIRST = 18  # of the words of `windows`
+    PART = 16  # pixels
+    BLOCK = 17  # routines
+    WINDOWS = 18
+    FIRST = 19  # of the words of `windows`
 
 
 def accepts(anchor: Conv, dtype: DType) -> bool:
@@ -237,6 +238,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         part(cut, "scratch"),
         part(cut, "sums"),
         part(cut, "copy"),
+        part(cut, "part"),
         windows.dots_routine(tile) if few else gemm.block_routine(tile),
         windows.routine(tile),
         *windows.words(geo),
@@ -260,30 +262,38 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     n1 = f.min(f.add(n0, columns), outputs)
     own = f.offset(w[ConvWord.SCRATCH], f.mul("%worker", w[ConvWord.SCRATCH_STRIDE]))
     x = f.gep(w[ConvWord.X], f.mul(group, w[ConvWord.CHANNELS]), ty)
-    if in_image is None:
-        f.call(w[ConvWord.WINDOWS], [x, own, f.gep("%words", int(ConvWord.FIRST), "i64"), p0, p1, w[ConvWord.A_STEP]])
-        a = own
-    else:
-        a = f.gep(x, f.mul(p0, w[ConvWord.A_STEP]), ty)
     first = f.add(f.mul(group, outputs), n0)  # of the output channels
-    if finish.in_place:
-        step = w[ConvWord.OUT_STEP]
-        c = f.gep(w[ConvWord.OUT], f.add(f.mul(p0, step), first), ty)
-    else:
-        step, c = columns, f.offset(own, w[ConvWord.SUMS])
-    rows, count = f.sub(p1, p0), f.sub(n1, n0)
-    if few:
-        at = f.gep(w[ConvWord.WEIGHTS], f.mul(first, depth), ty)
-        f.call(w[ConvWord.BLOCK], [a, w[ConvWord.A_STEP], at, c, step, rows, depth, count])
-    else:
-        stride = f.mul(depth, width)
-        panels = f.div(f.add(outputs, width - 1), width)
-        panel = f.add(f.mul(group, panels), f.mul(panel_block, w[ConvWord.PANEL_CHUNK]))
-        at = f.gep(w[ConvWord.WEIGHTS], f.mul(panel, stride), ty)
-        copy = f.select(f.cmp("ge", w[ConvWord.COPY], 0), f.offset(own, w[ConvWord.COPY]), "null", "ptr")
-        f.call(w[ConvWord.BLOCK], [a, w[ConvWord.A_STEP], at, stride, c, step, rows, count, depth, copy])
-    if not finish.plain or not finish.in_place:
-        finish.rows(emitter, (p0, p1), (first, f.add(first, count)), c, step)
+    count = f.sub(n1, n0)
+
+    def some_pixels(q0: str, _: list[str]) -> None:
+        q1 = f.min(f.add(q0, w[ConvWord.PART]), p1)
+        if in_image is None:
+            f.call(
+                w[ConvWord.WINDOWS], [x, own, f.gep("%words", int(ConvWord.FIRST), "i64"), q0, q1, w[ConvWord.A_STEP]]
+            )
+            a = own
+        else:
+            a = f.gep(x, f.mul(q0, w[ConvWord.A_STEP]), ty)
+        if finish.in_place:
+            step = w[ConvWord.OUT_STEP]
+            c = f.gep(w[ConvWord.OUT], f.add(f.mul(q0, step), first), ty)
+        else:
+            step, c = columns, f.offset(own, w[ConvWord.SUMS])
+        rows = f.sub(q1, q0)
+        if few:
+            at = f.gep(w[ConvWord.WEIGHTS], f.mul(first, depth), ty)
+            f.call(w[ConvWord.BLOCK], [a, w[ConvWord.A_STEP], at, c, step, rows, depth, count])
+        else:
+            stride = f.mul(depth, width)
+            panels = f.div(f.add(outputs, width - 1), width)
+            panel = f.add(f.mul(group, panels), f.mul(panel_block, w[ConvWord.PANEL_CHUNK]))
+            at = f.gep(w[ConvWord.WEIGHTS], f.mul(panel, stride), ty)
+            copy = f.select(f.cmp("ge", w[ConvWord.COPY], 0), f.offset(own, w[ConvWord.COPY]), "null", "ptr")
+            f.call(w[ConvWord.BLOCK], [a, w[ConvWord.A_STEP], at, stride, c, step, rows, count, depth, copy])
+        if not finish.plain or not finish.in_place:
+            finish.rows(emitter, (q0, q1), (first, f.add(first, count)), c, step)
+
+    f.loop(p0, p1, w[ConvWord.PART], [], some_pixels)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")

@@ -100,6 +100,12 @@ def _parts(cost: int) -> int:
     return parts if parts <= 2 else -(-parts // 4) * 4
 
 
+def pieces(cost: float, most: float, least: float) -> int:
+    """Chunks of work: of cost `most` at most, but four where each is `least` then; four or more are multiples of 2."""
+    count = max(round(cost / most), min(MIN_CHUNKS, int(cost / least)), 1)
+    return count if count <= 2 else -(-count // 2) * 2
+
+
 # ---- products
 
 
@@ -119,14 +125,17 @@ class Chunking(NamedTuple):
     tile_bytes: int  # room for one block of C, if it goes to scratch
 
 
+def row_limit(k: int, columns: int, size: int) -> int:
+    """Rows of A in a chunk: 144, or more where those are little work (80 Gflop/s in f32, 10 GB/s of C)."""
+    block_time = 144 * columns * (2.0 * k / 80e9 * (size / 4) + size / 10e9)
+    return 144 * max(int(40e-6 / max(block_time, 1e-9)), 1)
+
+
 def chunking(m: int, n: int, k: int, batch: int, size: int) -> Chunking:
     """Cuts a product of elements of `size` bytes into chunks of some 50 to 100 us of one core, by its extents only."""
     width = PANEL_BYTES // size
     panels = max(-(-n // width), 1)
-    # 144 rows, or more where those are little work (80 Gflop/s in f32, 10 GB/s of C)
-    block_time = 144 * panels * (2.0 * width * k / 80e9 * (size / 4) + 64 / 10e9)
-    row_limit = 144 * max(int(40e-6 / block_time), 1)
-    row_blocks = max(-(-m // row_limit), 1)
+    row_blocks = max(-(-m // row_limit(k, panels * width, size)), 1)
     row_chunk = max(-(-m // row_blocks), 1)
     if row_blocks > 1:
         row_chunk = -(-row_chunk // 12) * 12
@@ -188,6 +197,7 @@ class ConvParts(NamedTuple):
     panel_chunk: int
     chunks: int
     a_step: int
+    part: int  # pixels that are computed from windows to results before the next ones
     sums: int  # ends of the parts of scratch: windows, sums, copy
     copy: int
     scratch: int
@@ -211,41 +221,50 @@ class ConvCut:
     in_image: Size | None
     in_place: bool
 
-    FLOPS = 8e6  # of a chunk: some 100 us of one core
+    FLOPS = 8e6  # of a chunk at most: some 100 us of one core
+    LEAST_FLOPS = 0.6e6  # of a chunk, where there are few
     GATHERED = 384 * 1024  # bytes of windows of one chunk
+    FEW_WEIGHTS = 128 * 1024  # bytes that are read again and again without leaving the caches
+    PART = 20 * 1024  # bytes of the windows and results of a part, which stay in L1
 
     def __call__(self, extents: Extents) -> ConvParts:
         outputs, depth, pixels = (evaluate(s, extents) for s in (self.outputs, self.depth, self.pixels))
-        size, in_image = self.size, self.in_image
+        size, in_image, groups = self.size, self.in_image, self.groups
         panels = max(-(-outputs // self.width), 1)
         a_pixel = max(2.0 * depth * panels * self.width * size / 4, 1.0)
+        wanted = pieces(a_pixel * pixels * groups, self.FLOPS, self.LEAST_FLOPS)
         least = 2 * self.rows
-        chunk = max(int(self.FLOPS / a_pixel), least)
-        if in_image is None:
-            chunk = max(min(chunk, self.GATHERED // max(depth * size, 1)), least)
-        blocks = max(min(-(-pixels // chunk), -(-pixels // least)), 1)
-        if blocks > 1 and blocks % 2:
+        if in_image is not None:
+            most = row_limit(depth, panels * self.width, size)
+        else:
+            most = max(min(int(self.FLOPS / a_pixel), self.GATHERED // max(depth * size, 1)), least)
+        blocks = max(-(-pixels // most), 1)
+        # the windows of pixels are gathered again for each block of panels
+        panel_blocks = max(min(-(-wanted // (blocks * groups)), panels // (1 if in_image is not None else 8)), 1)
+        blocks = max(min(-(-wanted // (panel_blocks * groups)), -(-pixels // least)), blocks)
+        if blocks * groups * panel_blocks % 2 and 1 < blocks < -(-pixels // least):
             blocks += 1
         chunk = max(-(-pixels // blocks), 1)
         if blocks > 1:
             chunk = -(-chunk // self.rows) * self.rows
         blocks = max(-(-pixels // chunk), 1)
-        missing = -(-MIN_CHUNKS // (blocks * self.groups))
-        wanted = max(round(a_pixel * chunk / self.FLOPS), min(missing, round(4 * a_pixel * chunk / self.FLOPS)))
-        panel_blocks = max(min(wanted, panels // (1 if in_image is not None else 8)), 1)
         panel_chunk = -(-panels // panel_blocks)
         panel_blocks = -(-panels // panel_chunk)
+        part = chunk
+        columns = panel_chunk * self.width
+        if depth * columns * size <= self.FEW_WEIGHTS:
+            part = min(max(self.PART // ((depth + columns) * size) // least, 1) * least, chunk)
         if in_image is None:
             a_step = depth + (COPY_PAD if depth * size % 2048 == 0 else 0)
-            gathered = _aligned(chunk * a_step * size + 64)
+            gathered = _aligned(part * a_step * size + 64)
             copied = False
         else:
             a_step, gathered = evaluate(in_image, extents), 0
             copied = a_step * size % 4096 == 0 and depth > 0 and chunk > 12 and panel_chunk >= 16
-        sums = 0 if self.in_place else _aligned(chunk * panel_chunk * self.width * size)
-        copy = _aligned(chunk * (k_block(depth) + COPY_PAD) * size) if copied else 0
-        count = blocks * self.groups * panel_blocks if pixels and outputs else 0
-        parts = (chunk, panel_chunk, count, a_step, gathered)
+        sums = 0 if self.in_place else _aligned(part * columns * size)
+        copy = _aligned(part * (k_block(depth) + COPY_PAD) * size) if copied else 0
+        count = blocks * groups * panel_blocks if pixels and outputs else 0
+        parts = (chunk, panel_chunk, count, a_step, part, gathered)
         return ConvParts(*parts, gathered + sums if copied else -1, gathered + sums + copy)
 
 
