@@ -128,6 +128,7 @@ class Executable(ABC):
     program: Program | None = None
     admit: Callable[[Sequence[Any]], Sequence[Array]]  # set by the runtime: checks and converts what a user passes
     wrap: Callable[[tuple[Array, ...]], Any]  # set by the runtime: what `slots` returns for the outputs
+    waits: bool = False  # set by the runtime: whether calls wait while another thread runs it, and raise no `BusyError`
     # Set by the runtime: asked before an arena takes that many bytes for extents; told of the first run of a binding.
     reserve: Callable[[Mapping[str, int], int], None] = staticmethod(lambda extents, nbytes: None)
     settle: Callable[[Mapping[str, int]], None] = staticmethod(lambda extents: None)

@@ -23,6 +23,7 @@ from rlx.runtime.arrays import Views, by_position, share_memory, to_array, with_
 from rlx.runtime.convert import convert as converted
 from rlx.runtime.explain import STAGES, explain
 from rlx.runtime.memory import Lifetime, ModelMemory
+from rlx.runtime.queued import Queued, RunQueue
 from rlx.runtime.states import States
 
 if TYPE_CHECKING:
@@ -59,11 +60,12 @@ class Results(Mapping[str, Array]):
         return "{" + ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()) + "}"
 
 
-class CompiledGraph(Lifetime):
+class CompiledGraph(Lifetime, Queued):
     """A compiled model: set its params, then run it.
 
     `run_slots(*arrays)` is the fastest call: inputs by position; it gives the same as `run_views`. One compiled graph
-    runs in one thread at a time (`BusyError` otherwise); `clone()` makes more over the same weights and code.
+    runs in one thread at a time (else `BusyError`, or it waits: `busy=`); `clone()` makes more over the same weights
+    and code.
     """
 
     run_slots: Callable[..., Any]
@@ -96,6 +98,8 @@ class CompiledGraph(Lifetime):
     def _attach(self, executable: Executable) -> None:
         self._executable = executable
         self._runs = 0
+        self._queue = RunQueue(self._options.queue)
+        executable.waits = self._options.busy == "wait"
         executable.admit = self._admit
         executable.wrap = lambda results: Views(results, self._names)
         if self.memory is not None:
@@ -177,6 +181,13 @@ class CompiledGraph(Lifetime):
         """The inputs of a call by position, with those that are bound and left out."""
         kept = self._executable.bound_inputs
         return by_position(self.inputs, with_kept(self.inputs, inputs, kept) if kept else inputs, "input")
+
+    def _snapshot(self, inputs: Any) -> dict[str, Array]:
+        """Checked copies of the inputs of a call, by name; those that are kept and left out are left out here too."""
+        kept = self._executable.bound_inputs
+        given = by_position(self.inputs, with_kept(self.inputs, inputs, kept) if kept else inputs, "input")
+        admitted = zip(self.inputs, given, self._admit(given), strict=True)
+        return {spec.name: np.array(array) for spec, a, array in admitted if a is not kept.get(spec.name, self)}
 
     # ---- runs
 

@@ -20,6 +20,7 @@ from rlx.records import dataclass
 if TYPE_CHECKING:
     from rlx.compiler import Compilation
     from rlx.runtime.artifact import StoredCompilation
+    from rlx.runtime.queued import RunQueue
 
 __all__ = ["Closed", "Lifetime", "ModelMemory", "Resident", "give_back"]
 
@@ -145,17 +146,20 @@ class Lifetime:
     holding: object = None  # what keeps its weights in a registry; clones have it in common
     _executable: Executable
     _compilation: Compilation | StoredCompilation
+    _queue: RunQueue
 
     def close(self) -> None:
         """Gives back arena and bindings, and with the last clone the weights; later calls raise `ClosedError`.
 
-        Closing again does nothing. Views of outputs that are still held keep their own memory until they are dropped.
-        Raises `BusyError` while it runs in another thread.
+        Closing again does nothing. Runs that were submitted are finished first. Views of outputs that are still held
+        keep their own memory until they are dropped. Raises `BusyError` while it runs in another thread.
         """
         if self.closed:
             return
         closed: Any = Closed()
+        self._queue.drain()
         self._executable.dispose()
+        self._queue.close()
         self._executable.admit = closed.refuse
         self._executable = self._compilation = closed
         self.run_slots = self.decide = closed.refuse  # what decides on a device holds the graph and so its weights
@@ -184,6 +188,8 @@ class Lifetime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._queue.cancel()
         self.close()
 
 

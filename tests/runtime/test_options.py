@@ -34,6 +34,8 @@ OPTIONS = [
     ("reuse", "bool", True),
     ("cache_dir", "str | os.PathLike[str] | None", None),
     ("cache", "bool", True),
+    ("queue", "int", 4),
+    ("busy", "str", "error"),
     ("trap", "str", "off"),
     ("debug", "bool", False),
 ]
@@ -118,6 +120,8 @@ def test_options_change_no_bit(options: dict[str, Any]) -> None:
         ({"threads": 0}, "threads=0: expected an int >= 1"),
         ({"threads": True}, "threads=True"),
         ({"threads": "2"}, "threads='2'"),
+        ({"queue": 0}, "queue=0: expected an int >= 1"),
+        ({"busy": "block"}, "busy='block': expected 'error', or 'wait'"),
         ({"device": "tpu"}, "unknown device 'tpu': known are 'auto', 'cpu'"),
         ({"device": ""}, "expected the name of a device"),
         ({"precision": "f8"}, "precision='f8'"),

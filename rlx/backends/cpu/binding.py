@@ -11,7 +11,6 @@ import numpy as np
 from rlx.backends.cpu.entry import Patch
 from rlx.backends.cpu.facts import mentioned, tested_names
 from rlx.backends.cpu.runner import (
-    BUSY_STATUS,
     ERROR_KINDS,
     EXTENT_BEYOND_BOUND,
     HOST_CALL_RAISED,
@@ -19,7 +18,7 @@ from rlx.backends.cpu.runner import (
     RunBlock,
 )
 from rlx.backends.cpu.words import Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
-from rlx.errors import BusyError, ExecutionError
+from rlx.errors import ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size, Symbol, evaluate, symbols
@@ -364,8 +363,6 @@ class Binding:
 
     def error(self, block: RunBlock, status: int) -> Exception:
         """The exception for a nonzero status of the last run; raises what is not an Exception (KeyboardInterrupt)."""
-        if status == BUSY_STATUS:
-            return BusyError("the compiled graph is running in another thread; use `clone()` for one graph a thread")
         number = block.failed_phase
         kernel = self.table.phases[number].kernel
         label = kernel.label

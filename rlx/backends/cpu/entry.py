@@ -2,8 +2,8 @@
 
 `make_entry` gives a builtin `run_slots(*arrays)`. Its `__self__` is an `Entry`, an int whose value is the address of
 the state block, so that one native function serves all compiled graphs. On the fast path nothing is allocated. Whatever
-is not exactly as recorded (count, element type, rank, shape, contiguity, alignment, overlap with the guarded range)
-goes to a Python fallback.
+is not exactly as recorded (count, element type, rank, shape, contiguity, alignment, overlap with the guarded range), or
+finds another thread in the run, goes to a Python fallback.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ go:
   call void @rlx_release(ptr %ctx)
   br label %release
 
-; 0: done; INTERRUPTED: an exception is pending; BUSY or an error: ask on_error; 1 << 62: something did not match
+; 0: done; INTERRUPTED: an exception is pending; an error: ask on_error; BUSY, or 1 << 62 (no match): ask fallback
 release:
   %outcome = phi i64 [ $MISMATCH, %entry ], [ $MISMATCH, %clear ], [ $MISMATCH, %viewed ], [ $MISMATCH, %format ],
                      [ $MISMATCH, %check ], [ $MISMATCH, %where ], [ $BUSY_STATUS, %run ], [ %status, %go ]
@@ -367,6 +367,7 @@ finish:
     i64 0, label %done
     i64 $INTERRUPTED_STATUS, label %raise
     i64 $MISMATCH, label %other
+    i64 $BUSY_STATUS, label %other
   ]
 done:
   %result.p = getelementptr i64, ptr %ctx, i64 $RESULT
@@ -531,7 +532,7 @@ class Entry(int):
         if len(arrays) != self.block.words[runner.INPUT_COUNT] or any(view is None for view in views):
             return self.fallback(arrays)
         if not self.block.native.acquire(self.block.address):
-            return self.on_error(runner.BUSY_STATUS)
+            return self.fallback(arrays)
         try:
             pointers = [view.ctypes.data for view in views if view is not None]
             for index, word, offset in self.patches[: int(self.block.words[runner.PATCH_COUNT])]:
@@ -571,8 +572,8 @@ def make_entry(
     """Returns `run_slots(*arrays)` for a block; its `__self__` is the Entry with the methods that change it.
 
     A call patches the data pointers in, runs the block and returns `result`. It returns `fallback(arrays)` when any
-    array is not as in `inputs` or overlaps `guard` (the arena's first and past-the-end address), and `on_error(status)`
-    when the run fails or the block is busy. `release_gil` is for programs that run longer than some 10 µs.
+    array is not as in `inputs` or overlaps `guard` (the arena's first and past-the-end address), or the block is busy,
+    and `on_error(status)` when the run fails. `release_gil` is for programs that run longer than some 10 µs.
     """
     entry = Entry(block.address)
     entry.block = block

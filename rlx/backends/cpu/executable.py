@@ -16,7 +16,7 @@ from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.objcache import ObjectCache
-from rlx.backends.cpu.runner import HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock
+from rlx.backends.cpu.runner import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock
 from rlx.backends.cpu.select import Selection
 from rlx.backends.cpu.states import StateCalls, StateMemory
 from rlx.backends.cpu.weights import Shared
@@ -184,9 +184,9 @@ class CpuExecutable(StateCalls):
             return [t if (t := out[i]) is not None else results[i].copy() for i in wanted]
 
     def run_fresh(self, inputs: Sequence[Any]) -> list[Array] | None:
-        if self.states.memory or self.is_watched:
-            return None
         words = self.block.words
+        if self.states.memory or self.is_watched or (self.waits and words[BUSY]):
+            return None  # who has to wait holds the block while results are copied: nobody comes in between
         holds = words[HOLDS] + 1
         made = [a.copy() for a in self.slots_entry(*inputs)]
         return made if words[HOLDS] == holds else None
@@ -485,8 +485,8 @@ class CpuExecutable(StateCalls):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Takes the state block; `BusyError` when another thread has it."""
-        self.block.acquire()
+        """Takes the state block; when another thread has it, waits if calls do so here, or raises `BusyError`."""
+        self.block.acquire(self.waits)
         try:
             yield
         finally:
@@ -504,7 +504,7 @@ class CpuExecutable(StateCalls):
         return ready
 
     def fallback(self, arrays: tuple[Any, ...]) -> Any:
-        """The native check found something else than last time: bind to it, or say what is wrong."""
+        """The native check found something else than last time, or another thread: bind to it, or say what is wrong."""
         admitted = self.admit(arrays)
         with self.held():
             ready = self.compact(admitted)

@@ -22,6 +22,7 @@ import functools
 import os
 import string
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -80,6 +81,11 @@ ERROR_KINDS = {
     HOST_CALL_RAISED: "host call raised",
     NAN_TRAPPED: "NaN trapped",
 }
+BUSY_TEXT = (
+    "the compiled graph is running in another thread: use `clone()` for one graph a thread, `sync()` after `submit`, "
+    "or compile with busy='wait'"
+)
+WAIT_SECONDS = 2e-5, 1e-3  # between looks at a block that another thread has: the first, and the longest
 BUSY_STATUS = -1  # nothing was run: another thread runs the block
 INTERRUPTED_STATUS = -2  # a signal handler raised; in native code the exception is pending, `run` lets it through
 
@@ -413,6 +419,17 @@ def native() -> Native:
 
 
 blocks: weakref.WeakSet[RunBlock] = weakref.WeakSet()
+holders: dict[int, int] = {}  # address of a block that Python code has -> its thread
+
+
+def thread_state() -> int:
+    """Address of this thread's CPython state."""
+    return int(_thread_state() or 0)
+
+
+_thread_state: Callable[[], int | None] = int
+if CPYTHON:
+    _thread_state = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThreadState_Get", ctypes.pythonapi))
 
 
 class RunBlock:
@@ -500,13 +517,28 @@ class RunBlock:
         self.words[PROFILE] = 0
         self.profile = None
 
-    def acquire(self) -> None:
-        """Takes the block, to change or run it. Raises BusyError when another thread has it."""
+    def acquire(self, waits: bool = False) -> None:
+        """Takes the block, to change or run it. Raises BusyError when another thread has it, unless told to wait.
+
+        The thread that has the block itself (it is in a host call or a signal handler) would wait for ever: it is told.
+        """
         if not self.native.acquire(self.address):
-            raise BusyError("the compiled graph is running in another thread; use `clone()` for one graph a thread")
+            if not waits or self.is_mine():
+                raise BusyError(BUSY_TEXT)
+            delay, longest = WAIT_SECONDS
+            while not self.native.acquire(self.address):
+                time.sleep(delay)
+                delay = min(2 * delay, longest)
+        holders[self.address] = threading.get_ident()
 
     def release(self) -> None:
+        holders.pop(self.address, None)
         self.words[BUSY] = 0
+
+    def is_mine(self) -> bool:
+        """Whether this thread is the one that has the block."""
+        state = int(self.words[THREAD_STATE])  # set only while the GIL is released, or taken back for a signal handler
+        return holders.get(self.address) == threading.get_ident() or (state != 0 and state == thread_state())
 
     def run(self) -> int:
         """Runs all phases; returns 0, the status of the phase that failed, or BUSY_STATUS.
@@ -524,6 +556,7 @@ class RunBlock:
 
 def reset_busy() -> None:
     """In a forked child nobody runs the blocks that other threads ran in the parent."""
+    holders.clear()
     for block in blocks:
         block.words[BUSY] = 0
 
@@ -546,6 +579,8 @@ class HostCall:
         self.address = symbol_address(self.kernel)
 
     def call(self, words: int, chunk: int, ctx: int, worker: int) -> None:
+        before = holders.get(ctx, 0)
+        holders[ctx] = threading.get_ident()
         try:
             self.function()
         except BaseException as error:  # noqa: BLE001  # native code can't pass it on; `raise_error` does
@@ -553,6 +588,11 @@ class HostCall:
             status = ctypes.c_int64.from_address(ctx)
             if status.value == 0:
                 status.value = HOST_CALL_RAISED
+        finally:
+            if before:
+                holders[ctx] = before
+            else:
+                del holders[ctx]
 
     def raise_error(self) -> None:
         """Raises what the last run's call raised: an Exception as cause of an ExecutionError, others as they are."""

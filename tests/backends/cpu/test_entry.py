@@ -244,13 +244,13 @@ def test_shapes_patches_and_result_can_change() -> None:
 @VARIANTS
 @pytest.mark.parametrize("release_gil", [False, True])
 def test_a_status_goes_to_on_error(native: bool, release_gil: bool) -> None:
-    """A failed run returns what on_error makes of its status; so does a busy block."""
+    """A failed run returns what on_error makes of its status; a busy block goes to the fallback."""
     fail = jit.compile_kernels([("fail", FAIL, False)])["fail"]
     block = RunBlock([(fail, 0, 1)])
     run = make([], block=block, release_gil=release_gil, native=native)
     assert run() == ("error", runner.INDEX_OUT_OF_RANGE | 2 << 8)
     block.acquire()
-    assert run() == ("error", runner.BUSY_STATUS)
+    assert run() == ("fallback", ())
     block.release()
     block.set_nchunks(0, 0)
     assert run() is RESULT
@@ -265,7 +265,8 @@ def test_exceptions_of_the_callables_come_through() -> None:
     def on_error(status: int) -> None:
         raise ArithmeticError(f"status {status}")
 
-    block = RunBlock()
+    fail = jit.compile_kernels([("fail", FAIL, False)])["fail"]
+    block = RunBlock([(fail, 0, 0)])
     run = make_entry(block, [InputSpec("f", 4, (1,))], [], fallback, on_error, False, result=RESULT)
     x = np.zeros(1, np.float32)
     with pytest.raises(LookupError, match="2 arrays"):
@@ -273,9 +274,13 @@ def test_exceptions_of_the_callables_come_through() -> None:
     with pytest.raises(LookupError, match="1 arrays"):
         run("no buffer")
     block.acquire()
-    with pytest.raises(ArithmeticError, match="status -1"):
+    with pytest.raises(LookupError, match="1 arrays"):
         run(x)
     block.release()
+    block.set_nchunks(0, 1)
+    with pytest.raises(ArithmeticError, match="status 513"):
+        run(x)
+    block.set_nchunks(0, 0)
     assert run(x) is RESULT
     with pytest.raises(TypeError):
         run(x=x)
@@ -428,7 +433,7 @@ def test_entries_run_at_once_in_threads() -> None:
             x = np.array([index * 10_000 + step])
             if run(x) is not RESULT or out[0] != x[0]:
                 failures.append((index, step))
-            if shared(x) not in (RESULT, ("error", runner.BUSY_STATUS)):
+            if shared(x) not in (RESULT, ("fallback", (x,))):
                 failures.append("shared")
 
     threads = [threading.Thread(target=loop, args=(i,)) for i in range(3)]

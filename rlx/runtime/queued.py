@@ -1,0 +1,326 @@
+"""Runs that are submitted and not waited for: one bounded queue and one thread for each compiled graph.
+
+The thread starts with the first run that is submitted, goes through the queue in order by the ordinary `run`, and ends
+with the graph. When the interpreter exits, runs that were submitted are finished first, unless it exits by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any
+
+from rlx.errors import BusyError, ClosedError, ExecutionError, OptionError
+from rlx.ir.graph import Array
+
+__all__ = ["Queued", "RunFuture", "RunQueue"]
+
+log = logging.getLogger("rlx")
+
+FAILED = 16  # errors that nobody has looked at, kept for `sync`
+BUSY_SECONDS = 2e-5, 1e-3  # between looks at a graph that another thread runs: the first, and the longest
+
+Call = Callable[[], list[Array]]
+Job = tuple["RunFuture", Call]
+
+
+class RunFuture(Future[list[Array]]):
+    """The outputs of a submitted run, its own copies: a `concurrent.futures.Future`.
+
+    In a forked child, one that was not finished raises `ExecutionError`: its run goes on in the parent only.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.process = os.getpid()
+        self.settled = False  # its run has ended
+        self.seen = False  # somebody has looked at how
+
+    def result(self, timeout: float | None = None) -> list[Array]:
+        """The outputs, once they are there. Raises what the run raised, `CancelledError` or `TimeoutError`."""
+        self._check()
+        try:
+            return super().result(timeout)
+        finally:
+            self.seen = self.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the run raised, None for one that succeeded. Raises `CancelledError` or `TimeoutError`."""
+        self._check()
+        try:
+            return super().exception(timeout)
+        finally:
+            self.seen = self.done()
+
+    def _check(self) -> None:
+        if not self.settled and self.process != os.getpid():
+            raise ExecutionError("the run was submitted before this process was forked off: submit it here again")
+
+
+class RunQueue:
+    """At most `depth` runs that have not ended, in the order in which they came, and the thread that runs them."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.closed = False
+        self.restart()
+        _queues.add(self)
+
+    def restart(self) -> None:
+        """Starts empty; what was there is forgotten. For a new queue, and for a forked child, which has no threads."""
+        self.lock = threading.RLock()  # reentrant for signal handlers that submit
+        self.free = self.depth
+        self.waiting: deque[Future[None]] = deque()  # for a place, first come first served
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self.open: dict[RunFuture, None] = {}
+        self.failed: list[RunFuture] = []
+        self.thread: threading.Thread | None = None
+
+    # ---- what callers do
+
+    def reserve(self) -> Future[None]:
+        """A future that is done when there is a place for one more run: `put` or `give_back` must follow."""
+        grant: Future[None] = Future()
+        with self.lock:
+            if self.closed:
+                raise ClosedError("the compiled graph is closed, or the interpreter is about to exit")
+            if self.free > 0:
+                self.free -= 1
+                grant.set_result(None)
+                return grant
+            if self.thread is threading.current_thread():
+                raise BusyError(f"{self.depth} runs are queued, and a callback of one of them can't wait for them")
+            self.waiting.append(grant)
+        return grant
+
+    def give_back(self, grant: Future[None] | None = None) -> None:
+        """Makes a place free, or gives up waiting for one."""
+        if grant is not None and grant.cancel():
+            return
+        with self.lock:
+            while self.waiting:
+                first = self.waiting.popleft()
+                if first.set_running_or_notify_cancel():
+                    first.set_result(None)
+                    return
+            self.free += 1
+
+    def put(self, owner: object, call: Call) -> RunFuture:
+        """Queues a run at a place that was reserved; the thread ends when `owner` is gone."""
+        future = RunFuture()
+        with self.lock:
+            if self.closed:
+                raise ClosedError("the compiled graph is closed, or the interpreter is about to exit")
+            if self.thread is None:
+                thread = threading.Thread(target=self.work, name="rlx-queue", daemon=True)
+                thread.start()  # raises while the interpreter shuts down
+                self.thread = thread
+                weakref.finalize(owner, self.jobs.put, None).atexit = False
+            self.open[future] = None
+            self.jobs.put((future, call))
+        return future
+
+    def drain(self) -> None:
+        """Waits until no run is left."""
+        if self.thread is threading.current_thread():
+            raise BusyError("a callback of a run can't wait for the runs behind it: wait in another thread")
+        wait(list(self.open))
+
+    def raise_failed(self) -> None:
+        """Raises the first error that nobody has looked at, and forgets the others."""
+        with self.lock:
+            failed, self.failed = self.failed, []
+        for future in failed:
+            if not future.seen:
+                future.result()
+
+    def cancel(self) -> None:
+        """Cancels the runs that have not begun."""
+        for future in list(self.open):
+            future.cancel()
+
+    def close(self) -> None:
+        """Takes no more runs, and ends the thread after those that are there."""
+        with self.lock:
+            self.closed = True
+            waiting, self.waiting = list(self.waiting), deque()
+        for grant in waiting:
+            if grant.set_running_or_notify_cancel():
+                grant.set_exception(ClosedError("the compiled graph was closed while a run waited for its place"))
+        self.jobs.put(None)
+
+    def join(self) -> None:
+        """Waits for the end of the thread."""
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()
+
+    # ---- what the thread does
+
+    def work(self) -> None:
+        jobs = self.jobs
+        while (job := jobs.get()) is not None:
+            try:
+                self.do(*job)
+            except BaseException:  # of a callback; the runs behind it must go on
+                log.exception("a callback of a submitted run raised")
+            finally:
+                self.open.pop(job[0], None)
+            del job  # may hold the last reference to the graph
+
+    def do(self, future: RunFuture, call: Call) -> None:
+        if not future.set_running_or_notify_cancel():
+            self.give_back()
+            return
+        try:
+            made = unless_busy(call)
+        except BaseException as error:  # noqa: BLE001  # goes to whoever asks the future
+            self.give_back()  # first, for callbacks that submit
+            future.settled = True
+            with self.lock:
+                unseen = [f for f in self.failed if not f.seen]
+                self.failed = [*unseen[: FAILED - 1], future]
+            future.set_exception(error)
+            del future, call  # the traceback holds this frame
+        else:
+            self.give_back()
+            future.settled = True
+            future.set_result(made)
+
+
+def unless_busy(call: Call) -> list[Array]:
+    """What the call gives, once no other thread has the graph."""
+    delay, longest = BUSY_SECONDS
+    while True:
+        try:
+            return call()
+        except BusyError:
+            time.sleep(delay)
+            delay = min(2 * delay, longest)
+
+
+_queues: weakref.WeakSet[RunQueue] = weakref.WeakSet()
+
+
+def finish_all() -> None:
+    """At exit: no thread may be in a run when the interpreter goes."""
+    started = [queue for queue in _queues if queue.thread is not None]
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        for queue in started:
+            queue.cancel()
+    for queue in started:
+        queue.close()
+    try:
+        for queue in started:
+            queue.join()
+    except KeyboardInterrupt:
+        for queue in started:
+            queue.cancel()
+        for queue in started:
+            queue.join()
+
+
+def restart_all() -> None:
+    for queue in list(_queues):
+        queue.restart()
+
+
+atexit.register(finish_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=restart_all)
+
+
+class Queued:
+    """The calls of a compiled graph that don't wait, and those that wait for these."""
+
+    _queue: RunQueue
+    _positions: Callable[[Sequence[str | int]], list[int]]
+    _snapshot: Callable[[Any], dict[str, Array]]
+    run: Callable[..., list[Array]]
+
+    def submit(
+        self, inputs: Mapping[str, Any] | Sequence[Any], *, outputs: Sequence[str | int] | None = None
+    ) -> RunFuture:
+        """Queues a run and returns a future of its outputs; runs are made in the order in which they were submitted.
+
+        Inputs are copied now: the caller may change them at once. Waits while `queue=` runs (4) have not ended. Raises
+        what is wrong with the inputs or outputs; what the run raises comes from the future, and from `sync` unless
+        somebody has looked at it there.
+        """
+        queue = self._queue
+        grant = queue.reserve()
+        try:
+            grant.result()
+            return queue.put(self, self._call(inputs, outputs))
+        except BaseException:
+            queue.give_back(grant)
+            raise
+
+    def sync(self) -> None:
+        """Waits until all runs that were submitted have ended; raises the first error that nobody has looked at."""
+        self._queue.drain()
+        self._queue.raise_failed()
+
+    def run_many(
+        self,
+        sets: Iterable[Mapping[str, Any] | Sequence[Any]],
+        *,
+        outputs: Sequence[str | int] | None = None,
+    ) -> Iterator[list[Array]]:
+        """An iterator over the outputs for each set of inputs, in order, as `run` gives them.
+
+        While sets are run the next ones are taken from `sets`, up to `queue=` of them, in the thread that iterates.
+        States go from set to set. An error ends it; so does leaving it early: runs that have not begun are dropped.
+        """
+        if isinstance(sets, Mapping) or not isinstance(sets, Iterable):
+            raise OptionError(f"run_many takes an iterable of sets of inputs, got {type(sets).__name__}")
+        return self._pipelined(iter(sets), outputs)
+
+    def _pipelined(self, sets: Iterator[Any], outputs: Sequence[str | int] | None) -> Iterator[list[Array]]:
+        pending: deque[RunFuture] = deque()
+        try:
+            for inputs in sets:
+                pending.append(self.submit(inputs, outputs=outputs))
+                while pending and (len(pending) >= self._queue.depth or pending[0].done()):
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            own = [future for future in pending if future.process == os.getpid()]
+            for future in own:
+                future.cancel()
+            wait(own)  # one may have begun
+
+    async def arun(
+        self, inputs: Mapping[str, Any] | Sequence[Any], *, outputs: Sequence[str | int] | None = None
+    ) -> list[Array]:
+        """`submit` for asyncio: awaits its place in the queue and the outputs, and never blocks the event loop.
+
+        Inputs are copied once it has its place. When it is cancelled, the run is dropped unless it has begun.
+        """
+        import asyncio
+
+        queue = self._queue
+        grant = queue.reserve()
+        try:
+            if not grant.done():
+                await asyncio.wrap_future(grant)
+            future = queue.put(self, self._call(inputs, outputs))
+        except BaseException:
+            queue.give_back(grant)
+            raise
+        return await asyncio.wrap_future(future)
+
+    def _call(self, inputs: Any, outputs: Sequence[str | int] | None) -> Call:
+        """The run of these inputs as they are now."""
+        given = self._snapshot(inputs)
+        wanted = None if outputs is None else self._positions(outputs)
+        return lambda: self.run(given, outputs=wanted)
