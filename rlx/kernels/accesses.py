@@ -31,10 +31,9 @@ def expressions(kernel: Kernel) -> Iterator[Expr]:
             yield from (a, b)
         case Conv(x=x, w=w):
             yield from (x, w)
-        case Attention(q=q, k=k, v=v, bias=bias):
+        case Attention(q=q, k=k, v=v, bias=bias, count=count):
             yield from (q, k, v)
-            if bias is not None:
-                yield bias
+            yield from (x for x in (bias, count) if x is not None)
     for store in kernel.stores:
         yield store.expr
         yield from store.index

@@ -255,6 +255,8 @@ class Fuser(StateWrites):
                     bias, more = self.resolve(anchor.bias, node, score_shape)
                     absorbed.extend(more)
                     anchor = replace(anchor, bias=bias)
+                if anchor.count is not None:
+                    anchor = replace(anchor, count=self.checked_ahead(anchor.count, anchor.q_shape[:1], node))
         result = node.outputs[0]
         epilogue, more = self.resolve(lowered.outputs[0][0].expr, node, result.shape)
         nodes = tuple(dict.fromkeys([*absorbed, *more, node]))

@@ -273,12 +273,13 @@ class Lowering:
         scale: float,
         causal: bool,
         empty_row: str,
+        count: Callable[..., Expr] | None = None,
     ) -> Lowered:
-        """Scaled dot-product attention; `bias(b, h, i, j)` is added to the scaled scores."""
+        """Scaled dot-product attention; `bias(b, h, i, j)` is added to the scaled scores, `count(b)` keys are there."""
         i = out_vars(4)
-        anchor = Attention(
-            q(*i), k(*i), v(*i), bias(*i) if bias else None, q.shape, k.shape, v.shape, scale, causal, empty_row
-        )
+        loads = (q(*i), k(*i), v(*i), bias(*i) if bias else None)
+        many = None if count is None else count(i[0])
+        anchor = Attention(*loads, q.shape, k.shape, v.shape, scale, causal, empty_row, many)
         return self._anchored(anchor, None, None)
 
     def _anchored(self, anchor: Anchor, generic: Expr | None, addend: Expr | None) -> Lowered:

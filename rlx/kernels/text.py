@@ -153,6 +153,8 @@ def _anchor_lines(kernel: Kernel) -> Iterator[str]:
             operands = [("q", attention.q), ("k", attention.k), ("v", attention.v)]
             if attention.bias is not None:
                 operands.append(("bias", attention.bias))
+            if attention.count is not None:
+                operands.append(("count", attention.count))
     for role, operand in operands:
         yield from _assignment(role, operand)
 

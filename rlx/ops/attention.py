@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from rlx.errors import OptionError, ShapeError
+from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, bounds, broadcast, exact_div, numel, same, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tensor_bytes, widened
 from rlx.ops.contract import MatMul
-from rlx.ops.elementwise import Add, Cast, Equal, LessEqual, Mul, Where
+from rlx.ops.elementwise import Add, And, Cast, Equal, Less, LessEqual, Mul, Sub, Where
+from rlx.ops.index import Gather, _check_indices
 from rlx.ops.layout import Expand, Iota, Reshape, SizeOf, Transpose
 from rlx.ops.normalize import Softmax
 from rlx.ops.reduction import ReduceMax
 
 F32 = DTYPES["f32"]
+T = TypeVar("T")
 
 
 @register
@@ -28,14 +31,25 @@ class Attention(Op):
     q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] -> [B, H, Lq, Dv]; query head h reads key head h * Hkv // H.
     `bias`, floats that broadcast to [B, H, Lq, Lk], is added to the scaled scores; -inf masks. `scale` None means
     1 / sqrt(D). `causal`: key j is seen by query i only when j <= i + Lk - Lq. A row that sees no key gives NaN, or
-    zeros with empty_row="zero". (ONNX Attention-23, jax.nn.dot_product_attention)
+    zeros with empty_row="zero". `counted`: the last input (i32 or i64, one number [], or [B]) says how many keys there
+    are, the first of the Lk that there is room for; it stands for Lk in `causal`. One outside of 0..Lk stops the run
+    with `ExecutionError`. (ONNX Attention-24, jax.nn.dot_product_attention)
     """
 
     scale: float | None = None
     causal: bool = False
     empty_row: str = "nan"
+    counted: bool = False
 
-    def infer(self, q: TensorType, k: TensorType, v: TensorType, bias: TensorType | None = None) -> TensorType:
+    def split(self, more: Sequence[T]) -> tuple[T | None, T | None]:
+        """The bias and the count of keys among the inputs after q, k and v. Raises `ShapeError` for too many or few."""
+        if len(more) > 1 + self.counted or len(more) < self.counted:
+            raise ShapeError(f"attention: expected q, k, v{', the count of keys' * self.counted} and perhaps a bias")
+        bias = more[0] if len(more) > self.counted else None
+        return bias, more[-1] if self.counted else None
+
+    def infer(self, q: TensorType, k: TensorType, v: TensorType, *more: TensorType) -> TensorType:
+        bias, count = self.split(more)
         if self.empty_row not in ("nan", "zero"):
             raise OptionError(f'attention: empty_row is "nan" or "zero", got {self.empty_row!r}')
         check_kind(self, q, "f")
@@ -55,6 +69,10 @@ class Attention(Op):
             wide = broadcast(bias.shape, scores, why=f"attention: the bias {bias} over the scores")
             if len(wide) != 4 or any(same(a, b) is False for a, b in zip(wide, scores, strict=True)):
                 raise ShapeError(f"attention: the bias {bias} does not broadcast to {scores}")
+        if count is not None:
+            _check_indices(count, "attention")
+            if count.rank > 1 or (count.rank == 1 and same(count.shape[0], q.shape[0]) is False):
+                raise ShapeError(f"attention: the count of keys is one number or [{q.shape[0]}] of them, got {count}")
         return TensorType((*q.shape[:3], v.shape[3]), q.dtype)
 
     def work(self, *x: TensorType) -> Work:
@@ -73,17 +91,23 @@ class Attention(Op):
         assert isinstance(depth, int)
         return 1 / math.sqrt(depth) if depth else 1.0
 
-    def reference(self, q: Array, k: Array, v: Array, bias: Array | None = None) -> Array:
+    def reference(self, q: Array, k: Array, v: Array, *more: Array) -> Array:
+        bias, count = self.split(more)
         x, y, z = widened(q), widened(k), widened(v)
+        keys = np.full(len(q), k.shape[2]) if count is None else np.broadcast_to(count, len(q))
+        if ((keys < 0) | (keys > k.shape[2])).any():
+            raise ExecutionError(f"attention: the count of keys {keys.tolist()} is not within 0..{k.shape[2]}")
+        there = np.arange(k.shape[2]) < keys[:, None, None, None]
+        y, z = (np.where(np.swapaxes(there, 2, 3), t, np.zeros((), t.dtype)) for t in (y, z))
         groups = q.shape[1] // k.shape[1]
         y, z = np.repeat(y, groups, axis=1), np.repeat(z, groups, axis=1)
         scores = np.asarray(self.factor(q.shape[3]), x.dtype) * np.matmul(x, np.swapaxes(y, 2, 3))
         if bias is not None:
             scores = scores + bias.astype(x.dtype)
         if self.causal:
-            rows, keys = q.shape[2], k.shape[2]
-            seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
-            scores = np.where(seen, scores, np.asarray(-np.inf, x.dtype))
+            last = np.arange(q.shape[2])[:, None] + keys[:, None, None, None] - q.shape[2]
+            there = there & (np.arange(k.shape[2]) <= last)
+        scores = np.where(there, scores, np.asarray(-np.inf, x.dtype))
         peak = np.max(scores, axis=3, keepdims=True, initial=-np.inf)
         e = np.exp(scores - peak)
         y = np.matmul(e, z) / np.sum(e, axis=3, keepdims=True)
@@ -91,11 +115,17 @@ class Attention(Op):
             y = np.where(peak == -np.inf, np.zeros((), y.dtype), y)
         return np.asarray(y).astype(q.dtype)
 
-    def lower(self, k: Any, q: Any, key: Any, v: Any, bias: Any = None) -> Any:
+    def lower(self, k: Any, q: Any, key: Any, v: Any, *more: Any) -> Any:
+        bias: Any
+        count: Any
+        bias, count = self.split(more)
         wide = k.widen(q(0, 0, 0, 0)).dtype
 
         def addend(*i: Any) -> Any:
             return k.cast(bias.broadcast(*i), wide)
+
+        def counted(b: Any) -> Any:
+            return k.checked_start(count(b) if count.rank else count(), key.shape[2], 0)
 
         return k.attention(
             q,
@@ -105,13 +135,22 @@ class Attention(Op):
             scale=self.factor(q.shape[3]),
             causal=self.causal,
             empty_row=self.empty_row,
+            count=None if count is None else counted,
         )
 
-    def decompose(self, g: Graph, q: Value, k: Value, v: Value, bias: Value | None = None) -> Value:
-        out_type = q.dtype
+    def decompose(self, g: Graph, q: Value, k: Value, v: Value, *more: Value) -> Value:
+        bias, count = self.split(more)
+        out_type, keys = q.dtype, k.shape[2]
         narrow = out_type.bits < 32
         if narrow:
             q, k, v = (g.add(Cast(F32), t)[0] for t in (q, k, v))
+        there = None
+        if count is not None:
+            count = _checked_count(g, count, keys)
+            there = _keys_before(g, keys, count)
+            # What lies beyond is no number to compute with.
+            (rows,) = g.add(Reshape((*there.shape[:2], keys, 1)), there)
+            v = g.add(Where(), rows, v, g.constant(0, dtype=v.dtype))[0]
         k, v = _repeat_heads(g, k, q.shape[1]), _repeat_heads(g, v, q.shape[1])
         (kt,) = g.add(Transpose((0, 1, 3, 2)), k)
         (products,) = g.add(MatMul(), q, kt)
@@ -121,9 +160,14 @@ class Attention(Op):
                 (bias,) = g.add(Cast(q.dtype), bias)
             (scores,) = g.add(Add(), scores, bias)
         lowest = g.constant(-math.inf, dtype=q.dtype)
-        if self.causal:
-            (scores,) = g.add(Where(), _causal_mask(g, q.shape[2], k.shape[2]), scores, lowest)
-        mends = self.empty_row == "zero" or bounds(k.shape[2])[0] == 0  # softmax gives NaN, but not over no keys
+        if self.causal and count is None:
+            (scores,) = g.add(Where(), _causal_mask(g, q.shape[2], keys), scores, lowest)
+        elif there is not None:
+            seen = _keys_before(g, keys, count, q.shape[2]) if self.causal else there
+            (scores,) = g.add(Where(), g.add(And(), there, seen)[0] if self.causal else there, scores, lowest)
+        mends = (
+            count is not None or self.empty_row == "zero" or bounds(keys)[0] == 0
+        )  # softmax gives NaN, but not over no keys
         if mends:
             (peak,) = g.add(ReduceMax((3,)), scores)
             (empty,) = g.add(Equal(), peak, lowest)
@@ -146,6 +190,27 @@ def _repeat_heads(g: Graph, x: Value, heads: Size) -> Value:
     (x,) = g.add(Reshape((batch, own, 1, length, depth)), x)
     (x,) = g.add(Expand((batch, own, times, length, depth)), x)
     return g.add(Reshape((batch, heads, length, depth)), x)[0]
+
+
+def _checked_count(g: Graph, count: Value, keys: Size) -> Value:
+    """The count of keys as i64, looked up in 0..keys: where it is not within them the run stops."""
+    (all_counts,) = g.add(Iota(keys + 1))
+    (count,) = g.add(Cast(DTYPES["i64"]), count)
+    low = g.constant(-1 - np.iinfo(np.int64).max)
+    (bad,) = g.add(Less(), count, g.constant(0, dtype=count.dtype))  # an index may be negative, a count may not
+    (count,) = g.add(Where(), bad, low, count)
+    return g.add(Gather(0), all_counts, count)[0]
+
+
+def _keys_before(g: Graph, keys: Size, count: Value | None, rows: Size | None = None) -> Value:
+    """bool [B or 1, 1, rows or 1, keys]: j < count; of causal rows j <= i + count - rows."""
+    assert count is not None
+    (end,) = g.add(Reshape((*(count.shape or (1,)), 1, 1, 1)), count)
+    if rows is not None:
+        (i,) = g.add(Iota(rows, 1))
+        (i,) = g.add(Reshape((1, 1, rows, 1)), i)
+        (end,) = g.add(Add(), end, g.add(Sub(), i, g.add(SizeOf(rows))[0])[0])
+    return g.add(Less(), g.add(Iota(keys))[0], end)[0]
 
 
 def _causal_mask(g: Graph, rows: Size, keys: Size) -> Value:

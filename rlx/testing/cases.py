@@ -11,7 +11,7 @@ from typing import Any
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import TensorType
-from rlx.ir.shape import Dim, Shape, Size
+from rlx.ir.shape import Dim, Shape, Size, bounds
 from rlx.ops import contract, control, elementwise, encoded, index, layout, normalize, reduction, resize
 from rlx.ops.attention import Attention
 from rlx.ops.base import OPS
@@ -539,6 +539,10 @@ def _attention(name: str, n: Size, m: Size) -> Cases:
         yield case(Attention(None, True, empty), *three("f32", 4, 2, 16))
         yield case(Attention(0.3, False, empty), *three("f32", 2, 1, 7), Operand((n, m)))
     yield case(Attention(), *three("f32", 2, 2, 8), Operand((2, 1, 1, m), "f64"))
+    most = min(bounds(m)[0] or 0, 3)
+    for count in (Operand((), "i64", data=(most,)), Operand((2,), "i32", data=(most, 0))):
+        yield case(Attention(counted=True), *three("f32", 2, 2, 8), count)
+        yield case(Attention(None, True, "zero", True), *three("f32", 4, 2, 8), Operand((n, m)), count)
 
 
 def _resize(name: str, n: Size, m: Size) -> Cases:

@@ -307,7 +307,10 @@ def _anchor_result(anchor: Anchor, out: tuple[int, ...], dtype: DType, run: _Eva
             if anchor.bias is not None:
                 bias = over(anchor.bias, (*anchor.q_shape[:3], anchor.k_shape[2]))
             q, k, v = over(anchor.q, anchor.q_shape), over(anchor.k, anchor.k_shape), over(anchor.v, anchor.v_shape)
-            return _attention(anchor, q, k, v, bias)
+            keys = np.full(len(q), k.shape[2])
+            if anchor.count is not None:
+                keys = over(anchor.count, anchor.q_shape[:1])
+            return _attention(anchor, q, k, v, bias, keys)
 
 
 def _conv(anchor: Conv, x: Array, w: Array, out: tuple[int, ...], extents: Mapping[str, int]) -> Array:
@@ -324,20 +327,24 @@ def _conv(anchor: Conv, x: Array, w: Array, out: tuple[int, ...], extents: Mappi
     return result
 
 
-def _attention(anchor: Attention, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
-    heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
+def _attention(anchor: Attention, q: Array, k: Array, v: Array, bias: Array | None, counts: Array) -> Array:
+    heads, rows = q.shape[1:3]
     source = np.arange(heads) * k.shape[1] // heads
-    scores = np.asarray(anchor.scale, q.dtype) * np.einsum("bhid,bhjd->bhij", q, k[:, source])
-    if bias is not None:
-        scores = scores + bias
-    if anchor.causal:
-        scores = np.where(np.arange(keys) <= np.arange(rows)[:, None] + keys - rows, scores, -np.inf).astype(q.dtype)
-    peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    e = np.exp(scores - peak)
-    result = np.einsum("bhij,bhje->bhie", e / e.sum(axis=-1, keepdims=True), v[:, source])
-    if keys == 0:
-        result = np.full_like(result, np.nan)
-    return np.where(peak == -np.inf, 0, result).astype(q.dtype) if anchor.empty_row == "zero" else result
+    result = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
+    for b, keys in enumerate(counts.tolist()):
+        scores = np.asarray(anchor.scale, q.dtype) * np.einsum("hid,hjd->hij", q[b], k[b, source, :keys])
+        if bias is not None:
+            scores = scores + bias[b, :, :, :keys]
+        if anchor.causal:
+            seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
+            scores = np.where(seen, scores, -np.inf).astype(q.dtype)
+        peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        e = np.exp(scores - peak)
+        made = np.einsum("hij,hje->hie", e / e.sum(axis=-1, keepdims=True), v[b, source, :keys])
+        if keys == 0:
+            made = np.full_like(made, np.nan)
+        result[b] = np.where(peak == -np.inf, 0, made) if anchor.empty_row == "zero" else made
+    return result
 
 
 def _assemble(pieces: Sequence[Piece], t: TensorType, run: _Evaluator, acc: Array | None) -> Array:

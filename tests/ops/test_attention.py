@@ -11,7 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import TensorType
 from rlx.ir.shape import Dim
 from rlx.ops.attention import Attention
 from rlx.testing.interpret import check_op, make_node
@@ -141,3 +143,37 @@ def test_attention_errors() -> None:
     d = Dim("d", 1, 8)
     with pytest.raises(ShapeError, match="scale"):
         node(Attention(), (2, 4, 3, d), (2, 2, 5, d), (2, 2, 5, 6))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("count", [4, 0, np.array([5, 2], np.int32)], ids=str)
+def test_the_count_of_keys_stands_for_their_number(count: Any, causal: bool) -> None:
+    """Reference, anchor and decomposition; NaN beyond the count is not computed with."""
+    q, k, v = operands()
+    bias = RNG.standard_normal((3, 5)).astype(np.float32)
+    counts = np.broadcast_to(count, 2)
+    for b, n in enumerate(counts):
+        k[b, :, n:], v[b, :, n:] = np.nan, np.nan
+    op = Attention(0.3, causal, "zero", True)
+    (y,) = check_op(op, q, k, v, bias, np.asarray(count))
+    for b, n in enumerate(counts):
+        entry = slice(b, b + 1)
+        if n:
+            want = by_loops(q[entry], k[entry, :, :n], v[entry, :, :n], bias[:, :n], 0.3, causal)
+            np.testing.assert_allclose(y[entry], np.nan_to_num(want), rtol=1e-4, atol=1e-5)
+        else:
+            assert not y[entry].any()
+
+
+def test_counts_that_do_not_fit_are_refused() -> None:
+    q, k, v = operands()
+    op = Attention(counted=True)
+    types = [TensorType(x.shape, DTYPES["f32"]) for x in (q, k, v)]
+    for count, error in ((TensorType((2,), DTYPES["f32"]), DTypeError), (TensorType((3,), DTYPES["i64"]), ShapeError)):
+        with pytest.raises(error, match="attention"):
+            op.infer(*types, count)
+    with pytest.raises(ShapeError, match="the count of keys"):
+        op.infer(*types)
+    for bad in (-1, 6):
+        with pytest.raises(ExecutionError, match=r"not within 0\.\.5"):
+            op.reference(q, k, v, np.asarray(bad))

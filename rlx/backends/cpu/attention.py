@@ -2,7 +2,8 @@
 
 Keys and values are packed into the panels of the matrix product first, once for each batch and key head. For a few
 query rows (decoding) that would cost more than it saves: these are computed from keys and values as they are. Masks are
-biases that are evaluated where scores are: they never have memory of their own.
+biases that are evaluated where scores are: they never have memory of their own. Where the number of keys is data, those
+beyond it are not read, and sums are taken as they are over an axis of that length.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class AttentionWord(IntEnum):
     ROW_SUMS = 28  # where they start in scratch, in bytes
     RESULTS = 29  # where results start in scratch, in bytes, if they go there
     BLOCK = 30  # the routine
+    COUNT = 31  # where it is said how many keys there are, of those that there is room for; 0: all of them
+    COUNT_B = 32  # elements from batch entry to batch entry
 
 
 class PackWord(IntEnum):
@@ -86,6 +89,8 @@ class PackWord(IntEnum):
     KEYS = 11
     DEPTH = 12
     VALUE_DEPTH = 13
+    COUNT = 14
+    COUNT_B = 15
 
 
 def accepts(anchor: Attention, dtype: DType) -> bool:
@@ -147,6 +152,23 @@ def _rows_word(x: Expr) -> list[Word]:
     return [Pointer(x.source, 4 * index.constant), *(index.coefs.get(v, 0) for v in (I0, I1, I2))]
 
 
+def _count_words(anchor: Attention) -> list[Word]:
+    """Where the counts of keys are, and the step from batch entry to batch entry."""
+    if anchor.count is None:
+        return [0, 0]
+    assert isinstance(anchor.count, Load)
+    index = linear_index(anchor.count.indices, anchor.count.source.shape)
+    return [Pointer(anchor.count.source, 8 * index.constant), index.coefs.get(I0, 0)]
+
+
+def _counted(f: Function, anchor: Attention, words: type[AttentionWord | PackWord], b: str, room: str) -> str:
+    """How many keys a batch entry has."""
+    if anchor.count is None:
+        return room
+    step = gemm.load_word(f, words.COUNT_B, "i64")
+    return f.load("i64", f.gep(gemm.load_word(f, words.COUNT, "ptr"), f.mul(b, step), "i64"))
+
+
 # ---- packing
 
 
@@ -163,11 +185,13 @@ def _emit_pack(kernel: Kernel) -> KernelCode:
         keys,
         depth,
         anchor.v_shape[3],
+        *_count_words(anchor),
     ]
     f = gemm.kernel_function(PLACEHOLDER)
     lanes = host().vector_bytes // 4
     pointers = (PackWord.K, PackWord.V, PackWord.K_PANELS, PackWord.V_PANELS)
-    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in PackWord}
+    own = [i for i in PackWord if i < PackWord.COUNT]
+    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in own}
     b, h = f.div("%chunk", w[PackWord.KEY_HEADS]), f.rem("%chunk", w[PackWord.KEY_HEADS])
 
     def matrix(base: PackWord, depth: PackWord, panels: PackWord, columns: PackWord) -> tuple[str, str, str]:
@@ -176,10 +200,12 @@ def _emit_pack(kernel: Kernel) -> KernelCode:
         out = f.gep(w[panels], f.mul("%chunk", count), "float")
         return f.gep(w[base], at, "float"), w[PackWord(base + 3)], out
 
+    room = w[PackWord.KEYS]
+    count = _counted(f, anchor, PackWord, b, room)
     k, k_step, k_out = matrix(PackWord.K, PackWord.DEPTH, PackWord.K_PANELS, PackWord.KEYS)
-    _pack_rows_as_columns(f, lanes, k, k_step, k_out, w[PackWord.KEYS], w[PackWord.DEPTH])
+    _pack_rows_as_columns(f, lanes, k, k_step, k_out, count, w[PackWord.DEPTH])
     v, v_step, v_out = matrix(PackWord.V, PackWord.KEYS, PackWord.V_PANELS, PackWord.VALUE_DEPTH)
-    _pack_rows(f, lanes, v, v_step, v_out, w[PackWord.KEYS], w[PackWord.VALUE_DEPTH])
+    _pack_rows(f, lanes, v, v_step, v_out, count, w[PackWord.VALUE_DEPTH], room)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     chunks = KeyChunks(anchor.q_shape[2], batch, heads)
@@ -218,12 +244,12 @@ def _pack_rows_as_columns(f: Function, lanes: int, x: str, step: str, out: str, 
     f.loop(0, rows, WIDTH, [], panel)
 
 
-def _pack_rows(f: Function, lanes: int, x: str, step: str, out: str, rows: str, columns: str) -> None:
-    """Rows are cut into panels [rows][16], zeros where there are no more columns."""
+def _pack_rows(f: Function, lanes: int, x: str, step: str, out: str, rows: str, columns: str, room: str) -> None:
+    """Rows are cut into panels [room][16], zeros where there are no more columns."""
     vector = f"<{lanes} x float>"
 
     def panel(first: str, _: list[str]) -> None:
-        target = f.gep(out, f.mul(first, rows), "float")
+        target = f.gep(out, f.mul(first, room), "float")
         source = f.gep(x, first, "float")
         count = f.sub(columns, first)
         masks = [f.mask_below(f.sub(count, j), lanes) for j in range(0, WIDTH, lanes)]
@@ -287,6 +313,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         part(cut, "sums"),
         part(cut, "results"),
         gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if "many" in ways else 0,
+        *_count_words(anchor),
     ]
     table = WordTable(words)
     made = _Code(anchor, kernel, table, to_scratch)
@@ -321,11 +348,12 @@ class _Code:
 
     def emit(self, ways: tuple[str, ...]) -> None:
         f, word = self.f, self.word
-        heads, rows, keys = word(AttentionWord.HEADS), word(AttentionWord.ROWS), word(AttentionWord.KEYS)
+        heads, rows, room = word(AttentionWord.HEADS), word(AttentionWord.ROWS), word(AttentionWord.KEYS)
         take = word(AttentionWord.ROW_CHUNK)
         blocks = f.div(f.sub(f.add(rows, take), 1), take)
         rest, block = f.div("%chunk", blocks), f.rem("%chunk", blocks)
         b, h = f.div(rest, heads), f.rem(rest, heads)
+        keys = _counted(f, self.anchor, AttentionWord, b, room)
         key_heads = word(AttentionWord.KEY_HEADS)
         key_head = f.div(f.mul(h, key_heads), heads)
         row0 = f.mul(block, take)
@@ -362,7 +390,7 @@ class _Code:
             _rows_times_rows(f, self.lanes, (q, q_step), (k, step), (scores, stride), count, limit, depth)
 
         def many_scores() -> None:
-            k = panels(AttentionWord.K_PANELS, keys, depth)
+            k = panels(AttentionWord.K_PANELS, room, depth)
             size = f.mul(depth, WIDTH)
             f.call(word(AttentionWord.BLOCK), [q, q_step, k, size, scores, stride, count, limit, depth, "null"])
 
@@ -371,8 +399,8 @@ class _Code:
             _weighted_rows(f, self.lanes, (scores, stride), (v, step), (result, out_step), count, summed, value_depth)
 
         def many_results() -> None:
-            v = panels(AttentionWord.V_PANELS, value_depth, keys)
-            size = f.mul(keys, WIDTH)
+            v = panels(AttentionWord.V_PANELS, value_depth, room)
+            size = f.mul(room, WIDTH)
             args = [scores, stride, v, size, result, out_step, count, value_depth, summed, "null"]
             f.call(word(AttentionWord.BLOCK), args)
 

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rlx
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
@@ -200,3 +202,36 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     arrays = arrays_of(many, {})
     got = compiled(many)(arrays)["y"]
     assert np.array_equal(got[:, :, :30], compiled(few)({**arrays, "q": arrays["q"][:, :, :30]})["y"])
+
+
+@pytest.mark.parametrize("per_entry", [False, True], ids=["one count", "counts"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 7, 40])
+def test_counted_keys_have_the_bits_of_that_many(rows: int, causal: bool, per_entry: bool) -> None:
+    """Room for 600 keys, of which n are there: as over an axis of n; what lies beyond, be it NaN, is not read."""
+    room, rng = 600, np.random.default_rng(rows)
+
+    def model(batch: int, keys: Any, counted: bool) -> rlx.CompiledGraph:
+        g = rlx.Graph("attention")
+        x = [g.input("q", (batch, 4, rows, 24))]
+        x += [g.input(n, (batch, 2, keys, d)) for n, d in (("k", 24), ("v", 20))]
+        x.append(g.input("bias", (rows, keys)))
+        more = [g.input("count", (batch,) if per_entry else (), "i64")] if counted else []
+        g.output(rlx.attention(*x, *more, causal=causal, counted=counted), "y")
+        return rlx.compile(g, device="cpu", threads=1)
+
+    whole, plain = model(2, room, True), model(1, rlx.Dim("keys", 1, room), False)
+    shapes = ((2, 4, rows, 24), (2, 2, room, 24), (2, 2, room, 20), (rows, room))
+    for n in (1, 33, 400, 600):
+        q, k, v, bias = (rng.standard_normal(s).astype(np.float32) for s in shapes)
+        counts = [n, max(n - 5, 1) if per_entry else n]
+        for b, m in enumerate(counts):
+            k[b, :, m:], v[b, :, m:] = np.nan, np.inf
+        (got,) = whole.run([q, k, v, bias, np.array(counts if per_entry else n)])
+        for b, m in enumerate(counts):
+            entry = slice(b, b + 1)
+            (want,) = plain.run([q[entry], k[entry, :, :m], v[entry, :, :m], np.ascontiguousarray(bias[:, :m])])
+            np.testing.assert_array_equal(got[entry], want)
+    for n in (-1, 601):
+        with pytest.raises(ExecutionError, match=f"attention.*{n}"):
+            whole.run([q, k, v, bias, np.array([n, 3] if per_entry else n)])
