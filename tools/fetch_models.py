@@ -40,7 +40,6 @@ class Entry:
     size: int
     sha256: str
     license: str
-    supported: bool
     platform: str = "any"
 
     @property

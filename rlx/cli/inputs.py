@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +12,15 @@ from rlx.errors import NameNotFound, OptionError, RlxError
 from rlx.ir.dtype import DType
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
-from rlx.ir.shape import Dim, Symbol, evaluate, symbols
+from rlx.ir.shape import Dim, Guard, Size, Symbol, evaluate, symbols
 from rlx.records import dataclass
 
 __all__ = ["Inputs", "gather_inputs", "with_hint"]
 
 USUAL = 16  # extent of an open dim that is not the first axis
 USUAL_IMAGE = 64  # the same for the axes of images and volumes (rank 4 and above, from the third on)
+LONGEST = 1 << 17  # an extent that is tried where smaller ones do not fit the model, as for audio
+Wish = tuple[Size, Size | None]  # two sizes that have to be equal, or one that has to be positive
 
 
 @dataclass
@@ -81,7 +83,10 @@ def read_array(path: Path) -> Array:
 
 
 def invent_extents(graph: Graph, known: Mapping[str, int]) -> dict[str, int]:
-    """An extent for each open dim of the inputs: 1 along a first axis, else a usual size within the bounds."""
+    """An extent for each open dim of the inputs: 1 along a first axis, else a usual size within the bounds.
+
+    Sizes that the model's guards, or windows longer than the data, rule out are set to what is asked for or doubled.
+    """
     chosen: dict[str, int] = {}
     for value in graph.inputs:
         for axis, size in enumerate(value.shape):
@@ -89,7 +94,57 @@ def invent_extents(graph: Graph, known: Mapping[str, int]) -> dict[str, int]:
             for symbol in symbols(size) if isinstance(size, Dim) else ():
                 if symbol.name not in known and symbol.name not in chosen:
                     chosen[symbol.name] = within(symbol, wanted)
-    return chosen
+    equal: list[Wish] = [(g.lhs, g.rhs) for g in _guards(graph)]
+    positive = dict.fromkeys(s for node in graph.nodes for v in node.outputs for s in v.shape if isinstance(s, Dim))
+    wishes = [*equal, *((size, None) for size in positive)]
+    dims = graph.dims()
+    return _fitted(wishes, dims, known, chosen) or _fitted(equal, dims, known, chosen) or chosen
+
+
+def _fitted(
+    wishes: Sequence[Wish], dims: Mapping[str, Symbol], known: Mapping[str, int], chosen: Mapping[str, int]
+) -> dict[str, int] | None:
+    """The chosen extents, changed until all wishes come true; None if they can't."""
+    chosen = dict(chosen)
+    for _ in range(64):
+        extents = {**known, **chosen}
+        unmet = next((wish for wish in wishes if _fails(*wish, extents)), None)
+        if unmet is None:
+            return chosen
+        if not _change(unmet, dims, extents, chosen):
+            return None
+    return None
+
+
+def _guards(graph: Graph) -> Iterator[Guard]:
+    yield from graph.guards
+    for node in graph.nodes:
+        for region in node.regions:
+            yield from _guards(region)
+
+
+def _fails(size: Size, other: Size | None, extents: Mapping[str, int]) -> bool:
+    """Whether two sizes differ, or one is not positive; sizes that data decide pass."""
+    if any(s.name not in extents for s in (*symbols(size), *symbols(0 if other is None else other))):
+        return False
+    found = evaluate(size, extents)
+    return found < 1 if other is None else found != evaluate(other, extents)
+
+
+def _change(unmet: Wish, dims: Mapping[str, Symbol], extents: Mapping[str, int], chosen: dict[str, int]) -> bool:
+    """Sets a size that has to be equal to another to it, else doubles what has been chosen; False if neither can be."""
+    used = [s.name for size in unmet for s in symbols(0 if size is None else size)]
+    for side, other in (unmet, unmet[::-1]):
+        symbol = side.symbol if isinstance(side, Dim) else None
+        if symbol is None or other is None or used.count(symbol.name) > 1 or symbol.name not in chosen:
+            continue
+        if within(symbol, evaluate(other, extents)) == evaluate(other, extents):
+            chosen[symbol.name] = evaluate(other, extents)
+            return True
+    grown = {name: within(dims[name], chosen[name] * 2) for name in used if name in chosen}
+    grown = {name: extent for name, extent in grown.items() if chosen[name] < extent <= LONGEST}
+    chosen.update(grown)
+    return bool(grown)
 
 
 def within(symbol: Symbol, wanted: int) -> int:

@@ -370,13 +370,20 @@ class Graph:
             if source:
                 error.args = (f"node {source[0]!r}: {error}",)
             raise
-        self.guards.extend(g for g in guards if g not in self.guards)
+        self._guard(guards, source)
         node = Node(op, tuple(inputs), (), source, tuple(regions))
         names = [name] if len(types) == 1 else [f"{name}.{i}" if name else "" for i in range(len(types))]
         numbered = enumerate(zip(types, names, strict=True))
         node.outputs = tuple(Value(self, t, "node", n, node, i) for i, (t, n) in numbered)
         self.nodes.append(node)
         return node.outputs
+
+    def _guard(self, guards: Sequence[Guard], source: Sequence[str]) -> None:
+        """Adds guards that are new; one says which node needs it."""
+        for guard in guards:
+            if not any(g.lhs == guard.lhs and g.rhs == guard.rhs for g in self.guards):
+                why = f"node {source[0]!r}: {guard.why}" if source else guard.why
+                self.guards.append(Guard(guard.lhs, guard.rhs, why))
 
     def output(self, value: Value, name: str = "") -> None:
         """Makes `value` a result named `name` (default: the value's own name, or `output<i>`)."""

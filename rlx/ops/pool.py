@@ -11,7 +11,7 @@ import numpy as np
 from rlx.errors import ShapeError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, TensorType
-from rlx.ir.shape import Size, ceildiv, evaluate, min_size, numel
+from rlx.ir.shape import Size, ceildiv, evaluate, max_size, min_size, numel
 from rlx.ops.base import Op, Work, check_kind, register, tensor_bytes, widened
 from rlx.ops.conv import check_window, per_axis, window_count
 
@@ -88,17 +88,22 @@ class _Pool(Op):
 
 
 def _windows(n: Size, kernel: int, stride: int, dilation: int, begin: Size, end: Size, ceil_mode: bool) -> Size:
-    """How many windows an axis of n has; in ceil mode also one that starts inside but ends beyond the padding."""
-    if not ceil_mode:
-        return window_count(n, kernel, stride, dilation, begin + end, "pooling")
+    """How many windows an axis of n has; in ceil mode also one that starts inside but ends beyond the padding.
+
+    An axis that is shorter than the window, but by less than a stride, has one of its elements: ONNX's shape inference
+    and ONNX Runtime round a negative quotient towards zero.
+    """
     overhanging = window_count(n, kernel, stride, dilation, begin + end + stride - 1, "pooling")
-    return min_size(overhanging, ceildiv(n + begin, stride))
+    if ceil_mode:
+        return min_size(overhanging, ceildiv(n + begin, stride))
+    inside = (n + begin + end - dilation * (kernel - 1) - 1) // stride + 1
+    return max_size(inside, min_size(overhanging, 1))
 
 
 def _overhangs(n: Size, kernel: int, stride: int, dilation: int, begin: Size, end: Size, ceil_mode: bool) -> bool:
-    """Whether ceil mode may add a window that ends beyond the padding."""
+    """Whether there may be a window that ends beyond the padding."""
     inside = (n + begin + end - dilation * (kernel - 1) - 1) // stride + 1
-    return ceil_mode and _windows(n, kernel, stride, dilation, begin, end, True) != inside
+    return _windows(n, kernel, stride, dilation, begin, end, ceil_mode) != inside
 
 
 def _lowest(dtype: DType) -> float | int:

@@ -46,7 +46,8 @@ def finish(graph: Graph, new: Graph, values: dict[Value, Value]) -> Graph:
     """Gives the new graph the old one's outputs, updates and guards."""
     new.outputs = [Output(o.name, values[o.value]) for o in graph.outputs]
     new.updates = {name: values[v] for name, v in graph.updates.items()}
-    new.guards.extend(g for g in graph.guards if g not in new.guards)
+    known = {(g.lhs, g.rhs) for g in graph.guards}
+    new.guards = [*graph.guards, *(g for g in new.guards if (g.lhs, g.rhs) not in known)]
     return new
 
 

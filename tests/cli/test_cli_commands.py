@@ -17,9 +17,15 @@ from onnx import TensorProto, helper
 
 from rlx.backends.base import Availability
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.cli.inputs import invent_extents
 from rlx.cli.main import cli
 from rlx.demo import DIGITS, Digits
+from rlx.ir.graph import Graph
+from rlx.ir.shape import Dim
 from rlx.ops.activation import Relu
+from rlx.ops.conv import Conv
+from rlx.ops.elementwise import Add
+from rlx.ops.layout import Pad
 
 MODEL = str(DIGITS)
 
@@ -163,6 +169,18 @@ def test_invented_sizes_obey_bounds() -> None:
     """A bounded dim gets a size within its bounds, a fixed one its own."""
     assert rlx_json("run", MODEL, "--dims", "batch=5:9")["extents"] == {"batch": 5}
     assert rlx_json("run", MODEL, "--dims", "batch=4")["outputs"][0]["shape"] == [4, 10]
+
+
+def test_invented_sizes_fit_the_model() -> None:
+    """Sizes for which a window or a reflected border is too long are enlarged, and equal ones are made equal."""
+    g = Graph("audio")
+    x = g.input("x", (1, 1, Dim("samples")))
+    other = g.input("other", (Dim("a", 3, 90), Dim("b")))
+    (padded,) = g.add(Pad((0, 0, 40, 0, 0, 0), mode="reflect"), x)
+    g.output(g.add(Conv((160,)), padded, g.param("w", (8, 1, 400)))[0])
+    g.output(g.add(Add(), other, g.input("more", (1, Dim("c"))))[0])
+    assert invent_extents(g, {}) == {"samples": 512, "a": 3, "b": 16, "c": 16}
+    assert invent_extents(g, {"c": 5}) == {"samples": 512, "a": 3, "b": 5}
 
 
 def test_an_error_of_invented_sizes_says_so() -> None:

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError, ModelFormatError, OptionError, UnsupportedOp
 from rlx.importers.onnx import load, preflight
@@ -318,3 +319,20 @@ def test_known_parts_of_a_shape_stay_known() -> None:
     assert str(graph.outputs[0].value.shape[0]) == "b"
     with pytest.raises(ExecutionError):
         run_graph(graph, {"x": np.ones((2, 12), np.float32), "n": np.array([5])})
+
+
+def test_a_guard_that_fails_names_the_node_of_the_file() -> None:
+    """At the start of a run, after a size that data decide, and in a branch."""
+    then, other = subgraph("y = Add x z", [], [info("y")]), subgraph("w = Identity x", [], [info("w")])
+    branches = {"y": {"then_branch": then, "else_branch": other}}
+    inputs = [info("x", ["a"]), info("z", ["b"]), info("c", [], BOOL)]
+    x, z, yes = np.ones(3, np.float32), np.ones(4, np.float32), np.array(True)
+    for text, attributes in [
+        ("y = Add x z", {}),
+        ("n = NonZero x\nm = NonZero z\ny = Add n m", {}),
+        ("y = If c", branches),
+    ]:
+        model = source(nodes_of(text, **attributes), inputs, ["y"])
+        with pytest.raises(ExecutionError, match=r"^node '.*Add:y': add of") as caught:
+            rlx.compile(load(model), device="cpu").run({"x": x, "z": z, "c": yes})
+        assert "4" in str(caught.value)

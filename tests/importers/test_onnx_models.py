@@ -36,7 +36,7 @@ WIDER = {"text2tashkeel": 0.05}
 SHAPES = {
     "minilm-int8": ["f32[batch, sequence, 384]"],
     "magika": ["f32[unk__214, 214]"],
-    "ppocrv5-rec": ["f32[d0, floordiv(floordiv(d1 + 1, 2) + 1, 4), 18385]"],
+    "ppocrv5-rec": ["f32[d0, max(1, floordiv(floordiv(d1 + 1, 2) + 1, 4)), 18385]"],
     "orientation": ["f32[`DynamicDimension.0`, 4]"],
     "wakeword-mel": ["f32[batch_size, 1, floordiv(samples + 128, 160) - 3, 32]"],
     "wakeword-embedding": ["f32[unk__314, 1, 1, 96]"],

@@ -17,6 +17,7 @@ from rlx.ir.shape import Dim
 from rlx.kernels.expr import Select, walk
 from rlx.kernels.lowering import lower_node
 from rlx.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, MaxPool
+from rlx.ops.pool_more import LpPool
 from rlx.testing.interpret import check_op, make_node
 
 WINDOWS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
@@ -103,7 +104,7 @@ def test_global_pools(shape: tuple[int, ...]) -> None:
 
 def test_windows_inside_need_no_test() -> None:
     """Without padding, loads have no condition; ceil mode that adds no window adds none."""
-    h = Dim("h")
+    h = Dim("h", 2)
     for op, shape in [
         (MaxPool((2, 2), (2, 2)), (1, 1, h, h)),
         (MaxPool((2, 2), (2, 2), ceil_mode=True), (1, 1, 2 * h, 4)),
@@ -113,6 +114,20 @@ def test_windows_inside_need_no_test() -> None:
         assert lowered is not None
         ((piece,),) = lowered.outputs
         assert not any(isinstance(e, Select) for e in walk(piece.expr))
+
+
+def test_axis_a_little_shorter_than_the_window() -> None:
+    """One short by less than a stride has one window, of what there is, as in ONNX Runtime; others have none."""
+    x = np.arange(1, 9, dtype=np.float32).reshape(1, 1, 2, 4)
+    for op, want in [
+        (MaxPool((3, 2), (2, 2)), [6, 8]),
+        (AveragePool((3, 2), (2, 2)), [3.5, 5.5]),
+        (LpPool((3, 2), (3, 2), p=1), [14, 22]),
+    ]:
+        np.testing.assert_array_equal(check(op, x)[0], np.reshape(np.float32(want), (1, 1, 1, 2)))
+        assert check(op, x[:, :, :0])[0].shape == (1, 1, 0, 2)
+    check_op(AveragePool((2, 2), (2, 2)), values((1, 1, 1, 5)), shapes=[(1, 1, Dim("h"), 5)], extents={"h": 1})
+    assert check(MaxPool((3, 2), (2, 2)), x[:, :, :1])[0].shape == (1, 1, 0, 2)
 
 
 def test_pool_of_symbolic_pads_and_empty_batches() -> None:

@@ -372,7 +372,8 @@ class Binding:
             call = self.hosts[number]
             cause, call.error = call.error, None
             if isinstance(cause, ExecutionError):
-                return cause if str(cause).startswith("node ") else ExecutionError(f"node {label}: {cause}")
+                named = str(cause).startswith("node ") or not kernel.nodes
+                return cause if named else ExecutionError(f"node {label}: {cause}")
             if not isinstance(cause, Exception):
                 assert cause is not None
                 raise cause
