@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend
+from rlx.backends.turns import Turns
 from rlx.errors import ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
 from rlx.ir.extents import bind_extents, bind_result, check_guards
 from rlx.ir.finite import bad_elements, is_trappable, trapped
@@ -152,9 +154,11 @@ class ReferenceExecutable(Executable):
         self.asked: set[int] | None = None  # the outputs that the last run was asked for, None: all
         self.inputs: dict[str, tuple[Array, Array]] = {}  # bound ones: first and present value
         self.fed: dict[str, int] = {}
+        self.turns = Turns()
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
-        self.values.update({name: np.array(a, copy=True) for name, a in arrays.items()})
+        with self.turns.taken(self.waits):
+            self.values.update({name: np.array(a, copy=True) for name, a in arrays.items()})
 
     def raw_param(self, name: str) -> Array | None:
         return self.values.get(name)
@@ -186,6 +190,11 @@ class ReferenceExecutable(Executable):
         return self.state(name).copy()
 
     def write_state(self, name: str, array: Array | None) -> None:
+        with self.turns.taken(self.waits):
+            self.put_state(name, array)
+
+    def put_state(self, name: str, array: Array | None) -> None:
+        """Sets a state; None: to its initial value."""
         if name in self.inputs:
             first = self.inputs[name][0]
             self.inputs[name] = (first, first if array is None else array.copy())
@@ -195,18 +204,21 @@ class ReferenceExecutable(Executable):
             self.states[name] = array.copy()
 
     def keep_input(self, name: str, array: Array | None) -> None:
-        self.inputs.pop(name, None)
-        self.fed.pop(name, None)
-        if array is not None:
-            self.inputs[name] = (array.copy(), array.copy())
+        with self.turns.taken(self.waits):
+            self.inputs.pop(name, None)
+            self.fed.pop(name, None)
+            if array is not None:
+                self.inputs[name] = (array.copy(), array.copy())
 
     def feed_state(self, name: str, output: int | None) -> None:
-        self.fed.pop(name, None)
-        if output is not None:
-            self.fed[name] = output
+        with self.turns.taken(self.waits):
+            self.fed.pop(name, None)
+            if output is not None:
+                self.fed[name] = output
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
-        results = self.run_all(inputs)
+        with self.turns.taken(self.waits):
+            results = self.run_all(inputs)
         for output, target, result in zip(self.graph.outputs, out, results, strict=True):
             if target is not None and target.shape != result.shape:
                 raise ShapeError(f"out for {output.name!r}: this run needs shape {result.shape}, got {target.shape}")
@@ -224,7 +236,7 @@ class ReferenceExecutable(Executable):
         made = run_graph(self.graph, given, self.values, self.states, trace=watch)
         self.outputs, self.asked = list(made.values()), None
         for name, number in self.fed.items():
-            self.write_state(name, self.outputs[number])
+            self.put_state(name, self.outputs[number])
         return list(made.values())
 
     def watch(self, inputs: Mapping[str, Array]) -> Trace:
@@ -250,7 +262,12 @@ class ReferenceExecutable(Executable):
 
     @property
     def slots(self) -> Callable[..., object]:
-        return lambda *arrays: self.wrap(tuple(self.run_all(self.admit(arrays))))
+        def call(*arrays: Any) -> object:
+            admitted = self.admit(arrays)
+            with self.turns.taken(self.waits):
+                return self.wrap(tuple(self.run_all(admitted)))
+
+        return call
 
 
 def initial_state(leaf: Value) -> Array:

@@ -10,9 +10,10 @@ import numpy as np
 
 from rlx.backends import backend_named
 from rlx.backends.base import Executable
+from rlx.backends.turns import Turns
 from rlx.compiler import Compilation, compile_graph
 from rlx.cost.ceilings import Ceilings
-from rlx.errors import BusyError, OptionError, RlxError, ShapeError, UnsupportedOp
+from rlx.errors import OptionError, RlxError, ShapeError, UnsupportedOp
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import evaluate
 from rlx.options import CompileOptions
@@ -165,7 +166,7 @@ class SplitExecutable(Executable):
         self.parts = parts
         self.executables = executables
         self.last: list[Array] | None = None
-        self.busy = False
+        self.turns = Turns()
         optimised = run_passes(graph)
         made = [v for node in optimised.nodes for v in node.outputs]
         names = {v: f"value {number}" for number, v in enumerate(made)}
@@ -176,21 +177,19 @@ class SplitExecutable(Executable):
             executable.wrap = tuple
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
-        self.held.update({name: np.array(a) for name, a in arrays.items()})
-        for part, executable in zip(self.parts, self.executables, strict=True):
-            own = {p.name: arrays[p.name] for p in part.graph.params if p.name in arrays}
-            if own:
-                executable.set_params(own)
+        with self.turns.taken(self.waits):
+            self.held.update({name: np.array(a) for name, a in arrays.items()})
+            for part, executable in zip(self.parts, self.executables, strict=True):
+                own = {p.name: arrays[p.name] for p in part.graph.params if p.name in arrays}
+                if own:
+                    executable.set_params(own)
 
     @property
     def results(self) -> Sequence[Array] | None:
         return self.last
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
-        if self.busy:
-            raise BusyError("the compiled graph is running in another thread: compile one for each thread")
-        self.busy = True
-        try:
+        with self.turns.taken(self.waits):
             values: dict[str, Array] = {v.name: a for v, a in zip(self.graph.inputs, inputs, strict=True)}
             for part, executable in zip(self.parts, self.executables, strict=True):
                 count = len(part.graph.outputs)
@@ -198,8 +197,6 @@ class SplitExecutable(Executable):
                 values.update({o.name: a for o, a in zip(part.graph.outputs, made, strict=True)})
             every = {**self.held, **values}
             last = [np.array(every[name]) for name in self.shown]
-        finally:
-            self.busy = False
         for output, target, array in zip(self.graph.outputs, out, last, strict=True):
             if target is not None and target.shape != array.shape:
                 raise ShapeError(f"out for {output.name!r}: this run needs shape {array.shape}, got {target.shape}")

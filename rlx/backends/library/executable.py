@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from threading import Lock
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,8 +14,8 @@ import numpy as np
 from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, host_memory
 from rlx.backends.library.arrays import Arrays, Flat
 from rlx.backends.library.trace import Trace, why_not
+from rlx.backends.turns import Turns
 from rlx.errors import (
-    BusyError,
     DeviceUnavailable,
     ExecutionError,
     OptionError,
@@ -110,7 +109,7 @@ class ArrayExecutable(Executable):
         self.dropped: set[tuple[tuple[str, int], ...]] = set()
         self.most = KEPT
         self.last: list[Any] | None = None
-        self.busy = Lock()
+        self.turns = Turns()
         with lib.session():
             for value in (*graph.params, *graph.states):
                 if value.data is not None:
@@ -125,7 +124,7 @@ class ArrayExecutable(Executable):
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         params = {v.name: v for v in self.graph.params}
-        with self.lib.session():
+        with self.turns.taken(self.waits), self.lib.session():
             for name, array in arrays.items():
                 self.hold(params[name], array)
 
@@ -137,22 +136,17 @@ class ArrayExecutable(Executable):
             return [self.lib.fetch(x) for x in self.last]
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
-        if not self.busy.acquire(blocking=False):
-            raise BusyError("the compiled graph is running in another thread: compile one for each thread")
-        try:
-            with self.lib.session():
-                last = self.run_all(inputs)
-                for output, target, x in zip(self.graph.outputs, out, last, strict=True):
-                    if target is not None and target.shape != tuple(x.shape):
-                        raise ShapeError(
-                            f"out for {output.name!r}: this run needs shape {tuple(x.shape)}, got {target.shape}"
-                        )
-                given = {i: target for i, target in enumerate(out) if target is not None}
-                for i, target in given.items():
-                    target[...] = self.lib.fetch(last[i])
-                return [given[i] if i in given else self.lib.fetch(last[i]) for i in wanted]
-        finally:
-            self.busy.release()
+        with self.turns.taken(self.waits), self.lib.session():
+            last = self.run_all(inputs)
+            for output, target, x in zip(self.graph.outputs, out, last, strict=True):
+                if target is not None and target.shape != tuple(x.shape):
+                    raise ShapeError(
+                        f"out for {output.name!r}: this run needs shape {tuple(x.shape)}, got {target.shape}"
+                    )
+            given = {i: target for i, target in enumerate(out) if target is not None}
+            for i, target in given.items():
+                target[...] = self.lib.fetch(last[i])
+            return [given[i] if i in given else self.lib.fetch(last[i]) for i in wanted]
 
     def run_all(self, inputs: Sequence[Array]) -> list[Any]:
         """The outputs as arrays of the library, once all of them are there; the states become those after the run."""
