@@ -91,7 +91,7 @@ class CompiledGraph(Lifetime, Queued):
         self.outputs = tuple(spec_of(o.value, o.name) for o in graph.outputs)
         self._names = tuple(spec.name for spec in self.outputs)
         self._unset = {v.name for v in graph.params if v.data is None}
-        self._changed: set[str] = set()  # params that were set; like `_unset`, clones share it
+        self._changed: set[str] = set()  # params that were set
         self._param_types = {v.name: v.type for v in graph.params}
         self._attach(compilation.executable)
 
@@ -125,7 +125,7 @@ class CompiledGraph(Lifetime, Queued):
     def set_params(self, arrays: Mapping[str, Any], *, convert: bool = False) -> dict[str, str]:
         """Sets parameters by name, of the declared type; an encoded one takes its blocks as bytes (u8).
 
-        With `convert`, elements are widened or encoded as they must be, never narrowed; the result says what was done
+        Clones keep theirs. With `convert`, elements are widened or encoded as they must be, never narrowed; the result says what was done
         to which. Raises `NameNotFound`, `DTypeError` or `ShapeError`, and then changes nothing.
         """
         if not isinstance(arrays, Mapping):
@@ -141,7 +141,7 @@ class CompiledGraph(Lifetime, Queued):
                 array, notes[name] = converted(array, self._param_types[name], f"param {name!r}", encoding)
             ready[name] = self._param(specs[name], array)
         self._executable.set_params(ready)
-        self._unset.difference_update(ready)  # in place: clones share it
+        self._unset.difference_update(ready)
         self._changed.update(ready)
         return {name: note for name, note in notes.items() if note}
 
@@ -340,13 +340,15 @@ class CompiledGraph(Lifetime, Queued):
         """Another one over the same weights and code, with its own arena and states: one a thread.
 
         It starts with copies of the states, bound inputs, feeds and extents as they are now; with `fresh`, with those
-        after compiling. Raises `OptionError` where the device can't clone.
+        after compiling. Setting a param of one changes that one only, which then has its own of it. Raises
+        `OptionError` where the device can't clone.
         """
         made = CompiledGraph.__new__(CompiledGraph)
         made.__dict__.update(
             {k: v for k, v in self.__dict__.items() if k not in ("_executable", "run_slots", "states", "adapters")}
         )
         made._attach(self._executable.clone(fresh))
+        made._unset, made._changed = set(self._unset), set(self._changed)
         made.states = States(made, tuple(state.spec for state in self.states._declared.values()))
         made.adapters = Adapters(made, None if fresh else self.adapters._slots)
         return made

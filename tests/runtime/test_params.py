@@ -130,19 +130,53 @@ def test_bad_params(device: str) -> None:
     np.testing.assert_allclose(model.run([X])[0], X @ W + B, rtol=1e-4, atol=1e-4)
 
 
-def test_clones_share_params() -> None:
+def test_setting_a_param_of_a_clone_changes_that_clone_only() -> None:
+    """Whether it is set before the first run, after it, or before all params have values; of original and clone."""
     model = dense(rows=rlx.Dim("rows", 1, 64))
     other = model.clone()
     with pytest.raises(NameNotFound, match="no value yet"):
         other.run([X])
     other.set_params({"w": W, "b": B})
-    third = other.clone()
-    for m in (model, other, third):
-        np.testing.assert_allclose(m.run([X])[0], X @ W + B, rtol=1e-4, atol=1e-4)
-    model.set_param("b", 0 * B)
-    views = [m.run_slots(X[: 1 + i])[0] for i, m in enumerate((model, other, third))]
-    for i, view in enumerate(views):  # each in an arena of its own
-        np.testing.assert_allclose(view, X[: 1 + i] @ W, rtol=1e-4, atol=1e-4)
+    with pytest.raises(NameNotFound, match="no value yet: 'b', 'w'"):
+        model.run([X])
+    model.set_params({"w": 2 * W})
+    third, fourth = other.clone(), other.clone(fresh=True)
+    third.set_param("b", 0 * B)  # before any of them has run
+    fourth.set_param("w", 3 * W)
+    with pytest.raises(NameNotFound, match="no value yet: 'b'"):
+        model.run([X])
+    model.set_param("b", -B)
+    wants = [(model, 2 * W, -B), (other, W, B), (third, W, 0 * B), (fourth, 3 * W, B)]
+    for _ in range(2):
+        for m, w, b in wants:
+            np.testing.assert_allclose(m.run([X])[0], X @ w + b, rtol=1e-4, atol=1e-4)
+    fifth = third.clone()
+    other.set_param("w", 5 * W)  # what others still read is not written over
+    fifth.set_param("w", 7 * W)
+    third.set_param("w", 6 * W)
+    wants[1:3] = [(other, 5 * W, B), (third, 6 * W, 0 * B)]
+    for m, w, b in (*wants, (fifth, 7 * W, 0 * B)):
+        np.testing.assert_allclose(m.run_slots(X)[0], X @ w + b, rtol=1e-4, atol=1e-4)
+
+
+def test_clones_share_what_was_not_set() -> None:
+    """Packed weights of clones are the same memory, until one sets the param that they are made of."""
+    model = dense()
+    model.set_params({"w": W, "b": B})
+    other = model.clone()
+    other.set_param("b", 0 * B)
+    for m in (model, other):
+        m.run([X])
+    assert prepared(other) == prepared(model)
+    other.set_param("w", 2 * W)
+    other.run([X])
+    assert not prepared(other) & prepared(model)
+    assert prepared(other.clone()) == prepared(other)
+
+
+def prepared(model: Any) -> set[int]:
+    """The addresses of packed weights."""
+    return {a.ctypes.data for b, a in model._executable.shared.memory.items() if b.kind == "prepared"}
 
 
 def test_params_given_in_the_graph_and_without_inputs() -> None:

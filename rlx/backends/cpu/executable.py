@@ -120,7 +120,12 @@ class CpuExecutable(StateCalls):
         return self.written if self.block.value == WRITTEN_OUT else self.made(self.bound)
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
-        self.shared.set_params(arrays)
+        if not arrays:
+            return
+        with self.held():
+            self.shared = self.shared.parted(self)
+            self.shared.set_params(arrays)
+            self.forget()
 
     def raw_param(self, name: str) -> Array | None:
         return next((array for b, array in self.shared.params.items() if b.name == name), None)

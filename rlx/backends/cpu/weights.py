@@ -1,11 +1,16 @@
-"""What the clones of a compiled graph have in common: code, params, constants, and what `prepare` makes of them."""
+"""What the clones of a compiled graph have in common: code, params, constants, and what `prepare` makes of them.
+
+A clone whose params are set takes its leave of the others first: it gets its own `Shared`, over the same memory, of
+which it replaces what depends on these params.
+"""
 
 from __future__ import annotations
 
+import copy
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,8 +33,9 @@ __all__ = ["Shared"]
 
 
 class Shared:
-    """Code, params and prepared buffers (those given, or made by `prepare`); `version` counts the changes of params.
+    """Code, params and prepared buffers (those given, or made by `prepare`).
 
+    Others may read the memory of prepared buffers that are `lent`: it is replaced and not written to.
     `gate` is a lock around the changes of all this. It is a state block, because a forked child finds those open.
     """
 
@@ -55,7 +61,7 @@ class Shared:
         for buffer in program.buffers("prepared"):
             self.memory[buffer] = prepared[buffer] if prepared else aligned_bytes(max(buffer.nbytes({}), 8))
         self.dirty: set[Buffer] = set()  # params that `prepare` has not seen yet
-        self.version = 0
+        self.lent: set[Buffer] = set()
         self.users: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
         self.gate = RunBlock()
 
@@ -82,20 +88,33 @@ class Shared:
                 self.params.clear()
                 self.memory.clear()
 
+    def parted(self, user: CpuExecutable) -> Shared:
+        """The same for this clone alone: its params can be set."""
+        with self.changing():
+            if set(self.users) == {user}:
+                return self
+            if self.prepared or all(b in self.params for b in self.program.params):
+                self._update()  # before there are two that would pack
+            made = copy.copy(self)
+            made.params, made.keys, made.memory = dict(self.params), dict(self.keys), dict(self.memory)
+            made.dirty, made.gate, made.users = set(self.dirty), RunBlock(), weakref.WeakSet([user])
+            prepared = self.program.buffers("prepared")
+            if self.prepared:
+                self.lent.update(prepared)
+            else:
+                made.memory.update({b: aligned_bytes(self.memory[b].nbytes) for b in prepared})
+            made.lent = set(self.lent)
+            self.users.discard(user)
+        return made
+
     def set_params(self, arrays: Mapping[str, Array]) -> None:
-        """Takes the values over; `BusyError`, and nothing changes, while a clone runs."""
+        """Takes the values over, for the only clone that is left, which is not running."""
         by_name = {b.name: b for b in self.program.params}
         ready = {by_name[name]: a if _is_mapped(a) else np.array(a, order="C") for name, a in arrays.items()}
-        with self.changing(), ExitStack() as held:
-            for user in list(self.users):
-                user.block.acquire()
-                held.callback(user.block.release)
+        with self.changing():
             self.params |= ready
             self.keys |= {b: memory_key(a) for b, a in ready.items()}
             self.dirty |= ready.keys()
-            self.version += 1
-            for user in list(self.users):
-                user.forget()
 
     def address(self, buffer: Buffer) -> int:
         """The address of a param, constant or prepared root buffer."""
@@ -111,20 +130,23 @@ class Shared:
     def update(self) -> None:
         """Runs the part of `prepare` that depends on the params that have changed, if any have."""
         with self.changing():
-            if self.prepared and not self.dirty:
-                return
-            table = Table(self._unshared(self._outdated()), self.addresses)
-            scratch = aligned_bytes(table.scratch_bytes({}) * self.threads)
-            binding = Binding(table, {}, self.address, int(scratch.ctypes.data), lambda b, _: self.contents(b))
-            block = RunBlock(binding.rows, threads=self.threads)
-            status = block.run()
-            if status:
-                raise binding.error(block, status)
-            for buffer in {b.base for phase in table.phases for b in phase.kernel.writes()}:
-                packed.offer(self.keys[buffer], self.memory[buffer])
-            self.prepared = True
-            self.dirty.clear()
-            self._drop_packed()
+            self._update()
+
+    def _update(self) -> None:
+        if self.prepared and not self.dirty:
+            return
+        table = Table(self._unshared(self._outdated()), self.addresses)
+        scratch = aligned_bytes(table.scratch_bytes({}) * self.threads)
+        binding = Binding(table, {}, self.address, int(scratch.ctypes.data), lambda b, _: self.contents(b))
+        block = RunBlock(binding.rows, threads=self.threads)
+        status = block.run()
+        if status:
+            raise binding.error(block, status)
+        for buffer in {b.base for phase in table.phases for b in phase.kernel.writes()}:
+            packed.offer(self.keys[buffer], self.memory[buffer])
+        self.prepared = True
+        self.dirty.clear()
+        self._drop_packed()
 
     def _outdated(self) -> list[Phase]:
         changed = set(self.dirty)
@@ -147,7 +169,7 @@ class Shared:
                 writers.setdefault(root, []).append(phase)
         found: set[Buffer] = set()
         for root in dict.fromkeys(b.base for phase in phases for b in phase.kernel.writes()):
-            was_common = self.keys.get(root) is not None
+            was_common = self.keys.get(root) is not None or root in self.lent
             key = self.keys[root] = packed.key_of(writers[root], self.keys)
             have = packed.find(key)
             if have is not None and have.nbytes == self.memory[root].nbytes:
@@ -158,6 +180,7 @@ class Shared:
                 self.memory[root] = aligned_bytes(old.nbytes)
                 if len(writers[root]) > 1:  # of which some may not run again
                     self.memory[root][...] = old
+            self.lent.discard(root)
         return [p for p in phases if any(b.base not in found for b in p.kernel.writes())]
 
     def _drop_packed(self) -> None:
