@@ -125,8 +125,8 @@ class CompiledGraph(Lifetime, Queued):
     def set_params(self, arrays: Mapping[str, Any], *, convert: bool = False) -> dict[str, str]:
         """Sets parameters by name, of the declared type; an encoded one takes its blocks as bytes (u8).
 
-        Clones keep theirs. With `convert`, elements are widened or encoded as they must be, never narrowed; the result says what was done
-        to which. Raises `NameNotFound`, `DTypeError` or `ShapeError`, and then changes nothing.
+        Clones keep theirs. With `convert`, elements are widened or encoded as they must be, never narrowed; the result
+        says what was done to which. Raises `NameNotFound`, `DTypeError` or `ShapeError`, and then changes nothing.
         """
         if not isinstance(arrays, Mapping):
             raise OptionError(f"set_params takes a mapping of names to arrays, got {type(arrays).__name__}")
