@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import OptionError
+from rlx.errors import BusyError, OptionError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Shape
@@ -30,6 +30,7 @@ __all__ = [
     "LibraryBackend",
     "Restorer",
     "TensorSpec",
+    "Turns",
     "host_memory",
     "spec_of",
 ]
@@ -239,6 +240,48 @@ class Executable(ABC):
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel."""
         raise OptionError("this device has no per-kernel profile")
+
+
+class Turns:
+    """One thread at a time in an executable that runs on a library; others wait or get `BusyError`."""
+
+    def __init__(self) -> None:
+        self.restart()
+        _turns.add(self)
+
+    def restart(self) -> None:
+        """Nobody has it: for a new one, and for a forked child, where other threads of the parent are not."""
+        self.lock = Lock()
+        self.holder = 0
+
+    @contextmanager
+    def taken(self, waits: bool) -> Iterator[None]:
+        """Has it for the block. The thread that has it already (in a signal handler) is never told to wait."""
+        if not self.lock.acquire(blocking=False):
+            if not waits or self.holder == get_ident():
+                raise BusyError(
+                    "the compiled graph is running in another thread: compile one for each thread, `sync()` after "
+                    "`submit`, or compile with busy='wait'"
+                )
+            self.lock.acquire()
+        self.holder = get_ident()
+        try:
+            yield
+        finally:
+            self.holder = 0
+            self.lock.release()
+
+
+_turns: weakref.WeakSet[Turns] = weakref.WeakSet()
+
+
+def restart_turns() -> None:
+    for turns in list(_turns):
+        turns.restart()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=restart_turns)
 
 
 class Backend(ABC):

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend
-from rlx.backends.turns import Turns
+from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Turns
 from rlx.errors import ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
 from rlx.ir.extents import bind_extents, bind_result, check_guards
 from rlx.ir.finite import bad_elements, is_trappable, trapped

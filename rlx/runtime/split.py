@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlx.backends import backend_named
-from rlx.backends.base import Executable
-from rlx.backends.turns import Turns
+from rlx.backends.base import Executable, Turns
 from rlx.compiler import Compilation, compile_graph
 from rlx.cost.ceilings import Ceilings
 from rlx.errors import OptionError, RlxError, ShapeError, UnsupportedOp

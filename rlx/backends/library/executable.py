@@ -11,10 +11,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, host_memory
+from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, Turns, host_memory
 from rlx.backends.library.arrays import Arrays, Flat
 from rlx.backends.library.trace import Trace, why_not
-from rlx.backends.turns import Turns
 from rlx.errors import (
     DeviceUnavailable,
     ExecutionError,
