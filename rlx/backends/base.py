@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import BusyError, OptionError
