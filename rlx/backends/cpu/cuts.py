@@ -5,6 +5,7 @@ Objects of these classes are all that is stored of such a choice, so that stored
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same ca
 K_BLOCK = 384  # a panel of f32 then takes 24 KB of L1
 PANEL_BYTES = 64  # of a row of a panel
 MIN_CHUNKS = 4
+MIN_PANELS = 4  # of a chunk of a product that has enough of them
 LOOP_COST = 400_000  # simple operations that one chunk of a nest should hold at least: some tens of microseconds
 FEW_ROWS = 4  # query rows that attention computes without panels
 
@@ -131,25 +133,42 @@ def row_limit(k: int, columns: int, size: int) -> int:
     return 144 * max(int(40e-6 / max(block_time, 1e-9)), 1)
 
 
+@functools.lru_cache(1024)
 def chunking(m: int, n: int, k: int, batch: int, size: int) -> Chunking:
-    """Cuts a product of elements of `size` bytes into chunks of some 50 to 100 us of one core, by its extents only."""
+    """Cuts a product of elements of `size` bytes into chunks of some 20 to 120 us of one core, by its extents only."""
     width = PANEL_BYTES // size
     panels = max(-(-n // width), 1)
-    row_blocks = max(-(-m // row_limit(k, panels * width, size)), 1)
+    # 144 rows, or more where those are little work (80 Gflop/s in f32, 10 GB/s of C)
+    block_time = 144 * panels * (2.0 * width * k / 80e9 * (size / 4) + 64 / 10e9)
+    row_limit = 144 * max(int(40e-6 / block_time), 1)
+    row_blocks = max(-(-m // row_limit), 1)
     row_chunk = max(-(-m // row_blocks), 1)
     if row_blocks > 1:
-        row_chunk = -(-row_chunk // 12) * 12
+        row_chunk = -(-row_chunk // 6) * 6
     row_blocks = max(-(-m // row_chunk), 1)
-    # the same with 40 GB/s of B; the target grows a little with the product, since each chunk reads A again
+    # the same with 40 GB/s of B; some eight chunks, fewer of a small product, more of a large one
     per_panel = 2.0 * row_chunk * width * k / 80e9 * (size / 4) + width * k * size / 40e9
-    target = min(max(60e-6, per_panel * panels * row_blocks * batch / 64), 120e-6)
-    panel_blocks = max(min(panels, round(per_panel * panels / target)), 1)
-    panel_chunk = -(-panels // panel_blocks)
+    blocks = row_blocks * batch
+    target = min(max(per_panel * panels * blocks / 8, 20e-6), 120e-6)
+    wanted = round(per_panel * panels / target)
+    # each chunk reads all of A again and starts without prefetched panels, so it takes several of them
+    panel_chunk = _panel_chunk(panels, min(wanted, max(panels // MIN_PANELS, MIN_CHUNKS)), blocks)
     panel_blocks = -(-panels // panel_chunk)
     copy = (k * size) % 4096 == 0 and k > 0 and row_chunk > 12 and panel_chunk >= 16  # else it costs more than it saves
     copy_bytes = -(-row_chunk * (k_block(k) + COPY_PAD) * size // 64) * 64 if copy else 0
     chunks = batch * row_blocks * panel_blocks if m and n else 0
     return Chunking(row_chunk, panel_chunk, chunks, copy_bytes, row_chunk * panel_chunk * 64)
+
+
+def _panel_chunk(panels: int, parts: int, blocks: int) -> int:
+    """Panels of a chunk for about so many parts: the number that leaves 2 and 4 threads the least idle at the end."""
+    least = -(-panels // max(min(parts, panels), 1))
+
+    def taken(size: int) -> float:
+        count = blocks * -(-panels // size)
+        return sum(-(-count // threads) * threads * size for threads in (2, 4))
+
+    return min(range(least, min(max(least * 3 // 2, least), panels) + 1), key=taken)
 
 
 class ProductParts(NamedTuple):

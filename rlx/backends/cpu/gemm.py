@@ -352,6 +352,7 @@ def gemm_block(tile: Tile) -> Function:
     def k_step(k0: str, _: list[str]) -> None:
         k = f.min(block, f.sub("%k", k0))
         more = f.cast("zext", f.cmp("gt", k0, 0), "i64")
+        final = f.cmp("ge", f.add(k0, block), "%k")
         source = f.gep("%a", k0, ty)
         copy_stride = f.add(block, COPY_PAD)
         f.if_(copied, lambda: copy_rows(source, k, copy_stride))
@@ -416,29 +417,34 @@ def gemm_block(tile: Tile) -> Function:
             return body
 
         def rows_of(count: int, height: int, column: str, n: str, last: str) -> None:
-            ahead_step = f.mul(f.lshr(k, tile.unroll.bit_length() - 1), width)
+            a_tile = f.mul(f.lshr(k, tile.unroll.bit_length() - 1), width)  # elements that a tile prefetches
+            # after the last panel comes the first one of the next block of k
+            coming = f.select(
+                last, f.gep(b, f.mul(block, width), tile.b_scalar), next_panel(column, max(count, 1)), "ptr"
+            )
+            wanted = f.select(f.and_(last, final), 0, f.mul(k, width), "i64")
 
             def rows_left(state: list[str]) -> str:
                 return f.cmp("lt", state[0], "%rows")
 
             def tile_rows(state: list[str]) -> list[str]:
-                row, ahead = state
+                row, done = state
                 left = f.sub("%rows", row)
                 even = f.and_(f.cmp("gt", left, height), f.cmp("lt", left, 2 * height))
                 take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
-                # a last panel has no next one: it is the next rows of A that are wanted then
+                # once the coming panel is fetched, or where there is none, it is the next rows of A that are wanted
                 below = f.gep(a, f.mul(f.add(row, take), lda), ty)
-                coming = f.select(last, below, ahead, "ptr")
+                ahead = f.select(f.cmp("lt", done, wanted), f.gep(coming, done, tile.b_scalar), below, "ptr")
                 f.switch(
                     take,
                     {
-                        r: (lambda r=r: call(r, count, row, column, n, coming))  # type: ignore[misc]
+                        r: (lambda r=r: call(r, count, row, column, n, ahead))  # type: ignore[misc]
                         for r in range(1, height + 1)
                     },
                 )
-                return [f.add(row, take), f.gep(ahead, ahead_step, tile.b_scalar)]
+                return [f.add(row, take), f.add(done, a_tile)]
 
-            f.while_([("i64", 0), ("ptr", next_panel(column, max(count, 1)))], rows_left, tile_rows)
+            f.while_([("i64", 0), ("i64", 0)], rows_left, tile_rows)
 
         def many_rows() -> None:
             group = tile.panels * width
