@@ -7,6 +7,7 @@ inputs and its results cut when every value's first entries are made of first en
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Dim, Shape, Size, exact_div, size_product, symbols
@@ -36,7 +37,7 @@ def has_dim(size: Size, dim: str) -> bool:
 def mixing(graph: Graph, dim: str, trusted: Collection[Node] = ()) -> str | None:
     """Why results at a longer extent of the dim can't be cut to those at a shorter one; None where they can.
 
-    The graph is one whose nodes can be lowered. `trusted` nodes are taken to keep entries apart.
+    `trusted` nodes are taken to keep entries apart.
     """
     guard = next((g for g in graph.guards if has_dim(g.lhs, dim) or has_dim(g.rhs, dim)), None)
     if guard is not None:
@@ -47,14 +48,17 @@ def mixing(graph: Graph, dim: str, trusted: Collection[Node] = ()) -> str | None
         except ValueError as error:
             return f"input {value.name!r}: {error}"
     for node in graph.nodes:
-        why = None if node in trusted else _mixes(node, dim)
+        why = None if node in trusted else _mixes(node, dim, True)
         if why is not None:
-            return f"{node.op.op_name} {node.label!r} {why}"
+            return f"{node.label} {why}"
     return None
 
 
-def _mixes(node: Node, dim: str) -> str | None:
-    """Why an entry of the node's results depends on other entries than its own."""
+def _mixes(node: Node, dim: str, outer: bool) -> str | None:
+    """Why an entry of the node's results depends on other entries than its own.
+
+    `outer`: inputs that the node reads are those of users, and not of the parts of a node.
+    """
     if dim not in Graph(nodes=[node]).dims() and not any(has_dim(s, dim) for v in node.inputs for s in v.shape):
         return None
     if node.regions:
@@ -63,20 +67,40 @@ def _mixes(node: Node, dim: str) -> str | None:
         axes = {v: padded_axis(v.shape, dim) for v in (*node.inputs, *node.outputs)}
     except ValueError as error:
         return f"makes a shape that {error}"
-    if node.op.op_name == "reshape":
+    op: Any = node.op
+    if op.op_name == "reshape":
         return _reshape(node, axes)
+    if op.op_name == "prefix" and not op.reverse:
+        return None  # what comes before an entry does not depend on added ones
     lowered = lower_node(node)
     if lowered is None:
-        return "can't be seen through"
+        return _parts(node, dim)
     if isinstance(lowered.anchor, Attention):
         return _attention(node, lowered.anchor, axes, dim)
     for value, pieces in zip(node.outputs, lowered.outputs, strict=True):
         for piece in pieces:
             expr = lowered.generic if lowered.generic is not None else piece.expr
-            why = _piece(piece, value, axes) or _expr(expr, value.shape, axes, dim)
+            why = _piece(piece, value, axes) or _expr(expr, value.shape, axes, dim, outer=outer)
             if why is not None:
                 return why
     return None
+
+
+def _parts(node: Node, dim: str) -> str | None:
+    """The same for the decomposition of a node."""
+    op: Any = node.op
+    if op.op_name in ("cum_sum", "cum_prod") and not op.reverse:
+        return None
+    if op.decompose is None:
+        return "can't be seen through"
+    scratch = Graph("parts")
+    stand_ins = []
+    for number, value in enumerate(node.inputs):
+        constant = value.kind == "const" and value.data is not None
+        made = scratch.constant(value.data) if constant else scratch.input(f"x{number}", value.shape, value.dtype)
+        stand_ins.append(made)
+    op.decompose(scratch, *stand_ins)
+    return next((why for part in scratch.nodes if (why := _mixes(part, dim, False)) is not None), None)
 
 
 def _piece(piece: Piece, value: Value, axes: dict[Value, int | None]) -> str | None:
@@ -86,7 +110,15 @@ def _piece(piece: Piece, value: Value, axes: dict[Value, int | None]) -> str | N
     return "puts something behind it"
 
 
-def _expr(expr: Expr, shape: Shape, axes: dict[Value, int | None], dim: str, also: Sequence[Var] = ()) -> str | None:
+def _expr(
+    expr: Expr,
+    shape: Shape,
+    axes: dict[Value, int | None],
+    dim: str,
+    also: Sequence[Var] = (),
+    *,
+    outer: bool = True,
+) -> str | None:
     """Why an element of a result of that shape depends on another entry; `also`: variables that are in bounds."""
     vars = out_vars(len(shape))
     parts = walk(expr)
@@ -95,7 +127,7 @@ def _expr(expr: Expr, shape: Shape, axes: dict[Value, int | None], dim: str, als
     for x in parts:
         if isinstance(x, SizeOf) and has_dim(x.size, dim):
             return "computes with the size itself"
-        if isinstance(x, Check) and not _safe(x):
+        if isinstance(x, Check) and not (outer and _safe(x)):
             return "may stop the run with an error that the added entries cause"
         if isinstance(x, Load):
             axis = axes.get(x.source)
@@ -137,6 +169,6 @@ def _attention(node: Node, anchor: Attention, axes: dict[Value, int | None], dim
         return "has it as heads or depth"
     if axes[k] == 0 and axes[q] != 0:
         return "reads other entries than the one that it makes"
-    parts = [x for x in (anchor.bias, anchor.count) if x is not None]
-    also = out_vars(4)[3:] if counted else ()
-    return next((why for x in parts if (why := _expr(x, shape, axes, dim, also)) is not None), None)
+    if counted and axes[node.inputs[-1]] is not None and axes[q] != 0:
+        return "reads other entries than the one that it makes"
+    return None if anchor.bias is None else _expr(anchor.bias, shape, axes, dim, out_vars(4)[3:] if counted else ())

@@ -11,7 +11,7 @@ from rlx.ir.shape import Dim, Guard, Size, Symbol, same, substitute
 from rlx.ops.base import Op
 from rlx.passes.rewrite import finish
 
-__all__ = ["apply_dims", "dim_values"]
+__all__ = ["apply_dims", "dim_values", "with_dims"]
 
 
 def dim_values(graph: Graph, dims: Mapping[str, Any]) -> dict[str, Size]:
@@ -75,10 +75,11 @@ def apply_dims(graph: Graph, dims: Mapping[str, Any] | None) -> Graph:
     values = dim_values(graph, dims) if dims else {}
     if not values:
         return graph
-    return _with_dims(graph, values)
+    return with_dims(graph, values)
 
 
-def _with_dims(graph: Graph, values: Mapping[str, Size]) -> Graph:
+def with_dims(graph: Graph, values: Mapping[str, Size]) -> Graph:
+    """The graph with each symbol that is named replaced by a size, in shapes, attributes and guards."""
     new = Graph(graph.name)
     mapped: dict[Value, Value] = {}
     for old_list, new_list in (
@@ -101,7 +102,7 @@ def _with_dims(graph: Graph, values: Mapping[str, Size]) -> Graph:
             new.guards.append(Guard(lhs, rhs, guard.why))
     for node in graph.nodes:
         op = node.op.with_sizes(values) if isinstance(node.op, Op) else node.op
-        regions = [_with_dims(region, values) for region in node.regions]
+        regions = [with_dims(region, values) for region in node.regions]
         outputs = new.add(op, *(mapped[v] for v in node.inputs), provenance=node.provenance, regions=regions)
         for old, value in zip(node.outputs, outputs, strict=True):
             value.name = old.name

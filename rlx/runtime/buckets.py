@@ -31,11 +31,9 @@ from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import evaluate
 from rlx.kernels.independence import mixing
-from rlx.kernels.lowering import lower_node
 from rlx.options import CompileOptions, parse_bytes
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
-from rlx.passes.legalise import legalise
 from rlx.runtime.arrays import by_position, to_array
 from rlx.runtime.choice import usual_extents
 from rlx.runtime.compiled import CompiledGraph, Results
@@ -135,8 +133,8 @@ class Buckets:
 
     def _obstacles(self) -> dict[str, str | None]:
         """For each dim why inputs can't be padded along it, None where they can."""
-        legal, _ = legalise(run_passes(self._graph), lambda node: None if lower_node(node) else "it has no lowering")
-        return {name: mixing(legal, name) for name in self.ladder}
+        made = run_passes(self._graph)
+        return {name: mixing(made, name) for name in self.ladder}
 
     def _pads(self, dim: str) -> bool:
         return self._backend.specialises and self._mixing[dim] is None

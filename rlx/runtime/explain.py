@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from rlx.errors import ExecutionError
+
 if TYPE_CHECKING:
+    from rlx.kernels.program import Buffer, Program
     from rlx.runtime.compiled import CompiledGraph
 
 __all__ = ["STAGES", "explain"]
@@ -50,12 +53,22 @@ def state_lines(model: CompiledGraph) -> list[str]:
         if new is None or new is state:
             how = "not updated by the graph"
         elif copied is None:
-            written = [k.bytes_written({}) for k in program.run if new in k.writes()]
-            how = f"updated in place, {sum(written):,} B written a run"
+            how = f"updated in place, {_written(program, new)} written a run"
         else:
             how = f"updated through a copy of {copied.bound():,} B (%{copied.name}): its old value is still being read"
         lines.append(f"state    {state.name}: {state.dtype}[{', '.join(map(str, state.shape))}], {how}")
     return lines
+
+
+def _written(program: Program, new: Buffer) -> str:
+    """The bytes that are written over a state, at the upper bounds of the dims."""
+    tops = {name: symbol.hi for name, symbol in program.dims.items()}
+    at = {name: top for name, top in tops.items() if top is not None}
+    try:
+        written = sum(k.bytes_written(at) for k in program.run if new in k.writes())
+    except ExecutionError:
+        return "as many rows as a run gives"
+    return f"{'up to ' if at else ''}{written:,} B"
 
 
 def dispatch_table(model: CompiledGraph) -> str:

@@ -112,22 +112,32 @@ class Session:
         made.decide = lambda: named(graph, backend.name)
         return made
 
-    def load(self, source: Source, *, policy: DevicePolicy | str | None = None, **options: Any) -> CompiledGraph:
+    def load(
+        self,
+        source: Source,
+        *,
+        policy: DevicePolicy | str | None = None,
+        transform: Callable[[Graph], Graph] | None = None,
+        **options: Any,
+    ) -> CompiledGraph:
         """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read.
 
-        With a registry, a model file is compiled anew, not taken from the cache: its weights go to the registry.
+        `transform` is applied to the graph before it is compiled, as `rlx.lora` and `rlx.bind_cache` are. With it, or a
+        registry, a model file is compiled anew, not taken from the cache.
         """
         chosen = self.options.with_options(options)
         if isinstance(source, Graph):
-            return self.compile(source, policy=policy, **options)
+            return self.compile(source if transform is None else transform(source), policy=policy, **options)
         before = Resident.read()
         rules = self._policy(policy, chosen)
         path, kind = kind_of(source)
         if kind == ARTIFACT:
+            if transform is not None:
+                raise OptionError(f"{path}: transform= is for model files; an artifact is compiled already")
             return load_artifact(path, chosen, lambda graph, asked: self._compile(graph, asked, rules, before), before)
         # An importer settles dims by itself; what comes after it goes without.
         settled = chosen if kind == TEXT else chosen.with_options({"dims": None})
-        kept = chosen.cache and kind != TEXT and self.registry is None
+        kept = chosen.cache and kind != TEXT and self.registry is None and transform is None
         cache = ArtifactCache(chosen, repr(rules)) if kept else None
         if cache is not None:
             found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims), before)
@@ -140,6 +150,8 @@ class Session:
         admit = Admission(choose_backend(chosen.device), chosen).weights
         with collect_files() as files:
             graph = import_graph(path, kind, chosen.dims, admit)
+        if transform is not None:
+            graph = transform(graph)
         model = self._compile_shared(graph, settled, rules, before, self.registry)
         if cache is not None:
             cache.keep(path, chosen, model, files)

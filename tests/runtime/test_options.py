@@ -17,8 +17,8 @@ from rlx.errors import OptionError, RlxError
 
 PUBLIC = [
     "Buckets", "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "RunTrace",
-    "Session", "TensorType", "WeightRegistry", "choose", "compile", "cost", "devices", "devices_for", "errors",
-    "estimate", "jit", "load", "lora", "ops", "profile", "register", "replay",
+    "Session", "TensorType", "WeightRegistry", "bind_cache", "choose", "compile", "cost", "devices", "devices_for",
+    "errors", "estimate", "jit", "load", "lora", "ops", "profile", "register", "replay",
 ]  # fmt: skip
 
 OPTIONS = [

@@ -1,0 +1,265 @@
+"""Key-value caches that a graph takes in and gives back longer become states of a fixed capacity.
+
+A decoder as exporters write it has inputs `past` [.., P, ..] and outputs `present` = concat(past, new), fed back by the
+caller. Here each pair becomes one state with room for `capacity` positions, of which a second state says how many are
+filled; a run writes its new rows behind them and attention reads those that are there. Every size P + S becomes the
+capacity, so that the sizes of a step are always the same: nothing is bound anew, nothing is copied or allocated. That
+this changes no result is proved like padding is (`rlx.kernels.independence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rlx import ops
+from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.shape import Dim, Size, exact_div, same, substitute, symbols
+from rlx.kernels.independence import has_dim, mixing
+from rlx.ops.attention import Attention
+from rlx.ops.elementwise import Add, Cast, Identity, Mul
+from rlx.ops.index import Gather
+from rlx.ops.layout import Concat, Iota, SizeOf, Slice
+from rlx.passes import run_passes
+from rlx.passes.dce import dce
+from rlx.passes.dims import apply_dims, with_dims
+from rlx.passes.rewrite import Site, rewrite
+
+__all__ = ["bind_cache"]
+
+
+def bind_cache(
+    graph: Graph,
+    capacity: int,
+    pairs: Mapping[str, str] | None = None,
+    *,
+    dims: Mapping[str, Any] | None = None,
+    length: str = "length",
+) -> Graph:
+    """The graph with its caches as states: of each pair the input `past` becomes a state, the output `present` goes.
+
+    `pairs` maps inputs to outputs that are concat(input, new rows) along the axis that grows; None finds all of them.
+    A run appends its rows at the position that the state `length` (i64) tells, and adds their number to it; beyond
+    `capacity` it raises `ExecutionError` and writes nothing. Other inputs with an entry for every position, such as an
+    attention mask, get `capacity` entries, of which those of unfilled positions do not count. `dims` fixes or bounds
+    dims first: all of a cache but the axis that grows must be fixed. Raises `NameNotFound`, `ShapeError`, and
+    `OptionError` where a pair is none or something other than attention mixes positions.
+    """
+    if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
+        raise OptionError(f"bind_cache: capacity={capacity!r}: expected an int >= 1")
+    graph = apply_dims(graph, dims)
+    found = _pairs(graph, pairs)
+    graph, total = _with_total(graph, found, capacity)
+    graph = run_passes(graph)
+    work = _Bound(graph, _pairs(graph, {pair.past: pair.present for pair in found}), total, length)
+    return with_dims(work.run(), {total: capacity})
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """An input and the output that it grows to, by name; `node` is the concat that does so."""
+
+    past: str
+    present: str
+    node: Node
+
+    @property
+    def axis(self) -> int:
+        op = self.node.op
+        assert isinstance(op, Concat)
+        return op.axis % self.node.inputs[0].rank
+
+    @property
+    def old(self) -> Value:
+        return self.node.inputs[0]
+
+    @property
+    def new(self) -> Value:
+        return self.node.inputs[1]
+
+
+def _concat_of(value: Value) -> Node | None:
+    """The concat of an input and one more value that makes it."""
+    while value.node is not None and isinstance(value.node.op, Identity):
+        value = value.node.inputs[0]
+    node = value.node
+    fits = node is not None and isinstance(node.op, Concat) and len(node.inputs) == 2
+    return node if node is not None and fits and node.inputs[0].kind == "input" else None
+
+
+def _pairs(graph: Graph, names: Mapping[str, str] | None) -> list[_Pair]:
+    inputs, outputs = {v.name: v for v in graph.inputs}, {o.name: o.value for o in graph.outputs}
+    if names is None:
+        made = {name: node for name, value in outputs.items() if (node := _concat_of(value)) is not None}
+        found = [_Pair(node.inputs[0].name, name, node) for name, node in made.items()]
+        if not found:
+            raise OptionError(f"bind_cache: no output of {graph.name!r} is concat(input, new rows); name the pairs")
+    else:
+        found = []
+        for past, present in names.items():
+            for name, known, what in ((past, inputs, "input"), (present, outputs, "output")):
+                if name not in known:
+                    raise NameNotFound(f"bind_cache: there is no {what} {name!r}; there are {', '.join(known)}")
+            node = _concat_of(outputs[present])
+            if node is None or node.inputs[0] is not inputs[past]:
+                raise OptionError(f"bind_cache: the output {present!r} is not concat({past!r}, new rows)")
+            found.append(_Pair(past, present, node))
+    if len({pair.past for pair in found}) < len(found):
+        raise OptionError("bind_cache: an input grows to more than one output; name the pairs")
+    return found
+
+
+def _with_total(graph: Graph, pairs: list[_Pair], capacity: int) -> tuple[Graph, str]:
+    """The graph in terms of the positions that there are after a run, not of those before; the name of that dim."""
+    total = "total"
+    while total in graph.dims():
+        total += "_"
+    values: dict[str, Size] = {}
+    every = Dim(total, capacity, capacity)
+    rows = pairs[0].new.shape[pairs[0].axis]
+    bounded = rows
+    if isinstance(rows, Dim):
+        symbol = rows.symbol
+        if symbol is None:
+            raise ShapeError(f"bind_cache: the number of new rows, {rows}, is no dim of its own: fix it with dims=")
+        bounded = Dim(symbol.name, symbol.lo, min(symbol.hi or capacity, capacity), symbol.multiple)
+        values[symbol.name] = bounded
+    for pair in pairs:
+        before = pair.old.shape[pair.axis]
+        grown = before.symbol if isinstance(before, Dim) else None
+        if grown is None:
+            raise ShapeError(f"bind_cache: the input {pair.past!r} has {before} positions: leave that dim open")
+        if same(pair.new.shape[pair.axis], rows) is not True:
+            raise ShapeError(
+                f"bind_cache: {pair.past!r} grows by {pair.new.shape[pair.axis]}, others by {rows} positions"
+            )
+        fixed = [s for d, s in enumerate(pair.old.shape) if d != pair.axis]
+        if any(isinstance(s, Dim) for s in fixed):
+            raise ShapeError(f"bind_cache: {pair.past!r} is {pair.old.type}: fix its other dims, as dims={{...: 1}}")
+        values[grown.name] = every - bounded
+    for guard in graph.guards:  # other names for the same number, such as the length of a mask
+        for one, other in ((guard.lhs, guard.rhs), (guard.rhs, guard.lhs)):
+            name = one.symbol.name if isinstance(one, Dim) and one.symbol is not None else None
+            if name is not None and name not in values and any(s.name in values for s in symbols(other)):
+                values[name] = substitute(other, values)
+    return with_dims(graph, values), total
+
+
+@dataclass
+class _Bound:
+    """One rewriting; `total` names the dim of all positions."""
+
+    graph: Graph
+    pairs: list[_Pair]
+    total: str
+    length: str
+    position: Value | None = None  # how many positions were filled before the run, and after it
+    end: Value | None = None
+    trusted: list[Node] = field(default_factory=list)
+    updates: dict[_Pair, tuple[Value, Value]] = field(default_factory=dict)
+
+    def run(self) -> Graph:
+        taken = {v.name for v in (*self.graph.inputs, *self.graph.params, *self.graph.states)}
+        if self.length in taken:
+            raise OptionError(f"bind_cache: the name {self.length!r} is taken in the graph: give length= another one")
+        new = rewrite(self.graph, self.rule)
+        presents = {pair.present for pair in self.pairs}
+        new.outputs = [o for o in new.outputs if o.name not in presents]
+        pasts = {pair.past for pair in self.pairs}
+        used = {v for node in new.nodes for v in node.inputs} | {o.value for o in new.outputs}
+        for value in new.inputs:
+            if value.name in pasts and value in used:
+                raise OptionError(f"bind_cache: the input {value.name!r} is read by more than its concat")
+        new.inputs = [v for v in new.inputs if v.name not in pasts]
+        why = mixing(new, self.total, self.trusted)
+        if why is not None:
+            raise OptionError(f"bind_cache: what is done to positions outside of attention must keep them apart: {why}")
+        for pair, (state, value) in self.updates.items():
+            state.name = pair.past  # free now
+            new.update(state, value)
+        assert self.position is not None
+        assert self.end is not None
+        new.update(self.position, self.end)
+        return dce(new)
+
+    # ---- nodes
+
+    def rule(self, site: Site) -> Value | None:
+        op = site.op
+        pair = next((p for p in self.pairs if p.node is site.node), None)
+        if pair is not None:
+            return self.appended(site, pair)
+        match op:
+            case SizeOf(size=size) if has_dim(size, self.total):
+                return self.number(site, size)
+            case Iota(start=Dim() as start) if has_dim(start, self.total):
+                first = self.number(site, start)
+                count = site.add(replace(op, start=0))
+                return site.add(Add(), count, first if op.dtype is first.dtype else site.add(Cast(op.dtype), first))
+            case Slice(starts=starts) if any(has_dim(s, self.total) for s in starts):
+                return self.sliced(site, op)
+            case Attention() if has_dim(site.inputs[1].shape[2], self.total) and not op.counted:
+                self.filled(site)
+                assert self.end is not None
+                return site.add(replace(op, counted=True), *site.inputs, self.end)
+        return None
+
+    def filled(self, site: Site) -> Value:
+        """How many positions are filled before the run."""
+        if self.position is None:
+            pair = self.pairs[0]
+            self.position = site.graph.state(self.length, (), "i64")
+            self.end = site.add(Add(), self.position, site.add(SizeOf(pair.new.shape[pair.axis])))
+        return self.position
+
+    def appended(self, site: Site, pair: _Pair) -> Value:
+        """The state with the new rows in their place."""
+        at = self.filled(site)
+        made = site.node.outputs[0]
+        state = site.graph.state(f"{pair.past}.state", made.shape, made.dtype)
+        value: Value = ops.dynamic_update_slice(state, site.inputs[1], at, axis=pair.axis)
+        self.trusted.append(_maker(value))
+        self.updates[pair] = state, value
+        return value
+
+    def number(self, site: Site, size: Size) -> Value:
+        """A size with a multiple of the total in it, as the number that it is in a run."""
+        self.filled(site)
+        assert self.end is not None
+        rest = substitute(size, {self.total: 0})
+        times = exact_div(size - rest, _symbol_of(size, self.total))
+        if not isinstance(times, int):
+            raise OptionError(f"bind_cache: {site.node.label} computes with {size}, which is not linear in it")
+        value = self.end
+        if times != 1:
+            value = site.add(Mul(), value, site.graph.constant(np.int64(times)))
+        return value if rest == 0 else site.add(Add(), value, site.add(SizeOf(rest)))
+
+    def sliced(self, site: Site, op: Slice) -> Value:
+        """Entries that begin at a position: taken by their numbers."""
+        (x,) = site.inputs
+        moving = [d for d, start in enumerate(op.starts) if has_dim(start, self.total)]
+        starts = tuple(0 if d in moving else s for d, s in enumerate(op.starts))
+        sizes = tuple(x.shape[d] if d in moving else s for d, s in enumerate(op.sizes))
+        steps = tuple(1 if d in moving else s for d, s in enumerate(op.steps))
+        if sizes != x.shape or any(s != 1 for s in steps):
+            x = site.add(Slice(starts, sizes, steps), x)
+        for d in moving:
+            places = site.add(Iota(op.sizes[d], 0, op.steps[d]))
+            x = site.add(Gather(d), x, site.add(Add(), places, self.number(site, op.starts[d])))
+            self.trusted.append(_maker(x))
+        return x
+
+
+def _maker(value: Value) -> Node:
+    assert value.node is not None
+    return value.node
+
+
+def _symbol_of(size: Size, name: str) -> Dim:
+    symbol = next(s for s in symbols(size) if s.name == name)
+    return Dim(symbol.name, symbol.lo, symbol.hi, symbol.multiple)
