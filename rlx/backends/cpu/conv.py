@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Literal, cast
 
-from rlx.backends.cpu import depthwise, gemm, windows, winograd
+from rlx.backends.cpu import depthwise, direct, gemm, windows, winograd
 from rlx.backends.cpu.builder import Module, size_of
 from rlx.backends.cpu.cuts import ConvCut, Part, part
 from rlx.backends.cpu.jit import host
@@ -180,7 +180,11 @@ def emit(kernel: Kernel) -> KernelCode:
         return winograd.emit_weights(kernel)
     if kernel.tag in winograd.TAGS:
         return winograd.emit(kernel)
-    return depthwise.emit(kernel) if depthwise.suits(kernel) else _emit_product(kernel)
+    if depthwise.suits(kernel):
+        return depthwise.emit(kernel)
+    if direct.suits(kernel) and not _few(anchor.w_shape[0]):
+        return direct.emit(kernel)
+    return _emit_product(kernel)
 
 
 def _in_image(geo: Geometry) -> Size | None:

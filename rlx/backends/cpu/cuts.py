@@ -15,8 +15,8 @@ from rlx.ir.shape import Shape, Size, evaluate, size_product
 from rlx.records import dataclass
 
 __all__ = [
-    "AttentionCut", "Chunking", "ConvCut", "DepthwiseCut", "Grid", "InnerColumns", "KeyChunks", "Part", "Product",
-    "ProductCut", "WinogradCut", "chunking", "k_block", "part",
+    "AttentionCut", "Chunking", "ConvCut", "DepthwiseCut", "DirectCut", "Grid", "InnerColumns", "KeyChunks", "Part",
+    "Product", "ProductCut", "WinogradCut", "chunking", "k_block", "part",
 ]  # fmt: skip
 
 COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
@@ -285,6 +285,92 @@ class ConvCut:
         count = blocks * groups * panel_blocks if pixels and outputs else 0
         parts = (chunk, panel_chunk, count, a_step, part, gathered)
         return ConvParts(*parts, gathered + sums if copied else -1, gathered + sums + copy)
+
+
+class DirectParts(NamedTuple):
+    """How a convolution is split: chunk = block of rows of results * panel blocks + panel block."""
+
+    row_chunk: int
+    panel_chunk: int
+    chunks: int
+    padded: int  # pixels of a copied row
+    copied: int  # from copied row to copied row in elements; 0: none is copied
+    piece_step: int  # between the pieces of a window of copied rows
+    group: int  # pieces, and steps of each, of a block of sums
+    steps: int
+    part: int  # pixels that are computed to results before the next ones
+    ends: tuple[int, ...]  # of the parts of a worker's scratch: offsets, copies, sums
+
+
+@dataclass(eq=False, repr=False)
+class DirectCut:
+    """The chunks of a convolution that reads its windows in rows; `sizes`: batch, channels, outputs, height, width.
+
+    `in_image`: no row is copied; `in_place`: sums are stored where the result is. Height and width are the results'.
+    """
+
+    sizes: Shape
+    kernel: tuple[Size, Size]
+    strides: tuple[int, int]
+    dilation: int  # of rows
+    size: int
+    width: int
+    in_image: bool
+    in_place: bool
+
+    FLOPS = 8e6  # of a chunk at most: some 100 us of one core
+    LEAST_FLOPS = 0.6e6
+    FEW_WEIGHTS = 128 * 1024  # bytes that are read again and again without leaving the caches
+    MANY_WEIGHTS = 1024 * 1024  # bytes that are better read seldom
+    COPIES = (192 * 1024, 512 * 1024)  # bytes of a chunk with fewer and with many weights
+    PART = 16 * 1024  # bytes of the results of a part, which stay in L1
+    TILES = 24  # a part is a multiple of the pixels of all tiles
+
+    def __call__(self, extents: Extents) -> DirectParts:
+        batch, channels, outputs, height, width = (evaluate(s, extents) for s in self.sizes)
+        kernel_h, kernel_w = (evaluate(s, extents) for s in self.kernel)
+        stride_h, stride_w = self.strides
+        size, run, rows = self.size, kernel_w * channels, batch * height
+        reach = (kernel_h - 1) * self.dilation + 1
+        padded = max((width - 1) * stride_w + kernel_w, 0)
+        line = padded * channels + (COPY_PAD if padded * channels * size % 2048 == 0 else 0)
+        more = max(reach - stride_h, 0)  # rows of an image beyond those that its first pixels step through
+        panels = max(-(-outputs // self.width), 1)
+        weights = kernel_h * run * panels * self.width * size
+        a_row = max(2.0 * kernel_h * run * panels * self.width * width * size / 4, 1.0)
+        wanted = pieces(a_row * rows, self.FLOPS, self.LEAST_FLOPS)
+        limit = rows
+        if not self.in_image:
+            room = self.COPIES[weights > self.MANY_WEIGHTS] // max(line * size, 1)
+            image = height * stride_h + more
+            limit = max(room // image * height if room >= image > 0 else (room - more) // stride_h, 1)
+        blocks = max(-(-rows // max(limit, 1)), 1)
+        panel_blocks = 1
+        if weights > 2 * self.FEW_WEIGHTS:
+            panel_blocks = max(min(-(-wanted // blocks), panels // 2), 1)
+        blocks = min(max(-(-wanted // panel_blocks), blocks), max(rows, 1))
+        if blocks * panel_blocks % 2 and 1 < blocks < rows:
+            blocks += 1
+        row_chunk = max(-(-rows // blocks), 1)
+        blocks = -(-rows // row_chunk)
+        panel_chunk = -(-panels // panel_blocks)
+        panel_blocks = -(-panels // panel_chunk)
+        pixels, columns = row_chunk * width, panel_chunk * self.width
+        taken = pixels
+        if weights // panel_blocks <= self.FEW_WEIGHTS:
+            taken = max(self.PART // (columns * size) // self.TILES, 1) * self.TILES
+        group = max(K_BLOCK // max(run, 1), 1)
+        ends, end = [], 0
+        images = min(-(-(row_chunk - 1) // max(height, 1)) + 1, max(batch, 1))
+        copies = 0 if self.in_image else (row_chunk * stride_h + images * more) * line * size
+        for part in (8 * pixels, copies, 0 if self.in_place else min(taken, pixels) * columns * size):
+            end += _aligned(part)
+            ends.append(end)
+        count = blocks * panel_blocks if rows and width and outputs else 0
+        copied = 0 if self.in_image else line
+        step = self.dilation * line
+        steps = k_block(run) if run > K_BLOCK else max(run, 1)
+        return DirectParts(row_chunk, panel_chunk, count, padded, copied, step, group, steps, taken, tuple(ends))
 
 
 class DepthwiseParts(NamedTuple):

@@ -288,6 +288,14 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
         state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
     acc = f.loop(done, "%k", 1, state, lambda _, s: steps(1, s))[na + nb + 1 :]
 
+    put_tile(f, tile, vectors, acc, c_rows)
+    f.ret()
+    return f
+
+
+def put_tile(f: Function, tile: Tile, vectors: int, acc: list[str], c_rows: list[str]) -> None:
+    """Sets or adds to (argument `add`) rows of C, of `vectors` accumulators each, in columns below the argument `n`."""
+    ty, v, lanes, rows, size = tile.scalar, tile.vector, tile.lanes, len(c_rows), size_of(tile.scalar)
     places = [(i * vectors + j, f.gep(c_rows[i], j * lanes, ty)) for i in range(rows) for j in range(vectors)]
     added = f.cmp("ne", "%add", 0)
     copy = f.alloca(v, rows * vectors)
@@ -313,8 +321,6 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
         f.loop(0, rows, 1, [], row)
 
     f.if_(f.cmp("ge", "%n", vectors * lanes), finish_whole, finish_tail)
-    f.ret()
-    return f
 
 
 @functools.cache

@@ -1,0 +1,453 @@
+"""Convolutions of windows of several pixels as matrix products whose rows are read where they lie in the image.
+
+A window is some pieces of `run` contiguous elements, one a row of the kernel, a constant step apart. Where each window
+begins is in a table of offsets, so that a tile may hold any pixels: of several rows, or of several images.
+Rows of a padded image are copied into the worker's scratch, with zeros around them; others are read in place.
+
+A sum is a chain of fma over the pieces in blocks of at most `K_BLOCK` steps, whole lines or even parts of one; blocks
+are added up in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from functools import cache
+from typing import Literal, cast
+
+from rlx.backends.cpu import gemm
+from rlx.backends.cpu.builder import Function, Module, constant, size_of
+from rlx.backends.cpu.cuts import DirectCut, Part, part
+from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
+from rlx.backends.cpu.window import finish_of, geometry
+from rlx.backends.cpu.words import KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
+from rlx.kernels.expr import Load
+from rlx.kernels.lowering import Conv
+from rlx.kernels.program import Kernel
+
+__all__ = ["emit", "suits"]
+
+ROWS = 8  # of a tile at most: each needs a register for its address
+HALF = gemm.HALF
+
+
+class DirectWord(IntEnum):
+    """The words of a kernel; strides and steps are in elements, places in scratch in bytes."""
+
+    X = 0
+    WEIGHTS = 1
+    OUT = 2
+    SCRATCH = 3
+    BLOCK = 4  # routines
+    LINES = 5
+    HEIGHT = 6  # of an image
+    WIDTH = 7
+    CHANNELS = 8
+    X_N = 9
+    X_H = 10
+    STRIDE_H = 11
+    STRIDE_W = 12
+    PAD_H = 13
+    PAD_W = 14
+    EXTENT_H = 15  # rows of an image that a window covers
+    OUT_HEIGHT = 16
+    OUT_WIDTH = 17
+    PADDED = 18  # pixels of a copied row
+    COPIED = 19  # from copied row to copied row; 0: rows are read in place
+    PIECES = 20  # of a window
+    RUN = 21
+    PIECE_STEP = 22
+    OUTPUTS = 23
+    DEPTH = 24
+    ROWS = 25  # of all images
+    ROW_CHUNK = 26
+    PANEL_CHUNK = 27
+    PART = 28  # pixels
+    OUT_STEP = 29  # from pixel to pixel
+    SCRATCH_STRIDE = 30
+    COPIES = 31  # places in scratch, after the table of offsets
+    SUMS = 32
+    GROUP = 33  # pieces of a block of steps
+    STEPS = 34  # of one of these pieces
+
+
+POINTERS = (
+    DirectWord.X,
+    DirectWord.WEIGHTS,
+    DirectWord.OUT,
+    DirectWord.SCRATCH,
+    DirectWord.BLOCK,
+    DirectWord.LINES,
+)
+
+
+def suits(kernel: Kernel) -> bool:
+    """Windows of several pixels in one group, whose rows are contiguous; several outputs."""
+    geo = geometry(kernel)
+    together = geo.x_w == geo.channels and (geo.dilations[1] == 1 or geo.kernel[1] == 1)
+    return geo.groups == 1 and together and geo.kernel != (1, 1)
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The convolution with its epilogue."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.w, Load)
+    assert isinstance(anchor.x, Load)
+    dtype = anchor.x.dtype
+    tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes)
+    geo, finish = geometry(kernel), finish_of(kernel, dtype)
+    run = geo.kernel[1] * geo.channels
+    cut = once(
+        DirectCut(
+            (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width),
+            geo.kernel,
+            geo.strides,
+            geo.dilations[0],
+            size_of(tile.scalar),
+            tile.width,
+            geo.no_pads,
+            finish.in_place,
+        )
+    )
+    words: list[Word] = [
+        Pointer(anchor.x.source, geo.x.constant * dtype.itemsize),
+        Pointer(anchor.w.source),
+        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        Scratch(),
+        _block_routine(tile),
+        _lines_routine(tile),
+        geo.height,
+        geo.width,
+        geo.channels,
+        geo.x_n,
+        geo.x_h,
+        *geo.strides,
+        *geo.pads,
+        (geo.kernel[0] - 1) * geo.dilations[0] + 1,
+        geo.out_height,
+        geo.out_width,
+        part(cut, "padded"),
+        part(cut, "copied"),
+        geo.kernel[0],
+        run,
+        geo.x_h * geo.dilations[0] if geo.no_pads else part(cut, "piece_step"),
+        geo.outputs,
+        geo.depth,
+        geo.batch * geo.out_height,
+        part(cut, "row_chunk"),
+        part(cut, "panel_chunk"),
+        part(cut, "part"),
+        finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
+        part(cut, "ends", 2),
+        part(cut, "ends", 0),
+        part(cut, "ends", 1),
+        part(cut, "group"),
+        part(cut, "steps"),
+    ]
+    table = WordTable(words)
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    if not finish.plain or not finish.in_place:
+        finish.prepare(emitter)
+    ty, width = tile.scalar, tile.width
+    w = _load_words(f)
+    outputs = w[DirectWord.OUTPUTS]
+    columns = f.mul(w[DirectWord.PANEL_CHUNK], width)
+    panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+    block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
+    r0 = f.mul(block, w[DirectWord.ROW_CHUNK])
+    r1 = f.min(f.add(r0, w[DirectWord.ROW_CHUNK]), w[DirectWord.ROWS])
+    n0 = f.mul(panel_block, columns)
+    n1 = f.min(f.add(n0, columns), outputs)
+    offsets = f.offset(w[DirectWord.SCRATCH], f.mul("%worker", w[DirectWord.SCRATCH_STRIDE]))
+    copies, sums = (f.offset(offsets, w[i]) for i in (DirectWord.COPIES, DirectWord.SUMS))
+    f.call(w[DirectWord.LINES], [w[DirectWord.X], copies, offsets, "%words", r0, r1])
+    a = f.select(f.cmp("ne", w[DirectWord.COPIED], 0), copies, w[DirectWord.X], "ptr")
+    b = f.gep(w[DirectWord.WEIGHTS], f.mul(n0, w[DirectWord.DEPTH]), ty)
+    p0, p1 = (f.mul(r, w[DirectWord.OUT_WIDTH]) for r in (r0, r1))
+
+    def some_pixels(q0: str, _: list[str]) -> None:
+        q1 = f.min(f.add(q0, w[DirectWord.PART]), p1)
+        if finish.in_place:
+            step = w[DirectWord.OUT_STEP]
+            c = f.gep(w[DirectWord.OUT], f.add(f.mul(q0, step), n0), ty)
+        else:
+            step, c = columns, sums
+        at = f.gep(offsets, f.sub(q0, p0), "i64")
+        f.call(w[DirectWord.BLOCK], [a, at, "%words", b, c, step, f.sub(q1, q0), f.sub(n1, n0)])
+        if not finish.plain or not finish.in_place:
+            finish.rows(emitter, (q0, q1), (n0, n1), c, step)
+
+    f.loop(p0, p1, w[DirectWord.PART], [], some_pixels)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    scratch = part(cut, "ends", 2)
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+
+
+def _load_words(f: Function) -> dict[DirectWord, str]:
+    return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in DirectWord}
+
+
+@cache
+def _lines_routine(tile: gemm.Tile) -> Routine:
+    function = _lines(tile)
+    return Routine(function.name, Module([function]).text())
+
+
+def _lines(tile: gemm.Tile) -> Function:
+    """`(ptr x, ptr copies, ptr offsets, ptr words, i64 r0, i64 r1)`: what rows r0..r1 of results need.
+
+    Writes the offset of the window of each of their pixels. With copies, these get the rows of the images that the
+    windows cover, zeros around them, the rows of an image after those of the one before.
+    """
+    ty, lanes = tile.scalar, tile.lanes
+    arguments = [("ptr", "x"), ("ptr", "copies"), ("ptr", "offsets"), ("ptr", "words"), ("i64", "r0"), ("i64", "r1")]
+    f = Function(f"rlx_lines_{tile.dtype}x{lanes}", arguments)
+    w = {i: gemm.load_word(f, i) for i in DirectWord if i not in POINTERS}
+    channels, width, stride_h = w[DirectWord.CHANNELS], w[DirectWord.WIDTH], w[DirectWord.STRIDE_H]
+    step, out_width = w[DirectWord.COPIED], w[DirectWord.OUT_WIDTH]
+    pixel_step = f.mul(w[DirectWord.STRIDE_W], channels)
+    copied = f.cmp("ne", step, 0)
+    zero = constant(0.0, tile.vector)
+    # the part of a copied row that the image has, in elements
+    first = f.max(f.min(w[DirectWord.PAD_W], w[DirectWord.PADDED]), 0)
+    last = f.max(f.min(f.add(w[DirectWord.PAD_W], width), w[DirectWord.PADDED]), first)
+    skipped = f.mul(f.sub(first, w[DirectWord.PAD_W]), channels)
+    first, count, whole = (
+        f.mul(first, channels),
+        f.mul(f.sub(last, first), channels),
+        f.mul(w[DirectWord.PADDED], channels),
+    )
+    after = f.mul(last, channels)
+
+    def clear(place: str, start: str | int, stop: str) -> None:
+        """Sets elements start..stop to zero, those beyond in vectors that fit."""
+        vectors = f.sub(stop, f.and_(f.sub(stop, start), lanes - 1))
+        f.loop(start, vectors, lanes, [], lambda i, _: f.store(zero, f.gep(place, i, ty), ty=tile.vector))
+        f.loop(vectors, stop, 1, [], lambda i, _: f.store(0.0, f.gep(place, i, ty), ty=ty))
+
+    def copy(source: str, place: str) -> None:
+        vectors = f.and_(count, -lanes)
+
+        def move(i: str, _: list[str]) -> None:
+            f.store(f.load(tile.vector, f.gep(source, i, ty)), f.gep(place, i, ty))
+
+        f.loop(0, vectors, lanes, [], move)
+        f.loop(
+            vectors, count, 1, [], lambda i, _: f.store(f.load(ty, f.gep(source, i, ty)), f.gep(place, i, ty), ty=ty)
+        )
+
+    def image(r: str, state: list[str]) -> list[str]:
+        """The rows of results that lie in one image."""
+        (base,) = state
+        number, y0 = f.div(r, w[DirectWord.OUT_HEIGHT]), f.rem(r, w[DirectWord.OUT_HEIGHT])
+        rows = f.min(f.sub(w[DirectWord.OUT_HEIGHT], y0), f.sub("%r1", r))
+        plane = f.mul(number, w[DirectWord.X_N])
+        top = f.sub(f.mul(y0, stride_h), w[DirectWord.PAD_H])
+        lines = f.add(f.mul(f.sub(rows, 1), stride_h), w[DirectWord.EXTENT_H])
+
+        def line(j: str, _: list[str]) -> None:
+            place = f.gep("%copies", f.add(base, f.mul(j, step)), ty)
+            y = f.add(top, j)
+
+            def inside() -> None:
+                clear(place, 0, first)
+                copy(
+                    f.gep("%x", f.add(plane, f.add(f.mul(y, w[DirectWord.X_H]), skipped)), ty), f.gep(place, first, ty)
+                )
+                clear(place, after, whole)
+
+            f.if_(f.cmp("ult", y, w[DirectWord.HEIGHT]), inside, lambda: clear(place, 0, whole))
+
+        f.if_(copied, lambda: gemm.void(f.loop(0, lines, 1, [], line)))
+        here = f.select(copied, base, f.add(plane, f.mul(top, w[DirectWord.X_H])))
+        row_step = f.mul(stride_h, f.select(copied, step, w[DirectWord.X_H]))
+        table = f.gep("%offsets", f.mul(f.sub(r, "%r0"), out_width), "i64")
+
+        def row(j: str, _: list[str]) -> None:
+            start, places = f.add(here, f.mul(j, row_step)), f.gep(table, f.mul(j, out_width), "i64")
+
+            def pixel(i: str, _: list[str]) -> None:
+                f.store(f.add(start, f.mul(i, pixel_step)), f.gep(places, i, "i64"))
+
+            f.loop(0, out_width, 1, [], pixel)
+
+        f.loop(0, rows, 1, [], row)
+        return [f.add(base, f.mul(lines, step)), f.add(r, rows)]
+
+    f.while_(
+        [("i64", 0), ("i64", "%r0")],
+        lambda state: f.cmp("lt", state[1], "%r1"),
+        lambda state: image(state[1], state[:1]),
+    )
+    f.ret()
+    return f
+
+
+@cache
+def _block_routine(tile: gemm.Tile) -> Routine:
+    block = _block(tile)
+    return Routine(block.name, Module([block]).text())
+
+
+def _block(tile: gemm.Tile) -> Function:
+    """Sums of some pixels.
+
+    `(ptr a, ptr offsets, ptr words, ptr b, ptr c, i64 ldc, i64 pixels, i64 columns)`: `offsets` is at the first pixel,
+    `b` at the first panel, `c` at the first result, `ldc` elements from pixel to pixel.
+    """
+    ty, width = tile.scalar, tile.width
+    names = [("ptr", "a"), ("ptr", "offsets"), ("ptr", "words"), ("ptr", "b"), ("ptr", "c"), ("i64", "ldc")]
+    f = Function(f"rlx_direct_{tile.name}", [*names, ("i64", "pixels"), ("i64", "columns")], attrs="nounwind noinline")
+    wanted = (
+        DirectWord.PIECES,
+        DirectWord.RUN,
+        DirectWord.PIECE_STEP,
+        DirectWord.GROUP,
+        DirectWord.STEPS,
+        DirectWord.DEPTH,
+    )
+    w = {i: gemm.load_word(f, i) for i in wanted}
+    full, half = min(tile.rows, ROWS), min(tile.half_rows, ROWS)
+    kernels: dict[tuple[int, int], Function] = {}
+    stride = f.mul(w[DirectWord.DEPTH], width)
+
+    def kernel(rows: int, panels: int) -> Function:
+        if (rows, panels) not in kernels:
+            kernels[rows, panels] = _tile(tile, rows, panels)
+        return kernels[rows, panels]
+
+    def steps(first: str, start: str) -> None:
+        pieces = f.min(w[DirectWord.GROUP], f.sub(w[DirectWord.PIECES], first))
+        run = f.min(w[DirectWord.STEPS], f.sub(w[DirectWord.RUN], start))
+        done = f.add(f.mul(first, w[DirectWord.RUN]), start)
+        more = f.cast("zext", f.cmp("ne", done, 0), "i64")
+        a = f.gep("%a", f.add(f.mul(first, w[DirectWord.PIECE_STEP]), start), ty)
+        b = f.gep("%b", f.mul(done, width), ty)
+
+        def rows_of(count: int, height: int, column: str, n: str) -> None:
+            panel = f.gep(b, f.mul(f.lshr(column, width.bit_length() - 1), stride), ty)
+            next_panel = f.gep(panel, f.mul(stride, max(count, 1)), ty)
+            ahead_step = f.mul(f.lshr(f.mul(pieces, run), 2), width)
+
+            def take_tile(state: list[str]) -> list[str]:
+                row, ahead = state
+                left = f.sub("%pixels", row)
+                even = f.and_(f.cmp("gt", left, height), f.cmp("lt", left, 2 * height))
+                take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
+                c = f.gep("%c", f.add(f.mul(row, "%ldc"), column), ty)
+                places = f.gep("%offsets", row, "i64")
+                step = w[DirectWord.PIECE_STEP]
+
+                def call(rows: int) -> None:
+                    operands = [a, places, step, pieces, run, panel, stride, c, "%ldc", n, more, ahead]
+                    f.call(kernel(rows, count), operands)
+
+                f.switch(take, {r: (lambda r=r: call(r)) for r in range(1, height + 1)})  # type: ignore[misc]
+                return [f.add(row, take), f.gep(ahead, ahead_step, ty)]
+
+            f.while_([("i64", 0), ("ptr", next_panel)], lambda state: f.cmp("lt", state[0], "%pixels"), take_tile)
+
+        def sweep(count: int) -> Callable[[str, list[str]], None]:
+            def body(column: str, _: list[str]) -> None:
+                n = f.min(f.sub("%columns", column), count * width)
+                if count == 1 and half:
+                    narrow = f.cmp("le", n, width // 2)
+                    f.if_(narrow, lambda: rows_of(HALF, half, column, n), lambda: rows_of(1, full, column, n))
+                else:
+                    rows_of(count, full, column, n)
+
+            return body
+
+        group = tile.panels * width
+        grouped = f.mul(f.div("%columns", group), group) if tile.panels > 1 else "%columns"
+        f.loop(0, grouped, group, [], sweep(tile.panels))
+        if tile.panels > 1:
+            f.loop(grouped, "%columns", width, [], sweep(1))
+
+    def group_of_pieces(first: str, _: list[str]) -> None:
+        f.loop(0, w[DirectWord.RUN], w[DirectWord.STEPS], [], lambda start, _: steps(first, start))
+
+    f.loop(0, w[DirectWord.PIECES], w[DirectWord.GROUP], [], group_of_pieces)
+    f.ret()
+    return f
+
+
+def _tile(tile: gemm.Tile, rows: int, panels: int) -> Function:
+    """A tile of results: rows x panels panels over `pieces` pieces of `run` steps; panels 0: half a panel.
+
+    `(ptr a, ptr offsets, i64 step, i64 pieces, i64 run, ptr b, i64 stride, ptr c, i64 ldc, i64 n, i64 add, ptr next)`:
+    `step` is from piece to piece, `stride` from panel to panel, `n` the columns of C that exist, `add` whether C is
+    added to or set, `next` the memory to prefetch.
+    """
+    ty, v, lanes, size = tile.scalar, tile.vector, tile.lanes, size_of(tile.scalar)
+    per_panel = tile.width // lanes
+    vectors = per_panel // 2 if panels == HALF else per_panel * panels
+    unroll = 4 if tile.unroll > 1 else 1
+    numbers = ("step", "pieces", "run")
+    f = Function(
+        f"rlx_direct_{tile.name}_{rows}x{panels or 'half'}",
+        [
+            ("ptr", "a"),
+            ("ptr", "offsets"),
+            *(("i64", i) for i in numbers),
+            ("ptr", "b"),
+            ("i64", "stride"),
+            ("ptr", "c"),
+            ("i64", "ldc"),
+            ("i64", "n"),
+            ("i64", "add"),
+            ("ptr", "next"),
+        ],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    c_rows = ["%c"]
+    for _ in range(rows - 1):
+        c_rows.append(f.gep(c_rows[-1], "%ldc", ty))
+    for row in c_rows:
+        f.prefetch(row, write=True)
+    starts = [f.gep("%a", f.load("i64", f.gep("%offsets", i, "i64")), ty) for i in range(rows)]
+    panel_step = f.mul("%stride", size)
+    whole = f.and_("%run", -unroll)
+
+    def steps(count: int, k: str, windows: list[str], state: list[str]) -> list[str]:
+        b, ahead, acc = state[0], state[1], state[2:]
+        if count > 1:
+            f.prefetch(ahead, locality=2)
+        for i in range(count):
+            panel = [b]
+            for _ in range(max(panels, 1) - 1):
+                panel.append(f.offset(panel[-1], panel_step))
+            y = [
+                f.load(v, f.offset(panel[j // per_panel], (i * tile.width + j % per_panel * lanes) * size))
+                for j in range(vectors)
+            ]
+            for r in range(rows):
+                x = f.splat(f.load(ty, f.offset(f.gep(windows[r], k, ty), i * size)), lanes)
+                for j in range(vectors):
+                    acc[r * vectors + j] = f.fma(x, y[j], acc[r * vectors + j], v)
+        return [f.offset(b, count * tile.width * size), f.offset(ahead, 64) if count > 1 else ahead, *acc]
+
+    def piece(_: str, state: list[str]) -> list[str]:
+        windows, inner = state[:rows], state[rows:]
+
+        def typed(values: list[str]) -> list[tuple[str, str]]:
+            return [("ptr", values[0]), ("ptr", values[1]), *((v, x) for x in values[2:])]
+
+        if unroll > 1:
+            inner = f.loop(0, whole, unroll, typed(inner), lambda k, s: steps(unroll, k, windows, s))
+            inner = f.loop(whole, "%run", 1, typed(inner), lambda k, s: steps(1, k, windows, s))
+        else:
+            inner = f.loop(0, "%run", 1, typed(inner), lambda k, s: steps(1, k, windows, s))
+        return [*(f.gep(p, "%step", ty) for p in windows), *inner]
+
+    state: list[tuple[str, str]] = [("ptr", p) for p in (*starts, "%b", "%next")]
+    state += [(v, "zeroinitializer")] * (rows * vectors)
+    acc = f.loop(0, "%pieces", 1, state, piece)[rows + 2 :]
+    gemm.put_tile(f, tile, vectors, acc, c_rows)
+    f.ret()
+    return f
