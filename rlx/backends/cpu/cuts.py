@@ -453,9 +453,11 @@ class WinogradCut:
     in_place: bool
 
     WIDTH = 16  # outputs of a panel of weights
-    CYCLES = 300_000
-    PANELS = 4  # at least, of the weights in a chunk: each block of them transforms the image again
+    CYCLES = 300_000  # of a chunk at most
+    LEAST_CYCLES = 20_000
+    PANELS = 6  # at least, of the weights in a chunk: each block of them transforms the image again
     TILES = (12, 48)  # of a chunk: fewer read the weights too often, more leave the caches
+    MANY_WEIGHTS = 1024 * 1024  # bytes that are better read once
 
     def __call__(self, extents: Extents) -> WinogradParts:
         batch, channels, outputs, height, width = (evaluate(s, extents) for s in self.sizes)
@@ -464,11 +466,17 @@ class WinogradCut:
         down, across = -(-height // m), -(-width // m)
         tiles, panels = batch * down * across, -(-outputs // lanes)
         a_tile = positions * channels * panels
-        blocks = max(-(-tiles // min(max(self.CYCLES // a_tile, self.TILES[0]), self.TILES[1])), 1)
+        wanted = pieces(tiles * a_tile, self.CYCLES, self.LEAST_CYCLES)
+        many = 64 * a_tile > self.MANY_WEIGHTS
+        most = self.TILES[1] if many else min(max(self.CYCLES // max(a_tile, 1), self.TILES[0]), self.TILES[1])
+        blocks = max(-(-tiles // most), 1)
+        panel_blocks = max(min(-(-wanted // blocks), panels // self.PANELS), 1) if outputs % 8 == 0 else 1
+        least = self.TILES[0] if many else self.TILES[0] // 2
+        blocks = max(min(-(-wanted // panel_blocks), tiles // least), blocks)
+        if blocks * panel_blocks % 2 and 1 < blocks < tiles:
+            blocks += 1
         tile_chunk = max(-(-tiles // blocks), 1)
         blocks = -(-tiles // tile_chunk)
-        wanted = min(-(-MIN_CHUNKS // max(blocks, 1)), round(4 * tile_chunk * a_tile / self.CYCLES))
-        panel_blocks = max(min(wanted, panels // self.PANELS), 1) if outputs % 8 == 0 else 1
         panel_chunk = -(-panels // panel_blocks)
         panel_blocks = -(-panels // panel_chunk)
         lda = channels + 16 if channels % 128 == 0 else channels

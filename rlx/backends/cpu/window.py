@@ -132,7 +132,7 @@ class Finish:
         emitter.preload([self.expr, self.destination], list(self.extents))
         for x in walk(self.expr):  # sums change from channel to channel: none is hoisted
             if isinstance(x, Acc):
-                emitter.free[x] = frozenset((self.channel,))
+                emitter.free[x] = frozenset((self.channel, *self.space))
 
     def at(self, emitter: Emitter, pixel: str) -> dict[Var, str]:
         """The variables of a pixel by its number."""
@@ -167,22 +167,36 @@ class Finish:
         emitter.hoist(self.expr, frozenset((self.channel, *self.space)), top)
         (p0, p1), (c0, c1) = pixels, channels
 
-        def one(p: str, _: list[str]) -> None:
+        whole = f.sub(c1, f.rem(f.sub(c1, c0), lanes), "i64")
+
+        def put(scope: Scope, p: str, c: str, w: int) -> None:
+            at = f.add(f.mul(f.sub(p, p0), step), f.sub(c, c0))
+            self.put(emitter, scope, c, f.load(vec(ty, w), f.gep(sums, at, ty)), w)
+
+        def one_pixel(p: str, _: list[str]) -> None:
             scope = self.pixel(emitter, top, p)
-            row = f.gep(sums, f.mul(f.sub(p, p0), step), ty)
+            f.loop(c0, whole, lanes, [], lambda c, _: put(scope, p, c, lanes))
+            f.loop(whole, c1, 1, [], lambda c, _: put(scope, p, c, 1))
 
-            def turn(w: int) -> Callable[[str, list[str]], None]:
-                def body(c: str, _: list[str]) -> None:
-                    value = f.load(vec(ty, w), f.gep(row, f.sub(c, c0), ty))
-                    self.put(emitter, scope, c, value, w)
+        def all_pixels(w: int) -> Callable[[str, list[str]], None]:
+            def body(c: str, _: list[str]) -> None:
+                scope = top.inner({self.channel: c}, w, self.channel if w > 1 else None)
+                emitter.hoist(self.expr, frozenset(self.space), scope)
+                f.loop(p0, p1, 1, [], lambda p, _: put(scope.inner(self.at(emitter, p)), p, c, w))
 
-                return body
+            return body
 
-            whole = f.sub(c1, f.rem(f.sub(c1, c0), lanes), "i64")
-            f.loop(c0, whole, lanes, [], turn(lanes))
-            f.loop(whole, c1, 1, [], turn(1))
+        if self.same_for_pixels(emitter):
+            f.loop(c0, whole, lanes, [], all_pixels(lanes))
+            f.loop(whole, c1, 1, [], all_pixels(1))
+        else:
+            f.loop(p0, p1, 1, [], one_pixel)
 
-        f.loop(p0, p1, 1, [], one)
+    def same_for_pixels(self, emitter: Emitter) -> bool:
+        """Whether all that is read but the sums, such as a bias, is the same for all pixels: read once a channel."""
+        if len(self.space) != 1:
+            return False
+        return not any(isinstance(x, Load) and emitter.depends(x) & set(self.space) for x in walk(self.expr))
 
 
 def finish_of(kernel: Kernel, sums: DType) -> Finish:

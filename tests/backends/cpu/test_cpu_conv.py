@@ -125,6 +125,30 @@ def test_pixels_at_every_panel_edge(width: int, stride: int) -> None:
     check(conv_graph((1, 3, 3, width), (5, 3, 3, 3), pads=(1, 1, 1, 1), strides=(1, stride)))
 
 
+@pytest.mark.parametrize("outputs", [8, 9, 16, 24, 33])
+@pytest.mark.parametrize("width", [1, 2, 5, 6, 7, 8, 9, 11, 13])
+def test_windows_read_in_rows_at_every_tile_edge(width: int, outputs: int) -> None:
+    """Of images as they are and of padded ones, tiles going on from row to row and from image to image."""
+    check(conv_graph((3, 3, 4, width + 2), (outputs, 3, 3, 3), relu_of))
+    check(conv_graph((3, 2, 3, width), (outputs, 2, 3, 3), pads=(1, 1, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    "x, w, attributes",
+    [
+        ((1, 150, 5, 6), (20, 150, 3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),  # steps of a part of a row
+        ((2, 20, 9, 9), (20, 20, 5, 5), {"pads": (2, 2, 2, 2)}),  # three rows, and two
+        ((1, 130, 7, 4), (70, 130, 3, 1), {"dilations": (2, 1)}),
+        ((40, 3, 5, 5), (16, 3, 3, 3), {"pads": (1, 1, 1, 1)}),  # several images a chunk
+        ((1, 64, 40, 40), (32, 64, 5, 5), {"pads": (2, 2, 2, 2)}),  # several chunks of rows of an image
+        ((1, 100, 9, 9), (200, 100, 5, 5), {"strides": (3, 2), "pads": (0, 3, 4, 1)}),  # and of panels
+    ],
+)
+def test_windows_read_in_rows(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    for post in (relu_of, residual):
+        check(conv_graph(x, w, post, **attributes))
+
+
 @pytest.mark.parametrize("height, width", [(1, 1), (3, 2), (5, 7), (9, 8), (9, 17), (14, 14), (28, 28), (3, 67)])
 @pytest.mark.parametrize("kernel, stride", [(1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (3, 3)])
 def test_depthwise(height: int, width: int, kernel: int, stride: int) -> None:
