@@ -1,0 +1,259 @@
+"""Ctrl-C, forks and exits in the middle of runs: control comes back, results are right, nothing hangs or crashes.
+
+Each case is a process of its own, which a time limit ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+posix = pytest.mark.skipif(os.name != "posix", reason="signals and forks as POSIX has them")
+ROOT = Path(__file__).parents[2]
+LIMIT = 60
+
+HEAD = """
+import faulthandler, os, signal, sys, threading, time
+faulthandler.enable()
+import numpy as np
+import rlx
+from rlx.ops.control import While
+
+def long(rounds=200, **options):
+    # some 0.1 s a run of 200 rounds, of two kernels each
+    cond, body = rlx.Graph("cond"), rlx.Graph("body")
+    for region in (cond, body):
+        region.input("n", (), "i64")
+        region.input("x", (256, 256))
+        region.input("w", (256, 256))
+    cond.output(rlx.less(cond.inputs[0], cond.constant(np.array(rounds))))
+    n, x, w = body.inputs
+    body.output(n + 1)
+    body.output(rlx.tanh(x @ w) + 0.01)
+    g = rlx.Graph("long")
+    w = g.param("w", (256, 256), data=np.eye(256, dtype=np.float32))
+    _, y = g.add(While(2), g.constant(np.array(0)), g.input("x", (256, 256)), w, regions=[cond, body])
+    g.output(y, name="y")
+    return rlx.compile(g, device="cpu", threads=2, **options)
+
+X = np.full((256, 256), 0.5, np.float32)
+
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+def run(body: str, *, interrupt_at: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs HEAD and the body; sends SIGINT whenever a line says `interrupt_at`."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HEAD + body],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    lines = []
+    limit = threading.Timer(LIMIT, process.kill)
+    limit.start()
+    assert process.stdout is not None
+    for line in process.stdout if interrupt_at is not None else ():
+        lines.append(line)
+        if line.strip() == interrupt_at:
+            process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    limit.cancel()
+    return subprocess.CompletedProcess(process.args, process.returncode, "".join(lines) + out, err)
+
+
+def check(done: subprocess.CompletedProcess[str], status: int, *says: str) -> None:
+    assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    said = done.stdout.split("\n")
+    assert [line for line in said if line in says] == list(says), done.stdout + done.stderr
+    assert "Fatal" not in done.stderr, done.stderr
+
+
+@posix
+def test_interrupting_runs() -> None:
+    """Ctrl-C ends a direct run before its end, and the graph works as before; so with a call that waits for others."""
+    done = run(
+        """
+model = long()
+want = model.run([X])[0]
+
+def interrupted(call):
+    try:
+        say("now")
+        stop = time.monotonic() + 30
+        while time.monotonic() < stop:  # the signal comes at any moment
+            call()
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("was not interrupted")
+
+for call in (lambda: model.run([X]), lambda: model.run_slots(X), lambda: model.submit([X]).result(), model.sync_all):
+    interrupted(call)
+    model.sync()
+    assert np.array_equal(model.run([X])[0], want)
+    assert np.array_equal(model.submit([X]).result()[0], want)
+    assert model._queue.free == 4
+say("fine")
+""".replace("model.sync_all", "lambda: ([model.submit([X]) for _ in range(6)], model.sync())"),
+        interrupt_at="now",
+    )
+    check(done, 0, "now", "now", "now", "now", "fine")
+
+
+@posix
+def test_a_run_is_left_in_the_middle() -> None:
+    """Control comes back after the kernel that runs, not after the run, which would take minutes."""
+    done = run(
+        """
+model = long(10**6)
+threading.Timer(0.5, lambda: say("now")).start()
+start = time.monotonic()
+try:
+    model.run([X])
+except KeyboardInterrupt:
+    say("stopped", time.monotonic() - start)
+other = long()
+assert np.isfinite(other.run([X])[0]).all()
+""",
+        interrupt_at="now",
+    )
+    assert done.returncode == 0, done.stderr
+    (seconds,) = (line.split()[1] for line in done.stdout.split("\n") if line.startswith("stopped"))
+    assert float(seconds) < 30
+
+
+@posix
+def test_forks_in_the_middle_of_submitted_runs() -> None:
+    """Children run the same graph, by hand and by their own queue; what was queued stays with the parent."""
+    done = run(
+        """
+model = long(20)
+counts = rlx.Graph("counts")
+n = counts.state("n", (1,))
+counts.update(n, n + 1.0)
+counts.output(n * 1.0 + counts.input("x", (1,)), name="y")
+counter = rlx.compile(counts, device="cpu")
+want = model.run([X])[0]
+one = np.ones(1, np.float32)
+
+def child(futures, clone):
+    for _ in range(2):
+        assert np.array_equal(model.run([X])[0], want)
+        assert np.array_equal(model.submit([X]).result()[0], want)
+    assert [np.array_equal(y, want) for (y,) in model.run_many([[X]] * 3)] == [True] * 3
+    assert np.array_equal(clone.submit([X]).result()[0], want)
+    assert np.array_equal(model.clone().run([X])[0], want)
+    assert len([counter.submit([one]).result() for _ in range(3)]) == 3
+    try:
+        futures[-1].result()
+    except rlx.errors.ExecutionError as error:
+        assert "submit it here again" in str(error)
+    else:
+        raise AssertionError("a run of the parent has a result in the child")
+    model.close()
+
+clone = model.clone()
+for number in range(3):
+    futures = [model.submit([X]) for _ in range(4)] + [clone.submit([X]) for _ in range(2)]
+    counter.submit([one])
+    time.sleep(0.01 * number)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        try:
+            child(futures, clone)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        sys.exit(0) if number % 2 else os._exit(0)  # both ways out
+    for future in futures:
+        assert np.array_equal(future.result()[0], want)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+model.sync()
+assert counter.run([one])[0][0] == 4
+say("fine")
+"""
+    )
+    check(done, 0, "fine")
+
+
+@pytest.mark.parametrize(
+    "end, status",
+    [("", 0), ("sys.exit(3)", 3), ("raise SystemExit", 0), ("raise LookupError", 1), ("del model", 0)],
+    ids=["return", "exit", "raise", "error", "unused"],
+)
+@pytest.mark.sample(2)
+def test_the_interpreter_ends_after_what_was_submitted(end: str, status: int) -> None:
+    done = run(
+        f"""
+model = long(20)
+want = model.run([X])[0]
+for n in range(4):
+    model.submit([X]).add_done_callback(lambda f, n=n: say("done", n, np.array_equal(f.result()[0], want)))
+{end}
+"""
+    )
+    check(done, status, *(f"done {n} True" for n in range(4)))
+
+
+@posix
+def test_ctrl_c_that_nobody_catches_ends_after_the_run_that_has_begun() -> None:
+    done = run(
+        """
+model = long()
+model.run([X])
+futures = [model.submit([X]) for _ in range(4)]
+for n, future in enumerate(futures):
+    future.add_done_callback(lambda f: say("cancelled" if f.cancelled() else "done"))
+while not futures[0].running():
+    time.sleep(1e-3)
+say("now")
+time.sleep(30)
+""",
+        interrupt_at="now",
+    )
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert sum(line == "done" for line in done.stdout.split("\n")) < 4
+    assert "cancelled" in done.stdout
+
+
+def test_threads_that_outlive_the_main_one_get_their_results() -> None:
+    """A thread that waits for a future when the main thread returns; daemons in the middle of runs end with it."""
+    done = run(
+        """
+model = long(20)
+want = model.run([X])[0]
+clones = [model.clone() for _ in range(4)]
+
+def forever(call):
+    while True:
+        call()
+
+def waits():
+    future = model.submit([X])
+    time.sleep(0.2)
+    later = model.submit([X])
+    say(np.array_equal(future.result()[0], want) and np.array_equal(later.result()[0], want))
+
+for call in (
+    lambda: clones[0].run([X]), lambda: clones[1].run_slots(X), lambda: clones[2].submit([X]).result(),
+    lambda: list(clones[3].run_many([[X]] * 10)),
+):
+    threading.Thread(target=forever, args=(call,), daemon=True).start()
+threading.Thread(target=waits).start()
+time.sleep(0.05)
+"""
+    )
+    check(done, 0, "True")
