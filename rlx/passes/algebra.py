@@ -1,4 +1,7 @@
-"""Algebra on elements: identities, and chains with constants."""
+"""Algebra on elements: identities, and chains with constants.
+
+A rule holds for every value, zeros of either sign, infinities and NaN included; only rounding may differ.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,13 @@ from rlx.ops.elementwise import (
     Where,
 )
 from rlx.ops.layout import Expand
-from rlx.passes.patterns import made_by, uniform
+from rlx.passes.patterns import is_positive, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite_all
 
 __all__ = ["algebra"]
 
 MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
+LARGEST = {"f64": 1e308, "f32": 3e38, "f16": 65000.0, "bf16": 3e38}  # sums of constants may be
 
 Rule = Callable[[Site], Value | None]
 
@@ -98,11 +102,13 @@ def _add(site: Site) -> Value | None:
     x, c = site.inputs[0], uniform(site.inputs[1])
     if c is None:
         return None
-    if c == 0:
-        return x
+    if c == 0:  # -0.0 + 0.0 is 0.0
+        return x if not x.dtype.is_float or _is_negative(c) or is_positive(x) else None
     inner = made_by(x, Add)
     first = uniform(inner.inputs[1]) if inner else None
-    if inner is None or first is None or (x.dtype.is_float and first * c < 0):
+    if inner is None or first is None:
+        return None
+    if x.dtype.is_float and not (first * c > 0 and abs(first + c) <= LARGEST.get(x.dtype.name, 0)):
         return None
     site.merged.append(inner)
     return site.add(Add(), inner.inputs[0], _number(site, first + c, x))
@@ -111,13 +117,18 @@ def _add(site: Site) -> Value | None:
 def _sub(site: Site) -> Value | None:
     x, y = site.inputs
     c = uniform(y)
-    if c is not None and c == 0:
+    if c is not None and c == 0 and not _is_negative(c):
         return x
     if c is not None and (x.dtype.is_float or (x.dtype.kind == "i" and c > np.iinfo(x.dtype.numpy).min)):
         return site.add(Add(), x, _number(site, -c, x))
-    if uniform(x) == 0 and x.dtype.is_float:
+    zero = uniform(x)
+    if zero == 0 and x.dtype.is_float and _is_negative(zero):  # 0.0 - 0.0 is 0.0, not -0.0
         return site.add(Neg(), y)
     return None
+
+
+def _is_negative(number: Any) -> bool:
+    return math.copysign(1, number) < 0
 
 
 # ---- products
@@ -147,7 +158,10 @@ def _div(site: Site) -> Value | None:
 
 
 def _scaled_again(site: Site, x: Value, factor: Any) -> Value | None:
-    """(x * c) * factor or (x / c) * factor as one multiplication, unless that would overflow or vanish."""
+    """(x * c) * factor or (x / c) * factor as one multiplication, unless that would overflow or vanish.
+
+    One that enlarges after one that diminishes stays, as what is between them may have vanished, and the reverse.
+    """
     inner = made_by(x, Mul, Div)
     c = uniform(inner.inputs[1]) if inner else None
     if inner is None or c is None:
@@ -155,12 +169,13 @@ def _scaled_again(site: Site, x: Value, factor: Any) -> Value | None:
     if x.dtype.is_float:
         if not _normal(c, x.dtype):
             return None
+        enlarges = abs(c) <= 1 if isinstance(inner.op, Div) else abs(c) >= 1
+        diminishes = abs(c) >= 1 if isinstance(inner.op, Div) else abs(c) <= 1
+        if not (enlarges and abs(factor) >= 1) and not (diminishes and abs(factor) <= 1):
+            return None
         factor = factor / c if isinstance(inner.op, Div) else factor * c
         if not _normal(factor, x.dtype):
             return None
-        nearest = round(factor)
-        if nearest and abs(factor / nearest - 1) < 2 ** -MANTISSA[x.dtype.name]:
-            factor = nearest  # x * c / c
     elif isinstance(inner.op, Div):
         return None
     else:
@@ -196,16 +211,20 @@ def _pow(site: Site) -> Value | None:
         return x
     if e == 2:
         return site.add(Mul(), x, x)
-    roots: dict[Any, Any] = {0.5: Sqrt(), -0.5: Rsqrt(), -1: Reciprocal()}
-    return site.add(roots[e], x) if x.dtype.is_float and e in roots else None
+    if not x.dtype.is_float:
+        return None
+    if e == -1:
+        return site.add(Reciprocal(), x)
+    roots: dict[Any, Any] = {0.5: Sqrt(), -0.5: Rsqrt()}
+    return site.add(roots[e], x) if e in roots and is_positive(x) else None  # others where x is -0 or -inf
 
 
 def _reciprocal(site: Site) -> Value | None:
-    inner = made_by(site.inputs[0], Sqrt, Reciprocal)
+    inner = made_by(site.inputs[0], Sqrt)
     if inner is None:
         return None
     site.merged.append(inner)
-    return inner.inputs[0] if isinstance(inner.op, Reciprocal) else site.add(Rsqrt(), inner.inputs[0])
+    return site.add(Rsqrt(), inner.inputs[0])
 
 
 # ---- one after the other

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from rlx.ir.graph import Node, Value
+from rlx.ir.graph import Array, Node, Value
 from rlx.ir.shape import Dim
-from rlx.ops.layout import Expand, Full, Reshape
+from rlx.ops.elementwise import Abs, Add, Cast, Clip, Div, Exp, Mul, Pow, Sigmoid, Sqrt
+from rlx.ops.layout import Expand, Full, Reshape, SizeOf, Transpose
+from rlx.ops.reduction import ReduceMean, ReduceSum, ReduceSumSquare
 
-__all__ = ["Statics", "either_way", "is_sized", "made_by", "uniform", "with_uniform"]
+__all__ = ["Statics", "either_way", "is_positive", "is_sized", "made_by", "uniform", "with_uniform"]
 
 LARGEST_UNIFORM = 4096  # elements of a constant that are looked at to see whether they are equal
 
@@ -30,7 +33,40 @@ def uniform(value: Value) -> Any:
     if value.kind != "const" or value.data is None or not 0 < value.data.size <= LARGEST_UNIFORM:
         return None
     first = value.data.flat[0]
-    return np.asarray(first).item() if (value.data == first).all() else None
+    if not (value.data == first).all() or (first == 0 and _signs_differ(value.data)):
+        return None
+    return np.asarray(first).item()
+
+
+def _signs_differ(zeros: Array) -> bool:
+    if zeros.dtype.kind in "iub":
+        return False
+    signs = np.signbit(zeros.astype(np.float32))
+    return bool(signs.any() and not signs.all())
+
+
+def is_positive(value: Value, depth: int = 12) -> bool:
+    """Whether every element is known to be NaN or at least 0, and not -0."""
+    number = uniform(value)
+    if number is not None:
+        return bool(number >= 0 and math.copysign(1, number) > 0)
+    node = value.node
+    if node is None or depth == 0:
+        return False
+    match node.op:
+        case Abs() | Exp() | Sigmoid() | ReduceSumSquare() | SizeOf():
+            return True
+        case Cast() if node.inputs[0].dtype.kind in "ub":
+            return True
+        case Mul() if node.inputs[0] is node.inputs[1]:
+            return True
+        case Pow() if uniform(node.inputs[1]) == 2:
+            return True
+        case Clip(lo=lo) if lo is not None and lo > 0:
+            return True
+        case Add() | Mul() | Div() | Sqrt() | ReduceMean() | ReduceSum() | Expand() | Reshape() | Transpose() | Cast():
+            return all(is_positive(v, depth - 1) for v in node.inputs)
+    return False
 
 
 def either_way(node: Node) -> Iterator[tuple[Value, Value]]:
