@@ -29,8 +29,10 @@ def expressions(kernel: Kernel) -> Iterator[Expr]:
     match kernel.anchor:
         case Contract(a=a, b=b):
             yield from (a, b)
-        case Conv(x=x, w=w):
+        case Conv(x=x, w=w, zero=zero):
             yield from (x, w)
+            if zero is not None:
+                yield zero
         case Attention(q=q, k=k, v=v, bias=bias, count=count):
             yield from (q, k, v)
             yield from (x for x in (bias, count) if x is not None)

@@ -245,6 +245,10 @@ class Fuser(StateWrites):
                 if new_x is None or new_w is None:
                     return False
                 anchor = replace(anchor, x=new_x, w=new_w)
+                if anchor.zero is not None:
+                    zero, more = self.resolve(anchor.zero, node, ())
+                    absorbed.extend(more)
+                    anchor = replace(anchor, zero=zero)
             case Attention():
                 q, k, v = (self.operand(anchor, role, getattr(anchor, role), absorbed) for role in "qkv")
                 if q is None or k is None or v is None:
@@ -467,7 +471,8 @@ class Fuser(StateWrites):
             case Contract():
                 anchor = replace(anchor, a=self.on_buffers(anchor.a), b=self.on_buffers(anchor.b))
             case Conv():
-                anchor = replace(anchor, x=self.on_buffers(anchor.x), w=self.on_buffers(anchor.w))
+                zero = None if anchor.zero is None else self.on_buffers(anchor.zero)
+                anchor = replace(anchor, x=self.on_buffers(anchor.x), w=self.on_buffers(anchor.w), zero=zero)
             case Attention():
                 bias = None if anchor.bias is None else self.on_buffers(anchor.bias)
                 q, k, v = (self.on_buffers(getattr(anchor, role)) for role in "qkv")

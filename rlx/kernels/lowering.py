@@ -125,6 +125,7 @@ class Conv:
     pads: tuple[Size, ...]
     groups: int
     exact: bool = False  # operands are whole numbers whose sums must stay exact: no transform that rounds
+    zero: Expr | None = None  # one number that is taken off every element of x, before zeros are padded
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,23 @@ class Lowering:
         ox, ow = out_vars(x.rank), out_vars(w.rank)
         anchor = Conv(x(*ox), w(*ow), x.shape, w.shape, strides, dilations, pads, groups, exact)
         return self._anchored(anchor, generic, None if bias is None else bias(o))
+
+    def byte_conv(
+        self,
+        x: Operand,
+        w: Operand,
+        zero: Operand | None,
+        *,
+        strides: tuple[int, ...],
+        dilations: tuple[int, ...],
+        pads: tuple[Size, ...],
+        groups: int,
+    ) -> Lowered:
+        """Convolution of x - zero with w in i32, x of 8 bits; for backends that have a kernel for it."""
+        ox, ow = out_vars(x.rank), out_vars(w.rank)
+        shift = None if zero is None else zero(*[0] * zero.rank)
+        anchor = Conv(x(*ox), w(*ow), x.shape, w.shape, strides, dilations, pads, groups, True, shift)
+        return self._anchored(anchor, None, None)
 
     def attention(
         self,

@@ -143,6 +143,8 @@ def _anchor_lines(kernel: Kernel) -> Iterator[str]:
                 f"dilations {list(conv.dilations)}, pads {_shape(conv.pads)}, groups {conv.groups}"
             )
             operands = [("x", conv.x), ("w", conv.w)]
+            if conv.zero is not None:
+                operands.append(("zero", conv.zero))
         case Attention() as attention:
             shapes = (attention.q_shape, attention.k_shape, attention.v_shape)
             causal = ", causal" if attention.causal else ""

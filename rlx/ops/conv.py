@@ -97,7 +97,8 @@ class Conv(Op):
     pads: tuple[Size, ...] = ()
     groups: int = 1
 
-    def _window(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Size, ...]]:
+    def window(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Size, ...]]:
+        """Strides, dilations and pads, with an entry for each axis, of an image of that rank."""
         n = rank - 2
         return (
             per_axis(self.strides, n, 1, "conv strides"),
@@ -107,7 +108,7 @@ class Conv(Op):
 
     def infer(self, x: TensorType, w: TensorType, b: TensorType | None = None) -> TensorType:
         _check_operands(self, x, w, b)
-        strides, dilations, pads = self._window(x.rank)
+        strides, dilations, pads = self.window(x.rank)
         check_window("conv", strides=strides, dilations=dilations, groups=(self.groups,))
         if exact_div(w.shape[0], self.groups) is None:
             raise ShapeError(f"conv: the weight {w} can't be split into {self.groups} groups of output channels")
@@ -127,7 +128,7 @@ class Conv(Op):
         return self.elementwise_work(2 * numel(x[1].shape[1:]), *x)
 
     def reference(self, x: Array, w: Array, b: Array | None = None) -> Array:
-        strides, dilations, pads = self._window(x.ndim)
+        strides, dilations, pads = self.window(x.ndim)
         w, groups, n = widened(w), self.groups, x.ndim - 2
         columns = _windows(_padded(widened(x), _ints(pads)), w.shape[2:], strides, dilations)
         space, depth = columns.shape[n + 2 :], prod(w.shape[1:])
@@ -136,7 +137,7 @@ class Conv(Op):
         return _biased(out, b).astype(x.dtype)
 
     def lower(self, k: Any, x: Any, w: Any, b: Any = None) -> Any:
-        strides, dilations, pads = self._window(x.rank)
+        strides, dilations, pads = self.window(x.rank)
         return k.conv(x, w, b, strides=strides, dilations=dilations, pads=pads, groups=self.groups, exact=self.exact)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,11 @@ from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Shape, Size, broadcast, ceildiv, numel, same, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register
+from rlx.ops.bytewise import ByteConv, centred, is_nought
 from rlx.ops.contract import MatMul, WideningMatMul
-from rlx.ops.conv import Conv, WholeConv
+from rlx.ops.conv import Conv
 from rlx.ops.elementwise import Add, Cast, Div, Equal, Maximum, Minimum, Mul, Neg, Round, Sub, Where
-from rlx.ops.layout import Reshape, Split, Unsqueeze
+from rlx.ops.layout import Unsqueeze
 from rlx.ops.reduction import ReduceMax, ReduceMin
 
 __all__ = [
@@ -139,9 +139,9 @@ class Quantize(Op):
 
 @register
 class Requantize(Op):
-    """An i32 sum times an f32 multiplier, rounded (halves to even), plus zero, saturated to `to`.
+    """An i32 sum times an f32 multiplier, plus shift, rounded (halves to even), plus zero, saturated to `to`.
 
-    Multiplier and zero broadcast to x. (the last step of ONNX QLinearMatMul and QLinearConv)
+    Multiplier, zero and shift (f32) broadcast to x. (the last step of ONNX QLinearMatMul and QLinearConv)
     """
 
     to: DType = U8
@@ -149,11 +149,13 @@ class Requantize(Op):
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", dtype_of(self.to))
 
-    def infer(self, x: TensorType, multiplier: TensorType, zero: TensorType | None = None) -> TensorType:
+    def infer(
+        self, x: TensorType, multiplier: TensorType, zero: TensorType | None = None, shift: TensorType | None = None
+    ) -> TensorType:
         _check_target(self, self.to, zero)
-        if x.dtype is not I32 or multiplier.dtype is not F32:
-            raise DTypeError(f"requantize: expected i32 sums and an f32 multiplier, got {x} and {multiplier}")
-        for t in (multiplier, zero):
+        if x.dtype is not I32 or multiplier.dtype is not F32 or (shift is not None and shift.dtype is not F32):
+            raise DTypeError(f"requantize: expected i32 sums and f32 factors, got {x}, {multiplier}, {shift}")
+        for t in (multiplier, zero, shift):
             if t is not None:
                 wide = broadcast(x.shape, t.shape, why=f"requantize: {t} over {x}")
                 if len(wide) != x.rank or any(same(a, b) is False for a, b in zip(wide, x.shape, strict=True)):
@@ -163,12 +165,15 @@ class Requantize(Op):
     def work(self, *x: TensorType) -> Work:
         return self.elementwise_work(5, *x)
 
-    def reference(self, x: Array, multiplier: Array, zero: Array | None = None) -> Array:
-        return _saturated(x.astype(np.float32) * multiplier, zero, self.to)
+    def reference(self, x: Array, multiplier: Array, zero: Array | None = None, shift: Array | None = None) -> Array:
+        value = x.astype(np.float32) * multiplier
+        return _saturated(value if shift is None else value + shift, zero, self.to)
 
-    def lower(self, k: Any, x: Any, multiplier: Any, zero: Any = None) -> Any:
+    def lower(self, k: Any, x: Any, multiplier: Any, zero: Any = None, shift: Any = None) -> Any:
         def element(*i: Any) -> Any:
             value = k.cast(x(*i), "f32") * multiplier.broadcast(*i)
+            if shift is not None:
+                value = value + shift.broadcast(*i)
             return _scalar_saturated(k, value, None if zero is None else zero.broadcast(*i), self.to)
 
         return k.map(element)
@@ -233,27 +238,6 @@ def _row_array(p: Array) -> Array:
     return p[:, None] if p.ndim == 1 and p.size != 1 else p
 
 
-def _largest(x: Value, zero: Value | None) -> int:
-    """The largest size of x - zero."""
-    return 128 if x.dtype.name == "i8" and _is_nought(zero) else 255
-
-
-def _is_nought(zero: Value | None) -> bool:
-    """Whether there is nothing to subtract."""
-    return zero is None or (zero.kind == "const" and zero.data is not None and not zero.data.any())
-
-
-def _centred(g: Graph, x: Value, zero: Value | None, to: DType = I32) -> Value:
-    """x - zero in a type that holds every difference."""
-    (wide,) = g.add(Cast(to), x)
-    if zero is None or _is_nought(zero):
-        return wide
-    (shift,) = g.add(Cast(to), zero)
-    if shift.rank == 1 and shift.shape[0] == 1 and x.rank == 0:
-        (shift,) = g.add(Reshape(()), shift)
-    return g.add(Sub(), wide, shift)[0]
-
-
 @register
 class MatMulInteger(Op):
     """(a - a_zero) @ (b - b_zero) of u8 or i8 in i32. (ONNX MatMulInteger-10)
@@ -290,9 +274,9 @@ class MatMulInteger(Op):
     def decompose(
         self, g: Graph, a: Value, b: Value, a_zero: Value | None = None, b_zero: Value | None = None
     ) -> Value:
-        x = _centred(g, a, None if a_zero is None else _row_parameter(g, a_zero), I16)
-        as_it_is = b.dtype.name == "i8" and _is_nought(b_zero)
-        return g.add(WideningMatMul(), x, b if as_it_is else _centred(g, b, b_zero, I16))[0]
+        x = centred(g, a, None if a_zero is None else _row_parameter(g, a_zero), I16)
+        as_it_is = b.dtype.name == "i8" and is_nought(b_zero)
+        return g.add(WideningMatMul(), x, b if as_it_is else centred(g, b, b_zero, I16))[0]
 
 
 @register
@@ -337,23 +321,10 @@ class ConvInteger(Op):
     def decompose(
         self, g: Graph, x: Value, w: Value, x_zero: Value | None = None, w_zero: Value | None = None
     ) -> Value:
-        if w_zero is not None and w_zero.rank:
-            w_zero = _per_channel(g, w_zero, w.rank, 0)
-        depth, taps = w.shape[1], numel(w.shape[2:])
-        conv = WholeConv(self.strides, self.dilations, self.pads, self.groups)
-        most = _largest(x, x_zero) * _largest(w, w_zero)
-        channels = 0  # whose products f32 can add up
-        if isinstance(taps, int) and isinstance(depth, int) and taps > 0:
-            channels = min((2**24 - 1) // (most * taps), depth)
-        if not isinstance(depth, int) or channels == 0 or (channels < depth and self.groups > 1):
-            return g.add(self._conv, _centred(g, x, x_zero), _centred(g, w, w_zero))[0]
-        left, right = _centred(g, x, x_zero, F32), _centred(g, w, w_zero, F32)
-        if channels == depth:
-            return g.add(Cast(I32), g.add(conv, left, right)[0])[0]
-        sizes = tuple(min(channels, depth - at) for at in range(0, depth, channels))
-        pieces = zip(g.add(Split(1, sizes), left), g.add(Split(1, sizes), right), strict=True)
-        sums = [g.add(Cast(I32), g.add(conv, a, b)[0])[0] for a, b in pieces]
-        return reduce(lambda total, part: g.add(Add(), total, part)[0], sums)
+        if w.dtype.name != "i8" or not is_nought(w_zero):
+            w = centred(g, w, None if w_zero is None else _per_channel(g, w_zero, w.rank, 0), I16)
+        shift = () if x_zero is None or is_nought(x_zero) else (x_zero,)
+        return g.add(ByteConv(self.strides, self.dilations, self.pads, self.groups), x, w, *shift)[0]
 
 
 def _per_channel(g: Graph, p: Value, rank: int, axis: int) -> Value:

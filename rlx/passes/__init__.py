@@ -14,6 +14,7 @@ from rlx.passes.layout import layout
 from rlx.passes.raise_activation import raise_activation
 from rlx.passes.raise_attention import raise_attention
 from rlx.passes.raise_encoding import raise_encoding
+from rlx.passes.raise_integer import raise_integer
 from rlx.passes.raise_norm import raise_norm
 from rlx.passes.raise_softmax import raise_softmax
 from rlx.passes.regions import inside_regions
@@ -24,6 +25,7 @@ Pass = Callable[[Graph], Graph]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("raise_encoding", raise_encoding),  # before folding, which would turn small integers into floats
+    ("raise_integer", raise_integer),
     ("fold", fold),
     ("layout", layout),
     ("raise_activation", raise_activation),  # before algebra, which would draw the numbers after one into it

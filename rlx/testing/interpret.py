@@ -301,7 +301,12 @@ def _anchor_result(anchor: Anchor, out: tuple[int, ...], dtype: DType, run: _Eva
             b = run.over(anchor.b, (*out[:-2], n, out[-1]), (*batch, Var("k"), column)).astype(dtype.numpy)
             return np.asarray(np.matmul(a, b))
         case Conv():
-            return _conv(anchor, over(anchor.x, anchor.x_shape), over(anchor.w, anchor.w_shape), out, run.extents)
+            x, w = over(anchor.x, anchor.x_shape), over(anchor.w, anchor.w_shape)
+            if dtype.is_integer:  # of narrower operands
+                x, w = x.astype(dtype.numpy), w.astype(dtype.numpy)
+            if anchor.zero is not None:
+                x = x - over(anchor.zero, ()).astype(dtype.numpy)
+            return _conv(anchor, x, w, out, run.extents)
         case Attention():
             bias = None
             if anchor.bias is not None:

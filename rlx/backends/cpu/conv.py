@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Literal, cast
 
-from rlx.backends.cpu import depthwise, direct, gemm, windows, winograd
+from rlx.backends.cpu import byte_conv, depthwise, direct, gemm, windows, winograd
 from rlx.backends.cpu.builder import Module, size_of
 from rlx.backends.cpu.cuts import ConvCut, Part, part
 from rlx.backends.cpu.jit import host
@@ -58,8 +58,8 @@ class ConvWord(IntEnum):
 
 
 def accepts(anchor: Conv, dtype: DType) -> bool:
-    """f32 and f64 in one or two spatial axes."""
-    return dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4)
+    """f32, f64 and bytes in one or two spatial axes."""
+    return byte_conv.accepts(anchor, dtype) or (dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4))
 
 
 def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
@@ -80,6 +80,8 @@ def layout(kernel: Kernel) -> list[Kernel]:
         anchor = replace(anchor, x=x)
         made.append(copy)
     plain = Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=kernel.tag)
+    if anchor.x.dtype.bits == 8:
+        return [*made, *byte_conv.layout(plain)]
     tag = winograd.choose(plain)
     if tag:
         return [*made, *winograd.layout(plain, tag)]
@@ -176,6 +178,10 @@ def emit(kernel: Kernel) -> KernelCode:
     """The convolution with its epilogue, or the transform of its weights."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
+    if kernel.tag == byte_conv.WEIGHTS:
+        return byte_conv.emit_weights(kernel)
+    if kernel.tag == byte_conv.TAG:
+        return byte_conv.emit(kernel)
     if kernel.tag == winograd.WEIGHTS:
         return winograd.emit_weights(kernel)
     if kernel.tag in winograd.TAGS:

@@ -15,8 +15,8 @@ from rlx.ir.shape import Shape, Size, evaluate, size_product
 from rlx.records import dataclass
 
 __all__ = [
-    "AttentionCut", "Chunking", "ConvCut", "DepthwiseCut", "DirectCut", "Grid", "InnerColumns", "KeyChunks", "Part",
-    "Product", "ProductCut", "WinogradCut", "chunking", "k_block", "part",
+    "AttentionCut", "ByteCut", "Chunking", "ConvCut", "DepthwiseCut", "DirectCut", "Grid", "InnerColumns", "KeyChunks",
+    "Part", "Product", "ProductCut", "WinogradCut", "chunking", "k_block", "part",
 ]  # fmt: skip
 
 COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
@@ -371,6 +371,53 @@ class DirectCut:
         step = self.dilation * line
         steps = k_block(run) if run > K_BLOCK else max(run, 1)
         return DirectParts(row_chunk, panel_chunk, count, padded, copied, step, group, steps, taken, tuple(ends))
+
+
+@dataclass(eq=False, repr=False)
+class ByteCut:
+    """The chunks of a convolution of bytes, by tiles of `rows` pixels and panels of `width` outputs.
+
+    `depth` is in whole steps of k; `in_image` as in `ConvCut`; `direct`: results take no scratch.
+    """
+
+    outputs: Size
+    depth: Size
+    pixels: Size
+    groups: int
+    rows: int
+    width: int
+    in_image: Size | None
+    direct: bool
+
+    OPERATIONS = 12e6  # of a chunk at most: some 100 us of one core
+    LEAST = 1.2e6
+    FEW_PIXELS = 256  # so few are not split: weights would be read again
+    PART = 24 * 1024  # bytes of the windows and sums of a part
+
+    def __call__(self, extents: Extents) -> ConvParts:
+        outputs, depth, pixels = (evaluate(s, extents) for s in (self.outputs, self.depth, self.pixels))
+        groups, gathers = self.groups, self.in_image is None
+        panels = max(-(-outputs // self.width), 1)
+        a_pixel = (2.0 * depth + 60) * panels * self.width + (16.0 * depth if gathers else 0)
+        wanted = pieces(a_pixel * pixels * groups, self.OPERATIONS, self.LEAST)
+        panel_blocks = 1 if gathers or pixels > self.FEW_PIXELS else max(min(-(-wanted // groups), panels), 1)
+        panel_chunk = -(-panels // panel_blocks)
+        panel_blocks = -(-panels // panel_chunk)
+        blocks = max(min(-(-wanted // (panel_blocks * groups)), -(-pixels // (2 * self.rows))), 1)
+        chunk = max(-(-pixels // blocks), 1)
+        if blocks > 1:
+            chunk = -(-chunk // self.rows) * self.rows
+        blocks = max(-(-pixels // chunk), 1)
+        columns = panel_chunk * self.width
+        part = chunk
+        if gathers or not self.direct:
+            line = (depth if gathers else 0) + (columns if self.direct else 4 * columns)
+            part = min(max(self.PART // line // self.rows, 2) * self.rows, chunk)
+        a_step = depth if self.in_image is None else evaluate(self.in_image, extents)
+        gathered = _aligned(part * depth + 64) if gathers else 0
+        sums = 0 if self.direct else _aligned(part * columns * 4)
+        count = blocks * groups * panel_blocks if pixels and outputs else 0
+        return ConvParts(chunk, panel_chunk, count, a_step, part, gathered, -1, gathered + sums)
 
 
 class DepthwiseParts(NamedTuple):

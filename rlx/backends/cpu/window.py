@@ -161,7 +161,7 @@ class Finish:
 
     def rows(self, emitter: Emitter, pixels: tuple[str, str], channels: tuple[str, str], sums: str, step: str) -> None:
         """Emits the epilogue of a block of sums that lie at `sums`, `step` elements from pixel to pixel."""
-        f, lanes = emitter.f, emitter.lanes if self.sums.name == "f32" else emitter.lanes // 2
+        f, lanes = emitter.f, emitter.lanes if self.sums.bits == 32 else emitter.lanes // 2
         ty = scalar.llvm_type(self.sums)
         top = Scope(1, None, {})
         emitter.hoist(self.expr, frozenset((self.channel, *self.space)), top)

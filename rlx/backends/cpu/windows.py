@@ -7,11 +7,13 @@ from enum import IntEnum
 from functools import cache
 
 from rlx.backends.cpu import gemm
-from rlx.backends.cpu.builder import Function, Module, Typed, constant
+from rlx.backends.cpu.builder import Function, Module, Typed, constant, vec
 from rlx.backends.cpu.window import Geometry
 from rlx.backends.cpu.words import Routine, Word
 
-__all__ = ["dots_routine", "routine", "words"]
+__all__ = ["byte_routine", "dots_routine", "routine", "words"]
+
+ARGUMENTS = [("ptr", "x"), ("ptr", "out"), ("ptr", "words"), ("i64", "p0"), ("i64", "p1"), ("i64", "step")]
 
 
 class WindowWord(IntEnum):
@@ -64,35 +66,57 @@ def routine(tile: gemm.Tile) -> Routine:
     `x` is at the first image's first pixel, at the first channel of the group. Up to a vector after the last window is
     overwritten. Nothing outside the image is read.
     """
-    function = _windows(tile)
-    return Routine(function.name, Module([function]).text())
-
-
-def _windows(tile: gemm.Tile) -> Function:
     ty, lanes = tile.scalar, tile.lanes
-    arguments = [("ptr", "x"), ("ptr", "out"), ("ptr", "words"), ("i64", "p0"), ("i64", "p1"), ("i64", "step")]
-    f = Function(f"rlx_windows_{tile.dtype}x{lanes}", arguments)
+    f = Function(f"rlx_windows_{tile.dtype}x{lanes}", ARGUMENTS)
+
+    def tail(source: str, place: str, count: str) -> None:  # what is stored too much is overwritten by the next piece
+        mask = f.mask_below(count, lanes, _mask_type(ty))
+        f.store(f.masked_load(tile.vector, source, mask), place)
+
+    _windows(f, ty, lanes, constant(0.0, tile.vector), tail)
+    return Routine(f.name, Module([f]).text())
+
+
+@cache
+def byte_routine() -> Routine:
+    """The same for elements of a byte; a further argument (i8 fill) is what padding holds."""
+    f = Function("rlx_windows_bytes", [*ARGUMENTS, ("i8", "fill")])
+
+    def tail(source: str, place: str, count: str) -> None:
+        at = "0"
+        for size in (16, 8, 4, 2, 1):
+            some = f.cmp("ne", f.and_(count, size, "i64"), 0, "i64")
+
+            def move(size: int = size, at: str = at) -> None:
+                f.store(f.load(f"i{8 * size}", f.gep(source, at, "i8"), align=1), f.gep(place, at, "i8"), align=1)
+
+            f.if_(some, move)
+            at = f.add(at, f.select(some, size, 0, "i64"), "i64")
+
+    _windows(f, "i8", 32, f.splat("%fill", 32), tail)
+    return Routine(f.name, Module([f]).text())
+
+
+def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, str, str], None]) -> None:
+    """Emits the gathering; `tail(source, place, count)` moves less than a vector."""
+    vector = vec(ty, lanes)
     w = {i: gemm.load_word(f, i) for i in WindowWord}
     channels, taps, width = w[WindowWord.CHANNELS], w[WindowWord.TAPS], w[WindowWord.WIDTH]
     piece = f.mul(channels, taps)
     run_step = f.mul(w[WindowWord.DILATION_W], taps)
-    zero = constant(0.0, tile.vector)
 
     def clear(place: str, count: str) -> None:
-        f.loop(0, count, lanes, [], lambda i, _: f.store(zero, f.gep(place, i, ty), ty=tile.vector))
+        f.loop(0, count, lanes, [], lambda i, _: f.store(fill, f.gep(place, i, ty), ty=vector))
 
     def copy(source: str, place: str, count: str) -> None:
         whole = f.and_(count, -lanes)
 
         def move(i: str, _: list[str]) -> None:
-            f.store(f.load(tile.vector, f.gep(source, i, ty)), f.gep(place, i, ty))
-
-        def rest() -> None:  # what is stored too much is overwritten by the next piece
-            mask = f.mask_below(f.sub(count, whole), lanes, _mask_type(ty))
-            f.store(f.masked_load(tile.vector, f.gep(source, whole, ty), mask), f.gep(place, whole, ty))
+            f.store(f.load(vector, f.gep(source, i, ty)), f.gep(place, i, ty))
 
         f.loop(0, whole, lanes, [], move)
-        f.if_(f.cmp("ne", whole, count), rest)
+        left = f.sub(count, whole)
+        f.if_(f.cmp("ne", left, 0), lambda: tail(f.gep(source, whole, ty), f.gep(place, whole, ty), left))
 
     def pixel(p: str, state: list[str]) -> list[str]:
         image, oy, ox = state
@@ -137,7 +161,6 @@ def _windows(tile: gemm.Tile) -> Function:
     image, oy = f.div(rest, w[WindowWord.OUT_HEIGHT]), f.rem(rest, w[WindowWord.OUT_HEIGHT])
     f.loop("%p0", "%p1", 1, [("i64", image), ("i64", oy), ("i64", ox)], pixel)
     f.ret()
-    return f
 
 
 def _mask_type(ty: str) -> str:

@@ -33,7 +33,7 @@ Checker = Callable[[Any, Any, str], None]  # (ok, shown, kind): makes the run fa
 
 def lacking(lib: Arrays, lowered: Lowered) -> str | None:
     """Why a library can't evaluate the code of a node; None when it can."""
-    if lowered.anchor is not None and not isinstance(lowered.anchor, Contract | Conv):
+    if lowered.anchor is not None and (lowered.generic is None or not isinstance(lowered.anchor, Contract | Conv)):
         return "the library has no function for it"
     if any(len(pieces) != 1 for pieces in lowered.outputs):
         return "its result is put together from pieces"

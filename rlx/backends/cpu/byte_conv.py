@@ -1,0 +1,433 @@
+"""Convolutions of 8-bit images in i32, as products of windows and weights packed in fours; results may be 8-bit too.
+
+Images have their channels last. Windows of whole pixels that lie in the image as they are, eights of channels, are read
+in place; others are gathered. Where what is done to the sums is a requantisation, the product does it in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from rlx.backends.cpu import gemm, quads, windows
+from rlx.backends.cpu.builder import Module
+from rlx.backends.cpu.cuts import ByteCut, Part, Product, part
+from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
+from rlx.backends.cpu.window import Geometry, finish_of, geometry
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Shape, Size, ceildiv
+from rlx.kernels.expr import (
+    Acc,
+    Apply,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Var,
+    const,
+    guarded,
+    loads,
+    size_expr,
+    substitute_vars,
+    transform,
+    walk,
+)
+from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+
+__all__ = ["TAG", "WEIGHTS", "accepts", "emit", "emit_weights", "layout"]
+
+F32, I32, I64, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"], DTYPES["u8"]
+TAG, WEIGHTS = "byte conv", "pack bytes"
+
+
+class ByteWord(IntEnum):
+    """The words of a product; strides are in bytes."""
+
+    X = 0
+    A_STEP = 1  # from window to window, in the image or in scratch
+    WEIGHTS = 2
+    CHANNELS = 3  # of a group
+    OUTPUTS = 4  # of a group
+    OCTETS = 5  # of k
+    GROUPS = 6
+    PIXELS = 7
+    PIXEL_CHUNK = 8
+    PANEL_CHUNK = 9
+    OUT = 10
+    OUT_STEP = 11  # from pixel to pixel
+    SCRATCH = 12
+    SCRATCH_STRIDE = 13
+    SUMS = 14  # where a block of sums starts in scratch
+    PART = 15  # pixels that are computed from windows to results before the next ones
+    PANEL = 16  # from panel to panel
+    PLACES = 17
+    BLOCK = 18  # routines
+    WINDOWS = 19
+    FIRST = 20  # of the words of `windows`
+
+
+def accepts(anchor: Conv, dtype: DType) -> bool:
+    """8-bit images of one or two spatial axes, on machines with the instructions."""
+    if anchor.groups > 1 and anchor.w_shape[1] == 1:
+        return False
+    return dtype is I32 and anchor.x.dtype.name in ("u8", "i8") and len(anchor.x_shape) in (3, 4) and quads.available()
+
+
+# ---- what is done to the sums
+
+
+@dataclass(frozen=True)
+class Requantised:
+    """The epilogue saturate(round(f32(sum + bias) * scale + shift) + zero), within [low, high]."""
+
+    scale: Expr
+    shift: Expr | None
+    bias: Expr | None
+    zero: Expr
+    low: Expr | None
+    high: Expr | None
+
+
+def requantised(kernel: Kernel) -> Requantised | None:
+    """What the epilogue is made of, if it is one that the product does and depends on channels only."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    if store.buffer.dtype.name not in ("u8", "i8"):
+        return None
+    found = _taken_apart(store.expr)
+    if found is None:
+        return None
+    channel = out_vars(len(store.extents))[1]
+    for e in (found.scale, found.shift, found.bias):
+        if e is not None and not _of_channels(e, channel):
+            return None
+    ends = (found.zero, found.low, found.high)
+    return found if all(e is None or _of_channels(e, None) for e in ends) else None
+
+
+def _of_channels(e: Expr, channel: Var | None) -> bool:
+    """Whether `prepare` can compute it, from the channel alone."""
+    fixed = all(x.source.kind in ("param", "const", "prepared") for x in loads(e))
+    names = {x for x in walk(e) if isinstance(x, Var)}
+    return fixed and names <= {channel} and not any(isinstance(x, Acc) for x in walk(e))
+
+
+def _taken_apart(e: Expr) -> Requantised | None:
+    low, high = None, None
+    while isinstance(e, Apply) and e.fn in ("max", "min") and not e.dtype.is_float:
+        value, bound = e.args if any(isinstance(x, Acc) for x in walk(e.args[0])) else e.args[::-1]
+        if any(isinstance(x, Acc) for x in walk(bound)) or (low if e.fn == "max" else high) is not None:
+            return None
+        low, high = (bound, high) if e.fn == "max" else (low, bound)
+        e = value
+    if not isinstance(e, Cast) or e.dtype.name not in ("u8", "i8"):
+        return None
+    ends = (-128.0, 127.0) if e.dtype.name == "i8" else (0.0, 255.0)
+    match e.value:
+        case Apply(fn="max", args=(Apply(fn="min", args=(value, Const(value=top))), Const(value=bottom))) if (
+            bottom,
+            top,
+        ) == ends:
+            zero: Expr = const(0, e.dtype)
+            match value:
+                case Apply(fn="add", args=(rounded, Cast(value=point))):
+                    value, zero = rounded, point
+                case Apply(fn="add", args=(rounded, Const(value=number))):
+                    assert not isinstance(number, complex)
+                    value, zero = rounded, const(int(number), e.dtype)
+            return _scaled(value, zero, low, high)
+    return None
+
+
+def _scaled(e: Expr, zero: Expr, low: Expr | None, high: Expr | None) -> Requantised | None:
+    if not (isinstance(e, Apply) and e.fn == "round"):
+        return None
+    e, shift = e.args[0], None
+    if isinstance(e, Apply) and e.fn == "add":
+        e, shift = e.args
+    match e:
+        case Apply(fn="mul", args=(Cast(value=total, dtype=wide), scale)) if wide is F32:
+            match total:
+                case Acc():
+                    return Requantised(scale, shift, None, zero, low, high)
+                case Apply(fn="add", args=(Acc(), bias)):
+                    return Requantised(scale, shift, bias, zero, low, high)
+    return None
+
+
+# ---- layout
+
+
+def layout(kernel: Kernel) -> list[Kernel]:
+    """The kernel, whose image has its channels last, after those that pack its weights and what its sums are scaled by.
+
+    The load that stands for the weights names the packed buffer; those of an epilogue that the product does are
+    replaced by loads of arrays padded to whole panels.
+    """
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    groups, outputs = anchor.groups, anchor.w_shape[0] // anchor.groups
+    depth, narrow = _depth(anchor), anchor.w.dtype.name == "i8"
+    panels = ceildiv(outputs, quads.WIDTH)
+    shape: Shape = (groups, panels, quads.panel_bytes(depth, narrow))
+    fixed = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.w))
+    fixed = fixed and all(isinstance(s, int) for s in shape)
+    buffer = Buffer(f"{store.buffer.name}.w", "prepared" if fixed else "arena", shape, U8)
+    pack = Store(buffer, shape, out_vars(3), const(0, U8))
+    only = replace(anchor, x=const(0, anchor.x.dtype), zero=None)
+    made = [Kernel(WEIGHTS, (pack,), only, nodes=kernel.nodes, tag=WEIGHTS)]
+    packed = replace(anchor, w=Load(buffer, (size_expr(0),) * 3, U8))
+    stores = kernel.stores
+    found = requantised(kernel)
+    if found is not None and isinstance(outputs, int):
+        parts: dict[str, Expr] = {}
+        place: Expr = out_vars(len(store.extents))[1]
+        if groups > 1 and outputs % quads.WIDTH:
+            place = place // outputs * (panels * quads.WIDTH) + place % outputs
+        for name, dtype in (("scale", F32), ("shift", F32), ("bias", I32)):
+            value = getattr(found, name)
+            if value is None and name == "bias":
+                continue
+            value = const(0.0, F32) if value is None else value
+            array, kernel_of = _padded(kernel, name, value, groups, outputs, panels, dtype)
+            parts[name] = Load(array, (place,), dtype)
+            made.append(kernel_of)
+        stores = (replace(store, expr=_put_together(replace(found, **parts), store.buffer.dtype)),)
+    return [*made, Kernel(kernel.name, stores, packed, nodes=kernel.nodes, tag=TAG)]
+
+
+def _put_together(q: Requantised, dtype: DType) -> Expr:
+    total: Expr = Acc(I32) if q.bias is None else Acc(I32) + q.bias
+    assert q.shift is not None
+    value = Apply("round", (Cast(total, F32) * q.scale + q.shift,), F32) + Cast(q.zero, F32)
+    low, high = (-128.0, 127.0) if dtype.name == "i8" else (0.0, 255.0)
+    value = Apply("max", (Apply("min", (value, const(high, F32)), F32), const(low, F32)), F32)
+    result: Expr = Cast(value, dtype)
+    if q.low is not None:
+        result = Apply("max", (result, q.low), dtype)
+    return result if q.high is None else Apply("min", (result, q.high), dtype)
+
+
+def _padded(
+    kernel: Kernel, name: str, value: Expr, groups: int, outputs: int, panels: Size, dtype: DType
+) -> tuple[Buffer, Kernel]:
+    """An array of a number for each channel, every group's padded to whole panels."""
+    extents: Shape = (groups, panels * quads.WIDTH)
+    group, column = out_vars(2)
+    channel = out_vars(len(kernel.stores[0].extents))[1]
+    element = substitute_vars(value, {channel: group * size_expr(outputs) + column})
+    inside = column < size_expr(outputs)
+    element = Select(inside, guarded(element, inside), const(0, dtype))
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.{name}", "prepared", (groups * panels * quads.WIDTH,), dtype)
+    at = group * size_expr(extents[1]) + column
+    return buffer, Kernel(name, (Store(buffer, extents, (at,), element),), nodes=kernel.nodes)
+
+
+def _depth(anchor: Conv) -> Size:
+    depth: Size = anchor.w_shape[1]
+    for size in anchor.w_shape[2:]:
+        depth = depth * size
+    return depth
+
+
+# ---- code
+
+
+def emit_weights(kernel: Kernel) -> KernelCode:
+    """Packs the weights; chunk = group * panels + panel."""
+    anchor, buffer = kernel.anchor, kernel.stores[0].buffer
+    assert isinstance(anchor, Conv)
+    narrow = anchor.w.dtype.name == "i8"
+    depth, channels = _depth(anchor), anchor.w_shape[1]
+    groups, panels, _ = buffer.shape
+    words: list[Word] = [
+        Pointer(buffer), buffer.shape[2], panels, anchor.w_shape[0] // anchor.groups, depth, channels,
+        ceildiv(depth, quads.DEPTH), quads.places_bytes(depth, narrow), anchor.w_shape[-1],
+    ]  # fmt: skip
+    table = WordTable(words)
+    f = gemm.kernel_function(PLACEHOLDER)
+    expr = Cast(transform(anchor.w, linear_load), I32)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    emitter.preload([expr], [])
+    out, panel_bytes, count, outputs, deep, per_pixel, octets, places, wide = (
+        gemm.load_word(f, i, "i64" if i else "ptr") for i in range(9)
+    )
+    group, panel = f.div("%chunk", count), f.rem("%chunk", count)
+    o, c, *taps = out_vars(len(anchor.w_shape))
+
+    def element(k: str, lane: str) -> str:
+        column = f.add(f.mul(panel, quads.WIDTH), lane)
+
+        def load() -> list[str]:
+            tap = f.div(k, per_pixel)
+            at = {o: f.add(f.mul(group, outputs), column), c: f.rem(k, per_pixel), taps[-1]: f.rem(tap, wide)}
+            if len(taps) == 2:
+                at[taps[0]] = f.div(tap, wide)
+            return [emitter.lanes_of(expr, Scope(1, None, at))]
+
+        inside = f.and_(f.cmp("lt", k, deep), f.cmp("lt", column, outputs), "i1")
+        return f.if_(inside, load, lambda: [("i32", 0)])[0]
+
+    quads.pack_panel(f, f.offset(out, f.mul("%chunk", panel_bytes)), octets, places, element)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    return KernelCode(symbol, ir, tuple(table.words), Product((groups, panels)), tuple(emitter.sites))
+
+
+def _in_image(geo: Geometry) -> Size | None:
+    """The step from window to window where all of them lie in the image as they are, in whole eights; else None."""
+    if not geo.no_pads or not isinstance(geo.depth, int) or geo.depth % quads.DEPTH:
+        return None
+    even = geo.x_h == geo.width * geo.x_w and geo.x_n == geo.height * geo.x_h
+    if geo.kernel == (1, 1) and geo.strides == (1, 1) and even:
+        return geo.x_w
+    return None
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The product with its epilogue."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.w, Load)
+    assert isinstance(anchor.x, Load)
+    geo, finish = geometry(kernel), finish_of(kernel, I32)
+    signed = anchor.x.dtype.name == "i8"
+    weights = anchor.w.source
+    narrow = weights.shape[2] == quads.panel_bytes(geo.depth, True)
+    in_image = _in_image(geo)
+    direct = finish.pixel_step is not None and finish.channels_together
+    fused = requantised(kernel) if direct else None
+    tile = quads.Tile(signed, "i32" if fused is None else store.buffer.dtype.name)
+    direct = direct and (fused is not None or finish.plain)
+    step = finish.pixel_step if direct and finish.pixel_step is not None else 0
+
+    deep = ceildiv(geo.depth, quads.DEPTH) * quads.DEPTH
+    cut = once(ByteCut(geo.outputs, deep, geo.pixels, geo.groups, quads.ROWS, quads.WIDTH, in_image, direct))
+    words: list[Word] = [
+        Pointer(anchor.x.source, geo.x.constant),
+        part(cut, "a_step"),
+        Pointer(weights),
+        geo.channels,
+        geo.outputs,
+        ceildiv(geo.depth, quads.DEPTH),
+        geo.groups,
+        geo.pixels,
+        part(cut, "pixel_chunk"),
+        part(cut, "panel_chunk"),
+        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        step * tile.item,
+        Scratch(),
+        part(cut, "scratch"),
+        part(cut, "sums"),
+        part(cut, "part"),
+        weights.shape[2],
+        quads.places_bytes(geo.depth, narrow),
+        quads.block_routine(tile),
+        windows.byte_routine(),
+        *windows.words(geo),
+    ]
+    table = WordTable(words)
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    top = Scope(1, None, {})
+    if not direct:
+        finish.prepare(emitter)
+    zero = None if anchor.zero is None else transform(anchor.zero, linear_load)
+    if zero is not None:
+        emitter.preload([zero], [])
+    pointers = (ByteWord.X, ByteWord.WEIGHTS, ByteWord.OUT, ByteWord.SCRATCH, ByteWord.BLOCK, ByteWord.WINDOWS)
+    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in ByteWord if i != ByteWord.FIRST}
+
+    finishing = f.alloca("i64", quads.FINISH)
+    if fused is not None:
+        _prepare_finishing(emitter, fused, top, finishing, store.buffer.dtype)
+    fill = "0" if zero is None else emitter.lanes_of(zero, top)
+    shift = f.cast("sext" if signed else "zext", fill, "i64", "i8")
+    if signed:
+        shift = f.add(shift, 128, "i64")
+
+    outputs, pixels, octets = w[ByteWord.OUTPUTS], w[ByteWord.PIXELS], w[ByteWord.OCTETS]
+    columns = f.mul(w[ByteWord.PANEL_CHUNK], quads.WIDTH)
+    panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+    rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
+    block, group = f.div(rest, w[ByteWord.GROUPS]), f.rem(rest, w[ByteWord.GROUPS])
+    p0 = f.mul(block, w[ByteWord.PIXEL_CHUNK])
+    p1 = f.min(f.add(p0, w[ByteWord.PIXEL_CHUNK]), pixels)
+    n0 = f.mul(panel_block, columns)
+    n1 = f.min(f.add(n0, columns), outputs)
+    own = f.offset(w[ByteWord.SCRATCH], f.mul("%worker", w[ByteWord.SCRATCH_STRIDE]))
+    x = f.offset(w[ByteWord.X], f.mul(group, w[ByteWord.CHANNELS]))
+    first = f.add(f.mul(group, outputs), n0)  # of the output channels
+    count = f.sub(n1, n0)
+    panels = f.div(f.add(outputs, quads.WIDTH - 1), quads.WIDTH)
+    panel = f.add(f.mul(group, panels), f.mul(panel_block, w[ByteWord.PANEL_CHUNK]))
+    weight = f.offset(w[ByteWord.WEIGHTS], f.mul(panel, w[ByteWord.PANEL]))
+
+    def some_pixels(q0: str, _: list[str]) -> None:
+        q1 = f.min(f.add(q0, w[ByteWord.PART]), p1)
+        if in_image is None:
+            f.call(
+                w[ByteWord.WINDOWS],
+                [x, own, f.gep("%words", int(ByteWord.FIRST), "i64"), q0, q1, w[ByteWord.A_STEP], ("i8", fill)],
+            )
+            a = own
+        else:
+            a = f.offset(x, f.mul(q0, w[ByteWord.A_STEP]))
+        if direct:
+            c_step = w[ByteWord.OUT_STEP]
+            c = f.offset(w[ByteWord.OUT], f.add(f.mul(q0, c_step), f.mul(first, tile.item)))
+        else:
+            c_step, c = f.mul(columns, 4), f.offset(own, w[ByteWord.SUMS])
+        f.call(
+            w[ByteWord.BLOCK],
+            [
+                a,
+                w[ByteWord.A_STEP],
+                weight,
+                w[ByteWord.PANEL],
+                c,
+                c_step,
+                f.sub(q1, q0),
+                count,
+                octets,
+                w[ByteWord.PLACES],
+                shift,
+                finishing,
+                f.mul(panel, 4 * quads.WIDTH),
+            ],
+        )
+        if not direct:
+            finish.rows(emitter, (q0, q1), (first, f.add(first, count)), c, columns)
+
+    f.loop(p0, p1, w[ByteWord.PART], [], some_pixels)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    scratch = part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+
+
+def _prepare_finishing(emitter: Emitter, q: Requantised, top: Scope, at: str, dtype: DType) -> None:
+    """Stores the words of `quads.Finishing`."""
+    f = emitter.f
+    arrays = {quads.Finishing.SCALE: q.scale, quads.Finishing.SHIFT: q.shift, quads.Finishing.BIAS: q.bias}
+    for word, e in arrays.items():
+        value = "null"
+        if e is not None:
+            assert isinstance(e, Load)
+            emitter.preload([transform(e, linear_load) or e], [])
+            value = emitter.word(e.source)
+        f.store(value, f.gep(at, int(word), "i64"), ty="ptr")
+    least, most = (-128, 127) if dtype.name == "i8" else (0, 255)
+    ends: dict[quads.Finishing, Expr] = {
+        quads.Finishing.ZERO: q.zero,
+        quads.Finishing.LOW: const(least, I64) if q.low is None else q.low,
+        quads.Finishing.HIGH: const(most, I64) if q.high is None else q.high,
+    }
+    for word, e in ends.items():
+        number = Cast(transform(e, linear_load), I64) if e.dtype is not I64 else e
+        emitter.preload([number], [])
+        f.store(emitter.lanes_of(number, top), f.gep(at, int(word), "i64"), ty="i64")
