@@ -178,7 +178,25 @@ def _requantize(name: str, n: Size, m: Size) -> Cases:
         x, zero = Operand((n, m), "i32"), Operand((), to)
         yield case(_op(name, DTYPES[to]), x, Operand((m,), "f32", "positive"), zero)
         yield case(_op(name, DTYPES[to]), Operand((n, m), "i32", "any"), Operand((), "f32", "positive"))
+        yield case(_op(name, DTYPES[to]), x, Operand((m,), "f32", "positive"), zero, Operand((m,)))
     yield case(_op(name), Operand((n, m), "i32"), Operand((n, 1), "f32", "positive"), Operand((m,), "u8"), turned=True)
+
+
+def _byte_conv(name: str, n: Size, m: Size) -> Cases:
+    """Windows in place and gathered, tails of the tile of 5 pixels, 16 outputs and 8 products, and depthwise ones."""
+    for x, w in (("u8", "i8"), ("i8", "i8"), ("u8", "i16")):
+        values, zero = "any" if w == "i8" else "whole", Operand((), x)
+        yield case(_op(name), Operand((2, 16, n, m), x, "any"), Operand((33, 16, 1, 1), w, values), zero)
+        image, padded = Operand((1, 5, n, m), x, "any"), _op(name, (2, 1), (), (1, 0, 2, 1))
+        yield case(padded, image, Operand((17, 5, 3, 2), w, values), zero)
+        yield case(_op(name, pads=(2, 1)), Operand((2, 3, m), x, "any"), Operand((16, 3, 4), w, values))
+        yield case(_op(name, groups=2), Operand((1, 8, n, m), x, "any"), Operand((6, 4, 2, 2), w, values), zero)
+        for channels in (16, 23):
+            wide = Operand((2, channels, n, m), x, "any")
+            whole = _op(name, pads=(1, 1, 1, 1), groups=channels)
+            yield case(whole, wide, Operand((channels, 1, 3, 3), w, values), zero)
+        wide = Operand((1, 40, n, m), x, "any")
+        yield case(_op(name, (2, 2), (1, 2), (0, 2, 1, 2), 40), wide, Operand((40, 1, 2, 5), w, values), zero)
 
 
 def _qlinear_matmul(name: str, n: Size, m: Size) -> Cases:
@@ -298,6 +316,7 @@ def _unique(name: str, n: Size, m: Size) -> Cases:
 SIGNAL: dict[str, Make] = {
     "arange": _arange,
     "bernoulli": _bernoulli,
+    "byte_conv": _byte_conv,
     "complex_mul": _complex_mul,
     "compress": _compress,
     "deform_conv": _deform_conv,

@@ -6,10 +6,10 @@ in place; others are gathered. Where what is done to the sums is a requantisatio
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 
-from rlx.backends.cpu import gemm, quads, windows
+from rlx.backends.cpu import byte_depthwise, gemm, quads, requantise, windows
 from rlx.backends.cpu.builder import Module
 from rlx.backends.cpu.cuts import ByteCut, Part, Product, part
 from rlx.backends.cpu.jit import host
@@ -19,21 +19,12 @@ from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.expr import (
-    Acc,
-    Apply,
     Cast,
-    Const,
-    Expr,
     Load,
-    Select,
-    Var,
     const,
-    guarded,
     loads,
     size_expr,
-    substitute_vars,
     transform,
-    walk,
 )
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
@@ -72,91 +63,9 @@ class ByteWord(IntEnum):
 
 def accepts(anchor: Conv, dtype: DType) -> bool:
     """8-bit images of one or two spatial axes, on machines with the instructions."""
-    if anchor.groups > 1 and anchor.w_shape[1] == 1:
+    if anchor.groups > 1 and anchor.w_shape[1] == 1 and not byte_depthwise.suits(anchor):
         return False
     return dtype is I32 and anchor.x.dtype.name in ("u8", "i8") and len(anchor.x_shape) in (3, 4) and quads.available()
-
-
-# ---- what is done to the sums
-
-
-@dataclass(frozen=True)
-class Requantised:
-    """The epilogue saturate(round(f32(sum + bias) * scale + shift) + zero), within [low, high]."""
-
-    scale: Expr
-    shift: Expr | None
-    bias: Expr | None
-    zero: Expr
-    low: Expr | None
-    high: Expr | None
-
-
-def requantised(kernel: Kernel) -> Requantised | None:
-    """What the epilogue is made of, if it is one that the product does and depends on channels only."""
-    anchor, store = kernel.anchor, kernel.stores[0]
-    assert isinstance(anchor, Conv)
-    if store.buffer.dtype.name not in ("u8", "i8"):
-        return None
-    found = _taken_apart(store.expr)
-    if found is None:
-        return None
-    channel = out_vars(len(store.extents))[1]
-    for e in (found.scale, found.shift, found.bias):
-        if e is not None and not _of_channels(e, channel):
-            return None
-    ends = (found.zero, found.low, found.high)
-    return found if all(e is None or _of_channels(e, None) for e in ends) else None
-
-
-def _of_channels(e: Expr, channel: Var | None) -> bool:
-    """Whether `prepare` can compute it, from the channel alone."""
-    fixed = all(x.source.kind in ("param", "const", "prepared") for x in loads(e))
-    names = {x for x in walk(e) if isinstance(x, Var)}
-    return fixed and names <= {channel} and not any(isinstance(x, Acc) for x in walk(e))
-
-
-def _taken_apart(e: Expr) -> Requantised | None:
-    low, high = None, None
-    while isinstance(e, Apply) and e.fn in ("max", "min") and not e.dtype.is_float:
-        value, bound = e.args if any(isinstance(x, Acc) for x in walk(e.args[0])) else e.args[::-1]
-        if any(isinstance(x, Acc) for x in walk(bound)) or (low if e.fn == "max" else high) is not None:
-            return None
-        low, high = (bound, high) if e.fn == "max" else (low, bound)
-        e = value
-    if not isinstance(e, Cast) or e.dtype.name not in ("u8", "i8"):
-        return None
-    ends = (-128.0, 127.0) if e.dtype.name == "i8" else (0.0, 255.0)
-    match e.value:
-        case Apply(fn="max", args=(Apply(fn="min", args=(value, Const(value=top))), Const(value=bottom))) if (
-            bottom,
-            top,
-        ) == ends:
-            zero: Expr = const(0, e.dtype)
-            match value:
-                case Apply(fn="add", args=(rounded, Cast(value=point))):
-                    value, zero = rounded, point
-                case Apply(fn="add", args=(rounded, Const(value=number))):
-                    assert not isinstance(number, complex)
-                    value, zero = rounded, const(int(number), e.dtype)
-            return _scaled(value, zero, low, high)
-    return None
-
-
-def _scaled(e: Expr, zero: Expr, low: Expr | None, high: Expr | None) -> Requantised | None:
-    if not (isinstance(e, Apply) and e.fn == "round"):
-        return None
-    e, shift = e.args[0], None
-    if isinstance(e, Apply) and e.fn == "add":
-        e, shift = e.args
-    match e:
-        case Apply(fn="mul", args=(Cast(value=total, dtype=wide), scale)) if wide is F32:
-            match total:
-                case Acc():
-                    return Requantised(scale, shift, None, zero, low, high)
-                case Apply(fn="add", args=(Acc(), bias)):
-                    return Requantised(scale, shift, bias, zero, low, high)
-    return None
 
 
 # ---- layout
@@ -165,66 +74,35 @@ def _scaled(e: Expr, zero: Expr, low: Expr | None, high: Expr | None) -> Requant
 def layout(kernel: Kernel) -> list[Kernel]:
     """The kernel, whose image has its channels last, after those that pack its weights and what its sums are scaled by.
 
-    The load that stands for the weights names the packed buffer; those of an epilogue that the product does are
-    replaced by loads of arrays padded to whole panels.
+    The load that stands for the weights names the packed buffer.
     """
-    anchor, store = kernel.anchor, kernel.stores[0]
+    anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    groups, outputs = anchor.groups, anchor.w_shape[0] // anchor.groups
-    depth, narrow = _depth(anchor), anchor.w.dtype.name == "i8"
-    panels = ceildiv(outputs, quads.WIDTH)
-    shape: Shape = (groups, panels, quads.panel_bytes(depth, narrow))
+    direct = byte_depthwise.suits(anchor)
+    groups, outputs = (1, anchor.groups) if direct else (anchor.groups, anchor.w_shape[0] // anchor.groups)
+    scaled, kernel = requantise.layout(kernel, groups, outputs)
+    if direct:
+        made, sums = byte_depthwise.weights(kernel)
+    else:
+        made, sums = [_packed(kernel)], ()
+    buffer = made[0].stores[0].buffer
+    packed = replace(anchor, w=Load(buffer, (size_expr(0),) * len(buffer.shape), buffer.dtype))
+    return [*scaled, *made, Kernel(kernel.name, kernel.stores, packed, operands=sums, nodes=kernel.nodes, tag=TAG)]
+
+
+def _packed(kernel: Kernel) -> Kernel:
+    """The kernel that packs the weights in panels."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    outputs = anchor.w_shape[0] // anchor.groups
+    panel = quads.panel_bytes(_depth(anchor), anchor.w.dtype.name == "i8")
+    shape: Shape = (anchor.groups, ceildiv(outputs, quads.WIDTH), panel)
     fixed = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.w))
     fixed = fixed and all(isinstance(s, int) for s in shape)
-    buffer = Buffer(f"{store.buffer.name}.w", "prepared" if fixed else "arena", shape, U8)
-    pack = Store(buffer, shape, out_vars(3), const(0, U8))
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if fixed else "arena", shape, U8)
+    store = Store(buffer, shape, out_vars(3), const(0, U8))
     only = replace(anchor, x=const(0, anchor.x.dtype), zero=None)
-    made = [Kernel(WEIGHTS, (pack,), only, nodes=kernel.nodes, tag=WEIGHTS)]
-    packed = replace(anchor, w=Load(buffer, (size_expr(0),) * 3, U8))
-    stores = kernel.stores
-    found = requantised(kernel)
-    if found is not None and isinstance(outputs, int):
-        parts: dict[str, Expr] = {}
-        place: Expr = out_vars(len(store.extents))[1]
-        if groups > 1 and outputs % quads.WIDTH:
-            place = place // outputs * (panels * quads.WIDTH) + place % outputs
-        for name, dtype in (("scale", F32), ("shift", F32), ("bias", I32)):
-            value = getattr(found, name)
-            if value is None and name == "bias":
-                continue
-            value = const(0.0, F32) if value is None else value
-            array, kernel_of = _padded(kernel, name, value, groups, outputs, panels, dtype)
-            parts[name] = Load(array, (place,), dtype)
-            made.append(kernel_of)
-        stores = (replace(store, expr=_put_together(replace(found, **parts), store.buffer.dtype)),)
-    return [*made, Kernel(kernel.name, stores, packed, nodes=kernel.nodes, tag=TAG)]
-
-
-def _put_together(q: Requantised, dtype: DType) -> Expr:
-    total: Expr = Acc(I32) if q.bias is None else Acc(I32) + q.bias
-    assert q.shift is not None
-    value = Apply("round", (Cast(total, F32) * q.scale + q.shift,), F32) + Cast(q.zero, F32)
-    low, high = (-128.0, 127.0) if dtype.name == "i8" else (0.0, 255.0)
-    value = Apply("max", (Apply("min", (value, const(high, F32)), F32), const(low, F32)), F32)
-    result: Expr = Cast(value, dtype)
-    if q.low is not None:
-        result = Apply("max", (result, q.low), dtype)
-    return result if q.high is None else Apply("min", (result, q.high), dtype)
-
-
-def _padded(
-    kernel: Kernel, name: str, value: Expr, groups: int, outputs: int, panels: Size, dtype: DType
-) -> tuple[Buffer, Kernel]:
-    """An array of a number for each channel, every group's padded to whole panels."""
-    extents: Shape = (groups, panels * quads.WIDTH)
-    group, column = out_vars(2)
-    channel = out_vars(len(kernel.stores[0].extents))[1]
-    element = substitute_vars(value, {channel: group * size_expr(outputs) + column})
-    inside = column < size_expr(outputs)
-    element = Select(inside, guarded(element, inside), const(0, dtype))
-    buffer = Buffer(f"{kernel.stores[0].buffer.name}.{name}", "prepared", (groups * panels * quads.WIDTH,), dtype)
-    at = group * size_expr(extents[1]) + column
-    return buffer, Kernel(name, (Store(buffer, extents, (at,), element),), nodes=kernel.nodes)
+    return Kernel(WEIGHTS, (store,), only, nodes=kernel.nodes, tag=WEIGHTS)
 
 
 def _depth(anchor: Conv) -> Size:
@@ -289,7 +167,12 @@ def _in_image(geo: Geometry) -> Size | None:
 
 
 def emit(kernel: Kernel) -> KernelCode:
-    """The product with its epilogue."""
+    """The convolution with its epilogue."""
+    assert isinstance(kernel.anchor, Conv)
+    return byte_depthwise.emit(kernel) if kernel.operands else _emit_product(kernel)
+
+
+def _emit_product(kernel: Kernel) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
@@ -300,7 +183,7 @@ def emit(kernel: Kernel) -> KernelCode:
     narrow = weights.shape[2] == quads.panel_bytes(geo.depth, True)
     in_image = _in_image(geo)
     direct = finish.pixel_step is not None and finish.channels_together
-    fused = requantised(kernel) if direct else None
+    fused = requantise.found(kernel) if direct else None
     tile = quads.Tile(signed, "i32" if fused is None else store.buffer.dtype.name)
     direct = direct and (fused is not None or finish.plain)
     step = finish.pixel_step if direct and finish.pixel_step is not None else 0
@@ -344,7 +227,7 @@ def emit(kernel: Kernel) -> KernelCode:
 
     finishing = f.alloca("i64", quads.FINISH)
     if fused is not None:
-        _prepare_finishing(emitter, fused, top, finishing, store.buffer.dtype)
+        requantise.store_finishing(emitter, fused, top, finishing, store.buffer.dtype)
     fill = "0" if zero is None else emitter.lanes_of(zero, top)
     shift = f.cast("sext" if signed else "zext", fill, "i64", "i8")
     if signed:
@@ -408,26 +291,3 @@ def emit(kernel: Kernel) -> KernelCode:
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
-
-
-def _prepare_finishing(emitter: Emitter, q: Requantised, top: Scope, at: str, dtype: DType) -> None:
-    """Stores the words of `quads.Finishing`."""
-    f = emitter.f
-    arrays = {quads.Finishing.SCALE: q.scale, quads.Finishing.SHIFT: q.shift, quads.Finishing.BIAS: q.bias}
-    for word, e in arrays.items():
-        value = "null"
-        if e is not None:
-            assert isinstance(e, Load)
-            emitter.preload([transform(e, linear_load) or e], [])
-            value = emitter.word(e.source)
-        f.store(value, f.gep(at, int(word), "i64"), ty="ptr")
-    least, most = (-128, 127) if dtype.name == "i8" else (0, 255)
-    ends: dict[quads.Finishing, Expr] = {
-        quads.Finishing.ZERO: q.zero,
-        quads.Finishing.LOW: const(least, I64) if q.low is None else q.low,
-        quads.Finishing.HIGH: const(most, I64) if q.high is None else q.high,
-    }
-    for word, e in ends.items():
-        number = Cast(transform(e, linear_load), I64) if e.dtype is not I64 else e
-        emitter.preload([number], [])
-        f.store(emitter.lanes_of(number, top), f.gep(at, int(word), "i64"), ty="i64")

@@ -241,14 +241,9 @@ def _store_bytes(f: Function, tile: Tile, acc: list[str], c: list[str], whole: s
         for word in (Finishing.SCALE, Finishing.SHIFT)
     )
     scales, shifts = ([f.load(F8, f.offset(p, 32 * j), align=4) for j in range(2)] for p in (scale, shift))
-    zero, low, high = (
-        f.splat(f.cast("trunc", f.load("i64", f.gep("%finish", int(word), "i64")), "i16"), 16)
-        for word in (Finishing.ZERO, Finishing.LOW, Finishing.HIGH)
-    )
+    ends = limits(f, "%finish")
     copy = f.alloca("i8", 16 * len(c))
-    results = [
-        requantised(f, tile.result, acc[2 * r : 2 * r + 2], scales, shifts, zero, low, high) for r in range(len(c))
-    ]
+    results = [requantised(f, tile.result, acc[2 * r : 2 * r + 2], scales, shifts, ends) for r in range(len(c))]
 
     def full() -> None:
         for p, value in zip(c, results, strict=True):
@@ -267,13 +262,28 @@ def _store_bytes(f: Function, tile: Tile, acc: list[str], c: list[str], whole: s
     f.if_(whole, full, part)
 
 
+def limits(f: Function, finish: str) -> tuple[str, str, str]:
+    """The zero point, lowest and highest result, in 16 lanes of i16, of the words of `Finishing`."""
+    words = (Finishing.ZERO, Finishing.LOW, Finishing.HIGH)
+    zero, low, high = (f.cast("trunc", f.load("i64", f.gep(finish, int(word), "i64")), "i16") for word in words)
+    return f.splat(zero, 16), f.splat(low, 16), f.splat(high, 16)
+
+
 def requantised(
-    f: Function, result: str, sums: list[str], scales: list[str], shifts: list[str], zero: str, low: str, high: str
+    f: Function,
+    result: str,
+    sums: list[str],
+    scales: list[str],
+    shifts: list[str],
+    ends: tuple[str, str, str],
+    *,
+    in_order: bool = False,
 ) -> str:
     """16 bytes of two vectors of i32 sums: scaled, shifted, rounded (halves to even), plus zero, within the limits.
 
-    `zero`, `low` and `high` are vectors of 16 i16.
+    The vectors hold columns 0-7 and 8-15; with `in_order` 0-3 and 8-11, 4-7 and 12-15, which saves an instruction.
     """
+    zero, low, high = ends
     f.declare("llvm.x86.avx.cvt.ps2dq.256", V, [F8])
     f.declare("llvm.x86.avx2.packssdw", SHORTS, [V, V])
     whole = []
@@ -288,7 +298,7 @@ def requantised(
     name = "llvm.x86.sse2.packuswb.128" if result == "u8" else "llvm.x86.sse2.packsswb.128"
     f.declare(name, "<16 x i8>", ["<8 x i16>", "<8 x i16>"])
     mixed = f.op(f"call <16 x i8> @{name}(<8 x i16> {halves[0]}, <8 x i16> {halves[1]})", "<16 x i8>")
-    return f.shuffle(mixed, None, [4 * q + i for q in (0, 2, 1, 3) for i in range(4)])
+    return mixed if in_order else f.shuffle(mixed, None, [4 * q + i for q in (0, 2, 1, 3) for i in range(4)])
 
 
 @cache

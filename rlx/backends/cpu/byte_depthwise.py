@@ -1,0 +1,318 @@
+"""Depthwise convolutions of 8-bit images: direct sums in i32, of 16 channels and several neighbouring pixels at once.
+
+Elements are widened to 16 bits, and those of two rows of a window interleaved: one instruction multiplies both by their
+weights and adds them up, exactly. A vector of sums then holds channels 0-3 and 8-11 of 16, another 4-7 and 12-15, which
+is the order that packing them to 8 bits wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from rlx.backends.cpu import quads
+from rlx.backends.cpu.builder import Function, Module, vec
+from rlx.backends.cpu.cuts import DepthwiseCut, InnerColumns, Part, part
+from rlx.backends.cpu.depthwise import MAX_TAPS, Plane
+from rlx.backends.cpu.gemm import kernel_function, load_word
+from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
+from rlx.backends.cpu.requantise import found, store_finishing
+from rlx.backends.cpu.window import Finish, finish_of, geometry
+from rlx.backends.cpu.words import KernelCode, Pointer, Word, WordTable, once
+from rlx.ir.dtype import DTYPES
+from rlx.ir.shape import Shape
+from rlx.kernels.expr import (
+    Cast,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    Var,
+    const,
+    guarded,
+    loads,
+    size_expr,
+    substitute_vars,
+    transform,
+)
+from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+
+__all__ = ["emit", "suits", "weights"]
+
+I16, I32 = DTYPES["i16"], DTYPES["i32"]
+CHANNELS = 16  # of a vector
+AT_ONCE = 4  # pixels
+V, SHORTS, BYTES = "<8 x i32>", "<16 x i16>", "<16 x i8>"
+SUMS = 22  # words after those of `Plane`: where the sums of the weights are, and where results go
+OUT, OUT_STEP = 23, 24
+
+
+def suits(anchor: Conv) -> bool:
+    """One channel a group and one output each, of at least 16, few taps."""
+    if anchor.w_shape[1] != 1 or anchor.groups < CHANNELS or anchor.w_shape[0] != anchor.groups:
+        return False
+    taps = 1
+    for size in anchor.w_shape[2:]:
+        if not isinstance(size, int):
+            return False
+        taps *= size
+    return taps <= MAX_TAPS
+
+
+def weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
+    """The kernels that arrange the weights, and add them up for each channel, in the buffer that is returned too."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    o, c, *taps = out_vars(len(anchor.w_shape))
+    channels, size = anchor.groups, cast(tuple[int, ...], anchor.w_shape[2:])
+    rows, columns = size if len(size) == 2 else (1, size[0])
+    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.w))
+    kind, name = "prepared" if static else "arena", kernel.stores[0].buffer.name
+
+    def weight(channel: Expr, row: Expr, column: Expr) -> Expr:
+        at = {o: channel, c: size_expr(0), taps[-1]: column} | ({taps[0]: row} if len(taps) == 2 else {})
+        return substitute_vars(anchor.w, at)
+
+    shape: Shape = (-(-channels // CHANNELS), columns, -(-rows // 2), 2, 2 * CHANNELS // 2)
+    block, column, pair, half, lane = own = out_vars(5)
+    first: Expr = block * CHANNELS  # the last vector overlaps the one before it
+    first = Select(first > channels - CHANNELS, size_expr(channels - CHANNELS), first)
+    place = lane // 2
+    channel, row = first + half * 4 + place % 4 + place // 4 * 8, pair * 2 + lane % 2
+    inside = row < rows
+    element = Select(inside, guarded(weight(channel, row, column), inside), const(0, anchor.w.dtype))
+    packed = Buffer(f"{name}.w", kind, shape, I16)
+    store = Store(packed, shape, own, element if element.dtype is I16 else Cast(element, I16))
+    sums = Buffer(f"{name}.sums", kind, (channels,), I32)
+    y, x = Var("r0"), Var("r1")
+    total = Reduce("add", (y, x), (rows, columns), Cast(weight(out_vars(1)[0], y, x), I32), I32)
+    pack = Kernel("pack w", (store,), nodes=kernel.nodes)
+    return [pack, Kernel("sums of w", (Store(sums, (channels,), out_vars(1), total),), nodes=kernel.nodes)], (sums,)
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The depthwise convolution with its epilogue, which is computed in registers.
+
+    Weights lie as [vector of channels, column, pair of rows, half of the vector, channel of the half and row].
+    """
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.x, Load)
+    assert isinstance(anchor.w, Load)
+    geo, finish = geometry(kernel), finish_of(kernel, I32)
+    kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
+    direct = found(kernel) if finish.pixel_step is not None and finish.channels_together else None
+
+    cut = once(DepthwiseCut((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, CHANNELS))
+    inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, kernel_w), geo.strides[1], geo.dilations[1]))
+    words: list[Word] = [
+        Pointer(anchor.x.source, geo.x.constant),
+        geo.x_n,
+        geo.x_h,
+        geo.x_w,
+        geo.height,
+        geo.width,
+        *geo.strides,
+        *geo.dilations,
+        *geo.pads,
+        geo.out_height,
+        geo.out_width,
+        Pointer(anchor.w.source),
+        geo.groups,
+        part(cut, "rows"),
+        part(cut, "strips"),
+        part(cut, "block"),
+        part(cut, "blocks"),
+        part(inner, "first"),
+        part(inner, "stop"),
+        Pointer(kernel.operands[0]),
+        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        0 if direct is None or finish.pixel_step is None else finish.pixel_step,
+    ]
+    table = WordTable(words)
+    f = kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    top = Scope(1, None, {})
+    if direct is None:
+        finish.prepare(emitter)
+    finishing = f.alloca("i64", quads.FINISH)
+    if direct is not None:
+        store_finishing(emitter, direct, top, finishing, store.buffer.dtype)
+    zero = None if anchor.zero is None else transform(anchor.zero, linear_load)
+    if zero is not None:
+        emitter.preload([zero], [])
+    fill = "0" if zero is None else emitter.lanes_of(zero, top)
+    w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
+    body = _Body(
+        f, emitter, finish, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1], anchor.x.dtype.name == "i8",
+        store.buffer.dtype.name if direct is not None else "", direct is not None and direct.bias is not None, fill,
+        finishing,
+    )  # fmt: skip
+    body.emit(top)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites))
+
+
+@dataclass(frozen=True)
+class _Body:
+    """Emits the code of one chunk."""
+
+    f: Function
+    emitter: Emitter
+    finish: Finish
+    w: dict[Plane, str]
+    kernel: tuple[int, int]
+    stride: int
+    dilation: int
+    signed: bool
+    result: str  # "u8" or "i8" where results are requantised in registers, else ""
+    biased: bool
+    fill: str  # i8: what padding holds
+    finishing: str
+
+    def emit(self, top: Scope) -> None:
+        f, w = self.f, self.w
+        rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
+        image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
+        row0 = f.mul(strip, w[Plane.ROWS])
+        row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
+        c0 = f.mul(block, w[Plane.BLOCK])
+        c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
+        padding = f.alloca(BYTES)
+        f.store(f.splat(self.fill, 16, "i8"), padding, ty=BYTES)
+        x = f.offset(w[Plane.X], f.mul(image, w[Plane.X_N]))
+        if not self.result:
+            self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), top)
+        sums, out = load_word(f, SUMS, "ptr"), load_word(f, OUT, "ptr")
+        step = load_word(f, OUT_STEP)
+        bias = f.load("ptr", f.gep(self.finishing, int(quads.Finishing.BIAS), "i64")) if self.biased else ""
+        shift = f.cast("sext" if self.signed else "zext", self.fill, "i32", "i8")
+        minus = f.splat(f.sub(0, shift, "i32"), 8, "i32")
+
+        def row(oy: str, _: list[str]) -> None:
+            first = f.mul(f.add(f.mul(image, w[Plane.OUT_HEIGHT]), oy), w[Plane.OUT_WIDTH])
+
+            def vectors(c: str, _: list[str]) -> None:
+                at = f.min(c, f.sub(w[Plane.CHANNELS], CHANNELS))
+                start = [f.mul(half, minus, V) for half in self.halves(sums, at, "i32")]
+                if self.biased:
+                    start = [f.add(x, y) for x, y in zip(start, self.halves(bias, at, "i32"), strict=True)]
+                self.line(x, padding, oy, first, c, at, top, start, (out, step))
+
+            f.loop(c0, c1, CHANNELS, [], vectors)
+
+        f.loop(row0, row1, 1, [], row)
+
+    def halves(self, array: str, channel: str, ty: str) -> list[str]:
+        """16 numbers of 4 bytes from a channel on, in the order of the sums."""
+        f = self.f
+        p = f.offset(array, f.mul(channel, 4))
+        low, high = (f.load(vec(ty, 8), f.offset(p, 32 * j), align=4) for j in range(2))
+        return [f.shuffle(low, high, [4 * j + i for i in range(4)] + [8 + 4 * j + i for i in range(4)]) for j in (0, 1)]
+
+    def line(
+        self,
+        x: str,
+        padding: str,
+        oy: str,
+        first: str,
+        c: str,
+        at: str,
+        top: Scope,
+        start: list[str],
+        out: tuple[str, str],
+    ) -> None:
+        """A row of pixels of one vector of channels."""
+        f, w = self.f, self.w
+        kernel_h, kernel_w = self.kernel
+        pairs = -(-kernel_h // 2)
+        weights = f.offset(w[Plane.WEIGHTS], f.mul(c, kernel_w * pairs * 2 * 32 // CHANNELS))
+        y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
+        # a row outside the image is one pixel of padding, over and over
+        bases, steps = [], []
+        for k in range(kernel_h):
+            y = f.add(y0, f.mul(w[Plane.DILATION_H], k))
+            inside = f.cmp("ult", y, w[Plane.HEIGHT])
+            p = f.offset(x, f.add(f.mul(y, w[Plane.X_H]), at))
+            step = f.select(inside, w[Plane.X_W], 0)
+            left = f.sub(0, f.mul(w[Plane.PAD_W], step))
+            bases.append(f.offset(f.select(inside, p, padding, "ptr"), left))
+            steps.append(step)
+        put = self.putting(at, top, first, out)
+
+        def column_of(k: int, address: str) -> str:
+            return f.cast("sext" if self.signed else "zext", f.load(BYTES, address, align=1), "i16")
+
+        def sums(ox: str, count: int, *, edge: bool) -> None:
+            totals = [list(start) for _ in range(count)]
+            places = [f.offset(bases[k], f.mul(f.mul(ox, w[Plane.STRIDE_W]), steps[k])) for k in range(kernel_h)]
+            users: dict[int, list[tuple[int, int]]] = {}
+            for r in range(count):
+                for j in range(kernel_w):
+                    users.setdefault(r * self.stride + j * self.dilation, []).append((r, j))
+            for column in sorted(users):
+                inside = ""
+                if edge:
+                    there = f.add(f.sub(f.mul(ox, w[Plane.STRIDE_W]), w[Plane.PAD_W]), column)
+                    inside = f.cmp("ult", there, w[Plane.WIDTH])
+                rows = []
+                for k in range(kernel_h):
+                    address = f.offset(places[k], f.mul(steps[k], column)) if column else places[k]
+                    rows.append(column_of(k, f.select(inside, address, padding, "ptr") if edge else address))
+                for pair in range(pairs):
+                    a = rows[2 * pair]
+                    b = rows[2 * pair + 1] if 2 * pair + 1 < kernel_h else a  # then its weights are zeros
+                    for half in range(2):
+                        lanes = [n + 8 * q + 4 * half + 16 * s for q in (0, 1) for n in range(4) for s in (0, 1)]
+                        mixed = f.shuffle(a, b, lanes)
+                        for r, j in users[column]:
+                            place = ((j * pairs + pair) * 2 + half) * 32
+                            product = _pairs(f, mixed, f.load(SHORTS, f.offset(weights, place), align=2))
+                            totals[r][half] = f.add(totals[r][half], product)
+            for r in range(count):
+                put(f.add(ox, r) if r else ox, totals[r])
+
+        inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
+        grouped = f.sub(inner_to, f.rem(f.sub(inner_to, inner_from), AT_ONCE))
+        f.loop(inner_from, grouped, AT_ONCE, [], lambda ox, _: sums(ox, AT_ONCE, edge=False))
+
+        def lone(e: str, _: list[str]) -> None:
+            ox = f.select(f.cmp("lt", e, inner_from), e, f.add(f.sub(e, inner_from), grouped))
+            sums(ox, 1, edge=True)
+
+        outside = f.add(inner_from, f.sub(w[Plane.OUT_WIDTH], grouped))
+        f.loop(0, outside, 1, [], lone)
+
+    def putting(self, c: str, top: Scope, first: str, out: tuple[str, str]) -> Callable[[str, list[str]], None]:
+        """What stores the results of pixel `ox` of the row, of 16 channels from c on, given their sums."""
+        f = self.f
+        if not self.result:
+            scope = top.inner({})
+
+            def plain(ox: str, sums: list[str]) -> None:
+                here = self.finish.pixel(self.emitter, scope, f.add(first, ox))
+                for j in range(2):  # channels in order
+                    total = f.shuffle(sums[0], sums[1], [4 * j + i + k for k in (0, 8) for i in range(4)])
+                    self.finish.put(self.emitter, here, f.add(c, 8 * j) if j else c, total, 8)
+
+            return plain
+        words = (quads.Finishing.SCALE, quads.Finishing.SHIFT)
+        scale, shift = (f.load("ptr", f.gep(self.finishing, int(word), "i64")) for word in words)
+        scales, shifts = self.halves(scale, c, "float"), self.halves(shift, c, "float")
+        ends = quads.limits(f, self.finishing)
+
+        def packed(ox: str, sums: list[str]) -> None:
+            value = quads.requantised(f, self.result, sums, scales, shifts, ends, in_order=True)
+            f.store(value, f.offset(out[0], f.add(f.mul(f.add(first, ox), out[1]), c)), align=1)
+
+        return packed
+
+
+def _pairs(f: Function, x: str, y: str) -> str:
+    """Products of i16, neighbours added up in i32."""
+    f.declare("llvm.x86.avx2.pmadd.wd", V, [SHORTS, SHORTS])
+    return f.op(f"call {V} @llvm.x86.avx2.pmadd.wd({SHORTS} {x}, {SHORTS} {y})", V)
