@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from rlx.ops.layout import Reshape, Transpose
 from rlx.ops.quant import ConvInteger, MatMulInteger, Quantize, Requantize
 from rlx.passes.patterns import Statics, made_by
 from rlx.passes.rewrite import Site, rewrite
+from rlx.records import dataclass
 
 __all__ = ["raise_integer"]
 

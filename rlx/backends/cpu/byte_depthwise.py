@@ -8,7 +8,6 @@ is the order that packing them to 8 bits wants.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import cast
 
 from rlx.backends.cpu import quads
@@ -39,6 +38,7 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import dataclass
 
 __all__ = ["emit", "suits", "weights"]
 

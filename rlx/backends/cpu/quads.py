@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 
@@ -24,6 +23,7 @@ from rlx.backends.cpu.builder import Function, Module, constant
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.words import Routine
 from rlx.ir.shape import Size, ceildiv
+from rlx.records import dataclass
 
 __all__ = [
     "DEPTH", "FINISH", "ROWS", "WIDTH", "Finishing", "Tile", "available", "block_routine", "pack_panel", "panel_bytes",

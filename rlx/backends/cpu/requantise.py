@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlx.backends.cpu import quads
 from rlx.backends.cpu.emitter import Emitter, Scope
@@ -28,6 +28,7 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import dataclass
 
 __all__ = ["Requantised", "found", "layout", "store_finishing"]
 
