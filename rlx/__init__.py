@@ -30,18 +30,23 @@ _PUBLIC: dict[str, str] = {
     "bind_cache": "rlx.runtime.bind_cache",
     "choose": "rlx.runtime.choice",
     "compile": "rlx.runtime.session",
+    "cond": "rlx.trace.control",
     "cost": "rlx",
     "devices": "rlx.runtime.choice",
     "devices_for": "rlx.runtime.choice",
     "errors": "rlx",
     "estimate": "rlx",
+    "fori_loop": "rlx.trace.control",
     "jit": "rlx.trace.jit",
     "load": "rlx.runtime.session",
     "lora": "rlx.passes.lora",
+    "numpy": "rlx",
     "ops": "rlx",
     "profile": "rlx.cost.io_profile",
     "register": "rlx.ops.base",
     "replay": "rlx.runtime.replay",
+    "scan": "rlx.trace.control",
+    "while_loop": "rlx.trace.control",
 }
 
 __all__ = [
@@ -60,36 +65,41 @@ __all__ = [
     "bind_cache",
     "choose",
     "compile",
+    "cond",
     "cost",
     "devices",
     "devices_for",
     "errors",
     "estimate",
+    "fori_loop",
     "jit",
     "load",
     "lora",
+    "numpy",
     "ops",
     "profile",
     "register",
     "replay",
+    "scan",
+    "while_loop",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, or the function of an op (`rlx.softmax`)."""
-    if name in ("cost", "errors", "estimate", "ops"):
+    """A public name, the function of an op (`rlx.softmax`), or else of NumPy (`rlx.concatenate`)."""
+    if name in ("cost", "errors", "estimate", "numpy", "ops"):
         return import_module(f"rlx.{name}")
-    if name in ("Graph", "jit"):
+    if name in ("Graph", "jit", "cond", "fori_loop", "scan", "while_loop"):
         import_module("rlx.ops")  # the ops give graph values their arithmetic
     if name in _PUBLIC:
         value = getattr(import_module(_PUBLIC[name]), name)
     elif name.startswith("_"):
         raise AttributeError(f"module 'rlx' has no attribute {name!r}")
     else:
-        try:
-            value = getattr(import_module("rlx.ops"), name)
-        except AttributeError:
-            raise AttributeError(f"module 'rlx' has no attribute or op {name!r}") from None
+        ops = import_module("rlx.ops")
+        value = getattr(ops if name.removesuffix("_") in ops.OPS else import_module("rlx.numpy"), name, None)
+        if value is None:
+            raise AttributeError(f"module 'rlx' has no attribute or op {name!r}")
     globals()[name] = value
     return value
 

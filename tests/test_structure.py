@@ -36,7 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "estimate": COMPILER_PARTS | {"compiler", "importers"},
     "runtime": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate"},
     "trace": {"ir", "ops", "runtime"},
-    "rlx": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "trace"},  # rlx/__init__.py
+    "numpy": {"ops"},
+    "rlx": COMPILER_PARTS
+    | {"compiler", "cost", "importers", "estimate", "runtime", "trace", "numpy"},  # rlx/__init__.py
     "demo": {"ir", "runtime", "rlx"},
     "__main__": {"cli"},
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},

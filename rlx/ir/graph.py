@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +15,7 @@ from rlx.ir.encoding import Encoding, encoding_named
 from rlx.ir.shape import Dim, Guard, Shape, Size, Symbol, collect_guards, symbols, upper
 from rlx.records import dataclass
 
-__all__ = ["OPERATORS", "Array", "Graph", "Node", "Operator", "Output", "TensorType", "Value", "const_value"]
+__all__ = ["OPEN", "OPERATORS", "Array", "Graph", "Node", "Operator", "Output", "TensorType", "Value", "const_value"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -62,17 +63,19 @@ class Operator(Protocol):
 
 
 OPERATORS: dict[str, Any] = {}  # op classes by name, filled in by rlx.ops so that the text form can name them
+OPEN: ContextVar[Any] = ContextVar("rlx_open", default=None)  # the innermost frame of rlx.ir.frames
 _METHODS: dict[str, Any] = {}  # arithmetic of values, filled in by rlx.ops so that ir need not know the ops
+_MORE: list[Callable[[], object]] = []  # what registers further ones when they are first asked for
 
 
 class Value:
     """One tensor of a graph: a leaf (input, param, const, state) or an output of a node.
 
-    `==` is identity; use `rlx.equal` to compare element by element.
+    In a function that is being traced `==` compares element by element; in a graph built by hand it is identity, and
+    `rlx.equal` compares.
     """
 
-    __slots__ = ("data", "graph", "index", "kind", "name", "node", "type")
-    __array_ufunc__ = None  # `array + value` is left to the value
+    __slots__ = ("data", "graph", "index", "kind", "name", "node", "type", "weak")
 
     def __init__(
         self, graph: Graph, type: TensorType, kind: str, name: str, node: Node | None = None, index: int = 0
@@ -84,6 +87,7 @@ class Value:
         self.node = node
         self.index = index
         self.data: Array | None = None  # const: its value; param and state: the initial one, if any
+        self.weak = False  # whether it stands for a Python number: it then takes the element type of what it meets
 
     @property
     def shape(self) -> Shape:
@@ -100,21 +104,51 @@ class Value:
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name or '?'}: {self.type}>"
 
+    @property
+    def ndim(self) -> int:
+        return len(self.type.shape)
+
     def __bool__(self) -> bool:
         raise OptionError(
-            "the truth of a graph value is not known while the graph is built: use rlx.where or rlx.equal"
+            f"the truth of {self!r} is not known while the graph is built: choose elements by rlx.where, what to do by "
+            "rlx.cond, when to stop by rlx.while_loop"
         )
 
-    def _not_known(self, *args: object) -> Any:
+    def _not_known(self, *args: object, **kwargs: object) -> Any:
         raise OptionError(
-            f"the elements of {self!r} are not known while the graph is built: choose by rlx.where, loop by rlx.scan"
+            f"the elements of {self!r} are not known while the graph is built: it can't become a Python number or a "
+            "NumPy array, nor be stored into one (np.stack joins values, x.at[i].set(v) replaces elements); choose by "
+            "rlx.where or rlx.cond, loop by rlx.fori_loop, and make what must be known a static argument"
         )
 
-    __int__ = __float__ = __index__ = __array__ = _not_known
+    __int__ = __float__ = __complex__ = __index__ = __array__ = item = tolist = _not_known
+
+    def __setitem__(self, key: object, new: object) -> None:
+        raise OptionError("graph values can't be written into: x = x.at[key].set(new) gives a changed one")
+
+    def _is_traced(self) -> bool:
+        frame = OPEN.get()
+        return frame is not None and frame.encloses(self.graph)
+
+    def __eq__(self, other: object) -> Any:
+        return self._binary("equal", other) if self._is_traced() and _comparable(other) else self is other
+
+    def __ne__(self, other: object) -> Any:
+        return self._binary("not_equal", other) if self._is_traced() and _comparable(other) else self is not other
+
+    __hash__ = object.__hash__
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return _method("array_ufunc")(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _method("array_function")(function, args, kwargs)
 
     def __len__(self) -> int:
         if not self.shape or not isinstance(self.shape[0], int):
-            raise ShapeError(f"len of {self!r}: only a static first axis has one")
+            raise ShapeError(
+                f"len of {self!r}: only a static first axis has one; loop over rows by rlx.scan, or take x.shape[0]"
+            )
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Value]:
@@ -128,19 +162,30 @@ class Value:
         """The axes in reverse order."""
         return self._unary("transpose")
 
+    @property
+    def mT(self) -> Value:
+        """The last two axes exchanged."""
+        return self._unary("matrix_transpose")
+
+    @property
+    def at(self) -> Any:
+        """`x.at[key].set(v)`, `.add(v)` and so on: x with the elements at `key` changed. (jax.numpy.ndarray.at)"""
+        return _method("at")(self)
+
     def __getattr__(self, name: str) -> Any:
-        if name in _METHODS:
-            return _METHODS[name].__get__(self)
-        raise AttributeError(f"a graph value has no attribute {name!r}")
+        found = None if name.startswith("_") else _method(name)
+        if found is None:
+            raise AttributeError(f"a graph value has no attribute {name!r}")
+        return found.__get__(self)
 
     def _binary(self, op: str, other: object, swap: bool = False) -> Value:
-        result = _METHODS[op](other, self) if swap else _METHODS[op](self, other)
-        assert isinstance(result, Value)
+        operator = (None if OPEN.get() is None else _method(f"np.{op}")) or _method(op)
+        result: Value = operator(other, self) if swap else operator(self, other)
         return result
 
     def _unary(self, op: str) -> Value:
-        result = _METHODS[op](self)
-        assert isinstance(result, Value)
+        operator = None if OPEN.get() is None else _method(f"np.{op}")
+        result: Value = (operator or _method(op))(self)
         return result
 
     def __add__(self, other: object) -> Value:
@@ -196,6 +241,21 @@ class Value:
 
     def __rxor__(self, other: object) -> Value:
         return self._binary("xor", other, swap=True)
+
+    def __divmod__(self, other: object) -> tuple[Value, Value]:
+        return self // other, self % other
+
+    def __lshift__(self, other: object) -> Value:
+        return self._binary("left_shift", other)
+
+    def __rlshift__(self, other: object) -> Value:
+        return self._binary("left_shift", other, swap=True)
+
+    def __rshift__(self, other: object) -> Value:
+        return self._binary("right_shift", other)
+
+    def __rrshift__(self, other: object) -> Value:
+        return self._binary("right_shift", other, swap=True)
 
     def __pow__(self, other: object) -> Value:
         return self._binary("pow", other)
@@ -497,11 +557,24 @@ def check_array(what: str, array: Array, type: TensorType) -> None:
         raise ShapeError(f"{what}: expected shape {tuple(map(str, type.shape))}, got {array.shape}")
 
 
+def _comparable(other: object) -> bool:
+    return isinstance(other, Value | np.ndarray | np.generic | int | float | complex | Dim)
+
+
 def const_value(value: Value) -> Array | None:
     """The array of a constant, else None."""
     return value.data if value.kind == "const" else None
 
 
-def register_methods(methods: Mapping[str, Any]) -> None:
-    """Called by rlx.ops: the functions behind the operators and methods of `Value`."""
+def register_methods(methods: Mapping[str, Any], more: Callable[[], object] | None = None) -> None:
+    """Called by rlx.ops: the functions behind the operators and methods of `Value`; `more` registers rarer ones."""
     _METHODS.update(methods)
+    if more is not None:
+        _MORE.append(more)
+
+
+def _method(name: str) -> Any:
+    """The function behind an operator or a method of `Value`; None if there is none."""
+    while name not in _METHODS and _MORE:
+        _MORE.pop()()
+    return _METHODS.get(name)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from rlx.ir.graph import register_methods
@@ -50,7 +51,7 @@ from rlx.ops import conv as _conv
 from rlx.ops import einsum as _einsum
 from rlx.ops import interpolate as _interpolate
 from rlx.ops.base import OPS, Op, functional, op_named, register
-from rlx.ops.sugar import floor_div, getitem, logical
+from rlx.ops.sugar import floor_div, logical
 
 __all__ = [
     "OPS",
@@ -112,14 +113,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *(name + "_" if name in ("and", "not", "or") else name for name in OPS)})
 
 
-def _reduction(cls: type[Op]) -> Callable[..., Any]:
-    def method(x: Any, axes: int | tuple[int, ...] | list[int] | None = None, keepdims: bool = False) -> Any:
-        return functional(cls)(x, axes=(axes,) if isinstance(axes, int) else axes, keepdims=keepdims)
-
-    method.__doc__ = cls.__doc__
-    return method
-
-
 def _shaped(cls: type[Op]) -> Callable[..., Any]:
     def method(x: Any, *arguments: Any) -> Any:
         whole = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple | list) else arguments
@@ -129,26 +122,19 @@ def _shaped(cls: type[Op]) -> Callable[..., Any]:
     return method
 
 
+def _load_numpy() -> None:
+    import_module("rlx.ops.numpy")
+
+
 _SAME_NAME = (
-    "add", "sub", "mul", "div", "pow", "matmul", "neg", "less", "less_equal", "greater", "greater_equal",
-    "exp", "log", "sqrt", "tanh", "abs", "sigmoid", "relu", "softmax", "cast", "clip", "squeeze", "unsqueeze",
+    "add", "sub", "mul", "div", "mod", "pow", "matmul", "neg", "less", "less_equal", "greater", "greater_equal",
+    "equal", "not_equal", "exp", "log", "sqrt", "tanh", "abs", "sigmoid", "relu", "softmax", "cast", "unsqueeze",
 )  # fmt: skip
 
+# in graphs built by hand; rlx.ops.numpy has NumPy's operators and methods, among them those of traced functions
 register_methods(
     {name: functional(OPS[name]) for name in _SAME_NAME}
-    | {
-        "sum": _reduction(reduction.ReduceSum),
-        "mean": _reduction(reduction.ReduceMean),
-        "max": _reduction(reduction.ReduceMax),
-        "min": _reduction(reduction.ReduceMin),
-        "prod": _reduction(reduction.ReduceProd),
-        "reshape": _shaped(layout.Reshape),
-        "transpose": _shaped(layout.Transpose),
-        "expand": _shaped(layout.Expand),
-        "mod": functional(OPS["mod"]),
-        "floor_div": floor_div,
-        "getitem": getitem,
-        "astype": functional(OPS["cast"]),
-    }
-    | {name: partial(logical, name) for name in ("and", "or", "xor", "not")}
+    | {"expand": _shaped(layout.Expand), "floor_div": floor_div}
+    | {name: partial(logical, name) for name in ("and", "or", "xor", "not")},
+    more=_load_numpy,
 )

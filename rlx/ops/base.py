@@ -12,6 +12,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.ir.dtype import DType, dtype_of
+from rlx.ir.frames import Frame, frame_of, weakest
 from rlx.ir.graph import OPERATORS, Array, Graph, TensorType, Value
 from rlx.ir.shape import Dim, Size, evaluate, numel, substitute
 from rlx.records import dataclass
@@ -59,6 +60,7 @@ class Op:
     decompose: ClassVar[Callable[..., Any] | None] = None  # (g: Graph, *values) -> value or tuple of values
     lower_in_place: ClassVar[Callable[..., Any] | None] = None  # as lower, for a part of x: k.written(...)
 
+    alike: ClassVar[bool] = False  # whether the inputs are of one element type, which Python numbers then take
     overwrites: ClassVar[int | None] = None  # the input whose memory a device's own kernel may put the result into
 
     def work(self, *x: TensorType) -> Work:
@@ -183,24 +185,32 @@ def widened(x: Array) -> Array:
 def apply(op: Op, *inputs: object, name: str = "") -> Any:
     """Adds the op to the graph of its inputs (numbers and arrays become constants); one Value, or a tuple of them.
 
-    A Python number takes the element type of the last graph value among the inputs.
+    A Python number takes the element type of the last graph value among the inputs, and a size of this run (a `Dim`)
+    counts as one. In a function that is being traced the node goes to the innermost graph.
     """
     values = [v for v in inputs if isinstance(v, Value)]
-    if not values:
-        raise OptionError(f"{op.op_name}: at least one input must be a graph value")
-    graph, like = values[0].graph, values[-1].dtype
-    made = [v if isinstance(v, Value) else _constant(op, graph, v, like) for v in inputs]
+    graph, frame = frame_of(values, op.op_name)
+    like = weakest(values) if values else None
+    made = [_input(op, graph, frame, v, like) for v in inputs]
     outputs = graph.add(op, *made, name=name)
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _constant(op: Op, graph: Graph, value: object, like: DType) -> Value:
-    if not isinstance(value, int | float) or isinstance(value, bool | np.generic) or like.kind == "b":
-        return graph.constant(value)
+def _input(op: Op, graph: Graph, frame: Frame | None, value: object, like: DType | None) -> Value:
+    if isinstance(value, Value):
+        own = value if frame is None else frame.own(value)
+        adapts = own.weak and op.alike and like is not None and "b" not in (like.kind, own.dtype.kind)
+        return graph.add(OPS["cast"](to=like), own)[0] if adapts and own.dtype is not like else own  # type: ignore[call-arg]
+    if isinstance(value, Dim):
+        (size,) = graph.add(OPS["size_of"](size=value))  # type: ignore[call-arg]
+        return graph.add(OPS["cast"](to=like), size)[0] if op.alike and like is not None else size  # type: ignore[call-arg]
+    add = graph.constant if frame is None else frame.array
+    if not isinstance(value, int | float) or isinstance(value, bool | np.generic) or like is None or like.kind == "b":
+        return add(value)
     try:
         fits = like.kind in "fc" or int(value) == value
         if fits:
-            return graph.constant(value, dtype=like)
+            return add(value, like)
     except (OverflowError, ValueError):
         pass
     raise DTypeError(f"{op.op_name}: the number {value!r} does not fit the element type {like}; cast the tensor first")
@@ -213,7 +223,7 @@ def functional(cls: type[Op]) -> Callable[..., Any]:
     def function(*args: Any, name: str = "", **attributes: Any) -> Any:
         given_inputs = len(args) if most is None else min(most, len(args))
         count = given_inputs
-        while count > least and not isinstance(args[count - 1], Value | np.ndarray | np.generic | int | float):
+        while count > least and not isinstance(args[count - 1], Value | Dim | np.ndarray | np.generic | int | float):
             count -= 1
         names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
         absent = 0  # None in the place of an optional input

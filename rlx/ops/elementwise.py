@@ -316,6 +316,7 @@ class Clip(Unary):
 class Binary(Op):
     """Base of ops of two inputs of one element type that broadcast; see `Unary`."""
 
+    alike = True
     kinds: ClassVar[str] = "fiu"
     fn: ClassVar[str]
     array: ClassVar[Any]
@@ -585,6 +586,8 @@ class GreaterEqual(Compare):
 @register
 class Where(Op):
     """a where the bool `cond` is true, else b; the three broadcast. (ONNX Where)"""
+
+    alike = True
 
     def infer(self, cond: TensorType, a: TensorType, b: TensorType) -> TensorType:
         check_kind(self, cond, "b", "condition")

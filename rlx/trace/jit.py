@@ -6,143 +6,269 @@ import functools
 import inspect
 import logging
 import threading
+import time
+import types
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field
 from typing import Any
-
-import numpy as np
+from weakref import WeakKeyDictionary
 
 from rlx.errors import OptionError
+from rlx.ir.frames import Frame, current
 from rlx.ir.graph import Array, Graph, Value
+from rlx.ir.shape import Dim
 from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session
-from rlx.trace.tree import map_tree
+from rlx.trace.arguments import Arguments, Leaf
+from rlx.trace.control import value_of
+from rlx.trace.reasons import Trace, reason_for, statics
+from rlx.trace.tree import fill, leaves_of, map_tree
 
-__all__ = ["Traced", "jit"]
+__all__ = ["Trace", "Traced", "jit"]
 
 _LOG = logging.getLogger("rlx")
 _LARGE = 1 << 20  # bytes; closed-over arrays above it become params, which are not printed or folded
 _TRACES = 64  # kept for each function
+_OFTEN = 8  # traces of one function, or calls of jit on one, after which a warning says so; then at each doubling
+_JITTED: WeakKeyDictionary[types.CodeType, int] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, eq=False)
-class _Trace:
-    graph: Graph
-    result: Any  # the tree of results; a graph value stands for an output
+@dataclass(eq=False)
+class _Made:
+    """A trace compiled: what a call of its signature runs."""
+
+    trace: Trace
+    model: CompiledGraph
+    pack: Callable[[list[Array]], Any]  # the outputs of a run -> the result of the call
+    idle: list[CompiledGraph]  # the model and its clones that no thread is using
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def only(self) -> Iterator[CompiledGraph]:
+        """The model for one thread at a time, for devices that can't clone."""
+        with self.lock:
+            yield self.model
+
+    def run(self, arrays: list[Array]) -> Any:
+        try:
+            model = self.idle.pop()
+        except IndexError:
+            if "clone" not in self.model.capabilities:
+                with self.only() as model:
+                    return self.pack(model.run(arrays))
+            model = self.model.clone()
+        try:
+            return self.pack(model.run(arrays))
+        finally:
+            self.idle.append(model)
 
 
 class Traced:
     """A function made by `rlx.jit`: called with arrays it compiles, runs and returns NumPy arrays."""
 
-    def __init__(self, function: Callable[..., Any], static: Sequence[str], options: dict[str, Any]) -> None:
-        functools.update_wrapper(self, function)
-        self._function = function
-        self._signature = inspect.signature(function)
-        unknown = [name for name in static if name not in self._signature.parameters]
-        if unknown:
-            raise OptionError(f"jit: {self.__name__} has no argument {unknown[0]!r} to be static")
-        self._static = frozenset(static)
-        self._options = options
-        self._made: OrderedDict[Any, tuple[_Trace, CompiledGraph]] = OrderedDict()
-        self._lock = threading.RLock()
-
     __name__: str
 
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static: Sequence[str | int],
+        dims: Mapping[str, Any],
+        options: dict[str, Any],
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        self._function = function
+        self._arguments = Arguments(function, static, dims)
+        self._session = Session(**options)
+        self._made: OrderedDict[Any, _Made] = OrderedDict()
+        self._seen: set[int] = set()  # hashes of the keys of all traces
+        self._history: list[Trace] = []
+        self._large: list[Array] = []  # closed-over arrays that became params: traces share them
+        self._lock = threading.RLock()
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's result for these arguments, in the shape of tree that it returns."""
-        bound, arrays, key = self._read(args, kwargs)
-        with self._lock:
-            if key not in self._made:
-                reason = "the first call" if not self._made else "new shapes, types or static arguments"
-                _LOG.info("jit: tracing %s: %s: %s", self.__name__, reason, key)
-                trace = self._trace(bound)
-                self._made[key] = trace, Session(**self._options).compile(trace.graph)
-                while len(self._made) > _TRACES:
-                    self._made.popitem(last=False)
-            self._made.move_to_end(key)
-            trace, model = self._made[key]
-            got = iter(model.run(arrays))
-        return map_tree(lambda path, leaf: next(got) if isinstance(leaf, Value) else leaf, trace.result, "")
+        """The function's result for these arguments, in the shape of tree that it returns.
+
+        In a function that is being traced it is traced along as if it were written there.
+        """
+        if current() is not None:
+            return self._function(*args, **kwargs)
+        arrays, key = self._arguments.read(args, kwargs)
+        made = self._made.get(key)
+        if made is None:
+            made = self._make(key, self._arguments.bind(args, kwargs))
+        return made.run(arrays)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<jit {self.__name__}: {len(self._made)} traces>"
+
+    @property
+    def traces(self) -> tuple[Trace, ...]:
+        """Every trace that calls have made, in order, each with its reason."""
+        return tuple(self._history)
+
+    def explain(self) -> str:
+        """The traces as text: what each was made for, why, and how long it took."""
+        lines = [f"{self.__name__}: traced {len(self._history)} times"]
+        lines += [f"{i}  {trace}" for i, trace in enumerate(self._history)]
+        return "\n".join(lines)
 
     def lower(self, *args: Any, **kwargs: Any) -> Graph:
-        """The graph that a call with these arguments would run."""
-        return self._trace(self._read(args, kwargs)[0]).graph
+        """The graph that a call with these arguments would run; a `TensorType` may stand for an array."""
+        return self._trace(self._arguments.bind(args, kwargs), kept=True)[0]
 
     def compile(self, *args: Any, **kwargs: Any) -> CompiledGraph:
-        """A compiled graph for arguments like these."""
-        return Session(**self._options).compile(self.lower(*args, **kwargs))
+        """A compiled graph for arguments like these: its inputs are named after them, and it can be saved."""
+        return self._session.compile(self.lower(*args, **kwargs))
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Array], Any]:
-        given = self._signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        arrays: dict[str, Array] = {}
-        key: list[Any] = []
+    # ---- traces
 
-        def leaf(path: str, value: Any) -> Array:
-            array = np.asarray(value)
-            if array.dtype == object:
-                raise OptionError(f"jit: {path} is a {type(value).__name__}: expected arrays, or name it in static=")
-            if isinstance(value, float):
-                array = array.astype(np.float32)
-            if path in arrays:
-                raise OptionError(f"jit: two leaves of the arguments are both named {path!r}: rename a key")
-            arrays[path] = array
-            key.append((path, array.shape, str(array.dtype)))
-            return array
+    def _make(self, key: Any, bound: dict[str, Any]) -> _Made:
+        with self._lock:
+            if key in self._made:
+                return self._made[key]
+            start = time.perf_counter()
+            given = self._arguments.leaves(bound)
+            fixed = statics(self._arguments, bound)
+            reason = reason_for(self._history, given, fixed, again=hash(key) in self._seen)
+            _LOG.info("jit: tracing %s: %s", self.__name__, reason)
+            graph, result = self._trace(bound)
+            model = self._session.compile(graph)
+            trace = Trace(reason, tuple(given), fixed, graph, time.perf_counter() - start)
+            self._history.append(trace)
+            self._seen.add(hash(key))
+            self._warn(len(self._history), reason)
+            made = self._made[key] = _Made(trace, model, _packer(result), [model])
+            while len(self._made) > _TRACES:
+                self._made.popitem(last=False)
+            return made
 
-        bound: dict[str, Any] = {}
-        for name, value in given.arguments.items():
-            if name in self._static:
-                try:
-                    hash(value)
-                except TypeError:
-                    raise OptionError(f"jit: the static argument {name}={value!r} can't be hashed") from None
-                key.append((name, type(value), value))
-                bound[name] = value
-            else:
-                bound[name] = map_tree(leaf, value, name)
-                key.append(repr(map_tree(lambda path, value: 0, value, name)))
-        return bound, arrays, tuple(key)
+    def _warn(self, count: int, reason: str) -> None:
+        if count >= _OFTEN and count & (count - 1) == 0:
+            _LOG.warning(
+                "jit: %s has been traced %d times, lately because %s; dims= makes axes dynamic, so that one trace "
+                "serves all sizes; a static argument that often changes is better an array (explain() lists traces)",
+                self.__name__,
+                count,
+                reason,
+            )
 
-    def _trace(self, bound: dict[str, Any]) -> _Trace:
+    def _trace(self, bound: dict[str, Any], *, kept: bool = False) -> tuple[Graph, Any]:
+        """The graph, and the tree of results where a graph value stands for an output."""
         graph = Graph(self.__name__)
+        frame = Frame(graph, kept=kept)
+        inputs = iter([_input(graph, leaf) for leaf in self._arguments.leaves(bound)])
         values = {
-            name: value
-            if name in self._static
-            else map_tree(lambda path, a: graph.input(path, a.shape, a.dtype), value, name)
+            name: value if name in self._arguments.static else map_tree(lambda path, leaf: next(inputs), value, name)
             for name, value in bound.items()
         }
-        call = inspect.BoundArguments(self._signature, OrderedDict(values))
-        result = self._function(*call.args, **call.kwargs)
-        count = 0
-
-        def leaf(path: str, value: Any) -> Any:
-            nonlocal count
-            if isinstance(value, Value):
-                graph.output(value, f"output{count}")
-                count += 1
-            return value
-
-        map_tree(leaf, result, "")
-        if not count:
+        call = inspect.BoundArguments(self._arguments.signature, OrderedDict(values))
+        with frame:
+            result = self._function(*call.args, **call.kwargs)
+            result = map_tree(lambda path, leaf: _result(frame, path, leaf), result, "result")
+        outputs = [leaf for _, leaf in leaves_of(result, "") if isinstance(leaf, Value)]
+        for i, value in enumerate(outputs):
+            graph.output(value, f"output{i}")
+        if not outputs:
             raise OptionError(f"jit: {self.__name__} returns no graph value, so there is nothing to compile")
-        _large_to_params(graph)
-        return _Trace(graph, result)
+        self._large_to_params(graph)
+        return graph, result
+
+    def _large_to_params(self, graph: Graph) -> None:
+        """Closed-over arrays above a size become params with that data, one array for equal ones of all traces."""
+        for const in [c for c in graph.constants if c.data is not None and c.data.nbytes > _LARGE]:
+            graph.constants.remove(const)
+            const.kind, const.name = "param", f"closure{len(graph.params)}"
+            graph.params.append(const)
+            same = next((a for a in self._large if _same(a, const.data)), None)
+            if same is None:
+                assert const.data is not None
+                self._large.append(const.data)
+            else:
+                const.data = same
 
 
-def _large_to_params(graph: Graph) -> None:
-    """Closed-over arrays above a size become params with that data."""
-    for const in [c for c in graph.constants if c.data is not None and c.data.nbytes > _LARGE]:
-        graph.constants.remove(const)
-        const.kind, const.name = "param", f"closure{len(graph.params)}"
-        graph.params.append(const)
+def _same(a: Array, b: Array | None) -> bool:
+    return b is not None and a.shape == b.shape and a.dtype == b.dtype and a.data.cast("B") == b.data.cast("B")
 
 
-def jit(function: Callable[..., Any], *, static: Sequence[str] = (), **options: Any) -> Traced:
+def _input(graph: Graph, leaf: Leaf) -> Value:
+    value = graph.input(leaf.path, leaf.type.shape, leaf.type.dtype)
+    value.weak = leaf.number
+    return value
+
+
+def _result(frame: Frame, path: str, leaf: Any) -> Any:
+    """A leaf of the result: sizes of the run become values, what is no value is returned as it is."""
+    return value_of(frame, leaf, path) if isinstance(leaf, Value | Dim) else leaf
+
+
+def _packer(result: Any) -> Callable[[list[Array]], Any]:
+    """The function from outputs of a run to the result of the call."""
+    if isinstance(result, Value):
+        return lambda got: got[0]
+    if type(result) is tuple and all(isinstance(leaf, Value) for leaf in result):
+        return tuple
+    if type(result) is list and all(isinstance(leaf, Value) for leaf in result):
+        return list
+    places = [leaf for _, leaf in leaves_of(result, "")]
+
+    def pack(got: list[Array]) -> Any:
+        outputs = iter(got)
+        return fill(result, [next(outputs) if isinstance(leaf, Value) else leaf for leaf in places])
+
+    return pack
+
+
+def _count(function: Callable[..., Any]) -> None:
+    """Warns where jit is called again and again on one function, each time to trace and compile it anew."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    count = _JITTED[code] = _JITTED.get(code, 0) + 1
+    if count >= _OFTEN and count & (count - 1) == 0:
+        _LOG.warning(
+            "jit: rlx.jit has been called %d times on %s (%s:%d): each result traces and compiles anew; keep one, "
+            "outside the loop",
+            count,
+            code.co_name,
+            code.co_filename,
+            code.co_firstlineno,
+        )
+
+
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    static: str | int | Sequence[str | int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    dims: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     """Compiles `function` by tracing it, once for each set of shapes, element types and values of `static` arguments.
 
     Arguments and results are trees (dict, list, tuple, dataclass, None) of arrays. What the function reads from outside
-    is taken as it is when traced; later changes aren't seen. `options` are those of `rlx.compile`.
+    is taken as it is when traced; later changes aren't seen. `static` takes names or positions, as `static_argnames`
+    and `static_argnums` do. `dims` makes axes dynamic, so that one trace serves all their sizes: by argument (or leaf,
+    "params.w") a name, a Dim, a pair (lowest, highest) or None for each axis, as in {"x": ("batch", None)}, or {axis:
+    size}; and bounds for names: {"batch": (1, 64)}. `options` are those of `rlx.compile`. Without a
+    function it is a decorator.
     """
-    return Traced(function, (static,) if isinstance(static, str) else static, options)
+    if function is None:
+        return functools.partial(
+            jit, static=static, static_argnums=static_argnums, static_argnames=static_argnames, dims=dims, **options
+        )
+    if not callable(function):
+        raise OptionError(f"jit takes a function, got {type(function).__name__}")
+    _count(function)
+    chosen: list[str | int] = []
+    for given in (static, static_argnums, static_argnames):
+        chosen += [given] if isinstance(given, str | int) else list(given)
+    return Traced(function, chosen, dims or {}, options)

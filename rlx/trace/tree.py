@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-__all__ = ["map_tree"]
+__all__ = ["differs_at", "fill", "leaves_of", "map_tree", "structure"]
 
 
 def map_tree(leaf: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
@@ -24,3 +24,48 @@ def map_tree(leaf: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
             tree, **{f.name: map_tree(leaf, getattr(tree, f.name), f"{path}.{f.name}") for f in fields(tree)}
         )
     return leaf(path, tree)
+
+
+def leaves_of(tree: Any, path: str) -> list[tuple[str, Any]]:
+    """(path, leaf) of every leaf, in order."""
+    found: list[tuple[str, Any]] = []
+    map_tree(lambda path, leaf: found.append((path, leaf)), tree, path)
+    return found
+
+
+def fill(tree: Any, leaves: Iterable[Any]) -> Any:
+    """The tree with these leaves, in order."""
+    given = iter(leaves)
+    return map_tree(lambda path, leaf: next(given), tree, "")
+
+
+def structure(tree: Any) -> Any:
+    """What is alike for trees that differ in their leaves only; hashable if the keys of dicts are."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return ("dict", *((key, structure(value)) for key, value in tree.items()))
+    if isinstance(tree, tuple | list):
+        return (type(tree), *map(structure, tree))
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return (type(tree), *(structure(getattr(tree, f.name)) for f in fields(tree)))
+    return "leaf"
+
+
+def differs_at(a: Any, b: Any, path: str) -> str | None:
+    """Where two trees differ in structure, in words; None where they don't."""
+    if structure(a) == structure(b):
+        return None
+    if isinstance(a, dict) and isinstance(b, dict):
+        if list(a) != list(b):
+            return f"{path} has the keys {list(a)} and {list(b)}"
+        return next(filter(None, (differs_at(a[k], b[k], f"{path}.{k}") for k in a)), None)
+    if isinstance(a, tuple | list) and type(a) is type(b):
+        if len(a) != len(b):
+            return f"{path} has {len(a)} and {len(b)} parts"
+        return next(filter(None, (differs_at(x, y, f"{path}.{i}") for i, (x, y) in enumerate(zip(a, b, strict=True)))))
+    return f"{path} is {_kind(a)} and {_kind(b)}"
+
+
+def _kind(tree: Any) -> str:
+    return "None" if tree is None else "an array" if structure(tree) == "leaf" else f"a {type(tree).__name__}"

@@ -17,8 +17,9 @@ from rlx.errors import OptionError, RlxError
 
 PUBLIC = [
     "Buckets", "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "RunTrace",
-    "Session", "TensorType", "WeightRegistry", "bind_cache", "choose", "compile", "cost", "devices", "devices_for",
-    "errors", "estimate", "jit", "load", "lora", "ops", "profile", "register", "replay",
+    "Session", "TensorType", "WeightRegistry", "bind_cache", "choose", "compile", "cond", "cost", "devices",
+    "devices_for", "errors", "estimate", "fori_loop", "jit", "load", "lora", "numpy", "ops", "profile", "register",
+    "replay", "scan", "while_loop",
 ]  # fmt: skip
 
 OPTIONS = [

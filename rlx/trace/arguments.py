@@ -1,0 +1,241 @@
+"""How the calls of a traced function are read: the arrays in order, a key that tells traces apart, names of leaves."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.ir.dtype import dtype_of
+from rlx.ir.graph import Array, TensorType
+from rlx.ir.shape import Dim, Shape, Size
+from rlx.records import dataclass
+from rlx.trace.tree import leaves_of, structure
+
+__all__ = ["Arguments", "Leaf"]
+
+NUMBERS = (float, int, bool)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An array argument: where it is in the call, its type, and whether it was a Python number."""
+
+    path: str
+    type: TensorType
+    number: bool
+
+    def __str__(self) -> str:
+        return f"{self.path}: {'number ' if self.number else ''}{self.type}"
+
+
+class Arguments:
+    """The parameters of a function, which of them are static, and which axes of the others are dynamic."""
+
+    def __init__(self, function: Callable[..., Any], static: Iterable[str | int], dims: Mapping[str, Any]) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self.signature = inspect.signature(function)
+        self.names = tuple(self.signature.parameters)
+        self.static = frozenset(self._static_name(one) for one in static)
+        self.axes, self.bounds = self._specs({**_annotated(function), **dims})
+        kinds = {p.kind for p in self.signature.parameters.values()}
+        self._plain = not self.static and not self.axes and kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+    def _static_name(self, one: str | int) -> str:
+        if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(self.names):
+            return self.names[one]
+        if one not in self.names:
+            raise OptionError(f"jit: {self.name} has no argument {one!r} to be static; it has {', '.join(self.names)}")
+        return str(one)
+
+    # ---- dynamic axes
+
+    def _specs(self, dims: Mapping[str, Any]) -> tuple[dict[str, dict[int, Any]], dict[str, Any]]:
+        """For each argument (or leaf of one) the sizes given for its axes; and the bounds given for names of dims."""
+        axes: dict[str, dict[int, Any]] = {}
+        bounds: dict[str, Any] = {}
+        for name, spec in dims.items():
+            if name.split(".")[0] not in self.names:
+                bounds[name] = spec
+            elif isinstance(spec, Mapping):
+                axes[name] = dict(spec)
+            elif isinstance(spec, Sequence) and not isinstance(spec, str):
+                axes[name] = {**dict(enumerate(spec)), -1_000: len(spec)}  # the rank, beside the sizes
+            else:
+                raise OptionError(
+                    f"jit: dims[{name!r}]={spec!r}: expected a size for each axis, such as ('batch', None), or "
+                    "{axis: size}"
+                )
+        used = {s for spec in axes.values() for s in spec.values() if isinstance(s, str)}
+        used |= {s.symbol.name for spec in axes.values() for s in spec.values() if isinstance(s, Dim) and s.symbol}
+        for name in bounds:
+            if name not in used:
+                known = ", ".join(map(repr, (*self.names, *sorted(used))))
+                raise OptionError(f"jit: dims: there is no argument or dim {name!r}; there are {known}")
+        return axes, bounds
+
+    def _dim(self, path: str, axis: int, spec: Any) -> Size | None:
+        """The size that a spec of an axis means; None: that of the array."""
+        match spec:
+            case None:
+                return None
+            case Dim():
+                return spec
+            case str():
+                bound = self.bounds.get(spec)
+                if isinstance(bound, int):
+                    return bound
+                lo, hi = bound if bound is not None else (1, None)
+                return Dim(spec, lo, hi)
+            case int() if not isinstance(spec, bool):
+                return spec
+            case (int(lo), int() | None as hi):
+                return Dim(f"{path}_{axis}", lo, hi)
+        raise OptionError(f"jit: dims[{path!r}]: {spec!r} is no size: expected a name, a Dim, an int, a pair or None")
+
+    def _spec(self, path: str) -> dict[int, Any] | None:
+        """The sizes for a leaf: given for it, or for the argument that it is a part of."""
+        while path not in self.axes:
+            if "." not in path:
+                return None
+            path = path.rpartition(".")[0]
+        return self.axes[path]
+
+    def shape(self, path: str, shape: Shape) -> Shape:
+        """The shape that a leaf is traced with: dims where they were asked for."""
+        spec = self._spec(path)
+        if spec is None:
+            return shape
+        rank, sizes = spec.get(-1_000, len(shape)), list(shape)
+        if rank != len(shape):
+            raise ShapeError(f"jit: dims names {rank} sizes for {path}, which has {len(shape)} axes")
+        for axis, one in spec.items():
+            if axis == -1_000:
+                continue
+            if not -len(shape) <= axis < len(shape):
+                raise ShapeError(f"jit: dims names axis {axis} of {path}, which has {len(shape)} axes")
+            size = self._dim(path, axis % len(shape), one)
+            if isinstance(size, int) and size != sizes[axis]:
+                raise ShapeError(f"jit: dims: axis {axis} of {path} is to be {size}, got {sizes[axis]}")
+            sizes[axis] = sizes[axis] if size is None else size
+        return tuple(sizes)
+
+    # ---- calls
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Array], Any]:
+        """The arrays of a call in order, and the key of the trace that serves it."""
+        arrays: list[Array] = []
+        key: list[Any] = []
+        if self._plain and not kwargs and len(args) == len(self.names):
+            for value in args:
+                _flat(value, arrays, key)
+            return arrays, tuple(key)
+        for name, value in self.bind(args, kwargs).items():
+            if name in self.static:
+                key.append((type(value), _hashable(name, value)))
+            elif any(path.split(".")[0] == name for path in self.axes):
+                key.append(structure(value))
+                for path, leaf in leaves_of(value, name):
+                    array = _array(leaf)
+                    arrays.append(array)
+                    shape = self.shape(path, array.shape)
+                    key.append((type(leaf) if isinstance(leaf, NUMBERS) else array.dtype, shape))
+            else:
+                _flat(value, arrays, key)
+        return arrays, tuple(key)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name, defaults included."""
+        given = self.signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        return dict(given.arguments)
+
+    def leaves(self, bound: Mapping[str, Any]) -> list[Leaf]:
+        """What the array arguments are, in the order of `read`. Raises errors that name the leaf."""
+        found: list[Leaf] = []
+        for name, value in bound.items():
+            for path, leaf in [] if name in self.static else leaves_of(value, name):
+                if any(path == other.path for other in found):
+                    raise OptionError(f"jit: two leaves of the arguments are both named {path!r}: rename a key")
+                if isinstance(leaf, TensorType):
+                    found.append(Leaf(path, leaf, False))
+                    continue
+                array = _array(leaf)
+                if array.dtype == object:
+                    raise OptionError(
+                        f"jit: {path} is a {type(leaf).__name__}: expected arrays, or name it in static= where traces "
+                        "should depend on its value"
+                    )
+                try:
+                    dtype = dtype_of(array.dtype)
+                except DTypeError as error:
+                    raise DTypeError(f"jit: {path}: {error}") from None
+                found.append(Leaf(path, TensorType(self.shape(path, array.shape), dtype), isinstance(leaf, NUMBERS)))
+        return found
+
+
+def _annotated(function: Callable[..., Any]) -> dict[str, Any]:
+    """Sizes given in annotations, as in `x: Annotated[np.ndarray, ("batch", 3)]`."""
+    if not getattr(function, "__annotations__", None):
+        return {}
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):  # of types that are only there for a type checker
+        return {}
+    found = {}
+    for name, hint in hints.items():
+        for meta in getattr(hint, "__metadata__", ()):
+            if isinstance(meta, tuple | list | dict) and name != "return":
+                found[name] = meta
+    return found
+
+
+def _hashable(name: str, value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        raise OptionError(
+            f"jit: the static argument {name}={value!r} can't be hashed: pass a tuple or a number, or make it an array "
+            "argument"
+        ) from None
+    return value
+
+
+def _array(leaf: Any) -> Array:
+    return leaf if type(leaf) is np.ndarray else np.asarray(leaf)
+
+
+def _flat(tree: Any, arrays: list[Array], key: list[Any]) -> None:
+    """Appends the arrays of a tree, and what traces depend on: structure, types and shapes."""
+    kind = type(tree)
+    if kind is np.ndarray:
+        arrays.append(tree)
+        key.append((tree.dtype, tree.shape))
+    elif kind in NUMBERS:
+        arrays.append(np.asarray(tree))
+        key.append(kind)
+    elif tree is None:
+        key.append(None)
+    elif isinstance(tree, dict):
+        key.append(tuple(tree))
+        for value in tree.values():
+            _flat(value, arrays, key)
+    elif isinstance(tree, tuple | list):
+        key.append((kind, len(tree)))
+        for value in tree:
+            _flat(value, arrays, key)
+    elif isinstance(tree, TensorType):
+        key.append(tree)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        key.append(kind)
+        for f in fields(tree):
+            _flat(getattr(tree, f.name), arrays, key)
+    else:
+        array = np.asarray(tree)
+        arrays.append(array)
+        key.append((array.dtype, array.shape))
