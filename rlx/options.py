@@ -31,7 +31,7 @@ class CompileOptions:
     reuse: bool = True  # let buffers share memory when their lives do not overlap (False: for debugging)
     cache_dir: str | os.PathLike[str] | None = None  # where compiled code is kept; None: the user's cache folder
     cache: bool = True  # keep what was compiled from a file, with its packed weights, for the next load of that file
-    queue: int = 4  # runs that `submit` takes before it waits for one of them to end
+    queue: int | None = None  # runs that `submit` takes before it waits for one to end; None: 4; int: in the estimate
     busy: str = "error"  # "error" | "wait": what a call of a graph does that runs in another thread
     trap: str = "off"  # "nan" | "inf": stop at the first kernel that gives NaN, or either; phase by phase, slow
     debug: bool = False  # fill the arena with NaN before each run, and refuse views of an earlier run; slow
@@ -47,8 +47,8 @@ class CompileOptions:
             raise OptionError(f"precision={self.precision!r}: expected 'f32', the only one that is built so far")
         if self.over_budget not in ("error", "warn", "allow"):
             raise OptionError(f"over_budget={self.over_budget!r}: expected 'error', 'warn' or 'allow'")
-        if not (_is_int(self.queue) and self.queue >= 1):
-            raise OptionError(f"queue={self.queue!r}: expected an int >= 1, the runs that submit takes before it waits")
+        if self.queue is not None and not (_is_int(self.queue) and self.queue >= 1):
+            raise OptionError(f"queue={self.queue!r}: expected an int >= 1, the runs that submit takes, or None for 4")
         if self.busy not in ("error", "wait"):
             raise OptionError(f"busy={self.busy!r}: expected 'error', or 'wait' to wait for the other thread")
         if self.trap not in ("off", "nan", "inf"):
@@ -70,6 +70,11 @@ class CompileOptions:
     def budget_bytes(self) -> int | None:
         """The budget in bytes, None where none was set."""
         return None if self.budget is None else parse_bytes(self.budget)
+
+    @property
+    def input_sets(self) -> int:
+        """The sets of inputs that are there at once: the caller's, and those of a queue that was asked for."""
+        return 1 + (self.queue or 0)
 
     def with_options(self, changes: Mapping[str, Any]) -> CompileOptions:
         """A copy with other values; `OptionError` names an unknown option and lists the known ones."""

@@ -47,6 +47,7 @@ class Admission:
         self.backend, self.options = backend, options
         self.lowered: Lowered | None = None
         self.library: MemoryEstimate | None = None
+        self.model = ""
 
     @cached_property
     def overhead(self) -> Overhead:
@@ -57,9 +58,10 @@ class Admission:
         """The question before code is made, weights are copied and the arena is there."""
         from rlx.estimate.graph import estimate_library, lowered_of
 
+        self.model = graph.name
         if program is None or not isinstance(self.backend, CodeGenerator):
             if all(s.hi is not None for s in graph.dims().values()):
-                self.library = estimate_library(graph, legal, self.backend.name, self.overhead)
+                self.library = estimate_library(graph, legal, self.backend.name, self.overhead, self.options)
             # The device frees activations as it likes; what is sure to be there is the weights.
             weights = sum(v.type.nbytes() or 0 for v in (*legal.params, *legal.constants))
             self.ask(MemoryEstimate(graph.name, self.backend.name, weight_bytes=weights))
@@ -79,6 +81,18 @@ class Admission:
             self.ask(MemoryEstimate(self.lowered.graph.name, self.backend.name, activation_bytes=nbytes))
         elif self.lowered.timeline.bounds is None:  # else it was asked for the bounds
             self.ask(self.lowered.at(extents))
+
+    def snapshots(self, extents: Mapping[str, int] | None, nbytes: int) -> None:
+        """The question before a queue of runs holds that many bytes of inputs, beside an arena at `extents`."""
+        if self.options.over_budget == "allow":
+            return
+        if self.options.budget_bytes is None:
+            self.ask(MemoryEstimate(self.model, self.backend.name, input_bytes=nbytes))
+            return
+        made = self.predicted(extents)
+        if made is not None:
+            counted = self.options.queue is not None
+            self.ask(made if counted else replace(made, input_bytes=made.input_bytes + nbytes))
 
     def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
         """The estimate at the extents of a plan, or of what does not depend on them; None if nothing is known."""
@@ -149,6 +163,8 @@ class StoredAdmission(Admission):
         self.model, self.stages = model, stages
         known = {f.name for f in fields(MemoryEstimate) if f.name.endswith("_bytes")}
         numbers: dict[str, Any] = {k: v for k, v in figures.items() if k in known and type(v) is int and v >= 0}
+        if "input_bytes" in numbers:
+            numbers["input_bytes"] *= options.input_sets
         if numbers:
             self.ask(MemoryEstimate(model, device.name, **{**numbers, "overhead_bytes": 0}))
 
@@ -181,8 +197,14 @@ class StoredAdmission(Admission):
 
 
 def figures_of(admission: Admission) -> dict[str, int]:
-    """What is stored of an estimate: its sizes in bytes at the upper bounds, or of what does not depend on them."""
+    """What is stored of an estimate: its sizes in bytes at the upper bounds, or of what does not depend on them.
+
+    The inputs of a queue are not in them: whoever loads it may ask for another.
+    """
     lowered = admission.lowered
     made = admission.library if lowered is None else lowered.at_bounds() or lowered.fixed()
     sizes = {} if made is None else {f.name: getattr(made, f.name) for f in fields(made)}
-    return {name: int(size) for name, size in sizes.items() if name.endswith("_bytes")}
+    found = {name: int(size) for name, size in sizes.items() if name.endswith("_bytes")}
+    if "input_bytes" in found:
+        found["input_bytes"] //= admission.options.input_sets
+    return found

@@ -55,7 +55,7 @@ def estimate_graph(
     check_bounded(graph)
     legal, _ = legalise(run_passes(graph), backend.claims)
     if not isinstance(backend, CodeGenerator):
-        return estimate_library(graph, legal, backend.name, overhead)
+        return estimate_library(graph, legal, backend.name, overhead, options)
     program = lower_graph(legal, backend)
     made = lowered_of(
         graph, program, backend, options, overhead, mapped=mapped, held=held, file_bytes=file_bytes
@@ -224,7 +224,7 @@ class Lowered:
         return replace(
             fixed,
             activation_bytes=plan.arena,
-            input_bytes=total([v.type for v in self.graph.inputs]),
+            input_bytes=options.input_sets * total([v.type for v in self.graph.inputs]),
             output_bytes=total([o.value.type for o in self.graph.outputs]),
             state_bytes=total([v.type for v in self.graph.states]),
             workspace_bytes=self.sizes.scratch(extents),
@@ -253,7 +253,9 @@ def _type_bytes(type: TensorType, extents: Mapping[str, int], at_bounds: bool) -
     return type.dtype.nbytes(count)
 
 
-def estimate_library(graph: Graph, legal: Graph, device: str, overhead: Overhead) -> MemoryEstimate:
+def estimate_library(
+    graph: Graph, legal: Graph, device: str, overhead: Overhead, options: CompileOptions
+) -> MemoryEstimate:
     """For a device that manages its memory itself: no more than every value of the graph at once."""
 
     def total(types: list[TensorType]) -> int:
@@ -266,7 +268,7 @@ def estimate_library(graph: Graph, legal: Graph, device: str, overhead: Overhead
         device=device,
         weight_bytes=params + constants,
         activation_bytes=total([v.type for node in legal.nodes for v in node.outputs]),
-        input_bytes=total([v.type for v in graph.inputs]),
+        input_bytes=options.input_sets * total([v.type for v in graph.inputs]),
         output_bytes=total([o.value.type for o in graph.outputs]),
         state_bytes=total([v.type for v in graph.states]),
         code_bytes=overhead.code_bytes(None, len(graph.nodes)),

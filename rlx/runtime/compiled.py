@@ -23,7 +23,7 @@ from rlx.runtime.arrays import Views, by_position, share_memory, to_array, with_
 from rlx.runtime.convert import convert as converted
 from rlx.runtime.explain import STAGES, explain
 from rlx.runtime.memory import Lifetime, ModelMemory
-from rlx.runtime.queued import Queued, RunQueue
+from rlx.runtime.queued import DEPTH, Queued, RunQueue
 from rlx.runtime.states import States
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class CompiledGraph(Lifetime, Queued):
     def _attach(self, executable: Executable) -> None:
         self._executable = executable
         self._runs = 0
-        self._queue = RunQueue(self._options.queue)
+        self._queue = RunQueue(self._options.queue or DEPTH, None if self.memory is None else self.memory.snapshots)
         executable.waits = self._options.busy == "wait"
         executable.admit = self._admit
         executable.wrap = lambda results: Views(results, self._names)
@@ -187,7 +187,9 @@ class CompiledGraph(Lifetime, Queued):
         kept = self._executable.bound_inputs
         given = by_position(self.inputs, with_kept(self.inputs, inputs, kept) if kept else inputs, "input")
         admitted = zip(self.inputs, given, self._admit(given), strict=True)
-        return {spec.name: np.array(array) for spec, a, array in admitted if a is not kept.get(spec.name, self)}
+        taken = {spec.name: array for spec, a, array in admitted if a is not kept.get(spec.name, self)}
+        self._queue.admit(sum(array.nbytes for array in taken.values()))
+        return {name: np.array(array) for name, array in taken.items()}
 
     # ---- runs
 

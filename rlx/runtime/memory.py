@@ -94,6 +94,10 @@ class ModelMemory:
         """Asks whether the arena may grow by that much; raises `MemoryDeficit`."""
         self._admission.room(extents, nbytes)
 
+    def snapshots(self, nbytes: int) -> None:
+        """Asks whether a queue of runs may hold that many bytes of inputs; raises `MemoryDeficit`."""
+        self._admission.snapshots(self._extents, nbytes)
+
     def settle(self, extents: Mapping[str, int]) -> None:
         """Measures, once: after the first run."""
         self._extents = extents

@@ -22,10 +22,11 @@ from typing import Any
 from rlx.errors import BusyError, ClosedError, ExecutionError, OptionError
 from rlx.ir.graph import Array
 
-__all__ = ["Queued", "RunFuture", "RunQueue"]
+__all__ = ["DEPTH", "Queued", "RunFuture", "RunQueue"]
 
 log = logging.getLogger("rlx")
 
+DEPTH = 4  # of a queue where nothing else was asked for
 FAILED = 16  # errors that nobody has looked at, kept for `sync`
 BUSY_SECONDS = 2e-5, 1e-3  # between looks at a graph that another thread runs: the first, and the longest
 
@@ -69,8 +70,10 @@ class RunFuture(Future[list[Array]]):
 class RunQueue:
     """At most `depth` runs that have not ended, in the order in which they came, and the thread that runs them."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, ask: Callable[[int], None] | None = None) -> None:
         self.depth = depth
+        self.ask = ask  # whether it may hold that many bytes of inputs
+        self.admitted = 0
         self.closed = False
         self.restart()
         _queues.add(self)
@@ -86,6 +89,12 @@ class RunQueue:
         self.thread: threading.Thread | None = None
 
     # ---- what callers do
+
+    def admit(self, nbytes: int) -> None:
+        """Asks for the memory of a full queue of runs with inputs of this size. Raises `MemoryDeficit`."""
+        if nbytes > self.admitted and self.ask is not None:
+            self.ask(nbytes * self.depth)
+            self.admitted = nbytes
 
     def reserve(self) -> Future[None]:
         """A future that is done when there is a place for one more run: `put` or `give_back` must follow."""
@@ -151,7 +160,7 @@ class RunQueue:
     def close(self) -> None:
         """Takes no more runs, and ends the thread after those that are there."""
         with self.lock:
-            self.closed = True
+            self.closed, self.ask = True, None
             waiting, self.waiting = list(self.waiting), deque()
         for grant in waiting:
             if grant.set_running_or_notify_cancel():
@@ -252,8 +261,8 @@ class Queued:
         """Queues a run and returns a future of its outputs; runs are made in the order in which they were submitted.
 
         Inputs are copied now: the caller may change them at once. Waits while `queue=` runs (4) have not ended. Raises
-        what is wrong with the inputs or outputs; what the run raises comes from the future, and from `sync` unless
-        somebody has looked at it there.
+        what is wrong with the inputs or outputs, and `MemoryDeficit` where a full queue would not fit; what the run
+        raises comes from the future, and from `sync` unless somebody has looked at it there.
         """
         queue = self._queue
         grant = queue.reserve()

@@ -35,7 +35,7 @@ OPTIONS = [
     ("reuse", "bool", True),
     ("cache_dir", "str | os.PathLike[str] | None", None),
     ("cache", "bool", True),
-    ("queue", "int", 4),
+    ("queue", "int | None", None),
     ("busy", "str", "error"),
     ("trap", "str", "off"),
     ("debug", "bool", False),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import BusyError, ClosedError, ExecutionError, OptionError, ShapeError
+from rlx.errors import BusyError, ClosedError, ExecutionError, MemoryDeficit, OptionError, ShapeError
 from rlx.ops.base import Op, register
 
 Array = np.ndarray[Any, Any]
@@ -140,6 +140,31 @@ def test_the_queue_is_bounded_and_first_come_first_served() -> None:
     thread.join(SECONDS)
     model.sync()
     assert [f.result(0)[0][0] for f in (*futures, *late)] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_memory_of_a_queue_is_known_before(device: str) -> None:
+    """A queue that is asked for is in the estimate; else it is asked for when the first run is submitted."""
+    g = rlx.Graph("wide")
+    g.output(g.input("x", (1 << 20,)).sum(), name="y")
+    inputs = 4 << 20
+    plain, queued = (rlx.estimate(g, device, overhead=0, **o) for o in ({}, {"queue": 3}))
+    assert plain.input_bytes == inputs
+    assert queued.input_bytes == 4 * inputs
+    assert queued.peak_bytes == plain.peak_bytes + 3 * inputs
+    rest = plain.peak_bytes - inputs + (1 << 20)  # what the compiler knows better of the code
+    if device == "cpu":
+        with pytest.raises(MemoryDeficit):
+            rlx.compile(g, device=device, budget=rest + 3 * inputs, queue=3)
+    model = rlx.compile(g, device=device, budget=rest + 4 * inputs)
+    x = np.ones(1 << 20, np.float32)
+    assert model.run([x])[0] == 1 << 20
+    with pytest.raises(MemoryDeficit, match="input"):
+        model.submit([x])  # four of them
+    assert model.run([x])[0] == 1 << 20
+    for options in ({"queue": 3, "budget": rest + 4 * inputs}, {"budget": rest + 5 * inputs}):
+        other = rlx.compile(g, device=device, **options)
+        assert [y for (y,) in other.run_many([[x]] * 5)] == [1 << 20] * 5
 
 
 def test_cancel_before_the_start_only() -> None:
