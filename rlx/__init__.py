@@ -46,6 +46,7 @@ _PUBLIC: dict[str, str] = {
     "register": "rlx.ops.base",
     "replay": "rlx.runtime.replay",
     "scan": "rlx.trace.control",
+    "to_dlpack": "rlx.runtime.dlpack",
     "while_loop": "rlx.trace.control",
 }
 
@@ -81,6 +82,7 @@ __all__ = [
     "register",
     "replay",
     "scan",
+    "to_dlpack",
     "while_loop",
 ]
 

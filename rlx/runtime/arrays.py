@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import TensorSpec
-from rlx.errors import DTypeError, NameNotFound, ShapeError, StaleView
+from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError, StaleView
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size
+from rlx.runtime.dlpack import read_dlpack
 
-__all__ = ["Views", "by_position", "share_memory", "to_array", "with_kept"]
+__all__ = ["Views", "by_position", "share_memory", "to_array", "to_target", "with_kept"]
 
 
 def to_array(spec: TensorSpec, value: Any, what: str) -> Array:
@@ -43,7 +44,7 @@ def _as_array(spec: TensorSpec, value: Any, what: str) -> Array:
         return _from_python(spec, value, what)
     if hasattr(value, "__dlpack__"):
         try:
-            return np.from_dlpack(value)
+            return read_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             if not hasattr(value, "__array__"):  # which also carries what DLPack or NumPy's reader can't
                 raise DTypeError(f"{what}: the array can't be read through DLPack: {error}") from None
@@ -82,6 +83,19 @@ def share_memory(a: Array, b: Array) -> bool:
         return np.shares_memory(a, b, max_work=100_000)  # type: ignore[arg-type]  # the stub knows two values only
     except np.exceptions.TooHardError:
         return True
+
+
+def to_target(spec: TensorSpec, value: Any, what: str) -> Array:
+    """The caller's buffer for an output as an array over its memory. Raises `OptionError` unless it can be written."""
+    array = value
+    if not isinstance(value, np.ndarray):
+        try:
+            array = read_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(memoryview(value))
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise OptionError(f"{what}: {type(value).__name__} can't be written to: {error}") from None
+    if not array.flags.writeable:
+        raise OptionError(f"{what}: expected a writable array, this {type(value).__name__} is read-only")
+    return to_array(spec, array, what)
 
 
 def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> Sequence[Any]:

@@ -311,7 +311,7 @@ class Buckets:
         inputs: Mapping[str, Any] | Sequence[Any],
         *,
         outputs: Sequence[str | int] | None = None,
-        out: Mapping[str, Array] | Sequence[Array | None] | None = None,
+        out: Mapping[str, Any] | Sequence[Any] | None = None,
     ) -> list[Array]:
         """Runs once, on the rung for the inputs' shapes; arguments and results as of `CompiledGraph.run`.
 
@@ -337,10 +337,11 @@ class Buckets:
         extents: Mapping[str, int],
         tops: Mapping[str, int],
         outputs: Sequence[str | int] | None,
-        out: Mapping[str, Array] | Sequence[Array | None] | None,
+        out: Mapping[str, Any] | Sequence[Any] | None,
     ) -> list[Array]:
         """A run at the tops of the rungs, on inputs with zeros added, whose outputs are cut."""
-        targets = [None] * len(self.outputs) if out is None else model._targets(out)
+        own: list[Any] = [None] * len(self.outputs) if out is None else model._by_output(out)
+        targets = model._targets(own)
         wanted = list(range(len(self.outputs))) if outputs is None else model._positions(outputs)
         shapes = {n: tuple(evaluate(s, extents) for s in spec.shape) for n, spec in enumerate(self.outputs)}
         for n, target in enumerate(targets):
@@ -359,8 +360,7 @@ class Buckets:
         for n, target in enumerate(targets):
             if target is not None:
                 target[...] = results[n]
-                results[n] = target
-        return [results[n] if results[n].flags.c_contiguous else results[n].copy() for n in wanted]
+        return [np.ascontiguousarray(results[n]) if own[n] is None else own[n] for n in wanted]
 
     def __call__(self, *args: Any, **named: Any) -> Results:
         """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""

@@ -19,7 +19,7 @@ from rlx.options import CompileOptions
 from rlx.plan.budget import Needs, needs_of
 from rlx.plan.plan import MemoryPlan
 from rlx.runtime.adapters import Adapters
-from rlx.runtime.arrays import Views, by_position, share_memory, to_array, with_kept
+from rlx.runtime.arrays import Views, by_position, share_memory, to_array, to_target, with_kept
 from rlx.runtime.convert import convert as converted
 from rlx.runtime.explain import STAGES, explain
 from rlx.runtime.memory import Lifetime, ModelMemory
@@ -198,13 +198,14 @@ class CompiledGraph(Lifetime, Queued):
         inputs: Mapping[str, Any] | Sequence[Any],
         *,
         outputs: Sequence[str | int] | None = None,
-        out: Mapping[str, Array] | Sequence[Array | None] | None = None,
+        out: Mapping[str, Any] | Sequence[Any] | None = None,
     ) -> list[Array]:
         """Runs once and returns fresh arrays in output order.
 
         `outputs` names those wanted (or gives their positions): they come in that order, and what only others need is
         not computed; updates of states are always made, so `[]` runs for these alone. `out` gives arrays to write into,
-        by name or position; they are returned in place of fresh ones. Raises the error classes of `rlx.errors` for
+        by name or position, NumPy's or any that DLPack shows as writable memory of the host; they are returned in place
+        of fresh ones. Raises the error classes of `rlx.errors` for
         inputs that do not fit, and `ExecutionError`; after that, states may be updated in part.
         """
         if outputs is None and out is None and not self._executable.bound_inputs:
@@ -213,9 +214,11 @@ class CompiledGraph(Lifetime, Queued):
                 return made
         given = self._admit(self._given(inputs))
         wanted = range(len(self.outputs)) if outputs is None else self._positions(outputs)
-        targets = [None] * len(self.outputs) if out is None else self._targets(out)
+        own: list[Any] = [None] * len(self.outputs) if out is None else self._by_output(out)
+        targets = self._targets(own)
         self._runs += 1
-        return self._executable.run(given, targets, wanted)
+        made = self._executable.run(given, targets, wanted)
+        return made if out is None else [a if own[n] is None else own[n] for n, a in zip(wanted, made, strict=True)]
 
     def __call__(self, *args: Any, **named: Any) -> Results:
         """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""
@@ -284,24 +287,23 @@ class CompiledGraph(Lifetime, Queued):
                 raise NameNotFound(f"there is no output {name!r}; there are {known}, or 0 to {len(self._names) - 1}")
         return found
 
-    def _targets(self, out: Mapping[str, Array] | Sequence[Array | None]) -> list[Array | None]:
+    def _by_output(self, out: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+        """What `out` gives for each output, None for nothing."""
         if isinstance(out, Mapping):
             self._positions(list(out))
-            targets = [out.get(name) for name in self._names]
-        elif not isinstance(out, Sequence):
+            return [out.get(name) for name in self._names]
+        if not isinstance(out, Sequence):
             raise OptionError(f"out: expected arrays by name in a mapping, or in a list; got {type(out).__name__}")
-        else:
-            targets = list(out)
-            if len(targets) != len(self.outputs):
-                raise ShapeError(f"out: expected {len(self.outputs)} arrays, got {len(targets)}")
-        for spec, target in zip(self.outputs, targets, strict=True):
-            if target is None:
-                continue
-            if not isinstance(target, np.ndarray) or not target.flags.writeable:
-                raise OptionError(f"out for {spec.name!r}: expected a writable NumPy array")
-            to_array(spec, target, f"out for {spec.name!r}")
-        given = [(s.name, t) for s, t in zip(self.outputs, targets, strict=True) if t is not None]
-        for (first, a), (second, b) in combinations(given, 2):
+        if len(out) != len(self.outputs):
+            raise ShapeError(f"out: expected {len(self.outputs)} arrays, got {len(out)}")
+        return list(out)
+
+    def _targets(self, given: Sequence[Any]) -> list[Array | None]:
+        """The buffers of `out` as arrays over their memory."""
+        pairs = zip(self.outputs, given, strict=True)
+        targets = [None if t is None else to_target(s, t, f"out for {s.name!r}") for s, t in pairs]
+        named = [(s.name, t) for s, t in zip(self.outputs, targets, strict=True) if t is not None]
+        for (first, a), (second, b) in combinations(named, 2):
             if share_memory(a, b):
                 raise OptionError(f"out: the arrays for {first!r} and {second!r} overlap; each output needs its own")
         return targets
