@@ -92,7 +92,7 @@ def to_target(spec: TensorSpec, value: Any, what: str) -> Array:
         try:
             array = read_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(memoryview(value))
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise OptionError(f"{what}: {type(value).__name__} can't be written to: {error}") from None
+            raise OptionError(f"{what}: expected a writable array, {type(value).__name__} is none: {error}") from None
     if not array.flags.writeable:
         raise OptionError(f"{what}: expected a writable array, this {type(value).__name__} is read-only")
     return to_array(spec, array, what)

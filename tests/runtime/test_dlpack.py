@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "another device": (lambda: Tensor(X.copy(), 2), OptionError, "'y'.*cuda:0: copy it to the CPU"),
     "another type": (lambda: Tensor(X.astype(BF16)), DTypeError, "'y'.*expected elements of type f32, got bfloat16"),
     "another shape": (lambda: Tensor(X.T.copy()), ShapeError, r"'y'.*expected shape \(2, 3\), got \(3, 2\)"),
-    "no buffer": (lambda: [[0.0] * 3] * 2, OptionError, "'y'.*list can't be written to"),
+    "no buffer": (lambda: [[0.0] * 3] * 2, OptionError, "'y'.*writable array, list is none"),
 }
 
 
