@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Shared"]
 
+BLOCK = 32 << 20  # bytes of packed weights that are allocated together
+LARGE_PAGE = 2 << 20
+
 
 class Shared:
     """Code, params and prepared buffers (those given, or made by `prepare`).
@@ -58,8 +61,8 @@ class Shared:
         self.keys: dict[Buffer, str | None] = {}  # of params and prepared buffers: equal ones have equal contents
         self.memory: dict[Buffer, Array] = {b: _constant_bytes(b) for b in program.constants}  # prepared ones too
         self.prepared = prepared is not None
-        for buffer in program.buffers("prepared"):
-            self.memory[buffer] = prepared[buffer] if prepared else aligned_bytes(max(buffer.nbytes({}), 8))
+        buffers = program.buffers("prepared")
+        self.memory |= {b: prepared[b] for b in buffers} if prepared else _in_blocks(buffers)
         self.dirty: set[Buffer] = set()  # params that `prepare` has not seen yet
         self.lent: set[Buffer] = set()
         self.users: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
@@ -102,7 +105,7 @@ class Shared:
             if self.prepared:
                 self.lent.update(prepared)
             else:
-                made.memory.update({b: aligned_bytes(self.memory[b].nbytes) for b in prepared})
+                made.memory |= _in_blocks(prepared)
             made.lent = set(self.lent)
             self.users.discard(user)
         return made
@@ -212,3 +215,29 @@ def _is_mapped(array: Array) -> bool:
     if array.flags.writeable or not array.flags.c_contiguous or not array.flags.aligned:
         return False
     return mapping_of(array) is not None
+
+
+def _in_blocks(buffers: Sequence[Buffer]) -> dict[Buffer, Array]:
+    """Memory for packed weights, in blocks that the system can map by large pages: streamed weights are read faster so.
+
+    A block stays until nobody has any of its buffers, so it is not too large.
+    """
+    sizes = {b: max(-(-b.nbytes({}) // 64) * 64, 64) for b in buffers}
+    blocks: list[list[Buffer]] = []
+    room = 0
+    for buffer in buffers:
+        if sizes[buffer] > room or not blocks:
+            blocks.append([])
+            room = BLOCK
+        blocks[-1].append(buffer)
+        room -= sizes[buffer]
+    found: dict[Buffer, Array] = {}
+    for block in blocks:
+        count = sum(sizes[b] for b in block)
+        # NumPy asks the system for large pages in arrays of more than 4 MB
+        memory = aligned_bytes(count, LARGE_PAGE if count > 2 * LARGE_PAGE else 64)
+        at = 0
+        for buffer in block:
+            found[buffer] = memory[at : at + max(buffer.nbytes({}), 8)]
+            at += sizes[buffer]
+    return found
