@@ -189,7 +189,7 @@ class CompiledGraph(Lifetime, Queued):
         admitted = zip(self.inputs, given, self._admit(given), strict=True)
         taken = {spec.name: array for spec, a, array in admitted if a is not kept.get(spec.name, self)}
         self._queue.admit(sum(array.nbytes for array in taken.values()))
-        return {name: np.array(array) for name, array in taken.items()}
+        return {name: np.array(array, order="C") for name, array in taken.items()}
 
     # ---- runs
 

@@ -96,23 +96,22 @@ class RunQueue:
             self.ask(nbytes * self.depth)
             self.admitted = nbytes
 
-    def reserve(self) -> Future[None]:
-        """A future that is done when there is a place for one more run: `put` or `give_back` must follow."""
-        grant: Future[None] = Future()
+    def reserve(self) -> Future[None] | None:
+        """Takes a place for one more run: `put` or `give_back` follows. Gives a future where it must be waited for."""
         with self.lock:
             if self.closed:
                 raise ClosedError("the compiled graph is closed, or the interpreter is about to exit")
             if self.free > 0:
                 self.free -= 1
-                grant.set_result(None)
-                return grant
+                return None
             if self.thread is threading.current_thread():
                 raise BusyError(f"{self.depth} runs are queued, and a callback of one of them can't wait for them")
+            grant: Future[None] = Future()
             self.waiting.append(grant)
         return grant
 
     def give_back(self, grant: Future[None] | None = None) -> None:
-        """Makes a place free, or gives up waiting for one."""
+        """Makes a place free, or gives up waiting for it."""
         if grant is not None and grant.cancel():
             return
         with self.lock:
@@ -267,7 +266,8 @@ class Queued:
         queue = self._queue
         grant = queue.reserve()
         try:
-            grant.result()
+            if grant is not None:
+                grant.result()
             return queue.put(self, self._call(inputs, outputs))
         except BaseException:
             queue.give_back(grant)
@@ -320,7 +320,7 @@ class Queued:
         queue = self._queue
         grant = queue.reserve()
         try:
-            if not grant.done():
+            if grant is not None:
                 await asyncio.wrap_future(grant)
             future = queue.put(self, self._call(inputs, outputs))
         except BaseException:

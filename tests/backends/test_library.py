@@ -6,6 +6,7 @@ import logging
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -450,3 +451,25 @@ def test_library_model(name: str, device: str, model_path: Callable[[str], Path]
     expected = onnxruntime.InferenceSession(path).run(None, inputs[name])
     for got, array in zip(rlx.load(path, device=device).run(inputs[name]), expected, strict=True):
         np.testing.assert_allclose(got, array, rtol=1e-4, atol=1e-4 * np.abs(array).max())
+
+
+# ---- threads
+
+
+def test_graphs_run_in_any_thread(device: str) -> None:
+    """Compiled in one thread, run in others, by a queue and by turns: states go on from run to run."""
+    g = rlx.Graph("count")
+    x, count = g.input("x", (Dim("n", 1, 8), 16)), g.state("count", (1,))
+    more = count + 1.0
+    g.update(count, more)
+    g.output((x @ g.param("w", (16, 16), data=np.eye(16, dtype=np.float32))) * more, name="y")
+    model = rlx.compile(g, device=device, busy="wait")
+    x_now = np.ones((4, 16), np.float32)
+    got = [float(y[0, 0]) for (y,) in model.run_many([[x_now]] * 3)]
+    threads = [threading.Thread(target=lambda: got.extend([float(model.run([x_now])[0][0, 0])])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    got += [float(model.submit([x_now]).result(60)[0][0, 0]), float(model.run([x_now])[0][0, 0])]
+    assert sorted(got) == list(range(1, 10))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,10 @@ class MlxArrays(Arrays):
         import mlx.core as mx
 
         self.mx = mx
+        # Other streams belong to the thread that makes them, and so would a graph. This one is for one thread at a time.
+        # Before there was such a stream, all of them were for any thread.
+        self.stream = getattr(mx, "new_thread_unsafe_stream", mx.new_stream)(mx.default_device())
+        self.lock = RLock()
         self.xp = mx
         self.functions = functions(mx)
         self.native = native(mx)
@@ -40,6 +46,11 @@ class MlxArrays(Arrays):
             names["f64"] = "float64"
         self.types = frozenset(names)
         self.own = {DTYPES[name]: getattr(mx, own) for name, own in names.items()}
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        with self.lock, self.mx.stream(self.stream):
+            yield
 
     def lacks(self, fn: str, dtype: DType) -> str | None:
         if dtype.name == "f64" and fn in SINGLE:
