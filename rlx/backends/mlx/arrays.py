@@ -34,7 +34,7 @@ class MlxArrays(Arrays):
         import mlx.core as mx
 
         self.mx = mx
-        # Other streams belong to the thread that makes them, and so would a graph. This one is for one thread at a time.
+        # Other streams, and so graphs, belong to the thread that made them. This one is for one thread at a time.
         # Before there was such a stream, all of them were for any thread.
         self.stream = getattr(mx, "new_thread_unsafe_stream", mx.new_stream)(mx.default_device())
         self.lock = RLock()
