@@ -137,7 +137,7 @@ class _Body:
     @property
     def at_once(self) -> int:
         """Pixels that are summed together."""
-        return 4 if self.kernel[0] * self.kernel[1] <= 9 else 6
+        return 4 if self.kernel[0] * self.kernel[1] <= 9 else 8
 
     def emit(self, channels: int) -> None:
         f, w, lanes = self.f, self.w, self.lanes
@@ -192,9 +192,14 @@ class _Body:
 
         def sums(ox: str, count: int, *, edge: bool) -> None:
             totals: list[str | None] = [None] * count
-            stride, dilation = w[Plane.STRIDE_W], w[Plane.DILATION_W]
+            left = f.mul(ox, w[Plane.STRIDE_W])
+            columns = sorted({r * self.stride + j * self.dilation for r in range(count) for j in range(kernel_w)})
+            inside = {}
+            if edge:
+                at = f.sub(left, w[Plane.PAD_W])
+                inside = {column: f.cmp("ult", f.add(at, column), w[Plane.WIDTH]) for column in columns}
             for k in range(kernel_h):
-                p = f.gep(bases[k], f.mul(f.mul(ox, stride), steps[k]), "float")
+                p = f.gep(bases[k], f.mul(left, steps[k]), "float")
                 loaded: dict[int, str] = {}
                 for j in range(kernel_w):
                     for r in range(count):
@@ -202,9 +207,7 @@ class _Body:
                         if column not in loaded:
                             address = f.gep(p, f.mul(steps[k], column), "float") if column else p
                             if edge:
-                                at = f.add(f.sub(f.mul(ox, stride), w[Plane.PAD_W]), f.mul(dilation, j))
-                                inside = f.cmp("ult", at, w[Plane.WIDTH])
-                                address = f.select(inside, address, zeros, "ptr")
+                                address = f.select(inside[column], address, zeros, "ptr")
                             loaded[column] = f.load(ty, address)
                         value, old = loaded[column], totals[r]
                         weight = weights[k * kernel_w + j]
@@ -214,14 +217,26 @@ class _Body:
                 here = self.finish.pixel(self.emitter, scope, f.add(first, f.add(ox, r) if r else ox))
                 self.finish.put(self.emitter, here, c, total, lanes)
 
-        inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
-        count = self.at_once
-        grouped = f.sub(inner_to, f.rem(f.sub(inner_to, inner_from), count))
-        f.loop(inner_from, grouped, count, [], lambda ox, _: sums(ox, count, edge=False))
+        count, width = self.at_once, w[Plane.OUT_WIDTH]
 
-        def lone(e: str, _: list[str]) -> None:
-            ox = f.select(f.cmp("lt", e, inner_from), e, f.add(f.sub(e, inner_from), grouped))
-            sums(ox, 1, edge=True)
+        def groups() -> None:
+            """All pixels, `count` at a time; groups that reach the borders may overlap others."""
+            from_left = f.div(f.add(w[Plane.INNER_FROM], count - 1), count)
+            start = f.mul(from_left, count)
+            whole = f.max(f.div(f.sub(w[Plane.INNER_TO], start), count), 0)
+            stop = f.add(start, f.mul(whole, count))
+            f.loop(start, stop, count, [], lambda ox, _: sums(ox, count, edge=False))
+            right = f.max(f.div(f.add(f.sub(width, stop), count - 1), count), 0)
 
-        outside = f.add(inner_from, f.sub(w[Plane.OUT_WIDTH], grouped))
-        f.loop(0, outside, 1, [], lone)
+            def border(e: str, _: list[str]) -> None:
+                ox = f.select(
+                    f.cmp("lt", e, from_left), f.mul(e, count), f.add(f.mul(f.sub(e, from_left), count), stop)
+                )
+                sums(f.min(ox, f.sub(width, count)), count, edge=True)
+
+            f.loop(0, f.add(from_left, right), 1, [], border)
+
+        def lone() -> None:
+            f.loop(0, width, 1, [], lambda ox, _: sums(ox, 1, edge=True))
+
+        f.if_(f.cmp("ge", width, count), groups, lone)
