@@ -202,7 +202,11 @@ class Emitter:
 
     def spread(self, value: Value, dtype: DType, w: int) -> str:
         text, have = value
-        return text if have == w else self.f.splat(text, w, scalar.llvm_type(dtype))
+        if have == w:
+            return text
+        ty = scalar.llvm_type(dtype)
+        # a constant stays one, of which it is known that it is no NaN
+        return self.f.splat(text, w, ty) if text.startswith("%") else f"splat ({ty} {text})"
 
     def _compute(self, e: Expr, scope: Scope) -> Value:
         match e:
