@@ -43,9 +43,12 @@ type named: strings, FLOAT8E4M3FNUZ, FLOAT8E5M2FNUZ, FLOAT8E8M0, INT2, UINT2, FL
 - If with a condition known at import leaves one branch. Branches that differ in a size give a dim that the run decides;
   that differ in rank, where the condition is that two sizes are equal, become the first branch and a guard.
 - Loop with a known or run-time trip count is a scan, with a condition of its own a native loop. A loop whose carries
-  change in size, or are sequences, is written out when its count is known and at most 64.
+  change in size, or are sequences, is written out when its count is known and at most 64. Else such a carry lies in a
+  buffer with room for what the number of rounds makes of it; where that does not tell, for 1024 along the axis that
+  changes, or what `dims` give its final size: `dims={"tokens.size1": (0, 4096)}`. A sequence may be appended to.
 - Sequences and optionals are lists known at import. A sequence as output `y` is given as `y.0`, `y.1` ...; as input of
-  the model it is refused.
+  the model it is refused. One whose length the run decides (appended to in a loop, or an open axis split up) is the
+  rows of one tensor, also as an output: its tensors are of one shape.
 - Sizes that data decide (NonZero, NonMaxSuppression, Reshape by computed shapes ...) are dims named after the output,
   `boxes.count`; `dims={"boxes.count": (0, 300)}` bounds them.
 - Random ops draw by their own counter-based generator from the node's seed, or its name where it has none.

@@ -185,16 +185,106 @@ def test_a_condition_of_its_own_is_a_native_loop(rows: int) -> None:
         assert graph.nodes[-1].op.op_name == ("loop" if rows else "while")
 
 
+def attributed(graph: onnx.GraphProto, op: str, **attributes: Any) -> onnx.GraphProto:
+    for node in graph.node:
+        if node.op_type == op:
+            node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    return graph
+
+
+def agree(graph: Graph, model: bytes, feeds: Sequence[dict[str, np.ndarray]]) -> None:
+    """The reference and one compile for the CPU give what onnxruntime gives, for each of the inputs."""
+    verify(graph)
+    compiled = rlx.compile(graph, device="cpu", threads=1)
+    peer = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    for feed in feeds:
+        for got in (list(run_graph(graph, feed).values()), compiled.run(feed)):
+            for a, b in zip(got, peer.run(None, feed), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, strict=True)
+
+
 def test_a_carry_that_grows_is_written_out_when_the_count_is_known() -> None:
-    """Each round has its own shapes; with a count of the run the node is refused with the reason."""
+    """Each round has its own shapes, and nothing of the loop is left."""
     inputs = [info("i", (), I64), info("go_in", (), BOOL), info("c")]
     body = subgraph("go = Identity go_in\nc_out = Concat c x", inputs, [info("go", (), BOOL), info("c_out")])
-    body.node[1].attribute.append(helper.make_attribute("axis", 0))
-    nodes = nodes_of("y = Loop trip first x", y={"body": body})
-    same(source(nodes, [info("x", (3, 4))], ["y"], {"trip": np.array(3), "first": np.array(True)}), {"x": X})
-    dynamic = source(nodes, [info("x", (3, 4)), info("trip", (), I64)], ["y"], {"first": np.array(True)})
-    with pytest.raises(UnsupportedOp, match="changes from"):
-        load(dynamic)
+    nodes = nodes_of("y = Loop trip first x", y={"body": attributed(body, "Concat", axis=0)})
+    graph = same(source(nodes, [info("x", (3, 4))], ["y"], {"trip": np.array(3), "first": np.array(True)}), {"x": X})
+    assert {n.op.op_name for n in graph.nodes} == {"concat"}
+
+
+def test_a_carry_that_grows_by_as_much_each_round() -> None:
+    """Its room follows from the number of rounds, which the run decides; the body reads what there is of it."""
+    inputs = [info("i", (), I64), info("go_in", (), BOOL), info("c", ("k", 3))]
+    outputs = [info("go", (), BOOL), info("c_out", ("m", 3)), info("total", (1, 1))]
+    body = subgraph("go = Identity go_in\nc_out = Concat c x\ntotal = ReduceSum c_out", inputs, outputs)
+    nodes = nodes_of("y totals = Loop n - c0", y={"body": attributed(body, "Concat", axis=0)})
+    model = source(nodes, [info("n", (), I64), info("c0", ("a", 3)), info("x", ("b", 3))], ["y", "totals"])
+    rows = np.random.default_rng(0).random((9, 3), np.float32)
+    feeds = [
+        {"n": np.array(n), "c0": rows[:a], "x": rows[:b]} for n, a, b in ((3, 1, 1), (0, 2, 1), (20, 1, 2), (70, 4, 3))
+    ]
+    graph = load(model)
+    assert [str(o.value.type) for o in graph.outputs] == ["f32[`y.size0`, 3]", "f32[`y.count`, 1, 1]"]
+    agree(graph, model, feeds)
+
+
+def growing_until() -> bytes:
+    """Appends a column until the sum reaches a limit."""
+    inputs = [info("i", (), I64), info("go_in", (), BOOL), info("c", ("b", "k"))]
+    body = subgraph(
+        "out = Concat c t\ns = ReduceSum out\ngo = Less s limit", inputs, [info("go", (), BOOL), info("out")]
+    )
+    attributed(attributed(body, "Concat", axis=1), "ReduceSum", keepdims=0)
+    given = [info("first", (), BOOL), info("c0", ("b", "a")), info("t", ("b", 1)), info("limit", ())]
+    return source(nodes_of("y = Loop - first c0", y={"body": body}), given, ["y"])
+
+
+def test_a_carry_that_grows_until_the_data_say_stop() -> None:
+    """Its room is what `dims` give its final size, else a usual one, which is noted; a run that needs more stops."""
+    model = growing_until()
+
+    def feed(first: bool, b: int, a: int, limit: float) -> dict[str, np.ndarray]:
+        c0, t = np.ones((b, a), np.float32), np.ones((b, 1), np.float32)
+        return {"first": np.array(first), "c0": c0, "t": t, "limit": np.array(limit, np.float32)}
+
+    agree(load(model), model, [feed(True, 2, 1, 9), feed(False, 2, 1, 9), feed(True, 1, 3, 40)])
+    report = preflight(model)
+    assert any("'y.size1'" in note and "1024" in note for note in report.notes)
+    assert report.supported == {"Loop": 1, "Concat": 1, "ReduceSum": 1, "Less": 1}
+    bounded = load(model, dims={"y.size1": (0, 8)})
+    agree(bounded, model, [feed(True, 2, 1, 9)])
+    with pytest.raises(ExecutionError, match="node 'Loop:y': the carry 'out' has room for"):
+        rlx.compile(bounded, device="cpu").run(feed(True, 1, 3, 40))
+
+
+def test_a_carry_whose_size_the_data_decide() -> None:
+    inputs = [info("i", (), I64), info("go_in", (), BOOL), info("c", ("k",))]
+    text = "mean = ReduceMean c\nkept = Greater c mean\nout = Compress c kept\nm = Size out\ngo = Greater m one"
+    body = subgraph(text, inputs, [info("go", (), BOOL), info("out")])
+    nodes = nodes_of("y = Loop n - c0", y={"body": body})
+    model = source(nodes, [info("n", (), I64), info("c0", ("a",))], ["y"], {"one": np.array(1)})
+    numbers = np.random.default_rng(0).random(50, np.float32)
+    agree(load(model), model, [{"n": np.array(n), "c0": numbers[:a]} for n, a in ((3, 10), (9, 50), (0, 4))])
+
+
+@pytest.mark.parametrize("how", [{"axis": 1, "new_axis": 1}, {"axis": -1}, {"axis": 0}], ids=str)
+def test_a_sequence_that_a_loop_of_the_run_appends_to(how: dict[str, int]) -> None:
+    """As scripted models write lists: its tensors are stacked rows, which are joined and taken out after the loop."""
+    lists = [helper.make_tensor_sequence_value_info(name, F32, None) for name in ("s", "s_out")]
+    inputs = [info("i", (), I64), info("go_in", (), BOOL), lists[0]]
+    text = "go = Identity go_in\nf = Cast i\ny = Add x f\ns_out = SequenceInsert s y"
+    body = attributed(subgraph(text, inputs, [info("go", (), BOOL), lists[1]]), "Cast", to=F32)
+    after = (
+        "s0 = SequenceEmpty\nl = Loop n - s0\ny = ConcatFromSequence l\nm = SequenceLength l\nlast = SequenceAt l minus"
+    )
+    model = source(
+        nodes_of(after, l={"body": body}, y=how),
+        [info("n", (), I64), info("x", ("a", 3))],
+        ["y", "m", "last"],
+        {"minus": np.array(-1)},
+    )
+    rows = np.random.default_rng(0).random((3, 3), np.float32)
+    agree(load(model), model, [{"n": np.array(n), "x": rows[:a]} for n, a in ((3, 1), (1, 2), (40, 3))])
 
 
 def test_sequences_are_lists_known_at_import() -> None:
@@ -202,6 +292,19 @@ def test_sequences_are_lists_known_at_import() -> None:
     text = "s = SplitToSequence x\na = SequenceAt s one\nb = SequenceInsert s x\nn = SequenceLength b\ny = Mul a a"
     graph = same(source(nodes_of(text), [info("x", (3, 4))], ["y", "n"], {"one": np.array(1)}), {"x": X})
     assert {n.op.op_name for n in graph.nodes} <= {"split", "mul"}
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_slices_along_an_axis_of_the_run_are_a_sequence(keepdims: int) -> None:
+    text = "s = SplitToSequence x\na = SequenceAt s minus\nb = SequenceInsert s a\nn = SequenceLength b"
+    nodes = nodes_of(
+        f"{text}\ny = ConcatFromSequence b",
+        s={"axis": 1, "keepdims": keepdims},
+        y={"axis": 1, "new_axis": 1 - keepdims},
+    )
+    model = source(nodes, [info("x", (2, "n", 3))], ["a", "n", "y"], {"minus": np.array(-1)})
+    x = np.random.default_rng(0).random((2, 9, 3), np.float32)
+    agree(load(model), model, [{"x": x[:, :n]} for n in (1, 4, 9)])
 
 
 # ---- functions

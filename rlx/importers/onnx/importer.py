@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from rlx.errors import DTypeError, OptionError, ShapeError, UnsupportedOp
 from rlx.importers.onnx import mappings
+from rlx.importers.onnx.dead import remove_dead
 from rlx.importers.onnx.dims import DimsOption, input_shapes, unknown_dims
-from rlx.importers.onnx.mapping import TAINTED, UnsupportedError, element_dtype
+from rlx.importers.onnx.mapping import TAINTED, ListOf, StackOf, UnsupportedError, element_dtype
 from rlx.importers.onnx.model import ModelFile, ValueInfo, read_model
 from rlx.importers.onnx.reads import live_nodes, sources_of_sizes
-from rlx.importers.onnx.scope import Import, MissingNode, Region, Run, Scope, remove_dead
+from rlx.importers.onnx.scope import Import, MissingNode, Region, Run, Scope
 from rlx.importers.onnx.symbolic import LIMIT
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
@@ -123,6 +124,11 @@ def _output(scope: Scope, name: str) -> None:
         if items is None:
             scope.graph.output(scope.value(name), name)
             return
+        if isinstance(items, StackOf):
+            scope.note(f"output {name!r} is a sequence of a length that the run decides: its items are the rows of it")
+            scope.graph.output(scope.region.pull(items.rows), name)
+            return
+        assert isinstance(items, ListOf)
         scope.note(
             f"output {name!r} is a sequence: its {len(items.items)} items are the outputs {name}.0, {name}.1 ..."
         )

@@ -33,10 +33,13 @@ __all__ = [
     "OLDEST_OPSET",
     "STATIC_OPS",
     "TAINTED",
+    "Appending",
     "Link",
     "ListOf",
     "Mapped",
     "NodeContext",
+    "Sequenced",
+    "StackOf",
     "Tainted",
     "Tensors",
     "UnsupportedError",
@@ -77,7 +80,22 @@ class ListOf:
     items: tuple[Value | Static | TensorRef | Link, ...]
 
 
-Mapped = Value | Static | TensorRef | Link | ListOf | Tainted | None  # None: an output that nothing reads
+@dataclass(frozen=True)
+class StackOf:
+    """An ONNX sequence of as many tensors as the run decides: the rows of one tensor."""
+
+    rows: Value
+
+
+@dataclass(frozen=True)
+class Appending:
+    """A sequence that a loop carries, as its body knows it: what has been appended in this round."""
+
+    items: tuple[Link, ...]
+
+
+Sequenced = ListOf | StackOf | Appending
+Mapped = Value | Static | TensorRef | Link | Sequenced | Tainted | None  # None: an output that nothing reads
 Handler = Callable[["NodeContext"], Mapped | tuple[Mapped, ...]]
 H = TypeVar("H", bound=Handler)
 
@@ -187,7 +205,7 @@ class Tensors(Protocol):
 
     def type(self, name: str) -> TensorType: ...
 
-    def sequence(self, name: str) -> ListOf | None:
+    def sequence(self, name: str) -> Sequenced | None:
         """The items of a sequence or optional, None for a tensor."""
         ...
 
@@ -246,7 +264,13 @@ class NodeContext:
         found = self.tensors.sequence(self.name(i))
         if found is None:
             self.fail(f"input {i} ({self.name(i)!r}) is no sequence or optional that is known at import")
+        if not isinstance(found, ListOf):
+            self.fail(f"the length of the sequence {self.name(i)!r} depends on the run")
         return found
+
+    def sequenced(self, i: int = 0) -> Sequenced | None:
+        """Input i if it is a sequence of whatever kind, else None."""
+        return self.tensors.sequence(self.name(i))
 
     def values(self) -> list[Value]:
         """All inputs; absent ones at the end are left out."""

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlx.errors import ShapeError
-from rlx.importers.onnx.dynamic import known_items
+from rlx.importers.onnx.dynamic import known_items, sizes_of
+from rlx.importers.onnx.loop_carries import (
+    Carry,
+    ChangingError,
+    GrowingCarry,
+    ListCarry,
+    TensorCarry,
+    carried,
+    with_shape,
+)
 from rlx.importers.onnx.mapping import TAINTED, Link, ListOf, Mapped, NodeContext, UnsupportedError, onnx_op
 from rlx.importers.onnx.model import GraphProto
-from rlx.importers.onnx.scope import Region, Scope
+from rlx.importers.onnx.scope import Attempt, Region, Scope
 from rlx.importers.onnx.symbolic import static_array
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
-from rlx.ir.shape import Dim, Guard, Shape, Size, bounds, same
+from rlx.ir.shape import Dim, Guard, Shape, Size, bounds, max_size, symbols
 from rlx.ops.base import axis_of
 from rlx.ops.control import If, Scan, While
-from rlx.ops.dynamic import AsShape, Loop
-from rlx.ops.elementwise import Add, And, Equal, Less
+from rlx.ops.dynamic import Loop
+from rlx.ops.elementwise import Add, And, Equal, Less, Maximum
 from rlx.ops.layout import Concat, Iota, Reshape, Slice, Transpose, Unsqueeze
 from rlx.ops.select import Arange
 
 I64, BOOL = DTYPES["i64"], DTYPES["bool"]
+USUAL_ROOM = 1024  # of a carry along an axis where it grows, if nothing bounds it
 MOST_WRITTEN_OUT = 64  # rounds of a loop whose carries change in size
 
 
@@ -57,7 +67,7 @@ def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
     cond = _scalar(ctx, ctx.value())
     if any(len(graph.outputs) != len(ctx.node.outputs) for graph in graphs):
         ctx.fail(f"its branches give {[len(g.outputs) for g in graphs]} outputs, the node has {len(ctx.node.outputs)}")
-    state = scope.run.result.snapshot()
+    attempt = Attempt(scope, ctx.label)
     regions = [_open(scope, ctx.label, part) for part in ("then", "else")]
     children = [scope.subgraph(g, r, ctx.label, {}) for g, r in zip(graphs, regions, strict=True)]
     if any(child.is_tainted(n) for child, g in zip(children, graphs, strict=True) for n in _names(g)):
@@ -68,14 +78,17 @@ def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
         ctx.fail("the sequences that its branches give differ in length")
     decided = _decided(ctx, cond, [[v.rank for values, _ in branch for v in values] for branch in results])
     if decided is not None:
-        scope.run.result.restore(state)
-        child = scope.subgraph(graphs[decided], scope.region, ctx.label, {})
-        return tuple(Link(child, name) for name in _names(graphs[decided]))
+        attempt.undo()
+        ctx.graph.guards.append(decided)
+        must = f"{decided.lhs} equal to {decided.rhs}"
+        ctx.note(f"takes its then_branch in every run, which must have {must}: its branches differ in rank")
+        child = scope.subgraph(graphs[0], scope.region, ctx.label, {})
+        return tuple(Link(child, name) for name in _names(graphs[0]))
     sides = [[v for values, _ in branch for v in values] for branch in results]
     for i, (a, b) in enumerate(zip(*sides, strict=True)):
         shape = _common(ctx, a.type, b.type)
         for side, region in zip(sides, regions, strict=True):
-            region.graph.output(_with_shape(region.graph, side[i], shape, ctx.label), f"out{i}")
+            region.graph.output(with_shape(region.graph, side[i], shape, ctx.label), f"out{i}")
     captured = list(dict.fromkeys(v for region in regions for v in region.captured()))
     closed = [region.close((), captured) for region in regions]
     made = list(ctx.graph.add(If(), cond, *captured, provenance=(ctx.label,), regions=closed))
@@ -85,8 +98,8 @@ def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
     return tuple(outputs)
 
 
-def _decided(ctx: NodeContext, cond: Value, ranks: list[list[int]]) -> int | None:
-    """The branch to take where the branches differ in rank and the condition is that two sizes are equal.
+def _decided(ctx: NodeContext, cond: Value, ranks: list[list[int]]) -> Guard | None:
+    """The first branch's condition where the branches differ in rank and it is that two sizes are equal.
 
     As exporters write the squeezing of an axis that may be 1: only one rank fits what follows. The equality becomes a
     guard of every run.
@@ -101,15 +114,15 @@ def _decided(ctx: NodeContext, cond: Value, ranks: list[list[int]]) -> int | Non
     (a,), (b,) = sides
     if a is None or b is None:
         return None
-    ctx.graph.guards.append(Guard(a, b, f"node {ctx.label!r} takes its then_branch"))
-    ctx.note(f"takes its then_branch in every run, which must have {a} equal to {b}: its branches differ in rank")
-    return 0
+    return Guard(a, b, f"node {ctx.label!r} takes its then_branch")
 
 
 def _flat(scope: Scope, name: str) -> tuple[list[Value], bool]:
     """The tensors that an output is, and whether it is a sequence."""
-    items = scope.sequence(name)
-    return ([scope.value(name)], False) if items is None else ([scope.item(i) for i in items.items], True)
+    found = scope.sequence(name)
+    if found is not None and not isinstance(found, ListOf):
+        raise UnsupportedError(f"the length of the sequence {name!r} depends on the run")
+    return ([scope.value(name)], False) if found is None else ([scope.item(i) for i in found.items], True)
 
 
 def _common(ctx: NodeContext, a: TensorType, b: TensorType) -> Shape:
@@ -125,10 +138,6 @@ def _either(ctx: NodeContext, *sizes: Size) -> Size:
     return ctx.fresh("size", min(low or 0 for low in lows), high)
 
 
-def _with_shape(graph: Graph, x: Value, shape: Shape, label: str) -> Value:
-    return x if x.shape == shape else graph.add(AsShape(shape), x, provenance=(label,))[0]
-
-
 # ---- Loop
 
 
@@ -140,33 +149,25 @@ def _loop(ctx: NodeContext) -> tuple[Mapped, ...]:
         given = f"{len(body.inputs)} inputs and {len(body.outputs)} outputs"
         raise ShapeError(f"loop: the body has {given}, which does not fit {carries} carries")
     first = ctx.known(1) if ctx.has(1) else static_array(True, BOOL)
-    state = scope.run.result.snapshot()
+    runs = bool(first.item()) if first is not None and first.concrete else None
     lists = any(scope.sequence(name) is not None for name in ctx.node.inputs[2:])
-    reason = "its carries are sequences, and its trip count or condition depends on the run"
-    if first is not None and first.concrete and not lists:
+    changes, attempt = False, Attempt(scope_of(ctx), ctx.label)
+    if runs is not None and not lists and ctx.has(0):
         try:
-            made = _counted(ctx, body, bool(first.item())) if ctx.has(0) else None
+            made = _counted(ctx, body, runs)
             if made is not None:
                 return made
-        except _Changing as error:
-            reason = str(error)
-        scope.run.result.restore(state)
+        except ChangingError:
+            changes = True
+        attempt.undo()
     trip = ctx.known(0) if ctx.has(0) else None
-    if trip is not None and trip.concrete and first is not None and first.concrete and (lists or "changes" in reason):
-        rounds = int(trip.item()) if first.item() else 0  # type: ignore[arg-type]
-        if rounds <= MOST_WRITTEN_OUT:
-            return _written_out(ctx, body, rounds)
-        reason = f"{reason} and there are more than {MOST_WRITTEN_OUT} rounds"
-    if lists or "changes" in reason:
-        ctx.fail(reason)
-    try:
-        return _conditional(ctx, body)
-    except _Changing as error:
-        raise UnsupportedError(str(error)) from error
-
-
-class _Changing(Exception):
-    """A carry has another type after a round than before."""
+    if trip is not None and trip.concrete and runs is not None and (lists or changes):
+        rounds = int(trip.item()) if runs else 0  # type: ignore[arg-type]
+        written = _written_out(ctx, body, rounds) if rounds <= MOST_WRITTEN_OUT else None
+        if written is not None:
+            return written
+        attempt.undo()
+    return _conditional(ctx, body)
 
 
 def _trip(ctx: NodeContext) -> Size | None:
@@ -182,11 +183,11 @@ def _counted(ctx: NodeContext, body: GraphProto, runs: bool) -> tuple[Mapped, ..
     """The loop as a scan over the number of the round; None where the body decides when to stop."""
     scope = scope_of(ctx)
     initial = [ctx.value(i) for i in range(2, len(ctx.node.inputs))]
-    region = _open(scope, ctx.label, "body")
+    region, outside = _open(scope, ctx.label, "body"), set(scope.run.names)
     names = [i.name for i in body.inputs]
-    carried = [region.input(name, v.type) for name, v in zip(names[2:], initial, strict=True)]
+    formal = [region.input(name, v.type) for name, v in zip(names[2:], initial, strict=True)]
     number = region.input(names[0] or "round", TensorType((), I64))
-    bound: dict[str, Mapped] = dict(zip(names[2:], carried, strict=True))
+    bound: dict[str, Mapped] = dict(zip(names[2:], formal, strict=True))
     bound |= {names[0]: number, names[1]: static_array(True, BOOL)}
     child = scope.subgraph(body, region, ctx.label, bound)
     outputs = _names(body)
@@ -195,7 +196,7 @@ def _counted(ctx: NodeContext, body: GraphProto, runs: bool) -> tuple[Mapped, ..
     goes_on = child.known(outputs[0])
     if goes_on is None or not goes_on.concrete or not goes_on.item():
         return None
-    _results(child, region, outputs[1:], initial, ctx.label)
+    _results(child, region, outputs[1:], initial, ctx.label, outside)
     length = _trip(ctx) if runs else 0
     if length is None:
         length = ctx.fresh("count", 0, None)
@@ -204,56 +205,128 @@ def _counted(ctx: NodeContext, body: GraphProto, runs: bool) -> tuple[Mapped, ..
     else:
         rounds = ctx.add(Iota(length))
     captured = region.captured()
-    closed = region.close([*carried, number], captured)
+    closed = region.close([*formal, number], captured)
     op = Scan(len(initial), 1)
     return scope.graph.add(op, *initial, rounds, *captured, provenance=(ctx.label,), regions=[closed])
 
 
-def _results(child: Scope, region: Region, names: Sequence[str], initial: Sequence[Value], label: str) -> None:
+def _results(
+    child: Scope,
+    region: Region,
+    names: Sequence[str],
+    initial: Sequence[Value],
+    label: str,
+    outside: set[str] | None = None,
+) -> None:
     """Makes the carries and rows of a body its outputs, in the types of the carries."""
     for i, name in enumerate(names):
         value = child.value(name)
         if i < len(initial):
-            value = _carried(region.graph, value, initial[i].type, name, label)
+            value = carried(region.graph, value, initial[i].type, name, label, outside)
         region.graph.output(value, f"out{i}")
 
 
-def _carried(graph: Graph, value: Value, wanted: TensorType, name: str, label: str) -> Value:
-    if value.dtype is not wanted.dtype or value.rank != wanted.rank:
-        raise _Changing(f"the carry {name!r} changes from {wanted} to {value.type}")
-    pairs = list(zip(value.shape, wanted.shape, strict=True))
-    if any(same(a, b) is False or (same(a, b) is None and not isinstance(a, Dim)) for a, b in pairs):
-        raise _Changing(f"the carry {name!r} changes from {wanted} to {value.type}")
-    if any(a != b and isinstance(b, Dim) and _mentions(a, b) for a, b in pairs):
-        raise _Changing(f"the carry {name!r} changes from {wanted} to {value.type}")
-    return _with_shape(graph, value, wanted.shape, label)
-
-
-def _mentions(a: Size, b: Dim) -> bool:
-    """Whether size a is b with something added, so that a carry grows."""
-    return same(a - b, 0) is False
-
-
 def _conditional(ctx: NodeContext, body: GraphProto) -> tuple[Mapped, ...]:
-    """The loop with its condition, and the number of the round, among the carries."""
+    """The loop with its condition; carries that change in size in buffers as large as they can become.
+
+    The first attempts find out which do, and by how much: where every round adds as much, the number of rounds gives
+    the room that is needed; else it is for the user to say.
+    """
+    attempt = Attempt(scope_of(ctx), ctx.label)
+    rooms: dict[int, dict[int, Size | None]] = {}  # by carry and axis; None: not known yet
+    while True:
+        carries = [_carry(ctx, i, attempt.names, rooms.get(i, {})) for i in range(len(ctx.node.inputs) - 2)]
+        try:
+            outputs = _loop_of(ctx, body, carries)
+        except _CarryError as error:
+            if not error.axes or error.axes <= rooms.get(error.carry, {}).keys():
+                raise UnsupportedError(str(error)) from error
+            rooms.setdefault(error.carry, {}).update(dict.fromkeys(error.axes))
+            attempt.undo()
+            continue
+        if TAINTED in outputs or not any(None in of.values() for of in rooms.values()):
+            return outputs
+        attempt.undo()
+        trips = None if _limit(ctx) is None else _most_rounds(ctx)
+        for i, carry in enumerate(carries):
+            if isinstance(carry, GrowingCarry):
+                rooms[i].update(_rooms(ctx, carry, trips, attempt.names))
+        attempt = Attempt(scope_of(ctx), ctx.label)
+
+
+def _carry(ctx: NodeContext, i: int, outside: set[str], rooms: Mapping[int, Size | None]) -> Carry:
+    if scope_of(ctx).sequence(ctx.node.inputs[i + 2]) is not None:
+        return ListCarry(ctx, i + 2)
+    if not rooms:
+        return TensorCarry(ctx, i + 2, outside)
+    return GrowingCarry(
+        ctx, i + 2, outside, {axis: Dim("room") if room is None else room for axis, room in rooms.items()}
+    )
+
+
+def _rooms(ctx: NodeContext, carry: GrowingCarry, trips: Size | None, outside: set[str]) -> dict[int, Size]:
+    """The largest sizes of a carry along the axes where it changes, in so many rounds."""
+    found: dict[int, Size] = {}
+    for axis, grown in carry.grown.items():
+        before = carry.type.shape[axis]
+        if trips is not None and all(symbol.name in outside for symbol in symbols(grown)):
+            found[axis] = max_size(before, before + grown * trips)
+            continue
+        final = carry.final[axis]
+        most = bounds(final)[1]
+        if most is None:
+            most = USUAL_ROOM
+            (name,) = (symbol.name for symbol in symbols(final))
+            ctx.note(f"carries a tensor of size {name!r} without a bound: it has room for {most}; dims give it another")
+        found[axis] = max_size(before, most)
+    return found
+
+
+def _most_rounds(ctx: NodeContext) -> Size:
+    trip = _trip(ctx)
+    if trip is not None:
+        return max_size(trip, 0)
+    rounds = ctx.add(Maximum(), ctx.cast(_scalar(ctx, ctx.value(0)), I64), ctx.constant(0, I64))
+    return sizes_of(ctx.graph, rounds, "the number", lambda n: ctx.fresh("rounds", 0, None), ctx.label)[0]
+
+
+class _CarryError(ChangingError):
+    carry = 0
+
+
+def _loop_of(ctx: NodeContext, body: GraphProto, carries: Sequence[Carry]) -> tuple[Mapped, ...]:
+    """The loop with its condition, and the number of the round, before the carries."""
     scope = scope_of(ctx)
     graph, names, outputs = scope.graph, [i.name for i in body.inputs], _names(body)
-    zero = graph.constant(0, dtype=I64)
     start = _scalar(ctx, ctx.value(1)) if ctx.has(1) else graph.constant(True)
-    initial = [zero, start, *(ctx.value(i) for i in range(2, len(ctx.node.inputs)))]
+    initial = [graph.constant(0, dtype=I64), start, *(v for carry in carries for v in carry.initial)]
     limit = _limit(ctx)
     region, asked = _open(scope, ctx.label, "body"), _open(scope, ctx.label, "cond")
-    formal = [region.input(name or "in", v.type) for name, v in zip(names, initial, strict=True)]
-    child = scope.subgraph(body, region, ctx.label, dict(zip(names, formal, strict=True)))
+    number, before, *rest = formal = [region.input("carry", v.type) for v in initial]
+    bound: dict[str, Mapped] = {names[0]: number, names[1]: before}
+    for name, carry in zip(names[2:], carries, strict=True):
+        own, rest = rest[: len(carry.initial)], rest[len(carry.initial) :]
+        bound[name] = carry.enter(region, own)
+    child = scope.subgraph(body, region, ctx.label, bound)
     if any(child.is_tainted(name) for name in outputs):
         return (TAINTED,) * len(ctx.node.outputs)
     inner = region.graph
-    (after,) = inner.add(Add(), formal[0], inner.constant(1, dtype=I64), provenance=(ctx.label,))
-    inner.output(after, "round")
+    (after,) = inner.add(Add(), number, inner.constant(1, dtype=I64), provenance=(ctx.label,))
     holds = child.value(outputs[0])
-    inner.output(holds if holds.rank == 0 else inner.add(Reshape(()), holds)[0], "goes_on")
-    _results(child, region, outputs[1:], initial[2:], ctx.label)
-    asking = [asked.input(v.name or "in", v.type) for v in formal]
+    results = [after, holds if holds.rank == 0 else inner.add(Reshape(()), holds)[0]]
+    for i, (carry, name) in enumerate(zip(carries, outputs[1:], strict=False)):
+        try:
+            results += carry.leave(child, name)
+        except ChangingError as error:
+            raised = _CarryError(str(error), error.axes)
+            raised.carry = i
+            raise raised from error
+    results += (stacked := [child.value(name) for name in outputs[1 + len(carries) :]])
+    appended = [carry.rows() for carry in carries]
+    results += (v for rows in appended for v in rows)
+    for i, value in enumerate(results):
+        inner.output(value, f"out{i}")
+    asking = [asked.input("carry", v.type) for v in formal]
     goes_on = asking[1]
     if limit is not None:
         (below,) = asked.graph.add(Less(), asking[0], asked.pull(limit))
@@ -261,15 +334,15 @@ def _conditional(ctx: NodeContext, body: GraphProto) -> tuple[Mapped, ...]:
     asked.graph.output(goes_on, "goes_on")
     captured = list(dict.fromkeys((*region.captured(), *asked.captured())))
     closed = [asked.close(asking, captured), region.close(formal, captured)]
-    rows = len(outputs) - 1 - len(initial[2:])
-    if rows:
-        known = ctx.known(0) if ctx.has(0) else None
-        most = None if known is None else known.sizes()[0]
-        op: Loop | While = Loop(len(initial), ctx.fresh("count", 0, most))
-    else:
-        op = While(len(initial))
-    made = graph.add(op, *initial, *captured, provenance=(ctx.label,), regions=closed)
-    return made[2:]
+    op: Loop | While = While(len(initial))
+    if len(results) > len(initial):
+        op = Loop(len(initial), ctx.fresh("count", 0, _trip(ctx) if ctx.has(0) else None))
+    made = list(graph.add(op, *initial, *captured, provenance=(ctx.label,), regions=closed))
+    del made[:2]
+    finals = [[made.pop(0) for _ in carry.initial] for carry in carries]
+    outs = [made.pop(0) for _ in stacked]
+    ends = [[made.pop(0) for _ in rows] for rows in appended]
+    return (*(c.after(final, end) for c, final, end in zip(carries, finals, ends, strict=True)), *outs)
 
 
 def _limit(ctx: NodeContext) -> Value | None:
@@ -280,8 +353,8 @@ def _limit(ctx: NodeContext) -> Value | None:
     return _scalar(ctx, ctx.value(0))
 
 
-def _written_out(ctx: NodeContext, body: GraphProto, rounds: int) -> tuple[Mapped, ...]:
-    """The loop as that many copies of its body."""
+def _written_out(ctx: NodeContext, body: GraphProto, rounds: int) -> tuple[Mapped, ...] | None:
+    """The loop as that many copies of its body; None where its condition depends on the run."""
     scope, names, outputs = scope_of(ctx), [i.name for i in body.inputs], _names(body)
     carries: list[Mapped] = [Link(scope, name) for name in ctx.node.inputs[2:]]
     rows: list[list[Value]] = [[] for _ in outputs[1 + len(carries) :]]
@@ -293,14 +366,14 @@ def _written_out(ctx: NodeContext, body: GraphProto, rounds: int) -> tuple[Mappe
             return (TAINTED,) * len(ctx.node.outputs)
         goes_on = child.known(outputs[0])
         if goes_on is None or not goes_on.concrete:
-            ctx.fail("its carries change in size or are sequences, and its condition depends on the run")
+            return None
         carries = [Link(child, name) for name in outputs[1 : 1 + len(carries)]]
         for row, name in zip(rows, outputs[1 + len(carries) :], strict=True):
             row.append(ctx.add(Unsqueeze((0,)), child.value(name)))
         if not goes_on.item():
             break
     if any(not row for row in rows):
-        ctx.fail("it has no rounds, so that the shapes of its scan outputs are not known")
+        return None
     return (*carries, *(row[0] if len(row) == 1 else ctx.add(Concat(0), *row) for row in rows))
 
 
@@ -383,7 +456,7 @@ def _scan(
         return None
     try:
         _results(child, region, outputs, initial, ctx.label)
-    except _Changing as error:
+    except ChangingError as error:
         raise UnsupportedError(str(error)) from error
     captured = region.captured()
     closed = region.close(formal, captured)

@@ -10,12 +10,12 @@ import numpy as np
 from rlx.errors import ShapeError
 from rlx.importers.onnx.dynamic import known_items
 from rlx.importers.onnx.mapping import Mapped, NodeContext, UnsupportedError, element_dtype, onnx_op
-from rlx.importers.onnx.symbolic import Ratio, arithmetic, static_array
+from rlx.importers.onnx.symbolic import Item, Ratio, arithmetic, static_array
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import Dim, Guard, Shape, Size, bounds, broadcast, ceildiv, exact_div, max_size, min_size, numel, same
 from rlx.ops.base import axis_of
-from rlx.ops.elementwise import Add, Cast, Clip, Div, Equal, Less, Maximum, Minimum, Sub, Where
+from rlx.ops.elementwise import Add, Cast, Clip, Div, Equal, Less, Maximum, Minimum, Mul, Sub, Where
 from rlx.ops.index import Gather, GatherElements, GatherND
 from rlx.ops.layout import (
     Concat,
@@ -230,25 +230,36 @@ def _constant_of_shape(ctx: NodeContext) -> Mapped:
 
 @onnx_op("Range", since=11, static=(0, 1, 2))
 def _range(ctx: NodeContext) -> Mapped:
-    known = [ctx.known(i) for i in range(3)]
-    if any(k is None for k in known):
-        operands = [ctx.reshape(ctx.value(i)) for i in range(3)]
-        return ctx.add(Arange(ctx.fresh("count", 0, None)), *operands)
-    start, limit, step = (k for k in known if k is not None)
-    by = step.item()
-    if isinstance(by, Dim | Ratio) or by == 0:
-        ctx.fail(f"the step {by} is not a known number other than 0")
-    reach = arithmetic("sub", limit, start).item()
-    first = start.item()
-    if isinstance(first, Ratio) or (isinstance(first, Dim) and start.dtype.is_float):
-        ctx.fail(f"the start {first} is not a whole size")
-    if isinstance(reach, int | float):
-        size: Size = max(0, ceil(reach / by) if start.dtype.is_float else -(-int(reach) // int(by)))
-    elif isinstance(reach, Dim) and by == int(by):
-        size = max_size(ceildiv(reach if by > 0 else -reach, abs(int(by))), 0)
-    else:
-        ctx.fail(f"its count ({reach}) / {by} is not a whole size")
-    return ctx.add(Iota(size, first, by, start.dtype))
+    known = [k for k in (ctx.known(i) for i in range(3)) if k is not None]
+    if len(known) == 3:
+        start, limit, step = known
+        first, by = start.item(), step.item()
+        if by == 0:
+            ctx.fail("the step is 0")
+        whole = start.dtype.is_integer or not isinstance(first, Dim | Ratio)
+        size = _steps(arithmetic("sub", limit, start).item(), by, start.dtype) if whole else None
+        if size is not None and not isinstance(by, Dim | Ratio):
+            return ctx.add(Iota(size, first, by, start.dtype))  # type: ignore[arg-type]
+        if size is not None and isinstance(by, Dim):
+            numbers = ctx.add(Mul(), ctx.add(Iota(size)), ctx.add(SizeOf(by)))
+            return ctx.cast(ctx.add(Add(), numbers, ctx.add(SizeOf(first))), start.dtype)  # type: ignore[arg-type]
+    operands = [ctx.reshape(ctx.value(i)) for i in range(3)]
+    return ctx.add(Arange(ctx.fresh("count", 0, None)), *operands)
+
+
+def _steps(reach: Item, by: Item, dtype: DType) -> Size | None:
+    """How many steps of `by` from 0 stay below `reach`; None where that is no size."""
+    if isinstance(by, Dim):
+        within = isinstance(reach, int | Dim) and dtype.is_integer and (bounds(by)[0] or 0) > 0
+        if not within:
+            return None
+        whole = exact_div(reach, by)  # type: ignore[arg-type]
+        return max_size(-(-reach // by) if whole is None else whole, 0)  # type: ignore[operator]
+    if isinstance(by, Ratio) or isinstance(reach, Ratio):
+        return None
+    if isinstance(reach, Dim):
+        return max_size(ceildiv(reach if by > 0 else -reach, abs(int(by))), 0) if by == int(by) else None
+    return max(0, ceil(reach / by) if dtype.is_float else -(-int(reach) // int(by)))
 
 
 @onnx_op("Shape")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from rlx.errors import ShapeError
-from rlx.importers.onnx.mapping import TAINTED, Link, ListOf, Mapped, NodeContext, onnx_op
+from rlx.importers.onnx.loop_carries import concatenated
+from rlx.importers.onnx.mapping import TAINTED, Appending, Link, ListOf, Mapped, NodeContext, StackOf, onnx_op
 from rlx.importers.onnx.mapping_control import scope_of
 from rlx.importers.onnx.symbolic import LIMIT, static_array
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, ceildiv
 from rlx.ops.base import axis_of
+from rlx.ops.index import Gather
 from rlx.ops.layout import Concat, Split, Squeeze, Unsqueeze
 
 BOOL = DTYPES["bool"]
@@ -22,6 +24,10 @@ def _link(ctx: NodeContext, i: int) -> Link:
 def _items(ctx: NodeContext, i: int = 0) -> list[Value]:
     scope = scope_of(ctx)
     return [scope.item(item) for item in ctx.sequence(i).items]
+
+
+def _rows(ctx: NodeContext, found: StackOf) -> Value:
+    return scope_of(ctx).item(found.rows)
 
 
 @onnx_op("SequenceEmpty", since=11)
@@ -37,6 +43,13 @@ def _construct(ctx: NodeContext) -> Mapped:
 
 @onnx_op("SequenceInsert", since=11)
 def _insert(ctx: NodeContext) -> Mapped:
+    found = ctx.sequenced()
+    if isinstance(found, StackOf | Appending) and ctx.has(2):
+        ctx.fail("a position in a sequence whose length depends on the run is not supported")
+    if isinstance(found, Appending):
+        return Appending((*found.items, _link(ctx, 1)))
+    if isinstance(found, StackOf):
+        return StackOf(ctx.add(Concat(0), _rows(ctx, found), ctx.add(Unsqueeze((0,)), ctx.value(1))))
     items = list(ctx.sequence().items)
     at = _position(ctx, 2, len(items) + 1) if ctx.has(2) else len(items)
     items.insert(at, _link(ctx, 1))
@@ -52,6 +65,9 @@ def _erase(ctx: NodeContext) -> Mapped:
 
 @onnx_op("SequenceAt", since=11)
 def _at(ctx: NodeContext) -> Mapped:
+    found = ctx.sequenced()
+    if isinstance(found, StackOf):
+        return ctx.add(Gather(0), _rows(ctx, found), ctx.reshape(ctx.value(1)))
     items = ctx.sequence().items
     return items[_position(ctx, 1, len(items))]
 
@@ -65,6 +81,9 @@ def _position(ctx: NodeContext, i: int, count: int) -> int:
 
 @onnx_op("SequenceLength", since=11)
 def _length(ctx: NodeContext) -> Mapped:
+    found = ctx.sequenced()
+    if isinstance(found, StackOf):
+        return static_array(found.rows.shape[0])
     return static_array(len(ctx.sequence().items))
 
 
@@ -74,6 +93,9 @@ def _split(ctx: NodeContext) -> Mapped:
     axis = axis_of(ctx.integer("axis", 0), x.rank, "SplitToSequence")
     keepdims = ctx.flag("keepdims", 1)
     n = x.shape[axis]
+    if not isinstance(n, int) and not ctx.has(1):
+        rows = ctx.transpose(x, axis, *(d for d in range(x.rank) if d != axis))
+        return StackOf(ctx.add(Unsqueeze((axis + 1,)), rows) if keepdims else rows)
     if not isinstance(n, int):
         ctx.fail(f"the axis of size {n} gives a number of parts that depends on the run; fix it with dims")
     if n > LIMIT:
@@ -94,6 +116,10 @@ def _split(ctx: NodeContext) -> Mapped:
 
 @onnx_op("ConcatFromSequence", since=11)
 def _concat(ctx: NodeContext) -> Mapped:
+    found, new = ctx.sequenced(), ctx.flag("new_axis")
+    if isinstance(found, StackOf):
+        at = axis_of(ctx.integer("axis"), found.rows.rank - (not new), "ConcatFromSequence")
+        return concatenated(ctx, _rows(ctx, found), at, new)
     items, axis = _items(ctx), ctx.integer("axis")
     if not items:
         ctx.fail("the sequence is empty")
@@ -112,7 +138,7 @@ def _map(ctx: NodeContext) -> tuple[Mapped, ...]:
     for n in range(count):
         bound: dict[str, Mapped] = {}
         for i, info in enumerate(body.inputs):
-            items = scope.sequence(ctx.name(i))
+            items = None if scope.sequence(ctx.name(i)) is None else ctx.sequence(i)
             if items is not None and len(items.items) != count:
                 ctx.fail(f"its sequences have {count} and {len(items.items)} items")
             bound[info.name] = _link(ctx, i) if items is None else items.items[n]
@@ -138,12 +164,12 @@ def _has_element(ctx: NodeContext) -> Mapped:
     if not ctx.has(0):
         return static_array(False, BOOL)
     items = scope_of(ctx).sequence(ctx.name(0))
-    return static_array(items is None or bool(items.items), BOOL)
+    return static_array(not isinstance(items, ListOf) or bool(items.items), BOOL)
 
 
 @onnx_op("OptionalGetElement", since=15)
 def _get_element(ctx: NodeContext) -> Mapped:
     items = scope_of(ctx).sequence(ctx.name(0))
-    if items is not None and not items.items:
+    if isinstance(items, ListOf) and not items.items:
         ctx.fail("the optional is empty")
     return _link(ctx, 0)

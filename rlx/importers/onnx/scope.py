@@ -13,13 +13,17 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ModelFormatError, OptionError, RlxError, ShapeError, UnsupportedNode
+from rlx.importers.onnx.dead import remove_dead
 from rlx.importers.onnx.dims import Bound, settled
 from rlx.importers.onnx.mapping import (
     TAINTED,
+    Appending,
     Link,
     ListOf,
     Mapped,
     NodeContext,
+    Sequenced,
+    StackOf,
     UnsupportedError,
     element_dtype,
     find_op,
@@ -31,13 +35,13 @@ from rlx.importers.onnx.reads import inner_nodes, live_nodes, reads, subgraphs_o
 from rlx.importers.onnx.symbolic import LIMIT, NotStaticError, Ratio, Static, static_array
 from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.dtype import DTYPES
-from rlx.ir.graph import Graph, Node, TensorType, Value
-from rlx.ir.shape import Dim, Size, Symbol, symbols, upper
+from rlx.ir.graph import Graph, TensorType, Value
+from rlx.ir.shape import Dim, Size, upper
 from rlx.ops.elementwise import Cast, Div
 from rlx.ops.layout import Concat, Reshape, SizeOf
 from rlx.records import dataclass
 
-__all__ = ["Import", "MissingNode", "Region", "Run", "Scope", "label_of"]
+__all__ = ["Attempt", "Import", "MissingNode", "Region", "Run", "Scope", "label_of"]
 
 MAX_CALLS = 32  # functions inside each other
 MAX_COPIES = 40_000  # nodes beyond those in the file, when functions and loops are written out
@@ -71,11 +75,13 @@ class Import:
 
     def snapshot(self) -> tuple[Any, ...]:
         """What `restore` needs to undo an attempt."""
-        return self.supported.copy(), self.unchecked, len(self.missing), len(self.misfits), dict(self.produced)
+        lengths = len(self.missing), len(self.misfits), len(self.notes)
+        return self.supported.copy(), self.unchecked, *lengths, dict(self.produced)
 
     def restore(self, state: tuple[Any, ...]) -> None:
-        self.supported, self.unchecked, missing, misfits, self.produced = state
-        del self.missing[missing:], self.misfits[misfits:]
+        supported, self.unchecked, missing, misfits, notes, produced = state
+        self.supported, self.produced = supported.copy(), dict(produced)
+        del self.missing[missing:], self.misfits[misfits:], self.notes[notes:]
 
 
 class Run:
@@ -92,6 +98,7 @@ class Run:
         self.names: set[str] = set()  # of dims
         self.leaves: set[str] = set()  # names of inputs and params
         self.calls: list[tuple[str, str, str]] = []
+        self.scopes: list[Scope] = []
 
     def count(self, label: str) -> None:
         self.nodes += 1
@@ -191,11 +198,12 @@ class Scope:
         self._values: dict[str, Value] = {}
         self._statics: dict[str, Static] = {}
         self._refs: dict[str, TensorRef] = {}
-        self._lists: dict[str, ListOf] = {}
+        self._lists: dict[str, Sequenced] = {}
         self._links: dict[str, Link] = {}
         self._constants: set[str] = set()  # refs that become constants whatever their size
         self._tainted: set[str] = set()  # tensors of missing nodes
         self._pulled: dict[tuple[int, str], Value] = {}
+        run.scopes.append(self)
 
     # ---- names
 
@@ -230,6 +238,11 @@ class Scope:
             raise ModelFormatError(f"{self.run.model.path}: there is no tensor {name!r}")
         return found
 
+    def forget(self, nodes: set[int]) -> None:
+        """Drops the values that these nodes (by id) made; they are made again when they are asked for."""
+        self._values = {name: v for name, v in self._values.items() if v.node is None or id(v.node) not in nodes}
+        self._pulled = {key: v for key, v in self._pulled.items() if v.node is None or id(v.node) not in nodes}
+
     # ---- what mappings see (`Tensors`)
 
     def value(self, name: str) -> Value:
@@ -258,7 +271,7 @@ class Scope:
             return TensorType(owner._refs[own].dims, element_dtype(owner._refs[own].elem_type))
         raise UnsupportedError(f"{name!r} is a sequence or optional; a tensor is needed")
 
-    def sequence(self, name: str) -> ListOf | None:
+    def sequence(self, name: str) -> Sequenced | None:
         owner, own = self._owner(name)
         return owner._lists.get(own)
 
@@ -369,7 +382,7 @@ class Scope:
         elif isinstance(made, TensorRef):
             self._refs[name] = made
             self._constants.add(name)
-        elif isinstance(made, ListOf):
+        elif isinstance(made, ListOf | StackOf | Appending):
             self._lists[name] = made
         elif isinstance(made, Link):
             self._links[name] = made
@@ -549,39 +562,26 @@ def _is_small(ref: TensorRef) -> bool:
     return ref.size == 1 or (dtype.kind in "iub" and ref.size <= LIMIT)
 
 
-# ---- dead code
+class Attempt:
+    """What has been imported so far, to return to where a way to import a node fails."""
 
+    def __init__(self, scope: Scope, label: str) -> None:
+        self.scope, self.prefix = scope, f"{scope.prefix}{label}/"
+        self.state = scope.run.result.snapshot()
+        self.names = set(scope.run.names)
+        self.sizes = len(scope.graph.nodes), len(scope.graph.guards)
 
-def remove_dead(graph: Graph) -> None:
-    """Drops nodes and constants that nothing reads: those that only sizes were taken from.
-
-    A node stays where it produces a dim that a node or output which stays depends on.
-    """
-    leaves = {s.name for v in (*graph.inputs, *graph.params, *graph.states) for s in _symbols(v)}
-    made: dict[str, Node] = {}
-    for node in graph.nodes:
-        for symbol in (s for v in node.outputs for s in _symbols(v)):
-            if symbol.name not in leaves:
-                made.setdefault(symbol.name, node)
-    used: set[Value] = {o.value for o in graph.outputs}
-    dims = {s.name for v in used for s in _symbols(v)}
-    producers: dict[int, set[str]] = {}
-    for name, node in made.items():
-        producers.setdefault(id(node), set()).add(name)
-    kept = []
-    for node in reversed(graph.nodes):
-        if any(v in used for v in node.outputs) or producers.get(id(node), set()) & dims:
-            kept.append(node)
-            used.update(node.inputs)
-            if made:
-                dims.update(Graph(nodes=[node]).dims())
-    graph.nodes[:] = kept[::-1]
-    graph.constants[:] = [v for v in graph.constants if v in used]
-    graph.params[:] = [v for v in graph.params if v in used]
-    lost = made.keys() - {name for node in kept for name in producers.get(id(node), ())}
-    graph.guards[:] = [g for g in graph.guards if not lost & {s.name for s in (*symbols(g.lhs), *symbols(g.rhs))}]
-
-
-def _symbols(value: Value) -> Iterable[Symbol]:
-    for size in value.shape:
-        yield from symbols(size)
+    def undo(self) -> None:
+        """Takes back nodes, names and weights that were made since; what the next attempt needs it makes again."""
+        run, graph = self.scope.run, self.scope.graph
+        run.result.restore(self.state)
+        run.names = set(self.names)
+        run.leaves = {name for name in run.leaves if not name.startswith(self.prefix)}
+        params = self.scope.region.root.graph.params
+        params[:] = [p for p in params if not p.name.startswith(self.prefix)]
+        nodes, guards = self.sizes
+        gone = {id(node) for node in graph.nodes[nodes:]}
+        del graph.nodes[nodes:], graph.guards[guards:]
+        for scope in run.scopes:
+            if scope.region is self.scope.region:
+                scope.forget(gone)

@@ -22,6 +22,7 @@ from rlx.records import dataclass
 
 __all__ = [
     "LIMIT",
+    "Item",
     "NotStaticError",
     "Ratio",
     "Static",
