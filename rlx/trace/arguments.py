@@ -43,8 +43,9 @@ class Arguments:
         self.names = tuple(self.signature.parameters)
         self.static = frozenset(self._static_name(one) for one in static)
         self.axes, self.bounds = self._specs({**_annotated(function), **dims})
-        kinds = {p.kind for p in self.signature.parameters.values()}
-        self._plain = not self.static and not self.axes and kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+        self.dynamic = frozenset(path.split(".")[0] for path in self.axes)  # the arguments with dynamic axes
+        self._layouts: dict[Any, list[tuple[str, Any]] | None] = {}  # by how many arguments come how: see `_layout`
+        self._masks: dict[str, tuple[int, tuple[int, ...]]] = {}  # of arrays seen: their rank and dynamic axes
 
     def _static_name(self, one: str | int) -> str:
         if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(self.names):
@@ -131,23 +132,55 @@ class Arguments:
         """The arrays of a call in order, and the key of the trace that serves it."""
         arrays: list[Array] = []
         key: list[Any] = []
-        if self._plain and not kwargs and len(args) == len(self.names):
-            for value in args:
-                _flat(value, arrays, key)
-            return arrays, tuple(key)
-        for name, value in self.bind(args, kwargs).items():
+        form = (len(args), *kwargs)
+        layout = self._layouts[form] if form in self._layouts else self._layout(form)
+        pairs = self.bind(args, kwargs).items() if layout is None else _laid_out(layout, args, kwargs)
+        for name, value in pairs:
             if name in self.static:
                 key.append((type(value), _hashable(name, value)))
-            elif any(path.split(".")[0] == name for path in self.axes):
-                key.append(structure(value))
-                for path, leaf in leaves_of(value, name):
-                    array = _array(leaf)
-                    arrays.append(array)
-                    shape = self.shape(path, array.shape)
-                    key.append((type(leaf) if isinstance(leaf, NUMBERS) else array.dtype, shape))
+            elif name in self.dynamic:
+                self._read_dynamic(name, value, arrays, key)
             else:
                 _flat(value, arrays, key)
         return arrays, tuple(key)
+
+    def _layout(self, form: tuple[Any, ...]) -> list[tuple[str, Any]] | None:
+        """For each parameter where its value comes from in calls of this form: a position, a name, or its default.
+
+        None for calls that can't be laid out beforehand: of functions with *args or **kwargs, or wrong ones.
+        """
+        count, *names = form
+        parameters = self.signature.parameters
+        found: list[tuple[str, Any]] | None = None
+        if all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
+            try:
+                given = self.signature.bind(*range(count), **{name: name for name in names}).arguments
+            except TypeError:
+                return None
+            found = [(name, given.get(name, _Default(p.default))) for name, p in parameters.items()]
+        self._layouts[form] = found
+        return found
+
+    def _read_dynamic(self, name: str, value: Any, arrays: list[Array], key: list[Any]) -> None:
+        """An argument with dynamic axes: their extents are no part of the key."""
+        if type(value) is np.ndarray and name in self._masks:
+            rank, axes = self._masks[name]
+            shape = value.shape
+            if len(shape) == rank:
+                arrays.append(value)
+                key.append((value.dtype, tuple([None if d in axes else n for d, n in enumerate(shape)])))
+                return
+        key.append(structure(value))
+        for path, leaf in leaves_of(value, name):
+            array = _array(leaf)
+            arrays.append(array)
+            declared = self.shape(path, array.shape)
+            axes = tuple(d for d, size in enumerate(declared) if isinstance(size, Dim))
+            if path == name and type(leaf) is np.ndarray:
+                self._masks[name] = array.ndim, axes
+                key.pop()
+            fixed = tuple(None if d in axes else n for d, n in enumerate(array.shape))
+            key.append((type(leaf) if isinstance(leaf, NUMBERS) else array.dtype, fixed))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name, defaults included."""
@@ -177,6 +210,23 @@ class Arguments:
                     raise DTypeError(f"jit: {path}: {error}") from None
                 found.append(Leaf(path, TensorType(self.shape(path, array.shape), dtype), isinstance(leaf, NUMBERS)))
         return found
+
+
+class _Default:
+    """The value of a parameter that a call leaves out."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _laid_out(layout: list[tuple[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        (
+            name,
+            args[source] if type(source) is int else kwargs[source] if type(source) is str else source.value,
+        )
+        for name, source in layout
+    ]
 
 
 def _annotated(function: Callable[..., Any]) -> dict[str, Any]:

@@ -217,13 +217,26 @@ def _packer(result: Any) -> Callable[[list[Array]], Any]:
         return tuple
     if type(result) is list and all(isinstance(leaf, Value) for leaf in result):
         return list
-    places = [leaf for _, leaf in leaves_of(result, "")]
+    build = _builder(result)
+    return lambda got: build(iter(got))
 
-    def pack(got: list[Array]) -> Any:
-        outputs = iter(got)
-        return fill(result, [next(outputs) if isinstance(leaf, Value) else leaf for leaf in places])
 
-    return pack
+def _builder(tree: Any) -> Callable[[Iterator[Array]], Any]:
+    """The function from the outputs that are left to a part of the result."""
+    if isinstance(tree, Value):
+        return next
+    if type(tree) is dict:
+        parts = [(key, _builder(value)) for key, value in tree.items()]
+        return lambda outputs: {key: build(outputs) for key, build in parts}
+    if type(tree) is tuple or type(tree) is list:
+        kind, items = type(tree), [_builder(value) for value in tree]
+        return lambda outputs: kind([build(outputs) for build in items])
+    places = [leaf for _, leaf in leaves_of(tree, "")]
+
+    def build(outputs: Iterator[Array]) -> Any:
+        return fill(tree, [next(outputs) if isinstance(leaf, Value) else leaf for leaf in places])
+
+    return build
 
 
 def _count(function: Callable[..., Any]) -> None:
