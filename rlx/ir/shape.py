@@ -16,6 +16,7 @@ from typing import Any
 
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
+from rlx.ir.undecided import Undecided
 from rlx.records import dataclass
 
 __all__ = [
@@ -79,7 +80,7 @@ Atom = Symbol | FloorDiv | Extremum
 Monomial = tuple[Atom, ...]
 
 
-class Dim:
+class Dim(Undecided):
     """A symbolic size: `Dim("batch", 1, 64)` is a symbol, and arithmetic on it gives further sizes.
 
     Supports `+ - * // %` with ints and other Dims. `lo` and `hi` (None: unbounded) limit the symbol; `multiple` states
@@ -134,9 +135,13 @@ class Dim:
     def __hash__(self) -> int:
         return self._hash
 
-    def __add__(self, other: Size) -> Size:
+    def _limits(self) -> Bounds:
+        return bounds(self)
+
+    def __add__(self, other: Any) -> Size:
         if not isinstance(other, int | Dim):
-            return NotImplemented
+            number: Size = self._number("add", self, other)
+            return number
         total = dict(self.terms)
         for mono, coef in _terms(other):
             total[mono] = total.get(mono, 0) + coef
@@ -153,9 +158,10 @@ class Dim:
     def __rsub__(self, other: Size) -> Size:
         return (-self) + other
 
-    def __mul__(self, other: Size) -> Size:
+    def __mul__(self, other: Any) -> Size:
         if not isinstance(other, int | Dim):
-            return NotImplemented
+            number: Size = self._number("multiply", self, other)
+            return number
         total: dict[Monomial, int] = {}
         for m1, c1 in self.terms:
             for m2, c2 in _terms(other):

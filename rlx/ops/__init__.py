@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from rlx.ir.graph import register_methods
+from rlx.ir.undecided import NUMBERS
 from rlx.ops import (
     activation,
     bitwise,
@@ -130,6 +131,16 @@ _SAME_NAME = (
     "add", "sub", "mul", "div", "mod", "pow", "matmul", "neg", "less", "less_equal", "greater", "greater_equal",
     "equal", "not_equal", "exp", "log", "sqrt", "tanh", "abs", "sigmoid", "relu", "softmax", "cast", "unsqueeze",
 )  # fmt: skip
+
+
+def _of_sizes(name: str, inputs: tuple[Any, ...]) -> Any:
+    """A ufunc of sizes and numbers: exact where it is one of sizes, else a graph value."""
+    from rlx.ops.numpy.types import sizes_or_values
+
+    return sizes_or_values(name, inputs)
+
+
+NUMBERS.append(_of_sizes)
 
 # in graphs built by hand; rlx.ops.numpy has NumPy's operators and methods, among them those of traced functions
 register_methods(

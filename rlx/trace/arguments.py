@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Dim, Shape, Size
 from rlx.records import dataclass
-from rlx.trace.tree import leaves_of, structure
+from rlx.trace.tree import is_record, leaves_of, structure
 
 __all__ = ["Arguments", "Leaf"]
 
@@ -199,7 +199,7 @@ class Arguments:
                     found.append(Leaf(path, leaf, False))
                     continue
                 array = _array(leaf)
-                if array.dtype == object:
+                if array.dtype == object or isinstance(leaf, str | bytes):
                     raise OptionError(
                         f"jit: {path} is a {type(leaf).__name__}: expected arrays, or name it in static= where traces "
                         "should depend on its value"
@@ -281,7 +281,7 @@ def _flat(tree: Any, arrays: list[Array], key: list[Any]) -> None:
             _flat(value, arrays, key)
     elif isinstance(tree, TensorType):
         key.append(tree)
-    elif is_dataclass(tree) and not isinstance(tree, type):
+    elif is_record(tree):
         key.append(kind)
         for f in fields(tree):
             _flat(getattr(tree, f.name), arrays, key)

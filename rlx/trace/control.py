@@ -42,7 +42,7 @@ def value_of(frame: Frame, leaf: Any, path: str) -> Value:
         made.weak = True
         return made
     array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
-    if array.dtype == object:
+    if array.dtype.kind in "OUS":
         raise OptionError(f"{path} is a {type(leaf).__name__}: expected arrays and numbers in dicts, lists and tuples")
     return frame.array(array)
 

@@ -10,8 +10,7 @@ import time
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import field
+from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -32,6 +31,7 @@ __all__ = ["Trace", "Traced", "jit"]
 _LOG = logging.getLogger("rlx")
 _LARGE = 1 << 20  # bytes; closed-over arrays above it become params, which are not printed or folded
 _TRACES = 64  # kept for each function
+_CLONES = 32  # of one trace, for threads that call it at once; more wait
 _OFTEN = 8  # traces of one function, or calls of jit on one, after which a warning says so; then at each doubling
 _JITTED: WeakKeyDictionary[types.CodeType, int] = WeakKeyDictionary()
 
@@ -41,29 +41,24 @@ class _Made:
     """A trace compiled: what a call of its signature runs."""
 
     trace: Trace
-    model: CompiledGraph
     pack: Callable[[list[Array]], Any]  # the outputs of a run -> the result of the call
-    idle: list[CompiledGraph]  # the model and its clones that no thread is using
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @contextmanager
-    def only(self) -> Iterator[CompiledGraph]:
-        """The model for one thread at a time, for devices that can't clone."""
-        with self.lock:
-            yield self.model
+    idle: SimpleQueue[CompiledGraph]  # the model and its clones that no thread is using
+    count: int = 1  # how many there are
 
     def run(self, arrays: list[Array]) -> Any:
+        """Runs on a model that no other thread is using: a clone where there is none, up to a number of them."""
         try:
-            model = self.idle.pop()
-        except IndexError:
-            if "clone" not in self.model.capabilities:
-                with self.only() as model:
-                    return self.pack(model.run(arrays))
-            model = self.model.clone()
+            model = self.idle.get_nowait()
+        except Empty:
+            model = self.idle.get()
+            if self.count < _CLONES and "clone" in model.capabilities:
+                self.count += 1
+                used, model = model, model.clone()
+                self.idle.put(used)
         try:
             return self.pack(model.run(arrays))
         finally:
-            self.idle.append(model)
+            self.idle.put(model)
 
 
 class Traced:
@@ -144,7 +139,9 @@ class Traced:
             self._history.append(trace)
             self._seen.add(hash(key))
             self._warn(len(self._history), reason)
-            made = self._made[key] = _Made(trace, model, _packer(result), [model])
+            made = _Made(trace, _packer(result), SimpleQueue())
+            made.idle.put(model)
+            self._made[key] = made
             while len(self._made) > _TRACES:
                 self._made.popitem(last=False)
             return made

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-__all__ = ["differs_at", "fill", "leaves_of", "map_tree", "structure"]
+from rlx.ir.graph import TensorType
+
+__all__ = ["differs_at", "fill", "is_record", "leaves_of", "map_tree", "structure"]
 
 
 def map_tree(leaf: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
@@ -19,7 +21,7 @@ def map_tree(leaf: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
         return type(tree)(*(map_tree(leaf, v, f"{path}.{k}") for k, v in zip(tree._fields, tree, strict=True)))
     if isinstance(tree, tuple | list):
         return type(tree)(map_tree(leaf, v, f"{path}.{i}") for i, v in enumerate(tree))
-    if is_dataclass(tree) and not isinstance(tree, type):
+    if is_record(tree):
         return replace(
             tree, **{f.name: map_tree(leaf, getattr(tree, f.name), f"{path}.{f.name}") for f in fields(tree)}
         )
@@ -47,9 +49,14 @@ def structure(tree: Any) -> Any:
         return ("dict", *((key, structure(value)) for key, value in tree.items()))
     if isinstance(tree, tuple | list):
         return (type(tree), *map(structure, tree))
-    if is_dataclass(tree) and not isinstance(tree, type):
+    if is_record(tree):
         return (type(tree), *(structure(getattr(tree, f.name)) for f in fields(tree)))
     return "leaf"
+
+
+def is_record(tree: Any) -> bool:
+    """Whether it is a dataclass whose fields are parts of a tree; a type of arrays is a leaf."""
+    return is_dataclass(tree) and not isinstance(tree, type | TensorType)
 
 
 def differs_at(a: Any, b: Any, path: str) -> str | None:

@@ -89,7 +89,7 @@ def _gather(lib: Arrays, node: Node, check: Check, x: Any, indices: Any) -> Any:
 
 
 def _ints(sizes: Shape) -> list[int]:
-    return [int(s) for s in sizes]  # type: ignore[arg-type]
+    return [int(s) for s in sizes]
 
 
 LAYOUT: dict[str, Native] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from rlx.ir.graph import OPEN, Graph, Value
 from rlx.ir.shape import Dim
 from rlx.ops.elementwise import Cast
 from rlx.ops.layout import SizeOf
+from rlx.ops.numpy.registry import FUNCTIONS
 
 __all__ = ["cast", "is_number", "lift", "resolved", "traced", "unite", "value_of"]
 
@@ -149,6 +151,19 @@ def unite(what: str, inputs: Sequence[Any]) -> list[Value]:
 def _as(what: str, inputs: Sequence[Any], types: Sequence[Any]) -> list[Value]:
     graph, frame = frame_of([x for x in inputs if isinstance(x, Value)], what)
     return [_value(what, graph, frame, x, dtype_of(t)) for x, t in zip(inputs, types, strict=True)]
+
+
+EXACT = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "floor_divide": operator.floordiv,
+    "remainder": operator.mod,
+}  # fmt: skip
+
+
+def sizes_or_values(name: str, inputs: Sequence[Any]) -> Any:
+    """A ufunc by name on sizes and numbers: a size where all are whole, else a value of the graph being traced."""
+    if name in EXACT and all(isinstance(x, int | np.integer | Dim) for x in inputs):
+        return EXACT[name](*(int(x) if isinstance(x, np.integer) else x for x in inputs))
+    return FUNCTIONS[getattr(np, name)](*inputs) if traced() else NotImplemented
 
 
 def _note(what: str, kinds: Sequence[Kind], result: Any) -> None:
