@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import sys
 import threading
@@ -28,6 +29,7 @@ log = logging.getLogger("rlx")
 
 DEPTH = 4  # of a queue where nothing else was asked for
 FAILED = 16  # errors that nobody has looked at, kept for `sync`
+EXIT_SECONDS = 2.0  # for which submitted runs wait at exit for a thread that has their graph
 BUSY_SECONDS = 2e-5, 1e-3  # between looks at a graph that another thread runs: the first, and the longest
 
 Call = Callable[[], list[Array]]
@@ -75,6 +77,7 @@ class RunQueue:
         self.ask = ask  # whether it may hold that many bytes of inputs
         self.admitted = 0
         self.closed = False
+        self.deadline = math.inf  # for the runs of other threads to end
         self.restart()
         _queues.add(self)
 
@@ -87,6 +90,7 @@ class RunQueue:
         self.open: dict[RunFuture, None] = {}
         self.failed: list[RunFuture] = []
         self.thread: threading.Thread | None = None
+        self.ended = threading.Event()
 
     # ---- what callers do
 
@@ -167,9 +171,9 @@ class RunQueue:
         self.jobs.put(None)
 
     def join(self) -> None:
-        """Waits for the end of the thread."""
+        """Waits until the thread has nothing more to do. (An interrupted `Thread.join` takes it to have ended.)"""
         if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join()
+            self.ended.wait()
 
     # ---- what the thread does
 
@@ -183,13 +187,14 @@ class RunQueue:
             finally:
                 self.open.pop(job[0], None)
             del job  # may hold the last reference to the graph
+        self.ended.set()
 
     def do(self, future: RunFuture, call: Call) -> None:
         if not future.set_running_or_notify_cancel():
             self.give_back()
             return
         try:
-            made = unless_busy(call)
+            made = self.unless_busy(call)
         except BaseException as error:  # noqa: BLE001  # goes to whoever asks the future
             self.give_back()  # first, for callbacks that submit
             future.settled = True
@@ -203,14 +208,15 @@ class RunQueue:
             future.settled = True
             future.set_result(made)
 
-
-def unless_busy(call: Call) -> list[Array]:
-    """What the call gives, once no other thread has the graph."""
-    delay, longest = BUSY_SECONDS
-    while True:
-        try:
-            return call()
-        except BusyError:
+    def unless_busy(self, call: Call) -> list[Array]:
+        """What the call gives, once no other thread has the graph. At exit that may be never: `BusyError` then."""
+        delay, longest = BUSY_SECONDS
+        while True:
+            try:
+                return call()
+            except BusyError:
+                if time.monotonic() > self.deadline:
+                    raise
             time.sleep(delay)
             delay = min(2 * delay, longest)
 
@@ -218,22 +224,23 @@ def unless_busy(call: Call) -> list[Array]:
 _queues: weakref.WeakSet[RunQueue] = weakref.WeakSet()
 
 
-def finish_all() -> None:
+def finish_all(cancels: bool | None = None) -> None:
     """At exit: no thread may be in a run when the interpreter goes."""
+    if cancels is None:
+        cancels = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
     started = [queue for queue in _queues if queue.thread is not None]
-    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
-        for queue in started:
-            queue.cancel()
-    for queue in started:
-        queue.close()
     try:
+        for queue in started:
+            if cancels:
+                queue.cancel()
+            queue.deadline = time.monotonic() + EXIT_SECONDS
+            queue.close()
         for queue in started:
             queue.join()
     except KeyboardInterrupt:
-        for queue in started:
-            queue.cancel()
-        for queue in started:
-            queue.join()
+        if cancels:
+            raise
+        finish_all(cancels=True)
 
 
 def restart_all() -> None:

@@ -229,6 +229,52 @@ time.sleep(30)
     assert "cancelled" in done.stdout
 
 
+@posix
+def test_interrupting_the_end() -> None:
+    """Ctrl-C while the interpreter waits for submitted runs ends it after the one that has begun."""
+    done = run(
+        """
+import atexit
+model = long(2000)
+for _ in range(4):
+    model.submit([X]).add_done_callback(lambda f: say("cancelled" if f.cancelled() else "done"))
+ending = threading.Event()
+atexit.register(ending.set)  # comes before what rlx does there
+threading.Thread(target=lambda: (ending.wait(), time.sleep(0.2), say("now")), daemon=True).start()
+""",
+        interrupt_at="now",
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.split("\n") if line) == ["cancelled"] * 3 + ["done", "now"]
+
+
+def test_a_daemon_that_never_ends_keeps_nobody() -> None:
+    """What waits for its graph at exit is told, and the process ends."""
+    done = run(
+        """
+from rlx.ops.base import Op, register
+
+@register
+class Forever(Op):
+    def infer(self, x):
+        return x
+    def reference(self, x):
+        say("inside")
+        time.sleep(1000)
+        return x
+
+g = rlx.Graph("forever")
+g.output(rlx.ops.forever(g.input("x", (2,)) * 2.0), name="y")
+model = rlx.compile(g, device="cpu")
+x = np.ones(2, np.float32)
+threading.Thread(target=lambda: model.run([x]), daemon=True).start()
+time.sleep(0.5)
+model.submit([x]).add_done_callback(lambda f: say(type(f.exception()).__name__))
+"""
+    )
+    check(done, 0, "inside", "BusyError")
+
+
 def test_threads_that_outlive_the_main_one_get_their_results() -> None:
     """A thread that waits for a future when the main thread returns; daemons in the middle of runs end with it."""
     done = run(
