@@ -6,6 +6,7 @@ marked `sample(n)` and seeds hypothesis.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import random
 from collections import defaultdict
@@ -26,6 +27,7 @@ hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlx")
     group.addoption("--seed", type=int, default=None, help="seed of sampling and hypothesis (default: today's date)")
+    group.addoption("--vector-bytes", type=int, help="compile CPU code for vectors of another length than this machine's")
     group.addoption("--full", action="store_true", help="run every case, and tests marked slow")
 
 
@@ -38,6 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = config.option.seed
     if config.option.hypothesis_profile is None:
         config.option.hypothesis_profile = "full" if config.option.full else "quick"
+    if config.option.vector_bytes is not None:
+        pretend_vectors(config.option.vector_bytes)
+
+
+def pretend_vectors(count: int) -> None:
+    """Kernels are chosen and laid out for vectors of so many bytes: LLVM cuts longer ones to what this machine has."""
+    from rlx.backends.cpu import jit
+
+    target = dataclasses.replace(jit.host(), vector_bytes=count)
+    identity = f"{jit.cpu_identity()}, pretending vectors of {count} bytes"
+    jit.host = lambda: target
+    jit.cpu_identity = lambda: identity
 
 
 def pytest_report_header(config: pytest.Config) -> str:
