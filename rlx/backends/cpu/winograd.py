@@ -32,7 +32,7 @@ __all__ = ["TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "layout", "possi
 
 TAGS = {"winograd2": 2, "winograd4": 4}
 WEIGHTS = "winograd weights"
-MIN_CHANNELS = 16
+MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
 WIDTH = WinogradCut.WIDTH
 MANY_WEIGHTS = 512 * 384  # transformed by F(4x4) they would be four times as many bytes, read for few pixels
 TRANSFORM = {2: 5.0, 4: 14.0}  # cycles for one channel of a tile, there or back
