@@ -6,7 +6,7 @@ device that `rlx.choose` takes over that of the fastest, 1 where they lie within
 drawn from families by a seed: one that was not used in development gives an honest figure.
 
 usage: python benchmarks/cost.py [--seed N] [--points N] [--seconds S] [--devices cpu,xla,mlx] [--models DIR]
-                                 [--threads N] [--recalibrate] [--docs docs/cost.md] [--json FILE]
+                                 [--threads N] [--scale X] [--recalibrate] [--docs docs/cost.md] [--json FILE]
 """
 
 from __future__ import annotations
@@ -81,59 +81,67 @@ class Row:
 # ---- families
 
 
-def weight(g: Graph, rng: np.random.Generator, *shape: int) -> Value:
-    data = rng.standard_normal(shape, np.float32) / np.float32(math.sqrt(max(shape[-1], 1)))
+@dataclass
+class Draw:
+    """Random sizes; the largest are `scale` times what they usually are."""
+
+    rng: np.random.Generator
+    scale: float
+
+    def pick(self, low: int, high: int, multiple: int = 1) -> int:
+        """A size, even by logarithm."""
+        drawn = math.exp(self.rng.uniform(math.log(low), math.log(high * self.scale)))
+        return max(multiple, round(drawn / multiple) * multiple)
+
+
+def weight(g: Graph, draw: Draw, *shape: int) -> Value:
+    data = draw.rng.standard_normal(shape, np.float32) / np.float32(math.sqrt(max(shape[-1], 1)))
     return g.param(f"w{len(g.params)}", shape, data=data)
 
 
-def pick(rng: np.random.Generator, low: int, high: int, multiple: int = 1) -> int:
-    """A size, even by logarithm."""
-    return max(multiple, round(math.exp(rng.uniform(math.log(low), math.log(high))) / multiple) * multiple)
-
-
-def product(rng: np.random.Generator) -> tuple[str, Graph]:
-    m, k, n = pick(rng, 1, 512), pick(rng, 16, 1024), pick(rng, 16, 1024)
+def product(draw: Draw) -> tuple[str, Graph]:
+    m, k, n = draw.pick(1, 512), draw.pick(16, 1024), draw.pick(16, 1024)
     g = Graph("product")
-    g.output(g.input("x", (m, k)) @ weight(g, rng, k, n), "y")
+    g.output(g.input("x", (m, k)) @ weight(g, draw, k, n), "y")
     return f"{m} x {k} x {n}", g
 
 
-def perceptron(rng: np.random.Generator) -> tuple[str, Graph]:
-    batch, sizes = pick(rng, 1, 128), [pick(rng, 32, 768, 8) for _ in range(4)]
+def perceptron(draw: Draw) -> tuple[str, Graph]:
+    batch, sizes = draw.pick(1, 128), [draw.pick(32, 768, 8) for _ in range(4)]
     g = Graph("perceptron")
     x = g.input("x", (batch, sizes[0]))
     for a, b in itertools.pairwise(sizes):
-        x = rlx.relu(x @ weight(g, rng, a, b) + weight(g, rng, b))
+        x = rlx.relu(x @ weight(g, draw, a, b) + weight(g, draw, b))
     g.output(rlx.softmax(x), "y")
     return f"batch {batch}, {'-'.join(map(str, sizes))}", g
 
 
-def convolutions(rng: np.random.Generator) -> tuple[str, Graph]:
-    size, width, depth = pick(rng, 16, 96, 8), pick(rng, 8, 48, 8), int(rng.integers(2, 5))
+def convolutions(draw: Draw) -> tuple[str, Graph]:
+    size, width, depth = draw.pick(16, 96, 8), draw.pick(8, 48, 8), int(draw.rng.integers(2, 5))
     g = Graph("convolutions")
     x, channels = g.input("x", (1, 3, size, size)), 3
     for i in range(depth):
         out, stride = width * (1 + i // 2), 1 + i % 2
-        w, b = weight(g, rng, out, channels, 3, 3), weight(g, rng, out)
+        w, b = weight(g, draw, out, channels, 3, 3), weight(g, draw, out)
         x = rlx.relu(rlx.conv(x, w, b, strides=(stride, stride), pads=(1, 1, 1, 1)))
         channels = out
-    g.output(rlx.reduce_mean(x, axes=(2, 3), keepdims=False) @ weight(g, rng, channels, 10), "y")
+    g.output(rlx.reduce_mean(x, axes=(2, 3), keepdims=False) @ weight(g, draw, channels, 10), "y")
     return f"{size} px, {width} channels, {depth} layers", g
 
 
-def mobile(rng: np.random.Generator) -> tuple[str, Graph]:
-    size, c = pick(rng, 12, 64, 4), pick(rng, 16, 96, 8)
+def mobile(draw: Draw) -> tuple[str, Graph]:
+    size, c = draw.pick(12, 64, 4), draw.pick(16, 96, 8)
     g = Graph("mobile")
     x = g.input("x", (1, c, size, size))
     for _ in range(2):
-        y = rlx.conv(x, weight(g, rng, c, 1, 3, 3), weight(g, rng, c), pads=(1, 1, 1, 1), groups=c)
-        x = rlx.relu(rlx.conv(y, weight(g, rng, c, c, 1, 1), weight(g, rng, c))) + x
+        y = rlx.conv(x, weight(g, draw, c, 1, 3, 3), weight(g, draw, c), pads=(1, 1, 1, 1), groups=c)
+        x = rlx.relu(rlx.conv(y, weight(g, draw, c, c, 1, 1), weight(g, draw, c))) + x
     g.output(x, "y")
     return f"{size} px, {c} channels", g
 
 
-def encoder(rng: np.random.Generator) -> tuple[str, Graph]:
-    rows, heads, depth = pick(rng, 8, 192), int(rng.choice((2, 4, 8))), int(rng.choice((32, 64)))
+def encoder(draw: Draw) -> tuple[str, Graph]:
+    rows, heads, depth = draw.pick(8, 192), int(draw.rng.choice((2, 4, 8))), int(draw.rng.choice((32, 64)))
     width = heads * depth
     g = Graph("encoder")
     x = g.input("x", (rows, width))
@@ -141,16 +149,16 @@ def encoder(rng: np.random.Generator) -> tuple[str, Graph]:
     def split(v: Value) -> Value:
         return rlx.transpose(v.reshape(1, rows, heads, depth), (0, 2, 1, 3))  # type: ignore[no-any-return]
 
-    q, k, v = (split(x @ weight(g, rng, width, width)) for _ in range(3))
+    q, k, v = (split(x @ weight(g, draw, width, width)) for _ in range(3))
     y = rlx.transpose(rlx.attention(q, k, v, scale=0.1, causal=False), (0, 2, 1, 3)).reshape(rows, width)
-    x = rlx.layer_norm(x + y @ weight(g, rng, width, width), weight(g, rng, width), weight(g, rng, width))
-    hidden = rlx.gelu(x @ weight(g, rng, width, 2 * width))
-    g.output(x + hidden @ weight(g, rng, 2 * width, width), "y")
+    x = rlx.layer_norm(x + y @ weight(g, draw, width, width), weight(g, draw, width), weight(g, draw, width))
+    hidden = rlx.gelu(x @ weight(g, draw, width, 2 * width))
+    g.output(x + hidden @ weight(g, draw, 2 * width, width), "y")
     return f"{rows} rows, {heads} heads of {depth}", g
 
 
-def rows(rng: np.random.Generator) -> tuple[str, Graph]:
-    m, n = pick(rng, 4, 1024), pick(rng, 16, 1024)
+def rows(draw: Draw) -> tuple[str, Graph]:
+    m, n = draw.pick(4, 1024), draw.pick(16, 1024)
     g = Graph("rows")
     x = g.input("x", (m, n))
     g.output(rlx.softmax(rlx.tanh(x) * 2.0), "y")
@@ -158,45 +166,45 @@ def rows(rng: np.random.Generator) -> tuple[str, Graph]:
     return f"{m} x {n}", g
 
 
-def chain(rng: np.random.Generator) -> tuple[str, Graph]:
-    n = pick(rng, 64, 1 << 21)
+def chain(draw: Draw) -> tuple[str, Graph]:
+    n = draw.pick(64, 1 << 21)
     g = Graph("chain")
     x, y = g.input("x", (n,)), g.input("y", (n,))
     g.output(rlx.sigmoid(x) * y + rlx.exp(y * 0.5) - x, "z")
     return f"{n}", g
 
 
-def tiny(rng: np.random.Generator) -> tuple[str, Graph]:
-    n = pick(rng, 2, 32)
+def tiny(draw: Draw) -> tuple[str, Graph]:
+    n = draw.pick(2, 32)
     g = Graph("tiny")
     g.output(rlx.relu(g.input("x", (n,)) * 2.0 + 1.0), "y")
     return f"{n}", g
 
 
-def recurrent(rng: np.random.Generator) -> tuple[str, Graph]:
-    steps, size, hidden = pick(rng, 4, 64), pick(rng, 16, 128), pick(rng, 16, 128, 8)
+def recurrent(draw: Draw) -> tuple[str, Graph]:
+    steps, size, hidden = draw.pick(4, 64), draw.pick(16, 128), draw.pick(16, 128, 8)
     g = Graph("recurrent")
     x = g.input("x", (steps, 1, size))
-    w, r = weight(g, rng, 1, 4 * hidden, size), weight(g, rng, 1, 4 * hidden, hidden)
+    w, r = weight(g, draw, 1, 4 * hidden, size), weight(g, draw, 1, 4 * hidden, hidden)
     g.output(rlx.lstm(x, w, r)[0], "y")
     return f"{steps} steps, {size} to {hidden}", g
 
 
-FAMILIES: list[Callable[[np.random.Generator], tuple[str, Graph]]] = [
+FAMILIES: list[Callable[[Draw], tuple[str, Graph]]] = [
     product, perceptron, convolutions, mobile, encoder, rows, chain, tiny, product, recurrent,
 ]  # fmt: skip
 
 
-def points(count: int, seed: int, models: Path) -> Iterator[Point]:
+def points(count: int, seed: int, scale: float, models: Path) -> Iterator[Point]:
     """The models that are there, then so many random points."""
     for name, dims in MODELS.items():
         if (models / name).exists():
             yield Point("model", name, fixed(import_graph(models / name, ".onnx", None), dims))
-    rng = np.random.default_rng(seed)
+    draw = Draw(np.random.default_rng(seed), scale)
     for i in range(count):
         family = FAMILIES[i % len(FAMILIES)]
         try:
-            name, graph = family(rng)
+            name, graph = family(draw)
         except RlxError as error:
             print(f"{family.__name__}: {error}", file=sys.stderr)
             continue
@@ -302,6 +310,7 @@ def main() -> None:
     parser.add_argument("--devices", default="cpu,xla,mlx")
     parser.add_argument("--models", type=Path, default=ROOT / "models")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--scale", type=float, default=1.0, help="the largest sizes drawn are so much larger")
     parser.add_argument("--recalibrate", action="store_true")
     parser.add_argument("--docs", type=Path)
     parser.add_argument("--json", type=Path)
@@ -311,7 +320,7 @@ def main() -> None:
         c = ceilings_of(device, args.threads if device == "cpu" else None, renew=args.recalibrate)
         print(f"{device}: {c.flops / 1e9:.0f} Gflop/s, {c.run * 1e6:.0f} us a run, error {c.error:.0%}", flush=True)
     found = []
-    for point in points(args.points, args.seed, args.models):
+    for point in points(args.points, args.seed, args.scale, args.models):
         row = one(point, devices, args.seconds, args.threads)
         found.append(row)
         shown = ", ".join(f"{d} {row.predicted[d] * 1e6:.0f}/{row.measured[d] * 1e6:.0f}" for d in row.measured)

@@ -27,7 +27,9 @@ hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlx")
     group.addoption("--seed", type=int, default=None, help="seed of sampling and hypothesis (default: today's date)")
-    group.addoption("--vector-bytes", type=int, help="compile CPU code for vectors of another length than this machine's")
+    group.addoption(
+        "--vector-bytes", type=int, help="compile CPU code for vectors of another length than this machine's"
+    )
     group.addoption("--full", action="store_true", help="run every case, and tests marked slow")
 
 

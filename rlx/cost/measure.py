@@ -12,7 +12,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from rlx.compiler import Compilation, compile_graph
 from rlx.cost.ceilings import FUNCTIONS, Ceilings, Curve, guess
 from rlx.cost.lowered import lowered_from
 from rlx.cost.model import Prediction, predict_lowered
-from rlx.cost.suite import functions, products, stream, tiny, trials
+from rlx.cost.suite import functions, products, resident_product, resident_stream, stream, tiny, trials
 from rlx.ir.graph import Array, Graph
 from rlx.options import CompileOptions
 
@@ -35,6 +35,7 @@ log = logging.getLogger("rlx")
 SECONDS = 8.0  # what a calibration may take
 GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
 SMALL_GRID = ((1, 32, 512), (64, 768), (64, 768))
+LARGE_GRID = ((64, 4096), (512, 4096), (512, 4096))
 FAR = 5.0  # whole runs don't tell which kernel was wrong: no correction beyond this
 FUNCTION_OPS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt")
 
@@ -122,7 +123,7 @@ def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float
     end = time.perf_counter() + seconds
     start = guess(backend.name, threads=count)
     by_kernel = "profile" in _Bench(tiny(), backend, threads).executable.capabilities
-    measure = _Kernels if by_kernel else _Runs
+    measure = _Kernels if by_kernel else _Runs if backend.unified else _Remote
     return measure(backend, threads, start, end).ceilings()
 
 
@@ -144,7 +145,8 @@ class _Measurement(ABC):
     share = 0.02  # of the time, for one measurement
 
     def __init__(self, backend: Backend, threads: int | None, start: Ceilings, end: float) -> None:
-        self.backend, self.threads, self.made, self.end = backend, threads, start, end
+        self.backend, self.threads, self.end = backend, threads, end
+        self.made = replace(start, unified=backend.unified)
         self.rng = np.random.default_rng(0)
         self.budget = (end - time.perf_counter()) * self.share
 
@@ -153,7 +155,7 @@ class _Measurement(ABC):
         self.rates()
         errors: list[float] = []
         corrections: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for graph, arrays in trials(self.quick):
+        for graph, arrays in self.trials():
             if time.perf_counter() > self.end and corrections:
                 break
             for kind, seconds, ratio in self.trial(graph, arrays):
@@ -183,6 +185,10 @@ class _Measurement(ABC):
     @abstractmethod
     def rates(self) -> None:
         """Measures bandwidth and products."""
+
+    def trials(self) -> Iterable[tuple[Graph, list[Array]]]:
+        """The graphs that correct the prediction of each kind of kernel, with their inputs."""
+        return trials(self.quick)
 
     @abstractmethod
     def trial(self, graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, float, float]]:
@@ -273,3 +279,30 @@ class _Runs(_Measurement):
         ratio = min(max(seconds / total, 1 / FAR), FAR)
         largest = max(prediction.kernels, key=lambda k: k.seconds)
         return [(largest.kind, largest.seconds, ratio)]
+
+
+class _Remote(_Runs):
+    """For a device with memory of its own: what is timed lies in it, so that its rates have no part of the copies.
+
+    Nothing is learned from trials: copies and the run itself differ by more than their kernels take.
+    """
+
+    def rates(self) -> None:
+        run = self.made.run
+        n = 1 << 22
+        seconds = self.bench(stream()).run([self.random(n), self.random(n)], self.budget) - run
+        self.change(transfer=12 * n / max(seconds, run / 10))
+        curve = {}
+        for log2 in (20, 25):
+            n = 1 << log2
+            seconds = self.bench(resident_stream(self.random(n), self.random(n))).run([], self.budget) - run
+            curve[8.0 * n] = 8 * n / max(seconds, run / 20)
+        self.change(bandwidth=tuple(sorted(curve.items())), vector=max(curve.values()) / 8)
+        points = []
+        for m, k, n in itertools.product(*LARGE_GRID):
+            seconds = self.bench(resident_product(self.random(m, k), self.random(k, n))).run([], self.budget) - run
+            points.append((float(m), float(k), float(n), 2.0 * m * k * n / max(seconds, run / 20)))
+        self.change(products=tuple(points), flops=max(p[3] for p in points))
+
+    def trials(self) -> Iterable[tuple[Graph, list[Array]]]:
+        return ()

@@ -11,7 +11,7 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim
 from rlx.ops.base import OPS
 
-__all__ = ["functions", "products", "stream", "tiny", "trials"]
+__all__ = ["functions", "products", "resident_product", "resident_stream", "stream", "tiny", "trials"]
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -29,6 +29,24 @@ def stream() -> Graph:
     g = Graph("stream")
     n = Dim("n")
     g.output(g.input("x", (n,)) + g.input("y", (n,)), "z")
+    return g
+
+
+def resident_product(x: Array, y: Array) -> Graph:
+    """The largest element of a product of two params: nothing is copied from the host, and one number to it."""
+    g = Graph("resident product")
+    product = g.param("x", x.shape, data=x) @ g.param("y", y.shape, data=y)
+    largest: Any = OPS["reduce_max"]
+    g.output(g.add(largest(axes=(0, 1), keepdims=False), product)[0], "z")
+    return g
+
+
+def resident_stream(x: Array, y: Array) -> Graph:
+    """The largest element of a sum of two vectors that are params."""
+    g = Graph("resident stream")
+    total = g.param("x", x.shape, data=x) + g.param("y", y.shape, data=y)
+    largest: Any = OPS["reduce_max"]
+    g.output(g.add(largest(axes=(0,), keepdims=False), total)[0], "z")
     return g
 
 
