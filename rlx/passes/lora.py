@@ -1,4 +1,4 @@
-"""LoRA: low-rank additions to chosen weights, kept in states, so that they change without compiling anew."""
+"""LoRA: low-rank additions to chosen weights: params that are set, and scales in a state, without compiling anew."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlx.records import dataclass
 __all__ = ["A_SUFFIX", "B_SUFFIX", "GAIN", "lora"]
 
 GAIN = "lora.gain"  # the state that holds what each column of a slot is multiplied by: [slots, rank]
-A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"  # states of a param: [inputs, slots * rank], [slots * rank, outputs]
+A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"  # params beside a param: [inputs, slots * rank], [slots * rank, outputs]
 
 
 def lora(
@@ -97,13 +97,17 @@ class _Lora:
         return total
 
     def pair(self, site: Site, param: Value, shape: tuple[Size, ...], x: Value) -> tuple[Value, Value]:
-        """The states A and B of a param."""
+        """The params A and B of a param: zeros, which take no memory until they are set."""
         if any(isinstance(size, Dim) for size in shape):
             raise ShapeError(f"lora: param {param.name!r} has an open shape ({', '.join(map(str, shape))})")
         if param.name not in self.leaves:
             width = self.slots * self.rank
-            a = site.graph.state(param.name + A_SUFFIX, (shape[0], width), x.dtype)
-            b = site.graph.state(param.name + B_SUFFIX, (width, shape[1]), x.dtype)
+            sizes = {A_SUFFIX: (shape[0], width), B_SUFFIX: (width, shape[1])}
+            zero = np.zeros((), x.dtype.numpy)
+            a, b = (
+                site.graph.param(param.name + suffix, data=np.broadcast_to(zero, [int(n) for n in size]))  # type: ignore[arg-type]
+                for suffix, size in sizes.items()
+            )
             self.leaves[param.name] = a, b
         return self.leaves[param.name]
 

@@ -11,6 +11,7 @@ import numpy as np
 from rlx.backends.base import TensorSpec
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.ir.graph import Array
+from rlx.ir.shape import Size
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
@@ -21,12 +22,17 @@ __all__ = ["Adapters"]
 GAIN, A_SUFFIX, B_SUFFIX = "lora.gain", ".lora_a", ".lora_b"
 
 
+Pair = tuple[Array, Array]  # A [r, inputs], B [outputs, r]
+
+
 class Adapters(Mapping[str, float]):
     """The adapters by name, with their scales. Each clone has its own, which start as those of its original."""
 
-    def __init__(self, model: CompiledGraph, slots: Mapping[str, int] | None = None) -> None:
+    def __init__(self, model: CompiledGraph, other: Adapters | None = None, *, fresh: bool = False) -> None:
         self._model = model
-        self._slots = dict(slots or {})  # name -> number of its slot
+        self._slots: dict[str, int] = {} if other is None or fresh else dict(other._slots)  # name -> number of its slot
+        # What lies in each slot, by target; also in one that was freed: its scale is 0 until it is put anew.
+        self._held: dict[int, dict[str, Pair]] = {} if other is None else dict(other._held)
 
     def __getitem__(self, name: str) -> float:
         return float(self._gain()[self._slot(name), 0])
@@ -56,10 +62,11 @@ class Adapters(Mapping[str, float]):
     @property
     def targets(self) -> tuple[str, ...]:
         """The params that adapters add to."""
-        return tuple(name.removesuffix(A_SUFFIX) for name in self._model.states if name.endswith(A_SUFFIX))
+        names = [spec.name for spec in self._model.params]
+        return tuple(name.removesuffix(A_SUFFIX) for name in names if name.endswith(A_SUFFIX))
 
     def put(self, name: str, weights: Mapping[str, Any], scale: float = 1.0, *, prefix: str = "") -> None:
-        """Puts an adapter into a free slot, or in place of the one of that name.
+        """Puts an adapter into a free slot, or in place of the one of that name; its weights are packed once, now.
 
         `weights` has, for each param that it adds to, `<prefix><param>.lora_a` [r, inputs] and `.lora_b` [outputs, r],
         with r up to the rank of `rlx.lora`; the rest is zero. It may be a `WeightRegistry`. Values are copied. Raises
@@ -72,30 +79,66 @@ class Adapters(Mapping[str, float]):
             raise OptionError(f"adapter {name!r}: all {slots} slots are taken ({', '.join(self._slots)}); remove one")
         own = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
         own = {k: v for k, v in own.items() if k.endswith((A_SUFFIX, B_SUFFIX))} if prefix else own
-        known = {f"{target}{suffix}" for target in self.targets for suffix in (A_SUFFIX, B_SUFFIX)}
+        specs = {s.name: s for s in self._model.params if s.name.endswith((A_SUFFIX, B_SUFFIX))}
         for key in own:
-            if key not in known:
-                raise NameNotFound(f"adapter {name!r}: there is no {key!r}; there are {', '.join(sorted(known))}")
+            if key not in specs:
+                raise NameNotFound(f"adapter {name!r}: there is no {key!r}; there are {', '.join(sorted(specs))}")
         if not own:
-            raise NameNotFound(f"adapter {name!r}: no weights; expected some of {', '.join(sorted(known))}")
-        at = slice(number * rank, (number + 1) * rank)
-        ready: dict[str, Array] = {}
+            raise NameNotFound(f"adapter {name!r}: no weights; expected some of {', '.join(sorted(specs))}")
+        pairs: dict[str, Pair] = {}
         for target in self.targets:
-            specs = [self._model.states[target + suffix].spec for suffix in (A_SUFFIX, B_SUFFIX)]
-            both = [_matrix(own.get(target + s), specs[i], name) for i, s in enumerate((A_SUFFIX, B_SUFFIX))]
-            a, b = [self._model.states[spec.name].read() for spec in specs]
-            a[:, at], b[at] = 0, 0
-            if both[0] is not None and both[1] is not None:
-                _check(name, target, both[0], both[1], rank, a.shape[0], b.shape[1])
-                used = len(both[0])
-                a[:, at.start : at.start + used], b[at.start : at.start + used] = both[0].T, both[1].T
-            elif both[0] is not None or both[1] is not None:
+            keys = (target + A_SUFFIX, target + B_SUFFIX)
+            a, b = (_matrix(own.get(key), specs[key], name) for key in keys)
+            if a is not None and b is not None:
+                inputs, outputs = (specs[key].shape[axis] for key, axis in zip(keys, (0, 1), strict=True))
+                _check(name, target, a, b, rank, inputs, outputs)
+                pairs[target] = a, b
+            elif a is not None or b is not None:
                 raise NameNotFound(f"adapter {name!r}: {target!r} needs both {A_SUFFIX} and {B_SUFFIX}")
-            ready |= {specs[0].name: a, specs[1].name: b}
-        gain[number] = _scale(name, scale)
-        for state, value in {**ready, GAIN: gain}.items():
-            self._model.states[state].write(value)
-        self._slots[name] = number
+        factor = _scale(name, scale)
+        touched = dict.fromkeys([*pairs, *self._held.get(number, {})])
+        held = {**self._held, number: pairs}
+        self._model.set_params({key: value for target in touched for key, value in self._whole(target, held).items()})
+        gain[number] = factor
+        self._model.states[GAIN].write(gain)
+        self._held, self._slots[name] = held, number
+
+    def _whole(self, target: str, held: Mapping[int, Mapping[str, Pair]]) -> dict[str, Array]:
+        """The two params of a target with all slots in them."""
+        rank = self._gain().shape[1]
+        specs = {s.name: s for s in self._model.params}
+        a, b = (
+            np.zeros([int(n) for n in specs[target + suffix].shape], specs[target + suffix].dtype.numpy)  # type: ignore[arg-type]
+            for suffix in (A_SUFFIX, B_SUFFIX)
+        )
+        for number, pairs in held.items():
+            if target in pairs:
+                down, up = pairs[target]
+                at = slice(number * rank, number * rank + len(down))
+                a[:, at], b[at] = down.T, up.T
+        return {target + A_SUFFIX: a, target + B_SUFFIX: b}
+
+    def value_of(self, param: str) -> Array | None:
+        """The value of one of the params that adapters lie in, None for any other."""
+        for suffix in (A_SUFFIX, B_SUFFIX):
+            target = param.removesuffix(suffix)
+            if target != param and target in self.targets and GAIN in self._model.states:
+                return self._whole(target, self._held)[param]
+        return None
+
+    def table(self) -> list[tuple[str, int, float, dict[str, Pair]]]:
+        """(name, slot, scale, weights by target) of each adapter: what `restore` takes."""
+        return [(name, number, self[name], dict(self._held.get(number, {}))) for name, number in self._slots.items()]
+
+    def restore(self, table: Sequence[tuple[str, int, float, dict[str, Pair]]]) -> None:
+        """Makes the adapters those of the table, whose weights are in the params already."""
+        if not table:
+            return
+        gain = self._gain()
+        for name, number, scale, pairs in table:
+            self._slots[name], self._held[number] = number, pairs
+            gain[number] = scale
+        self._model.states[GAIN].write(gain)
 
     def set(self, name: str | None, scale: float = 1.0, *, only: bool = False) -> None:
         """Sets the scale of an adapter, 0 for off; with `only`, that of all others to 0. None: of all."""
@@ -125,7 +168,7 @@ def _scale(name: str, scale: float) -> float:
 def _matrix(value: Any, spec: TensorSpec, name: str) -> Array | None:
     if value is None:
         return None
-    array = np.asarray(value)
+    array = np.array(value)
     if array.dtype != spec.dtype.numpy:
         raise DTypeError(f"adapter {name!r}: {spec.name} is {spec.dtype}, got {array.dtype}; convert it first")
     if array.ndim != 2:
@@ -133,7 +176,7 @@ def _matrix(value: Any, spec: TensorSpec, name: str) -> Array | None:
     return array
 
 
-def _check(name: str, target: str, a: Array, b: Array, rank: int, inputs: int, outputs: int) -> None:
+def _check(name: str, target: str, a: Array, b: Array, rank: int, inputs: Size, outputs: Size) -> None:
     if a.shape[1] != inputs or b.shape[0] != outputs or a.shape[0] != b.shape[1] or len(a) > rank:
         raise ShapeError(
             f"adapter {name!r}: {target!r} takes A [r, {inputs}] and B [{outputs}, r] with r up to {rank}, got "

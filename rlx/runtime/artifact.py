@@ -127,8 +127,8 @@ def _add_graph(stored: Stored, model: CompiledGraph, portable: bool) -> None:
     lost = []
     for value in graph.params:
         array = model._executable.raw_param(value.name)
-        if array is None and value.name not in model._changed:
-            array = value.data
+        if array is None:
+            array = model.adapters.value_of(value.name) if value.name in model._changed else value.data
         if array is not None:
             values[value.name] = stored.add(array)
         elif value.name not in model._unset:
@@ -146,6 +146,10 @@ def _add_graph(stored: Stored, model: CompiledGraph, portable: bool) -> None:
     options = {name: getattr(model._options, name) for name in CODE_OPTIONS}
     stored.facts |= {"graph": {"values": values, "constants": constants, "lost": lost}, "options": options}
     stored.facts["build"] = build_identity()
+    stored.facts["adapters"] = []
+    for name, slot, scale, own in model.adapters.table():
+        pairs = {target: [stored.add(a), stored.add(b)] for target, (a, b) in own.items()}
+        stored.facts["adapters"].append({"name": name, "slot": slot, "scale": scale, "pairs": pairs})
 
 
 def _add_code(stored: Stored, model: CompiledGraph) -> None:
@@ -177,7 +181,7 @@ def load_artifact(
     why = _unfit(file, options)
     if why is None:
         try:
-            return restore(file, options, before, lambda: _graph(file, name))
+            return _with_adapters(restore(file, options, before, lambda: _graph(file, name)), file, name)
         except ModelFormatError as error:
             why = str(error)
     facts = file.facts.get("graph")
@@ -191,7 +195,20 @@ def load_artifact(
             "save it with portable=True where these are still there"
         )
     log.log(logging.INFO if "code" not in file.facts else logging.WARNING, "%s: %s: compiling it again", name, why)
-    return compile(_graph(file, name), _merged(file, options))
+    return _with_adapters(compile(_graph(file, name), _merged(file, options)), file, name)
+
+
+def _with_adapters(model: CompiledGraph, file: Container, name: str) -> CompiledGraph:
+    """The model with the adapters that it was saved with, whose weights are in its params."""
+    try:
+        table = []
+        for entry in file.facts.get("adapters", ()):
+            pairs = {str(target): (_at(file, a), _at(file, b)) for target, (a, b) in entry["pairs"].items()}
+            table.append((str(entry["name"]), int(entry["slot"]), float(entry["scale"]), pairs))
+        model.adapters.restore(table)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise ModelFormatError(f"{name}: the table of adapters is damaged: {error!r}") from error
+    return model
 
 
 def restore(file: Container, options: CompileOptions, before: Resident, source: Callable[[], Graph]) -> CompiledGraph:

@@ -354,7 +354,7 @@ class CompiledGraph(Lifetime, Queued):
         made._attach(self._executable.clone(fresh))
         made._unset, made._changed = set(self._unset), set(self._changed)
         made.states = States(made, tuple(state.spec for state in self.states._declared.values()))
-        made.adapters = Adapters(made, None if fresh else self.adapters._slots)
+        made.adapters = Adapters(made, self.adapters, fresh=fresh)
         return made
 
     def __copy__(self) -> CompiledGraph:

@@ -28,7 +28,7 @@ __all__ = ["Holding", "Kind", "Weight", "WeightRegistry"]
 P = ParamSpec("P")
 R = TypeVar("R")
 Kind = Literal["base", "adapter"]
-_NO_NAMES = 1024  # bytes: below that a weight of a graph is not worth finding its equal for
+_NO_NAMES = 1024  # bytes: below that, or if it is one number spread out, a weight is not worth finding its equal for
 
 
 def _alone(method: Callable[P, R]) -> Callable[P, R]:
@@ -302,7 +302,7 @@ class WeightRegistry(Mapping[str, Weight]):
             if param.name in chosen or (param.data is None and param.name in self._weights):
                 weight = self[chosen.get(param.name, param.name)]
                 _check_type(weight, param)
-            elif param.data is not None and param.data.nbytes >= _NO_NAMES:
+            elif param.data is not None and param.data.nbytes >= _NO_NAMES and any(param.data.strides):
                 weight = self._equal(param)
             else:
                 continue
