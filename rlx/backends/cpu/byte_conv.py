@@ -184,7 +184,8 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     in_image = _in_image(geo)
     direct = finish.pixel_step is not None and finish.channels_together
     fused = requantise.found(kernel) if direct else None
-    tile = quads.Tile(signed, "i32" if fused is None else store.buffer.dtype.name)
+    clamped = fused is not None and fused.clamped
+    tile = quads.Tile(signed, "i32" if fused is None else store.buffer.dtype.name, clamped)
     direct = direct and (fused is not None or finish.plain)
     step = finish.pixel_step if direct and finish.pixel_step is not None else 0
 

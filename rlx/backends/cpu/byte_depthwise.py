@@ -148,7 +148,8 @@ def emit(kernel: Kernel) -> KernelCode:
     w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
     body = _Body(
         f, emitter, finish, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1], anchor.x.dtype.name == "i8",
-        store.buffer.dtype.name if direct is not None else "", direct is not None and direct.bias is not None, fill,
+        store.buffer.dtype.name if direct is not None else "", direct is not None and direct.bias is not None,
+        direct is not None and direct.clamped, fill,
         finishing,
     )  # fmt: skip
     body.emit(top)
@@ -171,6 +172,7 @@ class _Body:
     signed: bool
     result: str  # "u8" or "i8" where results are requantised in registers, else ""
     biased: bool
+    clamped: bool
     fill: str  # i8: what padding holds
     finishing: str
 
@@ -303,7 +305,7 @@ class _Body:
         words = (quads.Finishing.SCALE, quads.Finishing.SHIFT)
         scale, shift = (f.load("ptr", f.gep(self.finishing, int(word), "i64")) for word in words)
         scales, shifts = self.halves(scale, c, "float"), self.halves(shift, c, "float")
-        ends = quads.limits(f, self.finishing)
+        ends = quads.limits(f, self.finishing, self.clamped)
 
         def packed(ox: str, sums: list[str]) -> None:
             value = quads.requantised(f, self.result, sums, scales, shifts, ends, in_order=True)

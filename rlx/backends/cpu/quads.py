@@ -31,7 +31,7 @@ __all__ = [
 ]  # fmt: skip
 
 WIDTH = 16  # columns of a panel
-ROWS = 5
+ROWS = 4
 DEPTH = 8  # elements along k of a step
 HEAD = 128
 LINES = 16 * 1024  # bytes of A and C that a sweep over all panels should stay within
@@ -40,7 +40,9 @@ V = "<8 x i32>"
 SHORTS = "<16 x i16>"
 BYTES = "<32 x i8>"
 F8 = "<8 x float>"
-TILE = "ptr a, i64 lda, ptr w, i64 octets, i64 places, i64 ldc, ptr c, i64 n, i64 zero, ptr finish, i64 column"
+TILE = (
+    "ptr a, i64 lda, ptr w, i64 octets, i64 places, i64 ldc, ptr c, i64 n, i64 zero, ptr finish, i64 column, i64 tiles"
+)
 BLOCK = (
     "ptr a, i64 lda, ptr w, i64 panel, ptr c, i64 ldc, i64 rows, i64 columns, i64 octets, i64 places, i64 zero, "
     "ptr finish, i64 column"
@@ -67,14 +69,18 @@ FINISH = len(Finishing)
 
 @dataclass(frozen=True)
 class Tile:
-    """What kinds of rows (u8 or i8) and results: "i32" sums, or "u8" and "i8", scaled, shifted, rounded, saturated."""
+    """What kinds of rows (u8 or i8) and results: "i32" sums, or "u8" and "i8", scaled, shifted, rounded, saturated.
+
+    `clamped`: to limits of their own.
+    """
 
     signed: bool
     result: str
+    clamped: bool = False
 
     @property
     def name(self) -> str:
-        return f"{'i8' if self.signed else 'u8'}_{self.result}"
+        return f"{'i8' if self.signed else 'u8'}_{self.result}{'_clamped' if self.clamped else ''}"
 
     @property
     def item(self) -> int:
@@ -135,11 +141,10 @@ def _dot(f: Function, total: str, x: str, y: str) -> str:
 
 
 def _tile(tile: Tile, rows: int) -> Function:
-    """A tile of C of `rows` rows and a panel.
+    """Tiles of C of `rows` rows and a panel, `tiles` of them below each other; arguments: see TILE.
 
-    `(ptr a, i64 lda, ptr w, i64 octets, i64 places, i64 ldc, ptr c, i64 n, i64 zero, ptr finish, i64 column)`: `lda`
-    and `ldc` in bytes, `places` the bytes that the places of further fours take, `n` the columns that exist, `column`
-    the bytes of 4-byte arrays before the panel's.
+    `lda` and `ldc` in bytes, `places` the bytes that the places of further fours take, `n` the columns that exist,
+    `column` the bytes of 4-byte arrays before the panel's.
     """
     f = Function(
         f"rlx_quads_{tile.name}_{rows}",
@@ -147,10 +152,7 @@ def _tile(tile: Tile, rows: int) -> Function:
         shared=True,
         attrs="nounwind noinline",
     )
-    double = f.mul("%lda", 2)
-    pointers = ["%a"]
-    for _ in range((rows - 1) // 3):
-        pointers.append(f.offset(pointers[-1], f.mul("%lda", 3)))
+    double, triple = f.mul("%lda", 2), f.mul("%lda", 3)
 
     def four(p: str) -> str:
         value = f.cast("bitcast", f.splat(f.load("i32", p, align=1), 8), BYTES)
@@ -160,18 +162,11 @@ def _tile(tile: Tile, rows: int) -> Function:
         return p[r // 3] if r % 3 == 0 else f.offset(p[r // 3], "%lda" if r % 3 == 1 else double)
 
     start = f.offset("%w", HEAD)
-    zero = f.splat(f.sub(0, f.cast("trunc", "%zero", "i32")), 8)
-    first = [f.mul(f.load(V, f.offset("%w", 32 * j)), zero) for j in range(2)]
-    if tile.result != "i32":
-        bias = f.load("ptr", f.gep("%finish", int(Finishing.BIAS), "i64"))
-        at = f.offset(bias, "%column")
-        first = f.if_(
-            f.cmp("ne", bias, "null"),
-            lambda: [f.add(x, f.load(V, f.offset(at, 32 * j))) for j, x in enumerate(first)],
-            lambda: first,
-        )
-
-    n = len(pointers)
+    places = f.offset(start, f.mul("%octets", 128))
+    fours = f.offset(places, "%places")
+    count = f.load("i64", f.offset("%w", 64))
+    first = _start(f, tile)
+    n = (rows - 1) // 3 + 1
 
     def step(_: str, state: list[str]) -> list[str]:
         p, w, acc = state[:n], state[n], list(state[n + 1 :])
@@ -188,39 +183,57 @@ def _tile(tile: Tile, rows: int) -> Function:
                     acc[2 * r + j] = f.add(total, _widened(f, both))
         return [*(f.offset(q, DEPTH) for q in p), f.offset(w, 128), *acc]
 
-    state: list[tuple[str, str]] = [("ptr", p) for p in [*pointers, start]]
-    acc = f.loop(0, "%octets", 1, [*state, *[(V, x) for _ in range(rows) for x in first]], step)[n + 1 :]
+    def one(state: list[str]) -> list[str]:
+        a, c = state
+        pointers = [a]
+        for _ in range((rows - 1) // 3):
+            pointers.append(f.offset(pointers[-1], triple))
+        carried: list[tuple[str, str]] = [("ptr", p) for p in [*pointers, start]]
+        acc = f.loop(0, "%octets", 1, [*carried, *[(V, x) for _ in range(rows) for x in first]], step)[n + 1 :]
 
-    places = f.offset(start, f.mul("%octets", 128))
-    fours = f.offset(places, "%places")
+        def more(i: str, state: list[str]) -> list[str]:
+            at = f.mul(f.cast("zext", f.load("i32", f.gep(places, i, "i32")), "i64"), 4)
+            w = f.offset(fours, f.mul(i, 64))
+            p = [f.offset(q, at) for q in pointers]
+            out = list(state)
+            for r in range(rows):
+                value = four(row_of(p, r))
+                for j in range(2):
+                    panel = f.load(BYTES, f.offset(w, 32 * j))
+                    out[2 * r + j] = f.add(state[2 * r + j], _widened(f, _pairs(f, value, panel)))
+            return out
 
-    def more(i: str, state: list[str]) -> list[str]:
-        at = f.mul(f.cast("zext", f.load("i32", f.gep(places, i, "i32")), "i64"), 4)
-        w = f.offset(fours, f.mul(i, 64))
-        p = [f.offset(q, at) for q in pointers]
-        out = list(state)
-        for r in range(rows):
-            value = four(row_of(p, r))
-            for j in range(2):
-                panel = f.load(BYTES, f.offset(w, 32 * j))
-                out[2 * r + j] = f.add(state[2 * r + j], _widened(f, _pairs(f, value, panel)))
-        return out
+        acc = f.loop(0, count, 1, [(V, x) for x in acc], more)
+        lines = [c]
+        for _ in range(rows):
+            lines.append(f.offset(lines[-1], "%ldc"))
+        if tile.result == "i32":
+            _store_sums(f, acc, lines[:-1])
+        else:
+            _store_bytes(f, tile, acc, lines[:-1])
+        return [f.offset(a, f.mul("%lda", rows)), lines[-1]]
 
-    count = f.load("i64", f.offset("%w", 64))
-    acc = f.loop(0, count, 1, [(V, x) for x in acc], more)
-    c = ["%c"]
-    for _ in range(rows - 1):
-        c.append(f.offset(c[-1], "%ldc"))
-    whole = f.cmp("ge", "%n", WIDTH)
-    if tile.result == "i32":
-        _store_sums(f, acc, c, whole)
-    else:
-        _store_bytes(f, tile, acc, c, whole)
+    f.loop(0, "%tiles", 1, [("ptr", "%a"), ("ptr", "%c")], lambda _, state: one(state))
     f.ret()
     return f
 
 
-def _store_sums(f: Function, acc: list[str], c: list[str], whole: str) -> None:
+def _start(f: Function, tile: Tile) -> list[str]:
+    """What sums start with: what the zero point takes off, and the bias."""
+    zero = f.splat(f.sub(0, f.cast("trunc", "%zero", "i32")), 8)
+    first = [f.mul(f.load(V, f.offset("%w", 32 * j)), zero) for j in range(2)]
+    if tile.result == "i32":
+        return first
+    bias = f.load("ptr", f.gep("%finish", int(Finishing.BIAS), "i64"))
+    at = f.offset(bias, "%column")
+    return f.if_(
+        f.cmp("ne", bias, "null"),
+        lambda: [f.add(x, f.load(V, f.offset(at, 32 * j))) for j, x in enumerate(first)],
+        lambda: first,
+    )
+
+
+def _store_sums(f: Function, acc: list[str], c: list[str]) -> None:
     def full() -> None:
         for r, p in enumerate(c):
             for j in range(2):
@@ -232,16 +245,16 @@ def _store_sums(f: Function, acc: list[str], c: list[str], whole: str) -> None:
             for j in range(2):
                 f.masked_store(acc[2 * r + j], f.offset(p, 32 * j), masks[j])
 
-    f.if_(whole, full, part)
+    f.if_(f.cmp("ge", "%n", WIDTH), full, part)
 
 
-def _store_bytes(f: Function, tile: Tile, acc: list[str], c: list[str], whole: str) -> None:
+def _store_bytes(f: Function, tile: Tile, acc: list[str], c: list[str]) -> None:
     scale, shift = (
         f.offset(f.load("ptr", f.gep("%finish", int(word), "i64")), "%column")
         for word in (Finishing.SCALE, Finishing.SHIFT)
     )
     scales, shifts = ([f.load(F8, f.offset(p, 32 * j), align=4) for j in range(2)] for p in (scale, shift))
-    ends = limits(f, "%finish")
+    ends = limits(f, "%finish", tile.clamped)
     copy = f.alloca("i8", 16 * len(c))
     results = [requantised(f, tile.result, acc[2 * r : 2 * r + 2], scales, shifts, ends) for r in range(len(c))]
 
@@ -249,24 +262,30 @@ def _store_bytes(f: Function, tile: Tile, acc: list[str], c: list[str], whole: s
         for p, value in zip(c, results, strict=True):
             f.store(value, p, align=1)
 
+    def half() -> None:
+        for p, value in zip(c, results, strict=True):
+            f.store(f.extract(f.cast("bitcast", value, "<2 x i64>"), 0), p, align=1)
+
     def part() -> None:
         for r, value in enumerate(results):
             f.store(value, f.offset(copy, 16 * r), align=1)
 
         def row(r: str, _: list[str]) -> None:
-            source, target = f.offset(copy, f.mul(r, 16)), f.offset("%c", f.mul(r, "%ldc"))
+            source, target = f.offset(copy, f.mul(r, 16)), f.offset(c[0], f.mul(r, "%ldc"))
             f.loop(0, "%n", 1, [], lambda i, _: f.store(f.load("i8", f.offset(source, i)), f.offset(target, i)))
 
         f.loop(0, len(c), 1, [], row)
 
-    f.if_(whole, full, part)
+    def less() -> None:
+        f.if_(f.cmp("eq", "%n", 8), half, part)
+
+    f.if_(f.cmp("ge", "%n", WIDTH), full, less)
 
 
-def limits(f: Function, finish: str) -> tuple[str, str, str]:
-    """The zero point, lowest and highest result, in 16 lanes of i16, of the words of `Finishing`."""
-    words = (Finishing.ZERO, Finishing.LOW, Finishing.HIGH)
-    zero, low, high = (f.cast("trunc", f.load("i64", f.gep(finish, int(word), "i64")), "i16") for word in words)
-    return f.splat(zero, 16), f.splat(low, 16), f.splat(high, 16)
+def limits(f: Function, finish: str, clamped: bool) -> list[str]:
+    """The zero point and, with `clamped`, the lowest and highest result, in 16 lanes of i16."""
+    words = (Finishing.ZERO, Finishing.LOW, Finishing.HIGH) if clamped else (Finishing.ZERO,)
+    return [f.splat(f.cast("trunc", f.load("i64", f.gep(finish, int(i), "i64")), "i16"), 16) for i in words]
 
 
 def requantised(
@@ -275,7 +294,7 @@ def requantised(
     sums: list[str],
     scales: list[str],
     shifts: list[str],
-    ends: tuple[str, str, str],
+    ends: list[str],
     *,
     in_order: bool = False,
 ) -> str:
@@ -283,7 +302,6 @@ def requantised(
 
     The vectors hold columns 0-7 and 8-15; with `in_order` 0-3 and 8-11, 4-7 and 12-15, which saves an instruction.
     """
-    zero, low, high = ends
     f.declare("llvm.x86.avx.cvt.ps2dq.256", V, [F8])
     f.declare("llvm.x86.avx2.packssdw", SHORTS, [V, V])
     whole = []
@@ -292,8 +310,9 @@ def requantised(
         value = f.min(value, constant(65536.0, F8), F8)  # what is below the range of i32 becomes its least number
         whole.append(f.op(f"call {V} @llvm.x86.avx.cvt.ps2dq.256({F8} {value})", V))
     short = f.op(f"call {SHORTS} @llvm.x86.avx2.packssdw({V} {whole[0]}, {V} {whole[1]})", SHORTS)
-    short = f.intrinsic("sadd.sat", short, zero, ty=SHORTS)
-    short = f.min(f.max(short, low), high)
+    short = f.intrinsic("sadd.sat", short, ends[0], ty=SHORTS)
+    if len(ends) > 1:
+        short = f.min(f.max(short, ends[1]), ends[2])
     halves = [f.shuffle(short, None, list(range(8 * h, 8 * h + 8))) for h in range(2)]
     name = "llvm.x86.sse2.packuswb.128" if result == "u8" else "llvm.x86.sse2.packsswb.128"
     f.declare(name, "<16 x i8>", ["<8 x i16>", "<8 x i16>"])
@@ -325,6 +344,7 @@ def _block(tile: Tile) -> Function:
 
     def sweep(top: str, _: list[str]) -> None:
         end = f.min(f.add(top, some), "%rows")
+        whole = f.div(f.sub(end, top), ROWS)
 
         def panel(column: str, state: list[str]) -> list[str]:
             (w,) = state
@@ -332,26 +352,14 @@ def _block(tile: Tile) -> Function:
             c = f.offset("%c", f.mul(column, tile.item))
             at = f.add("%column", f.mul(column, 4))
 
-            def left(state: list[str]) -> str:
-                return f.cmp("lt", state[0], end)
-
-            def some_rows(state: list[str]) -> list[str]:
-                row = state[0]
-                rest = f.sub(end, row)
-                even = f.and_(f.cmp("gt", rest, ROWS), f.cmp("lt", rest, 2 * ROWS))
-                take = f.select(even, f.lshr(f.add(rest, 1), 1), f.min(rest, ROWS))
+            def call(rows: int, row: str, count: str | int) -> None:
                 a, out = f.offset("%a", f.mul(row, "%lda")), f.offset(c, f.mul(row, "%ldc"))
+                arguments = [a, "%lda", w, "%octets", "%places", "%ldc", out, n, "%zero", "%finish", at, count]
+                f.call(tiles[rows], arguments)
 
-                def call(rows: int) -> None:
-                    f.call(
-                        tiles[rows],
-                        [a, "%lda", w, "%octets", "%places", "%ldc", out, n, "%zero", "%finish", at],
-                    )
-
-                f.switch(take, {r: (lambda r=r: call(r)) for r in tiles})  # type: ignore[misc]
-                return [f.add(row, take)]
-
-            f.while_([("i64", top)], left, some_rows)
+            call(ROWS, top, whole)
+            row = f.add(top, f.mul(whole, ROWS))
+            f.switch(f.sub(end, row), {r: (lambda r=r: call(r, row, 1)) for r in range(1, ROWS)})  # type: ignore[misc]
             return [f.offset(w, "%panel")]
 
         f.loop(0, "%columns", WIDTH, [("ptr", "%w")], panel)

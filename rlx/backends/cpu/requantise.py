@@ -46,6 +46,11 @@ class Requantised:
     low: Expr | None
     high: Expr | None
 
+    @property
+    def clamped(self) -> bool:
+        """Whether the limits are others than those of the type."""
+        return self.low is not None or self.high is not None
+
 
 def found(kernel: Kernel) -> Requantised | None:
     """What the epilogue is made of, if it is one that the product does and depends on channels only."""
