@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import IntEnum
+from math import prod
 
 from rlx.backends.cpu import byte_depthwise, gemm, quads, requantise, windows
 from rlx.backends.cpu.builder import Module
@@ -17,7 +18,8 @@ from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name
 from rlx.backends.cpu.window import Geometry, finish_of, geometry
 from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Shape, Size, ceildiv
+from rlx.ir.shape import Shape, Size, ceildiv, evaluate
+from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import (
     Cast,
     Load,
@@ -29,10 +31,13 @@ from rlx.kernels.expr import (
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 
-__all__ = ["TAG", "WEIGHTS", "accepts", "emit", "emit_weights", "layout"]
+__all__ = ["FEW_CHANNELS", "TAG", "TAGS", "accepts", "emit", "emit_weights", "from_planes", "layout"]
 
 F32, I32, I64, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"], DTYPES["u8"]
-TAG, WEIGHTS = "byte conv", "pack bytes"
+TAG, WEIGHTS, PLANES = "byte conv", "pack bytes", "pack bytes of planes"
+TAGS = (WEIGHTS, PLANES)  # of kernels that pack weights
+FEW_CHANNELS = 4  # so many are read from planes
+FEW_ROWS = 32  # of a window, of all channels
 
 
 class ByteWord(IntEnum):
@@ -71,6 +76,21 @@ def accepts(anchor: Conv, dtype: DType) -> bool:
 # ---- layout
 
 
+def from_planes(anchor: Conv) -> bool:
+    """Whether windows are gathered from an image whose columns, not channels, lie next to each other."""
+    e, channels, (*rows, columns) = anchor.x, anchor.x_shape[1], anchor.w_shape[2:]
+    sizes = [channels, columns, *rows]
+    if not all(isinstance(size, int) for size in sizes) or anchor.groups > 1 or anchor.dilations[-1] != 1:
+        return False
+    few = 1 < channels <= FEW_CHANNELS and channels * prod(rows) <= FEW_ROWS  # type: ignore[arg-type, operator]
+    short = columns <= windows.PIECES[-1]  # type: ignore[operator]
+    if not few or not short or not isinstance(e, Load) or e.where is not None or e.source.encoding is not None:
+        return False
+    index = linear_index(e.indices, e.source.shape)
+    vars = out_vars(len(anchor.x_shape))
+    return index.is_linear and index.coefs.get(vars[-1], 0) == 1 and index.coefs.get(vars[1], 0) != 1
+
+
 def layout(kernel: Kernel) -> list[Kernel]:
     """The kernel, whose image has its channels last, after those that pack its weights and what its sums are scaled by.
 
@@ -90,6 +110,13 @@ def layout(kernel: Kernel) -> list[Kernel]:
     return [*scaled, *made, Kernel(kernel.name, kernel.stores, packed, operands=sums, nodes=kernel.nodes, tag=TAG)]
 
 
+def _static(anchor: Conv) -> tuple[int, int, int]:
+    """Channels, rows and columns of a window."""
+    size = (*anchor.w_shape[1:2], *([1] if len(anchor.w_shape) == 3 else []), *anchor.w_shape[2:])
+    channels, rows, columns = (evaluate(s, {}) for s in size)
+    return channels, rows, columns
+
+
 def _packed(kernel: Kernel) -> Kernel:
     """The kernel that packs the weights in panels."""
     anchor = kernel.anchor
@@ -102,7 +129,8 @@ def _packed(kernel: Kernel) -> Kernel:
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if fixed else "arena", shape, U8)
     store = Store(buffer, shape, out_vars(3), const(0, U8))
     only = replace(anchor, x=const(0, anchor.x.dtype), zero=None)
-    return Kernel(WEIGHTS, (store,), only, nodes=kernel.nodes, tag=WEIGHTS)
+    tag = PLANES if from_planes(anchor) else WEIGHTS
+    return Kernel(tag, (store,), only, nodes=kernel.nodes, tag=tag)
 
 
 def _depth(anchor: Conv) -> Size:
@@ -134,6 +162,7 @@ def emit_weights(kernel: Kernel) -> KernelCode:
     out, panel_bytes, count, outputs, deep, per_pixel, octets, places, wide = (
         gemm.load_word(f, i, "i64" if i else "ptr") for i in range(9)
     )
+    per_plane = f.div(deep, per_pixel)
     group, panel = f.div("%chunk", count), f.rem("%chunk", count)
     o, c, *taps = out_vars(len(anchor.w_shape))
 
@@ -141,8 +170,11 @@ def emit_weights(kernel: Kernel) -> KernelCode:
         column = f.add(f.mul(panel, quads.WIDTH), lane)
 
         def load() -> list[str]:
-            tap = f.div(k, per_pixel)
-            at = {o: f.add(f.mul(group, outputs), column), c: f.rem(k, per_pixel), taps[-1]: f.rem(tap, wide)}
+            if kernel.tag == PLANES:
+                tap, channel = f.rem(k, per_plane), f.div(k, per_plane)
+            else:
+                tap, channel = f.div(k, per_pixel), f.rem(k, per_pixel)
+            at = {o: f.add(f.mul(group, outputs), column), c: channel, taps[-1]: f.rem(tap, wide)}
             if len(taps) == 2:
                 at[taps[0]] = f.div(tap, wide)
             return [emitter.lanes_of(expr, Scope(1, None, at))]
@@ -181,7 +213,8 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     signed = anchor.x.dtype.name == "i8"
     weights = anchor.w.source
     narrow = weights.shape[2] == quads.panel_bytes(geo.depth, True)
-    in_image = _in_image(geo)
+    planes = from_planes(anchor)
+    in_image = None if planes else _in_image(geo)
     direct = finish.pixel_step is not None and finish.channels_together
     fused = requantise.found(kernel) if direct else None
     clamped = fused is not None and fused.clamped
@@ -211,8 +244,8 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         weights.shape[2],
         quads.places_bytes(geo.depth, narrow),
         quads.block_routine(tile),
-        windows.byte_routine(),
-        *windows.words(geo),
+        windows.planar_routine(*_static(anchor)) if planes else windows.byte_routine(),
+        *(windows.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else windows.words(geo)),
     ]
     table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
@@ -235,14 +268,14 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         shift = f.add(shift, 128, "i64")
 
     outputs, pixels, octets = w[ByteWord.OUTPUTS], w[ByteWord.PIXELS], w[ByteWord.OCTETS]
-    columns = f.mul(w[ByteWord.PANEL_CHUNK], quads.WIDTH)
-    panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+    per_chunk = f.mul(w[ByteWord.PANEL_CHUNK], quads.WIDTH)
+    panel_blocks = f.div(f.sub(f.add(outputs, per_chunk), 1), per_chunk)
     rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
     block, group = f.div(rest, w[ByteWord.GROUPS]), f.rem(rest, w[ByteWord.GROUPS])
     p0 = f.mul(block, w[ByteWord.PIXEL_CHUNK])
     p1 = f.min(f.add(p0, w[ByteWord.PIXEL_CHUNK]), pixels)
-    n0 = f.mul(panel_block, columns)
-    n1 = f.min(f.add(n0, columns), outputs)
+    n0 = f.mul(panel_block, per_chunk)
+    n1 = f.min(f.add(n0, per_chunk), outputs)
     own = f.offset(w[ByteWord.SCRATCH], f.mul("%worker", w[ByteWord.SCRATCH_STRIDE]))
     x = f.offset(w[ByteWord.X], f.mul(group, w[ByteWord.CHANNELS]))
     first = f.add(f.mul(group, outputs), n0)  # of the output channels
@@ -265,7 +298,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             c_step = w[ByteWord.OUT_STEP]
             c = f.offset(w[ByteWord.OUT], f.add(f.mul(q0, c_step), f.mul(first, tile.item)))
         else:
-            c_step, c = f.mul(columns, 4), f.offset(own, w[ByteWord.SUMS])
+            c_step, c = f.mul(per_chunk, 4), f.offset(own, w[ByteWord.SUMS])
         f.call(
             w[ByteWord.BLOCK],
             [
@@ -285,7 +318,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             ],
         )
         if not direct:
-            finish.rows(emitter, (q0, q1), (first, f.add(first, count)), c, columns)
+            finish.rows(emitter, (q0, q1), (first, f.add(first, count)), c, per_chunk)
 
     f.loop(p0, p1, w[ByteWord.PART], [], some_pixels)
     f.ret()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from rlx.backends.cpu.byte_conv import FEW_CHANNELS
 from rlx.ir.shape import Shape, numel
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Var, loads, substitute_vars, transform
@@ -63,7 +64,7 @@ def _chosen(kernels: Sequence[Kernel], fit: set[Buffer]) -> set[Buffer]:
     chosen: set[Buffer] = set()
     for k in kernels:
         if isinstance(k.anchor, Conv):
-            near = [k.stores[0].buffer.base, *(x.source.base for x in loads(k.anchor.x))]
+            near = [k.stores[0].buffer.base, *(x.source.base for x in loads(k.anchor.x) if not byte_planes(k.anchor))]
             chosen.update(b for b in near if b in fit)
     links = [(a.base, b.base) for k in kernels for store in k.stores for a, b in _links(store)]
     grown = True
@@ -84,6 +85,12 @@ def _links(store: Store) -> Iterator[tuple[Buffer, Buffer]]:
             read = [affine(i).coefs for i in load.indices]
             if axes[1] in read[1] and any(v is not None and v in c for v, c in zip(axes[2:], read[2:], strict=True)):
                 yield store.buffer, load.source
+
+
+def byte_planes(anchor: Conv) -> bool:
+    """Whether the image is of bytes and few channels, which are read from planes."""
+    channels = anchor.x_shape[1]
+    return anchor.x.dtype.bits == 8 and isinstance(channels, int) and channels <= FEW_CHANNELS
 
 
 def _lone_var(e: Expr) -> Expr | None:

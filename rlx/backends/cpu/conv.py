@@ -75,7 +75,7 @@ def layout(kernel: Kernel) -> list[Kernel]:
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     made: list[Kernel] = []
-    if not _channels_together(anchor):
+    if not _channels_together(anchor) and not (anchor.x.dtype.bits == 8 and byte_conv.from_planes(anchor)):
         x, copy = _channels_last(kernel, anchor)
         anchor = replace(anchor, x=x)
         made.append(copy)
@@ -178,7 +178,7 @@ def emit(kernel: Kernel) -> KernelCode:
     """The convolution with its epilogue, or the transform of its weights."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    if kernel.tag == byte_conv.WEIGHTS:
+    if kernel.tag in byte_conv.TAGS:
         return byte_conv.emit_weights(kernel)
     if kernel.tag == byte_conv.TAG:
         return byte_conv.emit(kernel)

@@ -11,8 +11,9 @@ from rlx.backends.cpu.builder import Function, Module, Typed, constant, vec
 from rlx.backends.cpu.window import Geometry
 from rlx.backends.cpu.words import Routine, Word
 
-__all__ = ["byte_routine", "dots_routine", "routine", "words"]
+__all__ = ["PIECES", "byte_routine", "dots_routine", "planar_routine", "planar_words", "routine", "words"]
 
+PIECES = (4, 8)  # bytes that a row of a window of planes is moved in
 ARGUMENTS = [("ptr", "x"), ("ptr", "out"), ("ptr", "words"), ("i64", "p0"), ("i64", "p1"), ("i64", "step")]
 
 
@@ -151,16 +152,117 @@ def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, s
             return [after[1]]
 
         f.loop(0, w[WindowWord.KERNEL_H], 1, [("ptr", out)], row)
-        ox = f.add(ox, 1)
-        wrapped = f.cmp("eq", ox, w[WindowWord.OUT_WIDTH])
-        oy = f.select(wrapped, f.add(oy, 1), oy)
-        below = f.cmp("eq", oy, w[WindowWord.OUT_HEIGHT])
-        return [f.add(image, f.cast("zext", below, "i64")), f.select(below, 0, oy), f.select(wrapped, 0, ox)]
+        return _next_pixel(f, w[WindowWord.OUT_HEIGHT], w[WindowWord.OUT_WIDTH], image, oy, ox)
 
-    rest, ox = f.div("%p0", w[WindowWord.OUT_WIDTH]), f.rem("%p0", w[WindowWord.OUT_WIDTH])
-    image, oy = f.div(rest, w[WindowWord.OUT_HEIGHT]), f.rem(rest, w[WindowWord.OUT_HEIGHT])
-    f.loop("%p0", "%p1", 1, [("i64", image), ("i64", oy), ("i64", ox)], pixel)
+    _each_pixel(f, w[WindowWord.OUT_HEIGHT], w[WindowWord.OUT_WIDTH], pixel)
     f.ret()
+
+
+class PlanarWord(IntEnum):
+    """What the gathering of bytes from planes reads; the columns of a row lie next to each other."""
+
+    HEIGHT = 0
+    WIDTH = 1
+    OUT_HEIGHT = 2
+    OUT_WIDTH = 3
+    X_N = 4
+    X_C = 5
+    X_H = 6
+    STRIDE_H = 7
+    STRIDE_W = 8
+    DILATION_H = 9
+    PAD_H = 10
+    PAD_W = 11
+
+
+def planar_words(geo: Geometry, x_c: Word) -> list[Word]:
+    """The words in the order of `PlanarWord`; `x_c` is the step from plane to plane."""
+    return [
+        geo.height,
+        geo.width,
+        geo.out_height,
+        geo.out_width,
+        geo.x_n,
+        x_c,
+        geo.x_h,
+        *geo.strides,
+        geo.dilations[0],
+        *geo.pads,
+    ]
+
+
+@cache
+def planar_routine(channels: int, rows: int, columns: int) -> Routine:
+    """Windows of bytes as `byte_routine` makes them, in the order (channel, row, column), from planes.
+
+    A row of a window is moved as a whole, in 4 or 8 bytes, where so many lie in the row of the image: what is moved
+    too much is overwritten by the next row.
+    """
+    f = Function(f"rlx_windows_planes_{channels}x{rows}x{columns}", [*ARGUMENTS, ("i8", "fill")])
+    w = {i: gemm.load_word(f, i) for i in PlanarWord}
+    piece = next(size for size in PIECES if columns <= size)
+    width, height = w[PlanarWord.WIDTH], w[PlanarWord.HEIGHT]
+    row_step = f.mul(w[PlanarWord.DILATION_H], w[PlanarWord.X_H])
+    last_column = f.sub(width, piece)
+    last_row = f.sub(f.sub(height, 1), f.mul(w[PlanarWord.DILATION_H], rows - 1))
+
+    def pixel(p: str, state: list[str]) -> list[str]:
+        image, oy, ox = state
+        top = f.sub(f.mul(oy, w[PlanarWord.STRIDE_H]), w[PlanarWord.PAD_H])
+        left = f.sub(f.mul(ox, w[PlanarWord.STRIDE_W]), w[PlanarWord.PAD_W])
+        at = f.add(f.add(f.mul(image, w[PlanarWord.X_N]), f.mul(top, w[PlanarWord.X_H])), left)
+        origin = f.offset("%x", at)
+        out = f.offset("%out", f.mul(f.sub(p, "%p0"), "%step"))
+        whole = f.and_(f.cmp("ge", left, 0), f.cmp("le", left, last_column), "i1")
+        whole = f.and_(whole, f.and_(f.cmp("ge", top, 0), f.cmp("le", top, last_row), "i1"), "i1")
+
+        def inner() -> None:
+            plane = origin
+            for c in range(channels):
+                line = plane
+                for k in range(rows):
+                    value = f.load(f"i{8 * piece}", line, align=1)
+                    f.store(value, f.offset(out, (c * rows + k) * columns), align=1)
+                    line = f.offset(line, row_step)
+                plane = f.offset(plane, w[PlanarWord.X_C])
+
+        def edge() -> None:
+            def row(number: str, _: list[str]) -> None:
+                c, k = f.div(number, rows), f.rem(number, rows)
+                line = f.offset(f.offset(origin, f.mul(c, w[PlanarWord.X_C])), f.mul(k, row_step))
+                inside = f.cmp("ult", f.add(top, f.mul(k, w[PlanarWord.DILATION_H])), height)
+                place = f.offset(out, f.mul(number, columns))
+
+                def single(i: str, _: list[str]) -> None:
+                    there = f.and_(inside, f.cmp("ult", f.add(left, i), width), "i1")
+                    value = f.if_(there, lambda: [f.load("i8", f.offset(line, i))], lambda: [("i8", "%fill")])
+                    f.store(value[0], f.offset(place, i), ty="i8")
+
+                f.loop(0, columns, 1, [], single)
+
+            f.loop(0, channels * rows, 1, [], row)
+
+        f.if_(whole, inner, edge)
+        return _next_pixel(f, w[PlanarWord.OUT_HEIGHT], w[PlanarWord.OUT_WIDTH], image, oy, ox)
+
+    _each_pixel(f, w[PlanarWord.OUT_HEIGHT], w[PlanarWord.OUT_WIDTH], pixel)
+    f.ret()
+    return Routine(f.name, Module([f]).text())
+
+
+def _next_pixel(f: Function, height: str, width: str, image: str, oy: str, ox: str) -> list[str]:
+    ox = f.add(ox, 1)
+    wrapped = f.cmp("eq", ox, width)
+    oy = f.select(wrapped, f.add(oy, 1), oy)
+    below = f.cmp("eq", oy, height)
+    return [f.add(image, f.cast("zext", below, "i64")), f.select(below, 0, oy), f.select(wrapped, 0, ox)]
+
+
+def _each_pixel(f: Function, height: str, width: str, pixel: Callable[[str, list[str]], list[str]]) -> None:
+    """Runs `pixel` over pixels [p0, p1) with the image, row and column of each."""
+    rest, ox = f.div("%p0", width), f.rem("%p0", width)
+    image, oy = f.div(rest, height), f.rem(rest, height)
+    f.loop("%p0", "%p1", 1, [("i64", image), ("i64", oy), ("i64", ox)], pixel)
 
 
 def _mask_type(ty: str) -> str:
