@@ -82,7 +82,7 @@ def from_planes(anchor: Conv) -> bool:
     sizes = [channels, columns, *rows]
     if not all(isinstance(size, int) for size in sizes) or anchor.groups > 1 or anchor.dilations[-1] != 1:
         return False
-    few = 1 < channels <= FEW_CHANNELS and channels * prod(rows) <= FEW_ROWS  # type: ignore[arg-type, operator]
+    few = 1 < channels <= FEW_CHANNELS and channels * prod(rows) <= FEW_ROWS  # type: ignore[operator]
     short = columns <= windows.PIECES[-1]  # type: ignore[operator]
     if not few or not short or not isinstance(e, Load) or e.where is not None or e.source.encoding is not None:
         return False

@@ -14,7 +14,7 @@ from rlx.backends.cpu import quads
 from rlx.backends.cpu.builder import Function, Module, vec
 from rlx.backends.cpu.cuts import DepthwiseCut, InnerColumns, Part, part
 from rlx.backends.cpu.depthwise import MAX_TAPS, Plane
-from rlx.backends.cpu.gemm import kernel_function, load_word
+from rlx.backends.cpu.gemm import kernel_function, load_word, void
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.requantise import found, store_finishing
@@ -44,6 +44,7 @@ __all__ = ["emit", "suits", "weights"]
 
 I16, I32 = DTYPES["i16"], DTYPES["i32"]
 CHANNELS = 16  # of a vector
+MAX_CHANNELS = 8192  # a pixel of padding is on the stack
 AT_ONCE = 4  # pixels
 V, SHORTS, BYTES = "<8 x i32>", "<16 x i16>", "<16 x i8>"
 SUMS = 22  # words after those of `Plane`: where the sums of the weights are, and where results go
@@ -51,8 +52,8 @@ OUT, OUT_STEP = 23, 24
 
 
 def suits(anchor: Conv) -> bool:
-    """One channel a group and one output each, of at least 16, few taps."""
-    if anchor.w_shape[1] != 1 or anchor.groups < CHANNELS or anchor.w_shape[0] != anchor.groups:
+    """One channel a group and one output each, at least a vector of them, few taps."""
+    if anchor.w_shape[1] != 1 or not CHANNELS <= anchor.groups <= MAX_CHANNELS or anchor.w_shape[0] != anchor.groups:
         return False
     taps = 1
     for size in anchor.w_shape[2:]:
@@ -76,7 +77,7 @@ def weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
         at = {o: channel, c: size_expr(0), taps[-1]: column} | ({taps[0]: row} if len(taps) == 2 else {})
         return substitute_vars(anchor.w, at)
 
-    shape: Shape = (-(-channels // CHANNELS), columns, -(-rows // 2), 2, 2 * CHANNELS // 2)
+    shape: Shape = (-(-channels // CHANNELS), columns, -(-rows // 2), 2, CHANNELS)
     block, column, pair, half, lane = own = out_vars(5)
     first: Expr = block * CHANNELS  # the last vector overlaps the one before it
     first = Select(first > channels - CHANNELS, size_expr(channels - CHANNELS), first)
@@ -96,7 +97,7 @@ def weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
 def emit(kernel: Kernel) -> KernelCode:
     """The depthwise convolution with its epilogue, which is computed in registers.
 
-    Weights lie as [vector of channels, column, pair of rows, half of the vector, channel of the half and row].
+    Weights lie as [vector of channels, column, pair of rows, half of the vector, channel and row].
     """
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
@@ -147,7 +148,8 @@ def emit(kernel: Kernel) -> KernelCode:
     fill = "0" if zero is None else emitter.lanes_of(zero, top)
     w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
     body = _Body(
-        f, emitter, finish, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1], anchor.x.dtype.name == "i8",
+        f, emitter, finish, w, geo.groups, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1],
+        anchor.x.dtype.name == "i8",
         store.buffer.dtype.name if direct is not None else "", direct is not None and direct.bias is not None,
         direct is not None and direct.clamped, fill,
         finishing,
@@ -166,6 +168,7 @@ class _Body:
     emitter: Emitter
     finish: Finish
     w: dict[Plane, str]
+    channels: int
     kernel: tuple[int, int]
     stride: int
     dilation: int
@@ -184,28 +187,46 @@ class _Body:
         row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
         c0 = f.mul(block, w[Plane.BLOCK])
         c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
-        padding = f.alloca(BYTES)
-        f.store(f.splat(self.fill, 16, "i8"), padding, ty=BYTES)
+        padding = f.alloca("i8", self.channels)  # a pixel of it
+        f.loop(0, w[Plane.CHANNELS], 1, [], lambda i, _: f.store(self.fill, f.offset(padding, i), ty="i8"))
         x = f.offset(w[Plane.X], f.mul(image, w[Plane.X_N]))
         if not self.result:
             self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), top)
-        sums, out = load_word(f, SUMS, "ptr"), load_word(f, OUT, "ptr")
-        step = load_word(f, OUT_STEP)
-        bias = f.load("ptr", f.gep(self.finishing, int(quads.Finishing.BIAS), "i64")) if self.biased else ""
-        shift = f.cast("sext" if self.signed else "zext", self.fill, "i32", "i8")
-        minus = f.splat(f.sub(0, shift, "i32"), 8, "i32")
+        out = load_word(f, OUT, "ptr"), load_word(f, OUT_STEP)
+        starting = self.starting()
+        taps = self.kernel[1] * -(-self.kernel[0] // 2) * 64 // CHANNELS  # bytes of weights for a channel
 
         def row(oy: str, _: list[str]) -> None:
             first = f.mul(f.add(f.mul(image, w[Plane.OUT_HEIGHT]), oy), w[Plane.OUT_WIDTH])
+            lines = self.lines(x, padding, oy)
 
-            def vectors(c: str, _: list[str]) -> None:
-                at = f.min(c, f.sub(w[Plane.CHANNELS], CHANNELS))
-                start = [f.mul(half, minus, V) for half in self.halves(sums, at, "i32")]
-                if self.biased:
-                    start = [f.add(x, y) for x, y in zip(start, self.halves(bias, at, "i32"), strict=True)]
-                self.line(x, padding, oy, first, c, at, top, start, (out, step))
+            def pixels(ox: str, count: int, *, edge: bool) -> None:
+                """Neighbouring pixels, all their channels: an image of many is read once, line by line."""
+                places = [(f.offset(p, f.mul(f.mul(ox, w[Plane.STRIDE_W]), step)), step) for p, step in lines]
 
-            f.loop(c0, c1, CHANNELS, [], vectors)
+                def vectors(c: str, _: list[str]) -> None:
+                    at = f.min(c, f.sub(w[Plane.CHANNELS], CHANNELS))
+                    weights = f.offset(w[Plane.WEIGHTS], f.mul(c, taps))
+                    own = f.offset(padding, at)
+                    totals = self.sums(places, own, ox, at, weights, [starting(at) for _ in range(count)], edge=edge)
+                    self.putting(at, top, first, out)(ox, totals)
+
+                f.loop(c0, c1, CHANNELS, [], vectors)
+
+            def group(ox: str, _: list[str]) -> None:  # the last one overlaps the one before it
+                at = f.min(ox, f.sub(w[Plane.OUT_WIDTH], AT_ONCE))
+                inside = f.and_(
+                    f.cmp("ge", at, w[Plane.INNER_FROM]),
+                    f.cmp("le", f.add(at, AT_ONCE), w[Plane.INNER_TO]),
+                    "i1",
+                )
+                f.if_(inside, lambda: pixels(at, AT_ONCE, edge=False), lambda: pixels(at, AT_ONCE, edge=True))
+
+            f.if_(
+                f.cmp("ge", w[Plane.OUT_WIDTH], AT_ONCE),
+                lambda: void(f.loop(0, w[Plane.OUT_WIDTH], AT_ONCE, [], group)),
+                lambda: void(f.loop(0, w[Plane.OUT_WIDTH], 1, [], lambda ox, _: pixels(ox, 1, edge=True))),
+            )
 
         f.loop(row0, row1, 1, [], row)
 
@@ -214,102 +235,111 @@ class _Body:
         f = self.f
         p = f.offset(array, f.mul(channel, 4))
         low, high = (f.load(vec(ty, 8), f.offset(p, 32 * j), align=4) for j in range(2))
-        return [f.shuffle(low, high, [4 * j + i for i in range(4)] + [8 + 4 * j + i for i in range(4)]) for j in (0, 1)]
+        return [f.shuffle(low, high, [4 * j + i + k for k in (0, 8) for i in range(4)]) for j in range(2)]
 
-    def line(
+    def starting(self) -> Callable[[str], list[str]]:
+        """What gives the sums of 16 channels to start with: what the zero point takes off, and the bias."""
+        f = self.f
+        sums = load_word(f, SUMS, "ptr")
+        bias = f.load("ptr", f.gep(self.finishing, int(quads.Finishing.BIAS), "i64")) if self.biased else ""
+        shift = f.cast("sext" if self.signed else "zext", self.fill, "i32", "i8")
+        minus = f.splat(f.sub(0, shift, "i32"), 8, "i32")
+
+        def start(c: str) -> list[str]:
+            values = [f.mul(half, minus, V) for half in self.halves(sums, c, "i32")]
+            more = self.halves(bias, c, "i32") if self.biased else values
+            return [f.add(x, y) for x, y in zip(values, more, strict=True)] if self.biased else values
+
+        return start
+
+    def lines(self, x: str, padding: str, oy: str) -> list[tuple[str, str]]:
+        """For each row of a window that starts in column 0: its first pixel, and the step from pixel to pixel.
+
+        A row outside the image is one pixel of padding, over and over.
+        """
+        f, w = self.f, self.w
+        y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
+        found = []
+        for k in range(self.kernel[0]):
+            y = f.add(y0, f.mul(w[Plane.DILATION_H], k))
+            inside = f.cmp("ult", y, w[Plane.HEIGHT])
+            step = f.select(inside, w[Plane.X_W], 0)
+            p = f.select(inside, f.offset(x, f.mul(y, w[Plane.X_H])), padding, "ptr")
+            found.append((f.offset(p, f.sub(0, f.mul(w[Plane.PAD_W], step))), step))
+        return found
+
+    def sums(
         self,
-        x: str,
+        places: list[tuple[str, str]],
         padding: str,
-        oy: str,
-        first: str,
+        ox: str,
         c: str,
-        at: str,
-        top: Scope,
-        start: list[str],
-        out: tuple[str, str],
-    ) -> None:
-        """A row of pixels of one vector of channels."""
+        weights: str,
+        totals: list[list[str]],
+        *,
+        edge: bool,
+    ) -> list[list[str]]:
+        """The sums of 16 channels from c on of pixels from ox on; with `edge` columns may be outside the image."""
         f, w = self.f, self.w
         kernel_h, kernel_w = self.kernel
         pairs = -(-kernel_h // 2)
-        weights = f.offset(w[Plane.WEIGHTS], f.mul(c, kernel_w * pairs * 2 * 32 // CHANNELS))
-        y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
-        # a row outside the image is one pixel of padding, over and over
-        bases, steps = [], []
-        for k in range(kernel_h):
-            y = f.add(y0, f.mul(w[Plane.DILATION_H], k))
-            inside = f.cmp("ult", y, w[Plane.HEIGHT])
-            p = f.offset(x, f.add(f.mul(y, w[Plane.X_H]), at))
-            step = f.select(inside, w[Plane.X_W], 0)
-            left = f.sub(0, f.mul(w[Plane.PAD_W], step))
-            bases.append(f.offset(f.select(inside, p, padding, "ptr"), left))
-            steps.append(step)
-        put = self.putting(at, top, first, out)
+        users: dict[int, list[tuple[int, int]]] = {}
+        for r in range(len(totals)):
+            for j in range(kernel_w):
+                users.setdefault(r * self.stride + j * self.dilation, []).append((r, j))
+        at = [f.offset(p, c) for p, _ in places]
+        before = 0
+        for column in sorted(users):
+            inside = ""
+            if edge:
+                there = f.add(f.sub(f.mul(ox, w[Plane.STRIDE_W]), w[Plane.PAD_W]), column)
+                inside = f.cmp("ult", there, w[Plane.WIDTH])
+            rows = []
+            for k in range(kernel_h):
+                if column > before:
+                    at[k] = f.offset(at[k], f.mul(places[k][1], column - before))
+                address = f.select(inside, at[k], padding, "ptr") if edge else at[k]
+                rows.append(f.cast("sext" if self.signed else "zext", f.load(BYTES, address, align=1), "i16"))
+            before = column
+            for pair in range(pairs):
+                for half, mixed in enumerate(self.mixed(rows[2 * pair : 2 * pair + 2])):
+                    for r, j in users[column]:
+                        place = ((j * pairs + pair) * 2 + half) * 32
+                        weight = f.load(SHORTS, f.offset(weights, place), align=2)
+                        totals[r][half] = f.add(totals[r][half], _pairs(f, mixed, weight))
+        return totals
 
-        def column_of(k: int, address: str) -> str:
-            return f.cast("sext" if self.signed else "zext", f.load(BYTES, address, align=1), "i16")
+    def mixed(self, rows: list[str]) -> list[str]:
+        """Elements of two rows next to each other, in both halves; of a lone one next to itself."""
+        f = self.f
+        a, b = rows[0], rows[-1]  # the weights of a row that is not there are zeros
+        lanes = [[n + 8 * q + 4 * half + 16 * r for q in (0, 1) for n in range(4) for r in (0, 1)] for half in (0, 1)]
+        return [f.shuffle(a, b, lanes[half]) for half in (0, 1)]
 
-        def sums(ox: str, count: int, *, edge: bool) -> None:
-            totals = [list(start) for _ in range(count)]
-            places = [f.offset(bases[k], f.mul(f.mul(ox, w[Plane.STRIDE_W]), steps[k])) for k in range(kernel_h)]
-            users: dict[int, list[tuple[int, int]]] = {}
-            for r in range(count):
-                for j in range(kernel_w):
-                    users.setdefault(r * self.stride + j * self.dilation, []).append((r, j))
-            for column in sorted(users):
-                inside = ""
-                if edge:
-                    there = f.add(f.sub(f.mul(ox, w[Plane.STRIDE_W]), w[Plane.PAD_W]), column)
-                    inside = f.cmp("ult", there, w[Plane.WIDTH])
-                rows = []
-                for k in range(kernel_h):
-                    address = f.offset(places[k], f.mul(steps[k], column)) if column else places[k]
-                    rows.append(column_of(k, f.select(inside, address, padding, "ptr") if edge else address))
-                for pair in range(pairs):
-                    a = rows[2 * pair]
-                    b = rows[2 * pair + 1] if 2 * pair + 1 < kernel_h else a  # then its weights are zeros
-                    for half in range(2):
-                        lanes = [n + 8 * q + 4 * half + 16 * s for q in (0, 1) for n in range(4) for s in (0, 1)]
-                        mixed = f.shuffle(a, b, lanes)
-                        for r, j in users[column]:
-                            place = ((j * pairs + pair) * 2 + half) * 32
-                            product = _pairs(f, mixed, f.load(SHORTS, f.offset(weights, place), align=2))
-                            totals[r][half] = f.add(totals[r][half], product)
-            for r in range(count):
-                put(f.add(ox, r) if r else ox, totals[r])
-
-        inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
-        grouped = f.sub(inner_to, f.rem(f.sub(inner_to, inner_from), AT_ONCE))
-        f.loop(inner_from, grouped, AT_ONCE, [], lambda ox, _: sums(ox, AT_ONCE, edge=False))
-
-        def lone(e: str, _: list[str]) -> None:
-            ox = f.select(f.cmp("lt", e, inner_from), e, f.add(f.sub(e, inner_from), grouped))
-            sums(ox, 1, edge=True)
-
-        outside = f.add(inner_from, f.sub(w[Plane.OUT_WIDTH], grouped))
-        f.loop(0, outside, 1, [], lone)
-
-    def putting(self, c: str, top: Scope, first: str, out: tuple[str, str]) -> Callable[[str, list[str]], None]:
-        """What stores the results of pixel `ox` of the row, of 16 channels from c on, given their sums."""
+    def putting(self, c: str, top: Scope, first: str, out: tuple[str, str]) -> Callable[[str, list[list[str]]], None]:
+        """What stores the results of pixels from `ox` on of the row, of 16 channels from c on, given their sums."""
         f = self.f
         if not self.result:
             scope = top.inner({})
 
-            def plain(ox: str, sums: list[str]) -> None:
-                here = self.finish.pixel(self.emitter, scope, f.add(first, ox))
-                for j in range(2):  # channels in order
-                    total = f.shuffle(sums[0], sums[1], [4 * j + i + k for k in (0, 8) for i in range(4)])
-                    self.finish.put(self.emitter, here, f.add(c, 8 * j) if j else c, total, 8)
+            def plain(ox: str, sums: list[list[str]]) -> None:
+                for r, (low, high) in enumerate(sums):
+                    here = self.finish.pixel(self.emitter, scope, f.add(first, f.add(ox, r) if r else ox))
+                    for j in range(2):  # channels in order
+                        total = f.shuffle(low, high, [4 * j + i + k for k in (0, 8) for i in range(4)])
+                        self.finish.put(self.emitter, here, f.add(c, 8 * j) if j else c, total, 8)
 
             return plain
         words = (quads.Finishing.SCALE, quads.Finishing.SHIFT)
-        scale, shift = (f.load("ptr", f.gep(self.finishing, int(word), "i64")) for word in words)
-        scales, shifts = self.halves(scale, c, "float"), self.halves(shift, c, "float")
+        arrays = [f.load("ptr", f.gep(self.finishing, int(word), "i64")) for word in words]
+        scales, shifts = (self.halves(p, c, "float") for p in arrays)
         ends = quads.limits(f, self.finishing, self.clamped)
 
-        def packed(ox: str, sums: list[str]) -> None:
-            value = quads.requantised(f, self.result, sums, scales, shifts, ends, in_order=True)
-            f.store(value, f.offset(out[0], f.add(f.mul(f.add(first, ox), out[1]), c)), align=1)
+        def packed(ox: str, sums: list[list[str]]) -> None:
+            place = f.offset(out[0], f.add(f.mul(f.add(first, ox), out[1]), c))
+            for total in sums:
+                f.store(quads.requantised(f, self.result, total, scales, shifts, ends, in_order=True), place, align=1)
+                place = f.offset(place, out[1])
 
         return packed
 

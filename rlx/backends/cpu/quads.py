@@ -298,10 +298,7 @@ def requantised(
     *,
     in_order: bool = False,
 ) -> str:
-    """16 bytes of two vectors of i32 sums: scaled, shifted, rounded (halves to even), plus zero, within the limits.
-
-    The vectors hold columns 0-7 and 8-15; with `in_order` 0-3 and 8-11, 4-7 and 12-15, which saves an instruction.
-    """
+    """16 bytes of two vectors of i32 sums: scaled, shifted, rounded (halves to even), plus zero, within the limits."""
     f.declare("llvm.x86.avx.cvt.ps2dq.256", V, [F8])
     f.declare("llvm.x86.avx2.packssdw", SHORTS, [V, V])
     whole = []
