@@ -493,9 +493,10 @@ class WinogradParts(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class WinogradCut:
-    """The chunks of a convolution by tiles of m x m outputs; `sizes`: batch, channels, outputs, height, width."""
+    """The chunks of a convolution by tiles of m outputs of n positions; `sizes`: batch, channels, outputs, plane."""
 
-    m: int
+    m: tuple[int, int]
+    n: tuple[int, int]
     sizes: Shape
     in_place: bool
 
@@ -508,9 +509,8 @@ class WinogradCut:
 
     def __call__(self, extents: Extents) -> WinogradParts:
         batch, channels, outputs, height, width = (evaluate(s, extents) for s in self.sizes)
-        m, lanes = self.m, self.WIDTH
-        positions = (m + 2) ** 2
-        down, across = -(-height // m), -(-width // m)
+        lanes, positions = self.WIDTH, prod(self.n)
+        down, across = -(-height // self.m[0]), -(-width // self.m[1])
         tiles, panels = batch * down * across, -(-outputs // lanes)
         a_tile = positions * channels * panels
         wanted = pieces(tiles * a_tile, self.CYCLES, self.LEAST_CYCLES)
@@ -529,7 +529,7 @@ class WinogradCut:
         lda = channels + 16 if channels % 128 == 0 else channels
         ldc = panel_chunk * lanes + (16 if panel_chunk % 8 == 0 else 0)
         column_step, product_step = (_odd_lines(tile_chunk * step) for step in (lda, ldc))
-        sums = 0 if self.in_place else 4 * m * m * panel_chunk * lanes
+        sums = 0 if self.in_place else 4 * prod(self.m) * panel_chunk * lanes
         ends, end = [], 0
         for size in (4 * channels, 4 * positions * column_step, 4 * positions * product_step, sums):
             end += _aligned(size)

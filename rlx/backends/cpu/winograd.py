@@ -1,20 +1,23 @@
-"""Convolutions of 3x3 windows with fewer products: Winograd's F(4x4, 3x3) and F(2x2, 3x3).
+"""Convolutions with fewer products: Winograd's F(4x4, 3x3) and F(2x2, 3x3), and F(m, r) along one axis.
 
 A tile of m x m results comes from (m + 2)^2 products instead of 9 m^2: tiles of the image and the weights are
 transformed, one matrix product [tiles, C] x [C, O] is made for each of the (m + 2)^2 positions, and its results are
-transformed back. Images have their channels last, so transforms run in vectors of channels.
-With normal inputs and 256 channels the largest error, relative to the largest result, is 5e-7 for F(2x2) and 3.5e-6
-for F(4x4) in f32; plain sums in f32 have 1.2e-6. The usual points 0, 1, -1, 2, -2 would give three times the error of
-those used here. An infinity or nan in the image spoils the results of its whole tile.
+transformed back. Images have their channels last, so transforms run in vectors of channels. Windows of r pixels of one
+row or column take m + r - 1 products for m results: F(4, 3), F(4, 5) and F(2, 7).
+With normal inputs and 256 channels the largest error in f32, relative to the largest result, is 6e-7 for F(2x2), 5e-6
+for F(4x4), 2e-6 for F(4, 3), 3e-6 for F(4, 5) and F(2, 7); plain sums have 4e-7 to 7e-7. The usual points 0, 1, -1, 2,
+-2 would give three times the error of those used here.
+An infinity or nan in the image spoils the results of its whole tile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from fractions import Fraction
 from functools import cache
+from math import prod
 
 from rlx.backends.cpu import gemm
 from rlx.backends.cpu.builder import Function, Module
@@ -30,21 +33,54 @@ from rlx.kernels.program import Buffer, Kernel, Store
 
 __all__ = ["TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "layout", "possible", "transforms"]
 
-TAGS = {"winograd2": 2, "winograd4": 4}
 WEIGHTS = "winograd weights"
 MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
 WIDTH = WinogradCut.WIDTH
 MANY_WEIGHTS = 512 * 384  # transformed by F(4x4) they would be four times as many bytes, read for few pixels
-TRANSFORM = {2: 5.0, 4: 14.0}  # cycles for one channel of a tile, there or back
+A_PRODUCT = 8  # steps of a sum that the start and the end of a product cost
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
+@dataclass(frozen=True)
+class Form:
+    """Tiles of `m` results for windows of `r` pixels, down and across; `cycles` for a channel of a tile, one way."""
+
+    m: tuple[int, int]
+    r: tuple[int, int]
+    cycles: float
+
+    @property
+    def n(self) -> tuple[int, int]:
+        """Positions of a tile."""
+        return self.m[0] + self.r[0] - 1, self.m[1] + self.r[1] - 1
+
+    @property
+    def positions(self) -> int:
+        return self.n[0] * self.n[1]
+
+
+def _lines(m: int, r: int, cycles: float) -> dict[str, Form]:
+    """Windows of one column and of one row."""
+    return {
+        f"winograd{m}x1 {r}x1": Form((m, 1), (r, 1), cycles),
+        f"winograd1x{m} 1x{r}": Form((1, m), (1, r), cycles),
+    }
+
+
+TAGS = {
+    "winograd2": Form((2, 2), (3, 3), 5.0),
+    "winograd4": Form((4, 4), (3, 3), 14.0),
+    **_lines(4, 3, 2.0),
+    **_lines(4, 5, 3.0),
+    **_lines(2, 7, 3.0),
+}
+
+
 @cache
-def transforms(m: int) -> tuple[Matrix, Matrix, Matrix]:
-    """The matrices (A, G, B) of F(m, 3) by Toom and Cook: y = A [(G g) * (B d)] for m + 2 inputs d and 3 weights g."""
-    points = [Fraction(p) for p in (0, 1, -1, Fraction(1, 2), -2)[: m + 1]]
-    n = m + 2
+def transforms(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
+    """The matrices (A, G, B) of F(m, r) by Toom and Cook: y = A [(G g) * (B d)], m + r - 1 inputs d, r weights g."""
+    points = [Fraction(p) for p in (0, 1, -1, Fraction(1, 2), -2, 2, Fraction(-1, 2))[: m + r - 2]]
 
     def product(roots: Sequence[Fraction]) -> list[Fraction]:
         found = [Fraction(1)]
@@ -61,11 +97,10 @@ def transforms(m: int) -> tuple[Matrix, Matrix, Matrix]:
         for q in others:
             scale *= p - q
         lead = abs(next(c for c in product(others) if c))  # a coefficient of 1 needs no multiplication
-        g.append(tuple(p**i / scale * lead for i in range(3)))
+        g.append(tuple(p**i / scale * lead for i in range(r)))
         b.append(tuple([c / lead for c in product(others)] + [Fraction(0)]))
-    g.append((Fraction(0), Fraction(0), Fraction(1)))
+    g.append(tuple(Fraction(i == r - 1) for i in range(r)))
     b.append(tuple(product(points)))
-    assert len(b) == n
     return a, tuple(g), tuple(b)
 
 
@@ -117,38 +152,42 @@ POINTERS = (
 )
 
 
-def possible(kernel: Kernel) -> bool:
-    """Whether it is a 3x3 convolution of f32 that these transforms can compute."""
+def possible(kernel: Kernel) -> list[str]:
+    """The tags of the forms that can compute a convolution of f32."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    plain = (*anchor.strides, *anchor.dilations, anchor.groups) == (1, 1, 1, 1, 1) and anchor.w_shape[2:] == (3, 3)
+    plain = {*anchor.strides, *anchor.dilations, anchor.groups} == {1}
     fixed = all(isinstance(p, int) and p >= 0 for p in anchor.pads)
     sized = all(isinstance(s, int) and s >= MIN_CHANNELS for s in anchor.w_shape[:2])
     static = isinstance(anchor.w, Load) and anchor.w.source.kind in ("param", "const", "prepared")
-    return plain and fixed and sized and static and not anchor.exact and anchor.x.dtype.name == "f32"
+    if not (plain and fixed and sized and static) or anchor.exact or anchor.x.dtype.name != "f32":
+        return []
+    window = anchor.w_shape[2:] if len(anchor.w_shape) == 4 else (1, *anchor.w_shape[2:])
+    return [tag for tag, form in TAGS.items() if form.r == window]
 
 
 def choose(kernel: Kernel) -> str:
-    """The tag of the transform that is thought to be fastest, "" for none; a question of channels only."""
+    """The tag of the form that is thought to be fastest, "" for none; a question of channels only."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    if not possible(kernel):
+    tags = possible(kernel)
+    if not tags:
         return ""
     outputs, channels = anchor.w_shape[:2]
     assert isinstance(outputs, int)
     assert isinstance(channels, int)
-    panels = -(-outputs // WIDTH)
+    panels = -(-outputs // (WIDTH // 2)) / 2
 
-    def cycles(m: int) -> float:
+    def cycles(form: Form) -> float:
         """Of one result pixel."""
-        moved = TRANSFORM[m] * (channels + outputs)
-        return ((m + 2) ** 2 * channels * panels + moved) / m**2
+        moved = form.cycles * (channels + outputs)
+        return (form.positions * (channels + A_PRODUCT) * panels + moved) / prod(form.m)
 
-    costs = {tag: cycles(m) for tag, m in TAGS.items()}
+    costs = {tag: cycles(TAGS[tag]) for tag in tags}
     if channels * outputs >= MANY_WEIGHTS:
-        del costs["winograd4"]
+        costs.pop("winograd4", None)
     best = min(costs, key=lambda tag: costs[tag])
-    return best if costs[best] < 9 * channels * panels else ""
+    return best if costs[best] < prod(TAGS[best].r) * channels * panels else ""
 
 
 def layout(kernel: Kernel, tag: str) -> list[Kernel]:
@@ -157,7 +196,7 @@ def layout(kernel: Kernel, tag: str) -> list[Kernel]:
     assert isinstance(anchor, Conv)
     outputs, channels = anchor.w_shape[:2]
     assert isinstance(outputs, int)
-    shape = ((TAGS[tag] + 2) ** 2, -(-outputs // WIDTH), channels, WIDTH)
+    shape = (TAGS[tag].positions, -(-outputs // WIDTH), channels, WIDTH)
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.winograd", "prepared", shape, anchor.x.dtype)
     vars = out_vars(4)
     store = Store(buffer, shape, vars, const(0, buffer.dtype))
@@ -175,10 +214,13 @@ def emit_weights(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     positions, panels, channels, _ = buffer.shape
-    m = next(m for m in TAGS.values() if (m + 2) ** 2 == positions)
-    _, g, _ = transforms(m)
+    rank = len(anchor.w_shape)
+    window = anchor.w_shape[2:] if rank == 4 else (1, *anchor.w_shape[2:])
+    form = next(form for form in TAGS.values() if form.r == window and form.positions == positions)
+    down, across = (transforms(m, r)[1] for m, r in zip(form.m, form.r, strict=True))
     index = linear_index(anchor.w.indices, anchor.w.source.shape)
-    o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(4))
+    o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(rank))
+    taps = taps if rank == 4 else [0, *taps]
     words: list[Word] = [
         Pointer(anchor.w.source, index.constant * 4),
         Pointer(buffer),
@@ -197,7 +239,7 @@ def emit_weights(kernel: Kernel) -> KernelCode:
     out = f.gep(out, f.add(f.mul(f.mul(panel, depth), WIDTH), lane), "float")
 
     def put(c: str, value: Callable[[int], str]) -> None:
-        for i in range((m + 2) ** 2):
+        for i in range(form.positions):
             f.store(value(i), f.gep(out, f.add(f.mul(step, i), f.mul(c, WIDTH)), "float"), ty="float")
 
     def channel(c: str, _: list[str]) -> None:
@@ -207,9 +249,9 @@ def emit_weights(kernel: Kernel) -> KernelCode:
             at = f.add(f.mul(tap_steps[0], i), f.mul(tap_steps[1], j))
             return f.cast("fpext", f.load("float", f.gep(p, at, "float")), "double")
 
-        half = [_combine(f, g, [tap(i, j) for j in range(3)], "double") for i in range(3)]
-        made = [_combine(f, g, [line[j] for line in half], "double") for j in range(m + 2)]
-        put(c, lambda i: f.cast("fptrunc", made[i % (m + 2)][i // (m + 2)], "float"))
+        half = [_combine(f, across, [tap(i, j) for j in range(form.r[1])], "double") for i in range(form.r[0])]
+        made = [_combine(f, down, [line[j] for line in half], "double") for j in range(form.n[1])]
+        put(c, lambda i: f.cast("fptrunc", made[i % form.n[1]][i // form.n[1]], "float"))
 
     def transform() -> None:
         f.loop(0, depth, 1, [], channel)
@@ -241,16 +283,14 @@ def _combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[st
 
 def emit(kernel: Kernel) -> KernelCode:
     """The convolution with its epilogue."""
-    anchor, store, m = kernel.anchor, kernel.stores[0], TAGS[kernel.tag]
+    anchor, store, form = kernel.anchor, kernel.stores[0], TAGS[kernel.tag]
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
     tile = gemm.tile_for("f32", host().vector_bytes)
-    positions = (m + 2) ** 2
-
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
-    cut = once(WinogradCut(m, sizes, finish.in_place))
+    cut = once(WinogradCut(form.m, form.n, sizes, finish.in_place))
     words: list[Word] = [
         Pointer(anchor.x.source, geo.x.constant * 4),
         geo.x_n,
@@ -281,8 +321,8 @@ def emit(kernel: Kernel) -> KernelCode:
         part(cut, "ends", 1),
         part(cut, "ends", 2),
         gemm.block_routine(tile),
-        _routine("input", m, tile),
-        _routine("output", m, tile),
+        _routine("input", form, tile),
+        _routine("output", form, tile),
     ]
     table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
@@ -306,7 +346,7 @@ def emit(kernel: Kernel) -> KernelCode:
         """Image, first row and first column of a tile's results."""
         rest, across = f.div(t, w[WinoWord.TILES_W]), f.rem(t, w[WinoWord.TILES_W])
         image, down = f.div(rest, w[WinoWord.TILES_H]), f.rem(rest, w[WinoWord.TILES_H])
-        return image, f.mul(down, m), f.mul(across, m)
+        return image, f.mul(down, form.m[0]), f.mul(across, form.m[1])
 
     def there(t: str, _: list[str]) -> None:
         image, oy, ox = place(t)
@@ -331,13 +371,15 @@ def emit(kernel: Kernel) -> KernelCode:
         )
 
     def columns_of(count: str) -> str:
-        return f.and_(f.add(count, WIDTH - 1), -WIDTH)  # whole panels: there is room, and no masks are needed
+        whole = WIDTH // 2 if tile.half_rows else WIDTH  # there is room for whole tiles, and no masks are needed
+        return f.and_(f.add(count, whole - 1), -whole)
 
-    f.loop(0, positions, 1, [], position)
+    f.loop(0, form.positions, 1, [], position)
 
     def back(t: str, _: list[str]) -> None:
         image, oy, ox = place(t)
-        rows, cols = f.min(f.sub(w[WinoWord.OUT_HEIGHT], oy), m), f.min(f.sub(w[WinoWord.OUT_WIDTH], ox), m)
+        rows = f.min(f.sub(w[WinoWord.OUT_HEIGHT], oy), form.m[0])
+        cols = f.min(f.sub(w[WinoWord.OUT_WIDTH], ox), form.m[1])
         source = f.gep(products, f.mul(f.sub(t, t0), w[WinoWord.LDC]), "float")
         line = f.mul(f.add(f.mul(image, w[WinoWord.OUT_HEIGHT]), oy), w[WinoWord.OUT_WIDTH])
         first = f.add(line, ox)
@@ -347,7 +389,7 @@ def emit(kernel: Kernel) -> KernelCode:
             line_step = f.mul(w[WinoWord.OUT_WIDTH], step)
         else:
             step, target = columns, sums
-            line_step = f.mul(columns, m)
+            line_step = f.mul(columns, form.m[1])
         f.call(w[WinoWord.OUTPUT], [source, target, "%words", step, line_step, count, rows, cols])
         if finish.plain and finish.in_place:
             return
@@ -371,92 +413,125 @@ def _load_words(f: Function, wanted: list[WinoWord]) -> dict[WinoWord, str]:
 
 
 @cache
-def _routine(which: str, m: int, tile: gemm.Tile) -> Routine:
-    function = (_input if which == "input" else _output)(m, tile)
+def _routine(which: str, form: Form, tile: gemm.Tile) -> Routine:
+    function = (_input if which == "input" else _output)(form, tile)
     return Routine(function.name, Module([function]).text())
 
 
-def _input(m: int, tile: gemm.Tile) -> Function:
+def _name(which: str, form: Form, tile: gemm.Tile) -> str:
+    sizes = "_".join(f"{m}_{r}" for m, r in zip(form.m, form.r, strict=True))
+    return f"rlx_winograd_{which}_{sizes}x{tile.lanes}"
+
+
+def _both_ways(
+    f: Function,
+    matrices: tuple[Matrix, Matrix],
+    room: str,
+    vector: str,
+    load: Callable[[int, int], str],
+    put: Callable[[int, int, str], None],
+) -> None:
+    """Transforms a tile by a matrix down and one across; the values between them are kept at `room`."""
+    down, across = matrices
+    rows, columns, made = len(down[0]), len(across[0]), len(across)
+    lines = [[load(r, j) for j in range(columns)] for r in range(rows)] if 1 in (rows, columns) else []
+    if rows == 1:
+        for j, value in enumerate(_combine(f, across, lines[0], vector)):
+            put(0, j, value)
+        return
+    if columns == 1:
+        for i, value in enumerate(_combine(f, down, [line[0] for line in lines], vector)):
+            put(i, 0, value)
+        return
+    for r in range(rows):
+        for j, value in enumerate(_combine(f, across, [load(r, j) for j in range(columns)], vector)):
+            f.store(value, f.gep(room, r * made + j, vector))
+    for j in range(made):
+        d = [f.load(vector, f.gep(room, r * made + j, vector)) for r in range(rows)]
+        for i, value in enumerate(_combine(f, down, d, vector)):
+            put(i, j, value)
+
+
+def _input(form: Form, tile: gemm.Tile) -> Function:
     """Transforms all channels of one tile of an image: position i goes to out + i * COLUMN_STEP.
 
     `(ptr x, ptr zeros, ptr out, ptr words, i64 top, i64 left)`: `x` is the image, `zeros` a pixel for those outside.
     """
-    lanes, n, vector = tile.lanes, m + 2, tile.vector
+    lanes, (high, wide), vector = tile.lanes, form.n, tile.vector
     names = ("x", "zeros", "out", "words")
-    f = Function(f"rlx_winograd_input_{m}x{lanes}", [*(("ptr", i) for i in names), ("i64", "top"), ("i64", "left")])
+    f = Function(_name("input", form, tile), [*(("ptr", i) for i in names), ("i64", "top"), ("i64", "left")])
     w = _load_words(f, [i for i in WinoWord if i not in POINTERS])
-    room = f.alloca(vector, n * n)
-    pixels = f.alloca("ptr", n * n)
-    across = transforms(m)[2]
+    room = f.alloca(vector, form.positions)
+    pixels = f.alloca("ptr", form.positions)
+    down, across = (transforms(m, r)[2] for m, r in zip(form.m, form.r, strict=True))
     last = f.sub(w[WinoWord.CHANNELS], lanes)
 
     def channels(load: Callable[[int, int, str], str]) -> None:
         def turn(c: str, _: list[str]) -> None:
             at = f.min(c, last)
-            for r in range(n):
-                for j, value in enumerate(_combine(f, across, [load(r, j, at) for j in range(n)], vector)):
-                    f.store(value, f.gep(room, r * n + j, vector))
             out = f.gep("%out", at, "float")
-            for j in range(n):
-                d = [f.load(vector, f.gep(room, r * n + j, vector)) for r in range(n)]
-                for i, value in enumerate(_combine(f, across, d, vector)):
-                    f.store(value, f.gep(out, f.mul(w[WinoWord.COLUMN_STEP], i * n + j), "float"))
+
+            def put(i: int, j: int, value: str) -> None:
+                f.store(value, f.gep(out, f.mul(w[WinoWord.COLUMN_STEP], i * wide + j), "float"))
+
+            _both_ways(f, (down, across), room, vector, lambda r, j: load(r, j, at), put)
 
         f.loop(0, w[WinoWord.CHANNELS], lanes, [], turn)
 
-    rows = [f.gep("%x", f.mul(f.add("%top", r), w[WinoWord.X_H]), "float") for r in range(n)]
-    columns = [f.mul(f.add("%left", j), w[WinoWord.X_W]) for j in range(n)]
+    rows = [f.gep("%x", f.mul(f.add("%top", r), w[WinoWord.X_H]), "float") for r in range(high)]
+    columns = [f.mul(f.add("%left", j), w[WinoWord.X_W]) for j in range(wide)]
 
     def inside() -> None:
         channels(lambda r, j, c: f.load(vector, f.gep(rows[r], f.add(columns[j], c), "float")))
 
     def border() -> None:
-        for r in range(n):
-            for j in range(n):
+        for r in range(high):
+            for j in range(wide):
                 y = f.cmp("ult", f.add("%top", r), w[WinoWord.HEIGHT])
                 x = f.cmp("ult", f.add("%left", j), w[WinoWord.WIDTH])
                 p = f.select(f.and_(y, x), f.gep(rows[r], columns[j], "float"), "%zeros", "ptr")
-                f.store(p, f.gep(pixels, r * n + j, "ptr"))
-        channels(lambda r, j, c: f.load(vector, f.gep(f.load("ptr", f.gep(pixels, r * n + j, "ptr")), c, "float")))
+                f.store(p, f.gep(pixels, r * wide + j, "ptr"))
+        channels(lambda r, j, c: f.load(vector, f.gep(f.load("ptr", f.gep(pixels, r * wide + j, "ptr")), c, "float")))
 
     begins = f.and_(f.cmp("ge", "%top", 0), f.cmp("ge", "%left", 0))
-    ends = f.and_(f.cmp("le", f.add("%top", n), w[WinoWord.HEIGHT]), f.cmp("le", f.add("%left", n), w[WinoWord.WIDTH]))
+    below, beside = f.add("%top", high), f.add("%left", wide)
+    ends = f.and_(f.cmp("le", below, w[WinoWord.HEIGHT]), f.cmp("le", beside, w[WinoWord.WIDTH]))
     f.if_(f.and_(begins, ends), inside, border)
     f.ret()
     return f
 
 
-def _output(m: int, tile: gemm.Tile) -> Function:
+def _output(form: Form, tile: gemm.Tile) -> Function:
     """Transforms `count` outputs of one tile back and stores its pixels.
 
     `(ptr products, ptr target, ptr words, i64 step, i64 line_step, i64 count, i64 rows, i64 cols)`: pixels are `step`
     elements apart in a row, rows `line_step`; only the first `rows` x `cols` of them exist.
     """
-    lanes, n, vector = tile.lanes, m + 2, tile.vector
+    lanes, vector, (_, wide) = tile.lanes, tile.vector, form.n
     numbers = ("step", "line_step", "count", "rows", "cols")
     f = Function(
-        f"rlx_winograd_output_{m}x{lanes}",
+        _name("output", form, tile),
         [("ptr", "products"), ("ptr", "target"), ("ptr", "words"), *(("i64", i) for i in numbers)],
     )
     step = gemm.load_word(f, WinoWord.PRODUCT_STEP)
-    room = f.alloca(vector, m * n)
-    back = transforms(m)[0]
+    room = f.alloca(vector, form.positions)
+    down, across = (transforms(m, r)[0] for m, r in zip(form.m, form.r, strict=True))
     last = f.sub("%count", lanes)
-    whole = f.and_(f.cmp("eq", "%rows", m), f.cmp("eq", "%cols", m))
+    whole = f.and_(f.cmp("eq", "%rows", form.m[0]), f.cmp("eq", "%cols", form.m[1]))
 
     def outputs(put: Callable[[int, int, str, str], None]) -> None:
         def turn(o: str, _: list[str]) -> None:
             at = f.min(o, last)
             source = f.gep("%products", at, "float")
-            for j in range(n):
-                d = [f.load(vector, f.gep(source, f.mul(step, i * n + j), "float")) for i in range(n)]
-                for i, value in enumerate(_combine(f, back, d, vector)):
-                    f.store(value, f.gep(room, i * n + j, vector))
-            for i in range(m):
-                d = [f.load(vector, f.gep(room, i * n + j, vector)) for j in range(n)]
-                for j, value in enumerate(_combine(f, back, d, vector)):
-                    place = f.add(f.add(f.mul("%line_step", i), f.mul("%step", j)), at)
-                    put(i, j, value, f.gep("%target", place, "float"))
+
+            def load(i: int, j: int) -> str:
+                return f.load(vector, f.gep(source, f.mul(step, i * wide + j), "float"))
+
+            def store(i: int, j: int, value: str) -> None:
+                place = f.add(f.add(f.mul("%line_step", i), f.mul("%step", j)), at)
+                put(i, j, value, f.gep("%target", place, "float"))
+
+            _both_ways(f, (down, across), room, vector, load, store)
 
         f.loop(0, "%count", lanes, [], turn)
 

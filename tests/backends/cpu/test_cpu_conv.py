@@ -201,6 +201,11 @@ def scaled(g: Graph, y: Value) -> Value:
     return made
 
 
+def scaled_signal(g: Graph, y: Value) -> Value:
+    made: Value = relu(y * g.param("scale", (y.shape[1], 1)))
+    return made
+
+
 def residual(g: Graph, y: Value) -> Value:
     made: Value = relu(y + g.input("r", y.shape))
     return made
@@ -306,13 +311,13 @@ def tags(run: GuardedRun) -> list[str]:
     return [k.tag for k in run.program.run if isinstance(k.anchor, Anchor)]
 
 
-@pytest.fixture(params=["winograd2", "winograd4"])
+@pytest.fixture(params=list(winograd.TAGS))
 def tag(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each transform in turn, for every convolution that it can compute."""
     chosen: str = request.param
 
     def choose(kernel: Kernel) -> str:
-        return chosen if winograd.possible(kernel) else ""
+        return chosen if chosen in winograd.possible(kernel) else ""
 
     monkeypatch.setattr(winograd, "choose", choose)
     return chosen
@@ -323,10 +328,10 @@ def tag(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     [
         ((1, 16, 8, 8), 16, (1, 1, 1, 1)),
         ((2, 17, 7, 9), 19, (1, 1, 1, 1)),
-        ((1, 16, 3, 3), 16, (0, 0, 0, 0)),  # one pixel
-        ((1, 16, 1, 1), 16, (1, 1, 1, 1)),
+        ((1, 16, 7, 7), 16, (0, 0, 0, 0)),
+        ((1, 16, 1, 1), 16, (3, 3, 3, 3)),
         ((1, 16, 33, 31), 16, (0, 2, 1, 0)),
-        ((1, 16, 6, 66), 17, (3, 1, 0, 5)),  # more padding than a window, one row of 17 and of 33 tiles
+        ((1, 16, 7, 66), 17, (3, 1, 0, 5)),  # more padding than a window, one row of 17 and of 33 tiles
         ((3, 20, 14, 14), 16, (1, 1, 1, 1)),
         ((1, 16, 40, 67), 64, (1, 1, 1, 1)),  # several blocks of tile rows
         ((1, 256, 9, 10), 130, (1, 1, 1, 1)),  # several blocks of rows of weights, of padded weights
@@ -335,15 +340,25 @@ def tag(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_winograd(x: tuple[int, ...], outputs: int, pads: tuple[int, ...], tag: str) -> None:
     """Odd sizes and tile edges, within the error that the module states."""
     for post in (None, residual):
-        g = conv_graph(x, (outputs, x[1], 3, 3), post, pads=pads)
+        g = conv_graph(x, (outputs, x[1], *winograd.TAGS[tag].r), post, pads=pads)
         run = compiled(g)
         assert tags(run) == [tag]
         check(g, run=run, tolerance=1e-6 if tag == "winograd2" else 6e-6)
 
 
+@pytest.mark.parametrize("length", [7, 8, 9, 10, 11, 33])
+def test_winograd_of_signals(length: int, tag: str) -> None:
+    """Convolutions with one spatial axis, of every rest of a tile."""
+    if winograd.TAGS[tag].r[0] == 1:
+        g = conv_graph((2, 16, length), (40, 16, winograd.TAGS[tag].r[1]), scaled_signal, pads=(1, 0))
+        run = compiled(g)
+        assert tags(run) == [tag]
+        check(g, run=run, tolerance=6e-6)
+
+
 @pytest.mark.parametrize("post", [scaled, by_column, by_row])
 def test_epilogues_of_winograd(post: Post, tag: str) -> None:
-    g = conv_graph((2, 16, 13, 11), (18, 16, 3, 3), post, pads=(1, 1, 1, 1))
+    g = conv_graph((2, 16, 13, 11), (18, 16, *winograd.TAGS[tag].r), post, pads=(1, 1, 1, 1))
     run = compiled(g)
     assert tags(run) == [tag]
     assert [k.kind for k in run.program.run if k.name != "channels last"] == ["conv"]
@@ -351,7 +366,7 @@ def test_epilogues_of_winograd(post: Post, tag: str) -> None:
 
 
 def test_winograd_may_change_the_type(tag: str) -> None:
-    g = conv_graph((2, 16, 13, 11), (18, 16, 3, 3), positive, pads=(1, 1, 1, 1))
+    g = conv_graph((2, 16, 13, 11), (18, 16, *winograd.TAGS[tag].r), positive, pads=(1, 1, 1, 1))
     arrays = arrays_of(g, {})
     run = compiled(g)
     assert tags(run) == [tag]
@@ -363,7 +378,7 @@ def test_winograd_may_change_the_type(tag: str) -> None:
 
 def test_winograd_of_sizes_known_at_the_run(tag: str) -> None:
     n, h, w = Dim("n", 0, 4), Dim("h", 3, 64), Dim("w", 3, 64)
-    g = conv_graph((n, 16, h, w), (16, 16, 3, 3), residual, pads=(1, 1, 1, 1))
+    g = conv_graph((n, 16, h, w), (16, 16, *winograd.TAGS[tag].r), residual, pads=(2, 2, 2, 2))
     run = compiled(g)
     assert tags(run) == [tag]
     for sizes in ((1, 3, 3), (2, 9, 16), (3, 40, 33), (0, 5, 5), (1, 64, 64)):
@@ -372,13 +387,14 @@ def test_winograd_of_sizes_known_at_the_run(tag: str) -> None:
 
 def test_winograd_is_not_for_every_window(tag: str) -> None:
     """Strides, dilations, groups, other windows, f64 and weights that are computed have none."""
+    r = winograd.TAGS[tag].r
     cases: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
-        ((16, 16, 3, 3), "f32", {"strides": (2, 1)}),
-        ((16, 16, 3, 3), "f32", {"dilations": (1, 2)}),
-        ((16, 16, 3, 5), "f32", {}),
-        ((16, 8, 3, 3), "f32", {"groups": 2}),
-        ((16, 16, 3, 3), "f64", {}),
-        ((16, 16, 3, 3), "f32", {"pads": (-1, 1, 1, 1)}),
+        ((16, 16, *r), "f32", {"strides": (2, 1)}),
+        ((16, 16, *r), "f32", {"dilations": (1, 2)}),
+        ((16, 16, 3, 9), "f32", {}),
+        ((16, 8, *r), "f32", {"groups": 2}),
+        ((16, 16, *r), "f64", {}),
+        ((16, 16, *r), "f32", {"pads": (-1, 1, 1, 1)}),
     ]
     for w, dtype, attributes in cases:
         assert tag not in tags(compiled(conv_graph((1, 16, 12, 12), w, dtype=dtype, **attributes)))
@@ -396,12 +412,12 @@ def test_winograd_is_chosen_where_it_pays() -> None:
 
 def test_transforms_are_exact() -> None:
     """In rational numbers the transforms give the sums of products themselves."""
-    for m in winograd.TAGS.values():
-        a, g, b = winograd.transforms(m)
-        for i in range(m + 2):
-            for k in range(3):
+    for m, r in {(m, r) for form in winograd.TAGS.values() for m, r in zip(form.m, form.r, strict=True)}:
+        a, g, b = winograd.transforms(m, r)
+        for i in range(m + r - 1):
+            for k in range(r):
                 for row in range(m):
-                    found = sum(a[row][p] * g[p][k] * b[p][i] for p in range(m + 2))
+                    found = sum(a[row][p] * g[p][k] * b[p][i] for p in range(m + r - 1))
                     assert found == (i == row + k)
 
 
