@@ -9,6 +9,7 @@ finds another thread in the run, goes to a Python fallback.
 from __future__ import annotations
 
 import functools
+import math
 import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -477,7 +478,7 @@ class Entry(int):
         self,
         *,
         shapes: Mapping[int, tuple[int, ...]] | None = None,
-        patches: Sequence[Patch] | None = None,
+        patches: Sequence[Patch] | NDArray[np.int64] | None = None,
         guard: tuple[int, int] | None = None,
     ) -> None:
         """Changes recorded shapes (by input), all patches, or the guarded address range; hold the block meanwhile."""
@@ -502,15 +503,17 @@ class Entry(int):
         record = self.records[index]
         record[RANK] = len(shape)
         record[SHAPE : SHAPE + len(shape)] = shape
-        record[BYTES] = int(record[ITEMSIZE]) * int(np.prod(shape, dtype=np.int64))
+        record[BYTES] = int(record[ITEMSIZE]) * math.prod(shape)
 
-    def set_patches(self, patches: Sequence[Patch]) -> None:
-        table = aligned_words(3 * max(1, len(patches))).reshape(-1, 3)
-        for row, patch in zip(table, patches, strict=False):
-            row[:] = patch
-        self.patches = table
-        self.block.words[runner.PATCHES] = table.ctypes.data
-        self.block.words[runner.PATCH_COUNT] = len(patches)
+    def close(self) -> None:
+        """Makes the check of every call fail, until shapes are set."""
+        self.records[:, RANK] = -1
+
+    def set_patches(self, patches: Sequence[Patch] | NDArray[np.int64]) -> None:
+        """Sets all patches, or takes a table of them that is kept by others too."""
+        self.patches = patches if isinstance(patches, np.ndarray) else patch_table(patches)
+        self.block.words[runner.PATCHES] = self.patches.ctypes.data
+        self.block.words[runner.PATCH_COUNT] = len(self.patches)
 
     def set_inputs(self, inputs: Sequence[InputSpec]) -> None:
         self.inputs = tuple(inputs)
@@ -545,6 +548,8 @@ class Entry(int):
     def view(self, index: int, array: Any) -> NDArray[Any] | None:
         """An array over the same memory if it is as recorded, else None."""
         record = self.records[index]
+        if record[RANK] < 0:  # closed
+            return None
         try:
             view = array if isinstance(array, np.ndarray) else np.asarray(memoryview(array))
         except (TypeError, ValueError, BufferError):
@@ -555,6 +560,14 @@ class Entry(int):
         same = view.dtype == self.dtypes[index] and view.shape == shape and view.flags.c_contiguous
         outside = start >= high or start + view.nbytes <= low
         return view if same and outside and start & int(record[ALIGN_MASK]) == 0 else None
+
+
+def patch_table(patches: Sequence[Patch]) -> NDArray[np.int64]:
+    """The words of patches."""
+    table = aligned_words(3 * len(patches)).reshape(-1, 3)
+    if patches:
+        table[:] = patches
+    return table
 
 
 def make_entry(

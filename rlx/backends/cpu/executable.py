@@ -10,13 +10,14 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlx.backends.base import Image
 from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_array
-from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry
+from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry, patch_table
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.objcache import ObjectCache
-from rlx.backends.cpu.runner import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock
+from rlx.backends.cpu.runner import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock, phase_table
 from rlx.backends.cpu.select import Selection
 from rlx.backends.cpu.states import StateCalls, StateMemory
 from rlx.backends.cpu.weights import Shared
@@ -50,12 +51,14 @@ class Bound:
 
     binding: Binding
     plan: MemoryPlan
+    table: NDArray[np.int64]  # the phases
+    releases: bool  # whether its runs let other Python threads go on
     patches: list[Patch]
-    rows: list[tuple[int, int, int]]  # the phases
     arrays: tuple[tuple[Array, ...], ...]  # the outputs, read-only, after a run that leaves the parity even or odd
     results: tuple[Any, ...]  # what `slots` returns for them
     feeds: Array | None = None  # the words of the phase that feeds states
-    keep: object = None
+    given: NDArray[np.int64] | None = None  # patches and records of the inputs that each call gives
+    records: NDArray[np.int64] | None = None
     fresh: bool = True  # it has not run yet
 
 
@@ -253,9 +256,8 @@ class CpuExecutable(StateCalls):
     def close(self) -> None:
         """Makes the native check of every call fail, so that it comes to `fallback`."""
         self.shapes = None
-        count = max(1, len(self.free))
-        self.entry.update(shapes=dict.fromkeys(range(count), (-1,)))
-        self.block.words[INPUT_COUNT] = count
+        self.entry.close()
+        self.block.words[INPUT_COUNT] = len(self.entry.records)  # without inputs too
 
     @property
     def free(self) -> list[int]:
@@ -277,21 +279,26 @@ class CpuExecutable(StateCalls):
             del self.kept[next(iter(self.kept))]
         for root in self.states.roots():
             bound.binding.point(root, self.address(root))
-        self.block.set_phases(bound.rows)
+        self.block.use(bound.table)
         bound.binding.block = self.block
-        chunks = sum(count for _, _, count in bound.rows)
-        self.block.words[RELEASE_GIL] = chunks >= LONG_RUN or bool(self.shared.run.rounds)
-        free = self.free
-        self.block.words[INPUT_COUNT] = len(free)
+        self.block.words[RELEASE_GIL] = bound.releases
         start = int(self.memory.ctypes.data)
-        given = {index: shapes[number] for index, number in enumerate(free)}
-        if self.grows:  # a run may have to start again, which only `fallback` can do
-            given = dict.fromkeys(range(max(1, len(free))), (-1,))
-            self.block.words[INPUT_COUNT] = len(given)
-        self.entry.update(shapes=given, patches=self.entry_patches(bound), guard=(start, start + self.memory.nbytes))
+        self.entry.update(patches=bound.given, guard=(start, start + self.memory.nbytes))
+        if not self.grows:  # else a run may have to start again, which only `fallback` can do
+            self.open(bound, shapes)
         self.entry.set_result(bound.results[self.states.parity[0]])
         self.bound, self.plan, self.shapes = bound, bound.plan, shapes
         return bound
+
+    def open(self, bound: Bound, shapes: Shapes) -> None:
+        """Has the entry take inputs of these shapes."""
+        free = self.free
+        if bound.records is None:
+            self.entry.update(shapes={index: shapes[number] for index, number in enumerate(free)})
+            bound.records = self.entry.records.copy()
+        else:
+            self.entry.records[:] = bound.records
+        self.block.words[INPUT_COUNT] = len(free)
 
     def make_bound(self, shapes: Shapes) -> Bound:
         inputs = self.program.inputs
@@ -310,19 +317,22 @@ class CpuExecutable(StateCalls):
         binding = Binding(
             self.shared.run, extents, self.address, scratch, self.array, keep, room=room, dims=self.program.dims
         )
-        bound = Bound(binding, self.plan, [], binding.rows, (), ())
+        chunks = sum(count for _, _, count in binding.rows)
+        releases = chunks >= LONG_RUN or bool(self.shared.run.rounds)
+        bound = Bound(binding, self.plan, phase_table(binding.rows), releases, [], (), ())
         self.show(bound)
         binding.resized = lambda: self.resize(bound)
         if self.states.feeds:
             results = (bound.results[0], bound.results[1])
             phase, bound.feeds = self.states.phase(binding, results, self.address)
-            bound.rows = [*binding.rows, phase]
+            bound.table = phase_table([*binding.rows, phase])
         return bound
 
     def show(self, bound: Bound) -> None:
         """Fills in the patches of the inputs and the arrays of the outputs, at the present extents."""
         extents = bound.binding.extents
         bound.patches = bound.binding.patches(self.program.inputs)
+        bound.given = patch_table(self.entry_patches(bound))
         sets = [self.output_arrays(parity, extents) for parity in range(2 if self.states.feeds else 1)]
         bound.arrays, bound.results = tuple(sets), tuple(map(self.wrap, sets))
         if bound.feeds is not None:
@@ -382,7 +392,7 @@ class CpuExecutable(StateCalls):
             bound.binding.rescratch(int(self.scratch.ctypes.data))
             self.kept = {shapes: other for shapes, other in self.kept.items() if other is bound}
         self.show(bound)
-        self.entry.update(patches=self.entry_patches(bound))
+        self.entry.update(patches=bound.given)
         self.entry.set_result(bound.results[self.states.parity[0]])
 
     def make_room(self, extents: Mapping[str, int], spread: Mapping[str, Size]) -> None:

@@ -418,6 +418,15 @@ def native() -> Native:
     return loaded
 
 
+def phase_table(phases: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """The words of phases: (kernel address, words address, nchunks) each."""
+    rows = list(phases)
+    table = aligned_words(len(rows) * PHASE_WORDS).reshape(-1, PHASE_WORDS)
+    if rows:
+        table[:, :3] = rows
+    return table
+
+
 blocks: weakref.WeakSet[RunBlock] = weakref.WeakSet()
 holders: dict[int, int] = {}  # address of a block that Python code has -> its thread
 
@@ -487,13 +496,13 @@ class RunBlock:
 
     def set_phases(self, phases: Iterable[tuple[int, int, int]]) -> None:
         """Sets the table: (kernel address, words address, nchunks) for each phase; the profile starts anew."""
-        rows = list(phases)
-        table = aligned_words(max(1, len(rows)) * PHASE_WORDS).reshape(-1, PHASE_WORDS)
-        for row, phase in zip(table, rows, strict=False):
-            row[:3] = phase
+        self.use(phase_table(phases))
+
+    def use(self, table: NDArray[np.int64]) -> None:
+        """As `set_phases`, for a table that was made before."""
         self.table = table
         self.words[PHASES] = table.ctypes.data
-        self.words[PHASE_COUNT] = len(rows)
+        self.words[PHASE_COUNT] = len(table)
         self.note_parallel()
         if self.profile is not None:
             self.enable_profile()
