@@ -105,7 +105,7 @@ class _Lora:
             sizes = {A_SUFFIX: (shape[0], width), B_SUFFIX: (width, shape[1])}
             zero = np.zeros((), x.dtype.numpy)
             a, b = (
-                site.graph.param(param.name + suffix, data=np.broadcast_to(zero, [int(n) for n in size]))  # type: ignore[arg-type]
+                site.graph.param(param.name + suffix, data=np.broadcast_to(zero, [int(n) for n in size]))
                 for suffix, size in sizes.items()
             )
             self.leaves[param.name] = a, b

@@ -108,7 +108,7 @@ class Adapters(Mapping[str, float]):
         rank = self._gain().shape[1]
         specs = {s.name: s for s in self._model.params}
         a, b = (
-            np.zeros([int(n) for n in specs[target + suffix].shape], specs[target + suffix].dtype.numpy)  # type: ignore[arg-type]
+            np.zeros([int(n) for n in specs[target + suffix].shape], specs[target + suffix].dtype.numpy)
             for suffix in (A_SUFFIX, B_SUFFIX)
         )
         for number, pairs in held.items():

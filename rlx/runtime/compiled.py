@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from rlx.backends.base import Executable, TensorSpec, spec_of
 from rlx.errors import NameNotFound, OptionError, ShapeError
-from rlx.ir.extents import check_extent
+from rlx.ir.extents import bind_extents, check_extent
 from rlx.ir.graph import Array
 from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
@@ -29,6 +30,7 @@ from rlx.runtime.states import States
 if TYPE_CHECKING:
     from rlx.compiler import Compilation
     from rlx.cost.io_profile import IoProfile
+    from rlx.cost.model import Prediction
     from rlx.runtime.artifact import StoredCompilation
     from rlx.runtime.choice import Decision
     from rlx.runtime.replay import Recorder
@@ -434,6 +436,39 @@ class CompiledGraph(Lifetime, Queued):
         from rlx.cost.io_profile import profile
 
         return profile(self)
+
+    @property
+    def cost(self) -> Prediction:
+        """What a run is predicted to take, kernel by kernel, at the upper bounds of the dims (128 for one without).
+
+        It goes by the calibration of the device, or by guesses if there was none; `rlx.cost` predicts at other extents.
+        """
+        from rlx.runtime.choice import usual_extents
+        from rlx.runtime.rooflines import rooflines
+
+        at = usual_extents(self._compilation.source, None)
+        return rooflines(self, at=at, threads=self._options.threads, calibrate=False).prediction
+
+    def report(self, path: str | os.PathLike[str], inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> None:
+        """Writes a page (HTML) about it: roofline, a bar for each kernel, the arena, the choice of the device.
+
+        With `inputs` kernels are timed, at the extents of these; states are left as they were. Raises `OptionError`
+        where the page can't be written.
+        """
+        from rlx.runtime.choice import usual_extents
+        from rlx.runtime.page import report_page
+        from rlx.runtime.rooflines import rooflines
+
+        graph = self._compilation.source
+        arrays = None if inputs is None else self._admit(self._given(inputs))
+        shapes = {} if arrays is None else {s.name: a.shape for s, a in zip(self.inputs, arrays, strict=True)}
+        at = usual_extents(graph, bind_extents(graph, shapes))
+        found = rooflines(self, arrays, at=at, threads=self._options.threads, calibrate=False)
+        page = report_page(graph.name, found, self.plan, self.decision)
+        try:
+            Path(path).write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"{os.fspath(path)}: can't be written: {error.strerror or error}") from None
 
     def explain(self, stage: str = "summary") -> str:
         """What was decided, as text: "summary", "graph", "passes", "dispatch", "fuse" or "plan"."""

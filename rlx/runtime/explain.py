@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rlx.errors import ExecutionError
@@ -61,14 +62,13 @@ def state_lines(model: CompiledGraph) -> list[str]:
 
 
 def _written(program: Program, new: Buffer) -> str:
-    """The bytes that are written over a state, at the upper bounds of the dims."""
-    tops = {name: symbol.hi for name, symbol in program.dims.items()}
-    at = {name: top for name, top in tops.items() if top is not None}
-    try:
-        written = sum(k.bytes_written(at) for k in program.run if new in k.writes())
-    except ExecutionError:
-        return "as many rows as a run gives"
-    return f"{'up to ' if at else ''}{written:,} B"
+    """The bytes that a run writes over a state, at the upper bounds of the dims that they depend on."""
+    writers = [k for k in program.run if new in k.writes()]
+    tops = {name: symbol.hi for name, symbol in program.dims.items() if symbol.hi is not None}
+    for how, at in (("", {}), ("up to ", tops)):
+        with suppress(ExecutionError):
+            return f"{how}{sum(k.bytes_written(at) for k in writers):,} B"
+    return "as many rows as are given"
 
 
 def dispatch_table(model: CompiledGraph) -> str:
