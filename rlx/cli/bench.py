@@ -11,7 +11,16 @@ import click
 import psutil
 
 from rlx.cli.inputs import gather_inputs, with_hint
-from rlx.cli.options import InputSpec, SecondsRange, compile_options, input_options, json_option, model_argument
+from rlx.cli.load import crowd, crowd_rows, scaling_rows, thread_scaling
+from rlx.cli.options import (
+    CountsType,
+    InputSpec,
+    SecondsRange,
+    compile_options,
+    input_options,
+    json_option,
+    model_argument,
+)
 from rlx.cli.run import load_model
 from rlx.cli.show import Timing, bytes_text, measure, print_json, seconds_text, table, working
 from rlx.errors import RlxError
@@ -26,6 +35,12 @@ __all__ = ["bench", "kernel_rows", "needs_json"]
 @compile_options
 @click.option("--seconds", type=SecondsRange(min=0.01), default=2.0, show_default=True, help="To measure for.")
 @click.option("--kernels", is_flag=True, help="Also time every kernel.")
+@click.option(
+    "--clones", type=CountsType(), help="Also run these numbers of clones at once, as in 1,2,4, a Python thread each."
+)
+@click.option(
+    "--scaling", type=CountsType(), help="Also compile for these numbers of threads, as in 1,2,4, and time in turns."
+)
 @json_option
 def bench(
     model: Path,
@@ -33,10 +48,15 @@ def bench(
     seed: int,
     seconds: float,
     kernels: bool,
+    clones: tuple[int, ...] | None,
+    scaling: tuple[int, ...] | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Time runs of MODEL on given or random inputs: `run_slots`, and `run`, which makes fresh arrays."""
+    """Time runs of MODEL on given or random inputs: `run_slots`, and `run`, which makes fresh arrays.
+
+    Clones share the worker threads of the process: `--threads 1` gives each run the processor that it is called on.
+    """
     start = time.perf_counter()
     compiled = load_model(model, options)
     compile_seconds = time.perf_counter() - start
@@ -52,6 +72,8 @@ def bench(
         slots = measure(lambda: compiled.run_slots(*arrays), seconds)
         fresh = measure(lambda: compiled.run(arrays), seconds / 2)
         rows = compiled.profile(arrays) if kernels else []
+        crowds = [crowd(compiled, arrays, n, seconds) for n in clones or ()]
+        grown = thread_scaling(lambda n: load_model(model, options | {"threads": n}), arrays, scaling or (), seconds)
     memory = {**needs_json(compiled), "process_resident": psutil.Process().memory_info().rss}
     kept = compiled.memory
     if as_json:
@@ -65,6 +87,8 @@ def bench(
                 "run_slots": asdict(slots),
                 "run": asdict(fresh),
                 "memory": memory,
+                "clones": [asdict(c) for c in crowds],
+                "scaling": [asdict(s) for s in grown],
                 "kernels": [{"kind": kind, "name": name, "seconds": s} for kind, name, s in rows],
             }
         )
@@ -79,6 +103,10 @@ def bench(
         predicted, measured = bytes_text(kept.predicted_bytes), bytes_text(kept.measured)
         sign = "over" if kept.residual >= 0 else "under"
         click.echo(f"          predicted {predicted}, measured {measured}: {bytes_text(abs(kept.residual))} {sign}")
+    for lines in (crowd_rows(crowds), scaling_rows(grown)):
+        if len(lines) > 1:
+            click.echo()
+            click.echo(table(lines, right=range(6)))
     if rows:
         click.echo()
         click.echo(table(kernel_rows(rows), right=(0, 1)))
@@ -88,7 +116,7 @@ def timing_line(t: Timing) -> str:
     """A timing as text."""
     return (
         f"median {seconds_text(t.median)}, p10 {seconds_text(t.p10)}, p90 {seconds_text(t.p90)}, "
-        f"min {seconds_text(t.min)} ({t.samples * t.calls} runs)"
+        f"p99 {seconds_text(t.p99)}, min {seconds_text(t.min)} ({t.samples * t.calls} runs)"
     )
 
 

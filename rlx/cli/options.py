@@ -10,8 +10,19 @@ from typing import Any, TypeVar
 import click
 
 from rlx.backends import BACKENDS
+from rlx.ir.dtype import DTYPES
 
-__all__ = ["InputSpec", "SecondsRange", "compile_options", "dims_of", "input_options", "json_option", "model_argument"]
+__all__ = [
+    "CountsType",
+    "InputSpec",
+    "SecondsRange",
+    "ToleranceType",
+    "compile_options",
+    "dims_of",
+    "input_options",
+    "json_option",
+    "model_argument",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 InputSpec = Path | tuple[int, ...]
@@ -56,6 +67,41 @@ class InputType(click.ParamType[Any]):
             expected = "expected NAME=FILE.npy or NAME=SHAPE, such as x=x.npy, x=4x1x8x8 or x=scalar"
             self.fail(f"{value!r}: {expected}", param, ctx)
         return name, ()
+
+
+class ToleranceType(click.ParamType[Any]):
+    """DTYPE=RELATIVE or DTYPE=RELATIVE:ABSOLUTE; gives (name of the type, relative, absolute)."""
+
+    name = "type=number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        name, _, text = value.partition("=")
+        try:
+            numbers = [float(part) for part in text.split(":")]
+        except ValueError:
+            numbers = []
+        if name not in DTYPES or len(numbers) not in (1, 2) or not all(0 <= n < math.inf for n in numbers):
+            floats = ", ".join(n for n, d in DTYPES.items() if d.is_float)
+            self.fail(
+                f"{value!r}: expected TYPE=RELATIVE or TYPE=RELATIVE:ABSOLUTE, with a type of {floats}", param, ctx
+            )
+        return name, numbers[0], numbers[-1]
+
+
+class CountsType(click.ParamType[Any]):
+    """N,N,...: numbers from 1 to 1024; gives a tuple."""
+
+    name = "n,n,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = value.split(",")
+        if not all(p.isascii() and p.isdigit() and 1 <= int(p) <= 1024 for p in parts):
+            self.fail(f"{value!r}: expected numbers from 1 to 1024, such as 1,2,4", param, ctx)
+        return tuple(int(p) for p in parts)
 
 
 class SecondsRange(click.FloatRange):

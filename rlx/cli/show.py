@@ -95,6 +95,7 @@ class Timing:
     median: float
     p10: float
     p90: float
+    p99: float
     min: float
     samples: int
     calls: int
@@ -116,5 +117,5 @@ def measure(call: Callable[[], object], seconds: float = 1.0) -> Timing:
         for _ in range(calls):
             call()
         taken.append((time.perf_counter() - start) / calls)
-    p10, median, p90 = (float(q) for q in np.quantile(taken, (0.1, 0.5, 0.9)))
-    return Timing(median, p10, p90, min(taken), len(taken), calls)
+    p10, median, p90, p99 = (float(q) for q in np.quantile(taken, (0.1, 0.5, 0.9, 0.99)))
+    return Timing(median, p10, p90, p99, min(taken), len(taken), calls)

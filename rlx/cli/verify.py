@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import click
 
 from rlx.cli.inputs import gather_inputs, with_hint
-from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
+from rlx.cli.options import InputSpec, ToleranceType, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
 from rlx.cli.show import print_json, progress, working
 from rlx.errors import RlxError
-from rlx.testing.nodewise import Comparison, compare_nodes, compare_outputs, first_bad_value
+from rlx.runtime.compiled import CompiledGraph
+from rlx.testing.nodewise import Comparison, allowed_for, compare_nodes, compare_outputs, first_bad_value
+from rlx.testing.oracle import Tolerance
 
 __all__ = ["verify"]
 
@@ -22,40 +25,63 @@ __all__ = ["verify"]
 @model_argument
 @input_options
 @compile_options
+@click.option(
+    "--tolerance",
+    "tolerances",
+    type=ToleranceType(),
+    multiple=True,
+    help="For results of a type: f32=1e-4 (relative and absolute) or f32=1e-4:1e-6. Default: by type and op.",
+)
 @json_option
-def verify(model: Path, inputs: tuple[tuple[str, InputSpec], ...], seed: int, as_json: bool, **options: Any) -> None:
+def verify(
+    model: Path,
+    inputs: tuple[tuple[str, InputSpec], ...],
+    seed: int,
+    tolerances: tuple[tuple[str, float, float], ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Compare MODEL on a device with the reference: its outputs, then every node for itself.
 
     Exit status 1 names the first node whose results differ by more than rounding explains.
     """
+    allowed = {name: Tolerance(relative, absolute) for name, relative, absolute in tolerances}
     compiled = load_model(model, options)
     graph = compiled.compilation.source
     given = gather_inputs(graph, inputs, seed)
     try:
         with working("comparing the outputs"):
-            outputs = compare_outputs(compiled, given.arrays)
+            outputs = compare_outputs(compiled, given.arrays, allowed)
         with progress("comparing the nodes", len(graph.nodes)) as done:
-            nodes = compare_nodes(graph, given.arrays, compiled.device, done=done)
+            nodes = compare_nodes(graph, given.arrays, compiled.device, given=allowed, done=done)
         culprit = next((n for n in nodes if not n.ok), None)
         if culprit is None and not all(o.ok for o in outputs):
             with working("looking for the first value that differs"):
-                culprit = first_bad_value(graph, given.arrays, compiled.device)
+                culprit = first_bad_value(graph, given.arrays, compiled.device, allowed)
     except RlxError as error:
         raise with_hint(error, given) from None
     ok = culprit is None and all(o.ok for o in outputs)
     if as_json:
         facts = {"ok": ok, "device": compiled.device, "invented": given.notes}
         facts["first_bad"] = asdict(culprit) if culprit else None
+        facts["tolerances"] = {name: asdict(one) for name, one in used(compiled, allowed).items()}
         facts["outputs"] = [asdict(o) for o in outputs]
         facts["nodes"] = [asdict(n) for n in nodes]
         print_json(facts)
     else:
         for note in given.notes:
             click.echo(f"invented  {note}")
+        for name, one in used(compiled, allowed).items():
+            click.echo(f"tolerance {name}: relative {one.relative:.2g}, absolute {one.absolute:.2g} for outputs")
         report(outputs, nodes)
     if not ok:
         where = str(culprit) if culprit else f"output {next(o for o in outputs if not o.ok)}"
         raise click.ClickException(f"device {compiled.device!r} differs from the reference, first at {where}")
+
+
+def used(model: CompiledGraph, given: Mapping[str, Tolerance]) -> dict[str, Tolerance]:
+    """The tolerances of the outputs by element type; those of nodes are narrower, by op."""
+    return {spec.dtype.name: allowed_for(spec.dtype, None, given) for spec in model.outputs}
 
 
 def report(outputs: list[Comparison], nodes: list[Comparison]) -> None:

@@ -233,6 +233,8 @@ def functional(cls: type[Op]) -> Callable[..., Any]:
         if len(rest) > len(names):
             raise OptionError(f"{cls.op_name}: too many arguments")
         given = dict(zip(names, rest, strict=False)) | attributes
+        if "axes" in names:
+            given = _with_axes(cls.op_name, given)
         unknown = [key for key in given if key not in names]
         if unknown:
             raise OptionError(f"{cls.op_name} has no attribute {unknown[0]!r}; it has {', '.join(names) or 'none'}")
@@ -243,6 +245,16 @@ def functional(cls: type[Op]) -> Callable[..., Any]:
     listed = ", ".join(f"{f.name}: {f.type}" for f in fields(cls))  # type: ignore[arg-type]
     function.__doc__ = f"{cls.__doc__}\n\nAttributes: {listed or 'none'}."
     return function
+
+
+def _with_axes(op: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Attributes with `axes` as a tuple: `axis=`, as NumPy spells it, and an int mean the same."""
+    if "axis" in given and "axes" in given:
+        raise OptionError(f"{op}: axis={given['axis']!r} and axes={given['axes']!r} mean the same: give one")
+    given = {"axes" if key == "axis" else key: value for key, value in given.items()}
+    if isinstance(given.get("axes"), int | np.integer):
+        given["axes"] = (int(given["axes"]),)
+    return given
 
 
 def _signature(cls: type[Op]) -> inspect.Signature:

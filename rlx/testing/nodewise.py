@@ -20,8 +20,9 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import compile
 from rlx.testing.oracle import Tolerance, tolerance
 
-__all__ = ["Comparison", "compare_nodes", "compare_outputs", "first_bad_value"]
+__all__ = ["Comparison", "allowed_for", "compare_nodes", "compare_outputs", "first_bad_value"]
 
+STANDARD: Mapping[str, Tolerance] = {}  # no tolerances given: those of rlx.testing.oracle
 MOST_NODES, MOST_BYTES = 100, 1 << 28  # of one batch of nodes: how many, and the bytes of what they read and give
 
 # Large terms may cancel in these, so that the error goes with the magnitude of the inputs.
@@ -87,11 +88,26 @@ def largest(array: Array) -> float:
     return float(magnitudes.max(initial=0, where=np.isfinite(magnitudes)))
 
 
-def compare_outputs(model: CompiledGraph, inputs: Mapping[str, Array]) -> list[Comparison]:
-    """The outputs of a compiled graph against those of the reference, at the tolerance of a chain of ops."""
+def compare_outputs(
+    model: CompiledGraph, inputs: Mapping[str, Array], given: Mapping[str, Tolerance] = STANDARD
+) -> list[Comparison]:
+    """The outputs of a compiled graph against those of the reference, at the tolerance of a chain of ops.
+
+    `given` has tolerances by the name of an element type, in the place of the standard ones.
+    """
     expected = run_graph(model.compilation.source, inputs)
     got = model(dict(inputs))
-    return [compare(name, "", got[name], a, loose(tolerance(a.dtype)), largest(a)) for name, a in expected.items()]
+    return [
+        compare(name, "", got[name], a, allowed_for(a.dtype, None, given), largest(a)) for name, a in expected.items()
+    ]
+
+
+def allowed_for(dtype: object, op: str | None, given: Mapping[str, Tolerance]) -> Tolerance:
+    """The tolerance for what an op computed, or (None) a chain of ops: the one given for the type, or the standard."""
+    name = dtype_of(dtype).name
+    if name in given:
+        return given[name]
+    return tolerance(dtype, op) if op is not None else loose(tolerance(dtype))
 
 
 def loose(allowed: Tolerance) -> Tolerance:
@@ -104,14 +120,16 @@ def compare_nodes(
     inputs: Mapping[str, Array],
     device: str,
     *,
+    given: Mapping[str, Tolerance] = STANDARD,
     done: Callable[[int], None] = lambda count: None,
 ) -> list[Comparison]:
     """Every result of every node, each node computed by itself on the device from the reference's values.
 
-    Errors therefore don't add up, and the tolerance is that of the node's op. `done` takes the nodes compared so far.
+    Errors therefore don't add up, and the tolerance is that of the node's op, or the one `given` for its element type.
+    `done` takes the nodes compared so far.
     """
     fixed = apply_dims(graph, bind_extents(graph, {name: np.shape(array) for name, array in inputs.items()}))
-    walk = _Walk(fixed, inputs, device, done)
+    walk = _Walk(fixed, inputs, device, given, done)
     run_graph(fixed, inputs, trace=walk.see)
     walk.flush()
     return walk.found
@@ -120,9 +138,17 @@ def compare_nodes(
 class _Walk:
     """Follows a run of the reference; compares its nodes in batches, each in one compiled graph."""
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, Array], device: str, done: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Array],
+        device: str,
+        given: Mapping[str, Tolerance],
+        done: Callable[[int], None],
+    ) -> None:
         self.graph = graph
         self.device = device
+        self.given = given
         self.done = done
         self.values: dict[Value, Array] = {v: np.asarray(inputs[v.name]) for v in graph.inputs}
         self.values |= {v: v.data for v in (*graph.constants, *graph.params, *graph.states) if v.data is not None}
@@ -172,7 +198,7 @@ class _Walk:
         got = iter(compile(island, device=self.device).run(given))
         for node in nodes:
             inputs = node.inputs if node.op.op_name in SUMS else ()
-            allowed = [tolerance(v.dtype, node.op.op_name) for v in node.outputs]
+            allowed = [allowed_for(v.dtype, node.op.op_name, self.given) for v in node.outputs]
             for value, limit in zip(node.outputs, allowed, strict=True):
                 name = value.name or (node.provenance[0] if node.provenance else "?")
                 scale = max(1.0, *(largest(self.values[v]) for v in (value, *inputs)))
@@ -188,20 +214,22 @@ class _Walk:
         return island.input(name, value.shape, value.dtype)
 
 
-def first_bad_value(graph: Graph, inputs: Mapping[str, Array], device: str) -> Comparison | None:
+def first_bad_value(
+    graph: Graph, inputs: Mapping[str, Array], device: str, given: Mapping[str, Tolerance] = STANDARD
+) -> Comparison | None:
     """For outputs that differ though every node by itself agrees, as when fusion is at fault: the first node on the
     way to such an output whose result differs when it is computed as part of the whole, found by halving.
     """
     ends = [o.value for o in graph.outputs if o.value.node is not None]
-    end = next((v for v in ends if not (_as_output(graph, v, inputs, device)).ok), None)
+    end = next((v for v in ends if not (_as_output(graph, v, inputs, device, given)).ok), None)
     if end is None:
         return None
     nodes = _ancestors(graph, end)
     low, high = 0, len(nodes) - 1  # nodes[high] is bad
-    found = _as_output(graph, end, inputs, device)
+    found = _as_output(graph, end, inputs, device, given)
     while low < high:
         middle = (low + high) // 2
-        result = _as_output(graph, nodes[middle].outputs[0], inputs, device)
+        result = _as_output(graph, nodes[middle].outputs[0], inputs, device, given)
         if result.ok:
             low = middle + 1
         else:
@@ -209,7 +237,9 @@ def first_bad_value(graph: Graph, inputs: Mapping[str, Array], device: str) -> C
     return found
 
 
-def _as_output(graph: Graph, value: Value, inputs: Mapping[str, Array], device: str) -> Comparison:
+def _as_output(
+    graph: Graph, value: Value, inputs: Mapping[str, Array], device: str, given: Mapping[str, Tolerance]
+) -> Comparison:
     assert value.node is not None
     cut, values = copy_leaves(graph)
     cut.guards.extend(graph.guards)
@@ -219,7 +249,8 @@ def _as_output(graph: Graph, value: Value, inputs: Mapping[str, Array], device: 
     expected = run_graph(cut, inputs)["result"]
     got = compile(cut, device=device)(dict(inputs))["result"]
     name = value.name or ", ".join(value.node.provenance[:1]) or "?"
-    return compare(name, value.node.op.op_name, got, expected, loose(tolerance(expected.dtype)), largest(expected))
+    allowed = allowed_for(expected.dtype, None, given)
+    return compare(name, value.node.op.op_name, got, expected, allowed, largest(expected))
 
 
 def _ancestors(graph: Graph, value: Value) -> list[Node]:

@@ -50,11 +50,12 @@ def rlx_json(*args: object) -> Any:
         (["demo"], {"accuracy", "memory", "one", "whole", "kernels"}),
         (["run", MODEL], {"device", "invented", "extents", "outputs"}),
         (["bench", MODEL, "--seconds", "0.02", "--kernels"], {"compile_s", "run_slots", "run", "memory", "kernels"}),
+        (["bench", MODEL, "--seconds", "0.02", "--clones", "1,2", "--scaling", "1,2"], {"clones", "scaling"}),
         (["plan", MODEL], {"at", "totals", "buffers", "rows"}),
         (["explain", MODEL], {"stage", "text", "inputs", "outputs", "memory"}),
         (["explain", MODEL, "--stage", "dispatch"], {"nodes"}),
         (["explain", MODEL, "--preflight"], {"ok", "missing", "weights"}),
-        (["verify", MODEL], {"ok", "first_bad", "outputs", "nodes"}),
+        (["verify", MODEL, "--tolerance", "f32=1e-4"], {"ok", "first_bad", "tolerances", "outputs", "nodes"}),
         (["devices"], {"auto", "devices"}),
     ],
     ids=lambda value: " ".join(str(v).rpartition("/")[2] for v in value) if isinstance(value, list) else None,
@@ -86,6 +87,8 @@ def test_json(args: list[str], keys: set[str]) -> None:
         (["run", MODEL, "--input", "image=4*8"], 2, "expected NAME=FILE.npy"),
         (["bench", MODEL, "--seconds", "nan"], 2, "finite number of seconds"),
         (["bench", MODEL, "--seconds", "inf"], 2, "finite number of seconds"),
+        (["bench", MODEL, "--clones", "0"], 2, "expected numbers from 1 to 1024"),
+        (["verify", MODEL, "--tolerance", "f31=1"], 2, "expected TYPE=RELATIVE"),
         (["calibrate", "cpu", "--seconds", "nan"], 2, "finite number of seconds"),
         (["run", MODEL, "--threads", "0"], 2, "--threads"),
         (["run", MODEL, "--device", "abacus"], 2, "abacus"),
@@ -235,6 +238,14 @@ def test_verify_names_the_first_bad_node(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.exit_code == 1
     assert "first at relu 'relu1'" in result.stderr
     assert "8 of 11 results agree" in result.stdout
+
+
+def test_verify_takes_tolerances() -> None:
+    """A tolerance of 0 asks for equal bits, which a device's own exponentials don't have; a wide one passes."""
+    strict = rlx("verify", MODEL, "--device", "cpu", "--tolerance", "f32=0")
+    assert strict.exit_code == 1
+    assert "tolerance f32: relative 0, absolute 0" in strict.stdout
+    assert rlx("verify", MODEL, "--device", "cpu", "--tolerance", "f32=1e-3:1e-4").exit_code == 0
 
 
 def test_devices_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -417,6 +417,10 @@ def test_functions_and_operators() -> None:
     assert ops.layer_norm(x, np.ones(3, np.float32), None, axis=1).shape == (2, 3)
     with pytest.raises(DTypeError, match=r"0\.5 does not fit the element type i64"):
         i + 0.5
+    for given in ({"axis": 0}, {"axes": 0}, {"axis": (0,)}, {"axes": [0]}):
+        assert ops.reduce_sum(x, **given).shape == ops.unsqueeze(x[0], **given).shape == (1, 3)
+    with pytest.raises(OptionError, match="axis=0 and axes=1 mean the same"):
+        ops.reduce_sum(x, axis=0, axes=1)
     with pytest.raises(OptionError, match="no attribute 'axes'"):
         ops.softmax(x, axes=1)
     with pytest.raises(AttributeError, match="no op 'frobnicate'"):

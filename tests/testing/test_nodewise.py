@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from rlx.ir.graph import Graph, Output
 from rlx.ops.activation import Relu
 from rlx.ops.elementwise import Sigmoid, Tanh
 from rlx.testing import nodewise
-from rlx.testing.nodewise import compare, compare_nodes, compare_outputs, first_bad_value
-from rlx.testing.oracle import Tolerance
+from rlx.testing.nodewise import allowed_for, compare, compare_nodes, compare_outputs, first_bad_value
+from rlx.testing.oracle import BY_DTYPE, Tolerance, tolerance
 
 
 def chain() -> Graph:
@@ -28,6 +29,15 @@ def chain() -> Graph:
 
 def some_inputs() -> dict[str, Any]:
     return {"x": np.random.default_rng(1).standard_normal((3, 8), dtype=np.float32)}
+
+
+def test_the_documented_tolerances_are_those_of_the_code() -> None:
+    """The table in docs/debugging.md, row by row."""
+    page = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text()
+    for name in BY_DTYPE:
+        one, outputs = tolerance(name, "exp"), allowed_for(name, None, {})
+        numbers = " | ".join(f"{n:.3g}" for n in (one.relative, one.absolute, outputs.relative, outputs.absolute))
+        assert f"| {name} | {numbers} |" in page
 
 
 def test_all_nodes_agree() -> None:
