@@ -200,8 +200,32 @@ SIMPLE = {
         {"keys_int64s": [0, 2, 3], "values_floats": [0.1, 0.2, 0.3], "default_float": -9.0},
     ),
     "extract": ("ArrayFeatureExtractor", [f32(4, 5), np.array([1, 3])], {}),
+    "extract a column of indices": ("ArrayFeatureExtractor", [f32(1, 5), np.array([[1], [3], [0]])], {}),
+    "extract by a matrix of indices": ("ArrayFeatureExtractor", [f32(5), np.array([[1, 2], [3, 3], [0, 4]])], {}),
     "vectorize": ("FeatureVectorizer", [f32(4, 2), f32(4, 3)], {"inputdimensions": [2, 3]}),
 }
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_support_vector_machines_with_probabilities(classes: int) -> None:
+    """Those of several classes come from those of the pairs, as libsvm couples them; labels go by the votes."""
+    pairs, each = classes * (classes - 1) // 2, 3
+    check(
+        "SVMClassifier",
+        [f32(40, 5)],
+        2,
+        tolerance=1e-4,
+        kernel_type="RBF",
+        kernel_params=[0.3, 0.0, 3.0],
+        support_vectors=floats(5 * each * classes),
+        coefficients=[2 * v for v in floats(each * classes * (classes - 1))],
+        rho=floats(pairs),
+        prob_a=[-1 - abs(v) for v in floats(pairs)],
+        prob_b=floats(pairs),
+        vectors_per_class=[each] * classes,
+        classlabels_ints=list(range(classes)),
+        post_transform="NONE",
+    )
 
 
 @pytest.mark.parametrize("name", SIMPLE)

@@ -362,7 +362,7 @@ class Emitter:
             return
         stride, offset = self.size(step), "0"
         for lane in range(w):
-            f.store(f.extract(text, lane), f.gep(address, offset, ty) if lane else address, ty=ty)
+            f.store(f.extract(text, lane, vec(ty, w)), f.gep(address, offset, ty) if lane else address, ty=ty)
             offset = stride if lane == 0 else f.add(offset, stride, "i64")
 
     # -- checks

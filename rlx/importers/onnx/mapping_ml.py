@@ -7,8 +7,10 @@ import numpy as np
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, UnsupportedError, onnx_op
 from rlx.importers.onnx.ml_scores import label_by, labels_of, second_class, transformed
+from rlx.importers.onnx.svm_coupling import coupled
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Value
+from rlx.ir.shape import numel
 from rlx.ops.contract import MatMul
 from rlx.ops.elementwise import (
     Abs,
@@ -125,9 +127,12 @@ def _svm_regressor(ctx: NodeContext) -> Mapped:
     return transformed(ctx, scores, ctx.text("post_transform", "NONE"))
 
 
+MOST_COUPLED = 64  # classes whose probabilities are computed from those of the pairs
+
+
 @onnx_op("SVMClassifier", domain=ML)
 def _svm_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
-    """One-against-one votes of libsvm; two classes may have probabilities."""
+    """One-against-one votes of libsvm, with or without probabilities."""
     labels, post = labels_of(ctx, "classlabels_strings", "classlabels_ints"), ctx.text("post_transform", "NONE")
     x, per_class = _matrix(ctx), ctx.ints("vectors_per_class", ())
     prob_a, prob_b = ctx.floats("prob_a", ()), ctx.floats("prob_b", ())
@@ -154,15 +159,16 @@ def _svm_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
         if classes > 2:
             return label_by(ctx, best, labels), transformed(ctx, sides, post)
         return label_by(ctx, best, labels), second_class(ctx, sides, post, one_minus=post != "NONE")
-    if classes > 2:
-        ctx.fail("probabilities of more than two classes are not supported; export the decision function")
     scaled = ctx.add(Add(), ctx.add(Mul(), sides, ctx.constant(prob_a, F32)), ctx.constant(prob_b, F32))
     least, most = (ctx.constant(v, F32) for v in (1e-7, 1 - 1e-7))
     p = ctx.add(Sub(), ctx.constant(1, F32), ctx.add(Sigmoid(), scaled))
     p = ctx.add(Where(), ctx.add(Greater(), least, p), least, p)
     p = ctx.add(Where(), ctx.add(Greater(), p, most), most, p)
+    if classes > MOST_COUPLED:
+        ctx.fail(f"probabilities of {classes} classes are more than the {MOST_COUPLED} supported")
+    if classes > 2:
+        return label_by(ctx, best, labels), transformed(ctx, coupled(ctx.graph, p, classes, ctx.label), post)
     both = ctx.add(Concat(1), p, ctx.add(Sub(), ctx.constant(1, F32), p))
-    best = ctx.add(ArgMax(1, False), both)
     return label_by(ctx, best, labels), transformed(ctx, both, post)
 
 
@@ -281,7 +287,7 @@ def _default(ctx: NodeContext, dtype: DType) -> Value:
 @onnx_op("ArrayFeatureExtractor", domain=ML)
 def _extract(ctx: NodeContext) -> Mapped:
     x, places = ctx.value(0), ctx.value(1)
-    count = places.shape[-1] if places.rank else 1
+    count = numel(places.shape)
     y = ctx.add(Gather(x.rank - 1), x, ctx.reshape(places, count))
     return ctx.reshape(y, 1, count) if x.rank == 1 else y
 

@@ -7,6 +7,7 @@ import pytest
 
 import rlx
 from rlx.ir.graph import Array, Graph
+from rlx.ops.layout import Full
 from rlx.testing.oracle import compare
 
 
@@ -26,6 +27,16 @@ def test_transpose_in_tiles(shape: tuple[int, int], dtype: str) -> None:
         graph.output(rlx.transpose(x * x, (1, 0)) + row, "z")
     inputs = {"x": values(*shape, dtype=dtype), "row": values(shape[0], dtype=dtype)}
     compare(graph, {name: inputs[name] for name in (v.name for v in graph.inputs)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+def test_a_constant_column(dtype: str) -> None:
+    """A constant is stored lane by lane where the rows of the result are far apart."""
+    graph = Graph("ones")
+    x = graph.input("x", (rlx.Dim("n"), 3), dtype)
+    ones = graph.add(Full((x.shape[0], 1), 1, x.dtype))[0]
+    graph.output(rlx.concat(ones, x, axis=1), "y")
+    compare(graph, {"x": values(37, 3, dtype=dtype)})
 
 
 @pytest.mark.parametrize("n", [5, 8, 13, 37, 64, 100])
