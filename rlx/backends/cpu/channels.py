@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from rlx.backends.cpu.byte_conv import FEW_CHANNELS
-from rlx.ir.shape import Shape, numel
+from rlx.ir.shape import Shape, Size, numel
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Var, loads, substitute_vars, transform
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
@@ -23,6 +23,8 @@ from rlx.records import dataclass
 __all__ = ["channels_last"]
 
 T = TypeVar("T")
+
+SHORT = 8  # pixels of a row that are fewer than a vector holds
 
 
 def channels_last(program: Program) -> None:
@@ -151,18 +153,24 @@ def _rewritten(kernel: Kernel, made: dict[Buffer, _Turned]) -> Kernel:
 def _store(store: Store, made: dict[Buffer, _Turned], new: Callable[[Expr], Expr], *, reorder: bool) -> Store:
     index = tuple(new(i) for i in store.index)
     expr = new(store.expr)
-    if store.buffer not in made:
-        return Store(store.buffer, store.extents, index, expr)
-    turned = made[store.buffer]
-    buffer, index = turned.buffer, turned.last(index)
-    channel = next((t for t in affine(index[-1]).coefs if isinstance(t, Var)), None)
-    names = out_vars(len(store.extents))
-    if not reorder or channel not in names:
+    buffer, names = store.buffer, out_vars(len(store.extents))
+    channel: Var | None = None
+    if buffer in made:
+        turned = made[buffer]
+        buffer, index = turned.buffer, turned.last(index)
+        channel = next((t for t in affine(index[-1]).coefs if isinstance(t, Var)), None)
+    elif len(names) > 2 and expr is not store.expr and _is_short(store.extents[-1]):
+        channel = names[1]  # too few pixels for a vector: it runs along the channels, whose results are far apart
+    if not reorder or channel is None or channel not in names:
         return Store(buffer, store.extents, index, expr)
     order = [v for v in names if v != channel] + [channel]
     renamed: dict[Var, Expr] = dict(zip(order, names, strict=True))
     extents: Shape = tuple(store.extents[names.index(v)] for v in order)
     return Store(buffer, extents, tuple(substitute_vars(i, renamed) for i in index), substitute_vars(expr, renamed))
+
+
+def _is_short(size: Size) -> bool:
+    return isinstance(size, int) and size < SHORT
 
 
 def _anchor(anchor: Anchor | None, new: Callable[[Expr], Expr]) -> Anchor | None:

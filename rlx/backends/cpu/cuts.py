@@ -25,6 +25,7 @@ PANEL_BYTES = 64  # of a row of a panel
 MIN_CHUNKS = 4
 MIN_PANELS = 4  # of a chunk of a product that has enough of them
 LOOP_COST = 400_000  # simple operations that one chunk of a nest should hold at least: some tens of microseconds
+LEAST_LOOP_COST = 100_000  # and where work is cut into a few chunks for several threads
 FEW_ROWS = 4  # query rows that attention computes without panels
 
 
@@ -98,7 +99,7 @@ class Grid:
 
 def _parts(cost: int) -> int:
     """Into how many chunks work is cut: multiples of 4 where more than 2, so that 2 or 4 threads have equal shares."""
-    parts = max(-(-cost // LOOP_COST), 1)
+    parts = max(-(-cost // LOOP_COST), min(MIN_CHUNKS, cost // LEAST_LOOP_COST), 1)
     return parts if parts <= 2 else -(-parts // 4) * 4
 
 
@@ -438,17 +439,19 @@ class DepthwiseCut:
     taps: int
     lanes: int
 
-    COST = 100_000  # vector operations of one chunk: some 50 us
+    COST = 100_000  # vector operations of one chunk at most: some 50 us
+    LEAST_COST = 8_000
+    LOW = 8  # rows of images that are cut by channels first
 
     def __call__(self, extents: Extents) -> DepthwiseParts:
         batch, channels, height, width = (evaluate(s, extents) for s in self.sizes)
         vectors = -(-channels // self.lanes)
         a_row = max(vectors * width * (self.taps + 4), 1)
-        # a column of vectors of channels is cut where there are few rows
-        blocks = max(min(round(a_row * height / self.COST), 4, vectors // 8), 1) if height < 8 else 1
+        wanted = -(-pieces(a_row * height * batch, self.COST, self.LEAST_COST) // max(batch, 1))
+        blocks = max(min(wanted, vectors // 8), 1) if height < self.LOW else 1
         block = -(-vectors // blocks) * self.lanes
         blocks = max(-(-channels // block), 1)
-        strips = max(min(round(height * a_row / blocks / self.COST), height), 1)
+        strips = max(min(-(-wanted // blocks), height), 1)
         rows = max(-(-height // strips), 1)
         strips = max(-(-height // rows), 1)
         return DepthwiseParts(rows, strips, block, blocks, batch * strips * blocks if height and width else 0)

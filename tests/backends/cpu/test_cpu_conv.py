@@ -16,7 +16,7 @@ from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import Conv as Anchor
 from rlx.kernels.program import Kernel
-from rlx.ops import conv, hard_swish, relu, transpose
+from rlx.ops import conv, hard_swish, max_pool, relu, reshape, transpose
 from rlx.ops.layout import Expand, Slice
 from rlx.testing.guarded import GuardedRun
 
@@ -147,6 +147,18 @@ def test_windows_read_in_rows_at_every_tile_edge(width: int, outputs: int) -> No
 def test_windows_read_in_rows(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
     for post in (relu_of, residual):
         check(conv_graph(x, w, post, **attributes))
+
+
+@pytest.mark.parametrize("width", [2, 4, 14, 16, 18])
+@pytest.mark.parametrize("channels", [3, 8, 20])
+def test_an_image_that_becomes_a_row_is_pooled_along_its_channels(width: int, channels: int) -> None:
+    """Rows of a few pixels hold no vector; those of 7, 8 and 9 pixels are next to where that changes."""
+
+    def pooled(g: Graph, y: Value) -> Value:
+        made: Value = reshape(max_pool(y, kernel=(2, 2), strides=(2, 2)), (3, -1))
+        return made
+
+    check(conv_graph((3, 5, 4, width), (channels, 5, 3, 3), pooled, pads=(1, 1, 1, 1)))
 
 
 @pytest.mark.parametrize("height, width", [(1, 1), (3, 2), (5, 7), (9, 8), (9, 17), (14, 14), (28, 28), (3, 67)])
