@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import BusyError, OptionError
+from rlx.errors import BusyError, ExecutionError, OptionError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Shape
@@ -270,6 +270,8 @@ class Turns:
         self.holder = get_ident()
         try:
             yield
+        except BusyError as error:
+            raise ExecutionError(f"a call from within the run: {error}") from error  # waiting would not help
         finally:
             self.holder = 0
             self.lock.release()

@@ -197,16 +197,16 @@ class RunQueue:
             made = self.unless_busy(call)
         except BaseException as error:  # noqa: BLE001  # goes to whoever asks the future
             self.give_back()  # first, for callbacks that submit
-            future.settled = True
             with self.lock:
                 unseen = [f for f in self.failed if not f.seen]
                 self.failed = [*unseen[: FAILED - 1], future]
             future.set_exception(error)
+            future.settled = True
             del future, call  # the traceback holds this frame
         else:
             self.give_back()
-            future.settled = True
             future.set_result(made)
+            future.settled = True
 
     def unless_busy(self, call: Call) -> list[Array]:
         """What the call gives, once no other thread has the graph. At exit that may be never: `BusyError` then."""
