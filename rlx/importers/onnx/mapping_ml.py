@@ -166,10 +166,7 @@ def _svm_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
     p = ctx.add(Where(), ctx.add(Greater(), p, most), most, p)
     if classes > MOST_COUPLED:
         ctx.fail(f"probabilities of {classes} classes are more than the {MOST_COUPLED} supported")
-    if classes > 2:
-        return label_by(ctx, best, labels), transformed(ctx, coupled(ctx.graph, p, classes, ctx.label), post)
-    both = ctx.add(Concat(1), p, ctx.add(Sub(), ctx.constant(1, F32), p))
-    return label_by(ctx, best, labels), transformed(ctx, both, post)
+    return label_by(ctx, best, labels), transformed(ctx, coupled(ctx.graph, p, classes, ctx.label), post)
 
 
 # ---- scaling and thresholds
