@@ -53,9 +53,12 @@ def bind_cache(
         raise OptionError(f"bind_cache: capacity={capacity!r}: expected an int >= 1")
     graph = apply_dims(graph, dims)
     found = _pairs(graph, pairs)
-    graph, total = _with_total(graph, found, capacity)
+    rows = [s.hi or capacity for s in symbols(found[0].new.shape[found[0].axis])]
+    graph = _within(graph, found, capacity)
+    found = _pairs(graph, pairs)
+    graph, total = _with_total(graph, found, capacity, min([capacity, *rows]))
     graph = run_passes(graph)
-    work = _Bound(graph, _pairs(graph, {pair.past: pair.present for pair in found}), total, length)
+    work = _Bound(graph, _pairs(graph, {pair.past: pair.present for pair in found}), total, capacity, length)
     return with_dims(work.run(), {total: capacity})
 
 
@@ -113,8 +116,25 @@ def _pairs(graph: Graph, names: Mapping[str, str] | None) -> list[_Pair]:
     return found
 
 
-def _with_total(graph: Graph, pairs: list[_Pair], capacity: int) -> tuple[Graph, str]:
-    """The graph in terms of the positions that there are after a run, not of those before; the name of that dim."""
+def _within(graph: Graph, pairs: list[_Pair], capacity: int) -> Graph:
+    """The graph with sizes simplified by what holds within the capacity: min(1024, past + rows) is past + rows.
+
+    For that, no more than one half each are taken for what is there and what comes; the algebra is the same for others.
+    """
+    half = max(capacity // 2, 1)
+    values: dict[str, Size] = {}
+    for pair in pairs:
+        for size in (pair.old.shape[pair.axis], pair.new.shape[pair.axis]):
+            for s in symbols(size):
+                values[s.name] = Dim(s.name, min(s.lo, half), min(s.hi or half, half), s.multiple)
+    return with_dims(graph, values) if values else graph
+
+
+def _with_total(graph: Graph, pairs: list[_Pair], capacity: int, most: int) -> tuple[Graph, str]:
+    """The graph in terms of the positions that there are after a run, not of those before; the name of that dim.
+
+    A run brings `most` new rows at most.
+    """
     total = "total"
     while total in graph.dims():
         total += "_"
@@ -126,7 +146,7 @@ def _with_total(graph: Graph, pairs: list[_Pair], capacity: int) -> tuple[Graph,
         symbol = rows.symbol
         if symbol is None:
             raise ShapeError(f"bind_cache: the number of new rows, {rows}, is no dim of its own: fix it with dims=")
-        bounded = Dim(symbol.name, symbol.lo, min(symbol.hi or capacity, capacity), symbol.multiple)
+        bounded = Dim(symbol.name, symbol.lo, most, symbol.multiple)
         values[symbol.name] = bounded
     for pair in pairs:
         before = pair.old.shape[pair.axis]
@@ -156,6 +176,7 @@ class _Bound:
     graph: Graph
     pairs: list[_Pair]
     total: str
+    capacity: int
     length: str
     position: Value | None = None  # how many positions were filled before the run, and after it
     end: Value | None = None
@@ -175,6 +196,8 @@ class _Bound:
             if value.name in pasts and value in used:
                 raise OptionError(f"bind_cache: the input {value.name!r} is read by more than its concat")
         new.inputs = [v for v in new.inputs if v.name not in pasts]
+        full = {self.total: self.capacity}  # equalities that hold there are limits, such as the length of a table
+        new.guards = [g for g in new.guards if substitute(g.lhs, full) != substitute(g.rhs, full)]
         why = mixing(new, self.total, self.trusted)
         if why is not None:
             raise OptionError(f"bind_cache: what is done to positions outside of attention must keep them apart: {why}")

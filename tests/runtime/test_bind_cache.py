@@ -56,7 +56,7 @@ class Decoder:
         after = self.add("Add", before, rows)
         places = self.add("Range", before, after, self.const(1))
         x = self.add("Gather", self.weight(WORDS, WIDTH), "ids")
-        x = self.add("Add", x, self.add("Gather", self.weight(PLACES, WIDTH), places))
+        x = self.add("Add", x, self.place_embedding(before, after, places))
         keys = self.add("Range", self.const(0), after, self.const(1))
         seen = self.add("LessOrEqual", keys, self.add("Unsqueeze", places, self.const([1])))
         wide = self.add("Unsqueeze", self.add("Cast", "mask", to=TensorProto.BOOL), self.const([1, 2]))
@@ -77,6 +77,13 @@ class Decoder:
         infos = [[helper.make_tensor_value_info(*spec) for spec in specs] for specs in (inputs, outputs)]
         graph = helper.make_graph(self.nodes, "decoder", infos[0], infos[1], self.weights)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+    def place_embedding(self, before: str, after: str, places: str) -> str:
+        table = self.weight(PLACES, WIDTH)
+        if self.groups == 1:
+            return self.add("Gather", table, places)
+        ends = [self.add("Unsqueeze", x, self.const([0])) for x in (before, after)]
+        return self.add("Slice", table, *ends, self.const([0]))  # which would be clipped at the end of the table
 
     def layer(self, layer: int, x: str, bias: str) -> str:
         many = HEADS * self.groups
