@@ -27,8 +27,10 @@ def loop_kind(kernel: Kernel) -> str:
 def expressions(kernel: Kernel) -> Iterator[Expr]:
     """Every expression of the kernel: operands of the anchor, stores and their indices."""
     match kernel.anchor:
-        case Contract(a=a, b=b):
+        case Contract(a=a, b=b, zero=zero):
             yield from (a, b)
+            if zero is not None:
+                yield zero
         case Conv(x=x, w=w, zero=zero):
             yield from (x, w)
             if zero is not None:

@@ -239,16 +239,12 @@ class Fuser(StateWrites):
                 new_a, new_b = self.operand(anchor, "a", a, absorbed), self.operand(anchor, "b", b, absorbed)
                 if new_a is None or new_b is None:
                     return False
-                anchor = replace(anchor, a=new_a, b=new_b)
+                anchor = self.with_zero(replace(anchor, a=new_a, b=new_b), node, absorbed)
             case Conv(x=x, w=w):
                 new_x, new_w = self.operand(anchor, "x", x, absorbed), self.operand(anchor, "w", w, absorbed)
                 if new_x is None or new_w is None:
                     return False
-                anchor = replace(anchor, x=new_x, w=new_w)
-                if anchor.zero is not None:
-                    zero, more = self.resolve(anchor.zero, node, ())
-                    absorbed.extend(more)
-                    anchor = replace(anchor, zero=zero)
+                anchor = self.with_zero(replace(anchor, x=new_x, w=new_w), node, absorbed)
             case Attention():
                 q, k, v = (self.operand(anchor, role, getattr(anchor, role), absorbed) for role in "qkv")
                 if q is None or k is None or v is None:
@@ -266,6 +262,14 @@ class Fuser(StateWrites):
         nodes = tuple(dict.fromkeys([*absorbed, *more, node]))
         self.pending[result] = _Pending(anchor, epilogue, result.shape, tuple(range(result.rank)), nodes)
         return True
+
+    def with_zero(self, anchor: Contract | Conv, node: Node, absorbed: list[Node]) -> Anchor:
+        """The anchor with the virtual sources of its zero point settled."""
+        if anchor.zero is None:
+            return anchor
+        zero, more = self.resolve(anchor.zero, node, ())
+        absorbed.extend(more)
+        return replace(anchor, zero=zero)
 
     def operand(self, anchor: Anchor, role: str, expr: Expr, absorbed: list[Node]) -> Expr | None:
         """The operand read in place (through layout ops where the target can), its source in memory otherwise."""
@@ -469,7 +473,8 @@ class Fuser(StateWrites):
         anchor = p.anchor
         match anchor:
             case Contract():
-                anchor = replace(anchor, a=self.on_buffers(anchor.a), b=self.on_buffers(anchor.b))
+                zero = None if anchor.zero is None else self.on_buffers(anchor.zero)
+                anchor = replace(anchor, a=self.on_buffers(anchor.a), b=self.on_buffers(anchor.b), zero=zero)
             case Conv():
                 zero = None if anchor.zero is None else self.on_buffers(anchor.zero)
                 anchor = replace(anchor, x=self.on_buffers(anchor.x), w=self.on_buffers(anchor.w), zero=zero)

@@ -103,13 +103,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Contract:
-    """C[b..., m, n] = sum over k of a * b. `a` and `b` are over the out vars (batch..., m, n) and Var("k")."""
+    """C[b..., m, n] = sum over k of (a - zero) * b. `a` and `b` are over the out vars (batch..., m, n) and Var("k")."""
 
     m: Size
     n: Size
     k: Size
     a: Expr
     b: Expr
+    zero: Expr | None = None  # one number; none: 0
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,16 @@ class Lowering:
             return self.cast(a(*batch, row, r), sums) * self.cast(b(*batch, r, column), sums)
 
         return self._anchored(anchor, self.reduce("add", (k,), product), None)
+
+    def byte_contract(
+        self, m: Size, n: Size, k: Size, a: Callable[..., Expr], b: Callable[..., Expr], zero: Operand | None
+    ) -> Lowered:
+        """The product of a - zero, a of 8 bits, with b in i32; for backends that have a kernel for it."""
+        *batch, row, column = out_vars(self.out[0].rank)
+        depth = Var("k")
+        shift = None if zero is None else zero(*[0] * zero.rank)
+        anchor = Contract(m, n, k, a(*batch, row, depth), b(*batch, depth, column), shift)
+        return self._anchored(anchor, None, None)
 
     def conv(
         self,

@@ -134,9 +134,9 @@ def _kernel_lines(number: int, kernel: Kernel) -> Iterator[str]:
 def _anchor_lines(kernel: Kernel) -> Iterator[str]:
     operands: list[tuple[str, Expr]] = []
     match kernel.anchor:
-        case Contract(m=m, n=n, k=k, a=a, b=b):
+        case Contract(m=m, n=n, k=k, a=a, b=b, zero=zero):
             yield f"m = {format_size(m)}, n = {format_size(n)}, k = {format_size(k)}"
-            operands = [("a", a), ("b", b)]
+            operands = [("a", a), ("b", b), *([] if zero is None else [("zero", zero)])]
         case Conv() as conv:
             yield (
                 f"x {_shape(conv.x_shape)}, w {_shape(conv.w_shape)}, strides {list(conv.strides)}, "

@@ -1,4 +1,4 @@
-"""Convolution of 8-bit elements as a primitive: devices with instructions for it claim it, others compute in f32."""
+"""Convolution and product of 8-bit elements as primitives: devices with instructions for it claim them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError
+from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, numel, unify
 from rlx.ops.base import Op, Work, register
+from rlx.ops.contract import MatMul, WideningMatMul
 from rlx.ops.conv import Conv, WholeConv
 from rlx.ops.elementwise import Add, Cast, Sub
 from rlx.ops.layout import Reshape, Split
 
-__all__ = ["ByteConv", "centred", "is_nought"]
+__all__ = ["ByteConv", "ByteMatMul", "centred", "is_nought"]
 
 F32, I16, I32 = DTYPES["f32"], DTYPES["i16"], DTYPES["i32"]
 
@@ -37,6 +38,46 @@ def centred(g: Graph, x: Value, zero: Value | None, to: DType = I32) -> Value:
     return g.add(Sub(), wide, shift)[0]
 
 
+def _check(op: Op, x: TensorType, w: TensorType, zero: TensorType | None) -> None:
+    if x.dtype.name not in ("u8", "i8") or w.dtype.name not in ("i8", "i16"):
+        raise DTypeError(f"{op.op_name}: expected u8 or i8, and weights of i8 or i16, got {x} and {w}")
+    if zero is not None:
+        if zero.dtype is not x.dtype:
+            raise DTypeError(f"{op.op_name}: the zero point {zero} must have the type of {x}")
+        unify(numel(zero.shape), 1, f"{op.op_name}: expected one zero point, got {zero}")
+
+
+@register
+class ByteMatMul(Op):
+    """Product of a - zero [..., m, k] with b [k, n] in i32: a is u8 or i8, b i8, or i16 with no element beyond +-255.
+
+    `zero` is one number of the type of a (none: 0).
+    """
+
+    op_name = "byte_matmul"
+
+    def infer(self, a: TensorType, b: TensorType, zero: TensorType | None = None) -> TensorType:
+        _check(self, a, b, zero)
+        if a.rank < 2 or b.rank != 2:
+            raise ShapeError(f"byte_matmul: expected matrices and one matrix of weights, got {a} and {b}")
+        return MatMul().infer(TensorType(a.shape, I32), TensorType(b.shape, I32))
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(2 * x[0].shape[-1], *x)
+
+    def reference(self, a: Array, b: Array, zero: Array | None = None) -> Array:
+        x = a.astype(np.int32)
+        if zero is not None:
+            x = x - zero.astype(np.int32).reshape(())
+        return np.asarray(np.matmul(x, b.astype(np.int32)))
+
+    def lower(self, k: Any, a: Any, b: Any, zero: Any = None) -> Any:
+        return k.byte_contract(a.shape[-2], b.shape[1], b.shape[0], a, lambda *i: b(*i[-2:]), zero)
+
+    def decompose(self, g: Graph, a: Value, b: Value, zero: Value | None = None) -> Value:
+        return g.add(WideningMatMul(), centred(g, a, zero, I16), b)[0]
+
+
 @register
 class ByteConv(Op):
     """Convolution of x - zero with w in i32: x is u8 or i8, w i8, or i16 of which no element is beyond +-255.
@@ -54,12 +95,7 @@ class ByteConv(Op):
         return Conv(self.strides, self.dilations, self.pads, self.groups)
 
     def infer(self, x: TensorType, w: TensorType, zero: TensorType | None = None) -> TensorType:
-        if x.dtype.name not in ("u8", "i8") or w.dtype.name not in ("i8", "i16"):
-            raise DTypeError(f"byte_conv: expected x of u8 or i8 and w of i8 or i16, got {x} and {w}")
-        if zero is not None:
-            if zero.dtype is not x.dtype:
-                raise DTypeError(f"byte_conv: the zero point {zero} must have the type of {x}")
-            unify(numel(zero.shape), 1, f"byte_conv: expected one zero point, got {zero}")
+        _check(self, x, w, zero)
         return self._conv.infer(TensorType(x.shape, I32), TensorType(w.shape, I32))
 
     def work(self, *x: TensorType) -> Work:

@@ -11,7 +11,7 @@ from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Shape, Size, broadcast, ceildiv, numel, same, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register
-from rlx.ops.bytewise import ByteConv, centred, is_nought
+from rlx.ops.bytewise import ByteConv, ByteMatMul, centred, is_nought
 from rlx.ops.contract import MatMul, WideningMatMul
 from rlx.ops.conv import Conv
 from rlx.ops.elementwise import Add, Cast, Div, Equal, Maximum, Minimum, Mul, Neg, Round, Sub, Where
@@ -274,9 +274,13 @@ class MatMulInteger(Op):
     def decompose(
         self, g: Graph, a: Value, b: Value, a_zero: Value | None = None, b_zero: Value | None = None
     ) -> Value:
+        if b.dtype.name != "i8" or not is_nought(b_zero):
+            b = centred(g, b, b_zero, I16)
+        if a.rank > 1 and b.rank == 2 and (a_zero is None or numel(a_zero.shape) == 1):
+            shift = () if a_zero is None or is_nought(a_zero) else (a_zero,)
+            return g.add(ByteMatMul(), a, b, *shift)[0]
         x = centred(g, a, None if a_zero is None else _row_parameter(g, a_zero), I16)
-        as_it_is = b.dtype.name == "i8" and is_nought(b_zero)
-        return g.add(WideningMatMul(), x, b if as_it_is else centred(g, b, b_zero, I16))[0]
+        return g.add(WideningMatMul(), x, b)[0]
 
 
 @register

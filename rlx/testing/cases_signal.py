@@ -199,6 +199,16 @@ def _byte_conv(name: str, n: Size, m: Size) -> Cases:
         yield case(_op(name, (2, 2), (1, 2), (0, 2, 1, 2), 40), wide, Operand((40, 1, 2, 5), w, values), zero)
 
 
+def _byte_matmul(name: str, n: Size, m: Size) -> Cases:
+    for a, b in (("u8", "i8"), ("i8", "i8"), ("i8", "i16")):
+        values, zero = "any" if b == "i8" else "whole", Operand((), a)
+        for depth in (1, 8, 13):
+            yield case(_op(name), Operand((n, depth), a, "any"), Operand((depth, 33), b, values), zero, leaf="param")
+        yield case(_op(name), Operand((2, n, m, 5), a, "any"), Operand((5, 16), b, values))
+        yield case(_op(name), Operand((m, n, 16), a, "any"), Operand((16, 7), b, values), zero)
+        yield case(_op(name), Operand((n, 8), a, "any"), Operand((8, 17), b, values), turned=True)
+
+
 def _qlinear_matmul(name: str, n: Size, m: Size) -> Cases:
     for a, b, y in (("u8", "i8", "u8"), ("i8", "i8", "i8"), ("u8", "u8", "u8")):
         whole = Operand((), "f32", "positive")
@@ -317,6 +327,7 @@ SIGNAL: dict[str, Make] = {
     "arange": _arange,
     "bernoulli": _bernoulli,
     "byte_conv": _byte_conv,
+    "byte_matmul": _byte_matmul,
     "complex_mul": _complex_mul,
     "compress": _compress,
     "deform_conv": _deform_conv,

@@ -299,6 +299,8 @@ def _anchor_result(anchor: Anchor, out: tuple[int, ...], dtype: DType, run: _Eva
             assert out[-2:] == _sizes((anchor.m, anchor.n), run.extents)
             a = run.over(anchor.a, (*out[:-1], n), (*batch, row, Var("k"))).astype(dtype.numpy)
             b = run.over(anchor.b, (*out[:-2], n, out[-1]), (*batch, Var("k"), column)).astype(dtype.numpy)
+            if anchor.zero is not None:
+                a = a - over(anchor.zero, ()).astype(dtype.numpy)
             return np.asarray(np.matmul(a, b))
         case Conv():
             x, w = over(anchor.x, anchor.x_shape), over(anchor.w, anchor.w_shape)

@@ -18,20 +18,17 @@ from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name
 from rlx.backends.cpu.window import Geometry, finish_of, geometry
 from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.graph import Value
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import (
-    Cast,
-    Load,
-    const,
-    loads,
-    size_expr,
-    transform,
-)
-from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.expr import Cast, Expr, Load, Var, const, loads, size_expr, substitute_vars, transform
+from rlx.kernels.lowering import Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 
-__all__ = ["FEW_CHANNELS", "TAG", "TAGS", "accepts", "emit", "emit_weights", "from_planes", "layout"]
+__all__ = [
+    "FEW_CHANNELS", "TAG", "TAGS", "accepts", "accepts_product", "as_convolution", "emit", "emit_weights",
+    "from_planes", "layout",
+]  # fmt: skip
 
 F32, I32, I64, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"], DTYPES["u8"]
 TAG, WEIGHTS, PLANES = "byte conv", "pack bytes", "pack bytes of planes"
@@ -59,7 +56,7 @@ class ByteWord(IntEnum):
     SCRATCH_STRIDE = 13
     SUMS = 14  # where a block of sums starts in scratch
     PART = 15  # pixels that are computed from windows to results before the next ones
-    PANEL = 16  # from panel to panel
+    SPARE = 16  # of the further fours of a panel
     PLACES = 17
     BLOCK = 18  # routines
     WINDOWS = 19
@@ -73,6 +70,53 @@ def accepts(anchor: Conv, dtype: DType) -> bool:
     return dtype is I32 and anchor.x.dtype.name in ("u8", "i8") and len(anchor.x_shape) in (3, 4) and quads.available()
 
 
+# ---- products
+
+
+def accepts_product(anchor: Contract) -> bool:
+    """Products with weights that `prepare` can pack, on machines with the instructions."""
+    few_axes = isinstance(anchor.a, Load) and len(anchor.a.indices) <= 4
+    return few_axes and quads.available() and all(_is_weight(x.source) for x in loads(anchor.b))
+
+
+def _is_weight(value: Value) -> bool:
+    """Whether it depends on params and constants only."""
+    pending, seen = [value], {value}
+    while pending:
+        v = pending.pop()
+        if v.node is None:
+            if v.kind not in ("param", "const"):
+                return False
+            continue
+        fresh = [x for x in v.node.inputs if x not in seen]
+        seen.update(fresh)
+        pending.extend(fresh)
+    return True
+
+
+def as_convolution(kernel: Kernel) -> Kernel:
+    """A product as a convolution of one pixel: rows are pixels, what a and b share are channels."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Contract)
+    *batch, row, column = out_vars(len(store.extents))
+    image: list[Size] = [1] if not batch else list(store.extents[: len(batch)])
+    space = (*image[1:], anchor.m)
+    extents = (image[0], anchor.n, *space)
+    vars = out_vars(len(extents))
+    renamed: dict[Var, Expr] = {row: vars[-1], column: vars[1]}
+    renamed.update(zip(batch, (vars[0], *vars[2:-1]), strict=False))
+    x = substitute_vars(anchor.a, {**renamed, Var("k"): vars[1]})
+    w = substitute_vars(anchor.b, {column: vars[0], Var("k"): vars[1]})
+    ones, taps = (1,) * len(space), (1,) * len(space)
+    conv = Conv(
+        x, w, (image[0], anchor.k, *space), (anchor.n, anchor.k, *taps), ones, ones, (0,) * (2 * len(space)), 1, True,
+        anchor.zero,
+    )  # fmt: skip
+    index = tuple(substitute_vars(i, renamed) for i in store.index)
+    made = Store(store.buffer, extents, index, substitute_vars(store.expr, renamed))
+    return Kernel(kernel.name, (made,), conv, nodes=kernel.nodes)
+
+
 # ---- layout
 
 
@@ -82,8 +126,8 @@ def from_planes(anchor: Conv) -> bool:
     sizes = [channels, columns, *rows]
     if not all(isinstance(size, int) for size in sizes) or anchor.groups > 1 or anchor.dilations[-1] != 1:
         return False
-    few = 1 < channels <= FEW_CHANNELS and channels * prod(rows) <= FEW_ROWS  # type: ignore[operator]
-    short = columns <= windows.PIECES[-1]  # type: ignore[operator]
+    few = 1 < channels <= FEW_CHANNELS and channels * prod(rows) <= FEW_ROWS
+    short = columns <= windows.PIECES[-1]
     if not few or not short or not isinstance(e, Load) or e.where is not None or e.source.encoding is not None:
         return False
     index = linear_index(e.indices, e.source.shape)
@@ -151,16 +195,17 @@ def emit_weights(kernel: Kernel) -> KernelCode:
     depth, channels = _depth(anchor), anchor.w_shape[1]
     groups, panels, _ = buffer.shape
     words: list[Word] = [
-        Pointer(buffer), buffer.shape[2], panels, anchor.w_shape[0] // anchor.groups, depth, channels,
+        Pointer(buffer), quads.spare_bytes(depth, narrow), panels, anchor.w_shape[0] // anchor.groups, depth, channels,
         ceildiv(depth, quads.DEPTH), quads.places_bytes(depth, narrow), anchor.w_shape[-1],
+        groups * panels,
     ]  # fmt: skip
     table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     expr = Cast(transform(anchor.w, linear_load), I32)
     emitter = Emitter(f, table, host().vector_bytes // 4)
     emitter.preload([expr], [])
-    out, panel_bytes, count, outputs, deep, per_pixel, octets, places, wide = (
-        gemm.load_word(f, i, "i64" if i else "ptr") for i in range(9)
+    out, spare, count, outputs, deep, per_pixel, octets, places, wide, all_panels = (
+        gemm.load_word(f, i, "i64" if i else "ptr") for i in range(10)
     )
     per_plane = f.div(deep, per_pixel)
     group, panel = f.div("%chunk", count), f.rem("%chunk", count)
@@ -182,7 +227,9 @@ def emit_weights(kernel: Kernel) -> KernelCode:
         inside = f.and_(f.cmp("lt", k, deep), f.cmp("lt", column, outputs), "i1")
         return f.if_(inside, load, lambda: [("i32", 0)])[0]
 
-    quads.pack_panel(f, f.offset(out, f.mul("%chunk", panel_bytes)), octets, places, element)
+    step = f.add(f.mul(octets, 128), quads.HEAD)
+    more = f.offset(out, f.add(f.mul(all_panels, step), f.mul("%chunk", spare)))
+    quads.pack_panel(f, f.offset(out, f.mul("%chunk", step)), more, octets, places, element)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), Product((groups, panels)), tuple(emitter.sites))
@@ -241,7 +288,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         part(cut, "scratch"),
         part(cut, "sums"),
         part(cut, "part"),
-        weights.shape[2],
+        quads.spare_bytes(geo.depth, narrow),
         quads.places_bytes(geo.depth, narrow),
         quads.block_routine(tile),
         windows.planar_routine(*_static(anchor)) if planes else windows.byte_routine(),
@@ -282,7 +329,10 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     count = f.sub(n1, n0)
     panels = f.div(f.add(outputs, quads.WIDTH - 1), quads.WIDTH)
     panel = f.add(f.mul(group, panels), f.mul(panel_block, w[ByteWord.PANEL_CHUNK]))
-    weight = f.offset(w[ByteWord.WEIGHTS], f.mul(panel, w[ByteWord.PANEL]))
+    panel_step = f.add(f.mul(octets, 128), quads.HEAD)
+    behind = f.add(f.mul(f.mul(panels, w[ByteWord.GROUPS]), panel_step), f.mul(panel, w[ByteWord.SPARE]))
+    more = f.offset(w[ByteWord.WEIGHTS], behind)
+    weight = f.offset(w[ByteWord.WEIGHTS], f.mul(panel, panel_step))
 
     def some_pixels(q0: str, _: list[str]) -> None:
         q1 = f.min(f.add(q0, w[ByteWord.PART]), p1)
@@ -305,7 +355,8 @@ def _emit_product(kernel: Kernel) -> KernelCode:
                 a,
                 w[ByteWord.A_STEP],
                 weight,
-                w[ByteWord.PANEL],
+                more,
+                w[ByteWord.SPARE],
                 c,
                 c_step,
                 f.sub(q1, q0),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from rlx.backends.cpu import gemm, scalar
+from rlx.backends.cpu import byte_conv, conv, gemm, scalar
 from rlx.backends.cpu.builder import Function, size_of, vec
 from rlx.backends.cpu.cuts import Part, ProductCut, part
 from rlx.backends.cpu.jit import host
@@ -43,7 +43,9 @@ COLUMN = Var("n")
 
 
 def accepts(anchor: Contract, dtype: DType) -> bool:
-    """Products of floats that are accumulated in f32 or f64, and of i16 in i32."""
+    """Products of floats that are accumulated in f32 or f64, of i16 in i32, and of bytes with weights."""
+    if anchor.a.dtype.bits == 8 and dtype is I32:
+        return byte_conv.accepts_product(anchor)
     operands = {x.dtype for x in (anchor.a, anchor.b)}
     if dtype is I32:
         return anchor.a.dtype is I16 and anchor.b.dtype in (I16, I8)
@@ -66,6 +68,8 @@ def layout(kernel: Kernel) -> list[Kernel]:
     """The kernel preceded by those that pack B into panels and, where A can't be read in place, copy A."""
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
+    if anchor.a.dtype.bits == 8:
+        return conv.layout(byte_conv.as_convolution(kernel))
     dtype = accumulates_in(anchor)
     store = kernel.stores[0]
     vars = out_vars(len(store.extents))

@@ -3,11 +3,11 @@
 A row of A is bytes as they lie in an image. Weights are packed in panels of 16 columns, each column's elements in fours
 along k: one instruction multiplies 32 pairs of bytes and adds neighbours in 16 bits, another adds those up in 32. The
 first saturates, and two of its results are added up before the second, so a panel holds only weights whose sums stay
-within 16 bits for every A. What that leaves out of a weight comes again, in further fours at the end of its panel, each
+within 16 bits for every A. What that leaves out of a weight comes again, in further fours behind all panels, each
 with the place along k that it belongs to: few for weights as networks have them, none for most.
 
 A panel is, in bytes: 16 sums of its columns (i32), the number of its further fours (i64, in 64 bytes), 128 for each 8
-elements of k, the places of further fours (i32), and these, 64 each.
+elements of k. Behind all panels there is for each the places of its further fours (i32), and these, 64 each.
 
 i8 rows become u8 by adding 128, which the zero point takes off again.
 """
@@ -26,8 +26,8 @@ from rlx.ir.shape import Size, ceildiv
 from rlx.records import dataclass
 
 __all__ = [
-    "DEPTH", "FINISH", "ROWS", "WIDTH", "Finishing", "Tile", "available", "block_routine", "pack_panel", "panel_bytes",
-    "places_bytes",
+    "DEPTH", "FINISH", "HEAD", "ROWS", "WIDTH", "Finishing", "Tile", "available", "block_routine", "pack_panel",
+    "panel_bytes", "places_bytes", "spare_bytes",
 ]  # fmt: skip
 
 WIDTH = 16  # columns of a panel
@@ -41,11 +41,12 @@ SHORTS = "<16 x i16>"
 BYTES = "<32 x i8>"
 F8 = "<8 x float>"
 TILE = (
-    "ptr a, i64 lda, ptr w, i64 octets, i64 places, i64 ldc, ptr c, i64 n, i64 zero, ptr finish, i64 column, i64 tiles"
+    "ptr a, i64 lda, ptr w, ptr more, i64 octets, i64 places, i64 ldc, ptr c, i64 n, i64 zero, ptr finish, "
+    "i64 column, i64 tiles"
 )
 BLOCK = (
-    "ptr a, i64 lda, ptr w, i64 panel, ptr c, i64 ldc, i64 rows, i64 columns, i64 octets, i64 places, i64 zero, "
-    "ptr finish, i64 column"
+    "ptr a, i64 lda, ptr w, ptr more, i64 spare, ptr c, i64 ldc, i64 rows, i64 columns, i64 octets, i64 places, "
+    "i64 zero, ptr finish, i64 column"
 )
 
 
@@ -111,9 +112,13 @@ def _aligned(count: Size) -> Size:
 
 
 def panel_bytes(depth: Size, narrow: bool) -> Size:
-    """Bytes of a panel of `depth` rows."""
-    octets = ceildiv(depth, DEPTH)
-    return HEAD + octets * 128 + places_bytes(depth, narrow) + octets * further(narrow) * 64
+    """Bytes of a panel of `depth` rows and its further fours."""
+    return HEAD + ceildiv(depth, DEPTH) * 128 + spare_bytes(depth, narrow)
+
+
+def spare_bytes(depth: Size, narrow: bool) -> Size:
+    """Bytes that the further fours of a panel may take, with their places."""
+    return places_bytes(depth, narrow) + ceildiv(depth, DEPTH) * further(narrow) * 64
 
 
 def places_bytes(depth: Size, narrow: bool) -> Size:
@@ -162,8 +167,7 @@ def _tile(tile: Tile, rows: int) -> Function:
         return p[r // 3] if r % 3 == 0 else f.offset(p[r // 3], "%lda" if r % 3 == 1 else double)
 
     start = f.offset("%w", HEAD)
-    places = f.offset(start, f.mul("%octets", 128))
-    fours = f.offset(places, "%places")
+    fours = f.offset("%more", "%places")
     count = f.load("i64", f.offset("%w", 64))
     first = _start(f, tile)
     n = (rows - 1) // 3 + 1
@@ -192,7 +196,7 @@ def _tile(tile: Tile, rows: int) -> Function:
         acc = f.loop(0, "%octets", 1, [*carried, *[(V, x) for _ in range(rows) for x in first]], step)[n + 1 :]
 
         def more(i: str, state: list[str]) -> list[str]:
-            at = f.mul(f.cast("zext", f.load("i32", f.gep(places, i, "i32")), "i64"), 4)
+            at = f.mul(f.cast("zext", f.load("i32", f.gep("%more", i, "i32")), "i64"), 4)
             w = f.offset(fours, f.mul(i, 64))
             p = [f.offset(q, at) for q in pointers]
             out = list(state)
@@ -321,8 +325,8 @@ def requantised(
 def block_routine(tile: Tile) -> Routine:
     """The code of a block of C, compiled once a machine.
 
-    `(ptr a, i64 lda, ptr w, i64 panel, ptr c, i64 ldc, i64 rows, i64 columns, i64 octets, i64 places, i64 zero,
-    ptr finish, i64 column)`: `w` is at the first panel, `panel` bytes from panel to panel; the others: see `_tile`.
+    Arguments: see BLOCK. `w` is at the first panel, `more` at its further fours, which take `spare` bytes a panel; the
+    others: see `_tile`.
     """
     function = _block(tile)
     return Routine(function.name, Module([function]).text())
@@ -335,6 +339,7 @@ def _block(tile: Tile) -> Function:
         attrs="nounwind noinline",
     )
     tiles = {r: _tile(tile, r) for r in range(1, ROWS + 1)}
+    step = f.add(f.mul("%octets", 128), HEAD)
     line = f.add(f.mul("%octets", DEPTH), f.mul("%columns", tile.item))
     some = f.mul(f.max(f.div(LINES, f.max(line, 1)), 4), ROWS)
     some = f.min(some, 20 * ROWS)
@@ -344,33 +349,32 @@ def _block(tile: Tile) -> Function:
         whole = f.div(f.sub(end, top), ROWS)
 
         def panel(column: str, state: list[str]) -> list[str]:
-            (w,) = state
+            w, more = state
             n = f.min(f.sub("%columns", column), WIDTH)
             c = f.offset("%c", f.mul(column, tile.item))
             at = f.add("%column", f.mul(column, 4))
 
             def call(rows: int, row: str, count: str | int) -> None:
                 a, out = f.offset("%a", f.mul(row, "%lda")), f.offset(c, f.mul(row, "%ldc"))
-                arguments = [a, "%lda", w, "%octets", "%places", "%ldc", out, n, "%zero", "%finish", at, count]
+                arguments = [a, "%lda", w, more, "%octets", "%places", "%ldc", out, n, "%zero", "%finish", at, count]
                 f.call(tiles[rows], arguments)
 
             call(ROWS, top, whole)
             row = f.add(top, f.mul(whole, ROWS))
             f.switch(f.sub(end, row), {r: (lambda r=r: call(r, row, 1)) for r in range(1, ROWS)})  # type: ignore[misc]
-            return [f.offset(w, "%panel")]
+            return [f.offset(w, step), f.offset(more, "%spare")]
 
-        f.loop(0, "%columns", WIDTH, [("ptr", "%w")], panel)
+        f.loop(0, "%columns", WIDTH, [("ptr", "%w"), ("ptr", "%more")], panel)
 
     f.loop(0, "%rows", some, [], sweep)
     f.ret()
     return f
 
 
-def pack_panel(f: Function, out: str, octets: str, places: str, element: Callable[[str, str], str]) -> None:
-    """Emits the packing of one panel at `out`; `places` is as in `_tile`, `element(k, column)` gives an i32."""
+def pack_panel(f: Function, out: str, place: str, octets: str, places: str, element: Callable[[str, str], str]) -> None:
+    """Emits the packing of one panel at `out`, its further fours at `place`; `element(k, column)` gives an i32."""
     sums, rest = f.alloca("i32", WIDTH), f.alloca("i32", DEPTH * WIDTH)
     main = f.offset(out, HEAD)
-    place = f.offset(main, f.mul(octets, 128))
     fours = f.offset(place, places)
 
     def at(e: str | int, lane: str) -> str:
