@@ -10,6 +10,7 @@ from rlx.backends.cpu import byte_conv, conv, gemm, scalar
 from rlx.backends.cpu.builder import Function, size_of, vec
 from rlx.backends.cpu.cuts import Part, ProductCut, part
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.loops import is_costly
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
@@ -378,8 +379,11 @@ def run_block(
             else:
                 f.store(text, address, ty=vec(ty, w))
 
-        whole = f.sub(block.n1, f.rem(f.sub(block.n1, block.n0, "i64"), lanes, "i64"), "i64")
-        f.loop(block.n0, whole, lanes, [], lambda n, _: put(n, lanes))
-        f.loop(whole, block.n1, 1, [], lambda n, _: put(n, 1))
+        # functions are long chains of operations that wait for one another: two vectors at a time hide that
+        at = block.n0
+        for w in (2 * lanes, lanes, 1) if is_costly(expr) else (lanes, 1):
+            whole = f.sub(block.n1, f.rem(f.sub(block.n1, at, "i64"), w, "i64"), "i64")
+            f.loop(at, whole, w, [], lambda n, _, w=w: put(n, w))  # type: ignore[misc]
+            at = whole
 
     f.loop(block.m0, block.m1, 1, [], one_row)
