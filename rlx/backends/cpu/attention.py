@@ -431,13 +431,17 @@ class _Code:
         """Scores become exp(score - largest of the row); the sum and the largest of each row are kept."""
         f, lanes, vector, emitter = self.f, self.lanes, self.vector, self.emitter
         keys, seen, summed = sizes
+        shared = None  # a bias that all rows have is computed once, in the row before the sums
         if self.bias is not None:
             emitter.hoist(self.bias, frozenset((I2, I3)), scope)
+            if not isinstance(self.bias, Load) and I2 not in emitter.depends(self.bias):
+                shared = f.gep(sums, f.neg(stride), "float")
+                self.fill(scope, shared, keys)
 
         def row(i: str, _: list[str]) -> None:
             line = f.gep(scores, f.mul(f.sub(i, row0), stride), "float")
             inside = scope.inner({I2: i})
-            if self.bias is not None:
+            if self.bias is not None and shared is None:
                 emitter.hoist(self.bias, frozenset((I3,)), inside)
             n = f.max(f.min(f.add(f.add(i, 1), seen), keys), 0) if self.anchor.causal else keys
 
@@ -445,7 +449,9 @@ class _Code:
                 p = f.gep(line, j, "float")
                 ty = vector if w > 1 else "float"
                 value = f.mul(f.load(ty, p), self.anchor.scale, ty)
-                if self.bias is not None:
+                if shared is not None:
+                    value = f.add(value, f.load(ty, f.gep(shared, j, "float")))
+                elif self.bias is not None:
                     here = inside.inner({I3: j}, w, I3 if w > 1 else None)
                     value = f.add(value, emitter.lanes_of(self.bias, here), ty)
                 f.store(value, p)
@@ -474,6 +480,19 @@ class _Code:
             f.store(top, f.gep(place, 1, "float"))
 
         f.loop(row0, row1, 1, [], row)
+
+    def fill(self, scope: Scope, line: str, keys: str) -> None:
+        """Stores the bias of each key."""
+        f, lanes, bias = self.f, self.lanes, self.bias
+        assert bias is not None
+
+        def put(j: str, w: int) -> None:
+            here = scope.inner({I3: j}, w, I3 if w > 1 else None)
+            f.store(self.emitter.lanes_of(bias, here), f.gep(line, j, "float"))
+
+        whole = f.and_(keys, -lanes)
+        f.loop(0, whole, lanes, [], lambda j, _: put(j, lanes))
+        f.loop(whole, keys, 1, [], lambda j, _: put(j, 1))
 
     def finish(self, scope: Scope, row0: str, row1: str, sums: str, result: str, step: str, columns: str) -> None:
         """Divides each row by its sum and stores what the epilogue makes of it."""

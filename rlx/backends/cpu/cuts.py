@@ -584,7 +584,7 @@ class AttentionCut:
         take = max(min(max(take // 6 * 6, 12), rows), 1)
         blocks = -(-rows // take)
         take = max(-(-rows // max(blocks, 1)), 1)
-        sums = take * stride * 4
+        sums = (take + 1) * stride * 4  # a row more, for a bias that all have
         results = sums + _aligned(take * 8)
         total = results + (take * -(-value_depth // self.WIDTH) * self.WIDTH * 4 if self.to_scratch else 0)
         count = batch * heads * -(-rows // take) if value_depth else 0
