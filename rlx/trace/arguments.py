@@ -15,7 +15,7 @@ from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Dim, Shape, Size
 from rlx.records import dataclass
-from rlx.trace.tree import is_record, leaves_of, structure
+from rlx.trace.tree import is_record, leaves_of, ordered, structure
 
 __all__ = ["Arguments", "Leaf"]
 
@@ -272,9 +272,10 @@ def _flat(tree: Any, arrays: list[Array], key: list[Any]) -> None:
     elif tree is None:
         key.append(None)
     elif isinstance(tree, dict):
-        key.append(tuple(tree))
-        for value in tree.values():
-            _flat(value, arrays, key)
+        keys = ordered(tree)
+        key.append(tuple(keys))
+        for one in keys:
+            _flat(tree[one], arrays, key)
     elif isinstance(tree, tuple | list):
         key.append((kind, len(tree)))
         for value in tree:

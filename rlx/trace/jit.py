@@ -24,7 +24,7 @@ from rlx.runtime.session import Session
 from rlx.trace.arguments import Arguments, Leaf
 from rlx.trace.control import value_of
 from rlx.trace.reasons import Trace, reason_for, statics
-from rlx.trace.tree import fill, leaves_of, map_tree
+from rlx.trace.tree import fill, leaves_of, map_tree, ordered
 
 __all__ = ["Trace", "Traced", "jit"]
 
@@ -223,8 +223,15 @@ def _builder(tree: Any) -> Callable[[Iterator[Array]], Any]:
     if isinstance(tree, Value):
         return next
     if type(tree) is dict:
-        parts = [(key, _builder(value)) for key, value in tree.items()]
-        return lambda outputs: {key: build(outputs) for key, build in parts}
+        parts = [(key, _builder(tree[key])) for key in ordered(tree)]
+        if ordered(tree) == list(tree):
+            return lambda outputs: {key: build(outputs) for key, build in parts}
+
+        def build_dict(outputs: Iterator[Array]) -> Any:
+            made = {key: build(outputs) for key, build in parts}
+            return {key: made[key] for key in tree}
+
+        return build_dict
     if type(tree) is tuple or type(tree) is list:
         kind, items = type(tree), [_builder(value) for value in tree]
         return lambda outputs: kind([build(outputs) for build in items])

@@ -41,7 +41,7 @@ def reason_for(
     if again:
         return "this signature's trace is no longer among those kept"
     found = min((_differences(trace, given, static) for trace in reversed(earlier)), key=len)
-    return "; ".join(found) or "the structure of an argument is another (the order of keys, or a container's type)"
+    return "; ".join(found) or "the structure of an argument is another (the type of a container, say)"
 
 
 def _differences(trace: Trace, given: Sequence[Leaf], static: Sequence[tuple[str, Any]]) -> list[str]:

@@ -8,15 +8,19 @@ from typing import Any
 
 from rlx.ir.graph import TensorType
 
-__all__ = ["differs_at", "fill", "is_record", "leaves_of", "map_tree", "structure"]
+__all__ = ["differs_at", "fill", "is_record", "leaves_of", "map_tree", "ordered", "structure"]
 
 
 def map_tree(leaf: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
-    """The tree with `leaf(path, value)` in the place of each leaf, visited in order; None stays None."""
+    """The tree with `leaf(path, value)` in the place of each leaf, visited in order; None stays None.
+
+    The order of the keys of a dict is theirs, if they have one, so that it doesn't matter in which they were put in.
+    """
     if tree is None:
         return None
     if isinstance(tree, dict):
-        return {k: map_tree(leaf, v, f"{path}.{k}") for k, v in tree.items()}
+        made = {k: map_tree(leaf, tree[k], f"{path}.{k}") for k in ordered(tree)}
+        return {k: made[k] for k in tree}
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(map_tree(leaf, v, f"{path}.{k}") for k, v in zip(tree._fields, tree, strict=True)))
     if isinstance(tree, tuple | list):
@@ -26,6 +30,14 @@ def map_tree(leaf: Callable[[str, Any], Any], tree: Any, path: str) -> Any:
             tree, **{f.name: map_tree(leaf, getattr(tree, f.name), f"{path}.{f.name}") for f in fields(tree)}
         )
     return leaf(path, tree)
+
+
+def ordered(tree: dict[Any, Any]) -> list[Any]:
+    """The keys in ascending order, or as they come if they have none."""
+    try:
+        return sorted(tree)
+    except TypeError:
+        return list(tree)
 
 
 def leaves_of(tree: Any, path: str) -> list[tuple[str, Any]]:
@@ -46,7 +58,7 @@ def structure(tree: Any) -> Any:
     if tree is None:
         return None
     if isinstance(tree, dict):
-        return ("dict", *((key, structure(value)) for key, value in tree.items()))
+        return ("dict", *((key, structure(tree[key])) for key in ordered(tree)))
     if isinstance(tree, tuple | list):
         return (type(tree), *map(structure, tree))
     if is_record(tree):
@@ -64,8 +76,8 @@ def differs_at(a: Any, b: Any, path: str) -> str | None:
     if structure(a) == structure(b):
         return None
     if isinstance(a, dict) and isinstance(b, dict):
-        if list(a) != list(b):
-            return f"{path} has the keys {list(a)} and {list(b)}"
+        if ordered(a) != ordered(b):
+            return f"{path} has the keys {ordered(a)} and {ordered(b)}"
         return next(filter(None, (differs_at(a[k], b[k], f"{path}.{k}") for k in a)), None)
     if isinstance(a, tuple | list) and type(a) is type(b):
         if len(a) != len(b):

@@ -219,6 +219,12 @@ def test_reasons_of_traces() -> None:
     assert "n=2" in text
     d = rlx.jit(lambda p: p["a"], device="reference")
     d({"a": X})
+    e = rlx.jit(lambda p: {"z": p["a"] + 1, "b": p["b"]}, device="reference")
+    for p in ({"a": X, "b": X[0]}, {"b": X[0], "a": X}):
+        assert list(e(p)) == ["z", "b"]
+        np.testing.assert_array_equal(e(p)["z"], X + 1)
+        np.testing.assert_array_equal(e(p)["b"], X[0])
+    assert len(e.traces) == 1
     d({"a": X, "b": X})
     assert d.traces[1].reason == "p.b is new"
 

@@ -71,17 +71,20 @@ def _log1p(x: Value) -> Any:
 
 
 def _arctan2(y: Value, x: Value) -> Any:
-    turn = ops.where(ops.less(y, 0), -math.pi, cast(ops.mul(ops.sub(y, y), 0), y.dtype) + math.pi)
-    slope = ops.atan(ops.div(y, ops.where(ops.equal(x, 0), 1, x)))
-    upright = ops.mul(ops.sign(y), math.pi / 2)
-    return ops.where(ops.equal(x, 0), upright, ops.where(ops.less(x, 0), ops.add(slope, turn), slope))
+    height, width = ops.abs(y), ops.abs(x)
+    flat = ops.and_(ops.equal(height, 0), ops.equal(x, x))  # 0 / 0 counts as 0, also beside -0
+    slope = ops.where(flat, 0, ops.div(height, width))
+    slope = ops.where(ops.and_(ops.is_inf(y), ops.is_inf(x)), 1, slope)
+    angle = ops.atan(slope)
+    return _copysign(ops.where(_signbit(x), ops.sub(math.pi, angle), angle), y)
 
 
 def _hypot(a: Value, b: Value) -> Any:
     a, b = ops.abs(a), ops.abs(b)
     big, small = ops.maximum(a, b), ops.minimum(a, b)
     ratio = ops.div(small, ops.where(ops.equal(big, 0), 1, big))
-    return ops.where(ops.is_inf(big), big, ops.mul(big, ops.sqrt(ops.add(ops.mul(ratio, ratio), 1))))
+    infinite = ops.or_(ops.is_inf(a), ops.is_inf(b))
+    return ops.where(infinite, math.inf, ops.mul(big, ops.sqrt(ops.add(ops.mul(ratio, ratio), 1))))
 
 
 def _logaddexp(a: Value, b: Value) -> Any:

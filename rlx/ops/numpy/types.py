@@ -125,6 +125,9 @@ def resolved(ufunc: Any, inputs: Sequence[Any]) -> tuple[list[Value], np.dtype[A
         ]
         return made, made[0].dtype.numpy
     kinds = kinds_of(inputs)
+    if ufunc is np.matmul:  # which has no loop of its own for bf16 and the like
+        values = unite(what, inputs)
+        return values, values[0].dtype.numpy
     try:
         types = ufunc.resolve_dtypes((*kinds, *(None,) * ufunc.nout))
     except TypeError as error:
