@@ -12,26 +12,33 @@ from rlx.backends.base import CodeGenerator, DeviceMemory
 from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead, known_overhead
 from rlx.estimate.memory import MemoryEstimate, bytes_text, deficit_text
-from rlx.estimate.system import UNKNOWN, Budget
+from rlx.estimate.system import ADDRESS_SPACE, UNKNOWN, Budget, read_figures
 from rlx.ir.graph import Graph
 from rlx.options import CompileOptions
+from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.compiler import Stages
     from rlx.estimate.graph import Lowered
     from rlx.kernels.program import Program
 
-__all__ = ["Admission", "StoredAdmission", "figures_of"]
+__all__ = ["COMPILED", "Admission", "StoredAdmission", "admit_compiler", "figures_of"]
 
 log = logging.getLogger("rlx")
 
 _WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
+_NO_COMPILER = "Raise the limit, load an artifact (which brings no compiler), or pass over_budget='allow'"
+
+
+COMPILED: set[str] = set()  # the devices that something was compiled for in this process
+_admitted: set[str] = set()  # the devices whose compiler was let into this process
 
 
 class Device(Protocol):
     """What is asked of a device here."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def memory(self) -> DeviceMemory: ...
 
@@ -48,6 +55,7 @@ class Admission:
         self.lowered: Lowered | None = None
         self.library: MemoryEstimate | None = None
         self.model = ""
+        self.taken = 0  # bytes of the model once it is there, of `budget=`
 
     @cached_property
     def overhead(self) -> Overhead:
@@ -63,11 +71,13 @@ class Admission:
             if all(s.hi is not None for s in graph.dims().values()):
                 self.library = estimate_library(graph, legal, self.backend.name, self.overhead, self.options)
             # The device frees activations as it likes; what is sure to be there is the weights.
-            weights = sum(v.type.nbytes() or 0 for v in (*legal.params, *legal.constants))
-            self.ask(MemoryEstimate(graph.name, self.backend.name, weight_bytes=weights))
+            self.taken = sum(v.type.nbytes() or 0 for v in (*legal.params, *legal.constants))
+            self.ask(MemoryEstimate(graph.name, self.backend.name, weight_bytes=self.taken))
             return
         self.lowered = lowered_of(graph, program, self.backend, self.options, self.overhead)
-        self.ask(self.lowered.at_bounds() or self.lowered.fixed())
+        needs = self.lowered.at_bounds() or self.lowered.fixed()
+        self.taken = needs.running_peak_bytes - needs.overhead_bytes
+        self.ask(needs)
 
     def weights(self, model: str, nbytes: int) -> None:
         """The question before a file is imported: the bytes of weights that must be copied out of it."""
@@ -112,15 +122,19 @@ class Admission:
         free = self.backend.memory().free
         budget = Budget.of_process()
         private = replace(own, weight_bytes=own.weight_bytes - own.mapped_weight_bytes)
+        mapped = private
         if needs.overhead_bytes:
             private = replace(private, overhead_bytes=self.overhead.compiling)
+            again = self.backend.name in COMPILED  # stacks and heaps of threads are mapped by now
+            size = self.overhead.compiling if again else self.overhead.address_compiling
+            mapped = replace(mapped, overhead_bytes=size)
         for allowed, why in (
             (budget.soft_room, "by the soft budget of this process"),
             *((left, f"by {name}") for name, left in budget.figures.rooms.items()),
             (free, f"by what the device {self.backend.name!r} has free"),
         ):
             if allowed is not None:
-                self.settle(private, allowed, why)
+                self.settle(mapped if why.endswith(ADDRESS_SPACE) else private, allowed, why)
         if budget.would_exceed(private.peak_bytes) is UNKNOWN and free is None:
             log.warning(
                 "%s needs %s: whether that fits is unknown, as the system does not say what is free",
@@ -128,7 +142,7 @@ class Admission:
                 bytes_text(needs.peak_bytes),
             )
 
-    def settle(self, needs: MemoryEstimate, allowed: int, why: str) -> None:
+    def settle(self, needs: MemoryEstimate, allowed: int, why: str, ways_out: str = _WAYS_OUT) -> None:
         """Raises or warns if the peak is above what is allowed."""
         peak = needs.peak_bytes
         if peak <= allowed:
@@ -136,13 +150,41 @@ class Admission:
         missing = peak - allowed
         head = f"{needs.model!r} needs {peak:,} B, {missing:,} B more than the {allowed:,} B allowed {why}"
         remedies = needs.remedies(allowed)
-        message = f"{head}. {_WAYS_OUT}\n{deficit_text(needs, allowed, needs.parts_at_peak, remedies)}"
+        message = f"{head}. {ways_out}\n{deficit_text(needs, allowed, needs.parts_at_peak, remedies)}"
         if self.options.over_budget == "warn":
             log.warning(message)
             return
         raise MemoryDeficit(
             message, budget_bytes=allowed, peak_bytes=peak, parts=needs.parts_at_peak, remedies=remedies
         )
+
+
+def admit_compiler(device: str, options: CompileOptions) -> None:
+    """The question before the compiler of a device comes into this process, where a limit might not leave room for it.
+
+    Libraries that don't find the memory to load fail with errors that don't say so.
+    """
+    if device in _admitted or options.over_budget == "allow":
+        return
+    overhead = known_overhead(device)
+    admission = Admission(NamedDevice(device), options)
+    for name, left in read_figures().rooms.items():
+        size = overhead.fixed - overhead.compiling  # what a compile takes is asked for once the graph is known
+        if name == ADDRESS_SPACE:
+            size = overhead.address - overhead.address_compiling
+        needs = MemoryEstimate(f"the compiler for {device}", device, overhead_bytes=size)
+        admission.settle(needs, left, f"by {name}", _NO_COMPILER)
+    _admitted.add(device)
+
+
+@dataclass(frozen=True)
+class NamedDevice:
+    """A device that is not loaded yet."""
+
+    name: str
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(None, None)
 
 
 class StoredAdmission(Admission):
@@ -170,7 +212,7 @@ class StoredAdmission(Admission):
 
     @cached_property
     def overhead(self) -> Overhead:
-        return replace(known_overhead(self.backend.name), compiling=0)
+        return replace(known_overhead(self.backend.name), compiling=0, address_compiling=0)
 
     def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
         self._lower()

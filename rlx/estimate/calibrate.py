@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Overhead", "known_overhead", "overhead_of"]
 
-FORMAT = 2
+FORMAT = 4
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
+MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
 SCATTER = 5 << 20  # bytes by which measurements of equal processes differ
 
 
@@ -30,13 +31,22 @@ class Overhead:
 
     Beyond that, a larger graph adds `per_node` for each node and `per_function` for each different kernel (their
     objects, tables and machine code, and what the compiler keeps). `compiling` is the part of `fixed` that comes only
-    once something is compiled. All are rounded up by what measurements scatter, so that they are rather too large.
+    once something is compiled. `address` and `address_compiling` are the same of the address space, of which libraries
+    are mapped whole and threads reserve more than they use. All are rounded up by what measurements scatter, so that
+    they are rather too large.
     """
 
     fixed: int
     per_node: int = 0
     per_function: int = 0
     compiling: int = 0
+    address: int = 0
+    address_compiling: int = 0
+
+    @property
+    def unused(self) -> int:
+        """Bytes of address space that are mapped and never resident, rounded up; they count under RLIMIT_AS."""
+        return max(0, self.address - self.fixed) + MAPPED
 
     def code_bytes(self, sizes: CodeSizes | None, nodes: int) -> int:
         """Bytes of a graph's code: what is known of it, and the rest by count."""
@@ -45,7 +55,14 @@ class Overhead:
         return sizes.text + sizes.words + nodes * self.per_node + sizes.functions * self.per_function
 
 
-USUAL = Overhead(fixed=112 << 20, per_node=16 << 10, per_function=16 << 10, compiling=48 << 20)
+USUAL = Overhead(
+    fixed=112 << 20,
+    per_node=16 << 10,
+    per_function=16 << 10,
+    compiling=48 << 20,
+    address=256 << 20,
+    address_compiling=80 << 20,
+)
 
 
 def overhead_of(device: str) -> Overhead:
@@ -95,11 +112,10 @@ def _measure(device: str) -> Overhead:
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
-        return Overhead(
-            found["fixed"] + SCATTER, found["per_node"], found["per_function"], found["compiling"] + SCATTER
-        )
+        scattered = ("fixed", "compiling", "address")
+        return Overhead(**{name: size + SCATTER * (name in scattered) for name, size in found.items()})
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, IndexError) as error:
+    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError, IndexError) as error:
         reason = str(error)
     raise DeviceUnavailable(f"device {device!r}: what it takes by itself can't be measured: {reason}")

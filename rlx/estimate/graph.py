@@ -193,6 +193,7 @@ class Lowered:
             weight_bytes=weights.kept + weights.packed + weights.constants,
             code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)),
             overhead_bytes=self.overhead.fixed,
+            address_bytes=self.overhead.unused,
             certainty={"weight": "exact", "code": "calibrated", "overhead": "calibrated"},
             stored_weight_bytes=weights.stored,
             packed_weight_bytes=weights.packed,
@@ -273,6 +274,7 @@ def estimate_library(
         state_bytes=total([v.type for v in graph.states]),
         code_bytes=overhead.code_bytes(None, len(graph.nodes)),
         overhead_bytes=overhead.fixed,
+        address_bytes=overhead.unused,
         certainty={
             **dict.fromkeys(("weight", "input", "output", "state"), "exact"),
             "activation": "bounded",

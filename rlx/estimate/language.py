@@ -163,6 +163,7 @@ class _Model:
             code_bytes=NODES_PER_LAYER * len(arch.layers) * self.overhead.per_node
             + FUNCTIONS * self.overhead.per_function,
             overhead_bytes=self.overhead.fixed,
+            address_bytes=self.overhead.unused,
             certainty={
                 **dict.fromkeys(("weight", "input", "output", "state"), "exact"),
                 **dict.fromkeys(("activation", "workspace"), "bounded"),

@@ -60,8 +60,9 @@ class MemoryEstimate:
     file), and constants; `stored_weight_bytes` is their size in the file. `activation_bytes` is the planner's arena,
     outputs among it; `output_bytes` the copies that `run` makes of them. `loading_copy_bytes` is there only while
     weights are loaded: copies that are dropped once they are packed. `file_bytes` are further pages of the file that
-    loading touches and the system can drop at any time: they are in no sum. `held_weight_bytes` are weights that a
-    registry holds already. `certainty` says of each part "exact", "bounded" (no more than that) or "calibrated".
+    loading touches and the system can drop at any time: they are in no sum, nor are `address_bytes`, which the device
+    maps and never fills: only a limit on the address space counts them. `held_weight_bytes` are weights that a registry
+    holds already. `certainty` says of each part "exact", "bounded" (no more than that) or "calibrated".
     """
 
     model: str
@@ -83,6 +84,7 @@ class MemoryEstimate:
     held_weights: tuple[str, ...] = ()
     loading_copy_bytes: int = 0
     file_bytes: int = 0
+    address_bytes: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
     kv_bytes_per_token: int = 0
     kv_dtype: str | None = None
@@ -284,7 +286,7 @@ class MemoryEstimate:
         }
         extra = (
             "stored_weight_bytes", "packed_weight_bytes", "constant_bytes", "mapped_weight_bytes", "held_weight_bytes",
-            "loading_copy_bytes", "file_bytes", "kv_bytes_per_token", "kv_dtype",
+            "loading_copy_bytes", "file_bytes", "address_bytes", "kv_bytes_per_token", "kv_dtype",
         )  # fmt: skip
         return {
             "model": self.model,

@@ -7,7 +7,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-__all__ = ["main", "peak_bytes", "resident_bytes"]
+__all__ = ["address_bytes", "main", "peak_bytes", "resident_bytes"]
 
 LOADED = ("rlx.importers.onnx", "rlx.runtime.session")  # what loading a file takes besides the compiler
 REPEATED = 192  # nodes of the graph that repeats two kernels
@@ -25,6 +25,15 @@ def resident_bytes() -> int:
         return int(psutil.Process().memory_info().rss)
 
 
+def address_bytes() -> int:
+    """The address space that this process has mapped now; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 def peak_bytes() -> int:
     """The largest resident set of this process so far."""
     try:
@@ -40,8 +49,8 @@ def peak_bytes() -> int:
 
 
 def main(device: str) -> None:
-    """Prints the overhead of a device as JSON: `fixed`, `per_node`, `per_function` and `compiling`, in bytes."""
-    start = resident_bytes()
+    """Prints the overhead of a device as JSON: the fields of `Overhead`, in bytes."""
+    start, mapped = resident_bytes(), address_bytes()
     import tempfile
 
     import numpy as np
@@ -91,10 +100,11 @@ def main(device: str) -> None:
 
     kept = []
     choose_backend(device)
-    ready = resident_bytes()
+    ready, loaded = resident_bytes(), address_bytes()
     with tempfile.TemporaryDirectory() as folder:
         kept.append(run(repeated(2), folder)[0])
         fixed, compiling = peak_bytes() - start, peak_bytes() - ready
+        address, address_compiling = address_bytes() - mapped, address_bytes() - loaded
         before = resident_bytes()
         first, text, _ = run(repeated(REPEATED), folder)
         per_node = max(0, resident_bytes() - before - text) // len(first.source.nodes)
@@ -104,5 +114,12 @@ def main(device: str) -> None:
         # The peak: what the compiler frees stays with the process.
         per_function = max(0, peak_bytes() - before - text - nodes * per_node) // max(1, functions)
     kept += [first, second]
-    found = {"fixed": fixed, "per_node": per_node, "per_function": per_function, "compiling": compiling}
+    found = {
+        "fixed": fixed,
+        "per_node": per_node,
+        "per_function": per_function,
+        "compiling": compiling,
+        "address": address,
+        "address_compiling": address_compiling,
+    }
     print(json.dumps(found))  # noqa: T201

@@ -18,11 +18,22 @@ from rlx.errors import OptionError
 from rlx.options import parse_bytes
 from rlx.records import dataclass
 
-__all__ = ["UNKNOWN", "Answer", "Budget", "CgroupLevel", "MemoryFigures", "Unknown", "read_figures", "soft_budget"]
+__all__ = [
+    "ADDRESS_SPACE",
+    "UNKNOWN",
+    "Answer",
+    "Budget",
+    "CgroupLevel",
+    "MemoryFigures",
+    "Unknown",
+    "read_figures",
+    "soft_budget",
+]
 
 DEFAULT_FRACTION = 0.8
 FRACTION_VARIABLE = "RLX_SOFT_MEMORY_FRACTION"
 BYTES_VARIABLE = "RLX_SOFT_MEMORY_BUDGET_BYTES"
+ADDRESS_SPACE = "address space"  # the room that RLIMIT_AS leaves
 NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of a page
 
 
@@ -81,7 +92,7 @@ class MemoryFigures:
         if left:
             found["control group"] = min(left)
         if self.address_limit is not None and self.address_used is not None:
-            found["address space"] = max(0, self.address_limit - self.address_used)
+            found[ADDRESS_SPACE] = max(0, self.address_limit - self.address_used)
         return found
 
     @property

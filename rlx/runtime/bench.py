@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from rlx.compiler import compile_graph
 from rlx.cost.kept import machine_key
 from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import RlxError
+from rlx.estimate.admit import Admission
 from rlx.ir.fingerprint import fingerprint
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import evaluate
@@ -37,7 +39,10 @@ def invented(graph: Graph, extents: Mapping[str, int], seed: int = 0) -> tuple[d
 def measured(
     graph: Graph, devices: Sequence[str], runs: int, at: Mapping[str, int], options: CompileOptions
 ) -> dict[str, float]:
-    """Median seconds of a run on each device, taken in turns; from the cache where the same was measured before."""
+    """Median seconds of a run on each device, taken in turns; from the cache where the same was measured before.
+
+    A device where it does not compile, or does not fit beside the others, is left out.
+    """
     path = cache_folder() / f"runs-{fingerprint(graph)[:32]}.json"
     sizes = [[name, n] for name, n in sorted(at.items())]
     key = [sizes, runs, options.threads, *(machine_key(backend_named(d)) for d in devices)]
@@ -45,21 +50,24 @@ def measured(
     if isinstance(kept, dict) and set(kept) <= set(devices) and kept:
         return {name: float(seconds) for name, seconds in kept.items()}
     inputs, params = invented(graph, at)
-    models: dict[str, CompiledGraph] = {}
-    for name in devices:
-        try:
-            model = CompiledGraph(compile_graph(graph, backend_named(name), options), name, options)
-            model.set_params(params)
-            model.run(inputs)
-        except RlxError:
-            continue  # it stays with its prediction
-        models[name] = model
-    taken: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(runs):
-        for name, model in models.items():
-            start = time.perf_counter()
-            model.run(inputs)
-            taken[name].append(time.perf_counter() - start)
+    taken: dict[str, list[float]] = {}
+    with ExitStack() as opened:
+        models: dict[str, CompiledGraph] = {}
+        for name in devices:
+            backend = backend_named(name)
+            try:
+                made = compile_graph(graph, backend, options, Admission(backend, options))
+                model = opened.enter_context(CompiledGraph(made, name, options))
+                model.set_params(params)
+                model.run(inputs)
+            except RlxError:
+                continue  # it stays with its prediction
+            models[name] = model
+        for _ in range(runs):
+            for name, model in models.items():
+                start = time.perf_counter()
+                model.run(inputs)
+                taken.setdefault(name, []).append(time.perf_counter() - start)
     found = {name: float(np.median(times)) for name, times in taken.items()}
     write_kept(path, key, found)
     return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rlx.backends.base import Executable
 from rlx.errors import ClosedError
-from rlx.estimate.admit import Admission, figures_of
+from rlx.estimate.admit import COMPILED, Admission, figures_of
 from rlx.estimate.memory import MemoryEstimate, bytes_text
 from rlx.estimate.probe import peak_bytes, resident_bytes
 from rlx.records import dataclass
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rlx.runtime.queued import RunQueue
 
 __all__ = ["Closed", "Lifetime", "ModelMemory", "Resident", "give_back"]
-
-_compiled: set[str] = set()  # the devices that something was compiled for in this process
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,8 @@ class ModelMemory:
     def __init__(self, admission: Admission, before: Resident) -> None:
         self._admission = admission
         self._before = before
-        self._first = admission.backend.name not in _compiled  # of this process: it brings the compiler
-        _compiled.add(admission.backend.name)
+        self._first = admission.backend.name not in COMPILED  # of this process: it brings the compiler
+        COMPILED.add(admission.backend.name)
         self._extents: Mapping[str, int] | None = None
         self.measured: int | None = None
         self.is_peak = False

@@ -9,8 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlx.backends import BACKENDS, choose_backend
 from rlx.errors import ModelFormatError, OptionError
-from rlx.estimate.admit import Admission
+from rlx.estimate.admit import Admission, admit_compiler
 from rlx.estimate.memory import MemoryEstimate
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
@@ -102,7 +103,7 @@ class Session:
     def _compile(
         self, graph: Graph, chosen: CompileOptions, policy: DevicePolicy | None, before: Resident
     ) -> CompiledGraph:
-        from rlx.backends import choose_backend
+        admit_compiler(_first_device(chosen), chosen)
         from rlx.runtime.auto import compile_chosen, compile_on, named
 
         if policy is not None:
@@ -145,8 +146,7 @@ class Session:
                 if rules is not None:
                     found.decide = lambda: _decided(import_graph(path, kind, chosen.dims), rules, settled)
                 return found
-        from rlx.backends import choose_backend
-
+        admit_compiler(_first_device(chosen), chosen)
         admit = Admission(choose_backend(chosen.device), chosen).weights
         with collect_files() as files:
             graph = import_graph(path, kind, chosen.dims, admit)
@@ -163,6 +163,11 @@ class Session:
 
         own = {f.name: getattr(self.options, f.name) for f in fields(CompileOptions)}
         return estimate(model, **{**own, **options})
+
+
+def _first_device(options: CompileOptions) -> str:
+    """The device that is loaded first: for "auto" that is the first of all."""
+    return next(iter(BACKENDS)) if options.device == "auto" else options.device
 
 
 def _decided(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Decision:

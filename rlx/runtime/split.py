@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ from rlx.backends.base import Executable, Turns
 from rlx.compiler import Compilation, compile_graph
 from rlx.cost.ceilings import Ceilings
 from rlx.errors import OptionError, RlxError, ShapeError, UnsupportedOp
+from rlx.estimate.admit import Admission
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import evaluate
 from rlx.options import CompileOptions
@@ -144,8 +146,17 @@ def copy_seconds(parts: Sequence[Part], extents: Mapping[str, int], ceilings: Ma
 
 
 def compile_split(graph: Graph, parts: Sequence[Part], options: CompileOptions) -> Compilation:
-    """Compiles each part on its device."""
-    made = [compile_graph(p.graph, backend_named(p.device), options) for p in parts]
+    """Compiles each part on its device, if its memory is there; a `budget=` is for all of them together.
+
+    Raises `MemoryDeficit`, naming the part.
+    """
+    made, left = [], options
+    for part in parts:
+        backend = backend_named(part.device)
+        admission = Admission(backend, left)
+        made.append(compile_graph(part.graph, backend, left, admission))
+        if left.budget_bytes is not None:  # the parts before are there to stay
+            left = replace(left, budget=max(0, left.budget_bytes - admission.taken))
     dispatch = [
         Dispatch(d.node, d.op, d.how, f"on {p.device}" + (f": {d.why}" if d.why else ""))
         for p, c in zip(parts, made, strict=True)

@@ -15,7 +15,7 @@ from rlx import DevicePolicy
 from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import Availability, Backend, DeviceMemory
 from rlx.cost.ceilings import Ceilings, guess
-from rlx.errors import DeviceUnavailable, OptionError
+from rlx.errors import DeviceUnavailable, MemoryDeficit, OptionError
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim
 from rlx.ops.base import Op
@@ -194,6 +194,8 @@ def test_split_execution(fakes: dict[str, Fake]) -> None:
     assert z is out
     np.testing.assert_array_equal(z, 2 * (x + 1) + 1)
     np.testing.assert_array_equal(y, x + 1)
+    with pytest.raises(MemoryDeficit, match="0 B allowed by budget="):
+        rlx.compile(both(), policy=policy, budget=0)
     assert model.decision is not None
     assert "1 nodes on left" in model.decision.reason
     assert "16 B" in model.decision.reason

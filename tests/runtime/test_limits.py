@@ -53,10 +53,10 @@ def network(path: Path) -> rlx.Graph:
     return g
 
 
-def child(path: Path, cache: Path, room: int) -> dict[str, Any]:
+def child(path: Path, cache: Path, room: int, code: str = CHILD) -> dict[str, Any]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(path), str(cache), str(room)],
+        [sys.executable, "-c", code, str(path), str(cache), str(room)],
         capture_output=True, text=True, timeout=120, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, f"with room for {room} bytes: {done.stderr[-2000:]}"
@@ -76,6 +76,17 @@ def test_what_fits_runs_and_what_does_not_is_refused(share: float, runs: bool, t
     if not runs:
         assert "allowed by address space" in got["refused"]
         assert got["missing"] > 0
+
+
+def test_a_compiler_that_does_not_fit_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    """In a process that has compiled nothing yet, a limit below what LLVM maps gives the deficit, no import error."""
+    path = tmp_path / "wide.rlx"
+    network(path)
+    start = CHILD.index('g = rlx.Graph("first")')
+    cold = CHILD[:start] + CHILD[CHILD.index("limit = psutil") :]
+    got = child(path, tmp_path / "cache", 64 * MIB, cold)
+    assert "'the compiler for cpu'" in got["refused"]
+    assert "allowed by address space. Raise the limit" in got["refused"]
 
 
 def test_the_soft_budget_refuses_before_memory_is_taken(
