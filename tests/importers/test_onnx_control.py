@@ -307,6 +307,17 @@ def test_slices_along_an_axis_of_the_run_are_a_sequence(keepdims: int) -> None:
     agree(load(model), model, [{"x": x[:, :n]} for n in (1, 4, 9)])
 
 
+def test_nodes_in_any_order() -> None:
+    """Some converters put a node behind those that read what it makes, in branches too; a cycle is refused."""
+    then = subgraph("t = Add u u\nu = Exp late", [], [info("t")])
+    nodes = nodes_of("y = If flag\nlate = Relu x\nz = Mul y late", y={"then_branch": then, "else_branch": then})
+    model = source([nodes[2], nodes[0], nodes[1]], [info("x", (3, 4)), info("flag", (), BOOL)], ["z"])
+    (got,) = run_graph(load(model), {"x": X, "flag": np.array(True)}).values()
+    np.testing.assert_allclose(got, 2 * np.exp(np.maximum(X, 0)) * np.maximum(X, 0), rtol=1e-6)
+    with pytest.raises(ModelFormatError, match="reads 'b'"):
+        load(source(nodes_of("a = Add x b\nb = Relu a"), [info("x", (3, 4))], ["a"]))
+
+
 # ---- functions
 
 

@@ -27,6 +27,10 @@ def u8(*shape: int) -> np.ndarray:
     return RNG.integers(0, 256, shape).astype(np.uint8)
 
 
+def i32(*shape: int) -> np.ndarray:
+    return RNG.integers(-900, 900, shape).astype(np.int32)
+
+
 def i8(*shape: int) -> np.ndarray:
     """Within 7 bits: onnxruntime saturates sums of two products of wider ones on some CPUs."""
     return RNG.integers(-63, 64, shape).astype(np.int8)
@@ -116,6 +120,27 @@ def group_query(new: int, past: int, total: int, ends: Sequence[int], **attribut
 
 QUANT = (S1(0.1), np.uint8(3))
 CASES = {
+    "fused_matmul_batch_behind": case("FusedMatMul", f32(4, 2, 3), f32(2, 3, 5), transBatchA=1, alpha=0.5),
+    "fused_matmul_batches_behind": case(
+        "FusedMatMul", f32(4, 2, 3), f32(5, 2, 3), transBatchA=1, transBatchB=1, transB=1
+    ),
+    "q_gemm": case(
+        "QGemm", u8(3, 4), *QUANT, u8(5, 4), S1(0.2), np.uint8(9), i32(5), S1(40.0), np.uint8(5), transB=1, tolerance=1
+    ),
+    "q_gemm_columns": case(
+        "QGemm",
+        u8(4, 3),
+        *QUANT,
+        i8(4, 5),
+        f32(5) ** 2,
+        np.zeros(5, np.int8),
+        None,
+        S1(9.0),
+        np.uint8(5),
+        transA=1,
+        tolerance=1,
+    ),
+    "q_gemm_to_float": case("QGemm", u8(3, 4), *QUANT, u8(4, 5), S1(0.2), np.uint8(9), i32(5), alpha=0.5),
     "fused_matmul": case("FusedMatMul", f32(2, 4, 3), f32(2, 4, 5), transA=1, alpha=0.5),
     "gelu": case("Gelu", f32(3, 4)),
     "fast_gelu": case("FastGelu", f32(3, 4), f32(4), tolerance=1e-4),

@@ -11,7 +11,7 @@ from rlx.importers.onnx.dead import remove_dead
 from rlx.importers.onnx.dims import DimsOption, input_shapes, unknown_dims
 from rlx.importers.onnx.mapping import TAINTED, ListOf, StackOf, UnsupportedError, element_dtype
 from rlx.importers.onnx.model import ModelFile, ValueInfo, read_model
-from rlx.importers.onnx.reads import live_nodes, sources_of_sizes
+from rlx.importers.onnx.reads import in_order, live_nodes, sources_of_sizes
 from rlx.importers.onnx.scope import Import, MissingNode, Region, Run, Scope
 from rlx.importers.onnx.symbolic import LIMIT
 from rlx.ir.graph import Graph
@@ -98,7 +98,7 @@ def _define_leaves(scope: Scope, inputs: list[ValueInfo], shapes: dict[str, Shap
     model = scope.run.model
     refs = model.graph.initializers
     listed = {i.name for i in model.graph.inputs} if model.ir_version >= 4 else set()
-    live = live_nodes(model.graph.nodes, [o.name for o in model.graph.outputs])
+    live = live_nodes(in_order(model.graph.nodes), [o.name for o in model.graph.outputs])
     sizes = sources_of_sizes(live, model)
     scope.initialize(refs)
     scope.pinned = {n for n in sizes if n in refs and refs[n].size <= LIMIT}

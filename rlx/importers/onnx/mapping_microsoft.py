@@ -43,11 +43,15 @@ def _plus(ctx: NodeContext, x: Value, i: int) -> Value:
 @onnx_op("TransposeMatMul", domain=MICROSOFT)
 def _fused_matmul(ctx: NodeContext) -> Mapped:
     a, b = ctx.value(0), ctx.value(1)
-    if ctx.flag("transBatchA") or ctx.flag("transBatchB"):
-        ctx.fail("transBatchA and transBatchB are not supported")
+    a, b = (_batch_behind(ctx, x) if ctx.flag(flag) else x for x, flag in ((a, "transBatchA"), (b, "transBatchB")))
     a, b = (_turned(ctx, x) if ctx.flag(flag) else x for x, flag in ((a, "transA"), (b, "transB")))
     y, alpha = ctx.add(MatMul(), a, b), ctx.real("alpha", 1.0)
     return y if alpha == 1 else ctx.add(Mul(), y, ctx.constant(alpha, y.dtype))
+
+
+def _batch_behind(ctx: NodeContext, x: Value) -> Value:
+    """[d1 .., d0, dN] of x [d0, d1 .., dN]."""
+    return x if x.rank < 3 else ctx.transpose(x, *range(1, x.rank - 1), 0, x.rank - 1)
 
 
 def _turned(ctx: NodeContext, x: Value) -> Value:
@@ -303,6 +307,20 @@ def _q_binary(op: type[Op]) -> Any:
 
 onnx_op("QLinearAdd", domain=MICROSOFT)(_q_binary(Add))
 onnx_op("QLinearMul", domain=MICROSOFT)(_q_binary(Mul))
+
+
+@onnx_op("QGemm", domain=MICROSOFT)
+def _q_gemm(ctx: NodeContext) -> Mapped:
+    """The exact sums in i32 with the bias, scaled; rounded to 8 bits only where the result has a scale."""
+    a, b = (_turned(ctx, ctx.value(i)) if ctx.flag(f) else ctx.value(i) for i, f in ((0, "transA"), (3, "transB")))
+    zeros = [ctx.reshape(ctx.value(i)) if numel(ctx.type(i).shape) == 1 else ctx.value(i) for i in (2, 5)]
+    sums = ctx.add(MatMulInteger(), a, b, *zeros)
+    sums = ctx.add(Add(), sums, ctx.value(6)) if ctx.has(6) else sums
+    scale = ctx.add(Mul(), ctx.reshape(ctx.value(1)), ctx.value(4))
+    alpha = ctx.real("alpha", 1.0)
+    scale = scale if alpha == 1 else ctx.add(Mul(), scale, ctx.constant(alpha, F32))
+    y = ctx.add(Mul(), ctx.cast(sums, F32), scale)
+    return _quantized(ctx, y, 7) if ctx.has(7) else y
 
 
 @onnx_op("QLinearSigmoid", domain=MICROSOFT)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rlx.importers.onnx.mapping import STATIC_OPS, static_inputs
 from rlx.importers.onnx.model import FunctionProto, GraphProto, ModelFile, NodeProto
 
-__all__ = ["inner_nodes", "live_nodes", "reads", "sources_of_sizes", "subgraphs_of"]
+__all__ = ["in_order", "inner_nodes", "live_nodes", "reads", "sources_of_sizes", "subgraphs_of"]
 
 _MAX_CALLS = 32
 
@@ -34,6 +34,39 @@ def reads(node: NodeProto) -> Iterator[str]:
         yield from (o.name for o in graph.outputs)
         for inner in graph.nodes:
             yield from reads(inner)
+
+
+def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
+    """The nodes with each after those that make what it reads, as ONNX asks for; converters to f16 do not keep to it.
+
+    Nodes that read each other stay where they are, for whoever looks for their inputs to report.
+    """
+    makers: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        for name in node.outputs:
+            makers.setdefault(name, i)
+    needs = [
+        sorted({makers[name] for name in reads(node) if name and name in makers} - {i}) for i, node in enumerate(nodes)
+    ]
+    if all(j < i for i, others in enumerate(needs) for j in others):
+        return nodes
+    order: list[int] = []
+    state = [0] * len(nodes)  # 1: waits for others, 2: placed
+    for first in range(len(nodes)):
+        stack = [first]
+        while stack:
+            i = stack[-1]
+            if state[i] == 2:
+                stack.pop()
+                continue
+            waiting = [j for j in needs[i] if state[j] == 0] if state[i] == 0 else []
+            state[i] = 1
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            state[i] = 2
+            order.append(stack.pop())
+    return [nodes[i] for i in order]
 
 
 def live_nodes(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:

@@ -31,7 +31,7 @@ from rlx.importers.onnx.mapping import (
     run_static,
 )
 from rlx.importers.onnx.model import Attribute, FunctionProto, GraphProto, ModelFile, NodeProto
-from rlx.importers.onnx.reads import inner_nodes, live_nodes, reads, subgraphs_of
+from rlx.importers.onnx.reads import in_order, inner_nodes, live_nodes, reads, subgraphs_of
 from rlx.importers.onnx.symbolic import LIMIT, NotStaticError, Ratio, Static, static_array
 from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.dtype import DTYPES
@@ -397,7 +397,7 @@ class Scope:
     def walk(self, nodes: Sequence[NodeProto], outputs: Iterable[str]) -> int:
         """Imports the nodes that the outputs depend on; how many were left out."""
         outputs = tuple(outputs)
-        live = live_nodes(nodes, outputs)
+        live = live_nodes(in_order(nodes), outputs)
         self.wanted = frozenset(name for node in live for name in reads(node)).union(outputs)
         for node in live:
             self._node(node)
