@@ -20,6 +20,7 @@ from rlx.records import dataclass
 __all__ = ["emit", "suits", "weights"]
 
 MAX_TAPS = 128
+FEW_TAPS = 9
 
 
 class Plane(IntEnum):
@@ -137,7 +138,7 @@ class _Body:
     @property
     def at_once(self) -> int:
         """Pixels that are summed together."""
-        return 4 if self.kernel[0] * self.kernel[1] <= 9 else 8
+        return 4 if self.kernel[0] * self.kernel[1] <= FEW_TAPS else 8
 
     def emit(self, channels: int) -> None:
         f, w, lanes = self.f, self.w, self.lanes
@@ -239,4 +240,18 @@ class _Body:
         def lone() -> None:
             f.loop(0, width, 1, [], lambda ox, _: sums(ox, 1, edge=True))
 
-        f.if_(f.cmp("ge", width, count), groups, lone)
+        def groups_and_lone() -> None:
+            """Pixels at the borders one by one: few taps cost less than a group that looks at each column."""
+            inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
+            grouped = f.sub(inner_to, f.rem(f.sub(inner_to, inner_from), count))
+            f.loop(inner_from, grouped, count, [], lambda ox, _: sums(ox, count, edge=False))
+
+            def rest(e: str, _: list[str]) -> None:
+                sums(f.select(f.cmp("lt", e, inner_from), e, f.add(f.sub(e, inner_from), grouped)), 1, edge=True)
+
+            f.loop(0, f.add(inner_from, f.sub(width, grouped)), 1, [], rest)
+
+        if kernel_h * kernel_w <= FEW_TAPS:
+            groups_and_lone()
+        else:
+            f.if_(f.cmp("ge", width, count), groups, lone)
