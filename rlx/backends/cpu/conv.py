@@ -1,9 +1,10 @@
 """Convolutions on the CPU: a matrix product, windows of pixels [pixels, K] times weights [K, O].
 
 Images have their channels last, so a window is a few contiguous pieces, and that of a 1x1 kernel lies in the image as
-it is: nothing is moved then. Otherwise a chunk gathers the windows of its pixels into its worker's scratch, zeros for
-the padding. Weights are packed in panels, K in the order (row, column, channel). Depthwise convolutions and those of
-3x3 windows have code of their own.
+it is: nothing is moved then. Windows of several pixels are read row by row where they lie (see `direct`); only where
+that can't be done (strides of 1x1 kernels, groups, gaps between columns) a chunk gathers the windows of its pixels into
+its worker's scratch. Weights are packed in panels, K in the order (row, column, channel). Depthwise convolutions and
+those that Winograd's transforms save products in have code of their own.
 """
 
 from __future__ import annotations
