@@ -47,7 +47,7 @@ def make(threads, chunks, phases):
     out, seen = np.zeros(chunks, np.int64), np.zeros((64, 8), np.int64)
     words = np.array([out.ctypes.data, seen.ctypes.data], np.int64)
     block = RunBlock([(tally, words.ctypes.data, chunks)] * phases, threads=threads)
-    block.keep = (words, out, seen)
+    block.keep = (tally, words, out, seen)
     return block, out, seen
 """
 
