@@ -22,7 +22,7 @@ from rlx.cli.options import (
     model_argument,
 )
 from rlx.cli.run import load_model
-from rlx.cli.show import Timing, bytes_text, measure, print_json, seconds_text, table, working
+from rlx.cli.show import Timing, bytes_text, fastest, measure, print_json, seconds_text, table, working
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 
@@ -63,13 +63,14 @@ def bench(
     given = gather_inputs(compiled.compilation.source, inputs, seed)
     arrays = list(given.arrays.values())
     try:
+        call = fastest(compiled)
         start = time.perf_counter()
-        compiled.run_slots(*arrays)
+        call(*arrays)
         first = time.perf_counter() - start
     except RlxError as error:
         raise with_hint(error, given) from None
     with working("measuring", still=True):
-        slots = measure(lambda: compiled.run_slots(*arrays), seconds)
+        slots = measure(lambda: call(*arrays), seconds) if "slots" in compiled.capabilities else None
         fresh = measure(lambda: compiled.run(arrays), seconds / 2)
         rows = compiled.profile(arrays) if kernels else []
         crowds = [crowd(compiled, arrays, n, seconds) for n in clones or ()]
@@ -84,7 +85,7 @@ def bench(
                 "predicted": None if kept is None else kept.to_dict(),
                 "compile_s": compile_seconds,
                 "first_run_s": first,
-                "run_slots": asdict(slots),
+                "run_slots": None if slots is None else asdict(slots),
                 "run": asdict(fresh),
                 "memory": memory,
                 "clones": [asdict(c) for c in crowds],
@@ -96,7 +97,8 @@ def bench(
     for note in given.notes:
         click.echo(f"invented  {note}")
     click.echo(f"compile   {seconds_text(compile_seconds)}, first run {seconds_text(first)}")
-    click.echo(f"run_slots {timing_line(slots)}")
+    if slots is not None:
+        click.echo(f"run_slots {timing_line(slots)}")
     click.echo(f"run       {timing_line(fresh)}")
     click.echo("memory    " + ", ".join(f"{name} {bytes_text(n)}" for name, n in memory.items()))
     if kept is not None and kept.residual is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from rlx.backends import BACKENDS, choose_backend
 from rlx.cli.bench import kernel_rows, needs_json
 from rlx.cli.options import json_option
-from rlx.cli.show import Timing, bytes_text, measure, print_json, seconds_text, table, working
+from rlx.cli.show import Timing, bytes_text, fastest, measure, print_json, seconds_text, table, working
 from rlx.demo import Digits, load_digits_model, read, side_by_side
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
@@ -44,8 +44,9 @@ def demo(device: str, as_json: bool) -> None:
     if not as_json:
         say_answers(digits, answers, accuracy)
     with working("measuring", still=True):
-        one = measure(lambda: model.run_slots(digits.images[:1]), 0.3)
-        whole = measure(lambda: model.run_slots(digits.images), 0.5)
+        call = fastest(model)
+        one = measure(lambda: call(digits.images[:1]), 0.3)
+        whole = measure(lambda: call(digits.images), 0.5)
         kernels = model.profile([digits.images]) if "profile" in model.capabilities else []
     if as_json:
         facts = {"device": model.device, "accuracy": accuracy, "images": len(answers), "compile_s": compile_seconds}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rlx.cli.show import seconds_text
+from rlx.cli.show import fastest, seconds_text
 from rlx.ir.graph import Array
 from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
@@ -52,11 +52,12 @@ def crowd(model: CompiledGraph, arrays: Sequence[Array], clones: int, seconds: f
 
     def work(model: CompiledGraph, samples: list[float]) -> None:
         try:
-            model.run_slots(*arrays)
+            call = fastest(model)
+            call(*arrays)
             start_line.wait()
             start = time.perf_counter()
             while len(samples) < MOST_SAMPLES and (now := time.perf_counter()) < start + seconds:
-                model.run_slots(*arrays)
+                call(*arrays)
                 samples.append(time.perf_counter() - now)
             rates.append(len(samples) / (time.perf_counter() - start))
         except BaseException as error:  # noqa: BLE001  # raised again in the thread that called
@@ -85,9 +86,10 @@ def thread_scaling(
     end = time.perf_counter() + seconds * len(models)
     while models and (len(taken[0]) < 3 or (time.perf_counter() < end and len(taken[0]) < MOST_SAMPLES)):
         for model, samples in zip(models, taken, strict=True):
-            model.run_slots(*arrays)  # after another model's: wakes its threads and fills the caches
+            call = fastest(model)
+            call(*arrays)  # after another model's: wakes its threads and fills the caches
             start = time.perf_counter()
-            model.run_slots(*arrays)
+            call(*arrays)
             samples.append(time.perf_counter() - start)
     found = []
     for n, samples in zip(counts, taken, strict=True):

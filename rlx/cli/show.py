@@ -13,8 +13,9 @@ import click
 import numpy as np
 
 from rlx.records import dataclass
+from rlx.runtime.compiled import CompiledGraph
 
-__all__ = ["Timing", "bytes_text", "measure", "print_json", "progress", "seconds_text", "table", "working"]
+__all__ = ["Timing", "bytes_text", "fastest", "measure", "print_json", "progress", "seconds_text", "table", "working"]
 
 
 def bytes_text(count: int | None) -> str:
@@ -99,6 +100,11 @@ class Timing:
     min: float
     samples: int
     calls: int
+
+
+def fastest(model: CompiledGraph) -> Callable[..., object]:
+    """The call that runs with arrays by position: `run_slots`, or `run` where the device has no slots."""
+    return model.run_slots if "slots" in model.capabilities else lambda *arrays: model.run(arrays)
 
 
 def measure(call: Callable[[], object], seconds: float = 1.0) -> Timing:

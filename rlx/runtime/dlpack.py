@@ -95,7 +95,7 @@ def read_dlpack(value: Any) -> Array:
         raise BufferError(f"it is on {DEVICES.get(device, f'device type {device}')}:{number}: copy it to the CPU first")
     try:
         return np.from_dlpack(value)
-    except RuntimeError:  # an element type that NumPy does not read
+    except (BufferError, RuntimeError):  # an element type that NumPy does not read (RuntimeError before 2.5)
         capsule = _capsule(value)
         held = _type_of(capsule)
         known = {(code, DTYPES[name].bits): DTYPES[name] for name, code in CODES.items()}
