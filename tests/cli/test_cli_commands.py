@@ -48,7 +48,9 @@ def rlx_json(*args: object) -> Any:
     "args, keys",
     [
         (["demo"], {"accuracy", "memory", "one", "whole", "kernels"}),
+        (["demo", "--device", "reference"], {"accuracy", "one", "whole"}),
         (["run", MODEL], {"device", "invented", "extents", "outputs"}),
+        (["bench", MODEL, "--seconds", "0.02", "--device", "reference"], {"run_slots", "run"}),
         (["bench", MODEL, "--seconds", "0.02", "--kernels"], {"compile_s", "run_slots", "run", "memory", "kernels"}),
         (["bench", MODEL, "--seconds", "0.02", "--clones", "1,2", "--scaling", "1,2"], {"clones", "scaling"}),
         (["plan", MODEL], {"at", "totals", "buffers", "rows"}),
