@@ -24,6 +24,7 @@ from rlx.ops.attention import Attention
 from rlx.ops.elementwise import Add, Cast, Identity, Mul
 from rlx.ops.index import Gather
 from rlx.ops.layout import Concat, Iota, SizeOf, Slice
+from rlx.ops.update import DynamicUpdateSlice
 from rlx.passes import run_passes
 from rlx.passes.dce import dce
 from rlx.passes.dims import apply_dims, with_dims
@@ -34,7 +35,7 @@ __all__ = ["bind_cache"]
 
 def bind_cache(
     graph: Graph,
-    capacity: int,
+    capacity: int | None = None,
     pairs: Mapping[str, str] | None = None,
     *,
     dims: Mapping[str, Any] | None = None,
@@ -42,24 +43,75 @@ def bind_cache(
 ) -> Graph:
     """The graph with its caches as states: of each pair the input `past` becomes a state, the output `present` goes.
 
-    `pairs` maps inputs to outputs that are concat(input, new rows) along the axis that grows; None finds all of them.
-    A run appends its rows at the position that the state `length` (i64) tells, and adds their number to it; beyond
-    `capacity` it raises `ExecutionError` and writes nothing. Other inputs with an entry for every position, such as an
-    attention mask, get `capacity` entries, of which those of unfilled positions do not count. `dims` fixes or bounds
-    dims first: all of a cache but the axis that grows must be fixed. Raises `NameNotFound`, `ShapeError`, and
-    `OptionError` where a pair is none or something other than attention mixes positions.
+    `pairs` maps inputs to outputs that are concat(input, new rows) along the axis that grows, or that have the type of
+    the input, as a cache with rows put in place (TensorScatter) or the vector of a recurrent model; None finds all that
+    are concatenated or put in place. Of caches that grow, a run appends its rows at the position that the state
+    `length` (i64) tells, and adds their number to it; beyond `capacity` it raises `ExecutionError` and writes nothing.
+    Other inputs with an entry for every position, such as an attention mask, get `capacity` entries, of which those of
+    unfilled positions do not count. `dims` fixes or bounds dims first: all of a cache but the axis that grows must be
+    fixed. Raises `NameNotFound`, `ShapeError`, and `OptionError` where a pair is none or something other than attention
+    mixes positions.
     """
-    if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
-        raise OptionError(f"bind_cache: capacity={capacity!r}: expected an int >= 1")
     graph = apply_dims(graph, dims)
-    found = _pairs(graph, pairs)
+    names = _found(graph) if pairs is None else dict(pairs)
+    kept = {past: present for past, present in names.items() if _same_type(graph, past, present)}
+    graph = _as_states(graph, kept)
+    grown = {past: present for past, present in names.items() if past not in kept}
+    if not grown:
+        return graph
+    if not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1:
+        raise OptionError(
+            f"bind_cache: capacity={capacity!r}: expected an int >= 1 for {next(iter(grown))!r}, which grows"
+        )
+    found = _pairs(graph, grown)
     rows = [s.hi or capacity for s in symbols(found[0].new.shape[found[0].axis])]
     graph = _within(graph, found, capacity)
-    found = _pairs(graph, pairs)
+    found = _pairs(graph, grown)
     graph, total = _with_total(graph, found, capacity, min([capacity, *rows]))
     graph = run_passes(graph)
-    work = _Bound(graph, _pairs(graph, {pair.past: pair.present for pair in found}), total, capacity, length)
+    work = _Bound(graph, _pairs(graph, grown), total, capacity, length)
     return with_dims(work.run(), {total: capacity})
+
+
+def _found(graph: Graph) -> dict[str, str]:
+    """The pairs that a graph shows: outputs that are an input with rows behind it, or with rows put in place."""
+    found: dict[str, str] = {}
+    for output in graph.outputs:
+        node = _grower(output.value)
+        if node is not None:
+            past = node.inputs[0].name
+            if past in found:
+                raise OptionError(f"bind_cache: the input {past!r} grows to more than one output; name the pairs")
+            found[past] = output.name
+    if not found:
+        raise OptionError(f"bind_cache: no output of {graph.name!r} is concat(input, new rows); name the pairs")
+    return found
+
+
+def _same_type(graph: Graph, past: str, present: str) -> bool:
+    """Whether the output is the input's next value as it is. Raises `NameNotFound`."""
+    inputs, outputs = {v.name: v for v in graph.inputs}, {o.name: o.value for o in graph.outputs}
+    for name, known, what in ((past, inputs, "input"), (present, outputs, "output")):
+        if name not in known:
+            raise NameNotFound(f"bind_cache: there is no {what} {name!r}; there are {', '.join(known)}")
+    return inputs[past].type == outputs[present].type
+
+
+def _as_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:
+    """The graph with these inputs as states, whose new values are the outputs."""
+    if not pairs:
+        return graph
+    new = rewrite(graph, lambda site: None)
+    for past, present in pairs.items():
+        value = next(v for v in new.inputs if v.name == past)
+        if any(isinstance(s, Dim) for s in value.shape):
+            raise ShapeError(f"bind_cache: {past!r} is {value.type}: fix its dims, as dims={{...: 1}}")
+        new.inputs.remove(value)
+        value.kind = "state"
+        new.states.append(value)
+        new.updates[past] = next(o.value for o in new.outputs if o.name == present)
+    new.outputs = [o for o in new.outputs if o.name not in pairs.values()]
+    return new
 
 
 @dataclass(frozen=True)
@@ -85,34 +137,28 @@ class _Pair:
         return self.node.inputs[1]
 
 
-def _concat_of(value: Value) -> Node | None:
-    """The concat of an input and one more value that makes it."""
+def _grower(value: Value) -> Node | None:
+    """The node that makes the value of an input by putting rows behind it, or in their place."""
     while value.node is not None and isinstance(value.node.op, Identity):
         value = value.node.inputs[0]
     node = value.node
-    fits = node is not None and isinstance(node.op, Concat) and len(node.inputs) == 2
-    return node if node is not None and fits and node.inputs[0].kind == "input" else None
+    if node is None or node.inputs[:1] == () or node.inputs[0].kind != "input":
+        return None
+    grows = isinstance(node.op, Concat) and len(node.inputs) == 2
+    return node if grows or isinstance(node.op, DynamicUpdateSlice) else None
 
 
-def _pairs(graph: Graph, names: Mapping[str, str] | None) -> list[_Pair]:
-    inputs, outputs = {v.name: v for v in graph.inputs}, {o.name: o.value for o in graph.outputs}
-    if names is None:
-        made = {name: node for name, value in outputs.items() if (node := _concat_of(value)) is not None}
-        found = [_Pair(node.inputs[0].name, name, node) for name, node in made.items()]
-        if not found:
-            raise OptionError(f"bind_cache: no output of {graph.name!r} is concat(input, new rows); name the pairs")
-    else:
-        found = []
-        for past, present in names.items():
-            for name, known, what in ((past, inputs, "input"), (present, outputs, "output")):
-                if name not in known:
-                    raise NameNotFound(f"bind_cache: there is no {what} {name!r}; there are {', '.join(known)}")
-            node = _concat_of(outputs[present])
-            if node is None or node.inputs[0] is not inputs[past]:
-                raise OptionError(f"bind_cache: the output {present!r} is not concat({past!r}, new rows)")
-            found.append(_Pair(past, present, node))
-    if len({pair.past for pair in found}) < len(found):
-        raise OptionError("bind_cache: an input grows to more than one output; name the pairs")
+def _pairs(graph: Graph, names: Mapping[str, str]) -> list[_Pair]:
+    """The concats of caches that grow."""
+    outputs = {o.name: o.value for o in graph.outputs}
+    found = []
+    for past, present in names.items():
+        node = _grower(outputs[present])
+        if node is None or not isinstance(node.op, Concat) or node.inputs[0].name != past:
+            raise OptionError(
+                f"bind_cache: the output {present!r} is neither concat({past!r}, new rows) nor of its type"
+            )
+        found.append(_Pair(past, present, node))
     return found
 
 

@@ -267,6 +267,35 @@ def test_load_takes_what_changes_the_graph(path: Path, tmp_path: Path) -> None:
         rlx.load(tmp_path / "decoder.rlxart", transform=lambda g: g)
 
 
+def test_rows_put_in_place_and_vectors_become_states() -> None:
+    """Caches of one size, as TensorScatter and Attention-24 have them: only rows are written; no capacity is needed."""
+
+    def build() -> Any:
+        g = rlx.Graph("scatter")
+        x, at, h = g.input("x", (2, 2, 1, 8)), g.input("at", (2,), "i64"), g.input("h", (2, 8))
+        keys = rlx.dynamic_update_slice(g.input("keys", (2, 2, 16, 8)), x, at, axis=2)
+        y = rlx.attention(x, keys, keys, at + 1, counted=True)
+        g.output(y, "y")
+        g.output(keys, "keys.new")
+        g.output(rlx.tanh(h + y.sum(axes=(1, 2))), "h.new")
+        return g
+
+    with pytest.raises(OptionError, match="neither concat"):
+        rlx.bind_cache(build(), 16, {"keys": "h.new"})
+    model = rlx.compile(rlx.bind_cache(build(), pairs={"keys": "keys.new", "h": "h.new"}), device="cpu")
+    assert set(rlx.bind_cache(build()).updates) == {"keys"}  # what is found; vectors have to be named
+    plain = rlx.compile(build(), device="cpu")
+    keys, h = np.zeros((2, 2, 16, 8), np.float32), np.zeros((2, 8), np.float32)
+    for step in range(4):
+        x = np.random.default_rng(step).standard_normal((2, 2, 1, 8)).astype(np.float32)
+        at = np.array([step, 2 * step])
+        want, keys, h = plain.run({"x": x, "at": at, "keys": keys, "h": h})
+        np.testing.assert_array_equal(model.run({"x": x, "at": at})[0], want)
+    np.testing.assert_array_equal(model.states["keys"].read(), keys)
+    np.testing.assert_array_equal(model.states["h"].read(), h)
+    assert "keys: f32[2, 2, 16, 8], updated in place, 128 B written a run" in model.explain("plan")
+
+
 # ---- what is refused
 
 
@@ -286,7 +315,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "past read by others": (lambda g, o, r, x: rlx.relu(o), {}, OptionError, "not as a factor|more than its concat"),
     "unknown input": (lambda g, o, r, x: r, {"pairs": {"p": "present"}}, NameNotFound, "no input 'p'"),
     "unknown output": (lambda g, o, r, x: r, {"pairs": {"past": "q"}}, NameNotFound, "no output 'q'"),
-    "not a pair": (lambda g, o, r, x: r, {"pairs": {"past": "y"}}, OptionError, "not concat"),
+    "not a pair": (lambda g, o, r, x: r, {"pairs": {"past": "y"}}, OptionError, "neither concat"),
     "no capacity": (lambda g, o, r, x: r, {"capacity": 0}, OptionError, "capacity=0"),
     "name taken": (lambda g, o, r, x: r, {"length": "rows"}, OptionError, "'rows' is taken"),
     "fixed": (lambda g, o, r, x: r, {"dims": {"n": 4}}, ShapeError, "leave that dim open"),

@@ -421,3 +421,21 @@ def test_states_in_branches_and_loops(device: str) -> None:
         np.testing.assert_array_equal(model.run(given)[0], want["before"])
         for name in ("s", "t"):
             np.testing.assert_array_equal(model.states[name].read(), states[name])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_each_entry_go_to_its_own_place(device: str) -> None:
+    """Starts for each batch entry, over heads whose rows lie side by side: loops over both must not become one."""
+    g = rlx.Graph("places")
+    x, at = g.input("x", (3, 2, 1, 8)), g.input("at", (3,), "i64")
+    keys = g.state("keys", (3, 2, 16, 8))
+    g.update(keys, rlx.dynamic_update_slice(keys, x, at, axis=2))
+    g.output(x * 2.0, "y")
+    model = rlx.compile(g, device=device)
+    want = np.zeros((3, 2, 16, 8), np.float32)
+    for step, places in enumerate(([1, 2, 0], [3, 15, 7])):
+        rows = np.random.default_rng(step).standard_normal((3, 2, 1, 8)).astype(np.float32)
+        model.run({"x": rows, "at": np.array(places)})
+        for b, place in enumerate(places):
+            want[b, :, place] = rows[b, :, 0]
+        np.testing.assert_array_equal(model.states["keys"].read(), want)

@@ -88,7 +88,7 @@ def free_vars(e: Expr, memo: dict[Expr, frozenset[Var]]) -> frozenset[Var]:
 
 
 def _linear_forms(exprs: Sequence[Expr], target: Expr) -> list[Affine]:
-    return [affine(target)] + [affine(x.indices[0]) for e in exprs for x in walk(e) if isinstance(x, Load)]
+    return [affine(target)] + [affine(x.indices[0]) for e in (*exprs, target) for x in walk(e) if isinstance(x, Load)]
 
 
 def _vars_outside_indices(exprs: Sequence[Expr]) -> set[Var]:

@@ -14,7 +14,7 @@ from rlx.ir.shape import Size, exact_div, same
 from rlx.ops.attention import Attention
 from rlx.ops.contract import MatMul
 from rlx.ops.control import Scan
-from rlx.ops.elementwise import Add, And, Div, Equal, Exp, LessEqual, Mul, Sub, Tanh, Where
+from rlx.ops.elementwise import Add, And, Div, Equal, Exp, Less, LessEqual, Mul, Sub, Tanh, Where
 from rlx.ops.layout import Concat, Expand, Full, Iota, Pad, Reshape, SizeOf
 from rlx.ops.normalize import Softmax
 from rlx.ops.reduction import ReduceMax, ReduceSum
@@ -93,15 +93,22 @@ def attend(
     softcap: float = 0.0,
     scores_at: int | None = None,
     empty_row: str = "zero",
+    count: Value | None = None,
 ) -> tuple[Value, Value | None]:
     """Attention of q, k, v [B, heads, L, D], and the scores if wanted.
 
-    `scores_at`: 0 the products, 1 after the soft cap, 2 with the biases, 3 the probabilities.
+    `scores_at`: 0 the products, 1 after the soft cap, 2 with the biases, 3 the probabilities. `count` [B] says how many
+    keys there are.
     """
+    if count is not None and (softcap or scores_at is not None):
+        limit = ctx.reshape(count, count.shape[0], 1, 1, 1)
+        there = ctx.add(Less(), ctx.add(Iota(k.shape[2])), limit)
+        return attend(ctx, q, k, v, [*biases, mask_bias(ctx, there, q.dtype)], scale=scale, softcap=softcap,
+                      scores_at=scores_at, empty_row=empty_row)  # fmt: skip
     bias = _sum(ctx, biases)
     if not softcap and scores_at is None:
-        operands = [q, k, v] if bias is None else [q, k, v, bias]
-        return ctx.add(Attention(scale=scale, empty_row=empty_row), *operands), None
+        op = Attention(scale=scale, empty_row=empty_row, counted=count is not None)
+        return ctx.add(op, *(x for x in (q, k, v, bias, count) if x is not None)), None
     dtype, depth = q.dtype, q.shape[3]
     if scale is None and not isinstance(depth, int):
         ctx.fail("the depth of q must be known where no scale is given")
@@ -159,9 +166,8 @@ def _attention(ctx: NodeContext) -> tuple[Mapped, ...]:
     lengths = ctx.optional(6)
     offset = None if before is None else ctx.add(SizeOf(before))
     if lengths is not None:
-        limit = ctx.reshape(ctx.cast(lengths, I64), lengths.shape[0], 1, 1, 1)
-        j = ctx.add(Add(), ctx.add(Iota(k.shape[2])), ctx.constant(1, I64))
-        biases.append(mask_bias(ctx, ctx.add(LessEqual(), j, limit), q.dtype))
+        lengths = ctx.cast(lengths, I64)
+        limit = ctx.reshape(lengths, lengths.shape[0], 1, 1, 1)
         offset = ctx.add(Sub(), limit, ctx.add(SizeOf(q.shape[2])))
     left = ctx.integer("left_window_size", -1) if ctx.opset >= 25 else -1
     right = ctx.integer("right_window_size", -1) if ctx.opset >= 25 else -1
@@ -175,7 +181,8 @@ def _attention(ctx: NodeContext) -> tuple[Mapped, ...]:
         ctx.fail(f"qk_matmul_output_mode={mode} is not known")
     stage = mode if ctx.wants(3) else None
     scale = ctx.real("scale") if ctx.given("scale") else None
-    y, scores = attend(ctx, q, k, v, biases, scale=scale, softcap=ctx.real("softcap", 0.0), scores_at=stage)
+    cap = ctx.real("softcap", 0.0)
+    y, scores = attend(ctx, q, k, v, biases, scale=scale, softcap=cap, scores_at=stage, count=lengths)
     return joined(ctx, y) if flat else y, k, v, scores
 
 
