@@ -102,7 +102,8 @@ class Value:
         return len(self.type.shape)
 
     def __repr__(self) -> str:
-        return f"<{self.kind} {self.name or '?'}: {self.type}>"
+        source = self.name or (self.node.op.op_name if self.node is not None else "?")
+        return f"<{self.kind} {source}: {self.type}>"
 
     @property
     def ndim(self) -> int:
@@ -241,6 +242,10 @@ class Value:
 
     def __rxor__(self, other: object) -> Value:
         return self._binary("xor", other, swap=True)
+
+    def __round__(self, digits: int = 0) -> Value:
+        rounded: Value = _method("round")(self, digits)
+        return rounded
 
     def __divmod__(self, other: object) -> tuple[Value, Value]:
         return self // other, self % other

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import rlx
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ops.numpy import FUNCTIONS
 from rlx.ops.numpy.elementwise import UFUNCS
+from rlx.ops.numpy.registry import name_of
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((4, 6)).astype(np.float32)
@@ -209,6 +212,24 @@ def test_joining_and_products() -> None:
     check(lambda x: [np.ones_like(x, dtype=np.int8), np.empty_like(x) * 0, x.astype(int), x.astype("f2"), np.fix(x)], X)
 
 
+def test_numerical_functions() -> None:
+    """Quantiles, interpolation, searches, convolutions, polynomials and choices."""
+    shares = [0.0, 0.3, 1.0]
+    check(lambda x: [np.quantile(x, 0.25), np.quantile(x, shares, axis=1), np.percentile(x, 40, axis=0)], X)
+    check(lambda x: [np.quantile(x, 0.5, axis=1, keepdims=True), np.percentile(x, shares), np.quantile(x, 0.5)], X)
+    check(lambda v: [np.searchsorted(np.sort(v), v), np.searchsorted(np.sort(v), v[:2], side="right")], V)
+    grid = np.array([-2.0, -0.5, 0.1, 1.5])
+    check(lambda x: [np.interp(x, grid, grid**2), np.interp(x, grid, grid, left=9.0)], X)
+    check(lambda v: [np.convolve(v, v[:3], m) for m in ("full", "same", "valid")] + [np.convolve(v[:2], v)], V)
+    check(lambda v: [np.convolve(v, v[:4], m) for m in ("full", "same", "valid")], V)
+    check(lambda x: [np.polyval([1.0, -2.0, 3.0], x), np.sinc(x), np.gradient(x, axis=1), np.gradient(x, axis=0)], X)
+    check(lambda x, y: np.select([x > 1, x > 0], [x, y], 7.0), X, Y)
+    check(lambda i: [np.isin(i, [1, 2, -3]), np.isin(i, [1], invert=True)], I)
+    check(
+        lambda x, w: [np.kron(x[:2, :2], w[:2]), np.kron(x[0], w[0]), np.dstack([x, x]), np.dstack([x[0], x[1]])], X, W
+    )
+
+
 KEYS: list[Any] = [
     0, -1, slice(None, None, -2), (slice(1, 3), None), (..., 2), (None, 1), [1, 0], (slice(None), [1, 1]), (1, 2, 3),
     (0, slice(None), [1, 3]), ([0, 1], [2, 0]), ([0, 1], slice(None), [1, 3]), (slice(None), [0, 2], [1, 3]),
@@ -367,5 +388,10 @@ def test_indexing_errors() -> None:
 
 def test_every_function_is_documented_and_tested() -> None:
     """Each of NumPy's functions that is there says in a sentence what it does."""
+    page = (Path(__file__).parents[2] / "docs" / "functions.md").read_text()
+    listed = re.search(r"These functions of NumPy are there: (.*?)\.\n\n", page, re.DOTALL)
+    assert listed
+    names = sorted({name_of(function).removeprefix("np.") for function in FUNCTIONS})
+    assert re.sub(r"\s+", " ", listed[1]).split(", ") == names
     for function, ours in FUNCTIONS.items():
         assert isinstance(function, np.ufunc) or ours.__doc__ or ours.__name__.startswith("_"), function

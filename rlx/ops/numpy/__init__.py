@@ -12,6 +12,7 @@ from rlx.ops.numpy import (  # noqa: F401  # each registers its functions
     joining,
     linear,
     methods,
+    numeric,
     reductions,
     shaping,
 )
