@@ -295,7 +295,7 @@ def table(found: list[Row], devices: list[str]) -> list[str]:
 
 PAGE = """# How good predictions and choices are
 
-Written by `python benchmarks/cost.py --docs docs/cost.md` ({how}). Times are of `run`, in microseconds, medians of
+Written by `python benchmarks/cost.py {command}` ({how}). Times are of `run`, in microseconds, medians of
 interleaved slots; errors are |predicted / measured - 1|; regret is the time of the device chosen over that of the
 fastest, 1 within the measured spread. The points are drawn by seed {seed}. How the choice works: [devices](devices.md).
 
@@ -333,7 +333,7 @@ def main() -> None:
         args.json.write_text(json.dumps([{**asdict(row), "regret": row.regret} for row in found], indent=1))
     if args.docs:
         versions = ", ".join(backend_named(d).available().reason for d in devices)
-        page = PAGE.format(how=f"{platform.machine()}; {versions}", seed=args.seed)
+        page = PAGE.format(command=" ".join(sys.argv[1:]), how=f"{platform.machine()}; {versions}", seed=args.seed)
         args.docs.write_text(page + "\n".join([*lines, "", *table(found, devices)]) + "\n")
 
 
