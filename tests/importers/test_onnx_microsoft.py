@@ -205,6 +205,7 @@ CASES = {
         num_heads=H,
     ),
     "group_prompt": group_query(5, 0, 5, [4, 4], rotary=True),
+    "group_padded_prompt": group_query(5, 0, 5, [4, 1, 2], rotary=True),
     "group_decode": group_query(1, 6, 7, [6, 6], rotary=True, packed=True),
     "group_ragged": group_query(1, 6, 7, [4, 6]),
     "group_chunk": group_query(3, 6, 9, [8]),

@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import UnsupportedOp
 from rlx.importers.onnx import load
@@ -383,3 +384,25 @@ def test_a_slice_to_a_very_large_end_keeps_the_axis() -> None:
     assert any("1000000000" in str(guard.lhs) for guard in graph.guards)
     x = np.arange(24.0, dtype=np.float32).reshape(1, 3, 8)
     np.testing.assert_array_equal(run_graph(graph, {"x": x})["y"], x)
+
+
+def test_sequences_of_no_elements() -> None:
+    """With `dims` that allow it, a size of 0 runs from the same compile as others, and gives what onnxruntime gives."""
+    text = """
+        h = MatMul x w
+        t = Transpose h
+        scores = MatMul h t
+        p = Softmax scores
+        y = MatMul p h
+        both = Concat y x
+        total = ReduceSum both
+        n = Shape x
+        z = Add both total
+    """
+    attributes = {"t": {"perm": [0, 2, 1]}, "both": {"axis": 1}, "total": {"keepdims": 1}}
+    model = build(text, {"w": np.eye(8, dtype=np.float32)}, attributes=attributes)
+    compiled = rlx.compile(load(model, dims={"b": (0, None), "s": (0, None)}), device="cpu", threads=1)
+    peer = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    for shape in ((2, 3, 8), (2, 0, 8), (0, 3, 8), (1, 1, 8)):
+        x = np.random.default_rng(0).random(shape, np.float32)
+        np.testing.assert_allclose(compiled.run({"x": x})[0], peer.run(None, {"x": x})[0], rtol=1e-5, strict=True)

@@ -6,6 +6,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
 from ops_oracle import check, ort, values
 
 from rlx.errors import OptionError, ShapeError
@@ -88,3 +90,14 @@ def test_errors() -> None:
             op.infer(x)
     with pytest.raises(ShapeError, match="no elements"):
         ResizeNearest((2, 3)).infer(TensorType((2, 0), DTYPES["f32"]))
+
+
+@pytest.mark.parametrize("shape, rounding", [((1, 1, 7, 8), "round_prefer_floor"), ((1, 1, 10, 10), "floor")])
+def test_places_between_elements_are_those_of_the_onnx_reference(shape: tuple[int, ...], rounding: str) -> None:
+    """Exactly between two elements, or on one, half_pixel_symmetric depends on the last bit; ONNX Runtime differs."""
+    x, scales = values(shape), np.array([1, 1, 0.6, 0.4], np.float32)
+    modes = {"coordinate_transformation_mode": "half_pixel_symmetric", "nearest_mode": rounding, "mode": "nearest"}
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], **modes)
+    (expected,) = ReferenceEvaluator(node).run(None, {"x": x, "scales": scales})
+    (y,) = check(ResizeNearest(expected.shape, tuple(map(float, scales)), "half_pixel_symmetric", rounding), x)
+    np.testing.assert_array_equal(y, expected)

@@ -10,7 +10,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, exact_div, max_size, same
 from rlx.ops.contract import MatMul
-from rlx.ops.elementwise import Add, Equal, Greater, Less, Maximum, Minimum, Mul, Sub, Where
+from rlx.ops.elementwise import Add, And, Equal, Greater, Less, Maximum, Minimum, Mul, Sub, Where
 from rlx.ops.index import GatherElements
 from rlx.ops.layout import Concat, Expand, Iota, SizeOf, Split
 from rlx.ops.quant import MatMulInteger
@@ -190,6 +190,9 @@ def _group_query(ctx: NodeContext) -> tuple[Mapped, ...]:
     offset = ctx.reshape(before, batch, 1, 1, 1)
     window = ctx.integer("local_window_size", -1)
     seen = visible(ctx, length, keys, offset, window - 1 if window > 0 else -1, 0)
+    if batch != 1 and length != 1:  # of a prompt that is padded, the queries behind its end see the keys before it
+        inside = ctx.add(Less(), ctx.add(Iota(keys)), ctx.reshape(ends, batch, 1, 1, 1))
+        seen = ctx.add(And(), seen, inside)
     biases = [mask_bias(ctx, seen, q.dtype)]
     if ctx.has(10):
         biases.append(ctx.cast(ctx.value(10), q.dtype))

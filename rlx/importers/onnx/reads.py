@@ -39,7 +39,7 @@ def reads(node: NodeProto) -> Iterator[str]:
 def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
     """The nodes with each after those that make what it reads, as ONNX asks for; converters to f16 do not keep to it.
 
-    Nodes that read each other stay where they are, for whoever looks for their inputs to report.
+    Of nodes that read each other one comes first, for whoever looks for its inputs to report.
     """
     makers: dict[str, int] = {}
     for i, node in enumerate(nodes):
