@@ -245,6 +245,8 @@ class ConvCut:
     LEAST_FLOPS = 0.6e6  # of a chunk, where there are few
     GATHERED = 384 * 1024  # bytes of windows of one chunk
     FEW_WEIGHTS = 128 * 1024  # bytes that are read again and again without leaving the caches
+    MANY_WEIGHTS = 1024 * 1024  # bytes that are better read seldom: for MOST pixels
+    MOST = 144
     PART = 20 * 1024  # bytes of the windows and results of a part, which stay in L1
 
     def __call__(self, extents: Extents) -> ConvParts:
@@ -257,7 +259,9 @@ class ConvCut:
         if in_image is not None:
             most = row_limit(depth, panels * self.width, size)
         else:
-            most = max(min(int(self.FLOPS / a_pixel), self.GATHERED // max(depth * size, 1)), least)
+            many = depth * panels * self.width * size > self.MANY_WEIGHTS
+            most = self.MOST if many else int(self.FLOPS / a_pixel)
+            most = max(min(most, self.GATHERED // max(depth * size, 1)), least)
         blocks = max(-(-pixels // most), 1)
         # the windows of pixels are gathered again for each block of panels
         panel_blocks = max(min(-(-wanted // (blocks * groups)), panels // (1 if in_image is not None else 8)), 1)
