@@ -52,6 +52,19 @@ def report(f: Function, code: int, value: str) -> None:
     f.if_(first, lambda: f.store(value, f.gep("%ctx", 1, "i64"), ty="i64"))
 
 
+def _within(e: Expr, target: DType) -> bool:
+    """Whether it is an f32 between limits that are values of a smaller integer type (or NaN)."""
+    if e.dtype.name != "f32" or target.kind not in "iu" or target.bits > 16:
+        return False
+    low, high = (
+        (-(2 ** (target.bits - 1)), 2 ** (target.bits - 1) - 1) if target.kind == "i" else (0, 2**target.bits - 1)
+    )
+    match e:
+        case Apply(fn="max", args=(Apply(fn="min", args=(_, Const(value=top))), Const(value=bottom))):
+            return not isinstance(top, complex) and not isinstance(bottom, complex) and low <= bottom and top <= high
+    return False
+
+
 @dataclass
 class Scope:
     """A place in the loops: the variables visible there, the one that runs over lanes, and what is already computed."""
@@ -241,6 +254,8 @@ class Emitter:
                 return scalar.apply(self.f, fn, texts, args[0].dtype, w), w
             case Select(a=a):
                 return self.f.select(texts[0], texts[1], texts[2], vec(scalar.llvm_type(a.dtype), w)), w
+            case Cast(value=source, dtype=dtype) if _within(source, dtype):
+                return scalar.convert_within(self.f, texts[0], dtype, w), w
             case Cast(value=source, dtype=dtype):
                 return scalar.convert(self.f, texts[0], source.dtype, dtype, w), w
         raise AssertionError(f"no code for {type(e).__name__}")

@@ -123,7 +123,8 @@ def layout(kernel: Kernel, groups: int, outputs: Size) -> tuple[list[Kernel], Ke
     """
     q, store = found(kernel), kernel.stores[0]
     if q is None or not isinstance(outputs, int):
-        return [], kernel
+        plain = transform(store.expr, _not_stored)
+        return [], Kernel(kernel.name, (replace(store, expr=plain),), kernel.anchor, nodes=kernel.nodes, tag=kernel.tag)
     panels = ceildiv(outputs, quads.WIDTH)
     place: Expr = out_vars(len(store.extents))[1]
     if groups > 1 and outputs % quads.WIDTH:
@@ -141,6 +142,28 @@ def layout(kernel: Kernel, groups: int, outputs: Size) -> tuple[list[Kernel], Ke
             made.append(kernel_of)
     expr = _put_together(replace(q, **parts), store.buffer.dtype)
     return made, Kernel(kernel.name, (replace(store, expr=expr),), kernel.anchor, nodes=kernel.nodes, tag=kernel.tag)
+
+
+def _not_stored(e: Expr) -> Expr | None:
+    """A number that is rounded to 8 bits and read as a float again is that float."""
+    match e:
+        case Cast(value=Cast(value=Apply(fn="max", args=(Apply(fn="min", args=(value, _)), _)) as inner, dtype=small)):
+            if e.dtype is F32 and inner.dtype is F32 and small.name in ("u8", "i8") and _is_whole(value):
+                return inner
+    return None
+
+
+def _is_whole(e: Expr) -> bool:
+    match e:
+        case Apply(fn="round"):
+            return True
+        case Apply(fn="add", args=(a, b)):
+            return _is_whole(a) and _is_whole(b)
+        case Cast(value=v):
+            return v.dtype.is_integer
+        case Const(value=v):
+            return not isinstance(v, complex) and v == int(v)
+    return False
 
 
 def _put_together(q: Requantised, dtype: DType) -> Expr:

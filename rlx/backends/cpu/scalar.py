@@ -11,7 +11,18 @@ from rlx.backends.cpu.builder import Function, constant, suffix, vec
 from rlx.errors import CompileError
 from rlx.ir.dtype import DTYPES, DType
 
-__all__ = ["apply", "convert", "extreme", "from_memory", "literal", "llvm_type", "memory_type", "to_memory", "zero"]
+__all__ = [
+    "apply",
+    "convert",
+    "convert_within",
+    "extreme",
+    "from_memory",
+    "literal",
+    "llvm_type",
+    "memory_type",
+    "to_memory",
+    "zero",
+]
 
 LLVM = {
     "f64": "double",
@@ -218,6 +229,12 @@ def convert(f: Function, x: str, source: DType, target: DType, w: int) -> str:
     if source.bits == target.bits:
         return x
     return f.cast("trunc" if source.bits > target.bits else "sext" if source.kind == "i" else "zext", x, dst, src)
+
+
+def convert_within(f: Function, x: str, target: DType, w: int) -> str:
+    """An f32 that is between the ends of a small integer type, as that; NaN gives 0."""
+    whole = f.cast("fptosi", x, vec("i32", w), vec("float", w))
+    return f.cast("trunc", whole, vec(llvm_type(target), w), vec("i32", w))
 
 
 def _float_to_int(f: Function, x: str, src: str, target: DType, w: int) -> str:
