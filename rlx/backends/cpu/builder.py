@@ -522,13 +522,15 @@ class Function:
         step: Operand,
         carried: Sequence[Typed],
         body: Callable[[str, list[str]], Sequence[Operand] | None],
+        *,
+        runs: bool = False,
     ) -> list[str]:
-        """Counts an i64 from start while < stop by step > 0; may run zero times.
+        """Counts an i64 from start while < stop by step > 0; may run zero times, unless `runs` says that it does not.
 
         `body(i, values)` emits one turn and returns the next values (as many as `carried`); the last ones are returned.
         """
         first = [self.typed(c) for c in carried]
-        known = isinstance(start, int) and isinstance(stop, int) and start < stop
+        known = runs or (isinstance(start, int) and isinstance(stop, int) and start < stop)
         before, head, done = self.block, self.new_label("loop"), self.new_label("done")
         if known:
             self.br(head)

@@ -67,6 +67,8 @@ def accepts(anchor: Conv, dtype: DType) -> bool:
     """8-bit images of one or two spatial axes, on machines with the instructions."""
     if anchor.groups > 1 and anchor.w_shape[1] == 1 and not byte_depthwise.suits(anchor):
         return False
+    if any(size == 0 for size in anchor.w_shape[1:]):
+        return False
     return dtype is I32 and anchor.x.dtype.name in ("u8", "i8") and len(anchor.x_shape) in (3, 4) and quads.available()
 
 
@@ -75,7 +77,7 @@ def accepts(anchor: Conv, dtype: DType) -> bool:
 
 def accepts_product(anchor: Contract) -> bool:
     """Products with weights that `prepare` can pack, on machines with the instructions."""
-    few_axes = isinstance(anchor.a, Load) and len(anchor.a.indices) <= 4
+    few_axes = isinstance(anchor.a, Load) and len(anchor.a.indices) <= 4 and anchor.k != 0
     return few_axes and quads.available() and all(_is_weight(x.source) for x in loads(anchor.b))
 
 

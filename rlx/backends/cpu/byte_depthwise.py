@@ -338,7 +338,8 @@ class _Body:
         def packed(ox: str, sums: list[list[str]]) -> None:
             place = f.offset(out[0], f.add(f.mul(f.add(first, ox), out[1]), c))
             for total in sums:
-                f.store(quads.requantised(f, self.result, total, scales, shifts, ends, in_order=True), place, align=1)
+                short = quads.rounded(f, total, scales, shifts, ends)
+                f.store(quads.packed_in_order(f, self.result, short), place, align=1)
                 place = f.offset(place, out[1])
 
         return packed

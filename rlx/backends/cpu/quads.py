@@ -170,6 +170,7 @@ def _tile(tile: Tile, rows: int) -> Function:
     fours = f.offset("%more", "%places")
     count = f.load("i64", f.offset("%w", 64))
     first = _start(f, tile)
+    finish = _finish(f, tile) if tile.result != "i32" else ()
     n = (rows - 1) // 3 + 1
 
     def step(_: str, state: list[str]) -> list[str]:
@@ -193,7 +194,9 @@ def _tile(tile: Tile, rows: int) -> Function:
         for _ in range((rows - 1) // 3):
             pointers.append(f.offset(pointers[-1], triple))
         carried: list[tuple[str, str]] = [("ptr", p) for p in [*pointers, start]]
-        acc = f.loop(0, "%octets", 1, [*carried, *[(V, x) for _ in range(rows) for x in first]], step)[n + 1 :]
+        acc = f.loop(0, "%octets", 1, [*carried, *[(V, x) for _ in range(rows) for x in first]], step, runs=True)[
+            n + 1 :
+        ]
 
         def more(i: str, state: list[str]) -> list[str]:
             at = f.mul(f.cast("zext", f.load("i32", f.gep("%more", i, "i32")), "i64"), 4)
@@ -214,7 +217,7 @@ def _tile(tile: Tile, rows: int) -> Function:
         if tile.result == "i32":
             _store_sums(f, acc, lines[:-1])
         else:
-            _store_bytes(f, tile, acc, lines[:-1])
+            _store_bytes(f, tile, acc, lines[:-1], *finish)
         return [f.offset(a, f.mul("%lda", rows)), lines[-1]]
 
     f.loop(0, "%tiles", 1, [("ptr", "%a"), ("ptr", "%c")], lambda _, state: one(state))
@@ -252,15 +255,24 @@ def _store_sums(f: Function, acc: list[str], c: list[str]) -> None:
     f.if_(f.cmp("ge", "%n", WIDTH), full, part)
 
 
-def _store_bytes(f: Function, tile: Tile, acc: list[str], c: list[str]) -> None:
-    scale, shift = (
+def _finish(f: Function, tile: Tile) -> tuple[list[str], list[str], list[str]]:
+    """The scales, shifts and limits of a panel."""
+    arrays = [
         f.offset(f.load("ptr", f.gep("%finish", int(word), "i64")), "%column")
         for word in (Finishing.SCALE, Finishing.SHIFT)
-    )
-    scales, shifts = ([f.load(F8, f.offset(p, 32 * j), align=4) for j in range(2)] for p in (scale, shift))
-    ends = limits(f, "%finish", tile.clamped)
+    ]
+    scales, shifts = ([f.load(F8, f.offset(p, 32 * j), align=4) for j in range(2)] for p in arrays)
+    return scales, shifts, limits(f, "%finish", tile.clamped)
+
+
+def _store_bytes(
+    f: Function, tile: Tile, acc: list[str], c: list[str], scales: list[str], shifts: list[str], ends: list[str]
+) -> None:
     copy = f.alloca("i8", 16 * len(c))
-    results = [requantised(f, tile.result, acc[2 * r : 2 * r + 2], scales, shifts, ends) for r in range(len(c))]
+    shorts = [rounded(f, acc[2 * r : 2 * r + 2], scales, shifts, ends) for r in range(len(c))]
+    results: list[str] = []
+    for r in range(0, len(c), 2):
+        results += packed(f, tile.result, shorts[r : r + 2])
 
     def full() -> None:
         for p, value in zip(c, results, strict=True):
@@ -292,17 +304,11 @@ def limits(f: Function, finish: str, clamped: bool) -> list[str]:
     return [f.splat(f.cast("trunc", f.load("i64", f.gep(finish, int(i), "i64")), "i16"), 16) for i in words]
 
 
-def requantised(
-    f: Function,
-    result: str,
-    sums: list[str],
-    scales: list[str],
-    shifts: list[str],
-    ends: list[str],
-    *,
-    in_order: bool = False,
-) -> str:
-    """16 bytes of two vectors of i32 sums: scaled, shifted, rounded (halves to even), plus zero, within the limits."""
+def rounded(f: Function, sums: list[str], scales: list[str], shifts: list[str], ends: list[str]) -> str:
+    """16 results in i16 of two vectors of i32 sums: scaled, shifted, rounded (halves to even), plus zero, limited.
+
+    They are those of columns 0-3, 8-11, 4-7, 12-15 where the vectors hold columns 0-7 and 8-15.
+    """
     f.declare("llvm.x86.avx.cvt.ps2dq.256", V, [F8])
     f.declare("llvm.x86.avx2.packssdw", SHORTS, [V, V])
     whole = []
@@ -312,13 +318,25 @@ def requantised(
         whole.append(f.op(f"call {V} @llvm.x86.avx.cvt.ps2dq.256({F8} {value})", V))
     short = f.op(f"call {SHORTS} @llvm.x86.avx2.packssdw({V} {whole[0]}, {V} {whole[1]})", SHORTS)
     short = f.intrinsic("sadd.sat", short, ends[0], ty=SHORTS)
-    if len(ends) > 1:
-        short = f.min(f.max(short, ends[1]), ends[2])
+    return f.min(f.max(short, ends[1]), ends[2]) if len(ends) > 1 else short
+
+
+def packed(f: Function, result: str, shorts: list[str]) -> list[str]:
+    """One or two vectors of `rounded` as vectors of 16 bytes, columns in order, saturated to "u8" or "i8"."""
+    name = "llvm.x86.avx2.packuswb" if result == "u8" else "llvm.x86.avx2.packsswb"
+    f.declare(name, BYTES, [SHORTS, SHORTS])
+    mixed = f.op(f"call {BYTES} @{name}({SHORTS} {shorts[0]}, {SHORTS} {shorts[-1]})", BYTES)
+    order = [4 * q + i for q in (0, 4, 1, 5, 2, 6, 3, 7) for i in range(4)]
+    both = f.shuffle(mixed, None, order)
+    return [f.shuffle(both, None, list(range(16 * r, 16 * r + 16))) for r in range(len(shorts))]
+
+
+def packed_in_order(f: Function, result: str, short: str) -> str:
+    """16 bytes of a vector of `rounded` whose sums were columns 0-3 and 8-11, 4-7 and 12-15."""
     halves = [f.shuffle(short, None, list(range(8 * h, 8 * h + 8))) for h in range(2)]
     name = "llvm.x86.sse2.packuswb.128" if result == "u8" else "llvm.x86.sse2.packsswb.128"
     f.declare(name, "<16 x i8>", ["<8 x i16>", "<8 x i16>"])
-    mixed = f.op(f"call <16 x i8> @{name}(<8 x i16> {halves[0]}, <8 x i16> {halves[1]})", "<16 x i8>")
-    return mixed if in_order else f.shuffle(mixed, None, [4 * q + i for q in (0, 2, 1, 3) for i in range(4)])
+    return f.op(f"call <16 x i8> @{name}(<8 x i16> {halves[0]}, <8 x i16> {halves[1]})", "<16 x i8>")
 
 
 @cache
