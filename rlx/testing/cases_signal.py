@@ -190,6 +190,8 @@ def _byte_conv(name: str, n: Size, m: Size) -> Cases:
         image, padded = Operand((1, 5, n, m), x, "any"), _op(name, (2, 1), (), (1, 0, 2, 1))
         yield case(padded, image, Operand((17, 5, 3, 2), w, values), zero)
         yield case(_op(name, pads=(2, 1)), Operand((2, 3, m), x, "any"), Operand((16, 3, 4), w, values))
+        planes = Operand((2, 3, n, m), x, "any")
+        yield case(_op(name, (2, 1), (2, 1), (1, 1, 1, 1)), planes, Operand((8, 3, 3, 3), w, values), zero)
         yield case(_op(name, groups=2), Operand((1, 8, n, m), x, "any"), Operand((6, 4, 2, 2), w, values), zero)
         for channels in (16, 23):
             wide = Operand((2, channels, n, m), x, "any")
