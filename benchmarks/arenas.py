@@ -5,7 +5,9 @@ Runtime's column is measured: how far the peak of the resident set rises over th
 without its arena allocator (which never gives memory back). XLA's is the temp size of `memory_analysis()` for the same
 graph, on the interpreter given by --jax (one that has jax); its outputs are not in it, and are in ours.
 
-usage: python benchmarks/arenas.py [--models DIR] [--jax PYTHON] [--only WORD]
+With --nets also every file NAME.onnx of a folder, such as the one that benchmarks/compare.py exports its nets to.
+
+usage: python benchmarks/arenas.py [--models DIR] [--nets DIR] [--jax PYTHON] [--only WORD]
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from rlx.plan.order import usual_extents
 from rlx.plan.plan import MemoryPlan, make_plan
 
 ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 200  # the longest that a peer may take for a model
 
 POINTS: list[tuple[str, dict[str, Any]]] = [
     ("akiki/akiki-vad.onnx", {}),
@@ -105,11 +108,15 @@ def planned(graph: Graph) -> MemoryPlan:
 
 
 def child(python: str, code: str, argument: Any) -> int | None:
-    """What the code prints on an interpreter, None where it fails."""
+    """What the code prints on an interpreter, None where it fails or takes too long."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [python, "-c", code, json.dumps(argument)], capture_output=True, text=True, check=False, env=environment
-    )
+    try:
+        done = subprocess.run(
+            [python, "-c", code, json.dumps(argument)],
+            capture_output=True, text=True, check=False, env=environment, timeout=SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None
     if done.returncode:
         print((done.stderr.strip().splitlines() or ["failed"])[-1][:150], file=sys.stderr)
         return None
@@ -132,15 +139,19 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=Path, default=ROOT / "models")
+    parser.add_argument("--nets", type=Path, help="a folder with further models, all of whose sizes are fixed")
     parser.add_argument("--jax", help="an interpreter that has jax; without it the column of XLA stays empty")
     parser.add_argument("--only", default="")
     args = parser.parse_args()
     print("| model | sizes | arena KiB | arena / bound | unshared KiB | ONNX Runtime KiB | XLA temp KiB |")
     print("|---|---|--:|--:|--:|--:|--:|")
-    for name, dims in POINTS:
+    nets = sorted(args.nets.glob("*.onnx")) if args.nets else []
+    points = [(name, args.models / name, dims) for name, dims in POINTS]
+    points += [(path.stem, path, {}) for path in nets if ".fused" not in path.name]
+    ratios = []
+    for name, path, dims in points:
         if args.only not in name:
             continue
-        path = args.models / name
         given = {k: v for k, v in dims.items() if not (isinstance(v, tuple) and None in v)}
         try:
             done = import_model(read_model(path), dims=given or None, weights=False)
@@ -154,6 +165,9 @@ def main() -> None:
         argument = [str(path.resolve()), shapes]
         xla = child(args.jax, XLA, argument) if args.jax else None
         print(row(name, shown, plan, child(sys.executable, ORT, argument), xla), flush=True)
+        ratios.append(plan.arena / max(1, plan.lower_bound))
+    least = sum(ratio < 1.0005 for ratio in ratios)
+    print(f"\nAt the bound: {least} of {len(ratios)}; the largest arena / bound is {max(ratios, default=1.0):.3f}.")
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-__all__ = ["cache_folder", "evict", "read_kept", "write_kept"]
+__all__ = ["cache_folder", "evict", "read_kept", "replacing", "write_kept"]
 
 log = logging.getLogger("rlx")
 
@@ -43,6 +43,23 @@ def evict(paths: Iterable[Path], most: int, target: int) -> None:
         total -= size
 
 
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` at the end of the block: readers see the old, the new or no file.
+
+    An error within the block removes it and leaves the old one.
+    """
+    name = f"{os.fspath(path)}.{os.urandom(6).hex()}.tmp"
+    try:
+        with open(name, "xb") as file:
+            yield file
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+
+
 def read_kept(path: Path, key: Sequence[Any]) -> Any:
     """The value of a file that was written for this key; None for an old, partial, corrupt or missing file."""
     try:
@@ -56,8 +73,7 @@ def write_kept(path: Path, key: Sequence[Any], value: Any) -> None:
     """Writes a value for a key, whole or not at all; a folder that can't be written is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.tmp")
-        partial.write_text(json.dumps({"key": list(key), "value": value}), encoding="utf-8")
-        partial.replace(path)
+        with replacing(path) as file:
+            file.write(json.dumps({"key": list(key), "value": value}).encode())
     except OSError as error:
         log.debug("%s can't be kept: %s", path, error)

@@ -43,6 +43,7 @@ __all__ = [
     "symbols",
     "unify",
     "upper",
+    "usual_size",
 ]
 
 
@@ -58,6 +59,17 @@ class Symbol:
     lo: int = 1
     hi: int | None = None
     multiple: int = 1
+
+
+USUAL = 128  # the size at which a dim without an upper bound is looked at
+
+
+def usual_size(symbol: Symbol) -> int:
+    """A size to plan and price a dim at: its upper bound; without one, 128 or the least above that it can be."""
+    multiple = symbol.multiple
+    if symbol.hi is not None:
+        return symbol.hi // multiple * multiple or multiple
+    return -(-max(symbol.lo, USUAL) // multiple) * multiple
 
 
 @dataclass(frozen=True)

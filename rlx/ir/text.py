@@ -255,9 +255,6 @@ class _Parser:
             raise ModelFormatError(f"line {self.line}: an integer of {len(text)} digits")
         return int(text)
 
-    def _signed_int(self) -> int:
-        return -self._int() if self.accept("-") else self._int()
-
     def _string(self) -> str:
         return str(json.loads(self.expect("string")))
 

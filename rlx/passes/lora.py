@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx import ops
 from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN
 from rlx.ir.graph import Graph, Value
 from rlx.ir.shape import Dim, Size, same
 from rlx.ops.contract import Gemm, MatMul
@@ -17,10 +18,7 @@ from rlx.ops.layout import Transpose
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 
-__all__ = ["A_SUFFIX", "B_SUFFIX", "GAIN", "lora"]
-
-GAIN = "lora.gain"  # the state that holds what each column of a slot is multiplied by: [slots, rank]
-A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"  # params beside a param: [inputs, slots * rank], [slots * rank, outputs]
+__all__ = ["lora"]
 
 
 def lora(

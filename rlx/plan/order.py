@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from rlx.ir.shape import usual_size
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.plan.bound import lower_bound
 from rlx.plan.interval import DEFAULT_ALIGNMENT, round_up
@@ -16,7 +17,6 @@ __all__ = ["peak_of", "reorder", "usual_extents"]
 
 _WORK = 30_000  # partial orders that are looked at: some 0.2 s
 _WIDEST = 16  # partial orders that are kept at each step
-_USUAL = 64  # the size of a dim without an upper bound that orders are compared at
 
 
 def reorder(program: Program, extents: Mapping[str, int]) -> Program:
@@ -40,12 +40,8 @@ def reorder(program: Program, extents: Mapping[str, int]) -> Program:
 
 
 def usual_extents(program: Program) -> dict[str, int]:
-    """Every dim at its upper bound; one without, at 64 or the least above that it can be."""
-    found = {}
-    for name, symbol in program.dims.items():
-        size = max(symbol.lo, _USUAL) if symbol.hi is None else symbol.hi
-        found[name] = size // symbol.multiple * symbol.multiple or symbol.multiple
-    return found
+    """Every dim at the size that orders are compared at, see `usual_size`."""
+    return {name: usual_size(symbol) for name, symbol in program.dims.items()}
 
 
 def peak_of(program: Program, extents: Mapping[str, int]) -> int:

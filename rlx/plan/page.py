@@ -8,14 +8,14 @@ from html import escape
 
 from rlx.plan.bound import live_bytes
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement
-from rlx.plan.render import show_bytes, totals
+from rlx.plan.render import short_name, show_bytes, totals
 
 __all__ = ["to_html"]
 
 _WIDTH, _HEIGHT, _CURVE, _LEFT = 1100, 520, 110, 90  # of the map, of the curve below it, and of the scale beside them
 _TICKS = 8
-_LABEL_ROOM = (60, 13)  # a box of at least this size, in points, shows its name
-_CHARACTER = 6.2  # points that a letter of a name takes
+_LABEL_ROOM = (60, 13)  # a box with at least this room, in points, along and across its name shows it
+_CHARACTER = 7.2  # points that a letter of a name takes
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -26,7 +26,7 @@ svg { width: 100%; height: auto; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
 rect.b { stroke: Canvas; stroke-width: .7; }
 rect.b:hover, rect.hit { stroke: #000; stroke-width: 2; }
-text.n { fill: #111 !important; pointer-events: none; }
+svg text.n { fill: #111; pointer-events: none; }
 #tip { position: fixed; display: none; pointer-events: none; background: #222; color: #fff; padding: 6px 10px;
   border-radius: 4px; font-size: 12px; white-space: pre-line; max-width: 420px; }
 input { font: inherit; padding: 3px 8px; width: 260px; }
@@ -120,15 +120,20 @@ class _Scale:
             f'<rect class="b" data-i="{number}" x="{x}" y="{y}" width="{width}" height="{height}" '
             f'fill="hsl({number * 137 % 360},55%,68%)"/>'
         )
-        if width < _LABEL_ROOM[0] or height < _LABEL_ROOM[1]:
+        along, across = _LABEL_ROOM
+        upright = width < along <= height and width >= across
+        if not upright and (width < along or height < across):
             return box
-        letters = int((width - 8) / _CHARACTER)
-        name = interval.name if len(interval.name) <= letters else interval.name[: letters - 1] + "…"
-        return f'{box}<text class="n" x="{x + 4}" y="{round(y + height / 2 + 4, 2)}">{escape(name)}</text>'
+        name = escape(short_name(interval.name, int(((height if upright else width) - 8) / _CHARACTER)))
+        if upright:
+            left, bottom = round(x + width / 2 + 4, 2), round(y + height - 4, 2)
+            return f'{box}<text class="n" transform="translate({left} {bottom}) rotate(-90)">{name}</text>'
+        return f'{box}<text class="n" x="{x + 4}" y="{round(y + height / 2 + 4, 2)}">{name}</text>'
 
     def axes(self) -> list[str]:
         """The frame, and round numbers of steps and bytes beside it."""
         lines = [f'<rect x="{_LEFT}" y="10" width="{_WIDTH}" height="{_HEIGHT}" fill="#8881"/>']
+        lines.append(f'<text x="{_LEFT - 6}" y="{_HEIGHT + 26}" text-anchor="end">step</text>')
         for address in _round_ticks(0, self.height, binary=True):
             y = self.y(address)
             label = show_bytes(address).partition(" (")[0]

@@ -11,7 +11,9 @@ from rlx.plan.bound import lower_bound, peak_step
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
 from rlx.records import dataclass
 
-__all__ = ["Totals", "show_bytes", "to_json", "to_svg", "to_text", "totals"]
+__all__ = ["Totals", "short_name", "show_bytes", "to_json", "to_svg", "to_text", "totals"]
+
+_NAME_WIDTH = 44  # letters of a name in the table: a line then fits a terminal of 100 columns
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def _table(intervals: Sequence[Interval], placement: Placement, shown: Sequence[
         interval = intervals[index]
         cells.append(
             (
-                interval.name,
+                short_name(interval.name, _NAME_WIDTH),
                 f"[{interval.start}, {interval.stop})",
                 f"{placement.offsets[index]:,}",
                 f"{interval.size:,}",
@@ -145,6 +147,14 @@ def to_svg(
         "</svg>",
     ]
     return "\n".join(parts)
+
+
+def short_name(name: str, width: int) -> str:
+    """A name that is longer than `width` letters without its middle: both ends tell names apart."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) // 2
+    return name[: max(width - 1 - tail, 0)] + "…" + name[len(name) - tail :]
 
 
 def show_bytes(count: int) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.backends.base import TensorSpec
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
+from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
 
 __all__ = ["Adapters"]
-
-# As rlx.passes.lora has them, which would bring the compiler to graphs that were loaded without.
-GAIN, A_SUFFIX, B_SUFFIX = "lora.gain", ".lora_a", ".lora_b"
 
 
 Pair = tuple[Array, Array]  # A [r, inputs], B [outputs, r]

@@ -14,7 +14,7 @@ from rlx.cost.lowered import Lowered, extents_at, lower
 from rlx.cost.model import predict_lowered
 from rlx.errors import DeviceUnavailable, OptionError, RlxError, UnsupportedOp
 from rlx.ir.graph import Graph
-from rlx.ir.shape import evaluate
+from rlx.ir.shape import evaluate, usual_size
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.plan.budget import needs_of
@@ -25,7 +25,6 @@ from rlx.runtime.policy import DevicePolicy, policy_of
 __all__ = ["Candidate", "Decision", "Device", "Turn", "choose", "devices", "devices_for", "usual_extents"]
 
 TIE = 1.1  # predictions that differ by less than this, or than their errors, are a tie
-USUAL = 128  # the extent at which a dim without an upper bound is priced
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def usual_extents(graph: Graph, at: Mapping[str, int] | None) -> dict[str, int]:
     given = dict(at or {})
     for name, symbol in graph.dims().items():
         if name not in given and symbol.hi is None:
-            given[name] = max(-(-USUAL // symbol.multiple), -(-symbol.lo // symbol.multiple)) * symbol.multiple
+            given[name] = usual_size(symbol)
     return extents_at(graph, given)
 
 

@@ -17,12 +17,12 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import field
 from typing import Any
 
 import numpy as np
 
+from rlx.disk import replacing
 from rlx.errors import ModelFormatError
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array
@@ -89,18 +89,11 @@ def write_container(path: str | os.PathLike[str], made: Container, places: Mappi
     pieces: list[tuple[int, Any]] = [(0, HEAD.pack(MAGIC, FORMAT, len(text), hashlib.sha256(text).digest()) + text)]
     pieces += list(zip(starts, made.sections.values(), strict=True))
     pieces += [(first + offset, data) for offset, data in blobs]
-    name = f"{os.fspath(path)}.{os.urandom(6).hex()}.tmp"
-    try:
-        with open(name, "xb") as file:
-            for start, data in pieces:
-                file.seek(start)
-                file.write(data)
-            file.truncate(first + at)
-        os.replace(name, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    with replacing(path) as file:
+        for start, data in pieces:
+            file.seek(start)
+            file.write(data)
+        file.truncate(first + at)
     return first + at
 
 

@@ -6,6 +6,7 @@ import math
 from html import escape
 
 from rlx.plan.plan import MemoryPlan
+from rlx.plan.render import short_name
 from rlx.runtime.choice import Decision
 from rlx.runtime.rooflines import KernelRow, Rooflines
 
@@ -22,6 +23,7 @@ table { border-collapse: collapse } td, th { padding: 0.2em 0.8em; text-align: r
 td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left }
 """
 MOST = 40  # kernels that are drawn as bars
+LETTERS = 28  # of a kernel's name beside its bar
 
 
 def report_page(title: str, found: Rooflines, plan: MemoryPlan | None, decision: Decision | None) -> str:
@@ -93,7 +95,8 @@ def _roofline(found: Rooflines) -> str:
             "</circle>"
         )
     lines.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 4}" text-anchor="middle">flops a byte</text>')
-    lines.append('<text x="4" y="12">Gflop/s</text>')
+    middle = (HEIGHT - BOTTOM) / 2
+    lines.append(f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">Gflop/s</text>')
     label = "Roofline: flops a second of each kernel over its flops a byte"
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(lines)}</svg>'
 
@@ -114,7 +117,7 @@ def _bars(rows: tuple[KernelRow, ...]) -> str:
         y, taken = 18 * i + 4, row.measured or row.predicted
         width = 420 * taken / longest
         tick = 220 + 420 * row.predicted / longest
-        label = escape(row.name if len(row.name) <= 34 else row.name[:33] + "…")
+        label = escape(short_name(row.name, LETTERS))
         lines.append(f'<text x="214" y="{y + 10}" text-anchor="end">{label}</text>')
         lines.append(f'<rect x="220" y="{y}" width="{width:.1f}" height="12" fill="{_colour(row, rows)}"/>')
         lines.append(f'<line x1="{tick:.1f}" y1="{y - 2}" x2="{tick:.1f}" y2="{y + 14}" stroke="#000"/>')

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.backends.base import TensorSpec
+from rlx.disk import replacing
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents
@@ -132,20 +132,12 @@ class States(Mapping[str, State]):
         arrays = {name: state.read() for name, state in self.items()}
         entries = {n: {"dtype": str(self[n].spec.dtype), "shape": list(a.shape)} for n, a in arrays.items()}
         header = json.dumps({"version": VERSION, "graph": self._model._compilation.source.name, "states": entries})
-        target = Path(path)
-        import tempfile  # slow to import, like zipfile
-        import zipfile
+        import zipfile  # slow to import
 
-        handle, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as bundle:
-                bundle.writestr(HEADER, header)
-                for number, array in enumerate(arrays.values()):
-                    bundle.writestr(f"{number}.bin", array.tobytes())
-            Path(made).replace(target)
-        except BaseException:
-            Path(made).unlink(missing_ok=True)
-            raise
+        with replacing(path) as file, zipfile.ZipFile(file, "w") as bundle:
+            bundle.writestr(HEADER, header)
+            for number, array in enumerate(arrays.values()):
+                bundle.writestr(f"{number}.bin", array.tobytes())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Sets all states from a file that `save` wrote; inputs that were bound there are bound here too.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import IntEnum
 from math import prod
 
-from rlx.backends.cpu import byte_depthwise, gemm, quads, requantise, windows
+from rlx.backends.cpu import byte_depthwise, gemm, quads, requantise, window_gather
 from rlx.backends.cpu.builder import Module
 from rlx.backends.cpu.cuts import ByteCut, Part, Product, part
 from rlx.backends.cpu.jit import host
@@ -129,7 +129,7 @@ def from_planes(anchor: Conv) -> bool:
     if not all(isinstance(size, int) for size in sizes) or anchor.groups > 1 or anchor.dilations[-1] != 1:
         return False
     few = 1 < channels <= FEW_CHANNELS and channels * prod(rows) <= FEW_ROWS
-    short = columns <= windows.PIECES[-1]
+    short = columns <= window_gather.PIECES[-1]
     if not few or not short or not isinstance(e, Load) or e.where is not None or e.source.encoding is not None:
         return False
     index = linear_index(e.indices, e.source.shape)
@@ -293,8 +293,8 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         quads.spare_bytes(geo.depth, narrow),
         quads.places_bytes(geo.depth, narrow),
         quads.block_routine(tile),
-        windows.planar_routine(*_static(anchor)) if planes else windows.byte_routine(),
-        *(windows.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else windows.words(geo)),
+        window_gather.planar_routine(*_static(anchor)) if planes else window_gather.byte_routine(),
+        *(window_gather.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else window_gather.words(geo)),
     ]
     table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)

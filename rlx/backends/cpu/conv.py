@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Literal, cast
 
-from rlx.backends.cpu import byte_conv, depthwise, direct, gemm, windows, winograd
+from rlx.backends.cpu import byte_conv, depthwise, direct, gemm, window_gather, winograd
 from rlx.backends.cpu.builder import Module, size_of
 from rlx.backends.cpu.cuts import ConvCut, Part, part
 from rlx.backends.cpu.jit import host
@@ -250,9 +250,9 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         part(cut, "sums"),
         part(cut, "copy"),
         part(cut, "part"),
-        windows.dots_routine(tile) if few else gemm.block_routine(tile),
-        windows.routine(tile),
-        *windows.words(geo),
+        window_gather.dots_routine(tile) if few else gemm.block_routine(tile),
+        window_gather.routine(tile),
+        *window_gather.words(geo),
     ]
     table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)

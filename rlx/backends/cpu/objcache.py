@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from rlx.disk import cache_folder, evict
+from rlx.disk import cache_folder, evict, replacing
 
 __all__ = ["ObjectCache", "content_key"]
 
@@ -70,7 +70,8 @@ class ObjectCache:
             return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path(key), blob)
+            with replacing(self.path(key)) as file:
+                file.write(blob)
         except OSError as error:
             logger.debug("the object cache at %s can't be written: %s", self.folder, error)
             return False
@@ -92,18 +93,3 @@ class ObjectCache:
 def head(key: str, body: bytes) -> bytes:
     """What a file begins with; it belongs to the key, so that a file under another's name counts as damaged."""
     return MAGIC + hashlib.sha256(key.encode() + body).digest()
-
-
-def write_atomically(path: Path, blob: bytes) -> None:
-    """Writes beside the file and renames, so that a reader sees the old, the new or no file, never a part."""
-    import tempfile  # slow to import
-
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(blob)
-        os.replace(name, path)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(name)
-        raise

@@ -1,0 +1,6 @@
+"""The names of the parts of adapters in a graph: for the pass that makes room, and for those who fill it."""
+
+__all__ = ["A_SUFFIX", "B_SUFFIX", "GAIN"]
+
+GAIN = "lora.gain"  # the state that holds what each column of a slot is multiplied by: [slots, rank]
+A_SUFFIX, B_SUFFIX = ".lora_a", ".lora_b"  # params beside a param: [inputs, slots * rank], [slots * rank, outputs]
