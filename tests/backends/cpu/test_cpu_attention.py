@@ -124,17 +124,21 @@ def test_masks(rows: int, mask: tuple[int, ...], empty_row: str) -> None:
     check(compiled(g), arrays, expected(arrays, empty_row=empty_row))
 
 
-def test_masks_that_are_computed_are_not_stored() -> None:
+@pytest.mark.parametrize("shape", [(2, 1, 1, 0), (1, 1, 1, 0), (2, 1, 9, 0), (2, 2, 1, 1)])
+@pytest.mark.parametrize("keys", [7, 8, 9, 16, 17])
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_that_are_computed_are_not_stored(shape: tuple[int, ...], keys: int, causal: bool) -> None:
+    """Also those that all rows share, which each block of rows computes once."""
     g = Graph("attention")
-    q, k, v = (g.input(n, (2, 2, 9, 8)) for n in "qkv")
-    keep = g.input("mask", (2, 1, 1, 9))
-    g.output(attention(q, k, v, (1.0 - keep) * -10000.0), "y")
+    q, k, v = (g.input(n, (2, 2, size, 8)) for n, size in (("q", 9), ("k", keys), ("v", keys)))
+    keep = g.input("mask", tuple(size or keys for size in shape))
+    g.output(attention(q, k, v, (1.0 - keep) * -20.0, causal=causal), "y")
     run = compiled(g)
     arrays = arrays_of(g, {})
     arrays["mask"] = (arrays["mask"] > 0).astype(np.float32)
-    want = expected({**arrays, "mask": (1 - arrays["mask"]) * -10000})
+    want = expected({**arrays, "mask": (1 - arrays["mask"]) * -20}, causal)
     check(run, arrays, want)
-    assert all(len(b.shape) < 4 or b.shape[-2:] != (9, 9) for b in run.program.buffers("arena"))
+    assert all(len(b.shape) < 4 or b.shape[-2:] != (9, keys) for b in run.program.buffers("arena"))
 
 
 def test_large_scores_do_not_overflow() -> None:
