@@ -580,6 +580,7 @@ def register_methods(methods: Mapping[str, Any], more: Callable[[], object] | No
 
 def _method(name: str) -> Any:
     """The function behind an operator or a method of `Value`; None if there is none."""
-    while name not in _METHODS and _MORE:
-        _MORE.pop()()
+    if name not in _METHODS:
+        for more in _MORE:  # imports, so that a second thread waits for the first
+            more()
     return _METHODS.get(name)
