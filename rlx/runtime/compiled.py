@@ -171,9 +171,8 @@ class CompiledGraph(Lifetime, Queued):
         if self._unset:
             names = ", ".join(map(repr, sorted(self._unset)))
             raise NameNotFound(f"params have no value yet: {names}; give them to set_params")
-        kept = self._executable.bound_inputs
-        if kept:
-            arrays = with_kept(self.inputs, arrays, kept)
+        if len(arrays) != len(self.inputs):
+            arrays = with_kept(self.inputs, arrays, self._executable.bound_inputs)
         if len(arrays) != len(self.inputs):
             names = ", ".join(spec.name for spec in self.inputs)
             raise ShapeError(f"expected {len(self.inputs)} inputs ({names}), got {len(arrays)}")

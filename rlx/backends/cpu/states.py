@@ -8,6 +8,7 @@ does that, by rewriting the operand words that point to them, so nothing is copi
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 
@@ -170,7 +171,7 @@ class StateMemory:
     def array(self, root: Buffer) -> Array:
         """The state now, as an array over its memory."""
         shape = self.shapes[root]
-        count = int(np.prod(shape, dtype=np.int64)) * root.dtype.numpy.itemsize
+        count = math.prod(shape) * root.dtype.numpy.itemsize
         return self.current(root)[:count].view(root.dtype.numpy).reshape(shape)
 
     def feed(self, root: Buffer, number: int, source: Buffer, swaps: bool) -> None:
