@@ -31,9 +31,10 @@ class Ceilings:
     are interpolated; without it small products are taken to be slower by a rule. `dtypes`: the rate of products of a
     type, relative to f32. `bandwidth`: (working set in bytes, bytes/s), ascending. `vector`: sums of f32 elements;
     `functions`: what other scalar functions take, in sums. `launch`: a kernel's own time; `run`: what a run takes
-    besides its kernels; `sync`: a wait for the host; `host`: a host call; `transfer`: bytes/s between host and device
-    where memory is not `unified`. `compile` and `compile_kernel`: compiling a graph, and each kernel of it. `merges`:
-    whether nodes are fused. `corrections`: by kind of kernel, (predicted seconds, measured / predicted), ascending.
+    besides its kernels; `step`: a step of a recurrent loop; `sync`: a wait for the host; `host`: a host call;
+    `transfer`: bytes/s between host and device where memory is not `unified`. `compile` and `compile_kernel`: compiling
+    a graph, and each kernel of it. `merges`: whether nodes are fused. `corrections`: by kind of kernel, (predicted
+    seconds, measured / predicted), ascending.
     `error` is the standard deviation of log(measured / predicted). `guessed`: nothing of it has been measured.
     """
 
@@ -43,6 +44,7 @@ class Ceilings:
     vector: float
     launch: float
     run: float
+    step: float = 3e-7
     sync: float = 2e-5
     host: float = 2e-5
     transfer: float = 1e10
@@ -185,6 +187,7 @@ def guess(device: str, *, threads: int = 1, cores: bool = True, **known: Any) ->
         row["flops"] * scale / 8,
         row["launch"],
         row["run"],
+        step=row["launch"],
         threads=threads,
         unified=device in _SHARED,
         merges=device != "mlx",

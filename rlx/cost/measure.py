@@ -24,7 +24,7 @@ from rlx.compiler import Compilation, compile_graph
 from rlx.cost.ceilings import FUNCTIONS, Ceilings, Curve, guess
 from rlx.cost.lowered import lowered_from
 from rlx.cost.model import Prediction, predict_lowered
-from rlx.cost.suite import functions, products, resident_product, resident_stream, stream, tiny, trials
+from rlx.cost.suite import functions, products, recurrent, resident_product, resident_stream, stream, tiny, trials
 from rlx.ir.graph import Array, Graph
 from rlx.options import CompileOptions
 
@@ -35,6 +35,7 @@ log = logging.getLogger("rlx")
 SECONDS = 8.0  # what a calibration may take
 GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
 SMALL_GRID = ((1, 32, 512), (64, 768), (64, 768))
+FAR = 5.0  # whole runs don't tell which kernel was wrong: no correction beyond this
 LARGE_GRID = ((64, 4096), (512, 4096), (512, 4096))
 FUNCTION_OPS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt")
 
@@ -209,7 +210,7 @@ class _Kernels(_Measurement):
         small = [self.random(8), self.random(8)]
         launch = sum(bench.kernels(small, self.budget))
         vector = curve[12.0 * 1024] / 12
-        self.change(bandwidth=tuple(sorted(curve.items())), vector=vector, launch=launch)
+        self.change(bandwidth=tuple(sorted(curve.items())), vector=vector, launch=launch, step=launch)
         self.functions(vector)
         self.products()
 
@@ -253,7 +254,6 @@ class _Runs(_Measurement):
 
     quick = True
     share = 0.015
-    far = 5.0  # whole runs don't tell which kernel was wrong: no correction beyond this
 
     def rates(self) -> None:
         run = self.made.run
@@ -270,13 +270,23 @@ class _Runs(_Measurement):
             seconds = bench.run([self.random(m, k), self.random(k, n)], self.budget) - run
             points.append((float(m), float(k), float(n), 2.0 * m * k * n / max(seconds, run / 10)))
         self.change(products=tuple(points), flops=max(p[3] for p in points))
+        self.loop()
+
+    def loop(self) -> None:
+        """What a step of a loop takes besides its arithmetic: the difference between many and few."""
+        few, many = 8, 72
+        times = []
+        for steps in (few, many):
+            graph, arrays = recurrent(steps)
+            times.append(self.bench(graph).run(arrays, self.budget))
+        self.change(step=max((times[1] - times[0]) / (many - few), self.made.launch))
 
     def trial(self, graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, float, float]]:
         bench = self.bench(graph)
         prediction = bench.predicted(self.made, self.backend)
         seconds = bench.run(arrays, self.budget) - prediction.overhead - prediction.transfers
         total = sum(k.seconds for k in prediction.kernels)
-        ratio = min(max(seconds / total, 1 / self.far), self.far)
+        ratio = min(max(seconds / total, 1 / FAR), FAR)
         largest = max(prediction.kernels, key=lambda k: k.seconds)
         return [(largest.kind, largest.seconds, ratio)]
 
@@ -284,11 +294,8 @@ class _Runs(_Measurement):
 class _Remote(_Runs):
     """For a device with memory of its own: what is timed lies in it, so that its rates have no part of the copies.
 
-    Of the trials only recurrent loops teach anything: of others the copies and the run itself differ by more than the
-    kernels take, but each step of a loop is launched.
+    Nothing is learned from trials: copies and the run itself differ by more than their kernels take.
     """
-
-    far = 100.0
 
     def rates(self) -> None:
         run = self.made.run
@@ -306,6 +313,7 @@ class _Remote(_Runs):
             seconds = self.bench(resident_product(self.random(m, k), self.random(k, n))).run([], self.budget) - run
             points.append((float(m), float(k), float(n), 2.0 * m * k * n / max(seconds, run / 20)))
         self.change(products=tuple(points), flops=max(p[3] for p in points))
+        self.loop()
 
     def trials(self) -> Iterable[tuple[Graph, list[Array]]]:
-        return ((graph, inputs) for graph, inputs in trials(self.quick) if graph.name == "recurrent")
+        return ()

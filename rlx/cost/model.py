@@ -228,4 +228,4 @@ def _node_compute(node: Node, on_host: bool, work: Work, c: Ceilings, extents: d
         return work.flops / c.vector
     steps, batch, _ = (evaluate(s, extents) for s in node.inputs[0].shape)
     hidden = evaluate(node.inputs[2].shape[-1], extents)
-    return steps * (c.host / 2 if on_host else c.launch) + work.flops / c.product_rate(batch, hidden, 4 * hidden)
+    return steps * (c.host / 2 if on_host else c.step) + work.flops / c.product_rate(batch, hidden, 4 * hidden)

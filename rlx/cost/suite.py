@@ -11,7 +11,7 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim
 from rlx.ops.base import OPS
 
-__all__ = ["functions", "products", "resident_product", "resident_stream", "stream", "tiny", "trials"]
+__all__ = ["functions", "products", "recurrent", "resident_product", "resident_stream", "stream", "tiny", "trials"]
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -152,16 +152,27 @@ def _recurrent(steps: int, size: int, hidden: int) -> Trial:
     return make
 
 
+def recurrent(steps: int) -> tuple[Graph, list[Array]]:
+    """A small LSTM of so many steps, and its input."""
+    t = _Trial("steps")
+    t.out(t.op("lstm", t.input(steps, 1, 8), t.weight(1, 32, 8), t.weight(1, 32, 8)))
+    return t.graph, t.inputs
+
+
 def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
     """Graphs and their inputs; `quick`: fewer, for a device that takes long to compile."""
     made: dict[str, list[Trial]] = {
         "dense": [_dense(*s) for s in ((1, 96, 80), (24, 200, 120), (96, 384, 384), (200, 768, 256))],
-        "conv": [_convolution(*s) for s in ((24, 40, 20, 1), (96, 96, 20, 1), (16, 24, 40, 1), (12, 20, 12, 1))],
-        "wide": [
-            _convolution(*s) for s in ((3, 16, 96, 3, 2), (16, 24, 40, 3, 2), (48, 48, 12, 3, 2), (3, 32, 48, 7, 2))
+        "conv": [
+            _convolution(*s)
+            for s in ((24, 40, 20, 1), (96, 96, 20, 1), (16, 24, 40, 1), (12, 20, 12, 1), (32, 48, 160, 1))
         ],
-        "winograd": [_convolution(*s) for s in ((16, 16, 24, 3), (64, 64, 28, 3), (32, 32, 56, 3))],
-        "depthwise": [_convolution(c, c, n, 3, 1, c) for c, n in ((16, 16), (48, 28), (96, 56), (240, 10))],
+        "wide": [
+            _convolution(*s)
+            for s in ((3, 16, 96, 3, 2), (16, 24, 40, 3, 2), (48, 48, 12, 3, 2), (3, 32, 48, 7, 2), (16, 24, 200, 3, 2))
+        ],
+        "winograd": [_convolution(*s) for s in ((16, 16, 24, 3), (64, 64, 28, 3), (32, 32, 56, 3), (16, 16, 200, 3))],
+        "depthwise": [_convolution(c, c, n, 3, 1, c) for c, n in ((16, 16), (48, 28), (96, 56), (240, 10), (32, 200))],
         "attention": [_attention(*s) for s in ((2, 24, 24, 32), (4, 128, 128, 32), (8, 192, 192, 64))],
         "step": [_attention(*s) for s in ((4, 1, 48, 32), (8, 1, 512, 64))],
         "rows": [_rows(*s) for s in ((6, 48), (96, 200), (256, 768))],
