@@ -324,9 +324,9 @@ class Function:
         first = self.op(f"insertelement {v} poison, {ty} {a}, i64 0", v)
         return self.op(f"shufflevector {v} {first}, {v} poison, <{w} x i32> zeroinitializer", v)
 
-    def extract(self, a: str, lane: Operand, ty: str | None = None) -> str:
-        """One lane as a scalar; `ty` gives the vector's type where `a` is a constant."""
-        ty = ty or self.type_of(a)
+    def extract(self, a: str, lane: Operand) -> str:
+        """One lane as a scalar."""
+        ty = self.type_of(a)
         return a if width(ty) == 1 else self.op(f"extractelement {ty} {a}, i64 {lane}", element(ty))
 
     def insert(self, a: str, value: Operand, lane: Operand, ty: str | None = None) -> str:

@@ -218,8 +218,11 @@ class Emitter:
         if have == w:
             return text
         ty = scalar.llvm_type(dtype)
-        # a constant stays one, of which it is known that it is no NaN
-        return self.f.splat(text, w, ty) if text.startswith("%") else f"splat ({ty} {text})"
+        if text.startswith("%"):
+            return self.f.splat(text, w, ty)
+        lanes = f"<{', '.join([f'{ty} {text}'] * w)}>"  # a constant stays one, of which it is known that it is no NaN
+        self.f.types[lanes] = vec(ty, w)
+        return lanes
 
     def _compute(self, e: Expr, scope: Scope) -> Value:
         match e:
@@ -377,7 +380,7 @@ class Emitter:
             return
         stride, offset = self.size(step), "0"
         for lane in range(w):
-            f.store(f.extract(text, lane, vec(ty, w)), f.gep(address, offset, ty) if lane else address, ty=ty)
+            f.store(f.extract(text, lane), f.gep(address, offset, ty) if lane else address, ty=ty)
             offset = stride if lane == 0 else f.add(offset, stride, "i64")
 
     # -- checks
