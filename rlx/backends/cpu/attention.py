@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import IntEnum
 
 from rlx.backends.cpu import gemm, scalar, vmath
-from rlx.backends.cpu.builder import Function, Module, constant
+from rlx.backends.cpu.builder import Function, Module, constant, vec
 from rlx.backends.cpu.cuts import FEW_ROWS, K_BLOCK, AttentionCut, KeyChunks, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
@@ -488,7 +488,7 @@ class _Code:
 
         def put(j: str, w: int) -> None:
             here = scope.inner({I3: j}, w, I3 if w > 1 else None)
-            f.store(self.emitter.lanes_of(bias, here), f.gep(line, j, "float"))
+            f.store(self.emitter.lanes_of(bias, here), f.gep(line, j, "float"), ty=vec("float", w))
 
         whole = f.and_(keys, -lanes)
         f.loop(0, whole, lanes, [], lambda j, _: put(j, lanes))
