@@ -124,6 +124,16 @@ def test_masks(rows: int, mask: tuple[int, ...], empty_row: str) -> None:
     check(compiled(g), arrays, expected(arrays, empty_row=empty_row))
 
 
+@pytest.mark.parametrize("keys", [1, 8, 13, 33])
+def test_a_bias_that_is_one_number(keys: int) -> None:
+    g = attention_graph((1, 2, 2, 9, keys, 8, 8))
+    g.outputs.clear()
+    g.output(attention(*g.inputs, g.constant(np.full((1, 1, 1, 1), 0.5, np.float32))), "y")
+    g.nodes.pop(0)
+    arrays = arrays_of(g, {})
+    check(compiled(g), arrays, expected(arrays))
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 1, 0), (1, 1, 1, 0), (2, 1, 9, 0), (2, 2, 1, 1)])
 @pytest.mark.parametrize("keys", [7, 8, 9, 16, 17])
 @pytest.mark.parametrize("causal", [False, True])
