@@ -32,11 +32,15 @@ def reorder(program: Program, extents: Mapping[str, int]) -> Program:
     work = _Work(program, extents)
     if peak <= max(work.needs):
         return program  # no order is lower than the kernel that needs the most
-    order = work.search()
-    if work.breaks(order) > work.breaks(range(len(program.run))):
-        return program
-    found = replace(program, run=[program.run[number] for number in order])
-    return found if peak_of(found, extents) < peak else program
+    best = program
+    for order in (work.early(), work.search()):
+        if work.breaks(order) > work.breaks(range(len(program.run))):
+            continue
+        found = replace(program, run=[program.run[number] for number in order])
+        lowest = peak_of(found, extents)
+        if lowest < peak:
+            best, peak = found, lowest
+    return best
 
 
 def usual_extents(program: Program) -> dict[str, int]:
@@ -128,6 +132,14 @@ class _Work:
         """The operands that the kernel's result can take the place of, if it is the last to read them."""
         made = self._arena(kernel.writes())
         return [b for b in self._arena(kernel.in_place_operands()) if made and self.sizes[b] == self.sizes[made[0]]]
+
+    def early(self) -> list[int]:
+        """The order with kernels that none waits for, such as copies to outputs, right behind the last they wait for.
+
+        What they copy from can then end. The search does not look that far ahead in a long program.
+        """
+        place = [number if self.after[number] else max(b, default=-1) for number, b in enumerate(self.before)]
+        return sorted(range(len(place)), key=lambda number: (place[number], place[number] != number, number))
 
     def breaks(self, order: Sequence[int]) -> int:
         """How many kernels of an order do not read what the one before has made."""

@@ -132,3 +132,16 @@ def test_random_graphs(seed: int) -> None:
     got = run_program(q, inputs, extents, params=params, plan=plan)
     for name, expected in run_graph(graph, inputs).items():
         np.testing.assert_allclose(got[name], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_copies_to_outputs_come_early_in_a_program_too_long_for_the_search() -> None:
+    """Each layer's product is shown in part: it ends with the layer, and not with the copies at the end of the run."""
+    g = Graph("shown")
+    x = g.input("x", (64, 64))
+    for layer in range(16):
+        wide = x @ g.param(f"w{layer}", (64, 192))
+        g.output(wide[:, 64:128], f"part{layer}")
+        x = wide[:, :64] + x
+    g.output(x, "y")
+    program = lowered(g)
+    assert peak_of(reorder(program, {}), {}) < 0.75 * peak_of(program, {})
