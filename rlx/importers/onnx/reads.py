@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from rlx.importers.onnx.mapping import STATIC_OPS, static_inputs
 from rlx.importers.onnx.model import FunctionProto, GraphProto, ModelFile, NodeProto
@@ -31,9 +32,9 @@ def reads(node: NodeProto) -> Iterator[str]:
     """The tensors that a node reads, those that its subgraphs take from outside among them."""
     yield from node.inputs
     for _, graph in subgraphs_of(node):
-        yield from (o.name for o in graph.outputs)
-        for inner in graph.nodes:
-            yield from reads(inner)
+        own = {i.name for i in graph.inputs}.union(graph.initializers, *(inner.outputs for inner in graph.nodes))
+        inside = chain((o.name for o in graph.outputs), *(reads(inner) for inner in graph.nodes))
+        yield from (name for name in inside if name not in own)
 
 
 def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:
