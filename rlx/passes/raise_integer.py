@@ -17,7 +17,7 @@ from rlx.ops.elementwise import Add, Cast, Clip, Div, Maximum, Minimum, Mul
 from rlx.ops.encoded import Dequantize
 from rlx.ops.layout import Reshape, Transpose
 from rlx.ops.quant import ConvInteger, MatMulInteger, Quantize, Requantize
-from rlx.passes.patterns import Statics, made_by
+from rlx.passes.patterns import Statics, is_sized, made_by
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 
@@ -118,11 +118,18 @@ def _scaled(
     site: Site, total: Value, x: _Bytes, w: _Bytes, bias: Sequence[Value], tail: tuple[int, ...]
 ) -> Value | None:
     """The sums as floats, times the scales, plus the bias; `tail` are axes after that of the outputs."""
-    scale = _column(site, site.add(Mul(), x.scale, w.scale), tail)
+    scale = _column(site, site.add(Mul(), _spread(site, x.scale, w.scale), w.scale), tail)
     result = site.add(Mul(), site.add(Cast(DTYPES["f32"]), total), scale)
     for b in bias:
         result = site.add(Add(), result, _column(site, b, tail))
     return result
+
+
+def _spread(site: Site, p: Value, like: Value) -> Value:
+    """A constant as many times as `like` has elements: arithmetic on them is then the same code for every constant."""
+    if p.kind != "const" or p.data is None or p.data.size != 1 or not is_sized(like):
+        return p
+    return site.graph.constant(np.full(like.shape, p.data.item(), p.data.dtype))
 
 
 def _column(site: Site, p: Value, tail: tuple[int, ...]) -> Value:
@@ -153,8 +160,9 @@ def _requantised(site: Site, statics: Statics) -> Value | None:
         return None
     total, multiplier, shift, made = found
     site.merged.extend((*made, *nodes[::-1]))
-    shifts = () if shift is None else (site.add(Div(), shift, scale),)
-    result = site.add(Requantize(op.to), total, site.add(Div(), multiplier, scale), zero, *shifts)
+    shifts = () if shift is None else (site.add(Div(), shift, _spread(site, scale, shift)),)
+    multiplier = site.add(Div(), multiplier, _spread(site, scale, multiplier))
+    result = site.add(Requantize(op.to), total, multiplier, zero, *shifts)
     for limit, number in reversed(ends):  # rounding and saturating keep the order of numbers
         if np.isfinite(number):
             bound = site.add(Quantize(to=op.to), site.graph.constant(np.float32(number)), scale, zero)

@@ -302,17 +302,14 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     top = Scope(1, None, {})
     if not direct:
         finish.prepare(emitter)
-    zero = None if anchor.zero is None else transform(anchor.zero, linear_load)
-    if zero is not None:
-        emitter.preload([zero], [])
     pointers = (ByteWord.X, ByteWord.WEIGHTS, ByteWord.OUT, ByteWord.SCRATCH, ByteWord.BLOCK, ByteWord.WINDOWS)
     w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in ByteWord if i != ByteWord.FIRST}
 
     finishing = f.alloca("i64", quads.FINISH)
     if fused is not None:
         requantise.store_finishing(emitter, fused, top, finishing, store.buffer.dtype)
-    fill = "0" if zero is None else emitter.lanes_of(zero, top)
-    shift = f.cast("sext" if signed else "zext", fill, "i64", "i8")
+    shift = requantise.number(emitter, anchor.zero, top)
+    fill = f.cast("trunc", shift, "i8")
     if signed:
         shift = f.add(shift, 128, "i64")
 

@@ -16,12 +16,12 @@ from rlx.backends.cpu.cuts import DepthwiseCut, InnerColumns, Part, part
 from rlx.backends.cpu.depthwise import MAX_TAPS, Plane
 from rlx.backends.cpu.gemm import kernel_function, load_word, void
 from rlx.backends.cpu.jit import host
-from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
-from rlx.backends.cpu.requantise import found, store_finishing
+from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.requantise import found, number, store_finishing
 from rlx.backends.cpu.window import Finish, finish_of, geometry
-from rlx.backends.cpu.words import KernelCode, Pointer, Word, WordTable, once
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES
-from rlx.ir.shape import Shape
+from rlx.ir.shape import Shape, ceildiv
 from rlx.kernels.expr import (
     Cast,
     Expr,
@@ -34,7 +34,6 @@ from rlx.kernels.expr import (
     loads,
     size_expr,
     substitute_vars,
-    transform,
 )
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
@@ -44,16 +43,15 @@ __all__ = ["emit", "suits", "weights"]
 
 I16, I32 = DTYPES["i16"], DTYPES["i32"]
 CHANNELS = 16  # of a vector
-MAX_CHANNELS = 8192  # a pixel of padding is on the stack
 AT_ONCE = 4  # pixels
 V, SHORTS, BYTES = "<8 x i32>", "<16 x i16>", "<16 x i8>"
 SUMS = 22  # words after those of `Plane`: where the sums of the weights are, and where results go
-OUT, OUT_STEP = 23, 24
+OUT, OUT_STEP, SCRATCH, SCRATCH_STRIDE = 23, 24, 25, 26
 
 
 def suits(anchor: Conv) -> bool:
     """One channel a group and one output each, at least a vector of them, few taps."""
-    if anchor.w_shape[1] != 1 or not CHANNELS <= anchor.groups <= MAX_CHANNELS or anchor.w_shape[0] != anchor.groups:
+    if anchor.w_shape[1] != 1 or anchor.groups < CHANNELS or anchor.w_shape[0] != anchor.groups:
         return False
     taps = 1
     for size in anchor.w_shape[2:]:
@@ -132,6 +130,8 @@ def emit(kernel: Kernel) -> KernelCode:
         Pointer(kernel.operands[0]),
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
         0 if direct is None or finish.pixel_step is None else finish.pixel_step,
+        Scratch(),
+        ceildiv(geo.groups, 64) * 64,
     ]
     table = WordTable(words)
     f = kernel_function(PLACEHOLDER)
@@ -142,13 +142,10 @@ def emit(kernel: Kernel) -> KernelCode:
     finishing = f.alloca("i64", quads.FINISH)
     if direct is not None:
         store_finishing(emitter, direct, top, finishing, store.buffer.dtype)
-    zero = None if anchor.zero is None else transform(anchor.zero, linear_load)
-    if zero is not None:
-        emitter.preload([zero], [])
-    fill = "0" if zero is None else emitter.lanes_of(zero, top)
+    fill = f.cast("trunc", number(emitter, anchor.zero, top), "i8")
     w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
     body = _Body(
-        f, emitter, finish, w, geo.groups, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1],
+        f, emitter, finish, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1],
         anchor.x.dtype.name == "i8",
         store.buffer.dtype.name if direct is not None else "", direct is not None and direct.bias is not None,
         direct is not None and direct.clamped, fill,
@@ -157,7 +154,8 @@ def emit(kernel: Kernel) -> KernelCode:
     body.emit(top)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites))
+    scratch = ceildiv(geo.groups, 64) * 64
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,6 @@ class _Body:
     emitter: Emitter
     finish: Finish
     w: dict[Plane, str]
-    channels: int
     kernel: tuple[int, int]
     stride: int
     dilation: int
@@ -187,7 +184,8 @@ class _Body:
         row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
         c0 = f.mul(block, w[Plane.BLOCK])
         c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
-        padding = f.alloca("i8", self.channels)  # a pixel of it
+        own = f.mul("%worker", load_word(f, SCRATCH_STRIDE))
+        padding = f.offset(load_word(f, SCRATCH, "ptr"), own)  # a pixel of it
         f.loop(0, w[Plane.CHANNELS], 1, [], lambda i, _: f.store(self.fill, f.offset(padding, i), ty="i8"))
         x = f.offset(w[Plane.X], f.mul(image, w[Plane.X_N]))
         if not self.result:

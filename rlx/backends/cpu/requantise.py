@@ -30,7 +30,7 @@ from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass
 
-__all__ = ["Requantised", "found", "layout", "store_finishing"]
+__all__ = ["Requantised", "found", "layout", "number", "store_finishing"]
 
 F32, I32, I64 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"]
 
@@ -211,6 +211,15 @@ def store_finishing(emitter: Emitter, q: Requantised, top: Scope, at: str, dtype
         quads.Finishing.HIGH: const(most, I64) if q.high is None else q.high,
     }
     for word, e in ends.items():
-        number = Cast(transform(e, linear_load), I64) if e.dtype is not I64 else e
-        emitter.preload([number], [])
-        f.store(emitter.lanes_of(number, top), f.gep(at, int(word), "i64"), ty="i64")
+        f.store(number(emitter, e, top), f.gep(at, int(word), "i64"), ty="i64")
+
+
+def number(emitter: Emitter, e: Expr | None, top: Scope) -> str:
+    """A single integer (none: 0) as an i64; a constant is a word, so that kernels that differ in it are one."""
+    if e is None or isinstance(e, Const):
+        words = emitter.table.words
+        words.append(0 if e is None or isinstance(e.value, complex) else int(e.value))
+        return emitter.f.load("i64", emitter.f.gep("%words", len(words) - 1, "i64"), align=8)
+    wide = Cast(transform(e, linear_load), I64)
+    emitter.preload([wide], [])
+    return emitter.lanes_of(wide, top)
