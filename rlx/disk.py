@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["cache_folder", "evict", "read_kept", "replacing", "write_kept"]
+from rlx.errors import OptionError
+
+__all__ = ["cache_folder", "evict", "path_of", "read_kept", "replacing", "saving", "write_kept"]
 
 log = logging.getLogger("rlx")
 
@@ -47,17 +49,43 @@ def evict(paths: Iterable[Path], most: int, target: int) -> None:
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` at the end of the block: readers see the old, the new or no file.
 
-    An error within the block removes it and leaves the old one.
+    An error within the block removes it and leaves the old one. A link stays one; a pipe or device is written to.
     """
-    name = f"{os.fspath(path)}.{os.urandom(6).hex()}.tmp"
+    target = os.path.realpath(os.fsdecode(path))
+    if os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target):
+        with open(target, "wb") as file:
+            yield file
+        return
+    name = f"{target}.{os.urandom(6).hex()}.tmp"
     try:
         with open(name, "xb") as file:
             yield file
-        os.replace(name, path)
+        os.replace(name, target)
     except BaseException:
         with suppress(OSError):
             os.unlink(name)
         raise
+
+
+def path_of(path: Any, what: str) -> str:
+    """The path of a file that a user gives to `what`; raises `OptionError` for anything that is none."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise OptionError(f"{what} takes the path of a file, got {path!r}")
+    name = os.fsdecode(path)
+    if "\0" in name:
+        raise OptionError(f"{what}: {name!r} is no path: it has a zero character")
+    return name
+
+
+@contextmanager
+def saving(path: Any, what: str) -> Iterator[BinaryIO]:
+    """As `replacing`, for a path that a user gives; raises `OptionError` where it is none or can't be written."""
+    name = path_of(path, what)
+    try:
+        with replacing(name) as file:
+            yield file
+    except OSError as error:
+        raise OptionError(f"{name}: can't be written: {error.strerror or error}") from None
 
 
 def read_kept(path: Path, key: Sequence[Any]) -> Any:

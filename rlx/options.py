@@ -43,20 +43,20 @@ class CompileOptions:
             raise OptionError(f"dims={self.dims!r}: expected a mapping, such as {{'batch': 4, 'seq': (1, 512)}}")
         if self.threads is not None and not (_is_int(self.threads) and self.threads >= 1):
             raise OptionError(f"threads={self.threads!r}: expected an int >= 1, or None for all that are granted")
-        if self.precision != "f32":
+        if not _is_one(self.precision, "f32"):
             raise OptionError(f"precision={self.precision!r}: expected 'f32', the only one that is built so far")
-        if self.over_budget not in ("error", "warn", "allow"):
+        if not _is_one(self.over_budget, "error", "warn", "allow"):
             raise OptionError(f"over_budget={self.over_budget!r}: expected 'error', 'warn' or 'allow'")
         if self.queue is not None and not (_is_int(self.queue) and self.queue >= 1):
             raise OptionError(f"queue={self.queue!r}: expected an int >= 1, the runs that submit takes, or None for 4")
-        if self.busy not in ("error", "wait"):
+        if not _is_one(self.busy, "error", "wait"):
             raise OptionError(f"busy={self.busy!r}: expected 'error', or 'wait' to wait for the other thread")
-        if self.trap not in ("off", "nan", "inf"):
+        if not _is_one(self.trap, "off", "nan", "inf"):
             raise OptionError(f"trap={self.trap!r}: expected 'off', 'nan', or 'inf' for NaN and infinities")
         if not _is_int(self.alignment) or not 8 <= self.alignment <= 65536 or self.alignment & (self.alignment - 1):
             raise OptionError(f"alignment={self.alignment!r}: expected a power of two from 8 to 65536 (bytes)")
         visits = -1 if isinstance(self.search, bool) or not isinstance(self.search, int) else self.search
-        if self.search not in ("off", "auto") and visits < 0:
+        if not _is_one(self.search, "off", "auto") and visits < 0:
             raise OptionError(f"search={self.search!r}: expected 'off', 'auto' or a number of visits, 0 or more")
         for name in ("deterministic", "reuse", "cache", "debug"):
             if not isinstance(getattr(self, name), bool):
@@ -83,6 +83,10 @@ class CompileOptions:
             if name not in known:
                 raise OptionError(f"unknown option {name!r}: known are {', '.join(known)}")
         return replace(self, **changes)
+
+
+def _is_one(value: object, *known: str) -> bool:
+    return isinstance(value, str) and value in known
 
 
 def _is_int(value: object) -> bool:

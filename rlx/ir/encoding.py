@@ -81,7 +81,7 @@ def register_encoding(cls: type[Encoding]) -> type[Encoding]:
 
 def encoding_named(name: str) -> Encoding:
     """The encoding registered under `name`; `OptionError` lists the known ones."""
-    if name not in ENCODINGS:
+    if not isinstance(name, str) or name not in ENCODINGS:
         raise OptionError(f"unknown encoding {name!r}: known are {', '.join(sorted(ENCODINGS))}")
     return ENCODINGS[name]
 

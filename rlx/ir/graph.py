@@ -341,6 +341,10 @@ class Graph:
     outputs: list[Output] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise OptionError(f"the name of a graph is a str, got {self.name!r}")
+
     # ---- leaves
 
     def _leaf(self, kind: str, where: list[Value], name: str, type: TensorType) -> Value:
@@ -369,12 +373,13 @@ class Graph:
 
         `encoding` names a block format; `data` is then the stored bytes (u8).
         """
+        _checked_data(f"param {name!r}", data)
         if shape is None:
             if data is None or encoding is not None:
                 raise ShapeError(f"param {name!r}: a shape is needed where no plain data is given")
             shape = data.shape
         if encoding is not None:
-            encoding = encoding_named(encoding) if isinstance(encoding, str) else encoding
+            encoding = encoding if isinstance(encoding, Encoding) else encoding_named(encoding)
         element = dtype_of(dtype if dtype is not None else "f32" if data is None or encoding else data.dtype)
         type = TensorType(_checked_shape(name, shape), element, encoding)
         if data is not None:
@@ -385,7 +390,11 @@ class Graph:
 
     def constant(self, value: object, dtype: object = None, name: str = "") -> Value:
         """A constant array (copied, read-only)."""
-        array = np.array(value, dtype=dtype_of(dtype).numpy if dtype is not None else None, order="C")
+        element = dtype_of(dtype).numpy if dtype is not None else None
+        try:
+            array = np.array(value, dtype=element, order="C")
+        except (TypeError, ValueError) as error:  # an OverflowError is for callers, who know the op
+            raise DTypeError(f"constant: {type(value).__name__} can't be made an array: {error}") from None
         if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
             array = array.astype(np.float32)  # a Python float is an f32, as in the field
         array.flags.writeable = False
@@ -397,6 +406,7 @@ class Graph:
     def state(self, name: str, shape: Sequence[Size], dtype: object = "f32", *, initial: Array | None = None) -> Value:
         """Declares what lives between runs; `initial` defaults to zeros. Give its new value with `update`."""
         type = TensorType(_checked_shape(name, shape), dtype_of(dtype))
+        _checked_data(f"state {name!r}", initial)
         if initial is not None:
             check_array(f"state {name!r}", initial, type)
         value = self._leaf("state", self.states, name, type)
@@ -536,12 +546,19 @@ def _attribute_symbols(attribute: object) -> Iterator[Symbol]:
 
 
 def _checked_shape(name: str, shape: Sequence[Size]) -> Shape:
+    if not isinstance(shape, list | tuple):
+        raise ShapeError(f"{name!r}: a shape is a tuple or list of sizes, got {shape!r}")
     for size in shape:
         if not isinstance(size, int | Dim | np.integer) or isinstance(size, bool):
             raise ShapeError(f"{name!r}: a size is an int or a Dim, got {size!r}")
         if not isinstance(size, Dim) and size < 0:
             raise ShapeError(f"{name!r}: a size can't be negative, got {size} (a size not known yet is a Dim)")
     return tuple(s if isinstance(s, Dim) else int(s) for s in shape)
+
+
+def _checked_data(what: str, data: Array | None) -> None:
+    if data is not None and not isinstance(data, np.ndarray | np.generic):
+        raise DTypeError(f"{what}: its value is a NumPy array, got {type(data).__name__}: np.asarray makes one")
 
 
 def check_array(what: str, array: Array, type: TensorType) -> None:

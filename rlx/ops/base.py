@@ -275,8 +275,22 @@ def _signature(cls: type[Op]) -> inspect.Signature:
     return inspect.Signature([*inputs, *attributes, name])
 
 
-_KINDS: dict[str, tuple[type, ...]] = {"tuple": (tuple,), "int": (int,), "bool": (bool,), "str": (str,)}
-_KINDS |= {"float": (float, int), "None": (type(None),)}
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "str": (str,), "None": (type(None),)}
+_KINDS |= {"float": (float, int), "Size": (int, Dim)}
+_TUPLE = re.compile(r"tuple\[(.+?)(, \.\.\.|(?:, \w+)*)\]$")  # of one kind of items; "Shape" is one too
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether an attribute is of the kind that its field declares; True for kinds that only the op itself can tell."""
+    return any(_fits_one(value, option) for option in re.split(r" \| (?![^\[]*\])", kind))
+
+
+def _fits_one(value: Any, kind: str) -> bool:
+    items = _TUPLE.match("tuple[Size, ...]" if kind == "Shape" else kind)
+    if items is not None:
+        return isinstance(value, tuple) and all(_fits(item, items[1]) for item in value)
+    known = _KINDS.get(kind)
+    return known is None or (isinstance(value, known) and (not isinstance(value, bool) or kind == "bool"))
 
 
 def _made(cls: type[Op], given: Mapping[str, Any]) -> Op:
@@ -287,11 +301,8 @@ def _made(cls: type[Op], given: Mapping[str, Any]) -> Op:
             if f.default is MISSING:
                 raise OptionError(f"{cls.op_name}: the attribute {f.name!r} ({f.type}) is needed")
             continue
-        value, options = values[f.name], re.sub(r"\[.*\]", "", str(f.type)).split(" | ")
-        known = [kind for option in options for kind in _KINDS.get(option, ())]
-        fits = isinstance(value, tuple(known)) and (not isinstance(value, bool) or bool in known)
-        if all(option in _KINDS for option in options) and not fits:
-            raise OptionError(f"{cls.op_name}: {f.name}={value!r}: expected {f.type}")
+        if not _fits(values[f.name], str(f.type)):
+            raise OptionError(f"{cls.op_name}: {f.name}={values[f.name]!r}: expected {f.type}")
     return cls(**values)
 
 

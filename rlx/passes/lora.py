@@ -40,11 +40,18 @@ def lora(
     there is no such product for, `OptionError` and `ShapeError`.
     """
     for what, number in (("rank", rank), ("slots", slots)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise OptionError(f"lora: {what}={number!r}: expected an int >= 1")
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**20:
+            raise OptionError(f"lora: {what}={number!r}: expected an int from 1 to 2**20 - 1")
+    if not isinstance(graph, Graph):
+        raise OptionError(f"lora takes a Graph, got {type(graph).__name__}")
     if any(state.name == GAIN for state in graph.states):
         raise OptionError(f"lora: graph {graph.name!r} has adapters already; make room for all of them at once")
-    patterns = [targets] if isinstance(targets, str) else list(targets)
+    patterns = [targets] if isinstance(targets, str) else list(targets) if isinstance(targets, Collection) else []
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise OptionError(f"lora: targets={targets!r}: expected names of params or patterns")
+    for what, name in (("rows", rows), ("index", index)):
+        if not isinstance(name, str) and (what, name) != ("rows", None):
+            raise OptionError(f"lora: {what}={name!r}: expected the name of an input")
     made = _Lora(graph, rank, slots, patterns, rows, index)
     new = rewrite(graph, made.rule)
     for pattern in patterns:

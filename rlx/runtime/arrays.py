@@ -38,6 +38,8 @@ def _fits(size: Size, extent: int) -> bool:
 
 
 def _as_array(spec: TensorSpec, value: Any, what: str) -> Array:
+    if isinstance(value, np.ma.MaskedArray):
+        raise DTypeError(f"{what}: a masked array: the mask would be lost; give the result of its filled()")
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     if isinstance(value, bool | int | float | complex | list | tuple):
@@ -95,6 +97,8 @@ def to_target(spec: TensorSpec, value: Any, what: str) -> Array:
             raise OptionError(f"{what}: expected a writable array, {type(value).__name__} is none: {error}") from None
     if not array.flags.writeable:
         raise OptionError(f"{what}: expected a writable array, this {type(value).__name__} is read-only")
+    if any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
+        raise OptionError(f"{what}: expected memory for each element, this {type(value).__name__} repeats some")
     return to_array(spec, array, what)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.backends import restorer_named
 from rlx.backends.base import Executable, Image
+from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.admit import StoredAdmission
 from rlx.ir.graph import Array, Graph
@@ -107,16 +108,15 @@ def save_artifact(
     model: CompiledGraph, path: str | os.PathLike[str], *, portable: bool = False, external: bool = False
 ) -> None:
     """Writes a compiled graph to one file; see `CompiledGraph.save`."""
-    if not isinstance(path, str | os.PathLike):
-        raise OptionError(f"save takes the path of a file, got {type(path).__name__}")
+    name = path_of(path, "save")
     stored = Stored({})
     _add_graph(stored, model, portable)
     if not portable:
         _add_code(stored, model)
     try:
-        stored.write(path, external=external, hashed=True)
+        stored.write(name, external=external, hashed=True)
     except OSError as error:
-        raise OptionError(f"{os.fspath(path)}: can't be written: {error.strerror or error}") from None
+        raise OptionError(f"{name}: can't be written: {error.strerror or error}") from None
 
 
 def _add_graph(stored: Stored, model: CompiledGraph, portable: bool) -> None:

@@ -52,6 +52,11 @@ def bind_cache(
     fixed. Raises `NameNotFound`, `ShapeError`, and `OptionError` where a pair is none or something other than attention
     mixes positions.
     """
+    if not isinstance(graph, Graph):
+        raise OptionError(f"bind_cache takes a Graph, got {type(graph).__name__}")
+    named = pairs is None or isinstance(pairs, Mapping)
+    if not named or not all(isinstance(n, str) for pair in (pairs or {}).items() for n in pair):
+        raise OptionError(f"bind_cache: pairs={pairs!r}: expected a mapping of inputs to outputs, or None")
     graph = apply_dims(graph, dims)
     names = _found(graph) if pairs is None else dict(pairs)
     kept = {past: present for past, present in names.items() if _same_type(graph, past, present)}

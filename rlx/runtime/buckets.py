@@ -92,7 +92,7 @@ class Buckets:
         registry: WeightRegistry | None = None,
         **options: Any,
     ) -> None:
-        if policy not in POLICIES:
+        if not isinstance(policy, str) or policy not in POLICIES:
             raise OptionError(f"policy={policy!r}: expected one of {', '.join(map(repr, POLICIES))}")
         chosen = CompileOptions().with_options(options)
         self._backend = choose_backend(chosen.device)

@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from rlx.backends.base import Executable, TensorSpec, spec_of
+from rlx.disk import path_of, saving
 from rlx.errors import NameNotFound, OptionError, ShapeError
 from rlx.ir.extents import bind_extents, check_extent
 from rlx.ir.graph import Array
@@ -122,6 +122,8 @@ class CompiledGraph(Lifetime, Queued):
 
     def set_param(self, name: str, array: Any, *, convert: bool = False) -> dict[str, str]:
         """Sets one parameter; when this returns, the caller may change or free the array. See `set_params`."""
+        if not isinstance(name, str):
+            raise OptionError(f"set_param takes the name of a param, got {name!r}")
         return self.set_params({name: array}, convert=convert)
 
     def set_params(self, arrays: Mapping[str, Any], *, convert: bool = False) -> dict[str, str]:
@@ -265,7 +267,7 @@ class CompiledGraph(Lifetime, Queued):
         Raises `NameNotFound`, `OptionError` for a dim that inputs tell, and `ExecutionError` beyond its bounds.
         """
         dims = self._compilation.source.dims()
-        if dim not in dims:
+        if not isinstance(dim, str) or dim not in dims:
             raise NameNotFound(f"there is no dim {dim!r}; there are {', '.join(map(repr, dims)) or 'none'}")
         told = next((s for s in self.inputs if any(dim == n.name for size in s.shape for n in symbols(size))), None)
         if told is not None:
@@ -411,6 +413,8 @@ class CompiledGraph(Lifetime, Queued):
         """The time of every kernel, averaged over `repeat` runs; written to `path` as Chrome and Perfetto read it."""
         from rlx.runtime.trace import RunTrace
 
+        if path is not None:
+            path_of(path, "trace")
         made = RunTrace.of(self._compilation.leaves.name, self.device, self.profile(inputs, repeat))
         if path is not None:
             made.save(path)
@@ -458,19 +462,18 @@ class CompiledGraph(Lifetime, Queued):
         from rlx.runtime.page import report_page
         from rlx.runtime.rooflines import rooflines
 
+        path_of(path, "report")  # before the work
         graph = self._compilation.source
         arrays = None if inputs is None else self._admit(self._given(inputs))
         shapes = {} if arrays is None else {s.name: a.shape for s, a in zip(self.inputs, arrays, strict=True)}
         at = usual_extents(graph, bind_extents(graph, shapes))
         found = rooflines(self, arrays, at=at, threads=self._options.threads, calibrate=False)
         page = report_page(graph.name, found, self.plan, self.decision)
-        try:
-            Path(path).write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"{os.fspath(path)}: can't be written: {error.strerror or error}") from None
+        with saving(path, "report") as file:
+            file.write(page.encode())
 
     def explain(self, stage: str = "summary") -> str:
         """What was decided, as text: "summary", "graph", "passes", "dispatch", "fuse" or "plan"."""
-        if stage not in STAGES:
+        if not isinstance(stage, str) or stage not in STAGES:
             raise OptionError(f"explain: unknown stage {stage!r}; there are {', '.join(STAGES)}")
         return explain(self, stage)

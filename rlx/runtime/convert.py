@@ -20,7 +20,10 @@ def convert(array: Any, type: TensorType, what: str, encoding: str | None = None
     `encoding` names the blocks that `array` (u8) holds; None: it holds elements. What loses precision is not done,
     except by an encoding. Raises `DTypeError` and `ShapeError`.
     """
-    given = np.asarray(array)
+    try:
+        given = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DTypeError(f"{what}: {array.__class__.__name__} can't be read as an array: {error}") from None
     wanted = None if type.encoding is None else type.encoding.name
     if encoding is not None and encoding == wanted:
         return given, ""

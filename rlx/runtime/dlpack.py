@@ -65,7 +65,10 @@ def to_dlpack(array: Any) -> DLPackArray:
     are read-only: a consumer that does not know of that (before DLPack 1.0) gets a `BufferError`. Raises `DTypeError`
     for 4-bit types, which NumPy keeps in a byte each.
     """
-    made = np.asarray(array)
+    try:
+        made = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DTypeError(f"to_dlpack: {type(array).__name__} can't be read as an array: {error}") from None
     dtype = dtype_of(made.dtype)
     if dtype.bits < 8:
         raise DTypeError(f"to_dlpack: elements of type {dtype} can't be shared: cast them to 8 bits")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.disk import path_of, saving
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Array
 from rlx.records import dataclass
@@ -54,12 +55,16 @@ class Recorder:
 
 @contextmanager
 def record(model: CompiledGraph, path: str | os.PathLike[str]) -> Iterator[Recorder]:
-    """Gives a `Recorder`; what it ran is written to `path` (npz) at the end, also when the block raises."""
+    """Gives a `Recorder`; what it ran is written to `path` (npz) at the end, also when the block raises.
+
+    Raises `OptionError` for what is no path, or at the end where it can't be written.
+    """
+    path_of(path, "record")
     recorder = Recorder(model)
     try:
         yield recorder
     finally:
-        with open(path, "wb") as file:
+        with saving(path, "record") as file:
             np.savez(file, **recorder.arrays)  # type: ignore[arg-type]
 
 
@@ -69,19 +74,22 @@ def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
     States are those of the model: start as the recording did. Raises `ModelFormatError` for another kind of
     file, `OptionError` for one without runs or of a model with other inputs or outputs.
     """
+    name = path_of(path, "replay")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(name, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
+    except OSError as error:
+        raise ModelFormatError(f"{name}: can't be read: {error.strerror or error}") from None
     except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise ModelFormatError(f"{os.fspath(path)}: not a recording: {error}") from None
+        raise ModelFormatError(f"{name}: not a recording: {error}") from None
     count = 1 + max((int(n) for name in arrays if (n := name.partition("/")[0]).isdigit()), default=-1)
     if not count:
-        raise OptionError(f"{os.fspath(path)}: no runs are recorded there")
+        raise OptionError(f"{name}: no runs are recorded there")
     differing = []
     for run in range(count):
         keys = {f"{run}/{kind}/{s.name}" for kind, specs in _specs(model) for s in specs}
         if missing := sorted(keys - arrays.keys()):
-            raise OptionError(f"{os.fspath(path)}: recorded of another model: there is no {missing[0]!r}")
+            raise OptionError(f"{name}: recorded of another model: there is no {missing[0]!r}")
         given = [arrays[f"{run}/in/{s.name}"].view(s.dtype.numpy) for s in model.inputs]
         for spec, got in zip(model.outputs, model.run(given), strict=True):
             want = arrays[f"{run}/out/{spec.name}"]

@@ -85,9 +85,13 @@ class Session:
         names: Mapping[str, str] | None = None,
     ) -> CompiledGraph:
         if registry is None:
-            if names:
+            if names is not None:
                 raise OptionError("weights= maps params to the weights of a registry: give registry= too")
             return self._compile(graph, chosen, policy, before)
+        from rlx.runtime.weights import WeightRegistry
+
+        if not isinstance(registry, WeightRegistry):
+            raise OptionError(f"registry={registry!r}: expected a WeightRegistry")
         filled, holding = registry.fill(graph, names)
         made = self._compile(filled, chosen, policy, before)
         made.holding = holding
@@ -128,7 +132,7 @@ class Session:
         """
         chosen = self.options.with_options(options)
         if isinstance(source, Graph):
-            return self.compile(source if transform is None else transform(source), policy=policy, **options)
+            return self.compile(_transformed(source, transform), policy=policy, **options)
         before = Resident.read()
         rules = self._policy(policy, chosen)
         path, kind = kind_of(source)
@@ -150,8 +154,7 @@ class Session:
         admit = Admission(choose_backend(chosen.device), chosen).weights
         with collect_files() as files:
             graph = import_graph(path, kind, chosen.dims, admit)
-        if transform is not None:
-            graph = transform(graph)
+        graph = _transformed(graph, transform)
         model = self._compile_shared(graph, settled, rules, before, self.registry)
         if cache is not None:
             cache.keep(path, chosen, model, files)
@@ -163,6 +166,15 @@ class Session:
 
         own = {f.name: getattr(self.options, f.name) for f in fields(CompileOptions)}
         return estimate(model, **{**own, **options})
+
+
+def _transformed(graph: Graph, transform: Callable[[Graph], Graph] | None) -> Graph:
+    if transform is None:
+        return graph
+    made = transform(graph) if callable(transform) else transform
+    if not isinstance(made, Graph):
+        raise OptionError(f"transform= takes a function that gives a Graph, got {made!r}")
+    return made
 
 
 def _first_device(options: CompileOptions) -> str:
@@ -181,7 +193,7 @@ def kind_of(source: str | os.PathLike[str]) -> tuple[Path, str]:
 
     Raises `ModelFormatError`.
     """
-    if not isinstance(source, str | os.PathLike):
+    if not isinstance(source, str | os.PathLike) or "\0" in os.fsdecode(source):
         raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
     path = Path(source)
     ending = path.suffix.lower()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import TensorSpec
-from rlx.disk import replacing
+from rlx.disk import path_of, saving
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents
@@ -95,7 +95,7 @@ class States(Mapping[str, State]):
 
     def __getitem__(self, name: str) -> State:
         known = self._declared | self._bound()
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             names = ", ".join(map(repr, known)) or "none"
             raise NameNotFound(f"there is no state {name!r}; there are {names}; bind makes one of an input")
         return known[name]
@@ -116,7 +116,7 @@ class States(Mapping[str, State]):
         A value that a run is given counts for that run only. Raises `NameNotFound`, `DTypeError`, `ShapeError`, or
         `ExecutionError` for an extent outside of its dim's bounds.
         """
-        spec = next((s for s in self._model.inputs if s.name == name), None)
+        spec = next((s for s in self._model.inputs if isinstance(name, str) and s.name == name), None)
         if spec is None:
             names = ", ".join(repr(s.name) for s in self._model.inputs) or "none"
             raise NameNotFound(f"there is no input {name!r}; there are {names}")
@@ -128,13 +128,16 @@ class States(Mapping[str, State]):
         self._model._executable.keep_input(name, given)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the values of all states to one file (a zip archive); an older file is replaced when it is whole."""
+        """Writes the values of all states to one file (a zip archive); an older file is replaced when it is whole.
+
+        Raises `OptionError` where it can't be written.
+        """
         arrays = {name: state.read() for name, state in self.items()}
         entries = {n: {"dtype": str(self[n].spec.dtype), "shape": list(a.shape)} for n, a in arrays.items()}
         header = json.dumps({"version": VERSION, "graph": self._model._compilation.source.name, "states": entries})
         import zipfile  # slow to import
 
-        with replacing(path) as file, zipfile.ZipFile(file, "w") as bundle:
+        with saving(path, "states.save") as file, zipfile.ZipFile(file, "w") as bundle:
             bundle.writestr(HEADER, header)
             for number, array in enumerate(arrays.values()):
                 bundle.writestr(f"{number}.bin", array.tobytes())
@@ -145,7 +148,7 @@ class States(Mapping[str, State]):
         Everything is checked first: `ModelFormatError` for a file that is damaged or not one of states, `NameNotFound`,
         `DTypeError` or `ShapeError` for one that does not fit, and then nothing is changed.
         """
-        entries = _read(path)
+        entries = _read(path_of(path, "states.load"))
         specs = {s.name: s for s in (*(state.spec for state in self._declared.values()), *self._model.inputs)}
         missing = [name for name in self if name not in entries]
         if missing:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from rlx.disk import saving
 from rlx.records import dataclass
 
 __all__ = ["RunTrace"]
@@ -46,6 +47,6 @@ class RunTrace:
         return {"traceEvents": events, "displayTimeUnit": "ns"}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the trace as JSON."""
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(self.to_dict(), file)
+        """Writes the trace as JSON; raises `OptionError` where it can't be written."""
+        with saving(path, "trace") as file:
+            file.write(json.dumps(self.to_dict()).encode())

@@ -39,7 +39,10 @@ class Arguments:
 
     def __init__(self, function: Callable[..., Any], static: Iterable[str | int], dims: Mapping[str, Any]) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.signature = inspect.signature(function)
+        try:
+            self.signature = inspect.signature(function)
+        except ValueError:
+            raise OptionError(f"jit: {self.name} is a builtin whose arguments Python can't tell; wrap it") from None
         self.names = tuple(self.signature.parameters)
         self.static = frozenset(self._static_name(one) for one in static)
         self.axes, self.bounds = self._specs({**_annotated(function), **dims})

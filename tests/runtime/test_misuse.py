@@ -1,0 +1,143 @@
+"""Wrong arguments to public calls: each is an error of rlx that names the argument, never one from its inside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.errors import RlxError
+
+X = np.ones((5, 4), np.float32)
+WRONG: dict[str, Any] = {
+    "none": None,
+    "int": -1,
+    "float": float("nan"),
+    "huge": 2**70,
+    "set": {1, 2},
+    "nested": [[1], [1, 2]],
+    "bytes": b"\x00",
+    "zero": "a\0b",
+    "empty": "",
+    "objects": np.array([None, 1], object),
+    "class": int,
+    "object": object(),
+}
+
+
+def graph() -> rlx.Graph:
+    g = rlx.Graph("layer")
+    x = g.input("x", (rlx.Dim("n", 1, 64), 4))
+    s = g.state("s", (3,))
+    y = rlx.tanh(x @ g.param("w", data=np.ones((4, 3), np.float32)))
+    g.update(s, s + y.sum(axes=0))
+    g.output(y, name="y")
+    return g
+
+
+@pytest.fixture(scope="module")
+def model() -> rlx.CompiledGraph:
+    return rlx.compile(graph(), device="cpu", threads=1)
+
+
+def record(model: rlx.CompiledGraph, path: Any) -> None:
+    with model.record(path) as recorder:
+        recorder.run([X])
+
+
+PATHS: dict[str, Callable[[rlx.CompiledGraph, Any], object]] = {
+    "save": lambda m, path: m.save(path),
+    "states.save": lambda m, path: m.states.save(path),
+    "report": lambda m, path: m.report(path),
+    "trace": lambda m, path: rlx.RunTrace.of("m", "cpu", ()).save(path),
+    "record": record,
+    "load": lambda m, path: rlx.load(path),
+    "states.load": lambda m, path: m.states.load(path),
+    "replay": rlx.replay,
+}
+
+
+@pytest.mark.parametrize("call", PATHS)
+def test_a_path_that_is_none_or_a_folder_is_named(model: rlx.CompiledGraph, call: str, tmp_path: Path) -> None:
+    for path in (*WRONG.values(), tmp_path, tmp_path / "absent" / "file"):
+        with pytest.raises(RlxError):
+            PATHS[call](model, path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("call", ["save", "states.save", "report", "trace", "record"])
+def test_writing_keeps_links_and_devices(model: rlx.CompiledGraph, call: str, tmp_path: Path) -> None:
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(target)
+    PATHS[call](model, link)
+    assert link.is_symlink()
+    assert target.stat().st_size > 0
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if call == "trace":  # short enough for a pipe that nobody empties
+            PATHS[call](model, pipe)
+            assert os.read(reader, 100000).startswith(b"{")
+        else:
+            with pytest.raises(RlxError, match="can't be written"):
+                PATHS[call](model, "/dev/full")
+        assert pipe.is_fifo()
+    finally:
+        os.close(reader)
+
+
+CALLS: dict[str, Callable[[rlx.CompiledGraph, Any], object]] = {
+    "set_param": lambda m, v: m.set_param(v, X),
+    "set_param convert": lambda m, v: m.set_param("w", v, convert=True),
+    "set_extent": lambda m, v: m.set_extent(v, 3),
+    "states": lambda m, v: m.states[v],
+    "bind": lambda m, v: m.states.bind(v, X),
+    "run_feed": lambda m, v: m.run_feed([X], v, "y"),
+    "explain": lambda m, v: m.explain(v),
+    "lora": lambda m, v: rlx.lora(v, rank=1),
+    "lora rank": lambda m, v: rlx.lora(graph(), rank=v),
+    "lora slots": lambda m, v: rlx.lora(graph(), rank=1, slots=v),
+    "lora targets": lambda m, v: rlx.lora(graph(), rank=1, targets=v),
+    "bind_cache": lambda m, v: rlx.bind_cache(v, 4),
+    "transform": lambda m, v: rlx.Session(device="cpu").load(graph(), transform=lambda g: v),
+    "graph name": lambda m, v: rlx.Graph(v) if not isinstance(v, str) else rlx.Graph("g").input("x", v),
+    "shape": lambda m, v: rlx.Graph("g").input("x", v),
+    "encoding": lambda m, v: rlx.Graph("g").param("x", (32,), encoding=0 if v is None else v),
+    "data": lambda m, v: rlx.Graph("g").param("x", (2,), data=0 if v is None else v),
+    "initial": lambda m, v: rlx.Graph("g").state("x", (2,), initial=0 if v is None else v),
+    "top_k": lambda m, v: rlx.top_k(graph().inputs[0], v),
+    "transpose": lambda m, v: rlx.transpose(graph().inputs[0], [v]),
+    "reduce_sum": lambda m, v: rlx.reduce_sum(graph().inputs[0], axes=[9 if isinstance(v, int) else v]),
+    "precision": lambda m, v: rlx.CompileOptions(precision=v),
+    "over_budget": lambda m, v: rlx.CompileOptions(over_budget=v),
+    "search": lambda m, v: rlx.CompileOptions(search="most" if isinstance(v, int) else v),
+    "busy": lambda m, v: rlx.CompileOptions(busy=v),
+    "trap": lambda m, v: rlx.CompileOptions(trap=v),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_wrong_argument_is_an_error_of_rlx(model: rlx.CompiledGraph, call: str) -> None:
+    for wrong in WRONG.values():
+        with pytest.raises(RlxError):
+            CALLS[call](model, wrong)
+
+
+def test_masks_and_repeated_memory_are_refused(model: rlx.CompiledGraph) -> None:
+    with pytest.raises(rlx.errors.DTypeError, match="mask"):
+        model.run([np.ma.masked_array(X, mask=X > 0)])
+    one = np.lib.stride_tricks.as_strided(np.zeros(3, np.float32), (5, 3), (0, 4), writeable=True)
+    with pytest.raises(rlx.errors.OptionError, match="repeats"):
+        model.run([X], out={"y": one})
+
+
+def test_a_registry_that_is_none_is_refused() -> None:
+    with pytest.raises(rlx.errors.OptionError, match="registry"):
+        rlx.compile(graph(), device="cpu", registry={})  # type: ignore[arg-type]
+    with pytest.raises(rlx.errors.DTypeError, match="array"):
+        rlx.Graph("g").constant([[1], [1, 2]])
