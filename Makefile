@@ -5,6 +5,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 WORKERS ?= --numprocesses auto --maxprocesses 8
 PYTEST_ARGS ?=
+VECTOR_TESTS := tests/backends/cpu/test_ops.py tests/backends/cpu/test_cpu_conv.py tests/backends/cpu/test_gemm.py
 BENCH_ARGS ?=
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -21,6 +22,7 @@ demo: $(VENV)/.installed  ## classify handwritten digits with a compiled network
 
 test: $(VENV)/.installed-dev models  ## quick suite: part of the big parametrised tests, chosen by the day (PYTEST_ARGS=...)
 	@$(PY) -m pytest $(WORKERS) $(PYTEST_ARGS)
+	@$(PY) -m pytest $(WORKERS) --vector-bytes 64 $(VECTOR_TESTS)
 
 test-full: $(VENV)/.installed-dev models  ## every test
 	@$(PY) -m pytest --full $(WORKERS) $(PYTEST_ARGS)

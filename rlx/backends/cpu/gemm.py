@@ -14,13 +14,13 @@ products of both: one instruction on x86, exact for all values (the usual one fo
 from __future__ import annotations
 
 import functools
-import platform
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Literal
 
 from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, vec, width
 from rlx.backends.cpu.cuts import COPY_PAD, K_BLOCK
+from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.words import Routine
 from rlx.records import dataclass
 
@@ -208,8 +208,12 @@ def multiply_add(f: Function, a: str, b: str, total: str, v: str) -> str:
     lanes = width(v)
     halves = vec("i16", 2 * lanes)
     x, y = f.cast("bitcast", a, halves), f.cast("bitcast", b, halves)
-    name = {4: "sse2.pmadd.wd", 8: "avx2.pmadd.wd", 16: "avx512.pmaddw.d.512"}[lanes]
-    if platform.machine() in ("x86_64", "AMD64"):
+    feature, name = {
+        4: ("+sse2", "sse2.pmadd.wd"),
+        8: ("+avx2", "avx2.pmadd.wd"),
+        16: ("+avx512bw", "avx512.pmaddw.d.512"),
+    }[lanes]
+    if feature in host().features.split(","):
         f.declare(f"llvm.x86.{name}", v, [halves, halves])
         return f.add(total, f.op(f"call {v} @llvm.x86.{name}({halves} {x}, {halves} {y})", v))
     wide = f.mul(f.cast("sext", x, "i32"), f.cast("sext", y, "i32"))
