@@ -49,7 +49,7 @@ class Phase:
 
 def aligned_bytes(count: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Bytes at an aligned address; the system maps large ones in when they are first touched."""
-    raw = np.empty(count + alignment, np.uint8)
+    raw = np.zeros(count + alignment, np.uint8)  # artifacts hold it: nothing of this process where it is never written
     start = -raw.ctypes.data % alignment
     return raw[start : start + count]
 
