@@ -61,8 +61,10 @@ class CompileOptions:
         for name in ("deterministic", "reuse", "cache", "debug"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(f"{name}={getattr(self, name)!r}: expected True or False")
-        if self.cache_dir is not None and not isinstance(self.cache_dir, str | os.PathLike):
-            raise OptionError(f"cache_dir={self.cache_dir!r}: expected a folder, or None for the user's cache folder")
+        folder = self.cache_dir
+        named = isinstance(folder, str | os.PathLike) and os.fsdecode(folder) and "\0" not in os.fsdecode(folder)
+        if folder is not None and not named:
+            raise OptionError(f"cache_dir={folder!r}: expected a folder, or None for the user's cache folder")
         if self.budget is not None:
             parse_bytes(self.budget)
 

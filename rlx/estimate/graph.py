@@ -91,7 +91,7 @@ def check_bounded(graph: Graph) -> None:
         names = ", ".join(map(repr, free))
         raise ShapeError(
             f"graph {graph.name!r}: dim {names} has no upper bound, so its memory has none; give one, such as "
-            f"dims={{{free[0]!r}: (1, 512)}}"
+            f"dims={{{free[0]!r}: (1, 512)}}, on the command line --dims {free[0]}=1:512"
         )
 
 

@@ -116,6 +116,7 @@ CALLS: dict[str, Callable[[rlx.CompiledGraph, Any], object]] = {
     "precision": lambda m, v: rlx.CompileOptions(precision=v),
     "over_budget": lambda m, v: rlx.CompileOptions(over_budget=v),
     "search": lambda m, v: rlx.CompileOptions(search="most" if isinstance(v, int) else v),
+    "cache_dir": lambda m, v: rlx.CompileOptions(cache_dir="" if v is None else v),
     "busy": lambda m, v: rlx.CompileOptions(busy=v),
     "trap": lambda m, v: rlx.CompileOptions(trap=v),
 }
