@@ -169,6 +169,8 @@ class States(Mapping[str, State]):
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
     import zipfile
 
+    if os.path.exists(path) and not os.path.isfile(path):  # a search for the end of a device may never end
+        raise ModelFormatError(f"{path}: can't be read: it is no regular file")
     try:
         with zipfile.ZipFile(path) as bundle:
             header = json.loads(bundle.read(HEADER))

@@ -137,6 +137,11 @@ def test_masks_and_repeated_memory_are_refused(model: rlx.CompiledGraph) -> None
         model.run([X], out={"y": one})
 
 
+def test_states_of_an_endless_device_are_refused(model: rlx.CompiledGraph) -> None:
+    with pytest.raises(rlx.errors.ModelFormatError, match="no regular file"):
+        model.states.load("/dev/zero")
+
+
 def test_a_registry_that_is_none_is_refused() -> None:
     with pytest.raises(rlx.errors.OptionError, match="registry"):
         rlx.compile(graph(), device="cpu", registry={})  # type: ignore[arg-type]
