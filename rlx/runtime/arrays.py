@@ -97,7 +97,8 @@ def to_target(spec: TensorSpec, value: Any, what: str) -> Array:
             raise OptionError(f"{what}: expected a writable array, {type(value).__name__} is none: {error}") from None
     if not array.flags.writeable:
         raise OptionError(f"{what}: expected a writable array, this {type(value).__name__} is read-only")
-    if any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
+    repeats = any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True))
+    if repeats and array.size:
         raise OptionError(f"{what}: expected memory for each element, this {type(value).__name__} repeats some")
     return to_array(spec, array, what)
 
