@@ -333,7 +333,8 @@ def main() -> None:
         args.json.write_text(json.dumps([{**asdict(row), "regret": row.regret} for row in found], indent=1))
     if args.docs:
         versions = ", ".join(backend_named(d).available().reason for d in devices)
-        page = PAGE.format(command=" ".join(sys.argv[1:]), how=f"{platform.machine()}; {versions}", seed=args.seed)
+        command = f"--devices {','.join(devices)} --seed {args.seed} --points {args.points} --scale {args.scale:g}"
+        page = PAGE.format(command=command, how=f"{platform.machine()}; {versions}", seed=args.seed)
         args.docs.write_text(page + "\n".join([*lines, "", *table(found, devices)]) + "\n")
 
 
