@@ -170,7 +170,8 @@ def kind_of(kernel: Kernel) -> str:
     anchor = kernel.anchor
     if isinstance(anchor, Conv) and not kernel.tag:
         return "depthwise" if anchor.w_shape[1] == 1 and anchor.groups > 1 else "conv"
-    return kernel.tag or kernel.kind
+    name, _, window = kernel.tag.partition(" ")
+    return "winograd of lines" if name.startswith("winograd") and window[:1].isdigit() else kernel.tag or kernel.kind
 
 
 def _kernel_cost(

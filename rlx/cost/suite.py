@@ -105,6 +105,14 @@ def _convolution(c: int, o: int, size: int, kernel: int, stride: int = 1, groups
     return make
 
 
+def _line(c: int, o: int, length: int, taps: int) -> Trial:
+    def make(t: _Trial) -> None:
+        w = t.weight(o, c, taps)
+        t.out(t.op("conv", t.input(1, c, length), w, strides=(1,), pads=(taps // 2,) * 2))
+
+    return make
+
+
 def _attention(heads: int, rows: int, keys: int, depth: int) -> Trial:
     def make(t: _Trial) -> None:
         q, k, v = t.input(1, heads, rows, depth), t.input(1, heads, keys, depth), t.input(1, heads, keys, depth)
@@ -172,6 +180,7 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
             for s in ((3, 16, 96, 3, 2), (16, 24, 40, 3, 2), (48, 48, 12, 3, 2), (3, 32, 48, 7, 2), (16, 24, 200, 3, 2))
         ],
         "winograd": [_convolution(*s) for s in ((16, 16, 24, 3), (64, 64, 28, 3), (32, 32, 56, 3), (16, 16, 200, 3))],
+        "lines": [_line(*s) for s in ((16, 24, 60, 3), (64, 64, 100, 5), (128, 128, 400, 3), (256, 256, 256, 5))],
         "depthwise": [_convolution(c, c, n, 3, 1, c) for c, n in ((16, 16), (48, 28), (96, 56), (240, 10), (32, 200))],
         "attention": [_attention(*s) for s in ((2, 24, 24, 32), (4, 128, 128, 32), (8, 192, 192, 64))],
         "step": [_attention(*s) for s in ((4, 1, 48, 32), (8, 1, 512, 64))],
