@@ -13,7 +13,7 @@ from typing import cast
 from rlx.backends.cpu import quads
 from rlx.backends.cpu.builder import Function, Module, vec
 from rlx.backends.cpu.cuts import DepthwiseCut, InnerColumns, Part, part
-from rlx.backends.cpu.depthwise import MAX_TAPS, Plane
+from rlx.backends.cpu.depthwise import Plane, has_few_taps
 from rlx.backends.cpu.gemm import kernel_function, load_word, void
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
@@ -51,14 +51,7 @@ OUT, OUT_STEP, SCRATCH, SCRATCH_STRIDE = 23, 24, 25, 26
 
 def suits(anchor: Conv) -> bool:
     """One channel a group and one output each, at least a vector of them, few taps."""
-    if anchor.w_shape[1] != 1 or anchor.groups < CHANNELS or anchor.w_shape[0] != anchor.groups:
-        return False
-    taps = 1
-    for size in anchor.w_shape[2:]:
-        if not isinstance(size, int):
-            return False
-        taps *= size
-    return taps <= MAX_TAPS
+    return anchor.groups >= CHANNELS and has_few_taps(anchor)
 
 
 def weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:

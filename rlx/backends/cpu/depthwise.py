@@ -17,7 +17,7 @@ from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass
 
-__all__ = ["emit", "suits", "weights"]
+__all__ = ["Plane", "emit", "has_few_taps", "suits", "weights"]
 
 MAX_TAPS = 128
 FEW_TAPS = 9
@@ -54,14 +54,20 @@ def suits(kernel: Kernel) -> bool:
     """f32, one channel a group and one output each, few taps."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    if anchor.w_shape[1] != 1 or anchor.groups == 1 or anchor.x.dtype.name != "f32":
+    return anchor.groups > 1 and anchor.x.dtype.name == "f32" and has_few_taps(anchor)
+
+
+def has_few_taps(anchor: Conv) -> bool:
+    """One channel a group and one output each, and a window of few taps whose sizes are fixed."""
+    outputs, channels, *window = anchor.w_shape
+    if channels != 1 or outputs != anchor.groups:
         return False
     taps = 1
-    for size in anchor.w_shape[2:]:
+    for size in window:
         if not isinstance(size, int):
             return False
         taps *= size
-    return taps <= MAX_TAPS and anchor.w_shape[0] == anchor.groups
+    return taps <= MAX_TAPS
 
 
 def weights(kernel: Kernel) -> tuple[Buffer, Store]:
