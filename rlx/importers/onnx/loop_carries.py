@@ -6,6 +6,7 @@ A list to which each round appends is the rows that the loop stacks.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
 from rlx.importers.onnx.mapping import Appending, ListOf, Mapped, NodeContext, StackOf, UnsupportedError
@@ -44,26 +45,26 @@ def with_shape(graph: Graph, x: Value, shape: Sequence[Size], label: str) -> Val
     return x if x.shape == tuple(shape) else graph.add(AsShape(tuple(shape)), x, provenance=(label,))[0]
 
 
-class Carry:
+class Carry(ABC):
     """One carry: `initial` are its values before the loop, in the graph around it."""
 
     initial: tuple[Value, ...] = ()
 
+    @abstractmethod
     def enter(self, region: Region, formal: Sequence[Value]) -> Mapped:
         """What the body sees, given the region's inputs for the values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, child: Scope, name: str) -> tuple[Value, ...]:
         """The values after a round; `name` is the body's output. Raises `ChangingError`."""
-        raise NotImplementedError
 
     def rows(self) -> list[Value]:
         """What the round just left adds to results that are stacked."""
         return []
 
+    @abstractmethod
     def after(self, final: Sequence[Value], rows: Sequence[Value]) -> Mapped:
         """What the loop gives, from the last values and the stacked rows."""
-        raise NotImplementedError
 
 
 class TensorCarry(Carry):
