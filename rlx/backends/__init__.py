@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 
 from rlx.backends.base import Backend, Restorer
 from rlx.errors import DeviceUnavailable, OptionError
 
-__all__ = ["BACKENDS", "RESTORERS", "backend_named", "choose_backend", "restorer_named"]
+__all__ = ["BACKENDS", "RESTORERS", "backend_named", "choose_backend", "device_named", "restorer_named"]
 
 BACKENDS: dict[str, str] = {
     "cpu": "rlx.backends.cpu.backend:CpuBackend",
@@ -49,3 +50,10 @@ def choose_backend(device: str) -> Backend:
         if device != "auto":
             raise DeviceUnavailable(f"device {name!r}: {found.reason}. {found.remedy}")
     raise DeviceUnavailable("no device can be used here; `rlx devices` says why")
+
+
+def device_named(device: str) -> str:
+    """The name of what `choose_backend` gives; the CPU's compiler is not loaded for it where it is installed."""
+    if device in ("auto", "cpu") and find_spec("llvmlite") is not None:
+        return "cpu"
+    return choose_backend(device).name

@@ -7,13 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
 from rlx.records import dataclass
-from rlx.runtime.compiled import CompiledGraph
+
+if TYPE_CHECKING:
+    from rlx.runtime.compiled import CompiledGraph
 
 __all__ = ["Timing", "bytes_text", "fastest", "measure", "print_json", "progress", "seconds_text", "table", "working"]
 

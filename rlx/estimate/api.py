@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlx.backends import choose_backend
+from rlx.backends import choose_backend, device_named
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
@@ -44,15 +44,15 @@ def estimate(
     `OptionError`, and what reading and compiling raise.
     """
     chosen = CompileOptions(device=device).with_options({**options, "dims": dims})
-    backend = choose_backend(device)
-    own = Overhead(overhead) if isinstance(overhead, int) else overhead or overhead_of(backend.name)
+    name = device_named(device)
+    own = Overhead(overhead) if isinstance(overhead, int) else overhead or overhead_of(name)
     language: dict[str, Any] = {"context": context, "batch": batch, "kv_dtype": kv_dtype, "prefill": prefill}
     given = {name: value for name, value in language.items() if value is not None}
     if isinstance(model, Graph):
         from rlx.estimate.graph import estimate_graph  # brings the compiler, which headers alone don't need
 
         _refuse(given, "a graph")
-        return estimate_graph(model, backend, chosen, own, held=weights)
+        return estimate_graph(model, choose_backend(name), chosen, own, held=weights)
     if not isinstance(model, str | os.PathLike):
         raise OptionError(f"estimate takes a Graph or the path of a model, got {type(model).__name__}")
     path = Path(model)
@@ -60,15 +60,15 @@ def estimate(
     if ending in (".onnx", ".rlx"):
         _refuse(given, f"{path.name}, whose sizes are given by dims=")
         if ending == ".onnx":
-            return _onnx(path, backend, chosen, own, weights)
-        return _text(path, backend, chosen, own, weights)
+            return _onnx(path, choose_backend(name), chosen, own, weights)
+        return _text(path, choose_backend(name), chosen, own, weights)
     if dims is not None:
         raise OptionError(f"dims={dims!r}: {path.name} is a language model: give context= and batch=")
     if weights is not None:
         raise OptionError(f"weights=: {path.name} is a language model, whose weights are shared by mapping its file")
     file = read_gguf_model(path) if ending == ".gguf" else read_hf_model(path)
     threads = chosen.threads or os.cpu_count() or 1
-    return estimate_language_model(file, backend.name, own, threads=threads, **given)
+    return estimate_language_model(file, name, own, threads=threads, **given)
 
 
 def _refuse(given: Mapping[str, Any], what: str) -> None:

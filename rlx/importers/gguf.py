@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import ModelFormatError
-from rlx.importers.onnx.sources import FileSource
+from rlx.importers.sources import FileSource
 from rlx.records import dataclass
 
 __all__ = ["GGML_TYPES", "GgmlType", "GgufArray", "GgufFile", "GgufTensor", "read_gguf", "read_gguf_parts"]

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 from numpy.typing import NDArray
 
 from rlx.errors import ModelFormatError
-from rlx.importers.onnx.sources import FileSource, check_location
+from rlx.importers.sources import FileSource, check_location
 from rlx.ir.dtype import DTYPES, DType
 from rlx.records import dataclass
 

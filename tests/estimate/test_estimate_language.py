@@ -7,7 +7,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -239,19 +238,16 @@ def test_bound_on_activations_holds_for_a_planned_layer() -> None:
 
 
 HUGE = """
-import sys, time
+import sys
 import rlx, rlx.estimate
-from rlx.backends import choose_backend
 from rlx.estimate.probe import peak_bytes
-choose_backend("cpu")
-start = time.perf_counter()
 found = rlx.estimate(sys.argv[1], "cpu", overhead=0)
-print(found.weight_bytes, time.perf_counter() - start, peak_bytes())
+print(found.weight_bytes, peak_bytes(), *(name for name in sys.modules if name in ("llvmlite", "rlx.ops")))
 """
 
 
 def test_a_file_of_100_gb_costs_its_header_only(tmp_path: Path) -> None:
-    """A sparse file: the whole process stays small and is done at once, as nothing but the header is read."""
+    """A sparse file: the whole process stays small and no compiler comes into it, as only the header is read."""
     path = tmp_path / "huge.gguf"
     rows, layers = 1 << 22, 100
     nbytes = 256 * rows // 32 * 34
@@ -262,12 +258,13 @@ def test_a_file_of_100_gb_costs_its_header_only(tmp_path: Path) -> None:
     except OSError:
         pytest.skip("the file system has no sparse files")
     assert path.stat().st_size > 100e9
-    began = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", HUGE, str(path)], capture_output=True, text=True, check=True)
-    assert time.perf_counter() - began < 60
-    weights, _, peak = done.stdout.split()
+    done = subprocess.run(
+        [sys.executable, "-c", HUGE, str(path)], capture_output=True, text=True, check=True, timeout=60
+    )
+    weights, peak, *loaded = done.stdout.split()
     assert int(weights) == layers * nbytes + 4 * HIDDEN * VOCAB
-    assert int(peak) < 100_000_000
+    assert int(peak) < 70_000_000
+    assert not loaded
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from rlx.errors import ModelFormatError
 from rlx.importers.onnx import schema
-from rlx.importers.onnx.sources import FileSource, Folder, MemorySource, check_location
 from rlx.importers.onnx.tensor import ELEMENT_TYPES, External, Inline, Source, TensorRef, Typed
 from rlx.importers.onnx.wire import (
     MAX_DEPTH,
@@ -23,6 +22,7 @@ from rlx.importers.onnx.wire import (
     Reader,
     signed64,
 )
+from rlx.importers.sources import FileSource, Folder, MemorySource, check_location
 
 __all__ = [
     "Attribute",

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlx.errors import ModelFormatError
-from rlx.importers.onnx.sources import FileSource, Folder, MemorySource
 from rlx.importers.onnx.wire import MAX_TENSOR_BYTES, FieldSpan, decode_varints
+from rlx.importers.sources import FileSource, Folder, MemorySource
 
 __all__ = ["ELEMENT_TYPES", "STRING", "ElementType", "External", "Inline", "Source", "TensorRef", "Typed"]
 
