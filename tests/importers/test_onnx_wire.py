@@ -18,8 +18,8 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from rlx.errors import ModelFormatError
 from rlx.importers.onnx import wire
 from rlx.importers.onnx.model import Attribute, GraphProto, ModelFile, NodeProto, TensorRef, ValueInfo, read_model
-from rlx.importers.sources import FileSource
 from rlx.importers.onnx.wire import Message, Reader
+from rlx.importers.sources import FileSource
 
 NUMERIC = sorted(set(TensorProto.DataType.values()) - {TensorProto.UNDEFINED, TensorProto.STRING})
 FORMATS = ["path", "bytes", "memoryview"]
