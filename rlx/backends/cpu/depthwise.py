@@ -12,7 +12,7 @@ from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.window import Finish, finish_of, geometry
 from rlx.backends.cpu.words import KernelCode, Pointer, Word, WordTable, once
-from rlx.kernels.expr import Cast, Load, loads, size_expr, substitute_vars
+from rlx.kernels.expr import Apply, Cast, Expr, Load, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass
@@ -71,16 +71,28 @@ def has_few_taps(anchor: Conv) -> bool:
 
 
 def weights(kernel: Kernel) -> tuple[Buffer, Store]:
-    """Weights [C, 1, *kernel] as [*kernel, C]."""
+    """Weights [C, 1, *kernel] as [blocks, *kernel, lanes]; the last block of channels overlaps the one before."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
+    channels = anchor.groups
+    lanes = _lanes(channels)
     o, c, *taps = out_vars(len(anchor.w_shape))
-    shape = (*anchor.w_shape[2:], anchor.w_shape[0])
+    shape = (-(-channels // lanes), *anchor.w_shape[2:], lanes)
     own = out_vars(len(shape))
-    element = substitute_vars(anchor.w, {**dict(zip(taps, own[:-1], strict=True)), o: own[-1], c: size_expr(0)})
+    first: Expr = own[0] * lanes
+    if channels % lanes:
+        first = Apply("min", (first, size_expr(channels - lanes)), first.dtype)
+    places = {**dict(zip(taps, own[1:-1], strict=True)), o: first + own[-1], c: size_expr(0)}
+    element = substitute_vars(anchor.w, places)
     static = all(x.source.kind in ("param", "const", "prepared") for x in loads(element))
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if static else "arena", shape, anchor.x.dtype)
     return buffer, Store(buffer, shape, own, element if element.dtype is buffer.dtype else Cast(element, buffer.dtype))
+
+
+def _lanes(channels: int) -> int:
+    """Channels that are computed together."""
+    lanes = host().vector_bytes // 4
+    return lanes if channels >= lanes else 1
 
 
 def emit(kernel: Kernel) -> KernelCode:
@@ -121,8 +133,7 @@ def emit(kernel: Kernel) -> KernelCode:
     emitter = Emitter(f, table, lanes)
     finish.prepare(emitter)
     w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
-    body = _Body(f, emitter, finish, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1], lanes)
-    body.emit(geo.groups)
+    _Body(f, emitter, finish, w, (kernel_h, kernel_w), geo.strides, geo.dilations, _lanes(geo.groups)).emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites))
@@ -130,134 +141,182 @@ def emit(kernel: Kernel) -> KernelCode:
 
 @dataclass(frozen=True)
 class _Body:
-    """Emits the code of one chunk."""
+    """Emits the code of one chunk.
+
+    Windows inside the image are summed by blocks of neighbouring pixels, which share what they read and whose taps are
+    unrolled; others leave out the taps that lie outside. Channels are the innermost loop: all is read in order.
+    """
 
     f: Function
     emitter: Emitter
     finish: Finish
     w: dict[Plane, str]
     kernel: tuple[int, int]
-    stride: int
-    dilation: int
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
     lanes: int
 
     @property
-    def at_once(self) -> int:
-        """Pixels that are summed together."""
-        return 4 if self.kernel[0] * self.kernel[1] <= FEW_TAPS else 8
+    def few(self) -> bool:
+        return self.kernel[0] * self.kernel[1] <= FEW_TAPS
 
-    def emit(self, channels: int) -> None:
-        f, w, lanes = self.f, self.w, self.lanes
+    @property
+    def columns(self) -> int:
+        """Pixels of a row that are summed together."""
+        return 4 if self.few else 8
+
+    @property
+    def rows(self) -> int:
+        """Rows that are summed together: two share what they read where the window has several."""
+        return 2 if self.few and self.kernel[0] > self.strides[0] else 1
+
+    def emit(self) -> None:
+        f, w = self.f, self.w
         rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
         image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
         row0 = f.mul(strip, w[Plane.ROWS])
         row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
-        c0 = f.mul(block, w[Plane.BLOCK])
-        c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
-        zeros = f.alloca(vec("float", lanes))
-        f.store(constant(0.0, vec("float", lanes)), zeros, ty=vec("float", lanes))
-        x = f.gep(w[Plane.X], f.mul(image, w[Plane.X_N]), "float")
         top = Scope(1, None, {})
         self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), top)
+        c0 = f.mul(block, w[Plane.BLOCK])
+        c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
+        x = f.gep(w[Plane.X], f.mul(image, w[Plane.X_N]), "float")
+        place = _Place(top, x, f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
+        # rows whose windows lie inside the image
+        (inner0, inner1) = self.inner_rows()
+        first = f.min(f.max(row0, inner0), row1)
+        stop = f.max(f.min(row1, inner1), first)
+        paired = f.sub(stop, f.rem(f.sub(stop, first), self.rows))
+        f.loop(first, paired, self.rows, [], lambda oy, _: self.line(place, oy, self.rows))
+        others = f.sub(f.sub(row1, row0), f.sub(paired, first))
+        before = f.sub(first, row0)
 
-        def row(oy: str, _: list[str]) -> None:
-            first = f.mul(f.add(f.mul(image, w[Plane.OUT_HEIGHT]), oy), w[Plane.OUT_WIDTH])
+        def other(e: str, _: list[str]) -> None:
+            oy = f.select(f.cmp("lt", e, before), f.add(row0, e), f.add(paired, f.sub(e, before)))
+            self.line(place, oy, 0)
 
-            def vectors(c: str, _: list[str]) -> None:
-                # the last vector overlaps the one before it
-                at = f.min(c, f.sub(w[Plane.CHANNELS], lanes)) if channels >= lanes and channels % lanes else c
-                self.line(x, zeros, oy, first, at, top, lanes)
+        f.loop(0, others, 1, [], other)
 
-            if channels >= lanes:
-                f.loop(c0, c1, lanes, [], vectors)
-            else:
-                f.loop(c0, c1, 1, [], lambda c, _: self.line(x, zeros, oy, first, c, top, 1))
-
-        f.loop(row0, row1, 1, [], row)
-
-    def line(self, x: str, zeros: str, oy: str, first: str, c: str, top: Scope, lanes: int) -> None:
-        """A row of pixels of one vector of channels."""
+    def inner_rows(self) -> tuple[str, str]:
+        """The rows of results whose windows lie inside the image: first and one after the last."""
         f, w = self.f, self.w
+        reach, stride = (self.kernel[0] - 1) * self.dilations[0], self.strides[0]
+        pad = w[Plane.PAD_H]
+        first = f.div(f.max(f.add(pad, stride - 1), 0), stride)
+        last = f.sub(f.add(w[Plane.HEIGHT], pad), 1 + reach)  # where the last window begins, from the padding's start
+        return first, f.select(f.cmp("ge", last, 0), f.add(f.div(last, stride), 1), 0)
+
+    def line(self, place: _Place, oy: str, rows: int) -> None:
+        """So many rows of pixels whose windows have all rows; with 0 one that may lack some."""
+        f, w, count = self.f, self.w, self.columns
+        inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
+        enough = f.cmp("ge", f.sub(inner_to, inner_from), count)
+        groups = f.select(enough, f.div(f.add(f.sub(inner_to, inner_from), count - 1), count), 0)
+
+        def group(i: str, _: list[str]) -> None:
+            # the last one overlaps the one before it
+            ox = f.min(f.add(inner_from, f.mul(i, count)), f.sub(inner_to, count))
+            self.block(place, oy, ox, rows, count)
+
+        f.loop(0, groups, 1, [], group)
+        left = f.select(enough, inner_from, w[Plane.OUT_WIDTH])
+        right = f.select(enough, f.sub(w[Plane.OUT_WIDTH], inner_to), 0)
+
+        def lone(e: str, _: list[str]) -> None:
+            ox = f.select(f.cmp("lt", e, left), e, f.add(f.sub(e, left), inner_to))
+            for r in range(max(rows, 1)):
+                self.block(place, f.add(oy, r) if r else oy, ox, 0, 0)
+
+        f.loop(0, f.add(left, right), 1, [], lone)
+
+    def taps(self, start: str, axis: int, extent: str) -> tuple[str, str]:
+        """The taps of a window that begins at `start` which lie inside the image."""
+        f, dilation = self.f, self.dilations[axis]
+        first = f.min(f.div(f.max(f.add(f.sub(0, start), dilation - 1), 0), dilation), self.kernel[axis])
+        last = f.div(f.max(f.add(f.sub(extent, start), dilation - 1), 0), dilation)
+        return first, f.max(f.min(last, self.kernel[axis]), first)
+
+    def block(self, place: _Place, oy: str, ox: str, rows: int, columns: int) -> None:
+        """Sums pixels for all channels. 0 rows or columns: one whose window may lie outside the image in part."""
+        f, w, lanes = self.f, self.w, self.lanes
         kernel_h, kernel_w = self.kernel
         ty = vec("float", lanes)
-        scope = top.inner({})
-        weights = [
-            f.load(ty, f.gep(w[Plane.WEIGHTS], f.add(f.mul(w[Plane.CHANNELS], i), c), "float"))
-            for i in range(kernel_h * kernel_w)
-        ]
         y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
-        # a row outside the image is one pixel of zeros, over and over
-        bases, steps = [], []
-        for k in range(kernel_h):
-            y = f.add(y0, f.mul(w[Plane.DILATION_H], k))
-            inside = f.cmp("ult", y, w[Plane.HEIGHT])
-            p = f.gep(x, f.add(f.mul(y, w[Plane.X_H]), c), "float")
-            step = f.select(inside, w[Plane.X_W], 0)
-            left = f.sub(0, f.mul(w[Plane.PAD_W], step))
-            bases.append(f.gep(f.select(inside, p, zeros, "ptr"), left, "float"))
-            steps.append(step)
+        x0 = f.sub(f.mul(ox, w[Plane.STRIDE_W]), w[Plane.PAD_W])
+        corner = f.gep(place.x, f.add(f.mul(y0, w[Plane.X_H]), f.mul(x0, w[Plane.X_W])), "float")
+        number = f.add(f.mul(f.add(place.first_row, oy), w[Plane.OUT_WIDTH]), ox)
+        pixels = []
+        for r in range(max(rows, 1)):
+            for i in range(max(columns, 1)):
+                at = f.add(number, f.mul(w[Plane.OUT_WIDTH], r)) if r else number
+                pixels.append(self.finish.pixel(self.emitter, place.top, f.add(at, i) if i else at))
+        lines = sorted({r * self.strides[0] + k * self.dilations[0] for r in range(rows) for k in range(kernel_h)})
+        starts = {y: f.gep(corner, f.mul(w[Plane.X_H], y), "float") for y in lines}
+        steps = {i * self.strides[1] + j * self.dilations[1] for i in range(columns) for j in range(kernel_w)}
+        offsets = {i: f.mul(w[Plane.X_W], i) for i in sorted(steps)}
+        k0, k1 = ("0", "0") if rows else self.taps(y0, 0, w[Plane.HEIGHT])
+        j0, j1 = ("0", "0") if columns else self.taps(x0, 1, w[Plane.WIDTH])
+        line_step, column_step = (f.mul(w[i], d) for i, d in zip((Plane.X_H, Plane.X_W), self.dilations, strict=True))
 
-        def sums(ox: str, count: int, *, edge: bool) -> None:
-            totals: list[str | None] = [None] * count
-            left = f.mul(ox, w[Plane.STRIDE_W])
-            columns = sorted({r * self.stride + j * self.dilation for r in range(count) for j in range(kernel_w)})
-            inside = {}
-            if edge:
-                at = f.sub(left, w[Plane.PAD_W])
-                inside = {column: f.cmp("ult", f.add(at, column), w[Plane.WIDTH]) for column in columns}
-            for k in range(kernel_h):
-                p = f.gep(bases[k], f.mul(left, steps[k]), "float")
-                loaded: dict[int, str] = {}
-                for j in range(kernel_w):
-                    for r in range(count):
-                        column = r * self.stride + j * self.dilation
-                        if column not in loaded:
-                            address = f.gep(p, f.mul(steps[k], column), "float") if column else p
-                            if edge:
-                                address = f.select(inside[column], address, zeros, "ptr")
-                            loaded[column] = f.load(ty, address)
-                        value, old = loaded[column], totals[r]
-                        weight = weights[k * kernel_w + j]
-                        totals[r] = f.mul(value, weight) if old is None else f.fma(value, weight, old)
-            for r, total in enumerate(totals):
-                assert total is not None
-                here = self.finish.pixel(self.emitter, scope, f.add(first, f.add(ox, r) if r else ox))
-                self.finish.put(self.emitter, here, c, total, lanes)
+        def add_line(p: str, at: str, k: int, totals: list[str | None]) -> None:
+            """Adds the products of the pixels of one row, whose elements begin at `p`, with row k of the weights."""
+            loaded: dict[int, str] = {}
+            for j in range(kernel_w):
+                weight = f.load(ty, f.gep(at, (k * kernel_w + j) * lanes, "float"))
+                for i in range(columns):
+                    x = i * self.strides[1] + j * self.dilations[1]
+                    if x not in loaded:
+                        loaded[x] = f.load(ty, f.gep(p, offsets[x], "float"))
+                    old = totals[i]
+                    totals[i] = f.mul(loaded[x], weight) if old is None else f.fma(loaded[x], weight, old)
 
-        count, width = self.at_once, w[Plane.OUT_WIDTH]
+        def vectors(c: str, _: list[str]) -> None:
+            number = f.div(c, lanes) if lanes > 1 else c
+            if lanes > 1:
+                c = f.min(c, f.sub(w[Plane.CHANNELS], lanes))  # the last vector overlaps the one before it
+            at = f.gep(w[Plane.WEIGHTS], f.mul(number, kernel_h * kernel_w * lanes), "float")
+            totals: list[str]
+            if rows:
+                sums: list[list[str | None]] = [[None] * columns for _ in range(rows)]
+                for y in lines:
+                    p = f.gep(starts[y], c, "float")
+                    for r in range(rows):
+                        k, rest = divmod(y - r * self.strides[0], self.dilations[0])
+                        if rest == 0 and 0 <= k < kernel_h:
+                            add_line(p, at, k, sums[r])
+                totals = [t for line in sums for t in line if t is not None]
+            else:
 
-        def groups() -> None:
-            """All pixels, `count` at a time; groups that reach the borders may overlap others."""
-            from_left = f.div(f.add(w[Plane.INNER_FROM], count - 1), count)
-            start = f.mul(from_left, count)
-            whole = f.max(f.div(f.sub(w[Plane.INNER_TO], start), count), 0)
-            stop = f.add(start, f.mul(whole, count))
-            f.loop(start, stop, count, [], lambda ox, _: sums(ox, count, edge=False))
-            right = f.max(f.div(f.add(f.sub(width, stop), count - 1), count), 0)
+                def some_line(k: str, state: list[str]) -> list[str]:
+                    p = f.gep(corner, f.add(f.mul(k, line_step), c), "float")
+                    here = f.gep(at, f.mul(k, kernel_w * lanes), "float")
+                    if columns:
+                        new: list[str | None] = list(state)
+                        add_line(p, here, 0, new)
+                        return [t for t in new if t is not None]
 
-            def border(e: str, _: list[str]) -> None:
-                ox = f.select(
-                    f.cmp("lt", e, from_left), f.mul(e, count), f.add(f.mul(f.sub(e, from_left), count), stop)
-                )
-                sums(f.min(ox, f.sub(width, count)), count, edge=True)
+                    def tap(j: str, inner: list[str]) -> list[str]:
+                        value = f.load(ty, f.gep(p, f.mul(j, column_step), "float"))
+                        return [f.fma(value, f.load(ty, f.gep(here, f.mul(j, lanes), "float")), inner[0])]
 
-            f.loop(0, f.add(from_left, right), 1, [], border)
+                    return list(f.loop(j0, j1, 1, [(ty, state[0])], tap))
 
-        def lone() -> None:
-            f.loop(0, width, 1, [], lambda ox, _: sums(ox, 1, edge=True))
+                zero = constant(0.0, ty)
+                totals = f.loop(k0, k1, 1, [(ty, zero)] * max(columns, 1), some_line)
+            shared = place.top.inner({self.finish.channel: c}, lanes, self.finish.channel if lanes > 1 else None)
+            self.emitter.hoist(self.finish.expr, frozenset(self.finish.space), shared)
+            for pixel, total in zip(pixels, totals, strict=True):
+                self.finish.put(self.emitter, pixel, c, total, lanes, shared)
 
-        def groups_and_lone() -> None:
-            """Pixels at the borders one by one: few taps cost less than a group that looks at each column."""
-            inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
-            grouped = f.sub(inner_to, f.rem(f.sub(inner_to, inner_from), count))
-            f.loop(inner_from, grouped, count, [], lambda ox, _: sums(ox, count, edge=False))
+        f.loop(place.c0, place.c1, lanes, [], vectors)
 
-            def rest(e: str, _: list[str]) -> None:
-                sums(f.select(f.cmp("lt", e, inner_from), e, f.add(f.sub(e, inner_from), grouped)), 1, edge=True)
 
-            f.loop(0, f.add(inner_from, f.sub(width, grouped)), 1, [], rest)
+@dataclass(frozen=True)
+class _Place:
+    """What the pixels of a chunk share: the image, the number of its first row among all, and the channels."""
 
-        if kernel_h * kernel_w <= FEW_TAPS:
-            groups_and_lone()
-        else:
-            f.if_(f.cmp("ge", width, count), groups, lone)
+    top: Scope
+    x: str
+    first_row: str
+    c0: str
+    c1: str

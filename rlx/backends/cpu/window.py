@@ -152,9 +152,16 @@ class Finish:
         emitter.hoist(self.destination, frozenset((self.channel,)), scope)
         return scope
 
-    def put(self, emitter: Emitter, pixel: Scope, channel: str, value: str, w: int) -> None:
-        """Computes and stores the results of `w` channels of a pixel from their sums."""
+    def put(
+        self, emitter: Emitter, pixel: Scope, channel: str, value: str, w: int, shared: Scope | None = None
+    ) -> None:
+        """Computes and stores the results of `w` channels of a pixel from their sums.
+
+        `shared` has what pixels share of these channels.
+        """
         here = pixel.inner({self.channel: channel}, w, self.channel if w > 1 else None)
+        if shared is not None:
+            here.cache.update({key: found for key, found in shared.cache.items() if isinstance(key, Expr)})
         emitter.acc = lambda _: (value, w)
         text = scalar.to_memory(emitter.f, emitter.lanes_of(self.expr, here), self.destination.dtype, w)
         emitter.store(self.destination, text, here)

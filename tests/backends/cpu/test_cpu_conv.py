@@ -171,6 +171,29 @@ def test_depthwise(height: int, width: int, kernel: int, stride: int) -> None:
             check(g)
 
 
+@pytest.mark.parametrize("channels", [7, 20])
+@pytest.mark.parametrize("height, width", [(1, 1), (3, 2), (6, 7), (9, 17)])
+@pytest.mark.parametrize(
+    "kernel, strides, dilations",
+    [((3, 3), (1, 1), (1, 1)), ((3, 3), (2, 2), (1, 1)), ((3, 2), (1, 2), (2, 3)), ((5, 5), (2, 1), (1, 1))],
+)
+def test_depthwise_in_vectors(
+    channels: int,
+    height: int,
+    width: int,
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    dilations: tuple[int, int],
+) -> None:
+    """Blocks of pixels that overlap, rows and columns at the borders, and a last vector of channels that overlaps."""
+    pads = tuple(k // 2 * d + more for more in (0, 1) for k, d in zip(kernel, dilations, strict=True))
+    w = (channels, 1, *kernel)
+    g = conv_graph(
+        (2, channels, height, width), w, residual, groups=channels, strides=strides, dilations=dilations, pads=pads
+    )
+    check(g)
+
+
 @pytest.mark.parametrize(
     "x, w, attributes",
     [
