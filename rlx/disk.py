@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlx.errors import OptionError
+from rlx.lean import log
 
 __all__ = ["cache_folder", "evict", "path_of", "read_kept", "replacing", "saving", "write_kept"]
-
-log = logging.getLogger("rlx")
 
 
 def cache_folder() -> Path:

@@ -1,17 +1,22 @@
-"""The standard `dataclass`, made several times faster: starting a program makes some seventy of them.
+"""The standard `dataclass`, made many times faster: starting a program makes some seventy of them.
 
 The standard one compiles the source of up to six methods for each class, which took half of the time in which a
-stored model is loaded. This one compiles `__init__` alone; the other methods are closures.
+stored model is loaded. Here `__init__` is compiled when the class is first used and the list of fields is made when it
+is first asked for, which most programs never do for most classes; the other methods are closures.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import threading
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 __all__ = ["dataclass"]
+
+_lock = threading.RLock()
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -25,13 +30,17 @@ else:
         def make(cls: type) -> type:
             own = set(cls.__dict__)
             cls.__doc__ = cls.__doc__ or cls.__name__  # else the standard one looks up its signature, slowly
-            dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
-            fields = dataclasses.fields(cls)
-            methods = {"__init__": _init(fields, frozen, hasattr(cls, "__post_init__"))}
+            rows = _rows(cls)
+            methods = {
+                "_record_rows": rows,
+                "__dataclass_fields__": _Fields(cls),
+                "__match_args__": tuple(rows),
+                "__init__": _Init(cls, frozen),
+            }
             if repr:
                 methods["__repr__"] = _repr
             if eq:
-                methods["__eq__"], methods["__hash__"] = _compared([f.name for f in fields if f.compare])
+                methods["__eq__"], methods["__hash__"] = _compared([name for name, row in rows.items() if row.compare])
                 if not frozen:
                     methods["__hash__"] = None
             if frozen:
@@ -44,20 +53,67 @@ else:
         return make if cls is None else make(cls)
 
 
-def _init(fields: tuple[dataclasses.Field[Any], ...], frozen: bool, post: bool) -> Any:
+class _Row(NamedTuple):
+    default: Any
+    factory: Any
+    compare: bool
+
+
+def _rows(cls: type) -> dict[str, _Row]:
+    """What `__init__` and comparing need of the fields, by name, those of base classes first."""
+    rows: dict[str, _Row] = {}
+    for base in reversed(cls.__mro__[1:]):
+        rows |= base.__dict__.get("_record_rows", {})
+    for name, kind in inspect.get_annotations(cls).items():
+        if not str(kind).startswith(("ClassVar", "typing.ClassVar")):
+            value = cls.__dict__.get(name, dataclasses.MISSING)
+            if isinstance(value, dataclasses.Field):
+                rows[name] = _Row(value.default, value.default_factory, value.compare is not False)
+            else:
+                rows[name] = _Row(value, dataclasses.MISSING, True)
+    return rows
+
+
+class _Fields:
+    """Stands for `__dataclass_fields__` until somebody asks for it."""
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        with _lock:
+            if self.cls.__dict__["__dataclass_fields__"] is self:
+                dataclasses.dataclass(init=False, repr=False, eq=False)(self.cls)  # puts the real ones in its place
+            return self.cls.__dict__["__dataclass_fields__"]
+
+
+class _Init:
+    """Stands for `__init__` until the first object is made or somebody asks for its signature."""
+
+    def __init__(self, cls: type, frozen: bool) -> None:
+        self.cls, self.frozen = cls, frozen
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        made = _init(vars(self.cls)["_record_rows"], self.frozen, hasattr(self.cls, "__post_init__"))
+        made.__qualname__ = f"{self.cls.__qualname__}.__init__"
+        type.__setattr__(self.cls, "__init__", made)
+        return made if instance is None else made.__get__(instance)
+
+
+def _init(rows: dict[str, _Row], frozen: bool, post: bool) -> Any:
     names: dict[str, Any] = {"_set": object.__setattr__, "_missing": dataclasses.MISSING}
     arguments, body = ["self"], []
-    for f in fields:
-        name, value = f.name, f.name
-        if f.default_factory is not dataclasses.MISSING:
-            names[f"_new_{name}"] = f.default_factory
+    for name, row in rows.items():
+        argument, value = name, name
+        if row.factory is not dataclasses.MISSING:
+            names[f"_new_{name}"] = row.factory
             value = f"_new_{name}() if {name} is _missing else {name}"
-            name = f"{name}=_missing"
-        elif f.default is not dataclasses.MISSING:
-            names[f"_default_{name}"] = f.default
-            name = f"{name}=_default_{name}"
-        arguments.append(name)
-        body.append(f"_set(self, {f.name!r}, {value})" if frozen else f"self.{f.name} = {value}")
+            argument = f"{name}=_missing"
+        elif row.default is not dataclasses.MISSING:
+            names[f"_default_{name}"] = row.default
+            argument = f"{name}=_default_{name}"
+        arguments.append(argument)
+        body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if post:
         body.append("self.__post_init__()")
     exec(f"def __init__({', '.join(arguments)}):\n " + "\n ".join(body or ["pass"]), names)

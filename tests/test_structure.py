@@ -18,11 +18,12 @@ PACKAGE = ROOT / "rlx"
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base"}
 
 # part -> the parts that it may import, besides itself and ANYONE
-ANYONE = {"errors", "options", "disk", "records"}
+ANYONE = {"errors", "lean", "options", "disk", "records"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "options": {"ir"},
     "disk": set(),
+    "lean": set(),
     "records": set(),
     "ir": set(),
     "ops": {"ir"},
@@ -44,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
 }
 A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base", "backends.library"}
-BASE_PARTS = {"errors", "ir", "disk", "records"}  # below `options`
+BASE_PARTS = {"errors", "ir", "disk", "lean", "records"}  # below `options`
 
 
 def part_of(module: str) -> str:
@@ -67,7 +68,7 @@ def may_import(part: str) -> set[str] | None:
         return A_BACKEND | ANYONE
     if part not in ALLOWED:
         return None
-    return ALLOWED[part] | ({"errors", "records"} if part in BASE_PARTS else ANYONE)
+    return ALLOWED[part] | ({"errors", "lean", "records"} if part in BASE_PARTS else ANYONE)
 
 
 def module_name(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cached_property
@@ -14,6 +13,7 @@ from rlx.estimate.calibrate import Overhead, known_overhead
 from rlx.estimate.memory import MemoryEstimate, bytes_text, deficit_text
 from rlx.estimate.system import ADDRESS_SPACE, UNKNOWN, Budget, read_figures
 from rlx.ir.graph import Graph
+from rlx.lean import log
 from rlx.options import CompileOptions
 from rlx.records import dataclass
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rlx.kernels.program import Program
 
 __all__ = ["COMPILED", "Admission", "StoredAdmission", "admit_compiler", "figures_of"]
-
-log = logging.getLogger("rlx")
 
 _WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
 _NO_COMPILER = "Raise the limit, load an artifact (which brings no compiler), or pass over_budget='allow'"

@@ -7,7 +7,6 @@ find damage, but who can write the file can run code in the process that loads i
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -21,6 +20,7 @@ from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.admit import StoredAdmission
 from rlx.ir.graph import Array, Graph
 from rlx.ir.mapped import place_of
+from rlx.lean import log
 from rlx.options import CompileOptions
 from rlx.runtime.build import build_identity
 from rlx.runtime.compiled import CompiledGraph
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from rlx.runtime.choice import Decision
 
 __all__ = ["StoredCompilation", "holds_artifact", "load_artifact", "restore", "save_artifact", "store"]
-
-log = logging.getLogger("rlx")
 
 Compile = Callable[[Graph, CompileOptions], CompiledGraph]
 
@@ -194,7 +192,8 @@ def load_artifact(
             f"{name}: {why}, and it can't be compiled again: the artifact has only packed weights for {names}; "
             "save it with portable=True where these are still there"
         )
-    log.log(logging.INFO if "code" not in file.facts else logging.WARNING, "%s: %s: compiling it again", name, why)
+    say = log.info if "code" not in file.facts else log.warning
+    say("%s: %s: compiling it again", name, why)
     return _with_adapters(compile(_graph(file, name), _merged(file, options)), file, name)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import sys
 from pathlib import Path
+
+from rlx.lean import sha256
 
 __all__ = ["build_identity", "source_times"]
 
@@ -16,14 +17,14 @@ Row = tuple[str, int, int]
 @functools.cache
 def build_identity() -> str:
     """Version of rlx, its sources by name and size, and the Python whose code objects its functions are."""
-    digest = hashlib.sha256(repr([row[:2] for row in _sources()]).encode()).hexdigest()[:16]
+    digest = sha256(repr([row[:2] for row in _sources()]).encode()).hexdigest()[:16]
     return f"rlx {sys.modules['rlx'].__version__} {digest} {sys.implementation.cache_tag}"
 
 
 @functools.cache
 def source_times() -> str:
     """A hash of when the sources last changed, for what never leaves this machine."""
-    return hashlib.sha256(repr(_sources()).encode()).hexdigest()
+    return sha256(repr(_sources()).encode()).hexdigest()
 
 
 @functools.cache

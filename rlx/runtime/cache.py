@@ -8,8 +8,6 @@ lie in a mapped file stay there; packed ones are in the entry.
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,6 +19,7 @@ from rlx.disk import cache_folder, evict
 from rlx.errors import ModelFormatError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import FileIdentity, identity_of
+from rlx.lean import log, sha256
 from rlx.options import CompileOptions
 from rlx.runtime.artifact import CODE_OPTIONS, restore, store
 from rlx.runtime.build import build_identity, source_times
@@ -35,8 +34,6 @@ __all__ = ["MAX_BYTES", "ArtifactCache"]
 MAX_BYTES = 4 << 30  # of all entries together; one larger than a quarter of it is not kept
 HEAD_BYTES = 64 << 10
 SUFFIX = ".rlxa"
-
-log = logging.getLogger("rlx")
 
 
 class ArtifactCache:
@@ -114,7 +111,7 @@ class ArtifactCache:
         try:
             with open(path, "rb") as file:
                 identity = identity_of(os.fstat(file.fileno()))
-                head = hashlib.sha256(file.read(HEAD_BYTES)).hexdigest()
+                head = sha256(file.read(HEAD_BYTES)).hexdigest()
         except OSError:
             return None
         chosen = {name: getattr(options, name) for name in CODE_OPTIONS} | {"dims": _sorted(options.dims)}
@@ -122,7 +119,7 @@ class ArtifactCache:
         key = repr(
             (os.path.abspath(path), identity, head, options.device, self.policy, sorted(chosen.items()), versions)
         )
-        return self.folder / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
+        return self.folder / (sha256(key.encode()).hexdigest() + SUFFIX)
 
     def evict(self) -> None:
         """Deletes the least recently used entries until the bound holds."""

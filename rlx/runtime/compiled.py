@@ -24,7 +24,6 @@ from rlx.runtime.arrays import Views, by_position, share_memory, to_array, to_ta
 from rlx.runtime.convert import convert as converted
 from rlx.runtime.explain import STAGES, explain
 from rlx.runtime.memory import Lifetime, ModelMemory
-from rlx.runtime.queued import DEPTH, Queued, RunQueue
 from rlx.runtime.states import States
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Results(Mapping[str, Array]):
         return "{" + ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()) + "}"
 
 
-class CompiledGraph(Lifetime, Queued):
+class CompiledGraph(Lifetime):
     """A compiled model: set its params, then run it.
 
     `run_slots(*arrays)` is the fastest call: inputs by position; it gives the same as `run_views`. One compiled graph
@@ -100,7 +99,7 @@ class CompiledGraph(Lifetime, Queued):
     def _attach(self, executable: Executable) -> None:
         self._executable = executable
         self._runs = 0
-        self._queue = RunQueue(self._options.queue or DEPTH, None if self.memory is None else self.memory.snapshots)
+        self.__dict__.pop("_own_queue", None)
         executable.waits = self._options.busy == "wait"
         executable.admit = self._admit
         executable.wrap = lambda results: Views(results, self._names)

@@ -11,13 +11,13 @@ from what was written; they are no protection from somebody who writes a file to
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from io import BufferedReader
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,13 @@ from rlx.errors import ModelFormatError
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.mapped import Place, identity_of, map_file
+from rlx.lean import sha256
 from rlx.records import dataclass
 
 __all__ = ["FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]
 
 MAGIC = b"\x93rlxart\n"
-FORMAT = 1
+FORMAT = 2
 HEAD = struct.Struct("<8sII32s")
 PAGE = 4096
 SMALL = 64  # alignment of arrays below a page
@@ -81,12 +82,12 @@ def write_container(path: str | os.PathLike[str], made: Container, places: Mappi
         crc = zlib.crc32(data, crc)
         blobs.append((at, data))
         at += array.nbytes
-    sections = [[name, len(body), hashlib.sha256(body).hexdigest()] for name, body in made.sections.items()]
+    sections = [[name, len(body), zlib.crc32(body)] for name, body in made.sections.items()]
     header: dict[str, Any] = {"facts": made.facts, "sections": sections, "arrays": rows}
     header |= {"files": list(files.values()), "arrays_bytes": at, "arrays_crc32": crc}
     text = json.dumps(header).encode()
     starts, first = _layout([len(body) for body in made.sections.values()], len(text))
-    pieces: list[tuple[int, Any]] = [(0, HEAD.pack(MAGIC, FORMAT, len(text), hashlib.sha256(text).digest()) + text)]
+    pieces: list[tuple[int, Any]] = [(0, HEAD.pack(MAGIC, FORMAT, len(text), sha256(text).digest()) + text)]
     pieces += list(zip(starts, made.sections.values(), strict=True))
     pieces += [(first + offset, data) for offset, data in blobs]
     with replacing(path) as file:
@@ -125,7 +126,7 @@ def _parse(whole: Array) -> Container:
         newer = "upgrade rlx" if version > FORMAT else "save the model again"
         raise ModelFormatError(f"the artifact has format {version}, this rlx reads format {FORMAT}: {newer}")
     text = whole[HEAD.size : HEAD.size + length].tobytes()
-    if length > MOST_HEADER or len(text) != length or hashlib.sha256(text).digest() != digest:
+    if length > MOST_HEADER or len(text) != length or sha256(text).digest() != digest:
         raise ModelFormatError("the header of the artifact is damaged or cut off")
     header = json.loads(text)
     rows = header["sections"]
@@ -136,7 +137,7 @@ def _parse(whole: Array) -> Container:
     sections = {}
     for start, (name, size, checksum) in zip(starts, rows, strict=True):
         sections[str(name)] = body = whole[start : start + size].tobytes()
-        if hashlib.sha256(body).hexdigest() != checksum:
+        if zlib.crc32(body) != checksum:
             raise ModelFormatError(f"the section {name!r} is damaged: its checksum differs")
     own = whole[first:]
     files = [_open(record) for record in header["files"]]
@@ -173,7 +174,13 @@ def _file(place: Place, hashed: bool) -> dict[str, Any]:
     if not hashed:
         return {"path": place.path, "identity": list(place.identity)}
     with open(place.path, "rb") as file:
-        return {"path": place.path, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return {"path": place.path, "sha256": _file_hash(file)}
+
+
+def _file_hash(file: BufferedReader) -> str:
+    from hashlib import file_digest  # slow to load, and fast with the many bytes of weights
+
+    return file_digest(file, "sha256").hexdigest()
 
 
 def _open(record: Mapping[str, Any]) -> Array:
@@ -183,7 +190,7 @@ def _open(record: Mapping[str, Any]) -> Array:
             if "sha256" not in record:
                 same = list(identity_of(os.fstat(file.fileno()))) == record["identity"]
             else:
-                same = hashlib.file_digest(file, "sha256").hexdigest() == record["sha256"]
+                same = _file_hash(file) == record["sha256"]
             if not same:
                 raise StaleFile(f"it refers to {path!r}, which has changed since: make it again")
             return map_file(file.fileno(), path)

@@ -16,11 +16,11 @@ from rlx.estimate.admit import COMPILED, Admission, figures_of
 from rlx.estimate.memory import MemoryEstimate, bytes_text
 from rlx.estimate.probe import peak_bytes, resident_bytes
 from rlx.records import dataclass
+from rlx.runtime.queued import Queued
 
 if TYPE_CHECKING:
     from rlx.compiler import Compilation
     from rlx.runtime.artifact import StoredCompilation
-    from rlx.runtime.queued import RunQueue
 
 __all__ = ["Closed", "Lifetime", "ModelMemory", "Resident", "give_back"]
 
@@ -139,7 +139,7 @@ class Closed:
         self.__getattr__("")
 
 
-class Lifetime:
+class Lifetime(Queued):
     """Closing and trimming, for a compiled graph; it is a context manager that closes at the end of the block."""
 
     memory: ModelMemory | None
@@ -148,7 +148,6 @@ class Lifetime:
     holding: object = None  # what keeps its weights in a registry; clones have it in common
     _executable: Executable
     _compilation: Compilation | StoredCompilation
-    _queue: RunQueue
 
     def close(self) -> None:
         """Gives back arena and bindings, and with the last clone the weights; later calls raise `ClosedError`.

@@ -1,265 +1,44 @@
-"""Runs that are submitted and not waited for: one bounded queue and one thread for each compiled graph.
-
-The thread starts with the first run that is submitted, goes through the queue in order by the ordinary `run`, and ends
-with the graph. When the interpreter exits, runs that were submitted are finished first, unless it exits by Ctrl-C.
-"""
+"""Runs that are submitted and not waited for: the calls of a compiled graph; the queue is in `run_queue`."""
 
 from __future__ import annotations
 
-import atexit
-import logging
-import math
 import os
-import sys
-import threading
-import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
-from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx.errors import BusyError, ClosedError, ExecutionError, OptionError
+from rlx.errors import OptionError
 from rlx.ir.graph import Array
+from rlx.options import CompileOptions
 
-__all__ = ["DEPTH", "Queued", "RunFuture", "RunQueue"]
+if TYPE_CHECKING:
+    from rlx.runtime.memory import ModelMemory
+    from rlx.runtime.run_queue import Call, RunFuture, RunQueue
 
-log = logging.getLogger("rlx")
+__all__ = ["Queued"]
 
 DEPTH = 4  # of a queue where nothing else was asked for
-FAILED = 16  # errors that nobody has looked at, kept for `sync`
-EXIT_SECONDS = 2.0  # for which submitted runs wait at exit for a thread that has their graph
-BUSY_SECONDS = 2e-5, 1e-3  # between looks at a graph that another thread runs: the first, and the longest
-
-Call = Callable[[], list[Array]]
-Job = tuple["RunFuture", Call]
-
-
-class RunFuture(Future[list[Array]]):
-    """The outputs of a submitted run, its own copies: a `concurrent.futures.Future`.
-
-    In a forked child, one that was not finished raises `ExecutionError`: its run goes on in the parent only.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.process = os.getpid()
-        self.settled = False  # its run has ended
-        self.seen = False  # somebody has looked at how
-
-    def result(self, timeout: float | None = None) -> list[Array]:
-        """The outputs, once they are there. Raises what the run raised, `CancelledError` or `TimeoutError`."""
-        self._check()
-        try:
-            return super().result(timeout)
-        finally:
-            self.seen = self.done()
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the run raised, None for one that succeeded. Raises `CancelledError` or `TimeoutError`."""
-        self._check()
-        try:
-            return super().exception(timeout)
-        finally:
-            self.seen = self.done()
-
-    def _check(self) -> None:
-        if not self.settled and self.process != os.getpid():
-            raise ExecutionError("the run was submitted before this process was forked off: submit it here again")
-
-
-class RunQueue:
-    """At most `depth` runs that have not ended, in the order in which they came, and the thread that runs them."""
-
-    def __init__(self, depth: int, ask: Callable[[int], None] | None = None) -> None:
-        self.depth = depth
-        self.ask = ask  # whether it may hold that many bytes of inputs
-        self.admitted = 0
-        self.closed = False
-        self.deadline = math.inf  # for the runs of other threads to end
-        self.restart()
-        _queues.add(self)
-
-    def restart(self) -> None:
-        """Starts empty; what was there is forgotten. For a new queue, and for a forked child, which has no threads."""
-        self.lock = threading.RLock()  # reentrant for signal handlers that submit
-        self.free = self.depth
-        self.waiting: deque[Future[None]] = deque()  # for a place, first come first served
-        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self.open: dict[RunFuture, None] = {}
-        self.failed: list[RunFuture] = []
-        self.thread: threading.Thread | None = None
-        self.ended = threading.Event()
-
-    # ---- what callers do
-
-    def admit(self, nbytes: int) -> None:
-        """Asks for the memory of a full queue of runs with inputs of this size. Raises `MemoryDeficit`."""
-        if nbytes > self.admitted and self.ask is not None:
-            self.ask(nbytes * self.depth)
-            self.admitted = nbytes
-
-    def reserve(self) -> Future[None] | None:
-        """Takes a place for one more run: `put` or `give_back` follows. Gives a future where it must be waited for."""
-        with self.lock:
-            if self.closed:
-                raise ClosedError("the compiled graph is closed, or the interpreter is about to exit")
-            if self.free > 0:
-                self.free -= 1
-                return None
-            if self.thread is threading.current_thread():
-                raise BusyError(f"{self.depth} runs are queued, and a callback of one of them can't wait for them")
-            grant: Future[None] = Future()
-            self.waiting.append(grant)
-        return grant
-
-    def give_back(self, grant: Future[None] | None = None) -> None:
-        """Makes a place free, or gives up waiting for it."""
-        if grant is not None and grant.cancel():
-            return
-        with self.lock:
-            while self.waiting:
-                first = self.waiting.popleft()
-                if first.set_running_or_notify_cancel():
-                    first.set_result(None)
-                    return
-            self.free += 1
-
-    def put(self, owner: object, call: Call) -> RunFuture:
-        """Queues a run at a place that was reserved; the thread ends when `owner` is gone."""
-        future = RunFuture()
-        with self.lock:
-            if self.closed:
-                raise ClosedError("the compiled graph is closed, or the interpreter is about to exit")
-            if self.thread is None:
-                thread = threading.Thread(target=self.work, name="rlx-queue", daemon=True)
-                thread.start()  # raises while the interpreter shuts down
-                self.thread = thread
-                weakref.finalize(owner, self.jobs.put, None).atexit = False
-            self.open[future] = None
-            self.jobs.put((future, call))
-        return future
-
-    def drain(self) -> None:
-        """Waits until no run is left."""
-        if self.thread is threading.current_thread():
-            raise BusyError("a callback of a run can't wait for the runs behind it: wait in another thread")
-        wait(list(self.open))
-
-    def raise_failed(self) -> None:
-        """Raises the first error that nobody has looked at, and forgets the others."""
-        with self.lock:
-            failed, self.failed = self.failed, []
-        for future in failed:
-            if not future.seen:
-                future.result()
-
-    def cancel(self) -> None:
-        """Cancels the runs that have not begun."""
-        for future in list(self.open):
-            future.cancel()
-
-    def close(self) -> None:
-        """Takes no more runs, and ends the thread after those that are there."""
-        with self.lock:
-            self.closed, self.ask = True, None
-            waiting, self.waiting = list(self.waiting), deque()
-        for grant in waiting:
-            if grant.set_running_or_notify_cancel():
-                grant.set_exception(ClosedError("the compiled graph was closed while a run waited for its place"))
-        self.jobs.put(None)
-
-    def join(self) -> None:
-        """Waits until the thread has nothing more to do. (An interrupted `Thread.join` takes it to have ended.)"""
-        if self.thread is not None and self.thread is not threading.current_thread():
-            self.ended.wait()
-
-    # ---- what the thread does
-
-    def work(self) -> None:
-        jobs = self.jobs
-        while (job := jobs.get()) is not None:
-            try:
-                self.do(*job)
-            except BaseException:  # of a callback; the runs behind it must go on
-                log.exception("a callback of a submitted run raised")
-            finally:
-                self.open.pop(job[0], None)
-            del job  # may hold the last reference to the graph
-        self.ended.set()
-
-    def do(self, future: RunFuture, call: Call) -> None:
-        if not future.set_running_or_notify_cancel():
-            self.give_back()
-            return
-        try:
-            made = self.unless_busy(call)
-        except BaseException as error:  # noqa: BLE001  # goes to whoever asks the future
-            self.give_back()  # first, for callbacks that submit
-            with self.lock:
-                unseen = [f for f in self.failed if not f.seen]
-                self.failed = [*unseen[: FAILED - 1], future]
-            future.set_exception(error)
-            future.settled = True
-            del future, call  # the traceback holds this frame
-        else:
-            self.give_back()
-            future.set_result(made)
-            future.settled = True
-
-    def unless_busy(self, call: Call) -> list[Array]:
-        """What the call gives, once no other thread has the graph. At exit that may be never: `BusyError` then."""
-        delay, longest = BUSY_SECONDS
-        while True:
-            try:
-                return call()
-            except BusyError:
-                if time.monotonic() > self.deadline:
-                    raise
-            time.sleep(delay)
-            delay = min(2 * delay, longest)
-
-
-_queues: weakref.WeakSet[RunQueue] = weakref.WeakSet()
-
-
-def finish_all(cancels: bool | None = None) -> None:
-    """At exit: no thread may be in a run when the interpreter goes."""
-    if cancels is None:
-        cancels = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
-    started = [queue for queue in _queues if queue.thread is not None]
-    try:
-        for queue in started:
-            if cancels:
-                queue.cancel()
-            queue.deadline = time.monotonic() + EXIT_SECONDS
-            queue.close()
-        for queue in started:
-            queue.join()
-    except KeyboardInterrupt:
-        if cancels:
-            raise
-        finish_all(cancels=True)
-
-
-def restart_all() -> None:
-    for queue in list(_queues):
-        queue.restart()
-
-
-atexit.register(finish_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=restart_all)
 
 
 class Queued:
     """The calls of a compiled graph that don't wait, and those that wait for these."""
 
-    _queue: RunQueue
+    memory: ModelMemory | None
+    _options: CompileOptions
     _positions: Callable[[Sequence[str | int]], list[int]]
     _snapshot: Callable[[Any], dict[str, Array]]
     run: Callable[..., list[Array]]
+
+    @property
+    def _queue(self) -> RunQueue:
+        """The queue, made when it is first needed: most programs submit nothing."""
+        made: RunQueue | None = self.__dict__.get("_own_queue")
+        if made is None:
+            from rlx.runtime.run_queue import RunQueue
+
+            made = RunQueue(self._options.queue or DEPTH, None if self.memory is None else self.memory.snapshots)
+            made = self.__dict__.setdefault("_own_queue", made)  # another thread may have been faster
+        return made
 
     def submit(
         self, inputs: Mapping[str, Any] | Sequence[Any], *, outputs: Sequence[str | int] | None = None
@@ -301,6 +80,8 @@ class Queued:
         return self._pipelined(iter(sets), outputs)
 
     def _pipelined(self, sets: Iterator[Any], outputs: Sequence[str | int] | None) -> Iterator[list[Array]]:
+        from rlx.runtime.run_queue import wait
+
         pending: deque[RunFuture] = deque()
         try:
             for inputs in sets:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import pickle
 
 import pytest
@@ -70,3 +71,16 @@ def test_copies() -> None:
     for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
         assert other == one
         assert other.c == [3]
+
+
+@dataclass
+class Unused:
+    a: int
+    b: str = "x"
+
+
+def test_the_signature_is_known_before_the_first_object() -> None:
+    assert str(inspect.signature(Unused)) == "(a, b='x')"
+    match Unused(1):
+        case Unused(a, b):
+            assert (a, b) == (1, "x")

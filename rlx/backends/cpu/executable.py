@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -27,14 +26,13 @@ from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, Size, evaluate, symbols
 from rlx.kernels.program import Buffer, Flow, Kernel, Program
+from rlx.lean import log
 from rlx.options import CompileOptions
 from rlx.plan.liveness import Schedule, size_of
 from rlx.plan.plan import MemoryPlan, make_plan, schedule
 from rlx.records import dataclass
 
 __all__ = ["CpuExecutable", "build"]
-
-log = logging.getLogger("rlx")
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -6,7 +6,6 @@ code; a digest of the code tells whether it is still the same.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -14,6 +13,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from rlx.errors import ModelFormatError
+from rlx.lean import sha256
 
 __all__ = ["describe", "restore"]
 
@@ -69,4 +69,4 @@ def _nested(code: CodeType, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[
 def _digest(code: CodeType) -> str:
     plain = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
     shown = repr((code.co_code, code.co_names, code.co_freevars, plain))
-    return hashlib.sha256(shown.encode()).hexdigest()[:16]
+    return sha256(shown.encode()).hexdigest()[:16]

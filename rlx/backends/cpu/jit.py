@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import importlib.util
 import platform
 import sys
@@ -241,7 +240,7 @@ lock = threading.RLock()
 addresses: dict[str, int] = {}
 libraries: list[Library] = []
 origins: dict[int, tuple[bytes, str]] = {}  # address of a kernel -> the object that defines it, and its symbol there
-stored: dict[bytes, Library] = {}  # loaded objects of artifacts by their hash
+stored: dict[bytes, Library] = {}  # loaded objects of artifacts
 runtime_objects: dict[str, bytes] = {}  # objects of `build` by the content of their IR
 
 
@@ -351,15 +350,13 @@ def load_stored(objects: Sequence[Bundle]) -> dict[str, int]:
     """Loads objects that `objects_of` gave, equal ones once a process; returns the addresses of kernels by name."""
     made: dict[str, int] = {}
     with lock:
-        keys = [hashlib.sha256(obj).digest() for obj, _ in objects]
-        fresh = {key: obj for key, (obj, _) in zip(keys, objects, strict=True) if key not in stored}
-        for obj in fresh.values():
+        fresh = {obj for obj, _ in objects if obj not in stored}
+        for obj in fresh:
             check_object(obj)
         if fresh:
-            library = load_object(*fresh.values())
-            stored.update(dict.fromkeys(fresh, library))
-        for key, (obj, symbols) in zip(keys, objects, strict=True):
+            stored.update(dict.fromkeys(fresh, load_object(*fresh)))
+        for obj, symbols in objects:
             for name, symbol in symbols.items():
-                made[name] = stored[key].address(symbol)
+                made[name] = stored[obj].address(symbol)
                 origins[made[name]] = (obj, symbol)
     return made

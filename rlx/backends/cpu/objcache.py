@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from rlx.disk import cache_folder, evict, replacing
+from rlx.lean import log, sha256
 
 __all__ = ["ObjectCache", "content_key"]
 
@@ -19,12 +18,10 @@ DIGEST_BYTES = 32
 KEEP_AFTER_EVICTION = 0.9  # evict somewhat below the bound, so that not every put has to scan the folder
 SCANS = 32  # the folder is looked through each time that this part of the bound has been written
 
-logger = logging.getLogger("rlx")
-
 
 def content_key(*parts: str) -> str:
     """Returns the SHA-256 hex digest of texts; it depends on where one part ends and the next begins."""
-    digest = hashlib.sha256(b"%d" % CACHE_FORMAT)
+    digest = sha256(b"%d" % CACHE_FORMAT)
     for part in parts:
         data = part.encode()
         digest.update(b"%d:" % len(data))
@@ -55,7 +52,7 @@ class ObjectCache:
             return None
         body = blob[len(MAGIC) + DIGEST_BYTES :]
         if blob[: len(MAGIC) + DIGEST_BYTES] != head(key, body):
-            logger.warning("ignoring a damaged cache file: %s", path)
+            log.warning("ignoring a damaged cache file: %s", path)
             with suppress(OSError):
                 path.unlink()
             return None
@@ -73,7 +70,7 @@ class ObjectCache:
             with replacing(self.path(key)) as file:
                 file.write(blob)
         except OSError as error:
-            logger.debug("the object cache at %s can't be written: %s", self.folder, error)
+            log.debug("the object cache at %s can't be written: %s", self.folder, error)
             return False
         self.unscanned += len(blob)
         if self.unscanned > self.step:
@@ -92,4 +89,4 @@ class ObjectCache:
 
 def head(key: str, body: bytes) -> bytes:
     """What a file begins with; it belongs to the key, so that a file under another's name counts as damaged."""
-    return MAGIC + hashlib.sha256(key.encode() + body).digest()
+    return MAGIC + sha256(key.encode() + body).digest()

@@ -6,7 +6,6 @@ the kernels, and the numbers that they are given.
 
 from __future__ import annotations
 
-import hashlib
 import weakref
 from collections.abc import Mapping, Sequence
 
@@ -83,5 +82,7 @@ def _word_key(word: Word, names: Mapping[Buffer, str]) -> object:
 
 
 def _digest(parts: object) -> str:
+    from hashlib import blake2b  # slow to load, and rarely needed
+
     data = parts if isinstance(parts, bytes) else repr(parts).encode()
-    return hashlib.blake2b(data, digest_size=20).hexdigest()
+    return blake2b(data, digest_size=20).hexdigest()
