@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 
 from rlx.cli.inputs import gather_inputs, with_hint
 from rlx.cli.load import crowd, crowd_rows, scaling_rows, thread_scaling
@@ -22,7 +21,7 @@ from rlx.cli.options import (
     model_argument,
 )
 from rlx.cli.run import load_model
-from rlx.cli.show import Timing, bytes_text, fastest, measure, print_json, seconds_text, table, working
+from rlx.cli.show import Timing, bytes_text, fastest, measure, print_json, residual_lines, seconds_text, table, working
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 
@@ -75,8 +74,7 @@ def bench(
         rows = compiled.profile(arrays) if kernels else []
         crowds = [crowd(compiled, arrays, n, seconds) for n in clones or ()]
         grown = thread_scaling(lambda n: load_model(model, options | {"threads": n}), arrays, scaling or (), seconds)
-    memory = {**needs_json(compiled), "process_resident": psutil.Process().memory_info().rss}
-    kept = compiled.memory
+    memory, kept = needs_json(compiled), compiled.memory
     if as_json:
         print_json(
             {
@@ -100,11 +98,10 @@ def bench(
     if slots is not None:
         click.echo(f"run_slots {timing_line(slots)}")
     click.echo(f"run       {timing_line(fresh)}")
-    click.echo("memory    " + ", ".join(f"{name} {bytes_text(n)}" for name, n in memory.items()))
-    if kept is not None and kept.residual is not None:
-        predicted, measured = bytes_text(kept.predicted_bytes), bytes_text(kept.measured)
-        sign = "over" if kept.residual >= 0 else "under"
-        click.echo(f"          predicted {predicted}, measured {measured}: {bytes_text(abs(kept.residual))} {sign}")
+    if memory:
+        click.echo("memory    " + ", ".join(f"{name} {bytes_text(n)}" for name, n in memory.items()))
+    for line in residual_lines(kept):
+        click.echo(line)
     for lines in (crowd_rows(crowds), scaling_rows(grown)):
         if len(lines) > 1:
             click.echo()

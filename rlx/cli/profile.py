@@ -10,7 +10,7 @@ import click
 from rlx.cli.inputs import Inputs, gather_inputs, with_hint
 from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
-from rlx.cli.show import print_json, seconds_text, table, working
+from rlx.cli.show import print_json, residual_lines, seconds_text, table, working
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.page import report_page
@@ -47,7 +47,8 @@ def profile(
     if trace is not None:
         compiled.trace(list(given.arrays.values()), trace, repeat=10)
     if as_json:
-        print_json({"invented": given.notes, **found.to_dict()})
+        memory = None if compiled.memory is None else compiled.memory.to_dict()
+        print_json({"invented": given.notes, "memory": memory, **found.to_dict()})
         return
     for note in given.notes:
         click.echo(f"invented  {note}")
@@ -77,6 +78,8 @@ def profile(
     click.echo(f"predicted {seconds_text(p.seconds)} a run ({seconds_text(p.low)} .. {seconds_text(p.high)}, {how})")
     if taken:
         click.echo(f"measured  {seconds_text(taken)} in kernels")
+    for line in residual_lines(compiled.memory):
+        click.echo(line)
 
 
 def profiled(

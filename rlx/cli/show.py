@@ -16,8 +16,20 @@ from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
+    from rlx.runtime.memory import ModelMemory
 
-__all__ = ["Timing", "bytes_text", "fastest", "measure", "print_json", "progress", "seconds_text", "table", "working"]
+__all__ = [
+    "Timing",
+    "bytes_text",
+    "fastest",
+    "measure",
+    "print_json",
+    "progress",
+    "residual_lines",
+    "seconds_text",
+    "table",
+    "working",
+]
 
 
 def bytes_text(count: int | None) -> str:
@@ -30,6 +42,16 @@ def bytes_text(count: int | None) -> str:
             return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError
+
+
+def residual_lines(memory: ModelMemory | None) -> list[str]:
+    """What the model was predicted to take and took, as far as both are known."""
+    if memory is None or memory.residual is None:
+        return []
+    off = f"{bytes_text(abs(memory.residual))} {'less' if memory.residual >= 0 else 'more'} than predicted"
+    took = "at its peak" if memory.is_peak else "at the end"
+    predicted, measured = bytes_text(memory.predicted_bytes), bytes_text(memory.measured)
+    return [f"resident  predicted to grow by {predicted}, grew by {measured} {took}: {off}"]
 
 
 def seconds_text(seconds: float) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlx.estimate.graph import Lowered
     from rlx.kernels.program import Program
 
-__all__ = ["COMPILED", "Admission", "StoredAdmission", "admit_compiler", "figures_of"]
+__all__ = ["COMPILED", "Admission", "PastAdmission", "StoredAdmission", "admit_compiler", "figures_of"]
 
 _WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
 _NO_COMPILER = "Raise the limit, load an artifact (which brings no compiler), or pass over_budget='allow'"
@@ -205,14 +205,17 @@ class StoredAdmission(Admission):
         numbers: dict[str, Any] = {k: v for k, v in figures.items() if k in known and type(v) is int and v >= 0}
         if "input_bytes" in numbers:
             numbers["input_bytes"] *= options.input_sets
-        if numbers:
-            self.ask(MemoryEstimate(model, device.name, **{**numbers, "overhead_bytes": 0}))
+        self.stored = MemoryEstimate(model, device.name, **numbers) if numbers else None
+        if self.stored is not None:
+            self.ask(replace(self.stored, overhead_bytes=0))
 
     @cached_property
     def overhead(self) -> Overhead:
         return replace(known_overhead(self.backend.name), compiling=0, address_compiling=0)
 
     def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
+        if extents is not None and not extents:
+            return self.stored  # no dims: the figures are those of every run
         self._lower()
         return super().predicted(extents)
 
@@ -234,6 +237,20 @@ class StoredAdmission(Admission):
             made = self.stages()
             assert made.program is not None
             self.lowered = lowered_of(made.source, made.program, backend, self.options, self.overhead)
+
+
+class PastAdmission(Admission):
+    """What stays of the question once the graph is closed: the answer, as far as it was known without more work."""
+
+    def __init__(self, asked: Admission, extents: Mapping[str, int] | None) -> None:
+        super().__init__(asked.backend, asked.options)
+        unknown = isinstance(asked, StoredAdmission) and asked.lowered is None and extents != {}
+        made = None if unknown else asked.predicted(extents)
+        self.model, self.overhead = asked.model, asked.overhead
+        self.made = None if made is None else replace(made, axes={}, choices=None)  # these hold the graph
+
+    def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
+        return self.made
 
 
 def figures_of(admission: Admission) -> dict[str, int]:

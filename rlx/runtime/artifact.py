@@ -167,9 +167,7 @@ def _add_code(stored: Stored, model: CompiledGraph) -> None:
     stored.sections["objects"] = b"".join(image.objects)
 
 
-def load_artifact(
-    path: str | os.PathLike[str], options: CompileOptions, compile: Compile, before: Resident
-) -> CompiledGraph:
+def load_artifact(path: str | os.PathLike[str], options: CompileOptions, compile: Compile) -> CompiledGraph:
     """A compiled graph from an artifact, compiled again where the file has no code for this machine and these options.
 
     Raises `ModelFormatError`.
@@ -179,7 +177,7 @@ def load_artifact(
     why = _unfit(file, options)
     if why is None:
         try:
-            return _with_adapters(restore(file, options, before, lambda: _graph(file, name)), file, name)
+            return _with_adapters(restore(file, options, lambda: _graph(file, name)), file, name)
         except ModelFormatError as error:
             why = str(error)
     facts = file.facts.get("graph")
@@ -210,7 +208,7 @@ def _with_adapters(model: CompiledGraph, file: Container, name: str) -> Compiled
     return model
 
 
-def restore(file: Container, options: CompileOptions, before: Resident, source: Callable[[], Graph]) -> CompiledGraph:
+def restore(file: Container, options: CompileOptions, source: Callable[[], Graph]) -> CompiledGraph:
     """The compiled graph whose code a file holds; `source` gives its graph, should somebody ask for it.
 
     Raises `ModelFormatError`, and `MemoryDeficit` where it does not fit.
@@ -226,6 +224,7 @@ def restore(file: Container, options: CompileOptions, before: Resident, source: 
     restorer = restorer_named(device)
     if restorer is None:
         raise ModelFormatError(f"there is no stored code for device {device!r}")
+    before = Resident.read()
 
     def remake() -> Stages:
         from rlx.backends import backend_named

@@ -24,7 +24,6 @@ from rlx.options import CompileOptions
 from rlx.runtime.artifact import CODE_OPTIONS, restore, store
 from rlx.runtime.build import build_identity, source_times
 from rlx.runtime.container import FORMAT, StaleFile, read_container
-from rlx.runtime.memory import Resident
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
@@ -48,12 +47,7 @@ class ArtifactCache:
         self.max_bytes = max_bytes
 
     def find(
-        self,
-        path: Path,
-        options: CompileOptions,
-        settled: CompileOptions,
-        source: Callable[[], Graph],
-        before: Resident,
+        self, path: Path, options: CompileOptions, settled: CompileOptions, source: Callable[[], Graph]
     ) -> CompiledGraph | None:
         """The compiled graph for a model file, if there is an entry.
 
@@ -69,7 +63,7 @@ class ArtifactCache:
             for name, identity in file.facts["files"]:
                 if list(identity_of(os.stat(name))) != identity:
                     raise StaleFile(f"{name} has changed")
-            model = restore(file, settled, before, source)
+            model = restore(file, settled, source)
         except StaleFile as error:
             log.debug("not taken from the cache: %s", error)
             return None

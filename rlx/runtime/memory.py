@@ -7,12 +7,13 @@ import gc
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rlx.backends.base import Executable
 from rlx.errors import ClosedError
-from rlx.estimate.admit import COMPILED, Admission, figures_of
+from rlx.estimate.admit import COMPILED, Admission, PastAdmission, figures_of
 from rlx.estimate.memory import MemoryEstimate, bytes_text
 from rlx.estimate.probe import peak_bytes, resident_bytes
 from rlx.records import dataclass
@@ -41,9 +42,9 @@ class Resident:
 class ModelMemory:
     """What a model takes in memory: predicted when it was compiled, measured around its first run.
 
-    `measured` is how far the peak of the resident set rose from before loading to after the first run, in bytes; where
-    the process had been larger before, so that this can't be seen, what the resident set itself has grown by. It is
-    None before a run. `residual` is predicted less measured.
+    `measured` is how far the peak of the resident set rose from before loading, with the device's compiler in the
+    process, to after the first run, in bytes; where the process had been larger before, so that this can't be seen,
+    what the resident set itself has grown by. It is None before a run. `residual` is predicted less measured.
     """
 
     def __init__(self, admission: Admission, before: Resident) -> None:
@@ -70,7 +71,7 @@ class ModelMemory:
     def predicted_bytes(self) -> int | None:
         """What the resident set is predicted to grow by: the largest peak, with pages of the file that loading reads.
 
-        What the device takes by itself counts as far as this was the first graph of the process.
+        What the device takes by itself counts as far as the first graph of a process brings it.
         """
         made = self.predicted
         if made is None:
@@ -104,6 +105,12 @@ class ModelMemory:
         after = Resident.read()
         self.is_peak = after.peak > self._before.peak
         self.measured = max(0, (after.peak if self.is_peak else after.now) - self._before.now)
+
+    def past(self) -> ModelMemory:
+        """The same figures without the graph, for when it is closed."""
+        made = copy(self)
+        made._admission = PastAdmission(self._admission, self._extents)
+        return made
 
     def figures(self) -> dict[str, int]:
         """The sizes that are stored with the code."""
@@ -152,8 +159,9 @@ class Lifetime(Queued):
     def close(self) -> None:
         """Gives back arena and bindings, and with the last clone the weights; later calls raise `ClosedError`.
 
-        Closing again does nothing. Runs that were submitted are finished first. Views of outputs that are still held
-        keep their own memory until they are dropped. Raises `BusyError` while it runs in another thread.
+        What `memory` predicted and measured can still be read. Closing again does nothing. Runs that were submitted
+        are finished first. Views of outputs that are still held keep their own memory until they are dropped. Raises
+        `BusyError` while it runs in another thread.
         """
         if self.closed:
             return
@@ -164,7 +172,9 @@ class Lifetime(Queued):
         self._executable.admit = closed.refuse
         self._executable = self._compilation = closed
         self.run_slots = self.decide = closed.refuse  # what decides on a device holds the graph and so its weights
-        self.memory = self.holding = None
+        self.holding = None
+        if self.memory is not None:
+            self.memory = self.memory.past()  # clones go on with theirs
         give_back()
 
     def trim(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends import BACKENDS, choose_backend
+from rlx.backends.base import Backend
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.admit import Admission, admit_compiler
 from rlx.estimate.memory import MemoryEstimate
@@ -71,8 +72,10 @@ class Session:
         if not isinstance(graph, Graph):
             raise OptionError(f"compile takes a Graph, got {type(graph).__name__}; rlx.load takes files")
         chosen = self.options.with_options(options)
-        before, rules = Resident.read(), self._policy(policy, chosen)
+        rules = self._policy(policy, chosen)
         shared = registry if registry is not None else self.registry
+        _bring_device(chosen)
+        before = Resident.read()
         return self._compile_shared(graph, chosen, rules, before, shared, weights)
 
     def _compile_shared(
@@ -107,7 +110,6 @@ class Session:
     def _compile(
         self, graph: Graph, chosen: CompileOptions, policy: DevicePolicy | None, before: Resident
     ) -> CompiledGraph:
-        admit_compiler(_first_device(chosen), chosen)
         from rlx.runtime.auto import compile_chosen, compile_on, named
 
         if policy is not None:
@@ -133,25 +135,29 @@ class Session:
         chosen = self.options.with_options(options)
         if isinstance(source, Graph):
             return self.compile(_transformed(source, transform), policy=policy, **options)
-        before = Resident.read()
         rules = self._policy(policy, chosen)
         path, kind = kind_of(source)
         if kind == ARTIFACT:
             if transform is not None:
                 raise OptionError(f"{path}: transform= is for model files; an artifact is compiled already")
-            return load_artifact(path, chosen, lambda graph, asked: self._compile(graph, asked, rules, before), before)
+
+            def compile_again(graph: Graph, asked: CompileOptions) -> CompiledGraph:
+                _bring_device(asked)
+                return self._compile(graph, asked, rules, Resident.read())
+
+            return load_artifact(path, chosen, compile_again)
         # An importer settles dims by itself; what comes after it goes without.
         settled = chosen if kind == TEXT else chosen.with_options({"dims": None})
         kept = chosen.cache and kind != TEXT and self.registry is None and transform is None
         cache = ArtifactCache(chosen, repr(rules)) if kept else None
         if cache is not None:
-            found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims), before)
+            found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims))
             if found is not None:
                 if rules is not None:
                     found.decide = lambda: _decided(import_graph(path, kind, chosen.dims), rules, settled)
                 return found
-        admit_compiler(_first_device(chosen), chosen)
-        admit = Admission(choose_backend(chosen.device), chosen).weights
+        admit = Admission(_bring_device(chosen), chosen).weights
+        before = Resident.read()
         with collect_files() as files:
             graph = import_graph(path, kind, chosen.dims, admit)
         graph = _transformed(graph, transform)
@@ -177,9 +183,10 @@ def _transformed(graph: Graph, transform: Callable[[Graph], Graph] | None) -> Gr
     return made
 
 
-def _first_device(options: CompileOptions) -> str:
-    """The device that is loaded first: for "auto" that is the first of all."""
-    return next(iter(BACKENDS)) if options.device == "auto" else options.device
+def _bring_device(options: CompileOptions) -> Backend:
+    """The first device that may be used (for "auto" the first of all), with its compiler if memory is left for it."""
+    admit_compiler(next(iter(BACKENDS)) if options.device == "auto" else options.device, options)
+    return choose_backend(options.device)
 
 
 def _decided(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Decision:

@@ -164,3 +164,6 @@ def test_predicted_and_measured_are_kept(tmp_path: Path) -> None:
     assert memory.measured == first
     assert memory.to_dict()["residual_bytes"] == memory.residual
     assert "residual" in str(memory)
+    model.close()
+    assert model.memory is not None
+    assert (str(model.memory), model.memory.to_dict()) == (str(memory), memory.to_dict())
