@@ -40,6 +40,7 @@ _PUBLIC: dict[str, str] = {
     "jit": "rlx.trace.jit",
     "load": "rlx.runtime.session",
     "lora": "rlx.passes.lora",
+    "moe": "rlx.ops.experts",
     "numpy": "rlx",
     "ops": "rlx",
     "profile": "rlx.cost.io_profile",
@@ -76,6 +77,7 @@ __all__ = [
     "jit",
     "load",
     "lora",
+    "moe",
     "numpy",
     "ops",
     "profile",
@@ -91,7 +93,7 @@ def __getattr__(name: str) -> Any:
     """A public name, the function of an op (`rlx.softmax`), or else of NumPy (`rlx.concatenate`)."""
     if name in ("cost", "errors", "estimate", "numpy", "ops"):
         return import_module(f"rlx.{name}")
-    if name in ("Graph", "jit", "cond", "fori_loop", "scan", "while_loop"):
+    if name in ("Graph", "jit", "moe", "cond", "fori_loop", "scan", "while_loop"):
         import_module("rlx.ops")  # the ops give graph values their arithmetic
     if name in _PUBLIC:
         value = getattr(import_module(_PUBLIC[name]), name)

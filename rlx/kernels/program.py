@@ -13,6 +13,7 @@ from rlx.ir.shape import Guard, Shape, Size, Symbol, evaluate, numel, substitute
 from rlx.records import dataclass
 
 if TYPE_CHECKING:  # a stored program runs without expressions
+    from rlx.kernels.experts import ExpertLayer
     from rlx.kernels.expr import Expr
     from rlx.kernels.lowering import Anchor
 
@@ -21,7 +22,8 @@ __all__ = ["Buffer", "Extents", "Flow", "Kernel", "Mark", "Program", "Store", "l
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory of one tensor. `kind`: "input", "param", "const", "state", "prepared" (made by `prepare`) or "arena".
+    """Memory of one tensor. `kind`: "input", "param", "const", "state", "prepared" (made by `prepare`), "arena" or
+    "table" (kept by the device's runtime, for kernels of its own).
 
     A view has a `root` and lies `offset` bytes into it; its contents are compact and row-major. The new value of a
     state is a view of it, which kernels write.
@@ -220,6 +222,7 @@ class Program:
     dims: dict[str, Symbol] = field(default_factory=dict)
     guards: list[Guard] = field(default_factory=list)
     made: dict[str, Size | None] = field(default_factory=dict)  # sizes that data decide: the most each can be, if known
+    experts: list[ExpertLayer] = field(default_factory=list)  # found by the device, where it has kernels for them
 
     def buffers(self, kind: str) -> list[Buffer]:
         """The root buffers of a kind, in order of first use."""

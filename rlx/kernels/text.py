@@ -65,7 +65,7 @@ INFIX = {
 PREFIX, ATOM = 7, 8
 REDUCTIONS = {"add": "sum", "mul": "prod", "and": "all", "or": "any"}
 NAMED = 24  # characters from which a part that occurs again gets a name
-KINDS = ("input", "param", "state", "const", "prepared", "arena")
+KINDS = ("input", "param", "state", "const", "prepared", "arena", "table")
 
 
 def print_program(program: Program) -> str:

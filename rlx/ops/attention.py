@@ -15,7 +15,7 @@ from rlx.ir.shape import Size, bounds, broadcast, exact_div, numel, same, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tensor_bytes, widened
 from rlx.ops.contract import MatMul
 from rlx.ops.elementwise import Add, And, Cast, Equal, Less, LessEqual, Mul, Sub, Where
-from rlx.ops.index import Gather, _check_indices
+from rlx.ops.index import Gather, check_indices
 from rlx.ops.layout import Expand, Iota, Reshape, SizeOf, Transpose
 from rlx.ops.normalize import Softmax
 from rlx.ops.reduction import ReduceMax
@@ -70,7 +70,7 @@ class Attention(Op):
             if len(wide) != 4 or any(same(a, b) is False for a, b in zip(wide, scores, strict=True)):
                 raise ShapeError(f"attention: the bias {bias} does not broadcast to {scores}")
         if count is not None:
-            _check_indices(count, "attention")
+            check_indices(count, "attention")
             if count.rank > 1 or (count.rank == 1 and same(count.shape[0], q.shape[0]) is False):
                 raise ShapeError(f"attention: the count of keys is one number or [{q.shape[0]}] of them, got {count}")
         return TensorType((*q.shape[:3], v.shape[3]), q.dtype)

@@ -11,7 +11,7 @@ from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Size, max_size, min_size, numel, unify
 from rlx.ops.base import Op, Work, axis_of, register, tensor_bytes
 
-__all__ = ["Gather", "GatherElements", "GatherND"]
+__all__ = ["Gather", "GatherElements", "GatherND", "check_indices", "wrapped_indices"]
 
 
 class _Gather(Op):
@@ -23,7 +23,8 @@ class _Gather(Op):
         return Work(0, tensor_bytes(TensorType(out.shape, data.dtype)) + tensor_bytes(indices), tensor_bytes(out))
 
 
-def _check_indices(indices: TensorType, op: str) -> None:
+def check_indices(indices: TensorType, op: str) -> None:
+    """`DTypeError` unless they are integers of 32 or 64 bits."""
     if not indices.dtype.is_integer or indices.dtype.bits < 32:
         raise DTypeError(f"{op}: indices must be i32, i64, u32 or u64, got {indices}; cast them first")
 
@@ -33,7 +34,7 @@ def _check_not_empty(size: Size, count: Size, why: str) -> None:
     unify(max_size(size, min_size(count, 1)), size, why)
 
 
-def _wrapped(indices: Array, size: int, op: str) -> Array:
+def wrapped_indices(indices: Array, size: int, op: str) -> Array:
     """Indices with negative ones counted from the end; `ExecutionError` for one outside the axis."""
     i = indices.astype(np.int64)
     outside = (i < -size) | (i >= size)
@@ -52,13 +53,13 @@ class Gather(_Gather):
     axis: int = 0
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
-        _check_indices(indices, "gather")
+        check_indices(indices, "gather")
         axis = axis_of(self.axis, x.rank, "gather")
         _check_not_empty(x.shape[axis], numel(indices.shape), f"gather: axis {axis} of {x} has no elements to choose")
         return TensorType((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
 
     def reference(self, x: Array, indices: Array) -> Array:
-        return np.take(x, _wrapped(indices, x.shape[self.axis], "gather"), axis=self.axis)
+        return np.take(x, wrapped_indices(indices, x.shape[self.axis], "gather"), axis=self.axis)
 
     def lower(self, k: Any, x: Any, indices: Any) -> Any:
         axis = self.axis % x.rank
@@ -81,7 +82,7 @@ class GatherND(_Gather):
     batch_dims: int = 0
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
-        _check_indices(indices, "gather_nd")
+        check_indices(indices, "gather_nd")
         batch = self.batch_dims
         if not 0 <= batch < min(x.rank, indices.rank):
             raise ShapeError(f"gather_nd: batch_dims {batch} must be >= 0 and below the ranks of {x} and {indices}")
@@ -102,7 +103,7 @@ class GatherND(_Gather):
         batch, depth = self.batch_dims, indices.shape[-1]
         middle = indices.ndim - 1 - batch
         at = [np.arange(n).reshape([-1] + [1] * (batch - d - 1 + middle)) for d, n in enumerate(x.shape[:batch])]
-        at += [_wrapped(indices[..., j], x.shape[batch + j], "gather_nd") for j in range(depth)]
+        at += [wrapped_indices(indices[..., j], x.shape[batch + j], "gather_nd") for j in range(depth)]
         return np.asarray(x[tuple(at)])
 
     def lower(self, k: Any, x: Any, indices: Any) -> Any:
@@ -126,7 +127,7 @@ class GatherElements(_Gather):
     axis: int = 0
 
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
-        _check_indices(indices, "gather_elements")
+        check_indices(indices, "gather_elements")
         axis = axis_of(self.axis, x.rank, "gather_elements")
         if indices.rank != x.rank:
             raise ShapeError(f"gather_elements: the ranks of {x} and of the indices {indices} must be equal")
@@ -140,7 +141,7 @@ class GatherElements(_Gather):
     def reference(self, x: Array, indices: Array) -> Array:
         axis = self.axis % x.ndim
         within = tuple(slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape))
-        return np.take_along_axis(x[within], _wrapped(indices, x.shape[axis], "gather_elements"), axis=axis)
+        return np.take_along_axis(x[within], wrapped_indices(indices, x.shape[axis], "gather_elements"), axis=axis)
 
     def lower(self, k: Any, x: Any, indices: Any) -> Any:
         axis = self.axis % x.rank

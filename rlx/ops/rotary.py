@@ -8,7 +8,7 @@ from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Size, exact_div, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, widened
-from rlx.ops.index import _wrapped
+from rlx.ops.index import wrapped_indices
 
 __all__ = ["RotaryEmbedding"]
 
@@ -74,7 +74,7 @@ class RotaryEmbedding(Op):
             wide = wide.reshape(*x.shape[:2], self.heads, -1).swapaxes(1, 2)
         c, s = widened(cos), widened(sin)
         if positions is not None:
-            at = _wrapped(positions, cos.shape[0], self.op_name)
+            at = wrapped_indices(positions, cos.shape[0], self.op_name)
             c, s = c[at], s[at]
         c, s = c[:, None], s[:, None]
         rotated = self.dim or wide.shape[-1]

@@ -13,7 +13,7 @@ from rlx.errors import OptionError, ShapeError
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import max_size, min_size, numel, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, check_same_dtype, register, tensor_bytes, widened
-from rlx.ops.index import _check_indices, _wrapped
+from rlx.ops.index import check_indices, wrapped_indices
 
 __all__ = ["ScatterElements", "ScatterNd"]
 
@@ -37,7 +37,7 @@ class _Scatter(Op):
             raise OptionError(
                 f"{self.op_name}: reduction {self.reduction!r} is not one of {', '.join(map(repr, REDUCTIONS))}"
             )
-        _check_indices(indices, self.op_name)
+        check_indices(indices, self.op_name)
         check_same_dtype(self, x, updates)
         if self.reduction != "none":
             check_kind(self, x, "fiu")
@@ -85,7 +85,7 @@ class ScatterElements(_Scatter):
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:
         axis = self.axis % x.ndim
         at: list[Any] = list(np.indices(indices.shape, sparse=True))
-        at[axis] = _wrapped(indices, x.shape[axis], self.op_name)
+        at[axis] = wrapped_indices(indices, x.shape[axis], self.op_name)
         return self._scattered(x, tuple(at), updates)
 
 
@@ -119,5 +119,5 @@ class ScatterNd(_Scatter):
         return TensorType(x.shape, x.dtype)
 
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:
-        at = tuple(_wrapped(indices[..., d], x.shape[d], self.op_name) for d in range(indices.shape[-1]))
+        at = tuple(wrapped_indices(indices[..., d], x.shape[d], self.op_name) for d in range(indices.shape[-1]))
         return self._scattered(x, at, updates)

@@ -10,7 +10,7 @@ from rlx.errors import ExecutionError, ShapeError
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Size, max_size, unify
 from rlx.ops.base import Op, Work, axis_of, check_same_dtype, register, tensor_bytes
-from rlx.ops.index import _check_indices
+from rlx.ops.index import check_indices
 
 __all__ = ["DynamicUpdateSlice"]
 
@@ -26,7 +26,7 @@ class DynamicUpdateSlice(Op):
     axis: int = 0
 
     def infer(self, x: TensorType, rows: TensorType, start: TensorType) -> TensorType:
-        _check_indices(start, self.op_name)
+        check_indices(start, self.op_name)
         check_same_dtype(self, x, rows)
         axis = axis_of(self.axis, x.rank, self.op_name)
         if rows.rank != x.rank:

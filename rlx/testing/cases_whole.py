@@ -60,9 +60,28 @@ def _places(name: str, n: Size, m: Size) -> Cases:
         yield case(_op(name, center), Operand((2, m, 4), "f32", "unit"), Operand((2, n, m), "f32", "ties"), *limits)
 
 
+def _grouped_matmul(name: str, n: Size, m: Size) -> Cases:
+    """Rows of one expert and of several, in order and not, by weights that are packed and by ones that are given."""
+    for dtype in FLOATS:
+        numbers = Operand((n,), "i64", "index", 5)
+        yield case(_op(name), Operand((n, 19), dtype), Operand((5, 19, 33), dtype, param=True), numbers)
+        yield case(_op(name), Operand((n, m), dtype), Operand((5, m, 9), dtype), numbers)
+        shared = Operand((n, 2), "i32", "index", 3)
+        yield case(_op(name, True), Operand((n, 1, 24), dtype), Operand((3, 16, 24), dtype, param=True), shared)
+    yield case(_op(name), Operand((2, n, 3, 4)), Operand((m, 4, 1)), Operand((2, n, 3), "i32", "index", m))
+    yield case(
+        _op(name, True),
+        Operand((n, 400), "f32", "unit"),
+        Operand((2, m, 400), "f32", "unit"),
+        Operand((n,), "i32", "index", 2),
+        turned=True,
+    )
+
+
 WHOLE: dict[str, Make] = {
     "bit_cast": _bit_cast,
     "det": _det,
+    "grouped_matmul": _grouped_matmul,
     "non_max_places": _places,
     "non_zero_places": _places,
     "tree_ensemble": _tree_ensemble,

@@ -94,6 +94,7 @@ FACTOR = {
     "global_average_pool": 10,
     "global_lp_pool": 20,
     "group_norm": 40,
+    "grouped_matmul": 40,
     "gru": 40,
     "hard_swish": 4,
     "instance_norm": 40,
@@ -212,7 +213,7 @@ def compare_results(
 class Operand:
     """An input of a case. `values`: "normal", "any" (NaN, infinities, denormals, all integers), "positive", "unit"
     (0 to 1), "nonzero", "whole" (small whole numbers), "ties" (few distinct ones) or "index" (-limit to limit - 1).
-    `data` are the elements themselves, where random ones would not do.
+    `data` are the elements themselves, where random ones would not do; a `param` is one whatever the case says.
     """
 
     shape: Shape
@@ -220,6 +221,7 @@ class Operand:
     values: str = "normal"
     limit: Size = 1
     data: tuple[float, ...] | None = None
+    param: bool = False
 
 
 @dataclass(frozen=True)
@@ -267,9 +269,10 @@ class Batch:
     def _leaf(self, name: str, case: Case, operand: Operand) -> Value:
         turned = case.turned and len(operand.shape) > 1
         shape = tuple(reversed(operand.shape)) if turned else operand.shape
-        make = self.graph.input if case.leaf == "input" else self.graph.param
+        leaf = "param" if operand.param else case.leaf
+        make = self.graph.input if leaf == "input" else self.graph.param
         value = make(name, shape, operand.dtype)
-        self.leaves[name] = (case.leaf, operand, turned)
+        self.leaves[name] = (leaf, operand, turned)
         return self.graph.add(Transpose(), value)[0] if turned else value
 
     def arrays(

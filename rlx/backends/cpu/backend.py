@@ -9,6 +9,7 @@ from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemo
 from rlx.backends.cpu import attention, contract, conv, flow
 from rlx.backends.cpu.channels import channels_last
 from rlx.backends.cpu.executable import CpuExecutable, build
+from rlx.backends.cpu.grouped import find_layers
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.pool import cpu_count
@@ -105,6 +106,7 @@ class CpuBackend(CodeGenerator):
                     static = bool(made.writes()) and all(b.kind == "prepared" for b in made.writes())
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
+        find_layers(program)
         return program
 
     def laid_out(self, kernel: Kernel) -> list[Kernel]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rlx.backends.base import Image
 from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry, patch_table
+from rlx.backends.cpu.experts import ExpertMemory
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.cpu.runner import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock, phase_table
@@ -76,6 +77,7 @@ class CpuExecutable(StateCalls):
     ) -> None:
         self.shared = shared
         self.states = StateMemory(shared.program) if states is None else states
+        self.experts = ExpertMemory(shared.program)
         self.program = shared.program
         self.room: dict[str, int] = {}  # for sizes that data decide and nothing bounds: the most so far
         self.schedule = known if known is not None else schedule(shared.program)
@@ -307,6 +309,7 @@ class CpuExecutable(StateCalls):
             raise ShapeError(f"the extent of dim {unset[0]!r} is not known: give it to set_extent")
         check_guards(self.shared.graph, extents)
         self.shared.update()
+        self.experts.fill(self.shared)
         room = self.room_for(extents)
         self.make_room({**extents, **room}, {name: Dim(name, 0, most) for name, most in room.items()})
         assert self.plan is not None
@@ -429,6 +432,8 @@ class CpuExecutable(StateCalls):
             return held
         if root.kind == "input":
             return 0
+        if root.kind == "table":
+            return self.experts.address(root)
         if root.kind != "arena":
             return self.shared.address(root)
         assert self.plan is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu import det, places, recurrence, roi, scatter, topk, trees, unpool
+from rlx.backends.cpu import det, grouped, places, recurrence, roi, scatter, topk, trees, unpool
 from rlx.backends.cpu.words import KernelCode
 from rlx.ir.graph import Node
 from rlx.kernels.program import Kernel
@@ -29,6 +29,7 @@ class Special:
 
 SPECIALS = {
     "det": Special(det.accepts, det.emit),
+    "grouped_matmul": Special(grouped.accepts, grouped.emit, grouped.layout),
     "max_roi_pool": Special(roi.accepts, roi.emit_max),
     "max_unpool": Special(unpool.accepts, unpool.emit),
     "non_max_places": Special(places.accepts_boxes, places.emit_non_max),

@@ -1,0 +1,466 @@
+"""Products by groups of rows: rows are sorted by their expert, and each expert's rows are one matrix product.
+
+Weights are packed as those of any product, expert by expert. Where one expert's panels are not there, those that a
+chunk needs are packed into its scratch memory: the same code on the same numbers, so the result has the same bits.
+
+What a run keeps of the routing of a layer lies in its block (i64): the address of a ring of calls (0: nothing is kept),
+how many it holds, the elements of one, how many calls there have been; then, for each expert, rows, and calls with its
+panels there and not there. A call in the ring is a count and the numbers of experts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import count
+from typing import cast
+
+from rlx.backends.cpu import gemm, scalar
+from rlx.backends.cpu.builder import Function, Module, vec
+from rlx.backends.cpu.cuts import COPY_PAD, Part, part
+from rlx.backends.cpu.frame import Frame
+from rlx.backends.cpu.group_cut import ROWS, GroupCut
+from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.words import KernelCode, Routine, once
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.graph import Node
+from rlx.ir.shape import Size, ceildiv, same, size_product
+from rlx.kernels.experts import ExpertLayer, ExpertWeight
+from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.ops.experts import GroupedMatMul
+
+__all__ = ["CALLS", "CAPACITY", "RING", "SLOTS", "STATS", "accepts", "emit", "fetch_routine", "find_layers", "layout"]
+
+F32, F64, I64 = DTYPES["f32"], DTYPES["f64"], DTYPES["i64"]
+GROUP, PACK, PRODUCT = "group rows", "pack experts", "grouped matmul"
+RING, SLOTS, CAPACITY, CALLS, STATS = range(5)  # words of a block; the statistics are three for each expert
+GROUPS = 1  # where the groups (expert, first row, rows) start, after their number
+
+
+def accepts(node: Node) -> bool:
+    """Floats from 16 bits on."""
+    dtype = node.inputs[0].dtype
+    return dtype.name in scalar.LLVM and dtype.bits >= 16
+
+
+def computed_in(dtype: DType) -> DType:
+    """The type of sums and panels."""
+    return F64 if dtype is F64 else F32
+
+
+def tile_of(dtype: DType) -> gemm.Tile:
+    return gemm.tile_for(cast(gemm.DType, computed_in(dtype).name), host().vector_bytes)
+
+
+def sizes(w: Buffer, transposed: bool) -> tuple[Size, Size, Size]:
+    """Experts, depth and columns of a weight."""
+    number, first, second = w.shape
+    return (number, second, first) if transposed else (number, first, second)
+
+
+def layout(kernel: Kernel) -> list[Kernel]:
+    """The rows are grouped first; weights that no run changes are packed in `prepare`."""
+    assert kernel.special is not None
+    op = kernel.special.op
+    assert isinstance(op, GroupedMatMul)
+    x, w, experts = kernel.operands
+    (out,), node, nodes = kernel.results, kernel.special, kernel.nodes
+    number, depth, columns = sizes(w, op.transposed)
+    groups = Buffer(f"{out.name}.groups", out.kind, (GROUPS + 4 * number + size_product(experts.shape),), I64)
+    made: list[Kernel] = []
+    read, tables = [x, groups, w], []
+    static = w.base.kind in ("param", "const", "prepared") and all(isinstance(s, int) for s in w.shape)
+    if static and out.kind != "prepared":
+        dtype = computed_in(w.dtype)
+        shape = (number, ceildiv(columns, tile_of(dtype).width), depth, tile_of(dtype).width)
+        panels = Buffer(f"{out.name}.panels", "prepared", shape, dtype)
+        made.append(Kernel(PACK, special=node, operands=(w,), results=(panels,), nodes=nodes, tag=PACK))
+        table = Buffer(f"{out.name}.table", "table", (2 * number,), I64)
+        block = Buffer(f"{out.name}.block", "table", (STATS + 3 * number,), I64)
+        read, tables = [x, groups, panels, table], [block, table]
+    made.append(Kernel(GROUP, special=node, operands=(experts, *tables), results=(groups,), nodes=nodes, tag=GROUP))
+    made.append(replace(kernel, operands=tuple(read), tag=PRODUCT))
+    return made
+
+
+def find_layers(program: Program) -> None:
+    """Products that go by the same numbers are one layer, whose rows are grouped once."""
+    packs = {kernel.results[0]: kernel for kernel in program.prepare if kernel.tag == PACK}
+    first: dict[tuple[Buffer, Size], Kernel] = {}
+    layers: dict[Buffer, ExpertLayer] = {}  # by the groups of its rows
+    same_as: dict[Buffer, Buffer] = {}
+    run: list[Kernel] = []
+    for kernel in program.run:
+        if kernel.mark is not None:
+            first.clear()  # what a branch has grouped may not be there after it
+        if kernel.tag == GROUP:
+            (groups,), numbers = kernel.results, kernel.operands[0]
+            earlier = first.setdefault((numbers, groups.shape[0]), kernel)
+            if earlier is not kernel and numbers.base.kind != "state" and len(earlier.operands) == len(kernel.operands):
+                same_as[groups] = earlier.results[0]
+                continue
+        elif kernel.tag == PRODUCT:
+            x, groups, *weights = kernel.operands
+            groups = same_as.get(groups, groups)
+            kernel = replace(kernel, operands=(x, groups, *weights))
+            if len(weights) == 2:
+                layer = layers.get(groups)
+                if layer is None:
+                    layer = layers[groups] = _layer(next(k for k in run if groups in k.results), layers.values())
+                layer.weights.append(_weight(packs[weights[0]], weights[1]))
+        run.append(kernel)
+    program.run = run
+    program.experts = list(layers.values())
+
+
+def _layer(grouping: Kernel, others: Iterable[ExpertLayer]) -> ExpertLayer:
+    """The layer of these groups, named by where its numbers come from."""
+    numbers, block, _ = grouping.operands
+    node = grouping.special
+    assert node is not None
+    last = numbers.shape[-1]
+    top_k = last if len(numbers.shape) > 1 and isinstance(last, int) else 1
+    experts = (int(block.shape[0]) - STATS) // 3
+    source = node.inputs[2]
+    name = source.node.provenance[0] if source.node is not None and source.node.provenance else source.name or "moe"
+    taken = {layer.name for layer in others}
+    free = (f"{name}.{i}" for i in count(1))
+    return ExpertLayer(
+        name if name not in taken else next(n for n in free if n not in taken), experts, top_k, block, []
+    )
+
+
+def _weight(pack: Kernel, table: Buffer) -> ExpertWeight:
+    assert pack.special is not None
+    op = pack.special.op
+    assert isinstance(op, GroupedMatMul)
+    (source,), (panels,) = pack.operands, pack.results
+    return ExpertWeight(source.base.name, source, panels, table, op.transposed)
+
+
+def emit(kernel: Kernel) -> list[KernelCode]:
+    """One of the three steps."""
+    assert kernel.special is not None
+    op = kernel.special.op
+    assert isinstance(op, GroupedMatMul)
+    if kernel.tag == GROUP:
+        return [_group(kernel)]
+    return [_pack(op, kernel) if kernel.tag == PACK else _product(op, kernel)]
+
+
+# ---- grouping
+
+
+def _group(kernel: Kernel) -> KernelCode:
+    """A counting sort, which keeps the order of the rows of an expert."""
+    frame = Frame()
+    f, (numbers, *tables), (groups,) = frame.f, kernel.operands, kernel.results
+    rows = frame.product(numbers.shape)
+    experts = frame.size((groups.shape[0] - GROUPS - size_product(numbers.shape)) // 4)
+    base, ids, ty = frame.pointer(groups), frame.pointer(numbers), f"i{numbers.dtype.bits}"
+    listed = f.gep(base, GROUPS, "i64")
+    cursor = f.gep(listed, f.mul(experts, 3, "i64"), "i64")
+    order = f.gep(cursor, experts, "i64")
+
+    def number(row: str) -> str:
+        raw = frame.element(ids, row, ty)
+        return raw if ty == "i64" else f.cast("sext" if numbers.dtype.kind == "i" else "zext", raw, "i64", ty)
+
+    def clear(e: str, _: list[str]) -> None:
+        frame.put(0, cursor, e, "i64")
+
+    def tally(row: str, _: list[str]) -> None:
+        expert = f.max(frame.axis_index(number(row), experts), 0, "i64")
+        at = f.gep(cursor, expert, "i64")
+        f.store(f.add(f.load("i64", at), 1, "i64"), at)
+
+    def place(e: str, carried: list[str]) -> list[str]:
+        found, start = carried
+        own = frame.element(cursor, e, "i64")
+        some = f.cmp("gt", own, 0, "i64")
+
+        def group() -> None:
+            at = f.gep(listed, f.mul(found, 3, "i64"), "i64")
+            for offset, value in enumerate((e, start, own)):
+                frame.put(value, at, offset, "i64")
+            if tables:
+                _note(frame, tables, e, own)
+
+        f.if_(some, group)
+        frame.put(start, cursor, e, "i64")
+        return [f.add(found, f.cast("zext", some, "i64", "i1"), "i64"), f.add(start, own, "i64")]
+
+    def sort(row: str, _: list[str]) -> None:
+        raw = number(row)
+        expert = f.select(f.cmp("lt", raw, 0, "i64"), f.add(raw, experts, "i64"), raw, "i64")
+        at = f.gep(cursor, f.select(f.cmp("ult", expert, experts, "i64"), expert, 0, "i64"), "i64")
+        next_ = f.load("i64", at)
+        frame.put(row, order, next_, "i64")
+        f.store(f.add(next_, 1, "i64"), at)
+
+    f.loop(0, experts, 1, [], clear)
+    f.loop(0, rows, 1, [], tally)
+    found, _ = f.loop(0, experts, 1, [("i64", 0), ("i64", 0)], place)
+    frame.put(found, base, 0, "i64")
+    f.loop(0, rows, 1, [], sort)
+    if tables:
+        _capture(frame, frame.pointer(tables[0]), rows, number)
+    return frame.finish()
+
+
+def _note(frame: Frame, tables: list[Buffer], expert: str, rows: str) -> None:
+    """Counts a call of an expert."""
+    f = frame.f
+    block, table = map(frame.pointer, tables)
+    there = f.cmp("ne", frame.element(table, f.mul(expert, 2, "i64"), "i64"), 0, "i64")
+    hit = f.cast("zext", there, "i64", "i1")
+    at = f.gep(f.gep(block, STATS, "i64"), f.mul(expert, 3, "i64"), "i64")
+    for offset, more in enumerate((rows, hit, f.sub(1, hit, "i64"))):
+        frame.put(f.add(frame.element(at, offset, "i64"), more, "i64"), at, offset, "i64")
+
+
+def _capture(frame: Frame, block: str, rows: str, number: Callable[[str], str]) -> None:
+    """Puts the numbers into the ring, if there is one."""
+    f = frame.f
+    ring = frame.element(block, RING, "ptr")
+
+    def keep() -> None:
+        calls, slots, room = (frame.element(block, at, "i64") for at in (CALLS, SLOTS, CAPACITY))
+        slot = f.mul(f.binary("urem", calls, slots, "i64"), f.add(room, 1, "i64"), "i64")
+        own = f.gep(ring, slot, "i64")
+        frame.put(rows, own, 0, "i64")
+        first = f.gep(own, 1, "i64")
+        f.loop(0, f.min(rows, room, "i64"), 1, [], lambda row, _: frame.put(number(row), first, row, "i64"))
+        frame.put(f.add(calls, 1, "i64"), block, CALLS, "i64")
+
+    f.if_(f.cmp("ne", ring, "null", "ptr"), keep)
+
+
+# ---- packing
+
+
+@functools.cache
+def fetch_routine(dtype: DType) -> Routine:
+    """Packs panels of a matrix of any strides: `(ptr matrix, ptr panels, i64 k, i64 n, i64 row stride, i64 column
+    stride, i64 count)`; n are the columns from `matrix` on.
+    """
+    tile, wide = tile_of(dtype), computed_in(dtype)
+    memory, ty, lanes, width = scalar.memory_type(dtype), tile.scalar, tile.lanes, tile.width
+    strides = [("i64", "row"), ("i64", "column")]
+    name = f"rlx_fetch_{dtype}x{lanes}"
+    f = Function(name, [("ptr", "b"), ("ptr", "out"), ("i64", "k"), ("i64", "n"), *strides, ("i64", "count")])
+
+    def read(address: str, w: int) -> str:
+        raw = scalar.from_memory(f, f.load(vec(memory, w) if w > 1 else memory, address), dtype, w)
+        return scalar.convert(f, raw, dtype, wide, w)
+
+    def panel(p: str, _: list[str]) -> None:
+        first = f.mul(p, width)
+        source, target = f.gep("%b", f.mul(first, "%column"), memory), f.gep("%out", f.mul(first, "%k"), ty)
+        left = f.min(f.sub("%n", first), width)
+
+        def at(i: str, j: str | int) -> str:
+            return f.gep(source, f.add(f.mul(i, "%row"), f.mul(j, "%column")), memory)
+
+        def cell(i: str, j: str | int) -> str:
+            return f.gep(target, f.add(f.mul(i, width), j), ty)
+
+        def whole_row(i: str, _: list[str]) -> None:
+            for j in range(0, width, lanes):
+                f.store(read(f.gep(at(i, 0), j, memory), lanes), cell(i, j))
+
+        def one_by_one(i: str, _: list[str]) -> None:
+            f.loop(0, left, 1, [], lambda j, _: f.store(read(at(i, j), 1), cell(i, j)))
+            f.loop(left, width, 1, [], lambda j, _: f.store(0.0, cell(i, j), ty=ty))
+
+        def square(i: str, _: list[str]) -> None:
+            for j in range(0, width, lanes):
+                turned = gemm.transpose(f, [read(at(i, j + q), lanes) for q in range(lanes)])
+                for q, value in enumerate(turned):
+                    f.store(value, cell(f.add(i, q), j))
+
+        def squares() -> None:
+            even = f.and_("%k", -lanes)
+            f.loop(0, even, lanes, [], square)
+            f.loop(even, "%k", 1, [], one_by_one)
+
+        def rows(turn: Callable[[str, list[str]], None]) -> Callable[[], None]:
+            return lambda: gemm.void(f.loop(0, "%k", 1, [], turn))
+
+        whole = f.cmp("eq", left, width)
+        along, across = (f.and_(whole, f.cmp("eq", stride, 1)) for stride in ("%column", "%row"))
+        f.if_(along, rows(whole_row), lambda: gemm.void(f.if_(across, squares, rows(one_by_one))))
+
+    f.loop(0, "%count", 1, [], panel)
+    f.ret()
+    return Routine(name, Module([f]).text())
+
+
+def _strides(depth: str, columns: str, transposed: bool) -> tuple[str, str]:
+    """Of rows and columns of a matrix."""
+    return ("1", depth) if transposed else (columns, "1")
+
+
+def _pack(op: GroupedMatMul, kernel: Kernel) -> KernelCode:
+    """A chunk is some panels of one expert."""
+    frame = Frame()
+    f, (w,), (panels,) = frame.f, kernel.operands, kernel.results
+    number, depth, columns = sizes(w, op.transposed)
+    cut = once(GroupCut(number, number, columns, depth, panels.dtype.itemsize))
+    frame.chunks = Part(cut, "chunks")
+    step, blocks = (frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks"))
+    k, n, width = frame.size(depth), frame.size(columns), panels.shape[-1]
+    of_all = frame.product(panels.shape[1:])
+    rows, across = _strides(k, n, op.transposed)
+    expert, first = f.binary("udiv", "%chunk", blocks, "i64"), f.binary("urem", "%chunk", blocks, "i64")
+    first = f.mul(first, step, "i64")
+    column = f.mul(first, frame.size(width), "i64")
+    at = f.add(f.mul(expert, f.mul(k, n, "i64"), "i64"), f.mul(column, across, "i64"), "i64")
+    source = f.gep(frame.pointer(w), at, scalar.memory_type(w.dtype))
+    to = f.add(f.mul(expert, of_all, "i64"), f.mul(column, k, "i64"), "i64")
+    target = f.gep(frame.pointer(panels), to, scalar.llvm_type(panels.dtype))
+    taken = f.min(step, f.sub(frame.size(panels.shape[1]), first, "i64"), "i64")
+    left = f.sub(n, column, "i64")
+    f.call(frame.word(fetch_routine(w.dtype)), [source, target, _i(k), _i(left), _i(rows), _i(across), _i(taken)])
+    return frame.finish(optimize=False)
+
+
+def _i(value: str) -> tuple[str, str]:
+    return "i64", value
+
+
+# ---- products
+
+
+def _product(op: GroupedMatMul, kernel: Kernel) -> KernelCode:
+    """A chunk is some columns of all rows of one expert."""
+    assert kernel.special is not None
+    x, groups, weights, *tables = kernel.operands
+    numbers = kernel.special.inputs[2]
+    (out,) = kernel.results
+    frame = Frame()
+    f, tile, wide = frame.f, tile_of(x.dtype), computed_in(x.dtype)
+    number, depth, columns = sizes_of(kernel.special)
+    cut = once(GroupCut(size_product(out.shape[:-1]), number, columns, depth, wide.itemsize))
+    frame.chunks = Part(cut, "chunks")
+    own = frame.scratch(Part(cut, "scratch"))
+    step, blocks, sums_at, panels_at = (
+        frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks", "sums", "panels")
+    )
+    k, n, experts = frame.size(depth), frame.size(columns), frame.size(number)
+    from_, memory, ty = frame.pointer(x), scalar.memory_type(x.dtype), tile.scalar
+    to, base = frame.pointer(out), frame.pointer(groups)
+    shared = same(x.shape[-2], 1) is True and same(numbers.shape[-1], 1) is not True
+    per = frame.size(numbers.shape[-1]) if shared else "1"  # rows of the result that read one row of x
+    routine, fetch = frame.word(gemm.block_routine(tile)), frame.word(fetch_routine(x.dtype))
+    table = frame.pointer(tables[0]) if tables else frame.pointer(weights)
+    group = f.binary("udiv", "%chunk", blocks, "i64")
+    first = f.mul(f.binary("urem", "%chunk", blocks, "i64"), step, "i64")
+    stride = f.mul(k, tile.width, "i64")
+
+    def panels(expert: str, column: str, taken: str) -> str:
+        """The address of the first panel of this chunk."""
+
+        def fetched(matrix: str) -> str:
+            rows, across = _strides(k, n, op.transposed)
+            source = f.gep(matrix, f.mul(column, across, "i64"), scalar.memory_type(x.dtype))
+            room, left = f.offset(own, panels_at), f.sub(n, column, "i64")
+            f.call(fetch, [source, room, _i(k), _i(left), _i(rows), _i(across), _i(taken)])
+            return room
+
+        if not tables:
+            area = f.mul(expert, f.mul(k, n, "i64"), "i64")
+            return fetched(f.gep(table, area, scalar.memory_type(x.dtype)))
+        entry = f.gep(table, f.mul(expert, 2, "i64"), "i64")
+        there = f.load("ptr", entry)
+        (found,) = f.if_(
+            f.cmp("ne", there, "null", "ptr"),
+            lambda: [("ptr", f.gep(there, f.mul(column, k, "i64"), ty))],
+            lambda: [("ptr", fetched(f.load("ptr", f.gep(entry, 1, "i64"))))],
+        )
+        return found
+
+    def run() -> None:
+        at = f.gep(f.gep(base, GROUPS, "i64"), f.mul(group, 3, "i64"), "i64")
+        expert, start, rows = (frame.element(at, i, "i64") for i in range(3))
+        order = f.gep(base, f.add(f.add(f.mul(experts, 4, "i64"), GROUPS, "i64"), start, "i64"), "i64")
+        column = f.mul(first, tile.width, "i64")
+        wide_columns = f.min(f.mul(step, tile.width, "i64"), f.sub(n, column, "i64"), "i64")
+        taken = f.binary("udiv", f.add(wide_columns, tile.width - 1, "i64"), tile.width, "i64")
+        b = panels(expert, column, taken)
+
+        def block(a: str, lda: str, c: str, ldc: str, m: str) -> None:
+            f.call(routine, [a, _i(lda), b, _i(stride), c, _i(ldc), _i(m), _i(wide_columns), _i(k), ("ptr", "null")])
+
+        def part_of_rows(r: str, _: list[str]) -> None:
+            m = f.min(f.sub(rows, r, "i64"), ROWS, "i64")
+            listed = f.gep(order, r, "i64")
+            top = f.load("i64", listed)
+
+            def source(row: str) -> str:
+                place = row if per == "1" else f.binary("udiv", row, per, "i64")
+                return f.gep(from_, f.mul(place, k, "i64"), memory)
+
+            def target(row: str) -> str:
+                return f.gep(to, f.add(f.mul(row, n, "i64"), column, "i64"), memory)
+
+            def in_place() -> None:
+                block(source(top), k, target(top), n, m)
+
+            def by_copies() -> None:
+                lda, ldc = f.add(k, COPY_PAD, "i64"), f.mul(step, tile.width, "i64")
+                sums = f.offset(own, sums_at)
+
+                def load_row(i: str, _: list[str]) -> None:
+                    row = source(frame.element(listed, i, "i64"))
+                    _convert_row(f, row, x.dtype, f.gep(own, f.mul(i, lda, "i64"), ty), wide, k)
+
+                def store_row(i: str, _: list[str]) -> None:
+                    row = target(frame.element(listed, i, "i64"))
+                    _convert_row(f, f.gep(sums, f.mul(i, ldc, "i64"), ty), wide, row, x.dtype, wide_columns)
+
+                f.loop(0, m, 1, [], load_row)
+                block(own, lda, sums, ldc, m)
+                f.loop(0, m, 1, [], store_row)
+
+            if x.dtype is not wide:
+                by_copies()
+                return
+            direct = f.cmp("eq", m, 1, "i64")
+            if per == "1":
+                last = frame.element(listed, f.sub(m, 1, "i64"), "i64")
+                direct = f.cmp("eq", f.sub(last, top, "i64"), f.sub(m, 1, "i64"), "i64")
+            f.if_(direct, in_place, by_copies)
+
+        f.loop(0, rows, ROWS, [], part_of_rows)
+
+    f.if_(f.cmp("lt", group, f.load("i64", base), "i64"), run)
+    return frame.finish(optimize=False)
+
+
+def sizes_of(node: Node) -> tuple[Size, Size, Size]:
+    """Experts, depth and columns of a product."""
+    op = node.op
+    assert isinstance(op, GroupedMatMul)
+    number, first, second = node.inputs[1].shape
+    return (number, second, first) if op.transposed else (number, first, second)
+
+
+def _convert_row(f: Function, source: str, own: DType, target: str, to: DType, count: str) -> None:
+    """Copies a row of `count` elements, in vectors."""
+    lanes = host().vector_bytes // 4
+
+    def some(w: int) -> Callable[[str, list[str]], None]:
+        def turn(i: str, _: list[str]) -> None:
+            before, after = scalar.memory_type(own), scalar.memory_type(to)
+            raw = f.load(vec(before, w) if w > 1 else before, f.gep(source, i, before))
+            value = scalar.convert(f, scalar.from_memory(f, raw, own, w), own, to, w)
+            stored = scalar.to_memory(f, value, to, w)
+            f.store(stored, f.gep(target, i, after), ty=vec(after, w) if w > 1 else after)
+
+        return turn
+
+    whole = f.and_(count, -lanes, "i64")
+    f.loop(0, whole, lanes, [], some(lanes))
+    f.loop(whole, count, 1, [], some(1))
