@@ -25,7 +25,7 @@ _PUBLIC: dict[str, str] = {
     "Op": "rlx.ops.base",
     "RunTrace": "rlx.runtime.trace",
     "Session": "rlx.runtime.session",
-    "TensorType": "rlx.ir.graph",
+    "TensorType": "rlx.ir.value",
     "WeightRegistry": "rlx.runtime.weights",
     "bind_cache": "rlx.runtime.bind_cache",
     "choose": "rlx.runtime.choice",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import random
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -114,3 +115,28 @@ def model_path(models_dir: Path) -> Callable[[str], Path]:
     """The file of a model by its name in tools/models.json."""
     listed = fetch_models.entries()
     return lambda name: models_dir / listed[name].relative_path
+
+
+@pytest.fixture(scope="session")
+def together() -> Callable[..., None]:
+    """A call that runs jobs in a thread each; what one raises is raised by it, and a hang fails."""
+
+    def run(*jobs: Callable[[], None]) -> None:
+        errors: list[BaseException] = []
+
+        def guarded(job: Callable[[], None]) -> None:
+            try:
+                job()
+            except BaseException as error:  # noqa: BLE001  # raised below
+                errors.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive(), "hangs"
+        if errors:
+            raise errors[0]
+
+    return run

@@ -19,8 +19,6 @@ from rlx.options import CompileOptions
 
 __all__ = ["estimate"]
 
-LANGUAGE_OPTIONS = ("context", "batch", "kv_dtype", "prefill")
-
 
 def estimate(
     model: Graph | str | os.PathLike[str],

@@ -109,7 +109,6 @@ class GgufFile:
     alignment: int
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    data_start: int
     source: FileSource = field(repr=False)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
@@ -257,7 +256,7 @@ def _header(source: FileSource) -> GgufFile:
     infos = [_info(cursor) for _ in range(tensors)]
     start = -(-cursor.at // alignment) * alignment
     placed = dict(_placed(cursor, infos, start, alignment))
-    return GgufFile(source.name, version, alignment, metadata, placed, start, source)
+    return GgufFile(source.name, version, alignment, metadata, placed, source)
 
 
 def _info(cursor: _Cursor) -> tuple[str, tuple[int, ...], GgmlType, int, int]:

@@ -79,7 +79,7 @@ def register_encoding(cls: type[Encoding]) -> type[Encoding]:
     return cls
 
 
-def encoding_named(name: str) -> Encoding:
+def encoding_named(name: object) -> Encoding:
     """The encoding registered under `name`; `OptionError` lists the known ones."""
     if not isinstance(name, str) or name not in ENCODINGS:
         raise OptionError(f"unknown encoding {name!r}: known are {', '.join(sorted(ENCODINGS))}")

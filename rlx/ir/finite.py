@@ -9,7 +9,7 @@ import numpy as np
 from rlx.errors import NanTrapped
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
-from rlx.ir.graph import Array
+from rlx.ir.value import Array
 
 __all__ = ["Reading", "bad_elements", "is_trappable", "trapped"]
 

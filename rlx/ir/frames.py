@@ -14,7 +14,8 @@ import numpy as np
 
 from rlx.errors import OptionError
 from rlx.ir.dtype import DType, dtype_of
-from rlx.ir.graph import OPEN, Graph, TensorType, Value
+from rlx.ir.graph import Graph
+from rlx.ir.value import OPEN, TensorType, Value
 
 __all__ = ["Frame", "current", "frame_of"]
 

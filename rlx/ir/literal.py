@@ -11,8 +11,8 @@ import numpy as np
 
 from rlx.errors import OptionError
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Dim, format_size
+from rlx.ir.value import Array, TensorType
 
 __all__ = ["array_of", "content_hash", "format_attribute", "inline"]
 

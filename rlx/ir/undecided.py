@@ -6,7 +6,7 @@ In a function that is being traced, arithmetic beyond that of sizes (`1 / n`, `n
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -22,11 +22,8 @@ class Undecided:
 
     __slots__ = ()
 
-    def __sub__(self, other: Any) -> Any:
-        raise NotImplementedError
-
-    def _limits(self) -> tuple[int | None, int | None]:
-        raise NotImplementedError
+    __sub__: ClassVar[Callable[[Any, Any], Any]]  # of Dim, as its bounds are
+    _limits: ClassVar[Callable[[Any], tuple[int | None, int | None]]]
 
     def _not_known(self, *args: object) -> NoReturn:
         raise OptionError(

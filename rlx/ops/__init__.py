@@ -10,8 +10,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from rlx.ir.graph import register_methods
 from rlx.ir.undecided import NUMBERS
+from rlx.ir.value import register_methods
 from rlx.ops import (
     activation,
     bitwise,

@@ -10,10 +10,10 @@ import numpy as np
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, Graph, TensorType, Value
-from rlx.ir.shape import Size, numel, unify
+from rlx.ir.shape import numel, unify
 from rlx.ops.base import Op, Work, register
 from rlx.ops.contract import MatMul, WideningMatMul
-from rlx.ops.conv import Conv, WholeConv
+from rlx.ops.conv import Conv, Convolving, WholeConv
 from rlx.ops.elementwise import Add, Cast, Sub
 from rlx.ops.layout import Reshape, Split
 
@@ -79,16 +79,11 @@ class ByteMatMul(Op):
 
 
 @register
-class ByteConv(Op):
+class ByteConv(Convolving):
     """Convolution of x - zero with w in i32: x is u8 or i8, w i8, or i16 of which no element is beyond +-255.
 
     `zero` is one number of the type of x (none: 0). Zeros are padded to x - zero. The attributes are those of `Conv`.
     """
-
-    strides: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    pads: tuple[Size, ...] = ()
-    groups: int = 1
 
     @property
     def _conv(self) -> Conv:
@@ -98,9 +93,6 @@ class ByteConv(Op):
         _check(self, x, w, zero)
         return self._conv.infer(TensorType(x.shape, I32), TensorType(w.shape, I32))
 
-    def work(self, *x: TensorType) -> Work:
-        return self.elementwise_work(2 * numel(x[1].shape[1:]), *x)
-
     def reference(self, x: Array, w: Array, zero: Array | None = None) -> Array:
         a = x.astype(np.int32)
         if zero is not None:
@@ -108,7 +100,7 @@ class ByteConv(Op):
         return self._conv.reference(a, w.astype(np.int32))
 
     def lower(self, k: Any, x: Any, w: Any, zero: Any = None) -> Any:
-        strides, dilations, pads = self._conv.window(x.rank)
+        strides, dilations, pads = self.window(x.rank)
         return k.byte_conv(x, w, zero, strides=strides, dilations=dilations, pads=pads, groups=self.groups)
 
     def decompose(self, g: Graph, x: Value, w: Value, zero: Value | None = None) -> Value:

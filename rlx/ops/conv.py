@@ -13,8 +13,9 @@ from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, evaluate, exact_div, max_size, numel, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, widened
 from rlx.ops.layout import Expand, Pad, Reshape, Slice, Transpose
+from rlx.records import dataclass
 
-__all__ = ["Conv", "ConvTranspose", "WholeConv", "check_window", "per_axis", "window_count"]
+__all__ = ["Conv", "ConvTranspose", "Convolving", "WholeConv", "check_window", "per_axis", "window_count"]
 
 
 def per_axis(values: tuple[Any, ...], count: int, default: int, what: str) -> tuple[Any, ...]:
@@ -82,15 +83,9 @@ def _biased(out: Array, b: Array | None) -> Array:
     return out if b is None else out + widened(b).reshape(-1, *(1,) * (out.ndim - 2))
 
 
-@register
-class Conv(Op):
-    """Convolution of x [N, C, spatial..] with w [O, C/groups, kernel..] and b [O]. (ONNX Conv-22)
-
-    `pads` are the begins and then the ends of the spatial axes; (): strides and dilations 1, pads 0. Zeros are padded;
-    f16 and bf16 accumulate in f32.
-    """
-
-    exact: ClassVar[bool] = False
+@dataclass(frozen=True)
+class Convolving(Op):
+    """Base of convolutions: `pads` are the begins, then the ends of the axes; (): strides and dilations 1, pads 0."""
 
     strides: tuple[int, ...] = ()
     dilations: tuple[int, ...] = ()
@@ -105,6 +100,20 @@ class Conv(Op):
             per_axis(self.dilations, n, 1, "conv dilations"),
             per_axis(self.pads, 2 * n, 0, "conv pads"),
         )
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(2 * numel(x[1].shape[1:]), *x)
+
+
+@register
+class Conv(Convolving):
+    """Convolution of x [N, C, spatial..] with w [O, C/groups, kernel..] and b [O]. (ONNX Conv-22)
+
+    `pads` are the begins and then the ends of the spatial axes; (): strides and dilations 1, pads 0. Zeros are padded;
+    f16 and bf16 accumulate in f32.
+    """
+
+    exact: ClassVar[bool] = False
 
     def infer(self, x: TensorType, w: TensorType, b: TensorType | None = None) -> TensorType:
         _check_operands(self, x, w, b)
@@ -123,9 +132,6 @@ class Conv(Op):
             for d in range(n)
         )
         return TensorType((x.shape[0], w.shape[0], *space), x.dtype)
-
-    def work(self, *x: TensorType) -> Work:
-        return self.elementwise_work(2 * numel(x[1].shape[1:]), *x)
 
     def reference(self, x: Array, w: Array, b: Array | None = None) -> Array:
         strides, dilations, pads = self.window(x.ndim)
@@ -149,11 +155,6 @@ class WholeConv(Conv):
     """
 
     exact: ClassVar[bool] = True
-
-    strides: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    pads: tuple[Size, ...] = ()
-    groups: int = 1
 
 
 @register

@@ -13,7 +13,7 @@ from rlx.ir.shape import Shape, Size, broadcast, ceildiv, numel, same, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register
 from rlx.ops.bytewise import ByteConv, ByteMatMul, centred, is_nought
 from rlx.ops.contract import MatMul, WideningMatMul
-from rlx.ops.conv import Conv
+from rlx.ops.conv import Conv, Convolving
 from rlx.ops.elementwise import Add, Cast, Div, Equal, Maximum, Minimum, Mul, Neg, Round, Sub, Where
 from rlx.ops.layout import Unsqueeze
 from rlx.ops.reduction import ReduceMax, ReduceMin
@@ -284,16 +284,11 @@ class MatMulInteger(Op):
 
 
 @register
-class ConvInteger(Op):
+class ConvInteger(Convolving):
     """Convolution of (x - x_zero) with (w - w_zero) of u8 or i8 in i32; x_zero is padded. (ONNX ConvInteger-10)
 
     x_zero is one number, w_zero one or [O]; the attributes are those of `Conv`.
     """
-
-    strides: tuple[int, ...] = ()
-    dilations: tuple[int, ...] = ()
-    pads: tuple[Size, ...] = ()
-    groups: int = 1
 
     @property
     def _conv(self) -> Conv:
@@ -310,9 +305,6 @@ class ConvInteger(Op):
         if w_zero is not None and w_zero.shape not in ((), (1,)):
             unify(numel(w_zero.shape), w.shape[0], f"conv_integer: zero points {w_zero} and output channels of {w}")
         return self._conv.infer(TensorType(x.shape, I32), TensorType(w.shape, I32))
-
-    def work(self, *x: TensorType) -> Work:
-        return self.elementwise_work(2 * numel(x[1].shape[1:]), *x)
 
     def reference(self, x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None) -> Array:
         a, b = x.astype(np.int32), w.astype(np.int32)

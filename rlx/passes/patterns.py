@@ -14,7 +14,7 @@ from rlx.ops.elementwise import Abs, Add, Cast, Clip, Div, Exp, Mul, Pow, Sigmoi
 from rlx.ops.layout import Expand, Full, Reshape, SizeOf, Transpose
 from rlx.ops.reduction import ReduceMean, ReduceSum, ReduceSumSquare
 
-__all__ = ["Statics", "either_way", "is_positive", "is_sized", "made_by", "uniform", "with_uniform"]
+__all__ = ["Statics", "either_way", "is_positive", "is_sized", "made_by", "uniform"]
 
 LARGEST_UNIFORM = 4096  # elements of a constant that are looked at to see whether they are equal
 
@@ -74,15 +74,6 @@ def either_way(node: Node) -> Iterator[tuple[Value, Value]]:
     a, b = node.inputs
     yield a, b
     yield b, a
-
-
-def with_uniform(node: Node) -> tuple[Value, Any] | None:
-    """(value, number) for a commutative node of a value and a uniform constant."""
-    for value, other in either_way(node):
-        number = uniform(other)
-        if number is not None and uniform(value) is None:
-            return value, number
-    return None
 
 
 def is_sized(value: Value) -> bool:

@@ -24,14 +24,14 @@ from rlx.lean import log
 from rlx.options import CompileOptions
 from rlx.runtime.build import build_identity
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.container import Container, is_container, read_container, write_container
+from rlx.runtime.container import Container, read_container, write_container
 from rlx.runtime.memory import ModelMemory, Resident
 
 if TYPE_CHECKING:
     from rlx.compiler import Stages
     from rlx.runtime.choice import Decision
 
-__all__ = ["StoredCompilation", "holds_artifact", "load_artifact", "restore", "save_artifact", "store"]
+__all__ = ["StoredCompilation", "load_artifact", "restore", "save_artifact", "store"]
 
 Compile = Callable[[Graph, CompileOptions], CompiledGraph]
 
@@ -84,12 +84,6 @@ class Stored:
         """Writes the file and returns its bytes; `external` arrays stay in the mapped file where they lie."""
         where = {i: place for i, array in enumerate(self.arrays) if external and (place := place_of(array))}
         return write_container(path, Container(self.facts, self.sections, self.arrays), where, hashed)
-
-
-def holds_artifact(path: str | os.PathLike[str]) -> bool:
-    """Whether the file is an artifact; raises `OSError` where it can't be read."""
-    with open(path, "rb") as file:
-        return is_container(file.read(16))
 
 
 def store(model: CompiledGraph, path: str | os.PathLike[str], facts: Mapping[str, Any]) -> int:

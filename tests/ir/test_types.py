@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.encoding import ENCODINGS, encoding_named
+from rlx.ir.graph import Graph
+from rlx.ir.shape import Dim
+from rlx.ir.value import TensorType
 
 
 @pytest.mark.parametrize("name", sorted(DTYPES))
@@ -70,3 +73,28 @@ def test_encoding_errors() -> None:
         q8.decode(np.zeros(35, np.uint8), (32,))
     with pytest.raises(OptionError, match="known are"):
         encoding_named("q9")
+
+
+def test_tensor_types_are_checked() -> None:
+    """Names, lists and NumPy's ints are taken for what they mean; what is no type is refused when it is made."""
+    made = TensorType([np.int64(2), Dim("n", 0, 4), 32], "f16", "q8_0")  # type: ignore[list-item]
+    assert made == TensorType((2, Dim("n", 0, 4), 32), DTYPES["f16"], encoding_named("q8_0"))
+    assert all(type(size) in (int, Dim) for size in made.shape)
+    for shape in ((2, -1), (2.0,), (True,), ("n",), 3, None, "23"):
+        with pytest.raises(ShapeError, match=r"a shape is|a size is|can't be negative"):
+            TensorType(shape, DTYPES["f32"])  # type: ignore[arg-type]
+    for dtype in (None, "f7", 32):
+        with pytest.raises(DTypeError, match="unknown element type"):
+            TensorType((2,), dtype)
+    with pytest.raises(OptionError, match="unknown encoding"):
+        TensorType((32,), DTYPES["f32"], "q9")
+
+
+def test_leaves_say_which_of_them_is_wrong() -> None:
+    """The message of a bad shape or element type names the leaf."""
+    g = Graph()
+    for declare in (g.input, g.param, g.state):
+        with pytest.raises(ShapeError, match=rf"{declare.__name__} 'x': a size can't be negative"):
+            declare("x", (2, -1))
+        with pytest.raises(DTypeError, match=rf"{declare.__name__} 'x': unknown element type"):
+            declare("x", (2,), "f7")

@@ -53,25 +53,6 @@ def product(**options: Any) -> rlx.CompiledGraph:
     return model
 
 
-def together(*jobs: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as error:  # noqa: BLE001  # raised below
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "hangs"
-    if errors:
-        raise errors[0]
-
-
 @pytest.mark.parametrize("busy", ["wait", "error"])
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 def test_calls_wait_for_the_run_of_another_thread(device: str, busy: str) -> None:
@@ -112,7 +93,7 @@ def test_calls_wait_for_the_run_of_another_thread(device: str, busy: str) -> Non
     assert model.run([] if busy == "wait" else [x])[0][0] == (3 if busy == "wait" else 2)
 
 
-def test_threads_on_one_graph_get_right_answers() -> None:
+def test_threads_on_one_graph_get_right_answers(together: Callable[..., None]) -> None:
     """Eight threads with inputs of their own, at changing lengths: every result is that of the run alone."""
     model = product(busy="wait", threads=2)
     inputs = {(t, n): np.full((n, 96), (t + 1) / 8, np.float32) for t in range(8) for n in (1, 5, 64)}

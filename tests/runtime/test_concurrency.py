@@ -60,26 +60,6 @@ def slow(seconds: float = 0.2) -> rlx.CompiledGraph:
     return model
 
 
-def together(*jobs: Callable[[], None]) -> None:
-    """Runs the jobs in threads; what one raises is raised here, and a hang fails."""
-    errors: list[BaseException] = []
-
-    def guarded(job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as error:  # noqa: BLE001  # shown by the caller
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "hangs"
-    if errors:
-        raise errors[0]
-
-
 def hammer(model: rlx.CompiledGraph, seed: int, width: int) -> Callable[[], None]:
     """Runs of changing length, all compared with what the same run gave alone."""
     rng = np.random.default_rng(seed)
@@ -96,12 +76,12 @@ def hammer(model: rlx.CompiledGraph, seed: int, width: int) -> Callable[[], None
     return job
 
 
-def test_different_models_in_threads() -> None:
+def test_different_models_in_threads(together: Callable[..., None]) -> None:
     models = [network(width, threads=threads) for width, threads in ((64, 2), (96, 4), (128, 1), (160, 2))]
     together(*(hammer(m, i, m.inputs[0].shape[1]) for i, m in enumerate(models)))  # type: ignore[arg-type]
 
 
-def test_clones_in_threads() -> None:
+def test_clones_in_threads(together: Callable[..., None]) -> None:
     """Clones made and used in threads agree with the original, from the first run on."""
     model = network(128, threads=2)
     x = np.ones((30, 128), np.float32)
@@ -115,7 +95,7 @@ def test_clones_in_threads() -> None:
     together(*(hammer(clone, i, 128) for i, clone in enumerate(clones)))
 
 
-def test_one_graph_in_two_threads_is_busy_or_right() -> None:
+def test_one_graph_in_two_threads_is_busy_or_right(together: Callable[..., None]) -> None:
     """Whatever a second thread calls gets BusyError or the right answer, at any length."""
     model = network(128, threads=2)
     inputs = {n: np.full((n, 128), 1 / n, np.float32) for n in (1, 3, 40, 64)}
@@ -142,7 +122,7 @@ def test_one_graph_in_two_threads_is_busy_or_right() -> None:
     np.testing.assert_array_equal(model.run([inputs[3]])[0], wants[3])
 
 
-def test_busy() -> None:
+def test_busy(together: Callable[..., None]) -> None:
     """While a run goes on, calls and changes of the graph raise BusyError and change nothing; a clone can run."""
     model = slow()
     clone = model.clone()
@@ -176,7 +156,7 @@ def test_busy() -> None:
     np.testing.assert_array_equal(model.run([x])[0], 6 * x)
 
 
-def test_params_set_while_clones_run() -> None:
+def test_params_set_while_clones_run(together: Callable[..., None]) -> None:
     """A clone's params are its own: setting them changes no run of the others, and the results are those of one set."""
     model = network(96, threads=2)
     x = np.ones((8, 96), np.float32)
@@ -231,7 +211,7 @@ def in_child(check: Callable[[], None]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_fork_during_runs() -> None:
+def test_fork_during_runs(together: Callable[..., None]) -> None:
     """The child can use every graph, also those that other threads of the parent were running or binding."""
     model, other = network(128, threads=2), slow(0.3)
     inputs = [np.full((n, 128), 1 / n, np.float32) for n in (40, 3, 64, 1)]

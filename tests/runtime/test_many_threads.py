@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,25 +47,6 @@ def digest(model: rlx.CompiledGraph, seed: int, call: Callable[..., Any]) -> tup
     return total.tobytes(), model.states["mean"].read().tobytes()
 
 
-def together(*jobs: Callable[[], None]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as error:  # noqa: BLE001  # raised below
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive(), "hangs"
-    if errors:
-        raise errors[0]
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -77,7 +57,7 @@ def together(*jobs: Callable[[], None]) -> None:
     ids=["run", "run_slots", "submit"],
 )
 @pytest.mark.sample(2)
-def test_a_clone_for_each_thread(call: Callable[..., Any]) -> None:
+def test_a_clone_for_each_thread(call: Callable[..., Any], together: Callable[..., None]) -> None:
     """8 threads of 1,000 runs each, on clones that share weights and workers: bit for bit what serial runs give."""
     model = running_mean(threads=2)
     model.run([inputs(0)[0]])
@@ -89,7 +69,7 @@ def test_a_clone_for_each_thread(call: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("busy", ["wait", "error"])
-def test_all_threads_on_all_clones(busy: str) -> None:
+def test_all_threads_on_all_clones(busy: str, together: Callable[..., None]) -> None:
     """8 threads take turns on 8 clones, 1,000 runs each: every result is right, or was refused where that was asked."""
     g = rlx.Graph("product")
     x, w = g.input("x", (rlx.Dim("n", 1, 16), 32)), g.param("w", (32, 32), data=np.eye(32, dtype=np.float32))

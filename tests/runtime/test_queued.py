@@ -350,20 +350,11 @@ def test_the_thread_goes_with_the_graph() -> None:
     assert alive() is None
 
 
-def test_submitting_from_many_threads_starts_one_thread() -> None:
+def test_submitting_from_many_threads_starts_one_thread(together: Callable[..., None]) -> None:
     model = count(queue=3)
     futures: list[Any] = []
     together(*[lambda: futures.extend(model.submit([ones(1)]) for _ in range(25))] * 4)
     assert sorted(f.result(SECONDS)[1][0] for f in futures) == list(range(1, 101))
-
-
-def together(*jobs: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=job, daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive(), "hangs"
 
 
 def test_asyncio() -> None:

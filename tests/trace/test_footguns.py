@@ -308,7 +308,7 @@ def test_graphs_and_artifacts(tmp_path: Any) -> None:
     """`lower` and `compile` take types in the place of arrays; the result is saved and loaded as any other."""
     f = rlx.jit(lambda x, p: {"y": x @ p["w"]}, device="cpu")
     w = np.ones((6, 2), np.float32)
-    described = rlx.TensorType((rlx.Dim("n", 1, 8), 6), rlx.ops.OPS["full"].dtype)
+    described = rlx.TensorType((rlx.Dim("n", 1, 8), 6), "f32")
     model = f.compile(described, {"w": w})
     assert [str(spec) for spec in model.inputs] == ["x: f32[n, 6]", "p.w: f32[6, 2]"]
     model.save(tmp_path / "f.rlxa")

@@ -430,10 +430,6 @@ class Function:
     def atomic_load(self, ty: str, p: str, order: str = "acquire") -> str:
         return self.op(f"load atomic {ty}, ptr {p} {order}, align {size_of(ty)}", ty)
 
-    def atomic_store(self, a: Operand, p: str, order: str = "release", ty: str | None = None) -> None:
-        ty = ty or self.type_of(a, default="i64")
-        self.do(f"store atomic {ty} {self.value(a, ty)}, ptr {p} {order}, align {size_of(ty)}")
-
     def atomic_rmw(self, name: str, p: str, a: Operand, order: str = "seq_cst", ty: str | None = None) -> str:
         """Atomically applies add, sub, xchg, or, and, max ... and returns the old value."""
         ty = ty or self.type_of(a, default="i64")

@@ -50,8 +50,6 @@ class HostTarget:
     features: str
     triple: str
     vector_bytes: int
-    has_fma: bool
-    has_f16c: bool
     cores: int
 
 
@@ -87,7 +85,6 @@ def host() -> HostTarget:
 
     flags = llvm().get_host_cpu_features()
     triple = llvm().get_process_triple()
-    arm = triple.startswith(("aarch64", "arm64"))
     vector_bytes = 16
     if flags.get("avx2"):
         vector_bytes = 32
@@ -98,8 +95,6 @@ def host() -> HostTarget:
         features=flags.flatten(),
         triple=triple,
         vector_bytes=vector_bytes,
-        has_fma=arm or bool(flags.get("fma")),
-        has_f16c=arm or bool(flags.get("f16c")),
         cores=cpu_count(),
     )
 

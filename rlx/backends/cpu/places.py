@@ -71,7 +71,7 @@ class _NonMax:
     def __init__(self, op: NonMaxPlaces, kernel: Kernel) -> None:
         self.frame, self.op = Frame(), op
         boxes, scores, *given = kernel.operands
-        self.batches, self.classes, self.size = scores.shape
+        _, self.classes, self.size = scores.shape
         self.boxes, self.scores, *self.given = (self.frame.pointer(b) for b in (boxes, scores, *given))
         self.places, self.found = (self.frame.pointer(b) for b in kernel.results)
         self.count = size_product(scores.shape[:2])

@@ -208,11 +208,6 @@ def carried(
     return with_shape(graph, value, wanted.shape, label)
 
 
-def regular_growth(grown: Size, outside: set[str]) -> bool:
-    """Whether a round changes a size by as much as every other does."""
-    return all(symbol.name in outside for symbol in symbols(grown))
-
-
 def concatenated(ctx: NodeContext, rows: Value, axis: int, new_axis: bool) -> Value:
     """The rows [n, ...] of a sequence side by side along an axis, or along a new one."""
     order = list(range(1, rows.rank))

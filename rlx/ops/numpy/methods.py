@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OptionError
-from rlx.ir.graph import register_methods
+from rlx.ir.value import register_methods
 from rlx.ops.numpy import elementwise, joining, linear, reductions, shaping  # noqa: F401  # np's functions are theirs
 from rlx.ops.numpy.indexing import At, getitem
 from rlx.ops.numpy.registry import FUNCTIONS, array_function, array_ufunc

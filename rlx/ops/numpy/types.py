@@ -12,8 +12,8 @@ import numpy as np
 
 from rlx.errors import DTypeError, OptionError
 from rlx.ir.dtype import DType, dtype_of
-from rlx.ir.frames import Frame, frame_of, number_type, weakest
-from rlx.ir.graph import OPEN, Graph, Value
+from rlx.ir.frames import Frame, current, frame_of, number_type, weakest
+from rlx.ir.graph import Graph, Value
 from rlx.ir.shape import Dim
 from rlx.ops.elementwise import Cast
 from rlx.ops.layout import SizeOf
@@ -27,7 +27,7 @@ Kind = Any  # a NumPy dtype, or the Python type of a number
 
 def traced() -> bool:
     """Whether a function is being traced: element types then follow NumPy's rules, else none is changed."""
-    return OPEN.get() is not None
+    return current() is not None
 
 
 def is_number(x: Any) -> bool:
