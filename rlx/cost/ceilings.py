@@ -15,10 +15,12 @@ from rlx.records import dataclass
 __all__ = ["Ceilings", "guess"]
 
 Curve = tuple[tuple[float, float], ...]
+Points = tuple[tuple[float, ...], ...]
+NEAR = 0.01  # square of a distance (of logarithms) within which points are as good as equal
 
 # scalar functions on the elements of vectors, in the time of a sum that is loaded and stored ("loop")
 FUNCTIONS: dict[str, float] = {
-    "plain": 0.2, "loop": 1, "scattered": 8, "div": 4, "sqrt": 4, "exp": 10, "log": 12, "tanh": 14, "sigmoid": 14,
+    "plain": 0.2, "loop": 1, "scattered": 4, "div": 4, "sqrt": 4, "exp": 10, "log": 12, "tanh": 14, "sigmoid": 14,
     "erf": 16, "sin": 16, "cos": 16, "pow": 28, "floordiv": 16, "mod": 16, "idiv": 16, "irem": 16,
 }  # fmt: skip
 
@@ -33,8 +35,9 @@ class Ceilings:
     `functions`: what other scalar functions take, in sums. `launch`: a kernel's own time; `run`: what a run takes
     besides its kernels; `step`: a step of a recurrent loop; `sync`: a wait for the host; `host`: a host call;
     `transfer`: bytes/s between host and device where memory is not `unified`. `compile` and `compile_kernel`: compiling
-    a graph, and each kernel of it. `merges`: whether nodes are fused. `corrections`: by kind of kernel, (predicted
-    seconds, measured / predicted), ascending.
+    a graph, and each kernel of it. `merges`: whether nodes are fused. `output`: each output of a run
+    but the first; `copies`, like `bandwidth`: handing its bytes out where memory is unified (default: as kernels do). `corrections`: by kind of
+    kernel (predicted seconds, sizes that speed depends on ..., measured / predicted), between which the nearest count.
     `error` is the standard deviation of log(measured / predicted). `guessed`: nothing of it has been measured.
     """
 
@@ -56,7 +59,9 @@ class Ceilings:
     dtypes: Mapping[str, float] = field(default_factory=dict)
     functions: Mapping[str, float] = field(default_factory=dict)
     products: tuple[tuple[float, float, float, float], ...] = ()
-    corrections: Mapping[str, Curve] = field(default_factory=dict)
+    output: float = 3e-7
+    copies: Curve = ()
+    corrections: Mapping[str, Points] = field(default_factory=dict)
     error: float = 0.7
     guessed: bool = True
 
@@ -67,10 +72,11 @@ class Ceilings:
                     raise OptionError(f"ceilings of {self.device!r}: {f.name}: expected a number above 0, got {number}")
         if not self.bandwidth:
             raise OptionError(f"ceilings of {self.device!r}: bandwidth: expected at least one (bytes, bytes/s)")
-        for name in ("bandwidth", *self.corrections):
-            curve = self.bandwidth if name == "bandwidth" else self.corrections[name]
+        for name, curve in (("bandwidth", self.bandwidth), ("copies", self.copies)):
             if list(curve) != sorted(curve):
                 raise OptionError(f"ceilings of {self.device!r}: {name}: expected points in ascending order")
+        if any(len(point) < 2 for points in self.corrections.values() for point in points):
+            raise OptionError(f"ceilings of {self.device!r}: corrections: expected (seconds, sizes ..., ratio)")
         if self.products and len(self.products) != math.prod(map(len, self._axes)):
             raise OptionError(f"ceilings of {self.device!r}: products: expected every (m, k, n) of a grid")
 
@@ -107,10 +113,15 @@ class Ceilings:
         """Time of a scalar function on an element, in sums."""
         return self.functions.get(fn, FUNCTIONS.get(fn, 1.0))
 
-    def correction(self, kind: str, seconds: float) -> float:
-        """Measured over predicted time of kernels of that kind that are predicted to take so long."""
-        curve = self.corrections.get(kind, ())
-        return _on_curve(curve, seconds) if curve else 1.0
+    def copy_seconds(self, nbytes: int) -> float:
+        """Seconds of handing an output of so many bytes to the caller, where memory is unified."""
+        if self.copies:
+            return nbytes / _on_curve(self.copies, nbytes)
+        return 2 * nbytes / self.bytes_rate(2 * nbytes)
+
+    def correction(self, kind: str, seconds: float, sizes: Sequence[float] = ()) -> float:
+        """Measured over predicted time of kernels of that kind, predicted to take so long, of those sizes."""
+        return nearest(self.corrections.get(kind, ()), (seconds, *sizes))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
@@ -120,10 +131,21 @@ class Ceilings:
     def from_dict(facts: Mapping[str, Any]) -> Ceilings:
         """Ceilings from what `to_dict` gave. Raises `OptionError`, `KeyError` or `TypeError` for anything else."""
         made = dict(facts)
-        for name in ("bandwidth", "products"):
+        for name in ("bandwidth", "products", "copies"):
             made[name] = tuple(tuple(map(float, p)) for p in made[name])
-        made["corrections"] = {k: tuple((float(a), float(b)) for a, b in c) for k, c in made["corrections"].items()}
+        made["corrections"] = {k: tuple(tuple(map(float, p)) for p in c) for k, c in made["corrections"].items()}
         return Ceilings(**made)
+
+
+def nearest(points: Points, at: Sequence[float]) -> float:
+    """What points (place ..., value) say at a place: the mean by logarithms, each with its distance to the power -4."""
+    weights, values = [], []
+    for point in points:
+        pairs = zip(point[:-1], at, strict=False)
+        distance = sum(math.log(max(a, 1e-12) / max(b, 1e-12)) ** 2 for a, b in pairs)
+        weights.append(1 / (distance + NEAR) ** 2)
+        values.append(math.log(point[-1]))
+    return math.exp(sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)) if points else 1.0
 
 
 def _numbers(value: Any) -> list[float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,10 +23,11 @@ __all__ = ["ceilings_of", "keep", "kept_ceilings", "machine_key", "refine"]
 
 log = logging.getLogger("rlx")
 
-FORMAT = 2
+FORMAT = 3
 PACKAGES = ("rlx", "numpy", "llvmlite", "jax", "jaxlib", "mlx")
-POINTS = 12  # that a correction may have
+POINTS = 24  # that a correction may have
 LARGEST = 4.0  # what real runs may change a correction by
+SAME = 0.35  # distance of logarithms below which one point takes the place of another
 WEIGHT = 0.5  # of what real runs say against what was calibrated
 
 
@@ -98,28 +101,36 @@ def ceilings_of(
     return guess(device, threads=count)
 
 
-def refine(ceilings: Ceilings, found: Mapping[str, Sequence[tuple[float, float]]]) -> Ceilings:
-    """Ceilings corrected by real runs: by kind of kernel (predicted seconds, measured / predicted), and keeps them.
+def refine(ceilings: Ceilings, found: Mapping[str, Sequence[tuple[float, ...]]]) -> Ceilings:
+    """Ceilings corrected by real runs, kept: by kind points (predicted seconds, sizes ..., measured / predicted).
 
-    Each point moves the correction half of the way, by a factor of 4 at most; a kind has 12 points at most.
+    The seconds are those before any correction, the ratio is to those after it. Each point moves the correction half of
+    the way, by a factor of 4 at most; a kind has 24 points at most.
     """
     corrections = dict(ceilings.corrections)
     for kind, points in found.items():
-        curve = dict(corrections.get(kind, ()))
-        for seconds, ratio in points:
-            if not (seconds > 0 and ratio > 0):
+        kept = list(corrections.get(kind, ()))
+        for *place, ratio in points:
+            if not (min(place) > 0 and ratio > 0):
                 continue
             step = min(max(ratio, 1 / LARGEST), LARGEST) ** WEIGHT
-            before = ceilings.correction(kind, seconds)
-            near = next((s for s in curve if 0.7 < s / seconds < 1.4), seconds)
-            curve[near] = before * step
-        kept = sorted(curve.items())
+            moved = (*place, ceilings.correction(kind, place[0], place[1:]) * step)
+            kept = [p for p in kept if not _near(p, moved)] + [moved]
         while len(kept) > POINTS:
-            gaps = [kept[i + 1][0] / kept[i - 1][0] for i in range(1, len(kept) - 1)]
-            del kept[1 + gaps.index(min(gaps))]
+            pairs = itertools.combinations(range(len(kept)), 2)
+            del kept[min(pairs, key=lambda ij: _distance(kept[ij[0]], kept[ij[1]]))[0]]
         if kept:
-            corrections[kind] = tuple(kept)
+            corrections[kind] = tuple(sorted(kept))
     made = replace(ceilings, corrections=corrections)
     if not made.guessed:
         keep(made)
     return made
+
+
+def _distance(a: Sequence[float], b: Sequence[float]) -> float:
+    """Between the places of two points."""
+    return math.dist(*([math.log(x) for x in p[:-1]] for p in (a, b))) if len(a) == len(b) else math.inf
+
+
+def _near(a: Sequence[float], b: Sequence[float]) -> bool:
+    return _distance(a, b) < SAME

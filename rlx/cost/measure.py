@@ -1,7 +1,7 @@
 """Calibration: the ceilings of a device that is here, from timed runs of small graphs; a few seconds.
 
-A time is taken again until its best samples agree, within what is left of the time; one of the shortest counts, since
-what disturbs a run only ever makes it longer.
+Everything is timed in turns, round after round until the time is up, and of each time the median counts: a phase in
+which the machine is slow falls on all alike, and what is predicted is a usual run rather than the shortest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,35 +21,26 @@ import numpy as np
 from rlx.backends import choose_backend
 from rlx.backends.base import Backend, Executable
 from rlx.compiler import Compilation, compile_graph
-from rlx.cost.ceilings import FUNCTIONS, Ceilings, Curve, guess
+from rlx.cost.ceilings import FUNCTIONS, Ceilings, Points, guess, nearest
 from rlx.cost.lowered import lowered_from
 from rlx.cost.model import Prediction, predict_lowered
-from rlx.cost.suite import functions, products, recurrent, resident_product, resident_stream, stream, tiny, trials
+from rlx.cost.suite import dense, functions, recurrent, resident_product, resident_stream, stream, tiny, trials
 from rlx.ir.graph import Array, Graph
 from rlx.options import CompileOptions
 
-__all__ = ["calibrate", "curve_of", "sample"]
+__all__ = ["calibrate"]
 
 log = logging.getLogger("rlx")
 
 SECONDS = 8.0  # what a calibration may take
+SLICE = 1.5e-3  # seconds for one time in one round
+ROUNDS = 40  # at most
 GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
 SMALL_GRID = ((1, 32, 512), (64, 768), (64, 768))
-FAR = 5.0  # whole runs don't tell which kernel was wrong: no correction beyond this
 LARGE_GRID = ((64, 4096), (512, 4096), (512, 4096))
+FAR = 5.0  # whole runs don't tell which kernel was wrong: no correction beyond this
+LEAST_ERROR = 0.1
 FUNCTION_OPS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt")
-
-
-def sample(call: Callable[[], float], seconds: float, least: int = 6) -> float:
-    """A time: of many samples one of the shortest. Taken until the three best agree within 3 %, or the time is up."""
-    taken: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(taken) < least or time.perf_counter() < end:
-        taken.append(call())
-        best = sorted(taken)
-        if len(taken) >= least and best[2] <= 1.03 * best[0]:
-            break
-    return sorted(taken)[len(taken) // 6]
 
 
 class _Bench:
@@ -63,56 +54,80 @@ class _Bench:
         self.executable: Executable = made.executable
         self.executable.admit = list
         self.executable.wrap = lambda results: results
+        self.inputs = tuple(v.name for v in graph.inputs)
         self.count = len(graph.outputs)
         params = {p.name: p.data for p in graph.params if p.data is not None}
         if params:
             self.executable.set_params(params)
+        program = made.program
+        self.places: list[list[int]] = []
+        if program is not None:
+            rows = self.executable.profiled
+            self.places = [[i for i, k in enumerate(rows) if k is kernel] for kernel in program.run]
 
-    def first(self, arrays: Sequence[Array]) -> float:
-        """Seconds of a run at extents that are new."""
-        start = time.perf_counter()
-        self.once(arrays)
-        return time.perf_counter() - start
-
-    def once(self, arrays: Sequence[Array]) -> None:
-        """A run as `run` of a compiled graph makes it."""
-        if self.executable.run_fresh(arrays) is None:
+    def once(self, given: dict[str, Array]) -> None:
+        """A run as `run` of a compiled graph makes it: inputs by name, fresh outputs."""
+        arrays = [given[name] for name in self.inputs]
+        if self.executable.bound_inputs or self.executable.run_fresh(arrays) is None:
             self.executable.run(arrays, [None] * self.count, range(self.count))
 
-    def run(self, arrays: Sequence[Array], seconds: float) -> float:
-        """Seconds of a run."""
-        self.first(arrays)
-        calls = max(1, int(1e-4 / max(self.first(arrays), 1e-7)))
-
-        def timed() -> float:
-            start = time.perf_counter()
-            for _ in range(calls):
-                self.once(arrays)
-            return (time.perf_counter() - start) / calls
-
-        return sample(timed, seconds)
-
-    def kernels(self, arrays: Sequence[Array], seconds: float) -> list[float]:
+    def kernels(self, arrays: Sequence[Array], repeat: int) -> list[float]:
         """Seconds of each kernel of the program, in order."""
-        program = self.made.program
-        assert program is not None
-        places = {kernel: [i for i, k in enumerate(self.executable.profiled) if k is kernel] for kernel in program.run}
-        rows = self.executable.profile(arrays, 1)
-        repeat = max(1, int(2e-4 / max(sum(s for *_, s in rows), 1e-7)))
-        taken: list[list[float]] = []
-
-        def once() -> float:
-            times = [s for *_, s in self.executable.profile(arrays, repeat)]
-            taken.append([sum(times[i] for i in places[kernel]) for kernel in program.run])
-            return sum(taken[-1])
-
-        sample(once, seconds)
-        return [float(t) for t in np.quantile(np.array(taken), 1 / 6, axis=0)]
+        times = [s for *_, s in self.executable.profile(arrays, repeat)]
+        return [sum(times[i] for i in rows) for rows in self.places]
 
     def predicted(self, ceilings: Ceilings, backend: Backend) -> Prediction:
         made = self.made
         lowered = lowered_from(made.source, made.legal, made.dispatch, backend, made.program)
         return predict_lowered(lowered, ceilings)
+
+
+class _Job:
+    """What is timed: whole runs of a graph on some arrays, or each of its kernels."""
+
+    def __init__(self, bench: _Bench, arrays: Sequence[Array], by_kernel: bool = False) -> None:
+        self.bench, self.arrays, self.by_kernel = bench, list(arrays), by_kernel
+        self.given = dict(zip(bench.inputs, arrays, strict=True))
+        self.calls = 1
+        self.taken: list[list[float]] = []
+
+    def first(self) -> float:
+        """Seconds of the first run, in which some devices compile; then finds how many calls fill a slice."""
+        start = time.perf_counter()
+        self.bench.once(self.given)
+        seconds = time.perf_counter() - start
+        self.calls = 2
+        usual = sum(self.time())
+        self.calls = min(1000, max(1, int(SLICE / max(usual, 1e-7))))
+        return seconds
+
+    def time(self) -> list[float]:
+        if self.by_kernel:
+            return self.bench.kernels(self.arrays, self.calls)
+        once, given = self.bench.once, self.given
+        start = time.perf_counter()
+        for _ in range(self.calls):
+            once(given)
+        return [(time.perf_counter() - start) / self.calls]
+
+    @property
+    def kernels(self) -> list[float]:
+        """Seconds of each kernel: medians over the rounds."""
+        return [float(t) for t in np.median(np.array(self.taken), axis=0)]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a run, or of all kernels."""
+        return float(np.median([sum(row) for row in self.taken]))
+
+
+def take(jobs: Sequence[_Job], end: float) -> None:
+    """Times all jobs in turns, at least once, until the time is up or there have been enough rounds."""
+    for _ in range(ROUNDS):
+        for job in jobs:
+            job.taken.append(job.time())
+        if time.perf_counter() > end:
+            return
 
 
 def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float = SECONDS) -> Ceilings:
@@ -127,44 +142,34 @@ def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float
     return measure(backend, threads, start, end).ceilings()
 
 
-def curve_of(points: Sequence[tuple[float, float]], parts: int = 4) -> Curve:
-    """Points (seconds, ratio) as a curve of at most so many: the median of each part."""
-    ordered = sorted(points)
-    bins = np.array_split(np.arange(len(ordered)), min(parts, len(ordered)))
-    curve: dict[float, float] = {}
-    for part in bins:
-        seconds, ratios = zip(*(ordered[i] for i in part), strict=True)
-        curve[float(np.median(seconds))] = float(np.median(ratios))
-    return tuple(sorted(curve.items()))
-
-
 class _Measurement(ABC):
-    """What both ways share: the run itself, and corrections from trials."""
+    """What all ways share: jobs that are timed together, then ceilings made of their times."""
 
     quick = False
-    share = 0.02  # of the time, for one measurement
 
     def __init__(self, backend: Backend, threads: int | None, start: Ceilings, end: float) -> None:
         self.backend, self.threads, self.end = backend, threads, end
-        self.made = replace(start, unified=backend.unified)
+        self.made = replace(start, unified=backend.unified, guessed=False, corrections={})
         self.rng = np.random.default_rng(0)
-        self.budget = (end - time.perf_counter()) * self.share
+        self.jobs: list[_Job] = []
 
     def ceilings(self) -> Ceilings:
-        self.change(guessed=False, corrections={}, **self.run_and_compile())
+        self.tiny = self.job(tiny(), [self.random(16)])
+        compiled = self.tiny.bench.seconds + self.tiny.first()
+        self.outputs = self.job(tiny(4), [self.random(16)])
+        self.prepare()
+        tried = self.prepare_trials()
+        take(self.jobs, self.end)
+        run = self.tiny.seconds
+        output = max((self.outputs.seconds - run) / 3, 1e-8)
+        self.change(compile=compiled, run=run, output=output)
         self.rates()
-        errors: list[float] = []
-        corrections: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for graph, arrays in self.trials():
-            if time.perf_counter() > self.end and corrections:
-                break
-            for kind, seconds, ratio in self.trial(graph, arrays):
-                corrections[kind].append((seconds, ratio))
-        self.change(corrections={kind: curve_of(points) for kind, points in corrections.items()})
-        for kind, points in corrections.items():
-            errors += [math.log(r / self.made.correction(kind, s)) for s, r in points]
-        spread = float(np.quantile(np.abs(errors), 0.68)) if errors else 0.3  # a few outliers don't count
-        self.change(error=min(max(1.2 * spread, 0.08), 1.0))
+        found: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+        for job in tried:
+            for kind, *point in self.trial(job):
+                found[kind].append(tuple(point))
+        corrections = {kind: tuple(sorted(points)) for kind, points in found.items()}
+        self.change(corrections=corrections, error=left_out(corrections.values()))
         return self.made
 
     def change(self, **fields: Any) -> None:
@@ -173,122 +178,155 @@ class _Measurement(ABC):
     def bench(self, graph: Graph) -> _Bench:
         return _Bench(graph, self.backend, self.threads)
 
+    def job(self, graph: Graph | _Bench, arrays: Sequence[Array], by_kernel: bool = False) -> _Job:
+        """A job more, ready to be timed."""
+        made = _Job(graph if isinstance(graph, _Bench) else self.bench(graph), arrays, by_kernel)
+        made.first()
+        self.jobs.append(made)
+        return made
+
     def random(self, *shape: int) -> Array:
         return self.rng.random(shape, np.float32) + np.float32(0.01)
 
-    def run_and_compile(self) -> Mapping[str, float]:
-        bench = self.bench(tiny())
-        x = [self.random(16)]
-        first = bench.first(x)
-        return {"run": bench.run(x, 2 * self.budget), "compile": bench.seconds + first}
+    def prepare_trials(self) -> list[_Job]:
+        """The graphs that correct the prediction of each kind of kernel; fewer where compiling takes the time."""
+        made = []
+        left = self.end - time.perf_counter()
+        for graph, arrays in self.trials():
+            made.append(self.job(graph, arrays, self.by_kernel))
+            if self.end - time.perf_counter() < left / 3:
+                break
+        return made
 
-    @abstractmethod
-    def rates(self) -> None:
-        """Measures bandwidth and products."""
+    by_kernel = False
 
     def trials(self) -> Iterable[tuple[Graph, list[Array]]]:
-        """The graphs that correct the prediction of each kind of kernel, with their inputs."""
         return trials(self.quick)
 
     @abstractmethod
-    def trial(self, graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, float, float]]:
-        """Times a graph: (kind, predicted seconds, measured over predicted) of what it can tell apart."""
+    def prepare(self) -> None:
+        """Adds the jobs that `rates` needs."""
+
+    @abstractmethod
+    def rates(self) -> None:
+        """Sets bandwidth, products and so on by the times of those jobs."""
+
+    @abstractmethod
+    def trial(self, job: _Job) -> Iterator[tuple[Any, ...]]:
+        """(kind, predicted seconds, sizes ..., measured over predicted) of what a trial tells apart."""
+
+
+def left_out(corrections: Iterable[Points]) -> float:
+    """The error of predictions: how far each point is from what the others of its kind say of it."""
+    errors = [
+        abs(math.log(point[-1] / nearest(tuple(p for p in points if p is not point), point[:-1])))
+        for points in corrections
+        if len(points) > 1
+        for point in points
+    ]
+    return min(max(float(np.quantile(errors, 0.68)), LEAST_ERROR), 1.0) if errors else 0.5  # few outliers don't count
 
 
 class _Kernels(_Measurement):
     """For a device that times its kernels one by one."""
 
-    share = 0.015
+    by_kernel = True
+
+    def prepare(self) -> None:
+        bench = self.bench(stream())
+        self.streams = {n: self.job(bench, [self.random(n)] * 2, True) for n in (8, *(1 << i for i in STREAMS))}
+        self.copied = {n: self.job(bench, [self.random(n)] * 2) for n in (1 << i for i in COPIES)}
+        n = self.elements = 1 << 13
+        self.called = self.job(functions(FUNCTION_OPS), [self.random(n), self.random(n)], True)
+        ms, ks, ns = GRID
+        self.grid = {}
+        for k, n in itertools.product(ks, ns):
+            bench = self.bench(dense(self.random(k, n)))
+            for m in ms:
+                self.grid[m, k, n] = self.job(bench, [self.random(m, k)], True)
 
     def rates(self) -> None:
-        bench = self.bench(stream())
-        curve = {}
-        for log2 in (10, 13, 16, 18, 20, 22, 24):
-            n = 1 << log2
-            arrays = [self.random(n), self.random(n)]
-            curve[12.0 * n] = 12 * n / sum(bench.kernels(arrays, self.budget))
-        small = [self.random(8), self.random(8)]
-        launch = sum(bench.kernels(small, self.budget))
-        vector = curve[12.0 * 1024] / 12
-        self.change(bandwidth=tuple(sorted(curve.items())), vector=vector, launch=launch, step=launch)
-        self.functions(vector)
-        self.products()
+        launch = self.streams.pop(8).seconds
+        curve = {12.0 * n: 12 * n / job.seconds for n, job in self.streams.items()}
+        self.change(bandwidth=tuple(sorted(curve.items())), vector=curve[12.0 * 1024] / 12, launch=launch, step=launch)
+        copies = {}
+        for n, job in self.copied.items():
+            alone = job.seconds - self.streams[n].seconds - self.made.run
+            copies[4.0 * n] = 4 * n / max(alone, job.seconds / 10)
+        self.change(copies=tuple(sorted(copies.items())))
+        self.functions()
+        points = [
+            (float(m), float(k), float(n), 2.0 * m * k * n / max(job.seconds - launch, job.seconds / 4))
+            for (m, k, n), job in self.grid.items()
+        ]
+        self.change(products=tuple(points), flops=max(p[3] for p in points))
 
-    def functions(self, vector: float) -> None:
-        names = FUNCTION_OPS
-        n = 1 << 13
-        bench = self.bench(functions(names))
-        times = bench.kernels([self.random(n), self.random(n)], 2 * self.budget)
-        program = bench.made.program
+    def functions(self) -> None:
+        program = self.called.bench.made.program
         assert program is not None
+        times = self.called.kernels
         made = {buffer: seconds for k, seconds in zip(program.run, times, strict=True) for buffer in k.writes()}
+        sums = self.made.vector / self.elements
         found = {
-            name: max(0.3, (made[buffer] - self.made.launch) * vector / n - 1)  # without load and store
-            for name, (_, buffer) in zip(names, program.outputs, strict=True)
+            name: max(0.3, (made[buffer] - self.made.launch) * sums - 1)  # without load and store
+            for name, (_, buffer) in zip(FUNCTION_OPS, program.outputs, strict=True)
         }
         self.change(functions={**FUNCTIONS, **found})
 
-    def products(self) -> None:
-        bench = self.bench(products())
-        points = []
-        for m, k, n in itertools.product(*GRID):
-            seconds = bench.kernels([self.random(m, k), self.random(k, n)], self.budget / 2)[-1]  # after packing
-            points.append(
-                (float(m), float(k), float(n), 2.0 * m * k * n / max(seconds - self.made.launch, seconds / 4))
-            )
-        self.change(products=tuple(points), flops=max(p[3] for p in points))
+    def trial(self, job: _Job) -> Iterator[tuple[Any, ...]]:
+        launch = self.made.launch
+        for cost, seconds in zip(job.bench.predicted(self.made, self.backend).kernels, job.kernels, strict=True):
+            if cost.plain > 0:
+                yield cost.kind, cost.plain, *cost.sizes, max(seconds - launch, seconds / 4) / cost.plain
 
-    def trial(self, graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, float, float]]:
-        bench = self.bench(graph)
-        times = bench.kernels(arrays, self.budget)
-        found = []
-        for cost, seconds in zip(bench.predicted(self.made, self.backend).kernels, times, strict=True):
-            own, guessed = max(seconds - self.made.launch, seconds / 4), cost.seconds - self.made.launch
-            if guessed > 0:
-                found.append((cost.kind, guessed, own / guessed))
-        return found
+
+STREAMS = (10, 12, 14, 16, 18, 20, 22, 24)
+COPIES = (12, 14, 16, 18, 20, 22)
 
 
 class _Runs(_Measurement):
     """For a device that is timed by whole runs."""
 
     quick = True
-    share = 0.015
+
+    def prepare(self) -> None:
+        bench = self.bench(stream())
+        self.streams = {n: self.job(bench, [self.random(n)] * 2) for n in (1 << i for i in (14, 20, 23))}
+        self.grid = {}
+        for k, n in itertools.product(*SMALL_GRID[1:]):
+            bench = self.bench(dense(self.random(k, n)))
+            for m in SMALL_GRID[0]:
+                self.grid[m, k, n] = self.job(bench, [self.random(m, k)])
+        self.steps = {n: self.job(*recurrent(n)) for n in (8, 72)}
 
     def rates(self) -> None:
         run = self.made.run
-        curve = {}
-        bench = self.bench(stream())
-        for log2 in (14, 20, 23):
-            n = 1 << log2
-            seconds = bench.run([self.random(n), self.random(n)], self.budget) - run
-            curve[12.0 * n] = 16 * n / max(seconds, run / 4)
+        curve = {12.0 * n: 16 * n / max(job.seconds - run, run / 4) for n, job in self.streams.items()}
         self.change(bandwidth=tuple(sorted(curve.items())), vector=curve[12.0 * (1 << 20)] / 6)
-        bench = self.bench(products())
-        points = []
-        for m, k, n in itertools.product(*SMALL_GRID):
-            seconds = bench.run([self.random(m, k), self.random(k, n)], self.budget) - run
-            points.append((float(m), float(k), float(n), 2.0 * m * k * n / max(seconds, run / 10)))
-        self.change(products=tuple(points), flops=max(p[3] for p in points))
+        self.products(10)
         self.loop()
+
+    def products(self, part: float) -> None:
+        """Rates of products; what the run leaves of a time is at least 1 / part of the run."""
+        run = self.made.run
+        points = [
+            (float(m), float(k), float(n), 2.0 * m * k * n / max(job.seconds - run, run / part))
+            for (m, k, n), job in self.grid.items()
+        ]
+        self.change(products=tuple(points), flops=max(p[3] for p in points))
 
     def loop(self) -> None:
         """What a step of a loop takes besides its arithmetic: the difference between many and few."""
-        few, many = 8, 72
-        times = []
-        for steps in (few, many):
-            graph, arrays = recurrent(steps)
-            times.append(self.bench(graph).run(arrays, self.budget))
-        self.change(step=max((times[1] - times[0]) / (many - few), self.made.launch))
+        (few, short), (many, long) = sorted(self.steps.items())
+        self.change(step=max((long.seconds - short.seconds) / (many - few), self.made.launch))
 
-    def trial(self, graph: Graph, arrays: Sequence[Array]) -> list[tuple[str, float, float]]:
-        bench = self.bench(graph)
-        prediction = bench.predicted(self.made, self.backend)
-        seconds = bench.run(arrays, self.budget) - prediction.overhead - prediction.transfers
+    def trial(self, job: _Job) -> Iterator[tuple[Any, ...]]:
+        prediction = job.bench.predicted(self.made, self.backend)
+        seconds = job.seconds - prediction.overhead - prediction.transfers
         total = sum(k.seconds for k in prediction.kernels)
         ratio = min(max(seconds / total, 1 / FAR), FAR)
         largest = max(prediction.kernels, key=lambda k: k.seconds)
-        return [(largest.kind, largest.seconds, ratio)]
+        yield largest.kind, largest.plain, *largest.sizes, ratio
 
 
 class _Remote(_Runs):
@@ -297,22 +335,24 @@ class _Remote(_Runs):
     Nothing is learned from trials: copies and the run itself differ by more than their kernels take.
     """
 
+    def prepare(self) -> None:
+        n = 1 << 22
+        self.copied = self.job(stream(), [self.random(n), self.random(n)])
+        self.streams = {}
+        for n in (1 << 20, 1 << 25):
+            self.streams[n] = self.job(resident_stream(self.random(n), self.random(n)), [])
+        self.grid = {
+            (m, k, n): self.job(resident_product(self.random(m, k), self.random(k, n)), [])
+            for m, k, n in itertools.product(*LARGE_GRID)
+        }
+        self.steps = {n: self.job(*recurrent(n)) for n in (8, 72)}
+
     def rates(self) -> None:
         run = self.made.run
-        n = 1 << 22
-        seconds = self.bench(stream()).run([self.random(n), self.random(n)], self.budget) - run
-        self.change(transfer=12 * n / max(seconds, run / 10))
-        curve = {}
-        for log2 in (20, 25):
-            n = 1 << log2
-            seconds = self.bench(resident_stream(self.random(n), self.random(n))).run([], self.budget) - run
-            curve[8.0 * n] = 8 * n / max(seconds, run / 20)
+        self.change(transfer=12 * (1 << 22) / max(self.copied.seconds - run, run / 10))
+        curve = {8.0 * n: 8 * n / max(job.seconds - run, run / 20) for n, job in self.streams.items()}
         self.change(bandwidth=tuple(sorted(curve.items())), vector=max(curve.values()) / 8)
-        points = []
-        for m, k, n in itertools.product(*LARGE_GRID):
-            seconds = self.bench(resident_product(self.random(m, k), self.random(k, n))).run([], self.budget) - run
-            points.append((float(m), float(k), float(n), 2.0 * m * k * n / max(seconds, run / 20)))
-        self.change(products=tuple(points), flops=max(p[3] for p in points))
+        self.products(20)
         self.loop()
 
     def trials(self) -> Iterable[tuple[Graph, list[Array]]]:

@@ -15,10 +15,11 @@ from rlx.backends import BACKENDS, backend_named
 from rlx.cost.ceilings import Ceilings
 from rlx.cost.io_profile import IoProfile, profile_of
 from rlx.cost.lowered import Lowered, lower, needed, rounds_of
-from rlx.cost.work import Work, kernel_work
+from rlx.cost.work import LOOP, SCATTERED, Work, kernel_work, recurrence
 from rlx.ir.graph import Graph, Node
-from rlx.ir.shape import evaluate
-from rlx.kernels.lowering import Attention, Contract, Conv
+from rlx.kernels.affine import linear_index
+from rlx.kernels.expr import Reduce, loads, walk
+from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Kernel
 from rlx.records import dataclass
 
@@ -30,7 +31,10 @@ CALLS = 1000  # expected of a compiled graph unless said otherwise
 
 @dataclass(frozen=True)
 class KernelCost:
-    """A kernel in all rounds of its loops: predicted seconds, and the times of arithmetic and traffic behind them."""
+    """A kernel in all rounds of its loops: predicted seconds, and the times of arithmetic and traffic behind them.
+
+    `plain` are the seconds of one launch before the correction of its kind, which goes by them and by `sizes`.
+    """
 
     kind: str
     name: str
@@ -41,6 +45,8 @@ class KernelCost:
     read_bytes: int
     written_bytes: int
     flops: int
+    plain: float = 0.0
+    sizes: tuple[int, ...] = ()
 
     @property
     def bound(self) -> str:
@@ -146,9 +152,9 @@ def predict_lowered(
         ceilings.device,
         moved.at,
         costs,
-        overhead=ceilings.run,
+        overhead=ceilings.run + ceilings.output * max(0, len(moved.outputs) - 1),
         syncs=moved.syncs * ceilings.sync,
-        transfers=_transfers(moved, ceilings),
+        transfers=_transfers(lowered, moved, ceilings),
         compile=ceilings.compile + ceilings.compile_kernel * len({(k.kind, k.name) for k in kernels}),
         expected_calls=expected_calls,
         error=ceilings.error,
@@ -156,22 +162,48 @@ def predict_lowered(
     )
 
 
-def _transfers(moved: IoProfile, ceilings: Ceilings) -> float:
+def _transfers(lowered: Lowered, moved: IoProfile, ceilings: Ceilings) -> float:
     if ceilings.unified:
-        return 2 * moved.d2h_bytes / ceilings.bytes_rate(2 * moved.d2h_bytes)
+        wanted = (b for name, b in lowered.program.outputs if name in moved.outputs)
+        return sum(ceilings.copy_seconds(b.nbytes(moved.at)) for b in wanted)
     return (moved.h2d_bytes + moved.d2h_bytes) / ceilings.transfer
 
 
 def kind_of(kernel: Kernel) -> str:
-    """The kind of kernel that corrections are kept by."""
+    """The kind of kernel that corrections are kept by: what it is, and how it walks over memory."""
     node = kernel.host or kernel.special
     if node is not None:
         return f"{kernel.kind} {node.op.op_name}"
-    anchor = kernel.anchor
-    if isinstance(anchor, Conv) and not kernel.tag:
-        return "depthwise" if anchor.w_shape[1] == 1 and anchor.groups > 1 else "conv"
+    if isinstance(kernel.anchor, Conv):
+        return _conv_kind(kernel, kernel.anchor)
+    kind = kernel.tag or kernel.kind
+    if kind in ("row", "reduce") and _across(kernel):
+        return f"{kind} across"
+    return kind
+
+
+def _conv_kind(kernel: Kernel, anchor: Conv) -> str:
+    store = kernel.stores[0]
     name, _, window = kernel.tag.partition(" ")
-    return "winograd of lines" if name.startswith("winograd") and window[:1].isdigit() else kernel.tag or kernel.kind
+    kind = kernel.tag
+    if name.startswith("winograd") and window[:1].isdigit():
+        kind = "winograd of lines"
+    elif not kind and anchor.w_shape[1] == 1 and anchor.groups > 1:
+        kind = "depthwise"
+    elif not kind:
+        kind = "pointwise" if all(s == 1 for s in anchor.w_shape[2:]) else "conv"
+    last = store.index[-1] == out_vars(len(store.extents))[1] or all(s == 1 for s in store.extents[2:])
+    return kind if last else f"{kind} to planes"  # the channels of a pixel do not lie together
+
+
+def _across(kernel: Kernel) -> bool:
+    """Whether what a reduction sums up in its innermost loop does not lie together."""
+    for store in kernel.stores:
+        for x in walk(store.expr):
+            if isinstance(x, Reduce) and x.vars:
+                steps = [linear_index(y.indices, y.source.shape).coefs.get(x.vars[-1], 0) for y in loads(x.body)]
+                return bool(steps) and not any(step in (0, 1) for step in steps)
+    return False
 
 
 def _kernel_cost(
@@ -179,6 +211,8 @@ def _kernel_cost(
 ) -> KernelCost:
     """Weights come from as far as the whole run reaches, everything else from what the kernel before has left near."""
     kind = kind_of(kernel)
+    if not work.shape and 2 * work.calls.get(SCATTERED, 0) > work.calls.get(LOOP, 0):
+        kind += " of scattered elements"
     own = work.read + work.written
     weights = min(work.read, sum(b.nbytes(extents) for b in kernel.reads() if b.base.kind in ("param", "prepared")))
     passes = 1 if ceilings.merges or kernel.anchor is not None else work.parts
@@ -186,13 +220,13 @@ def _kernel_cost(
     compute = _compute(kernel, work, ceilings, extents)
     if kernel.host is not None:
         compute += ceilings.host
-    seconds = max(compute, traffic)
-    seconds *= ceilings.correction(kind, seconds)
+    plain = max(compute, traffic)
+    seconds = plain * ceilings.correction(kind, plain, work.sizes)
     seconds += ceilings.launch * (1 if ceilings.merges else work.parts)
     nodes = "" if kernel.label == kernel.name else kernel.label
     return KernelCost(
         kind, kernel.name, nodes, rounds * seconds, rounds * compute, rounds * traffic, rounds * work.read,
-        rounds * work.written, rounds * work.flops,
+        rounds * work.written, rounds * work.flops, plain, work.sizes,
     )  # fmt: skip
 
 
@@ -210,7 +244,7 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
             rate = c.product_rate(m, k, n, dtype)
         case Conv():
             _, outputs, pixels, depth, groups = work.shape
-            rate = c.product_rate(max(1, outputs // groups), depth, pixels, dtype)
+            rate = c.product_rate(pixels, depth, max(1, outputs // groups), dtype)
         case Attention():
             _, _, rows, keys, depth, _ = work.shape
             rate = c.product_rate(rows, depth, keys, dtype)
@@ -220,13 +254,9 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
     return work.products / rate + calls
 
 
-RECURRENT = ("lstm", "gru", "rnn")
-
-
 def _node_compute(node: Node, on_host: bool, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
     """Seconds of a node that is run as a whole: a recurrent one goes step by step, each a product of few rows."""
-    if node.op.op_name not in RECURRENT or len(node.inputs) < 3:
+    if not work.sizes:
         return work.flops / c.vector
-    steps, batch, _ = (evaluate(s, extents) for s in node.inputs[0].shape)
-    hidden = evaluate(node.inputs[2].shape[-1], extents)
+    steps, batch, hidden = recurrence(node, extents)
     return steps * (c.host / 2 if on_host else c.step) + work.flops / c.product_rate(batch, hidden, 4 * hidden)

@@ -11,16 +11,15 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim
 from rlx.ops.base import OPS
 
-__all__ = ["functions", "products", "recurrent", "resident_product", "resident_stream", "stream", "tiny", "trials"]
+__all__ = ["dense", "functions", "recurrent", "resident_product", "resident_stream", "stream", "tiny", "trials"]
 
 Shapes = Sequence[tuple[int, ...]]
 
 
-def products() -> Graph:
-    """x [m, k] times y [k, n], at any sizes."""
-    g = Graph("products")
-    m, k, n = (Dim(name) for name in "mkn")
-    g.output(g.input("x", (m, k)) @ g.input("y", (k, n)), "z")
+def dense(weights: Array) -> Graph:
+    """x [m, k] times weights [k, n], for any m."""
+    g = Graph("dense")
+    g.output(g.input("x", (Dim("m"), weights.shape[0])) @ g.param("w", weights.shape, data=weights), "z")
     return g
 
 
@@ -61,10 +60,12 @@ def functions(names: Sequence[str]) -> Graph:
     return g
 
 
-def tiny() -> Graph:
-    """Sixteen sums: what remains is the run itself."""
+def tiny(outputs: int = 1) -> Graph:
+    """Sixteen sums for each output: what remains is the run itself."""
     g = Graph("tiny")
-    g.output(g.input("x", (16,)) + 1.0, "y")
+    x = g.input("x", (16,))
+    for i in range(outputs):
+        g.output(x + float(i + 1), f"y{i}")
     return g
 
 
@@ -93,14 +94,18 @@ class _Trial:
 Trial = Callable[[_Trial], None]
 
 
-def _convolution(c: int, o: int, size: int, kernel: int, stride: int = 1, groups: int = 1) -> Trial:
+def _convolution(
+    c: int, o: int, size: int, kernel: int, stride: int = 1, groups: int = 1, planes: bool = False, skip: bool = False
+) -> Trial:
+    """With `planes` its result leaves the graph, else the device may keep it in a layout of its own; `skip` adds x."""
+
     def make(t: _Trial) -> None:
         pad = kernel // 2
         w = t.weight(o, c // groups, kernel, kernel)
-        y = t.op(
-            "conv", t.input(1, c, size, size), w, t.weight(o), strides=(stride,) * 2, pads=(pad,) * 4, groups=groups
-        )
-        t.out(t.op("relu", y))
+        x = t.input(1, c, size, size)
+        y = t.op("conv", x, w, t.weight(o), strides=(stride,) * 2, pads=(pad,) * 4, groups=groups)
+        y = t.op("relu", y) + x if skip else t.op("relu", y)
+        t.out(y if planes else t.op("reduce_mean", y, axes=(2, 3), keepdims=False))
 
     return make
 
@@ -108,7 +113,8 @@ def _convolution(c: int, o: int, size: int, kernel: int, stride: int = 1, groups
 def _line(c: int, o: int, length: int, taps: int) -> Trial:
     def make(t: _Trial) -> None:
         w = t.weight(o, c, taps)
-        t.out(t.op("conv", t.input(1, c, length), w, strides=(1,), pads=(taps // 2,) * 2))
+        y = t.op("conv", t.input(1, c, length), w, strides=(1,), pads=(taps // 2,) * 2)
+        t.out(t.op("reduce_mean", y, axes=(2,), keepdims=False))
 
     return make
 
@@ -138,6 +144,7 @@ def _maps(rows: int, columns: int) -> Trial:
         t.out(x * y + 1.0)
         t.out(t.op("gelu", x))
         t.out(t.op("relu", x + t.weight(columns)))
+        t.out(t.op("sigmoid", x) * y + t.op("exp", y * 0.5) - x)
         t.out(t.op("transpose", y, perm=(1, 0)))
         t.out(t.op("concat", x, y, axis=1))
 
@@ -170,27 +177,45 @@ def recurrent(steps: int) -> tuple[Graph, list[Array]]:
 def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
     """Graphs and their inputs; `quick`: fewer, for a device that takes long to compile."""
     made: dict[str, list[Trial]] = {
-        "dense": [_dense(*s) for s in ((1, 96, 80), (24, 200, 120), (96, 384, 384), (200, 768, 256))],
+        "dense": [
+            _dense(*s)
+            for s in ((1, 96, 80), (24, 200, 120), (7, 400, 400), (300, 48, 350), (96, 384, 384), (200, 768, 256))
+        ],
+        "pointwise": [
+            _convolution(*s, 1)
+            for s in ((12, 20, 12), (24, 40, 20), (16, 24, 40), (80, 80, 14), (96, 96, 20), (32, 48, 160), (200, 80, 7))
+        ],
         "conv": [
             _convolution(*s)
-            for s in ((24, 40, 20, 1), (96, 96, 20, 1), (16, 24, 40, 1), (12, 20, 12, 1), (32, 48, 160, 1))
+            for s in (
+                (3, 16, 96, 3, 1), (3, 32, 24, 3, 1), (3, 16, 96, 3, 2), (16, 24, 40, 3, 2), (48, 48, 12, 3, 2),
+                (8, 16, 14, 3, 2), (3, 32, 48, 7, 2), (16, 24, 200, 3, 2),
+            )
         ],
-        "wide": [
-            _convolution(*s)
-            for s in ((3, 16, 96, 3, 2), (16, 24, 40, 3, 2), (48, 48, 12, 3, 2), (3, 32, 48, 7, 2), (16, 24, 200, 3, 2))
+        "planes": [
+            *(_convolution(*s, 1, planes=True) for s in ((12, 20, 12), (24, 32, 60))),
+            *(_convolution(c, c, n, 1, planes=True, skip=True) for c, n in ((24, 14), (80, 20), (32, 48))),
+            *(_convolution(*s, planes=True) for s in ((3, 16, 40, 3, 1), (16, 24, 14, 3, 2))),
+            *(_convolution(c, c, n, 3, 1, c, planes=True) for c, n in ((24, 12), (64, 40))),
+            *(_convolution(*s, 3, planes=True) for s in ((16, 16, 16), (32, 48, 40))),
         ],
-        "winograd": [_convolution(*s) for s in ((16, 16, 24, 3), (64, 64, 28, 3), (32, 32, 56, 3), (16, 16, 200, 3))],
+        "winograd": [_convolution(*s, 3) for s in ((8, 8, 40), (16, 16, 16), (24, 48, 24), (64, 64, 28), (16, 16, 99))],
         "lines": [_line(*s) for s in ((16, 24, 60, 3), (64, 64, 100, 5), (128, 128, 400, 3), (256, 256, 256, 5))],
-        "depthwise": [_convolution(c, c, n, 3, 1, c) for c, n in ((16, 16), (48, 28), (96, 56), (240, 10), (32, 200))],
-        "attention": [_attention(*s) for s in ((2, 24, 24, 32), (4, 128, 128, 32), (8, 192, 192, 64))],
+        "depthwise": [
+            _convolution(c, c, n, 3, 1, c)
+            for c, n in ((24, 12), (80, 14), (16, 40), (48, 28), (96, 56), (240, 10), (32, 160))
+        ],
+        "attention": [
+            _attention(*s)
+            for s in ((2, 10, 10, 32), (8, 12, 12, 64), (2, 60, 60, 64), (4, 128, 128, 32), (8, 192, 192, 64))
+        ],
         "step": [_attention(*s) for s in ((4, 1, 48, 32), (8, 1, 512, 64))],
-        "rows": [_rows(*s) for s in ((6, 48), (96, 200), (256, 768))],
-        "recurrent": [_recurrent(*s) for s in ((6, 24, 24), (20, 64, 96), (48, 128, 128))],
-        "maps": [_maps(*s) for s in ((8, 40), (96, 200), (512, 700))],
-    }
+        "rows": [_rows(*s) for s in ((4, 24), (6, 240), (600, 24), (96, 200), (256, 768))],
+        "recurrent": [_recurrent(*s) for s in ((6, 24, 24), (20, 64, 96), (48, 128, 128), (40, 24, 24))],
+        "maps": [_maps(*s) for s in ((2, 24), (8, 140), (96, 200), (512, 700))],
+    }  # fmt: skip
     for name, group in made.items():
-        for part in [group] if not quick else [[one] for one in group[1::2]]:
+        for make in group[1::2] if quick else group:
             t = _Trial(name)
-            for make in part:
-                make(t)
+            make(t)
             yield t.graph, t.inputs

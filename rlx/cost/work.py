@@ -32,7 +32,8 @@ class Work:
     function ("exp", "plain", ...), hoisted out of the loops that they don't depend on; "scattered" are loads that can't
     be made in vectors. `shape` are the sizes of an anchor: (batch, m, k, n) of a product, (images, outputs, pixels,
     depth, groups) of a convolution, (batch, heads, query rows, keys, depth, value depth) of attention; `products` are
-    its flops. `parts` is the number of array operations that the kernel takes without fusion.
+    its flops. `sizes` are what its speed depends on: those of the anchor, else the turns of its loops and of the
+    innermost. `parts` is the number of array operations that the kernel takes without fusion.
     """
 
     read: int
@@ -42,6 +43,7 @@ class Work:
     shape: tuple[int, ...] = ()
     parts: int = 1
     products: int = 0
+    sizes: tuple[int, ...] = ()
 
 
 def kernel_work(kernel: Kernel, extents: Extents) -> Work:
@@ -60,7 +62,8 @@ def kernel_work(kernel: Kernel, extents: Extents) -> Work:
     flops, shape = _anchor_flops(kernel, extents)
     written = sum(_written(store, extents) for store in kernel.stores)
     parts = max(1, loops.parts + (kernel.anchor is not None))
-    return Work(_read(kernel, extents), written, flops + loops.flops, calls, shape, parts, flops)
+    speed = tuple(max(1, n) for n in shape) or loops.turns(kernel)
+    return Work(_read(kernel, extents), written, flops + loops.flops, calls, shape, parts, flops, speed)
 
 
 def _node_work(kernel: Kernel, node: Node, extents: Extents) -> Work:
@@ -70,7 +73,18 @@ def _node_work(kernel: Kernel, node: Node, extents: Extents) -> Work:
     written = sum(b.nbytes(at) for b in kernel.results)
     work = getattr(node.op, "work", None)
     flops = 0 if work is None or node.regions else evaluate(work(*(v.type for v in node.inputs)).flops, extents)
-    return Work(read, written, flops)
+    return Work(read, written, flops, sizes=tuple(max(1, n) for n in recurrence(node, extents)))
+
+
+RECURRENT = ("lstm", "gru", "rnn")
+
+
+def recurrence(node: Node, extents: Extents) -> tuple[int, ...]:
+    """Steps, batch and hidden size of a recurrent node; nothing of any other."""
+    if node.op.op_name not in RECURRENT or len(node.inputs) < 3:
+        return ()
+    steps, batch, _ = (evaluate(s, extents) for s in node.inputs[0].shape)
+    return steps, batch, evaluate(node.inputs[2].shape[-1], extents)
 
 
 # ---- bytes
@@ -176,6 +190,17 @@ class _Loops:
 
     def sizes(self, shape: Iterable[Size]) -> list[int]:
         return [evaluate(s, self.extents) for s in shape]
+
+    def turns(self, kernel: Kernel) -> tuple[int, ...]:
+        """How often the loops turn; where there is a reduction or a copy, those around the innermost, and that."""
+        found = [(1, 1)]
+        for store in kernel.stores:
+            own = self.sizes(store.extents)
+            reduced = [prod(self.sizes(x.extents)) for x in walk(store.expr) if isinstance(x, Reduce)]
+            inner = max([*reduced, 1]) if reduced else next((n for n in reversed(own) if n > 1), 1)
+            found.append((max(1, prod(own) // (inner if prod(own) >= inner else 1)), max(1, inner)))
+        most = max(found, key=prod)
+        return (prod(most),) if kernel.kind == "map" else most
 
     def find_variables(self, e: Expr, store: frozenset[Var]) -> None:
         """The loop variables that expressions depend on, without those that their own reductions bind."""

@@ -25,7 +25,7 @@ __all__ = ["KernelRow", "Rooflines", "learn", "rooflines"]
 @dataclass(frozen=True)
 class KernelRow:
     """A kernel: predicted and measured seconds (None where the device can't tell) and the shortest that its flops and
-    bytes allow at the device's ceilings."""
+    bytes allow at the device's ceilings; `plain` and `sizes` as in `KernelCost`."""
 
     kind: str
     name: str
@@ -35,6 +35,8 @@ class KernelRow:
     bound: str
     bytes: int
     flops: int
+    plain: float = 0.0
+    sizes: tuple[int, ...] = ()
 
     @property
     def fraction(self) -> float | None:
@@ -87,7 +89,7 @@ def rooflines(
     rows = [
         KernelRow(
             k.kind, k.nodes or k.name, k.seconds, t, _least(k.flops, k.read_bytes + k.written_bytes, ceilings),
-            k.bound, k.read_bytes + k.written_bytes, k.flops,
+            k.bound, k.read_bytes + k.written_bytes, k.flops, k.plain, k.sizes,
         )
         for k, t in zip(prediction.kernels, times, strict=True)
     ]  # fmt: skip
@@ -102,10 +104,10 @@ def learn(found: Rooflines) -> Ceilings:
     """Refines the device's calibration by the measured kernels (bounded), and keeps it. Needs a calibrated device."""
     if found.ceilings.guessed:
         raise OptionError(f"device {found.io.device!r} is not calibrated: run `rlx calibrate` first")
-    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    points: dict[str, list[tuple[float, ...]]] = defaultdict(list)
     for row in found.rows:
         own = row.predicted - found.ceilings.launch
         if row.measured and own > 0:
-            scale = found.ceilings.correction(row.kind, own)
-            points[row.kind].append((own / scale, max(row.measured - found.ceilings.launch, row.measured / 4) / own))
+            ratio = max(row.measured - found.ceilings.launch, row.measured / 4) / own
+            points[row.kind].append((row.plain, *row.sizes, ratio))
     return refine(found.ceilings, points)

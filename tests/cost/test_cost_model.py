@@ -142,7 +142,7 @@ def test_real_runs_refine_a_calibration(folder: Path) -> None:
     assert once.correction("map", 1e-5) == pytest.approx(2.0)
     assert kept.refine(c, {"map": [(1e-5, 1e9)]}).correction("map", 1e-5) == pytest.approx(2.0)
     many = kept.refine(c, {"map": [(1e-9 * 3**i, 2.0) for i in range(40)]})
-    assert len(many.corrections["map"]) == 12
+    assert len(many.corrections["map"]) == 24
     kept._loaded.clear()
     assert kept.kept_ceilings("cpu", 1) == many
 
@@ -155,3 +155,34 @@ def test_calibrating_the_processor() -> None:
     assert len(c.products) == 80
     assert {"conv", "row", "map", "many"} <= set(c.corrections)
     assert not rlx.cost.predict(product(16, 16, 16), c).guessed
+
+
+def test_corrections_go_by_sizes_too() -> None:
+    """Between points of a kind the nearest count: kernels that take as long but have other shapes are told apart."""
+    points = ((1e-5, 4.0, 1000.0, 2.0), (1e-5, 1000.0, 4.0, 0.5))
+    c = replace(PLAIN, corrections={"row": points})
+    assert c.correction("row", 1e-5, (4, 1000)) == pytest.approx(2.0, rel=0.01)
+    assert c.correction("row", 1e-5, (1000, 4)) == pytest.approx(0.5, rel=0.01)
+    assert c.correction("row", 1e-5, (63, 63)) == pytest.approx(1.0, rel=0.01)
+    assert c.correction("map", 1e-5, (4, 1000)) == 1.0
+
+
+def test_outputs_and_their_copies_cost() -> None:
+    """Each output adds its own time and its bytes by the curve of copies; without one, by that of bandwidth."""
+    g = Graph("two")
+    x = g.input("x", (1 << 18,))
+    g.output(x + 1.0, "y")
+    g.output(x + 2.0, "z")
+    c = replace(PLAIN, unified=True, output=1e-6, copies=((1e3, 1e10), (1e7, 1e10)))
+    one, both = predict(g, c, outputs=["y"]), predict(g, c)
+    assert both.overhead - one.overhead == pytest.approx(1e-6)
+    assert (one.transfers, both.transfers) == pytest.approx(((1 << 20) / 1e10, (1 << 21) / 1e10))
+    assert predict(g, replace(c, copies=()), outputs=["y"]).transfers == pytest.approx((1 << 21) / 1e11)
+
+
+def test_the_error_of_a_calibration_leaves_each_point_out() -> None:
+    """Points that agree give the least error, a lone one tells nothing, and those that don't agree a large one."""
+    agree = ((1e-6, 1.0), (1e-5, 1.0), (1e-4, 1.0))
+    assert measure.left_out([agree]) == measure.LEAST_ERROR
+    assert measure.left_out([((1e-6, 3.0),)]) == 0.5
+    assert measure.left_out([((1e-6, 1.0), (1.1e-6, 2.0))]) == pytest.approx(math.log(2), rel=0.01)
