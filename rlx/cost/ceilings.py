@@ -35,9 +35,10 @@ class Ceilings:
     `functions`: what other scalar functions take, in sums. `launch`: a kernel's own time; `run`: what a run takes
     besides its kernels; `step`: a step of a recurrent loop; `sync`: a wait for the host; `host`: a host call;
     `transfer`: bytes/s between host and device where memory is not `unified`. `compile` and `compile_kernel`: compiling
-    a graph, and each kernel of it. `merges`: whether nodes are fused. `output`: each output of a run
-    but the first; `copies`, like `bandwidth`: handing its bytes out where memory is unified (default: as kernels do). `corrections`: by kind of
-    kernel (predicted seconds, sizes that speed depends on ..., measured / predicted), between which the nearest count.
+    a graph, and each kernel of it. `merges`: whether nodes are fused. `output`: each output of a run but the first;
+    `copies`, like `bandwidth`: handing its bytes out where memory is unified (default: as kernels move them).
+    `corrections`: by kind of kernel (predicted seconds, sizes that its speed depends on ..., measured / predicted),
+    between which the nearest count.
     `error` is the standard deviation of log(measured / predicted). `guessed`: nothing of it has been measured.
     """
 
