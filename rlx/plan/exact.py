@@ -71,11 +71,19 @@ def is_searchable(problem: Problem, budget: int) -> bool:
 
 
 def improve(
-    problem: Problem, height: int, bound: int, budget: int, *, wanted: int | None = None, plain: bool = False
+    problem: Problem,
+    height: int,
+    bound: int,
+    budget: int,
+    *,
+    wanted: int | None = None,
+    enough: int = 0,
+    plain: bool = False,
 ) -> Exact:
     """Lowers a known `height` towards `bound` with `budget` visits, all of them for `wanted` if it is lower.
 
-    `plain` runs the search in Python even where numba is there.
+    It ends at a height of `enough` bytes or less, be it the least or not. `plain` runs the search in Python even where
+    numba is there.
     """
     search = _Search(problem, budget, plain)
     unit = math.gcd(*problem.sizes)
@@ -84,7 +92,7 @@ def improve(
     tried = bound - unit  # the highest height at which a search has ended without an answer, or the highest refuted one
     goal = height if wanted is None else max(wanted // unit * unit, bound)
     target = goal if goal < height else bound
-    while bound < height and search.visits < budget:
+    while max(bound, enough) < height and search.visits < budget:
         left = budget - search.visits
         share = left if target == goal else min(max(left // 4, search.first_run), left)
         status = search.at_height(target, share)
@@ -125,6 +133,7 @@ class _Search:
         compiled = None if plain else compiled_search()
         self.run = compiled or run_search
         self.array: Callable[[Sequence[int]], Any] = list if compiled is None else _int64
+        self.zeros: Callable[[int], Any] = _zeros if compiled is None else _int64_zeros
         self.random = random.Random(count)
         frames = 4 * count + sections
         together = max(self.cross, default=0) + 1  # nearly the largest live set
@@ -145,7 +154,7 @@ class _Search:
             size=self.array(sizes),
             code=self.array([self.random.getrandbits(61) for _ in range(count)]),
             first=self.array([bisect_left(lo, section) for section in range(sections + 1)]),
-            **{name: self.array([0] * length) for name, length in room.items()},
+            **{name: self.zeros(length) for name, length in room.items()},
         )
         self.sections = sections
         self.visits = self.nodes = 0
@@ -196,13 +205,21 @@ class _Search:
     def fill(self, name: str, value: int) -> None:
         """Sets all of an array."""
         target = getattr(self.state, name)
-        target[:] = self.array([value]) * len(target) if isinstance(target, list) else value
+        target[:] = [value] * len(target) if isinstance(target, list) else value
 
 
 def _busy_times(problem: Problem) -> list[int]:
     """The starts after which some buffer stops before another starts: there the live set is a maximal one."""
     steps = sorted([*((start, 1) for start in problem.starts), *((stop, 0) for stop in problem.stops)])
     return [start for (start, starts), (_, follows) in pairwise(steps) if starts and not follows]
+
+
+def _zeros(length: int) -> list[int]:
+    return [0] * length
+
+
+def _int64_zeros(length: int) -> Any:
+    return np.zeros(length, np.int64)
 
 
 def _int64(values: Sequence[int]) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Literal
 
 from rlx.errors import MemoryDeficit, OptionError
@@ -24,7 +25,7 @@ __all__ = ["Search", "pack", "pack_spaces"]
 Search = Literal["off", "auto"] | int
 
 _AUTO_VISITS = 70_000  # of an exact search in plain Python: some 0.2 s
-_WORK = 1_500_000  # visited pairs for one unit of effort: some half a second of plain Python
+_WORK = 1_000_000  # visited pairs for one unit of effort: some 0.4 s of plain Python
 _DENSE_DEGREE = 100  # mean number of conflicts from which array operations beat lists
 _MAX_LISTED_PAIRS = 500_000  # conflict lists beyond this cost more memory than floors are worth
 _HEIGHT_WEIGHT = 0.3  # how much a buffer's rank rises for standing one bound too high
@@ -36,6 +37,7 @@ def pack(
     base_alignment: int = DEFAULT_ALIGNMENT,
     reuse: bool = True,
     capacity: int | None = None,
+    enough: int = 0,
     effort: float = 1.0,
     search: Search = "auto",
 ) -> Placement:
@@ -46,6 +48,7 @@ def pack(
     `effort` scales the greedy work spent on plans that miss the lower bound; 0 runs the first packer only. `search` is
     what an exact search may then spend: "off", "auto" (a fraction of a second) or a number of visits, some 10**8 of
     which take a second. So many need numba (`pip install rlx[planner]`); without it no search is longer than "auto".
+    The first plan that takes `enough` bytes or fewer is taken, where lower ones are of no use.
     Raises `OptionError` for a bad interval, `CompileError` where fixed buffers overlap, and `MemoryDeficit` where the
     plan takes more than `capacity` bytes.
     """
@@ -61,7 +64,7 @@ def pack(
         placement = _place_apart(intervals, base_alignment)
     else:
         placement = _place_shared(
-            intervals, base_alignment, bound, int(effort * _WORK), visits, search == "auto", capacity
+            intervals, base_alignment, bound, int(effort * _WORK), visits, search == "auto", capacity, enough
         )
     if capacity is not None and placement.height > capacity:
         raise MemoryDeficit(_deficit(intervals, placement, capacity, bound, base_alignment))
@@ -145,6 +148,7 @@ def _place_shared(
     visits: int,
     plain: bool,
     capacity: int | None,
+    enough: int,
 ) -> Placement:
     offsets = [interval.fixed or 0 for interval in intervals]  # what has no size stays at 0
     numbers = [index for index, interval in enumerate(intervals) if interval.size]
@@ -159,16 +163,18 @@ def _place_shared(
         alignments=[max(interval.alignment, base_alignment) for interval in chosen],
         fixed=[-1 if interval.fixed is None else interval.fixed for interval in chosen],
     )
-    best = _best(problem, bound, work)
-    best = _searched(problem, replace(best, bound=bound), visits, plain, capacity)
+    best = _best(problem, max(bound, enough), work)
+    best = _searched(problem, replace(best, bound=bound), visits, plain, capacity, enough)
     for index, offset in zip(numbers, best.offsets, strict=True):
         offsets[index] = offset
     return Placement(tuple(offsets), max(best.height, bound), best.method, best.bound)
 
 
-def _searched(problem: Problem, greedy: Placement, visits: int, plain: bool, capacity: int | None) -> Placement:
+def _searched(
+    problem: Problem, greedy: Placement, visits: int, plain: bool, capacity: int | None, enough: int
+) -> Placement:
     """The greedy plan, or the lower one that an exact search finds."""
-    if greedy.height <= greedy.bound or not visits:
+    if greedy.height <= max(greedy.bound, enough) or not visits:
         return greedy
     from rlx.plan.exact import compiled_search, improve, is_searchable
 
@@ -177,7 +183,7 @@ def _searched(problem: Problem, greedy: Placement, visits: int, plain: bool, cap
     note = ""
     if not plain and compiled_search() is None and visits > _AUTO_VISITS:
         visits, note = _AUTO_VISITS, ", cut short since numba is not installed"
-    found = improve(problem, greedy.height, greedy.bound, visits, wanted=capacity, plain=plain)
+    found = improve(problem, greedy.height, greedy.bound, visits, wanted=capacity, enough=enough, plain=plain)
     searched = f"exact search, {found.nodes:,} nodes{note}"
     if found.bound >= found.height:
         searched = f"{searched}, proved least"
@@ -226,11 +232,10 @@ def _smaller(problem: Problem, best: Placement, offsets: list[int] | None, metho
 
 
 def _candidates(problem: Problem, bound: int, pairs: int) -> Iterator[_Candidate]:
-    if not problem.has_fixed:
-        yield from _sweeps(problem, bound)
-    yield from _lists(problem, pairs)
-    if not problem.has_fixed and pairs <= _MAX_LISTED_PAIRS:
-        yield from _floors(problem, pairs)
+    sweeps = iter(()) if problem.has_fixed else _sweeps(problem, bound)
+    floors = iter(()) if problem.has_fixed or pairs > _MAX_LISTED_PAIRS else _floors(problem, pairs)
+    # The first two floors are mostly the best of all: what comes after them then gives up early.
+    return chain(islice(sweeps, 3), islice(floors, 2), sweeps, _lists(problem, pairs), floors)
 
 
 def _sweeps(problem: Problem, bound: int) -> Iterator[_Candidate]:
@@ -293,8 +298,9 @@ def _floors_work(problem: Problem, pairs: int) -> int:
 
 
 def _floors(problem: Problem, pairs: int) -> Iterator[_Candidate]:
-    work = _floors_work(problem, pairs)
-    for name, rank in _ranks(problem).items():
+    work, ranks = _floors_work(problem, pairs), _ranks(problem)
+    for name in ("area", "breadth", *(name for name in ranks if name not in ("area", "breadth"))):
+        rank = ranks[name]
         yield _Candidate(
             f"lowest floor by {name}",
             work,

@@ -109,6 +109,21 @@ def test_the_search_runs_where_greedy_falls_short() -> None:
     assert searched.method.startswith("exact search, ")
 
 
+def test_a_height_that_is_enough_ends_the_search() -> None:
+    """The first plan that is low enough is taken: greedy's, or what the search comes to before the least."""
+    problem = problem_of(hard_set(3, 40))
+    intervals = intervals_of(problem)
+    greedy = pack(intervals, base_alignment=1, effort=0, search="off")
+    assert pack(intervals, base_alignment=1, effort=0, enough=greedy.height) == greedy
+    one_less = improve(
+        problem, greedy.height, 64, 10**6, wanted=greedy.height - 1, enough=greedy.height - 1, plain=True
+    )
+    assert 64 <= one_less.height < greedy.height
+    least = improve(problem, greedy.height, 64, 10**6, plain=True)
+    assert one_less.visits <= least.visits
+    assert least.height == 64
+
+
 def test_no_search_at_the_bound() -> None:
     intervals = [Interval("a", 0, 2, 64), Interval("b", 1, 3, 64)]
     assert "search" not in pack(intervals, search=10**6).method
