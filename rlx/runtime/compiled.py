@@ -207,8 +207,8 @@ class CompiledGraph(Lifetime):
         `outputs` names those wanted (or gives their positions): they come in that order, and what only others need is
         not computed; updates of states are always made, so `[]` runs for these alone. `out` gives arrays to write into,
         by name or position, NumPy's or any that DLPack shows as writable memory of the host; they are returned in place
-        of fresh ones. Raises the error classes of `rlx.errors` for
-        inputs that do not fit, and `ExecutionError`; after that, states may be updated in part.
+        of fresh ones. Raises the error classes of `rlx.errors` for inputs that do not fit, and `ExecutionError`; after
+        that, states may be updated in part.
         """
         if outputs is None and out is None and not self._executable.bound_inputs:
             made = self._executable.run_fresh(by_position(self.inputs, inputs, "input"))
@@ -263,7 +263,8 @@ class CompiledGraph(Lifetime):
     def set_extent(self, dim: str, extent: int | None) -> None:
         """Sets the extent of a dim that no input's shape tells, for the runs to come; None clears it.
 
-        Raises `NameNotFound`, `OptionError` for a dim that inputs tell, and `ExecutionError` beyond its bounds.
+        Raises `NameNotFound`, `OptionError` for a dim that inputs tell or what is no int, and `ExecutionError` beyond
+        its bounds.
         """
         dims = self._compilation.source.dims()
         if not isinstance(dim, str) or dim not in dims:
@@ -272,6 +273,9 @@ class CompiledGraph(Lifetime):
         if told is not None:
             raise OptionError(f"set_extent: the dim {dim!r} is read off the shape of the input {told.name!r}")
         if extent is not None:
+            if not isinstance(extent, int | np.integer) or isinstance(extent, bool):
+                raise OptionError(f"set_extent: the extent of {dim!r} is an int or None, got {extent!r}")
+            extent = int(extent)
             check_extent(dims[dim], extent, "set_extent")
         self._executable.set_extent(dim, extent)
 

@@ -34,6 +34,14 @@ class Leaf:
         return f"{self.path}: {'number ' if self.number else ''}{self.type}"
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """What was asked of the axes of an argument: a size by axis, and how many axes there are if that was said."""
+
+    by_axis: dict[int, Any]
+    rank: int | None = None
+
+
 class Arguments:
     """The parameters of a function, which of them are static, and which axes of the others are dynamic."""
 
@@ -59,24 +67,25 @@ class Arguments:
 
     # ---- dynamic axes
 
-    def _specs(self, dims: Mapping[str, Any]) -> tuple[dict[str, dict[int, Any]], dict[str, Any]]:
+    def _specs(self, dims: Mapping[str, Any]) -> tuple[dict[str, _Sizes], dict[str, Any]]:
         """For each argument (or leaf of one) the sizes given for its axes; and the bounds given for names of dims."""
-        axes: dict[str, dict[int, Any]] = {}
+        axes: dict[str, _Sizes] = {}
         bounds: dict[str, Any] = {}
         for name, spec in dims.items():
             if name.split(".")[0] not in self.names:
                 bounds[name] = spec
             elif isinstance(spec, Mapping):
-                axes[name] = dict(spec)
+                axes[name] = _Sizes(dict(spec))
             elif isinstance(spec, Sequence) and not isinstance(spec, str):
-                axes[name] = {**dict(enumerate(spec)), -1_000: len(spec)}  # the rank, beside the sizes
+                axes[name] = _Sizes(dict(enumerate(spec)), len(spec))
             else:
                 raise OptionError(
                     f"jit: dims[{name!r}]={spec!r}: expected a size for each axis, such as ('batch', None), or "
                     "{axis: size}"
                 )
-        used = {s for spec in axes.values() for s in spec.values() if isinstance(s, str)}
-        used |= {s.symbol.name for spec in axes.values() for s in spec.values() if isinstance(s, Dim) and s.symbol}
+        asked = [size for sizes in axes.values() for size in sizes.by_axis.values()]
+        used = {s for s in asked if isinstance(s, str)}
+        used |= {s.symbol.name for s in asked if isinstance(s, Dim) and s.symbol}
         for name in bounds:
             if name not in used:
                 known = ", ".join(map(repr, (*self.names, *sorted(used))))
@@ -102,7 +111,7 @@ class Arguments:
                 return Dim(f"{path}_{axis}", lo, hi)
         raise OptionError(f"jit: dims[{path!r}]: {spec!r} is no size: expected a name, a Dim, an int, a pair or None")
 
-    def _spec(self, path: str) -> dict[int, Any] | None:
+    def _asked(self, path: str) -> _Sizes | None:
         """The sizes for a leaf: given for it, or for the argument that it is a part of."""
         while path not in self.axes:
             if "." not in path:
@@ -112,15 +121,13 @@ class Arguments:
 
     def shape(self, path: str, shape: Shape) -> Shape:
         """The shape that a leaf is traced with: dims where they were asked for."""
-        spec = self._spec(path)
-        if spec is None:
+        asked = self._asked(path)
+        if asked is None:
             return shape
-        rank, sizes = spec.get(-1_000, len(shape)), list(shape)
-        if rank != len(shape):
-            raise ShapeError(f"jit: dims names {rank} sizes for {path}, which has {len(shape)} axes")
-        for axis, one in spec.items():
-            if axis == -1_000:
-                continue
+        if asked.rank not in (None, len(shape)):
+            raise ShapeError(f"jit: dims names {asked.rank} sizes for {path}, which has {len(shape)} axes")
+        sizes = list(shape)
+        for axis, one in asked.by_axis.items():
             if not -len(shape) <= axis < len(shape):
                 raise ShapeError(f"jit: dims names axis {axis} of {path}, which has {len(shape)} axes")
             size = self._dim(path, axis % len(shape), one)

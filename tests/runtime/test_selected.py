@@ -99,6 +99,9 @@ def test_a_dim_that_no_input_tells() -> None:
         model.run([np.ones(2, np.float32)])
     with pytest.raises(ExecutionError, match="outside its bounds"):
         model.set_extent("n", 17)
+    for wrong in (2.5, "2", True):
+        with pytest.raises(OptionError, match="is an int or None"):
+            model.set_extent("n", wrong)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="read off the shape of the input 'x'"):
         model.set_extent("m", 2)
     with pytest.raises(NameNotFound, match="no dim 'k'"):
