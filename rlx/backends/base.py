@@ -29,6 +29,8 @@ __all__ = [
     "CodeSizes",
     "DeviceMemory",
     "Executable",
+    "ExpertFigures",
+    "ExpertLayerSpec",
     "Image",
     "LibraryBackend",
     "Restorer",
@@ -120,11 +122,35 @@ class Image:
     arrays: Sequence[Array]
 
 
+@dataclass(frozen=True)
+class ExpertLayerSpec:
+    """A mixture-of-experts layer of a compiled graph; `expert_bytes` is what a resident expert takes in memory."""
+
+    name: str
+    experts: int
+    top_k: int
+    expert_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertFigures:
+    """What was counted of a layer, an i64 for each expert.
+
+    `tokens` went there, each to `top_k` experts. A run of the layer that sends tokens to an expert is one of its `hits`
+    where it was resident, else one of its `misses`; `fetched_bytes` were read for these.
+    """
+
+    tokens: Array
+    hits: Array
+    misses: Array
+    fetched_bytes: Array
+
+
 class Executable(ABC):
     """A compiled graph on a device: code, memory and the run. Arrays that come in have been checked by the caller.
 
     `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile", "states",
-    "save".
+    "save", "experts".
     """
 
     capabilities: frozenset[str] = frozenset()
@@ -216,6 +242,38 @@ class Executable(ABC):
     def set_extent(self, dim: str, extent: int | None) -> None:
         """Sets a dim that no input's shape tells; None: no longer."""
         raise OptionError(f"this device reads every extent off the inputs' shapes: {dim!r} can't be set")
+
+    # ---- mixtures of experts: masks have been checked by the caller
+
+    @property
+    def expert_layers(self) -> Sequence[ExpertLayerSpec]:
+        """The layers whose experts can be chosen and counted, in the order in which they run."""
+        raise self.tells_none()
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes that are not in memory because experts are not resident."""
+        return 0
+
+    def set_resident(self, masks: Sequence[Array]) -> None:
+        """Keeps the weights of these experts ready in memory; a bool for each expert of each layer."""
+        raise self.tells_none()
+
+    def capture(self, calls: int) -> None:
+        """Keeps the numbers of experts of that many calls of each layer, from now on."""
+        raise self.tells_none()
+
+    def take_captured(self) -> Mapping[str, list[Array]]:
+        """The captured numbers (i64 [tokens, top_k]) of each layer's calls, oldest first; they are dropped."""
+        raise self.tells_none()
+
+    def take_figures(self) -> Mapping[str, ExpertFigures]:
+        """What was counted of each layer since the last time."""
+        raise self.tells_none()
+
+    def tells_none(self) -> OptionError:
+        """What the calls on experts raise where a device does not have them."""
+        return OptionError("this device does not tell experts apart: see model.capabilities")
 
     def keeps_none(self) -> OptionError:
         """What the calls on states raise where a device does not have them."""

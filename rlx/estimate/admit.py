@@ -90,6 +90,17 @@ class Admission:
         elif self.lowered.timeline.bounds is None:  # else it was asked for the bounds
             self.ask(self.lowered.at(extents))
 
+    def experts(self, extents: Mapping[str, int] | None, offloaded: int, more: int) -> None:
+        """The question before `more` bytes of experts are packed, while `offloaded` bytes of them are not there."""
+        if self.options.over_budget == "allow":
+            return
+        if self.options.budget_bytes is None:
+            self.ask(MemoryEstimate(self.model, self.backend.name, weight_bytes=more))
+            return
+        made = self.predicted(extents)
+        if made is not None:
+            self.ask(made.without_experts(offloaded - more))
+
     def snapshots(self, extents: Mapping[str, int] | None, nbytes: int) -> None:
         """The question before a queue of runs holds that many bytes of inputs, beside an arena at `extents`."""
         if self.options.over_budget == "allow":

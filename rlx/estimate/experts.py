@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.ir.dtype import DType
 from rlx.options import parse_bytes
@@ -101,6 +104,25 @@ class ExpertPlan:
     def peak_bytes(self) -> int:
         """The peak with the others offloaded."""
         return self.base_bytes + self.resident_bytes
+
+    def masks(self, tokens: Iterable[Sequence[int]] | None = None) -> list[NDArray[np.bool_]]:
+        """What `set_resident_experts` takes: for each layer a bool an expert, true for as many as are resident.
+
+        With `tokens`, how many went to each expert of each layer (as `take_expert_stats` counts), those that most went
+        to; without, the first ones. Raises `OptionError` where that is not a number for every expert.
+        """
+        counts = (
+            [np.asarray(row) for row in tokens] if tokens is not None else [np.zeros(n) for n in self.totals.experts]
+        )
+        if [row.shape for row in counts] != [(n,) for n in self.totals.experts]:
+            raise OptionError(
+                f"masks: expected a number for each of {self.totals.experts} experts by layer, got arrays of "
+                f"{[row.shape for row in counts]}"
+            )
+        made = [np.zeros(n, np.bool_) for n in self.totals.experts]
+        for mask, row, most in zip(made, counts, self.resident, strict=True):
+            mask[np.argsort(-row, kind="stable")[:most]] = True
+        return made
 
 
 def place_experts(

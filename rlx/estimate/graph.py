@@ -13,6 +13,7 @@ from rlx.backends.base import Backend, CodeGenerator, CodeSizes
 from rlx.compiler import lower_graph
 from rlx.errors import OptionError, ShapeError
 from rlx.estimate.calibrate import Overhead
+from rlx.estimate.experts import ExpertTotals
 from rlx.estimate.memory import Axis, MemoryEstimate
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Symbol, evaluate, numel
@@ -120,6 +121,7 @@ class Weights:
     held: int
     held_names: tuple[str, ...]
     kept_names: frozenset[str]
+    experts: ExpertTotals | None  # where their weights lie in a file, so that fewer in memory are fewer bytes
 
 
 def weigh(program: Program, in_file: Mapped, held: Mapping[str, int]) -> Weights:
@@ -137,7 +139,16 @@ def weigh(program: Program, in_file: Mapped, held: Mapping[str, int]) -> Weights
         held=sum(held.values()),
         held_names=tuple(held),
         kept_names=frozenset(p.name for p in program.params if p in kept),
+        experts=_experts(program, in_file),
     )
+
+
+def _experts(program: Program, in_file: Mapped) -> ExpertTotals | None:
+    weights = [weight for layer in program.experts for weight in layer.weights]
+    if not weights or not all(w.source.base.kind == "param" and in_file(w.source.base.name) for w in weights):
+        return None
+    sizes = (sum(_bound(w.panels) for w in layer.weights) // layer.experts for layer in program.experts)
+    return ExpertTotals(tuple(layer.experts for layer in program.experts), tuple(sizes))
 
 
 def kept_params(program: Program) -> set[Buffer]:
@@ -203,6 +214,7 @@ class Lowered:
             held_weights=weights.held_names,
             loading_copy_bytes=weights.copies + sizes.prepare_scratch,
             file_bytes=self.file_bytes(weights.kept_names),
+            experts=weights.experts,
             notes=("a dim has no upper bound: activations, inputs and outputs are not in this",),
         )
 

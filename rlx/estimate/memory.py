@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import MemoryDeficit, OptionError
@@ -138,6 +138,12 @@ class MemoryEstimate:
         if self.peak_bytes > self.running_peak_bytes:
             parts["loading copy"] = self.loading_copy_bytes
         return parts
+
+    def without_experts(self, nbytes: int) -> MemoryEstimate:
+        """The same with that many bytes of packed experts not in memory."""
+        return replace(
+            self, weight_bytes=self.weight_bytes - nbytes, packed_weight_bytes=self.packed_weight_bytes - nbytes
+        )
 
     # ---- questions
 

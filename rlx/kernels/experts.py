@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlx.ir.shape import Size
 from rlx.kernels.program import Buffer
 from rlx.records import dataclass
 
@@ -21,11 +22,12 @@ class ExpertWeight:
     panels: Buffer
     table: Buffer
     transposed: bool
+    routine: str  # which packs
 
 
 @dataclass(eq=False)
 class ExpertLayer:
-    """The products that go by the same numbers of experts, `top_k` for each token.
+    """The products that go by the same numbers of experts: `rows` of them, `top_k` for each token.
 
     `block` is what a run keeps of its routing: see `rlx.backends.cpu.grouped`.
     """
@@ -33,5 +35,6 @@ class ExpertLayer:
     name: str
     experts: int
     top_k: int
+    rows: Size
     block: Buffer
     weights: list[ExpertWeight]

@@ -11,10 +11,10 @@ __all__ = ["Needs", "needs_of"]
 class Needs:
     """Bytes by part; `arena` is None while a dim is unbounded."""
 
-    def __init__(self, program: Program, plan: MemoryPlan | None) -> None:
+    def __init__(self, program: Program, plan: MemoryPlan | None, offloaded: int = 0) -> None:
         self.arena = None if plan is None else plan.arena
         self.params = sum(b.bound() or 0 for b in program.params)
-        self.prepared = sum(b.bound() or 0 for b in program.buffers("prepared"))
+        self.prepared = sum(b.bound() or 0 for b in program.buffers("prepared")) - offloaded
         self.constants = sum(b.bound() or 0 for b in program.constants)
         self.states = sum(b.bound() or 0 for b in program.states)
 
@@ -31,6 +31,6 @@ class Needs:
         )
 
 
-def needs_of(program: Program, plan: MemoryPlan | None) -> Needs:
-    """What a program takes in memory."""
-    return Needs(program, plan)
+def needs_of(program: Program, plan: MemoryPlan | None, offloaded: int = 0) -> Needs:
+    """What a program takes in memory; `offloaded` bytes of packed weights are not there."""
+    return Needs(program, plan, offloaded)

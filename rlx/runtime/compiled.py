@@ -22,6 +22,7 @@ from rlx.plan.plan import MemoryPlan
 from rlx.runtime.adapters import Adapters
 from rlx.runtime.arrays import Views, by_position, share_memory, to_array, to_target, with_kept
 from rlx.runtime.convert import convert as converted
+from rlx.runtime.experts import ExpertControl
 from rlx.runtime.explain import STAGES, explain
 from rlx.runtime.memory import Lifetime, ModelMemory
 from rlx.runtime.states import States
@@ -61,7 +62,7 @@ class Results(Mapping[str, Array]):
         return "{" + ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()) + "}"
 
 
-class CompiledGraph(Lifetime):
+class CompiledGraph(Lifetime, ExpertControl):
     """A compiled model: set its params, then run it.
 
     `run_slots(*arrays)` is the fastest call: inputs by position; it gives the same as `run_views`. One compiled graph
@@ -378,7 +379,7 @@ class CompiledGraph(Lifetime):
     def needs(self) -> Needs | None:
         """Bytes of params, packed weights and arena; None for a device that has no program."""
         program = self._executable.program
-        return None if program is None else needs_of(program, self.plan)
+        return None if program is None else needs_of(program, self.plan, self._executable.offloaded_bytes)
 
     @property
     def compilation(self) -> Compilation | StoredCompilation:

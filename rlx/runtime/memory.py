@@ -53,13 +53,25 @@ class ModelMemory:
         self._first = admission.backend.name not in COMPILED  # of this process: it brings the compiler
         COMPILED.add(admission.backend.name)
         self._extents: Mapping[str, int] | None = None
+        self._offloaded = 0  # bytes of experts that are not resident
         self.measured: int | None = None
         self.is_peak = False
 
     @property
     def predicted(self) -> MemoryEstimate | None:
         """The estimate at the sizes that the arena is planned for; None for a graph that was compiled elsewhere."""
-        return self._admission.predicted(self._extents)
+        made = self._admission.predicted(self._extents)
+        return made if made is None or not self._offloaded else made.without_experts(self._offloaded)
+
+    def with_offloaded(self, nbytes: int) -> ModelMemory:
+        """The same for a model, or clone, with that many bytes of its experts not resident."""
+        made = copy(self)
+        made._offloaded = nbytes
+        return made
+
+    def admit_experts(self, more: int) -> None:
+        """Asks whether that many bytes of experts more may be resident; raises `MemoryDeficit`."""
+        self._admission.experts(self._extents, self._offloaded, more)
 
     @property
     def parts(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rlx.backends.base import Image
 from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry, patch_table
-from rlx.backends.cpu.experts import ExpertMemory
+from rlx.backends.cpu.experts import ExpertCalls, ExpertMemory
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.cpu.runner import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock, phase_table
@@ -61,10 +61,10 @@ class Bound:
     fresh: bool = True  # it has not run yet
 
 
-class CpuExecutable(StateCalls):
+class CpuExecutable(StateCalls, ExpertCalls):
     """The run of one clone. Whoever changes or runs it holds the state block meanwhile."""
 
-    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic", "states", "save"})
+    capabilities = frozenset({"arena", "slots", "clone", "out", "profile", "dynamic", "states", "save", "experts"})
 
     program: Program
 
@@ -74,10 +74,11 @@ class CpuExecutable(StateCalls):
         known: Schedule | None = None,
         plan: MemoryPlan | None = None,
         states: StateMemory | None = None,
+        captured: int = 0,
     ) -> None:
         self.shared = shared
         self.states = StateMemory(shared.program) if states is None else states
-        self.experts = ExpertMemory(shared.program)
+        self.experts = ExpertMemory(shared.program, captured)
         self.program = shared.program
         self.room: dict[str, int] = {}  # for sizes that data decide and nothing bounds: the most so far
         self.schedule = known if known is not None else schedule(shared.program)
@@ -142,7 +143,7 @@ class CpuExecutable(StateCalls):
         if fresh:
             return CpuExecutable(self.shared, self.schedule, self.bounds_plan)
         with self.held():
-            made = CpuExecutable(self.shared, self.schedule, self.bounds_plan, self.states.copy())
+            made = CpuExecutable(self.shared, self.schedule, self.bounds_plan, self.states.copy(), self.experts.calls)
         made.dims.update(self.dims)
         return made
 
@@ -309,8 +310,8 @@ class CpuExecutable(StateCalls):
             raise ShapeError(f"the extent of dim {unset[0]!r} is not known: give it to set_extent")
         check_guards(self.shared.graph, extents)
         self.shared.update()
-        self.experts.fill(self.shared)
         room = self.room_for(extents)
+        self.experts.bind(self.shared, {**extents, **room})
         self.make_room({**extents, **room}, {name: Dim(name, 0, most) for name, most in room.items()})
         assert self.plan is not None
         scratch = int(self.scratch.ctypes.data)

@@ -2,10 +2,6 @@
 
 Weights are packed as those of any product, expert by expert. Where one expert's panels are not there, those that a
 chunk needs are packed into its scratch memory: the same code on the same numbers, so the result has the same bits.
-
-What a run keeps of the routing of a layer lies in its block (i64): the address of a ring of calls (0: nothing is kept),
-how many it holds, the elements of one, how many calls there have been; then, for each expert, rows, and calls with its
-panels there and not there. A call in the ring is a count and the numbers of experts.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from rlx.backends.cpu.builder import Function, Module, vec
 from rlx.backends.cpu.cuts import COPY_PAD, Part, part
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.group_cut import ROWS, GroupCut
+from rlx.backends.cpu.grouped_words import CALLS, CAPACITY, RING, SLOTS, STATS
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.words import KernelCode, Routine, once
 from rlx.ir.dtype import DTYPES, DType
@@ -30,11 +27,10 @@ from rlx.kernels.experts import ExpertLayer, ExpertWeight
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.ops.experts import GroupedMatMul
 
-__all__ = ["CALLS", "CAPACITY", "RING", "SLOTS", "STATS", "accepts", "emit", "fetch_routine", "find_layers", "layout"]
+__all__ = ["accepts", "emit", "find_layers", "layout"]
 
 F32, F64, I64 = DTYPES["f32"], DTYPES["f64"], DTYPES["i64"]
 GROUP, PACK, PRODUCT = "group rows", "pack experts", "grouped matmul"
-RING, SLOTS, CAPACITY, CALLS, STATS = range(5)  # words of a block; the statistics are three for each expert
 GROUPS = 1  # where the groups (expert, first row, rows) start, after their number
 
 
@@ -122,13 +118,12 @@ def _layer(grouping: Kernel, others: Iterable[ExpertLayer]) -> ExpertLayer:
     last = numbers.shape[-1]
     top_k = last if len(numbers.shape) > 1 and isinstance(last, int) else 1
     experts = (int(block.shape[0]) - STATS) // 3
-    source = node.inputs[2]
+    source, rows = node.inputs[2], size_product(numbers.shape)
     name = source.node.provenance[0] if source.node is not None and source.node.provenance else source.name or "moe"
     taken = {layer.name for layer in others}
     free = (f"{name}.{i}" for i in count(1))
-    return ExpertLayer(
-        name if name not in taken else next(n for n in free if n not in taken), experts, top_k, block, []
-    )
+    unique = name if name not in taken else next(n for n in free if n not in taken)
+    return ExpertLayer(unique, experts, top_k, rows, block, [])
 
 
 def _weight(pack: Kernel, table: Buffer) -> ExpertWeight:
@@ -136,7 +131,7 @@ def _weight(pack: Kernel, table: Buffer) -> ExpertWeight:
     op = pack.special.op
     assert isinstance(op, GroupedMatMul)
     (source,), (panels,) = pack.operands, pack.results
-    return ExpertWeight(source.base.name, source, panels, table, op.transposed)
+    return ExpertWeight(source.base.name, source, panels, table, op.transposed, fetch_routine(source.dtype).symbol)
 
 
 def emit(kernel: Kernel) -> list[KernelCode]:

@@ -24,7 +24,7 @@ from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.facts import facts_of
 from rlx.backends.cpu.weights import Shared
 from rlx.backends.cpu.words import KernelCode, Routine
-from rlx.errors import ModelFormatError
+from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.kernels.program import Buffer, Flow, Kernel, Program
 from rlx.options import CompileOptions
@@ -68,6 +68,8 @@ class Tables:
 def image_of(executable: CpuExecutable, source: Graph) -> Image:
     """The image; weights are packed for it first, if they are all there. `source` is the graph that users see."""
     shared = executable.shared
+    if shared.residency.masks:
+        raise OptionError("save: some experts are not resident; set_resident_experts(None) packs them all")
     missing = [b for b in shared.program.params if b not in shared.params and not shared.prepared]
     if not missing:
         shared.update()
@@ -82,7 +84,7 @@ def image_of(executable: CpuExecutable, source: Graph) -> Image:
         executable.schedule,
         executable.bounds_plan,
         {b: a for b, a in shared.memory.items() if b.kind == "prepared"} if shared.prepared else None,
-        shared.params,
+        shared.own_params(),
         [symbols for _, symbols in bundles],
         list(jit.runtime_objects),
     )

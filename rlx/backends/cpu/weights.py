@@ -19,6 +19,7 @@ from rlx.backends.cpu import packed
 from rlx.backends.cpu.binding import Binding, Marks, Phase, Table, aligned_bytes, as_array
 from rlx.backends.cpu.packed import memory_key
 from rlx.backends.cpu.pool import cpu_count
+from rlx.backends.cpu.residency import LARGE_PAGE, Mask, Residency, whole_pages
 from rlx.backends.cpu.runner import RunBlock
 from rlx.ir.graph import Array, Graph
 from rlx.ir.mapped import mapping_of
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Shared"]
 
 BLOCK = 32 << 20  # bytes of packed weights that are allocated together
-LARGE_PAGE = 2 << 20
 
 
 class Shared:
@@ -62,7 +62,8 @@ class Shared:
         self.memory: dict[Buffer, Array] = {b: _constant_bytes(b) for b in program.constants}  # prepared ones too
         self.prepared = prepared is not None
         buffers = program.buffers("prepared")
-        self.memory |= {b: prepared[b] for b in buffers} if prepared else _in_blocks(buffers)
+        self.residency = Residency(program, addresses)
+        self.memory |= {b: prepared[b] for b in buffers} if prepared else self._allocated(buffers)
         self.dirty: set[Buffer] = set()  # params that `prepare` has not seen yet
         self.lent: set[Buffer] = set()
         self.users: weakref.WeakSet[CpuExecutable] = weakref.WeakSet()
@@ -100,12 +101,13 @@ class Shared:
                 self._update()  # before there are two that would pack
             made = copy.copy(self)
             made.params, made.keys, made.memory = dict(self.params), dict(self.keys), dict(self.memory)
+            made.residency = self.residency.copy()
             made.dirty, made.gate, made.users = set(self.dirty), RunBlock(), weakref.WeakSet([user])
             prepared = self.program.buffers("prepared")
             if self.prepared:
                 self.lent.update(prepared)
             else:
-                made.memory |= _in_blocks(prepared)
+                made.memory |= self._allocated(prepared)
             made.lent = set(self.lent)
             self.users.discard(user)
         return made
@@ -138,7 +140,10 @@ class Shared:
     def _update(self) -> None:
         if self.prepared and not self.dirty:
             return
-        table = Table(self._unshared(self._outdated()), self.addresses)
+        outdated = self._outdated()
+        partly = {b for phase in outdated for b in phase.kernel.writes()} & self.residency.masks.keys()
+        outdated = [phase for phase in outdated if partly.isdisjoint(phase.kernel.writes())]
+        table = Table(self._unshared(outdated), self.addresses)
         scratch = aligned_bytes(table.scratch_bytes({}) * self.threads)
         binding = Binding(table, {}, self.address, int(scratch.ctypes.data), lambda b, _: self.contents(b))
         block = RunBlock(binding.rows, threads=self.threads)
@@ -147,9 +152,45 @@ class Shared:
             raise binding.error(block, status)
         for buffer in {b.base for phase in table.phases for b in phase.kernel.writes()}:
             packed.offer(self.keys[buffer], self.memory[buffer])
+        for panels in partly:
+            self._place(panels, self.residency.masks[panels], None)
         self.prepared = True
         self.dirty.clear()
         self._drop_packed()
+
+    def place_experts(self, masks: Mapping[Buffer, Mask]) -> None:
+        """Has panels of these experts only, by weight; for the only clone that is left, which is not running."""
+        with self.changing():
+            if self.prepared and self.dirty:
+                self._update()
+            for panels, mask in masks.items():
+                if np.array_equal(mask, self.residency.mask(self.residency.weights[panels])):
+                    continue
+                if self.prepared:
+                    self._place(panels, mask, self.memory[panels])
+                elif mask.all():
+                    self.residency.masks.pop(panels, None)
+                else:
+                    self.residency.masks[panels] = mask
+            if self.prepared:
+                self._drop_packed()
+
+    def _place(self, panels: Buffer, mask: Mask, have: Array | None) -> None:
+        source = self.residency.weights[panels].source
+        root = source.base
+        there = root in (self.params if root.kind == "param" else self.memory)
+        stays = there and (root.kind != "param" or mapping_of(self.params[root]) is not None)
+        whole = self.contents(source) if there else None
+        self.memory[panels] = self.residency.place(self.residency.weights[panels], mask, have, whole, stays)
+        self.keys[panels] = None
+        self.lent.discard(panels)
+
+    def _allocated(self, buffers: Sequence[Buffer]) -> dict[Buffer, Array]:
+        """Memory for prepared buffers; that of experts' panels is given back by itself."""
+        alone = self.residency.weights
+        return _in_blocks([b for b in buffers if b not in alone]) | {
+            b: whole_pages(0 if b in self.residency.masks else b.nbytes({})) for b in buffers if b in alone
+        }
 
     def _outdated(self) -> list[Phase]:
         changed = set(self.dirty)
@@ -186,8 +227,8 @@ class Shared:
             self.lent.discard(root)
         return [p for p in phases if any(b.base not in found for b in p.kernel.writes())]
 
-    def _drop_packed(self) -> None:
-        """Lets go of the params that nothing will read again: kernels that read no other params have packed them."""
+    def _needed(self) -> set[Buffer]:
+        """The params that runs read, or that kernels pack together with others."""
         needed = {b.base for phase in self.run.phases for b in phase.kernel.reads()}
         sources: dict[Buffer, set[Buffer]] = {}  # prepared buffer -> the params that it depends on
         for phase in self.prepare:
@@ -198,6 +239,18 @@ class Shared:
                 sources.setdefault(b.base, set()).update(own)
             if len(own) > 1:
                 needed |= own
+        return needed
+
+    def own_params(self) -> dict[Buffer, Array]:
+        """The params that a run or `prepare` still needs."""
+        if not self.prepared:
+            return self.params
+        needed = self._needed()
+        return {b: array for b, array in self.params.items() if b in needed}
+
+    def _drop_packed(self) -> None:
+        """Lets go of the params that nothing will read again: kernels that read no other params have packed them."""
+        needed = self._needed() | self.residency.sources(self.params)
         for buffer in self.params.keys() - needed:
             del self.params[buffer]
 
