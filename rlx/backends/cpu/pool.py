@@ -9,6 +9,10 @@ finishes, with no worker at all too (in a forked child, at interpreter exit).
 
 Workers sleep on the epoch word. A publisher that sees sleepers moves the epoch and wakes as many as it lacks; a worker
 counts itself a sleeper, reads the epoch, looks at all slots once more and only then sleeps.
+
+Where other processes want the CPUs too, a thread that the system stops inside a chunk keeps all threads of the run
+waiting. So each gives way of its own accord, between two chunks, before the system would make it; and a worker that
+finds itself on the CPU of the caller moves to another, where it only takes turns with a stranger.
 """
 
 from __future__ import annotations
@@ -53,10 +57,13 @@ TICKET = 0
 DONE = 64
 FIELDS = 128  # function, words, ctx, threads, base: 8 bytes each
 TAKEN = 192  # bit mask of the worker ids in use; bit 0, the caller's, is never set
+SINCE = 200  # when the caller got its CPU as far as it knows, ns; of the caller alone
+CALLER_CPU = 208  # the caller's CPU, below 0 if not known
 ROUND = 0xFFFF  # chunks a ticket can count; phases with more are published in rounds
 
 SPIN_ACTIVE_NS = 200_000
 SPIN_IDLE_NS = 50_000
+TURN_NS = 2_000_000  # systems let a thread run for 3 or 4 ms if another waits
 JOIN_SECONDS = 1.0
 
 FUTEX_CALL = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
@@ -68,6 +75,45 @@ PAUSE = {
     "arm64": 'call void asm sideeffect "isb sy", ""()',
 }
 NO_PAUSE = 'call void asm sideeffect "", "~{memory}"()'
+
+LINUX_IR = """
+declare i32 @sched_getcpu()
+declare i32 @sched_getaffinity(i32, i64, ptr)
+declare i32 @sched_setaffinity(i32, i64, ptr)
+define internal i32 @this_cpu() nounwind {
+  %cpu = call i32 @sched_getcpu()
+  ret i32 %cpu
+}
+; moves this thread off a CPU, if it may use another; the CPUs that it may use stay the same
+define internal void @leave_cpu(i32 %cpu) nounwind noinline {
+entry:
+  %mask = alloca [16 x i64], align 8
+  %got = call i32 @sched_getaffinity(i32 0, i64 128, ptr %mask)
+  %good = icmp sge i32 %got, 0
+  %inside = icmp ult i32 %cpu, 1024
+  %fine = and i1 %good, %inside
+  br i1 %fine, label %without, label %done
+without:
+  %wide = zext i32 %cpu to i64
+  %at = lshr i64 %wide, 6
+  %low = and i64 %wide, 63
+  %bit = shl i64 1, %low
+  %others = xor i64 %bit, -1
+  %p = getelementptr i64, ptr %mask, i64 %at
+  %all = load i64, ptr %p, align 8
+  %rest = and i64 %all, %others
+  store i64 %rest, ptr %p, align 8
+  %set = call i32 @sched_setaffinity(i32 0, i64 128, ptr %mask)
+  %moved = icmp eq i32 %set, 0
+  br i1 %moved, label %restore, label %done
+restore:
+  store i64 %all, ptr %p, align 8
+  %back = call i32 @sched_setaffinity(i32 0, i64 128, ptr %mask)
+  br label %done
+done:
+  ret void
+}
+"""
 
 FUTEX_IR = """
 declare i64 @syscall(i64, ...)
@@ -93,6 +139,12 @@ define internal i1 @sleep_on(ptr %epoch, i32 %seen) nounwind {
 }
 define internal i64 @wake_some(ptr %epoch, i64 %count) nounwind {
   ret i64 0
+}
+define internal i32 @this_cpu() nounwind {
+  ret i32 -1
+}
+define internal void @leave_cpu(i32 %cpu) nounwind {
+  ret void
 }
 """
 
@@ -141,8 +193,56 @@ define internal i1 @slot_open(ptr %slot) nounwind alwaysinline {
   ret i1 %open
 }
 
+; lets others have the CPU when this thread has had it for long; %since is when it got it
+define internal void @give_way(ptr %since) nounwind alwaysinline {
+entry:
+  %t = call i64 @now()
+  %from = load i64, ptr %since, align 8
+  %had = sub i64 %t, %from
+  %long = icmp sgt i64 %had, $TURN_NS
+  br i1 %long, label %yield, label %done
+yield:
+  %y = call i32 @sched_yield()
+  %t.new = call i64 @now()
+  store i64 %t.new, ptr %since, align 8
+  br label %done
+done:
+  ret void
+}
+
+define internal void @note_cpu(ptr %slot) nounwind alwaysinline {
+  %cpu = call i32 @this_cpu()
+  %caller.p = getelementptr i8, ptr %slot, i64 $CALLER_CPU
+  store atomic i32 %cpu, ptr %caller.p monotonic, align 8
+  ret void
+}
+
+; moves a worker off the caller's CPU, at most once a turn: %moved is when it did so last
+define internal void @keep_apart(ptr %slot, ptr %moved) nounwind alwaysinline {
+entry:
+  %cpu = call i32 @this_cpu()
+  %caller.p = getelementptr i8, ptr %slot, i64 $CALLER_CPU
+  %caller = load atomic i32, ptr %caller.p monotonic, align 8
+  %same = icmp eq i32 %cpu, %caller
+  %known = icmp sge i32 %cpu, 0
+  %both = and i1 %same, %known
+  br i1 %both, label %ask, label %done
+ask:
+  %t = call i64 @now()
+  %last = load i64, ptr %moved, align 8
+  %past = sub i64 %t, %last
+  %again = icmp sgt i64 %past, $TURN_NS
+  br i1 %again, label %leave, label %done
+leave:
+  store i64 %t, ptr %moved, align 8
+  call void @leave_cpu(i32 %cpu)
+  br label %done
+done:
+  ret void
+}
+
 ; claims and runs chunks as worker %id until none is left
-define internal void @claim(ptr %slot, i64 %id) nounwind {
+define internal void @claim(ptr %slot, i64 %id, ptr %since) nounwind {
 entry:
   %fn.p = getelementptr i8, ptr %slot, i64 $F_FN
   %words.p = getelementptr i8, ptr %slot, i64 $F_WORDS
@@ -175,13 +275,14 @@ work:
   %chunk = add i64 %base, %claimed
   call void %fn(ptr %words, i64 %chunk, ptr %ctx, i64 %id)
   %before = atomicrmw add ptr %done.p, i64 1 release
+  call void @give_way(ptr %since)
   br label %look
 leave:
   ret void
 }
 
-; takes a worker id of a slot, helps, gives the id back; false when there was nothing to do
-define internal i1 @help(ptr %slot) nounwind {
+; takes a worker id of a slot, helps, gives the id back; false when there was nothing to do. %times: since, moved
+define internal i1 @help(ptr %slot, ptr %times) nounwind {
 entry:
   %taken.p = getelementptr i8, ptr %slot, i64 $TAKEN
   br label %try
@@ -200,7 +301,9 @@ take:
   %mine = extractvalue { i64, i1 } %pair, 1
   br i1 %mine, label %work, label %try
 work:
-  call void @claim(ptr %slot, i64 %id)
+  %moved = getelementptr i64, ptr %times, i64 1
+  call void @keep_apart(ptr %slot, ptr %moved)
+  call void @claim(ptr %slot, i64 %id, ptr %times)
   %mask = xor i64 %bit, -1
   %old = atomicrmw and ptr %taken.p, i64 %mask release
   ret i1 true
@@ -209,7 +312,7 @@ none:
 }
 
 ; looks at every active slot: helps (%act) or only says whether one is open
-define internal i1 @scan(ptr %pool, i64 %mask, i1 %act) nounwind {
+define internal i1 @scan(ptr %pool, i64 %mask, i1 %act, ptr %times) nounwind {
 entry:
   %slots = getelementptr i8, ptr %pool, i64 $SLOT_TABLE
   br label %next
@@ -224,7 +327,7 @@ look:
   %slot = getelementptr i8, ptr %slots, i64 %offset
   br i1 %act, label %do, label %ask
 do:
-  %helped = call i1 @help(ptr %slot)
+  %helped = call i1 @help(ptr %slot, ptr %times)
   br label %after
 ask:
   %open = call i1 @slot_open(ptr %slot)
@@ -247,6 +350,8 @@ entry:
   %workers.p = getelementptr i8, ptr %pool, i64 $WORKERS
   %spin.active.p = getelementptr i8, ptr %pool, i64 $SPIN_ACTIVE
   %spin.idle.p = getelementptr i8, ptr %pool, i64 $SPIN_IDLE
+  %times = alloca [2 x i64], align 8
+  store [2 x i64] zeroinitializer, ptr %times, align 8
   %w0 = atomicrmw add ptr %workers.p, i64 1 seq_cst
   br label %loop
 loop:
@@ -256,7 +361,7 @@ loop:
   br i1 %stopped, label %exit, label %run
 run:
   %active = load atomic i64, ptr %active.p acquire, align 8
-  %found = call i1 @scan(ptr %pool, i64 %active, i1 true)
+  %found = call i1 @scan(ptr %pool, i64 %active, i1 true, ptr %times)
   br i1 %found, label %work, label %idle
 work:
   br label %loop
@@ -274,7 +379,7 @@ sleep:
   %epoch = load atomic i32, ptr %pool seq_cst, align 64
   %stop2 = load atomic i64, ptr %stop.p seq_cst, align 8
   %active2 = load atomic i64, ptr %active.p seq_cst, align 8
-  %open = call i1 @scan(ptr %pool, i64 %active2, i1 false)
+  %open = call i1 @scan(ptr %pool, i64 %active2, i1 false, ptr null)
   %stopped2 = icmp ne i64 %stop2, 0
   %stay = or i1 %open, %stopped2
   br i1 %stay, label %uncount, label %wait
@@ -285,6 +390,8 @@ uncount:                      ; who was woken has been uncounted by the one who 
   %s1 = atomicrmw sub ptr %sleepers.p, i64 1 seq_cst
   br label %awake
 awake:
+  %t = call i64 @now()
+  store i64 %t, ptr %times, align 8
   br label %loop
 exit:
   %w1 = atomicrmw sub ptr %workers.p, i64 1 seq_cst
@@ -334,6 +441,10 @@ enter:
   %offset = mul i64 %index, $SLOT_BYTES
   %from = add i64 %offset, $SLOT_TABLE
   %slot = getelementptr i8, ptr %pool, i64 %from
+  %since = getelementptr i8, ptr %slot, i64 $SINCE
+  %t = call i64 @now()
+  store i64 %t, ptr %since, align 8
+  call void @note_cpu(ptr %slot)
   %need = sub i64 %threads, 1
   call void @pool_wake(ptr %pool, i64 %need)
   ret ptr %slot
@@ -363,6 +474,7 @@ entry:
   %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
   %base.p = getelementptr i8, ptr %slot, i64 $F_BASE
   %done.p = getelementptr i8, ptr %slot, i64 $DONE
+  %since = getelementptr i8, ptr %slot, i64 $SINCE
   store atomic ptr %fn, ptr %fn.p monotonic, align 8
   store atomic ptr %words, ptr %words.p monotonic, align 8
   store atomic ptr %ctx, ptr %ctx.p monotonic, align 8
@@ -384,7 +496,8 @@ round:
   %most = call i64 @llvm.smin.i64(i64 %count, i64 %threads)
   %need = sub i64 %most, 1
   call void @pool_wake(ptr %pool, i64 %need)
-  call void @claim(ptr %slot, i64 0)
+  call void @claim(ptr %slot, i64 0, ptr %since)
+  call void @note_cpu(ptr %slot)
   br label %wait
 wait:
   %i = phi i64 [ 0, %round ], [ %i.next, %pause ], [ %i.next, %yield ]
@@ -401,6 +514,9 @@ pause:
   br label %wait
 yield:
   %y = call i32 @sched_yield()
+  %t = call i64 @now()
+  store i64 %t, ptr %since, align 8
+  call void @note_cpu(ptr %slot)
   br label %wait
 finished:
   %base.next = add i64 %base, %count
@@ -422,11 +538,14 @@ define void @rlx_stop(ptr %pool) nounwind {
 
 
 def pool_ir(*, futex: bool | None = None) -> str:
-    """Returns the pool's functions as IR text, for inclusion in a module; `futex=False` gives the portable variant."""
+    """Returns the pool's functions as IR text, for inclusion in a module that defines `i64 @now()` in nanoseconds.
+
+    `futex=False` gives the portable variant.
+    """
     machine = platform.machine()
     if futex is None:
         futex = sys.platform == "linux" and machine in FUTEX_CALL
-    text = (FUTEX_IR if futex else POLL_IR) + POOL_IR
+    text = (FUTEX_IR + LINUX_IR if futex else POLL_IR) + POOL_IR
     pause = PAUSE.get(machine, NO_PAUSE)
     if "llvm.x86" not in pause:
         text = text.replace("declare void @llvm.x86.sse2.pause()\n", "")

@@ -92,6 +92,7 @@ INTERRUPTED_STATUS = -2  # a signal handler raised; in native code the exception
 CHECK_EVERY_NS = 50_000_000
 CHECK_EVERY_CHUNKS = 16  # reading the clock costs more than walking a phase
 
+LINUX_NAMES = ("sched_getcpu", "sched_getaffinity", "sched_setaffinity")  # of the C library
 PYTHON_NAMES = (
     "PyEval_SaveThread",
     "PyEval_RestoreThread",
@@ -392,7 +393,8 @@ def symbol_address(function: Any) -> int:
 def runtime_symbols() -> dict[str, int]:
     """What the runtime module imports, by name; an object is cached without any address in it."""
     libc = ctypes.CDLL(None)
-    found = {name: getattr(libc, name) for name in ("syscall", "usleep", "sched_yield", "clock_gettime")}
+    names = ("syscall", "usleep", "sched_yield", "clock_gettime", *LINUX_NAMES)
+    found = {name: getattr(libc, name) for name in names if hasattr(libc, name)}
     if CPYTHON:
         found |= {name: getattr(ctypes.pythonapi, name) for name in PYTHON_NAMES}
     return {name: symbol_address(function) for name, function in found.items()}

@@ -242,6 +242,40 @@ assert set(out.tolist()) == {20 * runs}
     assert "syscall" not in pool_ir(futex=False)
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinities")
+def test_a_worker_leaves_the_callers_cpu() -> None:
+    """A worker that sits on the CPU of the caller moves to another one, and may use the same CPUs as before."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU")
+    done = script("""
+cpus = os.sched_getaffinity(0)
+first = min(cpus)
+runner.native()
+pool.start(workers=1)
+worker = pool.threads[0].native_id
+def cpu():
+    return int(open(f"/proc/self/task/{worker}/stat").read().rsplit(")", 1)[1].split()[36])
+block, out, seen = make(2, 100, 20)
+os.sched_setaffinity(0, {first})
+runs = moves = 0
+while moves < 5:
+    os.sched_setaffinity(worker, {first})
+    os.sched_setaffinity(worker, cpus)
+    helped = seen[1, 0]
+    while seen[1, 0] == helped:
+        assert block.run() == 0
+        runs += 1
+    for _ in range(100):
+        assert block.run() == 0
+        runs += 1
+    moves += cpu() != first
+    while os.sched_getaffinity(worker) != cpus:  # it may be about to set them back
+        pass
+assert set(out.tolist()) == {20 * runs}
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_words_are_aligned_and_zero() -> None:
     """Blocks start at cache lines, so that what threads write apart stays apart."""
     for count in (1, 3, 8, 100):
