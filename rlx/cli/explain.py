@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -79,7 +81,8 @@ def plan(
         return
     for note in notes:
         click.echo(f"invented  {note}")
-    click.echo(str(found))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None  # a file has room for whole names
+    click.echo(found.to_text(columns))
     for path in maps:
         click.echo(f"map          {path}")
 

@@ -8,13 +8,14 @@ from html import escape
 
 from rlx.plan.bound import live_bytes
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement
-from rlx.plan.render import short_name, show_bytes, totals
+from rlx.plan.render import short_name, short_names, show_bytes, totals
 
 __all__ = ["to_html"]
 
 _WIDTH, _HEIGHT, _CURVE, _LEFT = 1100, 520, 110, 90  # of the map, of the curve below it, and of the scale beside them
 _TICKS = 8
 _LABEL_ROOM = (60, 13)  # a box with at least this room, in points, along and across its name shows it
+_LABEL_LETTERS = 16  # names that are longer are shown without what they have in common
 _CHARACTER = 7.2  # points that a letter of a name takes
 
 _STYLE = """
@@ -66,10 +67,15 @@ def to_html(
     last = max((interval.stop for interval in intervals), default=1)
     scale = _Scale(first, last, max(placement.height, 1))
     facts = [_facts(i, o, steps) for i, o in zip(intervals, placement.offsets, strict=True)]
+    labels = short_names([interval.name for interval in intervals], _LABEL_LETTERS)
     peak = escape(steps[sums.peak_step]) if sums.peak_step < len(steps) else ""
     body = [
         *scale.axes(),
-        *(scale.box(n, i, o) for n, (i, o) in enumerate(zip(intervals, placement.offsets, strict=True)) if i.size),
+        *(
+            scale.box(n, i, o, label)
+            for n, (i, o, label) in enumerate(zip(intervals, placement.offsets, labels, strict=True))
+            if i.size
+        ),
         *scale.marks(sums.peak_step, sums.lower_bound),
         scale.curve(live_bytes(intervals, base_alignment=base_alignment)),
     ]
@@ -113,7 +119,7 @@ class _Scale:
     def y(self, address: int) -> float:
         return round(10 + _HEIGHT - address * _HEIGHT / self.height, 2)
 
-    def box(self, number: int, interval: Interval, offset: int) -> str:
+    def box(self, number: int, interval: Interval, offset: int, label: str) -> str:
         x, y = self.x(interval.start), self.y(offset + interval.size)
         width, height = round(self.x(interval.stop) - x, 2), round(self.y(offset) - y, 2)
         box = (
@@ -124,7 +130,8 @@ class _Scale:
         upright = width < along <= height and width >= across
         if not upright and (width < along or height < across):
             return box
-        name = escape(short_name(interval.name, int(((height if upright else width) - 8) / _CHARACTER)))
+        room = int(((height if upright else width) - 8) / _CHARACTER)
+        name = escape(interval.name if len(interval.name) <= room else short_name(label, room))
         if upright:
             left, bottom = round(x + width / 2 + 4, 2), round(y + height - 4, 2)
             return f'{box}<text class="n" transform="translate({left} {bottom}) rotate(-90)">{name}</text>'

@@ -165,9 +165,14 @@ class MemoryPlan:
         return list(self.rows)
 
     def __str__(self) -> str:
+        return self.to_text(100)
+
+    def to_text(self, columns: int | None = None) -> str:
+        """A table of the buffers and the totals, on lines of that many letters (None: as long as names make them)."""
         from rlx.plan import render
 
-        text = render.to_text(self.intervals, self.placement, base_alignment=self.alignment)
+        letters = None if columns is None else render.letters_for(columns)
+        text = render.to_text(self.intervals, self.placement, base_alignment=self.alignment, letters=letters)
         at = ", ".join(f"{name} = {value}" for name, value in self.at.items())
         count = sum(bool(row.into) for row in self.rows)
         return "\n".join(

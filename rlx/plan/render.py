@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
@@ -11,9 +12,13 @@ from rlx.plan.bound import lower_bound, peak_step
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up
 from rlx.records import dataclass
 
-__all__ = ["Totals", "short_name", "show_bytes", "to_json", "to_svg", "to_text", "totals"]
+__all__ = [
+    "NAME_WIDTH", "Totals", "letters_for", "short_name", "short_names", "show_bytes", "to_json", "to_svg", "to_text",
+    "totals",
+]  # fmt: skip
 
-_NAME_WIDTH = 44  # letters of a name in the table: a line then fits a terminal of 100 columns
+NAME_WIDTH = 44  # letters of a name in the table: a line then fits a terminal of 100 columns
+_OTHERS = 56  # letters that the other columns take, and the gaps between them
 
 
 @dataclass(frozen=True)
@@ -52,16 +57,20 @@ def to_text(
     *,
     base_alignment: int = DEFAULT_ALIGNMENT,
     rows: int | None = None,
+    letters: int | None = NAME_WIDTH,
 ) -> str:
-    """A table with one line a buffer in schedule order (the `rows` largest only, if given), and the totals."""
+    """A table with one line a buffer in schedule order (the `rows` largest only, if given), and the totals.
+
+    Names that are longer than `letters` (None: no limit) are shortened.
+    """
     shown = range(len(intervals))
     if rows is not None:
         shown_largest = sorted(shown, key=lambda i: (-intervals[i].size, i))[:rows]
-        lines = _table(intervals, placement, shown_largest)
+        lines = _table(intervals, placement, shown_largest, letters)
         if len(intervals) > rows:
             lines.append(f"... and {len(intervals) - rows} smaller")
     else:
-        lines = _table(intervals, placement, shown)
+        lines = _table(intervals, placement, shown, letters)
     sums = totals(intervals, placement, base_alignment=base_alignment)
     lines += [
         "",
@@ -74,13 +83,15 @@ def to_text(
     return "\n".join(lines)
 
 
-def _table(intervals: Sequence[Interval], placement: Placement, shown: Sequence[int]) -> list[str]:
+def _table(intervals: Sequence[Interval], placement: Placement, shown: Sequence[int], letters: int | None) -> list[str]:
+    names = [interval.name for interval in intervals]
+    names = names if letters is None else short_names(names, letters)
     cells = [("buffer", "live", "offset", "size", "align", "")]
     for index in sorted(shown, key=lambda i: (intervals[i].start, i)):
         interval = intervals[index]
         cells.append(
             (
-                short_name(interval.name, _NAME_WIDTH),
+                names[index],
                 f"[{interval.start}, {interval.stop})",
                 f"{placement.offsets[index]:,}",
                 f"{interval.size:,}",
@@ -155,6 +166,37 @@ def short_name(name: str, width: int) -> str:
         return name
     tail = (width - 1) // 2
     return name[: max(width - 1 - tail, 0)] + "…" + name[len(name) - tail :]
+
+
+def short_names(names: Sequence[str], width: int) -> list[str]:
+    """Names of at most `width` letters: what all long ones begin with goes first, then what they end with.
+
+    Of what is still too long the middle goes.
+    """
+    long = list(dict.fromkeys(name for name in names if len(name) > width))
+    head = common_start(long) if len(long) > 1 else ""
+    head = head[: head.rfind("/" if "/" in head else ".") + 1]  # whole parts of a path
+    bare = [name[len(head) :] for name in long]
+    tail = common_start([name[::-1] for name in bare])[::-1] if len(long) > 1 else ""
+    tail = tail[len(re.match(r"[A-Za-z0-9]*", tail)[0]) :]  # type: ignore[index]  # whole words
+    found = {}
+    for name, rest in zip(long, bare, strict=True):
+        short = f"…{rest}" if head else name
+        if tail and len(short) > width:
+            short = f"{short.removesuffix(tail)}…"
+        found[name] = short_name(short, width)
+    return [found.get(name, name) for name in names]
+
+
+def common_start(names: Sequence[str]) -> str:
+    """What all names begin with."""
+    first, last = min(names), max(names)
+    return first[: next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
+
+
+def letters_for(columns: int) -> int:
+    """The letters of a name for which a table is at most that wide."""
+    return max(columns - _OTHERS, NAME_WIDTH // 2)
 
 
 def show_bytes(count: int) -> str:

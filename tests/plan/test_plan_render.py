@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 from rlx.plan.interval import Interval, Placement
 from rlx.plan.pack import pack
-from rlx.plan.render import to_json, to_svg, to_text, totals
+from rlx.plan.render import letters_for, short_names, to_json, to_svg, to_text, totals
 
 INTERVALS = [
     Interval("x<1>", 0, 2, 2048),
@@ -63,3 +63,21 @@ def test_an_empty_plan_renders() -> None:
     assert "arena        0 B" in to_text([], nothing)
     ET.fromstring(to_svg([], nothing))
     assert json.loads(to_json([], nothing))["buffers"] == []
+
+
+def test_long_names_lose_what_they_have_in_common() -> None:
+    """They stay distinct: what all begin with goes, then what all end with; short names stay as they are."""
+    names = [f"/model/encoder/layer.{i}/attention/query_output_Quantised" for i in range(12)]
+    assert short_names(["x", *names], 48) == ["x", *(f"…layer.{i}/attention/query_output_Quantised" for i in range(12))]
+    assert short_names(names, 40) == [f"…layer.{i}…" for i in range(12)]
+    assert short_names(names, 200) == names
+    assert all(len(name) <= 12 for name in short_names(names, 12))
+    assert short_names(["a" * 50, "b"], 11) == ["aaaaa…aaaaa", "b"]
+
+
+def test_a_table_without_a_limit_has_whole_names() -> None:
+    long = Interval("n" * 90, 0, 1, 64)
+    placement = Placement((0,), 64, "x", 64)
+    assert "n" * 90 in to_text([long], placement, letters=None)
+    assert "n" * 90 not in to_text([long], placement)
+    assert max(len(line) for line in to_text([long], placement, letters=letters_for(80)).splitlines()[:2]) <= 80
