@@ -75,6 +75,14 @@ def case(op: str, *inputs: np.ndarray | float | None, **attributes: Any) -> Case
     return Case(op, arrays, attributes=attributes, **options)
 
 
+def experts(activation: str, *, rank: int = 2, fusion: int = 0, gated: bool = False, **attributes: Any) -> Case:
+    """5 experts of 8 features and 6 inner ones."""
+    inner = 12 if fusion else 6
+    inputs = [f32(7, 8) if rank == 2 else f32(1, 7, 8), f32(7, 5), f32(5, inner, 8), f32(5, inner)]
+    inputs += [f32(5, 8, 6), f32(5, 8), *([f32(5, 6, 8), f32(5, 6)] if gated else [])]
+    return case("MoE", *inputs, k=2, activation_type=activation, swiglu_fusion=fusion, **attributes)
+
+
 B, S, H, D = 2, 3, 2, 4
 W = H * D
 S1 = np.float32
@@ -211,6 +219,14 @@ CASES = {
     "group_chunk": group_query(3, 6, 9, [8]),
     "group_window": group_query(1, 9, 10, [9, 9], local_window_size=3, softcap=2.0),
     "group_buffer": group_query(1, 10, 7, [6, 6]),
+    "experts": experts("relu"),
+    "experts_silu": experts("silu", rank=3, normalize_routing_weights=1),
+    "experts_gelu": experts("gelu", normalize_routing_weights=1, tolerance=1e-4),
+    "experts_identity": experts("identity"),
+    "experts_swiglu": experts("swiglu", fusion=1, normalize_routing_weights=1),
+    "experts_swiglu_limits": experts(
+        "swiglu", fusion=1, swiglu_limit=0.5, activation_alpha=1.7, activation_beta=1.0, rank=3
+    ),
     "rotary": case("RotaryEmbedding", f32(2, 3, 16), RNG.integers(0, 8, (2, 3)), f32(8, 4), f32(8, 4)),
     "rotary_from": case("RotaryEmbedding", f32(2, 2, 3, 8), np.array([2]), f32(8, 4), f32(8, 4), interleaved=1),
 }
@@ -227,3 +243,17 @@ def test_what_onnxruntime_gives(name: str) -> None:
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         scale = 1 if want.dtype.kind in "iu" else max(1.0, float(np.abs(want).max()))
         assert float(np.abs(got.astype(np.float64) - want).max()) <= CASES[name].tolerance * scale
+
+
+def test_the_layouts_of_swiglu_are_one_function() -> None:
+    """onnxruntime runs only the first of them on processors."""
+    turns = experts("swiglu", fusion=1)
+    x, logits, w, bias, *rest = [np.asarray(a) for a in turns.inputs if a is not None]
+    gate, up, of_gate, of_up = w[:, ::2], w[:, 1::2], bias[:, ::2], bias[:, 1::2]
+    halves = [x, logits, np.concatenate([gate, up], 1), np.concatenate([of_gate, of_up], 1), *rest]
+    made = [
+        case("MoE", *inputs, k=2, activation_type="swiglu", swiglu_fusion=fusion)
+        for inputs, fusion in ((turns.inputs, 1), (halves, 2), ([x, logits, gate, of_gate, *rest, up, of_up], 0))
+    ]
+    results = [next(iter(run_graph(load(source), feed).values())) for source, feed in (c.model() for c in made)]
+    assert all(np.allclose(result, results[0], rtol=1e-5, atol=1e-6) for result in results)
