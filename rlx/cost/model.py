@@ -15,7 +15,7 @@ from rlx.backends import BACKENDS, backend_named
 from rlx.cost.ceilings import Ceilings
 from rlx.cost.io_profile import IoProfile, profile_of
 from rlx.cost.lowered import Lowered, lower, needed, rounds_of
-from rlx.cost.work import LOOP, SCATTERED, Work, kernel_work, recurrence
+from rlx.cost.work import GROUPED, LOOP, SCATTERED, Work, kernel_work, recurrence
 from rlx.ir.graph import Graph, Node
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Reduce, loads, walk
@@ -258,5 +258,8 @@ def _node_compute(node: Node, on_host: bool, work: Work, c: Ceilings, extents: d
     """Seconds of a node that is run as a whole: a recurrent one goes step by step, each a product of few rows."""
     if not work.sizes:
         return work.flops / c.vector
+    if node.op.op_name == GROUPED:
+        _, rows, k, n = work.sizes
+        return work.flops / c.product_rate(rows, k, n, node.outputs[0].dtype.name)
     steps, batch, hidden = recurrence(node, extents)
     return steps * (c.host / 2 if on_host else c.step) + work.flops / c.product_rate(batch, hidden, 4 * hidden)

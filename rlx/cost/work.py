@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from math import prod
 
 from rlx.ir.graph import Node
@@ -14,7 +14,7 @@ from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass
 
-__all__ = ["Work", "kernel_work"]
+__all__ = ["GROUPED", "Work", "kernel_work"]
 
 Extents = Mapping[str, int]
 
@@ -50,7 +50,7 @@ def kernel_work(kernel: Kernel, extents: Extents) -> Work:
     """Counts a kernel at these extents; a node that is run as a whole costs what its op says."""
     node = kernel.host or kernel.special
     if node is not None:
-        return _node_work(kernel, node, extents)
+        return (_grouped_work if node.op.op_name == GROUPED else _node_work)(kernel, node, extents)
     loops = _Loops(extents)
     calls: dict[str, int] = {}
     elements = 0
@@ -74,6 +74,27 @@ def _node_work(kernel: Kernel, node: Node, extents: Extents) -> Work:
     work = getattr(node.op, "work", None)
     flops = 0 if work is None or node.regions else evaluate(work(*(v.type for v in node.inputs)).flops, extents)
     return Work(read, written, flops, sizes=tuple(max(1, n) for n in recurrence(node, extents)))
+
+
+GROUPED = "grouped_matmul"
+
+
+def _grouped_work(kernel: Kernel, node: Node, extents: Extents) -> Work:
+    """A product whose rows go to experts; what packs weights or groups rows for it only moves bytes.
+
+    Its sizes are groups (one for each expert at most), rows of one, k and n.
+    """
+    plain = _node_work(kernel, node, extents)
+    if [b.shape for b in kernel.results] != [v.shape for v in node.outputs]:
+        return replace(plain, flops=0)
+    x, w, numbers = node.inputs
+    out = kernel.results[0]
+    shapes = (numbers.shape, w.shape[:1], x.shape[-1:], out.shape[-1:])
+    rows, experts, k, n = (prod(evaluate(s, extents) for s in shape) for shape in shapes)
+    groups = max(1, min(rows, experts))
+    weights = sum(b.nbytes(dict(extents)) for b in kernel.operands if b.shape[:1] == w.shape[:1])
+    read = plain.read - weights + weights * groups // max(experts, 1)
+    return replace(plain, read=read, sizes=(groups, max(1, -(-rows // groups)), max(1, k), max(1, n)))
 
 
 RECURRENT = ("lstm", "gru", "rnn")

@@ -186,3 +186,15 @@ def test_the_error_of_a_calibration_leaves_each_point_out() -> None:
     assert measure.left_out([agree]) == measure.LEAST_ERROR
     assert measure.left_out([((1e-6, 3.0),)]) == 0.5
     assert measure.left_out([((1e-6, 1.0), (1.1e-6, 2.0))]) == pytest.approx(math.log(2), rel=0.01)
+
+
+def test_experts_are_read_as_far_as_rows_go_to_them() -> None:
+    """Of 16 experts a token reads the 2 that it goes to; grouping rows and packing compute nothing."""
+    g = rlx.Graph("experts")
+    x, numbers = g.input("x", (rlx.Dim("n", 1, 64), 1, 32)), g.input("numbers", (rlx.Dim("n", 1, 64), 2), "i32")
+    g.output(rlx.grouped_matmul(x, g.param("w", (16, 32, 48)), numbers), "y")
+    found = {n: rlx.profile(g, "cpu", at={"n": n}).kernels for n in (1, 64)}
+    for n, groups in ((1, 2), (64, 16)):
+        product = next(k for k in found[n] if k.kind == "grouped matmul")
+        assert 4 * 32 * 48 * groups <= product.read_bytes < 4 * 32 * 48 * groups + 4 * n * (32 + 2 * 4) + 2048
+        assert sum(k.flops for k in found[n]) == 2 * 2 * n * 32 * 48
