@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +16,18 @@ from rlx.ir.shape import Dim, Guard, Size, Symbol, collect_guards, symbols
 from rlx.ir.value import Array, TensorType, Value, const_value
 from rlx.records import dataclass
 
-__all__ = ["OPERATORS", "Array", "Graph", "Node", "Operator", "Output", "TensorType", "Value", "const_value"]
+__all__ = [
+    "OPERATORS",
+    "Array",
+    "Graph",
+    "Node",
+    "Operator",
+    "Output",
+    "TensorType",
+    "Value",
+    "const_value",
+    "count_readers",
+]
 
 
 @runtime_checkable
@@ -311,3 +323,11 @@ def check_array(what: str, array: Array, type: TensorType) -> None:
     )
     if not fits:
         raise ShapeError(f"{what}: expected shape {tuple(map(str, type.shape))}, got {array.shape}")
+
+
+def count_readers(graph: Graph) -> Counter[Value]:
+    """For each value the nodes that read it (each once), plus one if it is an output or an update."""
+    readers = Counter({*(o.value for o in graph.outputs), *graph.updates.values()})
+    for node in graph.nodes:
+        readers.update(set(node.inputs))
+    return readers

@@ -7,19 +7,16 @@ anchors (contract, conv, attention) wait as *pending* so that element-wise users
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
 from rlx.ir.dtype import DType
-from rlx.ir.graph import Graph, Node, Value
-from rlx.ir.shape import Guard, Shape, Size, numel, symbols, upper
+from rlx.ir.graph import Graph, Node, Value, count_readers
+from rlx.ir.shape import Guard, Shape, Size, numel, symbols
 from rlx.kernels.affine import Affine, has_division, linear_index, row_major
+from rlx.kernels.analysis import cost, is_identity, size_of, static_values, uses
 from rlx.kernels.expr import (
-    Apply,
-    Cast,
-    Check,
     Expr,
     Load,
     Reduce,
@@ -43,8 +40,6 @@ __all__ = ["Fuser", "Target", "fuse"]
 CHEAP = 6  # operations that may be done again at each use rather than stored
 SMALL = 64 * 1024  # bytes that `prepare` may make out of fewer
 LARGEST = 128  # distinct sub-expressions in one kernel's expression
-COSTS = {"exp": 10, "log": 10, "tanh": 12, "erf": 12, "sigmoid": 12, "sin": 14, "cos": 14, "pow": 24, "div": 4}
-COSTS |= {"sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8}
 
 
 class Target(Protocol):
@@ -95,8 +90,8 @@ class Fuser(StateWrites):
         self.virtual: dict[Value, Expr] = {}
         self.pending: dict[Value, _Pending] = {}
         self.nodes_of: dict[Value, tuple[Node, ...]] = {}  # what a virtual value's expression stands for
-        self.users = _count_users(graph)
-        self.static = _static_values(graph)
+        self.users = count_readers(graph)
+        self.static = static_values(graph)
         self.order, self.versions = order_states(graph)
         self.last = last_readers(graph, self.order)
         self.fresh = count()
@@ -310,7 +305,7 @@ class Fuser(StateWrites):
                 return True
             if result.shape == source.shape and not any(isinstance(x, Reduce) for x in walk(piece.expr)):
                 identity = all(
-                    load.where is None and _is_identity(load) for load in loads(piece.expr) if load.source is source
+                    load.where is None and is_identity(load) for load in loads(piece.expr) if load.source is source
                 )
                 if identity and pending.order == tuple(range(source.rank)):
                     expr = _replace_loads(piece.expr, source, pending.expr)
@@ -366,12 +361,12 @@ class Fuser(StateWrites):
         sites = [x for x in loads(expr) if x.source is source]
         reduced = any(isinstance(x, Reduce) for x in walk(body))
         if reduced or price > CHEAP:
-            once = self.users[source] == 1 and source.shape == space and all(map(_is_identity, sites))
+            once = self.users[source] == 1 and source.shape == space and all(map(is_identity, sites))
             if not once and not (not reduced and self.read_once(source, sites, expr, space)):
                 return False
-            if any(isinstance(x, Reduce) and _uses(x, source) for x in walk(expr)):
+            if any(isinstance(x, Reduce) and uses(x, source) for x in walk(expr)):
                 return False
-        return _size(body) + _size(expr) <= LARGEST
+        return size_of(body) + size_of(expr) <= LARGEST
 
     def read_once(self, source: Value, sites: list[Load], expr: Expr, space: Shape) -> bool:
         """Whether each element of the source is computed at most once: one user, one place, no broadcast."""
@@ -529,39 +524,6 @@ class Fuser(StateWrites):
         return made
 
 
-def _count_users(graph: Graph) -> dict[Value, int]:
-    """Nodes that read each value (each once), plus one if it is an output or an update."""
-    found: dict[Value, int] = dict.fromkeys(graph.values(), 0)
-    for node in graph.nodes:
-        for value in set(node.inputs):
-            found[value] += 1
-    for value in {o.value for o in graph.outputs} | set(graph.updates.values()):
-        found[value] += 1
-    return found
-
-
-def _static_values(graph: Graph) -> set[Value]:
-    """Values that depend on params and constants only and have static shapes: `prepare` can make them."""
-    found = {*graph.params, *graph.constants}
-    for node in graph.nodes:
-        if is_static(node, found):
-            found.update(node.outputs)
-    return found
-
-
-def is_static(node: Node, known: Collection[Value]) -> bool:
-    """Whether `prepare` can run the node, given the values that it can make."""
-    fixed = all(not any(True for _ in symbols(s)) for v in node.outputs for s in v.shape)
-    sized = any(not isinstance(a, int) and _symbolic(a) for a in vars(node.op).values())
-    return not node.regions and fixed and not sized and all(v in known for v in node.inputs)
-
-
-def _symbolic(attribute: object) -> bool:
-    if isinstance(attribute, tuple):
-        return any(_symbolic(a) for a in attribute)
-    return hasattr(attribute, "terms")
-
-
 def _decoded(load: Load, buffer: Buffer) -> Expr:
     assert buffer.encoding is not None
     flat = Lowering(()).size(0)
@@ -574,38 +536,3 @@ def _decoded(load: Load, buffer: Buffer) -> Expr:
 
 def _replace_loads(expr: Expr, source: Value, by: Expr) -> Expr:
     return transform(expr, lambda x: by if isinstance(x, Load) and x.source is source else None)
-
-
-def _is_identity(load: Load) -> bool:
-    """Whether the element loaded is the one at the out vars (an axis of size 1 has only one)."""
-    vars = out_vars(len(load.indices))
-    return all(i == v or size == 1 for i, v, size in zip(load.indices, vars, load.source.shape, strict=True))
-
-
-def _uses(expr: Expr, source: Value) -> bool:
-    return any(x.source is source for x in loads(expr))
-
-
-def cost(expr: Expr) -> int:
-    """Operations of one element beyond loading it: 0 for pure layout and constants."""
-    total = 0
-    indices: set[Expr] = set()
-    for x in walk(expr):
-        if isinstance(x, Load):
-            for i in (*x.indices, *((x.where,) if x.where is not None else ())):
-                indices.update(walk(i))
-    for x in walk(expr):
-        if x in indices:
-            continue
-        match x:
-            case Apply(fn=fn):
-                total += COSTS.get(fn, 1)
-            case Cast() | Select() | Check():
-                total += 1
-            case Reduce(extents=extents):
-                total += min(upper(numel(extents)) or 1000, 1000)
-    return total + sum(isinstance(x, Load | Check) for x in indices)
-
-
-def _size(expr: Expr) -> int:
-    return sum(1 for _ in walk(expr))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rlx.ir.graph import Graph, Node, TensorType, Value
 from rlx.ir.shape import Dim, Guard, Size, Symbol, max_size, numel, symbols
+from rlx.kernels.analysis import cost, is_static
 from rlx.kernels.expr import Load, loads, size_expr
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Extents, Flow, Kernel, Mark
@@ -50,8 +51,6 @@ def place_regions(fuser: Fuser, node: Node) -> None:
 
 def _settle(fuser: Fuser, values: Iterable[Value]) -> None:
     """Puts into memory what is not free to compute wherever it is used."""
-    from rlx.kernels.fuse import cost
-
     for value in dict.fromkeys(values):
         if value in fuser.buffers or value in fuser.static:
             continue
@@ -73,8 +72,6 @@ def _inside(fuser: Fuser) -> Iterator[None]:
 
 def _enter(fuser: Fuser, region: Graph, given: Sequence[Value]) -> list[Value]:
     """Places the nodes of a region over the values given for its inputs; the values of its results."""
-    from rlx.kernels.fuse import is_static
-
     values = dict(zip(region.inputs, given, strict=True))
     for constant in region.constants:
         values[constant] = constant

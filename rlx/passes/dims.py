@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.errors import OptionError, ShapeError
-from rlx.ir.graph import Graph, TensorType, Value
+from rlx.ir.graph import Graph, TensorType
 from rlx.ir.shape import Dim, Guard, Size, Symbol, same, substitute
 from rlx.ops.base import Op
-from rlx.passes.rewrite import finish
+from rlx.passes.rewrite import copy_leaves, finish
 
 __all__ = ["apply_dims", "dim_values", "with_dims"]
 
@@ -80,20 +80,11 @@ def apply_dims(graph: Graph, dims: Mapping[str, Any] | None) -> Graph:
 
 def with_dims(graph: Graph, values: Mapping[str, Size]) -> Graph:
     """The graph with each symbol that is named replaced by a size, in shapes, attributes and guards."""
-    new = Graph(graph.name)
-    mapped: dict[Value, Value] = {}
-    for old_list, new_list in (
-        (graph.inputs, new.inputs),
-        (graph.params, new.params),
-        (graph.states, new.states),
-        (graph.constants, new.constants),
-    ):
-        for value in old_list:
-            shape = tuple(substitute(s, values) for s in value.shape)
-            copy = Value(new, TensorType(shape, value.dtype, value.type.encoding), value.kind, value.name)
-            copy.data = value.data
-            new_list.append(copy)
-            mapped[value] = copy
+
+    def resized(type: TensorType) -> TensorType:
+        return TensorType(tuple(substitute(s, values) for s in type.shape), type.dtype, type.encoding)
+
+    new, mapped = copy_leaves(graph, resized)
     for guard in graph.guards:
         lhs, rhs = substitute(guard.lhs, values), substitute(guard.rhs, values)
         if same(lhs, rhs) is False:

@@ -8,16 +8,18 @@ from dataclasses import field
 
 import numpy as np
 
-from rlx.ir.graph import Graph, Node, Operator, Output, Value
+from rlx.ir.graph import Graph, Node, Operator, Output, TensorType, Value, count_readers
 from rlx.records import dataclass
 
-__all__ = ["Site", "copy_leaves", "copy_node", "count_readers", "finish", "joined", "rewrite", "rewrite_all"]
+__all__ = ["Site", "copy_leaves", "copy_node", "finish", "joined", "rewrite", "rewrite_all"]
 
 Replacement = Value | tuple[Value, ...] | None
 
 
-def copy_leaves(graph: Graph) -> tuple[Graph, dict[Value, Value]]:
-    """A new graph with the same leaves, and the map from old values to new ones."""
+def copy_leaves(
+    graph: Graph, typed: Callable[[TensorType], TensorType] = lambda type: type
+) -> tuple[Graph, dict[Value, Value]]:
+    """A new graph with the same leaves, and the map from old values to new ones; `typed` gives their new types."""
     new = Graph(graph.name)
     values: dict[Value, Value] = {}
     for old_list, new_list in (
@@ -27,7 +29,7 @@ def copy_leaves(graph: Graph) -> tuple[Graph, dict[Value, Value]]:
         (graph.constants, new.constants),
     ):
         for value in old_list:
-            copy = Value(new, value.type, value.kind, value.name)
+            copy = Value(new, typed(value.type), value.kind, value.name)
             copy.data = value.data
             new_list.append(copy)
             values[value] = copy
@@ -49,16 +51,6 @@ def finish(graph: Graph, new: Graph, values: dict[Value, Value]) -> Graph:
     known = {(g.lhs, g.rhs) for g in graph.guards}
     new.guards = [*graph.guards, *(g for g in new.guards if (g.lhs, g.rhs) not in known)]
     return new
-
-
-def count_readers(graph: Graph) -> Counter[Value]:
-    """For each value the nodes that read it (each once), plus one if it is an output and one for each update."""
-    readers: Counter[Value] = Counter()
-    for node in graph.nodes:
-        readers.update(set(node.inputs))
-    readers.update({o.value for o in graph.outputs})
-    readers.update(graph.updates.values())
-    return readers
 
 
 def joined(*nodes: Node) -> tuple[str, ...]:
