@@ -13,9 +13,9 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Literal, cast
 
-from rlx.backends.cpu import byte_conv, depthwise, direct, gemm, window_gather, winograd
+from rlx.backends.cpu import byte_conv, depthwise, direct, fused_tiles, gemm, window_gather, winograd
 from rlx.backends.cpu.builder import Module, size_of
-from rlx.backends.cpu.cuts import ConvCut, Part, part
+from rlx.backends.cpu.cuts import K_BLOCK, ConvCut, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.window import Geometry, finish_of, geometry
@@ -76,7 +76,7 @@ def layout(kernel: Kernel) -> list[Kernel]:
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     made: list[Kernel] = []
-    if not _channels_together(anchor) and not (anchor.x.dtype.bits == 8 and byte_conv.from_planes(anchor)):
+    if not _channels_together(anchor) and not _from_planes(kernel):
         x, copy = _channels_last(kernel, anchor)
         anchor = replace(anchor, x=x)
         made.append(copy)
@@ -107,6 +107,15 @@ def _channels_together(anchor: Conv) -> bool:
         return False
     index = linear_index(e.indices, e.source.shape)
     return index.is_linear and (anchor.x_shape[1] == 1 or index.coefs.get(out_vars(2)[1], 0) == 1)
+
+
+def _from_planes(kernel: Kernel) -> bool:
+    """Whether the kernel itself reads an image whose channels are not together."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    if anchor.x.dtype.bits == 8:
+        return byte_conv.from_planes(anchor)
+    return direct.from_planes(kernel) and not _few(anchor.w_shape[0]) and not winograd.choose(kernel)
 
 
 def _channels_last(kernel: Kernel, anchor: Conv) -> tuple[Expr, Kernel]:
@@ -218,6 +227,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
     in_image = _in_image(geo)
     few = _few(geo.outputs)
+    in_registers = not few and fused_tiles.suits(finish)
 
     cut = once(
         ConvCut(
@@ -285,24 +295,45 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             a = own
         else:
             a = f.gep(x, f.mul(q0, w[ConvWord.A_STEP]), ty)
+        rows = f.sub(q1, q0)
+        if not in_registers:
+            sums_of(a, (q0, q1), "0")
+            return
+        together = tile.panels * width
+        ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", rows, tile.rows))
+        done = f.select(ready, f.mul(f.div(count, together), together), 0)
+        panels = fused_tiles.Panels(panel_at(n0), f.mul(depth, width), depth)
+        matrix = fused_tiles.Matrix(a, w[ConvWord.A_STEP])
+        fused_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, (q0, q1), first, done)
+        f.if_(f.cmp("lt", done, count), lambda: sums_of(a, (q0, q1), done))
+
+    def panel_at(column: str) -> str:
+        panels = f.div(f.add(outputs, width - 1), width)
+        panel = f.add(f.mul(group, panels), f.div(column, width))
+        return f.gep(w[ConvWord.WEIGHTS], f.mul(panel, f.mul(depth, width)), ty)
+
+    def sums_of(a: str, pixels: tuple[str, str], done: str) -> None:
+        """The results in the columns from `done`, by a block of sums in memory."""
+        start, left = f.add(first, done), f.sub(count, done)
+        q0, q1 = pixels
+        rows = f.sub(q1, q0)
         if finish.in_place:
             step = w[ConvWord.OUT_STEP]
-            c = f.gep(w[ConvWord.OUT], f.add(f.mul(q0, step), first), ty)
+            c = f.gep(w[ConvWord.OUT], f.add(f.mul(q0, step), start), ty)
         else:
             step, c = columns, f.offset(own, w[ConvWord.SUMS])
-        rows = f.sub(q1, q0)
         if few:
-            at = f.gep(w[ConvWord.WEIGHTS], f.mul(first, depth), ty)
-            f.call(w[ConvWord.BLOCK], [a, w[ConvWord.A_STEP], at, c, step, rows, depth, count])
+            at = f.gep(w[ConvWord.WEIGHTS], f.mul(start, depth), ty)
+            f.call(w[ConvWord.BLOCK], [a, w[ConvWord.A_STEP], at, c, step, rows, depth, left])
         else:
-            stride = f.mul(depth, width)
-            panels = f.div(f.add(outputs, width - 1), width)
-            panel = f.add(f.mul(group, panels), f.mul(panel_block, w[ConvWord.PANEL_CHUNK]))
-            at = f.gep(w[ConvWord.WEIGHTS], f.mul(panel, stride), ty)
+            at = panel_at(f.add(n0, done))
             copy = f.select(f.cmp("ge", w[ConvWord.COPY], 0), f.offset(own, w[ConvWord.COPY]), "null", "ptr")
-            f.call(w[ConvWord.BLOCK], [a, w[ConvWord.A_STEP], at, stride, c, step, rows, count, depth, copy])
+            f.call(
+                w[ConvWord.BLOCK],
+                [a, w[ConvWord.A_STEP], at, f.mul(depth, width), c, step, rows, left, depth, copy],
+            )
         if not finish.plain or not finish.in_place:
-            finish.rows(emitter, (q0, q1), (first, f.add(first, count)), c, step)
+            finish.rows(emitter, (q0, q1), (start, f.add(start, left)), c, step)
 
     f.loop(p0, p1, w[ConvWord.PART], [], some_pixels)
     f.ret()

@@ -367,7 +367,7 @@ class DirectCut:
         group = max(K_BLOCK // max(run, 1), 1)
         ends, end = [], 0
         images = min(-(-(row_chunk - 1) // max(height, 1)) + 1, max(batch, 1))
-        copies = 0 if self.in_image else (row_chunk * stride_h + images * more) * line * size
+        copies = 0 if self.in_image else (row_chunk * stride_h + images * more) * line * size + 64
         for part in (8 * pixels, copies, 0 if self.in_place else min(taken, pixels) * columns * size):
             end += _aligned(part)
             ends.append(end)

@@ -3,6 +3,7 @@
 A window is some pieces of `run` contiguous elements, one a row of the kernel, a constant step apart. Where each window
 begins is in a table of offsets, so that a tile may hold any pixels: of several rows, or of several images.
 Rows of a padded image are copied into the worker's scratch, with zeros around them; others are read in place.
+Of a few planes (the colours of a picture) the copies are made with the channels of a pixel together.
 
 A sum is a chain of fma over the pieces in blocks of at most `K_BLOCK` steps, whole lines or even parts of one; blocks
 are added up in order.
@@ -15,20 +16,23 @@ from enum import IntEnum
 from functools import cache
 from typing import Literal, cast
 
-from rlx.backends.cpu import gemm
-from rlx.backends.cpu.builder import Function, Module, constant, size_of
-from rlx.backends.cpu.cuts import DirectCut, Part, part
+from rlx.backends.cpu import fused_tiles, gemm
+from rlx.backends.cpu.builder import Function, Module, constant, size_of, vec
+from rlx.backends.cpu.cuts import K_BLOCK, DirectCut, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.window import finish_of, geometry
 from rlx.backends.cpu.words import KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
+from rlx.ir.shape import size_product
+from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load
-from rlx.kernels.lowering import Conv
+from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
 
-__all__ = ["emit", "suits"]
+__all__ = ["emit", "from_planes", "suits"]
 
 ROWS = 8  # of a tile at most: each needs a register for its address
+MOST_PLANES = 4  # whose pixels are as many elements of a vector
 HALF = gemm.HALF
 
 
@@ -70,6 +74,7 @@ class DirectWord(IntEnum):
     SUMS = 32
     GROUP = 33  # pieces of a block of steps
     STEPS = 34  # of one of these pieces
+    X_C = 35  # from plane to plane of an image whose channels are not together
 
 
 POINTERS = (
@@ -83,10 +88,26 @@ POINTERS = (
 
 
 def suits(kernel: Kernel) -> bool:
-    """Windows of several pixels in one group, whose rows are contiguous; several outputs."""
+    """Windows of several pixels in one group, whose rows are contiguous or few planes; several outputs."""
     geo = geometry(kernel)
     together = geo.x_w == geo.channels and (geo.dilations[1] == 1 or geo.kernel[1] == 1)
-    return geo.groups == 1 and together and geo.kernel != (1, 1)
+    return geo.groups == 1 and geo.kernel != (1, 1) and (together or from_planes(kernel))
+
+
+def from_planes(kernel: Kernel) -> bool:
+    """Whether it is a convolution of a few planes, each of contiguous rows, by weights that are read once a chunk."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    x, channels, outputs = anchor.x, anchor.x_shape[1], anchor.w_shape[0]
+    if not isinstance(x, Load) or x.where is not None or x.source.encoding is not None or anchor.groups != 1:
+        return False
+    if x.dtype.name != "f32" or not isinstance(channels, int) or not isinstance(outputs, int):
+        return False
+    index, taps = linear_index(x.indices, x.source.shape), size_product(anchor.w_shape[2:])
+    if not index.is_linear or index.coefs.get(out_vars(len(anchor.x_shape))[-1], 0) != 1 or not isinstance(taps, int):
+        return False
+    few = 1 < channels <= MOST_PLANES and 4 * taps * channels * (outputs + 15) <= 2 * DirectCut.FEW_WEIGHTS
+    return few and taps > 1 and (anchor.dilations[-1] == 1 or anchor.w_shape[-1] == 1)
 
 
 def emit(kernel: Kernel) -> KernelCode:
@@ -99,6 +120,9 @@ def emit(kernel: Kernel) -> KernelCode:
     tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes)
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
     run = geo.kernel[1] * geo.channels
+    plane_step = geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1)
+    planes = cast(int, geo.channels) if plane_step != 1 else 0
+    in_image = geo.no_pads and not planes
     cut = once(
         DirectCut(
             (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width),
@@ -107,7 +131,7 @@ def emit(kernel: Kernel) -> KernelCode:
             geo.dilations[0],
             size_of(tile.scalar),
             tile.width,
-            geo.no_pads,
+            in_image,
             finish.in_place,
         )
     )
@@ -117,7 +141,7 @@ def emit(kernel: Kernel) -> KernelCode:
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
         Scratch(),
         _block_routine(tile),
-        _lines_routine(tile),
+        _lines_routine(tile, planes),
         geo.height,
         geo.width,
         geo.channels,
@@ -132,7 +156,7 @@ def emit(kernel: Kernel) -> KernelCode:
         part(cut, "copied"),
         geo.kernel[0],
         run,
-        geo.x_h * geo.dilations[0] if geo.no_pads else part(cut, "piece_step"),
+        geo.x_h * geo.dilations[0] if in_image else part(cut, "piece_step"),
         geo.outputs,
         geo.depth,
         geo.batch * geo.out_height,
@@ -145,6 +169,7 @@ def emit(kernel: Kernel) -> KernelCode:
         part(cut, "ends", 1),
         part(cut, "group"),
         part(cut, "steps"),
+        plane_step,
     ]
     table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
@@ -153,7 +178,7 @@ def emit(kernel: Kernel) -> KernelCode:
         finish.prepare(emitter)
     ty, width = tile.scalar, tile.width
     w = _load_words(f)
-    outputs = w[DirectWord.OUTPUTS]
+    outputs, depth = w[DirectWord.OUTPUTS], w[DirectWord.DEPTH]
     columns = f.mul(w[DirectWord.PANEL_CHUNK], width)
     panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
     block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
@@ -165,20 +190,37 @@ def emit(kernel: Kernel) -> KernelCode:
     copies, sums = (f.offset(offsets, w[i]) for i in (DirectWord.COPIES, DirectWord.SUMS))
     f.call(w[DirectWord.LINES], [w[DirectWord.X], copies, offsets, "%words", r0, r1])
     a = f.select(f.cmp("ne", w[DirectWord.COPIED], 0), copies, w[DirectWord.X], "ptr")
-    b = f.gep(w[DirectWord.WEIGHTS], f.mul(n0, w[DirectWord.DEPTH]), ty)
+    b = f.gep(w[DirectWord.WEIGHTS], f.mul(n0, depth), ty)
     p0, p1 = (f.mul(r, w[DirectWord.OUT_WIDTH]) for r in (r0, r1))
 
     def some_pixels(q0: str, _: list[str]) -> None:
         q1 = f.min(f.add(q0, w[DirectWord.PART]), p1)
+        at = f.gep(offsets, f.sub(q0, p0), "i64")
+        if not fused_tiles.suits(finish):
+            sums_of(at, (q0, q1), "0")
+            return
+        height, together, count = min(tile.rows, ROWS), tile.panels * width, f.sub(n1, n0)
+        ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", f.sub(q1, q0), height))
+        done = f.select(ready, f.mul(f.div(count, together), together), 0)
+        panels = fused_tiles.Panels(b, f.mul(depth, width), depth)
+        known = run if isinstance(run, int) and run <= fused_tiles.UNROLLED else 0
+        step, pieces, each = (w[i] for i in (DirectWord.PIECE_STEP, DirectWord.PIECES, DirectWord.RUN))
+        windows = fused_tiles.Windows(a, at, step, pieces, each, known)
+        fused_tiles.emit_tiles(emitter, finish, tile, windows, height, panels, (q0, q1), n0, done)
+        f.if_(f.cmp("lt", done, count), lambda: sums_of(at, (q0, q1), done))
+
+    def sums_of(at: str, pixels: tuple[str, str], done: str) -> None:
+        """The results in the columns from `done`, by a block of sums in memory."""
+        (q0, q1), start = pixels, f.add(n0, done)
         if finish.in_place:
             step = w[DirectWord.OUT_STEP]
-            c = f.gep(w[DirectWord.OUT], f.add(f.mul(q0, step), n0), ty)
+            c = f.gep(w[DirectWord.OUT], f.add(f.mul(q0, step), start), ty)
         else:
             step, c = columns, sums
-        at = f.gep(offsets, f.sub(q0, p0), "i64")
-        f.call(w[DirectWord.BLOCK], [a, at, "%words", b, c, step, f.sub(q1, q0), f.sub(n1, n0)])
+        panel = f.gep(b, f.mul(done, depth), ty)
+        f.call(w[DirectWord.BLOCK], [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
         if not finish.plain or not finish.in_place:
-            finish.rows(emitter, (q0, q1), (n0, n1), c, step)
+            finish.rows(emitter, (q0, q1), (start, n1), c, step)
 
     f.loop(p0, p1, w[DirectWord.PART], [], some_pixels)
     f.ret()
@@ -192,20 +234,22 @@ def _load_words(f: Function) -> dict[DirectWord, str]:
 
 
 @cache
-def _lines_routine(tile: gemm.Tile) -> Routine:
-    function = _lines(tile)
+def _lines_routine(tile: gemm.Tile, planes: int) -> Routine:
+    function = _lines(tile, planes)
     return Routine(function.name, Module([function]).text())
 
 
-def _lines(tile: gemm.Tile) -> Function:
+def _lines(tile: gemm.Tile, planes: int) -> Function:
     """`(ptr x, ptr copies, ptr offsets, ptr words, i64 r0, i64 r1)`: what rows r0..r1 of results need.
+
+    With 0 `planes` the channels of a pixel lie together, else there are so many planes.
 
     Writes the offset of the window of each of their pixels. With copies, these get the rows of the images that the
     windows cover, zeros around them, the rows of an image after those of the one before.
     """
     ty, lanes = tile.scalar, tile.lanes
     arguments = [("ptr", "x"), ("ptr", "copies"), ("ptr", "offsets"), ("ptr", "words"), ("i64", "r0"), ("i64", "r1")]
-    f = Function(f"rlx_lines_{tile.dtype}x{lanes}", arguments)
+    f = Function(f"rlx_lines_{tile.dtype}x{lanes}" + (f"_{planes}" if planes else ""), arguments)
     w = {i: gemm.load_word(f, i) for i in DirectWord if i not in POINTERS}
     channels, width, stride_h = w[DirectWord.CHANNELS], w[DirectWord.WIDTH], w[DirectWord.STRIDE_H]
     step, out_width = w[DirectWord.COPIED], w[DirectWord.OUT_WIDTH]
@@ -215,10 +259,11 @@ def _lines(tile: gemm.Tile) -> Function:
     # the part of a copied row that the image has, in elements
     first = f.max(f.min(w[DirectWord.PAD_W], w[DirectWord.PADDED]), 0)
     last = f.max(f.min(f.add(w[DirectWord.PAD_W], width), w[DirectWord.PADDED]), first)
-    skipped = f.mul(f.sub(first, w[DirectWord.PAD_W]), channels)
+    pixels, before = f.sub(last, first), f.sub(first, w[DirectWord.PAD_W])
+    skipped = before if planes else f.mul(before, channels)
     first, count, whole = (
         f.mul(first, channels),
-        f.mul(f.sub(last, first), channels),
+        f.mul(pixels, channels),
         f.mul(w[DirectWord.PADDED], channels),
     )
     after = f.mul(last, channels)
@@ -240,6 +285,27 @@ def _lines(tile: gemm.Tile) -> Function:
             vectors, count, 1, [], lambda i, _: f.store(f.load(ty, f.gep(source, i, ty)), f.gep(place, i, ty), ty=ty)
         )
 
+    def gather(source: str, place: str) -> None:
+        """A row of each plane, so that the channels of a pixel are together."""
+        sources = [f.gep(source, f.mul(w[DirectWord.X_C], c), ty) for c in range(planes)]
+        vector, step = vec(ty, MOST_PLANES), MOST_PLANES
+        vectors = f.and_(pixels, -step)
+
+        def move(i: str, _: list[str]) -> None:
+            rows = [f.load(vector, f.gep(p, i, ty)) for p in sources]
+            rows += [rows[-1]] * (step - planes)
+            out = f.gep(place, f.mul(i, planes), ty)
+            for j, row in enumerate(gemm.transpose(f, rows)):  # what a pixel has too much the next one covers
+                f.store(row, f.gep(out, j * planes, ty))
+
+        def one(i: str, _: list[str]) -> None:
+            out = f.gep(place, f.mul(i, planes), ty)
+            for c, p in enumerate(sources):
+                f.store(f.load(ty, f.gep(p, i, ty)), f.gep(out, c, ty), ty=ty)
+
+        f.loop(0, vectors, step, [], move)
+        f.loop(vectors, pixels, 1, [], one)
+
     def image(r: str, state: list[str]) -> list[str]:
         """The rows of results that lie in one image."""
         (base,) = state
@@ -255,9 +321,8 @@ def _lines(tile: gemm.Tile) -> Function:
 
             def inside() -> None:
                 clear(place, 0, first)
-                copy(
-                    f.gep("%x", f.add(plane, f.add(f.mul(y, w[DirectWord.X_H]), skipped)), ty), f.gep(place, first, ty)
-                )
+                source = f.gep("%x", f.add(plane, f.add(f.mul(y, w[DirectWord.X_H]), skipped)), ty)
+                (gather if planes else copy)(source, f.gep(place, first, ty))
                 clear(place, after, whole)
 
             f.if_(f.cmp("ult", y, w[DirectWord.HEIGHT]), inside, lambda: clear(place, 0, whole))

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from rlx.backends.cpu import scalar
 from rlx.backends.cpu.builder import vec
+from rlx.backends.cpu.loops import RESULT
 from rlx.backends.cpu.nest import Emitter, Scope, linear_load, merge_loops
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, size_product
@@ -132,7 +133,7 @@ class Finish:
         emitter.preload([self.expr, self.destination], list(self.extents))
         for x in walk(self.expr):  # sums change from channel to channel: none is hoisted
             if isinstance(x, Acc):
-                emitter.free[x] = frozenset((self.channel, *self.space))
+                emitter.free[x] = RESULT | {self.channel, *self.space}
 
     def at(self, emitter: Emitter, pixel: str) -> dict[Var, str]:
         """The variables of a pixel by its number."""

@@ -171,6 +171,31 @@ def test_depthwise(height: int, width: int, kernel: int, stride: int) -> None:
             check(g)
 
 
+@pytest.mark.parametrize("channels", [2, 3, 4])
+@pytest.mark.parametrize(
+    "x, w, attributes",
+    [
+        ((2, 9, 14), (24, 3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
+        ((1, 3, 2), (16, 3, 3), {"pads": (1, 1, 1, 1)}),
+        ((1, 20, 23), (7, 7, 7), {"strides": (2, 2), "pads": (3, 3, 3, 3)}),
+        ((3, 11, 9), (33, 2, 2), {"strides": (2, 2)}),
+        ((1, 12, 13), (40, 3, 5), {"pads": (0, -1, 2, -2), "dilations": (2, 1)}),
+        ((2, 50), (16, 5), {"strides": (3,), "pads": (2, 1)}),
+    ],
+)
+def test_few_planes(channels: int, x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
+    """Images whose channels are not together are brought together by the kernel itself."""
+    check(conv_graph((x[0], channels, *x[1:]), (w[0], channels, *w[1:]), relu_of, **attributes))
+
+
+@pytest.mark.parametrize("pixels", [1, 5, 6, 7, 13, 150])
+@pytest.mark.parametrize("outputs", [15, 16, 24, 40, 64])
+@pytest.mark.parametrize("channels", [16, 27, 390])
+def test_epilogues_in_registers(pixels: int, outputs: int, channels: int) -> None:
+    """Tiles of whole panels finish in registers, what is left over and products of many steps in memory."""
+    check(conv_graph((1, channels, pixels, 1), (outputs, channels, 1, 1), residual))
+
+
 @pytest.mark.parametrize("channels", [7, 20])
 @pytest.mark.parametrize("height, width", [(1, 1), (3, 2), (6, 7), (9, 17)])
 @pytest.mark.parametrize(
@@ -201,12 +226,14 @@ def test_depthwise_in_vectors(
         ((2, 3, 19, 23), (3, 1, 3, 3), {"dilations": (1, 2), "strides": (3, 2), "pads": (0, 0, 1, 1)}),
         ((2, 3, 9, 23), (3, 1, 3, 3), {"pads": (-1, -1, 0, -2)}),
         ((2, 3, 63), (3, 1, 15), {"pads": (7, 7)}),
+        ((1, 20, 7, 7), (20, 1, 7, 7), {}),  # a single pixel
+        ((1, 20, 3, 3), (20, 1, 3, 3), {}),
         ((1, 3, 300, 200), (3, 1, 5, 5), {"pads": (2, 2, 2, 2)}),  # several strips of rows
         ((1, 3, 12, 12), (3, 1, 9, 9), {"pads": (4, 4, 4, 4)}),  # too many taps for registers
     ],
 )
 def test_depthwise_windows(x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any]) -> None:
-    check(conv_graph(x, w, groups=3, **attributes))
+    check(conv_graph(x, w, relu_of, groups=w[0], **attributes))
 
 
 @pytest.mark.parametrize(
