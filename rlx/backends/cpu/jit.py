@@ -180,12 +180,13 @@ def check_object(obj: bytes, allowed: Collection[str] = KERNEL_SYMBOLS) -> None:
 
 
 def load_object(*objs: bytes, symbols: Mapping[str, int] | None = None) -> Library:
-    """Loads checked objects into this process; no two of them may define the same symbol.
+    """Loads checked objects, or one that is linked, into this process; no two may define the same symbol.
 
     `symbols` are the addresses of what the objects import, besides KERNEL_SYMBOLS.
     """
     if loads_itself():
-        image = elf.load([elf.read(obj) for obj in objs], lambda name: resolve(name, symbols or {}))
+        code = elf.read_code(objs[0]) if elf.is_code(objs[0]) else elf.link([elf.read(obj) for obj in objs])
+        image = elf.load(code, lambda name: resolve(name, symbols or {}))
         return Library(image, lambda name: image.symbols.get(name, 0))
     for name, address in (symbols or {}).items():
         llvm().add_symbol(name, address)
@@ -216,9 +217,17 @@ def build(ir: str, *, optimize: bool, symbols: Mapping[str, int], cache: ObjectC
         if obj is None:
             obj = compile_object(ir, optimize=optimize)
             cache.put(key, obj)
-        runtime_objects[short] = obj
-    check_object(obj, KERNEL_SYMBOLS | set(symbols))
+        check_object(obj, KERNEL_SYMBOLS | set(symbols))
+        obj = runtime_objects[short] = linked([obj])
     return load_object(obj, symbols=symbols)
+
+
+def linked(objs: Sequence[bytes]) -> bytes:
+    """The objects as linked code; one alone stays as it is where LLVM loads it."""
+    if not loads_itself():
+        (obj,) = objs
+        return obj
+    return elf.link([elf.read(obj) for obj in objs]).to_bytes()
 
 
 def object_key(ir: str, optimize: bool) -> str:
@@ -333,12 +342,17 @@ def load_bundles(objects: Sequence[Bundle]) -> None:
 
 
 def objects_of(kernels: Mapping[str, int]) -> list[Bundle]:
-    """Returns the objects that define the kernels at these addresses (by name), to be stored and loaded elsewhere."""
+    """Returns the objects that define the kernels at these addresses (by name), to be stored and loaded elsewhere.
+
+    Where our own loader is used they are linked.
+    """
     found: dict[bytes, dict[str, str]] = {}
     for name, address in kernels.items():
         obj, symbol = origins[address]
         found.setdefault(obj, {})[name] = symbol
-    return list(found.items())
+    if not found or not loads_itself() or any(map(elf.is_code, found)):
+        return list(found.items())
+    return [(linked(list(found)), {name: symbol for symbols in found.values() for name, symbol in symbols.items()})]
 
 
 def load_stored(objects: Sequence[Bundle]) -> dict[str, int]:
@@ -346,10 +360,11 @@ def load_stored(objects: Sequence[Bundle]) -> dict[str, int]:
     made: dict[str, int] = {}
     with lock:
         fresh = {obj for obj, _ in objects if obj not in stored}
-        for obj in fresh:
+        plain = [obj for obj in fresh if not elf.is_code(obj)]
+        for obj in plain:
             check_object(obj)
-        if fresh:
-            stored.update(dict.fromkeys(fresh, load_object(*fresh)))
+        for group in ([plain] if plain else []) + [[obj] for obj in fresh if elf.is_code(obj)]:
+            stored.update(dict.fromkeys(group, load_object(*group)))
         for obj, symbols in objects:
             for name, symbol in symbols.items():
                 made[name] = stored[obj].address(symbol)

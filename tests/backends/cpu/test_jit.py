@@ -157,6 +157,26 @@ def test_a_damaged_object_is_a_compile_error() -> None:
         jit.check_object(obj[:100])
 
 
+def test_linked_code_is_the_same_after_a_file() -> None:
+    """Kernels with constants, pointers and imports run from linked code; a cut or changed head is a compile error."""
+    body = (
+        f"{HEAD}  %p = load ptr, ptr %words\n  %at = getelementptr ptr, ptr @a, i64 %chunk\n  %q = load ptr, ptr %at\n"
+    )
+    body += "  %v = load i64, ptr %q\n  store i64 %v, ptr %p\n  ret void\n}\n"
+    tables = "@t = internal constant i64 {0}\n@a = internal constant [2 x ptr] [ptr @t, ptr null]\n"
+    texts = [f"{tables.format(50 + i)}define void @k{i}{body}" for i in range(3)]
+    objs = [jit.compile_object(text, optimize=False) for text in texts]
+    code = jit.linked(objs)
+    if not elf.is_code(code):
+        pytest.skip("LLVM loads the objects here")
+    assert elf.read_code(code).absolute, "the pointers to constants"
+    loaded = jit.load_object(code)
+    assert [run(loaded.address(f"k{i}")) for i in range(3)] == [50, 51, 52]
+    for damaged in (code[:9], code[:40], code.replace(b'"k1": ', b'"k1": 9999999'), code.replace(b"[", b"{", 1)):
+        with pytest.raises(CompileError, match="damaged"):
+            jit.load_object(damaged)
+
+
 def test_kernels_come_back_by_name(tmp_path: Path) -> None:
     """Each name gets its own code, also with helpers and globals of equal names, across bundles and levels."""
     helper = "@c = constant i64 {0}\ndefine i64 @h() noinline {{\n  %v = load i64, ptr @c\n  ret i64 %v\n}}\n"
