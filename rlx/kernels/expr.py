@@ -392,7 +392,8 @@ def transform(e: Expr, fn: Callable[[Expr], Expr | None]) -> Expr:
 
 def substitute_vars(e: Expr, values: dict[Var, Expr]) -> Expr:
     """The expression with loop variables replaced."""
-    return transform(e, lambda x: values.get(x) if isinstance(x, Var) else None)
+    changed = {var: by for var, by in values.items() if by != var}
+    return transform(e, lambda x: changed.get(x) if isinstance(x, Var) else None) if changed else e
 
 
 def walk(e: Expr) -> tuple[Expr, ...]:

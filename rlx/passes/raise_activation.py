@@ -52,6 +52,7 @@ from rlx.records import dataclass
 __all__ = ["raise_activation"]
 
 LARGEST = 16  # nodes of one function
+ARITHMETIC = (Add, Sub, Mul, Div, Neg)  # these alone give none of the functions
 TOLERANCE = 2e-6  # relative to 1 + |x|: constants in files are rounded to f32
 TOLERANCE_F64 = 1e-11
 KINKS = (-6.0, -3.0, -2.5, -1.0, 0.0, 1.0, 2.5, 3.0, 6.0)
@@ -111,25 +112,26 @@ def raise_activation(graph: Graph) -> Graph:
 
 def _replaced(graph: Graph, find: Find) -> Graph:
     position: dict[Node, int] = {}
+    variables: dict[Node, set[Value]] = {}
 
     def visit(site: Site) -> Value | None:
         added = list(takewhile(lambda n: n not in position, reversed(site.graph.nodes)))
         for node in reversed(added):
             position[node] = len(position)
-        return _raised(site, position, find)
+        return _raised(site, position, variables, find)
 
     return rewrite(graph, visit)
 
 
-def _raised(site: Site, position: dict[Node, int], find: Find) -> Value | None:
+def _raised(site: Site, position: dict[Node, int], variables: dict[Node, set[Value]], find: Find) -> Value | None:
     (out,) = site.node.outputs[:1]
     if not _is_scalar_op(site.node) or isinstance(site.op, KNOWN) or not out.dtype.is_float:
         return None
     root = Node(site.op, site.inputs, (out,), site.node.provenance)
     tolerance = TOLERANCE if out.dtype.bits <= 32 else TOLERANCE_F64
     best: tuple[_Cone, Op] | None = None
-    for cone in _cones(root, position):
-        op = None if _is_linear(cone) else find(cone, tolerance)
+    for cone in _cones(root, position, variables):
+        op = find(cone, tolerance)
         best = best if op is None else (cone, op)
     if best is None:
         return None
@@ -142,17 +144,15 @@ def _is_scalar_op(node: Node) -> bool:
     return isinstance(node.op, Unary | Binary | Pow | Where) and len(node.outputs) == 1
 
 
-def _is_linear(cone: _Cone) -> bool:
-    """Whether it can't be any of the functions."""
-    return all(isinstance(node.op, Add | Sub | Mul | Div | Neg) for node in cone.nodes)
+def _cones(root: Node, position: dict[Node, int], variables: dict[Node, set[Value]]) -> Iterator[_Cone]:
+    """The groups below the root through which one value alone comes in, smallest first; none of arithmetic alone.
 
-
-def _cones(root: Node, position: dict[Node, int]) -> Iterator[_Cone]:
-    """The groups below the root through which one value alone comes in, smallest first."""
-    nodes = [root]
-    front = _variables(root)
+    `variables` remembers which inputs of a node are no numbers.
+    """
+    nodes, curved = [root], not isinstance(root.op, ARITHMETIC)
+    front = {v for v in root.inputs if uniform(v) is None}
     while front and len(nodes) <= LARGEST:
-        if len(front) == 1 and len(nodes) > 1:
+        if curved and len(front) == 1 and len(nodes) > 1:
             (x,) = front
             if x.type == root.outputs[0].type:
                 yield _Cone(x, tuple(reversed(nodes)))
@@ -162,12 +162,11 @@ def _cones(root: Node, position: dict[Node, int]) -> Iterator[_Cone]:
         last = max(makers, key=lambda n: position[n])
         if not _is_scalar_op(last) or isinstance(last.op, WHOLE) or last.outputs[0].shape != root.outputs[0].shape:
             return
-        front = (front - set(last.outputs)) | _variables(last)
+        if last not in variables:
+            variables[last] = {v for v in last.inputs if uniform(v) is None}
+        front = (front - set(last.outputs)) | variables[last]
         nodes.append(last)
-
-
-def _variables(node: Node) -> set[Value]:
-    return {v for v in node.inputs if uniform(v) is None}
+        curved = curved or not isinstance(last.op, ARITHMETIC)
 
 
 def _fixed(cone: _Cone, tolerance: float) -> Op | None:
