@@ -45,7 +45,8 @@ def cubic_weight(distance: Any, a: float, where: Callable[..., Any]) -> Any:
 class InterpolateAxis(Op):
     """One axis of x resized to `size` by interpolation between its elements; see `Interpolate`.
 
-    x is f32 or f64. `region` is the (start, end) of "tf_crop_and_resize", as parts of the axis.
+    x is f32 or f64. A second input, an f32 scalar, is the scale where the run decides it. `region` is the (start, end)
+    of "tf_crop_and_resize", as parts of the axis.
     """
 
     axis: int
@@ -60,8 +61,10 @@ class InterpolateAxis(Op):
     region: tuple[float, float] = (0.0, 1.0)
     extrapolation: float = 0.0
 
-    def infer(self, x: TensorType) -> TensorType:
+    def infer(self, x: TensorType, scale: TensorType | None = None) -> TensorType:
         axis = axis_of(self.axis, x.rank, self.op_name)
+        if scale is not None and (scale != TensorType((), DTYPES["f32"]) or self.scale is not None):
+            raise OptionError(f"{self.op_name}: expected one scale, an f32 scalar, got {scale} and {self.scale}")
         if x.dtype not in (DTYPES["f32"], DTYPES["f64"]):
             raise OptionError(f"{self.op_name}: expected f32 or f64, got {x}; cast it first")
         _check(self, self.mode, self.coordinate, self.rounding)
@@ -86,8 +89,11 @@ class InterpolateAxis(Op):
             return ceil(side / min(self.scale, 1.0))
         return side * (n // max_size(m, 1) + 1)
 
-    def _place(self, i: Any, n: Any, m: Any, scale: Any, few: Callable[[Any, Any], Any]) -> Any:
-        """The place in x of index i of the result; `few(a, b)` is b where the result has one element, else a."""
+    def _place(self, i: Any, n: Any, m: Any, scale: Any, given: bool, few: Callable[[Any, Any], Any]) -> Any:
+        """The place in x of index i of the result; `given`: the scale is not m / n.
+
+        `few(a, b)` is b where the result has one element, else a.
+        """
         match self.coordinate:
             case "asymmetric":
                 return i / scale
@@ -95,7 +101,7 @@ class InterpolateAxis(Op):
                 return few(i * (n - 1) / few(m - 1, 1), 0 * i)
             case "pytorch_half_pixel":
                 return few((i + 0.5) / scale - 0.5, 0 * i)
-            case "half_pixel_symmetric" if self.scale is not None:
+            case "half_pixel_symmetric" if given:
                 return (n / 2) * (1 - m / (scale * n)) + ((i + 0.5) / scale - 0.5)
             case "tf_crop_and_resize":
                 start, end = self.region
@@ -114,12 +120,13 @@ class InterpolateAxis(Op):
 
     # ---- NumPy
 
-    def reference(self, x: Array) -> Array:
+    def reference(self, x: Array, decided: Array | None = None) -> Array:
         axis, m = self.axis % x.ndim, evaluate(self.size, {})
         n, f32 = x.shape[axis], np.float32
-        scale = f32(self.scale) if self.scale is not None else f32(m) / f32(max(n, 1))
+        known = self.scale if decided is None else decided[()]
+        scale = f32(known) if known is not None else f32(m) / f32(max(n, 1))
         i = np.arange(m).astype(f32)
-        place = self._place(i, f32(n), f32(m), scale, lambda a, b: b if m <= 1 else a).astype(f32)
+        place = self._place(i, f32(n), f32(m), scale, known is not None, lambda a, b: b if m <= 1 else a).astype(f32)
         weights = self._matrix(place, n, min(scale, f32(1)), x.dtype)
         y = np.moveaxis(np.moveaxis(x, axis, -1) @ weights.T, -1, axis)
         if self.coordinate == "tf_crop_and_resize":
@@ -147,21 +154,25 @@ class InterpolateAxis(Op):
 
     # ---- scalar code
 
-    def lower(self, k: Any, x: Any) -> Any:
+    def lower(self, k: Any, x: Any, decided: Any = None) -> Any:
         axis = self.axis % x.rank
+        given = decided is not None or self.scale is not None
         n, m = x.shape[axis], self.size
 
         def number(value: Size) -> Any:
             return k.cast(k.size(value), "f32")
 
-        scale = k.const(self.scale, "f32") if self.scale is not None else number(m) / number(n)
+        if decided is not None:
+            scale = decided()
+        else:
+            scale = k.const(self.scale, "f32") if self.scale is not None else number(m) / number(n)
         few = number(m) <= 1
 
         def element(*i: Any) -> Any:
             def one_or_many(a: Any, b: Any) -> Any:
                 return k.select(few, b, a)
 
-            place = self._place(k.cast(i[axis], "f32"), number(n), number(m), scale, one_or_many)
+            place = self._place(k.cast(i[axis], "f32"), number(n), number(m), scale, given, one_or_many)
             value = self._value(k, x, i, axis, place, k.min(scale, 1))
             if self.coordinate != "tf_crop_and_resize":
                 return value

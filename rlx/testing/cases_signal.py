@@ -272,6 +272,7 @@ def _interpolate_axis(name: str, n: Size, m: Size) -> Cases:
         crop = _op(name, -1, 7, None, mode, "tf_crop_and_resize", region=(-0.2, 1.1), extrapolation=9.0)
         yield case(crop, Operand((n, m + 1)))
         yield case(_op(name, -1, 9, 1.7, mode, exclude_outside=True), Operand((n, 5)))
+        yield case(_op(name, 0, 2 * n, None, mode, "asymmetric"), Operand((n, m)), Operand((), "f32", "positive"))
 
 
 def _relabel(name: str, n: Size, m: Size) -> Cases:

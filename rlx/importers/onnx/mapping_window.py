@@ -1,25 +1,18 @@
-"""ONNX ops that look at windows of their input: convolution, pooling, resizing."""
+"""ONNX ops that look at windows of their input: convolution and pooling."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
-
-import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import Mapped, NodeContext, onnx_op
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Dim, Size, ceildiv, max_size, numel, same
-from rlx.ops.base import Op, axis_of
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.ops.elementwise import Add, Div, Mul, Sub
-from rlx.ops.interpolate import Interpolate
 from rlx.ops.layout import SizeOf
 from rlx.ops.pool import AveragePool, GlobalAveragePool, GlobalMaxPool, MaxPool
-from rlx.ops.resize import ResizeNearest
-from rlx.records import dataclass
 
 
 def _per_axis(ctx: NodeContext, name: str, count: int, default: int) -> tuple[int, ...]:
@@ -184,144 +177,3 @@ def _global_average_pool(ctx: NodeContext) -> Mapped:
 @onnx_op("GlobalMaxPool")
 def _global_max_pool(ctx: NodeContext) -> Mapped:
     return ctx.add(GlobalMaxPool(), ctx.value())
-
-
-# ---- resizing
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How Resize maps and interpolates: what `ResizeNearest` and `Interpolate` take."""
-
-    mode: str
-    coordinate: str
-    rounding: str = "round_prefer_floor"
-    cubic: float = -0.75
-    exclude_outside: bool = False
-    antialias: bool = False
-    roi: tuple[float, ...] = ()
-    extrapolation: float = 0.0
-
-    def op(self, sizes: tuple[Size, ...], scales: tuple[float | None, ...]) -> Op:
-        simple = self.coordinate not in ("tf_crop_and_resize", "tf_half_pixel_for_nn")
-        if self.mode == "nearest" and simple and not self.antialias:
-            return ResizeNearest(sizes, scales, self.coordinate, self.rounding)
-        return Interpolate(
-            sizes,
-            scales,
-            self.mode,
-            self.coordinate,
-            self.rounding,
-            self.cubic,
-            self.exclude_outside,
-            self.antialias,
-            self.roi,
-            self.extrapolation,
-        )
-
-
-def _mode(ctx: NodeContext) -> str:
-    mode = ctx.text("mode", "nearest")
-    if mode not in ("nearest", "linear", "cubic"):
-        ctx.fail(f"mode={mode!r} is not supported")
-    return mode
-
-
-@onnx_op("Upsample", since=7, until=8)
-def _upsample_7(ctx: NodeContext) -> Mapped:
-    return _scaled(ctx, ctx.floats("scales"), _Way(_mode(ctx), "asymmetric", "floor"))
-
-
-@onnx_op("Upsample", since=9, until=9, static=(1,))
-@onnx_op("Resize", since=10, until=10, static=(1,))
-def _resize_10(ctx: NodeContext) -> Mapped:
-    return _scaled(ctx, _scales(ctx, 1), _Way(_mode(ctx), "asymmetric", "floor"))
-
-
-@onnx_op("Resize", since=11, static=(1, 2, 3))
-def _resize(ctx: NodeContext) -> Mapped:
-    x = ctx.value()
-    axes = ctx.ints("axes", range(x.rank)) if ctx.opset >= 18 else tuple(range(x.rank))
-    axes = tuple(axis_of(axis, x.rank, "resize") for axis in axes)
-    coordinate = ctx.text("coordinate_transformation_mode", "half_pixel")
-    way = _Way(
-        _mode(ctx),
-        coordinate,
-        ctx.text("nearest_mode", "round_prefer_floor"),
-        ctx.real("cubic_coeff_a", -0.75),
-        ctx.flag("exclude_outside"),
-        ctx.opset >= 18 and ctx.flag("antialias"),
-        _region(ctx, x.rank, axes) if coordinate == "tf_crop_and_resize" else (),
-        ctx.real("extrapolation_value", 0.0),
-    )
-    by_sizes = ctx.has(3) and same(ctx.type(3).shape[0], 0) is False
-    policy = ctx.text("keep_aspect_ratio_policy", "stretch") if ctx.opset >= 18 else "stretch"
-    if not by_sizes:
-        if not ctx.has(2):
-            ctx.fail("neither scales nor sizes are given")
-        return _scaled(ctx, _scales(ctx, 2), way, axes)
-    sizes = ctx.sizes(3, "the sizes") if policy == "stretch" else ctx.static(3, "the sizes").sizes()
-    if policy != "stretch":
-        return _keeping_ratio(ctx, x, axes, sizes, policy, way)
-    out = list(x.shape)
-    for axis, size in zip(axes, sizes, strict=True):
-        out[axis] = size
-    return ctx.add(way.op(tuple(out), ()), x)
-
-
-def _region(ctx: NodeContext, rank: int, axes: Sequence[int]) -> tuple[float, ...]:
-    """The region of tf_crop_and_resize for all axes: starts and then ends."""
-    given = [float(v) for v in ctx.static(1, "the region").array().reshape(-1)] if ctx.has(1) else []
-    if len(given) != 2 * len(axes):
-        ctx.fail(f"the region has {len(given)} numbers for {len(axes)} axes; expected twice as many")
-    region = [0.0] * rank + [1.0] * rank
-    for i, axis in enumerate(axes):
-        region[axis], region[axis + rank] = given[i], given[i + len(axes)]
-    return tuple(region)
-
-
-def _scales(ctx: NodeContext, i: int) -> tuple[float, ...]:
-    found = ctx.static(i, "the scales")
-    if not found.concrete:
-        ctx.fail("scales that depend on the run are not supported; fix the dims, or export with sizes")
-    return tuple(float(v) for v in found.array().reshape(-1))
-
-
-def _scaled(ctx: NodeContext, scales: Sequence[float], way: _Way, axes: Sequence[int] | None = None) -> Value:
-    x = ctx.value()
-    axes = range(x.rank) if axes is None else axes
-    if len(scales) != len(axes):
-        raise ShapeError(f"{ctx.node.op_type}: scales {tuple(scales)} for {len(axes)} axes")
-    sizes: list[Size] = list(x.shape)
-    factors: list[float | None] = [1.0] * x.rank
-    for axis, scale in zip(axes, scales, strict=True):
-        part = way.roi[axis + x.rank] - way.roi[axis] if way.roi else 1.0
-        sizes[axis], factors[axis] = _scaled_size(ctx, x.shape[axis], scale * part), scale
-    return ctx.add(way.op(tuple(sizes), tuple(factors)), x)
-
-
-def _scaled_size(ctx: NodeContext, size: Size, scale: float) -> Size:
-    """floor(size * scale), in f32 as ONNX has it."""
-    if isinstance(size, int):
-        return int(np.floor(np.float32(size) * np.float32(scale)))
-    exact = Fraction(scale)
-    if exact.denominator > 1024:
-        ctx.fail(f"the scale {scale} of the dynamic size {size} is not exact in binary; fix the size with dims")
-    return size * exact.numerator // exact.denominator
-
-
-def _keeping_ratio(
-    ctx: NodeContext, x: Value, axes: Sequence[int], sizes: Sequence[Size], policy: str, way: _Way
-) -> Value:
-    pick = {"not_larger": min, "not_smaller": max}.get(policy)
-    if pick is None:
-        ctx.fail(f"keep_aspect_ratio_policy={policy!r} is not supported")
-    old = [x.shape[axis] for axis in axes]
-    pairs = [(a, b) for a, b in zip(sizes, old, strict=True) if isinstance(a, int) and isinstance(b, int)]
-    if len(pairs) < len(axes):
-        ctx.fail(f"keep_aspect_ratio_policy={policy!r} of dynamic sizes is not supported; fix them with dims")
-    scale = pick(a / b for a, b in pairs)
-    out, factors = list(x.shape), [1.0] * x.rank
-    for axis, (_, size) in zip(axes, pairs, strict=True):
-        out[axis], factors[axis] = int(np.floor(scale * size + 0.5)), scale
-    return ctx.add(way.op(tuple(out), tuple(factors)), x)
