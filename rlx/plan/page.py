@@ -27,9 +27,9 @@ svg { width: 100%; height: auto; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
 rect.b { stroke: Canvas; stroke-width: .7; }
 rect.b:hover, rect.hit { stroke: #000; stroke-width: 2; }
-svg text.n { fill: #111; pointer-events: none; }
+svg text.n { fill: #111; pointer-events: none; paint-order: stroke; stroke: #fff8; stroke-width: 3px; }
 #tip { position: fixed; display: none; pointer-events: none; background: #222; color: #fff; padding: 6px 10px;
-  border-radius: 4px; font-size: 12px; white-space: pre-line; max-width: 420px; }
+  border-radius: 4px; font-size: 12px; white-space: pre-line; overflow-wrap: anywhere; max-width: 420px; }
 input { font: inherit; padding: 3px 8px; width: 260px; }
 """
 
@@ -69,14 +69,12 @@ def to_html(
     facts = [_facts(i, o, steps) for i, o in zip(intervals, placement.offsets, strict=True)]
     labels = short_names([interval.name for interval in intervals], _LABEL_LETTERS)
     peak = escape(steps[sums.peak_step]) if sums.peak_step < len(steps) else ""
+    placed = [(n, i, o) for n, (i, o) in enumerate(zip(intervals, placement.offsets, strict=True)) if i.size]
     body = [
         *scale.axes(),
-        *(
-            scale.box(n, i, o, label)
-            for n, (i, o, label) in enumerate(zip(intervals, placement.offsets, labels, strict=True))
-            if i.size
-        ),
+        *(scale.box(n, i, o) for n, i, o in placed),
         *scale.marks(sums.peak_step, sums.lower_bound),
+        *(scale.label(i, o, labels[n]) for n, i, o in placed),
         scale.curve(live_bytes(intervals, base_alignment=base_alignment)),
     ]
     data = json.dumps(facts).replace("<", "\\u003c")
@@ -119,23 +117,31 @@ class _Scale:
     def y(self, address: int) -> float:
         return round(10 + _HEIGHT - address * _HEIGHT / self.height, 2)
 
-    def box(self, number: int, interval: Interval, offset: int, label: str) -> str:
+    def place(self, interval: Interval, offset: int) -> tuple[float, float, float, float]:
+        """Left, top, width and height of a buffer."""
         x, y = self.x(interval.start), self.y(offset + interval.size)
-        width, height = round(self.x(interval.stop) - x, 2), round(self.y(offset) - y, 2)
-        box = (
+        return x, y, round(self.x(interval.stop) - x, 2), round(self.y(offset) - y, 2)
+
+    def box(self, number: int, interval: Interval, offset: int) -> str:
+        x, y, width, height = self.place(interval, offset)
+        return (
             f'<rect class="b" data-i="{number}" x="{x}" y="{y}" width="{width}" height="{height}" '
             f'fill="hsl({number * 137 % 360},55%,68%)"/>'
         )
+
+    def label(self, interval: Interval, offset: int, short: str) -> str:
+        """The name of a buffer in its box, along its longer side, where there is room."""
+        x, y, width, height = self.place(interval, offset)
         along, across = _LABEL_ROOM
         upright = width < along <= height and width >= across
         if not upright and (width < along or height < across):
-            return box
+            return ""
         room = int(((height if upright else width) - 8) / _CHARACTER)
-        name = escape(interval.name if len(interval.name) <= room else short_name(label, room))
+        name = escape(interval.name if len(interval.name) <= room else short_name(short, room))
         if upright:
             left, bottom = round(x + width / 2 + 4, 2), round(y + height - 4, 2)
-            return f'{box}<text class="n" transform="translate({left} {bottom}) rotate(-90)">{name}</text>'
-        return f'{box}<text class="n" x="{x + 4}" y="{round(y + height / 2 + 4, 2)}">{name}</text>'
+            return f'<text class="n" transform="translate({left} {bottom}) rotate(-90)">{name}</text>'
+        return f'<text class="n" x="{x + 4}" y="{round(y + height / 2 + 4, 2)}">{name}</text>'
 
     def axes(self) -> list[str]:
         """The frame, and round numbers of steps and bytes beside it."""

@@ -169,28 +169,40 @@ def short_name(name: str, width: int) -> str:
 
 
 def short_names(names: Sequence[str], width: int) -> list[str]:
-    """Names of at most `width` letters: what all long ones begin with goes first, then what they end with.
+    """Names of at most `width` letters: what most long ones begin with goes first, then what most of them end with.
 
     Of what is still too long the middle goes.
     """
-    long = list(dict.fromkeys(name for name in names if len(name) > width))
-    head = common_start(long) if len(long) > 1 else ""
+    found = {name: name for name in names}
+    long = [name for name in found if len(name) > width]
+    head = common_start(_largest_group(long, r"/?[^/.]*"))
     head = head[: head.rfind("/" if "/" in head else ".") + 1]  # whole parts of a path
-    bare = [name[len(head) :] for name in long]
-    tail = common_start([name[::-1] for name in bare])[::-1] if len(long) > 1 else ""
-    tail = tail[len(re.match(r"[A-Za-z0-9]*", tail)[0]) :]  # type: ignore[index]  # whole words
-    found = {}
-    for name, rest in zip(long, bare, strict=True):
-        short = f"…{rest}" if head else name
-        if tail and len(short) > width:
+    tail = common_start([name[::-1] for name in _largest_group(long, r".*?([A-Za-z0-9]*)$")])[::-1]
+    tail = re.sub(r"^[A-Za-z0-9]*", "", tail)  # whole words
+    for name in long:
+        short = name
+        if head and name.startswith(head):
+            short = f"…{name[len(head) :]}"
+        if tail and len(short) > width and name.endswith(tail) and len(name) > len(head) + len(tail):
             short = f"{short.removesuffix(tail)}…"
         found[name] = short_name(short, width)
-    return [found.get(name, name) for name in names]
+    return [found[name] for name in names]
+
+
+def _largest_group(names: Sequence[str], pattern: str) -> list[str]:
+    """The names in which a pattern finds the same, if they are most of them."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        match = re.match(pattern, name)
+        assert match is not None
+        groups.setdefault(match.groups() or (match[0],), []).append(name)
+    largest = max(groups.values(), key=len, default=[])
+    return largest if len(largest) > max(1, len(names) // 2) else []
 
 
 def common_start(names: Sequence[str]) -> str:
-    """What all names begin with."""
-    first, last = min(names), max(names)
+    """What all names begin with, nothing for no names."""
+    first, last = min(names, default=""), max(names, default="")
     return first[: next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 
 

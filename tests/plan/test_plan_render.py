@@ -66,10 +66,11 @@ def test_an_empty_plan_renders() -> None:
 
 
 def test_long_names_lose_what_they_have_in_common() -> None:
-    """They stay distinct: what all begin with goes, then what all end with; short names stay as they are."""
+    """They stay distinct: what most begin with goes, then what most end with; short names stay as they are."""
     names = [f"/model/encoder/layer.{i}/attention/query_output_Quantised" for i in range(12)]
     assert short_names(["x", *names], 48) == ["x", *(f"…layer.{i}/attention/query_output_Quantised" for i in range(12))]
     assert short_names(names, 40) == [f"…layer.{i}…" for i in range(12)]
+    assert short_names(["z" * 50, *names], 40)[1:] == short_names(names, 40)
     assert short_names(names, 200) == names
     assert all(len(name) <= 12 for name in short_names(names, 12))
     assert short_names(["a" * 50, "b"], 11) == ["aaaaa…aaaaa", "b"]
