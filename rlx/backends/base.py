@@ -99,6 +99,7 @@ class CodeSizes:
 
     `phases` counts calls of kernels, `functions` the different ones; `text` is the source that stays with them, `words`
     their operands; `scratch(extents)` is working memory of a run for all threads, `prepare_scratch` that of packing.
+    `spare` are bytes of packed weights that only unusual values fill.
     """
 
     phases: int
@@ -107,6 +108,7 @@ class CodeSizes:
     words: int
     scratch: Callable[[Mapping[str, int]], int]
     prepare_scratch: int
+    spare: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rlx.compiler import lower_graph
 from rlx.errors import OptionError, ShapeError
 from rlx.estimate.calibrate import Overhead
 from rlx.estimate.experts import ExpertTotals
-from rlx.estimate.memory import Axis, MemoryEstimate
+from rlx.estimate.memory import Axis, MemoryEstimate, bytes_text
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Symbol, evaluate, numel
 from rlx.ir.verify import verify
@@ -31,6 +31,7 @@ __all__ = ["Lowered", "estimate_graph", "estimate_library", "lowered_of"]
 
 Mapped = Callable[[str], bool]
 
+_UNBOUNDED = "a dim has no upper bound: activations, inputs and outputs are not in this"
 _EXACT = ("activation", "input", "output", "state", "workspace")  # parts that the plan and the types give
 
 
@@ -205,7 +206,7 @@ class Lowered:
             code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)),
             overhead_bytes=self.overhead.fixed,
             address_bytes=self.overhead.unused,
-            certainty={"weight": "exact", "code": "calibrated", "overhead": "calibrated"},
+            certainty={"weight": "bounded" if sizes.spare else "exact", "code": "calibrated", "overhead": "calibrated"},
             stored_weight_bytes=weights.stored,
             packed_weight_bytes=weights.packed,
             constant_bytes=weights.constants,
@@ -215,8 +216,14 @@ class Lowered:
             loading_copy_bytes=weights.copies + sizes.prepare_scratch,
             file_bytes=self.file_bytes(weights.kept_names),
             experts=weights.experts,
-            notes=("a dim has no upper bound: activations, inputs and outputs are not in this",),
+            notes=(_UNBOUNDED, *self._spare_note),
         )
+
+    @property
+    def _spare_note(self) -> tuple[str, ...]:
+        """What is said of weights that are packed with room for unusual values."""
+        spare = self.sizes.spare
+        return (f"{bytes_text(spare)} of the weights are room that only unusual values fill",) if spare else ()
 
     def at(self, extents: Mapping[str, int]) -> MemoryEstimate:
         """The estimate at extents; at the upper bounds a size is the most that it can be within them."""
@@ -244,7 +251,7 @@ class Lowered:
             certainty={**fixed.certainty, **dict.fromkeys(_EXACT, "exact")},
             dims=dict(extents),
             axes={name: self.axis(symbol, extents) for name, symbol in self.graph.dims().items() if name in extents},
-            notes=(),
+            notes=self._spare_note,
         )
 
     def axis(self, symbol: Symbol, extents: Mapping[str, int]) -> Axis:

@@ -10,9 +10,12 @@ import onnx
 import pytest
 
 import rlx
+from rlx.backends.cpu import quads
 from rlx.errors import MemoryDeficit, OptionError, ShapeError
 from rlx.estimate.memory import MemoryEstimate, bytes_text
 from rlx.importers.onnx.tensor import TensorRef
+from rlx.ir.dtype import DTYPES
+from rlx.ops.quant import ConvInteger
 
 
 def mlp() -> rlx.Graph:
@@ -45,6 +48,21 @@ def test_parts_of_a_small_network() -> None:
     assert found.certainty["activation"] == "exact"
     assert found.certainty["overhead"] == "calibrated"
     assert found.dims == {"batch": 64}
+
+
+@pytest.mark.skipif(not quads.available(), reason="this machine packs no bytes in panels")
+def test_room_for_unusual_8_bit_weights_is_counted_and_named() -> None:
+    """2 panels of 16 columns and 2 x 8 rows: 128 bytes for each 8 rows, and three times 64 and 4 that may be empty."""
+    g = rlx.Graph("bytes")
+    x, w = g.input("x", (1, 16, 8, 8), DTYPES["u8"]), g.param("w", (32, 16, 1, 1), DTYPES["i8"])
+    g.output(g.add(ConvInteger(), x, w)[0], "y")
+    found = estimate(g)
+    spare = 2 * (2 * 3 * 64 + 64)  # places take whole lines of 64
+    assert found.packed_weight_bytes == 2 * (128 + 2 * 128) + spare
+    assert found.certainty["weight"] == "bounded"
+    assert f"{bytes_text(spare)} of the weights are room" in found.notes[0]
+    assert estimate(mlp()).certainty["weight"] == "exact"
+    assert estimate(mlp()).notes == ()
 
 
 def test_activations_are_those_of_the_compiled_plan() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, host_memory
-from rlx.backends.cpu import attention, contract, conv, flow
+from rlx.backends.cpu import attention, byte_conv, contract, conv, flow
 from rlx.backends.cpu.channels import channels_last
 from rlx.backends.cpu.executable import CpuExecutable, build
 from rlx.backends.cpu.grouped import find_layers
@@ -163,6 +163,7 @@ class CpuBackend(CodeGenerator):
             words=8 * sum(len(c.words) for c in every),
             scratch=scratch,
             prepare_scratch=threads * max((c.scratch_bytes({}) for c in prepare), default=0),
+            spare=sum(byte_conv.spare_bytes(kernel) for kernel in program.prepare),
         )
 
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:

@@ -179,6 +179,19 @@ def _packed(kernel: Kernel) -> Kernel:
     return Kernel(tag, (store,), only, nodes=kernel.nodes, tag=tag)
 
 
+def spare_bytes(kernel: Kernel) -> int:
+    """The bytes that a kernel which packs weights keeps for further fours: most weights need none, and don't fill it.
+
+    They are 1.6 times the weights' own: what the hardest weights need is only known once they are read.
+    """
+    if kernel.tag not in (WEIGHTS, PLANES):
+        return 0
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    groups, panels, _ = kernel.stores[0].buffer.shape
+    return evaluate(groups * panels * quads.spare_bytes(_depth(anchor), anchor.w.dtype.name == "i8"), {})
+
+
 def _depth(anchor: Conv) -> Size:
     depth: Size = anchor.w_shape[1]
     for size in anchor.w_shape[2:]:
