@@ -31,6 +31,7 @@ __all__ = ["accepts", "emit", "find_layers", "layout"]
 
 F32, F64, I64 = DTYPES["f32"], DTYPES["f64"], DTYPES["i64"]
 GROUP, PACK, PRODUCT = "group rows", "pack experts", "grouped matmul"
+TOGETHER, AHEAD = 8, 8  # panels that are packed together, and rows that are fetched ahead
 GROUPS = 1  # where the groups (expert, first row, rows) start, after their number
 
 
@@ -261,10 +262,6 @@ def fetch_routine(dtype: DType) -> Routine:
         def cell(i: str, j: str | int) -> str:
             return f.gep(target, f.add(f.mul(i, width), j), ty)
 
-        def whole_row(i: str, _: list[str]) -> None:
-            for j in range(0, width, lanes):
-                f.store(read(f.gep(at(i, 0), j, memory), lanes), cell(i, j))
-
         def one_by_one(i: str, _: list[str]) -> None:
             f.loop(0, left, 1, [], lambda j, _: f.store(read(at(i, j), 1), cell(i, j)))
             f.loop(left, width, 1, [], lambda j, _: f.store(0.0, cell(i, j), ty=ty))
@@ -280,14 +277,31 @@ def fetch_routine(dtype: DType) -> Routine:
             f.loop(0, even, lanes, [], square)
             f.loop(even, "%k", 1, [], one_by_one)
 
-        def rows(turn: Callable[[str, list[str]], None]) -> Callable[[], None]:
-            return lambda: gemm.void(f.loop(0, "%k", 1, [], turn))
+        across = f.and_(f.cmp("eq", left, width), f.cmp("eq", "%row", 1))
+        f.if_(across, squares, lambda: gemm.void(f.loop(0, "%k", 1, [], one_by_one)))
 
-        whole = f.cmp("eq", left, width)
-        along, across = (f.and_(whole, f.cmp("eq", stride, 1)) for stride in ("%column", "%row"))
-        f.if_(along, rows(whole_row), lambda: gemm.void(f.if_(across, squares, rows(one_by_one))))
+    def side_by_side(first: str, _: list[str]) -> None:
+        """Whole panels of a matrix whose rows lie together: a row of several, so that much is read in turn."""
+        stop = f.min(f.add(first, TOGETHER), whole)
 
-    f.loop(0, "%count", 1, [], panel)
+        def row(i: str, _: list[str]) -> None:
+            source = f.gep("%b", f.mul(i, "%row"), memory)
+            target = f.gep("%out", f.mul(i, width), ty)
+
+            def part(p: str, _: list[str]) -> None:
+                own, to = f.gep(source, f.mul(p, width), memory), f.gep(target, f.mul(p, area), ty)
+                f.prefetch(f.gep(own, f.mul("%row", AHEAD), memory), locality=0)
+                for j in range(0, width, lanes):
+                    f.store(read(f.gep(own, j, memory), lanes), f.gep(to, j, ty))
+
+            f.loop(first, stop, 1, [], part)
+
+        f.loop(0, "%k", 1, [], row)
+
+    area = f.mul("%k", width)
+    whole = f.select(f.cmp("eq", "%column", 1), f.min(f.div("%n", width), "%count"), 0, "i64")
+    f.loop(0, whole, TOGETHER, [], side_by_side)
+    f.loop(whole, "%count", 1, [], panel)
     f.ret()
     return Routine(name, Module([f]).text())
 
