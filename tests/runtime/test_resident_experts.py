@@ -127,6 +127,50 @@ def test_memory_goes_back_to_the_system(tmp_path: Path) -> None:
     assert before - resident_bytes() > 0.9 * gone
 
 
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_any_type_and_any_order_of_axes(dtype: Any, transposed: bool) -> None:
+    """Columns that are no whole number of panels; weights of the caller, so that panels are turned back."""
+    rng = np.random.default_rng(1)
+    g = rlx.Graph("grouped")
+    experts = g.input("experts", (7,), "i32")
+    w = rng.standard_normal((4, 19, 24) if transposed else (4, 24, 19)).astype(dtype)
+    x = g.input("x", (7, 24), dtype)
+    g.output(rlx.grouped_matmul(x, g.param("w", data=w), experts, transposed=transposed), "y")
+    model = rlx.compile(g, device="cpu")
+    inputs = {"x": rng.standard_normal((7, 24)).astype(dtype), "experts": np.int32([0, 1, 2, 3, 2, 0, -1])}
+    expected = model(inputs)["y"]
+    for mask in ([True, False, False, True], [False] * 4, [False, True, True, False], None):
+        model.set_resident_experts(mask)
+        assert np.array_equal(model(inputs)["y"], expected)
+
+
+def test_a_layer_in_a_loop_runs_in_each_round() -> None:
+    w = tensors(16, 16, 1)
+    params = [w["router0"], w["gate0"], None, w["down0"]]
+    step = rlx.jit(lambda x: rlx.fori_loop(0, 3, lambda i, c: c + rlx.moe(rlx.tanh(c), *params, top_k=2), x))
+    data = rows(5, hidden=16)
+    model = step.compile(data)
+    model.capture_routing(4)
+    (expected,) = model.run([data])
+    assert [a.shape for a in model.take_routing()["moe"]] == [(5, 2)] * 3
+    assert model.take_expert_stats()["moe"].tokens.sum() == 3 * 5 * 2
+    model.set_resident_experts(SOME)
+    assert np.array_equal(model.run([data])[0], expected)
+
+
+def test_what_is_left_out_of_a_run_is_not_counted() -> None:
+    w = tensors(16, 16, 1)
+    g = rlx.Graph("two")
+    x = g.input("x", (5, 16))
+    g.output(rlx.moe(x, w["router0"], w["gate0"], w["up0"], w["down0"], top_k=1), "y")
+    g.output(rlx.relu(x), "z")
+    model = rlx.compile(g, device="cpu")
+    for name, count in (("z", 0), ("y", 5)):
+        model.run([rows(5, hidden=16)], outputs=[name])
+        assert model.take_expert_stats()["moe"].tokens.sum() == count
+
+
 def test_what_the_caller_gave_is_kept_as_it_was() -> None:
     """f16 weights are f32 in panels: those of experts that are not resident take half as much."""
     g = rlx.Graph("half")
