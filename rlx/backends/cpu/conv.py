@@ -237,7 +237,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             geo.groups,
             size_of(tile.scalar),
             tile.width,
-            tile.rows,
+            tile.single_rows,
             in_image,
             finish.in_place,
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from enum import IntEnum
 from typing import Literal
 
@@ -126,6 +127,20 @@ class Tile:
         return 1 if self.lanes * size_of(self.scalar) == 64 or self.dtype == "i32" else 4
 
     @property
+    def single_rows(self) -> int:
+        """Rows of a tile of one panel."""
+        return min((self.registers - 1) // (self.width // self.lanes) - 1, 12)
+
+    @property
+    def of_few_panels(self) -> Tile:
+        """The tile where few panels stay in the caches and windows, not panels, are what is read from afar."""
+        return (
+            self
+            if self.dtype == "i32" or self.width // self.lanes != 2
+            else replace(self, rows=self.single_rows, panels=1)
+        )
+
+    @property
     def half_rows(self) -> int:
         """Rows of a tile of half a panel; 0 where a panel is a single vector."""
         vectors = self.width // self.lanes // 2
@@ -145,13 +160,14 @@ class Tile:
 def tile_for(dtype: DType, vector_bytes: int, registers: int = 0, *, narrow: bool = False) -> Tile:
     """Chooses the tile for a vector width in bytes (16, 32, 64) and a register count (0: 32 for AVX-512, else 16).
 
-    Accumulators, the B vectors of one step and one broadcast of A never exceed the registers: 6 x 16 for f32 in AVX2.
+    Accumulators, the operands that a step holds (the vectors of B or the splats of A, whichever are fewer) and one more
+    never exceed the registers. Floats in AVX2 take 3 x 32: 7 loads for 12 products, where 6 x 16 needs 8.
     """
     registers = registers or (32 if vector_bytes == 64 else 16)
-    panels = 2 if vector_bytes == 64 else 1
-    vectors = panels * 64 // vector_bytes
-    rows = min((registers - 1) // vectors - 1, 12)
-    return Tile(dtype, vector_bytes // size_of(SCALARS[dtype]), registers, rows, panels, narrow)
+    tile = Tile(dtype, vector_bytes // size_of(SCALARS[dtype]), registers, 0, 2 if vector_bytes == 64 else 1, narrow)
+    if vector_bytes == 32 and dtype != "i32":  # products of integers need a register of their own
+        return replace(tile, rows=3, panels=2)
+    return replace(tile, rows=min((registers - 1) // (tile.panels * 64 // vector_bytes) - 1, 12))
 
 
 def packed_elements(k: int, n: int, dtype: DType = "f32") -> int:
@@ -271,14 +287,21 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
         if count > 1:
             f.prefetch(ahead, locality=2)
         for k in range(count):
-            b = [
-                load_b(f, tile, f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * b_size))
-                for j in range(vectors)
+            at = [
+                f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * b_size) for j in range(vectors)
             ]
+            if rows < vectors:  # the fewer of both are held in registers
+                held = [f.splat(f.load(ty, f.offset(p, k * size)), lanes) for p in row_pointers]
+                for j in range(vectors):
+                    b = load_b(f, tile, at[j])
+                    for i in range(rows):
+                        acc[i * vectors + j] = multiply_add(f, held[i], b, acc[i * vectors + j], v)
+                continue
+            held = [load_b(f, tile, p) for p in at]
             for i in range(rows):
                 a = f.splat(f.load(ty, f.offset(row_pointers[i], k * size)), lanes)
                 for j in range(vectors):
-                    acc[i * vectors + j] = multiply_add(f, a, b[j], acc[i * vectors + j], v)
+                    acc[i * vectors + j] = multiply_add(f, a, held[j], acc[i * vectors + j], v)
         pa = [f.offset(p, count * size) for p in pa]
         pb = [f.offset(p, count * tile.width * b_size) for p in pb]
         return [*pa, *pb, f.offset(ahead, 64) if count > 1 else ahead, *acc]
@@ -419,20 +442,21 @@ def gemm_block(tile: Tile) -> Function:
                     f.if_(
                         narrow,
                         lambda: rows_of(HALF, tile.half_rows, column, n, last),
-                        lambda: rows_of(1, tile.rows, column, n, last),
+                        lambda: rows_of(1, tile.single_rows, column, n, last),
                     )
                 else:
-                    rows_of(count, tile.rows, column, n, last)
+                    rows_of(count, tile.rows if count == tile.panels else tile.single_rows, column, n, last)
 
             return body
 
         def rows_of(count: int, height: int, column: str, n: str, last: str) -> None:
             a_tile = f.mul(f.lshr(k, tile.unroll.bit_length() - 1), width)  # elements that a tile prefetches
-            # after the last panel comes the first one of the next block of k
-            coming = f.select(
-                last, f.gep(b, f.mul(block, width), tile.b_scalar), next_panel(column, max(count, 1)), "ptr"
-            )
-            wanted = f.select(f.and_(last, final), 0, f.mul(k, width), "i64")
+            # after the last panels come the first ones of the next block of k
+            start, at = f.select(last, f.add(k0, block), k0), f.select(last, 0, f.add(column, max(count, 1) * width))
+            panel = f.mul(f.lshr(at, width.bit_length() - 1), "%stride")
+            coming = f.gep("%b", f.add(panel, f.mul(start, width)), tile.b_scalar)
+            size = f.max(f.mul(k, width), 1)  # of a panel
+            wanted = f.select(f.and_(last, final), 0, f.mul(size, max(count, 1)), "i64")
 
             def rows_left(state: list[str]) -> str:
                 return f.cmp("lt", state[0], "%rows")
@@ -442,9 +466,10 @@ def gemm_block(tile: Tile) -> Function:
                 left = f.sub("%rows", row)
                 even = f.and_(f.cmp("gt", left, height), f.cmp("lt", left, 2 * height))
                 take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
-                # once the coming panel is fetched, or where there is none, it is the next rows of A that are wanted
+                # once the coming panels are fetched, or where there are none, it is the next rows of A that are wanted
                 below = f.gep(a, f.mul(f.add(row, take), lda), ty)
-                ahead = f.select(f.cmp("lt", done, wanted), f.gep(coming, done, tile.b_scalar), below, "ptr")
+                place = done if count <= 1 else f.add(f.mul(f.div(done, size), "%stride"), f.rem(done, size))
+                ahead = f.select(f.cmp("lt", done, wanted), f.gep(coming, place, tile.b_scalar), below, "ptr")
                 f.switch(
                     take,
                     {
