@@ -1,12 +1,13 @@
 """How good predictions and choices of devices are: predicted against measured time, and regret, over many graphs.
 
 Every point is a graph at a shape. Each device that is here and runs it is predicted, compiled and timed: `run`, in
-slots that take turns, medians. The error is that of the prediction; the regret of a point is the measured time of the
-device that `rlx.choose` takes over that of the fastest, 1 where they lie within the measured spread. The points are
-drawn from families by a seed: one that was not used in development gives an honest figure.
+rounds over all points and devices, medians. The error is that of the prediction; the regret of a point is the measured
+time of the device that `rlx.choose` takes over that of the fastest, 1 where they lie within the measured spread. The
+points are drawn from families by a seed: one that was not used in development gives an honest figure.
 
 usage: python benchmarks/cost.py [--seed N] [--points N] [--seconds S] [--devices cpu,xla,mlx] [--models DIR]
-                                 [--threads N] [--scale X] [--recalibrate] [--docs docs/cost.md] [--json FILE]
+                                 [--threads N] [--scale X] [--families F,...] [--recalibrate] [--docs docs/cost.md]
+                                 [--json FILE]
 """
 
 from __future__ import annotations
@@ -223,8 +224,40 @@ def fixed(graph: Graph, dims: Mapping[str, int]) -> Graph:
 # ---- measurement
 
 
-def one(point: Point, devices: list[str], seconds: float, threads: int | None) -> Row:
-    """Predicts, chooses, compiles and times."""
+@dataclass
+class Prepared:
+    """A point that is predicted, chosen for and compiled; `taken` are the medians of its rounds by device."""
+
+    row: Row
+    models: dict[str, Any]
+    inputs: dict[str, Any]
+    taken: dict[str, list[float]] = field(default_factory=dict)
+
+    def time(self, seconds: float) -> None:
+        """A round: each device in turn, for as long."""
+        for name, model in self.models.items():
+            times = []
+            model.run(self.inputs)
+            end = time.perf_counter() + seconds / len(self.models)
+            while True:
+                start = time.perf_counter()
+                model.run(self.inputs)
+                now = time.perf_counter()
+                times.append(now - start)
+                if now > end:
+                    break
+            self.taken.setdefault(name, []).append(float(np.median(times)))
+
+    def finish(self) -> Row:
+        """The medians of the rounds, and half of the distance between their quartiles."""
+        for name, times in self.taken.items():
+            self.row.measured[name] = float(np.median(times))
+            self.row.spread[name] = float(np.quantile(times, 0.75) - np.quantile(times, 0.25)) / 2
+        return self.row
+
+
+def prepare(point: Point, devices: list[str], threads: int | None) -> Prepared:
+    """Predicts, chooses and compiles."""
     row = Row(point.family, point.name)
     decision = rlx.choose(point.graph, rlx.DevicePolicy(only=tuple(devices), expected_calls=10**9), threads=threads)
     row.chosen = decision.device
@@ -239,30 +272,14 @@ def one(point: Point, devices: list[str], seconds: float, threads: int | None) -
             if params:
                 model.set_params(params)
             model.run(inputs)
-            model.run(inputs)
         except RlxError as error:
             row.failures[candidate.device] = str(error)
             continue
         models[candidate.device] = model
         row.predicted[candidate.device] = candidate.seconds
-    taken: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(ROUNDS):
-        for name, model in models.items():
-            end = time.perf_counter() + seconds / ROUNDS / len(models)
-            model.run(inputs)
-            while True:
-                start = time.perf_counter()
-                model.run(inputs)
-                now = time.perf_counter()
-                taken[name].append(now - start)
-                if now > end:
-                    break
-    for name, times in taken.items():
-        row.measured[name] = float(np.median(times))
-        row.spread[name] = float(np.quantile(times, 0.75) - np.quantile(times, 0.25)) / 2
-    if row.chosen not in row.measured:
+    if row.chosen not in models:
         raise SystemExit(f"{point.family} {point.name}: the device chosen fails: {row.failures}")
-    return row
+    return Prepared(row, models, inputs)
 
 
 def summary(found: list[Row], devices: list[str]) -> list[str]:
@@ -296,7 +313,7 @@ def table(found: list[Row], devices: list[str]) -> list[str]:
 PAGE = """# How good predictions and choices are
 
 Written by `python benchmarks/cost.py {command}` ({how}). Times are of `run`, in microseconds, medians of
-interleaved slots; errors are |predicted / measured - 1|; regret is the time of the device chosen over that of the
+rounds over all points; errors are |predicted / measured - 1|; regret is the time of the device chosen over that of the
 fastest, 1 within the measured spread. The points are drawn by seed {seed}. How the choice works: [devices](devices.md).
 
 """
@@ -311,6 +328,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=ROOT / "models")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--scale", type=float, default=1.0, help="the largest sizes drawn are so much larger")
+    parser.add_argument("--families", help="only these, such as product,chain")
     parser.add_argument("--recalibrate", action="store_true")
     parser.add_argument("--docs", type=Path)
     parser.add_argument("--json", type=Path)
@@ -319,10 +337,14 @@ def main() -> None:
     for device in devices:
         c = ceilings_of(device, args.threads if device == "cpu" else None, renew=args.recalibrate)
         print(f"{device}: {c.flops / 1e9:.0f} Gflop/s, {c.run * 1e6:.0f} us a run, error {c.error:.0%}", flush=True)
-    found = []
-    for point in points(args.points, args.seed, args.scale, args.models):
-        row = one(point, devices, args.seconds, args.threads)
-        found.append(row)
+    families = set(args.families.split(",")) if args.families else None
+    drawn = [p for p in points(args.points, args.seed, args.scale, args.models) if not families or p.family in families]
+    prepared = [prepare(point, devices, args.threads) for point in drawn]
+    for _ in range(ROUNDS):  # over all points: a phase in which the machine is slow falls on all alike
+        for one in prepared:
+            one.time(args.seconds / ROUNDS)
+    found = [one.finish() for one in prepared]
+    for row in found:
         shown = ", ".join(f"{d} {row.predicted[d] * 1e6:.0f}/{row.measured[d] * 1e6:.0f}" for d in row.measured)
         print(f"{row.family} {row.name}: {shown} us -> {row.chosen}, regret {row.regret:.2f}", flush=True)
         for device, why in row.failures.items():

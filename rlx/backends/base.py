@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import BusyError, ExecutionError, OptionError
+from rlx.errors import BusyError, ExecutionError, NameNotFound, OptionError, ShapeError
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Shape
@@ -36,6 +36,7 @@ __all__ = [
     "Restorer",
     "TensorSpec",
     "Turns",
+    "by_position",
     "host_memory",
     "spec_of",
 ]
@@ -57,6 +58,28 @@ class TensorSpec:
 def spec_of(value: Value, name: str = "") -> TensorSpec:
     """The spec of a leaf or output of a graph."""
     return TensorSpec(name or value.name, value.shape, value.dtype, value.type.nbytes())
+
+
+def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> Sequence[Any]:
+    """Values in the order of the specs, from a mapping by name or a sequence by position."""
+    if type(given) is dict or isinstance(given, Mapping):
+        try:
+            values = [given[spec.name] for spec in specs]
+        except KeyError:
+            values = []
+        if len(given) == len(specs) == len(values):
+            return values
+        names = [spec.name for spec in specs]
+        for name in given:
+            if name not in names:
+                raise NameNotFound(f"there is no {what} {name!r}; there are {', '.join(map(repr, names)) or 'none'}")
+        absent = [name for name in names if name not in given]
+        raise NameNotFound(f"{what} {absent[0]!r} is missing: expected {', '.join(map(repr, names))}")
+    if isinstance(given, list | tuple):
+        if len(given) != len(specs):
+            raise ShapeError(f"expected {len(specs)} {what}s ({', '.join(s.name for s in specs)}), got {len(given)}")
+        return given
+    raise ShapeError(f"{what}s are given by name in a mapping, or by position in a list; got {type(given).__name__}")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Calibration: the ceilings of a device that is here, from timed runs of small graphs; a few seconds.
 
-Everything is timed in turns, round after round until the time is up, and of each time the median counts: a phase in
+Everything is timed in turns, round after round until the time is up, and of each time the middle counts: a phase in
 which the machine is slow falls on all alike, and what is predicted is a usual run rather than the shortest.
 """
 
@@ -19,12 +19,23 @@ from typing import Any
 import numpy as np
 
 from rlx.backends import choose_backend
-from rlx.backends.base import Backend, Executable
+from rlx.backends.base import Backend, Executable, by_position, spec_of
 from rlx.compiler import Compilation, compile_graph
 from rlx.cost.ceilings import FUNCTIONS, Ceilings, Points, guess, nearest
 from rlx.cost.lowered import lowered_from
 from rlx.cost.model import Prediction, predict_lowered
-from rlx.cost.suite import dense, functions, recurrent, resident_product, resident_stream, stream, tiny, trials
+from rlx.cost.suite import (
+    dense,
+    functions,
+    heavy,
+    links,
+    recurrent,
+    resident_product,
+    resident_stream,
+    stream,
+    tiny,
+    trials,
+)
 from rlx.ir.graph import Array, Graph
 from rlx.options import CompileOptions
 
@@ -33,12 +44,13 @@ __all__ = ["calibrate"]
 log = logging.getLogger("rlx")
 
 SECONDS = 8.0  # what a calibration may take
-SLICE = 1.5e-3  # seconds for one time in one round
+SLICE = 1.5e-3  # seconds for one sample
+VISIT = 20e-3  # seconds of samples of whole runs in one round: other graphs ran before, and threads have to wake up
 ROUNDS = 40  # at most
 GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
-SMALL_GRID = ((1, 32, 512), (64, 768), (64, 768))
+SMALL_GRID = ((1, 32, 512), (32, 768), (32, 768))
 LARGE_GRID = ((64, 4096), (512, 4096), (512, 4096))
-FAR = 5.0  # whole runs don't tell which kernel was wrong: no correction beyond this
+FAR = 30.0  # whole runs don't tell which kernel was wrong: no correction beyond this
 LEAST_ERROR = 0.1
 FUNCTION_OPS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt")
 
@@ -54,7 +66,7 @@ class _Bench:
         self.executable: Executable = made.executable
         self.executable.admit = list
         self.executable.wrap = lambda results: results
-        self.inputs = tuple(v.name for v in graph.inputs)
+        self.inputs = tuple(spec_of(v) for v in graph.inputs)
         self.count = len(graph.outputs)
         params = {p.name: p.data for p in graph.params if p.data is not None}
         if params:
@@ -67,7 +79,7 @@ class _Bench:
 
     def once(self, given: dict[str, Array]) -> None:
         """A run as `run` of a compiled graph makes it: inputs by name, fresh outputs."""
-        arrays = [given[name] for name in self.inputs]
+        arrays = by_position(self.inputs, given, "input")
         if self.executable.bound_inputs or self.executable.run_fresh(arrays) is None:
             self.executable.run(arrays, [None] * self.count, range(self.count))
 
@@ -87,8 +99,9 @@ class _Job:
 
     def __init__(self, bench: _Bench, arrays: Sequence[Array], by_kernel: bool = False) -> None:
         self.bench, self.arrays, self.by_kernel = bench, list(arrays), by_kernel
-        self.given = dict(zip(bench.inputs, arrays, strict=True))
+        self.given = {spec.name: array for spec, array in zip(bench.inputs, arrays, strict=True)}
         self.calls = 1
+        self.early: list[float] = []  # counts only where there was no time for a round
         self.taken: list[list[float]] = []
 
     def first(self) -> float:
@@ -97,8 +110,8 @@ class _Job:
         self.bench.once(self.given)
         seconds = time.perf_counter() - start
         self.calls = 2
-        usual = sum(self.time())
-        self.calls = min(1000, max(1, int(SLICE / max(usual, 1e-7))))
+        self.early = self.time()
+        self.calls = min(1000, max(1, int(SLICE / max(sum(self.early), 1e-7))))
         return seconds
 
     def time(self) -> list[float]:
@@ -110,24 +123,43 @@ class _Job:
             once(given)
         return [(time.perf_counter() - start) / self.calls]
 
+    def visit(self) -> None:
+        """The samples of one round; the first of several only warms up."""
+        if self.by_kernel:
+            self.taken.append(self.time())
+            return
+        end = time.perf_counter() + VISIT
+        self.time()
+        while True:
+            self.taken.append(self.time())
+            if time.perf_counter() > end:
+                return
+
     @property
     def kernels(self) -> list[float]:
-        """Seconds of each kernel: medians over the rounds."""
-        return [float(t) for t in np.median(np.array(self.taken), axis=0)]
+        """Seconds of each kernel."""
+        return [middle(column) for column in zip(*(self.taken or [self.early]), strict=True)]
 
     @property
     def seconds(self) -> float:
         """Seconds of a run, or of all kernels."""
-        return float(np.median([sum(row) for row in self.taken]))
+        return middle([sum(row) for row in self.taken or [self.early]])
+
+
+def middle(samples: Sequence[float]) -> float:
+    """The mean by logarithms of the middle half of samples: outliers don't count, and of two states both do."""
+    ordered = np.sort(np.log(np.maximum(samples, 1e-9)))
+    cut = len(ordered) // 4
+    return float(np.exp(np.mean(ordered[cut : len(ordered) - cut])))
 
 
 def take(jobs: Sequence[_Job], end: float) -> None:
-    """Times all jobs in turns, at least once, until the time is up or there have been enough rounds."""
+    """Times all jobs in turns until the time is up or there have been enough rounds."""
     for _ in range(ROUNDS):
         for job in jobs:
-            job.taken.append(job.time())
-        if time.perf_counter() > end:
-            return
+            if time.perf_counter() > end:
+                return
+            job.visit()
 
 
 def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float = SECONDS) -> Ceilings:
@@ -191,7 +223,7 @@ class _Measurement(ABC):
     def prepare_trials(self) -> list[_Job]:
         """The graphs that correct the prediction of each kind of kernel; fewer where compiling takes the time."""
         made = []
-        left = self.end - time.perf_counter()
+        left = self.end - time.perf_counter()  # what the rounds need of it stays
         for graph, arrays in self.trials():
             made.append(self.job(graph, arrays, self.by_kernel))
             if self.end - time.perf_counter() < left / 3:
@@ -284,6 +316,9 @@ STREAMS = (10, 12, 14, 16, 18, 20, 22, 24)
 COPIES = (12, 14, 16, 18, 20, 22)
 
 
+LINKS, HEAVY = 16, 12
+
+
 class _Runs(_Measurement):
     """For a device that is timed by whole runs."""
 
@@ -291,7 +326,9 @@ class _Runs(_Measurement):
 
     def prepare(self) -> None:
         bench = self.bench(stream())
-        self.streams = {n: self.job(bench, [self.random(n)] * 2) for n in (1 << i for i in (14, 20, 23))}
+        self.streams = {n: self.job(bench, [self.random(n)] * 2) for n in (1 << i for i in (17, 20, 22))}
+        self.links = self.job(links(LINKS), [self.random(16, 16) * 0])
+        self.heavy = self.job(heavy(HEAVY), [self.random(1 << 17)])
         self.grid = {}
         for k, n in itertools.product(*SMALL_GRID[1:]):
             bench = self.bench(dense(self.random(k, n)))
@@ -302,7 +339,12 @@ class _Runs(_Measurement):
     def rates(self) -> None:
         run = self.made.run
         curve = {12.0 * n: 16 * n / max(job.seconds - run, run / 4) for n, job in self.streams.items()}
-        self.change(bandwidth=tuple(sorted(curve.items())), vector=curve[12.0 * (1 << 20)] / 6)
+        launch = max((self.links.seconds - run) / (LINKS - 1), 1e-7)
+        self.change(run=max(run - launch, run / 2))  # the smallest graph has a kernel too
+        self.change(bandwidth=tuple(sorted(curve.items())), vector=curve[12.0 * (1 << 17)] / 12, launch=launch)
+        sums = (self.heavy.seconds - self.streams[1 << 17].seconds) / (1 << 17) / HEAVY * self.made.vector
+        scale = max(sums / FUNCTIONS["tanh"], 0.01)
+        self.change(functions={name: max(cost * scale, 0.3) for name, cost in FUNCTIONS.items() if cost >= 4})
         self.products(10)
         self.loop()
 
@@ -318,7 +360,8 @@ class _Runs(_Measurement):
     def loop(self) -> None:
         """What a step of a loop takes besides its arithmetic: the difference between many and few."""
         (few, short), (many, long) = sorted(self.steps.items())
-        self.change(step=max((long.seconds - short.seconds) / (many - few), self.made.launch))
+        step = max((long.seconds - short.seconds) / (many - few), 1e-7)
+        self.change(step=step, host=max(short.seconds - few * step - self.made.run, 1e-6))
 
     def trial(self, job: _Job) -> Iterator[tuple[Any, ...]]:
         prediction = job.bench.predicted(self.made, self.backend)

@@ -236,7 +236,7 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
     calls = sum(n * c.function_cost(fn) for fn, n in work.calls.items() if fn != "loop" or not anchored) / c.vector
     if not anchored:
         node = kernel.host or kernel.special
-        return calls if node is None else _node_compute(node, kernel.host is not None, work, c, extents)
+        return calls if node is None else _node_compute(node, work, c, extents)
     dtype = kernel.stores[0].buffer.dtype.name
     match kernel.anchor:
         case Contract():
@@ -254,12 +254,12 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
     return work.products / rate + calls
 
 
-def _node_compute(node: Node, on_host: bool, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
+def _node_compute(node: Node, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
     """Seconds of a node that is run as a whole: a recurrent one goes step by step, each a product of few rows."""
     if not work.sizes:
         return work.flops / c.vector
     if node.op.op_name == GROUPED:
         _, rows, k, n = work.sizes
         return work.flops / c.product_rate(rows, k, n, node.outputs[0].dtype.name)
-    steps, batch, hidden = recurrence(node, extents)
-    return steps * (c.host / 2 if on_host else c.step) + work.flops / c.product_rate(batch, hidden, 4 * hidden)
+    steps, batch, hidden, gates = recurrence(node, extents)
+    return steps * c.step + work.flops / c.product_rate(batch, hidden, gates)

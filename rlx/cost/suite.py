@@ -11,7 +11,18 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim
 from rlx.ops.base import OPS
 
-__all__ = ["dense", "functions", "recurrent", "resident_product", "resident_stream", "stream", "tiny", "trials"]
+__all__ = [
+    "dense",
+    "functions",
+    "heavy",
+    "links",
+    "recurrent",
+    "resident_product",
+    "resident_stream",
+    "stream",
+    "tiny",
+    "trials",
+]
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -66,6 +77,27 @@ def tiny(outputs: int = 1) -> Graph:
     x = g.input("x", (16,))
     for i in range(outputs):
         g.output(x + float(i + 1), f"y{i}")
+    return g
+
+
+def links(count: int) -> Graph:
+    """Half as many times a small sum of rows and what needs all of it: what remains is starting so many kernels."""
+    g = Graph("links")
+    x = g.input("x", (16, 16))
+    total: Any = OPS["reduce_sum"]
+    for _ in range(count // 2):
+        x = x + g.add(total(axes=(0, 1), keepdims=True), x)[0]
+    g.output(x, "y")
+    return g
+
+
+def heavy(count: int) -> Graph:
+    """So many hyperbolic tangents of each element of a vector of any length."""
+    g = Graph("heavy")
+    x = g.input("x", (Dim("n"),))
+    for _ in range(count):
+        x = g.add(OPS["tanh"](), x)[0]
+    g.output(x, "y")
     return g
 
 
@@ -177,10 +209,9 @@ def recurrent(steps: int) -> tuple[Graph, list[Array]]:
 def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
     """Graphs and their inputs; `quick`: fewer, for a device that takes long to compile."""
     made: dict[str, list[Trial]] = {
-        "dense": [
-            _dense(*s)
-            for s in ((1, 96, 80), (24, 200, 120), (7, 400, 400), (300, 48, 350), (96, 384, 384), (200, 768, 256))
-        ],
+        "rows": [_rows(*s) for s in ((4, 24), (6, 240), (600, 24), (96, 200), (256, 768))],
+        "recurrent": [_recurrent(*s) for s in ((6, 24, 24), (20, 64, 96), (48, 128, 128), (40, 24, 24))],
+        "maps": [_maps(*s) for s in ((2, 24), (8, 140), (96, 200), (512, 700))],
         "pointwise": [
             _convolution(*s, 1)
             for s in ((12, 20, 12), (24, 40, 20), (16, 24, 40), (80, 80, 14), (96, 96, 20), (32, 48, 160), (200, 80, 7))
@@ -192,6 +223,16 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
                 (8, 16, 14, 3, 2), (3, 32, 48, 7, 2), (16, 24, 200, 3, 2),
             )
         ],
+        "depthwise": [
+            _convolution(c, c, n, 3, 1, c)
+            for c, n in ((24, 12), (80, 14), (16, 40), (48, 28), (96, 56), (240, 10), (32, 160))
+        ]
+        + [_convolution(c, c, n, 5, 1, c) for c, n in ((128, 14), (256, 7))]
+        + [_convolution(c, c, n, 3, 2, c) for c, n in ((32, 56), (128, 14))],
+        "attention": [
+            _attention(*s)
+            for s in ((2, 10, 10, 32), (8, 12, 12, 64), (2, 60, 60, 64), (4, 128, 128, 32), (8, 192, 192, 64))
+        ],
         "planes": [
             *(_convolution(*s, 1, planes=True) for s in ((12, 20, 12), (24, 32, 60))),
             *(_convolution(c, c, n, 1, planes=True, skip=True) for c, n in ((24, 14), (80, 20), (32, 48))),
@@ -200,22 +241,20 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
             *(_convolution(*s, 3, planes=True) for s in ((16, 16, 16), (32, 48, 40))),
         ],
         "winograd": [_convolution(*s, 3) for s in ((8, 8, 40), (16, 16, 16), (24, 48, 24), (64, 64, 28), (16, 16, 99))],
-        "lines": [_line(*s) for s in ((16, 24, 60, 3), (64, 64, 100, 5), (128, 128, 400, 3), (256, 256, 256, 5))],
-        "depthwise": [
-            _convolution(c, c, n, 3, 1, c)
-            for c, n in ((24, 12), (80, 14), (16, 40), (48, 28), (96, 56), (240, 10), (32, 160))
-        ],
-        "attention": [
-            _attention(*s)
-            for s in ((2, 10, 10, 32), (8, 12, 12, 64), (2, 60, 60, 64), (4, 128, 128, 32), (8, 192, 192, 64))
+        "lines": [
+            _line(*s)
+            for s in ((16, 24, 60, 3), (96, 96, 12, 3), (64, 64, 100, 5), (128, 128, 400, 3), (256, 256, 256, 5))
         ],
         "step": [_attention(*s) for s in ((4, 1, 48, 32), (8, 1, 512, 64))],
-        "rows": [_rows(*s) for s in ((4, 24), (6, 240), (600, 24), (96, 200), (256, 768))],
-        "recurrent": [_recurrent(*s) for s in ((6, 24, 24), (20, 64, 96), (48, 128, 128), (40, 24, 24))],
-        "maps": [_maps(*s) for s in ((2, 24), (8, 140), (96, 200), (512, 700))],
+        "dense": [
+            _dense(*s)
+            for s in ((1, 96, 80), (24, 200, 120), (7, 400, 400), (300, 48, 350), (96, 384, 384), (200, 768, 256))
+        ],
     }  # fmt: skip
-    for name, group in made.items():
-        for make in group[1::2] if quick else group:
-            t = _Trial(name)
-            make(t)
-            yield t.graph, t.inputs
+    groups = {name: group[len(group) // 2 :: 2] if quick else group for name, group in made.items()}
+    for turn in range(max(map(len, groups.values()))):  # one of each kind before the second of any
+        for name, group in groups.items():
+            if turn < len(group):
+                t = _Trial(name)
+                group[turn](t)
+                yield t.graph, t.inputs

@@ -97,15 +97,19 @@ def _grouped_work(kernel: Kernel, node: Node, extents: Extents) -> Work:
     return replace(plain, read=read, sizes=(groups, max(1, -(-rows // groups)), max(1, k), max(1, n)))
 
 
-RECURRENT = ("lstm", "gru", "rnn")
+WEIGHTS = {"recurrence": 1, "lstm": 2, "gru": 2, "rnn": 2}  # by op: the input that takes a state to gates
 
 
 def recurrence(node: Node, extents: Extents) -> tuple[int, ...]:
-    """Steps, batch and hidden size of a recurrent node; nothing of any other."""
-    if node.op.op_name not in RECURRENT or len(node.inputs) < 3:
+    """Steps, batch, hidden size and gates times that of a recurrent node; nothing of any other."""
+    place = WEIGHTS.get(node.op.op_name)
+    if place is None:
         return ()
     steps, batch, _ = (evaluate(s, extents) for s in node.inputs[0].shape)
-    return steps, batch, evaluate(node.inputs[2].shape[-1], extents)
+    if node.op.attributes().get("batch_first"):
+        steps, batch = batch, steps
+    gates, hidden = (evaluate(s, extents) for s in node.inputs[place].shape[-2:])
+    return steps, batch, hidden, gates
 
 
 # ---- bytes

@@ -13,7 +13,7 @@ from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size
 from rlx.runtime.dlpack import read_dlpack
 
-__all__ = ["Views", "by_position", "share_memory", "to_array", "to_target", "with_kept"]
+__all__ = ["Views", "share_memory", "to_array", "to_target", "with_kept"]
 
 
 def to_array(spec: TensorSpec, value: Any, what: str) -> Array:
@@ -101,28 +101,6 @@ def to_target(spec: TensorSpec, value: Any, what: str) -> Array:
     if repeats and array.size:
         raise OptionError(f"{what}: expected memory for each element, this {type(value).__name__} repeats some")
     return to_array(spec, array, what)
-
-
-def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> Sequence[Any]:
-    """Values in the order of the specs, from a mapping by name or a sequence by position."""
-    if type(given) is dict or isinstance(given, Mapping):
-        try:
-            values = [given[spec.name] for spec in specs]
-        except KeyError:
-            values = []
-        if len(given) == len(specs) == len(values):
-            return values
-        names = [spec.name for spec in specs]
-        for name in given:
-            if name not in names:
-                raise NameNotFound(f"there is no {what} {name!r}; there are {', '.join(map(repr, names)) or 'none'}")
-        absent = [name for name in names if name not in given]
-        raise NameNotFound(f"{what} {absent[0]!r} is missing: expected {', '.join(map(repr, names))}")
-    if isinstance(given, list | tuple):
-        if len(given) != len(specs):
-            raise ShapeError(f"expected {len(specs)} {what}s ({', '.join(s.name for s in specs)}), got {len(given)}")
-        return given
-    raise ShapeError(f"{what}s are given by name in a mapping, or by position in a list; got {type(given).__name__}")
 
 
 def with_kept(specs: Sequence[TensorSpec], given: Any, kept: Mapping[str, Array]) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from rlx.backends import choose_backend
-from rlx.backends.base import spec_of
+from rlx.backends.base import by_position, spec_of
 from rlx.cost.kept import ceilings_of
 from rlx.cost.lowered import lower
 from rlx.cost.model import CALLS, predict_lowered
@@ -34,7 +34,7 @@ from rlx.kernels.independence import mixing
 from rlx.options import CompileOptions, parse_bytes
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
-from rlx.runtime.arrays import by_position, to_array
+from rlx.runtime.arrays import to_array
 from rlx.runtime.choice import usual_extents
 from rlx.runtime.compiled import CompiledGraph, Results
 from rlx.runtime.session import ARTIFACT, TEXT, Session, Source, import_graph, kind_of

@@ -24,7 +24,7 @@ from rlx.runtime.policy import DevicePolicy, policy_of
 
 __all__ = ["Candidate", "Decision", "Device", "Turn", "choose", "devices", "devices_for", "usual_extents"]
 
-TIE = 1.1  # predictions that differ by less than this, or than their errors, are a tie
+TIE = 1.5  # predictions that differ by less than their errors are a tie, but not beyond this
 
 
 @dataclass(frozen=True)

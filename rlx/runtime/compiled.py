@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from rlx.backends.base import Executable, TensorSpec, spec_of
+from rlx.backends.base import Executable, TensorSpec, by_position, spec_of
 from rlx.disk import path_of, saving
 from rlx.errors import NameNotFound, OptionError, ShapeError
 from rlx.ir.extents import bind_extents, check_extent
@@ -20,7 +20,7 @@ from rlx.options import CompileOptions
 from rlx.plan.budget import Needs, needs_of
 from rlx.plan.plan import MemoryPlan
 from rlx.runtime.adapters import Adapters
-from rlx.runtime.arrays import Views, by_position, share_memory, to_array, to_target, with_kept
+from rlx.runtime.arrays import Views, share_memory, to_array, to_target, with_kept
 from rlx.runtime.convert import convert as converted
 from rlx.runtime.experts import ExpertControl
 from rlx.runtime.explain import STAGES, explain
