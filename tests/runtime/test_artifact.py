@@ -475,3 +475,22 @@ def test_processes_share_the_cache(tmp_path: Path) -> None:
     assert len({job.communicate(timeout=60)[0] for job in jobs}) == 1
     assert [job.returncode for job in jobs] == [0, 0, 0]
     assert [entry.suffix for entry in entries(kept)] == [".rlxa"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of files")
+@pytest.mark.parametrize("why", ["full", "unwritable"])
+def test_a_cache_that_can_not_be_written_is_no_error(why: str, tmp_path: Path) -> None:
+    """A process that the system lets write no more than 1,000 bytes of a file loads, runs and leaves nothing behind."""
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    if why == "unwritable":
+        kept.write_text("a file where the folder should be")
+    code = (
+        "import numpy as np, resource, rlx\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)) if {why == 'full'} else None\n"
+        f"m = rlx.load({str(path)!r}, device='cpu', cache_dir={str(kept)!r})\n"
+        "print(m.run({'i': np.arange(5)})[0].shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "(5, 40)\n", "")
+    left = [f for f in kept.rglob("*") if f.is_file()] if why == "full" else []
+    assert all(f.suffix == ".o" and f.stat().st_size < 1000 for f in left), "small objects at most, and no pieces"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlx.backends.cpu.words import Computed, Extents
 from rlx.ir.shape import Shape, Size, evaluate, size_product
@@ -32,7 +32,7 @@ FEW_ROWS = 4  # query rows that attention computes without panels
 class Part:
     """A number that a cut tells: its field of that name, or its entry `index` where that is a tuple."""
 
-    def __init__(self, cut: Callable[[Extents], tuple[Any, ...]], name: str, index: int | None = None) -> None:
+    def __init__(self, cut: Callable[[Extents], Any], name: str, index: int | None = None) -> None:
         self.cut, self.name, self.index = cut, name, index
 
     def __call__(self, extents: Extents) -> int:
@@ -40,7 +40,7 @@ class Part:
         return int(found if self.index is None else found[self.index])
 
 
-def part(cut: Callable[[Extents], tuple[Any, ...]], name: str, index: int | None = None) -> Computed:
+def part(cut: Callable[[Extents], Any], name: str, index: int | None = None) -> Computed:
     """The word of a part of a cut."""
     return Computed(Part(cut, name, index))
 
@@ -118,7 +118,8 @@ def k_block(k: int) -> int:
     return max((-(-k // blocks) + 7) // 8 * 8, 8)
 
 
-class Chunking(NamedTuple):
+@dataclass(frozen=True)
+class Chunking:
     """How a product is cut: chunk = (batch * row_blocks + row block) * panel_blocks + panel block."""
 
     row_chunk: int
@@ -172,7 +173,8 @@ def _panel_chunk(panels: int, parts: int, blocks: int) -> int:
     return min(range(least, min(max(least * 3 // 2, least), panels) + 1), key=taken)
 
 
-class ProductParts(NamedTuple):
+@dataclass(frozen=True)
+class ProductParts:
     row_chunk: int
     panel_chunk: int
     copy_bytes: int
@@ -210,7 +212,8 @@ def _aligned(count: int) -> int:
 # ---- convolutions
 
 
-class ConvParts(NamedTuple):
+@dataclass(frozen=True)
+class ConvParts:
     """How a convolution is split: chunk = (pixel block * groups + group) * panel blocks + panel block."""
 
     pixel_chunk: int
@@ -292,7 +295,8 @@ class ConvCut:
         return ConvParts(*parts, gathered + sums if copied else -1, gathered + sums + copy)
 
 
-class DirectParts(NamedTuple):
+@dataclass(frozen=True)
+class DirectParts:
     """How a convolution is split: chunk = block of rows of results * panel blocks + panel block."""
 
     row_chunk: int
@@ -425,7 +429,8 @@ class ByteCut:
         return ConvParts(chunk, panel_chunk, count, a_step, part, gathered, -1, gathered + sums)
 
 
-class DepthwiseParts(NamedTuple):
+@dataclass(frozen=True)
+class DepthwiseParts:
     """How it is cut: chunk = (image * strips + strip of rows) * blocks + block of channels."""
 
     rows: int
@@ -461,7 +466,8 @@ class DepthwiseCut:
         return DepthwiseParts(rows, strips, block, blocks, batch * strips * blocks if height and width else 0)
 
 
-class Columns(NamedTuple):
+@dataclass(frozen=True)
+class Columns:
     first: int
     stop: int
 
@@ -482,7 +488,8 @@ class InnerColumns:
         return Columns(first, max(stop, first))
 
 
-class WinogradParts(NamedTuple):
+@dataclass(frozen=True)
+class WinogradParts:
     """How the work is split: chunk = block of tiles * panel blocks + block of panels of the weights."""
 
     tiles_h: int
@@ -554,7 +561,8 @@ def _odd_lines(count: int) -> int:
 # ---- attention
 
 
-class AttentionParts(NamedTuple):
+@dataclass(frozen=True)
+class AttentionParts:
     """How query rows are cut: chunk = (batch * heads + head) * row blocks + row block."""
 
     rows: int

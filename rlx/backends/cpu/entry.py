@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import functools
 import math
-import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_size_t, c_void_p, py_object, pythonapi
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.backends.cpu import jit, runner
-from rlx.backends.cpu.pool import aligned_words
+from rlx.backends.cpu.pool import aligned_words, filled
 from rlx.backends.cpu.runner import CPYTHON, RunBlock
 from rlx.errors import ShapeError
 from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Entry", "InputSpec", "Patch", "make_entry"]
 
@@ -423,14 +424,10 @@ def entry_ir() -> str:
             table[ord(char)] = 1 + KINDS.index(kind)
     names = {**vars(runner), **globals()}
     numbers = {name: value for name, value in names.items() if name.isupper() and isinstance(value, int)}
-    return string.Template(ENTRY_IR).substitute(
-        numbers,
-        KIND_TABLE="".join(f"\\{code:02X}" for code in table),
-        KIND_U=1 + KINDS.index("u"),
-        KIND_F=1 + KINDS.index("f"),
-        KIND_C=1 + KINDS.index("c"),
-        LITTLE="true" if sys.byteorder == "little" else "false",
-    )
+    own: dict[str, object] = {f"KIND_{kind.upper()}": 1 + KINDS.index(kind) for kind in "ufc"}
+    own["KIND_TABLE"] = "".join(f"\\{code:02X}" for code in table)
+    own["LITTLE"] = "true" if sys.byteorder == "little" else "false"
+    return filled(ENTRY_IR, {**numbers, **own})
 
 
 @functools.cache

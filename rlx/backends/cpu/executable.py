@@ -6,10 +6,9 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.backends.base import Image
 from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_array
@@ -32,6 +31,9 @@ from rlx.options import CompileOptions
 from rlx.plan.liveness import Schedule, size_of
 from rlx.plan.plan import MemoryPlan, make_plan, schedule
 from rlx.records import dataclass
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["CpuExecutable", "build"]
 

@@ -21,16 +21,18 @@ import atexit
 import ctypes
 import os
 import platform
-import string
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["MAX_THREADS", "Pool", "aligned_words", "cpu_count", "pool", "pool_ir"]
 
@@ -551,7 +553,12 @@ def pool_ir(*, futex: bool | None = None) -> str:
         text = text.replace("declare void @llvm.x86.sse2.pause()\n", "")
     fields = {f"F_{name}": FIELDS + 8 * i for i, name in enumerate(("FN", "WORDS", "CTX", "THREADS", "BASE"))}
     offsets = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
-    return string.Template(text).substitute(offsets, FUTEX=FUTEX_CALL.get(machine, 0), PAUSE=pause, **fields)
+    return filled(text, {**offsets, **fields, "FUTEX": FUTEX_CALL.get(machine, 0), "PAUSE": pause})
+
+
+def filled(text: str, values: Mapping[str, object]) -> str:
+    """The text with values in the place of each $NAME; `string.Template` takes a millisecond to load."""
+    return re.sub(r"\$([A-Z]\w*)", lambda name: str(values[name[1]]), text)
 
 
 def aligned_words(count: int) -> NDArray[np.int64]:

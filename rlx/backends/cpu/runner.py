@@ -20,20 +20,21 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import string
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.backends.cpu import jit
-from rlx.backends.cpu.pool import MAX_THREADS, START, STATE, aligned_words, pool, pool_ir
+from rlx.backends.cpu.pool import MAX_THREADS, START, STATE, aligned_words, filled, pool, pool_ir
 from rlx.errors import BusyError, ExecutionError, OptionError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "BUSY_STATUS",
@@ -378,9 +379,8 @@ busy:
 def runtime_ir(*, futex: bool | None = None, cpython: bool = CPYTHON) -> str:
     """Returns the module of the pool and the walker as IR text."""
     offsets = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
-    text = string.Template(RUNNER_IR).substitute(
-        offsets, CLOCK=time.CLOCK_MONOTONIC, POOL_STATE=STATE, POOL_START=START
-    )
+    own = {"CLOCK": time.CLOCK_MONOTONIC, "POOL_STATE": STATE, "POOL_START": START}
+    text = filled(RUNNER_IR, {**offsets, **own})
     return pool_ir(futex=futex) + (PYTHON_IR if cpython else NO_PYTHON_IR) + text
 
 

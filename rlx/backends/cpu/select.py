@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.backends.cpu.runner import RunBlock
 from rlx.kernels.program import Buffer, Kernel, Program
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Selection"]
 
