@@ -12,20 +12,18 @@ from typing import cast
 
 from rlx.backends.cpu import quads
 from rlx.backends.cpu.builder import Function, Module, vec
-from rlx.backends.cpu.cuts import DepthwiseCut, InnerColumns, Part, part
-from rlx.backends.cpu.depthwise import Plane, has_few_taps
+from rlx.backends.cpu.depthwise import Plane, has_few_taps, plane_words
 from rlx.backends.cpu.gemm import kernel_function, load_word, void
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.requantise import found, number, store_finishing
 from rlx.backends.cpu.window import Finish, finish_of, geometry
-from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, WordTable
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Shape, ceildiv
 from rlx.kernels.expr import (
     Cast,
     Expr,
-    Load,
     Reduce,
     Select,
     Var,
@@ -92,34 +90,12 @@ def emit(kernel: Kernel) -> KernelCode:
     """
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
-    assert isinstance(anchor.x, Load)
-    assert isinstance(anchor.w, Load)
     geo, finish = geometry(kernel), finish_of(kernel, I32)
     kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
     direct = found(kernel) if finish.pixel_step is not None and finish.channels_together else None
 
-    cut = once(DepthwiseCut((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, CHANNELS))
-    inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, kernel_w), geo.strides[1], geo.dilations[1]))
-    words: list[Word] = [
-        Pointer(anchor.x.source, geo.x.constant),
-        geo.x_n,
-        geo.x_h,
-        geo.x_w,
-        geo.height,
-        geo.width,
-        *geo.strides,
-        *geo.dilations,
-        *geo.pads,
-        geo.out_height,
-        geo.out_width,
-        Pointer(anchor.w.source),
-        geo.groups,
-        part(cut, "rows"),
-        part(cut, "strips"),
-        part(cut, "block"),
-        part(cut, "blocks"),
-        part(inner, "first"),
-        part(inner, "stop"),
+    words, chunks = plane_words(anchor, geo, CHANNELS)
+    words += [
         Pointer(kernel.operands[0]),
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
         0 if direct is None or finish.pixel_step is None else finish.pixel_step,
@@ -148,7 +124,7 @@ def emit(kernel: Kernel) -> KernelCode:
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = ceildiv(geo.groups, 64) * 64
-    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+    return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites), scratch)
 
 
 @dataclass(frozen=True)

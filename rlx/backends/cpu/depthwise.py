@@ -10,7 +10,7 @@ from rlx.backends.cpu.cuts import DepthwiseCut, InnerColumns, Part, part
 from rlx.backends.cpu.gemm import kernel_function, load_word
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
-from rlx.backends.cpu.window import Finish, finish_of, geometry
+from rlx.backends.cpu.window import Finish, Geometry, finish_of, geometry
 from rlx.backends.cpu.words import KernelCode, Pointer, Word, WordTable, once
 from rlx.kernels.expr import Apply, Cast, Expr, Load, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
@@ -95,20 +95,15 @@ def _lanes(channels: int) -> int:
     return lanes if channels >= lanes else 1
 
 
-def emit(kernel: Kernel) -> KernelCode:
-    """The depthwise convolution with its epilogue, which is computed in registers."""
-    anchor = kernel.anchor
-    assert isinstance(anchor, Conv)
+def plane_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Word], Part]:
+    """The words that `Plane` names, and the number of chunks; `lanes` channels are computed together."""
     assert isinstance(anchor.x, Load)
     assert isinstance(anchor.w, Load)
-    geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
-    lanes = host().vector_bytes // 4
     kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
-
     cut = once(DepthwiseCut((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, lanes))
     inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, kernel_w), geo.strides[1], geo.dilations[1]))
     words: list[Word] = [
-        Pointer(anchor.x.source, geo.x.constant * 4),
+        Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
         geo.x_n,
         geo.x_h,
         geo.x_w,
@@ -128,15 +123,26 @@ def emit(kernel: Kernel) -> KernelCode:
         part(inner, "first"),
         part(inner, "stop"),
     ]
+    return words, Part(cut, "chunks")
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The depthwise convolution with its epilogue, which is computed in registers."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
+    lanes = host().vector_bytes // 4
+    words, chunks = plane_words(anchor, geo, lanes)
     table = WordTable(words)
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, lanes)
     finish.prepare(emitter)
     w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
-    _Body(f, emitter, finish, w, (kernel_h, kernel_w), geo.strides, geo.dilations, _lanes(geo.groups)).emit()
+    window = cast(tuple[int, int], geo.kernel)
+    _Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups)).emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites))
+    return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites))
 
 
 @dataclass(frozen=True)
