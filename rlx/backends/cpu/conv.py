@@ -300,12 +300,27 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             sums_of(a, (q0, q1), "0")
             return
         together = tile.panels * width
-        ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", rows, tile.rows))
+        # rather than with a last tile of few rows of its own, the block routine ends with two even ones
+        over = f.rem(rows, tile.rows)
+        uneven = f.and_(f.cmp("gt", over, 0), f.cmp("le", f.mul(over, 2), tile.rows))
+        even = f.sub(rows, f.select(uneven, f.add(over, tile.rows), 0))
+        ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", even, tile.rows))
         done = f.select(ready, f.mul(f.div(count, together), together), 0)
+        middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
         panels = fused_tiles.Panels(panel_at(n0), f.mul(depth, width), depth)
         matrix = fused_tiles.Matrix(a, w[ConvWord.A_STEP])
-        fused_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, (q0, q1), first, done)
-        f.if_(f.cmp("lt", done, count), lambda: sums_of(a, (q0, q1), done))
+        fused_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, (q0, middle), first, done)
+
+        def rest(e: str, _: list[str]) -> None:
+            """The columns that are left, then the rows."""
+            above = f.cmp("eq", e, 0)
+            start, stop = f.select(above, q0, middle), f.select(above, middle, q1)
+            column = f.select(above, done, 0)
+            here = f.gep(a, f.mul(f.sub(start, q0), w[ConvWord.A_STEP]), ty)
+            some = f.and_(f.cmp("lt", column, count), f.cmp("lt", start, stop))
+            f.if_(some, lambda: sums_of(here, (start, stop), column))
+
+        f.loop(0, 2, 1, [], rest)
 
     def panel_at(column: str) -> str:
         panels = f.div(f.add(outputs, width - 1), width)
