@@ -36,6 +36,7 @@ from rlx.cost.suite import (
     tiny,
     trials,
 )
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph
 from rlx.options import CompileOptions
 
@@ -47,9 +48,11 @@ SECONDS = 8.0  # what a calibration may take
 SLICE = 1.5e-3  # seconds for one sample
 VISIT = 20e-3  # seconds of samples of whole runs in one round: other graphs ran before, and threads have to wake up
 ROUNDS = 40  # at most
+ROUNDS_SHARE = 0.4  # of the time, that stays for them when graphs are compiled
 GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
 SMALL_GRID = ((1, 32, 512), (32, 768), (32, 768))
 LARGE_GRID = ((64, 4096), (512, 4096), (512, 4096))
+TYPED = (128, 512, 512)
 FAR = 30.0  # whole runs don't tell which kernel was wrong: no correction beyond this
 LEAST_ERROR = 0.1
 FUNCTION_OPS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt")
@@ -184,6 +187,7 @@ class _Measurement(ABC):
         self.made = replace(start, unified=backend.unified, guessed=False, corrections={})
         self.rng = np.random.default_rng(0)
         self.jobs: list[_Job] = []
+        self.rest = ROUNDS_SHARE * (end - time.perf_counter())
 
     def ceilings(self) -> Ceilings:
         self.tiny = self.job(tiny(), [self.random(16)])
@@ -223,10 +227,9 @@ class _Measurement(ABC):
     def prepare_trials(self) -> list[_Job]:
         """The graphs that correct the prediction of each kind of kernel; fewer where compiling takes the time."""
         made = []
-        left = self.end - time.perf_counter()  # what the rounds need of it stays
         for graph, arrays in self.trials():
             made.append(self.job(graph, arrays, self.by_kernel))
-            if self.end - time.perf_counter() < left / 3:
+            if self.end - time.perf_counter() < self.rest:
                 break
         return made
 
@@ -276,6 +279,12 @@ class _Kernels(_Measurement):
             bench = self.bench(dense(self.random(k, n)))
             for m in ms:
                 self.grid[m, k, n] = self.job(bench, [self.random(m, k)], True)
+        self.typed = {}
+        m, k, n = TYPED
+        for name in ("f32", "f64", "f16", "bf16"):
+            dtype = DTYPES[name].numpy
+            bench = self.bench(dense(self.random(k, n).astype(dtype)))
+            self.typed[name] = self.job(bench, [self.random(m, k).astype(dtype)], True)
 
     def rates(self) -> None:
         launch = self.streams.pop(8).seconds
@@ -292,6 +301,8 @@ class _Kernels(_Measurement):
             for (m, k, n), job in self.grid.items()
         ]
         self.change(products=tuple(points), flops=max(p[3] for p in points))
+        times = {name: job.seconds for name, job in self.typed.items()}
+        self.change(dtypes={name: times["f32"] / seconds for name, seconds in times.items() if name != "f32"})
 
     def functions(self) -> None:
         program = self.called.bench.made.program
@@ -345,6 +356,7 @@ class _Runs(_Measurement):
         sums = (self.heavy.seconds - self.streams[1 << 17].seconds) / (1 << 17) / HEAVY * self.made.vector
         scale = max(sums / FUNCTIONS["tanh"], 0.01)
         self.change(functions={name: max(cost * scale, 0.3) for name, cost in FUNCTIONS.items() if cost >= 4})
+        self.change(dtypes={"f64": 0.5})  # half as many in a vector; shorter floats are taken to be computed in f32
         self.products(10)
         self.loop()
 

@@ -233,7 +233,10 @@ def _kernel_cost(
 def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
     """Seconds of arithmetic."""
     anchored = bool(work.shape)  # then storing the results is part of the products
-    calls = sum(n * c.function_cost(fn) for fn, n in work.calls.items() if fn != "loop" or not anchored) / c.vector
+    lanes = max([1.0, *(s.buffer.dtype.nbytes(1) / 4 for s in kernel.stores if s.buffer.dtype.is_float)])  # f32 in each
+    calls = (
+        lanes * sum(n * c.function_cost(fn) for fn, n in work.calls.items() if fn != "loop" or not anchored) / c.vector
+    )
     if not anchored:
         node = kernel.host or kernel.special
         return calls if node is None else _node_compute(node, work, c, extents)

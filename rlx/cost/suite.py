@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim
 from rlx.ops.base import OPS
@@ -28,9 +29,11 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def dense(weights: Array) -> Graph:
-    """x [m, k] times weights [k, n], for any m."""
+    """x [m, k] times weights [k, n] of the same type, for any m."""
     g = Graph("dense")
-    g.output(g.input("x", (Dim("m"), weights.shape[0])) @ g.param("w", weights.shape, data=weights), "z")
+    dtype = dtype_of(weights.dtype)
+    w = g.param("w", weights.shape, dtype, data=weights)
+    g.output(g.input("x", (Dim("m"), weights.shape[0]), dtype) @ w, "z")
     return g
 
 

@@ -57,10 +57,12 @@ def would_split(graph: Graph, devices: Sequence[str]) -> bool:
 def partition(graph: Graph, devices: Sequence[str]) -> list[Part]:
     """Cuts a graph into maximal runs of nodes, in order; of the devices that can run one, the first is taken.
 
-    Raises `UnsupportedOp` where no device can run a node, and for a graph with states.
+    Raises `UnsupportedOp` where no device can run a node, and for states whose shape is not fixed. States are kept on
+    the host: a part takes those that it reads as inputs, and gives new values as outputs.
     """
-    if graph.states:
-        raise UnsupportedOp(f"{graph.name!r} has states: it can't be split over devices")
+    for state in graph.states:
+        if any(not isinstance(s, int) for s in state.shape):
+            raise UnsupportedOp(f"state {state.name!r} has dims: {graph.name!r} can't be split over devices")
     graph = run_passes(graph)
     runs: list[tuple[list[str], list[Node]]] = []
     for node in graph.nodes:
@@ -101,7 +103,7 @@ def _parts(graph: Graph, runs: Sequence[tuple[str, list[Node]]]) -> list[Part]:
             for v in node.inputs:
                 users.setdefault(v, set()).add(i)
     names = {v: f"value {number}" for number, v in enumerate(made_in)}
-    shown = {o.value for o in graph.outputs}
+    shown = {o.value for o in graph.outputs} | set(graph.updates.values())
     parts = []
     for i, (device, nodes) in enumerate(runs):
         part = Graph(f"{graph.name}.{i}")
@@ -126,7 +128,7 @@ def _parts(graph: Graph, runs: Sequence[tuple[str, list[Node]]]) -> list[Part]:
 
 
 def _leaf(part: Graph, v: Value) -> Value:
-    if v.kind == "input":
+    if v.kind in ("input", "state"):
         return part.input(v.name, v.shape, v.dtype)
     if v.kind == "const":
         return part.constant(v.data, name=v.name)
@@ -181,6 +183,11 @@ class SplitExecutable(Executable):
         made = [v for node in optimised.nodes for v in node.outputs]
         names = {v: f"value {number}" for number, v in enumerate(made)}
         self.shown = [names.get(o.value, o.value.name) for o in optimised.outputs]
+        self.updates = {name: names.get(v, v.name) for name, v in optimised.updates.items()}
+        self.states: dict[str, Array] = {}
+        for s in optimised.states:
+            fresh = np.zeros([evaluate(n, {}) for n in s.shape], s.dtype.numpy)
+            self.states[s.name] = fresh if s.data is None else np.array(s.data)
         self.held = {v.name: v.data for v in (*optimised.params, *optimised.constants) if v.data is not None}
         for executable in executables:
             executable.admit = list
@@ -200,13 +207,15 @@ class SplitExecutable(Executable):
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.turns.taken(self.waits):
-            values: dict[str, Array] = {v.name: a for v, a in zip(self.graph.inputs, inputs, strict=True)}
+            values: dict[str, Array] = dict(self.states)
+            values |= {v.name: a for v, a in zip(self.graph.inputs, inputs, strict=True)}
             for part, executable in zip(self.parts, self.executables, strict=True):
                 count = len(part.graph.outputs)
                 made = executable.run([values[v.name] for v in part.graph.inputs], [None] * count, range(count))
                 values.update({o.name: a for o, a in zip(part.graph.outputs, made, strict=True)})
             every = {**self.held, **values}
             last = [np.array(every[name]) for name in self.shown]
+            self.states |= {name: np.array(every[new]) for name, new in self.updates.items()}
         for output, target, array in zip(self.graph.outputs, out, last, strict=True):
             if target is not None and target.shape != array.shape:
                 raise ShapeError(f"out for {output.name!r}: this run needs shape {array.shape}, got {target.shape}")

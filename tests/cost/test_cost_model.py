@@ -198,3 +198,15 @@ def test_experts_are_read_as_far_as_rows_go_to_them() -> None:
         product = next(k for k in found[n] if k.kind == "grouped matmul")
         assert 4 * 32 * 48 * groups <= product.read_bytes < 4 * 32 * 48 * groups + 4 * n * (32 + 2 * 4) + 2048
         assert sum(k.flops for k in found[n]) == 2 * 2 * n * 32 * 48
+
+
+def test_doubles_take_twice_the_vectors() -> None:
+    """Functions of f64 have half as many elements in a vector; those of f16 are computed in f32."""
+    c = replace(PLAIN, vector=1e6, bandwidth=((1.0, 1e15),))
+    times = {}
+    for dtype in ("f16", "f32", "f64"):
+        g = Graph(dtype)
+        g.output(rlx.exp(g.input("x", (1000,), dtype)), "y")
+        times[dtype] = predict(g, c).kernels[0].compute
+    assert times["f64"] == pytest.approx(2 * times["f32"])
+    assert times["f16"] >= times["f32"]

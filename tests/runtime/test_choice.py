@@ -15,7 +15,7 @@ from rlx import DevicePolicy
 from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import Availability, Backend, DeviceMemory
 from rlx.cost.ceilings import Ceilings, guess
-from rlx.errors import DeviceUnavailable, MemoryDeficit, OptionError
+from rlx.errors import DeviceUnavailable, MemoryDeficit, OptionError, RlxError
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim
 from rlx.ops.base import Op
@@ -201,6 +201,32 @@ def test_split_execution(fakes: dict[str, Fake]) -> None:
     assert "16 B" in model.decision.reason
     with pytest.raises(OptionError, match="run_views"):
         model.run_views([x])
+
+
+def test_split_with_states(fakes: dict[str, Fake]) -> None:
+    """States that several parts read go on from run to run; one that is not updated and a failed run keep theirs."""
+    g = Graph("states")
+    x = g.input("x", (4,))
+    total = g.state("total", (4,), initial=np.full(4, 10, np.float32))
+    fixed = g.state("fixed", (4,), initial=np.full(4, 3, np.float32))
+    last = g.state("last", (4,))
+    new = rlx.choice_test_left(x + total)
+    g.output(rlx.choice_test_right(new + last) + fixed, "z")
+    g.update(total, new)
+    g.update(last, x)
+    model = rlx.compile(g, policy=DevicePolicy(deny=("cpu",), split=True))
+    assert model.device == "left+right"
+    one = np.ones(4, np.float32)
+    assert model.run([one])[0].tolist() == [2 * (1 + 10 + 1 + 0) + 3] * 4
+    with pytest.raises(RlxError):
+        model.run([np.ones(3, np.float32)])
+    assert model.run([2 * one])[0].tolist() == [2 * (2 + 12 + 1 + 1) + 3] * 4
+    assert "states" not in model.capabilities
+    g = Graph("dims")
+    x, s = g.input("x", (Dim("n", 1, 8),)), g.state("s", (Dim("n", 1, 8),))
+    g.update(s, rlx.choice_test_left(x + s))
+    g.output(rlx.choice_test_right(s), "y")
+    assert not split.would_split(g, ["left", "right"])
 
 
 def test_a_named_device_is_never_replaced(fakes: dict[str, Fake]) -> None:
