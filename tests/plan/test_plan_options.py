@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import rlx
 from rlx.errors import MemoryDeficit, NameNotFound, OptionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph
@@ -83,6 +84,28 @@ def test_a_uniform_element_width_scales_views_too() -> None:
     prove(program, plan)
     with pytest.raises(OptionError, match="'y0' of f64 does not fit the element_width of 4 bytes"):
         make_plan(network(dtype=F64), {}, element_width=4)
+
+
+@pytest.mark.parametrize("dtype, nbytes", [("f32", 4), ("f16", 2)])
+def test_a_chain_of_views_is_one_offset(dtype: str, nbytes: int) -> None:
+    """Reshape, slice of rows, cast to the same type, reshape, slice: 8 rows of n, then 1 of 4 n, is 12 n elements."""
+    g = rlx.Graph("views")
+    n = rlx.Dim("n", 1, 8)
+    whole = g.add(ew.Exp(), g.input("x", (8, 4, n), DTYPES[dtype]))[0]
+    rows = rlx.slice(rlx.reshape(whole, shape=(32, n)), starts=(8, 0), sizes=(16, n), steps=(1, 1))
+    again = rlx.reshape(rlx.cast(rows, to=DTYPES[dtype]), shape=(4, 4, n))
+    g.output(rlx.slice(again, starts=(1, 0, 0), sizes=(2, 4, n), steps=(1, 1, 1)), "part")
+    g.output(whole, "whole")
+    program = rlx.compile(g, device="cpu").compilation.program
+    assert program is not None
+    root = program.run[0].writes()[0]
+    for width in (None, 4):
+        item = nbytes if width is None else width
+        plan = make_plan(program, {"n": 5}, element_width=width)
+        (view,) = plan.views
+        assert plan[view] == Slot(plan.offsets[root] + 12 * 5 * item, 2 * 4 * 5 * item, root)
+        assert plan[root] == Slot(plan.offsets[root], 8 * 4 * 5 * item, root)
+        prove(program, plan)
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 48])
