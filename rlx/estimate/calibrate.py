@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Overhead", "known_overhead", "overhead_of"]
 
-FORMAT = 4
+FORMAT = 5
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
 SCATTER = 5 << 20  # bytes by which measurements of equal processes differ
+FUNCTION = 32 << 10  # bytes that a kernel counts at least: measured are 15 to 41 KiB, as its compile finds freed memory
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Overhead:
 USUAL = Overhead(
     fixed=112 << 20,
     per_node=16 << 10,
-    per_function=16 << 10,
+    per_function=FUNCTION,
     compiling=48 << 20,
     address=256 << 20,
     address_compiling=80 << 20,
@@ -113,6 +114,7 @@ def _measure(device: str) -> Overhead:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
         scattered = ("fixed", "compiling", "address")
+        found["per_function"] = max(found["per_function"], FUNCTION)
         return Overhead(**{name: size + SCATTER * (name in scattered) for name, size in found.items()})
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
