@@ -25,10 +25,10 @@ def devices(as_json: bool) -> None:
     if as_json:
         print_json({"auto": auto, "cores": os.cpu_count(), "devices": rows})
         return
-    lines = [("device", "", "calibrated", "free memory", "total", "what")]
+    lines = [("device", "here", "calibrated", "free memory", "total", "what")]
     for row in rows:
         state = "yes" if row["present"] else "no"
-        what = " ".join(part for part in (row["reason"], row["remedy"]) if part)
+        what = ": ".join(part for part in (row["reason"], row["remedy"]) if part)
         memory = row["memory"]
         sizes = bytes_text(memory["free"]), bytes_text(memory["total"])
         lines.append((row["name"], state, "yes" if row["calibrated"] else "no", *sizes, what))
