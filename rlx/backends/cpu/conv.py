@@ -223,7 +223,8 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     dtype = anchor.x.dtype
-    tile = _tile(dtype)
+    wide = _tile(dtype)  # of whole blocks; windows are gathered, and finished in registers, by another
+    tile = wide.of_one_panel
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
     in_image = _in_image(geo)
     few = _few(geo.outputs)
@@ -237,7 +238,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             geo.groups,
             size_of(tile.scalar),
             tile.width,
-            tile.single_rows,
+            tile.rows,
             in_image,
             finish.in_place,
         )
@@ -260,7 +261,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         part(cut, "sums"),
         part(cut, "copy"),
         part(cut, "part"),
-        window_gather.dots_routine(tile) if few else gemm.block_routine(tile),
+        window_gather.dots_routine(tile) if few else gemm.block_routine(wide),
         window_gather.routine(tile),
         *window_gather.words(geo),
     ]

@@ -117,7 +117,7 @@ def emit(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     dtype = anchor.x.dtype
-    tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes).of_few_panels
+    tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes).of_one_panel
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
     run = geo.kernel[1] * geo.channels
     plane_step = geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1)

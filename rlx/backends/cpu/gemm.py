@@ -132,13 +132,10 @@ class Tile:
         return min((self.registers - 1) // (self.width // self.lanes) - 1, 12)
 
     @property
-    def of_few_panels(self) -> Tile:
-        """The tile where few panels stay in the caches and windows, not panels, are what is read from afar."""
-        return (
-            self
-            if self.dtype == "i32" or self.width // self.lanes != 2
-            else replace(self, rows=self.single_rows, panels=1)
-        )
+    def of_one_panel(self) -> Tile:
+        """For AVX2 the tile of one panel, for kernels that hold its B vectors; for others, the same."""
+        one = self.lanes * size_of(self.scalar) == 32
+        return replace(self, rows=self.single_rows, panels=1) if one else self
 
     @property
     def half_rows(self) -> int:
@@ -366,7 +363,7 @@ def gemm_block(tile: Tile) -> Function:
     """
     ty, width = tile.scalar, tile.width
     f = Function(
-        f"rlx_block_{tile.name}",
+        f"rlx_block_{tile.name}_{tile.rows}x{tile.panels}",
         [*OPERANDS, ("i64", "rows"), ("i64", "columns"), ("i64", "k"), ("ptr", "copy")],
         attrs="nounwind noinline",
     )
