@@ -86,3 +86,79 @@ def test_factors_that_are_an_input(mode: str, tmp_path: Path) -> None:
     factors = [(1, 1, 2, 1.5), (1, 1, 0.37, 0.7), (1, 1, 1, 3.3)]
     cases = [{"x": normal(1, 2, 6, 10), "s": np.array(s, np.float32)} for s in factors]
     compared(built(13, "float[1,2,h,w] x, float[4] s", f"y = Resize <{mode}> (x, , s)"), tmp_path / "m.onnx", cases)
+
+
+# ---- opsets before 13: what later became inputs are attributes, softmax is over all axes from `axis` on ...
+
+X = "float[b,3,h,8] x"
+OLD = [  # opset, inputs, body, outputs
+    (7, X, "y = Slice <starts = [1, -5], ends = [3, 100], axes = [1, 3]> (x)", "y"),
+    (9, X, "y = Slice <starts = [0, 1], ends = [-1, 9999999]> (x)", "y"),
+    (7, X, 'y = Pad <mode = "reflect", pads = [0, 0, 1, 2, 0, 0, 1, 0]> (x)', "y"),
+    (10, X, "y = Pad <pads = [0, 0, 1, 2, 0, 1, 0, -1], value = 1.5> (x)", "y"),
+    (7, X, "y = Clip <min = -0.5, max = 0.5> (x)", "y"),
+    (10, X, "y = Clip <min = -0.25> (x)", "y"),
+    (7, X, "d = Dropout <ratio = 0.3> (x) y = Relu (d)", "y"),
+    (10, X, "y, m = Dropout <ratio = 0.3> (x)", "y"),
+    (7, X, 'y = Upsample <mode = "nearest", scales = [1.0, 1.0, 2.0, 3.0]> (x)', "y"),
+    (9, X, 's = Constant <value = float[4] {1.0, 1.0, 2.0, 1.5}> () y = Upsample <mode = "linear"> (x, s)', "y"),
+    (10, X, 's = Constant <value = float[4] {1.0, 1.0, 0.6, 2.0}> () y = Resize <mode = "linear"> (x, s)', "y"),
+    (10, X, "s = Constant <value = float[4] {1.0, 1.0, 1.3, 2.0}> () y = Resize (x, s)", "y"),
+    (9, X, "y, i = TopK <k = 3> (x)", "y"),
+    (10, X, "k = Constant <value = int64[1] {2}> () y, i = TopK <axis = 1> (x, k)", "y"),
+    (11, X, "k = Constant <value = int64[1] {2}> () y, i = TopK <axis = 1, largest = 0> (x, k)", "y i"),
+    (7, X, "a = Unsqueeze <axes = [0, 4]> (x) y = Squeeze <axes = [0]> (a)", "y"),
+    (11, X, "y = Unsqueeze <axes = [-1]> (x)", "y"),
+    (7, X, "y = ReduceSum <axes = [1, -1], keepdims = 0> (x)", "y"),
+    (11, X, "y = ReduceMean <axes = [2]> (x)  z = ReduceL2 <axes = [3]> (x)  w = ReduceMax <keepdims = 0> (x)", "y z w"),
+    (11, X, "y = ReduceLogSumExp (x)  z = ReduceProd <axes = [1]> (x)", "y z"),
+    (7, X, "y = Softmax (x)  z = Softmax <axis = 2> (x)", "y z"),
+    (11, X, "y = LogSoftmax <axis = 0> (x)  z = Softmax <axis = -1> (x)", "y z"),
+    (7, X, "y = Hardmax <axis = 2> (x)", "y"),
+    (11, X, "y, z = Split <axis = 3, split = [3, 5]> (x)  a, b = Split <axis = -1> (x)", "y z a b"),
+    (7, X, "y = ArgMax <axis = 3, keepdims = 0> (x)  z = ArgMin <axis = 1> (x)", "y z"),
+    (7, X, "c = Cast <to = 7> (x)  f = Cast <to = 1> (c)  y = Flatten <axis = 2> (f)", "y"),
+    (7, X, "t = Transpose (x) y = Reshape (t, s) s = Constant <value = int64[2] {8, -1}> ()", "y"),
+    (8, "float[b,3] x", "k = Constant <value = float[3,4] {1,2,3,4,5,6,7,8,9,1,2,3}> () "
+     "c = Constant <value = float[4] {1,2,3,4}> () y = Gemm <alpha = 0.5, beta = 2.0> (x, k, c)", "y"),
+    (8, X, "y = MaxPool <kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]> (x)", "y"),
+    (10, X, "y = MaxPool <kernel_shape = [2, 3], strides = [2, 2], ceil_mode = 1> (x)", "y"),
+    (7, X, 'y = AveragePool <kernel_shape = [3, 3], auto_pad = "SAME_UPPER", strides = [2, 2]> (x)', "y"),
+    (10, X, "y = AveragePool <kernel_shape = [2, 2], count_include_pad = 1, pads = [1, 1, 1, 1], ceil_mode = 1> (x)", "y"),
+    (7, X, "y = LRN <size = 3, alpha = 0.1, beta = 0.6, bias = 2.0> (x)", "y"),
+    (7, X, "y = LpNormalization <axis = 1, p = 1> (x)", "y"),
+    (7, X, "k = Constant <value = float[3] {1.0, 2.0, 0.5}> () z = Constant <value = float[3] {0.1, -0.2, 0.3}> () "
+     "y = BatchNormalization <epsilon = 0.01> (x, k, z, z, k)", "y"),
+    (9, X, "k = Constant <value = float[3] {1.0, 2.0, 0.5}> () z = Constant <value = float[3] {0.1, -0.2, 0.3}> () "
+     "y = InstanceNormalization (x, k, z)", "y"),
+    (9, X, "s = Shape (x) z = ConstantOfShape <value = float[1] {2.5}> (s) y = Add (x, z)", "y"),
+    (8, X, "t = Constant <value = int64[4] {2, 3, 1, 1}> () n = Constant <value = int64[4] {1, 2, 1, 2}> () "
+     "o = Constant <value = float[2,1,1,1] {1.0, 2.0}> () a = Tile (x, n)  y = Expand (o, t)", "a y"),
+    (7, X, "s = Sum (x, x, x)  m = Mean (x, s)  a = Max (x, m, s)  y = Min (a, x)", "y"),
+    (7, X, "p = Constant <value = float[3,1,1] {0.1, 0.2, 0.3}> () y = PRelu (x, p)", "y"),
+    (9, X, "i = Constant <value = int64[2] {-1, 0}> () y = Gather <axis = 3> (x, i)", "y"),
+    (11, X, "i = Constant <value = int64[1,1,1,2] {-1, 0}> () s = Shape (x) e = Constant <value = int64[1] {3}> () "
+     "h = Slice (s, z, e) z = Constant <value = int64[1] {0}> () w = Constant <value = int64[1] {2}> () "
+     "to = Concat <axis = 0> (h, w) j = Expand (i, to) y = GatherElements <axis = 3> (x, j)", "y"),
+    (9, X, "y = DepthToSpace <blocksize = 2> (t)  t = SpaceToDepth <blocksize = 2> (x)", "y"),
+    (11, X, 't = SpaceToDepth <blocksize = 2> (x)  y = DepthToSpace <blocksize = 2, mode = "CRD"> (t)', "y"),
+    (8, X, "a = Greater (x, o) o = Constant <value = float {0.1}> () b = Not (a) y = Cast <to = 1> (b)", "y"),
+]  # fmt: skip
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("opset, inputs, body, outputs", OLD, ids=lambda v: str(v)[:40])
+def test_forms_of_older_opsets(opset: int, inputs: str, body: str, outputs: str, tmp_path: Path) -> None:
+    made = built(opset, inputs, body, outputs)
+    nodes = list(made.graph.node)  # some are written after what reads them: in order
+    have, ordered = {"x"}, []
+    while nodes:
+        ready = next(n for n in nodes if set(n.input) <= have)
+        nodes.remove(ready)
+        ordered.append(ready)
+        have.update(ready.output)
+    del made.graph.node[:]
+    made.graph.node.extend(ordered)
+    sizes = [(3,), (1,), (17,)] if inputs != X else [(2, 6, 8), (1, 10, 8), (5, 4, 8)]
+    cases = [{"x": normal(s[0], 3, *s[1:])} for s in sizes]
+    compared(made, tmp_path / "m.onnx", cases)
