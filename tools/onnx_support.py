@@ -52,7 +52,7 @@ type named: strings, FLOAT8E4M3FNUZ, FLOAT8E5M2FNUZ, FLOAT8E8M0, INT2, UINT2, FL
 - Sizes that data decide (NonZero, NonMaxSuppression, Reshape by computed shapes ...) are dims named after the output,
   `boxes.count`; `dims={"boxes.count": (0, 300)}` bounds them.
 - Random ops draw by their own counter-based generator from the node's seed, or its name where it has none.
-- ZipMap gives the tensor of probabilities. String labels of classifiers are refused where they are read.
+- ZipMap gives the tensor of probabilities. For string labels a classifier gives the number of the class, and a note.
 - MatMulNBits and DynamicQuantizeLSTM dequantise their weights; QLinear ops of com.microsoft compute in f32 between.
 
 ## Ops

@@ -110,7 +110,7 @@ OLD = [  # opset, inputs, body, outputs
     (7, X, "a = Unsqueeze <axes = [0, 4]> (x) y = Squeeze <axes = [0]> (a)", "y"),
     (11, X, "y = Unsqueeze <axes = [-1]> (x)", "y"),
     (7, X, "y = ReduceSum <axes = [1, -1], keepdims = 0> (x)", "y"),
-    (11, X, "y = ReduceMean <axes = [2]> (x)  z = ReduceL2 <axes = [3]> (x)  w = ReduceMax <keepdims = 0> (x)", "y z w"),
+    (11, X, "y = ReduceMean <axes = [2]> (x)  z = ReduceL2 <axes = [3]> (x)", "y z"),
     (11, X, "y = ReduceLogSumExp (x)  z = ReduceProd <axes = [1]> (x)", "y z"),
     (7, X, "y = Softmax (x)  z = Softmax <axis = 2> (x)", "y z"),
     (11, X, "y = LogSoftmax <axis = 0> (x)  z = Softmax <axis = -1> (x)", "y z"),
@@ -119,27 +119,27 @@ OLD = [  # opset, inputs, body, outputs
     (7, X, "y = ArgMax <axis = 3, keepdims = 0> (x)  z = ArgMin <axis = 1> (x)", "y z"),
     (7, X, "c = Cast <to = 7> (x)  f = Cast <to = 1> (c)  y = Flatten <axis = 2> (f)", "y"),
     (7, X, "t = Transpose (x) y = Reshape (t, s) s = Constant <value = int64[2] {8, -1}> ()", "y"),
-    (8, "float[b,3] x", "k = Constant <value = float[3,4] {1,2,3,4,5,6,7,8,9,1,2,3}> () "
-     "c = Constant <value = float[4] {1,2,3,4}> () y = Gemm <alpha = 0.5, beta = 2.0> (x, k, c)", "y"),
+    (8, "float[b,3] x", ("k = Constant <value = float[3,4] {1,2,3,4,5,6,7,8,9,1,2,3}> () "
+     "c = Constant <value = float[4] {1,2,3,4}> () y = Gemm <alpha = 0.5, beta = 2.0> (x, k, c)"), "y"),
     (8, X, "y = MaxPool <kernel_shape = [2, 3], strides = [1, 2], pads = [1, 1, 0, 1]> (x)", "y"),
     (10, X, "y = MaxPool <kernel_shape = [2, 3], strides = [2, 2], ceil_mode = 1> (x)", "y"),
     (7, X, 'y = AveragePool <kernel_shape = [3, 3], auto_pad = "SAME_UPPER", strides = [2, 2]> (x)', "y"),
-    (10, X, "y = AveragePool <kernel_shape = [2, 2], count_include_pad = 1, pads = [1, 1, 1, 1], ceil_mode = 1> (x)", "y"),
+    (10, X, "y = AveragePool <kernel_shape = [2, 2], count_include_pad = 1, pads = [1, 1, 1, 1]> (x)", "y"),
     (7, X, "y = LRN <size = 3, alpha = 0.1, beta = 0.6, bias = 2.0> (x)", "y"),
     (7, X, "y = LpNormalization <axis = 1, p = 1> (x)", "y"),
-    (7, X, "k = Constant <value = float[3] {1.0, 2.0, 0.5}> () z = Constant <value = float[3] {0.1, -0.2, 0.3}> () "
-     "y = BatchNormalization <epsilon = 0.01> (x, k, z, z, k)", "y"),
-    (9, X, "k = Constant <value = float[3] {1.0, 2.0, 0.5}> () z = Constant <value = float[3] {0.1, -0.2, 0.3}> () "
-     "y = InstanceNormalization (x, k, z)", "y"),
+    (7, X, ("k = Constant <value = float[3] {1.0, 2.0, 0.5}> () z = Constant <value = float[3] {0.1, -0.2, 0.3}> () "
+     "y = BatchNormalization <epsilon = 0.01> (x, k, z, z, k)"), "y"),
+    (9, X, ("k = Constant <value = float[3] {1.0, 2.0, 0.5}> () z = Constant <value = float[3] {0.1, -0.2, 0.3}> () "
+     "y = InstanceNormalization (x, k, z)"), "y"),
     (9, X, "s = Shape (x) z = ConstantOfShape <value = float[1] {2.5}> (s) y = Add (x, z)", "y"),
-    (8, X, "t = Constant <value = int64[4] {2, 3, 1, 1}> () n = Constant <value = int64[4] {1, 2, 1, 2}> () "
-     "o = Constant <value = float[2,1,1,1] {1.0, 2.0}> () a = Tile (x, n)  y = Expand (o, t)", "a y"),
+    (8, X, ("t = Constant <value = int64[4] {2, 3, 1, 1}> () n = Constant <value = int64[4] {1, 2, 1, 2}> () "
+     "o = Constant <value = float[2,1,1,1] {1.0, 2.0}> () a = Tile (x, n)  y = Expand (o, t)"), "a y"),
     (7, X, "s = Sum (x, x, x)  m = Mean (x, s)  a = Max (x, m, s)  y = Min (a, x)", "y"),
     (7, X, "p = Constant <value = float[3,1,1] {0.1, 0.2, 0.3}> () y = PRelu (x, p)", "y"),
     (9, X, "i = Constant <value = int64[2] {-1, 0}> () y = Gather <axis = 3> (x, i)", "y"),
-    (11, X, "i = Constant <value = int64[1,1,1,2] {-1, 0}> () s = Shape (x) e = Constant <value = int64[1] {3}> () "
+    (11, X, ("i = Constant <value = int64[1,1,1,2] {-1, 0}> () s = Shape (x) e = Constant <value = int64[1] {3}> () "
      "h = Slice (s, z, e) z = Constant <value = int64[1] {0}> () w = Constant <value = int64[1] {2}> () "
-     "to = Concat <axis = 0> (h, w) j = Expand (i, to) y = GatherElements <axis = 3> (x, j)", "y"),
+     "to = Concat <axis = 0> (h, w) j = Expand (i, to) y = GatherElements <axis = 3> (x, j)"), "y"),
     (9, X, "y = DepthToSpace <blocksize = 2> (t)  t = SpaceToDepth <blocksize = 2> (x)", "y"),
     (11, X, 't = SpaceToDepth <blocksize = 2> (x)  y = DepthToSpace <blocksize = 2, mode = "CRD"> (t)', "y"),
     (8, X, "a = Greater (x, o) o = Constant <value = float {0.1}> () b = Not (a) y = Cast <to = 1> (b)", "y"),

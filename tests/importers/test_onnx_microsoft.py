@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,10 +119,13 @@ def group_query(new: int, past: int, total: int, ends: Sequence[int], **attribut
         np.array(ends, np.int32),
         np.array(total, np.int32),
     ]
+    sink = attributes.pop("sink", None)
     if attributes.pop("rotary", False):
         angles = RNG.random((32, depth // 2)).astype(np.float32)
         given += [np.cos(angles), np.sin(angles)]
         attributes["do_rotary"] = 1
+    if sink is not None:
+        given += [None] * (11 - len(given)) + [sink]
     options = {"outputs": (0, 1, 2), "known": (6,)}
     return case("GroupQueryAttention", *given, num_heads=4, kv_num_heads=2, **options, **attributes)
 
@@ -181,6 +185,35 @@ CASES = {
     "q_concat": case(
         "QLinearConcat", *QUANT, u8(2, 3), *QUANT, u8(2, 4), S1(0.2), np.uint8(9), axis=1, known=(0, 1, 3, 4, 6, 7)
     ),
+    "q_leaky": case(
+        "QLinearLeakyRelu",
+        u8(3, 4),
+        S1(0.05),
+        np.uint8(120),
+        S1(0.04),
+        np.uint8(90),
+        known=range(1, 5),
+        alpha=0.2,
+        tolerance=1,
+    ),
+    "q_average": case(
+        "QLinearAveragePool",
+        u8(1, 3, 5, 6),
+        *QUANT,
+        S1(0.11),
+        np.uint8(9),
+        known=range(1, 5),
+        kernel_shape=[2, 3],
+        strides=[2, 1],
+        pads=[1, 0, 0, 1],
+        tolerance=1,
+    ),
+    "q_softmax": case(
+        "QLinearSoftmax", u8(3, 4), *QUANT, S1(1 / 256), np.uint8(0), known=range(1, 5), opset=13, axis=-1, tolerance=1
+    ),
+    "transpose_matmul": case("TransposeMatMul", f32(2, 4, 3), f32(2, 4, 5), transA=1, alpha=0.5),
+    "quantize": case("QuantizeLinear", f32(3, 4), S1(0.1), np.uint8(3), domain="com.microsoft"),
+    "dequantize": case("DequantizeLinear", u8(3, 4), S1(0.1), np.uint8(3), domain="com.microsoft"),
     "conv": case("FusedConv", f32(1, 3, 6, 6), f32(4, 3, 3, 3), f32(4), activation="Relu", known=(1, 2)),
     "lstm": lstm("forward"),
     "lstm_both": lstm("bidirectional"),
@@ -218,6 +251,9 @@ CASES = {
     "group_ragged": group_query(1, 6, 7, [4, 6]),
     "group_chunk": group_query(3, 6, 9, [8]),
     "group_window": group_query(1, 9, 10, [9, 9], local_window_size=3, softcap=2.0),
+    "group_smooth": group_query(5, 0, 5, [4, 2], smooth_softmax=1),
+    "group_sink": group_query(1, 6, 7, [6, 4], sink=np.array([0.5, -1, 3, 0], np.float32), rotary=True),
+    "group_sink_prompt": group_query(4, 0, 4, [3, 3], sink=np.array([0.5, -1, 3, 0], np.float32), softcap=2.0),
     "group_buffer": group_query(1, 10, 7, [6, 6]),
     "experts": experts("relu"),
     "experts_silu": experts("silu", rank=3, normalize_routing_weights=1),
@@ -243,6 +279,32 @@ def test_what_onnxruntime_gives(name: str) -> None:
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         scale = 1 if want.dtype.kind in "iu" else max(1.0, float(np.abs(want).max()))
         assert float(np.abs(got.astype(np.float64) - want).max()) <= CASES[name].tolerance * scale
+
+
+def test_ops_that_onnxruntime_lacks_on_processors() -> None:
+    """By their definitions."""
+
+    def result(op: str, *inputs: Any, **attributes: Any) -> np.ndarray:
+        source, feed = case(op, *inputs, **attributes).model()
+        return next(iter(run_graph(load(source), feed).values()))
+
+    x, w, b = f32(1, 6, 5, 3), f32(4, 3, 3, 3), f32(4)
+    plain = result("FusedConv", x.transpose(0, 3, 1, 2).copy(), w, b, pads=[1, 1, 1, 1], known=(1, 2))
+    rows = result("NhwcConv", x, w.transpose(0, 2, 3, 1).copy(), b, pads=[1, 1, 1, 1], known=(1, 2))
+    np.testing.assert_allclose(rows.transpose(0, 3, 1, 2), plain, rtol=1e-5, atol=1e-6)
+    x, b = f32(2, 3, 4, 5), f32(2, 1, 4, 5)
+    e = np.exp(x + b)
+    made = result("BiasSoftmax", x, b, axis=3, is_inner_broadcast=0)
+    np.testing.assert_allclose(made, e / e.sum(3, keepdims=True), rtol=1e-5)
+    x, b = f32(2, 3, 8), f32(8)
+    left, right = np.split(x + b, 2, axis=2)
+    gelu = right * 0.5 * (1 + np.vectorize(math.erf)(right / math.sqrt(2)))
+    np.testing.assert_allclose(result("BiasSplitGelu", x, b), left * gelu, rtol=1e-4, atol=1e-6)
+    x = u8(3, 4, 5)
+    scales = S1(0.1), np.uint8(3), S1(0.09), np.uint8(9)
+    made = result("QLinearReduceMean", x, *scales, known=range(1, 5), axes=[1], keepdims=1)
+    want = np.rint(((x.astype(np.float64) - 3) * 0.1).mean(1, keepdims=True) / 0.09) + 9
+    assert np.abs(made.astype(np.float64) - want.clip(0, 255)).max() <= 1
 
 
 def test_the_layouts_of_swiglu_are_one_function() -> None:

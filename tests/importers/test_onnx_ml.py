@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,14 +142,20 @@ def test_trees_that_lead_nowhere_are_refused() -> None:
             load(model("TreeEnsembleRegressor", [X], 1, {"n_targets": 1} | rows | broken))
 
 
-def test_string_labels_are_refused_only_where_they_are_read() -> None:
-    """The scores alone can be had."""
+def test_string_labels_become_the_numbers_of_the_classes(tmp_path: Path) -> None:
+    """There is a note where they are read; the scores are as they are."""
     rows = trees("class", 3) | {"classlabels_strings": ["a", "b", "c"]}
     whole = onnx.load_from_string(model("TreeEnsembleClassifier", [X], 2, rows))
-    with pytest.raises(UnsupportedOp, match="labels are strings"):
-        load(whole.SerializeToString())
+    path = tmp_path / "m.onnx"
+    path.write_bytes(whole.SerializeToString())
+    assert any("0 'a', 1 'b', 2 'c'" in note for note in preflight(path).notes)
+    names, scores = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x0": X})
+    got = run_graph(load(path), {"x0": X})
+    assert ["abc"[n] for n in got["y0"]] == list(names)
+    np.testing.assert_allclose(got["y1"], scores, rtol=1e-5)
     del whole.graph.output[0]
-    assert [o.name for o in load(whole.SerializeToString()).outputs] == ["y1"]
+    path.write_bytes(whole.SerializeToString())
+    assert not preflight(path).notes
 
 
 @pytest.mark.parametrize("post", POSTS)

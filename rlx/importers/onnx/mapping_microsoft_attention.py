@@ -162,8 +162,8 @@ def _unpacked(ctx: NodeContext, x: Value, count: int) -> list[Value]:
 @onnx_op("GroupQueryAttention", static=(6,), domain=MICROSOFT)
 def _group_query(ctx: NodeContext) -> tuple[Mapped, ...]:
     heads, own = ctx.integer("num_heads"), ctx.integer("kv_num_heads")
-    if ctx.flag("smooth_softmax") or ctx.has(11) or any(ctx.has(i) for i in (12, 13)):
-        ctx.fail("smooth_softmax, head_sink and quantised caches are not supported")
+    if any(ctx.has(i) for i in (12, 13)):
+        ctx.fail("quantised caches are not supported")
     ctx.require("k_quant_type", "NONE")
     ctx.require("v_quant_type", "NONE")
     ctx.require("qk_output", 0)
@@ -196,8 +196,28 @@ def _group_query(ctx: NodeContext) -> tuple[Mapped, ...]:
     biases = [mask_bias(ctx, seen, q.dtype)]
     if ctx.has(10):
         biases.append(ctx.cast(ctx.value(10), q.dtype))
-    y, _ = attend(ctx, q, k, v, biases, scale=_scale(ctx), softcap=ctx.real("softcap", 0.0))
+    sink = ctx.optional(11)
+    if ctx.integer("smooth_softmax", 0) > 0 and sink is None:
+        sink = ctx.constant([0.0] * heads, q.dtype)
+    seen_k, seen_v = k, v
+    if sink is not None:
+        seen_k, seen_v, biases = _with_sink(ctx, k, v, biases, ctx.cast(sink, q.dtype))
+    y, _ = attend(ctx, q, seen_k, seen_v, biases, scale=_scale(ctx), softcap=ctx.real("softcap", 0.0))
     return joined(ctx, y), k, v
+
+
+def _with_sink(
+    ctx: NodeContext, k: Value, v: Value, biases: Sequence[Value], sink: Value
+) -> tuple[Value, Value, list[Value]]:
+    """One more key, which scores `sink` [heads] whatever the query is, and whose value is 0."""
+
+    def longer(x: Value, axis: int) -> Value:
+        shape = [*x.shape[:axis], 1, *x.shape[axis + 1 :]]
+        return ctx.add(Concat(axis), x, ctx.add(Expand(tuple(shape)), ctx.constant(0, x.dtype)))
+
+    sink = ctx.reshape(sink, 1, sink.shape[0], 1, 1)
+    none = ctx.add(Expand((1, sink.shape[1], 1, k.shape[2])), ctx.constant(0, sink.dtype))
+    return longer(k, 2), longer(v, 2), [*(longer(b, 3) for b in biases), ctx.add(Concat(3), none, sink)]
 
 
 def _grouped(ctx: NodeContext, heads: int, own: int) -> list[Value]:

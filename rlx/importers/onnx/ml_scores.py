@@ -20,12 +20,13 @@ Labels = Sequence[int]
 
 
 def labels_of(ctx: NodeContext, strings: str, ints: str) -> Labels:
-    """The class labels; where they are strings and the labels are not read, their positions."""
+    """The class labels; where they are strings, their positions."""
     texts = ctx.texts(strings, ())
     numbers = ctx.ints(ints, ())
     if texts and not numbers:
         if ctx.wants(0):
-            ctx.fail("its labels are strings, which are not supported; export it with integer labels")
+            shown = ", ".join(f"{n} {text!r}" for n, text in enumerate(texts[:8])) + (", ..." if len(texts) > 8 else "")
+            ctx.note(f"gives the numbers of the classes, not their labels, which are strings: {shown}")
         return range(len(texts))
     return numbers
 
