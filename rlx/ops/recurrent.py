@@ -218,6 +218,10 @@ class Recurrence(_Attributes):
         lengths = extra.get("lengths", np.full(batch, length))
         if lengths.size and not 0 <= lengths.min() <= lengths.max() <= length:
             raise ShapeError(f"{self.op_name}: a length of {lengths.tolist()} is outside the {length} steps of x")
+        if self.round_state:
+            r = r.astype(
+                np.float64
+            )  # as near to sums of the whole numbers as can be: the next rounding magnifies errors
         every = np.zeros((length, self.directions, batch, hidden), x.dtype)
         last = [np.zeros((self.directions, batch, hidden), x.dtype) for _ in ("h", "c")]
         for d, functions in enumerate(self.functions()):
@@ -246,20 +250,20 @@ class Recurrence(_Attributes):
         """The hidden state and the cell after one more step."""
         h, cell = state
         if self.round_state:
-            h = rounded(h)
+            h = rounded(h).astype(r.dtype)
         n = r.shape[1]
         if self.cell == "rnn":
-            return [fs[0](x + h @ r.T), cell]
+            return [fs[0](x + (h @ r.T).astype(x.dtype)), cell]
         if self.cell == "gru":
-            gates = x[:, : 2 * n] + h @ r[: 2 * n].T
+            gates = x[:, : 2 * n] + (h @ r[: 2 * n].T).astype(x.dtype)
             z, reset = fs[0](gates[:, :n]), fs[0](gates[:, n:])
             if self.linear_before_reset:
-                kept = reset * (h @ r[2 * n :].T + own.get("bias", np.zeros(n, x.dtype)))
+                kept = reset * ((h @ r[2 * n :].T).astype(x.dtype) + own.get("bias", np.zeros(n, x.dtype)))
             else:
-                kept = (reset * h) @ r[2 * n :].T + own.get("bias", np.zeros(n, x.dtype))
+                kept = ((reset * h) @ r[2 * n :].T).astype(x.dtype) + own.get("bias", np.zeros(n, x.dtype))
             return [(1 - z) * fs[1](x[:, 2 * n :] + kept) + z * h, cell]
         p_i, p_o, p_f = np.split(own.get("peepholes", np.zeros(3 * n, x.dtype)), 3)
-        i, o, f, c = np.split(x + h @ r.T, 4, axis=1)
+        i, o, f, c = np.split(x + (h @ r.T).astype(x.dtype), 4, axis=1)
         i = fs[0](i + p_i * cell)
         f = 1 - i if self.input_forget else fs[0](f + p_f * cell)
         cell = f * cell + i * fs[1](c)
@@ -301,6 +305,13 @@ class _Layer(_Attributes):
             round_state=self.round_state,
         )
 
+    def _projected(self, x: Array, columns: Array) -> Array:
+        steps: Array = x @ columns
+        return steps
+
+    def _product(self, g: Graph, x: Value, columns: Value) -> Value:
+        return g.add(MatMul(), x, columns)[0]
+
     @property
     def _splits_bias(self) -> bool:
         """Whether part of r's bias has to be added at each step."""
@@ -326,7 +337,7 @@ class _Layer(_Attributes):
     def reference(self, x: Array, w: Array, r: Array, *given: Array) -> tuple[Array, ...]:
         extra = {key: a if key == "lengths" else widened(a) for key, a in zip(self.optional, given, strict=True)}
         d, n, hidden = w.shape[0], w.shape[1], r.shape[2]
-        steps = widened(x) @ widened(w).reshape(d * n, -1).T
+        steps = self._projected(widened(x), widened(w).reshape(d * n, -1).T)
         if "bias" in extra:
             b_w, b_r = np.split(extra.pop("bias"), 2, axis=1)
             now = b_r.copy()
@@ -348,7 +359,7 @@ class _Layer(_Attributes):
         x, w, r = wide(x), wide(w), wide(r)
         (d, n, size), hidden = w.shape, r.shape[2]
         (columns,) = g.add(Transpose((1, 0)), g.add(Reshape((d * n, size)), w)[0])
-        (steps,) = g.add(MatMul(), g.add(Reshape((x.shape[0] * x.shape[1], size)), x)[0], columns)
+        steps = self._product(g, g.add(Reshape((x.shape[0] * x.shape[1], size)), x)[0], columns)
         if "bias" in extra:
             b_w, b_r = g.add(Split(1, (n, n)), extra.pop("bias"))
             if self._splits_bias:
