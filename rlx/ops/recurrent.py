@@ -219,9 +219,7 @@ class Recurrence(_Attributes):
         if lengths.size and not 0 <= lengths.min() <= lengths.max() <= length:
             raise ShapeError(f"{self.op_name}: a length of {lengths.tolist()} is outside the {length} steps of x")
         if self.round_state:
-            r = r.astype(
-                np.float64
-            )  # as near to sums of the whole numbers as can be: the next rounding magnifies errors
+            r = r.astype(np.float64)  # an error of a sum can move the next rounding by a quantum
         every = np.zeros((length, self.directions, batch, hidden), x.dtype)
         last = [np.zeros((self.directions, batch, hidden), x.dtype) for _ in ("h", "c")]
         for d, functions in enumerate(self.functions()):

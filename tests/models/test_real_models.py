@@ -136,9 +136,9 @@ CASES: dict[str, Callable[[], list[Inputs]]] = {
     ],
 }
 
-# basic-pitch scales by the logarithm of its quietest bin, where the 256 products of a filter cancel, so that f32 itself is
-# off. In parts of the tolerance, from float64: of 20 noises rlx held 18 (worst 1.4), ONNX Runtime 13 (worst 7.4); of
-# chirps and tones ONNX Runtime is nearer (0.3 against 1.4; 1.9 against 2.6). Float64 is the measure.
+# basic-pitch scales by the logarithm of its quietest bin, where the 256 products of a filter cancel: f32 itself is off.
+# In parts of the tolerance, from float64: of 20 noises rlx held 18 (worst 1.4), ONNX Runtime 13 (worst 7.4); of chirps
+# and tones ONNX Runtime is nearer (0.3 against 1.4; 1.9 against 2.6). Float64 is the measure.
 DOUBLE = {"basic-pitch"}
 # what is rounded to 8 bits of a range found at run time: one quantum of that range. (At other sizes a state that lies
 # between two quanta is rounded the other way by one of the two, and the steps after it follow. Against the layers in

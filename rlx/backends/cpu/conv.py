@@ -300,18 +300,17 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         if not in_registers:
             sums_of(a, (q0, q1), "0")
             return
-        small = tile.of_few_panels
-        together = small.panels * width
+        together = tile.panels * width
         # rather than with a last tile of few rows of its own, the block routine ends with two even ones
-        over = f.rem(rows, small.rows)
-        uneven = f.and_(f.cmp("gt", over, 0), f.cmp("le", f.mul(over, 2), small.rows))
-        even = f.sub(rows, f.select(uneven, f.add(over, small.rows), 0))
-        ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", even, small.rows))
+        over = f.rem(rows, tile.rows)
+        uneven = f.and_(f.cmp("gt", over, 0), f.cmp("le", f.mul(over, 2), tile.rows))
+        even = f.sub(rows, f.select(uneven, f.add(over, tile.rows), 0))
+        ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", even, tile.rows))
         done = f.select(ready, f.mul(f.div(count, together), together), 0)
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
         panels = fused_tiles.Panels(panel_at(n0), f.mul(depth, width), depth)
         matrix = fused_tiles.Matrix(a, w[ConvWord.A_STEP])
-        fused_tiles.emit_tiles(emitter, finish, small, matrix, small.rows, panels, (q0, middle), first, done)
+        fused_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, (q0, middle), first, done)
 
         def rest(e: str, _: list[str]) -> None:
             """The columns that are left, then the rows."""
