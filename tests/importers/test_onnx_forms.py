@@ -11,6 +11,8 @@ import onnxruntime
 import pytest
 
 import rlx
+from rlx.errors import RlxError
+from rlx.importers.onnx import load
 
 Array = np.ndarray[Any, Any]
 
@@ -162,3 +164,12 @@ def test_forms_of_older_opsets(opset: int, inputs: str, body: str, outputs: str,
     sizes = [(3,), (1,), (17,)] if inputs != X else [(2, 6, 8), (1, 10, 8), (5, 4, 8)]
     cases = [{"x": normal(s[0], 3, *s[1:])} for s in sizes]
     compared(made, tmp_path / "m.onnx", cases)
+
+
+@pytest.mark.parametrize("length", [3, 2**31, 2**60])
+@pytest.mark.parametrize("opset", [10, 13])
+def test_factors_that_are_not_one_for_each_axis_are_refused_at_once(opset: int, length: int) -> None:
+    body = "y = Resize (x, s)" if opset == 10 else "y = Resize (x, , s)"
+    made = built(opset, f"float[1, 1, 4, 4] x, float[{length}] s", body)
+    with pytest.raises(RlxError, match="a vector of 4, one for each axis"):
+        load(made.SerializeToString())

@@ -198,7 +198,7 @@ def _group_query(ctx: NodeContext) -> tuple[Mapped, ...]:
         biases.append(ctx.cast(ctx.value(10), q.dtype))
     sink = ctx.optional(11)
     if ctx.integer("smooth_softmax", 0) > 0 and sink is None:
-        sink = ctx.constant([0.0] * heads, q.dtype)
+        sink = ctx.add(Expand((heads,)), ctx.constant(0, q.dtype))
     seen_k, seen_v = k, v
     if sink is not None:
         seen_k, seen_v, biases = _with_sink(ctx, k, v, biases, ctx.cast(sink, q.dtype))

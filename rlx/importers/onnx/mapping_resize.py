@@ -95,7 +95,7 @@ def _upsample_7(ctx: NodeContext) -> Mapped:
 @onnx_op("Upsample", since=9, until=9, static=(1,))
 @onnx_op("Resize", since=10, until=10, static=(1,))
 def _resize_10(ctx: NodeContext) -> Mapped:
-    return _scaled(ctx, _scales(ctx, 1), _Way(_mode(ctx), "asymmetric", "floor"))
+    return _scaled(ctx, _scales(ctx, 1, ctx.value().rank), _Way(_mode(ctx), "asymmetric", "floor"))
 
 
 @onnx_op("Resize", since=11, static=(1, 2, 3))
@@ -119,7 +119,7 @@ def _resize(ctx: NodeContext) -> Mapped:
     if not by_sizes:
         if not ctx.has(2):
             ctx.fail("neither scales nor sizes are given")
-        return _scaled(ctx, _scales(ctx, 2), way, axes)
+        return _scaled(ctx, _scales(ctx, 2, len(axes)), way, axes)
     sizes = ctx.sizes(3, "the sizes") if policy == "stretch" else ctx.static(3, "the sizes").sizes()
     if policy != "stretch":
         return _keeping_ratio(ctx, x, axes, sizes, policy, way)
@@ -140,14 +140,14 @@ def _region(ctx: NodeContext, rank: int, axes: Sequence[int]) -> tuple[float, ..
     return tuple(region)
 
 
-def _scales(ctx: NodeContext, i: int) -> list[_Scale]:
-    """The factors; a run-time number, or a new size over a size, where they are not known at import."""
+def _scales(ctx: NodeContext, i: int, count: int) -> list[_Scale]:
+    """The factors of `count` axes; a run-time number, or a new size over a size, where they are not known at import."""
     known = ctx.known(i)
     if known is not None:
         return [n if isinstance(n, Ratio | Dim) else float(n) for n in known.items.reshape(-1)]
     scales = ctx.value(i)
-    if scales.rank != 1 or not isinstance(scales.shape[0], int):
-        ctx.fail(f"the scales are {scales.type}; expected a vector of known length")
+    if scales.rank != 1 or not same(scales.shape[0], count):
+        ctx.fail(f"the scales are {scales.type}; expected a vector of {count}, one for each axis")
     made: list[_Scale] = []
     for n, found in enumerate(_known_scales(scales)):
         made.append(found if found is not None else ctx.reshape(ctx.add(Slice((n,), (1,), (1,)), scales)))
