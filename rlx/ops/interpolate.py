@@ -61,10 +61,10 @@ class InterpolateAxis(Op):
     region: tuple[float, float] = (0.0, 1.0)
     extrapolation: float = 0.0
 
-    def infer(self, x: TensorType, scale: TensorType | None = None) -> TensorType:
+    def infer(self, x: TensorType, decided: TensorType | None = None) -> TensorType:
         axis = axis_of(self.axis, x.rank, self.op_name)
-        if scale is not None and (scale != TensorType((), DTYPES["f32"]) or self.scale is not None):
-            raise OptionError(f"{self.op_name}: expected one scale, an f32 scalar, got {scale} and {self.scale}")
+        if decided is not None and (decided != TensorType((), DTYPES["f32"]) or self.scale is not None):
+            raise OptionError(f"{self.op_name}: expected one scale, an f32 scalar, got {decided} and {self.scale}")
         if x.dtype not in (DTYPES["f32"], DTYPES["f64"]):
             raise OptionError(f"{self.op_name}: expected f32 or f64, got {x}; cast it first")
         _check(self, self.mode, self.coordinate, self.rounding)
