@@ -437,8 +437,8 @@ def method() -> MethodDef:
     symbols = {name: runner.symbol_address(getattr(pythonapi, name)) for name in ENTRY_NAMES}
     symbols |= {name: library.address(name) for name in ("rlx_acquire", "rlx_go", "rlx_release")}
     loaded = jit.build(entry_ir(), optimize=True, symbols=symbols)
-    for kept in (library, loaded):  # code must outlive every function object, also while the interpreter shuts down
-        pythonapi.Py_IncRef(py_object(kept))
+    for kept in (library, loaded):  # code must outlive every function object
+        kept.keep()
     definition = MethodDef(b"run_slots", loaded.address("rlx_entry"), METH_FASTCALL, b"run_slots(*arrays)")
     pythonapi.Py_IncRef(py_object(definition))
     return definition

@@ -67,6 +67,11 @@ class Library:
             raise CompileError(f"the compiled object defines no function {name!r}")
         return address
 
+    def keep(self) -> Library:
+        """Never unloads it: a daemon thread may be in its code while the interpreter takes everything down."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        return self
+
 
 @functools.cache
 def llvm() -> ModuleType:
@@ -242,7 +247,6 @@ def default_cache() -> ObjectCache:
 # Kernels of this process by key. They stay loaded: a kernel is a few KB, and any compiled graph may hold its address.
 lock = threading.RLock()
 addresses: dict[str, int] = {}
-libraries: list[Library] = []
 origins: dict[int, tuple[bytes, str]] = {}  # address of a kernel -> the object that defines it, and its symbol there
 stored: dict[bytes, Library] = {}  # loaded objects of artifacts
 runtime_objects: dict[str, bytes] = {}  # objects of `build` by the content of their IR
@@ -333,8 +337,7 @@ def load_bundles(objects: Sequence[Bundle]) -> None:
         return
     for obj, _ in objects:
         check_object(obj)
-    library = load_object(*(obj for obj, _ in objects))
-    libraries.append(library)
+    library = load_object(*(obj for obj, _ in objects)).keep()
     for obj, symbols in objects:
         for key, symbol in symbols.items():
             addresses[key] = library.address(symbol)
@@ -364,7 +367,7 @@ def load_stored(objects: Sequence[Bundle]) -> dict[str, int]:
         for obj in plain:
             check_object(obj)
         for group in ([plain] if plain else []) + [[obj] for obj in fresh if elf.is_code(obj)]:
-            stored.update(dict.fromkeys(group, load_object(*group)))
+            stored.update(dict.fromkeys(group, load_object(*group).keep()))
         for obj, symbols in objects:
             for name, symbol in symbols.items():
                 made[name] = stored[obj].address(symbol)

@@ -630,8 +630,8 @@ class Pool:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory.base))
 
     def attach(self, library: Any) -> None:
-        """Takes the pool's native functions from a loaded library, which must then never be unloaded."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(library))
+        """Takes the pool's native functions from a loaded library, which stays loaded for good."""
+        library.keep()
         function = ctypes.CFUNCTYPE(None, ctypes.c_size_t)
         self.worker = function(library.address("rlx_worker"))
         self.stop = function(library.address("rlx_stop"))
