@@ -45,12 +45,12 @@ def test_dynamic_sizes_give_the_same_or_are_refused(name: str) -> None:
         pytest.skip("not supported with fixed sizes either")
     try:
         onnx_node_tests.compare(case, _run_dynamic)
-    except (UnsupportedOp, ShapeError):
-        pytest.skip("refused")
+    except (UnsupportedOp, ShapeError) as error:
+        pytest.skip(f"refused: {error}")
     except ExecutionError as error:
         if "in this run" not in str(error):  # sizes taken for equal at import, which the run checks
             raise
-        pytest.skip("refused by a guard")
+        pytest.skip(f"refused by a guard: {error}")
 
 
 @pytest.mark.slow

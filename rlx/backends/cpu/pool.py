@@ -195,13 +195,19 @@ define internal i1 @slot_open(ptr %slot) nounwind alwaysinline {
   ret i1 %open
 }
 
+; whether more than a turn has passed from the time at %since to %t
+define internal i1 @turn_over(ptr %since, i64 %t) nounwind alwaysinline {
+  %from = load i64, ptr %since, align 8
+  %passed = sub i64 %t, %from
+  %over = icmp sgt i64 %passed, $TURN_NS
+  ret i1 %over
+}
+
 ; lets others have the CPU when this thread has had it for long; %since is when it got it
 define internal void @give_way(ptr %since) nounwind alwaysinline {
 entry:
   %t = call i64 @now()
-  %from = load i64, ptr %since, align 8
-  %had = sub i64 %t, %from
-  %long = icmp sgt i64 %had, $TURN_NS
+  %long = call i1 @turn_over(ptr %since, i64 %t)
   br i1 %long, label %yield, label %done
 yield:
   %y = call i32 @sched_yield()
@@ -231,9 +237,7 @@ entry:
   br i1 %both, label %ask, label %done
 ask:
   %t = call i64 @now()
-  %last = load i64, ptr %moved, align 8
-  %past = sub i64 %t, %last
-  %again = icmp sgt i64 %past, $TURN_NS
+  %again = call i1 @turn_over(ptr %moved, i64 %t)
   br i1 %again, label %leave, label %done
 leave:
   store i64 %t, ptr %moved, align 8

@@ -121,14 +121,17 @@ class Residency:
 
 def panel_bytes(weight: ExpertWeight) -> int:
     """Bytes of the panels of one expert."""
-    experts, total = weight.panels.shape[0], weight.panels.nbytes({})
-    assert isinstance(experts, int)
-    return total // max(experts, 1)
+    return _share(weight.panels)
 
 
 def matrix_bytes(weight: ExpertWeight) -> int:
     """Bytes of one expert's matrix as it is stored: what a run reads that has no panels of it."""
-    experts, total = weight.source.shape[0], weight.source.nbytes({})
+    return _share(weight.source)
+
+
+def _share(buffer: Buffer) -> int:
+    """Bytes of what one expert has in a buffer of all experts."""
+    experts, total = buffer.shape[0], buffer.nbytes({})
     assert isinstance(experts, int)
     return total // max(experts, 1)
 

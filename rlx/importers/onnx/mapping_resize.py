@@ -50,34 +50,18 @@ class _Way:
 
     def along(self, axis: int, size: Size) -> Op:
         """What resizes one axis by a factor that it gets as an input."""
-        return InterpolateAxis(
-            axis,
-            size,
-            None,
-            self.mode,
-            self.coordinate,
-            self.rounding,
-            self.cubic,
-            self.exclude_outside,
-            self.antialias,
-        )
+        return InterpolateAxis(axis, size, None, *self._filter)
 
     def op(self, sizes: tuple[Size, ...], scales: tuple[float | None, ...]) -> Op:
         simple = self.coordinate not in ("tf_crop_and_resize", "tf_half_pixel_for_nn")
         if self.mode == "nearest" and simple and not self.antialias:
             return ResizeNearest(sizes, scales, self.coordinate, self.rounding)
-        return Interpolate(
-            sizes,
-            scales,
-            self.mode,
-            self.coordinate,
-            self.rounding,
-            self.cubic,
-            self.exclude_outside,
-            self.antialias,
-            self.roi,
-            self.extrapolation,
-        )
+        return Interpolate(sizes, scales, *self._filter, self.roi, self.extrapolation)
+
+    @property
+    def _filter(self) -> tuple[str, str, str, float, bool, bool]:
+        """What both ways of interpolating take, in their order."""
+        return self.mode, self.coordinate, self.rounding, self.cubic, self.exclude_outside, self.antialias
 
 
 def _mode(ctx: NodeContext) -> str:
