@@ -184,6 +184,7 @@ def emit_tiles(
     count, group = f.sub(q1, q0), tile.panels * width
     top = Scope(1, None, {})
     emitter.hoist(finish.expr, frozenset((finish.channel, *finish.space)), top)
+    touched = [finish.destination, *finish.streams()]
     fetched = f.mul(f.lshr(panels.depth, 2), width)  # elements of B that a tile prefetches
 
     def some_panels(n: str, _: list[str]) -> None:
@@ -204,7 +205,8 @@ def emit_tiles(
             places = [finish.pixel(emitter, top, f.add(number, r) if r else number) for r in range(height)]
             for place in places:
                 at = place.inner({finish.channel: shared[0][0]}, tile.lanes, finish.channel)
-                f.prefetch(emitter.address(finish.destination, at), write=True)
+                for x in touched:
+                    f.prefetch(emitter.address(x, at), write=x is finish.destination)
             # once the coming panel is fetched, or where there is none, it is the next rows of A that are wanted
             below = rows.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
             ahead = f.select(f.cmp("lt", done, wanted), f.gep(coming, done, tile.scalar), below, "ptr")

@@ -14,7 +14,7 @@ from rlx.backends.cpu.loops import RESULT
 from rlx.backends.cpu.nest import Emitter, Scope, linear_load, merge_loops
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, size_product
-from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.affine import Affine, affine, linear_index
 from rlx.kernels.expr import Acc, Expr, Load, Var, size_expr, transform, walk
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
@@ -199,6 +199,13 @@ class Finish:
             f.loop(whole, c1, 1, [], all_pixels(1))
         else:
             f.loop(p0, p1, 1, [], one_pixel)
+
+    def streams(self) -> list[Load]:
+        """What is read next to the sums, element by element, such as a residual."""
+        place = {self.channel, *self.space}
+        plain = [x for x in walk(self.expr) if isinstance(x, Load) and x.where is None]
+        found = {x: set(affine(x.indices[0]).coefs) for x in plain}
+        return [x for x, at in found.items() if at <= place and self.channel in at and len(at) > 1]
 
     def same_for_pixels(self, emitter: Emitter) -> bool:
         """Whether all that is read but the sums, such as a bias, is the same for all pixels: read once a channel."""
