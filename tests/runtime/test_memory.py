@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
+import functools
 import itertools
 import logging
-import sys
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from growth import growth, traced_growth
 
 import rlx
 from rlx.backends.cpu import jit
@@ -20,25 +18,6 @@ from rlx.errors import MemoryDeficit
 
 Array = np.ndarray[Any, Any]
 CALLS = 1000
-
-
-class MallInfo(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks")
-    ] + [("keepcost", ctypes.c_size_t)]
-
-
-mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
-if mallinfo2 is not None:
-    mallinfo2.restype = MallInfo
-
-
-def native_bytes() -> int:
-    """Bytes that the C allocator has given out, small and mapped."""
-    assert mallinfo2 is not None
-    info = mallinfo2()
-    return int(info.uordblks + info.hblkhd)
 
 
 def mixed(**options: Any) -> rlx.CompiledGraph:
@@ -63,7 +42,11 @@ def inputs(n: int) -> list[Array]:
     return [x, np.arange(n, dtype=np.int64)[::-1].copy()]
 
 
-@pytest.mark.skipif(mallinfo2 is None, reason="no mallinfo2 in this C library")
+def repeat(call: Callable[[], Any]) -> None:
+    for _ in itertools.repeat(None, CALLS):
+        call()
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_calls_at_repeated_extents_allocate_nothing_that_stays(threads: int) -> None:
     """1000 calls of run_slots and run_views: net 0 Python blocks and no growth of the native heap."""
@@ -78,27 +61,12 @@ def test_calls_at_repeated_extents_allocate_nothing_that_stays(threads: int) -> 
     for call in calls:
         for _ in range(50):
             call()
-        rounds = []
-        for _ in range(3):  # what leaks does so in every round; the interpreter's own caches grow in one
-            gc.collect()
-            gc.disable()
-            try:
-                grown, native = repeat(call)
-                tracemalloc.start()
-                call()
-                start = tracemalloc.get_traced_memory()[0]
-                repeat(call)
-                rounds.append((grown, native, tracemalloc.get_traced_memory()[0] - start))
-            finally:
-                tracemalloc.stop()
-                gc.enable()
-        grown, native, traced = map(min, zip(*rounds, strict=True))
-        assert grown < CALLS / 10  # the measurement itself, and Python's free lists
+        blocks, native = growth(functools.partial(repeat, call))
+        assert blocks < 20  # those of the measurement
         assert native <= 0
-        assert traced < 1000  # the same: less than a byte a call
+        assert traced_growth(functools.partial(repeat, call))[0] < 1000  # the same: less than a byte a call
 
 
-@pytest.mark.skipif(mallinfo2 is None, reason="no mallinfo2 in this C library")
 def test_lengths_that_alternate_leave_nothing() -> None:
     """What is bound anew is taken from the bindings that are kept; nothing grows with the calls."""
     model = mixed(threads=1)
@@ -109,23 +77,9 @@ def test_lengths_that_alternate_leave_nothing() -> None:
         model.run_slots(*long)
 
     repeat(call)
-    rounds = []
-    for _ in range(3):  # what leaks does so in every round; the interpreter's own caches grow in one
-        gc.collect()
-        blocks, native = sys.getallocatedblocks(), native_bytes()
-        repeat(call)
-        gc.collect()
-        rounds.append((sys.getallocatedblocks() - blocks, native_bytes() - native))
-    assert min(blocks for blocks, _ in rounds) < CALLS / 10
-    assert min(native for _, native in rounds) < 8 * CALLS
-
-
-def repeat(call: Callable[[], Any]) -> tuple[int, int]:
-    """Python blocks and bytes of the C allocator that `CALLS` calls leave behind."""
-    native, blocks = native_bytes(), sys.getallocatedblocks()
-    for _ in itertools.repeat(None, CALLS):
-        call()
-    return sys.getallocatedblocks() - blocks, native_bytes() - native
+    blocks, native = growth(functools.partial(repeat, call))
+    assert blocks < 20  # those of the measurement
+    assert native < 1000
 
 
 def test_run_slots_allocates_no_blocks_at_all() -> None:
@@ -133,19 +87,13 @@ def test_run_slots_allocates_no_blocks_at_all() -> None:
     model = mixed(threads=1)
     x, i = inputs(60)
     call = model.run_slots
-    call(x, i)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        call(x, i)
-        tracemalloc.reset_peak()
-        start = tracemalloc.get_traced_memory()[0]
-        for _ in [None] * 100:
+
+    def some() -> None:
+        for _ in itertools.repeat(None, 100):
             call(x, i)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak - start < 2000  # the list of the loop
+
+    some()
+    assert traced_growth(some)[1] < 1000
 
 
 def test_code_imports_no_allocator(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

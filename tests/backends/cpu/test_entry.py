@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import tracemalloc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from growth import growth, traced_growth
 
 from rlx.backends.cpu import entry as entries
 from rlx.backends.cpu import jit, runner
@@ -333,50 +333,20 @@ def test_the_fast_path_allocates_nothing(release_gil: bool, as_buffer: bool) -> 
     if as_buffer:
         x = memoryview(x)
 
-    def measure(calls: int) -> tuple[list[int], int]:
-        """(Python blocks, bytes, references) that calls left, and the peak of bytes meanwhile."""
-        steps = itertools.repeat(None, calls)
-        gc.collect()
-        before = (
-            tracemalloc.get_traced_memory()[0],
-            sys.getallocatedblocks(),
-            sys.getrefcount(x),
-            sys.getrefcount(RESULT),
-        )
-        tracemalloc.reset_peak()
-        for _ in steps:
-            run(x, x, x)
-        now, peak = tracemalloc.get_traced_memory()
-        after = now, sys.getallocatedblocks(), sys.getrefcount(x), sys.getrefcount(RESULT)
-        return [a - b for a, b in zip(after, before, strict=True)], peak - before[0]
-
-    tracemalloc.start()
-    try:
-        one, thousand = [measure(calls) for calls in (1, 1000, 1, 1000, 1, 1000)][-2:]  # the first ones warm up
-    finally:
-        tracemalloc.stop()
-    assert thousand[0] == one[0]
-    if not as_buffer:
-        assert thousand[1] == one[1]
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
-def test_the_c_heap_does_not_grow() -> None:
-    """mallinfo2 shows the same bytes in use before and after 1,000 calls."""
-
-    class Info(ctypes.Structure):
-        _fields_ = tuple((name, ctypes.c_size_t) for name in (*"abcdefg", "used", "free", "top"))
-
-    mallinfo = ctypes.CDLL(None).mallinfo2
-    mallinfo.restype = Info
-    run = make([InputSpec("f", 4, (64,))] * 3)
-    x = np.zeros(64, np.float32)
-    used = []
-    for _ in range(4):
+    def some() -> None:
         for _ in itertools.repeat(None, 1000):
             run(x, x, x)
-        used.append(mallinfo().used)
-    assert used[-1] == used[-2]
+
+    some()
+    references = sys.getrefcount(x), sys.getrefcount(RESULT)
+    blocks, native = growth(some)
+    assert blocks < 20  # those of the measurement
+    assert native <= 0
+    left, peak = traced_growth(some)
+    assert left < 1000
+    if not as_buffer:
+        assert peak < 1000
+    assert references == (sys.getrefcount(x), sys.getrefcount(RESULT))
 
 
 def test_ctrl_c_ends_a_run_of_the_entry() -> None:
