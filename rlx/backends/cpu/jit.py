@@ -9,6 +9,7 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,9 +37,12 @@ __all__ = [
 # What LLVM itself may call for in a kernel. No allocator and no libm: a kernel that needs one is a bug found here,
 # where it is an error, and not at its first call, where it is a crash.
 KERNEL_SYMBOLS = frozenset({"memcpy", "memmove", "memset"})
-BUNDLE = 16  # kernels a module: emitting a module costs some 2 ms however small it is
+BUNDLE = 16  # kernels a module, at most: emitting a module costs some 2 ms however small it is
+TEXT = 64 << 10  # characters of IR from which a module is large enough: some 0.1 s of compiling
+THREADS = 4  # that compile, at most: each takes some 30 MB
 REFERENCE = b"@"  # starts a cache entry that names the bundle holding the kernel, and the kernel's symbol in it
 
+Item = tuple[str, str, bool]  # name, IR, optimize
 Bundle = tuple[bytes, dict[str, str]]  # an object and, by key, the symbols of the kernels wanted from it
 
 
@@ -140,24 +144,58 @@ def compiler_identity() -> str:
     return f"{cpu_identity()}\n{Path(found.origin).with_name('_version.py').read_text()}"
 
 
-def parse(ir: str, machine: Any, name: str = "module") -> Any:
+@functools.cache
+def unlocked(name: str) -> Any:
+    """A function of llvmlite's library that does not wait until those of other threads return, as they do by default.
+
+    LLVM allows that for modules of different contexts.
+    """
+    from llvmlite.binding import ffi
+
+    locked = getattr(ffi.lib, name)
+    where = getattr(ffi.lib, "_name", None)
+    if where is None:
+        return locked
+    function = getattr(ctypes.CDLL(where), name)
+    function.argtypes, function.restype = locked.argtypes, locked.restype
+    return function
+
+
+def parse(ir: str, machine: Any, context: Any, name: str = "module") -> Any:
+    """A verified module, which must be closed before the context."""
+    from llvmlite.binding import ffi
+
+    with ffi.OutputString() as message:
+        module = llvm().ModuleRef(unlocked("LLVMPY_ParseAssembly")(context, ir.encode(), message), context)
+        if message:
+            module.detach()
+            raise CompileError(f"LLVM rejects the code of {name!r}: {str(message).strip()}")
     try:
-        module = llvm().parse_assembly(ir)
         module.triple = host().triple
         module.data_layout = str(machine.target_data)
         module.verify()
     except RuntimeError as error:
+        module.close()
         raise CompileError(f"LLVM rejects the code of {name!r}: {str(error).strip()}") from error
     return module
 
 
 def emit(module: Any, machine: Any, *, optimize: bool) -> bytes:
+    from llvmlite.binding import ffi
+
     if optimize:
         tuning = llvm().create_pipeline_tuning_options(speed_level=2)
         tuning.loop_vectorization = True
         passes = llvm().create_pass_builder(machine, tuning)
-        passes.getModulePassManager().run(module, passes)
-    return bytes(machine.emit_object(module))
+        unlocked("LLVMPY_RunNewModulePassManager")(passes.getModulePassManager(), module, passes)
+    with ffi.OutputString() as error:
+        buffer = unlocked("LLVMPY_TargetMachineEmitToMemory")(machine, module, 1, error)
+        if not buffer:
+            raise CompileError(f"LLVM can't compile a module: {error}")
+    try:
+        return ctypes.string_at(ffi.lib.LLVMPY_GetBufferStart(buffer), ffi.lib.LLVMPY_GetBufferSize(buffer))
+    finally:
+        ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
 def compile_object(ir: str, *, optimize: bool) -> bytes:
@@ -167,7 +205,8 @@ def compile_object(ir: str, *, optimize: bool) -> bytes:
     generate code at level 3. Raises CompileError when LLVM rejects the text.
     """
     machine = target_machine()
-    return emit(parse(ir, machine), machine, optimize=optimize)
+    with llvm().create_context() as context, parse(ir, machine, context) as module:
+        return emit(module, machine, optimize=optimize)
 
 
 def check_object(obj: bytes, allowed: Collection[str] = KERNEL_SYMBOLS) -> None:
@@ -252,60 +291,109 @@ stored: dict[bytes, Library] = {}  # loaded objects of artifacts
 runtime_objects: dict[str, bytes] = {}  # objects of `build` by the content of their IR
 
 
-def compile_kernels(items: Iterable[tuple[str, str, bool]], *, cache: ObjectCache | None = None) -> dict[str, int]:
+def compile_kernels(items: Iterable[Item], *, cache: ObjectCache | None = None) -> dict[str, int]:
     """Compiles kernels and returns their addresses by name.
 
     An item is (name, IR text, optimize): a self-contained module that defines one function of that name. Equal items
     are compiled once a process and looked up on disk first. Raises CompileError for IR that LLVM rejects, a missing
     function, two kernels of one name, or a symbol that is not allowed.
     """
-    cache = cache if cache is not None else default_cache()
-    keys: dict[str, str] = {}
-    wanted: dict[str, tuple[str, str, bool]] = {}
-    for name, ir, optimize in items:
+    with Compiling(cache) as work:
+        for item in items:
+            work.add(*item)
+        return work.finish()
+
+
+class Compiling:
+    """Kernels on their way to code: compiled in bundles, by several threads, while more are added.
+
+    To be used in a `with` statement: what is left of it without `finish` is dropped.
+    """
+
+    def __init__(self, cache: ObjectCache | None = None) -> None:
+        from rlx.backends.cpu.crew import Crew
+
+        self.cache = cache if cache is not None else default_cache()
+        self.keys: dict[str, str] = {}  # by name
+        self.pending: dict[bool, dict[str, Item]] = {False: {}, True: {}}  # by level: the bundle that fills
+        self.wanted: dict[str, dict[str, str]] = {}  # bundle on disk -> symbols by key
+        self.items: dict[str, Item] = {}
+        self.objects: list[Bundle] = []
+        self.crew = Crew(min(host().cores, THREADS))
+
+    def __enter__(self) -> Compiling:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.crew.cancel()
+
+    def add(self, name: str, ir: str, optimize: bool) -> None:
+        """One more kernel. Raises CompileError for another of the same name."""
         key = object_key(f"{name}\n{ir}", optimize)
-        if keys.setdefault(name, key) != key:
+        if self.keys.setdefault(name, key) != key:
             raise CompileError(f"two different kernels are named {name!r}")
-        wanted[key] = (name, ir, optimize)
-    with lock:
-        missing = {key: item for key, item in wanted.items() if key not in addresses}
-        objects = cached_bundles(missing, cache)
-        found = {key for _, symbols in objects for key in symbols}
-        for optimize in (False, True):
-            same = [key for key, item in missing.items() if key not in found and item[2] is optimize]
-            for start in range(0, len(same), BUNDLE):
-                bundle = {key: missing[key] for key in same[start : start + BUNDLE]}
-                objects.append(compile_bundle(bundle, cache))
-        load_bundles(objects)
-        return {name: addresses[key] for name, key in keys.items()}
-
-
-def cached_bundles(missing: Collection[str], cache: ObjectCache) -> list[Bundle]:
-    """Returns the bundles on disk that hold some of the missing kernels."""
-    bundles: dict[str, dict[str, str]] = {}
-    for key in missing:
-        reference = cache.get(key)
+        if key in addresses or key in self.items:
+            return
+        self.items[key] = (name, ir, optimize)
+        reference = self.cache.get(key)
         if reference is not None and reference.startswith(REFERENCE):
             bundle, _, symbol = reference[len(REFERENCE) :].decode().partition(":")
-            bundles.setdefault(bundle, {})[key] = symbol
-    found = [(cache.get(bundle), symbols) for bundle, symbols in bundles.items()]
-    return [(obj, symbols) for obj, symbols in found if obj is not None]
+            self.wanted.setdefault(bundle, {})[key] = symbol
+        else:
+            self.compile(key)
+
+    def compile(self, key: str) -> None:
+        item = self.items[key]
+        bundle = self.pending[item[2]]
+        if len(item[1]) >= TEXT:
+            self.begin({key: item})
+            return
+        bundle[key] = item
+        if len(bundle) == BUNDLE or sum(len(ir) for _, ir, _ in bundle.values()) >= TEXT:
+            self.pending[item[2]] = {}
+            self.begin(bundle)
+
+    def begin(self, bundle: Mapping[str, Item]) -> None:
+        def work() -> None:
+            self.objects.append(compile_bundle(bundle, self.cache))
+
+        self.crew.add(sum(len(ir) for _, ir, _ in bundle.values()), work)
+
+    def finish(self) -> dict[str, int]:
+        """Waits until all is compiled, and loads it: the addresses of the kernels by name."""
+        found: list[Bundle] = []
+        for bundle, symbols in self.wanted.items():
+            obj = self.cache.get(bundle)
+            if obj is not None:
+                found.append((obj, symbols))
+                continue
+            for key in symbols:
+                self.compile(key)
+        for filled in self.pending.values():
+            if filled:
+                self.begin(filled)
+        self.crew.finish()
+        with lock:
+            load_bundles([*found, *self.objects])
+            return {name: addresses[key] for name, key in self.keys.items()}
 
 
-def compile_bundle(kernels: Mapping[str, tuple[str, str, bool]], cache: ObjectCache) -> Bundle:
+def compile_bundle(kernels: Mapping[str, Item], cache: ObjectCache) -> Bundle:
     """Compiles kernels of one optimisation level as one module and stores the object for each of their keys."""
-    machine = target_machine()
     bundle = content_key(*kernels)
     symbols = {key: f"rlx_{bundle[:32]}_{index}" for index, key in enumerate(kernels)}
-    whole: Any = None
-    for key, (name, ir, _) in kernels.items():
-        module = parse(ir, machine, name)
-        isolate(module, name, symbols[key])
-        if whole is None:
-            whole = module
-        else:
-            whole.link_in(module)
-    obj = emit(whole, machine, optimize=next(iter(kernels.values()))[2])
+    machine = target_machine()
+    with ExitStack() as stack:
+        context = stack.enter_context(llvm().create_context())
+        whole: Any = None
+        for key, (name, ir, _) in kernels.items():
+            module = stack.enter_context(parse(ir, machine, context, name))
+            isolate(module, name, symbols[key])
+            if whole is None:
+                whole = module
+            else:
+                whole.link_in(module)
+        obj = emit(whole, machine, optimize=next(iter(kernels.values()))[2])
     try:
         check_object(obj)
     except CompileError as error:
