@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import Literal, cast
 
-from rlx.backends.cpu import byte_conv, depthwise, direct, fused_tiles, gemm, window_gather, winograd
+from rlx.backends.cpu import byte_conv, depthwise, direct, dots, fused_tiles, gemm, window_gather, winograd
 from rlx.backends.cpu.builder import Module, size_of
 from rlx.backends.cpu.cuts import K_BLOCK, ConvCut, Part, part
 from rlx.backends.cpu.jit import host
@@ -30,7 +30,6 @@ from rlx.kernels.program import Buffer, Kernel, Store
 __all__ = ["accepts", "accepts_operand", "emit", "layout"]
 
 FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
-FEW_OUTPUTS = 4  # so few are summed as dot products of windows and weights
 
 
 class ConvWord(IntEnum):
@@ -115,7 +114,7 @@ def _from_planes(kernel: Kernel) -> bool:
     assert isinstance(anchor, Conv)
     if anchor.x.dtype.bits == 8:
         return byte_conv.from_planes(anchor)
-    return direct.from_planes(kernel) and not _few(anchor.w_shape[0]) and not winograd.choose(kernel)
+    return direct.from_planes(kernel) and not dots.is_few(anchor.w_shape[0]) and not winograd.choose(kernel)
 
 
 def _channels_last(kernel: Kernel, anchor: Conv) -> tuple[Expr, Kernel]:
@@ -149,14 +148,14 @@ def _packed(kernel: Kernel) -> tuple[Buffer, Store]:
     """Weights [O, C, *kernel] as panels [groups, O / width, kernel, C, width] padded with zeros, or [O, kernel, C]."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    dtype = anchor.x.dtype
+    dtype = dots.weight_type(kernel) if dots.suits(kernel) else anchor.x.dtype
     window, channels = anchor.w_shape[2:], anchor.w_shape[1]
     outputs = anchor.w_shape[0] // anchor.groups
-    width = _tile(dtype).width
+    width = _tile(anchor.x.dtype).width
     name = f"{kernel.stores[0].buffer.name}.w"
     o, c, *taps = out_vars(len(anchor.w_shape))
     shape: Shape
-    if _few(outputs):
+    if dots.is_few(outputs):
         shape = (anchor.w_shape[0], *window, channels)
         own = out_vars(len(shape))
         element = substitute_vars(anchor.w, {**dict(zip(taps, own[1:-1], strict=True)), o: own[0], c: own[-1]})
@@ -171,10 +170,6 @@ def _packed(kernel: Kernel) -> tuple[Buffer, Store]:
             element = Select(inside, guarded(element, inside), const(0, element.dtype))
     buffer = Buffer(name, "prepared" if is_static(anchor.w, shape) else "arena", shape, dtype)
     return buffer, Store(buffer, shape, own, element if element.dtype is dtype else Cast(element, dtype))
-
-
-def _few(outputs: Size) -> bool:
-    return isinstance(outputs, int) and outputs <= FEW_OUTPUTS
 
 
 def _tile(dtype: DType) -> gemm.Tile:
@@ -198,8 +193,8 @@ def emit(kernel: Kernel) -> KernelCode:
         return winograd.emit(kernel)
     if depthwise.suits(kernel):
         return depthwise.emit(kernel)
-    if direct.suits(kernel) and not _few(anchor.w_shape[0]):
-        return direct.emit(kernel)
+    if direct.suits(kernel):
+        return dots.emit(kernel) if dots.suits(kernel) else direct.emit(kernel)
     return _emit_product(kernel)
 
 
@@ -227,7 +222,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     tile = wide.of_one_panel
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
     in_image = _in_image(geo)
-    few = _few(geo.outputs)
+    few = dots.is_few(geo.outputs)
     in_registers = not few and fused_tiles.suits(finish)
 
     cut = once(

@@ -18,18 +18,19 @@ from typing import Literal, cast
 
 from rlx.backends.cpu import fused_tiles, gemm
 from rlx.backends.cpu.builder import Function, Module, constant, size_of, vec
-from rlx.backends.cpu.cuts import K_BLOCK, DirectCut, Part, part
+from rlx.backends.cpu.cuts import K_BLOCK, DirectCut, DirectParts, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
-from rlx.backends.cpu.window import finish_of, geometry
-from rlx.backends.cpu.words import KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
-from rlx.ir.shape import size_product
+from rlx.backends.cpu.window import Finish, finish_of, geometry
+from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
+from rlx.ir.shape import Size, size_product
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
+from rlx.records import dataclass
 
-__all__ = ["emit", "from_planes", "suits"]
+__all__ = ["DirectWord", "Frame", "emit", "frame", "from_planes", "suits"]
 
 ROWS = 8  # of a tile at most: each needs a register for its address
 MOST_PLANES = 4  # whose pixels are as many elements of a vector
@@ -110,8 +111,39 @@ def from_planes(kernel: Kernel) -> bool:
     return few and taps > 1 and (anchor.dilations[-1] == 1 or anchor.w_shape[-1] == 1)
 
 
-def emit(kernel: Kernel) -> KernelCode:
-    """The convolution with its epilogue."""
+@dataclass(frozen=True)
+class Frame:
+    """A kernel after its first steps: the words, and what the rows of results of this chunk need lies ready."""
+
+    f: Function
+    emitter: Emitter
+    finish: Finish
+    run: Size  # steps of a piece of a window
+    w: dict[DirectWord, str]
+    cut: Callable[[Extents], DirectParts]
+    columns: tuple[str, str]  # of this chunk
+    pixels: tuple[str, str]
+    a: str  # what the offsets count from
+    offsets: str  # of the windows of this chunk's pixels
+    sums: str  # room for those of a part
+
+    def parts(self, body: Callable[[str, str, str], None]) -> KernelCode:
+        """Emits `body(offsets, first pixel, last)` for one part of the pixels after the other, and ends the kernel."""
+        f, (p0, p1) = self.f, self.pixels
+
+        def some_pixels(q0: str, _: list[str]) -> None:
+            q1 = f.min(f.add(q0, self.w[DirectWord.PART]), p1)
+            body(f.gep(self.offsets, f.sub(q0, p0), "i64"), q0, q1)
+
+        f.loop(p0, p1, self.w[DirectWord.PART], [], some_pixels)
+        f.ret()
+        symbol, ir = name_kernel(Module([f]).text())
+        words, sites = tuple(self.emitter.table.words), tuple(self.emitter.sites)
+        return KernelCode(symbol, ir, words, Part(self.cut, "chunks"), sites, part(self.cut, "ends", 2))
+
+
+def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
+    """Begins a kernel whose `block` of sums takes `width` columns at once; `in_place`: it needs no room for them."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
@@ -130,9 +162,9 @@ def emit(kernel: Kernel) -> KernelCode:
             geo.strides,
             geo.dilations[0],
             size_of(tile.scalar),
-            tile.width,
+            width,
             in_image,
-            finish.in_place,
+            in_place,
         )
     )
     words: list[Word] = [
@@ -140,7 +172,7 @@ def emit(kernel: Kernel) -> KernelCode:
         Pointer(anchor.w.source),
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
         Scratch(),
-        _block_routine(tile),
+        block,
         _lines_routine(tile, planes),
         geo.height,
         geo.width,
@@ -174,15 +206,14 @@ def emit(kernel: Kernel) -> KernelCode:
     table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, host().vector_bytes // 4)
-    if not finish.plain or not finish.in_place:
+    if not finish.plain or not in_place:
         finish.prepare(emitter)
-    ty, width = tile.scalar, tile.width
     w = _load_words(f)
-    outputs, depth = w[DirectWord.OUTPUTS], w[DirectWord.DEPTH]
+    outputs = w[DirectWord.OUTPUTS]
     columns = f.mul(w[DirectWord.PANEL_CHUNK], width)
     panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
-    block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    r0 = f.mul(block, w[DirectWord.ROW_CHUNK])
+    row_block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
+    r0 = f.mul(row_block, w[DirectWord.ROW_CHUNK])
     r1 = f.min(f.add(r0, w[DirectWord.ROW_CHUNK]), w[DirectWord.ROWS])
     n0 = f.mul(panel_block, columns)
     n1 = f.min(f.add(n0, columns), outputs)
@@ -190,12 +221,23 @@ def emit(kernel: Kernel) -> KernelCode:
     copies, sums = (f.offset(offsets, w[i]) for i in (DirectWord.COPIES, DirectWord.SUMS))
     f.call(w[DirectWord.LINES], [w[DirectWord.X], copies, offsets, "%words", r0, r1])
     a = f.select(f.cmp("ne", w[DirectWord.COPIED], 0), copies, w[DirectWord.X], "ptr")
-    b = f.gep(w[DirectWord.WEIGHTS], f.mul(n0, depth), ty)
-    p0, p1 = (f.mul(r, w[DirectWord.OUT_WIDTH]) for r in (r0, r1))
+    pixels = (f.mul(r0, w[DirectWord.OUT_WIDTH]), f.mul(r1, w[DirectWord.OUT_WIDTH]))
+    return Frame(f, emitter, finish, run, w, cut, (n0, n1), pixels, a, offsets, sums)
 
-    def some_pixels(q0: str, _: list[str]) -> None:
-        q1 = f.min(f.add(q0, w[DirectWord.PART]), p1)
-        at = f.gep(offsets, f.sub(q0, p0), "i64")
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The convolution with its epilogue."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    dtype = anchor.x.dtype
+    tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes).of_one_panel
+    here = frame(kernel, tile.width, _block_routine(tile), finish_of(kernel, dtype).in_place)
+    f, emitter, finish, w, a, (n0, n1) = here.f, here.emitter, here.finish, here.w, here.a, here.columns
+    ty, width, depth = tile.scalar, tile.width, w[DirectWord.DEPTH]
+    columns = f.mul(w[DirectWord.PANEL_CHUNK], width)
+    b = f.gep(w[DirectWord.WEIGHTS], f.mul(n0, depth), ty)
+
+    def some_pixels(at: str, q0: str, q1: str) -> None:
         if not fused_tiles.suits(finish):
             sums_of(at, (q0, q1), "0")
             return
@@ -203,7 +245,7 @@ def emit(kernel: Kernel) -> KernelCode:
         ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", f.sub(q1, q0), height))
         done = f.select(ready, f.mul(f.div(count, together), together), 0)
         panels = fused_tiles.Panels(b, f.mul(depth, width), depth)
-        known = run if isinstance(run, int) and run <= fused_tiles.UNROLLED else 0
+        known = here.run if isinstance(here.run, int) and here.run <= fused_tiles.UNROLLED else 0
         step, pieces, each = (w[i] for i in (DirectWord.PIECE_STEP, DirectWord.PIECES, DirectWord.RUN))
         windows = fused_tiles.Windows(a, at, step, pieces, each, known)
         fused_tiles.emit_tiles(emitter, finish, tile, windows, height, panels, (q0, q1), n0, done)
@@ -216,17 +258,13 @@ def emit(kernel: Kernel) -> KernelCode:
             step = w[DirectWord.OUT_STEP]
             c = f.gep(w[DirectWord.OUT], f.add(f.mul(q0, step), start), ty)
         else:
-            step, c = columns, sums
+            step, c = columns, here.sums
         panel = f.gep(b, f.mul(done, depth), ty)
         f.call(w[DirectWord.BLOCK], [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
         if not finish.plain or not finish.in_place:
             finish.rows(emitter, (q0, q1), (start, n1), c, step)
 
-    f.loop(p0, p1, w[DirectWord.PART], [], some_pixels)
-    f.ret()
-    symbol, ir = name_kernel(Module([f]).text())
-    scratch = part(cut, "ends", 2)
-    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+    return here.parts(some_pixels)
 
 
 def _load_words(f: Function) -> dict[DirectWord, str]:

@@ -207,6 +207,27 @@ class Finish:
         found = {x: set(affine(x.indices[0]).coefs) for x in plain}
         return [x for x, at in found.items() if at <= place and self.channel in at and len(at) > 1]
 
+    def planes(self, emitter: Emitter, pixels: tuple[str, str], channels: int, sums: str, step: str) -> None:
+        """Emits the epilogue of a block of sums at `sums`, a channel after the other, `step` elements apart."""
+        f, lanes = emitter.f, emitter.lanes if self.sums.bits == 32 else emitter.lanes // 2
+        ty, (p0, p1) = scalar.llvm_type(self.sums), pixels
+        top = Scope(1, None, {})
+        emitter.hoist(self.expr, frozenset((self.channel, *self.space)), top)
+        along = self.space[0] if len(self.space) == 1 else None
+
+        def put(c: int, plane: Scope, p: str, w: int) -> None:
+            here = plane.inner(self.at(emitter, p), w, along if w > 1 else None)
+            emitter.acc = lambda _: (f.load(vec(ty, w), f.gep(sums, f.add(f.mul(step, c), f.sub(p, p0)), ty)), w)
+            text = scalar.to_memory(f, emitter.lanes_of(self.expr, here), self.destination.dtype, w)
+            emitter.store(self.destination, text, here)
+
+        for c in range(channels):
+            plane = top.inner({self.channel: str(c)})
+            emitter.hoist(self.expr, frozenset(self.space), plane)
+            whole = f.sub(p1, f.rem(f.sub(p1, p0), lanes), "i64") if along else p0
+            f.loop(p0, whole, lanes, [], lambda p, _, c=c, plane=plane: put(c, plane, p, lanes))  # type: ignore[misc]
+            f.loop(whole, p1, 1, [], lambda p, _, c=c, plane=plane: put(c, plane, p, 1))  # type: ignore[misc]
+
     def same_for_pixels(self, emitter: Emitter) -> bool:
         """Whether all that is read but the sums, such as a bias, is the same for all pixels: read once a channel."""
         if len(self.space) != 1:
