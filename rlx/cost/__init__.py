@@ -9,6 +9,7 @@ _PUBLIC = {
     "Ceilings": "rlx.cost.ceilings",
     "IoProfile": "rlx.cost.io_profile",
     "KernelIo": "rlx.cost.io_profile",
+    "Pace": "rlx.cost.pace",
     "Prediction": "rlx.cost.model",
     "calibrate": "rlx.cost.measure",
     "ceilings_of": "rlx.cost.kept",
@@ -16,7 +17,7 @@ _PUBLIC = {
     "profile": "rlx.cost.io_profile",
 }
 
-__all__ = ["Ceilings", "IoProfile", "KernelIo", "Prediction", "calibrate", "ceilings_of", "predict", "profile"]
+__all__ = ["Ceilings", "IoProfile", "KernelIo", "Pace", "Prediction", "calibrate", "ceilings_of", "predict", "profile"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import asdict, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from rlx.cost.pace import Pace, Probe, present
 from rlx.errors import OptionError
 from rlx.records import dataclass
 
@@ -38,7 +39,8 @@ class Ceilings:
     a graph, and each kernel of it. `merges`: whether nodes are fused. `output`: each output of a run but the first;
     `copies`, like `bandwidth`: handing its bytes out where memory is unified (default: as kernels move them).
     `corrections`: by kind of kernel (predicted seconds, sizes that its speed depends on ..., measured / predicted),
-    between which the nearest count.
+    between which the nearest count. `probe`: what `rlx.cost.pace.probe` took at that time, for calls of the host and,
+    of a device that is the processor, for arithmetic and memory: by it predictions follow the present speed.
     `error` is the standard deviation of log(measured / predicted). `guessed`: nothing of it has been measured.
     """
 
@@ -63,6 +65,7 @@ class Ceilings:
     output: float = 3e-7
     copies: Curve = ()
     corrections: Mapping[str, Points] = field(default_factory=dict)
+    probe: tuple[float, ...] = ()
     error: float = 0.7
     guessed: bool = True
 
@@ -124,6 +127,17 @@ class Ceilings:
         """Measured over predicted time of kernels of that kind, predicted to take so long, of those sizes."""
         return nearest(self.corrections.get(kind, ()), (seconds, *sizes))
 
+    def pace(self, now: Probe) -> Pace:
+        """How much longer than when it was calibrated everything takes, by what the probe takes now."""
+        ratios = [
+            took / before for took, before in zip((now.calls, now.arithmetic, now.memory), self.probe, strict=False)
+        ]
+        return Pace(*ratios)
+
+    def present_pace(self) -> Pace:
+        """The same by a probe taken now, or in the last two seconds; that of the calibration if it had no probe."""
+        return self.pace(present()) if self.probe else Pace()
+
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values."""
         return asdict(self)
@@ -134,6 +148,7 @@ class Ceilings:
         made = dict(facts)
         for name in ("bandwidth", "products", "copies"):
             made[name] = tuple(tuple(map(float, p)) for p in made[name])
+        made["probe"] = tuple(map(float, made["probe"]))
         made["corrections"] = {k: tuple(tuple(map(float, p)) for p in c) for k, c in made["corrections"].items()}
         return Ceilings(**made)
 

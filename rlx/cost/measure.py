@@ -1,7 +1,9 @@
 """Calibration: the ceilings of a device that is here, from timed runs of small graphs; a few seconds.
 
-Everything is timed in turns, round after round until the time is up, and of each time the middle counts: a phase in
-which the machine is slow falls on all alike, and what is predicted is a usual run rather than the shortest.
+Everything is timed in turns, round after round until the time is up, and of each time the middle counts: what is
+predicted is a usual run rather than the shortest. The processor may change its speed meanwhile: a turn of a probe
+before and after each sample tells, and the sample counts as what it would have taken at the usual speed of the whole
+calibration, to which predictions refer.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from rlx.backends.base import Backend, Executable, by_position, spec_of
 from rlx.compiler import Compilation, compile_graph
 from rlx.cost.ceilings import FUNCTIONS, Ceilings, Points, guess, nearest
 from rlx.cost.lowered import lowered_from
-from rlx.cost.model import Prediction, predict_lowered
+from rlx.cost.model import NEAR, Prediction, predict_lowered
+from rlx.cost.pace import Probe, median, probe, turn
 from rlx.cost.suite import (
     dense,
     functions,
@@ -53,6 +56,8 @@ GRID = ((1, 4, 16, 64, 256), (16, 64, 256, 1024), (16, 64, 256, 1024))
 SMALL_GRID = ((1, 32, 512), (32, 768), (32, 768))
 LARGE_GRID = ((64, 4096), (512, 4096), (512, 4096))
 TYPED = (128, 512, 512)
+Parts = tuple[float, float, float]
+CALLS, KERNELS, STREAMED, BOTH = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.5, 0.5, 0.0)
 FAR = 30.0  # whole runs don't tell which kernel was wrong: no correction beyond this
 LEAST_ERROR = 0.1
 FUNCTION_OPS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt")
@@ -98,14 +103,21 @@ class _Bench:
 
 
 class _Job:
-    """What is timed: whole runs of a graph on some arrays, or each of its kernels."""
+    """What is timed: whole runs of a graph on some arrays, or each of its kernels.
 
-    def __init__(self, bench: _Bench, arrays: Sequence[Array], by_kernel: bool = False) -> None:
+    `parts` are how far its time goes by calls of the host, by arithmetic and by memory.
+    """
+
+    def __init__(
+        self, bench: _Bench, arrays: Sequence[Array], by_kernel: bool = False, parts: Parts | None = None
+    ) -> None:
         self.bench, self.arrays, self.by_kernel = bench, list(arrays), by_kernel
+        self.parts = parts or (KERNELS if by_kernel else BOTH)
         self.given = {spec.name: array for spec, array in zip(bench.inputs, arrays, strict=True)}
         self.calls = 1
         self.early: list[float] = []  # counts only where there was no time for a round
-        self.taken: list[list[float]] = []
+        self.taken: list[tuple[list[float], Probe]] = []
+        self.usual: Probe | None = None
 
     def first(self) -> float:
         """Seconds of the first run, in which some devices compile; then finds how many calls fill a slice."""
@@ -126,27 +138,39 @@ class _Job:
             once(given)
         return [(time.perf_counter() - start) / self.calls]
 
-    def visit(self) -> None:
-        """The samples of one round; the first of several only warms up."""
-        if self.by_kernel:
-            self.taken.append(self.time())
-            return
+    def visit(self, before: Probe) -> Probe:
+        """The samples of one round; the first of several only warms up. Takes and gives a turn of the probe."""
         end = time.perf_counter() + VISIT
-        self.time()
+        if not self.by_kernel:
+            self.time()
         while True:
-            self.taken.append(self.time())
-            if time.perf_counter() > end:
-                return
+            sample, after = self.time(), turn()
+            self.taken.append((sample, median((before, after))))
+            before = after
+            if self.by_kernel or time.perf_counter() > end:
+                return after
+
+    def even(self) -> list[list[float]]:
+        """The samples at the usual speed."""
+        usual = self.usual
+        if usual is None or not self.taken:
+            return [row for row, _ in self.taken] or [self.early]
+        found = []
+        for row, now in self.taken:
+            ratios = (usual.calls / now.calls, usual.arithmetic / now.arithmetic, usual.memory / now.memory)
+            scale = math.prod(ratio**part for ratio, part in zip(ratios, self.parts, strict=True))
+            found.append([seconds * scale for seconds in row])
+        return found
 
     @property
     def kernels(self) -> list[float]:
         """Seconds of each kernel."""
-        return [middle(column) for column in zip(*(self.taken or [self.early]), strict=True)]
+        return [middle(column) for column in zip(*self.even(), strict=True)]
 
     @property
     def seconds(self) -> float:
         """Seconds of a run, or of all kernels."""
-        return middle([sum(row) for row in self.taken or [self.early]])
+        return middle([sum(row) for row in self.even()])
 
 
 def middle(samples: Sequence[float]) -> float:
@@ -156,13 +180,18 @@ def middle(samples: Sequence[float]) -> float:
     return float(np.exp(np.mean(ordered[cut : len(ordered) - cut])))
 
 
-def take(jobs: Sequence[_Job], end: float) -> None:
-    """Times all jobs in turns until the time is up or there have been enough rounds."""
-    for _ in range(ROUNDS):
-        for job in jobs:
-            if time.perf_counter() > end:
-                return
-            job.visit()
+def take(jobs: Sequence[_Job], end: float, on_processor: bool) -> Probe:
+    """Times all jobs in turns until the time is up or there have been enough rounds; the usual speed meanwhile."""
+    now = probe()
+    for job in itertools.chain.from_iterable(itertools.repeat(jobs, ROUNDS)):
+        if time.perf_counter() > end:
+            break
+        now = job.visit(now)
+    speeds = [speed for job in jobs for _, speed in job.taken] or [now]
+    usual = median(speeds)
+    for job in jobs:
+        job.usual = usual if on_processor else None
+    return usual
 
 
 def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float = SECONDS) -> Ceilings:
@@ -190,12 +219,14 @@ class _Measurement(ABC):
         self.rest = ROUNDS_SHARE * (end - time.perf_counter())
 
     def ceilings(self) -> Ceilings:
-        self.tiny = self.job(tiny(), [self.random(16)])
+        self.tiny = self.job(tiny(), [self.random(16)], parts=CALLS)
         compiled = self.tiny.bench.seconds + self.tiny.first()
-        self.outputs = self.job(tiny(4), [self.random(16)])
+        self.outputs = self.job(tiny(4), [self.random(16)], parts=CALLS)
         self.prepare()
         tried = self.prepare_trials()
-        take(self.jobs, self.end)
+        cores = self.backend.on_processor
+        usual = take(self.jobs, self.end, cores)
+        self.change(probe=(usual.calls, usual.arithmetic, usual.memory) if cores else (usual.calls,))
         run = self.tiny.seconds
         output = max((self.outputs.seconds - run) / 3, 1e-8)
         self.change(compile=compiled, run=run, output=output)
@@ -214,9 +245,15 @@ class _Measurement(ABC):
     def bench(self, graph: Graph) -> _Bench:
         return _Bench(graph, self.backend, self.threads)
 
-    def job(self, graph: Graph | _Bench, arrays: Sequence[Array], by_kernel: bool = False) -> _Job:
+    def job(
+        self,
+        graph: Graph | _Bench,
+        arrays: Sequence[Array],
+        by_kernel: bool = False,
+        parts: Parts | None = None,
+    ) -> _Job:
         """A job more, ready to be timed."""
-        made = _Job(graph if isinstance(graph, _Bench) else self.bench(graph), arrays, by_kernel)
+        made = _Job(graph if isinstance(graph, _Bench) else self.bench(graph), arrays, by_kernel, parts)
         made.first()
         self.jobs.append(made)
         return made
@@ -269,8 +306,12 @@ class _Kernels(_Measurement):
 
     def prepare(self) -> None:
         bench = self.bench(stream())
-        self.streams = {n: self.job(bench, [self.random(n)] * 2, True) for n in (8, *(1 << i for i in STREAMS))}
-        self.copied = {n: self.job(bench, [self.random(n)] * 2) for n in (1 << i for i in COPIES)}
+        self.streams = {}
+        for n in (8, *(1 << i for i in STREAMS)):
+            self.streams[n] = self.job(bench, [self.random(n)] * 2, True, STREAMED if 12 * n > NEAR else None)
+        self.copied = {}
+        for n in (1 << i for i in COPIES):
+            self.copied[n] = self.job(bench, [self.random(n)] * 2, False, STREAMED if 12 * n > NEAR else None)
         n = self.elements = 1 << 13
         self.called = self.job(functions(FUNCTION_OPS), [self.random(n), self.random(n)], True)
         ms, ks, ns = GRID

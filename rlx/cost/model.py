@@ -15,6 +15,7 @@ from rlx.backends import BACKENDS, backend_named
 from rlx.cost.ceilings import Ceilings
 from rlx.cost.io_profile import IoProfile, profile_of
 from rlx.cost.lowered import Lowered, lower, needed, rounds_of
+from rlx.cost.pace import Pace
 from rlx.cost.work import GROUPED, LOOP, SCATTERED, Work, kernel_work, recurrence
 from rlx.ir.graph import Graph, Node
 from rlx.kernels.affine import linear_index
@@ -26,6 +27,8 @@ from rlx.records import dataclass
 __all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered"]
 
 SPREAD = 1.645  # standard deviations: nine of ten runs are expected within
+PACE = Pace()
+NEAR = 1 << 18  # bytes that a kernel touches without leaving the caches of a core
 CALLS = 1000  # expected of a compiled graph unless said otherwise
 
 
@@ -33,7 +36,8 @@ CALLS = 1000  # expected of a compiled graph unless said otherwise
 class KernelCost:
     """A kernel in all rounds of its loops: predicted seconds, and the times of arithmetic and traffic behind them.
 
-    `plain` are the seconds of one launch before the correction of its kind, which goes by them and by `sizes`.
+    `plain` are the seconds of one launch before the correction of its kind, which goes by them and by `sizes`, and at
+    the speed at which the device was calibrated.
     """
 
     kind: str
@@ -71,6 +75,7 @@ class Prediction:
     expected_calls: int
     error: float
     guessed: bool
+    pace: Pace = PACE
 
     @property
     def seconds(self) -> float:
@@ -103,6 +108,8 @@ class Prediction:
         for k in self.kernels:
             lines.append(f"  {_time(k.seconds):>8}  {k.bound:8} {k.kind:12} {k.nodes or k.name}")
         lines.append(f"  {_time(self.overhead + self.syncs + self.transfers):>8}  overhead, waits and transfers")
+        if self.pace != PACE:
+            lines.append(f"at present {self.pace}")
         lines.append(f"a run takes {_time(self.seconds)} ({_time(self.low)} .. {_time(self.high)})")
         return "\n".join(lines)
 
@@ -121,14 +128,17 @@ def predict(
     *,
     outputs: Collection[str] | None = None,
     expected_calls: int = CALLS,
+    pace: Pace = PACE,
 ) -> Prediction:
     """What a run of the graph takes on a device with these ceilings, which need not be here.
 
-    `at` gives extents of dims (default: their upper bounds); `outputs` those asked for. Raises what `rlx.profile` does.
+    `at` gives extents of dims (default: their upper bounds); `outputs` those asked for; `pace` how much slower the
+    device is than when it was calibrated (default: as it was; `ceilings.present_pace()`: as it is now).
+    Raises what `rlx.profile` does.
     """
     backend = backend_named(ceilings.device) if ceilings.device in BACKENDS else None
     present = backend is not None and backend.available().present
-    return predict_lowered(lower(graph, backend if present else None), ceilings, at, outputs, expected_calls)
+    return predict_lowered(lower(graph, backend if present else None), ceilings, at, outputs, expected_calls, pace)
 
 
 def predict_lowered(
@@ -137,6 +147,7 @@ def predict_lowered(
     at: Mapping[str, int] | None = None,
     outputs: Collection[str] | None = None,
     expected_calls: int = CALLS,
+    pace: Pace = PACE,
 ) -> Prediction:
     """The prediction for a graph that is lowered already."""
     moved = profile_of(lowered, ceilings.device, ceilings.unified, outputs=outputs, at=at)
@@ -146,19 +157,22 @@ def predict_lowered(
     rounds = rounds_of(program, sizes)
     works = [kernel_work(k, sizes) for k in kernels]
     distance = float(sum(w.read + w.written for w in works))
-    costs = tuple(_kernel_cost(k, w, ceilings, sizes, distance, rounds[k]) for k, w in zip(kernels, works, strict=True))
+    costs = tuple(
+        _kernel_cost(k, w, ceilings, sizes, distance, rounds[k], pace) for k, w in zip(kernels, works, strict=True)
+    )
     return Prediction(
         lowered.graph.name,
         ceilings.device,
         moved.at,
         costs,
-        overhead=ceilings.run + ceilings.output * max(0, len(moved.outputs) - 1),
-        syncs=moved.syncs * ceilings.sync,
-        transfers=_transfers(lowered, moved, ceilings),
-        compile=ceilings.compile + ceilings.compile_kernel * len({(k.kind, k.name) for k in kernels}),
+        overhead=pace.host * (ceilings.run + ceilings.output * max(0, len(moved.outputs) - 1)),
+        syncs=pace.host * moved.syncs * ceilings.sync,
+        transfers=pace.memory * _transfers(lowered, moved, ceilings),
+        compile=pace.host * (ceilings.compile + ceilings.compile_kernel * len({(k.kind, k.name) for k in kernels})),
         expected_calls=expected_calls,
         error=ceilings.error,
         guessed=ceilings.guessed,
+        pace=pace,
     )
 
 
@@ -207,7 +221,7 @@ def _across(kernel: Kernel) -> bool:
 
 
 def _kernel_cost(
-    kernel: Kernel, work: Work, ceilings: Ceilings, extents: dict[str, int], distance: float, rounds: int
+    kernel: Kernel, work: Work, ceilings: Ceilings, extents: dict[str, int], distance: float, rounds: int, pace: Pace
 ) -> KernelCost:
     """Weights come from as far as the whole run reaches, everything else from what the kernel before has left near."""
     kind = kind_of(kernel)
@@ -218,14 +232,17 @@ def _kernel_cost(
     passes = 1 if ceilings.merges or kernel.anchor is not None else work.parts
     traffic = passes * (own - weights) / ceilings.bytes_rate(own) + weights / ceilings.bytes_rate(distance)
     compute = _compute(kernel, work, ceilings, extents)
-    if kernel.host is not None:
-        compute += ceilings.host
     plain = max(compute, traffic)
-    seconds = plain * ceilings.correction(kind, plain, work.sizes)
-    seconds += ceilings.launch * (1 if ceilings.merges else work.parts)
+    share = min(1.0, traffic / plain) if own > NEAR and plain else 0.0
+    seconds = pace.of(share) * plain * ceilings.correction(kind, plain, work.sizes)
+    calls = ceilings.launch * (1 if ceilings.merges else work.parts)
+    if kernel.host is not None:
+        calls += ceilings.host
+    seconds += pace.host * calls
     nodes = "" if kernel.label == kernel.name else kernel.label
     return KernelCost(
-        kind, kernel.name, nodes, rounds * seconds, rounds * compute, rounds * traffic, rounds * work.read,
+        kind, kernel.name, nodes, rounds * seconds, rounds * pace.kernels * compute,
+        rounds * pace.of(share) * traffic, rounds * work.read,
         rounds * work.written, rounds * work.flops, plain, work.sizes,
     )  # fmt: skip
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import Backend, CodeGenerator, DeviceMemory
+from rlx.cost.ceilings import Ceilings
 from rlx.cost.kept import ceilings_of
 from rlx.cost.lowered import Lowered, extents_at, lower
-from rlx.cost.model import predict_lowered
+from rlx.cost.model import PACE, Prediction, predict_lowered
+from rlx.cost.pace import Pace
 from rlx.errors import DeviceUnavailable, OptionError, RlxError, UnsupportedOp
 from rlx.ir.graph import Graph
 from rlx.ir.shape import evaluate, usual_size
@@ -44,7 +46,8 @@ class Candidate:
     """A device and a graph. `obstacle` says why it can't be chosen ("": it can); times in seconds, sizes in bytes.
 
     `seconds` (None: not priced) lies between `low` and `high` in nine of ten runs; `cost` adds a share of the compile;
-    `guessed`: by ceilings that nobody measured; `measured`: of real runs, where the policy asked for them.
+    `guessed`: by ceilings that nobody measured; `pace`: how much slower than when it was calibrated;
+    `measured`: of real runs, where the policy asked for them.
     """
 
     device: str
@@ -62,6 +65,7 @@ class Candidate:
     budget_bytes: int | None = None
     unsupported: tuple[str, ...] = ()
     measured: float | None = None
+    pace: Pace = PACE
 
     @property
     def fits(self) -> bool | None:
@@ -109,6 +113,9 @@ class Decision:
     def __str__(self) -> str:
         at = ", ".join(f"{name}={n}" for name, n in self.at.items())
         lines = [f"device   {self.device}: {self.reason}", f"priced   by {self.objective}{f' at {at}' if at else ''}"]
+        pace = next((c.pace for c in self.candidates if c.device == self.device), PACE)
+        if pace != PACE:
+            lines.append(f"present  {pace}")
         for c in self.candidates:
             mark = "*" if c.device == self.device else " "
             lines.append(f"{mark} {c.device:9} {c.obstacle or _priced(c)}")
@@ -200,6 +207,7 @@ class _Choice:
         self.calibrate = calibrate
         self.at = usual_extents(self.graph, at)
         self.lowered: dict[str, Lowered] = {}
+        self.paces: dict[str, Pace] = {}
 
     def candidates(self) -> list[Candidate]:
         return [self.candidate(name) for name in BACKENDS]
@@ -226,8 +234,7 @@ class _Choice:
 
     def priced(self, name: str, backend: Backend, lowered: Lowered) -> Candidate:
         """A device that supports the graph."""
-        ceilings = ceilings_of(name, self.options.threads if name == "cpu" else None, measure=self.calibrate)
-        p = predict_lowered(lowered, ceilings, self.at, expected_calls=self.policy.expected_calls)
+        p = self.predicted(name, lowered, self.at, self.calibrate)
         peak = self.peak(lowered, backend)
         budget = self.options.budget_bytes
         allowed = budget if budget is not None else backend.memory().free
@@ -236,8 +243,22 @@ class _Choice:
             obstacle = f"needs {peak:,} B, {peak - allowed:,} B more than the {allowed:,} B allowed"
         return Candidate(
             name, obstacle, p.seconds, p.low, p.high, p.cost, p.overhead, p.transfers, p.compile, p.guessed, p.error,
-            peak, allowed,
+            peak, allowed, pace=p.pace,
         )  # fmt: skip
+
+    def predicted(self, name: str, lowered: Lowered, at: Mapping[str, int], calibrate: bool = False) -> Prediction:
+        """A run on a device, at one speed of the processor for the whole choice."""
+        ceilings = ceilings_of(name, self.options.threads if name == "cpu" else None, measure=calibrate)
+        return predict_lowered(
+            lowered, ceilings, at, expected_calls=self.policy.expected_calls, pace=self.pace(name, ceilings)
+        )
+
+    def pace(self, name: str, ceilings: Ceilings) -> Pace:
+        if self.policy.pace != "now":
+            return PACE
+        if name not in self.paces:
+            self.paces[name] = ceilings.present_pace()
+        return self.paces[name]
 
     def peak(self, lowered: Lowered, backend: Backend) -> int | None:
         """Bytes at the bounds as the compile will count them; of a library: every value at once."""
@@ -345,10 +366,7 @@ class _Choice:
         at = {**self.at, dim: extent}
         found = []
         for c in able:
-            threads = self.options.threads if c.device == "cpu" else None
-            ceilings = ceilings_of(c.device, threads, measure=False)
-            calls = self.policy.expected_calls
-            p = predict_lowered(self.lowered[c.device], ceilings, at, expected_calls=calls)
+            p = self.predicted(c.device, self.lowered[c.device], at)
             found.append(Candidate(c.device, "", p.seconds, cost=p.cost, overhead=p.overhead, error=p.error))
         best = min(found, key=self.price)
         return next(c for c in found if self.price(c) <= self.price(best) * self.slack(c, best)).device

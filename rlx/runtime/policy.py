@@ -12,6 +12,7 @@ from rlx.records import dataclass
 
 __all__ = ["OBJECTIVES", "VARIABLE", "DevicePolicy", "policy_of"]
 
+PACES = ("now", "calibrated")
 OBJECTIVES = ("latency", "throughput", "memory")
 VARIABLE = "RLX_DEVICE_POLICY"
 
@@ -25,7 +26,9 @@ class DevicePolicy:
     `benchmark` compiles every candidate and times so many runs of each, once: the winner is kept. `objective`:
     "latency" (of one run, with its share of the compile), "throughput" (without what a run takes besides its kernels)
     or "memory" (the lowest peak). `expected_calls`: over how many runs a compile is spread. `split` allows a graph that
-    no device can run as a whole to be cut into parts on several.
+    no device can run as a whole to be cut into parts on several. `pace`: "now" (times follow the present speed of the
+    processor, by a probe of some milliseconds) or "calibrated" (its speed when devices were calibrated: a choice is the
+    same from day to day).
     """
 
     only: tuple[str, ...] | None = None
@@ -35,6 +38,7 @@ class DevicePolicy:
     objective: str = "latency"
     expected_calls: int = 1000
     split: bool = False
+    pace: str = "now"
 
     def __post_init__(self) -> None:
         for name in ("only", "deny", "prefer"):
@@ -52,8 +56,9 @@ class DevicePolicy:
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < least:
                 raise OptionError(f"{name}={number!r}: expected an int >= {least}")
-        if self.objective not in OBJECTIVES:
-            raise OptionError(f"objective={self.objective!r}: expected one of {', '.join(map(repr, OBJECTIVES))}")
+        for name, known in (("objective", OBJECTIVES), ("pace", PACES)):
+            if getattr(self, name) not in known:
+                raise OptionError(f"{name}={getattr(self, name)!r}: expected one of {', '.join(map(repr, known))}")
         if not isinstance(self.split, bool):
             raise OptionError(f"split={self.split!r}: expected True or False")
 

@@ -76,7 +76,7 @@ def rooflines(
     made = model.compilation
     lowered = lowered_from(made.source, made.legal, made.dispatch, backend, made.program)
     ceilings = ceilings_of(model.device, threads, measure=calibrate)
-    prediction = predict_lowered(lowered, ceilings, at)
+    prediction = predict_lowered(lowered, ceilings, at, pace=ceilings.present_pace())
     io = profile_of(lowered, model.device, backend.unified, at=at)
     times: list[float | None] = [None] * len(prediction.kernels)
     if inputs is not None and "profile" in model.capabilities and made.program is not None:
@@ -105,9 +105,10 @@ def learn(found: Rooflines) -> Ceilings:
     if found.ceilings.guessed:
         raise OptionError(f"device {found.io.device!r} is not calibrated: run `rlx calibrate` first")
     points: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    launch = found.ceilings.launch * found.prediction.pace.host
     for row in found.rows:
-        own = row.predicted - found.ceilings.launch
+        own = row.predicted - launch
         if row.measured and own > 0:
-            ratio = max(row.measured - found.ceilings.launch, row.measured / 4) / own
+            ratio = max(row.measured - launch, row.measured / 4) / own
             points[row.kind].append((row.plain, *row.sizes, ratio))
     return refine(found.ceilings, points)

@@ -12,8 +12,9 @@ import pytest
 import rlx
 from rlx.backends.base import Availability
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.cost import Ceilings, ceilings_of, kept, measure, predict
+from rlx.cost import Ceilings, Pace, ceilings_of, kept, measure, pace, predict
 from rlx.cost.ceilings import guess
+from rlx.cost.pace import Probe
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim
@@ -210,3 +211,36 @@ def test_doubles_take_twice_the_vectors() -> None:
         times[dtype] = predict(g, c).kernels[0].compute
     assert times["f64"] == pytest.approx(2 * times["f32"])
     assert times["f16"] >= times["f32"]
+
+
+# ---- the present speed
+
+
+def test_predictions_follow_the_pace() -> None:
+    """Calls, arithmetic and memory scale their own parts; a device that is not the processor has only calls scaled."""
+    g = product(64, 64, 64)
+    plain, slow = predict(g, PLAIN), predict(g, PLAIN, pace=Pace(2.0, 3.0, 5.0))
+    assert slow.overhead == pytest.approx(2 * plain.overhead)
+    assert slow.compile == pytest.approx(2 * plain.compile)
+    (before,), (after,) = plain.kernels, slow.kernels
+    assert after.compute == pytest.approx(3 * before.compute)
+    assert after.seconds == pytest.approx(3 * (before.seconds - PLAIN.launch) + 2 * PLAIN.launch)  # its data are near
+    assert after.plain == before.plain
+    g = Graph("far")
+    g.output(g.input("x", (1 << 22,)) + 1.0, "y")
+    (before,), (after,) = (predict(g, PLAIN, pace=p).kernels for p in (Pace(), Pace(2.0, 3.0, 5.0)))
+    assert after.traffic == pytest.approx(5 * before.traffic)
+    now = Probe(2e-5, 6e-5, 4e-4)
+    assert replace(PLAIN, probe=(1e-5, 2e-5, 1e-4)).pace(now) == Pace(2.0, pytest.approx(3.0), 4.0)
+    assert replace(PLAIN, probe=(1e-5,)).pace(now) == Pace(2.0, 1.0, 1.0)
+    assert PLAIN.pace(now) == Pace()
+
+
+def test_the_probe_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its times are above 0, and several predictions of a moment go by one probe."""
+    monkeypatch.setattr(pace, "_last", [])
+    first = pace.present()
+    assert min(first.calls, first.arithmetic, first.memory) > 0
+    assert pace.present() is first
+    monkeypatch.setattr(pace, "KEPT", -1.0)
+    assert pace.present() is not first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from rlx import DevicePolicy
 from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import Availability, Backend, DeviceMemory
 from rlx.cost.ceilings import Ceilings, guess
+from rlx.cost.pace import Pace, Probe
 from rlx.errors import DeviceUnavailable, MemoryDeficit, OptionError, RlxError
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim
@@ -129,6 +131,24 @@ def test_the_cheapest_is_chosen_and_the_others_are_priced(fakes: dict[str, Fake]
     for word in ("left", "right", "us a run", "guess", "never chosen", "pip install it"):
         assert word in str(d)
     assert rlx.choose(graph(1 << 16)).device == "right"
+
+
+def test_prices_follow_the_present_speed(fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibrated devices are priced for the speed that a probe finds, once for all, unless the policy fixes it."""
+    probed = [Probe(3e-5, 2e-5, 1e-4)]
+    monkeypatch.setattr("rlx.cost.ceilings.present", lambda: probed[-1])
+
+    def calibrated(device: str, threads: int | None = None, *, measure: bool = True) -> Ceilings:
+        return replace(ceilings(device, threads), probe=(1e-5, 1e-5, 1e-4))
+
+    monkeypatch.setattr(choice, "ceilings_of", calibrated)
+    now, fixed = (rlx.choose(graph(4), DevicePolicy(pace=pace)) for pace in ("now", "calibrated"))
+    assert (now.chosen.pace, fixed.chosen.pace) == (Pace(3.0, 2.0, 1.0), Pace())
+    assert now.chosen.overhead == pytest.approx(3 * fixed.chosen.overhead)
+    assert 1 < now.chosen.seconds / fixed.chosen.seconds < 3
+    assert "calls 3.00" in str(now)
+    assert "times as long" not in str(fixed)
+    assert rlx.choose(graph(4), "pace=calibrated").chosen.seconds == fixed.chosen.seconds
 
 
 def test_the_extent_where_the_choice_turns(fakes: dict[str, Fake]) -> None:
@@ -278,6 +298,7 @@ def test_benchmark_times_each_and_keeps_the_winner(
         lambda: DevicePolicy(benchmark=-1),
         lambda: DevicePolicy(expected_calls=0),
         lambda: DevicePolicy(objective="speed"),
+        lambda: DevicePolicy(pace="fast"),
         lambda: DevicePolicy(split=1),  # type: ignore[arg-type]
         lambda: DevicePolicy.parse("only"),
         lambda: DevicePolicy.parse("benchmark=x"),

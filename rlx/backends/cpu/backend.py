@@ -39,6 +39,10 @@ class CpuBackend(CodeGenerator):
     def threads(self) -> int:
         return cpu_count()
 
+    @property
+    def on_processor(self) -> bool:
+        return True
+
     def __init__(self) -> None:
         self.made: WeakKeyDictionary[Program, dict[Kernel, list[KernelCode]]] = WeakKeyDictionary()
 

@@ -30,6 +30,12 @@ class MlxBackend(ArrayBackend):
             return Availability(False, f"mlx can't be used: {error}", remedy)
         return Availability(True, f"mlx {mx.__version__} on {device.type.name}")
 
+    @property
+    def on_processor(self) -> bool:
+        import mlx.core as mx
+
+        return bool(mx.default_device().type.name == "cpu")
+
     def arrays(self) -> Arrays:
         from rlx.backends.mlx.arrays import MlxArrays
 

@@ -40,6 +40,10 @@ class XlaBackend(ArrayBackend):
 
         return bool(jax.default_backend() == "cpu")
 
+    @property
+    def on_processor(self) -> bool:
+        return self.unified
+
     def available(self) -> Availability:
         remedy = 'pip install "rlx[xla]"'
         if find_spec("jax") is None:
