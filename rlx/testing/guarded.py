@@ -14,7 +14,7 @@ import numpy as np
 
 from rlx.backends.cpu.binding import host_function
 from rlx.backends.cpu.jit import compile_kernels
-from rlx.backends.cpu.words import Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
+from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
 from rlx.errors import CompileError
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate
@@ -60,11 +60,15 @@ class GuardedRun:
         extents: Mapping[str, int] | None = None,
         *,
         workers: int = 1,
+        threads: int = 1,
         at_end: bool = True,
         reverse: bool = False,
     ) -> dict[str, Array]:
-        """The outputs by name. Chunks go to `workers` in turn, each with scratch of its own; `reverse`: last first."""
-        sizes = dict(extents or {})
+        """The outputs by name. Chunks go to `workers` in turn, each with scratch of its own; `reverse`: last first.
+
+        They are cut as for so many threads.
+        """
+        sizes = {**(extents or {}), THREADS: threads}
         memory: dict[Buffer, GuardedMemory] = {}
 
         def place(buffer: Buffer) -> GuardedMemory:

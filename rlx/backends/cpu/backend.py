@@ -15,7 +15,7 @@ from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.scalar import LLVM
 from rlx.backends.cpu.specials import SPECIALS
-from rlx.backends.cpu.words import KernelCode, Routine
+from rlx.backends.cpu.words import THREADS, KernelCode, Routine
 from rlx.errors import DeviceUnavailable
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
@@ -158,7 +158,8 @@ class CpuBackend(CodeGenerator):
         sources |= {w.symbol: w.ir for c in every for w in c.words if isinstance(w, Routine)}
 
         def scratch(extents: Mapping[str, int]) -> int:
-            return threads * max((c.scratch_bytes(extents) for c in run), default=0)
+            own = {**extents, THREADS: threads}
+            return threads * max((c.scratch_bytes(own) for c in run), default=0)
 
         return CodeSizes(
             phases=len(every),
@@ -166,7 +167,7 @@ class CpuBackend(CodeGenerator):
             text=sum(len(c.ir) for c in every),
             words=8 * sum(len(c.words) for c in every),
             scratch=scratch,
-            prepare_scratch=threads * max((c.scratch_bytes({}) for c in prepare), default=0),
+            prepare_scratch=threads * max((c.scratch_bytes({THREADS: threads}) for c in prepare), default=0),
             spare=sum(byte_conv.spare_bytes(kernel) for kernel in program.prepare),
         )
 

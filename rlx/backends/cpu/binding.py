@@ -17,7 +17,7 @@ from rlx.backends.cpu.runner import (
     HostCall,
     RunBlock,
 )
-from rlx.backends.cpu.words import Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
+from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
 from rlx.errors import ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent
 from rlx.ir.graph import Array
@@ -68,8 +68,11 @@ class Table:
     which loops bring these up to date (see `rlx.backends.cpu.flow`). `marks` are the phases that control flow goes to.
     """
 
-    def __init__(self, phases: Sequence[Phase], addresses: Mapping[str, int], marks: Marks | None = None) -> None:
+    def __init__(
+        self, phases: Sequence[Phase], addresses: Mapping[str, int], marks: Marks | None = None, *, threads: int = 1
+    ) -> None:
         self.phases = tuple(phases)
+        self.threads = threads  # that work is cut for
         self.addresses = addresses
         self.marks = marks or {}
         self.fixed: list[int] = []  # the words, 0 where a binding fills them in
@@ -170,7 +173,8 @@ class Table:
 
     def scratch_bytes(self, extents: Mapping[str, int]) -> int:
         """Bytes of scratch that one worker needs."""
-        return max((p.code.scratch_bytes(extents) for p in self.phases if p.code), default=0)
+        known = {**extents, THREADS: self.threads}
+        return max((p.code.scratch_bytes(known) for p in self.phases if p.code), default=0)
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,7 @@ class Binding:
     ) -> None:
         self.table, self.keep, self.address = table, keep, address
         self.room, self.dims = dict(room or {}), dims or {}
-        self.extents: dict[str, int] = {**extents, **self.room, **dict.fromkeys(table.rounds, 0)}
+        self.set_extents({**extents, **self.room, **dict.fromkeys(table.rounds, 0)})
         self.host_array = host_array
         self.block: RunBlock | None = None  # that runs it
         self.resized: Callable[[], None] = lambda: None
@@ -214,7 +218,7 @@ class Binding:
         for number, size in table.sized:
             words[number] = values[size]
         for number, fn, _ in table.computed:
-            words[number] = fn(self.extents)
+            words[number] = fn(self.known)
         for number in table.scratch:
             words[number] = scratch
         self.places: dict[Buffer, dict[int, int]] = {}  # root -> word -> byte offset, of all pointers into it
@@ -237,7 +241,12 @@ class Binding:
                 call = self.hosts[number] = HostCall(self._host_function(number, phase.kernel))
                 self.rows.append((call.address, base, self._host_chunks(phase.kernel)))
             else:
-                self.rows.append((table.addresses[code.symbol], base + 8 * start, code.chunks(self.extents)))
+                self.rows.append((table.addresses[code.symbol], base + 8 * start, code.chunks(self.known)))
+
+    def set_extents(self, extents: dict[str, int]) -> None:
+        """Goes on with new objects: `once` tells extents apart by that."""
+        self.extents = extents
+        self.known = {**extents, THREADS: self.table.threads}
 
     def _fill_terms(self, terms: Sequence[tuple[int, int, str]]) -> None:
         """The coefficients of what depends on the number of a round: how much one more round adds."""
@@ -277,7 +286,7 @@ class Binding:
                 raise Overrun(f"node {kernel.label}: there is no room for {name!r} = {value}", name, value)
         changed = [name for name, value in found.items() if self.extents[name] != value]
         if changed:
-            self.extents = {**self.extents, **found}  # a new object: `once` tells them apart
+            self.set_extents({**self.extents, **found})
             for name in changed:
                 self._resize(self.table.affected(name))
             self.resized()
@@ -292,12 +301,12 @@ class Binding:
             self.places[root][number] = shift
         self._fill_terms(affected.terms)
         for number, fn, _ in affected.computed:
-            self.words[number] = fn(self.extents)
+            self.words[number] = fn(self.known)
         for number in affected.phases:
             code = table.phases[number].code
             if code is not None:
                 function, words, _ = self.rows[number]
-                self.rows[number] = (function, words, code.chunks(self.extents))
+                self.rows[number] = (function, words, code.chunks(self.known))
                 if self.block is not None:
                     self.block.table[number, 2] = self.rows[number][2]
 

@@ -1,4 +1,4 @@
-"""How the work of kernels is cut into chunks, by their extents only: never by the number of threads.
+"""How the work of kernels is cut into chunks: by their extents, and finer for many threads.
 
 Objects of these classes are all that is stored of such a choice, so that stored code needs nothing of what emits code.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from rlx.backends.cpu.shares import FEW_THREADS, shares, thread_count, wants_shares
 from rlx.backends.cpu.words import Computed, Extents
 from rlx.ir.shape import Shape, Size, evaluate, size_product
 from rlx.records import dataclass
@@ -79,7 +80,7 @@ class Grid:
         columns = max(self.columns(extents), 1)
         if self.whole_rows:
             return columns
-        parts = _parts(columns * evaluate(self.weight, extents))
+        parts = _parts(columns * evaluate(self.weight, extents), thread_count(extents))
         return columns if parts == 1 else -(-columns // (64 * parts)) * 64
 
     def column_chunks(self, extents: Extents) -> int:
@@ -88,7 +89,7 @@ class Grid:
     def row_chunk(self, extents: Extents) -> int:
         a_row = self.column_chunk(extents) * evaluate(self.weight, extents) + evaluate(self.row_weight, extents)
         rows = max(self.rows(extents), 1)
-        return -(-rows // min(_parts(rows * a_row), rows))
+        return -(-rows // min(_parts(rows * a_row, thread_count(extents)), rows))
 
     def chunks(self, extents: Extents) -> int:
         rows = self.rows(extents)
@@ -97,10 +98,14 @@ class Grid:
         return -(-rows // self.row_chunk(extents)) * self.column_chunks(extents)
 
 
-def _parts(cost: int) -> int:
+def _parts(cost: int, threads: int) -> int:
     """Into how many chunks work is cut: multiples of 4 where more than 2, so that 2 or 4 threads have equal shares."""
     parts = max(-(-cost // LOOP_COST), min(MIN_CHUNKS, cost // LEAST_LOOP_COST), 1)
-    return parts if parts <= 2 else -(-parts // 4) * 4
+    parts = parts if parts <= 2 else -(-parts // 4) * 4
+    if not wants_shares(parts, threads):
+        return parts
+    even = -(-parts // threads) * threads
+    return max(min(even, 2 * cost // LEAST_LOOP_COST), parts)
 
 
 def pieces(cost: float, most: float, least: float) -> int:
@@ -136,8 +141,8 @@ def row_limit(k: int, columns: int, size: int) -> int:
 
 
 @functools.lru_cache(1024)
-def chunking(m: int, n: int, k: int, batch: int, size: int) -> Chunking:
-    """Cuts a product of elements of `size` bytes into chunks of some 20 to 120 us of one core, by its extents only."""
+def chunking(m: int, n: int, k: int, batch: int, size: int, threads: int = 1) -> Chunking:
+    """Cuts a product of elements of `size` bytes into chunks of 20 to 120 us of one core, less for many threads."""
     width = PANEL_BYTES // size
     panels = max(-(-n // width), 1)
     # 144 rows, or more where those are little work (80 Gflop/s in f32, 10 GB/s of C)
@@ -155,6 +160,15 @@ def chunking(m: int, n: int, k: int, batch: int, size: int) -> Chunking:
     wanted = round(per_panel * panels / target)
     # each chunk reads all of A again and starts without prefetched panels, so it takes several of them
     panel_chunk = _panel_chunk(panels, min(wanted, max(panels // MIN_PANELS, MIN_CHUNKS)), blocks)
+    if wants_shares(blocks * -(-panels // panel_chunk), threads):
+
+        def cost(rows: int, some: int) -> float:
+            read = (rows + some * width) * k * size / 40e9
+            return 2.0 * rows * k * some * width / 80e9 * (size / 4) + read + rows * some * PANEL_BYTES / 20e9
+
+        least = min(2, panels) if m > FEW_ROWS else 1  # tiles of two panels
+        row_chunk, panel_chunk = shares(m, panels, threads, cost, copies=batch, most_rows=row_chunk, least_panels=least)
+        row_blocks = max(-(-m // row_chunk), 1)
     panel_blocks = -(-panels // panel_chunk)
     copy = (k * size) % 4096 == 0 and k > 0 and row_chunk > 12 and panel_chunk >= 16  # else it costs more than it saves
     copy_bytes = -(-row_chunk * (k_block(k) + COPY_PAD) * size // 64) * 64 if copy else 0
@@ -199,7 +213,8 @@ class ProductCut:
 
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
-        made = chunking(rows, columns, depth, matrices, self.size)
+        threads = max(thread_count(extents), FEW_THREADS)  # up to so many it is one entry of the table
+        made = chunking(rows, columns, depth, matrices, self.size, threads)
         scratch = _aligned(made.copy_bytes + (made.tile_bytes if self.to_scratch else 0))
         chunks = made.chunks if all(evaluate(s, extents) for s in self.shape) else 0
         return ProductParts(made.row_chunk, made.panel_chunk, made.copy_bytes, scratch, chunks)
@@ -276,6 +291,16 @@ class ConvCut:
             chunk = -(-chunk // self.rows) * self.rows
         blocks = max(-(-pixels // chunk), 1)
         panel_chunk = -(-panels // panel_blocks)
+        threads = thread_count(extents)
+        if wants_shares(blocks * groups * -(-panels // panel_chunk), threads):
+
+            def cost(some: int, columns: int) -> float:
+                gathered = 0 if in_image is not None else some * depth * size / 10e9
+                read = columns * self.width * (depth / 40e9 + some / 20e9) * size
+                return (some + 1) * a_pixel * columns / panels / 80e9 + gathered + read
+
+            chunk, panel_chunk = shares(pixels, panels, threads, cost, copies=groups, most_rows=chunk)
+            blocks = max(-(-pixels // chunk), 1)
         panel_blocks = -(-panels // panel_chunk)
         part = chunk
         columns = panel_chunk * self.width
@@ -361,8 +386,17 @@ class DirectCut:
         if blocks * panel_blocks % 2 and 1 < blocks < rows:
             blocks += 1
         row_chunk = max(-(-rows // blocks), 1)
-        blocks = -(-rows // row_chunk)
         panel_chunk = -(-panels // panel_blocks)
+        threads = thread_count(extents)
+        if wants_shares(blocks * -(-panels // panel_chunk), threads):
+
+            def cost(some: int, columns: int) -> float:
+                copied = 0 if self.in_image else (some * stride_h + more) * line * size / 10e9
+                read = weights * columns / panels / 40e9
+                return some * a_row * columns / panels / 80e9 + copied + read
+
+            row_chunk, panel_chunk = shares(rows, panels, threads, cost, most_rows=row_chunk)
+        blocks = -(-rows // row_chunk)
         panel_blocks = -(-panels // panel_chunk)
         pixels, columns = row_chunk * width, panel_chunk * self.width
         taken = pixels
@@ -417,6 +451,16 @@ class ByteCut:
         if blocks > 1:
             chunk = -(-chunk // self.rows) * self.rows
         blocks = max(-(-pixels // chunk), 1)
+        threads = thread_count(extents)
+        if wants_shares(blocks * groups * panel_blocks, threads):
+
+            def cost(some: int, columns: int) -> float:
+                gathered = 16.0 * depth * some if gathers else 0.0
+                done = (2.0 * depth + 60) * some * columns * self.width + gathered
+                return done / 120e9 + columns * self.width * depth / 40e9
+
+            chunk, panel_chunk = shares(pixels, panels, threads, cost, copies=groups, most_rows=chunk)
+            blocks, panel_blocks = max(-(-pixels // chunk), 1), -(-panels // panel_chunk)
         columns = panel_chunk * self.width
         part = chunk
         if gathers or not self.direct:
@@ -462,6 +506,15 @@ class DepthwiseCut:
         blocks = max(-(-channels // block), 1)
         strips = max(min(-(-wanted // blocks), height), 1)
         rows = max(-(-height // strips), 1)
+        threads = thread_count(extents)
+        if wants_shares(batch * -(-height // rows) * blocks, threads):
+
+            def cost(some: int, columns: int) -> float:
+                return some * columns * width * (self.taps + 4) / 2e9
+
+            rows, block = shares(height, vectors, threads, cost, copies=batch, most_rows=rows, least_panels=4)
+            block *= self.lanes
+            blocks = max(-(-channels // block), 1)
         strips = max(-(-height // rows), 1)
         return DepthwiseParts(rows, strips, block, blocks, batch * strips * blocks if height and width else 0)
 
@@ -537,8 +590,16 @@ class WinogradCut:
         if blocks * panel_blocks % 2 and 1 < blocks < tiles:
             blocks += 1
         tile_chunk = max(-(-tiles // blocks), 1)
-        blocks = -(-tiles // tile_chunk)
         panel_chunk = -(-panels // panel_blocks)
+        threads = thread_count(extents)
+        if wants_shares(-(-tiles // tile_chunk) * -(-panels // panel_chunk), threads):
+
+            def cost(some: int, columns: int) -> float:  # products, transforms of the image, and weights read
+                return positions * channels * (some * columns + some / 2 + 5 * columns) / 3e9
+
+            least = 1 if outputs % 8 == 0 else panels
+            tile_chunk, panel_chunk = shares(tiles, panels, threads, cost, most_rows=tile_chunk, least_panels=least)
+        blocks = -(-tiles // tile_chunk)
         panel_blocks = -(-panels // panel_chunk)
         lda = channels + 16 if channels % 128 == 0 else channels
         ldc = panel_chunk * lanes + (16 if panel_chunk % 8 == 0 else 0)
@@ -596,6 +657,13 @@ class AttentionCut:
         take = max(min(max(take // 6 * 6, 12), rows), 1)
         blocks = -(-rows // take)
         take = max(-(-rows // max(blocks, 1)), 1)
+        threads = thread_count(extents)
+        if wants_shares(batch * heads * -(-rows // take), threads):
+
+            def cost(some: int, _: int) -> float:
+                return some * per_row / 80e9 + keys * (depth + value_depth) * 4 / 40e9
+
+            take, _ = shares(rows, 1, threads, cost, copies=batch * heads, most_rows=take)
         sums = (take + 1) * stride * 4  # a row more, for a bias that all have
         results = sums + _aligned(take * 8)
         total = results + (take * -(-value_depth // self.WIDTH) * self.WIDTH * 4 if self.to_scratch else 0)

@@ -22,8 +22,9 @@ from rlx.backends.cpu import cuts, functions, jit
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.facts import facts_of
+from rlx.backends.cpu.shares import FEW_THREADS, thread_count
 from rlx.backends.cpu.weights import Shared
-from rlx.backends.cpu.words import KernelCode, Routine
+from rlx.backends.cpu.words import THREADS, Extents, KernelCode, Routine
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.kernels.program import Buffer, Flow, Kernel, Program
@@ -45,6 +46,17 @@ class Constant:
 
     def __call__(self, extents: object) -> int:
         return self.value
+
+
+@dataclass(frozen=True)
+class ByThreads:
+    """A function of the number of threads alone; up to `FEW_THREADS` it need not be asked."""
+
+    few: int
+    function: Callable[[Extents], int]
+
+    def __call__(self, extents: Extents) -> int:
+        return self.few if thread_count(extents) <= FEW_THREADS else self.function(extents)
 
 
 @dataclass
@@ -164,6 +176,8 @@ class _Writer(pickle.Pickler):
                 return _graph, _leaves(obj)
             case FunctionType() | MethodType() | cuts.Part():
                 return _reduce_function(obj)
+            case ByThreads(few=few, function=function):
+                return _by_threads, (few, *_described(function))
         return NotImplemented
 
 
@@ -174,16 +188,35 @@ def _values(made: Any) -> tuple[Any, ...]:
 def _reduce_function(function: Any) -> Any:
     if getattr(sys.modules[function.__module__], getattr(function, "__qualname__", ""), None) is function:
         return NotImplemented  # it has a name
-    try:
-        value = function({})
-    except Exception:  # noqa: BLE001  # it is no function of the extents alone, or depends on them
-        value = None
-    if type(value) is int:
+    value = _fixed(function, {})
+    if value is not None:
         return Constant, (value,)
+    described = _described(function)
+    few = _fixed(function, {THREADS: FEW_THREADS})
+    return described if few is None or described is NotImplemented else (_by_threads, (few, *described))
+
+
+def _fixed(function: Callable[..., Any], extents: Extents) -> int | None:
+    """What a function gives for all extents that have these, if it does."""
+    try:
+        value = function(extents)
+    except Exception:  # noqa: BLE001  # it is no function of the extents, or depends on others
+        return None
+    return value if type(value) is int else None
+
+
+def _described(function: Any) -> Any:
+    """What makes a function again, and its arguments."""
+    if isinstance(function, cuts.Part):
+        return cuts.Part, (function.cut, function.name, function.index)
     if isinstance(function, MethodType):
         return _method, (function.__self__, function.__name__)
     described = functions.describe(function) if isinstance(function, FunctionType) else None
     return NotImplemented if described is None else (functions.restore, described)
+
+
+def _by_threads(few: int, make: Callable[..., Callable[[Extents], int]], arguments: tuple[Any, ...]) -> ByThreads:
+    return ByThreads(few, make(*arguments))
 
 
 def _method(owner: object, name: str) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from rlx.backends.cpu.binding import Phase
-from rlx.backends.cpu.words import Computed, Pointer, Routine, Scratch, Word
+from rlx.backends.cpu.words import THREADS, Computed, Pointer, Routine, Scratch, Word
 from rlx.ir.graph import Array
 from rlx.ir.mapped import same_memory
 from rlx.ir.shape import Dim, evaluate
@@ -18,6 +18,7 @@ from rlx.kernels.program import Buffer
 
 __all__ = ["find", "key_of", "memory_key", "offer"]
 
+ALONE = {THREADS: 1}  # what is packed is the same for any number of threads
 Keys = Mapping[Buffer, str | None]
 
 _made: weakref.WeakValueDictionary[str, Array] = weakref.WeakValueDictionary()
@@ -62,7 +63,7 @@ def _phase_key(phase: Phase, keys: Keys) -> str | None:
     words = [_word_key(word, names) for word in phase.code.words]
     if None in words:
         return None
-    return _digest((phase.code.ir, phase.code.optimize, phase.code.chunks({}), words))
+    return _digest((phase.code.ir, phase.code.optimize, phase.code.chunks(ALONE), words))
 
 
 def _word_key(word: Word, names: Mapping[Buffer, str]) -> object:
@@ -71,7 +72,7 @@ def _word_key(word: Word, names: Mapping[Buffer, str]) -> object:
             root = names.get(buffer.base)
             return None if root is None else (root, evaluate(buffer.offset, {}), evaluate(offset, {}))
         case Computed(fn):
-            return fn({})
+            return fn(ALONE)
         case Routine(symbol, ir):
             return symbol, ir
         case Scratch():

@@ -55,8 +55,8 @@ class Shared:
     ) -> None:
         self.graph, self.program, self.options = graph, program, options
         self.prepare, self.addresses = tuple(prepare), addresses
-        self.run = Table(run, addresses, marks)
         self.threads = options.threads or cpu_count()
+        self.run = Table(run, addresses, marks, threads=self.threads)
         self.params: dict[Buffer, Array] = {}
         self.keys: dict[Buffer, str | None] = {}  # of params and prepared buffers: equal ones have equal contents
         self.memory: dict[Buffer, Array] = {b: _constant_bytes(b) for b in program.constants}  # prepared ones too
@@ -143,7 +143,7 @@ class Shared:
         outdated = self._outdated()
         partly = {b for phase in outdated for b in phase.kernel.writes()} & self.residency.masks.keys()
         outdated = [phase for phase in outdated if partly.isdisjoint(phase.kernel.writes())]
-        table = Table(self._unshared(outdated), self.addresses)
+        table = Table(self._unshared(outdated), self.addresses, threads=self.threads)
         scratch = aligned_bytes(table.scratch_bytes({}) * self.threads)
         binding = Binding(table, {}, self.address, int(scratch.ctypes.data), lambda b, _: self.contents(b))
         block = RunBlock(binding.rows, threads=self.threads)

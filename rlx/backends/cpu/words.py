@@ -17,8 +17,12 @@ from rlx.records import dataclass
 if TYPE_CHECKING:
     from rlx.backends.cpu.builder import Function
 
-__all__ = ["Computed", "KernelCode", "Link", "Pointer", "Routine", "Scratch", "Word", "WordTable", "once"]
+__all__ = [
+    "THREADS", "Computed", "Extents", "KernelCode", "Link", "Pointer", "Routine", "Scratch", "Word", "WordTable",
+    "once",
+]  # fmt: skip
 
+THREADS = "\0threads"  # the number of threads of a run, among its extents: no dim has such a name
 Extents = Mapping[str, int]
 T = TypeVar("T")
 
