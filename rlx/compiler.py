@@ -50,19 +50,27 @@ class Compilation(Stages):
 
 
 def compile_graph(
-    graph: Graph, backend: Backend, options: CompileOptions, admit: Admit = lambda *stages: None
+    graph: Graph,
+    backend: Backend,
+    options: CompileOptions,
+    admit: Admit = lambda *stages: None,
+    *,
+    early: bool = False,
 ) -> Compilation:
-    """Compiles a graph for a device; `admit` is asked before code is made and memory taken.
+    """Compiles a graph for a device; `admit` is asked before memory is taken.
 
-    Raises `CompileError`, `UnsupportedOp` or what `admit` raises.
+    It is asked before code is made too, unless `early`: then that goes on meanwhile. Raises `CompileError`,
+    `UnsupportedOp` or what `admit` raises.
     """
     made = stages_of(graph, backend, options)
-    admit(made.source, made.legal, made.program)
     if isinstance(backend, LibraryBackend):
+        admit(made.source, made.legal, made.program)
         return Compilation(**vars(made), executable=backend.build(made.legal, options))
     assert isinstance(backend, CodeGenerator)
     assert made.program is not None
-    return Compilation(**vars(made), executable=backend.emit(made.legal, made.program, options))
+    with backend.compiling(made.program, options, early):
+        admit(made.source, made.legal, made.program)
+        return Compilation(**vars(made), executable=backend.emit(made.legal, made.program, options))
 
 
 def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages:

@@ -6,7 +6,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -453,7 +453,11 @@ class CodeGenerator(Backend):
 
     @abstractmethod
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
-        """What the program's code and working memory will take; compiles nothing."""
+        """What the program's code and working memory will take; compiles nothing outside of `compiling`."""
+
+    def compiling(self, program: Program, options: CompileOptions, early: bool) -> AbstractContextManager[None]:
+        """The time from the first question about a program to its code; with `early`, code may be made all along."""
+        return nullcontext()
 
     @abstractmethod
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:

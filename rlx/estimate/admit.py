@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from rlx.estimate.graph import Lowered
     from rlx.kernels.program import Program
 
-__all__ = ["COMPILED", "Admission", "PastAdmission", "StoredAdmission", "admit_compiler", "figures_of"]
+__all__ = ["COMPILED", "Admission", "PastAdmission", "StoredAdmission", "admit_compiler", "figures_of", "plenty"]
 
 _WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
 _NO_COMPILER = "Raise the limit, load an artifact (which brings no compiler), or pass over_budget='allow'"
 
+PLENTY = 1 << 30  # bytes, far more than compiling takes
 
 COMPILED: set[str] = set()  # the devices that something was compiled for in this process
 _admitted: set[str] = set()  # the devices whose compiler was let into this process
@@ -184,6 +185,15 @@ def admit_compiler(device: str, options: CompileOptions) -> None:
         needs = MemoryEstimate(f"the compiler for {device}", device, overhead_bytes=size)
         admission.settle(needs, left, f"by {name}", _NO_COMPILER)
     _admitted.add(device)
+
+
+def plenty(options: CompileOptions) -> bool:
+    """Whether a model may be compiled on several threads, and before it is known what it takes: memory is not short."""
+    if options.over_budget == "allow":
+        return True
+    budget = Budget.of_process()
+    rooms = (budget.soft_room, *budget.figures.rooms.values())
+    return options.budget_bytes is None and all(room is not None and room >= PLENTY for room in rooms)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Overhead", "known_overhead", "overhead_of"]
 
-FORMAT = 5
+FORMAT = 6
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most

@@ -10,7 +10,7 @@ from rlx.backends.base import Backend
 from rlx.compiler import compile_graph
 from rlx.cost.kept import ceilings_of
 from rlx.errors import DeviceUnavailable
-from rlx.estimate.admit import Admission
+from rlx.estimate.admit import Admission, plenty
 from rlx.ir.graph import Graph
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
@@ -26,7 +26,7 @@ __all__ = ["compile_chosen", "compile_on", "decided", "named"]
 def compile_on(graph: Graph, backend: Backend, options: CompileOptions, before: Resident) -> CompiledGraph:
     """The graph on a device, if its memory is there; `before` is this process before the graph was read."""
     admission = Admission(backend, options)
-    made = compile_graph(graph, backend, options, admission)
+    made = compile_graph(graph, backend, options, admission, early=plenty(options))
     return CompiledGraph(made, backend.name, options, ModelMemory(admission, before))
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, host_memory
-from rlx.backends.cpu import attention, byte_conv, contract, conv, flow
+from rlx.backends.cpu import attention, byte_conv, contract, conv, entry, flow, runner
 from rlx.backends.cpu.channels import channels_last
-from rlx.backends.cpu.executable import CpuExecutable, build
+from rlx.backends.cpu.executable import CpuExecutable, build, compile_codes
 from rlx.backends.cpu.grouped import find_layers
-from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.jit import Compiling, host
 from rlx.backends.cpu.nest import emit_nest
+from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.cpu.pool import cpu_count
 from rlx.backends.cpu.scalar import LLVM
 from rlx.backends.cpu.specials import SPECIALS
@@ -45,6 +47,7 @@ class CpuBackend(CodeGenerator):
 
     def __init__(self) -> None:
         self.made: WeakKeyDictionary[Program, dict[Kernel, list[KernelCode]]] = WeakKeyDictionary()
+        self.work: WeakKeyDictionary[Program, Compiling] = WeakKeyDictionary()
 
     def available(self) -> Availability:
         try:
@@ -145,10 +148,15 @@ class CpuBackend(CodeGenerator):
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
         made = self.made.setdefault(program, {})  # `emit`, which comes next, need not make it again
+        work = self.work.get(program)
 
         def codes(kernels: Sequence[Kernel]) -> list[KernelCode]:
             own = [k for k in kernels if k.host is None and k.extents is None]
-            made.update((k, self.emit_kernel(k)) for k in own if k not in made)
+            for kernel in own:
+                if kernel not in made:
+                    made[kernel] = self.emit_kernel(kernel)
+                    if work is not None:
+                        compile_codes(work, made[kernel])
             return [code for kernel in own for code in made[kernel]]
 
         prepare, run = codes(program.prepare), codes(program.run)
@@ -171,9 +179,30 @@ class CpuBackend(CodeGenerator):
             spare=sum(byte_conv.spare_bytes(kernel) for kernel in program.prepare),
         )
 
+    @contextmanager
+    def compiling(self, program: Program, options: CompileOptions, early: bool) -> Iterator[None]:
+        if not early:
+            yield
+            return
+        with Compiling(cache_of(options)) as work:
+            work.prepare(runner.runtime_ir())
+            if runner.CPYTHON:
+                work.prepare(entry.entry_ir())
+            self.work[program] = work
+            try:
+                yield
+            finally:
+                del self.work[program]
+
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
         found = self.available()
         if not found.present:
             raise DeviceUnavailable(f"device 'cpu': {found.reason}. {found.remedy}")
         made = self.made.pop(program, {})
-        return build(graph, program, options, lambda kernel: made.get(kernel) or self.emit_kernel(kernel))
+        work = self.work.get(program) or Compiling(cache_of(options), threads=1)
+        return build(graph, program, options, lambda kernel: made.get(kernel) or self.emit_kernel(kernel), work)
+
+
+def cache_of(options: CompileOptions) -> ObjectCache | None:
+    """The object cache in the folder that the options name, None for the user's."""
+    return ObjectCache(options.cache_dir) if options.cache_dir is not None else None

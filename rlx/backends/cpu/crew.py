@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 __all__ = ["Crew"]
 
-Job = Callable[[], None]
+Job = Callable[[], object]
 
 
 class Crew:

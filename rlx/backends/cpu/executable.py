@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,6 @@ from rlx.backends.base import Image
 from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry, patch_table
 from rlx.backends.cpu.experts import ExpertCalls, ExpertMemory
-from rlx.backends.cpu.jit import compile_kernels
-from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.cpu.runner import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock, phase_table
 from rlx.backends.cpu.select import Selection
 from rlx.backends.cpu.states import StateCalls, StateMemory
@@ -34,6 +32,8 @@ from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from rlx.backends.cpu.jit import Compiling
 
 __all__ = ["CpuExecutable", "build"]
 
@@ -586,6 +586,7 @@ def build(
     program: Program,
     options: CompileOptions,
     emit: Callable[[Kernel], list[KernelCode]],
+    work: Compiling,
 ) -> CpuExecutable:
     """Compiles every kernel of the program and sets up its memory. Raises `UnsupportedOp` for what it can't run."""
     check_supported(graph, program)
@@ -603,16 +604,23 @@ def build(
 
     marks: dict[tuple[Flow, str], int] = {}
     prepare, run = phases(program.prepare), phases(program.run)
-    codes = [p.code for p in (*prepare, *run) if p.code is not None]
-    cache = ObjectCache(options.cache_dir) if options.cache_dir is not None else None
-    items = {c.symbol: (c.symbol, c.ir, c.optimize) for c in codes}
-    items |= {w.symbol: (w.symbol, w.ir, False) for c in codes for w in c.words if isinstance(w, Routine)}
-    addresses = compile_kernels(items.values(), cache=cache)
+    with work:
+        compile_codes(work, [p.code for p in (*prepare, *run) if p.code is not None])
+        addresses = work.finish()
     shared = Shared(graph, program, options, prepare, run, addresses, marks)
     data = {v.name: v.data for v in graph.params if v.data is not None}
     if data:
         shared.set_params(data)
     return CpuExecutable(shared)
+
+
+def compile_codes(work: Compiling, codes: Iterable[KernelCode]) -> None:
+    """Has kernels and the routines that they call compiled."""
+    for code in codes:
+        work.add(code.symbol, code.ir, code.optimize)
+        for word in code.words:
+            if isinstance(word, Routine):
+                work.add(word.symbol, word.ir, False)
 
 
 def settable(graph: Graph, program: Program) -> frozenset[str]:

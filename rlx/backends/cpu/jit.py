@@ -21,6 +21,7 @@ from rlx.records import dataclass
 
 __all__ = [
     "KERNEL_SYMBOLS",
+    "Compiling",
     "HostTarget",
     "Library",
     "build",
@@ -252,18 +253,23 @@ def resolve(name: str, symbols: Mapping[str, int]) -> int:
 
 def build(ir: str, *, optimize: bool, symbols: Mapping[str, int], cache: ObjectCache | None = None) -> Library:
     """Compiles (or finds in the cache) and loads runtime code that may also use the symbols at the given addresses."""
+    obj = runtime_object(ir, optimize, cache if cache is not None else default_cache())
+    check_object(obj, KERNEL_SYMBOLS | set(symbols))
+    return load_object(obj, symbols=symbols)
+
+
+def runtime_object(ir: str, optimize: bool, cache: ObjectCache) -> bytes:
+    """The object of runtime code, linked; made once a process."""
     short = content_key(ir, str(optimize))
     obj = runtime_objects.get(short)
     if obj is None:
-        cache = cache if cache is not None else default_cache()
         key = object_key(ir, optimize)
         obj = cache.get(key)
         if obj is None:
             obj = compile_object(ir, optimize=optimize)
             cache.put(key, obj)
-        check_object(obj, KERNEL_SYMBOLS | set(symbols))
         obj = runtime_objects[short] = linked([obj])
-    return load_object(obj, symbols=symbols)
+    return obj
 
 
 def linked(objs: Sequence[bytes]) -> bytes:
@@ -310,7 +316,7 @@ class Compiling:
     To be used in a `with` statement: what is left of it without `finish` is dropped.
     """
 
-    def __init__(self, cache: ObjectCache | None = None) -> None:
+    def __init__(self, cache: ObjectCache | None = None, threads: int = THREADS) -> None:
         from rlx.backends.cpu.crew import Crew
 
         self.cache = cache if cache is not None else default_cache()
@@ -319,7 +325,7 @@ class Compiling:
         self.wanted: dict[str, dict[str, str]] = {}  # bundle on disk -> symbols by key
         self.items: dict[str, Item] = {}
         self.objects: list[Bundle] = []
-        self.crew = Crew(min(host().cores, THREADS))
+        self.crew = Crew(min(host().cores, threads))
 
     def __enter__(self) -> Compiling:
         return self
@@ -341,6 +347,10 @@ class Compiling:
             self.wanted.setdefault(bundle, {})[key] = symbol
         else:
             self.compile(key)
+
+    def prepare(self, ir: str) -> None:
+        """Makes an optimised object that `build` will ask for."""
+        self.crew.add(len(ir), lambda: runtime_object(ir, True, default_cache()))
 
     def compile(self, key: str) -> None:
         item = self.items[key]
