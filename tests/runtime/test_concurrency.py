@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,20 +18,23 @@ from rlx.ops.base import Op, register
 
 Array = np.ndarray[Any, Any]
 SECONDS = 1.0  # for how long threads hammer at something
+HANG = 60  # seconds that nothing takes
 
 
 @register
-class SlowIdentity(Op):
-    """x, after a while: a host call."""
-
-    seconds: float = 0.2
+class Calls(Op):
+    """x, after a call of `during`: a host call."""
 
     def infer(self, x: Any) -> Any:
         return x
 
     def reference(self, x: Array) -> Array:
-        time.sleep(self.seconds)
+        during()
         return x
+
+
+def during() -> None:
+    """What a run of `calling` does in its middle; tests set it."""
 
 
 def network(width: int, **options: Any) -> rlx.CompiledGraph:
@@ -51,10 +55,10 @@ def weights(width: int, scale: float = 1) -> Array:
     return made.astype(np.float32)
 
 
-def slow(seconds: float = 0.2) -> rlx.CompiledGraph:
-    g = rlx.Graph("slow")
+def calling() -> rlx.CompiledGraph:
+    g = rlx.Graph("calling")
     x, w = g.input("x", (2,)), g.param("w", (2,))
-    g.output(rlx.ops.slow_identity(x + w, seconds=seconds) * 2.0, name="y")
+    g.output(rlx.ops.calls(x + w) * 2.0, name="y")
     model = rlx.compile(g, device="cpu")
     model.set_param("w", np.zeros(2, np.float32))
     return model
@@ -122,22 +126,28 @@ def test_one_graph_in_two_threads_is_busy_or_right(together: Callable[..., None]
     np.testing.assert_array_equal(model.run([inputs[3]])[0], wants[3])
 
 
-def test_busy(together: Callable[..., None]) -> None:
+def test_busy(together: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """While a run goes on, calls and changes of the graph raise BusyError and change nothing; a clone can run."""
-    model = slow()
+    model = calling()
     clone = model.clone()
     x = np.float32([1, 2])
     model.run([x])
     clone.run([x])
-    started = threading.Event()
+    inside, over = threading.Event(), threading.Event()
 
     def first() -> None:
-        started.set()
+        monkeypatch.setattr(sys.modules[__name__], "during", lambda: (inside.set(), over.wait(HANG)))
         np.testing.assert_array_equal(model.run([x])[0], 2 * x)
 
     def second() -> None:
-        started.wait()
-        time.sleep(0.05)
+        assert inside.wait(HANG)
+        monkeypatch.undo()
+        try:
+            others()
+        finally:
+            over.set()
+
+    def others() -> None:
         for call in (
             lambda: model.run([x]),
             lambda: model.run_slots(x),
@@ -199,7 +209,7 @@ def in_child(check: Callable[[], None]) -> int:
             os.write(2, f"{error!r}\n".encode())
             os._exit(1)
         os._exit(0)
-    stop = time.monotonic() + 30
+    stop = time.monotonic() + HANG
     while time.monotonic() < stop:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -211,9 +221,10 @@ def in_child(check: Callable[[], None]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_fork_during_runs(together: Callable[..., None]) -> None:
+def test_fork_during_runs(together: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The child can use every graph, also those that other threads of the parent were running or binding."""
-    model, other = network(128, threads=2), slow(0.3)
+    model, other = network(128, threads=2), calling()
+    monkeypatch.setattr(sys.modules[__name__], "during", lambda: time.sleep(0.3))
     inputs = [np.full((n, 128), 1 / n, np.float32) for n in (40, 3, 64, 1)]
     wants = [model.run([x])[0] for x in inputs]
     pair = np.float32([1, 2])

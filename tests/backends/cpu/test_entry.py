@@ -410,6 +410,6 @@ def test_entries_run_at_once_in_threads() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
         assert not thread.is_alive()
     assert not failures
