@@ -126,6 +126,13 @@ class Tile:
         """
         return 1 if self.lanes * size_of(self.scalar) == 64 or self.dtype == "i32" else 4
 
+    def unroll_of(self, rows: int, vectors: int) -> int:
+        """Steps of k a turn of the loop of a tile: twice as many where it takes all registers.
+
+        A core that shares its front end with another thread is bound by instructions there, not by products.
+        """
+        return 2 * self.unroll if self.unroll > 1 and self.registers == 16 and rows * vectors >= 12 else self.unroll
+
     @property
     def single_rows(self) -> int:
         """Rows of a tile of one panel."""
@@ -258,6 +265,7 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
         shared=True,
         attrs="nounwind noinline",
     )
+    unroll = tile.unroll_of(rows, vectors)
     step = f.mul("%lda", size)
     double_step = f.mul(step, 2)
     c_rows = ["%c"]
@@ -281,9 +289,9 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
         row_pointers = [
             pa[i // 3] if i % 3 == 0 else f.offset(pa[i // 3], step if i % 3 == 1 else double_step) for i in range(rows)
         ]
-        if count > 1:
-            f.prefetch(ahead, locality=2)
         for k in range(count):
+            if count > 1 and k % tile.unroll == 0:
+                f.prefetch(f.offset(ahead, k // tile.unroll * 64), locality=2)
             at = [
                 f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * b_size) for j in range(vectors)
             ]
@@ -301,14 +309,14 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
                     acc[i * vectors + j] = multiply_add(f, a, held[j], acc[i * vectors + j], v)
         pa = [f.offset(p, count * size) for p in pa]
         pb = [f.offset(p, count * tile.width * b_size) for p in pb]
-        return [*pa, *pb, f.offset(ahead, 64) if count > 1 else ahead, *acc]
+        return [*pa, *pb, f.offset(ahead, count // tile.unroll * 64) if count > 1 else ahead, *acc]
 
     state: list[tuple[str, str]] = [("ptr", p) for p in [*a_pointers, *b_pointers, "%next"]]
     state += [(v, "zeroinitializer")] * (rows * vectors)
     done: int | str = 0
-    if tile.unroll > 1:
-        done = f.and_("%k", -tile.unroll)
-        after = f.loop(0, done, tile.unroll, state, lambda _, s: steps(tile.unroll, s))
+    if unroll > 1:
+        done = f.and_("%k", -unroll)
+        after = f.loop(0, done, unroll, state, lambda _, s: steps(unroll, s))
         state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
     acc = f.loop(done, "%k", 1, state, lambda _, s: steps(1, s))[na + nb + 1 :]
 
