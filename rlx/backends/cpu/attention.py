@@ -392,7 +392,10 @@ class _Code:
         def many_scores() -> None:
             k = panels(AttentionWord.K_PANELS, room, depth)
             size = f.mul(depth, WIDTH)
-            f.call(word(AttentionWord.BLOCK), [q, q_step, k, size, scores, stride, count, limit, depth, "null"])
+            f.call(
+                word(AttentionWord.BLOCK),
+                [q, q_step, k, size, scores, stride, count, limit, depth, ("i64", K_BLOCK), "null"],
+            )
 
         def few_results() -> None:
             v, step = operand(AttentionWord.V, key_head)
@@ -401,8 +404,8 @@ class _Code:
         def many_results() -> None:
             v = panels(AttentionWord.V_PANELS, value_depth, room)
             size = f.mul(room, WIDTH)
-            args = [scores, stride, v, size, result, out_step, count, value_depth, summed, "null"]
-            f.call(word(AttentionWord.BLOCK), args)
+            sizes = [count, value_depth, summed, ("i64", K_BLOCK)]
+            f.call(word(AttentionWord.BLOCK), [scores, stride, v, size, result, out_step, *sizes, "null"])
 
         few = f.cmp("le", rows, FEW_ROWS)
         self.either(ways, few, few_scores, many_scores)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from rlx.backends.cpu import byte_conv, conv, gemm, scalar
+from rlx.backends.cpu import byte_conv, conv, gemm, packing, scalar
 from rlx.backends.cpu.builder import Function, size_of, vec
 from rlx.backends.cpu.cuts import Part, ProductCut, part
 from rlx.backends.cpu.jit import host
@@ -249,7 +249,7 @@ def emit_pack(kernel: Kernel) -> KernelCode:
         count,
         Computed(per_chunk),
     ]
-    symbol, ir = name_kernel(gemm.pack_b(_tile(out.dtype), PLACEHOLDER).text())
+    symbol, ir = name_kernel(packing.pack_b(_tile(out.dtype), PLACEHOLDER).text())
     return KernelCode(symbol, ir, tuple(words), chunks)
 
 

@@ -341,7 +341,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             copy = f.select(f.cmp("ge", w[ConvWord.COPY], 0), f.offset(own, w[ConvWord.COPY]), "null", "ptr")
             f.call(
                 w[ConvWord.BLOCK],
-                [a, w[ConvWord.A_STEP], at, f.mul(depth, width), c, step, rows, left, depth, copy],
+                [a, w[ConvWord.A_STEP], at, f.mul(depth, width), c, step, rows, left, depth, ("i64", K_BLOCK), copy],
             )
         if not finish.plain or not finish.in_place:
             finish.rows(emitter, (q0, q1), (start, f.add(start, left)), c, step)

@@ -21,7 +21,8 @@ __all__ = [
 ]  # fmt: skip
 
 COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
-K_BLOCK = 384  # a panel of f32 then takes 24 KB of L1
+K_BLOCK = 384  # steps of k of which a sum is made at most before it is added to others
+PRODUCT_BLOCK = 128  # the same in a matrix product: two panels of f32 then take 16 KB of L1
 PANEL_BYTES = 64  # of a row of a panel
 MIN_CHUNKS = 4
 MIN_PANELS = 4  # of a chunk of a product that has enough of them
@@ -117,9 +118,9 @@ def pieces(cost: float, most: float, least: float) -> int:
 # ---- products
 
 
-def k_block(k: int) -> int:
-    """Steps of k in one block: at most 384, even blocks, a multiple of 8. The generated code computes the same."""
-    blocks = max(-(-k // K_BLOCK), 1)
+def k_block(k: int, most: int = PRODUCT_BLOCK) -> int:
+    """Steps of k in one block: about `most`, even blocks, a multiple of 8. The generated code computes the same."""
+    blocks = max(-(-k // most), 1)
     return max((-(-k // blocks) + 7) // 8 * 8, 8)
 
 
@@ -314,7 +315,7 @@ class ConvCut:
             a_step, gathered = evaluate(in_image, extents), 0
             copied = a_step * size % 4096 == 0 and depth > 0 and chunk > 12 and panel_chunk >= 16
         sums = 0 if self.in_place else _aligned(part * columns * size)
-        copy = _aligned(part * (k_block(depth) + COPY_PAD) * size) if copied else 0
+        copy = _aligned(part * (k_block(depth, K_BLOCK) + COPY_PAD) * size) if copied else 0
         count = blocks * groups * panel_blocks if pixels and outputs else 0
         parts = (chunk, panel_chunk, count, a_step, part, gathered)
         return ConvParts(*parts, gathered + sums if copied else -1, gathered + sums + copy)
@@ -412,7 +413,7 @@ class DirectCut:
         count = blocks * panel_blocks if rows and width and outputs else 0
         copied = 0 if self.in_image else line
         step = self.dilation * line
-        steps = k_block(run) if run > K_BLOCK else max(run, 1)
+        steps = k_block(run, K_BLOCK) if run > K_BLOCK else max(run, 1)
         return DirectParts(row_chunk, panel_chunk, count, padded, copied, step, group, steps, taken, tuple(ends))
 
 

@@ -4,8 +4,8 @@ B is packed in panels of 64 bytes' width (16 columns of f32, 8 of f64), each lai
 panels follow one another, so the layout is [ceil(N / width)][K][width] for one row and for many alike. A and C are read
 and written in place with any row stride; nothing outside them is touched.
 
-Every element of C is a chain of fma over k within a block of `k_block(K)` steps; blocks are added up in order. That
-order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights.
+Every element of C is a chain of fma over k within a block of `k_block(K, most)` steps; blocks are added up in order.
+That order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights.
 
 In an "i32" product an element of A or B is a pair of i16, neighbours along k, and an element of C the i32 sum of the
 products of both: one instruction on x86, exact for all values (the usual one for 8-bit operands saturates).
@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import Literal
 
 from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, vec, width
-from rlx.backends.cpu.cuts import COPY_PAD, K_BLOCK
+from rlx.backends.cpu.cuts import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.words import Routine
 from rlx.records import dataclass
@@ -28,13 +28,11 @@ from rlx.records import dataclass
 __all__ = [
     "Block",
     "GemmWord",
-    "PackWord",
     "Tile",
     "block_routine",
     "gemm_block",
     "gemm_kernel",
     "kernel_function",
-    "pack_b",
     "packed_elements",
     "tile_for",
 ]
@@ -42,6 +40,8 @@ __all__ = [
 DType = Literal["f32", "f64", "i32"]
 SCALARS = {"f32": "float", "f64": "double", "i32": "i32"}
 OPERANDS = [("ptr", "a"), ("i64", "lda"), ("ptr", "b"), ("i64", "stride"), ("ptr", "c"), ("i64", "ldc")]
+PREFETCHED = 16  # bytes of the panels to come that a tile prefetches each step of k
+FETCHES = 4  # tiles that prefetch a panel
 HALF = 0  # stands for half a panel, in counts of panels
 
 
@@ -67,21 +67,6 @@ class GemmWord(IntEnum):
     COPY_BYTES = 16  # room at the start of a worker's scratch for a copy of its rows of A; 0 reads A in place
     BLOCK = 17  # address of `block_routine`
     EPILOGUE = 18  # first word of the epilogue
-
-
-class PackWord(IntEnum):
-    """The words of a packing kernel; strides are in elements."""
-
-    B = 0
-    ROW_STRIDE = 1
-    COLUMN_STRIDE = 2
-    B_BATCH = 3
-    OUT = 4
-    OUT_BATCH = 5
-    K = 6
-    N = 7
-    BATCH = 8
-    PANEL_CHUNK = 9
 
 
 @dataclass(frozen=True)
@@ -127,11 +112,8 @@ class Tile:
         return 1 if self.lanes * size_of(self.scalar) == 64 or self.dtype == "i32" else 4
 
     def unroll_of(self, rows: int, vectors: int) -> int:
-        """Steps of k a turn of the loop of a tile: twice as many where it takes all registers.
-
-        A core that shares its front end with another thread is bound by instructions there, not by products.
-        """
-        return 2 * self.unroll if self.unroll > 1 and self.registers == 16 and rows * vectors >= 12 else self.unroll
+        """Steps of k a turn of the loop of a tile: twice as many where all registers are in use."""
+        return 2 * self.unroll if self.unroll > 1 and rows * vectors >= 12 and self.registers == 16 else self.unroll
 
     @property
     def single_rows(self) -> int:
@@ -251,76 +233,89 @@ def load_b(f: Function, tile: Tile, p: str) -> str:
 
 
 def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> Function:
-    """A tile of C: rows x panels panels over `k` steps; with `half`, the first half of one panel.
+    """Tiles of C one below another: rows x panels panels each, over `k` steps; with `half`, the first half of a panel.
 
-    `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 k, i64 n, i64 add, ptr next)`: `stride` is from panel to
-    panel, `n` the columns of C that exist, `add` whether C is added to or set, `next` the memory to prefetch.
+    `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 k, i64 n, i64 add, ptr next, ptr later, i64 count)`:
+    `stride` is from panel to panel, `n` the columns of C that exist, `add` whether C is added to or set, `next` and
+    `later` two panels to prefetch, `count` >= 1 the tiles.
     """
     ty, v, lanes = tile.scalar, tile.vector, tile.lanes
     size, b_size, per_panel = size_of(ty), size_of(tile.b_scalar), tile.width // lanes
     vectors = per_panel // 2 if half else per_panel * panels
     f = Function(
         f"rlx_tile_{tile.name}_{rows}x{'half' if half else panels}",
-        [*OPERANDS, ("i64", "k"), ("i64", "n"), ("i64", "add"), ("ptr", "next")],
+        [*OPERANDS, *(("i64", i) for i in ("k", "n", "add")), ("ptr", "next"), ("ptr", "later"), ("i64", "count")],
         shared=True,
         attrs="nounwind noinline",
     )
     unroll = tile.unroll_of(rows, vectors)
-    step = f.mul("%lda", size)
+    step, line = f.mul("%lda", size), f.mul("%ldc", size)
     double_step = f.mul(step, 2)
-    c_rows = ["%c"]
-    for _ in range(rows - 1):
-        c_rows.append(f.gep(c_rows[-1], "%ldc", ty))
-    for row in c_rows:
-        f.prefetch(row, write=True)
-
-    # three rows to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
-    a_pointers = ["%a"]
-    for _ in range((rows - 1) // 3):
-        a_pointers.append(f.offset(a_pointers[-1], f.mul(step, 3)))
+    fetched = f.mul(f.and_("%k", -unroll), PREFETCHED)
     b_pointers = ["%b"]
     for _ in range(panels - 1):
         b_pointers.append(f.gep(b_pointers[-1], "%stride", tile.b_scalar))
-    na, nb = len(a_pointers), len(b_pointers)
 
-    def steps(count: int, state: list[str]) -> list[str]:
-        """`count` steps of k; state is the pointers, the prefetch address and the accumulators."""
-        pa, pb, ahead, acc = state[:na], state[na : na + nb], state[na + nb], state[na + nb + 1 :]
-        row_pointers = [
-            pa[i // 3] if i % 3 == 0 else f.offset(pa[i // 3], step if i % 3 == 1 else double_step) for i in range(rows)
-        ]
-        for k in range(count):
-            if count > 1 and k % tile.unroll == 0:
-                f.prefetch(f.offset(ahead, k // tile.unroll * 64), locality=2)
-            at = [
-                f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * b_size) for j in range(vectors)
+    def one_tile(number: str, at: list[str]) -> list[str]:
+        a, c, fetch = at
+        c_rows = [c]
+        for _ in range(rows - 1):
+            c_rows.append(f.offset(c_rows[-1], line))
+        for row in c_rows:
+            f.prefetch(row, write=True)
+        # three rows to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
+        a_pointers = [a]
+        for _ in range((rows - 1) // 3):
+            a_pointers.append(f.offset(a_pointers[-1], f.mul(step, 3)))
+        na, nb = len(a_pointers), len(b_pointers)
+
+        def steps(count: int, state: list[str]) -> list[str]:
+            """`count` steps of k; state is the pointers, the prefetch address and the accumulators."""
+            pa, pb, ahead, acc = state[:na], state[na : na + nb], state[na + nb], state[na + nb + 1 :]
+            row_pointers = [
+                pa[i // 3] if i % 3 == 0 else f.offset(pa[i // 3], step if i % 3 == 1 else double_step)
+                for i in range(rows)
             ]
-            if rows < vectors:  # the fewer of both are held in registers
-                held = [f.splat(f.load(ty, f.offset(p, k * size)), lanes) for p in row_pointers]
-                for j in range(vectors):
-                    b = load_b(f, tile, at[j])
-                    for i in range(rows):
-                        acc[i * vectors + j] = multiply_add(f, held[i], b, acc[i * vectors + j], v)
-                continue
-            held = [load_b(f, tile, p) for p in at]
-            for i in range(rows):
-                a = f.splat(f.load(ty, f.offset(row_pointers[i], k * size)), lanes)
-                for j in range(vectors):
-                    acc[i * vectors + j] = multiply_add(f, a, held[j], acc[i * vectors + j], v)
-        pa = [f.offset(p, count * size) for p in pa]
-        pb = [f.offset(p, count * tile.width * b_size) for p in pb]
-        return [*pa, *pb, f.offset(ahead, count // tile.unroll * 64) if count > 1 else ahead, *acc]
+            for k in range(count):
+                if count > 1 and k * PREFETCHED % 64 == 0:
+                    f.prefetch(f.offset(ahead, k * PREFETCHED), locality=2)
+                places = [
+                    f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * b_size)
+                    for j in range(vectors)
+                ]
+                if rows < vectors:  # the fewer of both are held in registers
+                    held = [f.splat(f.load(ty, f.offset(p, k * size)), lanes) for p in row_pointers]
+                    for j in range(vectors):
+                        b = load_b(f, tile, places[j])
+                        for i in range(rows):
+                            acc[i * vectors + j] = multiply_add(f, held[i], b, acc[i * vectors + j], v)
+                    continue
+                held = [load_b(f, tile, p) for p in places]
+                for i in range(rows):
+                    x = f.splat(f.load(ty, f.offset(row_pointers[i], k * size)), lanes)
+                    for j in range(vectors):
+                        acc[i * vectors + j] = multiply_add(f, x, held[j], acc[i * vectors + j], v)
+            pa = [f.offset(p, count * size) for p in pa]
+            pb = [f.offset(p, count * tile.width * b_size) for p in pb]
+            return [*pa, *pb, f.offset(ahead, PREFETCHED * count) if count > 1 else ahead, *acc]
 
-    state: list[tuple[str, str]] = [("ptr", p) for p in [*a_pointers, *b_pointers, "%next"]]
-    state += [(v, "zeroinitializer")] * (rows * vectors)
-    done: int | str = 0
-    if unroll > 1:
-        done = f.and_("%k", -unroll)
-        after = f.loop(0, done, unroll, state, lambda _, s: steps(unroll, s))
-        state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
-    acc = f.loop(done, "%k", 1, state, lambda _, s: steps(1, s))[na + nb + 1 :]
+        state: list[tuple[str, str]] = [("ptr", p) for p in [*a_pointers, *b_pointers, fetch]]
+        state += [(v, "zeroinitializer")] * (rows * vectors)
+        done: int | str = 0
+        if unroll > 1:
+            done = f.and_("%k", -unroll)
+            after = f.loop(0, done, unroll, state, lambda _, s: steps(unroll, s))
+            state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
+        acc = f.loop(done, "%k", 1, state, lambda _, s: steps(1, s))[na + nb + 1 :]
+        put_tile(f, tile, vectors, acc, c_rows)
+        below = f.offset(a, f.mul(step, rows))
+        # the panels to come, and once they are there the next rows of A
+        past = f.add(number, 1)
+        on = f.select(f.cmp("eq", past, FETCHES), "%later", f.offset(fetch, fetched), "ptr")
+        on = f.select(f.cmp("lt", past, 2 * FETCHES), on, below, "ptr")
+        return [below, f.offset(c, f.mul(line, rows)), on]
 
-    put_tile(f, tile, vectors, acc, c_rows)
+    f.loop(0, "%count", 1, [("ptr", "%a"), ("ptr", "%c"), ("ptr", "%next")], one_tile, runs=True)
     f.ret()
     return f
 
@@ -344,7 +339,7 @@ def put_tile(f: Function, tile: Tile, vectors: int, acc: list[str], c_rows: list
             f.store(value, f.gep(copy, at * lanes, ty))
 
         def row(i: str, _: list[str]) -> None:
-            source, target = f.gep(copy, f.mul(i, vectors * lanes), ty), f.gep("%c", f.mul(i, "%ldc"), ty)
+            source, target = f.gep(copy, f.mul(i, vectors * lanes), ty), f.gep(c_rows[0], f.mul(i, "%ldc"), ty)
             for j in range(vectors):
                 p = f.gep(target, j * lanes, ty)
                 value, old = f.load(v, f.gep(source, j * lanes, ty)), f.masked_load(v, p, masks[j])
@@ -365,14 +360,14 @@ def block_routine(tile: Tile) -> Routine:
 def gemm_block(tile: Tile) -> Function:
     """A block of C over all of K.
 
-    `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k, ptr copy)`: a is at the first
-    row, b at the first panel (`stride` elements from panel to panel), `copy` null or room for rows * (k_block + 16)
-    elements.
+    `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k, i64 most, ptr copy)`: a is at
+    the first row, b at the first panel (`stride` elements from panel to panel), `most` limits the steps of a block of
+    k, `copy` is null or room for rows * (k_block(k, most) + 16) elements.
     """
     ty, width = tile.scalar, tile.width
     f = Function(
         f"rlx_block_{tile.name}_{tile.rows}x{tile.panels}",
-        [*OPERANDS, ("i64", "rows"), ("i64", "columns"), ("i64", "k"), ("ptr", "copy")],
+        [*OPERANDS, *(("i64", i) for i in ("rows", "columns", "k", "most")), ("ptr", "copy")],
         attrs="nounwind noinline",
     )
     kernels: dict[tuple[int, int], Function] = {}
@@ -382,10 +377,45 @@ def gemm_block(tile: Tile) -> Function:
             kernels[rows, panels] = micro_kernel(tile, rows, max(panels, 1), half=panels == HALF)
         return kernels[rows, panels]
 
-    blocks = f.max(f.div(f.add("%k", K_BLOCK - 1), K_BLOCK), 1)
+    blocks = f.max(f.div(f.sub(f.add("%k", "%most"), 1), "%most"), 1)
     block = f.div(f.sub(f.add("%k", blocks), 1), blocks)
     block = f.max(f.and_(f.add(block, 7), -8), 8)
     copied = f.cmp("ne", "%copy", "null")
+
+    def place(panel: str, step: str | int) -> str:
+        """The address of a step of k in a panel."""
+        return f.gep("%b", f.add(f.mul(panel, "%stride"), f.mul(step, width)), tile.b_scalar)
+
+    def panel_of(column: str) -> str:
+        return f.lshr(column, width.bit_length() - 1)
+
+    def few_rows(rows: int) -> None:
+        """All rows at once: several panels a tile, each read from end to end, then those left over one by one."""
+        panels = tile.panels_for(rows)
+        group = panels * width
+        grouped = f.mul(f.div(f.add("%columns", width - 1), group), group)
+
+        def turn(count: int) -> Callable[[str, list[str]], None]:
+            def body(column: str, _: list[str]) -> None:
+                n = f.min(f.sub("%columns", column), count * width)
+                c, panel = f.gep("%c", column, ty), panel_of(column)
+                coming = place(f.add(panel, count), 0)
+
+                def k_step(k0: str, _: list[str]) -> None:
+                    k, more = f.min(block, f.sub("%k", k0)), f.cast("zext", f.cmp("gt", k0, 0), "i64")
+                    ahead = f.offset(coming, f.mul(k0, PREFETCHED))
+                    a, b = f.gep("%a", k0, ty), place(panel, k0)
+                    f.call(
+                        kernel(rows, count), [a, "%lda", b, "%stride", c, "%ldc", k, n, more, ahead, ahead, ("i64", 1)]
+                    )
+
+                f.loop(0, f.max("%k", 1), block, [], k_step)
+
+            return body
+
+        f.loop(0, grouped, group, [], turn(panels))
+        if panels > 1:
+            f.loop(grouped, "%columns", width, [], turn(1))
 
     def k_step(k0: str, _: list[str]) -> None:
         k = f.min(block, f.sub("%k", k0))
@@ -396,45 +426,13 @@ def gemm_block(tile: Tile) -> Function:
         f.if_(copied, lambda: copy_rows(source, k, copy_stride))
         a = f.select(copied, "%copy", source)
         lda = f.select(copied, copy_stride, "%lda")
-        b = f.gep("%b", f.mul(k0, width), tile.b_scalar)
 
-        def call(rows: int, panels: int, row: str | int, column: str, n: Typed, ahead: str) -> None:
-            f.call(
-                kernel(rows, panels),
-                [
-                    f.gep(a, f.mul(row, lda), ty),
-                    lda,
-                    f.gep(b, f.mul(f.lshr(column, width.bit_length() - 1), "%stride"), tile.b_scalar),
-                    "%stride",
-                    f.gep("%c", f.add(f.mul(row, "%ldc"), column), ty),
-                    "%ldc",
-                    k,
-                    n,
-                    more,
-                    ahead,
-                ],
-            )
-
-        def few_rows(rows: int) -> None:
-            """All rows at once: several panels a tile, then those left over one by one."""
-            panels = tile.panels_for(rows)
-            group = panels * width
-            grouped = f.mul(f.div(f.add("%columns", width - 1), group), group)
-
-            def turn(count: int) -> Callable[[str, list[str]], None]:
-                def body(column: str, _: list[str]) -> None:
-                    n = f.min(f.sub("%columns", column), count * width)
-                    call(rows, count, 0, column, n, next_panel(column, count))
-
-                return body
-
-            f.loop(0, grouped, group, [], turn(panels))
-            if panels > 1:
-                f.loop(grouped, "%columns", width, [], turn(1))
-
-        def next_panel(column: str, count: int) -> str:
-            panel = f.add(f.lshr(column, width.bit_length() - 1), count)
-            return f.gep(b, f.mul(panel, "%stride"), tile.b_scalar)
+        def call(
+            shape: tuple[int, int], row: str | int, column: str, n: Typed, ahead: tuple[str, str], count: Typed
+        ) -> None:
+            top, c = f.gep(a, f.mul(row, lda), ty), f.gep("%c", f.add(f.mul(row, "%ldc"), column), ty)
+            b = place(panel_of(column), k0)
+            f.call(kernel(*shape), [top, lda, b, "%stride", c, "%ldc", k, n, more, *ahead, count])
 
         def sweep(count: int) -> Callable[[str, list[str]], None]:
             """One panel group for all rows: full tiles, the last two evened out so that none is very short."""
@@ -454,14 +452,32 @@ def gemm_block(tile: Tile) -> Function:
 
             return body
 
-        def rows_of(count: int, height: int, column: str, n: str, last: str) -> None:
-            a_tile = f.mul(f.lshr(k, tile.unroll.bit_length() - 1), width)  # elements that a tile prefetches
+        def rows_of(panels: int, height: int, column: str, n: str, last: str) -> None:
             # after the last panels come the first ones of the next block of k
-            start, at = f.select(last, f.add(k0, block), k0), f.select(last, 0, f.add(column, max(count, 1) * width))
-            panel = f.mul(f.lshr(at, width.bit_length() - 1), "%stride")
-            coming = f.gep("%b", f.add(panel, f.mul(start, width)), tile.b_scalar)
-            size = f.max(f.mul(k, width), 1)  # of a panel
-            wanted = f.select(f.and_(last, final), 0, f.mul(size, max(count, 1)), "i64")
+            start = f.select(last, f.add(k0, block), k0)
+            at = f.select(last, 0, f.add(panel_of(column), max(panels, 1)))
+            coming = [place(f.add(at, p), start) for p in range(max(panels, 1))]
+            over = f.and_(last, final)
+
+            quarter = f.mul(f.and_(k, -tile.unroll), PREFETCHED)
+
+            def ahead(row: str | int, tiles: str | int) -> tuple[str, str]:
+                """What is to be prefetched after so many tiles: the panels to come, else the rows of A after `row`."""
+                below = f.gep(a, f.mul(row, lda), ty)
+                second = f.cmp("ge", tiles, FETCHES, "i64")
+                panel = f.select(second, coming[-1], coming[0], "ptr")
+                place = f.offset(panel, f.mul(f.and_(tiles, FETCHES - 1, "i64"), quarter))
+                there = f.cmp("ge", tiles, max(panels, 1) * FETCHES, "i64")
+                return f.select(f.or_(over, there), below, place, "ptr"), f.select(over, below, coming[-1], "ptr")
+
+            rest = f.rem("%rows", height)
+            # the last two tiles are evened out
+            whole = f.max(f.sub(f.div("%rows", height), f.cast("zext", f.cmp("ne", rest, 0), "i64")), 0)
+
+            def tiles() -> None:
+                call((height, panels), 0, column, n, ahead(0, 0), whole)
+
+            f.if_(f.cmp("gt", whole, 0), tiles)
 
             def rows_left(state: list[str]) -> str:
                 return f.cmp("lt", state[0], "%rows")
@@ -471,31 +487,23 @@ def gemm_block(tile: Tile) -> Function:
                 left = f.sub("%rows", row)
                 even = f.and_(f.cmp("gt", left, height), f.cmp("lt", left, 2 * height))
                 take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
-                # once the coming panels are fetched, or where there are none, it is the next rows of A that are wanted
-                below = f.gep(a, f.mul(f.add(row, take), lda), ty)
-                place = done if count <= 1 else f.add(f.mul(f.div(done, size), "%stride"), f.rem(done, size))
-                ahead = f.select(f.cmp("lt", done, wanted), f.gep(coming, place, tile.b_scalar), below, "ptr")
+                fetch = ahead(f.add(row, take), done)
                 f.switch(
                     take,
                     {
-                        r: (lambda r=r: call(r, count, row, column, n, ahead))  # type: ignore[misc]
+                        r: (lambda r=r: call((r, panels), row, column, n, fetch, 1))  # type: ignore[misc]
                         for r in range(1, height + 1)
                     },
                 )
-                return [f.add(row, take), f.add(done, a_tile)]
+                return [f.add(row, take), f.add(done, 1)]
 
-            f.while_([("i64", 0), ("i64", 0)], rows_left, tile_rows)
+            f.while_([("i64", f.mul(whole, height)), ("i64", whole)], rows_left, tile_rows)
 
-        def many_rows() -> None:
-            group = tile.panels * width
-            if tile.panels == 1:
-                f.loop(0, "%columns", width, [], sweep(1))
-                return
-            grouped = f.mul(f.div(f.add("%columns", width - 1), group), group)
-            f.loop(0, grouped, group, [], sweep(tile.panels))
+        group = tile.panels * width
+        grouped = f.mul(f.div(f.add("%columns", width - 1), group), group)
+        f.loop(0, grouped, group, [], sweep(tile.panels))
+        if tile.panels > 1:
             f.loop(grouped, "%columns", width, [], sweep(1))
-
-        f.switch("%rows", {r: (lambda r=r: few_rows(r)) for r in (1, 2)}, many_rows)  # type: ignore[misc]
 
     def copy_rows(source: str, k: str, copy_stride: str) -> None:
         def row(i: str, _: list[str]) -> None:
@@ -514,7 +522,10 @@ def gemm_block(tile: Tile) -> Function:
 
         f.loop(0, "%rows", 1, [], row)
 
-    f.loop(0, f.max("%k", 1), block, [], k_step)  # one turn for K = 0, which sets C to zero
+    def many_rows() -> None:
+        f.loop(0, f.max("%k", 1), block, [], k_step)  # one turn for K = 0, which sets C to zero
+
+    f.switch("%rows", {r: (lambda r=r: few_rows(r)) for r in (1, 2)}, many_rows)  # type: ignore[misc]
     f.ret()
     return f
 
@@ -573,6 +584,7 @@ def gemm_kernel(
             f.sub(m1, m0),
             f.sub(n1, n0),
             k,
+            ("i64", PRODUCT_BLOCK),
             copy,
         ],
     )
@@ -595,66 +607,3 @@ def transpose(f: Function, rows: list[str]) -> list[str]:
                 out[i + step] = f.shuffle(rows[i], rows[i + step], high)
         rows, step = out, step // 2
     return rows
-
-
-def pack_b(tile: Tile, name: str = "rlx_pack_b") -> Module:
-    """A kernel of the words `PackWord` that packs B[batch, K, N], of any strides, into panels.
-
-    Chunk = batch * panel_blocks + panel block, PANEL_CHUNK panels each. Unit column or row strides are fast.
-    """
-    ty, v, lanes, width = tile.scalar, tile.vector, tile.lanes, tile.width
-    f = kernel_function(name)
-    w = {word: load_word(f, word) for word in PackWord if word not in (PackWord.B, PackWord.OUT)}
-    b, out = load_word(f, PackWord.B, "ptr"), load_word(f, PackWord.OUT, "ptr")
-    k, n, per_chunk = w[PackWord.K], w[PackWord.N], w[PackWord.PANEL_CHUNK]
-    row_stride, column_stride = w[PackWord.ROW_STRIDE], w[PackWord.COLUMN_STRIDE]
-    panels = f.div(f.add(n, width - 1), width)
-    blocks = f.div(f.sub(f.add(panels, per_chunk), 1), per_chunk)
-    batch, first = f.div("%chunk", blocks), f.mul(f.rem("%chunk", blocks), per_chunk)
-    b = f.gep(b, f.mul(batch, w[PackWord.B_BATCH]), ty)
-    out = f.gep(out, f.mul(batch, w[PackWord.OUT_BATCH]), ty)
-
-    def panel(p: str, _: list[str]) -> None:
-        column = f.mul(p, width)
-        count = f.min(f.sub(n, column), width)
-        source = f.gep(b, f.mul(column, column_stride), ty)
-        target = f.gep(out, f.mul(column, k), ty)
-        whole = f.cmp("eq", count, width)
-
-        def copy_row(i: str, _: list[str]) -> None:
-            for j in range(0, width, lanes):
-                value = f.load(v, f.gep(f.gep(source, f.mul(i, row_stride), ty), j, ty))
-                f.store(value, f.gep(f.gep(target, f.mul(i, width), ty), j, ty))
-
-        def general(i: str, _: list[str]) -> None:
-            def cell(j: str, _: list[str]) -> None:
-                at = f.add(f.mul(i, row_stride), f.mul(j, column_stride))
-                f.store(f.load(ty, f.gep(source, at, ty)), f.gep(target, f.add(f.mul(i, width), j), ty))
-
-            def zero(j: str, _: list[str]) -> None:
-                f.store(0.0, f.gep(target, f.add(f.mul(i, width), j), ty), ty=ty)
-
-            f.loop(0, count, 1, [], cell)
-            f.loop(count, width, 1, [], zero)
-
-        def square(i: str, _: list[str]) -> None:
-            for j in range(0, width, lanes):
-                rows = [f.load(v, f.gep(source, f.add(f.mul(column_stride, j + q), i), ty)) for q in range(lanes)]
-                for q, value in enumerate(transpose(f, rows)):
-                    f.store(value, f.gep(target, f.add(f.mul(f.add(i, q), width), j), ty))
-
-        def by_squares() -> None:
-            even = f.and_(k, -lanes)
-            f.loop(0, even, lanes, [], square)
-            f.loop(even, k, 1, [], general)
-
-        def each(turn: Callable[[str, list[str]], None]) -> Callable[[], None]:
-            return lambda: void(f.loop(0, k, 1, [], turn))
-
-        whole_rows = f.and_(whole, f.cmp("eq", column_stride, 1))
-        whole_columns = f.and_(whole, f.cmp("eq", row_stride, 1))
-        f.if_(whole_rows, each(copy_row), lambda: void(f.if_(whole_columns, by_squares, each(general))))
-
-    f.loop(first, f.min(f.add(first, per_chunk), panels), 1, [], panel)
-    f.ret()
-    return Module([f])

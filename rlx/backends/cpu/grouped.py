@@ -14,7 +14,7 @@ from typing import cast
 
 from rlx.backends.cpu import gemm, scalar
 from rlx.backends.cpu.builder import Function, Module, vec
-from rlx.backends.cpu.cuts import COPY_PAD, Part, part
+from rlx.backends.cpu.cuts import COPY_PAD, PRODUCT_BLOCK, Part, part
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.group_cut import ROWS, GroupCut
 from rlx.backends.cpu.grouped_words import CALLS, CAPACITY, RING, SLOTS, STATS
@@ -400,7 +400,22 @@ def _product(op: GroupedMatMul, kernel: Kernel) -> KernelCode:
         b = panels(expert, column, taken)
 
         def block(a: str, lda: str, c: str, ldc: str, m: str) -> None:
-            f.call(routine, [a, _i(lda), b, _i(stride), c, _i(ldc), _i(m), _i(wide_columns), _i(k), ("ptr", "null")])
+            f.call(
+                routine,
+                [
+                    a,
+                    _i(lda),
+                    b,
+                    _i(stride),
+                    c,
+                    _i(ldc),
+                    _i(m),
+                    _i(wide_columns),
+                    _i(k),
+                    ("i64", PRODUCT_BLOCK),
+                    ("ptr", "null"),
+                ],
+            )
 
         def part_of_rows(r: str, _: list[str]) -> None:
             m = f.min(f.sub(rows, r, "i64"), ROWS, "i64")

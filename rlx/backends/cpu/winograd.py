@@ -21,7 +21,7 @@ from math import prod
 
 from rlx.backends.cpu import gemm
 from rlx.backends.cpu.builder import Function, Module
-from rlx.backends.cpu.cuts import Part, Product, WinogradCut, part
+from rlx.backends.cpu.cuts import K_BLOCK, Part, Product, WinogradCut, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.window import finish_of, geometry
@@ -367,7 +367,19 @@ def emit(kernel: Kernel) -> KernelCode:
         rows = f.sub(t1, t0)
         f.call(
             w[WinoWord.BLOCK],
-            [a, w[WinoWord.LDA], b, panel, c, w[WinoWord.LDC], rows, columns_of(count), channels, "null"],
+            [
+                a,
+                w[WinoWord.LDA],
+                b,
+                panel,
+                c,
+                w[WinoWord.LDC],
+                rows,
+                columns_of(count),
+                channels,
+                ("i64", K_BLOCK),
+                "null",
+            ],
         )
 
     def columns_of(count: str) -> str:

@@ -15,11 +15,11 @@ from rlx.backends.cpu.gemm import (
     GemmWord,
     block_routine,
     gemm_kernel,
-    pack_b,
     packed_elements,
     tile_for,
 )
 from rlx.backends.cpu.jit import compile_object, host, load_object
+from rlx.backends.cpu.packing import pack_b
 
 DTYPES = {"f32": np.float32, "f64": np.float64}
 TOLERANCE = {"f32": 2e-6, "f64": 4e-15}
