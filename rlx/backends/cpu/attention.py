@@ -404,8 +404,10 @@ class _Code:
         def many_results() -> None:
             v = panels(AttentionWord.V_PANELS, value_depth, room)
             size = f.mul(room, WIDTH)
-            sizes = [count, value_depth, summed, ("i64", K_BLOCK)]
-            f.call(word(AttentionWord.BLOCK), [scores, stride, v, size, result, out_step, *sizes, "null"])
+            f.call(
+                word(AttentionWord.BLOCK),
+                [scores, stride, v, size, result, out_step, count, value_depth, summed, ("i64", K_BLOCK), "null"],
+            )
 
         few = f.cmp("le", rows, FEW_ROWS)
         self.either(ways, few, few_scores, many_scores)
