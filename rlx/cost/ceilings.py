@@ -41,6 +41,8 @@ class Ceilings:
     `corrections`: by kind of kernel (predicted seconds, sizes that its speed depends on ..., measured / predicted),
     between which the nearest count. `probe`: what `rlx.cost.pace.probe` took at that time, for calls of the host and,
     of a device that is the processor, for arithmetic and memory: by it predictions follow the present speed.
+    `follows`: which power of what the probe's arithmetic takes more kernels take more, those that multiply no matrices
+    and those that do at `flops`.
     `error` is the standard deviation of log(measured / predicted). `guessed`: nothing of it has been measured.
     """
 
@@ -66,6 +68,7 @@ class Ceilings:
     copies: Curve = ()
     corrections: Mapping[str, Points] = field(default_factory=dict)
     probe: tuple[float, ...] = ()
+    follows: tuple[float, float] = (1.0, 1.0)
     error: float = 0.7
     guessed: bool = True
 
@@ -125,7 +128,8 @@ class Ceilings:
 
     def correction(self, kind: str, seconds: float, sizes: Sequence[float] = ()) -> float:
         """Measured over predicted time of kernels of that kind, predicted to take so long, of those sizes."""
-        return nearest(self.corrections.get(kind, ()), (seconds, *sizes))
+        points = self.corrections.get(kind) or self.corrections.get(kind.removesuffix(" plus planes"), ())
+        return nearest(points, (seconds, *sizes))
 
     def pace(self, now: Probe) -> Pace:
         """How much longer than when it was calibrated everything takes, by what the probe takes now."""
@@ -133,6 +137,12 @@ class Ceilings:
             took / before for took, before in zip((now.calls, now.arithmetic, now.memory), self.probe, strict=False)
         ]
         return Pace(*ratios)
+
+    def kernel_pace(self, pace: Pace, rate: float, moving: float) -> float:
+        """How much longer a kernel takes that multiplies at a rate and of whose time a share goes into moving bytes."""
+        few, most = self.follows
+        power = few + (most - few) * min(1.0, rate / self.flops)
+        return float(pace.kernels ** (power * (1 - moving)) * pace.memory**moving)
 
     def present_pace(self) -> Pace:
         """The same by a probe taken now, or in the last two seconds; that of the calibration if it had no probe."""
@@ -148,7 +158,8 @@ class Ceilings:
         made = dict(facts)
         for name in ("bandwidth", "products", "copies"):
             made[name] = tuple(tuple(map(float, p)) for p in made[name])
-        made["probe"] = tuple(map(float, made["probe"]))
+        for name in ("probe", "follows"):
+            made[name] = tuple(map(float, made[name]))
         made["corrections"] = {k: tuple(tuple(map(float, p)) for p in c) for k, c in made["corrections"].items()}
         return Ceilings(**made)
 

@@ -58,6 +58,7 @@ LARGE_GRID = ((64, 4096), (512, 4096), (512, 4096))
 TYPED = (128, 512, 512)
 Parts = tuple[float, float, float]
 CALLS, KERNELS, STREAMED, BOTH = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.5, 0.5, 0.0)
+FIXED = 2.0  # sum of squared changes below which the powers stay near 1
 FAR = 30.0  # whole runs don't tell which kernel was wrong: no correction beyond this
 LEAST_ERROR = 0.1
 FUNCTION_OPS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt")
@@ -116,8 +117,10 @@ class _Job:
         self.given = {spec.name: array for spec, array in zip(bench.inputs, arrays, strict=True)}
         self.calls = 1
         self.early: list[float] = []  # counts only where there was no time for a round
-        self.taken: list[tuple[list[float], Probe]] = []
+        self.taken: list[tuple[list[float], Probe, Probe]] = []
         self.usual: Probe | None = None
+        self.flops = 0  # of its matrix products
+        self.power = 1.0  # of the probe's arithmetic, by which its time goes
 
     def first(self) -> float:
         """Seconds of the first run, in which some devices compile; then finds how many calls fill a slice."""
@@ -145,7 +148,7 @@ class _Job:
             self.time()
         while True:
             sample, after = self.time(), turn()
-            self.taken.append((sample, median((before, after))))
+            self.taken.append((sample, before, after))
             before = after
             if self.by_kernel or time.perf_counter() > end:
                 return after
@@ -154,13 +157,20 @@ class _Job:
         """The samples at the usual speed."""
         usual = self.usual
         if usual is None or not self.taken:
-            return [row for row, _ in self.taken] or [self.early]
+            return [row for row, *_ in self.taken] or [self.early]
         found = []
-        for row, now in self.taken:
-            ratios = (usual.calls / now.calls, usual.arithmetic / now.arithmetic, usual.memory / now.memory)
+        for row, *around in self.taken:
+            now = median(around)
+            arithmetic = (usual.arithmetic / now.arithmetic) ** self.power
+            ratios = (usual.calls / now.calls, arithmetic, usual.memory / now.memory)
             scale = math.prod(ratio**part for ratio, part in zip(ratios, self.parts, strict=True))
             found.append([seconds * scale for seconds in row])
         return found
+
+    @property
+    def raw(self) -> float:
+        """Seconds of a run, at whatever speed."""
+        return middle([sum(row) for row, *_ in self.taken] or [sum(self.early)])
 
     @property
     def kernels(self) -> list[float]:
@@ -187,11 +197,35 @@ def take(jobs: Sequence[_Job], end: float, on_processor: bool) -> Probe:
         if time.perf_counter() > end:
             break
         now = job.visit(now)
-    speeds = [speed for job in jobs for _, speed in job.taken] or [now]
+    speeds = [after for job in jobs for *_, after in job.taken] or [now]
     usual = median(speeds)
     for job in jobs:
         job.usual = usual if on_processor else None
     return usual
+
+
+def follow(jobs: Sequence[_Job], usual: Probe) -> tuple[float, float]:
+    """By which powers of the probe's arithmetic times go, those of kernels without products and of the fastest ones.
+
+    Least squares of the changes of each job's samples; the turns before and after a sample are two readings of the same
+    speed, so that their product has no part of their noise. Where the speed hardly changed, the powers remain 1.
+    """
+    most = max((job.flops / job.raw for job in jobs), default=0.0)
+    squares, products = np.eye(2) * FIXED, np.full(2, FIXED)
+    for job in jobs:
+        part = job.flops / job.raw / most if most else 0.0
+        shares = np.array([1 - part, part])
+        level = job.raw
+        for row, *around in job.taken:
+            before, after = (math.log(p.arithmetic / usual.arithmetic) for p in around)
+            change = min(max(math.log(sum(row) / level), -1.0), 1.0)
+            if max(abs(before), abs(after)) < 1:
+                squares += np.outer(shares, shares) * before * after
+                products += shares * change * (before + after) / 2
+    few, many = np.clip(np.linalg.solve(squares, products), 0.3, 1.3)
+    for job in jobs:
+        job.power = float(few + (many - few) * (job.flops / job.raw / most if most else 0.0))
+    return float(few), float(many)
 
 
 def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float = SECONDS) -> Ceilings:
@@ -216,6 +250,7 @@ class _Measurement(ABC):
         self.made = replace(start, unified=backend.unified, guessed=False, corrections={})
         self.rng = np.random.default_rng(0)
         self.jobs: list[_Job] = []
+        self.usual: Probe | None = None  # what the probe took meanwhile, on a device that is the processor
         self.rest = ROUNDS_SHARE * (end - time.perf_counter())
 
     def ceilings(self) -> Ceilings:
@@ -226,6 +261,7 @@ class _Measurement(ABC):
         tried = self.prepare_trials()
         cores = self.backend.on_processor
         usual = take(self.jobs, self.end, cores)
+        self.usual = usual if cores else None
         self.change(probe=(usual.calls, usual.arithmetic, usual.memory) if cores else (usual.calls,))
         run = self.tiny.seconds
         output = max((self.outputs.seconds - run) / 3, 1e-8)
@@ -320,6 +356,7 @@ class _Kernels(_Measurement):
             bench = self.bench(dense(self.random(k, n)))
             for m in ms:
                 self.grid[m, k, n] = self.job(bench, [self.random(m, k)], True)
+                self.grid[m, k, n].flops = 2 * m * k * n
         self.typed = {}
         m, k, n = TYPED
         for name in ("f32", "f64", "f16", "bf16"):
@@ -328,6 +365,9 @@ class _Kernels(_Measurement):
             self.typed[name] = self.job(bench, [self.random(m, k).astype(dtype)], True)
 
     def rates(self) -> None:
+        if self.usual is not None:
+            near = [job for n, job in self.streams.items() if 12 * n <= NEAR]
+            self.change(follows=follow([*near, self.called, *self.grid.values()], self.usual))
         launch = self.streams.pop(8).seconds
         curve = {12.0 * n: 12 * n / job.seconds for n, job in self.streams.items()}
         self.change(bandwidth=tuple(sorted(curve.items())), vector=curve[12.0 * 1024] / 12, launch=launch, step=launch)
@@ -358,7 +398,9 @@ class _Kernels(_Measurement):
         self.change(functions={**FUNCTIONS, **found})
 
     def trial(self, job: _Job) -> Iterator[tuple[Any, ...]]:
-        launch = self.made.launch
+        launch, few, most = self.made.launch, *self.made.follows
+        flops = sum(k.flops for k in job.bench.predicted(self.made, self.backend).kernels if k.sizes)
+        job.power = few + (most - few) * min(1.0, flops / job.raw / self.made.flops)
         for cost, seconds in zip(job.bench.predicted(self.made, self.backend).kernels, job.kernels, strict=True):
             if cost.plain > 0:
                 yield cost.kind, cost.plain, *cost.sizes, max(seconds - launch, seconds / 4) / cost.plain

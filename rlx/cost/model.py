@@ -21,7 +21,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Reduce, loads, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
-from rlx.kernels.program import Kernel
+from rlx.kernels.program import Kernel, Store
 from rlx.records import dataclass
 
 __all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered"]
@@ -207,7 +207,18 @@ def _conv_kind(kernel: Kernel, anchor: Conv) -> str:
     elif not kind:
         kind = "pointwise" if all(s == 1 for s in anchor.w_shape[2:]) else "conv"
     last = store.index[-1] == out_vars(len(store.extents))[1] or all(s == 1 for s in store.extents[2:])
-    return kind if last else f"{kind} to planes"  # the channels of a pixel do not lie together
+    kind = kind if last else f"{kind} to planes"  # the channels of a pixel do not lie together
+    return f"{kind} plus planes" if _plus_planes(store) else kind
+
+
+def _plus_planes(store: Store) -> bool:
+    """Whether elements are added (or whatever) to those of a convolution whose channels do not lie together."""
+    channel = out_vars(len(store.extents))[1]
+    for x in loads(store.expr):
+        coefs = linear_index(x.indices, x.source.shape).coefs
+        if len(coefs) > 1 and coefs.get(channel, 0) != 1:
+            return True
+    return False
 
 
 def _across(kernel: Kernel) -> bool:
@@ -233,26 +244,30 @@ def _kernel_cost(
     traffic = passes * (own - weights) / ceilings.bytes_rate(own) + weights / ceilings.bytes_rate(distance)
     compute = _compute(kernel, work, ceilings, extents)
     plain = max(compute, traffic)
-    share = min(1.0, traffic / plain) if own > NEAR and plain else 0.0
-    seconds = pace.of(share) * plain * ceilings.correction(kind, plain, work.sizes)
+    seconds = plain * ceilings.correction(kind, plain, work.sizes)
+    moving = min(1.0, traffic / plain) if own > NEAR and plain else 0.0
+    slower = ceilings.kernel_pace(pace, work.products / seconds if seconds else 0.0, moving)
+    seconds *= slower
     calls = ceilings.launch * (1 if ceilings.merges else work.parts)
     if kernel.host is not None:
         calls += ceilings.host
     seconds += pace.host * calls
     nodes = "" if kernel.label == kernel.name else kernel.label
     return KernelCost(
-        kind, kernel.name, nodes, rounds * seconds, rounds * pace.kernels * compute,
-        rounds * pace.of(share) * traffic, rounds * work.read,
+        kind, kernel.name, nodes, rounds * seconds, rounds * slower * compute,
+        rounds * slower * traffic, rounds * work.read,
         rounds * work.written, rounds * work.flops, plain, work.sizes,
     )  # fmt: skip
 
 
 def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -> float:
     """Seconds of arithmetic."""
-    anchored = bool(work.shape)  # then storing the results is part of the products
+    anchored = bool(work.shape)  # then loading and storing what goes with results is part of the products
     lanes = max([1.0, *(s.buffer.dtype.nbytes(1) / 4 for s in kernel.stores if s.buffer.dtype.is_float)])  # f32 in each
     calls = (
-        lanes * sum(n * c.function_cost(fn) for fn, n in work.calls.items() if fn != "loop" or not anchored) / c.vector
+        lanes
+        * sum(n * c.function_cost(fn) for fn, n in work.calls.items() if not (anchored and fn in (LOOP, SCATTERED)))
+        / c.vector
     )
     if not anchored:
         node = kernel.host or kernel.special

@@ -43,10 +43,6 @@ class Pace:
     kernels: float = 1.0
     memory: float = 1.0
 
-    def of(self, share: float) -> float:
-        """For a kernel of which moving bytes is such a share."""
-        return float(self.kernels ** (1 - share) * self.memory**share)
-
     def __str__(self) -> str:
         parts = f"calls {self.host:.2f}, arithmetic {self.kernels:.2f}, memory {self.memory:.2f}"
         return f"{parts} times as long as when calibrated"

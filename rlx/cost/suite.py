@@ -145,11 +145,29 @@ def _convolution(
     return make
 
 
-def _line(c: int, o: int, length: int, taps: int) -> Trial:
+def _line(c: int, o: int, length: int, taps: int, lines: int = 0) -> Trial:
+    """A window along one axis; `lines`: along the first of two, the second of so many."""
+
     def make(t: _Trial) -> None:
-        w = t.weight(o, c, taps)
-        y = t.op("conv", t.input(1, c, length), w, strides=(1,), pads=(taps // 2,) * 2)
-        t.out(t.op("reduce_mean", y, axes=(2,), keepdims=False))
+        second = (1,) if lines else ()
+        shape = (length, lines) if lines else (length,)
+        ones = (1,) * len(shape)
+        pads = (taps // 2, *(0 for _ in second)) * 2
+        y = t.op("conv", t.input(1, c, *shape), t.weight(o, c, taps, *second), strides=ones, pads=pads)
+        t.out(t.op("reduce_mean", y, axes=(2, 3)[: len(shape)], keepdims=False))
+
+    return make
+
+
+def _residual(c: int, size: int) -> Trial:
+    """A convolution of pixels whose input is added to its result, as the device keeps both."""
+
+    def make(t: _Trial) -> None:
+        x = t.input(1, c, size, size)
+        for _ in range(2):
+            y = t.op("conv", x, t.weight(c, 1, 3, 3), pads=(1, 1, 1, 1), groups=c)
+            x = t.op("relu", t.op("conv", y, t.weight(c, c, 1, 1), t.weight(c))) + x
+        t.out(x)
 
     return make
 
@@ -246,8 +264,12 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
         "winograd": [_convolution(*s, 3) for s in ((8, 8, 40), (16, 16, 16), (24, 48, 24), (64, 64, 28), (16, 16, 99))],
         "lines": [
             _line(*s)
-            for s in ((16, 24, 60, 3), (96, 96, 12, 3), (64, 64, 100, 5), (128, 128, 400, 3), (256, 256, 256, 5))
+            for s in (
+                (16, 24, 60, 3), (24, 24, 60, 3, 32), (96, 96, 12, 3), (64, 64, 100, 5), (48, 48, 24, 3, 20),
+                (128, 128, 400, 3), (256, 256, 256, 5),
+            )
         ],
+        "residual": [_residual(*s) for s in ((24, 10), (48, 20), (96, 14), (32, 72))],
         "step": [_attention(*s) for s in ((4, 1, 48, 32), (8, 1, 512, 64))],
         "dense": [
             _dense(*s)

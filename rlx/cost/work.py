@@ -144,7 +144,7 @@ def _panels(kernel: Kernel) -> tuple[Expr, ...]:
     match kernel.anchor:
         case Contract(b=b) if kernel.tag == "gemm":
             return (b,)
-        case Conv(w=w) if kernel.tag:
+        case Conv(w=Load(source=source) as w) if source.base.kind == "prepared":
             return (w,)
         case Attention(k=k, v=v) if kernel.tag in ("many", "either"):
             return tuple(e.b if isinstance(e, Select) else e for e in (k, v))

@@ -11,7 +11,7 @@ from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import min_size, numel, same, unify
 from rlx.ops.base import OPS, Op, Work, check_kind, check_same_dtype, functional, register, tensor_bytes, widened
 from rlx.ops.contract import MatMul
-from rlx.ops.index import Gather, check_indices, wrapped_indices
+from rlx.ops.index import Gather, check_indices, check_not_empty, wrapped_indices
 from rlx.ops.layout import Squeeze, Transpose, Unsqueeze
 
 __all__ = ["Activation", "GroupedMatMul", "combine", "moe", "route", "run_experts"]
@@ -37,6 +37,7 @@ class GroupedMatMul(Op):
             raise ShapeError(f"grouped_matmul: expected weights of rank 3, one matrix an expert, got {w}")
         if experts.rank == 0 or x.rank != experts.rank + 1:
             raise ShapeError(f"grouped_matmul: expected one row of x for each number in experts, got {x} and {experts}")
+        check_not_empty(w.shape[0], numel(experts.shape), f"grouped_matmul: {w} has no expert to choose")
         depth, columns = w.shape[:0:-1] if self.transposed else w.shape[1:]
         unify(x.shape[-1], depth, f"grouped_matmul of {x} and {w}: the contracted axes")
         for d, (rows, count) in enumerate(zip(x.shape[:-1], experts.shape, strict=True)):

@@ -29,7 +29,7 @@ def check_indices(indices: TensorType, op: str) -> None:
         raise DTypeError(f"{op}: indices must be i32, i64, u32 or u64, got {indices}; cast them first")
 
 
-def _check_not_empty(size: Size, count: Size, why: str) -> None:
+def check_not_empty(size: Size, count: Size, why: str) -> None:
     """Requires that an axis has elements where `count` of them are read."""
     unify(max_size(size, min_size(count, 1)), size, why)
 
@@ -55,7 +55,7 @@ class Gather(_Gather):
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:
         check_indices(indices, "gather")
         axis = axis_of(self.axis, x.rank, "gather")
-        _check_not_empty(x.shape[axis], numel(indices.shape), f"gather: axis {axis} of {x} has no elements to choose")
+        check_not_empty(x.shape[axis], numel(indices.shape), f"gather: axis {axis} of {x} has no elements to choose")
         return TensorType((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]), x.dtype)
 
     def reference(self, x: Array, indices: Array) -> Array:
@@ -96,7 +96,7 @@ class GatherND(_Gather):
         )
         count = numel(indices.shape[:-1])
         for d in range(batch, batch + depth):
-            _check_not_empty(x.shape[d], count, f"gather_nd: axis {d} of {x} has no elements to choose")
+            check_not_empty(x.shape[d], count, f"gather_nd: axis {d} of {x} has no elements to choose")
         return TensorType((*common, *indices.shape[batch:-1], *x.shape[batch + depth :]), x.dtype)
 
     def reference(self, x: Array, indices: Array) -> Array:
@@ -135,7 +135,7 @@ class GatherElements(_Gather):
             if d != axis:
                 unify(max_size(size, count), size, f"gather_elements: axis {d} of the indices {indices} exceeds {x}")
         count = numel(indices.shape)
-        _check_not_empty(x.shape[axis], count, f"gather_elements: axis {axis} of {x} has no elements to choose")
+        check_not_empty(x.shape[axis], count, f"gather_elements: axis {axis} of {x} has no elements to choose")
         return TensorType(indices.shape, x.dtype)
 
     def reference(self, x: Array, indices: Array) -> Array:

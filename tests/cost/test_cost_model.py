@@ -230,6 +230,9 @@ def test_predictions_follow_the_pace() -> None:
     g.output(g.input("x", (1 << 22,)) + 1.0, "y")
     (before,), (after,) = (predict(g, PLAIN, pace=p).kernels for p in (Pace(), Pace(2.0, 3.0, 5.0)))
     assert after.traffic == pytest.approx(5 * before.traffic)
+    far = replace(PLAIN, follows=(1.0, 0.5), products=((1.0, 1.0, 1.0, 1e12),))
+    (before,), (after,) = (predict(product(64, 64, 64), far, pace=p).kernels for p in (Pace(), Pace(1.0, 4.0, 1.0)))
+    assert after.compute == pytest.approx(2 * before.compute)  # at full rate products lose less
     now = Probe(2e-5, 6e-5, 4e-4)
     assert replace(PLAIN, probe=(1e-5, 2e-5, 1e-4)).pace(now) == Pace(2.0, pytest.approx(3.0), 4.0)
     assert replace(PLAIN, probe=(1e-5,)).pace(now) == Pace(2.0, 1.0, 1.0)

@@ -244,3 +244,14 @@ def test_loops_count_their_rounds() -> None:
     assert p.flops == 9 * (3 + 2 * 3)
     assert p.launches_before >= 9 * 3
     assert rlx.cost.predict(g, guess("cuda"), at={"n": 9}).seconds > 9 * guess("cuda").launch
+
+
+def test_weights_of_convolutions_are_read() -> None:
+    """A convolution reads its image, its weights as the device has arranged them, and its biases, each once."""
+    g = Graph("conv")
+    x, w = g.input("x", (1, 32, 7, 7)), np.ones((64, 32, 1, 1), np.float32)
+    y = rlx.conv(x, g.param("w", w.shape, data=w), g.param("b", (64,), data=np.ones(64, np.float32)))
+    g.output(rlx.relu(y), "y")
+    *_, kernel = rlx.profile(g, "cpu").kernels
+    assert kernel.read_bytes == 4 * (32 * 49 + 64 * 32 + 64)
+    assert kernel.written_bytes == 4 * 64 * 49

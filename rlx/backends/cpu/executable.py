@@ -199,7 +199,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         if self.states.memory or self.is_watched or (self.waits and words[BUSY]):
             return None  # who has to wait holds the block while results are copied: nobody comes in between
         holds = words[HOLDS] + 1
-        made = [a.copy() for a in self.slots_entry(*inputs)]
+        made = [a.copy() for a in tuple.__iter__(self.slots_entry(*inputs))]  # of views, without their own __iter__
         return made if words[HOLDS] == holds else None
 
     @property
