@@ -45,6 +45,11 @@ class Overhead:
     address_compiling: int = 0
 
     @property
+    def certainty(self) -> str:
+        """Of parts that go by it: "calibrated", or "guessed" where nothing was measured."""
+        return "guessed" if self is USUAL else "calibrated"
+
+    @property
     def unused(self) -> int:
         """Bytes of address space that are mapped and never resident, rounded up; they count under RLIMIT_AS."""
         return max(0, self.address - self.fixed) + MAPPED

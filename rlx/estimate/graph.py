@@ -206,7 +206,10 @@ class Lowered:
             code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)),
             overhead_bytes=self.overhead.fixed,
             address_bytes=self.overhead.unused,
-            certainty={"weight": "bounded" if sizes.spare else "exact", "code": "calibrated", "overhead": "calibrated"},
+            certainty={
+                "weight": "bounded" if sizes.spare else "exact",
+                **dict.fromkeys(("code", "overhead"), self.overhead.certainty),
+            },
             stored_weight_bytes=weights.stored,
             packed_weight_bytes=weights.packed,
             constant_bytes=weights.constants,
@@ -274,12 +277,20 @@ def _type_bytes(type: TensorType, extents: Mapping[str, int], at_bounds: bool) -
 
 
 def estimate_library(
-    graph: Graph, legal: Graph, device: str, overhead: Overhead, options: CompileOptions
+    graph: Graph,
+    legal: Graph,
+    device: str,
+    overhead: Overhead,
+    options: CompileOptions,
+    extents: Mapping[str, int] | None = None,
 ) -> MemoryEstimate:
-    """For a device that manages its memory itself: no more than every value of the graph at once."""
+    """For a device that manages its memory itself: no more than every value of the graph at once.
+
+    At the extents of all dims, or (None) at their upper bounds.
+    """
 
     def total(types: list[TensorType]) -> int:
-        return sum(_type_bytes(t, {}, True) for t in types)
+        return sum(_type_bytes(t, extents or {}, extents is None) for t in types)
 
     constants = total([v.type for v in legal.constants])
     params = total([v.type for v in legal.params])
@@ -298,12 +309,11 @@ def estimate_library(
             **dict.fromkeys(("weight", "input", "output", "state"), "exact"),
             "activation": "bounded",
             "workspace": "bounded",
-            "code": "calibrated",
-            "overhead": "calibrated",
+            **dict.fromkeys(("code", "overhead"), overhead.certainty),
         },
         stored_weight_bytes=params,
         constant_bytes=constants,
-        dims={name: s.hi for name, s in graph.dims().items() if s.hi is not None},
+        dims=dict(extents or {name: s.hi for name, s in graph.dims().items() if s.hi is not None}),
         notes=("this device plans no memory: activations are counted as if all were there at once",),
     )
 

@@ -62,7 +62,7 @@ class MemoryEstimate:
     weights are loaded: copies that are dropped once they are packed. `file_bytes` are further pages of the file that
     loading touches and the system can drop at any time: they are in no sum, nor are `address_bytes`, which the device
     maps and never fills: only a limit on the address space counts them. `held_weight_bytes` are weights that a registry
-    holds already. `certainty` says of each part "exact", "bounded" (no more than that) or "calibrated".
+    holds already. `certainty` says of each part "exact", "bounded" (no more than that), "calibrated" or "guessed".
     """
 
     model: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rlx.backends import BACKENDS, backend_named
@@ -15,12 +15,14 @@ from rlx.cost.lowered import Lowered, extents_at, lower
 from rlx.cost.model import PACE, Prediction, predict_lowered
 from rlx.cost.pace import Pace
 from rlx.errors import DeviceUnavailable, OptionError, RlxError, UnsupportedOp
+from rlx.estimate.admit import COMPILED
+from rlx.estimate.calibrate import known_overhead
+from rlx.estimate.graph import estimate_library, lowered_of
+from rlx.estimate.memory import MemoryEstimate
 from rlx.ir.graph import Graph
-from rlx.ir.shape import evaluate, usual_size
+from rlx.ir.shape import usual_size
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
-from rlx.plan.budget import needs_of
-from rlx.plan.plan import make_plan
 from rlx.records import dataclass
 from rlx.runtime.policy import DevicePolicy, policy_of
 
@@ -46,8 +48,11 @@ class Candidate:
     """A device and a graph. `obstacle` says why it can't be chosen ("": it can); times in seconds, sizes in bytes.
 
     `seconds` (None: not priced) lies between `low` and `high` in nine of ten runs; `cost` adds a share of the compile;
-    `guessed`: by ceilings that nobody measured; `pace`: how much slower than when it was calibrated;
-    `measured`: of real runs, where the policy asked for them.
+    `peak_bytes` is what the model takes at its peak, at the bounds of its dims, as `rlx.estimate` adds it up and
+    `budget=` counts it: weights as runs need them, activations, inputs, outputs, states, code. `device_bytes` is what
+    the device brings into this process by itself, 0 once something was compiled for it. `bounded` names the parts of
+    both of which only an upper bound or a guess is known. `guessed`: by ceilings that nobody measured; `pace`: how much
+    slower than when it was calibrated; `measured`: of real runs, where the policy asked for them.
     """
 
     device: str
@@ -63,6 +68,8 @@ class Candidate:
     error: float = 0.0
     peak_bytes: int | None = None
     budget_bytes: int | None = None
+    device_bytes: int = 0
+    bounded: tuple[str, ...] = ()
     unsupported: tuple[str, ...] = ()
     measured: float | None = None
     pace: Pace = PACE
@@ -73,6 +80,11 @@ class Candidate:
         if self.peak_bytes is None or self.budget_bytes is None:
             return None
         return self.peak_bytes <= self.budget_bytes
+
+    @property
+    def grows_bytes(self) -> int | None:
+        """What the memory of this process grows by at the peak; None where the model's isn't known."""
+        return None if self.peak_bytes is None else self.peak_bytes + self.device_bytes
 
     @property
     def deficit_bytes(self) -> int:
@@ -107,7 +119,8 @@ class Decision:
 
     def to_dict(self) -> dict[str, Any]:
         """The decision as JSON values."""
-        rows = [{**asdict(c), "fits": c.fits, "deficit_bytes": c.deficit_bytes} for c in self.candidates]
+        names = ("fits", "deficit_bytes", "grows_bytes")
+        rows = [{**asdict(c), **{name: getattr(c, name) for name in names}} for c in self.candidates]
         return {**asdict(self), "candidates": rows}
 
     def __str__(self) -> str:
@@ -131,7 +144,9 @@ def _priced(c: Candidate) -> str:
     parts.append(f"compile {_time(c.compile or 0)}")
     parts.append(f"copies {_time(c.transfers or 0)}")
     if c.peak_bytes is not None:
-        parts.append(f"peak {c.peak_bytes:,} B" + ("" if c.fits is None else " fits"))
+        known = f" (at most: {', '.join(c.bounded)})" if c.bounded else ""
+        fits = "" if c.fits is None else " fits"
+        parts.append(f"peak {c.peak_bytes:,} B{fits} and {c.device_bytes:,} B of the device{known}")
     if c.measured is not None:
         parts.append(f"measured {_time(c.measured)}")
     return ", ".join(parts)
@@ -235,7 +250,11 @@ class _Choice:
     def priced(self, name: str, backend: Backend, lowered: Lowered) -> Candidate:
         """A device that supports the graph."""
         p = self.predicted(name, lowered, self.at, self.calibrate)
-        peak = self.peak(lowered, backend)
+        memory = self.memory(lowered, backend)
+        peak = None if memory is None else replace(memory, overhead_bytes=0).peak_bytes
+        itself = 0 if memory is None or name in COMPILED else memory.overhead_bytes
+        unsure = {} if memory is None else memory.certainty
+        bounded = tuple(part for part, how in unsure.items() if how in ("bounded", "guessed"))
         budget = self.options.budget_bytes
         allowed = budget if budget is not None else backend.memory().free
         obstacle = ""
@@ -243,7 +262,7 @@ class _Choice:
             obstacle = f"needs {peak:,} B, {peak - allowed:,} B more than the {allowed:,} B allowed"
         return Candidate(
             name, obstacle, p.seconds, p.low, p.high, p.cost, p.overhead, p.transfers, p.compile, p.guessed, p.error,
-            peak, allowed, pace=p.pace,
+            peak, allowed, itself, bounded, pace=p.pace,
         )  # fmt: skip
 
     def predicted(self, name: str, lowered: Lowered, at: Mapping[str, int], calibrate: bool = False) -> Prediction:
@@ -260,24 +279,18 @@ class _Choice:
             self.paces[name] = ceilings.present_pace()
         return self.paces[name]
 
-    def peak(self, lowered: Lowered, backend: Backend) -> int | None:
-        """Bytes at the bounds as the compile will count them; of a library: every value at once."""
+    def memory(self, lowered: Lowered, backend: Backend) -> MemoryEstimate | None:
+        """What `rlx.estimate` says at the bounds (a dim without one: as priced); None where data decide a size."""
         bounds = {name: s.hi for name, s in lowered.graph.dims().items() if s.hi is not None}
         extents = {**self.at, **bounds}
-        if isinstance(backend, CodeGenerator):
-            plan = make_plan(lowered.program, extents, alignment=self.options.alignment, verify=False)
-            return needs_of(lowered.program, plan).total
-        legal = lowered.legal
-        values = (*legal.inputs, *legal.params, *legal.states, *legal.constants)
-        every = [*values, *(v for node in legal.nodes for v in node.outputs)]
+        overhead = known_overhead(backend.name)
         try:
-            counts = [math.prod(evaluate(s, extents) for s in v.shape) for v in every]
-        except (KeyError, RlxError):  # a size that data decide
+            if isinstance(backend, CodeGenerator):
+                made = lowered_of(lowered.graph, lowered.program, backend, self.options, overhead)
+                return made.at_bounds() or made.at(extents)
+            return estimate_library(lowered.graph, lowered.legal, backend.name, overhead, self.options, extents)
+        except (KeyError, RlxError):
             return None
-        return sum(
-            v.dtype.nbytes(n) if v.type.encoding is None else v.type.nbytes() or 0
-            for v, n in zip(every, counts, strict=True)
-        )
 
     def decide(self) -> Decision:
         found = self.candidates()
@@ -334,7 +347,7 @@ class _Choice:
 
     def price(self, c: Candidate) -> float:
         if self.policy.objective == "memory":
-            return float(c.peak_bytes if c.peak_bytes is not None else 1 << 62)
+            return float(1 << 62 if c.grows_bytes is None else c.grows_bytes)
         cost = c.cost or 0.0
         return cost - (c.overhead or 0.0) if self.policy.objective == "throughput" else cost
 

@@ -21,11 +21,14 @@ from rlx.backends import BACKENDS, backend_named
 from rlx.backends.library import executable
 from rlx.backends.reference import run_graph
 from rlx.errors import DeviceUnavailable, ExecutionError, OptionError, UnsupportedOp
+from rlx.estimate.calibrate import known_overhead
+from rlx.estimate.graph import estimate_graph
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Dim
 from rlx.ops import control, elementwise, index, normalize, select
 from rlx.ops.base import OPS, Op
+from rlx.options import CompileOptions
 from rlx.testing.cases import covered, fixed_cases, symbolic_cases
 from rlx.testing.oracle import Batch, Case, Tolerance, compare_results
 
@@ -430,6 +433,15 @@ def test_plain_import_leaves_the_libraries_alone() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert next(iter(BACKENDS)) == "cpu"
+
+
+def test_its_memory_is_what_the_estimate_says(device: str) -> None:
+    """Every value at once, which is marked as a bound: the choice and `rlx.estimate` count alike, at the bounds."""
+    graph = dynamic_graph()
+    chosen = rlx.choose(graph, rlx.DevicePolicy(only=(device,)), at={"n": 2}, calibrate=False).chosen
+    made = estimate_graph(graph, backend_named(device), CompileOptions(), known_overhead(device))
+    assert chosen.peak_bytes == made.peak_bytes - made.overhead_bytes
+    assert {"activation", "workspace"} <= set(chosen.bounded)
 
 
 # ---- real models

@@ -18,9 +18,12 @@ from rlx.backends.base import Availability, Backend, DeviceMemory
 from rlx.cost.ceilings import Ceilings, guess
 from rlx.cost.pace import Pace, Probe
 from rlx.errors import DeviceUnavailable, MemoryDeficit, OptionError, RlxError
+from rlx.estimate.calibrate import USUAL, Overhead
+from rlx.estimate.graph import estimate_graph
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim
 from rlx.ops.base import Op
+from rlx.options import CompileOptions
 from rlx.runtime import choice, split
 from rlx.runtime.policy import VARIABLE
 
@@ -162,7 +165,25 @@ def test_the_extent_where_the_choice_turns(fakes: dict[str, Fake]) -> None:
         assert rlx.choose(graph(Dim("n", 1, 1 << 16)), policy, at={"n": extent}).device == device
 
 
-def test_policies(fakes: dict[str, Fake]) -> None:
+def test_memory_is_what_the_estimate_says(fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each device the same sum: the model at the bounds, and the device itself unless it is here already."""
+    monkeypatch.setattr(choice, "COMPILED", {"right"})
+    overheads = {"cpu": Overhead(3 << 20), "left": Overhead(2 << 20), "right": Overhead(9 << 20)}
+    monkeypatch.setattr(choice, "known_overhead", overheads.__getitem__)
+    g = graph(Dim("n", 1, 512))
+    rows = {c.device: c for c in rlx.devices_for(g, at={"n": 2})}
+    for name, overhead in overheads.items():
+        made = estimate_graph(g, Fake(name), CompileOptions(), overhead)
+        assert rows[name].peak_bytes == made.running_peak_bytes - overhead.fixed
+        assert rows[name].grows_bytes == rows[name].peak_bytes + (0 if name == "right" else overhead.fixed)
+        assert rows[name].bounded == ()
+    assert rlx.choose(g, "objective=memory", calibrate=False).device == "right"
+    assert rlx.choose(g, "objective=memory; deny=right", calibrate=False).device == "left"
+    monkeypatch.setattr(choice, "known_overhead", lambda name: USUAL)
+    assert rlx.choose(g, "only=left").chosen.bounded == ("code", "overhead")
+
+
+def test_policies(fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is denied is out; a chain of preferences is reported; objectives differ; ties go to the first."""
     g = graph(4)
     assert rlx.choose(g, DevicePolicy(deny=("left",))).device == "right"
@@ -171,6 +192,7 @@ def test_policies(fakes: dict[str, Fake]) -> None:
     d = rlx.choose(g, DevicePolicy(prefer=("absent", "cpu")))
     assert d.device == "cpu"
     assert "after absent" in d.reason
+    monkeypatch.setattr(choice, "COMPILED", set())
     assert rlx.choose(g, DevicePolicy(objective="memory")).device == "cpu"
 
 
@@ -336,8 +358,8 @@ def test_the_choice_is_present_allowed_able_and_fits(
         allowed = {n for n in NAMES if n not in deny and (only is None or n in only) and n != "absent"}
         if which is both:
             allowed -= {"left", "right"}
-        if budget == 1000 and which is not both:
-            allowed = set()
+        if budget == 1000:
+            allowed = set()  # code counts as well
         try:
             d = rlx.choose(which(), policy, budget=budget)
         except DeviceUnavailable:
