@@ -1,11 +1,12 @@
 """The thread pool: one a process, workers claim chunks of the phases of all running graphs.
 
 A worker is a daemon Python thread inside one native call, without the GIL. A running graph holds a *slot*; it publishes
-a phase by writing the fields of its slot and then the *ticket*, one word `generation:32 | chunks:16 | next:16`. Workers
-and the caller claim chunk `next` by a compare-and-swap of the whole ticket. The fields change only after every chunk of
-a phase was claimed and done, so a claim that succeeds proves that the fields read between loading the ticket and
-swapping it belong to that ticket. The caller waits only for chunks that somebody has already claimed, so a run always
-finishes, with no worker at all too (in a forked child, at interpreter exit).
+a phase by writing the fields of its slot and then the *ticket*, one word `generation:32 | end:16 | next:16`. The caller
+and the even workers claim chunk `next`, the odd ones chunk `end - 1`, by a compare-and-swap of the whole ticket: so
+each of two threads works on its own part of the images of all phases, which stays in its cache. The fields change only
+after every chunk of a phase was claimed and done, so a claim that succeeds proves that the fields read between loading
+the ticket and swapping it belong to that ticket. The caller waits only for chunks that somebody has already claimed, so
+a run always finishes, with no worker at all too (in a forked child, at interpreter exit).
 
 Workers sleep on the epoch word. A publisher that sees sleepers moves the epoch and wakes as many as it lacks; a worker
 counts itself a sleeper, reads the epoch, looks at all slots once more and only then sleeps.
@@ -256,6 +257,9 @@ entry:
   %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
   %base.p = getelementptr i8, ptr %slot, i64 $F_BASE
   %done.p = getelementptr i8, ptr %slot, i64 $DONE
+  %odd = and i64 %id, 1
+  %back = icmp ne i64 %odd, 0
+  %step = select i1 %back, i64 -65536, i64 1
   br label %look
 look:
   %ticket = load atomic i64, ptr %slot acquire, align 64
@@ -273,12 +277,14 @@ read:
   %room = icmp slt i64 %id, %threads
   br i1 %room, label %swap, label %leave
 swap:
-  %taken = add i64 %ticket, 1
+  %taken = add i64 %ticket, %step
   %pair = cmpxchg ptr %slot, i64 %ticket, i64 %taken acq_rel monotonic
   %mine = extractvalue { i64, i1 } %pair, 1
   br i1 %mine, label %work, label %look
 work:
-  %chunk = add i64 %base, %claimed
+  %last = sub i64 %count, 1
+  %place = select i1 %back, i64 %last, i64 %claimed
+  %chunk = add i64 %base, %place
   call void %fn(ptr %words, i64 %chunk, ptr %ctx, i64 %id)
   %before = atomicrmw add ptr %done.p, i64 1 release
   call void @give_way(ptr %since)
