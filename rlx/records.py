@@ -1,7 +1,7 @@
 """The standard `dataclass`, made many times faster: starting a program makes some seventy of them.
 
 The standard one compiles the source of up to six methods for each class, which took half of the time in which a
-stored model is loaded. Here `__init__` is compiled when the class is first used and the list of fields is made when it
+stored model is loaded. Here `__init__` is compiled once a few objects were made and the list of fields is made when it
 is first asked for, which most programs never do for most classes; the other methods are closures.
 """
 
@@ -11,12 +11,14 @@ import dataclasses
 import inspect
 import threading
 from collections.abc import Callable
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 __all__ = ["dataclass"]
 
 _lock = threading.RLock()
+_FEW = 16  # objects: compiling a method takes as long as making some thirty of them without it
 
 if TYPE_CHECKING:
     from dataclasses import dataclass
@@ -88,16 +90,40 @@ class _Fields:
 
 
 class _Init:
-    """Stands for `__init__` until the first object is made or somebody asks for its signature."""
+    """Stands for `__init__` until a few objects are made or somebody asks for its signature."""
 
     def __init__(self, cls: type, frozen: bool) -> None:
-        self.cls, self.frozen = cls, frozen
+        self.cls, self.frozen, self.made = cls, frozen, 0
 
     def __get__(self, instance: object, owner: type) -> Any:
+        self.made += 1
+        return self.compiled(instance) if instance is None or self.made > _FEW else partial(self.fill, instance)
+
+    def compiled(self, instance: object) -> Any:
+        """The real one in the place of this."""
         made = _init(vars(self.cls)["_record_rows"], self.frozen, hasattr(self.cls, "__post_init__"))
         made.__qualname__ = f"{self.cls.__qualname__}.__init__"
         type.__setattr__(self.cls, "__init__", made)
         return made if instance is None else made.__get__(instance)
+
+    def fill(self, made: object, /, *args: Any, **given: Any) -> None:
+        """Sets the fields of one object; what doesn't fit is left to the real one to complain of."""
+        rows: dict[str, _Row] = vars(self.cls)["_record_rows"]
+        values = dict(zip(rows, args, strict=False))
+        needed = (name for name, row in rows.items() if row.default is row.factory)
+        fits = len(args) <= len(rows) and given.keys() <= rows.keys() and not given.keys() & values.keys()
+        values |= given
+        if not fits or any(name not in values for name in needed):
+            self.compiled(made)(*args, **given)
+            return
+        put = object.__setattr__ if self.frozen else setattr
+        for name, row in rows.items():
+            value = values.get(name, dataclasses.MISSING)
+            if value is dataclasses.MISSING:
+                value = row.default if row.factory is dataclasses.MISSING else row.factory()
+            put(made, name, value)
+        if hasattr(self.cls, "__post_init__"):
+            made.__post_init__()  # type: ignore[attr-defined]
 
 
 def _init(rows: dict[str, _Row], frozen: bool, post: bool) -> Any:

@@ -28,6 +28,7 @@ _WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='a
 _NO_COMPILER = "Raise the limit, load an artifact (which brings no compiler), or pass over_budget='allow'"
 
 PLENTY = 1 << 30  # bytes, far more than compiling takes
+SMALL = 16 << 10  # bytes from which on it is worth the time to ask the system what it has
 
 COMPILED: set[str] = set()  # the devices that something was compiled for in this process
 _admitted: set[str] = set()  # the devices whose compiler was let into this process
@@ -128,6 +129,8 @@ class Admission:
         own = replace(needs, overhead_bytes=0)
         if options.budget_bytes is not None:
             self.settle(own, options.budget_bytes, "by budget=")
+            return
+        if own.peak_bytes < SMALL and not needs.overhead_bytes:
             return
         free = self.backend.memory().free
         budget = Budget.of_process()

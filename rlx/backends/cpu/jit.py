@@ -253,17 +253,17 @@ def resolve(name: str, symbols: Mapping[str, int]) -> int:
 
 def build(ir: str, *, optimize: bool, symbols: Mapping[str, int], cache: ObjectCache | None = None) -> Library:
     """Compiles (or finds in the cache) and loads runtime code that may also use the symbols at the given addresses."""
-    obj = runtime_object(ir, optimize, cache if cache is not None else default_cache())
+    obj = runtime_object(ir, optimize, cache)
     check_object(obj, KERNEL_SYMBOLS | set(symbols))
     return load_object(obj, symbols=symbols)
 
 
-def runtime_object(ir: str, optimize: bool, cache: ObjectCache) -> bytes:
+def runtime_object(ir: str, optimize: bool, cache: ObjectCache | None = None) -> bytes:
     """The object of runtime code, linked; made once a process."""
     short = content_key(ir, str(optimize))
     obj = runtime_objects.get(short)
     if obj is None:
-        key = object_key(ir, optimize)
+        cache, key = cache if cache is not None else default_cache(), object_key(ir, optimize)
         obj = cache.get(key)
         if obj is None:
             obj = compile_object(ir, optimize=optimize)
@@ -350,7 +350,7 @@ class Compiling:
 
     def prepare(self, ir: str) -> None:
         """Makes an optimised object that `build` will ask for."""
-        self.crew.add(len(ir), lambda: runtime_object(ir, True, default_cache()))
+        self.crew.add(len(ir), lambda: runtime_object(ir, True))
 
     def compile(self, key: str) -> None:
         item = self.items[key]

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlx.backends.cpu.binding import aligned_bytes
 from rlx.ir.graph import Array
@@ -21,7 +20,7 @@ from rlx.kernels.program import Buffer, Program
 
 __all__ = ["Mask", "Residency", "matrix_bytes", "panel_bytes", "whole_pages"]
 
-Mask = NDArray[np.bool_]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]  # numpy.typing takes a millisecond to load
 LARGE_PAGE = 2 << 20
 PACK = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t, *[ctypes.c_int64] * 5)
 
