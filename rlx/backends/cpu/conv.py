@@ -275,8 +275,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     block, group = f.div(rest, w[ConvWord.GROUPS]), f.rem(rest, w[ConvWord.GROUPS])
     p0 = f.mul(block, w[ConvWord.PIXEL_CHUNK])
     p1 = f.min(f.add(p0, w[ConvWord.PIXEL_CHUNK]), pixels)
-    n0 = f.mul(panel_block, columns)
-    n1 = f.min(f.add(n0, columns), outputs)
+    n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, width)
     own = f.offset(w[ConvWord.SCRATCH], f.mul("%worker", w[ConvWord.SCRATCH_STRIDE]))
     x = f.gep(w[ConvWord.X], f.mul(group, w[ConvWord.CHANNELS]), ty)
     first = f.add(f.mul(group, outputs), n0)  # of the output channels

@@ -228,6 +228,16 @@ def _aligned(count: int) -> int:
 # ---- convolutions
 
 
+def _even(panels: int, parts: int, copies: int) -> int:
+    """Panels of a chunk at most, for about so many parts: an even number of chunks, where it is split at all."""
+    chunk = -(-panels // parts)
+    if parts == 1:
+        return chunk
+    counts = {size: -(-panels // size) for size in range(chunk // 2 + 1, min(2 * chunk, panels))}
+    even = [size for size, count in counts.items() if copies * count % 2 == 0]
+    return min(even, key=lambda size: (abs(counts[size] - -(-panels // chunk)), counts[size], size), default=chunk)
+
+
 @dataclass(frozen=True)
 class ConvParts:
     """How a convolution is split: chunk = (pixel block * groups + group) * panel blocks + panel block."""
@@ -291,7 +301,7 @@ class ConvCut:
         if blocks > 1:
             chunk = -(-chunk // self.rows) * self.rows
         blocks = max(-(-pixels // chunk), 1)
-        panel_chunk = -(-panels // panel_blocks)
+        panel_chunk = _even(panels, panel_blocks, blocks * groups)
         threads = thread_count(extents)
         if wants_shares(blocks * groups * -(-panels // panel_chunk), threads):
 
@@ -387,7 +397,7 @@ class DirectCut:
         if blocks * panel_blocks % 2 and 1 < blocks < rows:
             blocks += 1
         row_chunk = max(-(-rows // blocks), 1)
-        panel_chunk = -(-panels // panel_blocks)
+        panel_chunk = _even(panels, panel_blocks, blocks)
         threads = thread_count(extents)
         if wants_shares(blocks * -(-panels // panel_chunk), threads):
 
@@ -506,7 +516,8 @@ class DepthwiseCut:
         block = -(-vectors // blocks) * self.lanes
         blocks = max(-(-channels // block), 1)
         strips = max(min(-(-wanted // blocks), height), 1)
-        rows = max(-(-height // strips), 1)
+        rows, blocks = self.balanced(batch, height, vectors, strips, blocks)
+        block = -(-vectors // blocks) * self.lanes
         threads = thread_count(extents)
         if wants_shares(batch * -(-height // rows) * blocks, threads):
 
@@ -518,6 +529,21 @@ class DepthwiseCut:
             blocks = max(-(-channels // block), 1)
         strips = max(-(-height // rows), 1)
         return DepthwiseParts(rows, strips, block, blocks, batch * strips * blocks if height and width else 0)
+
+    def balanced(self, batch: int, height: int, vectors: int, strips: int, blocks: int) -> tuple[int, int]:
+        """Rows and blocks of channels for about so many chunks, with which 2 and 4 threads are soonest done."""
+        found = []
+        for split in (blocks, 2 * blocks):
+            if split == blocks or (vectors % split == 0 and vectors // 8 >= split):
+                most = -(-height // max(strips * blocks // split, 1))
+                found += [(rows, split) for rows in range(most, most // 2, -1)]
+
+        def taken(choice: tuple[int, int]) -> float:
+            rows, split = choice
+            count = batch * -(-height // rows) * split
+            return sum(-(-count // threads) * rows / split for threads in (2, 4))
+
+        return min(found, key=taken, default=(1, blocks))
 
 
 @dataclass(frozen=True)
@@ -591,7 +617,7 @@ class WinogradCut:
         if blocks * panel_blocks % 2 and 1 < blocks < tiles:
             blocks += 1
         tile_chunk = max(-(-tiles // blocks), 1)
-        panel_chunk = -(-panels // panel_blocks)
+        panel_chunk = _even(panels, panel_blocks, -(-tiles // tile_chunk))
         threads = thread_count(extents)
         if wants_shares(-(-tiles // tile_chunk) * -(-panels // panel_chunk), threads):
 

@@ -34,6 +34,7 @@ __all__ = [
     "gemm_kernel",
     "kernel_function",
     "packed_elements",
+    "share",
     "tile_for",
 ]
 
@@ -197,6 +198,13 @@ def kernel_function(name: str) -> Function:
 
 def void(_: object) -> None:
     """Drops a value, for callbacks that return none."""
+
+
+def share(f: Function, number: str, shares: str, columns: str, width: int) -> tuple[str, str]:
+    """The first column of one of so many even shares of panels, and the column after its last."""
+    panels = f.div(f.add(columns, width - 1), width)
+    first, stop = (f.mul(f.div(f.mul(i, panels), shares), width) for i in (number, f.add(number, 1)))
+    return first, f.min(stop, columns)
 
 
 def load_word(f: Function, index: int, ty: str = "i64") -> str:

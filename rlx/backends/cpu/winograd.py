@@ -334,10 +334,11 @@ def emit(kernel: Kernel) -> KernelCode:
     columns = f.mul(w[WinoWord.PANEL_CHUNK], WIDTH)
     panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
     block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    t0 = f.mul(block, w[WinoWord.TILE_CHUNK])
-    t1 = f.min(f.add(t0, w[WinoWord.TILE_CHUNK]), w[WinoWord.TILES])
-    n0 = f.mul(panel_block, columns)
-    count = f.sub(f.min(f.add(n0, columns), outputs), n0)
+    tile_chunk, tiles = w[WinoWord.TILE_CHUNK], w[WinoWord.TILES]
+    blocks = f.div(f.sub(f.add(tiles, tile_chunk), 1), tile_chunk)
+    t0, t1 = gemm.share(f, block, blocks, tiles, 1)
+    n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, WIDTH)
+    count = f.sub(n1, n0)
     zeros = f.offset(w[WinoWord.SCRATCH], f.mul("%worker", w[WinoWord.SCRATCH_STRIDE]))
     made, products, sums = (f.offset(zeros, w[i]) for i in (WinoWord.COLUMNS, WinoWord.PRODUCTS, WinoWord.SUMS))
     f.loop(0, channels, 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
@@ -358,7 +359,7 @@ def emit(kernel: Kernel) -> KernelCode:
     f.loop(t0, t1, 1, [], there)
     panels = f.div(f.add(outputs, WIDTH - 1), WIDTH)
     panel = f.mul(channels, WIDTH)
-    weights = f.gep(w[WinoWord.WEIGHTS], f.mul(f.mul(panel_block, w[WinoWord.PANEL_CHUNK]), panel), "float")
+    weights = f.gep(w[WinoWord.WEIGHTS], f.mul(n0, channels), "float")
 
     def position(i: str, _: list[str]) -> None:
         a = f.gep(made, f.mul(i, w[WinoWord.COLUMN_STEP]), "float")
