@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.cuts import chunking
+from rlx.backends.cpu.cuts import ConvCut, DepthwiseCut, chunking
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.shares import FEW_THREADS, shares
+from rlx.backends.cpu.words import THREADS
 
 RNG = np.random.default_rng(11)
 
@@ -136,3 +137,23 @@ def test_one_artifact_for_any_number_of_threads(name: str, tmp_path: Path) -> No
     direct.run({"x": values})
     assert chunks_of(direct) == seen[3]
     assert max(sum(s) for s in seen[3:]) > sum(seen[0])  # more chunks
+
+
+@pytest.mark.parametrize("outputs", [160, 320, 512, 960, 1000, 2048])
+@pytest.mark.parametrize("pixels", [49, 196, 784])
+def test_products_of_windows_are_cut_into_an_even_number_of_chunks(outputs: int, pixels: int) -> None:
+    cut = ConvCut(outputs, 512, pixels, 1, 4, 16, 6, 512, True)({THREADS: 2})
+    assert cut.chunks % 2 == 0
+    panels, blocks = -(-outputs // 16), -(-pixels // cut.pixel_chunk)
+    parts = cut.chunks // blocks  # each takes an even share of the panels, which the code computes from their number
+    assert parts * blocks == cut.chunks
+    assert -(-panels // parts) <= cut.panel_chunk
+
+
+@pytest.mark.parametrize("height", [7, 14, 20, 28, 56, 112])
+@pytest.mark.parametrize("channels", [8, 96, 100, 384, 960])
+def test_depthwise_chunks_cover_rows_and_channels(height: int, channels: int) -> None:
+    cut = DepthwiseCut((2, channels, height, height), 9, 8)({THREADS: 2})
+    assert cut.rows * (cut.strips - 1) < height <= cut.rows * cut.strips
+    assert cut.block * (cut.blocks - 1) < channels <= cut.block * cut.blocks
+    assert cut.chunks == 2 * cut.strips * cut.blocks
