@@ -62,11 +62,14 @@ FIELDS = 128  # function, words, ctx, threads, base: 8 bytes each
 TAKEN = 192  # bit mask of the worker ids in use; bit 0, the caller's, is never set
 SINCE = 200  # when the caller got its CPU as far as it knows, ns; of the caller alone
 CALLER_CPU = 208  # the caller's CPU, below 0 if not known
+CALLER_MOVED = 216  # when the caller left a CPU last
 ROUND = 0xFFFF  # chunks a ticket can count; phases with more are published in rounds
 
 SPIN_ACTIVE_NS = 200_000
 SPIN_IDLE_NS = 50_000
 TURN_NS = 2_000_000  # systems let a thread run for 3 or 4 ms if another waits
+LOST_NS = 500_000  # away from the CPU after giving way, from which on somebody else wants it
+STAY_NS = 20_000_000  # that a caller stays where it went
 JOIN_SECONDS = 1.0
 
 FUTEX_CALL = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
@@ -204,25 +207,54 @@ define internal i1 @turn_over(ptr %since, i64 %t) nounwind alwaysinline {
   ret i1 %over
 }
 
-; lets others have the CPU when this thread has had it for long; %since is when it got it
-define internal void @give_way(ptr %since) nounwind alwaysinline {
-entry:
-  %t = call i64 @now()
-  %long = call i1 @turn_over(ptr %since, i64 %t)
-  br i1 %long, label %yield, label %done
-yield:
+; lets others have the CPU; whether one had it for long. %since is when this thread got it
+define internal i1 @yield(ptr %since, i64 %t) nounwind noinline {
   %y = call i32 @sched_yield()
   %t.new = call i64 @now()
   store i64 %t.new, ptr %since, align 8
+  %away = sub i64 %t.new, %t
+  %lost = icmp sgt i64 %away, $LOST_NS
+  ret i1 %lost
+}
+
+; the same when this thread has had it for long
+define internal i1 @give_way(ptr %since) nounwind alwaysinline {
+entry:
+  %t = call i64 @now()
+  %long = call i1 @turn_over(ptr %since, i64 %t)
+  br i1 %long, label %over, label %done
+over:
+  %away = call i1 @yield(ptr %since, i64 %t)
   br label %done
 done:
-  ret void
+  %lost = phi i1 [ false, %entry ], [ %away, %over ]
+  ret i1 %lost
 }
 
 define internal void @note_cpu(ptr %slot) nounwind alwaysinline {
   %cpu = call i32 @this_cpu()
   %caller.p = getelementptr i8, ptr %slot, i64 $CALLER_CPU
   store atomic i32 %cpu, ptr %caller.p monotonic, align 8
+  ret void
+}
+
+; moves the caller off a CPU that it shares with a stranger, at most once in a while: where it stands still, all do.
+; A worker that has the other CPU then leaves it to the caller
+define internal void @change_cpu(ptr %slot) nounwind noinline {
+entry:
+  %moved = getelementptr i8, ptr %slot, i64 $CALLER_MOVED
+  %t = call i64 @now()
+  %from = load i64, ptr %moved, align 8
+  %passed = sub i64 %t, %from
+  %again = icmp sgt i64 %passed, $STAY_NS
+  br i1 %again, label %leave, label %done
+leave:
+  store i64 %t, ptr %moved, align 8
+  %cpu = call i32 @this_cpu()
+  call void @leave_cpu(i32 %cpu)
+  call void @note_cpu(ptr %slot)
+  br label %done
+done:
   ret void
 }
 
@@ -287,7 +319,12 @@ work:
   %chunk = add i64 %base, %place
   call void %fn(ptr %words, i64 %chunk, ptr %ctx, i64 %id)
   %before = atomicrmw add ptr %done.p, i64 1 release
-  call void @give_way(ptr %since)
+  %lost = call i1 @give_way(ptr %since)
+  %caller = icmp eq i64 %id, 0
+  %change = and i1 %lost, %caller
+  br i1 %change, label %move, label %look
+move:
+  call void @change_cpu(ptr %slot)
   br label %look
 leave:
   ret void
@@ -512,7 +549,7 @@ round:
   call void @note_cpu(ptr %slot)
   br label %wait
 wait:
-  %i = phi i64 [ 0, %round ], [ %i.next, %pause ], [ %i.next, %yield ]
+  %i = phi i64 [ 0, %round ], [ %i.next, %pause ], [ %i.next, %stayed ]
   %done = load atomic i64, ptr %done.p acquire, align 8
   %all = icmp eq i64 %done, %count
   br i1 %all, label %finished, label %spin
@@ -525,9 +562,13 @@ pause:
   $PAUSE
   br label %wait
 yield:
-  %y = call i32 @sched_yield()
   %t = call i64 @now()
-  store i64 %t, ptr %since, align 8
+  %lost = call i1 @yield(ptr %since, i64 %t)
+  br i1 %lost, label %move, label %stayed
+move:
+  call void @change_cpu(ptr %slot)
+  br label %stayed
+stayed:
   call void @note_cpu(ptr %slot)
   br label %wait
 finished:

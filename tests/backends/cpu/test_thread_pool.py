@@ -276,6 +276,24 @@ assert set(out.tolist()) == {20 * runs}
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinities")
+def test_a_caller_that_changes_its_cpu() -> None:
+    """With bounds of time at which it moves after every chunk: all chunks run once, and it may use the CPUs it might."""
+    done = script("""
+from rlx.backends.cpu import pool as pools
+pools.TURN_NS, pools.LOST_NS, pools.STAY_NS = -1, -1, -1
+cpus = os.sched_getaffinity(0)
+block, out, seen = make(2, 50, 10)
+for mask in (cpus, {min(cpus)}):
+    os.sched_setaffinity(0, mask)
+    for _ in range(20):
+        assert block.run() == 0
+        assert os.sched_getaffinity(0) == mask
+assert set(out.tolist()) == {10 * 40}
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_words_are_aligned_and_zero() -> None:
     """Blocks start at cache lines, so that what threads write apart stays apart."""
     for count in (1, 3, 8, 100):
