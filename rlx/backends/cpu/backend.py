@@ -14,7 +14,7 @@ from rlx.backends.cpu.grouped import find_layers
 from rlx.backends.cpu.jit import Compiling, host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.objcache import ObjectCache
-from rlx.backends.cpu.pool import cpu_count
+from rlx.backends.cpu.pool import cpu_count, run_threads
 from rlx.backends.cpu.scalar import LLVM
 from rlx.backends.cpu.specials import SPECIALS
 from rlx.backends.cpu.words import THREADS, KernelCode, Routine
@@ -161,7 +161,7 @@ class CpuBackend(CodeGenerator):
 
         prepare, run = codes(program.prepare), codes(program.run)
         every = (*prepare, *run)
-        threads = options.threads or cpu_count()
+        threads = run_threads(options.threads)
         sources = {c.symbol: c.ir for c in every}
         sources |= {w.symbol: w.ir for c in every for w in c.words if isinstance(w, Routine)}
 

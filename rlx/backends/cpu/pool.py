@@ -35,7 +35,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAX_THREADS", "Pool", "aligned_words", "cpu_count", "pool", "pool_ir"]
+__all__ = ["MAX_THREADS", "Pool", "aligned_words", "cpu_count", "pool", "pool_ir", "run_threads"]
 
 MAX_THREADS = 64  # a run's threads: worker ids are bits of one word
 SLOTS = 64  # graphs that run in parallel at a time, bits of one word; further ones run on their caller alone
@@ -627,6 +627,11 @@ def cpu_count(root: str | os.PathLike[str] = "/") -> int:
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(Path(root))
     return max(1, available if quota is None else min(available, int(quota)))
+
+
+def run_threads(asked: int | None) -> int:
+    """Returns the threads of a run: as many as asked for or, with None, as there are CPUs; `MAX_THREADS` at most."""
+    return min(cpu_count() if asked is None else asked, MAX_THREADS)
 
 
 def cgroup_quota(root: Path) -> float | None:

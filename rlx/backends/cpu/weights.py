@@ -18,7 +18,7 @@ import numpy as np
 from rlx.backends.cpu import packed
 from rlx.backends.cpu.binding import Binding, Marks, Phase, Table, aligned_bytes, as_array
 from rlx.backends.cpu.packed import memory_key
-from rlx.backends.cpu.pool import cpu_count
+from rlx.backends.cpu.pool import run_threads
 from rlx.backends.cpu.residency import LARGE_PAGE, Mask, Residency, whole_pages
 from rlx.backends.cpu.runner import RunBlock
 from rlx.ir.graph import Array, Graph
@@ -55,7 +55,7 @@ class Shared:
     ) -> None:
         self.graph, self.program, self.options = graph, program, options
         self.prepare, self.addresses = tuple(prepare), addresses
-        self.threads = options.threads or cpu_count()
+        self.threads = run_threads(options.threads)
         self.run = Table(run, addresses, marks, threads=self.threads)
         self.params: dict[Buffer, Array] = {}
         self.keys: dict[Buffer, str | None] = {}  # of params and prepared buffers: equal ones have equal contents

@@ -278,7 +278,7 @@ assert set(out.tolist()) == {20 * runs}
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinities")
 def test_a_caller_that_changes_its_cpu() -> None:
-    """With bounds of time at which it moves after every chunk: all chunks run once, and it may use the CPUs it might."""
+    """With bounds of time at which it moves after every chunk: all chunks run once, and its CPUs stay the same."""
     done = script("""
 from rlx.backends.cpu import pool as pools
 pools.TURN_NS, pools.LOST_NS, pools.STAY_NS = -1, -1, -1
