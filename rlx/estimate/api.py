@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from rlx.backends import choose_backend, device_named
-from rlx.backends.cpu.pool import run_threads
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
@@ -66,7 +65,7 @@ def estimate(
     if weights is not None:
         raise OptionError(f"weights=: {path.name} is a language model, whose weights are shared by mapping its file")
     file = read_gguf_model(path) if ending == ".gguf" else read_hf_model(path)
-    threads = run_threads(chosen.threads)
+    threads = chosen.threads or choose_backend("cpu").threads
     return estimate_language_model(file, name, own, threads=threads, **given)
 
 
