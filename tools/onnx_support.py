@@ -53,7 +53,8 @@ type named: strings, FLOAT8E4M3FNUZ, FLOAT8E5M2FNUZ, FLOAT8E8M0, INT2, UINT2, FL
   `boxes.count`; `dims={"boxes.count": (0, 300)}` bounds them.
 - Random ops draw by their own counter-based generator from the node's seed, or its name where it has none.
 - ZipMap gives the tensor of probabilities. For string labels a classifier gives the number of the class, and a note.
-- MatMulNBits and DynamicQuantizeLSTM dequantise their weights; QLinear ops of com.microsoft compute in f32 between.
+- MatMulNBits dequantises its weights; QLinear ops of com.microsoft compute in f32 between. DynamicQuantizeLSTM rounds
+  where ONNX Runtime does, bit for bit, but for its functions: those are computed in f64 and rounded once.
 
 ## Ops
 """

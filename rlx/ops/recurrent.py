@@ -7,7 +7,7 @@ no scalar form: it is a host call on devices without a kernel for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from rlx.ops.layout import Concat, Reshape, Split, Transpose
 from rlx.ops.quant import DynamicQuantizeLinear
 from rlx.records import dataclass
 
-__all__ = ["Gru", "Lstm", "Recurrence", "Rnn", "rounded"]
+__all__ = ["Gru", "Lstm", "Recurrence", "Rnn"]
 
 # name: the function of (x, alpha, beta), and the defaults of the two (None: the function has no such parameter)
 ACTIVATIONS: dict[str, tuple[Callable[[Any, Any, Any], Any], float | None, float | None]] = {
@@ -70,12 +70,6 @@ CELLS = {
     "gru": Cell("zrh", ("sigmoid", "tanh")),
     "lstm": Cell("iofc", ("sigmoid", "tanh", "tanh"), ("bias", "lengths", "initial_h", "initial_c", "peepholes")),
 }
-
-
-def rounded(x: Array) -> Array:
-    """x after quantisation to u8 over its whole range, and back."""
-    q, scale, zero = DynamicQuantizeLinear().reference(x.astype(np.float32))
-    return (q.astype(np.float32) - zero.astype(np.float32)) * scale
 
 
 class _Attributes(Op):
@@ -170,8 +164,13 @@ class Recurrence(_Attributes):
 
     Inputs: x [T, B, D G H] (for each direction its G gates, with all that does not depend on the state), r [D, G H, H],
     and those that `optional` names: "bias" [D, H] (that of h r_h in a GRU that is `linear_before_reset`), and those of
-    the layers. Outputs as of the layers `Rnn`, `Gru` and `Lstm`, of which `cell` names one. With `round_state` the
-    state of a direction is rounded to 8 bits over its range before each product.
+    the layers. Outputs as of the layers `Rnn`, `Gru` and `Lstm`, of which `cell` names one.
+
+    With `round_state` (an LSTM of f32) the state of a direction is rounded to 8 bits over its range, as in
+    `DynamicQuantizeLinear`, before each product; r holds whole numbers, that "scale" [D, G H] multiplies, and "bias" is
+    [D, G H]. Every rounding is where ONNX Runtime has it: sums of products of whole numbers (exact below 2^24, as in
+    cells of up to 258 units) times the product of the scales, plus x, plus peepholes, plus bias; functions are computed
+    in f64.
     """
 
     optional: tuple[str, ...] = ()
@@ -193,13 +192,17 @@ class Recurrence(_Attributes):
     def infer(self, x: TensorType, r: TensorType, *given: TensorType) -> tuple[TensorType, ...]:
         if self.cell not in CELLS:
             raise OptionError(f"recurrence: cell {self.cell!r} is not one of {', '.join(CELLS)}")
-        extra = self._check(given, self.spec.allowed)
+        extra = self._check(given, (*self.spec.allowed, *(("scale",) if self.round_state else ())))
+        if self.round_state and (self.cell != "lstm" or x.dtype.name != "f32" or "scale" not in extra):
+            raise OptionError(f"recurrence: round_state needs an lstm of f32 with a scale, got {self.cell} of {x}")
         if x.rank != 3 or r.rank != 3:
             raise ShapeError(f"recurrence: expected x and r of three axes, got {x} and {r}")
         d, gates, hidden, batch = self.directions, len(self.spec.gates), r.shape[2], self._batch(x)
         states = self._states(batch, hidden)
         shapes: dict[str, Shape] = {"bias": (d, hidden), "lengths": (batch,), "peepholes": (d, 3 * hidden)}
         shapes |= {"initial_h": states, "initial_c": states}
+        if self.round_state:
+            shapes |= {"bias": (d, gates * hidden), "scale": (d, gates * hidden)}
         expected = {"r": (r, (d, gates * hidden, hidden)), "x": (x, (*x.shape[:2], d * gates * hidden))}
         return self._results(x, hidden, expected | {key: (t, shapes[key]) for key, t in extra.items()})
 
@@ -219,7 +222,7 @@ class Recurrence(_Attributes):
         if lengths.size and not 0 <= lengths.min() <= lengths.max() <= length:
             raise ShapeError(f"{self.op_name}: a length of {lengths.tolist()} is outside the {length} steps of x")
         if self.round_state:
-            r = r.astype(np.float64)  # an error of a sum can move the next rounding by a quantum
+            r = r.astype(np.float64)  # sums are exact
         every = np.zeros((length, self.directions, batch, hidden), x.dtype)
         last = [np.zeros((self.directions, batch, hidden), x.dtype) for _ in ("h", "c")]
         for d, functions in enumerate(self.functions()):
@@ -230,9 +233,10 @@ class Recurrence(_Attributes):
                 else np.zeros((batch, hidden), x.dtype)
                 for key in ("initial_h", "initial_c")
             ]
-            own: dict[str, Array] = {key: extra[key][d] for key in ("bias", "peepholes") if key in extra}
+            own: dict[str, Array] = {key: extra[key][d] for key in ("bias", "peepholes", "scale") if key in extra}
             for t in reversed(range(length)) if backward else range(length):
-                new = self._step(steps[t, :, d], state, r[d], own, [f.apply for f in functions])
+                step = self._rounded_step if self.round_state else self._step
+                new = step(steps[t, :, d], state, r[d], own, [f.apply for f in functions])
                 live = (t < lengths)[:, None]
                 state = [np.where(live, a, b) for a, b in zip(new, state, strict=True)]
                 every[t, d] = np.where(live, state[0], 0)
@@ -247,25 +251,44 @@ class Recurrence(_Attributes):
     ) -> list[Array]:
         """The hidden state and the cell after one more step."""
         h, cell = state
-        if self.round_state:
-            h = rounded(h).astype(r.dtype)
         n = r.shape[1]
         if self.cell == "rnn":
-            return [fs[0](x + (h @ r.T).astype(x.dtype)), cell]
+            return [fs[0](x + h @ r.T), cell]
         if self.cell == "gru":
-            gates = x[:, : 2 * n] + (h @ r[: 2 * n].T).astype(x.dtype)
+            gates = x[:, : 2 * n] + h @ r[: 2 * n].T
             z, reset = fs[0](gates[:, :n]), fs[0](gates[:, n:])
             if self.linear_before_reset:
-                kept = reset * ((h @ r[2 * n :].T).astype(x.dtype) + own.get("bias", np.zeros(n, x.dtype)))
+                kept = reset * (h @ r[2 * n :].T + own.get("bias", np.zeros(n, x.dtype)))
             else:
-                kept = ((reset * h) @ r[2 * n :].T).astype(x.dtype) + own.get("bias", np.zeros(n, x.dtype))
+                kept = (reset * h) @ r[2 * n :].T + own.get("bias", np.zeros(n, x.dtype))
             return [(1 - z) * fs[1](x[:, 2 * n :] + kept) + z * h, cell]
         p_i, p_o, p_f = np.split(own.get("peepholes", np.zeros(3 * n, x.dtype)), 3)
-        i, o, f, c = np.split(x + (h @ r.T).astype(x.dtype), 4, axis=1)
+        i, o, f, c = np.split(x + h @ r.T, 4, axis=1)
         i = fs[0](i + p_i * cell)
         f = 1 - i if self.input_forget else fs[0](f + p_f * cell)
         cell = f * cell + i * fs[1](c)
         return [fs[0](o + p_o * cell) * fs[2](cell), cell]
+
+    def _rounded_step(
+        self, x: Array, state: list[Array], r: Array, own: dict[str, Array], fs: list[Callable[[Array], Array]]
+    ) -> list[Array]:
+        """The same of a state that is rounded; `r` is in f64."""
+        h, cell = state
+        n, f32 = r.shape[1], np.float32
+        q, step, zero = DynamicQuantizeLinear().reference(h)
+        sums = ((q.astype(np.float64) - zero) @ r.T).astype(f32)
+        gates = x + sums * (step * own["scale"])
+        bias = own.get("bias", np.zeros(4 * n, f32)).reshape(4, n)
+        p_i, p_o, p_f = np.split(own.get("peepholes", np.zeros(3 * n, f32)), 3)
+
+        def of(f: Callable[[Array], Array], x: Array, gate: int | None = None) -> Array:
+            return f((x if gate is None else x + bias[gate]).astype(np.float64)).astype(f32)
+
+        i, o, f, c = np.split(gates, 4, axis=1)
+        i = of(fs[0], i + p_i * cell, 0)
+        f = 1 - i if self.input_forget else of(fs[0], f + p_f * cell, 2)
+        cell = f * cell + i * of(fs[1], c, 3)
+        return [of(fs[0], o + p_o * cell, 1) * of(fs[2], cell), cell]
 
 
 @dataclass(frozen=True)
@@ -277,8 +300,6 @@ class _Layer(_Attributes):
     [D, 3 H] (input, output, forget). Outputs: all states [T, D, B, H] (0 beyond a sequence's length), the last
     [D, B, H], and for LSTM the last cell. With `batch_first` x is [B, T, I], states are [B, T, D, H], [B, D, H].
     """
-
-    round_state: ClassVar[bool] = False
 
     optional: tuple[str, ...] = ()
     direction: str = "forward"
@@ -300,15 +321,7 @@ class _Layer(_Attributes):
             self.batch_first,
             linear_before_reset=bool(getattr(self, "linear_before_reset", False)),
             input_forget=bool(getattr(self, "input_forget", False)),
-            round_state=self.round_state,
         )
-
-    def _projected(self, x: Array, columns: Array) -> Array:
-        steps: Array = x @ columns
-        return steps
-
-    def _product(self, g: Graph, x: Value, columns: Value) -> Value:
-        return g.add(MatMul(), x, columns)[0]
 
     @property
     def _splits_bias(self) -> bool:
@@ -335,7 +348,7 @@ class _Layer(_Attributes):
     def reference(self, x: Array, w: Array, r: Array, *given: Array) -> tuple[Array, ...]:
         extra = {key: a if key == "lengths" else widened(a) for key, a in zip(self.optional, given, strict=True)}
         d, n, hidden = w.shape[0], w.shape[1], r.shape[2]
-        steps = self._projected(widened(x), widened(w).reshape(d * n, -1).T)
+        steps = widened(x) @ widened(w).reshape(d * n, -1).T
         if "bias" in extra:
             b_w, b_r = np.split(extra.pop("bias"), 2, axis=1)
             now = b_r.copy()
@@ -357,7 +370,7 @@ class _Layer(_Attributes):
         x, w, r = wide(x), wide(w), wide(r)
         (d, n, size), hidden = w.shape, r.shape[2]
         (columns,) = g.add(Transpose((1, 0)), g.add(Reshape((d * n, size)), w)[0])
-        steps = self._product(g, g.add(Reshape((x.shape[0] * x.shape[1], size)), x)[0], columns)
+        (steps,) = g.add(MatMul(), g.add(Reshape((x.shape[0] * x.shape[1], size)), x)[0], columns)
         if "bias" in extra:
             b_w, b_r = g.add(Split(1, (n, n)), extra.pop("bias"))
             if self._splits_bias:

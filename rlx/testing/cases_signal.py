@@ -167,7 +167,18 @@ def _recurrence(name: str, n: Size, m: Size) -> Cases:
             yield case(op, x, r, Operand((2, hidden)), Operand((m,), "u32", "index", n))
     whole = (Operand((n, m, 4 * hidden), "f64"), Operand((1, 4 * hidden, hidden), "f64"))
     yield case(_op(name, direction="reverse"), *whole)
-    yield case(_op(name, round_state=True), Operand((n, m, 4 * 3)), Operand((1, 4 * 3, 3)))
+    for names in (("scale",), ("scale", "bias", "lengths", "peepholes", "initial_h", "initial_c")):
+        given = {
+            "scale": Operand((2, 4 * hidden), "f32", "positive"),
+            "bias": Operand((2, 4 * hidden)),
+            "lengths": Operand((m,), "u32", "index", n),
+            "peepholes": Operand((2, 3 * hidden)),
+            "initial_h": Operand((2, m, hidden)),
+            "initial_c": Operand((2, m, hidden)),
+        }
+        op = _op(name, names, "lstm", "bidirectional", ("hardsigmoid",) * 6, round_state=True)
+        x, r = Operand((n, m, 8 * hidden)), Operand((2, 4 * hidden, hidden), "f32", "whole")
+        yield case(op, x, r, *(given[key] for key in names))
 
 
 # ---- quantised products

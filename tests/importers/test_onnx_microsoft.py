@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
+import rlx
 from rlx.backends.reference import run_graph
 from rlx.importers.onnx import load
 from rlx.ir.verify import verify
@@ -319,3 +320,78 @@ def test_the_layouts_of_swiglu_are_one_function() -> None:
     ]
     results = [next(iter(run_graph(load(source), feed).values())) for source, feed in (c.model() for c in made)]
     assert all(np.allclose(result, results[0], rtol=1e-5, atol=1e-6) for result in results)
+
+
+def rounded_lstm(
+    x: np.ndarray, w: dict[str, np.ndarray], functions: Sequence[Callable[[np.ndarray], np.ndarray]]
+) -> np.ndarray:
+    """A DynamicQuantizeLSTM step by step as ONNX Runtime rounds it: all states [T, D, B, H]."""
+    f32, hidden = np.float32, w["r"].shape[1]
+
+    def quantised(a: np.ndarray) -> tuple[np.ndarray, np.float32]:
+        low, high = min(f32(0), a.min()), max(f32(0), a.max())
+        step = f32(1) if low == high else (high - low) / f32(255)
+        zero = np.rint(np.clip(-low / step, 0, 255))
+        return np.clip(np.rint(a / step) + zero, 0, 255) - zero, step
+
+    def gates_of(a: np.ndarray, name: str, d: int) -> np.ndarray:
+        q, step = quantised(a)
+        weights = w[name][d].astype(np.float64) - w[f"{name}_zero"][d].astype(np.float64)
+        return (q.astype(np.float64) @ weights).astype(f32) * (step * w[f"{name}_scale"][d])
+
+    out = np.zeros((*x.shape[:2], w["r"].shape[0], hidden), f32).swapaxes(1, 2)
+    for d in range(out.shape[1]):
+        bias = w["bias"][d][: 4 * hidden] + w["bias"][d][4 * hidden :]
+        inputs = gates_of(x.reshape(-1, x.shape[2]), "w", d).reshape(*x.shape[:2], -1)
+        h = cell = np.zeros((x.shape[1], hidden), f32)
+        for t in reversed(range(len(x))) if d else range(len(x)):
+            i, o, f, c = np.split(inputs[t] + gates_of(h, "r", d) + bias, 4, axis=1)
+            cell = functions[0](f) * cell + functions[0](i) * functions[1](c)
+            h = functions[0](o) * functions[2](cell)
+            out[t, d] = h
+    return out
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("usual", [False, True])
+def test_a_quantised_lstm_rounds_where_onnxruntime_does(usual: bool, columns: bool) -> None:
+    """Bit for bit: against ONNX Runtime with functions that are exact, and with rightly rounded sigmoid and tanh."""
+    rng = np.random.default_rng(3)
+    steps, batch, size, hidden, d = 9, 3, 20, 70, 2
+    shape = (d, 4 * hidden) if columns else (d,)
+    sizes = {"w": size, "r": hidden}
+    w = {name: rng.integers(-127, 128, (d, n, 4 * hidden)).astype(np.int8) for name, n in sizes.items()}
+    w |= {f"{name}_scale": rng.uniform(1e-3, 3e-3, shape).astype(np.float32) for name in "wr"}
+    w |= {
+        f"{name}_zero": np.zeros(shape, np.int8) if columns else rng.integers(-9, 9, d).astype(np.int8) for name in "wr"
+    }
+    w["bias"] = rng.standard_normal((d, 8 * hidden)).astype(np.float32)
+    x = rng.standard_normal((steps, batch, size)).astype(np.float32)
+    names = ["x", "w", "r", "bias", "", "", "", "", "w_scale", "w_zero", "r_scale", "r_zero"]
+    options: dict[str, Any] = {"hidden_size": hidden, "direction": "bidirectional"}
+    if not usual:
+        options["activations"] = ["HardSigmoid", "Affine", "Affine"] * d
+        options |= {"activation_alpha": [0.25, 1.0, 1.0] * d, "activation_beta": [0.5, 0.0, 0.0] * d}
+    node = helper.make_node("DynamicQuantizeLSTM", names, ["y"], domain="com.microsoft", **options)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["t", "b", size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["t", d, "b", hidden])],
+        [numpy_helper.from_array(array, name) for name, array in w.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    content = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    got = rlx.compile(load(content), device="cpu", threads=2).run({"x": x})[0]
+    if usual:
+        wide = [lambda v: 1 / (1 + np.exp(-v)), np.tanh, np.tanh]
+        rounded = [lambda v, f=f: f(v.astype(np.float64)).astype(np.float32) for f in wide]
+        want = rounded_lstm(x, w, rounded)
+    else:
+        made = onnxruntime.SessionOptions()
+        made.intra_op_num_threads = 1
+        made.add_session_config_entry("session.x64quantprecision", "1")
+        want = onnxruntime.InferenceSession(content, made).run(None, {"x": x})[0]
+    assert np.isfinite(want).all()
+    assert np.abs(want).max() > 0.1
+    assert np.array_equal(got, want)

@@ -136,12 +136,12 @@ CASES: dict[str, Callable[[], list[Inputs]]] = {
     ],
 }
 
-# basic-pitch scales by the logarithm of its quietest bin, where the 256 products of a filter cancel: f32 itself is off,
-# ONNX Runtime by up to 29 tolerances of chirps and tones. Float64 is the measure; ONNX Runtime is, where it holds it.
+# basic-pitch scales by the logarithm of its quietest bin, where the 256 products of a filter cancel: f32 itself is off
+# (ONNX Runtime by 6 to 29 tolerances of chirps and tones). Float64 is the measure; ONNX Runtime is, where it holds it.
 DOUBLE = {"basic-pitch"}
-# what is rounded to 8 bits of a range found at run time: one quantum of that range. (At other sizes a state that lies
-# between two quanta is rounded the other way by one of the two, and the steps after it follow. Against the layers in
-# float64, of seven sizes rlx moved so in two and ONNX Runtime in four.)
+# what is rounded to 8 bits of a range found at run time: one quantum of that range. (The layers give ONNX Runtime's
+# bits but for its approximations of sigmoid and tanh: at four of 26 sizes these move a state, which lies at the middle
+# between two quanta, to the other.)
 QUANTUM = {"text2tashkeel": 1 / 255}
 
 

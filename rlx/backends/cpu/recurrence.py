@@ -17,13 +17,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, cast
 
-from rlx.backends.cpu import vmath
-from rlx.backends.cpu.builder import Function, Module, vec
+from rlx.backends.cpu.builder import Function, Module, constant, vec
+from rlx.backends.cpu.cells import (
+    BLOCKS,
+    LINE,
+    MEMBERS,
+    ROUNDED,
+    STEP,
+    TEAM_ROWS,
+    activation,
+    cut,
+    product,
+    shape_of,
+    tile_rows,
+)
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
-from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.pool import NO_PAUSE, PAUSE
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Word, WordTable, once
-from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv, evaluate
 from rlx.kernels.expr import Load, Select, const, guarded
@@ -31,113 +42,8 @@ from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.ops.recurrent import Function as Activation
 from rlx.ops.recurrent import Recurrence
-from rlx.records import dataclass
 
 __all__ = ["accepts", "emit", "layout"]
-
-TEAM_ROWS = 12  # rows of the batch that a team takes
-TEAM_WORK = 65536  # multiplications in a step from which on a team is worth its waiting
-CHUNK_WORK = 2_500_000  # multiplications in a chunk of few steps or a small cell: some 50 us
-BLOCK_WORK = 16384  # multiplications in a block that a member claims
-BLOCKS = 16  # most blocks of a team
-MEMBERS = 8
-LINE = 8  # i64 in a cache line
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The sizes of a recurrence, and the layout of its weights."""
-
-    op: Recurrence
-    dtype: DType
-    steps: Size
-    batch: Size
-    hidden: int
-
-    @property
-    def lanes(self) -> int:
-        return host().vector_bytes // self.dtype.itemsize
-
-    @property
-    def gates(self) -> int:
-        return len(self.op.spec.gates)
-
-    @property
-    def stages(self) -> tuple[tuple[int, ...], ...]:
-        """The gates that are computed together; a GRU that resets the state before the product needs a second stage."""
-        if self.op.cell == "gru" and not self.op.linear_before_reset:
-            return ((0, 1), (2,))
-        return (tuple(range(self.gates)),)
-
-    @property
-    def panels(self) -> int:
-        """Vectors of units in a group: enough chains of fma for one row."""
-        return 2 if len(self.stages[0]) > 2 else 4
-
-    @property
-    def units(self) -> int:
-        """Units in a group."""
-        return self.panels * self.lanes
-
-    @property
-    def groups(self) -> int:
-        return -(-self.hidden // self.units)
-
-    @property
-    def padded(self) -> int:
-        """The units of a state as it is kept between steps."""
-        return self.groups * self.units
-
-    @property
-    def planes(self) -> int:
-        """Vectors kept for a row: two states in turn, and the cell, or the update gate and the state after reset."""
-        return {"lstm": 3, "rnn": 2}.get(self.op.cell, 2 if self.op.linear_before_reset else 4)
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How the work is split: chunk = member * teams + team."""
-
-    row_chunk: int
-    row_blocks: int
-    teams: int
-    members: int
-    blocks: int
-    block_groups: int
-
-
-def cut(s: Shape, steps: int, batch: int) -> Cut:
-    """The teams and their blocks, by the sizes of the run only."""
-    a_row = s.gates * s.padded * s.hidden
-    row_blocks = max(-(-batch // TEAM_ROWS), 1)
-    rows = max(-(-batch // row_blocks), 1)
-    together = a_row * rows >= TEAM_WORK and a_row * rows * steps >= 8 * TEAM_WORK
-    if not together:
-        tile = tile_rows(len(s.stages[0]))
-        rows = -(-CHUNK_WORK // (a_row * max(steps, 1)))
-        rows = max(min(-(-rows // tile) * tile, batch), 1)
-        row_blocks = max(-(-batch // rows), 1)
-    blocks = max(min(a_row * rows // BLOCK_WORK, s.groups, BLOCKS), 1) if together else 1
-    block_groups = -(-s.groups // blocks)
-    blocks = -(-s.groups // block_groups)
-    teams = s.op.directions * row_blocks
-    return Cut(rows, row_blocks, teams, min(blocks, MEMBERS), blocks, block_groups)
-
-
-def tile_rows(gates: int) -> int:
-    """Rows of the batch whose sums are in registers at once."""
-    return {4: 3, 3: 4, 2: 6, 1: 8}[gates]
-
-
-def shape_of(node: Node) -> Shape:
-    """The sizes of a recurrence node."""
-    op = node.op
-    assert isinstance(op, Recurrence)
-    x, r = node.inputs[0], node.inputs[1]
-    steps, batch = (x.shape[1], x.shape[0]) if op.batch_first else (x.shape[0], x.shape[1])
-    hidden = r.shape[2]
-    assert isinstance(hidden, int)
-    return Shape(op, x.dtype, steps, batch, hidden)
 
 
 def accepts(node: Node) -> bool:
@@ -146,7 +52,7 @@ def accepts(node: Node) -> bool:
     assert isinstance(op, Recurrence)
     lengths = [v.dtype.name for name, v in zip(op.optional, extra, strict=True) if name == "lengths"]
     sized = isinstance(r.shape[2], int) and r.shape[2] > 0
-    return sized and x.dtype.name in ("f32", "f64") and not op.round_state and set(lengths) <= {"i32", "u32"}
+    return sized and x.dtype.name in ("f32", "f64") and set(lengths) <= {"i32", "u32"}
 
 
 def layout(kernel: Kernel) -> list[Kernel]:
@@ -257,7 +163,7 @@ class _Code:
         d, row_block = f.div(team, row_blocks), f.rem(team, row_blocks)
         row0 = f.mul(row_block, row_chunk)
         row1 = f.min(f.add(row0, row_chunk), self.word(f, s.batch))
-        turns = f.add(f.mul(self.word(f, s.steps), len(s.stages)), 2)
+        turns = f.add(f.mul(self.word(f, s.steps), s.turns), 2)
         groups = self.word(f, s.groups)
         functions = self.op.functions()
         steps = [self.block(functions[0], "a")]
@@ -331,7 +237,7 @@ class _Code:
         args += [("i64", n) for n in ("d", "row0", "row1", "group0", "group1", "turn")]
         f = Function(f"{PLACEHOLDER}_{suffix}", args, internal=True, attrs="nounwind noinline")
         steps = self.word(f, s.steps)
-        count = len(s.stages)
+        count = s.turns
         last = f.add(f.mul(steps, count), 1)
 
         def step() -> None:
@@ -342,8 +248,8 @@ class _Code:
                 return
             f.if_(
                 f.cmp("eq", f.rem(at, count), 0),
-                lambda: self.step(f, functions, 0, number, steps),
-                lambda: self.step(f, functions, 1, number, steps),
+                lambda: self.round(f, number) if self.op.round_state else self.step(f, functions, 0, number, steps),
+                lambda: self.step(f, functions, 0 if self.op.round_state else 1, number, steps),
             )
 
         f.if_(
@@ -435,6 +341,43 @@ class _Code:
         kind = "sext" if self.given["lengths"].dtype.kind == "i" else "zext"
         return f.cast(kind, f.load("i32", f.gep(lengths, row, "i32")), "i64")
 
+    def round(self, f: Function, number: str) -> None:
+        """Rounds the state of the block's groups to 8 bits over the range of the whole state of the direction."""
+        s, ty = self.s, self.ty
+        v, old = vec(ty, s.units), f.and_(number, 1)
+        zero = constant(0.0, v)
+
+        def row_range(row: str, state: list[str]) -> list[str]:
+            own = self.plane(f, old, row)
+
+            def group(g: str, state: list[str]) -> list[str]:
+                unit = f.mul(g, s.units)
+                p = f.gep(own, unit, ty)
+                x = self.get(f, p, None if s.padded == s.hidden else self.mask(f, unit))
+                return [f.min(state[0], x, v), f.max(state[1], x, v)]
+
+            return f.loop(0, self.word(f, s.groups), 1, [(v, state[0]), (v, state[1])], group)
+
+        lows, highs = f.loop("%row0", "%row1", 1, [(v, zero), (v, zero)], row_range)
+        low, high = f.reduce(lows, f.min), f.reduce(highs, f.max)
+        step = f.select(f.cmp("eq", low, high), 1.0, f.div(f.sub(high, low), 255.0), ty)
+        nought = f.intrinsic("roundeven", f.max(0.0, f.min(255.0, f.div(f.neg(low), step), ty), ty))
+        least, most = (f.splat(x, s.units) for x in (f.neg(nought), f.sub(255.0, nought)))
+        steps = f.splat(step, s.units)
+        first = f.cmp("eq", "%group0", 0)
+        f.if_(first, lambda: f.store(step, self.plane(f, STEP, "%row0")))
+
+        def row(i: str, _: list[str]) -> None:
+            source, target = self.plane(f, old, i), self.plane(f, ROUNDED, i)
+
+            def group(unit: str, mask: str | None) -> None:
+                x = f.intrinsic("roundeven", f.div(self.get(f, f.gep(source, unit, ty), None), steps))
+                self.put(f, f.max(least, f.min(most, x, v), v), f.gep(target, unit, ty), None)
+
+            self.each_group(f, group)
+
+        f.loop("%row0", "%row1", 1, [], row)
+
     def step(self, f: Function, functions: list[Activation], stage: int, number: str, steps: str) -> None:
         """One stage of step `number` for the rows and groups of the block."""
         s, op, ty = self.s, self.op, self.ty
@@ -445,7 +388,7 @@ class _Code:
         elif op.direction == "bidirectional":
             t = f.select(f.cmp("eq", "%d", 0), number, f.sub(f.sub(steps, 1), number))
         old, new = f.and_(number, 1), f.xor(f.and_(number, 1), 1)
-        source = 3 if stage else old  # the plane that is multiplied
+        source = 3 if stage else ROUNDED if op.round_state else old  # the plane that is multiplied
         padded, hidden = self.word(f, s.padded), self.word(f, s.hidden)
         a_group = f.mul(hidden, s.units * len(gates))
         weights = f.gep(
@@ -525,9 +468,20 @@ class _Code:
             at = f.add(at, f.mul(self.word(f, s.hidden), number)) if number else at
             return self.get(f, f.gep(self.word(f, Pointer(self.given[name])), at, self.ty), mask)
 
-        def apply(number: int, x: str) -> str:
-            return activation(f, functions[number], x, s.units, self.name)
+        def apply(number: int, x: str, gate: int | None = None) -> str:
+            if not op.round_state:
+                return activation(f, functions[number], x, s.units, self.name)
+            if gate is not None and "bias" in self.given:
+                x = f.add(x, parameter("bias", gate, 4))
+            wide = f.cast("fpext", x, vec("double", s.units))
+            return f.cast("fptrunc", activation(f, functions[number], wide, s.units, "f64"), vec("float", s.units))
 
+        def multiply_add(a: str, b: str, c: str) -> str:
+            return f.add(f.mul(a, b), c) if op.round_state else f.fma(a, b, c)
+
+        if op.round_state:
+            step = f.splat(f.load(self.ty, self.plane(f, STEP, "%row0")), s.units)
+            sums = [f.mul(a, f.mul(step, parameter("scale", n, 4))) for n, a in enumerate(sums)]
         gates = [f.add(a, b) for a, b in zip(sums, inputs, strict=True)]
         if op.cell == "rnn":
             h = apply(0, gates[0])
@@ -535,14 +489,14 @@ class _Code:
             i, o, forget, c = gates
             cell = self.get(f, planes[2], None)
             peep = "peepholes" in self.given
-            i = apply(0, f.fma(parameter("peepholes", 0, 3), cell, i) if peep else i)
+            i = apply(0, multiply_add(parameter("peepholes", 0, 3), cell, i) if peep else i, 0)
             if op.input_forget:
                 forget = f.sub(1.0, i)
             else:
-                forget = apply(0, f.fma(parameter("peepholes", 2, 3), cell, forget) if peep else forget)
-            cell = f.fma(forget, cell, f.mul(i, apply(1, c)))
+                forget = apply(0, multiply_add(parameter("peepholes", 2, 3), cell, forget) if peep else forget, 2)
+            cell = multiply_add(forget, cell, f.mul(i, apply(1, c, 3)))
             self.put(f, cell, planes[2], None)
-            o = apply(0, f.fma(parameter("peepholes", 1, 3), cell, o) if peep else o)
+            o = apply(0, multiply_add(parameter("peepholes", 1, 3), cell, o) if peep else o, 1)
             h = f.mul(o, apply(2, cell))
         elif stage == 0 and len(s.stages) == 2:
             z, reset = apply(0, gates[0]), apply(0, gates[1])
@@ -566,83 +520,3 @@ class _Code:
 
 def _none(_: object) -> None:
     """Drops a value, for callbacks that return none."""
-
-
-def product(s: Shape, gates: int, rows: int) -> Function:
-    """`(ptr a, i64 lda, ptr r, ptr out, i64 k)`: the gates' sums of some rows of the state, out [rows, gates, units].
-
-    For one row all panels of a group, else the one that r and out point at.
-    """
-    ty = "float" if s.dtype.name == "f32" else "double"
-    v, size, panels = vec(ty, s.lanes), s.dtype.itemsize, s.panels if rows == 1 else 1
-    f = Function(
-        f"rlx_recur_{s.dtype.name}x{s.lanes}_{rows}x{gates}x{s.panels}",
-        [("ptr", "a"), ("i64", "lda"), ("ptr", "r"), ("ptr", "out"), ("i64", "k")],
-        shared=True,
-        attrs="nounwind noinline",
-    )
-    row_step = f.mul("%lda", size)
-    per_k = s.units * gates * size
-
-    def steps(count: int, state: list[str]) -> list[str]:
-        pa, pr, acc = state[:rows], state[rows], state[rows + 1 :]
-        for k in range(count):
-            a = [f.splat(f.load(ty, f.offset(p, k * size)), s.lanes) for p in pa]
-            for panel in range(panels):
-                for gate in range(gates):
-                    at = k * per_k + (panel * gates + gate) * s.lanes * size
-                    r = f.load(v, f.offset(pr, at))
-                    for row in range(rows):
-                        number = (row * gates + gate) * panels + panel
-                        acc[number] = f.fma(a[row], r, acc[number], v)
-        return [*(f.offset(p, count * size) for p in pa), f.offset(pr, count * per_k), *acc]
-
-    pointers = ["%a"]
-    for _ in range(rows - 1):
-        pointers.append(f.offset(pointers[-1], row_step))
-    state: list[tuple[str, str]] = [("ptr", p) for p in [*pointers, "%r"]]
-    state += [(v, "zeroinitializer")] * (rows * gates * panels)
-    whole = f.and_("%k", -2)
-    after = f.loop(0, whole, 2, state, lambda _, carried: steps(2, carried))
-    state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
-    acc = f.loop(whole, "%k", 1, state, lambda _, carried: steps(1, carried))[rows + 1 :]
-    for row in range(rows):
-        for gate in range(gates):
-            for panel in range(panels):
-                place = (row * gates + gate) * s.units + panel * s.lanes
-                f.store(acc[(row * gates + gate) * panels + panel], f.gep("%out", place, ty))
-    f.ret()
-    return f
-
-
-def activation(f: Function, fn: Activation, x: str, w: int, dtype: Literal["f32", "f64"]) -> str:
-    """The code of an activation of `w` lanes; NaN passes through all of them."""
-    ty = f.type_of(x)
-    a, b = fn.alpha or 0.0, fn.beta or 0.0
-    if fn.clip:
-        x = f.max(-fn.clip, f.min(fn.clip, x, ty), ty)
-    match fn.name:
-        case "relu":
-            return f.max(0.0, x, ty)
-        case "tanh":
-            return vmath.tanh(f, x, w, dtype)
-        case "sigmoid":
-            return vmath.sigmoid(f, x, w, dtype)
-        case "affine":
-            return f.fma(x, a, b, ty)
-        case "leakyrelu":
-            return f.select(f.cmp("lt", x, 0.0), f.mul(x, a), x)
-        case "thresholdedrelu":
-            return f.select(f.cmp("lt", x, a), 0.0, x, ty)
-        case "scaledtanh":
-            return f.mul(vmath.tanh(f, f.mul(x, b), w, dtype), a)
-        case "hardsigmoid":
-            return f.max(0.0, f.min(1.0, f.fma(x, a, b, ty), ty), ty)
-        case "elu":
-            below = f.min(0.0, x, ty)
-            return f.select(f.cmp("lt", x, 0.0), f.mul(vmath.expm1(f, below, w, dtype), a), x)
-        case "softsign":
-            return f.div(x, f.add(vmath.fabs(f, x), 1.0))
-        case _:
-            rest = vmath.log1p(f, vmath.exp(f, f.neg(vmath.fabs(f, x)), w, dtype), w, dtype)
-            return f.add(f.max(0.0, x, ty), rest)

@@ -12,7 +12,7 @@ from rlx.importers.onnx.mapping_quant import recurrent_attributes, zero_points
 from rlx.importers.onnx.mapping_window import conv_attributes, window_attributes
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
-from rlx.ir.shape import ceildiv, numel
+from rlx.ir.shape import Size, ceildiv, numel
 from rlx.ops import activation
 from rlx.ops.base import Op
 from rlx.ops.bitwise import BitShift, BitwiseAnd
@@ -21,11 +21,11 @@ from rlx.ops.conv import Conv
 from rlx.ops.elementwise import Add, Clip, Mul, Reciprocal, Sigmoid, Sqrt, Sub, Tanh
 from rlx.ops.encoded import Dequantize
 from rlx.ops.index import Gather
-from rlx.ops.layout import Concat, Full, Slice, Unsqueeze
+from rlx.ops.layout import Concat, Expand, Full, Slice, Split, Unsqueeze
 from rlx.ops.normalize import LayerNorm, RmsNorm, Softmax
 from rlx.ops.pool import AveragePool, GlobalAveragePool
 from rlx.ops.quant import DynamicQuantizeLinear, MatMulInteger, Quantize
-from rlx.ops.quant_recurrent import DynamicQuantizeLstm
+from rlx.ops.recurrent import Recurrence
 from rlx.ops.reduction import ReduceMean, ReduceSum
 
 F32, I32, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["u8"]
@@ -389,22 +389,46 @@ def _dequantize(ctx: NodeContext) -> Mapped:
     return ctx.add(Dequantize(None if one else axis, 0, operands[1].dtype), *operands)
 
 
-@onnx_op("DynamicQuantizeLSTM", domain=MICROSOFT)
+@onnx_op("DynamicQuantizeLSTM", static=(9,), domain=MICROSOFT)
 def _dynamic_quantize_lstm(ctx: NodeContext) -> tuple[Mapped, ...]:
     """An LSTM whose weights w [D, I, 4 H] and r [D, H, 4 H] are quantised; x and h are quantised on the fly."""
-    w, r = (_recurrent_weight(ctx, at, scale) for at, scale in ((1, 8), (2, 10)))
-    names = ("bias", "lengths", "initial_h", "initial_c", "peepholes")
-    given = {name: ctx.value(i) for i, name in enumerate(names, 3) if ctx.has(i)}
+    x, w, r = (ctx.value(i) for i in range(3))
+    if not x.rank == w.rank == r.rank == 3:
+        raise ShapeError(f"DynamicQuantizeLSTM: expected x, W and R of three axes, got {x.type}, {w.type}, {r.type}")
+    (d, size, n), (steps, batch, _) = w.shape, x.shape
+    w_scale, w_zero, r_scale, r_zero = (_of_gates(ctx, i, d, n) for i in (8, 9, 10, 11))
+    q, scale, zero = ctx.add_all(DynamicQuantizeLinear(), x)
+    columns = ctx.reshape(ctx.transpose(w, 1, 0, 2), size, d * n)
+    operands = [ctx.reshape(q, steps * batch, size), columns, zero]
+    if not _is_nought(ctx, 9):
+        operands.append(ctx.reshape(w_zero, d * n))
+    sums = ctx.cast(ctx.add(MatMulInteger(), *operands), F32)
+    factor = ctx.add(Mul(), ctx.reshape(w_scale, d * n), scale)
+    inputs = ctx.reshape(ctx.add(Mul(), sums, factor), steps, batch, d * n)
+    whole = ctx.add(Sub(), ctx.cast(r, F32), ctx.reshape(ctx.cast(r_zero, F32), d, 1, n))
+    given: dict[str, Value] = {"scale": r_scale}
+    if ctx.has(3):
+        given["bias"] = ctx.add(Add(), *ctx.add_all(Split(1, (n, n)), ctx.value(3)))
+    given |= {
+        k: ctx.value(i) for i, k in enumerate(("lengths", "initial_h", "initial_c", "peepholes"), 4) if ctx.has(i)
+    }
+    if "lengths" in given:
+        given["lengths"] = ctx.cast(given["lengths"], I32)
     ctx.ignore("hidden_size")
     direction, attributes = ctx.text("direction", "forward"), recurrent_attributes(ctx)
-    op = DynamicQuantizeLstm(tuple(given), direction, *attributes, input_forget=ctx.flag("input_forget"))
-    return ctx.add_all(op, ctx.value(0), w, r, *given.values())
+    forget = ctx.flag("input_forget")
+    op = Recurrence(tuple(given), "lstm", direction, *attributes, input_forget=forget, round_state=True)
+    return ctx.add_all(op, inputs, ctx.transpose(whole, 0, 2, 1), *given.values())
 
 
-def _recurrent_weight(ctx: NodeContext, at: int, scale_at: int) -> Value:
-    """[D, I, 4 H] with scale and zero [D] or [D, 4 H] as f32 [D, 4 H, I]."""
-    w, scale, zero = ctx.cast(ctx.value(at), F32), ctx.value(scale_at), ctx.cast(ctx.value(scale_at + 1), F32)
-    if w.rank != 3 or scale.rank not in (1, 2):
-        raise ShapeError(f"DynamicQuantizeLSTM: weights {w.type} with scales {scale.type}")
-    spread = [ctx.reshape(v, v.shape[0], 1, v.shape[1] if v.rank == 2 else 1) for v in (zero, scale)]
-    return ctx.transpose(ctx.add(Mul(), ctx.add(Sub(), w, spread[0]), spread[1]), 0, 2, 1)
+def _of_gates(ctx: NodeContext, at: int, d: Size, n: Size) -> Value:
+    """A parameter of each direction, [D] or [D, 4 H], as [D, 4 H]."""
+    v = ctx.value(at)
+    if v.rank not in (1, 2):
+        raise ShapeError(f"DynamicQuantizeLSTM: expected input {at} of shape [D] or [D, 4 H], got {v.type}")
+    return v if v.rank == 2 else ctx.add(Expand((d, n)), ctx.reshape(v, d, 1))
+
+
+def _is_nought(ctx: NodeContext, at: int) -> bool:
+    known = ctx.known(at)
+    return known is not None and not np.any(known.array())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.recurrence import cut, shape_of
+from rlx.backends.cpu.cells import cut, shape_of
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph
 from rlx.ops.recurrent import ACTIVATIONS, CELLS, Gru, Lstm, Rnn
