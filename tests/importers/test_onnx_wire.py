@@ -608,13 +608,41 @@ def test_malformed_models_are_refused_by_name(case: str) -> None:
         [tensor.array() for tensor in read_model(data).graph.initializers.values()]
 
 
-def test_sparse_initializers_are_refused_by_name() -> None:
+@pytest.mark.parametrize("flat", [True, False])
+def test_sparse_initializers_are_made_dense(flat: bool) -> None:
+    """Indices of the flat tensor, or along each axis; also as the value of a Constant."""
+    dense = np.zeros((3, 4), np.float32)
+    dense[[0, 2, 2], [1, 0, 3]] = [5, -6, 7]
+    places = np.flatnonzero(dense) if flat else np.argwhere(dense)
     model = _model()
-    values = numpy_helper.from_array(np.ones(1, np.float32), "sparse_w")
-    index = numpy_helper.from_array(np.zeros(1, np.int64))
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, index, [4]))
-    with pytest.raises(ModelFormatError, match="'sparse_w' is a sparse initializer"):
-        _read(model)
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(dense[dense != 0], "w"), numpy_helper.from_array(places), dense.shape
+    )
+    model.graph.sparse_initializer.append(sparse)
+    model.graph.node.append(helper.make_node("Constant", [], ["c"], sparse_value=sparse))
+    graph = _read(model).graph
+    assert np.array_equal(graph.initializers["w"].array(), dense)
+    (constant,) = (node for node in graph.nodes if node.op_type == "Constant")
+    assert np.array_equal(constant.attributes["sparse_value"].value.array(), dense)
+
+
+@pytest.mark.parametrize(
+    "dims, places, message",
+    [
+        ((3, 4), [12], "an index lies outside dims"),
+        ((3, 4), [-1], "an index lies outside dims"),
+        ((3, 4), [[0, 4]], "an index lies outside dims"),
+        ((3, 4), [[0, 1, 2]], "expected indices"),
+        ((3, 4), [0, 1], "expected indices"),
+        ((1 << 20, 1 << 10), [0], "the limit is 64 MiB and 64 times"),
+    ],
+)
+def test_bad_sparse_initializers_are_refused_by_name(dims: tuple[int, ...], places: Any, message: str) -> None:
+    model = _model()
+    values, at = numpy_helper.from_array(np.ones(1, np.float32), "sparse_w"), np.array(places, np.int64)
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, numpy_helper.from_array(at), dims))
+    with pytest.raises(ModelFormatError, match="'sparse_w'.*" + message):
+        _read(model).graph.initializers["sparse_w"].array()
 
 
 def _nested(depth: int) -> bytes:

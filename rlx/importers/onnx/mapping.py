@@ -382,7 +382,9 @@ class NodeContext:
         return found
 
     def tensor(self, name: str) -> TensorRef | None:
-        found: TensorRef | None = self._attribute(name, "TENSOR", None)
+        given = self.node.attributes.get(name)
+        kind = "SPARSE_TENSOR" if given is not None and given.kind == "SPARSE_TENSOR" else "TENSOR"
+        found: TensorRef | None = self._attribute(name, kind, None)
         return found
 
     def given(self, name: str) -> bool:

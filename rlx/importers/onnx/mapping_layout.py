@@ -207,6 +207,8 @@ def _constant(ctx: NodeContext) -> Mapped:
     match name:
         case "value":
             return ctx.tensor("value")
+        case "sparse_value":
+            return ctx.tensor("sparse_value")
         case "value_float":
             return static_array(ctx.real(name), DTYPES["f32"])
         case "value_floats":

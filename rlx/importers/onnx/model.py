@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from rlx.errors import ModelFormatError
 from rlx.importers.onnx import schema
-from rlx.importers.onnx.tensor import ELEMENT_TYPES, External, Inline, Source, TensorRef, Typed
+from rlx.importers.onnx.tensor import ELEMENT_TYPES, External, Inline, Source, Sparse, TensorRef, Typed
 from rlx.importers.onnx.wire import (
     MAX_DEPTH,
     MAX_DIMS,
     MAX_LIST_BYTES,
     MAX_NODES,
+    MAX_SPARSE_BYTES,
+    MAX_SPARSE_RATIO,
     MAX_TEXT_BYTES,
     FieldSpan,
     Reader,
@@ -73,8 +75,8 @@ class Attribute:
     """One attribute of a node. (ONNX AttributeProto)
 
     `kind` is the name in AttributeProto.AttributeType; `value` an int, float, bytes, TensorRef, GraphProto or ValueInfo
-    (TYPE_PROTO), a tuple of those for the plural kinds, None for sparse tensors (not read) and where `ref` names the
-    attribute of the enclosing function to take the value from.
+    (TYPE_PROTO), a tuple of those for the plural kinds, None for lists of sparse tensors (not read) and where `ref`
+    names the attribute of the enclosing function to take the value from.
     """
 
     name: str
@@ -199,6 +201,7 @@ class _Parser:
         self.text = self.reader.text
         # Short messages recur, often a thousand times: they are parsed once, and their (immutable) values shared.
         self.nodes = 0
+        self.sparse_bytes = self.dense_bytes = 0  # of sparse tensors: as stored, and as what they stand for
         self._attributes: dict[bytes, Attribute] = {}
         self._types: dict[bytes, ValueInfo] = {}
 
@@ -265,14 +268,12 @@ class _Parser:
                 nodes.append(self.node(first, last, depth))
             elif number == 2:
                 name = self.text(first, last, "GraphProto.name")
-            elif number == 5:
-                tensor = self.tensor(first, last)
+            elif number in (5, 15):
+                tensor = self.tensor(first, last) if number == 5 else self.sparse(first, last)
                 if not tensor.name or tensor.name in initializers:
                     problem = f"{tensor.name!r} is defined twice" if tensor.name else "has no name"
                     reader.fail("GraphProto.initializer", first, problem)
                 initializers[tensor.name] = tensor
-            elif number == 15:
-                self.refuse_sparse(first, last)
             else:
                 (inputs, outputs, infos)[number - 11].append(self.value_info(first, last))
         return GraphProto(
@@ -379,6 +380,8 @@ class _Parser:
             return self.reader.read(first, last, MAX_LIST_BYTES, "AttributeProto.s")
         if kind == "TENSOR":
             return self.tensor(first, last)
+        if kind == "SPARSE_TENSOR":
+            return self.sparse(first, last)
         if kind == "GRAPH":
             return self.graph(first, last, depth + 1)
         return self.type(first, last, 0) if kind == "TYPE_PROTO" else None
@@ -453,13 +456,30 @@ class _Parser:
         check_location(location, f"{self.reader.name}: tensor {name!r}")
         return External(self.folder, location, numbers["offset"] or 0, numbers["length"])
 
-    def refuse_sparse(self, start: int, end: int) -> None:
-        first, last = next(
-            ((a, b) for number, _, a, b, _ in self.reader.scan(start, end, schema.SPARSE)), (start, start)
-        )
-        name = self.tensor(first, last).name if last > first else ""
-        problem = f"{name!r} is a sparse initializer, which rlx does not read; store it dense"
-        self.reader.fail("GraphProto.sparse_initializer", start, problem)
+    def sparse(self, start: int, end: int) -> TensorRef:
+        """A sparse tensor, named by its values, as the dense one that it stands for."""
+        parts: dict[int, TensorRef] = {}
+        dims: list[int] = []
+        for span in self.reader.scan(start, end, schema.SPARSE):
+            number, _, first, last, _ = span
+            if number == 3:
+                dims += self.reader.ints(span, "SparseTensorProto.dims", 10 * MAX_DIMS)
+            else:
+                parts[number] = self.tensor(first, last)
+        if len(parts) < 2 or len(dims) > MAX_DIMS:
+            self.reader.fail("SparseTensorProto", start, f"it needs values, indices and at most {MAX_DIMS} dims")
+        values, indices = parts[1], parts[2]
+        tensor = TensorRef(values.name, tuple(dims), values.elem_type, Sparse(values, indices), self.reader.name)
+        tensor.check()
+        self.sparse_bytes += values.nbytes + indices.nbytes
+        self.dense_bytes += tensor.nbytes
+        if self.dense_bytes > MAX_SPARSE_BYTES + MAX_SPARSE_RATIO * self.sparse_bytes:
+            limit = f"{MAX_SPARSE_BYTES >> 20} MiB and {MAX_SPARSE_RATIO} times what is stored"
+            problem = (
+                f"the sparse tensors up to {values.name!r} stand for {self.dense_bytes} bytes, the limit is {limit}"
+            )
+            self.reader.fail("SparseTensorProto", start, problem)
+        return tensor
 
     def value_info(self, start: int, end: int) -> ValueInfo:
         name = ""

@@ -103,7 +103,7 @@ TENSOR = Message(
     external_data=("bytes", 13),
     data_location=("varint", 14),
 )
-SPARSE = Message("SparseTensorProto", values=("bytes", 1))
+SPARSE = Message("SparseTensorProto", values=("bytes", 1), indices=("bytes", 2), dims=("varint*", 3))
 VALUE_INFO = Message("ValueInfoProto", name=("bytes", 1), type=("bytes", 2))
 TYPE = Message(
     "TypeProto",

@@ -15,7 +15,7 @@ from rlx.errors import ModelFormatError
 from rlx.importers.onnx.wire import MAX_TENSOR_BYTES, FieldSpan, decode_varints
 from rlx.importers.sources import FileSource, Folder, MemorySource
 
-__all__ = ["ELEMENT_TYPES", "STRING", "ElementType", "External", "Inline", "Source", "TensorRef", "Typed"]
+__all__ = ["ELEMENT_TYPES", "STRING", "ElementType", "External", "Inline", "Source", "Sparse", "TensorRef", "Typed"]
 
 Source = FileSource | MemorySource
 
@@ -97,13 +97,21 @@ class External:
 
 
 @dataclass(frozen=True, slots=True)
+class Sparse:
+    """The elements that are not 0, and where: numbers in the flat tensor [n], or an index along each axis [n, rank]."""
+
+    values: TensorRef
+    indices: TensorRef
+
+
+@dataclass(frozen=True, slots=True)
 class TensorRef:
     """A tensor: `name`, `dims`, `elem_type` (TensorProto.DataType) and where its bytes are. (ONNX TensorProto)"""
 
     name: str
     dims: tuple[int, ...]
     elem_type: int
-    storage: Inline | Typed | External
+    storage: Inline | Typed | External | Sparse
     file: str
 
     @property
@@ -131,12 +139,12 @@ class TensorRef:
     @property
     def is_copied(self) -> bool:
         """Whether even an `array(aligned=False)` is a copy."""
-        return self.element.bits < 8 or isinstance(self.storage, Typed)
+        return self.element.bits < 8 or isinstance(self.storage, Typed | Sparse)
 
     @property
     def zero_copy(self) -> bool:
         """Whether `array()` is a view of the mapped file: raw or external bytes at an offset fit for the dtype."""
-        if self.element.bits < 8 or isinstance(self.storage, Typed):
+        if self.element.bits < 8 or isinstance(self.storage, Typed | Sparse):
             return False
         start = self.storage.source.address() if isinstance(self.storage, Inline) else 0
         return (start + self.storage.offset) % self.dtype.alignment == 0
@@ -145,13 +153,15 @@ class TensorRef:
         """The elements as a read-only array of shape `dims` and dtype `dtype`.
 
         Raw and external data is a view of one mapping of the file, not a copy. Protobuf aligns nothing, so where the
-        view would be misaligned for its dtype it is copied, unless `aligned=False`. Typed fields and 2-, 4- and 6-bit
-        elements (unpacked, one to a byte) are always copies. Strings come as bytes in an object array.
+        view would be misaligned for its dtype it is copied, unless `aligned=False`. Typed fields, sparse tensors and
+        2-, 4- and 6-bit elements (unpacked, one to a byte) are always copies. Strings come as bytes in an object array.
         Raises ModelFormatError for data that does not fit `dims`, or an external file that is missing or outside.
         """
         if sys.byteorder != "little":
             raise ModelFormatError(f"{self._owner}: weights can be read on little-endian machines only")
-        if isinstance(self.storage, Typed):
+        if isinstance(self.storage, Sparse):
+            flat = self._dense(self.storage)
+        elif isinstance(self.storage, Typed):
             flat = self._strings(self.storage) if self.elem_type == STRING else self._decode(self.storage)
         else:
             flat = self._elements(self._raw_bytes(self.storage))
@@ -171,7 +181,9 @@ class TensorRef:
         extent = math.prod(dim for dim in self.dims if dim) * max(self.element.bits, 8) // 8
         if extent > MAX_TENSOR_BYTES:
             self._fail(f"dims {list(self.dims)} take {extent} bytes, more than the limit of {MAX_TENSOR_BYTES}")
-        if isinstance(self.storage, Typed):
+        if isinstance(self.storage, Sparse):
+            self._check_sparse(self.storage)
+        elif isinstance(self.storage, Typed):
             if self.storage.spans and self.storage.field != self.element.field:
                 self._fail(f"{self.storage.field} can't hold {self.element.name}; expected {self.element.field}")
         elif self.elem_type == STRING:
@@ -180,6 +192,29 @@ class TensorRef:
             self._fail(
                 f"dims {list(self.dims)} of {self.element.name} need {self.nbytes} bytes, got {self.storage.length}"
             )
+
+    def _check_sparse(self, storage: Sparse) -> None:
+        """The types and shapes of the parts."""
+        values, indices = storage.values, storage.indices
+        if self.elem_type == STRING:
+            self._fail("it is sparse, and sparse tensors of strings are not supported")
+        if indices.elem_type != 7 or values.elem_type != self.elem_type or len(values.dims) != 1:
+            self._fail("it is sparse; expected values of one axis and indices of INT64")
+        if indices.dims not in (values.dims, (*values.dims, len(self.dims))):
+            got = f"{list(indices.dims)} for {values.dims[0]} values"
+            self._fail(f"it is sparse; expected indices [n] or [n, {len(self.dims)}], got {got}")
+
+    def _dense(self, storage: Sparse) -> NDArray[Any]:
+        at, values = storage.indices.array(), storage.values.array()
+        sizes = np.array(self.dims if at.ndim == 2 else (self.size,), np.int64)
+        rows = at.reshape(len(at), len(sizes))
+        if ((rows < 0) | (rows >= sizes)).any():
+            self._fail(f"it is sparse, and an index lies outside dims {list(self.dims)}")
+        flat = np.zeros(self.size, self.dtype)
+        flat[np.ravel_multi_index(tuple(rows.T), tuple(sizes)) if len(sizes) else np.zeros(len(rows), np.int64)] = (
+            values
+        )
+        return flat
 
     @property
     def _owner(self) -> str:

@@ -24,6 +24,8 @@ __all__ = [
     "MAX_LIST_BYTES",
     "MAX_NAME_BYTES",
     "MAX_NODES",
+    "MAX_SPARSE_BYTES",
+    "MAX_SPARSE_RATIO",
     "MAX_TENSOR_BYTES",
     "MAX_TEXT_BYTES",
     "ByteSource",
@@ -43,6 +45,8 @@ MAX_NAME_BYTES = 64 << 10  # names of values, nodes, ops, domains, files
 MAX_TEXT_BYTES = 16 << 20  # metadata values
 MAX_LIST_BYTES = 64 << 20  # one string or list attribute
 MAX_DIMS = 32  # rank of a tensor
+MAX_SPARSE_BYTES = 64 << 20  # what the sparse tensors of a file stand for, beyond so many times what they store:
+MAX_SPARSE_RATIO = 64
 MAX_TENSOR_BYTES = 1 << 48  # one tensor; keeps every size and offset inside int64
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
