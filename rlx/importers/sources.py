@@ -70,8 +70,10 @@ class FileSource:
         try:
             if not stat.S_ISREG(os.stat(self._path).st_mode):
                 kind = "a folder" if os.path.isdir(self._path) else "no regular file"
-                raise ModelFormatError(f"{self.name}: is {kind}; give the path of an .onnx file")
+                raise ModelFormatError(f"{self.name}: is {kind}; expected a file")
             return os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+        except ModelFormatError:
+            raise
         except OSError as error:
             raise ModelFormatError(f"{self.name}: can't be opened: {error.strerror}") from error
         except ValueError as error:

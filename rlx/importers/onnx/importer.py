@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from rlx.errors import DTypeError, OptionError, ShapeError, UnsupportedOp
+from rlx.errors import DTypeError, ModelFormatError, OptionError, ShapeError, UnsupportedOp
 from rlx.importers.onnx import mappings
 from rlx.importers.onnx.dead import remove_dead
 from rlx.importers.onnx.dims import DimsOption, input_shapes, unknown_dims
@@ -47,6 +47,8 @@ def load(
         raise ShapeError(f"{model.path}: the file does not say the rank of input {names}; give its shape, {example}")
     done = import_model(model, dims=dims)
     check(done)
+    if done.lacking:
+        raise ModelFormatError("\n".join(f"{model.path}: tensor {name!r}: {why}" for name, why in done.lacking.items()))
     return done.graph
 
 
@@ -91,6 +93,7 @@ def _message(done: Import) -> str:
         shown = ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         lines.append(f"  {op} x{len(names)} ({shown}): {reason}")
     count = f"{len(done.missing)} node{'s' * (len(done.missing) > 1)}"
+    lines += [f"  Weights ({name!r}): {why}" for name, why in done.lacking.items()]
     return f"{done.model.path}: {count} or inputs can't be imported:\n" + "\n".join(lines)
 
 
@@ -101,6 +104,10 @@ def _define_leaves(scope: Scope, inputs: list[ValueInfo], shapes: dict[str, Shap
     live = live_nodes(in_order(model.graph.nodes), [o.name for o in model.graph.outputs])
     sizes = sources_of_sizes(live, model)
     scope.initialize(refs)
+    names = [i.name for i in inputs]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise ModelFormatError(f"{model.path}: the graph has two inputs of the name {twice!r}")
     scope.pinned = {n for n in sizes if n in refs and refs[n].size <= LIMIT}
     scope.overridable = frozenset(listed & refs.keys() - scope.pinned)
     for info in inputs:

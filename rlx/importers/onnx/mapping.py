@@ -147,6 +147,11 @@ def static_op(*names: str) -> Callable[[H], H]:
 
 def find_op(node: NodeProto, opsets: dict[str, int]) -> Entry:
     """The entry for a node; `UnsupportedError` says why there is none."""
+    if node.domain in ("com.microsoft.nchwc", "com.ms.internal.nhwc"):
+        raise UnsupportedError(
+            f"ops of {node.domain} are what ONNX Runtime made of the model for one machine when it saved it optimised; "
+            "give the model from before that"
+        )
     if node.domain not in DOMAINS:
         raise UnsupportedError(f"ops of the domain {node.domain!r} are not supported")
     oldest, newest = DOMAINS[node.domain]

@@ -113,7 +113,7 @@ def _summary(done: Import) -> Preflight:
         supported=dict(done.supported),
         unchecked=done.unchecked,
         unused=done.unused,
-        missing=tuple(done.missing),
+        missing=(*done.missing, *(MissingNode(name, "Weights", why) for name, why in done.lacking.items())),
         misfits=tuple(str(e) for e in done.misfits),
         dynamic={name: tuple(where) for name, where in dynamic.items()},
         weights=weights,

@@ -70,6 +70,7 @@ class Import:
     unused: int = 0
     missing: list[MissingNode] = field(default_factory=list)
     misfits: list[ShapeError] = field(default_factory=list)  # shapes that contradict each other
+    lacking: dict[str, str] = field(default_factory=dict)  # weights whose data can't be read, and why
     produced: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # where the graph gives something else than the file says
 
@@ -192,6 +193,7 @@ class Scope:
         self.prefix = prefix
         self.attributes = attributes  # those of the function call that this is the body of; None outside functions
         self.pinned: set[str] = set()  # initializers that sizes are computed from
+        self.made: set[str] = set()  # what the nodes make
         self.overridable: frozenset[str] = frozenset()  # initializers that are inputs too
         self.wanted: frozenset[str] = frozenset()  # tensors that something reads
         self.label = ""  # of the node at hand
@@ -326,7 +328,10 @@ class Scope:
         while unique in self.run.leaves:
             unique += "'"
         self.run.leaves.add(unique)
-        data = ref.array(aligned=False) if self.run.weights else None
+        lacks = ref.lacks()
+        if lacks:
+            self.run.result.lacking[ref.name] = lacks
+        data = ref.array(aligned=False) if self.run.weights and not lacks else None
         return self.region.pull(graph.param(unique, ref.dims, dtype, data=data))
 
     def _constant_data(self, ref: TensorRef) -> np.ndarray[Any, np.dtype[Any]]:
@@ -398,6 +403,7 @@ class Scope:
         """Imports the nodes that the outputs depend on; how many were left out."""
         outputs = tuple(outputs)
         live = live_nodes(in_order(nodes), outputs)
+        self.made = {name for node in live for name in node.outputs}
         self.wanted = frozenset(name for node in live for name in reads(node)).union(outputs)
         for node in live:
             self._node(node)
@@ -421,12 +427,12 @@ class Scope:
         self.run.count(self.label)
         for name in node.inputs:
             if name and not self.exists(name):
-                raise ModelFormatError(
-                    f"{self.run.model.path}: node {self.label!r} reads {name!r}, which no input, initializer or node "
-                    "before it makes"
-                )
-        for name in node.outputs:
-            if name and self.has(name):
+                reads = f"{self.run.model.path}: node {self.label!r} reads {name!r}, which"
+                if name in self.made:
+                    raise ModelFormatError(f"{reads} needs an output of this node first: the nodes are in a cycle")
+                raise ModelFormatError(f"{reads} no input, initializer or node before it makes")
+        for i, name in enumerate(node.outputs):
+            if name and (self.has(name) or name in node.outputs[:i]):
                 raise ModelFormatError(f"{self.run.model.path}: node {self.label!r} makes {name!r} a second time")
         try:
             outputs = self._mapped(self._resolved(node))

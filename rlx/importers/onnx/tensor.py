@@ -223,9 +223,22 @@ class TensorRef:
     def _fail(self, problem: str) -> NoReturn:
         raise ModelFormatError(f"{self._owner}: {problem}")
 
+    def lacks(self) -> str:
+        """Why external data can't be read, "" where it can or lies in the file; opens no file."""
+        try:
+            if isinstance(self.storage, External):
+                self._external(self.storage)
+        except ModelFormatError as error:
+            return str(error).removeprefix(f"{self._owner}: ")
+        return ""
+
     def _raw_bytes(self, storage: Inline | External) -> NDArray[np.uint8]:
         if isinstance(storage, Inline):
             return storage.source.view()[storage.offset : storage.offset + storage.length]
+        return self._external(storage).view()[storage.offset : storage.offset + self.nbytes]
+
+    def _external(self, storage: External) -> FileSource:
+        """The file that holds the data."""
         if storage.folder is None:
             self._fail(
                 f"external data {storage.location!r} has no folder, as the model was given as bytes; give its path"
@@ -237,7 +250,7 @@ class TensorRef:
                 f"needs {self.nbytes} bytes at {storage.offset} of external data {storage.location!r}, "
                 f"which is {source.size} bytes long"
             )
-        return source.view()[storage.offset : storage.offset + length]
+        return source
 
     def _elements(self, data: NDArray[np.uint8]) -> NDArray[Any]:
         """Bytes of packed elements, as in `raw_data`, as a flat array."""
