@@ -287,6 +287,28 @@ def test_a_sequence_that_a_loop_of_the_run_appends_to(how: dict[str, int]) -> No
     agree(load(model), model, [{"n": np.array(n), "x": rows[:a]} for n, a in ((3, 1), (1, 2), (40, 3))])
 
 
+def test_a_sequence_of_tensors_whose_size_the_rounds_decide_is_refused() -> None:
+    """They can't be stacked: what a round appends would be read at another round's size."""
+    lists = [helper.make_tensor_sequence_value_info(name, F32, None) for name in ("s", "s_out")]
+    inputs = [info("i", (), I64), info("go_in", (), BOOL), lists[0]]
+    text = "go = Identity go_in\nat = Unsqueeze i nought\ny = Slice x nought at\ns_out = SequenceInsert s y"
+    body = subgraph(text, inputs, [info("go", (), BOOL), lists[1]])
+    nodes = nodes_of("s0 = SequenceEmpty\nl = Loop n - s0\ny = ConcatFromSequence l", l={"body": body}, y={"axis": 0})
+    model = source(nodes, [info("n", (), I64), info("x", ("a", 3))], ["y"], {"nought": np.array([0])})
+    with pytest.raises(UnsupportedOp, match="may be another in each round"):
+        load(model)
+
+
+@pytest.mark.parametrize("parts", ["full", "one"])
+def test_parts_of_one_along_an_axis_of_the_run_are_a_sequence(parts: str) -> None:
+    """As exporters write a loop over rows: a run's number of ones, or the number 1."""
+    text = "shape = Shape x\nfull = ConstantOfShape shape\ns = SplitToSequence x SPLIT\na = SequenceAt s minus"
+    nodes = nodes_of(text.replace("SPLIT", parts), full={"value": numpy_helper.from_array(np.array([1]))})
+    model = source(nodes, [info("x", ("n",))], ["a"], {"minus": np.array(-1), "one": np.array(1)})
+    x = np.random.default_rng(0).random(9, np.float32)
+    agree(load(model), model, [{"x": x[:n]} for n in (1, 4, 9)])
+
+
 def test_sequences_are_lists_known_at_import() -> None:
     """Nothing of them is left in the graph."""
     text = "s = SplitToSequence x\na = SequenceAt s one\nb = SequenceInsert s x\nn = SequenceLength b\ny = Mul a a"
@@ -314,7 +336,7 @@ def test_nodes_in_any_order() -> None:
     model = source([nodes[2], nodes[0], nodes[1]], [info("x", (3, 4)), info("flag", (), BOOL)], ["z"])
     (got,) = run_graph(load(model), {"x": X, "flag": np.array(True)}).values()
     np.testing.assert_allclose(got, 2 * np.exp(np.maximum(X, 0)) * np.maximum(X, 0), rtol=1e-6)
-    with pytest.raises(ModelFormatError, match="which no input, initializer or node before it makes"):
+    with pytest.raises(ModelFormatError, match="the nodes are in a cycle"):
         load(source(nodes_of("a = Add x b\nb = Relu a"), [info("x", (3, 4))], ["a"]))
 
 

@@ -125,13 +125,13 @@ class GrowingCarry(Carry):
 
 
 class ListCarry(Carry):
-    """A sequence to which every round appends as many tensors."""
+    """A sequence to which every round appends as many tensors, of the same shapes."""
 
-    def __init__(self, ctx: NodeContext, i: int) -> None:
+    def __init__(self, ctx: NodeContext, i: int, outside: set[str]) -> None:
         scope = ctx.tensors
         assert isinstance(scope, Scope)
         found = scope.sequence(ctx.name(i))
-        self.ctx = ctx
+        self.ctx, self.outside = ctx, outside
         self.first = [scope.item(item) for item in found.items] if isinstance(found, ListOf) else []
         self.before = found.rows if isinstance(found, StackOf) else None
         if isinstance(found, Appending):
@@ -145,6 +145,12 @@ class ListCarry(Carry):
         if not isinstance(found, Appending):
             raise UnsupportedError(f"the sequence {name!r} is not the one that it carries with tensors appended")
         self.appended = [child.item(item) for item in found.items]
+        for item in self.appended:
+            if any(symbol.name not in self.outside for size in item.shape for symbol in symbols(size)):
+                raise UnsupportedError(
+                    f"a round appends {item.type} to the sequence {name!r}, whose size may be another in each round; "
+                    "tensors of a sequence whose length the run decides must be of one shape"
+                )
         return ()
 
     def rows(self) -> list[Value]:

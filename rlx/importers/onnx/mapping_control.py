@@ -256,7 +256,7 @@ def _conditional(ctx: NodeContext, body: GraphProto) -> tuple[Mapped, ...]:
 
 def _carry(ctx: NodeContext, i: int, outside: set[str], rooms: Mapping[int, Size | None]) -> Carry:
     if scope_of(ctx).sequence(ctx.node.inputs[i + 2]) is not None:
-        return ListCarry(ctx, i + 2)
+        return ListCarry(ctx, i + 2, outside)
     if not rooms:
         return TensorCarry(ctx, i + 2, outside)
     return GrowingCarry(

@@ -12,7 +12,7 @@ from rlx.ir.graph import Value
 from rlx.ir.shape import Size, ceildiv
 from rlx.ops.base import axis_of
 from rlx.ops.index import Gather
-from rlx.ops.layout import Concat, Split, Squeeze, Unsqueeze
+from rlx.ops.layout import Concat, Full, Split, Squeeze, Unsqueeze
 
 BOOL = DTYPES["bool"]
 
@@ -93,9 +93,9 @@ def _split(ctx: NodeContext) -> Mapped:
     axis = axis_of(ctx.integer("axis", 0), x.rank, "SplitToSequence")
     keepdims = ctx.flag("keepdims", 1)
     n = x.shape[axis]
-    if not isinstance(n, int) and not ctx.has(1):
+    if not isinstance(n, int) and (not ctx.has(1) or _all_one(ctx, 1)):
         rows = ctx.transpose(x, axis, *(d for d in range(x.rank) if d != axis))
-        return StackOf(ctx.add(Unsqueeze((axis + 1,)), rows) if keepdims else rows)
+        return StackOf(ctx.add(Unsqueeze((axis + 1,)), rows) if keepdims or ctx.has(1) else rows)
     if not isinstance(n, int):
         ctx.fail(f"the axis of size {n} gives a number of parts that depends on the run; fix it with dims")
     if n > LIMIT:
@@ -112,6 +112,15 @@ def _split(ctx: NodeContext) -> Mapped:
     if not ctx.has(1) and not keepdims:
         made = tuple(ctx.add(Squeeze((axis,)), part) for part in made)
     return ListOf(tuple(made))
+
+
+def _all_one(ctx: NodeContext, i: int) -> bool:
+    """Whether an input is known to be 1 everywhere, though its size may not be."""
+    known = ctx.known(i)
+    if known is not None:
+        return known.concrete and bool((known.array() == 1).all())
+    node = ctx.value(i).node
+    return node is not None and isinstance(node.op, Full) and node.op.value == 1
 
 
 @onnx_op("ConcatFromSequence", since=11)
