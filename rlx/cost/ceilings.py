@@ -43,6 +43,7 @@ class Ceilings:
     of a device that is the processor, for arithmetic and memory: by it predictions follow the present speed.
     `follows`: which power of what the probe's arithmetic takes more kernels take more, those that multiply no matrices
     and those that do at `flops`.
+    `gains`: (sums of a kernel, how many times as fast as `vector`), where threads share the larger ones.
     `error` is the standard deviation of log(measured / predicted). `guessed`: nothing of it has been measured.
     """
 
@@ -67,6 +68,7 @@ class Ceilings:
     output: float = 3e-7
     copies: Curve = ()
     corrections: Mapping[str, Points] = field(default_factory=dict)
+    gains: Curve = ()
     probe: tuple[float, ...] = ()
     follows: tuple[float, float] = (1.0, 1.0)
     error: float = 0.7
@@ -79,7 +81,7 @@ class Ceilings:
                     raise OptionError(f"ceilings of {self.device!r}: {f.name}: expected a number above 0, got {number}")
         if not self.bandwidth:
             raise OptionError(f"ceilings of {self.device!r}: bandwidth: expected at least one (bytes, bytes/s)")
-        for name, curve in (("bandwidth", self.bandwidth), ("copies", self.copies)):
+        for name, curve in (("bandwidth", self.bandwidth), ("copies", self.copies), ("gains", self.gains)):
             if list(curve) != sorted(curve):
                 raise OptionError(f"ceilings of {self.device!r}: {name}: expected points in ascending order")
         if any(len(point) < 2 for points in self.corrections.values() for point in points):
@@ -115,6 +117,10 @@ class Ceilings:
             if weight:
                 total += weight * self._rates[tuple(at)]
         return scale * math.exp(total)
+
+    def vector_seconds(self, sums: float) -> float:
+        """Seconds of a kernel whose functions are worth so many sums."""
+        return sums / self.vector / (_on_curve(self.gains, sums) if self.gains else 1.0)
 
     def function_cost(self, fn: str) -> float:
         """Time of a scalar function on an element, in sums."""
@@ -156,7 +162,7 @@ class Ceilings:
     def from_dict(facts: Mapping[str, Any]) -> Ceilings:
         """Ceilings from what `to_dict` gave. Raises `OptionError`, `KeyError` or `TypeError` for anything else."""
         made = dict(facts)
-        for name in ("bandwidth", "products", "copies"):
+        for name in ("bandwidth", "products", "copies", "gains"):
             made[name] = tuple(tuple(map(float, p)) for p in made[name])
         for name in ("probe", "follows"):
             made[name] = tuple(map(float, made[name]))

@@ -348,8 +348,8 @@ class _Kernels(_Measurement):
         self.copied = {}
         for n in (1 << i for i in COPIES):
             self.copied[n] = self.job(bench, [self.random(n)] * 2, False, STREAMED if 12 * n > NEAR else None)
-        n = self.elements = 1 << 13
-        self.called = self.job(functions(FUNCTION_OPS), [self.random(n), self.random(n)], True)
+        bench = self.bench(functions(FUNCTION_OPS))
+        self.called = {n: self.job(bench, [self.random(n), self.random(n)], True) for n in (1 << i for i in CALLED)}
         ms, ks, ns = GRID
         self.grid = {}
         for k, n in itertools.product(ks, ns):
@@ -367,7 +367,7 @@ class _Kernels(_Measurement):
     def rates(self) -> None:
         if self.usual is not None:
             near = [job for n, job in self.streams.items() if 12 * n <= NEAR]
-            self.change(follows=follow([*near, self.called, *self.grid.values()], self.usual))
+            self.change(follows=follow([*near, *self.called.values(), *self.grid.values()], self.usual))
         launch = self.streams.pop(8).seconds
         curve = {12.0 * n: 12 * n / job.seconds for n, job in self.streams.items()}
         self.change(bandwidth=tuple(sorted(curve.items())), vector=curve[12.0 * 1024] / 12, launch=launch, step=launch)
@@ -386,16 +386,22 @@ class _Kernels(_Measurement):
         self.change(dtypes={name: times["f32"] / seconds for name, seconds in times.items() if name != "f32"})
 
     def functions(self) -> None:
-        program = self.called.bench.made.program
+        (elements, first), *larger = self.called.items()
+        program = first.bench.made.program
         assert program is not None
-        times = self.called.kernels
+        times = first.kernels
         made = {buffer: seconds for k, seconds in zip(program.run, times, strict=True) for buffer in k.writes()}
-        sums = self.made.vector / self.elements
+        sums = self.made.vector / elements
         found = {
             name: max(0.3, (made[buffer] - self.made.launch) * sums - 1)  # without load and store
             for name, (_, buffer) in zip(FUNCTION_OPS, program.outputs, strict=True)
         }
         self.change(functions={**FUNCTIONS, **found})
+        worth = sum(found.values()) / len(found)  # sums, of an element of a usual kernel
+        gains = [(elements * worth, 1.0)]
+        for n, job in larger:
+            gains.append((n * worth, max(1.0, first.seconds / elements * n / job.seconds)))
+        self.change(gains=tuple(gains))
 
     def trial(self, job: _Job) -> Iterator[tuple[Any, ...]]:
         launch, few, most = self.made.launch, *self.made.follows
@@ -406,6 +412,7 @@ class _Kernels(_Measurement):
                 yield cost.kind, cost.plain, *cost.sizes, max(seconds - launch, seconds / 4) / cost.plain
 
 
+CALLED = (13, 15, 17, 19)
 STREAMS = (10, 12, 14, 16, 18, 20, 22, 24)
 COPIES = (12, 14, 16, 18, 20, 22)
 

@@ -264,11 +264,8 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
     """Seconds of arithmetic."""
     anchored = bool(work.shape)  # then loading and storing what goes with results is part of the products
     lanes = max([1.0, *(s.buffer.dtype.nbytes(1) / 4 for s in kernel.stores if s.buffer.dtype.is_float)])  # f32 in each
-    calls = (
-        lanes
-        * sum(n * c.function_cost(fn) for fn, n in work.calls.items() if not (anchored and fn in (LOOP, SCATTERED)))
-        / c.vector
-    )
+    counted = {fn: n for fn, n in work.calls.items() if not (anchored and fn in (LOOP, SCATTERED))}
+    calls = c.vector_seconds(lanes * sum(n * c.function_cost(fn) for fn, n in counted.items()))
     if not anchored:
         node = kernel.host or kernel.special
         return calls if node is None else _node_compute(node, work, c, extents)
@@ -283,7 +280,7 @@ def _compute(kernel: Kernel, work: Work, c: Ceilings, extents: dict[str, int]) -
         case Attention():
             _, _, rows, keys, depth, _ = work.shape
             rate = c.product_rate(rows, depth, keys, dtype)
-            calls += math.prod(work.shape[:4]) * c.function_cost("exp") / c.vector
+            calls += c.vector_seconds(math.prod(work.shape[:4]) * c.function_cost("exp"))
         case _:
             raise AssertionError(kernel)
     return work.products / rate + calls

@@ -231,11 +231,11 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
     """Graphs and their inputs; `quick`: fewer, for a device that takes long to compile."""
     made: dict[str, list[Trial]] = {
         "rows": [_rows(*s) for s in ((4, 24), (6, 240), (600, 24), (96, 200), (256, 768))],
-        "recurrent": [_recurrent(*s) for s in ((6, 24, 24), (20, 64, 96), (48, 128, 128), (40, 24, 24))],
+        "recurrent": [_recurrent(*s) for s in ((6, 24, 24), (40, 24, 24), (20, 64, 96), (48, 128, 128))],
         "maps": [_maps(*s) for s in ((2, 24), (8, 140), (96, 200), (512, 700))],
         "pointwise": [
             _convolution(*s, 1)
-            for s in ((12, 20, 12), (24, 40, 20), (16, 24, 40), (80, 80, 14), (96, 96, 20), (32, 48, 160), (200, 80, 7))
+            for s in ((12, 20, 12), (24, 40, 20), (16, 24, 40), (80, 80, 14), (96, 96, 20), (200, 80, 7), (32, 48, 160))
         ],
         "conv": [
             _convolution(*s)
@@ -246,10 +246,11 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
         ],
         "depthwise": [
             _convolution(c, c, n, 3, 1, c)
-            for c, n in ((24, 12), (80, 14), (16, 40), (48, 28), (96, 56), (240, 10), (32, 160))
+            for c, n in ((24, 12), (80, 14), (16, 40), (48, 28), (96, 56), (240, 10))
         ]
         + [_convolution(c, c, n, 5, 1, c) for c, n in ((128, 14), (256, 7))]
-        + [_convolution(c, c, n, 3, 2, c) for c, n in ((32, 56), (128, 14))],
+        + [_convolution(c, c, n, 3, 2, c) for c, n in ((32, 56), (128, 14))]
+        + [_convolution(32, 32, 160, 3, 1, 32)],
         "attention": [
             _attention(*s)
             for s in ((2, 10, 10, 32), (8, 12, 12, 64), (2, 60, 60, 64), (4, 128, 128, 32), (8, 192, 192, 64))
@@ -277,6 +278,7 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
         ],
     }  # fmt: skip
     groups = {name: group[len(group) // 2 :: 2] if quick else group for name, group in made.items()}
+    groups = {name: [group[0], *group[:0:-1]] for name, group in groups.items()}  # the smallest, then the largest
     for turn in range(max(map(len, groups.values()))):  # one of each kind before the second of any
         for name, group in groups.items():
             if turn < len(group):
