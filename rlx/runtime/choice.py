@@ -16,7 +16,7 @@ from rlx.cost.model import PACE, Prediction, predict_lowered
 from rlx.cost.pace import Pace
 from rlx.errors import DeviceUnavailable, OptionError, RlxError, UnsupportedOp
 from rlx.estimate.admit import COMPILED
-from rlx.estimate.calibrate import known_overhead
+from rlx.estimate.calibrate import Overhead, known_overhead, overhead_of
 from rlx.estimate.graph import estimate_library, lowered_of
 from rlx.estimate.memory import MemoryEstimate
 from rlx.ir.graph import Graph
@@ -283,7 +283,7 @@ class _Choice:
         """What `rlx.estimate` says at the bounds (a dim without one: as priced); None where data decide a size."""
         bounds = {name: s.hi for name, s in lowered.graph.dims().items() if s.hi is not None}
         extents = {**self.at, **bounds}
-        overhead = known_overhead(backend.name)
+        overhead = self.overhead(backend.name)
         try:
             if isinstance(backend, CodeGenerator):
                 made = lowered_of(lowered.graph, lowered.program, backend, self.options, overhead)
@@ -291,6 +291,15 @@ class _Choice:
             return estimate_library(lowered.graph, lowered.legal, backend.name, overhead, self.options, extents)
         except (KeyError, RlxError):
             return None
+
+    def overhead(self, name: str) -> Overhead:
+        """What a device takes by itself; measured, once on a machine, where memory decides and measuring is allowed."""
+        if self.policy.objective == "memory" and self.calibrate and name not in COMPILED:
+            try:
+                return overhead_of(name)
+            except DeviceUnavailable:
+                pass
+        return known_overhead(name)
 
     def decide(self) -> Decision:
         found = self.candidates()
@@ -342,7 +351,7 @@ class _Choice:
     def slack(self, a: Candidate, b: Candidate) -> float:
         """Up to which ratio two prices are a tie."""
         if self.policy.objective == "memory":
-            return 1.0
+            return TIE if "overhead" in (*a.bounded, *b.bounded) else 1.0
         return min(TIE, math.exp(math.hypot(a.error, b.error)))
 
     def price(self, c: Candidate) -> float:
