@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -357,8 +358,14 @@ def test_ctrl_c_ends_a_run_of_the_entry() -> None:
     """KeyboardInterrupt comes out of the call, buffers are released and the block is free again."""
     count = np.array([0, 100_000], np.int64)
     burn = jit.compile_kernels([("burn", BURN, False)])["burn"]
-    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-    first = host_call(timer.start)
+
+    def interrupt() -> None:
+        while count[0] == 0:  # the run has come to its kernels
+            time.sleep(1e-3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    first = host_call(thread.start)
     block = RunBlock([(first.address, 0, 1), *[(burn, count.ctypes.data, 1)] * 100_000])
     raw = bytearray(8)
     run = make([InputSpec("u", 1, (8,))], block=block, release_gil=True)

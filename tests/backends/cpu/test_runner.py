@@ -149,8 +149,14 @@ def test_ctrl_c_ends_a_long_run(kernels: dict[str, int], threads: int) -> None:
     count = words(0, 100_000)
     phases = [(kernels["burn"], count.ctypes.data, 1)] * 100_000
     block = RunBlock(phases, threads=threads)
-    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
-    begun = host_call(timer.start)
+
+    def interrupt() -> None:
+        while count[0] == 0:  # the run has come to its kernels
+            time.sleep(1e-3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    begun = host_call(thread.start)
     block.set_phases([(begun.address, 0, 1), *phases])
     with pytest.raises(KeyboardInterrupt):
         block.run()
