@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.backends import choose_backend, device_named
+from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
@@ -53,7 +54,7 @@ def estimate(
         return estimate_graph(model, choose_backend(name), chosen, own, held=weights)
     if not isinstance(model, str | os.PathLike):
         raise OptionError(f"estimate takes a Graph or the path of a model, got {type(model).__name__}")
-    path = Path(model)
+    path = Path(path_of(model, "estimate"))
     ending = _ending(path)
     if ending in (".onnx", ".rlx"):
         _refuse(given, f"{path.name}, whose sizes are given by dims=")
@@ -77,7 +78,7 @@ def _refuse(given: Mapping[str, Any], what: str) -> None:
 def _ending(path: Path) -> str:
     """What kind of file it is, by its ending or its first bytes."""
     ending = path.suffix.lower()
-    if path.is_dir() or path.name.endswith(".safetensors.index.json"):
+    if os.path.isdir(path) or path.name.endswith(".safetensors.index.json"):
         return ".safetensors"
     if ending in (".onnx", ".rlx", ".gguf", ".safetensors"):
         return ending

@@ -12,7 +12,7 @@ import numpy as np
 from rlx.errors import DTypeError, NameNotFound, OptionError, RlxError, ShapeError
 from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import Encoding
-from rlx.ir.shape import Dim, Guard, Size, Symbol, collect_guards, symbols
+from rlx.ir.shape import Dim, Guard, Size, Symbol, check_text, collect_guards, symbols
 from rlx.ir.value import Array, TensorType, Value, const_value
 from rlx.records import dataclass
 
@@ -93,12 +93,14 @@ class Graph:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise OptionError(f"the name of a graph is a str, got {self.name!r}")
+        check_text("graph", self.name)
 
     # ---- leaves
 
     def _leaf(self, kind: str, where: list[Value], name: str, type: TensorType) -> Value:
         if not isinstance(name, str):
             raise OptionError(f"graph {self.name!r}: the name of a leaf is a str, got {name!r}")
+        check_text(f"graph {self.name!r}", name)
         if not name or any(v.name == name for v in (*self.inputs, *self.params, *self.states)):
             raise OptionError(f"graph {self.name!r}: the name {name!r} is empty or already taken by another leaf")
         value = Value(self, type, kind, name)
@@ -212,6 +214,7 @@ class Graph:
         """Makes `value` a result named `name` (default: the value's own name, or `output<i>`)."""
         if not isinstance(value, Value) or not isinstance(name, str):
             raise OptionError(f"output: expected a graph value and a name, got {value!r} and {name!r}")
+        check_text(f"graph {self.name!r}", name)
         if value.graph is not self:
             raise OptionError(f"output {name!r}: {value!r} belongs to another graph")
         name = name or value.name or f"output{len(self.outputs)}"

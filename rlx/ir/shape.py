@@ -28,6 +28,7 @@ __all__ = [
     "bounds",
     "broadcast",
     "ceildiv",
+    "check_text",
     "collect_guards",
     "divides",
     "evaluate",
@@ -92,6 +93,12 @@ Atom = Symbol | FloorDiv | Extremum
 Monomial = tuple[Atom, ...]
 
 
+def check_text(what: str, name: str) -> None:
+    """Raises `OptionError` for a name that no text can hold: with half of a surrogate pair."""
+    if any("\ud800" <= c <= "\udfff" for c in name):
+        raise OptionError(f"{what}: the name {name!r} is no Unicode text")
+
+
 class Dim(Undecided):
     """A symbolic size: `Dim("batch", 1, 64)` is a symbol, and arithmetic on it gives further sizes.
 
@@ -106,6 +113,7 @@ class Dim(Undecided):
         whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (lo, multiple, 0 if hi is None else hi))
         if not isinstance(name, str) or not whole:
             raise OptionError(f"Dim({name!r}, {lo!r}, {hi!r}, multiple={multiple!r}): expected a name and ints")
+        check_text(f"Dim({name!r})", name)
         if not name or lo < 0 or multiple < 1 or (hi is not None and hi < lo):
             raise OptionError(
                 f"Dim({name!r}, {lo}, {hi}, multiple={multiple}): expected a name, 0 <= lo <= hi and multiple >= 1"

@@ -84,7 +84,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         self._decision: Decision | None = None
         self.memory = memory
         self._options = options
-        self.device = device
+        self._device = device
         graph = compilation.leaves
         self.inputs = tuple(spec_of(v) for v in graph.inputs)
         self.params = tuple(spec_of(v) for v in graph.params)
@@ -112,6 +112,11 @@ class CompiledGraph(Lifetime, ExpertControl):
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
         return f"<CompiledGraph on {self.device!r}: {inputs or 'no inputs'} -> {outputs or 'no outputs'}>"
+
+    @property
+    def device(self) -> str:
+        """The name of the device that it was compiled for."""
+        return self._device
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -335,7 +340,8 @@ class CompiledGraph(Lifetime, ExpertControl):
         name, array = self._names[position], results[position]
         if array is None:
             raise OptionError(f"read_output_row: the last run did not produce output {name!r}: ask it for that one")
-        if not all(isinstance(i, int | np.integer) for i in (row if isinstance(row, tuple) else (row,))):
+        indices = row if isinstance(row, tuple) else (row,)
+        if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in indices):
             raise OptionError(f"read_output_row: a row is an int or a tuple of ints, got {row!r}")
         leading = array.shape[:-1]
         count = int(np.prod(leading, dtype=np.int64))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.backends import BACKENDS, choose_backend
 from rlx.backends.base import Backend
+from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.admit import Admission, admit_compiler
 from rlx.estimate.memory import MemoryEstimate
@@ -200,9 +201,9 @@ def kind_of(source: str | os.PathLike[str]) -> tuple[Path, str]:
 
     Raises `ModelFormatError`.
     """
-    if not isinstance(source, str | os.PathLike) or "\0" in os.fsdecode(source):
+    if not isinstance(source, str | os.PathLike):
         raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
-    path = Path(source)
+    path = Path(path_of(source, "load"))
     ending = path.suffix.lower()
     try:
         with path.open("rb") as file:

@@ -59,12 +59,13 @@ PATHS: dict[str, Callable[[rlx.CompiledGraph, Any], object]] = {
     "load": lambda m, path: rlx.load(path),
     "states.load": lambda m, path: m.states.load(path),
     "replay": rlx.replay,
+    "estimate": lambda m, path: rlx.estimate(path),
 }
 
 
 @pytest.mark.parametrize("call", PATHS)
 def test_a_path_that_is_none_or_a_folder_is_named(model: rlx.CompiledGraph, call: str, tmp_path: Path) -> None:
-    for path in (*WRONG.values(), tmp_path, tmp_path / "absent" / "file"):
+    for path in (*WRONG.values(), tmp_path, tmp_path / "absent" / "file", tmp_path / ("long" * 100)):
         with pytest.raises(RlxError):
             PATHS[call](model, path)
     assert not list(tmp_path.iterdir())
@@ -110,6 +111,19 @@ CALLS: dict[str, Callable[[rlx.CompiledGraph, Any], object]] = {
     "encoding": lambda m, v: rlx.Graph("g").param("x", (32,), encoding=0 if v is None else v),
     "data": lambda m, v: rlx.Graph("g").param("x", (2,), data=0 if v is None else v),
     "initial": lambda m, v: rlx.Graph("g").state("x", (2,), initial=0 if v is None else v),
+    "row": lambda m, v: m.read_output_row("y", True if isinstance(v, int) else v),
+    "half a surrogate pair": lambda m, v: rlx.Graph("\udc80"),
+    "such an input": lambda m, v: rlx.Graph("g").input("\udc80", (2,)),
+    "such an output": lambda m, v: (g := graph()).output(g.inputs[0], "\udc80"),
+    "such a dim": lambda m, v: rlx.Dim("\udc80"),
+    "reshape": lambda m, v: graph().inputs[0].reshape(1.5 if isinstance(v, int) else v, 4),
+    "sum": lambda m, v: graph().inputs[0].sum(9 if v is None or isinstance(v, int) else v),
+    "np.transpose": lambda m, v: np.transpose(graph().inputs[0], 1.5 if isinstance(v, int) or v is None else v),
+    "np.squeeze": lambda m, v: np.squeeze(graph().inputs[0], (v,)),
+    "np.expand_dims": lambda m, v: np.expand_dims(graph().inputs[0], (9 if isinstance(v, int) else v,)),
+    "np.tile": lambda m, v: np.tile(graph().inputs[0], (1, 1.5 if isinstance(v, int) else v)),
+    "np.roll": lambda m, v: np.roll(graph().inputs[0], 1.5 if isinstance(v, int) else v, 1),
+    "np.cumsum": lambda m, v: np.cumsum(graph().inputs[0], "0" if v is None or isinstance(v, int) else v),
     "top_k": lambda m, v: rlx.top_k(graph().inputs[0], v),
     "transpose": lambda m, v: rlx.transpose(graph().inputs[0], [v]),
     "reduce_sum": lambda m, v: rlx.reduce_sum(graph().inputs[0], axes=[9 if isinstance(v, int) else v]),
@@ -135,6 +149,17 @@ def test_masks_and_repeated_memory_are_refused(model: rlx.CompiledGraph) -> None
     one = np.lib.stride_tricks.as_strided(np.zeros(3, np.float32), (5, 3), (0, 4), writeable=True)
     with pytest.raises(rlx.errors.OptionError, match="repeats"):
         model.run([X], out={"y": one})
+    windows = np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), (5, 3), (4, 4), writeable=True)
+    with pytest.raises(rlx.errors.OptionError, match="repeats"):
+        model.run([X], out={"y": windows})
+    gaps = np.zeros((10, 6), np.float32)[::-2, ::-2]
+    rows = X * np.arange(5, dtype=np.float32)[:, None]
+    np.testing.assert_array_equal(model.run([rows], out={"y": gaps})[0], model.run([rows])[0])
+
+
+def test_the_device_is_what_was_compiled_for(model: rlx.CompiledGraph) -> None:
+    with pytest.raises(AttributeError):
+        model.device = "reference"  # type: ignore[misc]
 
 
 def test_states_of_an_endless_device_are_refused(model: rlx.CompiledGraph) -> None:

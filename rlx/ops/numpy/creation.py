@@ -13,7 +13,7 @@ from rlx.ir.graph import Value
 from rlx.ir.shape import Dim, Shape, Size, ceildiv, max_size
 from rlx.ops.layout import Full
 from rlx.ops.numpy.registry import of
-from rlx.ops.numpy.types import cast, value_of
+from rlx.ops.numpy.types import cast, several, value_of, whole
 
 np: Any = numpy  # its types are of arrays, here its functions take graph values
 
@@ -25,8 +25,7 @@ def _dtype(dtype: Any, default: Any = np.float64) -> Any:
 
 
 def _shape(shape: Any) -> Shape:
-    given = (shape,) if isinstance(shape, int | np.integer | Dim) else tuple(shape)
-    return tuple(s if isinstance(s, Dim) else int(s) for s in given)
+    return tuple(s if isinstance(s, Dim) else whole("shape", s) for s in several("shape", shape))
 
 
 def _is_static(*sizes: Any) -> bool:

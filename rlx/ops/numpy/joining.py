@@ -14,7 +14,7 @@ from rlx.ir.shape import Size, broadcast, exact_div
 from rlx.ops.base import axis_of
 from rlx.ops.numpy.registry import of
 from rlx.ops.numpy.shaping import atleast_1d, atleast_2d, ravel
-from rlx.ops.numpy.types import cast, lift, unite, value_of
+from rlx.ops.numpy.types import cast, lift, several, unite, value_of, whole
 
 np: Any = numpy  # its types are of arrays, here its functions take graph values
 
@@ -81,7 +81,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> Any:
             raise ShapeError(f"np.split: axis {axis} of {x!r} does not divide into {indices_or_sections} equal parts")
         sizes = [part] * int(indices_or_sections)
     else:
-        cuts = [0, *(int(i) for i in indices_or_sections)]
+        cuts = [0, *(whole("np.split: place", i) for i in several("np.split", indices_or_sections))]
         if isinstance(n, int):
             cuts = [min(max(c + n if c < 0 else c, 0), n) for c in cuts]
         sizes = [max(b - a, 0) for a, b in pairwise(cuts)]

@@ -14,7 +14,7 @@ from rlx.ir.graph import Value
 from rlx.ir.shape import Size, numel
 from rlx.ops.base import axis_of
 from rlx.ops.numpy.registry import of, refuse
-from rlx.ops.numpy.types import cast, traced, value_of
+from rlx.ops.numpy.types import cast, several, traced, value_of, whole
 
 np: Any = numpy  # its types are of arrays, here its functions take graph values
 
@@ -26,8 +26,7 @@ def axes_of(axis: Axis, rank: int) -> tuple[int, ...]:
     """The axes that `axis` (an int, several, or None for all) names, as 0 <= axis < rank."""
     if axis is None:
         return tuple(range(rank))
-    given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
-    return tuple(axis_of(int(a), rank, "axis") for a in given)
+    return tuple(axis_of(whole("axis", a), rank, "axis") for a in several("axis", axis))
 
 
 def count_of(x: Value, axis: Axis) -> Size:
@@ -136,7 +135,7 @@ def _flat(what: str, a: Any, axis: int | None) -> tuple[Value, int]:
     x = value_of(what, a)
     if axis is None:
         return ops.reshape(x, shape=(numel(x.shape),)), 0
-    return x, axis_of(int(axis), x.rank, what)
+    return x, axis_of(whole(f"{what}: axis", axis), x.rank, what)
 
 
 def _arg(op: Any, what: str, a: Any, axis: int | None, keepdims: bool) -> Any:

@@ -14,7 +14,7 @@ from rlx.ir.shape import Dim, Size, exact_div, numel
 from rlx.ops.base import axis_of
 from rlx.ops.numpy.reductions import axes_of
 from rlx.ops.numpy.registry import of
-from rlx.ops.numpy.types import value_of
+from rlx.ops.numpy.types import several, value_of, whole
 
 np: Any = numpy  # its types are of arrays, here its functions take graph values
 
@@ -46,8 +46,8 @@ def reshape(a: Any, /, shape: Any = None, order: str = "C", *, copy: Any = None)
     if order != "C":
         raise OptionError(f"np.reshape: order={order!r}: only the row-major order 'C' is there; transpose first")
     x = value_of("np.reshape", a)
-    given = (shape,) if isinstance(shape, int | np.integer | Dim) else tuple(shape)
-    sizes: list[Size] = [s if isinstance(s, Dim) else int(s) for s in given]
+    given = several("reshape", shape)
+    sizes: list[Size] = [s if isinstance(s, Dim) else whole("reshape: size", s) for s in given]
     if sizes.count(-1) > 1:
         raise ShapeError(f"reshape: {given}: only one size can be -1")
     if -1 in sizes:
@@ -70,7 +70,9 @@ def ravel(a: Any, order: str = "C") -> Any:
 def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
     """The axes in another order; without `axes` reversed."""
     x = value_of("np.transpose", a)
-    return ops.transpose(x, perm=None if axes is None else tuple(int(d) for d in axes))
+    return ops.transpose(
+        x, perm=None if axes is None else tuple(whole("np.transpose: axis", d) for d in several("np.transpose", axes))
+    )
 
 
 @of(np.permute_dims)
@@ -111,15 +113,15 @@ def moveaxis(a: Any, source: int | Sequence[int], destination: int | Sequence[in
 @of(np.expand_dims)
 def expand_dims(a: Any, axis: int | Sequence[int]) -> Any:
     """Axes of size 1 inserted."""
-    given = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
-    return ops.unsqueeze(value_of("np.expand_dims", a), axes=tuple(int(d) for d in given))
+    axes = tuple(whole("np.expand_dims: axis", d) for d in several("np.expand_dims", axis))
+    return ops.unsqueeze(value_of("np.expand_dims", a), axes=axes)
 
 
 @of(np.squeeze)
 def squeeze(a: Any, axis: Axes = None) -> Any:
     """Axes of size 1 removed: those given, or all that are known to be 1."""
-    given = (axis,) if isinstance(axis, int | np.integer) else axis
-    return ops.squeeze(value_of("np.squeeze", a), axes=None if given is None else tuple(int(d) for d in given))
+    axes = None if axis is None else tuple(whole("np.squeeze: axis", d) for d in several("np.squeeze", axis))
+    return ops.squeeze(value_of("np.squeeze", a), axes=axes)
 
 
 @of(np.atleast_1d)
@@ -187,12 +189,14 @@ def roll(a: Any, shift: int | Sequence[int], axis: Axes = None) -> Any:
     if axis is None:
         return reshape(roll(ravel(x), shift, 0), x.shape)
     axes = axes_of(axis, x.rank)
-    shifts = (shift,) * len(axes) if isinstance(shift, int | np.integer) else tuple(shift)
+    shifts = (shift,) * len(axes) if isinstance(shift, int | np.integer) else several("np.roll", shift)
+    if len(shifts) != len(axes):
+        raise ShapeError(f"np.roll: {len(shifts)} shifts for {len(axes)} axes")
     for d, by in zip(axes, shifts, strict=True):
         n = x.shape[d]
         if n == 0:
             continue
-        front = -int(by) % n
+        front = -whole("np.roll: shift", by) % n
         x = ops.concat(_cut(x, d, front, n - front), _cut(x, d, 0, front), axis=d)
     return x
 
@@ -221,10 +225,10 @@ def repeat(a: Any, repeats: int, axis: int | None = None) -> Any:
 def tile(A: Any, reps: Any) -> Any:
     """The whole that many times along each axis."""
     x = value_of("np.tile", A)
-    times = [reps] if isinstance(reps, int | np.integer | Dim) else list(reps)
+    times = list(several("np.tile", reps))
     times = [*(1,) * (x.rank - len(times)), *times]
     x = ops.reshape(x, shape=(*(1,) * (len(times) - x.rank), *x.shape))
-    return ops.tile(x, repeats=tuple(t if isinstance(t, Dim) else int(t) for t in times))
+    return ops.tile(x, repeats=tuple(t if isinstance(t, Dim) else whole("np.tile: reps", t) for t in times))
 
 
 PAD_MODES = {"constant": "constant", "edge": "edge", "reflect": "reflect", "wrap": "wrap"}

@@ -51,6 +51,26 @@ def lift(what: str, inputs: Sequence[Any]) -> list[Value]:
     return [_value(what, graph, frame, x) for x in inputs]
 
 
+def whole(what: str, x: Any) -> int:
+    """An int that a user gives, of Python or NumPy; raises `OptionError` for anything else, and truncates nothing."""
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise OptionError(f"{what}: expected an int, got {x!r}") from None
+
+
+def several(what: str, x: Any) -> tuple[Any, ...]:
+    """One or more ints or sizes that a user gives, as a tuple; raises `OptionError` for what can't be gone through."""
+    if isinstance(x, int | np.integer | Dim):
+        return (x,)
+    try:
+        if not isinstance(x, str | bytes):
+            return tuple(x)
+    except TypeError:
+        pass
+    raise OptionError(f"{what}: expected an int, or several, got {x!r}")
+
+
 def value_of(what: str, x: Any) -> Value:
     """One input as a value."""
     return lift(what, [x])[0]
