@@ -31,6 +31,7 @@ __all__ = ["accepts", "accepts_operand", "emit", "layout"]
 F32 = DTYPES["f32"]
 WIDTH = AttentionCut.WIDTH
 INF = float("inf")
+AT_ONCE = 4  # vectors of scores whose powers are computed side by side
 I0, I1, I2, I3 = out_vars(4)
 
 
@@ -443,12 +444,20 @@ class _Code:
                 shared = f.gep(sums, f.neg(stride), "float")
                 self.fill(scope, shared, keys)
 
-        def row(i: str, _: list[str]) -> None:
-            line = f.gep(scores, f.mul(f.sub(i, row0), stride), "float")
+        def places(i: str) -> tuple[str, str, str]:
+            """The row of scores, where its sum and largest go, and the keys that it sees."""
+            at = f.sub(i, row0)
+            n = f.max(f.min(f.add(f.add(i, 1), seen), keys), 0) if self.anchor.causal else keys
+            return f.gep(scores, f.mul(at, stride), "float"), f.gep(sums, f.mul(at, 2), "float"), n
+
+        def padded(n: str) -> str:
+            return f.and_(f.add(n, lanes - 1), -lanes)
+
+        def largest(i: str, _: list[str]) -> None:
+            line, place, n = places(i)
             inside = scope.inner({I2: i})
             if self.bias is not None and shared is None:
                 emitter.hoist(self.bias, frozenset((I3,)), inside)
-            n = f.max(f.min(f.add(f.add(i, 1), seen), keys), 0) if self.anchor.causal else keys
 
             def scaled(j: str, w: int) -> str:
                 p = f.gep(line, j, "float")
@@ -463,28 +472,40 @@ class _Code:
                 return value
 
             whole = f.and_(n, -lanes)
-            padded = f.and_(f.add(n, lanes - 1), -lanes)
             low = constant(-INF, vector)
             tops = f.loop(0, whole, lanes, [(vector, low)], lambda j, a: [f.max(scaled(j, lanes), a[0], vector)])
             last = f.loop(whole, n, 1, [("float", -INF)], lambda j, a: [f.max(scaled(j, 1), a[0], "float")])
-            f.loop(n, padded, 1, [], lambda j, _: f.store(-INF, f.gep(line, j, "float"), ty="float"))
-            top = f.max(f.reduce(tops[0], f.max), last[0], "float")
-            spread = f.splat(top, lanes)
+            f.loop(n, padded(n), 1, [], lambda j, _: f.store(-INF, f.gep(line, j, "float"), ty="float"))
+            f.store(f.max(f.reduce(tops[0], f.max), last[0], "float"), f.gep(place, 1, "float"))
 
-            def power(j: str, a: list[str]) -> list[str]:
-                p = f.gep(line, j, "float")
-                value = vmath.exp(f, f.sub(f.load(vector, p), spread), lanes, "f32")
-                f.store(value, p)
-                return [f.add(a[0], value)]
+        def powers(i: str, _: list[str]) -> None:
+            line, place, n = places(i)
+            top = f.load("float", f.gep(place, 1, "float"))
 
-            added = f.loop(0, padded, lanes, [(vector, constant(0.0, vector))], power)
-            total = f.reduce(added[0], f.add)
-            f.loop(padded, summed, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
-            place = f.gep(sums, f.mul(f.sub(i, row0), 2), "float")
-            f.store(total, place)
-            f.store(top, f.gep(place, 1, "float"))
+            def power(count: int) -> Callable[[str, list[str]], list[str]]:
+                """So many vectors at once, whose chains of operations would else wait for one another."""
 
-        f.loop(row0, row1, 1, [], row)
+                def body(j: str, a: list[str]) -> list[str]:
+                    p, w = f.gep(line, j, "float"), count * lanes
+                    value = vmath.exp(f, f.sub(f.load(vec("float", w), p), f.splat(top, w)), w, "f32")
+                    f.store(value, p)
+                    total = a[0]
+                    for q in range(0, w, lanes):
+                        total = f.add(total, f.shuffle(value, None, list(range(q, q + lanes))) if w > lanes else value)
+                    return [total]
+
+                return body
+
+            end = padded(n)
+            whole = f.and_(end, -AT_ONCE * lanes)
+            added = f.loop(0, whole, AT_ONCE * lanes, [(vector, constant(0.0, vector))], power(AT_ONCE))
+            added = f.loop(whole, end, lanes, [(vector, added[0])], power(1))
+            f.store(f.reduce(added[0], f.add), place)
+            f.loop(end, summed, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
+
+        # two turns over the rows: in each of them no row waits for what another one ends with
+        f.loop(row0, row1, 1, [], largest)
+        f.loop(row0, row1, 1, [], powers)
 
     def fill(self, scope: Scope, line: str, keys: str) -> None:
         """Stores the bias of each key."""
