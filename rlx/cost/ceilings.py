@@ -39,8 +39,8 @@ class Ceilings:
     a graph, and each kernel of it. `merges`: whether nodes are fused. `output`: each output of a run but the first;
     `copies`, like `bandwidth`: handing its bytes out where memory is unified (default: as kernels move them).
     `corrections`: by kind of kernel (predicted seconds, sizes that its speed depends on ..., measured / predicted),
-    between which the nearest count. `probe`: what `rlx.cost.pace.probe` took at that time, for calls of the host and,
-    of a device that is the processor, for arithmetic and memory: by it predictions follow the present speed.
+    between which the nearest count. `probe`: what `rlx.cost.pace.probe` took at that time for calls, arithmetic and
+    memory, of a device that is the processor: by it predictions follow the present speed.
     `follows`: which power of what the probe's arithmetic takes more kernels take more, those that multiply no matrices
     and those that do at `flops`.
     `gains`: (sums of a kernel, how many times as fast as `vector`), where threads share the larger ones.
@@ -139,10 +139,10 @@ class Ceilings:
 
     def pace(self, now: Probe) -> Pace:
         """How much longer than when it was calibrated everything takes, by what the probe takes now."""
-        ratios = [
-            took / before for took, before in zip((now.calls, now.arithmetic, now.memory), self.probe, strict=False)
-        ]
-        return Pace(*ratios)
+        if not self.probe:
+            return Pace()
+        taken = (now.calls, now.arithmetic, now.memory)
+        return Pace(*(took / before for took, before in zip(taken, self.probe, strict=True)))
 
     def kernel_pace(self, pace: Pace, rate: float, moving: float) -> float:
         """How much longer a kernel takes that multiplies at a rate and of whose time a share goes into moving bytes."""

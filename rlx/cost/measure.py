@@ -141,13 +141,17 @@ class _Job:
             once(given)
         return [(time.perf_counter() - start) / self.calls]
 
-    def visit(self, before: Probe) -> Probe:
-        """The samples of one round; the first of several only warms up. Takes and gives a turn of the probe."""
+    def visit(self, before: Probe, on_processor: bool) -> Probe:
+        """The samples of one round; the first of several only warms up. Takes and gives a turn of the probe.
+
+        None between the samples of a device that is not the processor: threads that feed it would fall asleep.
+        """
         end = time.perf_counter() + VISIT
         if not self.by_kernel:
             self.time()
         while True:
-            sample, after = self.time(), turn()
+            sample = self.time()
+            after = turn() if on_processor else before
             self.taken.append((sample, before, after))
             before = after
             if self.by_kernel or time.perf_counter() > end:
@@ -196,7 +200,7 @@ def take(jobs: Sequence[_Job], end: float, on_processor: bool) -> Probe:
     for job in itertools.chain.from_iterable(itertools.repeat(jobs, ROUNDS)):
         if time.perf_counter() > end:
             break
-        now = job.visit(now)
+        now = job.visit(now, on_processor)
     speeds = [after for job in jobs for *_, after in job.taken] or [now]
     usual = median(speeds)
     for job in jobs:
@@ -262,7 +266,7 @@ class _Measurement(ABC):
         cores = self.backend.on_processor
         usual = take(self.jobs, self.end, cores)
         self.usual = usual if cores else None
-        self.change(probe=(usual.calls, usual.arithmetic, usual.memory) if cores else (usual.calls,))
+        self.change(probe=(usual.calls, usual.arithmetic, usual.memory) if cores else ())
         run = self.tiny.seconds
         output = max((self.outputs.seconds - run) / 3, 1e-8)
         self.change(compile=compiled, run=run, output=output)

@@ -235,7 +235,6 @@ def test_predictions_follow_the_pace() -> None:
     assert after.compute == pytest.approx(2 * before.compute)  # at full rate products lose less
     now = Probe(2e-5, 6e-5, 4e-4)
     assert replace(PLAIN, probe=(1e-5, 2e-5, 1e-4)).pace(now) == Pace(2.0, pytest.approx(3.0), 4.0)
-    assert replace(PLAIN, probe=(1e-5,)).pace(now) == Pace(2.0, 1.0, 1.0)
     assert PLAIN.pace(now) == Pace()
 
 
