@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlx.backends import choose_backend, device_named
+from rlx.backends.granted import run_threads
 from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
@@ -66,7 +67,7 @@ def estimate(
     if weights is not None:
         raise OptionError(f"weights=: {path.name} is a language model, whose weights are shared by mapping its file")
     file = read_gguf_model(path) if ending == ".gguf" else read_hf_model(path)
-    threads = chosen.threads or choose_backend("cpu").threads
+    threads = run_threads(chosen.threads)
     return estimate_language_model(file, name, own, threads=threads, **given)
 
 

@@ -14,10 +14,10 @@ from rlx.backends.cpu.grouped import find_layers
 from rlx.backends.cpu.jit import Compiling, host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.objcache import ObjectCache
-from rlx.backends.cpu.pool import cpu_count, run_threads
 from rlx.backends.cpu.scalar import LLVM
 from rlx.backends.cpu.specials import SPECIALS
 from rlx.backends.cpu.words import THREADS, KernelCode, Routine
+from rlx.backends.granted import cpu_count, run_threads
 from rlx.errors import DeviceUnavailable
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node

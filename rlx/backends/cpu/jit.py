@@ -16,6 +16,7 @@ from typing import Any
 
 from rlx.backends.cpu import elf
 from rlx.backends.cpu.objcache import ObjectCache, content_key
+from rlx.backends.granted import cpu_count
 from rlx.errors import CompileError
 from rlx.records import dataclass
 
@@ -91,8 +92,6 @@ def llvm() -> ModuleType:
 @functools.cache
 def host() -> HostTarget:
     """Returns the target of this machine, as LLVM sees it."""
-    from rlx.backends.cpu.pool import cpu_count
-
     flags = llvm().get_host_cpu_features()
     triple = llvm().get_process_triple()
     vector_bytes = 16

@@ -27,17 +27,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.backends.granted import MAX_THREADS, cpu_count
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["MAX_THREADS", "Pool", "aligned_words", "cpu_count", "pool", "pool_ir", "run_threads"]
+__all__ = ["Pool", "aligned_words", "pool", "pool_ir"]
 
-MAX_THREADS = 64  # a run's threads: worker ids are bits of one word
 SLOTS = 64  # graphs that run in parallel at a time, bits of one word; further ones run on their caller alone
 
 # Byte offsets in the pool's memory; what different threads write is 64 bytes apart.
@@ -617,56 +617,6 @@ def aligned_words(count: int) -> NDArray[np.int64]:
     raw = np.zeros(count + 7, np.int64)
     start = (-raw.ctypes.data % 64) // 8
     return raw[start : start + count]
-
-
-def cpu_count(root: str | os.PathLike[str] = "/") -> int:
-    """Returns how many CPUs this process may use: its affinity, cut by the cgroup's quota (v1 or v2), at least 1.
-
-    `root` is where /proc and /sys are looked for.
-    """
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_quota(Path(root))
-    return max(1, available if quota is None else min(available, int(quota)))
-
-
-def run_threads(asked: int | None) -> int:
-    """Returns the threads of a run: as many as asked for or, with None, as there are CPUs; `MAX_THREADS` at most."""
-    return min(cpu_count() if asked is None else asked, MAX_THREADS)
-
-
-def cgroup_quota(root: Path) -> float | None:
-    """Returns the CPUs that the process's control groups and those above them grant, or None without a limit."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    base = root / "sys/fs/cgroup"
-    found = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for top in (base / controllers, base / "cpu") if controllers else (base, base / "unified"):
-            # In a container the path may not exist below the mount, which then is the process's own group.
-            group = top / path.strip("/")
-            while group.is_relative_to(top):
-                found.append(group_quota(group))
-                group = group.parent
-    limits = [quota for quota in found if quota is not None]
-    return min(limits) if limits else None
-
-
-def group_quota(group: Path) -> float | None:
-    try:
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text().split()[:2]
-        else:
-            quota = (group / "cpu.cfs_quota_us").read_text().strip()
-            period = (group / "cpu.cfs_period_us").read_text().strip()
-        return int(quota) / int(period) if int(quota) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):  # no file, or "max"
-        return None
 
 
 class Pool:

@@ -18,9 +18,9 @@ import numpy as np
 from rlx.backends.cpu import packed
 from rlx.backends.cpu.binding import Binding, Marks, Phase, Table, aligned_bytes, as_array
 from rlx.backends.cpu.packed import memory_key
-from rlx.backends.cpu.pool import run_threads
 from rlx.backends.cpu.residency import LARGE_PAGE, Mask, Residency, whole_pages
 from rlx.backends.cpu.runner import RunBlock
+from rlx.backends.granted import run_threads
 from rlx.ir.graph import Array, Graph
 from rlx.ir.mapped import mapping_of
 from rlx.ir.shape import evaluate

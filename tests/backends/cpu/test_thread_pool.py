@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlx.backends import granted
 from rlx.backends.cpu import jit
 from rlx.backends.cpu import pool as pools
-from rlx.backends.cpu.pool import aligned_words, cpu_count, pool, pool_ir
+from rlx.backends.cpu.pool import aligned_words, pool, pool_ir
 from rlx.backends.cpu.runner import RunBlock
 
 # out[base + chunk] += 1 and seen[worker] += 1 without atomics: wrong if two threads had one worker id at once
@@ -64,7 +65,7 @@ class Work:
     def __init__(self, threads: int, chunks: int, phases: int) -> None:
         tally = jit.compile_kernels([("tally", KERNEL, False)])["tally"]
         self.out = np.zeros(chunks, np.int64)
-        self.seen = np.zeros((pools.MAX_THREADS, 8), np.int64)
+        self.seen = np.zeros((granted.MAX_THREADS, 8), np.int64)
         self.words = np.array([self.out.ctypes.data, self.seen.ctypes.data], np.int64)
         self.block = RunBlock([(tally, self.words.ctypes.data, chunks)] * phases, threads=threads)
 
@@ -280,6 +281,7 @@ assert set(out.tolist()) == {20 * runs}
 def test_a_caller_that_changes_its_cpu() -> None:
     """With bounds of time at which it moves after every chunk: all chunks run once, and its CPUs stay the same."""
     done = script("""
+from rlx.backends import granted
 from rlx.backends.cpu import pool as pools
 pools.TURN_NS, pools.LOST_NS, pools.STAY_NS = -1, -1, -1
 cpus = os.sched_getaffinity(0)
@@ -335,6 +337,6 @@ def test_cpu_count_obeys_the_cgroup(tmp_path: Path, files: dict[str, str], quota
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    assert pools.cgroup_quota(tmp_path) == quota
+    assert granted.cgroup_quota(tmp_path) == quota
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    assert cpu_count(tmp_path) == max(1, min(affinity, int(quota) if quota is not None else affinity))
+    assert granted.cpu_count(tmp_path) == max(1, min(affinity, int(quota) if quota is not None else affinity))
