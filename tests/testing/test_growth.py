@@ -87,6 +87,19 @@ def test_what_grows_in_one_round_only_is_no_leak() -> None:
     assert traced_growth(grows_at_third)[0] < 1000
 
 
+def test_what_is_freed_in_one_round_hides_no_leak() -> None:
+    rounds: list[int] = []
+    held = [object() for _ in range(50 * CALLS)]
+
+    def leaks_while_others_free() -> None:
+        rounds.append(0)
+        repeated(keep)()
+        if len(rounds) == 3:
+            held.clear()
+
+    assert growth(leaks_while_others_free).blocks > 0.9 * CALLS
+
+
 def test_what_is_given_back_shows_in_the_peak_alone() -> None:
     blocks, native = growth(repeated(nothing))
     assert blocks < 20
