@@ -146,9 +146,12 @@ class Ceilings:
 
     def kernel_pace(self, pace: Pace, rate: float, moving: float) -> float:
         """How much longer a kernel takes that multiplies at a rate and of whose time a share goes into moving bytes."""
+        return float(pace.kernels ** (self.power(rate) * (1 - moving)) * pace.memory**moving)
+
+    def power(self, rate: float) -> float:
+        """Which power of what the probe's arithmetic takes more a kernel takes that multiplies at a rate."""
         few, most = self.follows
-        power = few + (most - few) * min(1.0, rate / self.flops)
-        return float(pace.kernels ** (power * (1 - moving)) * pace.memory**moving)
+        return few + (most - few) * min(1.0, rate / self.flops)
 
     def present_pace(self) -> Pace:
         """The same by a probe taken now, or in the last two seconds; that of the calibration if it had no probe."""

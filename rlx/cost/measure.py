@@ -214,12 +214,12 @@ def follow(jobs: Sequence[_Job], usual: Probe) -> tuple[float, float]:
     Least squares of the changes of each job's samples; the turns before and after a sample are two readings of the same
     speed, so that their product has no part of their noise. Where the speed hardly changed, the powers remain 1.
     """
-    most = max((job.flops / job.raw for job in jobs), default=0.0)
+    levels = [job.raw for job in jobs]
+    rates = [job.flops / level for job, level in zip(jobs, levels, strict=True)]
+    parts = [rate / (max(rates) or 1.0) for rate in rates]
     squares, products = np.eye(2) * FIXED, np.full(2, FIXED)
-    for job in jobs:
-        part = job.flops / job.raw / most if most else 0.0
+    for job, level, part in zip(jobs, levels, parts, strict=True):
         shares = np.array([1 - part, part])
-        level = job.raw
         for row, *around in job.taken:
             before, after = (math.log(p.arithmetic / usual.arithmetic) for p in around)
             change = min(max(math.log(sum(row) / level), -1.0), 1.0)
@@ -227,8 +227,8 @@ def follow(jobs: Sequence[_Job], usual: Probe) -> tuple[float, float]:
                 squares += np.outer(shares, shares) * before * after
                 products += shares * change * (before + after) / 2
     few, many = np.clip(np.linalg.solve(squares, products), 0.3, 1.3)
-    for job in jobs:
-        job.power = float(few + (many - few) * (job.flops / job.raw / most if most else 0.0))
+    for job, part in zip(jobs, parts, strict=True):
+        job.power = float(few + (many - few) * part)
     return float(few), float(many)
 
 
@@ -408,10 +408,9 @@ class _Kernels(_Measurement):
         self.change(gains=tuple(gains))
 
     def trial(self, job: _Job) -> Iterator[tuple[Any, ...]]:
-        launch, few, most = self.made.launch, *self.made.follows
-        flops = sum(k.flops for k in job.bench.predicted(self.made, self.backend).kernels if k.sizes)
-        job.power = few + (most - few) * min(1.0, flops / job.raw / self.made.flops)
-        for cost, seconds in zip(job.bench.predicted(self.made, self.backend).kernels, job.kernels, strict=True):
+        launch, costs = self.made.launch, job.bench.predicted(self.made, self.backend).kernels
+        job.power = self.made.power(sum(k.flops for k in costs if k.sizes) / job.raw)
+        for cost, seconds in zip(costs, job.kernels, strict=True):
             if cost.plain > 0:
                 yield cost.kind, cost.plain, *cost.sizes, max(seconds - launch, seconds / 4) / cost.plain
 

@@ -348,8 +348,9 @@ class Compiling:
             self.compile(key)
 
     def prepare(self, ir: str) -> None:
-        """Makes an optimised object that `build` will ask for."""
-        self.crew.add(len(ir), lambda: runtime_object(ir, True))
+        """Makes an optimised object that `build` will ask for, where this process has none yet."""
+        if content_key(ir, str(True)) not in runtime_objects:
+            self.crew.add(len(ir), lambda: runtime_object(ir, True))
 
     def compile(self, key: str) -> None:
         item = self.items[key]

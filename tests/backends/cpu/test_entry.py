@@ -6,11 +6,8 @@ import array
 import ctypes
 import gc
 import itertools
-import os
-import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from growth import growth, traced_growth
+from interrupts import interrupt_at
 
 from rlx.backends.cpu import entry as entries
 from rlx.backends.cpu import jit, runner
@@ -359,12 +357,7 @@ def test_ctrl_c_ends_a_run_of_the_entry() -> None:
     count = np.array([0, 100_000], np.int64)
     burn = jit.compile_kernels([("burn", BURN, False)])["burn"]
 
-    def interrupt() -> None:
-        while count[0] == 0:  # the run has come to its kernels
-            time.sleep(1e-3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
+    thread = interrupt_at(count)
     first = host_call(thread.start)
     block = RunBlock([(first.address, 0, 1), *[(burn, count.ctypes.data, 1)] * 100_000])
     raw = bytearray(8)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
 
 import numpy as np
 import pytest
+from interrupts import interrupt_at
 from numpy.typing import NDArray
 
 from rlx.backends.cpu import jit, runner
@@ -150,12 +150,7 @@ def test_ctrl_c_ends_a_long_run(kernels: dict[str, int], threads: int) -> None:
     phases = [(kernels["burn"], count.ctypes.data, 1)] * 100_000
     block = RunBlock(phases, threads=threads)
 
-    def interrupt() -> None:
-        while count[0] == 0:  # the run has come to its kernels
-            time.sleep(1e-3)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
+    thread = interrupt_at(count)
     begun = host_call(thread.start)
     block.set_phases([(begun.address, 0, 1), *phases])
     with pytest.raises(KeyboardInterrupt):
