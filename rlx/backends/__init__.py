@@ -48,7 +48,7 @@ def choose_backend(device: str) -> Backend:
         if found.present:
             return backend
         if device != "auto":
-            raise DeviceUnavailable(f"device {name!r}: {found.reason}. {found.remedy}")
+            raise DeviceUnavailable(f"device {name!r}: {found.why}")
     raise DeviceUnavailable("no device can be used here; `rlx devices` says why")
 
 

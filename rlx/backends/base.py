@@ -90,6 +90,11 @@ class Availability:
     reason: str
     remedy: str = ""
 
+    @property
+    def why(self) -> str:
+        """Both as one text."""
+        return ": ".join(part for part in (self.reason, self.remedy) if part)
+
 
 @dataclass(frozen=True)
 class DeviceMemory:

@@ -52,7 +52,9 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Time runs of MODEL on given or random inputs: `run_slots`, and `run`, which makes fresh arrays.
+    """Time runs of MODEL on given or random inputs.
+
+    By `run_slots`, which gives views, and by `run`, which makes fresh arrays.
 
     Clones share the worker threads of the process: `--threads 1` gives each run the processor that it is called on.
     """

@@ -20,10 +20,10 @@ MEASURED = [name for name in BACKENDS if name != "reference"]
 @click.option("--seconds", type=SecondsRange(min=0.5, max=60), default=8.0, show_default=True, help="For a device.")
 @json_option
 def calibrate(devices: tuple[str, ...], threads: int | None, seconds: float, as_json: bool) -> None:
-    """Measure how fast DEVICEs move bytes, multiply matrices and start kernels; all that are here by default.
+    """Measure what DEVICEs can do; all that are here by default.
 
-    What is measured is kept in the user's cache folder for this machine and these versions; `device="auto"` chooses
-    by it.
+    How fast they move bytes, multiply matrices and start kernels. It is kept in the user's cache folder for this
+    machine and these versions; `device="auto"` chooses by it.
     """
     here = [name for name in MEASURED if backend_named(name).available().present]
     made = []

@@ -19,7 +19,7 @@ __all__ = ["devices"]
 @click.command()
 @json_option
 def devices(as_json: bool) -> None:
-    """List the devices: what is there, what is missing and how to get it."""
+    """List the devices, and how to get those that are missing."""
     rows = [device(name) for name in BACKENDS]
     auto = [row["name"] for row in rows if row["present"] and row["name"] != "reference"]
     if as_json:

@@ -108,7 +108,7 @@ def plan_at(
 @click.option("--preflight", is_flag=True, help="Only say whether the file can be imported, and what it needs.")
 @json_option
 def explain(model: Path, stage: str, preflight: bool, as_json: bool, **options: Any) -> None:
-    """Print MODEL as it is after a stage of the compiler, or a summary of what was decided."""
+    """Print what was decided for MODEL, or a stage of the compiler."""
     if preflight:
         from rlx.importers.onnx import preflight as look
 

@@ -98,12 +98,17 @@ def thread_scaling(
     return found
 
 
+def rate_text(rate: float) -> str:
+    """64760.3 -> 64,760."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def crowd_rows(found: Sequence[Crowd]) -> list[tuple[str, ...]]:
     """A table of clones, with its heading."""
     return [
         ("clones", "runs/s", "p50", "p90", "p99", "runs"),
         *(
-            (str(c.clones), f"{c.runs_per_second:.4g}", *map(seconds_text, (c.p50, c.p90, c.p99)), str(c.runs))
+            (str(c.clones), rate_text(c.runs_per_second), *map(seconds_text, (c.p50, c.p90, c.p99)), str(c.runs))
             for c in found
         ),
     ]

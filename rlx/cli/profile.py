@@ -39,7 +39,10 @@ def profile(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print what each kernel of MODEL moves and takes: predicted, measured, and as a part of its roofline."""
+    """Print each kernel of MODEL: predicted, measured, roofline.
+
+    With what it moves, the totals of a run, and what they are predicted to take.
+    """
     compiled = load_model(model, options)
     given, found = profiled(compiled, inputs, seed, options["threads"], not guess)
     if learns:
@@ -110,7 +113,10 @@ def report(
     output: Path,
     **options: Any,
 ) -> None:
-    """Write a page about MODEL: its roofline, a bar for each kernel, its memory, and the choice of the device."""
+    """Write a page about MODEL: kernels, memory, choice of device.
+
+    It draws the roofline, a bar for each kernel, and the arena.
+    """
     compiled = load_model(model, options)
     _, found = profiled(compiled, inputs, seed, options["threads"], not guess)
     output.write_text(report_page(model.name, found, compiled.plan, compiled.decision), encoding="utf-8")

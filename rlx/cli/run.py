@@ -37,7 +37,7 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run MODEL once, on given or random inputs, and describe its outputs."""
+    """Run MODEL once, on given or random inputs; print the outputs."""
     compiled = load_model(model, options)
     if replay is not None:
         replay_runs(compiled, replay, as_json)

@@ -41,9 +41,10 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare MODEL on a device with the reference: its outputs, then every node for itself.
+    """Compare MODEL on a device with the reference.
 
-    Exit status 1 names the first node whose results differ by more than rounding explains.
+    Its outputs, then every node for itself. Exit status 1 names the first node whose results differ by more than
+    rounding explains.
     """
     allowed = {name: Tolerance(relative, absolute) for name, relative, absolute in tolerances}
     compiled = load_model(model, options)

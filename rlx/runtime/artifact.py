@@ -45,22 +45,38 @@ CODE_OPTIONS = (
 
 
 class StoredCompilation:
-    """A compilation that was stored: the stages before the code are made again when somebody asks for one."""
+    """A compilation that was stored: the graph is read, and the stages before the code made, when somebody asks.
 
-    def __init__(self, executable: Executable, leaves: Graph, remake: Callable[[], Stages]) -> None:
+    What that takes is no part of what the model takes: `memory` leaves it out.
+    """
+
+    memory: ModelMemory
+
+    def __init__(
+        self, executable: Executable, leaves: Graph, read: Callable[[], Graph], make: Callable[[Graph], Stages]
+    ) -> None:
         self.executable = executable
         self.leaves = leaves
-        self._remake = remake
+        self._read = read
+        self._make = make
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("source", "optimised", "legal", "dispatch", "program"):
+        if name not in ("optimised", "legal", "dispatch", "program"):
             raise AttributeError(f"a compilation has no attribute {name!r}")
         return getattr(self.stages, name)
 
     @cached_property
+    def source(self) -> Graph:
+        """The graph that was compiled."""
+        with self.memory.apart():
+            return self._read()
+
+    @cached_property
     def stages(self) -> Stages:
         """All of them."""
-        return self._remake()
+        source = self.source
+        with self.memory.apart():
+            return self._make(source)
 
 
 class Stored:
@@ -220,16 +236,22 @@ def restore(file: Container, options: CompileOptions, source: Callable[[], Graph
         raise ModelFormatError(f"there is no stored code for device {device!r}")
     before = Resident.read()
 
-    def remake() -> Stages:
+    def read() -> Graph:
+        from rlx.passes.dims import apply_dims
+
+        return apply_dims(source(), chosen.dims)
+
+    def make(graph: Graph) -> Stages:
         from rlx.backends import backend_named
         from rlx.compiler import stages_of
 
-        return stages_of(source(), backend_named(device), chosen)
+        return stages_of(graph, backend_named(device), chosen.with_options({"dims": None}))
 
     admission = StoredAdmission(restorer, chosen, name, figures, lambda: compilation.stages)
     executable, leaves = restorer.restore(image, chosen)
-    compilation = StoredCompilation(executable, leaves, remake)
-    model = CompiledGraph(compilation, device, chosen, ModelMemory(admission, before))
+    compilation = StoredCompilation(executable, leaves, read, make)
+    compilation.memory = ModelMemory(admission, before)
+    model = CompiledGraph(compilation, device, chosen, compilation.memory)
     model._unset.intersection_update(unset)
     model.decide = lambda: _named(source(), device)
     return model

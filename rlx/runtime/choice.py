@@ -145,8 +145,9 @@ def _priced(c: Candidate) -> str:
     parts.append(f"copies {_time(c.transfers or 0)}")
     if c.peak_bytes is not None:
         known = f" (at most: {', '.join(c.bounded)})" if c.bounded else ""
-        fits = "" if c.fits is None else " fits"
-        parts.append(f"peak {c.peak_bytes:,} B{fits} and {c.device_bytes:,} B of the device{known}")
+        itself = f" and {c.device_bytes:,} B for the device itself" if c.device_bytes else ""
+        fits = "" if c.fits is None else ", which fits"
+        parts.append(f"needs {c.peak_bytes:,} B{known}{itself}{fits}")
     if c.measured is not None:
         parts.append(f"measured {_time(c.measured)}")
     return ", ".join(parts)
@@ -235,7 +236,7 @@ class _Choice:
         backend = backend_named(name)
         found = backend.available()
         if not found.present:
-            return Candidate(name, f"{found.reason}. {found.remedy}")
+            return Candidate(name, found.why)
         try:
             lowered = self.lowered[name] = lower(self.graph, backend)
             backend.check(lowered.legal)

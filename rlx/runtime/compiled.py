@@ -408,7 +408,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         raise TypeError("a CompiledGraph can't be pickled: save(path) writes it to a file that rlx.load reads")
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
-        """(kind, name, seconds a run) of every kernel, averaged over `repeat` runs."""
+        """(kind, name, seconds a run) of every kernel: the median over `repeat` runs."""
         if not isinstance(repeat, int) or repeat < 1:
             raise OptionError(f"profile: repeat={repeat!r}: expected an int >= 1")
         return self._executable.profile(self._admit(self._given(inputs)), repeat)
@@ -420,7 +420,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         *,
         repeat: int = 1,
     ) -> RunTrace:
-        """The time of every kernel, averaged over `repeat` runs; written to `path` as Chrome and Perfetto read it."""
+        """The time of every kernel, the median over `repeat` runs; written to `path` as Chrome and Perfetto read it."""
         from rlx.runtime.trace import RunTrace
 
         if path is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -96,6 +96,14 @@ class ModelMemory:
         """Predicted less measured bytes, None before the first run."""
         predicted = self.predicted_bytes
         return None if predicted is None or self.measured is None else predicted - self.measured
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """What the process grows by meanwhile isn't measured as the model's."""
+        start = Resident.read()
+        yield
+        now = Resident.read()
+        self._before = Resident(self._before.now + max(0, now.now - start.now), max(self._before.peak, now.peak))
 
     def planned(self, extents: Mapping[str, int] | None) -> None:
         """Takes note of the sizes that the arena is planned for."""

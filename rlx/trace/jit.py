@@ -110,7 +110,7 @@ class Traced:
 
     def explain(self) -> str:
         """The traces as text: what each was made for, why, and how long it took."""
-        lines = [f"{self.__name__}: traced {len(self._history)} times"]
+        lines = [f"{self.__name__}: traced {'once' if (n := len(self._history)) == 1 else f'{n} times'}"]
         lines += [f"{i}  {trace}" for i, trace in enumerate(self._history)]
         return "\n".join(lines)
 

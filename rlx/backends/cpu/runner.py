@@ -519,11 +519,15 @@ class RunBlock:
         """Says to the walker whether to take a pool slot at once; call it after writing chunk counts into `table`."""
         self.words[PARALLEL] = bool((self.table[:, 2] > 1).any())
 
-    def enable_profile(self) -> NDArray[np.int64]:
-        """Makes runs add up the nanoseconds of every phase; returns the array that holds them, one a phase."""
+    def enable_profile(self) -> None:
+        """Makes runs add up the nanoseconds of every phase, from 0 on."""
         self.profile = aligned_words(len(self.table))
         self.words[PROFILE] = self.profile.ctypes.data
-        return self.profile
+
+    def profiled(self, phases: int) -> NDArray[np.int64]:
+        """The nanoseconds of the first phases since `enable_profile`, or since the table was last set."""
+        assert self.profile is not None
+        return self.profile[:phases].copy()
 
     def disable_profile(self) -> None:
         self.words[PROFILE] = 0
