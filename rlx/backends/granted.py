@@ -5,9 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["MAX_THREADS", "cpu_count", "run_threads"]
+__all__ = ["MAX_THREADS", "allowed_cpus", "cpu_count", "run_threads"]
 
 MAX_THREADS = 64  # a run's threads: worker ids are bits of one word
+
+
+def allowed_cpus() -> set[int]:
+    """Returns the CPUs that this process may use, where the system has affinities.
+
+    Affinities are those of threads: a thread that pins itself to a CPU says nothing about the others. Taken are those
+    of the main thread and of the one that asks.
+    """
+    own = os.sched_getaffinity(0)
+    try:
+        return own | os.sched_getaffinity(os.getpid())
+    except OSError:  # the main thread has ended
+        return own
 
 
 def cpu_count(root: str | os.PathLike[str] = "/") -> int:
@@ -15,7 +28,7 @@ def cpu_count(root: str | os.PathLike[str] = "/") -> int:
 
     `root` is where /proc and /sys are looked for.
     """
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = len(allowed_cpus()) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(Path(root))
     return max(1, available if quota is None else min(available, int(quota)))
 

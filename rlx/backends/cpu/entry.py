@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.cpu import jit, runner
-from rlx.backends.cpu.pool import aligned_words, filled
+from rlx.backends.cpu.pool import aligned_words
+from rlx.backends.cpu.pool_native import filled
 from rlx.backends.cpu.runner import CPYTHON, RunBlock
 from rlx.errors import ShapeError
 from rlx.records import dataclass

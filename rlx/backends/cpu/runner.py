@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.cpu import jit
-from rlx.backends.cpu.pool import START, STATE, aligned_words, filled, pool, pool_ir
+from rlx.backends.cpu.pool import aligned_words, pool
+from rlx.backends.cpu.pool_native import START, STATE, filled, pool_ir
 from rlx.backends.granted import MAX_THREADS
 from rlx.errors import BusyError, ExecutionError, OptionError
 

@@ -18,6 +18,7 @@ import numpy as np
 from rlx.backends.cpu import packed
 from rlx.backends.cpu.binding import Binding, Marks, Phase, Table, aligned_bytes, as_array
 from rlx.backends.cpu.packed import memory_key
+from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.residency import LARGE_PAGE, Mask, Residency, whole_pages
 from rlx.backends.cpu.runner import RunBlock
 from rlx.backends.granted import run_threads
@@ -56,6 +57,8 @@ class Shared:
         self.graph, self.program, self.options = graph, program, options
         self.prepare, self.addresses = tuple(prepare), addresses
         self.threads = run_threads(options.threads)
+        if self.threads > 1:
+            pool.grow()
         self.run = Table(run, addresses, marks, threads=self.threads)
         self.params: dict[Buffer, Array] = {}
         self.keys: dict[Buffer, str | None] = {}  # of params and prepared buffers: equal ones have equal contents

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from rlx.backends import granted
-from rlx.backends.cpu import jit
-from rlx.backends.cpu import pool as pools
-from rlx.backends.cpu.pool import aligned_words, pool, pool_ir
+from rlx.backends.cpu import jit, pool_native
+from rlx.backends.cpu.pool import aligned_words, pool
+from rlx.backends.cpu.pool_native import pool_ir
 from rlx.backends.cpu.runner import RunBlock
 
 # out[base + chunk] += 1 and seen[worker] += 1 without atomics: wrong if two threads had one worker id at once
@@ -116,7 +116,7 @@ assert len(pool.threads) == 5
 def test_more_runs_than_slots() -> None:
     """Runs that find every slot taken are done by their caller alone."""
     work = Work(threads=2, chunks=4, phases=3)
-    active = pool.memory[pools.ACTIVE // 8 :][:1]
+    active = pool.memory[pool_native.ACTIVE // 8 :][:1]
     assert work.block.run() == 0
     assert active[0] == 0
     active[0] = -1
@@ -278,12 +278,45 @@ assert set(out.tolist()) == {20 * runs}
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinities")
+def test_workers_have_the_cpus_of_the_process() -> None:
+    """A thread that keeps itself to one CPU and runs first gets as many workers as others, on the CPUs of the process;
+    and where the process itself had one only, workers come when it is granted more."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU")
+    done = script("""
+from rlx.backends.cpu.pool import spare_cpus
+cpus = os.sched_getaffinity(0)
+def first():
+    os.sched_setaffinity(0, {min(cpus)})
+    block, out, seen = make(2, 50, 10)
+    assert block.run() == 0
+thread = threading.Thread(target=first)
+thread.start()
+thread.join()
+assert len(pool.threads) == spare_cpus()
+for worker in pool.threads:
+    while os.sched_getaffinity(worker.native_id) != cpus:  # it is about to set them
+        pass
+if os.fork() == 0:
+    os.sched_setaffinity(0, {min(cpus)})
+    block, out, seen = make(2, 50, 10)
+    assert block.run() == 0
+    alone = len(pool.threads)
+    os.sched_setaffinity(0, cpus)
+    pool.grow()
+    os._exit(0 if alone == 0 and len(pool.threads) == spare_cpus() else 1)
+assert os.wait()[1] == 0
+""")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinities")
 def test_a_caller_that_changes_its_cpu() -> None:
     """With bounds of time at which it moves after every chunk: all chunks run once, and its CPUs stay the same."""
     done = script("""
 from rlx.backends import granted
-from rlx.backends.cpu import pool as pools
-pools.TURN_NS, pools.LOST_NS, pools.STAY_NS = -1, -1, -1
+from rlx.backends.cpu import pool_native
+pool_native.TURN_NS, pool_native.LOST_NS, pool_native.STAY_NS = -1, -1, -1
 cpus = os.sched_getaffinity(0)
 block, out, seen = make(2, 50, 10)
 for mask in (cpus, {min(cpus)}):
