@@ -48,6 +48,8 @@ class Work:
 
 def kernel_work(kernel: Kernel, extents: Extents) -> Work:
     """Counts a kernel at these extents; a node that is run as a whole costs what its op says."""
+    if kernel.before is not None:
+        return _joined_work(kernel, kernel.before, extents)
     node = kernel.host or kernel.special
     if node is not None:
         return (_grouped_work if node.op.op_name == GROUPED else _node_work)(kernel, node, extents)
@@ -64,6 +66,22 @@ def kernel_work(kernel: Kernel, extents: Extents) -> Work:
     parts = max(1, loops.parts + (kernel.anchor is not None))
     speed = tuple(max(1, n) for n in shape) or loops.turns(kernel)
     return Work(_read(kernel, extents), written, flops + loops.flops, calls, shape, parts, flops, speed)
+
+
+def _joined_work(kernel: Kernel, before: Kernel, extents: Extents) -> Work:
+    """Both kernels, but what goes from one to the other is not in memory. It has the sizes of the larger product."""
+    first, second = kernel_work(before, extents), kernel_work(replace(kernel, before=None), extents)
+    between = sum(b.nbytes(dict(extents)) for b in before.writes())
+    larger = max(first, second, key=lambda w: w.products)
+    return replace(
+        larger,
+        read=first.read + second.read - between,
+        written=second.written,
+        flops=first.flops + second.flops,
+        calls={name: first.calls.get(name, 0) + second.calls.get(name, 0) for name in {**first.calls, **second.calls}},
+        parts=first.parts + second.parts,
+        products=first.products + second.products,
+    )
 
 
 def _node_work(kernel: Kernel, node: Node, extents: Extents) -> Work:

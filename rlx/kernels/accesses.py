@@ -25,7 +25,9 @@ def loop_kind(kernel: Kernel) -> str:
 
 
 def expressions(kernel: Kernel) -> Iterator[Expr]:
-    """Every expression of the kernel: operands of the anchor, stores and their indices."""
+    """Every expression of the kernel: operands of the anchor, stores and their indices; those of `before` too."""
+    if kernel.before is not None:
+        yield from expressions(kernel.before)
     match kernel.anchor:
         case Contract(a=a, b=b, zero=zero):
             yield from (a, b)
@@ -46,6 +48,8 @@ def expressions(kernel: Kernel) -> Iterator[Expr]:
 def reads(kernel: Kernel) -> tuple[Buffer, ...]:
     """The buffers read, each once."""
     found = dict.fromkeys(load.source for e in kernel.expressions() for load in loads(e))
+    for made in () if kernel.before is None else kernel.before.writes():
+        del found[made]
     test = None if kernel.mark is None else kernel.mark.test
     others = kernel.operands if test is None else (test,)
     return tuple(found) + tuple(b for b in dict.fromkeys(others) if b not in found)

@@ -119,7 +119,8 @@ class Kernel:
 
     `anchor` is None for loop nests (map, row, reduce, copy); its operand expressions and the stores' expressions load
     from buffers. A node of `special` is run by code of the device's own, one of `host` by its reference in NumPy; both
-    read `operands` and write `results`.
+    read `operands` and write `results`. What `before` makes is read by this kernel alone, which makes it itself, part
+    by part: it is never in memory as a whole.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Kernel:
     results: tuple[Buffer, ...] = ()
     nodes: tuple[Node, ...] = ()
     tag: str = ""  # set by a backend that has made a special kernel of it
+    before: Kernel | None = None
     mark: Mark | None = None  # control flow: nothing is computed
     extents: Extents | None = None
     makes: tuple[Symbol, ...] = ()  # the sizes that a node run as a whole decides

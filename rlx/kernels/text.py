@@ -127,6 +127,9 @@ def _kernel_lines(number: int, kernel: Kernel) -> Iterator[str]:
     tag = f" [{kernel.tag}]" if kernel.tag else ""
     origin += f"  decides {', '.join(s.name for s in kernel.makes)}" if kernel.makes else ""
     yield f"{number} {kernel.kind}{tag} {kernel.name} ({reads}) -> {writes}{origin}"
+    if kernel.before is not None:
+        for line in (*_anchor_lines(kernel.before), *_store_lines(kernel.before)):
+            yield f"  before: {line}"
     for line in (*_anchor_lines(kernel), *_store_lines(kernel)):
         yield f"  {line}"
 

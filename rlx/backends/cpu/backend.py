@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, host_memory
-from rlx.backends.cpu import attention, byte_conv, contract, conv, entry, flow, runner
+from rlx.backends.cpu import attention, byte_conv, contract, conv, entry, flow, ringed, runner
 from rlx.backends.cpu.channels import channels_last
 from rlx.backends.cpu.executable import CpuExecutable, build, compile_codes
 from rlx.backends.cpu.grouped import find_layers
@@ -113,6 +113,7 @@ class CpuBackend(CodeGenerator):
                     static = bool(made.writes()) and all(b.kind == "prepared" for b in made.writes())
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
+        ringed.join(program)
         find_layers(program)
         return program
 
@@ -139,6 +140,8 @@ class CpuBackend(CodeGenerator):
                 return [contract.emit_pack(kernel)]
             case Contract():
                 return [contract.emit(kernel)]
+            case Conv() if kernel.tag == ringed.TAG:
+                return [ringed.emit(kernel)]
             case Conv():
                 return [conv.emit(kernel)]
             case Attention():

@@ -27,7 +27,7 @@ from rlx.kernels.expr import Cast, Expr, Load, Select, const, guarded, loads, si
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 
-__all__ = ["accepts", "accepts_operand", "emit", "layout"]
+__all__ = ["accepts", "accepts_operand", "emit", "in_image", "layout"]
 
 FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
 
@@ -198,7 +198,7 @@ def emit(kernel: Kernel) -> KernelCode:
     return _emit_product(kernel)
 
 
-def _in_image(geo: Geometry) -> Size | None:
+def in_image(geo: Geometry) -> Size | None:
     """The step from window to window where all of them lie in the image as they are, else None."""
     if not geo.no_pads:
         return None
@@ -221,7 +221,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     wide = _tile(dtype)  # of whole blocks; windows are gathered, and finished in registers, by another
     tile = wide.of_one_panel
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
-    in_image = _in_image(geo)
+    from_window = in_image(geo)
     few = dots.is_few(geo.outputs)
     in_registers = not few and fused_tiles.suits(finish)
 
@@ -234,7 +234,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             size_of(tile.scalar),
             tile.width,
             tile.rows,
-            in_image,
+            from_window,
             finish.in_place,
         )
     )
@@ -283,7 +283,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
 
     def some_pixels(q0: str, _: list[str]) -> None:
         q1 = f.min(f.add(q0, w[ConvWord.PART]), p1)
-        if in_image is None:
+        if from_window is None:
             f.call(
                 w[ConvWord.WINDOWS], [x, own, f.gep("%words", int(ConvWord.FIRST), "i64"), q0, q1, w[ConvWord.A_STEP]]
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import cast
 
@@ -17,7 +18,7 @@ from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass
 
-__all__ = ["Plane", "emit", "has_few_taps", "suits", "weights"]
+__all__ = ["Body", "Place", "Plane", "emit", "has_few_taps", "plane_words", "suits", "weights"]
 
 MAX_TAPS = 128
 FEW_TAPS = 9
@@ -139,14 +140,14 @@ def emit(kernel: Kernel) -> KernelCode:
     finish.prepare(emitter)
     w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
     window = cast(tuple[int, int], geo.kernel)
-    _Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups)).emit()
+    Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups)).emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites))
 
 
 @dataclass(frozen=True)
-class _Body:
+class Body:
     """Emits the code of one chunk.
 
     Windows inside the image are summed by blocks of neighbouring pixels, which share what they read and whose taps are
@@ -187,7 +188,7 @@ class _Body:
         c0 = f.mul(block, w[Plane.BLOCK])
         c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
         x = f.gep(w[Plane.X], f.mul(image, w[Plane.X_N]), "float")
-        place = _Place(top, x, f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
+        place = Place(top, x, f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
         # rows whose windows lie inside the image
         (inner0, inner1) = self.inner_rows()
         first = f.min(f.max(row0, inner0), row1)
@@ -212,7 +213,13 @@ class _Body:
         last = f.sub(f.add(w[Plane.HEIGHT], pad), 1 + reach)  # where the last window begins, from the padding's start
         return first, f.select(f.cmp("ge", last, 0), f.add(f.div(last, stride), 1), 0)
 
-    def line(self, place: _Place, oy: str, rows: int) -> None:
+    def lines(self, place: Place, y0: str, x0: str) -> Callable[[str | int], str]:
+        """Where pixel x0 of a row of the image is, of the one so many rows after y0."""
+        f, w = self.f, self.w
+        corner = f.gep(place.x, f.add(f.mul(y0, w[Plane.X_H]), f.mul(x0, w[Plane.X_W])), "float")
+        return lambda step: f.gep(corner, f.mul(w[Plane.X_H], step), "float")
+
+    def line(self, place: Place, oy: str, rows: int) -> None:
         """So many rows of pixels whose windows have all rows; with 0 one that may lack some."""
         f, w, count = self.f, self.w, self.columns
         inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
@@ -242,14 +249,14 @@ class _Body:
         last = f.div(f.max(f.add(f.sub(extent, start), dilation - 1), 0), dilation)
         return first, f.max(f.min(last, self.kernel[axis]), first)
 
-    def block(self, place: _Place, oy: str, ox: str, rows: int, columns: int) -> None:
+    def block(self, place: Place, oy: str, ox: str, rows: int, columns: int) -> None:
         """Sums pixels for all channels. 0 rows or columns: one whose window may lie outside the image in part."""
         f, w, lanes = self.f, self.w, self.lanes
         kernel_h, kernel_w = self.kernel
         ty = vec("float", lanes)
         y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
         x0 = f.sub(f.mul(ox, w[Plane.STRIDE_W]), w[Plane.PAD_W])
-        corner = f.gep(place.x, f.add(f.mul(y0, w[Plane.X_H]), f.mul(x0, w[Plane.X_W])), "float")
+        line_at = self.lines(place, y0, x0)
         number = f.add(f.mul(f.add(place.first_row, oy), w[Plane.OUT_WIDTH]), ox)
         pixels = []
         for r in range(max(rows, 1)):
@@ -257,12 +264,12 @@ class _Body:
                 at = f.add(number, f.mul(w[Plane.OUT_WIDTH], r)) if r else number
                 pixels.append(self.finish.pixel(self.emitter, place.top, f.add(at, i) if i else at))
         lines = sorted({r * self.strides[0] + k * self.dilations[0] for r in range(rows) for k in range(kernel_h)})
-        starts = {y: f.gep(corner, f.mul(w[Plane.X_H], y), "float") for y in lines}
+        starts = {y: line_at(y) for y in lines}
         steps = {i * self.strides[1] + j * self.dilations[1] for i in range(columns) for j in range(kernel_w)}
         offsets = {i: f.mul(w[Plane.X_W], i) for i in sorted(steps)}
         k0, k1 = ("0", "0") if rows else self.taps(y0, 0, w[Plane.HEIGHT])
         j0, j1 = ("0", "0") if columns else self.taps(x0, 1, w[Plane.WIDTH])
-        line_step, column_step = (f.mul(w[i], d) for i, d in zip((Plane.X_H, Plane.X_W), self.dilations, strict=True))
+        column_step = f.mul(w[Plane.X_W], self.dilations[1])
 
         def add_line(p: str, at: str, k: int, totals: list[str | None]) -> None:
             """Adds the products of the pixels of one row, whose elements begin at `p`, with row k of the weights."""
@@ -294,7 +301,7 @@ class _Body:
             else:
 
                 def some_line(k: str, state: list[str]) -> list[str]:
-                    p = f.gep(corner, f.add(f.mul(k, line_step), c), "float")
+                    p = f.gep(line_at(f.mul(k, self.dilations[0])), c, "float")
                     here = f.gep(at, f.mul(k, kernel_w * lanes), "float")
                     if columns:
                         new: list[str | None] = list(state)
@@ -318,7 +325,7 @@ class _Body:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """What the pixels of a chunk share: the image, the number of its first row among all, and the channels."""
 
     top: Scope

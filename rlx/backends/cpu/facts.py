@@ -15,7 +15,7 @@ __all__ = ["KernelFacts", "facts_of", "mentioned", "tested_names"]
 
 @dataclass(eq=False)
 class KernelFacts(Kernel):
-    """A kernel that was stored: `stores`, `anchor` and `nodes` are gone, and what they told is listed."""
+    """A kernel that was stored: `stores`, `anchor`, `nodes` and `before` are gone, and what they told is listed."""
 
     shown: tuple[str, str, str] = ("", "", "")  # kind, label, names of the nodes whose own code can stop a run
     read: tuple[Buffer, ...] = ()
@@ -46,7 +46,7 @@ def facts_of(kernel: Kernel) -> KernelFacts:
     if isinstance(kernel, KernelFacts):
         return kernel
     kept: dict[str, Any] = {f.name: getattr(kernel, f.name) for f in fields(Kernel)}
-    kept |= {"stores": (), "anchor": None, "special": None, "nodes": ()}
+    kept |= {"stores": (), "anchor": None, "special": None, "nodes": (), "before": None}
     return KernelFacts(
         **kept,
         shown=(kernel.kind, kernel.label, tested_names(kernel)),
@@ -75,6 +75,8 @@ def mentioned(kernel: Kernel) -> set[str]:
     for expr in kernel.expressions():
         for x in walk(expr):
             sizes += x.extents if isinstance(x, Reduce) else [x.size] if isinstance(x, SizeOf) else []
+    if kernel.before is not None:
+        sizes += [size for b in kernel.before.writes() for size in b.shape]
     for owner in (kernel.anchor, *(node.op for node in kernel.nodes)):
         for value in vars(owner).values() if owner is not None else ():
             sizes += value if isinstance(value, tuple) else [value]

@@ -163,9 +163,12 @@ class Finish:
         here = pixel.inner({self.channel: channel}, w, self.channel if w > 1 else None)
         if shared is not None:
             here.cache.update({key: found for key, found in shared.cache.items() if isinstance(key, Expr)})
+        emitter.store(self.destination, self.value(emitter, here, value, w), here)
+
+    def value(self, emitter: Emitter, scope: Scope, value: str, w: int) -> str:
+        """Computes `w` results from their sums."""
         emitter.acc = lambda _: (value, w)
-        text = scalar.to_memory(emitter.f, emitter.lanes_of(self.expr, here), self.destination.dtype, w)
-        emitter.store(self.destination, text, here)
+        return scalar.to_memory(emitter.f, emitter.lanes_of(self.expr, scope), self.destination.dtype, w)
 
     def rows(self, emitter: Emitter, pixels: tuple[str, str], channels: tuple[str, str], sums: str, step: str) -> None:
         """Emits the epilogue of a block of sums that lie at `sums`, `step` elements from pixel to pixel."""

@@ -1,0 +1,74 @@
+"""How a depthwise convolution whose image is made on the way is cut into chunks."""
+
+from __future__ import annotations
+
+from rlx.backends.cpu.cuts import PANEL_BYTES
+from rlx.backends.cpu.shares import FEW_THREADS, thread_count
+from rlx.backends.cpu.words import Extents
+from rlx.ir.shape import Shape, Size, evaluate
+from rlx.records import dataclass
+
+__all__ = ["RingCut", "RingParts"]
+
+ROOM = 192 * 1024  # bytes of a ring of rows that has several panels of channels
+NEAR = 512 * 1024  # bytes of an image that is read again from a near cache
+MOST = 120e-6  # seconds of a chunk of several rows
+START = 1e-6
+WIDTH = PANEL_BYTES // 4  # channels of a panel of f32
+
+
+@dataclass(frozen=True)
+class RingParts:
+    """Chunk = (image * strips + strip of rows) * blocks + block of channels."""
+
+    rows: int
+    strips: int
+    block: int  # channels
+    blocks: int
+    chunks: int
+    line: int  # elements of a row of the ring
+    scratch: int
+
+
+@dataclass(eq=False, repr=False)
+class RingCut:
+    """The chunks of a depthwise convolution; `sizes`: batch, channels, height and width of the image and the results.
+
+    An element of the image sums `depth` products. A window covers `reach` rows, `stride` from one to the next; a ring
+    holds `ring` rows.
+    """
+
+    sizes: Shape
+    depth: Size
+    taps: int
+    reach: int
+    stride: int
+    ring: int
+
+    def __call__(self, extents: Extents) -> RingParts:
+        batch, channels, height, width, out_height, out_width = (evaluate(s, extents) for s in self.sizes)
+        depth, panels = evaluate(self.depth, extents), max(channels // WIDTH, 1)
+        threads = thread_count(extents)
+        reading = 60e9 if height * width * depth * 4 <= NEAR else 20e9
+
+        def cost(rows: int, some: int) -> float:
+            """Seconds of a chunk: each block of channels reads the source again, rows between strips are made twice."""
+            made = min((rows - 1) * self.stride + self.reach, height) * width
+            products = made * some * WIDTH * (2.0 * depth / 80e9 + 4 / 40e9)
+            return products + made * depth * 4 / reading + rows * out_width * some * 2 * (self.taps + 4) / 5e9 + START
+
+        def taken(rows: int, some: int) -> float:
+            count = batch * -(-out_height // rows) * -(-panels // some)
+            over = max(cost(rows, some) - MOST, 0.0) if rows > 1 else 0.0
+            turns = (threads,) if threads > FEW_THREADS else (2, 4)
+            return sum(-(-count // n) * n * cost(rows, some) for n in turns) / len(turns) + count * over
+
+        most = max(ROOM // max(self.ring * width * PANEL_BYTES, 1), 1)
+        blocks = dict.fromkeys(-(-panels // n) for n in range(1, panels + 1))
+        strips = dict.fromkeys(-(-out_height // n) for n in range(1, max(out_height, 1) + 1))
+        choices = [(rows, some) for some in blocks if some <= most for rows in strips if rows]
+        rows, some = min(choices, key=lambda c: taken(*c), default=(1, 1))
+        count = (-(-out_height // rows), -(-panels // some))
+        line = width * some * WIDTH
+        chunks = batch * count[0] * count[1] if out_height and out_width else 0
+        return RingParts(rows, count[0], some * WIDTH, count[1], chunks, line, 4 * self.ring * line)

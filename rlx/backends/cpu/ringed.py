@@ -1,0 +1,286 @@
+"""Depthwise convolutions of an image that a product of few channels makes, a few rows at a time.
+
+In an inverted residual the image between both is by far the largest tensor. Here a chunk makes the rows that its next
+windows need in a ring of rows in scratch, which stays in the caches, and the image is never in memory as a whole. Rows
+where two strips meet are made twice. Each sum is that of the two kernels alone, in their order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from enum import IntEnum
+from typing import cast
+
+from rlx.backends.cpu import conv, depthwise, dots, fused_tiles, gemm
+from rlx.backends.cpu.builder import Function, Module
+from rlx.backends.cpu.cuts import InnerColumns, Part, part
+from rlx.backends.cpu.depthwise import Body, Place, Plane
+from rlx.backends.cpu.gemm import load_word
+from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.loops import RESULT, is_costly
+from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.ring_cut import RingCut
+from rlx.backends.cpu.window import Finish, Geometry, finish_of, geometry
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.ir.dtype import DTYPES
+from rlx.kernels.expr import Acc, Load, loads, walk
+from rlx.kernels.lowering import Conv
+from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.records import dataclass
+
+__all__ = ["TAG", "emit", "join"]
+
+TAG = "ringed"
+MOST_DEPTH = 48  # channels of an image that is read once for each block of results' channels
+LEAST_BYTES = 512 * 1024  # of an image: smaller ones stay in the caches of a core
+F32 = DTYPES["f32"]
+WIDTH = 16  # columns of a panel
+
+
+class RingWord(IntEnum):
+    """The words after those of `Plane`, whose image is here the ring."""
+
+    SOURCE = len(Plane)  # what the product reads, and its step from pixel to pixel
+    SOURCE_STEP = len(Plane) + 1
+    PANELS = len(Plane) + 2
+    DEPTH = len(Plane) + 3
+    SCRATCH_STRIDE = len(Plane) + 4
+
+
+# ---- which kernels
+
+
+def join(program: Program) -> None:
+    """Makes one kernel of each product and the depthwise convolution that alone reads its result."""
+    readers = Counter(b.base for k in (*program.prepare, *program.run) for b in k.reads())
+    kept = {b.base for _, b in program.outputs} | {b.base for b in program.updates.values()}
+    kept |= {b.base for b in program.copied.values()}
+    made: dict[Buffer, Kernel] = {}
+    run: list[Kernel] = []
+    for kernel in program.run:
+        if kernel.mark is not None or kernel.extents is not None:
+            made.clear()  # what a branch has made may not be there after it
+        elif _is_window(kernel):
+            source = cast(Load, cast(Conv, kernel.anchor).x).source
+            maker = made.get(source)
+            if maker is not None and readers[source] == 1 and source not in kept:
+                run.remove(maker)
+                nodes = (*maker.nodes, *kernel.nodes)
+                kernel = replace(kernel, name=f"{maker.name}+{kernel.name}", nodes=nodes, tag=TAG, before=maker)
+        elif _is_product(kernel):
+            made[kernel.stores[0].buffer] = kernel
+        run.append(kernel)
+    program.run = run
+
+
+def _is_product(kernel: Kernel) -> bool:
+    """A product of few channels to a large image of f32, whose epilogue is the same for all pixels and cheap."""
+    anchor = kernel.anchor
+    if not isinstance(anchor, Conv) or kernel.tag or anchor.groups != 1 or anchor.x.dtype is not F32:
+        return False
+    buffer, (outputs, depth) = kernel.stores[0].buffer, anchor.w_shape[:2]
+    sizes = [*buffer.shape, depth, anchor.x_shape[0]]
+    if not all(isinstance(s, int) for s in sizes) or buffer.root is not None or buffer.dtype is not F32:
+        return False
+    if cast(int, depth) > MOST_DEPTH or dots.is_few(outputs) or cast(int, outputs) % WIDTH or depthwise.suits(kernel):
+        return False
+    an_image = buffer.nbytes({}) // max(cast(int, anchor.x_shape[0]), 1)
+    if an_image < LEAST_BYTES or any(b.base.kind == "state" for b in kernel.reads()):
+        return False
+    geo, finish = geometry(kernel), finish_of(kernel, F32)
+    compact = finish.channels_together and finish.pixel_step == outputs and finish.constant == 0
+    if conv.in_image(geo) is None or not compact or is_costly(finish.expr):
+        return False
+    emitter = Emitter(Function("", []), WordTable(), 1)
+    return not any(isinstance(x, Load) and emitter.depends(x) & set(finish.space) for x in walk(finish.expr))
+
+
+def _is_window(kernel: Kernel) -> bool:
+    """A depthwise convolution of a compact image, which it does not read otherwise."""
+    anchor = kernel.anchor
+    if not isinstance(anchor, Conv) or kernel.tag or len(anchor.x_shape) != 4 or not depthwise.suits(kernel):
+        return False
+    x = anchor.x
+    if not isinstance(x, Load) or x.where is not None or x.source.root is not None or anchor.groups % WIDTH:
+        return False
+    if any(y.source.base is x.source for s in kernel.stores for e in (s.expr, *s.index) for y in loads(e)):
+        return False
+    geo = geometry(kernel)
+    steps = (geo.x_n, geo.x_h, geo.x_w, geo.x.constant)
+    return steps == (geo.height * geo.width * geo.groups, geo.width * geo.groups, geo.groups, 0)
+
+
+# ---- code
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """Both with their epilogues, which are computed in registers."""
+    anchor, before = kernel.anchor, kernel.before
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.w, Load)
+    assert before is not None
+    assert isinstance(before.anchor, Conv)
+    geo, finish = geometry(kernel), finish_of(kernel, F32)
+    first, first_finish = before.anchor, finish_of(before, F32)
+    assert isinstance(first.x, Load)
+    assert isinstance(first.w, Load)
+    taps = cast(tuple[int, int], geo.kernel)
+    reach = (taps[0] - 1) * geo.dilations[0] + 1
+    body_rows = 2 if taps[0] * taps[1] <= depthwise.FEW_TAPS and taps[0] > geo.strides[0] else 1
+    ring = 1 << ((body_rows - 1) * geo.strides[0] + reach - 1).bit_length()
+    sizes = (geo.batch, geo.groups, geo.height, geo.width, geo.out_height, geo.out_width)
+    before_geo = geometry(before)
+    cut = once(RingCut(sizes, before_geo.depth, taps[0] * taps[1], reach, geo.strides[0], ring))
+    table = WordTable(_words(anchor, geo, before, before_geo, cut))
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    finish.prepare(emitter)
+    emitter.preload([first_finish.expr], [])
+    for x in (*walk(finish.expr), *walk(first_finish.expr)):
+        if isinstance(x, Acc):  # of either, whatever the variables of their pixels are
+            emitter.free[x] = RESULT | {finish.channel, *finish.space, *first_finish.space}
+    pointers = (Plane.X, Plane.WEIGHTS, RingWord.SOURCE, RingWord.PANELS)
+    w = {i: load_word(f, i, "ptr" if i in pointers else "i64") for i in (*Plane, *RingWord)}
+    own = {i: w[i] for i in Plane}
+    lanes = host().vector_bytes // 4
+    body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, first_finish, w, ring)
+    assert body.rows == body_rows
+    body.emit()
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    sites, scratch = tuple(emitter.sites), part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), sites, scratch)
+
+
+def _words(anchor: Conv, geo: Geometry, before: Kernel, first: Geometry, cut: Callable[..., object]) -> list[Word]:
+    assert isinstance(anchor.w, Load)
+    assert isinstance(before.anchor, Conv)
+    assert isinstance(before.anchor.x, Load)
+    assert isinstance(before.anchor.w, Load)
+    inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, geo.kernel[1]), geo.strides[1], geo.dilations[1]))
+    step = conv.in_image(first)
+    assert step is not None
+    x = before.anchor.x
+    return [
+        Scratch(),
+        0,  # from image to image
+        part(cut, "line"),
+        part(cut, "block"),
+        geo.height,
+        geo.width,
+        *geo.strides,
+        *geo.dilations,
+        *geo.pads,
+        geo.out_height,
+        geo.out_width,
+        Pointer(anchor.w.source),
+        geo.groups,
+        part(cut, "rows"),
+        part(cut, "strips"),
+        part(cut, "block"),
+        part(cut, "blocks"),
+        part(inner, "first"),
+        part(inner, "stop"),
+        Pointer(x.source, first.x.constant * x.dtype.itemsize),
+        step,
+        Pointer(before.anchor.w.source),
+        first.depth,
+        part(cut, "scratch"),
+    ]
+
+
+@dataclass(frozen=True)
+class RingBody(Body):
+    """Emits the code of one chunk, whose image is a ring of `ring` rows of the chunk's channels."""
+
+    first: Finish  # the epilogue of the product
+    more: dict[int, str]
+    ring: int
+
+    def emit(self) -> None:
+        f, w, more = self.f, self.w, self.more
+        rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
+        image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
+        row0 = f.mul(strip, w[Plane.ROWS])
+        row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
+        c0 = f.mul(block, w[Plane.BLOCK])
+        c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
+        top, before = Scope(1, None, {}), Scope(1, None, {})
+        channel, space = self.finish.channel, frozenset((*self.finish.space, *self.first.space))
+        self.emitter.hoist(self.finish.expr, space | {channel}, top)
+        self.emitter.hoist(self.first.expr, space | {channel}, before)
+        own = f.offset(w[Plane.X], f.mul("%worker", more[RingWord.SCRATCH_STRIDE]))
+        place = Place(top, f.gep(own, f.sub(0, c0), "float"), f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
+        pixels = f.mul(f.mul(image, w[Plane.HEIGHT]), w[Plane.WIDTH])
+        source = f.gep(more[RingWord.SOURCE], f.mul(pixels, more[RingWord.SOURCE_STEP]), "float")
+        inner0, inner1 = self.inner_rows()
+
+        def some_rows(state: list[str]) -> list[str]:
+            oy, made = state
+            inside = f.and_(f.cmp("ge", oy, inner0), f.cmp("le", f.add(oy, self.rows), f.min(inner1, row1)))
+            count = f.select(inside, self.rows, 1)
+            start = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
+            reach = (self.kernel[0] - 1) * self.dilations[0] + 1
+            stop = f.add(start, f.add(f.mul(f.sub(count, 1), w[Plane.STRIDE_H]), reach))
+            y0, y1 = f.max(made, start), f.min(stop, w[Plane.HEIGHT])
+
+            def make(state: list[str]) -> list[str]:
+                return [self.make(source, place, before, state[0], y1)]
+
+            f.while_([("i64", y0)], lambda s: f.cmp("lt", s[0], y1), make)
+            f.if_(inside, lambda: self.line(place, oy, self.rows), lambda: self.line(place, oy, 0))
+            return [f.add(oy, count), f.max(made, y1)]
+
+        f.while_([("i64", row0), ("i64", 0)], lambda s: f.cmp("lt", s[0], row1), some_rows)
+
+    def lines(self, place: Place, y0: str, x0: str) -> Callable[[str | int], str]:
+        f, w = self.f, self.w
+        column = f.gep(place.x, f.mul(x0, w[Plane.X_W]), "float")
+
+        def line_at(step: str | int) -> str:
+            return f.gep(column, f.mul(f.and_(f.add(y0, step), self.ring - 1), w[Plane.X_H]), "float")
+
+        return line_at
+
+    def make(self, source: str, place: Place, top: Scope, y: str, stop: str) -> str:
+        """Makes rows of the image from `y` to `stop` or to the end of the ring; returns the first one not made."""
+        f, w, more = self.f, self.w, self.more
+        end = f.min(stop, f.add(f.or_(y, self.ring - 1), 1))
+        count = f.mul(f.sub(end, y), w[Plane.WIDTH])
+        step = more[RingWord.SOURCE_STEP]
+        a = f.gep(source, f.mul(f.mul(y, w[Plane.WIDTH]), step), "float")
+        out = f.gep(place.x, f.mul(f.and_(y, self.ring - 1), w[Plane.X_H]), "float")
+        tile = gemm.tile_for("f32", host().vector_bytes)
+        tile = replace(tile, rows=tile.single_rows, panels=1)
+        matrix, channel = fused_tiles.Matrix(a, step), self.first.channel
+        depth = more[RingWord.DEPTH]
+
+        def panel(c: str, _: list[str]) -> None:
+            panels = fused_tiles.Panels(more[RingWord.PANELS], f.mul(depth, WIDTH), depth)
+            b = f.gep(panels.b, f.mul(c, depth), "float")
+            shared: list[tuple[str, Scope]] = []
+            for j in range(WIDTH // tile.lanes):
+                at = f.add(c, j * tile.lanes)
+                scope = top.inner({channel: at}, tile.lanes, channel)
+                self.emitter.hoist(self.first.expr, frozenset(self.first.space), scope)
+                shared.append((at, scope))
+
+            def some_pixels(height: int, row: str) -> None:
+                ahead = matrix.at(f, tile, f.add(row, height))
+                sums = matrix.sums(f, tile, row, height, panels, b, ahead)
+                for r in range(height):
+                    pixel = f.gep(out, f.mul(f.add(row, r), w[Plane.X_W]), "float")
+                    for j, (at, scope) in enumerate(shared):
+                        text = self.first.value(self.emitter, scope.inner({}), sums[r * len(shared) + j], tile.lanes)
+                        f.store(text, f.gep(pixel, at, "float"))
+
+            enough = f.cmp("ge", count, tile.rows)
+            tiled = f.select(enough, count, 0)
+            # the last one overlaps the one before it
+            f.loop(0, tiled, tile.rows, [], lambda i, _: some_pixels(tile.rows, f.min(i, f.sub(count, tile.rows))))
+            f.loop(tiled, count, 1, [], lambda i, _: some_pixels(1, i))
+
+        f.loop(place.c0, place.c1, WIDTH, [], panel)
+        return end
