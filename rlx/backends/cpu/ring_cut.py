@@ -11,8 +11,8 @@ from rlx.records import dataclass
 __all__ = ["RingCut", "RingParts"]
 
 ROOM = 192 * 1024  # bytes of a ring of rows that has several panels of channels
-NEAR = 512 * 1024  # bytes of an image that is read again from a near cache
-MOST = 120e-6  # seconds of a chunk of several rows
+MOST = 400e-6  # seconds of a chunk of several rows
+SPREAD = 0.15  # of a chunk's time by which some take longer
 START = 1e-6
 WIDTH = PANEL_BYTES // 4  # channels of a panel of f32
 
@@ -49,19 +49,18 @@ class RingCut:
         batch, channels, height, width, out_height, out_width = (evaluate(s, extents) for s in self.sizes)
         depth, panels = evaluate(self.depth, extents), max(channels // WIDTH, 1)
         threads = thread_count(extents)
-        reading = 60e9 if height * width * depth * 4 <= NEAR else 20e9
 
         def cost(rows: int, some: int) -> float:
             """Seconds of a chunk: each block of channels reads the source again, rows between strips are made twice."""
             made = min((rows - 1) * self.stride + self.reach, height) * width
             products = made * some * WIDTH * (2.0 * depth / 80e9 + 4 / 40e9)
-            return products + made * depth * 4 / reading + rows * out_width * some * 2 * (self.taps + 4) / 5e9 + START
+            return products + made * depth * 4 / 60e9 + rows * out_width * some * 2 * (self.taps + 4) / 5e9 + START
 
         def taken(rows: int, some: int) -> float:
-            count = batch * -(-out_height // rows) * -(-panels // some)
-            over = max(cost(rows, some) - MOST, 0.0) if rows > 1 else 0.0
+            count, each = batch * -(-out_height // rows) * -(-panels // some), cost(rows, some)
+            over = max(each - MOST, 0.0) if rows > 1 else 0.0
             turns = (threads,) if threads > FEW_THREADS else (2, 4)
-            return sum(-(-count // n) * n * cost(rows, some) for n in turns) / len(turns) + count * over
+            return sum((-(-count // n) + SPREAD) * n * each for n in turns) / len(turns) + count * over
 
         most = max(ROOM // max(self.ring * width * PANEL_BYTES, 1), 1)
         blocks = dict.fromkeys(-(-panels // n) for n in range(1, panels + 1))
