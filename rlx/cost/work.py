@@ -298,9 +298,10 @@ class _Loops:
                 calls[SCATTERED] = calls.get(SCATTERED, 0) + turns
 
 
-FUNCTIONS = frozenset(
-    ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "pow", "div", "sqrt", "floordiv", "mod", "idiv", "irem")
-)
+FUNCTIONS = frozenset((
+    "exp", "log", "tanh", "erf", "normal_cdf", "sigmoid", "sin", "cos", "pow", "div", "sqrt", "floordiv", "mod", "idiv",
+    "irem",
+))  # fmt: skip
 
 
 def _plain_indices(load: Load) -> Iterator[Expr]:

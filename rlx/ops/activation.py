@@ -195,7 +195,7 @@ class Silu(Unary):
         return np.asarray(x * sigmoid(x))
 
     def scalar(self, k: Any, x: Any) -> Any:
-        return x * k.call("sigmoid", x)
+        return x / (k.call("exp", -x) + 1)
 
 
 @register
@@ -217,9 +217,9 @@ class Gelu(Unary):
 
     def scalar(self, k: Any, x: Any) -> Any:
         if self.approximate == "tanh":
-            inner = x * (x * x * (0.044715 * math.sqrt(2 / math.pi)) + math.sqrt(2 / math.pi))
-            return x * 0.5 * (k.call("tanh", inner) + 1)
-        return x * 0.5 * (k.call("erf", x * math.sqrt(0.5)) + 1)
+            c = -2 * math.sqrt(2 / math.pi)  # (1 + tanh(y)) / 2 = 1 / (1 + e^(-2y))
+            return x / (k.call("exp", x * (x * x * (0.044715 * c) + c)) + 1)
+        return x * k.call("normal_cdf", x)
 
 
 @register

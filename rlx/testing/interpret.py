@@ -57,6 +57,10 @@ def _erf(x: Array) -> Array:
     return np.asarray([math.erf(v) for v in x.ravel().tolist()], x.dtype).reshape(x.shape)
 
 
+def _normal_cdf(x: Array) -> Array:
+    return np.asarray([math.erfc(-v * math.sqrt(0.5)) / 2 for v in x.ravel().tolist()], x.dtype).reshape(x.shape)
+
+
 FLOAT_ONLY: dict[str, Any] = {
     "div": np.true_divide,
     "exp": np.exp,
@@ -66,6 +70,7 @@ FLOAT_ONLY: dict[str, Any] = {
     "cos": np.cos,
     "tanh": np.tanh,
     "erf": _erf,
+    "normal_cdf": _normal_cdf,
     "sigmoid": _sigmoid,
     "floor": np.floor,
     "ceil": np.ceil,

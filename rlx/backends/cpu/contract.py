@@ -379,9 +379,9 @@ def run_block(
             else:
                 f.store(text, address, ty=vec(ty, w))
 
-        # functions are long chains of operations that wait for one another: two vectors at a time hide that
+        # functions are long chains of operations that wait for one another: four vectors at a time hide that
         at = block.n0
-        for w in (2 * lanes, lanes, 1) if is_costly(expr) else (lanes, 1):
+        for w in (4 * lanes, lanes, 1) if is_costly(expr) else (lanes, 1):
             whole = f.sub(block.n1, f.rem(f.sub(block.n1, at, "i64"), w, "i64"), "i64")
             f.loop(at, whole, w, [], lambda n, _, w=w: put(n, w))  # type: ignore[misc]
             at = whole

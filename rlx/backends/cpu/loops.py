@@ -43,6 +43,7 @@ __all__ = [
 UNROLLED = 16  # elements of a reduction that is written out
 RESULT = frozenset((Var("acc"),))  # what an anchor's result depends on: it is never computed ahead
 WEIGHT = {"exp": 8, "tanh": 10, "erf": 10, "sigmoid": 10, "log": 10, "sin": 16, "cos": 16, "pow": 40, "div": 3}
+WEIGHT |= {"normal_cdf": 8}
 
 
 def flatten(store: Store) -> tuple[Shape, Expr, Expr]:

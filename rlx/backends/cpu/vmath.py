@@ -30,6 +30,7 @@ __all__ = [
     "floor",
     "log",
     "log1p",
+    "normal_cdf",
     "pow_",
     "round_even",
     "rsqrt",
@@ -125,6 +126,11 @@ FORMATS: dict[str, Format] = {
                    3.135653255513303e-09, -2.1260680782823816e-10, 9.026686370744286e-12, -1.8053949384038528e-13),
     ),
 }
+
+# log2((1 - Phi(x)) / Phi(x)) / -x in x^2 up to 5.5^2 (beyond, it goes on growing), and (2^f - 1) / f on |f| <= 1/2
+NORMAL_ODDS = (2.302208334659407, 0.10483739549143681, -9.552264957205035e-05, -0.00015922768706150303,
+               1.1409431848506657e-05, -3.8127943723888257e-07, 5.104280033760796e-09)
+EXP2 = (0.6931469775988565, 0.24022242084984843, 0.05550733743426903, 0.009671512657336501, 0.0013264727185865084)
 
 # 2/pi as 64-bit words, most significant first, after one word of zeros
 TWO_OVER_PI = (
@@ -252,6 +258,32 @@ def erf(f: Function, x: str, w: int, dtype: DType) -> str:
     s = f.neg(pow2(f, i, w, fmt))
     large = f.fma(s, reduced_expm1(f, r, ty, fmt), f.add(s, 1.0), ty)
     return f.select(f.cmp("lt", a, fmt.erf_split), small, copysign(f, large, x))
+
+
+def normal_cdf(f: Function, x: str, w: int, dtype: DType) -> str:
+    """Phi(x) = (1 + erf(x / sqrt(2))) / 2, the share of a normal distribution below x.
+
+    f32: 1 / (1 + 2^s) with s a fit of the logarithm of the odds, to 2e-7 in absolute terms; s = 128 makes it 0.
+    """
+    fmt = FORMATS[dtype]
+    ty, ity = vec(fmt.scalar, w), vec(fmt.integer, w)
+    if dtype != "f32":
+        return f.fma(erf(f, f.mul(x, 0.7071067811865476), w, dtype), 0.5, constant(0.5, ty))
+    z = f.min(1024.0, f.mul(x, x), ty)  # no inf - inf in the polynomial
+    s = f.mul(f.neg(x), in_pairs(f, z, NORMAL_ODDS, ty))
+    s = f.max(-126.0, f.min(128.0, s, ty), ty)  # a nan passes: the second operand is kept
+    shifted = f.add(s, fmt.magic)
+    part = f.sub(s, f.sub(shifted, fmt.magic))
+    power = f.cast("bitcast", in_pairs(f, part, (1.0, *EXP2), ty), ity)
+    odds = f.add(power, f.shl(f.cast("bitcast", shifted, ity), fmt.mantissa))  # of `shifted` only the integer stays
+    return f.div(1.0, f.add(f.cast("bitcast", odds, ty), 1.0))
+
+
+def in_pairs(f: Function, x: str, coefficients: tuple[float, ...], ty: str) -> str:
+    """A polynomial as an even and an odd one, two chains of operations half as long."""
+    square = f.mul(x, x)
+    even, odd = (horner(f, square, coefficients[i::2], ty) for i in (0, 1))
+    return f.fma(odd, x, even)
 
 
 def mantissa_exponent(f: Function, x: str, w: int, fmt: Format) -> tuple[str, str]:
@@ -532,6 +564,7 @@ FUNCTIONS: dict[str, Emitter] = {
     "log1p": log1p,
     "tanh": tanh,
     "erf": erf,
+    "normal_cdf": normal_cdf,
     "sigmoid": sigmoid,
     "sin": sin,
     "cos": cos,

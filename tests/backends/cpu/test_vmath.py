@@ -184,6 +184,16 @@ def test_error(name, dtype):
     assert ulps(run(name, x), reference(name, x)).max() <= LIMITS[name][dtype == "f64"]
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [("f32", 2e-7), ("f64", 3e-16)])
+def test_the_normal_distribution(dtype, limit):
+    """An absolute error: products with it (gelu) need no more; its tails are 0 and 1, however far out."""
+    x = inputs("normal_cdf", dtype)[::3]
+    exact = np.array([math.erfc(-v * math.sqrt(0.5)) / 2 for v in x.astype(np.float64)])
+    assert np.abs(run("normal_cdf", x) - exact).max() <= limit
+    tails = np.array([-INF, -3e38, -30.0, 0.0, -0.0, 30.0, 3e38, INF, NAN], DTYPES[dtype])
+    np.testing.assert_array_equal(run("normal_cdf", tails), np.array([0, 0, 0, 0.5, 0.5, 1, 1, 1, NAN], tails.dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_functions(name, dtype):
