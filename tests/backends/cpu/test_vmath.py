@@ -184,7 +184,7 @@ def test_error(name, dtype):
     assert ulps(run(name, x), reference(name, x)).max() <= LIMITS[name][dtype == "f64"]
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("f32", 2e-7), ("f64", 3e-16)])
+@pytest.mark.parametrize("dtype, limit", [("f32", 2e-7), ("f64", 3e-16)])
 def test_the_normal_distribution(dtype, limit):
     """An absolute error: products with it (gelu) need no more; its tails are 0 and 1, however far out."""
     x = inputs("normal_cdf", dtype)[::3]
