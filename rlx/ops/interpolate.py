@@ -146,7 +146,7 @@ class InterpolateAxis(Op):
         reach = evaluate(self._reach(n, len(place)), {})
         for tap in range(1 - reach, reach + 1):
             at = first + np.float32(tap)
-            w = self._weight(np.abs(at - place), scale, np.where)
+            w = self._weight(np.abs(at - place).astype(dtype), dtype.type(scale), np.where)
             if self.exclude_outside:
                 w = np.where((at < 0) | (at >= n), 0, w)
             np.add.at(weights, (np.arange(len(place)), at.clip(0, n - 1).astype(np.int64)), w)
@@ -195,11 +195,11 @@ class InterpolateAxis(Op):
 
         def weight(tap: Any) -> Any:
             at = floor + k.cast(tap, "f32")
-            w = self._weight(k.call("abs", at - place), scale, k.select)
-            if self.exclude_outside:
-                index = first + tap
-                w = k.select((index >= 0) & (index < k.size(n)), w, 0)
-            return k.cast(w, x.dtype)
+            w = self._weight(k.cast(k.call("abs", at - place), x.dtype), k.cast(scale, x.dtype), k.select)
+            if not self.exclude_outside:
+                return w
+            index = first + tap
+            return k.select((index >= 0) & (index < k.size(n)), w, 0)
 
         def total(fn: Callable[[Any], Any]) -> Any:
             if isinstance(reach, int) and reach <= 2:
@@ -239,7 +239,7 @@ class Interpolate(Op):
     `coordinate` maps an index of the result to a place in x; "tf_crop_and_resize" takes the region `roi` (the starts
     and then the ends, as parts of the axes) and gives `extrapolation` beyond x. `exclude_outside` leaves elements
     beyond the border out instead of repeating the border; `antialias` widens the window when shrinking. Places are
-    computed in f32, values in f32 (f64 for f64); integers are truncated.
+    computed in f32, weights and values in f32 (f64 for f64); integers are truncated.
     """
 
     sizes: tuple[Size, ...]

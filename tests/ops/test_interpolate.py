@@ -80,6 +80,23 @@ def test_other_types() -> None:
     assert y[0, 2] == 14  # ONNX Runtime gives 13: the exact value less a rounding error, truncated
 
 
+def test_weights_of_f64_are_f64() -> None:
+    """Cubic weights for places that f32 holds exactly, against their polynomial in Python's floats."""
+    x, a = values((6,), np.float64), -0.7
+    (y,) = check(Interpolate((12,), (), "cubic", cubic=a), x, static=(0,))
+
+    def weight(d: float) -> float:
+        return ((a + 2) * d - (a + 3)) * d * d + 1 if d <= 1 else ((d - 5) * d + 8) * d * a - 4 * a
+
+    for i, got in enumerate(y):
+        place = i / 2 - 0.25
+        first = int(np.floor(place))
+        taps = range(first - 1, first + 3)
+        assert got == pytest.approx(
+            sum(weight(abs(t - place)) * x[min(max(t, 0), 5)] for t in taps), rel=1e-13, abs=1e-14
+        )
+
+
 def test_errors() -> None:
     """Unknown modes, wrong counts, scales that are not positive, nothing to take."""
     x = TensorType((2, 3), DTYPES["f32"])
