@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
+import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import UnsupportedOp
 from rlx.importers.onnx import load, preflight
@@ -18,6 +19,7 @@ from rlx.importers.onnx import load, preflight
 RNG = np.random.default_rng(0)
 ALL_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
 POSTS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO")
+ALL_POSTS = (*POSTS, "PROBIT")
 
 
 def f32(*shape: int) -> np.ndarray:
@@ -132,6 +134,110 @@ def test_classifiers_with_base_values(base: list[float], only: int | None) -> No
     """Of two classes, in all the ways that onnxruntime reads them."""
     rows = trees("class", 2, only=only)
     check("TreeEnsembleClassifier", [X], 2, 3e-7, classlabels_int64s=[0, 1], base_values=base, **rows)
+
+
+@pytest.mark.parametrize("post", ALL_POSTS)
+@pytest.mark.parametrize("base", [None, [0.15], [0.15, 0.25]])
+@pytest.mark.parametrize("leaves", [[{0: 0.7}, {0: 0.2}], [{1: 0.7}, {1: -0.2}], [{0: 0.7, 1: 0.1}, {0: 0.2, 1: 0.6}]])
+def test_what_leaves_say_of_two_classes(post: str, base: list[float] | None, leaves: list[dict[int, float]]) -> None:
+    """Weights of the first, the second or both classes, with every count of base values and every transform."""
+    weights = [(leaf + 1, target, w) for leaf, row in enumerate(leaves) for target, w in row.items()]
+    rows = {
+        "nodes_treeids": [0] * 3,
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0] * 3,
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"],
+        "nodes_values": [0.0] * 3,
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        "class_treeids": [0] * len(weights),
+        "class_nodeids": [node for node, _, _ in weights],
+        "class_ids": [target for _, target, _ in weights],
+        "class_weights": [w for _, _, w in weights],
+        "classlabels_int64s": [7, 8],
+        "post_transform": post,
+    }
+    source = model("TreeEnsembleClassifier", [X], 2, rows | ({} if base is None else {"base_values": base}))
+    peer = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, {"x0": X})
+    got = run_graph(load(source), {"x0": X})
+    np.testing.assert_array_equal(got["y0"], peer[0])
+    set_by_peer = slice(0, 1) if post == "PROBIT" and len(base or ()) < 2 and 1 not in leaves[0] else slice(0, 2)
+    np.testing.assert_allclose(got["y1"][:, set_by_peer], peer[1][:, set_by_peer], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("aggregate", ["SUM", "MIN"])
+@pytest.mark.parametrize("post", ["NONE", "PROBIT"])
+def test_targets_that_a_row_has_no_weight_for(aggregate: str, post: str) -> None:
+    """They are 0 whatever their base value; in classifiers they are not chosen."""
+    rows = trees("target", 3, count=1, positive=True)
+    some = [n for n in range(len(rows["target_ids"])) if n % 4 != 0]
+    for name in ("target_ids", "target_nodeids", "target_treeids", "target_weights"):
+        rows[name] = [rows[name][n] for n in some]
+    extra = {"aggregate_function": aggregate, "post_transform": post, "base_values": [0.1, 0.2, 0.3]}
+    check("TreeEnsembleRegressor", [X], n_targets=3, **rows, **extra)
+    rows = trees("class", 3, count=1)
+    rows["class_ids"] = [2 if n % 2 else 1 for n in rows["class_ids"]]
+    rows["class_weights"] = [-abs(w) for w in rows["class_weights"]]
+    check("TreeEnsembleClassifier", [X], 2, classlabels_int64s=[5, 6, 7], **rows)
+
+
+@pytest.mark.parametrize("post", ALL_POSTS)
+def test_one_score_knows_only_probit(post: str) -> None:
+    """The other transforms leave it alone; a support vector regressor has none at all."""
+    rows = trees("target", 1, positive=True)
+    check("TreeEnsembleRegressor", [X], n_targets=1, post_transform=post, **rows)
+    check("LinearRegressor", [f32(4, 5)], coefficients=floats(5), intercepts=[0.1], post_transform=post)
+    check("LinearClassifier", [f32(4, 5)], 2, coefficients=floats(5), intercepts=[0.1], post_transform=post)
+    shared = {"coefficients": floats(5), "rho": [0.3], "kernel_params": [0.2, 0.1, 3.0]}
+    for kernel in ("LINEAR", "RBF"):
+        check("SVMRegressor", [f32(4, 5)], kernel_type=kernel, post_transform=post, **shared)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("positive", [False, True])
+def test_linear_machines(classes: int, positive: bool) -> None:
+    """A support vector classifier without vectors has a row of coefficients for each class."""
+    rows = [abs(v) if positive else v for v in floats(5 * classes)]
+    labels = list(range(3, 3 + classes))
+    check(
+        "SVMClassifier",
+        [f32(9, 5)],
+        2,
+        coefficients=rows,
+        rho=[0.3],
+        kernel_params=[0.2, 0.1, 3.0],
+        classlabels_ints=labels,
+    )
+
+
+def test_certain_pairs_have_probabilities() -> None:
+    """The limits of 1e-7 stay where the compiler has changed the arithmetic before them."""
+    made: dict[str, Any] = {
+        "coefficients": [1.0, 0.0],
+        "support_vectors": [1.0, 0.0],
+        "vectors_per_class": [1, 1],
+        "rho": [0.0],
+        "kernel_params": [1.0, 0.0, 3.0],
+        "classlabels_ints": [0, 1],
+        "prob_a": [-1.0],
+        "prob_b": [0.0],
+    }
+    x = np.linspace(-30, 30, 25, dtype=np.float32)[:, None]
+    source = model("SVMClassifier", [x], 2, made)
+    peer = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, {"x0": x})
+    got = rlx.compile(load(source), device="cpu", threads=1).run({"x0": x})
+    np.testing.assert_allclose(got[1], peer[1], rtol=1e-5, atol=1e-6)
+
+
+def test_base_values_of_another_count_are_refused() -> None:
+    """They were once dropped without a word."""
+    for op, prefix, extra in (
+        ("TreeEnsembleRegressor", "target", {"n_targets": 3}),
+        ("TreeEnsembleClassifier", "class", {"classlabels_int64s": [0, 1, 2]}),
+    ):
+        outputs = 1 if prefix == "target" else 2
+        with pytest.raises(UnsupportedOp, match=r"2 base_values; expected none or 3"):
+            load(model(op, [X], outputs, trees(prefix, 3) | extra | {"base_values": [0.1, 0.2]}))
 
 
 def test_trees_that_lead_nowhere_are_refused() -> None:

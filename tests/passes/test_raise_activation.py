@@ -80,6 +80,10 @@ OTHERS: list[tuple[str, Callable[[Value], Value]]] = [
     ("positive part, 0 for NaN", lambda x: o.where(o.greater(x, 0.0), x, 0.0)),
     ("identity", lambda x: o.maximum(x, x * 1.0)),
     ("square", lambda x: x * x),
+    ("positive part and a little", lambda x: o.relu(x) + 1e-6),
+    ("positive part, at least a little", lambda x: o.maximum(x, 1e-7) * 1.0),
+    ("sigmoid for a logarithm", lambda x: o.clip(o.sigmoid(x), 1e-7, 1 - 1e-7)),
+    ("sigmoid for a logarithm, by where", lambda x: o.where(o.less(o.sigmoid(x), 1e-7), 1e-7, o.sigmoid(x))),
 ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, UnsupportedError, onnx_op
-from rlx.importers.onnx.ml_scores import label_by, labels_of, second_class, transformed
+from rlx.importers.onnx.ml_scores import Labels, label_by, labels_of, second_class, transformed
 from rlx.importers.onnx.svm_coupling import coupled
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Value
@@ -20,6 +20,7 @@ from rlx.ops.elementwise import (
     Equal,
     Exp,
     Greater,
+    GreaterEqual,
     IsNan,
     Mul,
     Pow,
@@ -118,13 +119,14 @@ def _svm_regressor(ctx: NodeContext) -> Mapped:
         vectors = np.array(ctx.floats("support_vectors"), np.float32).reshape(count, -1)
         terms = ctx.add(MatMul(), _kernel(ctx, x, vectors), ctx.graph.constant(coefficients.reshape(count, 1)))
     else:
-        ctx.ignore("support_vectors")
-        terms = _kernel(ctx, x, coefficients.reshape(1, -1))
+        ctx.ignore("support_vectors", "kernel_type", "kernel_params")  # a linear model
+        terms = ctx.add(MatMul(), x, ctx.graph.constant(coefficients.reshape(-1, 1)))
     scores = ctx.add(Add(), terms, ctx.constant(ctx.floats("rho")[0], F32))
     if ctx.flag("one_class"):
         one, other = ctx.constant(1, F32), ctx.constant(-1, F32)
         scores = ctx.add(Where(), ctx.add(Greater(), scores, ctx.constant(0, F32)), one, other)
-    return transformed(ctx, scores, ctx.text("post_transform", "NONE"))
+    ctx.ignore("post_transform")  # as in onnxruntime
+    return scores
 
 
 MOST_COUPLED = 64  # classes whose probabilities are computed from those of the pairs
@@ -137,8 +139,10 @@ def _svm_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
     x, per_class = _matrix(ctx), ctx.ints("vectors_per_class", ())
     prob_a, prob_b = ctx.floats("prob_a", ()), ctx.floats("prob_b", ())
     classes, count = len(per_class), sum(per_class)
-    if not count or classes != len(labels):
-        ctx.fail("a linear model without support vectors is not supported")
+    if not count:
+        return _linear_machine(ctx, x, labels, post)
+    if classes != len(labels):
+        ctx.fail(f"it has vectors of {classes} classes and {len(labels)} labels")
     vectors = np.array(ctx.floats("support_vectors"), np.float32).reshape(count, -1)
     coefficients = np.array(ctx.floats("coefficients"), np.float32).reshape(classes - 1, count)
     starts = np.concatenate([[0], np.cumsum(per_class)])
@@ -167,6 +171,22 @@ def _svm_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
     if classes > MOST_COUPLED:
         ctx.fail(f"probabilities of {classes} classes are more than the {MOST_COUPLED} supported")
     return label_by(ctx, best, labels), transformed(ctx, coupled(ctx.graph, p, classes, ctx.label), post)
+
+
+def _linear_machine(ctx: NodeContext, x: Value, labels: Labels, post: str) -> tuple[Mapped, ...]:
+    """A score for each class, without support vectors; of two, the second where onnxruntime chooses it."""
+    ctx.ignore("support_vectors", "kernel_type", "kernel_params")
+    classes, weights = len(labels), np.array(ctx.floats("coefficients"), np.float32)
+    if not classes or weights.size % classes:
+        ctx.fail(f"it has {weights.size} coefficients for {classes} classes")
+    rows = ctx.graph.constant(np.ascontiguousarray(weights.reshape(classes, -1).T))
+    scores = ctx.add(Add(), ctx.add(MatMul(), x, rows), ctx.constant(ctx.floats("rho")[0], F32))
+    best = ctx.add(ArgMax(1, False), scores)
+    if classes == 2 and not ctx.floats("prob_a", ()):
+        most, limit = ctx.add(ReduceMax((1,), False), scores), ctx.constant(0.5 if (weights >= 0).all() else 0, F32)
+        above = ctx.add(GreaterEqual() if (weights >= 0).all() else Greater(), most, limit)
+        best = ctx.add(Where(), above, ctx.constant(1, I64), best)
+    return label_by(ctx, best, labels), transformed(ctx, scores, post)
 
 
 # ---- scaling and thresholds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, onnx_op
 from rlx.importers.onnx.ml_scores import Labels, label_by, labels_of, second_class, transformed
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, Value
-from rlx.ops.elementwise import Add, Greater, Neg
-from rlx.ops.layout import Concat, Slice
+from rlx.ops.elementwise import Add, Greater, Neg, Where
+from rlx.ops.layout import Concat, Expand, Slice
 from rlx.ops.ml import MODES, TreeEnsemble
 from rlx.ops.reduction import ArgMax
 from rlx.records import dataclass
@@ -93,6 +93,28 @@ class _Trees:
         ]
         return ctx.add(TreeEnsemble(targets, depth, aggregate), x, *tables)
 
+    def seen(self, ctx: NodeContext, x: Value, targets: int) -> Value | Array:
+        """Whether any tree gives the target a weight, bool [N, targets], or [targets] where each row has the same.
+
+        Known for a target that no leaf has, or all leaves of one tree.
+        """
+        has = np.zeros((len(self.mode), targets), bool)
+        for n, pairs in self.weights.items():
+            has[n, [t for t, _ in pairs]] = True
+        never, always = ~has.any(axis=0), np.zeros(targets, bool)
+        mode, yes, no = (np.array(a, np.int64) for a in (self.mode, self.yes, self.no))
+        for root in self.roots:
+            level, every = np.array([root]), np.ones(targets, bool)
+            while level.size:
+                inner = mode[level] != 0
+                every &= has[level[~inner]].all(axis=0)
+                level = np.unique(np.concatenate([yes[level[inner]], no[level[inner]]]))
+            always |= every
+        if (never | always).all():
+            return always
+        ones = replace(self, weights={n: [(t, 1.0) for t, _ in pairs] for n, pairs in self.weights.items()})
+        return ctx.add(Greater(), ones.scores(ctx, x, targets, "max"), ctx.constant(0, x.dtype))
+
 
 def _numbers(ctx: NodeContext, name: str) -> list[float]:
     """Attribute `name`, or its form for doubles, `name`_as_tensor."""
@@ -146,8 +168,23 @@ def _numbered(ctx: NodeContext, prefix: str) -> _Trees:
     return trees
 
 
-def _base(ctx: NodeContext, dtype: DType) -> list[float]:
-    return [float(v) for v in np.array(_numbers(ctx, "base_values"), dtype.numpy)]
+def _base(ctx: NodeContext, dtype: DType, *counts: int) -> list[float]:
+    """The base values, none or one of `counts`, at the precision of `dtype`."""
+    values = _numbers(ctx, "base_values")
+    if len(values) not in (0, *counts):
+        ctx.fail(f"it has {len(values)} base_values; expected none or {' or '.join(map(str, counts))}")
+    return [float(v) for v in np.array(values, dtype.numpy)]
+
+
+def _outputs(ctx: NodeContext, x: Value, trees: _Trees, targets: int, aggregate: str, base: list[float]) -> Value:
+    """A regressor's scores with its base values; one that no tree gave a weight is 0 (as in onnxruntime)."""
+    scores = trees.scores(ctx, x, targets, aggregate)
+    if not base:
+        return scores
+    moved = ctx.add(Add(), scores, ctx.constant(base, x.dtype))
+    if targets == 1:
+        return moved
+    return _where(ctx, trees.seen(ctx, x, targets), moved, ctx.constant(0, x.dtype))
 
 
 @onnx_op("TreeEnsembleRegressor", domain=ML)
@@ -157,10 +194,8 @@ def _regressor(ctx: NodeContext) -> Mapped:
     if aggregate not in _AGGREGATES:
         ctx.fail(f"aggregate_function={aggregate!r} is not supported")
     targets = ctx.integer("n_targets")
-    scores = _numbered(ctx, "target").scores(ctx, x, targets, aggregate.lower())
-    base = _base(ctx, x.dtype)
-    if base:
-        scores = ctx.add(Add(), scores, ctx.constant(base, x.dtype))
+    base = _base(ctx, x.dtype, targets)
+    scores = _outputs(ctx, x, _numbered(ctx, "target"), targets, aggregate.lower(), base)
     return ctx.cast(transformed(ctx, scores, ctx.text("post_transform", "NONE")), F32)
 
 
@@ -169,58 +204,83 @@ def _classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
     x, labels = _input(ctx), labels_of(ctx, "classlabels_strings", "classlabels_int64s")
     post = ctx.text("post_transform", "NONE")
     trees = _numbered(ctx, "class")
-    pairs = [pair for rows in trees.weights.values() for pair in rows]
-    classes = len(labels)
-    raw = trees.scores(ctx, x, max(classes, 1), "sum")
-    base = _base(ctx, x.dtype)
-    used = {target for target, _ in pairs}
-    positive = all(w >= 0 for _, w in pairs)
-    if classes <= 2 and len(used) <= 1:
-        return _binary(ctx, raw, labels, base, used == {1}, positive, post)
+    classes = max(len(labels), 1)
+    raw = trees.scores(ctx, x, classes, "sum")
+    base = _base(ctx, x.dtype, *((1, 2) if classes == 2 else (classes,)))
+    if classes == 1:
+        return _one_class(ctx, raw, base, post)
+    seen = trees.seen(ctx, x, classes)
     if classes == 2:
-        return _two_columns(ctx, raw, labels, base, post)
-    if len(base) == classes:
-        raw = ctx.add(Add(), raw, ctx.constant(base, x.dtype))
-    best = ctx.add(ArgMax(1, False), raw)
+        return _two_classes(ctx, raw, trees, seen, labels, base, post)
+    if base:
+        raw, seen = ctx.add(Add(), raw, ctx.constant(base, x.dtype)), np.ones(classes, bool)
+    best = ctx.add(ArgMax(1, False), _where(ctx, seen, raw, ctx.constant(-np.inf, x.dtype)))
     return label_by(ctx, best, labels), ctx.cast(transformed(ctx, raw, post), F32)
 
 
-def _two_columns(ctx: NodeContext, raw: Value, labels: Labels, base: list[float], post: str) -> tuple[Mapped, ...]:
-    """Two classes with weights for both: the sign of the second column decides, and the label is 1 or 0.
-
-    With two base values onnxruntime takes the first column for the score of the second class.
-    """
-    if len(base) == 2:
-        score = ctx.add(Add(), _column(ctx, raw, 0), ctx.constant([base[1]], raw.dtype))
-        raw = ctx.add(Concat(1), ctx.add(Neg(), score), score)
-    elif base:
-        raw = ctx.add(Add(), raw, ctx.constant([base[0], 0.0], raw.dtype))
-    above = ctx.reshape(ctx.add(Greater(), _column(ctx, raw, 1), ctx.constant(0, raw.dtype)), raw.shape[0])
-    return label_by(ctx, above, (0, 1)), ctx.cast(transformed(ctx, raw, post), F32)
-
-
-def _column(ctx: NodeContext, x: Value, n: int) -> Value:
+def _column(ctx: NodeContext, x: Value | Array, n: int) -> Value | Array:
+    if isinstance(x, np.ndarray):
+        return x[n : n + 1]
     return ctx.add(Slice((0, n), (x.shape[0], 1), (1, 1)), x)
 
 
-def _binary(
-    ctx: NodeContext, raw: Value, labels: Labels, base: list[float], second: bool, positive: bool, post: str
+def _where(ctx: NodeContext, which: Value | Array, yes: Value, no: Value) -> Value:
+    """`yes` where `which` holds, which may be known."""
+    if isinstance(which, Value):
+        return ctx.add(Where(), which, yes, no)
+    return yes if which.all() else ctx.add(Where(), ctx.graph.constant(which), yes, no)
+
+
+def _one_class(ctx: NodeContext, score: Value, base: list[float], post: str) -> tuple[Mapped, ...]:
+    """The label is 1 where the score is positive, else 0."""
+    if len(base) == 1:
+        score = ctx.add(Add(), score, ctx.constant(base, score.dtype))
+    above = ctx.reshape(ctx.add(Greater(), score, ctx.constant(0, score.dtype)), score.shape[0])
+    return label_by(ctx, above, (0, 1)), ctx.cast(transformed(ctx, score, post), F32)
+
+
+def _two_classes(
+    ctx: NodeContext, raw: Value, trees: _Trees, seen: Value | Array, labels: Labels, base: list[float], post: str
 ) -> tuple[Mapped, ...]:
-    """One score, in the first or second column, decides between two classes (or is that of the only one)."""
-    if base and second:
-        raw = ctx.add(Add(), raw, ctx.constant(base if len(base) == 2 else [base[0], 0.0], raw.dtype))
-    score = _column(ctx, raw, 1 if second else 0)
-    if base and not second:
-        score = ctx.add(Add(), score, ctx.constant([base[-1]], raw.dtype))
-    limit = ctx.constant(0.5 if positive and len(labels) == 2 else 0.0, raw.dtype)
-    above = ctx.reshape(ctx.add(Greater(), score, limit), raw.shape[0])
-    if len(labels) == 1:
-        return label_by(ctx, above, (0, 1)), ctx.cast(
-            transformed(ctx, score, post if post == "PROBIT" else "NONE"), F32
-        )
-    if second:
-        return label_by(ctx, above, labels), ctx.cast(transformed(ctx, raw, post), F32)
-    return label_by(ctx, above, labels), ctx.cast(second_class(ctx, score, post, one_minus=positive), F32)
+    """Where the specification is silent, what onnxruntime gives, which asks for each row what classes have weights.
+
+    With a weight for the second class its score decides; with none the first score alone makes both columns. Weights
+    of one class only: the labels are those given, by the score's sign, or whether it exceeds 1/2 if no weight is
+    negative. Else they are 1 and 0. Base values of classes without a weight don't count, and two of them make the
+    second score the first and the second base value.
+    """
+    dtype = raw.dtype
+    zero = ctx.constant(0, dtype)
+    pairs = [pair for rows in trees.weights.values() for pair in rows]
+    alone = len({target for target, _ in pairs}) == 1
+    positive = all(weight >= 0 for _, weight in pairs)
+    (s0, s1), (has0, has1) = ([_column(ctx, t, n) for n in (0, 1)] for t in (raw, seen))
+    assert isinstance(s0, Value)
+    assert isinstance(s1, Value)
+    first = ctx.add(Add(), s0, ctx.constant([base[0]], dtype)) if base else s0
+    first = _where(ctx, has0, first, zero)
+    columns = (first, s1)
+    if len(base) == 2:
+        second = ctx.add(Add(), s0, ctx.constant([base[1]], dtype))
+        columns = (_where(ctx, has0, ctx.add(Neg(), second), zero), second)
+    scores = transformed(ctx, ctx.add(Concat(1), *columns), post)
+    decides = columns[1]
+    if isinstance(has1, Value) or not has1.all():
+        single = _single_score(ctx, first, post, len(base), alone, alone and positive)
+        scores, decides = _where(ctx, has1, scores, single), _where(ctx, has1, decides, first)
+    limit = ctx.constant(0.5 if alone and positive else 0.0, dtype)
+    above = ctx.reshape(ctx.add(Greater(), decides, limit), raw.shape[0])
+    return label_by(ctx, above, labels if alone else (0, 1)), ctx.cast(scores, F32)
+
+
+def _single_score(ctx: NodeContext, first: Value, post: str, base: int, alone: bool, positive: bool) -> Value:
+    """Both columns from the first score; the second is 0 where onnxruntime leaves it unset."""
+    nothing = ctx.add(Expand((first.shape[0], 1)), ctx.constant(0, first.dtype))
+    if base == 2:
+        return transformed(ctx, ctx.add(Concat(1), first, nothing), post)
+    if base == 1 and not alone and post != "PROBIT":
+        return ctx.add(Concat(1), first, nothing)
+    return second_class(ctx, first, post, one_minus=positive)
 
 
 # ---- version 5: nodes and leaves in tables of their own
@@ -256,7 +316,8 @@ def _tree_ensemble(ctx: NodeContext) -> Mapped:
         trees.weights[leaf] = [(target, weight)]
     _spread_sets(ctx, trees, [n for n in range(count) if modes[n] == 6], sets)
     trees.roots.extend(ctx.ints("tree_roots"))
-    scores = trees.scores(ctx, x, ctx.integer("n_targets"), ("average", "sum", "min", "max")[aggregate])
+    count = ctx.integer("n_targets")
+    scores = trees.scores(ctx, x, count, ("average", "sum", "min", "max")[aggregate])
     return transformed(ctx, scores, ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")[post])
 
 

@@ -9,7 +9,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ops.elementwise import Abs, Add, Div, Exp, Greater, Log, Mul, Neg, Sigmoid, Sign, Sqrt, Sub, Where
 from rlx.ops.index import Gather
-from rlx.ops.layout import Concat
+from rlx.ops.layout import Concat, Expand
 from rlx.ops.normalize import Softmax
 from rlx.ops.reduction import ReduceMax, ReduceSum
 
@@ -41,7 +41,9 @@ def label_by(ctx: NodeContext, choice: Value, labels: Labels) -> Value:
 
 
 def transformed(ctx: NodeContext, scores: Value, post: str) -> Value:
-    """Scores [N, C] after `post_transform`."""
+    """Scores [N, C] after `post_transform`, of which one score alone knows only PROBIT (as in onnxruntime)."""
+    if scores.shape[-1] == 1 and post in ("LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"):
+        return scores
     match post:
         case "NONE":
             return scores
@@ -81,9 +83,13 @@ def _probit(ctx: NodeContext, x: Value) -> Value:
 
 
 def second_class(ctx: NodeContext, score: Value, post: str, one_minus: bool) -> Value:
-    """The scores [N, 2] of two classes from one, [N, 1]: (1 - s, s) or (-s, s), or the logistic of (-s, s)."""
+    """The scores [N, 2] of two classes from one, [N, 1]: (1 - s, s) or (-s, s), or the logistic of (-s, s).
+
+    For PROBIT onnxruntime sets the first column only; the second is 0 here.
+    """
     if post == "PROBIT":
-        ctx.fail("post_transform='PROBIT' of one score for two classes has no meaning")
+        nothing = ctx.add(Expand((score.shape[0], 1)), ctx.constant(0, score.dtype))
+        return ctx.add(Concat(1), _probit(ctx, score), nothing)
     if one_minus and post != "LOGISTIC":
         return ctx.add(Concat(1), ctx.add(Sub(), ctx.constant(1, score.dtype), score), score)
     pair = ctx.add(Concat(1), ctx.add(Neg(), score), score)
