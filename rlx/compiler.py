@@ -6,7 +6,6 @@ Every arrow is a function of its input and can be printed: `explain(stage)` of a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field
 
 from rlx.backends.base import Backend, CodeGenerator, Executable, LibraryBackend
 from rlx.errors import CompileError
@@ -19,7 +18,7 @@ from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import Dispatch, legalise
 from rlx.plan.order import reorder, usual_extents
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["Admit", "Compilation", "Stages", "compile_graph", "lower_graph", "stages_of"]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import Any, Literal
 
 from rlx.errors import OptionError
-from rlx.records import dataclass
+from rlx.records import dataclass, names_of, replace
 
 __all__ = ["CompileOptions"]
 
@@ -80,7 +79,7 @@ class CompileOptions:
 
     def with_options(self, changes: Mapping[str, Any]) -> CompileOptions:
         """A copy with other values; `OptionError` names an unknown option and lists the known ones."""
-        known = [f.name for f in fields(self)]
+        known = names_of(self)
         for name in changes:
             if name not in known:
                 raise OptionError(f"unknown option {name!r}: known are {', '.join(known)}")

@@ -2,27 +2,56 @@
 
 The standard one compiles the source of up to six methods for each class, which took half of the time in which a
 stored model is loaded. Here `__init__` is compiled once a few objects were made and the list of fields is made when it
-is first asked for, which most programs never do for most classes; the other methods are closures.
+is first asked for, which most programs never do for most classes; the other methods are closures. The standard module,
+slow to load itself, is only imported for what few ask for.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-__all__ = ["dataclass"]
+__all__ = ["dataclass", "field", "names_of", "replace"]
 
 _lock = threading.RLock()
 _FEW = 16  # objects: compiling a method takes as long as making some thirty of them without it
+_MISSING: Any = object()
+
+
+class _Row:
+    """What `__init__`, comparing and showing need of a field."""
+
+    __slots__ = ("compare", "default", "factory", "repr")
+
+    def __init__(
+        self, default: Any = _MISSING, factory: Any = _MISSING, repr: bool = True, compare: bool = True
+    ) -> None:
+        self.default, self.factory, self.repr, self.compare = default, factory, repr, compare
+
+
+def names_of(made: Any) -> tuple[str, ...]:
+    """The names of the fields of a dataclass of this module, or of one of its objects."""
+    return tuple(made._record_rows)
+
 
 if TYPE_CHECKING:
-    from dataclasses import dataclass
+    from dataclasses import dataclass, field, replace
 else:
+
+    def field(
+        *, default: Any = _MISSING, default_factory: Any = _MISSING, repr: bool = True, compare: bool = True
+    ) -> _Row:
+        """A field that is not like the others; see `dataclasses.field` for the options."""
+        return _Row(default, default_factory, repr, compare)
+
+    def replace(made: Any, /, **changes: Any) -> Any:
+        """A copy of an object of a dataclass with other values of some fields."""
+        return type(made)(**{name: getattr(made, name) for name in made._record_rows} | changes)
 
     def dataclass(
         cls: type | None = None, /, *, frozen: bool = False, eq: bool = True, repr: bool = True
@@ -55,25 +84,35 @@ else:
         return make if cls is None else make(cls)
 
 
-class _Row(NamedTuple):
-    default: Any
-    factory: Any
-    compare: bool
-
-
 def _rows(cls: type) -> dict[str, _Row]:
-    """What `__init__` and comparing need of the fields, by name, those of base classes first."""
+    """The fields by name, those of base classes first; what `field` gave makes room for the default."""
     rows: dict[str, _Row] = {}
     for base in reversed(cls.__mro__[1:]):
         rows |= base.__dict__.get("_record_rows", {})
-    for name, kind in inspect.get_annotations(cls).items():
-        if not str(kind).startswith(("ClassVar", "typing.ClassVar")):
-            value = cls.__dict__.get(name, dataclasses.MISSING)
-            if isinstance(value, dataclasses.Field):
-                rows[name] = _Row(value.default, value.default_factory, value.compare is not False)
-            else:
-                rows[name] = _Row(value, dataclasses.MISSING, True)
+    for name in _own(cls):
+        value = cls.__dict__.get(name, _MISSING)
+        row = value if isinstance(value, _Row) else _of_standard(value)
+        rows[name] = row or _Row(value)
+        if row is not None and row.default is _MISSING:
+            delattr(cls, name)
+        elif row is not None:
+            setattr(cls, name, row.default)
     return rows
+
+
+def _of_standard(value: Any) -> _Row | None:
+    """The row for a field of the standard module."""
+    standard = sys.modules.get("dataclasses")
+    if standard is None or not isinstance(value, standard.Field):
+        return None
+    default, factory = (_MISSING if v is standard.MISSING else v for v in (value.default, value.default_factory))
+    return _Row(default, factory, value.repr, value.compare)
+
+
+def _own(cls: type) -> list[str]:
+    """The names of the fields that a class itself declares."""
+    kinds = inspect.get_annotations(cls)
+    return [name for name, kind in kinds.items() if not str(kind).startswith(("ClassVar", "typing.ClassVar"))]
 
 
 class _Fields:
@@ -85,6 +124,15 @@ class _Fields:
     def __get__(self, instance: object, owner: type) -> Any:
         with _lock:
             if self.cls.__dict__["__dataclass_fields__"] is self:
+                import dataclasses
+
+                rows = self.cls.__dict__["_record_rows"]
+                for name in _own(self.cls):
+                    row = rows[name]
+                    default = dataclasses.MISSING if row.default is _MISSING else row.default
+                    factory = dataclasses.MISSING if row.factory is _MISSING else row.factory
+                    options: Any = {"default": default, "default_factory": factory}
+                    setattr(self.cls, name, dataclasses.field(**options, repr=row.repr, compare=row.compare))
                 dataclasses.dataclass(init=False, repr=False, eq=False)(self.cls)  # puts the real ones in its place
             return self.cls.__dict__["__dataclass_fields__"]
 
@@ -118,24 +166,24 @@ class _Init:
             return
         put = object.__setattr__ if self.frozen else setattr
         for name, row in rows.items():
-            value = values.get(name, dataclasses.MISSING)
-            if value is dataclasses.MISSING:
-                value = row.default if row.factory is dataclasses.MISSING else row.factory()
+            value = values.get(name, _MISSING)
+            if value is _MISSING:
+                value = row.default if row.factory is _MISSING else row.factory()
             put(made, name, value)
         if hasattr(self.cls, "__post_init__"):
             made.__post_init__()  # type: ignore[attr-defined]
 
 
 def _init(rows: dict[str, _Row], frozen: bool, post: bool) -> Any:
-    names: dict[str, Any] = {"_set": object.__setattr__, "_missing": dataclasses.MISSING}
+    names: dict[str, Any] = {"_set": object.__setattr__, "_missing": _MISSING}
     arguments, body = ["self"], []
     for name, row in rows.items():
         argument, value = name, name
-        if row.factory is not dataclasses.MISSING:
+        if row.factory is not _MISSING:
             names[f"_new_{name}"] = row.factory
             value = f"_new_{name}() if {name} is _missing else {name}"
             argument = f"{name}=_missing"
-        elif row.default is not dataclasses.MISSING:
+        elif row.default is not _MISSING:
             names[f"_default_{name}"] = row.default
             argument = f"{name}=_default_{name}"
         arguments.append(argument)
@@ -159,9 +207,12 @@ def _compared(names: list[str]) -> tuple[Any, Any]:
 
 
 def _repr(self: Any) -> str:
-    shown = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
+    rows: dict[str, _Row] = self._record_rows
+    shown = ", ".join(f"{name}={getattr(self, name)!r}" for name, row in rows.items() if row.repr)
     return f"{type(self).__qualname__}({shown})"
 
 
 def _refuse(self: Any, name: str, *value: object) -> NoReturn:
-    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    from dataclasses import FrozenInstanceError
+
+    raise FrozenInstanceError(f"cannot assign to field {name!r}")

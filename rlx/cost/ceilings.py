@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, fields
 from functools import cached_property
 from typing import Any
 
 from rlx.cost.pace import Pace, Probe, present
 from rlx.errors import OptionError
-from rlx.records import dataclass
+from rlx.records import dataclass, field, replace
 
 __all__ = ["Ceilings", "guess"]
 

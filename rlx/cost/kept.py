@@ -8,7 +8,6 @@ import math
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from rlx.backends.base import Backend
 from rlx.cost.ceilings import Ceilings, guess
 from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import DeviceUnavailable, RlxError
+from rlx.records import replace
 
 __all__ = ["ceilings_of", "keep", "kept_ceilings", "machine_key", "refine"]
 

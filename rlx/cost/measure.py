@@ -15,7 +15,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ from rlx.cost.suite import (
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph
 from rlx.options import CompileOptions
+from rlx.records import replace
 
 __all__ = ["calibrate"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, replace
 from math import prod
 
 from rlx.ir.graph import Node
@@ -12,7 +11,7 @@ from rlx.kernels.affine import affine, linear_index
 from rlx.kernels.expr import Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, children, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.records import dataclass
+from rlx.records import dataclass, field, replace
 
 __all__ = ["GROUPED", "Work", "kernel_work"]
 

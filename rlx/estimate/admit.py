@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +14,7 @@ from rlx.estimate.system import ADDRESS_SPACE, UNKNOWN, Budget, read_figures
 from rlx.ir.graph import Graph
 from rlx.lean import log
 from rlx.options import CompileOptions
-from rlx.records import dataclass
+from rlx.records import dataclass, names_of, replace
 
 if TYPE_CHECKING:
     from rlx.compiler import Stages
@@ -225,7 +224,7 @@ class StoredAdmission(Admission):
     ) -> None:
         super().__init__(device, options)
         self.model, self.stages = model, stages
-        known = {f.name for f in fields(MemoryEstimate) if f.name.endswith("_bytes")}
+        known = {name for name in names_of(MemoryEstimate) if name.endswith("_bytes")}
         numbers: dict[str, Any] = {k: v for k, v in figures.items() if k in known and type(v) is int and v >= 0}
         if "input_bytes" in numbers:
             numbers["input_bytes"] *= options.input_sets
@@ -284,7 +283,7 @@ def figures_of(admission: Admission) -> dict[str, int]:
     """
     lowered = admission.lowered
     made = admission.library if lowered is None else lowered.at_bounds() or lowered.fixed()
-    sizes = {} if made is None else {f.name: getattr(made, f.name) for f in fields(made)}
+    sizes = {} if made is None else {name: getattr(made, name) for name in names_of(made)}
     found = {name: int(size) for name, size in sizes.items() if name.endswith("_bytes")}
     if "input_bytes" in found:
         found["input_bytes"] //= admission.options.input_sets

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rlx.estimate.memory import MemoryEstimate
 from rlx.importers.formats import is_onnx
 from rlx.ir.graph import Graph
 from rlx.options import CompileOptions
+from rlx.records import replace
 
 __all__ = ["estimate"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import legalise
 from rlx.plan.liveness import Schedule, schedule
 from rlx.plan.plan import make_plan
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["Lowered", "estimate_graph", "estimate_library", "lowered_of"]
 

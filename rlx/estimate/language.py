@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from rlx.errors import ModelFormatError, OptionError
@@ -16,7 +15,7 @@ from rlx.estimate.experts import ExpertTotals
 from rlx.estimate.memory import Axis, MemoryEstimate
 from rlx.importers.gguf import read_gguf_parts
 from rlx.importers.safetensors import SafetensorsFile, read_safetensors, read_safetensors_index
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["KV_DTYPES", "LanguageModelFile", "Stored", "estimate_language_model", "read_gguf_model", "read_hf_model"]
 

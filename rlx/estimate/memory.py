@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.options import parse_bytes
-from rlx.records import dataclass
+from rlx.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from rlx.estimate.experts import ExpertPlan, ExpertTotals

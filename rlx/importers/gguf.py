@@ -10,7 +10,6 @@ import os
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from rlx.errors import ModelFormatError
 from rlx.importers.sources import FileSource
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["GGML_TYPES", "GgmlType", "GgufArray", "GgufFile", "GgufTensor", "read_gguf", "read_gguf_parts"]
 

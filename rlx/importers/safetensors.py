@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from rlx.errors import ModelFormatError
 from rlx.importers.sources import FileSource, check_location
 from rlx.ir.dtype import DTYPES, DType
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["SafetensorsFile", "StoredTensor", "read_safetensors", "read_safetensors_index"]
 

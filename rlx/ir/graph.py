@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +13,7 @@ from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import Encoding
 from rlx.ir.shape import Dim, Guard, Size, Symbol, check_text, collect_guards, symbols
 from rlx.ir.value import Array, TensorType, Value, const_value
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = [
     "OPERATORS",

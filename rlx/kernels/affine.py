@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 
 from rlx.ir.shape import Shape, Size, size_product
 from rlx.kernels.expr import Apply, Expr, Load, Var, as_size, walk
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["Affine", "affine", "linear_index", "row_major"]
 

@@ -7,13 +7,12 @@ while fusing, a buffer in a kernel) and gives one index per axis. A `Reduce` bin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Dim, Size
-from rlx.records import dataclass
+from rlx.records import dataclass, field, names_of, replace
 
 __all__ = [
     "Acc",
@@ -122,7 +121,7 @@ class _Hashed(Expr):
         _ = self._hash  # now, when those of the parts are known: deep trees need no recursion
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, f.name) for f in fields(self))  # hashes differ between processes
+        return type(self), tuple(getattr(self, name) for name in names_of(self))  # hashes differ between processes
 
     def __hash__(self) -> int:
         return self._hash

@@ -7,7 +7,6 @@ anchors (contract, conv, attention) wait as *pending* so that element-wise users
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
@@ -33,7 +32,7 @@ from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.regions import place_extents, place_guards, place_regions
 from rlx.kernels.state_writes import StateWrites, kernel_name
 from rlx.kernels.states import last_readers, order_states
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["Fuser", "Target", "fuse"]
 

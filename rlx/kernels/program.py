@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Array, Node
 from rlx.ir.shape import Guard, Shape, Size, Symbol, evaluate, numel, substitute, upper
-from rlx.records import dataclass
+from rlx.records import dataclass, field, replace
 
 if TYPE_CHECKING:  # a stored program runs without expressions
     from rlx.kernels.experts import ExpertLayer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from rlx.ir.dtype import DTYPES
@@ -12,6 +11,7 @@ from rlx.kernels.expr import Check, Expr, Load, Var, loads, substitute_vars, tra
 from rlx.kernels.lowering import lower_in_place, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.states import Version
+from rlx.records import replace
 
 __all__ = ["StateWrites", "kernel_name"]
 

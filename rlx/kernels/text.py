@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import field
 from itertools import count
 
 from rlx.ir.shape import Dim, Shape, Size, Symbol, format_size, format_symbol
@@ -41,7 +40,7 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import Attention, Contract, Conv
 from rlx.kernels.program import Buffer, Flow, Kernel, Program
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["format_expr", "print_program"]
 

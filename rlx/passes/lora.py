@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection
-from dataclasses import field
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from rlx.ir.shape import Dim, Size, same
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.layout import Transpose
 from rlx.passes.rewrite import Site, rewrite
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["lora"]
 

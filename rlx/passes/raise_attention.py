@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import field
 from typing import Any
 
 from rlx.ir.dtype import DTYPES, DType
@@ -17,7 +16,7 @@ from rlx.ops.layout import Expand, Reshape, Transpose
 from rlx.ops.normalize import Softmax
 from rlx.passes.patterns import either_way, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["raise_attention"]
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import field
 
 import numpy as np
 
 from rlx.ir.graph import Graph, Node, Operator, Output, TensorType, Value, count_readers
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["Site", "copy_leaves", "copy_node", "finish", "joined", "rewrite", "rewrite_all"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 from rlx.ir.shape import usual_size
@@ -11,7 +10,7 @@ from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.plan.bound import lower_bound
 from rlx.plan.interval import DEFAULT_ALIGNMENT, round_up
 from rlx.plan.liveness import lifetimes
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["peak_of", "reorder", "usual_extents"]
 

@@ -9,7 +9,6 @@ its lowest floor, repeated with more weight on the buffers that stood too high, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain, islice
 from typing import Literal
 
@@ -18,7 +17,7 @@ from rlx.plan.bound import lower_bound, peak_step
 from rlx.plan.check import check
 from rlx.plan.greedy import Problem, place, place_floors, sweep, sweep_two_ended
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up, validate
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["Search", "pack", "pack_spaces"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import NameNotFound, OptionError
@@ -13,7 +12,7 @@ from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up, validate
 from rlx.plan.liveness import Schedule, Scratch, bound_extents, lifetimes, outside_buffers, schedule, size_of
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 if TYPE_CHECKING:  # what packs and draws plans is imported where it is used: stored plans need none of it
     from rlx.plan.pack import Search

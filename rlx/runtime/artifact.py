@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -310,8 +309,8 @@ def _merged(file: Container, options: CompileOptions) -> CompileOptions:
     stored = file.facts.get("options")
     if not isinstance(stored, dict):
         return options
-    default = {f.name: f.default for f in fields(CompileOptions)}
-    known = {k: v for k, v in stored.items() if k in CODE_OPTIONS and getattr(options, k) == default[k]}
+    default = CompileOptions()
+    known = {k: v for k, v in stored.items() if k in CODE_OPTIONS and getattr(options, k) == getattr(default, k)}
     return options.with_options(known)
 
 

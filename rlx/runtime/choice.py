@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from rlx.backends import BACKENDS, backend_named
@@ -23,7 +23,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.shape import usual_size
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 from rlx.runtime.policy import DevicePolicy, policy_of
 
 __all__ = ["Candidate", "Decision", "Device", "Turn", "choose", "devices", "devices_for", "usual_extents"]

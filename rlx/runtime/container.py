@@ -16,7 +16,6 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import field
 from io import BufferedReader
 from typing import Any
 
@@ -28,7 +27,7 @@ from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.mapped import Place, identity_of, map_file
 from rlx.lean import sha256
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from rlx.estimate.memory import MemoryEstimate
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
 from rlx.options import CompileOptions
+from rlx.records import names_of
 from rlx.runtime.artifact import load_artifact
 from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
@@ -171,7 +171,7 @@ class Session:
         """What a graph or model file will take in memory, with this session's options; see `rlx.estimate`."""
         from rlx.estimate.api import estimate
 
-        own = {f.name: getattr(self.options, f.name) for f in fields(CompileOptions)}
+        own = {name: getattr(self.options, name) for name in names_of(CompileOptions)}
         return estimate(model, **{**own, **options})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any, NoReturn
 
@@ -20,7 +19,7 @@ from rlx.ir.shape import evaluate
 from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.legalise import Dispatch, legalise
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["Part", "compile_split", "copy_seconds", "partition", "would_split"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import evaluate
 from rlx.passes.dims import apply_dims
 from rlx.passes.rewrite import copy_leaves, copy_node
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import compile
 from rlx.testing.oracle import Tolerance, tolerance

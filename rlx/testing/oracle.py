@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.ops.base import Op
 from rlx.ops.layout import Transpose
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 from rlx.runtime.session import compile
 
 __all__ = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.ops.base import Op
 from rlx.plan.plan import MemoryPlan
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 from rlx.testing.interpret import _anchor_result, _Evaluator
 
 __all__ = ["run_program"]

@@ -9,7 +9,6 @@ beyond it are not read, and sums are taken as they are over an axis of that leng
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from enum import IntEnum
 
 from rlx.backends.cpu import gemm, scalar, vmath
@@ -25,6 +24,7 @@ from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import I64, Acc, Expr, Load, Select, const, guarded, size_expr, substitute_vars, transform, walk
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
 
 __all__ = ["accepts", "accepts_operand", "emit", "layout"]
 

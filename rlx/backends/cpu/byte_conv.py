@@ -6,7 +6,6 @@ in place; others are gathered. Where what is done to the sums is a requantisatio
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import IntEnum
 from math import prod
 
@@ -24,6 +23,7 @@ from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Cast, Expr, Load, Var, const, loads, size_expr, substitute_vars, transform
 from rlx.kernels.lowering import Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
 
 __all__ = [
     "FEW_CHANNELS", "TAG", "TAGS", "accepts", "accepts_product", "as_convolution", "emit", "emit_weights",

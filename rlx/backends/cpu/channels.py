@@ -9,7 +9,6 @@ joins channels with pixels keep their layout.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from rlx.backends.cpu.byte_conv import FEW_CHANNELS
@@ -18,7 +17,7 @@ from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Var, loads, substitute_vars, transform
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["channels_last"]
 

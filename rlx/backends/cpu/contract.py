@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import cast
 
 from rlx.backends.cpu import byte_conv, conv, gemm, packing, scalar
@@ -34,6 +33,7 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
 
 __all__ = ["accepts", "accepts_operand", "emit", "emit_pack", "layout"]
 

@@ -9,7 +9,6 @@ those that Winograd's transforms save products in have code of their own.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import IntEnum
 from typing import Literal, cast
 
@@ -26,6 +25,7 @@ from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import Cast, Expr, Load, Select, const, guarded, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
 
 __all__ = ["accepts", "accepts_operand", "emit", "in_image", "layout"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
 from hashlib import sha256
 
 from rlx.backends.cpu import reductions, scalar
@@ -29,7 +28,7 @@ from rlx.kernels.expr import (
     walk,
 )
 from rlx.kernels.program import Buffer
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["ARGS", "PLACEHOLDER", "Emitter", "Scope", "Value", "name_kernel", "report"]
 

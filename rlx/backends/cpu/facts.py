@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from rlx.ir.graph import Node
 from rlx.ir.shape import Dim, symbols
 from rlx.kernels.program import Buffer, Kernel, node_names
-from rlx.records import dataclass
+from rlx.records import dataclass, names_of
 
 __all__ = ["KernelFacts", "facts_of", "mentioned", "tested_names"]
 
@@ -45,7 +44,7 @@ def facts_of(kernel: Kernel) -> KernelFacts:
     """The facts of a kernel; all its other fields are kept."""
     if isinstance(kernel, KernelFacts):
         return kernel
-    kept: dict[str, Any] = {f.name: getattr(kernel, f.name) for f in fields(Kernel)}
+    kept: dict[str, Any] = {name: getattr(kernel, name) for name in names_of(Kernel)}
     kept |= {"stores": (), "anchor": None, "special": None, "nodes": (), "before": None}
     return KernelFacts(
         **kept,

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from enum import IntEnum
 from typing import Literal
 
@@ -23,7 +22,7 @@ from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, 
 from rlx.backends.cpu.cuts import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.words import Routine
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = [
     "Block",

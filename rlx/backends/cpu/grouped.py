@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import count
 from typing import cast
 
@@ -26,6 +25,7 @@ from rlx.ir.shape import Size, ceildiv, same, size_product
 from rlx.kernels.experts import ExpertLayer, ExpertWeight
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.ops.experts import GroupedMatMul
+from rlx.records import replace
 
 __all__ = ["accepts", "emit", "find_layers", "layout"]
 

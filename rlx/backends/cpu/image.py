@@ -11,7 +11,6 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -31,7 +30,7 @@ from rlx.kernels.program import Buffer, Flow, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.plan.liveness import Schedule
 from rlx.plan.plan import MemoryPlan
-from rlx.records import dataclass
+from rlx.records import dataclass, names_of
 
 __all__ = ["CpuRestorer", "image_of", "restore_image"]
 
@@ -182,7 +181,7 @@ class _Writer(pickle.Pickler):
 
 
 def _values(made: Any) -> tuple[Any, ...]:
-    return tuple(getattr(made, f.name) for f in fields(made))
+    return tuple(getattr(made, name) for name in names_of(made))
 
 
 def _reduce_function(function: Any) -> Any:

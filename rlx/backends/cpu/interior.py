@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from rlx.backends.cpu.emitter import Emitter, Scope
 from rlx.ir.shape import Size
 from rlx.kernels.affine import Affine, affine
 from rlx.kernels.expr import Apply, Expr, Load, Reduce, Select, Var, transform, walk
+from rlx.records import replace
 
 __all__ = ["drop_tests", "index_tests", "interior"]
 

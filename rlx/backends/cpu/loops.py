@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -25,6 +24,7 @@ from rlx.kernels.expr import (
     walk,
 )
 from rlx.kernels.program import Store
+from rlx.records import replace
 
 __all__ = [
     "RESULT",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal, cast
 
 from rlx.backends.cpu.builder import Function, Module, constant, vec
@@ -42,6 +41,7 @@ from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.ops.recurrent import Function as Activation
 from rlx.ops.recurrent import Recurrence
+from rlx.records import replace
 
 __all__ = ["accepts", "emit", "layout"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rlx.backends.cpu import quads
 from rlx.backends.cpu.emitter import Emitter, Scope
 from rlx.backends.cpu.loops import linear_load
@@ -28,7 +26,7 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = ["Requantised", "found", "layout", "number", "store_finishing"]
 

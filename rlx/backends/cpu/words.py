@@ -7,12 +7,11 @@ extents only rewrites words.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer, Flow
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.builder import Function

@@ -8,7 +8,6 @@ functions carry an op out on arrays known at import; they are tried first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +22,7 @@ from rlx.ir.graph import Graph, Operator, TensorType, Value
 from rlx.ir.shape import Size
 from rlx.ops.elementwise import Cast
 from rlx.ops.layout import Reshape, Transpose
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = [
     "DOMAINS",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from rlx.ops.elementwise import Add, Greater, Neg, Where
 from rlx.ops.layout import Concat, Expand, Slice
 from rlx.ops.ml import MODES, TreeEnsemble
 from rlx.ops.reduction import ArgMax
-from rlx.records import dataclass
+from rlx.records import dataclass, field, replace
 
 F32, F64 = DTYPES["f32"], DTYPES["f64"]
 _MODES = {"LEAF": 0, "BRANCH_LEQ": 1, "BRANCH_LT": 2, "BRANCH_GTE": 3, "BRANCH_GT": 4, "BRANCH_EQ": 5, "BRANCH_NEQ": 6}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ from rlx.ir.graph import Graph, TensorType, Value
 from rlx.ir.shape import Dim, Size, upper
 from rlx.ops.elementwise import Cast, Div
 from rlx.ops.layout import Concat, Reshape, SizeOf
-from rlx.records import dataclass
+from rlx.records import dataclass, field
 
 __all__ = ["Attempt", "Import", "MissingNode", "Region", "Run", "Scope", "label_of"]
 
