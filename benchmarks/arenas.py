@@ -68,7 +68,7 @@ POINTS: list[tuple[str, dict[str, Any]]] = [
 ORT = """
 import json, sys
 import numpy as np, onnxruntime as ort
-from rlx.estimate.probe import peak_bytes, resident_bytes
+from rlx.estimate.resident import peak_bytes, resident_bytes
 path, shapes = json.loads(sys.argv[1])
 options = ort.SessionOptions()
 options.enable_cpu_mem_arena = False

@@ -49,9 +49,9 @@ POINTS: list[tuple[str, dict[str, Any]]] = [
 MEASURE = """
 import json, sys
 import numpy as np, rlx
-from rlx.estimate.probe import peak_bytes, resident_bytes
+from rlx.estimate.resident import peak_bytes, resident_bytes
 from rlx.errors import MemoryDeficit
-from rlx.estimate.probe import address_bytes
+from rlx.estimate.resident import address_bytes
 start = resident_bytes()
 path, dims, folder, room = json.loads(sys.argv[1])
 if room:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlx.errors import OptionError
-from rlx.lean import log
+from rlx.lean import log, sha256
 
-__all__ = ["cache_folder", "evict", "path_of", "read_kept", "replacing", "saving", "write_kept"]
+__all__ = ["cache_folder", "content_key", "evict", "path_of", "read_kept", "replacing", "saving", "write_kept"]
 
 
 def cache_folder() -> Path:
@@ -20,6 +20,16 @@ def cache_folder() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("rlx"))
+
+
+def content_key(*parts: str) -> str:
+    """Returns the SHA-256 hex digest of texts; it depends on where one part ends and the next begins."""
+    digest = sha256()
+    for part in parts:
+        data = part.encode()
+        digest.update(b"%d:" % len(data))
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def evict(paths: Iterable[Path], most: int, target: int) -> None:

@@ -49,12 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pretend_vectors(count: int) -> None:
     """Kernels are chosen and laid out for vectors of so many bytes: LLVM cuts longer ones to what this machine has."""
-    from rlx.backends.cpu import jit
+    from rlx.backends.cpu import jit, loader
 
     target = dataclasses.replace(jit.host(), vector_bytes=count)
-    identity = f"{jit.cpu_identity()}, pretending vectors of {count} bytes"
+    identity = f"{loader.cpu_identity()}, pretending vectors of {count} bytes"
     jit.host = lambda: target
-    jit.cpu_identity = lambda: identity
+    loader.cpu_identity = lambda: identity
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -3,49 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from importlib import import_module
-from pathlib import Path
 
-__all__ = ["address_bytes", "main", "peak_bytes", "resident_bytes"]
+from rlx.estimate.resident import address_bytes, peak_bytes, resident_bytes
+
+__all__ = ["main"]
 
 LOADED = ("rlx.importers.onnx", "rlx.runtime.session")  # what loading a file takes besides the compiler
 REPEATED = 192  # nodes of the graph that repeats two kernels
 DISTINCT = 24  # stages of the graph whose kernels all differ
-
-
-def resident_bytes() -> int:
-    """The resident set of this process now."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        import psutil
-
-        return int(psutil.Process().memory_info().rss)
-
-
-def address_bytes() -> int:
-    """The address space that this process has mapped now; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
-def peak_bytes() -> int:
-    """The largest resident set of this process so far."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    import psutil
-
-    info = psutil.Process().memory_info()
-    return int(getattr(info, "peak_wset", info.rss))
 
 
 def main(device: str) -> None:

@@ -11,7 +11,6 @@ from rlx.backends.base import TensorSpec
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError, StaleView
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size
-from rlx.runtime.dlpack import read_dlpack
 
 __all__ = ["Views", "share_memory", "to_array", "to_target", "with_kept"]
 
@@ -45,6 +44,8 @@ def _as_array(spec: TensorSpec, value: Any, what: str) -> Array:
     if isinstance(value, bool | int | float | complex | list | tuple):
         return _from_python(spec, value, what)
     if hasattr(value, "__dlpack__"):
+        from rlx.runtime.dlpack import read_dlpack
+
         try:
             return read_dlpack(value)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -91,6 +92,8 @@ def to_target(spec: TensorSpec, value: Any, what: str) -> Array:
     """The caller's buffer for an output as an array over its memory. Raises `OptionError` unless it can be written."""
     array = value
     if not isinstance(value, np.ndarray):
+        from rlx.runtime.dlpack import read_dlpack
+
         try:
             array = read_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(memoryview(value))
         except (BufferError, RuntimeError, TypeError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,23 +18,21 @@ from rlx.ir.extents import bind_extents, check_extent
 from rlx.ir.graph import Array
 from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
-from rlx.plan.budget import Needs, needs_of
-from rlx.plan.plan import MemoryPlan
-from rlx.runtime.adapters import Adapters
 from rlx.runtime.arrays import Views, share_memory, to_array, to_target, with_kept
-from rlx.runtime.convert import convert as converted
 from rlx.runtime.experts import ExpertControl
-from rlx.runtime.explain import STAGES, explain
 from rlx.runtime.memory import Lifetime, ModelMemory
-from rlx.runtime.states import States
 
 if TYPE_CHECKING:
     from rlx.compiler import Compilation
     from rlx.cost.io_profile import IoProfile
     from rlx.cost.model import Prediction
+    from rlx.plan.budget import Needs
+    from rlx.plan.plan import MemoryPlan
+    from rlx.runtime.adapters import Adapters
     from rlx.runtime.artifact import StoredCompilation
     from rlx.runtime.choice import Decision
     from rlx.runtime.replay import Recorder
+    from rlx.runtime.states import States
     from rlx.runtime.trace import RunTrace
 
 __all__ = ["CompiledGraph", "Results"]
@@ -88,8 +87,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         graph = compilation.leaves
         self.inputs = tuple(spec_of(v) for v in graph.inputs)
         self.params = tuple(spec_of(v) for v in graph.params)
-        self.states = States(self, tuple(spec_of(v) for v in graph.states))
-        self.adapters = Adapters(self)
+        self._declared = tuple(spec_of(v) for v in graph.states)
         self.outputs = tuple(spec_of(o.value, o.name) for o in graph.outputs)
         self._names = tuple(spec.name for spec in self.outputs)
         self._unset = {v.name for v in graph.params if v.data is None}
@@ -123,6 +121,20 @@ class CompiledGraph(Lifetime, ExpertControl):
         """The optional calls that this device supports."""
         return self._executable.capabilities
 
+    @cached_property
+    def states(self) -> States:
+        """What lives between runs, by name."""
+        from rlx.runtime.states import States
+
+        return States(self, self._declared)
+
+    @cached_property
+    def adapters(self) -> Adapters:
+        """The adapters by name, with their scales."""
+        from rlx.runtime.adapters import Adapters
+
+        return Adapters(self)
+
     # ---- params
 
     def set_param(self, name: str, array: Any, *, convert: bool = False) -> dict[str, str]:
@@ -146,6 +158,8 @@ class CompiledGraph(Lifetime, ExpertControl):
                 known = ", ".join(map(repr, specs)) or "none"
                 raise NameNotFound(f"there is no param {name!r}; there are {known}")
             if convert:
+                from rlx.runtime.convert import convert as converted
+
                 encoding = getattr(array, "encoding", None)  # of a weight of a registry
                 array, notes[name] = converted(array, self._param_types[name], f"param {name!r}", encoding)
             ready[name] = self._param(specs[name], array)
@@ -366,8 +380,8 @@ class CompiledGraph(Lifetime, ExpertControl):
         )
         made._attach(self._executable.clone(fresh))
         made._unset, made._changed = set(self._unset), set(self._changed)
-        made.states = States(made, tuple(state.spec for state in self.states._declared.values()))
-        made.adapters = Adapters(made, self.adapters, fresh=fresh)
+        if "adapters" in self.__dict__:
+            made.adapters = type(self.adapters)(made, self.adapters, fresh=fresh)
         return made
 
     def __copy__(self) -> CompiledGraph:
@@ -384,6 +398,8 @@ class CompiledGraph(Lifetime, ExpertControl):
     @property
     def needs(self) -> Needs | None:
         """Bytes of params, packed weights and arena; None for a device that has no program."""
+        from rlx.plan.budget import needs_of
+
         program = self._executable.program
         return None if program is None else needs_of(program, self.plan, self._executable.offloaded_bytes)
 
@@ -484,6 +500,8 @@ class CompiledGraph(Lifetime, ExpertControl):
 
     def explain(self, stage: str = "summary") -> str:
         """What was decided, as text: "summary", "graph", "passes", "dispatch", "fuse" or "plan"."""
+        from rlx.runtime.explain import STAGES, explain
+
         if not isinstance(stage, str) or stage not in STAGES:
             raise OptionError(f"explain: unknown stage {stage!r}; there are {', '.join(STAGES)}")
         return explain(self, stage)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import copy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -15,7 +13,7 @@ from rlx.backends.base import Executable
 from rlx.errors import ClosedError
 from rlx.estimate.admit import COMPILED, Admission, PastAdmission, figures_of
 from rlx.estimate.memory import MemoryEstimate, bytes_text
-from rlx.estimate.probe import peak_bytes, resident_bytes
+from rlx.estimate.resident import peak_bytes, resident_bytes
 from rlx.records import dataclass
 from rlx.runtime.queued import Queued
 
@@ -65,6 +63,8 @@ class ModelMemory:
 
     def with_offloaded(self, nbytes: int) -> ModelMemory:
         """The same for a model, or clone, with that many bytes of its experts not resident."""
+        from copy import copy
+
         made = copy(self)
         made._offloaded = nbytes
         return made
@@ -128,6 +128,8 @@ class ModelMemory:
 
     def past(self) -> ModelMemory:
         """The same figures without the graph, for when it is closed."""
+        from copy import copy
+
         made = copy(self)
         made._admission = PastAdmission(self._admission, self._extents)
         return made
@@ -226,6 +228,8 @@ class Lifetime(Queued):
 
 def give_back() -> None:
     """Collects garbage and has the C allocator hand free memory to the system, where it can."""
+    import gc
+
     gc.collect()
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # other C libraries than glibc have no such call

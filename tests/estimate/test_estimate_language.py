@@ -240,7 +240,7 @@ def test_bound_on_activations_holds_for_a_planned_layer() -> None:
 HUGE = """
 import sys
 import rlx, rlx.estimate
-from rlx.estimate.probe import peak_bytes
+from rlx.estimate.resident import peak_bytes
 found = rlx.estimate(sys.argv[1], "cpu", overhead=0)
 print(found.weight_bytes, peak_bytes(), *(name for name in sys.modules if name in ("llvmlite", "rlx.ops")))
 """

@@ -12,7 +12,7 @@ import pytest
 
 import rlx
 from rlx.errors import ClosedError
-from rlx.estimate.probe import resident_bytes
+from rlx.estimate.resident import resident_bytes
 from rlx.runtime.memory import give_back
 
 MIB = 1 << 20

@@ -139,7 +139,7 @@ def test_sessions_and_clones_over_one_registry_take_arenas_only() -> None:
     """A second session and a clone over 32 MiB of weights grow the process by their arenas of 16 MiB."""
     out = script("""
 import numpy as np, rlx
-from rlx.estimate.probe import resident_bytes
+from rlx.estimate.resident import resident_bytes
 
 registry = rlx.WeightRegistry()
 for n in range(8):

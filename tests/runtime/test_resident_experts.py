@@ -12,7 +12,7 @@ import pytest
 
 import rlx
 from rlx.errors import BusyError, MemoryDeficit, OptionError, ShapeError
-from rlx.estimate.probe import resident_bytes
+from rlx.estimate.resident import resident_bytes
 
 HIDDEN, INNER, EXPERTS = 32, 48, 8
 PANELS = 4 * (2 * HIDDEN * INNER + INNER * HIDDEN)  # bytes of an expert's: INNER and HIDDEN are whole panels

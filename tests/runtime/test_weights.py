@@ -359,7 +359,7 @@ def test_gguf_keeps_blocks_and_decodes_when_asked(tmp_path: Path) -> None:
 
 RSS = """
 import numpy as np, rlx
-from rlx.estimate.probe import resident_bytes
+from rlx.estimate.resident import resident_bytes
 
 n = 2048
 def graph():

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from rlx.backends.cpu.shares import FEW_THREADS, shares, thread_count, wants_shares
-from rlx.backends.cpu.words import Computed, Extents
+from rlx.backends.cpu.shares import shares, wants_shares
+from rlx.backends.cpu.words import FEW_THREADS, Computed, Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate, size_product
 from rlx.records import dataclass
 

@@ -1,22 +1,18 @@
-"""A reader, linker and loader of relocatable ELF64 objects, as LLVM writes them for x86-64, position-independent.
+"""A reader and linker of relocatable ELF64 objects, as LLVM writes them for x86-64, position-independent.
 
-All objects of one load lie in one mapping, so that 32-bit relative addresses always reach; calls to other code go
-through a jump beside it. Code and constants are mapped without write permission. (System V ABI, AMD64, ch. 4)
-Linked code can be stored: to load it is a copy, where reading and relocating objects takes 5 to 10 ms for a small net.
+Calls to other code go through a jump beside it. (System V ABI, AMD64, ch. 4)
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import mmap
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from rlx.backends.cpu.code import JUMP, JUMP_BYTES, PAGE, Code
 from rlx.errors import CompileError
 from rlx.records import dataclass
 
-__all__ = ["Code", "ElfImage", "ElfObject", "is_code", "is_elf", "link", "load", "read", "read_code"]
+__all__ = ["ElfObject", "link", "read"]
 
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
@@ -29,10 +25,6 @@ WRITE, ALLOC = 1, 2  # section flags
 
 R_64, R_PC32, R_PLT32, R_GOTPCREL, R_PC64, R_GOTPCRELX, R_REX_GOTPCRELX = 1, 2, 4, 9, 24, 41, 42
 THROUGH_TABLE = (R_GOTPCREL, R_GOTPCRELX, R_REX_GOTPCRELX)
-JUMP = b"\xff\x25\x00\x00\x00\x00"  # jmp *0(%rip): to the address that follows
-JUMP_BYTES = 16
-CODE_MAGIC = b"rlxcode1"
-PAGE = mmap.PAGESIZE
 
 
 @dataclass(frozen=True)
@@ -75,10 +67,6 @@ class ElfObject:
         return {symbol.name for symbol in self.symbols if symbol.section == 0 and symbol.name}
 
 
-def is_elf(data: bytes) -> bool:
-    return data[:4] == b"\x7fELF"
-
-
 def read(data: bytes) -> ElfObject:
     """Parses an object. Raises CompileError when it is damaged."""
     try:
@@ -99,51 +87,6 @@ def read(data: bytes) -> ElfObject:
 
 def text(data: bytes, start: int) -> str:
     return data[start : data.index(b"\0", start)].decode()
-
-
-@dataclass(frozen=True)
-class Code:
-    """Linked objects, which only the address that they are loaded at is missing from. Offsets are into `image`."""
-
-    image: bytes
-    fixed: int  # bytes of code, constants and jumps, which come before all that is written to
-    jumps: int  # offset of the jumps to other code, one for each of `imports`
-    imports: tuple[str, ...]
-    absolute: tuple[int, ...]  # offsets of 64-bit words to which the address is added
-    symbols: dict[str, int]
-
-    def to_bytes(self) -> bytes:
-        """A form that `read_code` reads."""
-        head = json.dumps([len(self.image), self.fixed, self.jumps, self.imports, self.absolute, self.symbols]).encode()
-        return CODE_MAGIC + struct.pack("<I", len(head)) + head + self.image.rstrip(b"\0")
-
-
-def is_code(data: bytes) -> bool:
-    """Whether the bytes are linked code."""
-    return data[: len(CODE_MAGIC)] == CODE_MAGIC
-
-
-def read_code(data: bytes) -> Code:
-    """The linked code of `Code.to_bytes`. Raises CompileError when it is damaged."""
-    try:
-        start = len(CODE_MAGIC) + 4
-        (length,) = struct.unpack_from("<I", data, len(CODE_MAGIC))
-        size, fixed, jumps, imports, absolute, symbols = json.loads(data[start : start + length])
-        image = data[start + length :].ljust(size, b"\0")
-        offsets = [fixed, jumps, jumps + JUMP_BYTES * len(imports), *symbols.values(), *(at + 8 for at in absolute)]
-        if len(image) != size or not all(type(at) is int and 0 <= at <= size for at in offsets):
-            raise ValueError("an offset lies outside")
-        return Code(image, fixed, jumps, tuple(imports), tuple(absolute), symbols)
-    except (struct.error, TypeError, ValueError, AttributeError) as error:
-        raise CompileError(f"linked code is damaged ({error}); delete the file that it came from") from error
-
-
-class ElfImage:
-    """Loaded code: `symbols` are the addresses of what it defines; valid as long as the image lives."""
-
-    def __init__(self, memory: mmap.mmap, symbols: dict[str, int]) -> None:
-        self.memory = memory
-        self.symbols = symbols
 
 
 def link(objects: Sequence[ElfObject]) -> Code:
@@ -172,20 +115,6 @@ def link(objects: Sequence[ElfObject]) -> Code:
                 defined[symbol.name] = places[symbol.section] + symbol.value
     fixed = jumps + round_up(JUMP_BYTES * len(stubs), PAGE)
     return Code(bytes(image), fixed, jumps, tuple(imports), tuple(absolute), defined)
-
-
-def load(code: Code, resolve: Callable[[str], int]) -> ElfImage:
-    """Loads linked code; `resolve` gives the address of an undefined symbol. Raises CompileError when it can't run."""
-    memory = mmap.mmap(-1, len(code.image), prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    memory[:] = code.image
-    for i, name in enumerate(code.imports):
-        struct.pack_into("<Q", memory, code.jumps + JUMP_BYTES * i + len(JUMP), resolve(name))
-    for at in code.absolute:
-        (value,) = struct.unpack_from("<Q", memory, at)
-        struct.pack_into("<Q", memory, at, (base + value) & (1 << 64) - 1)
-    protect(base, code.fixed)
-    return ElfImage(memory, {name: base + at for name, at in code.symbols.items()})
 
 
 def place(objects: Sequence[ElfObject]) -> tuple[list[dict[int, int]], int, int]:
@@ -239,16 +168,6 @@ def relocate(image: bytearray, obj: ElfObject, places: dict[int, int], stubs: di
             else:
                 raise CompileError(f"the object has a relocation of unknown type {kind}")
     return absolute
-
-
-def protect(base: int, size: int) -> None:
-    mprotect = ctypes.CDLL(None, use_errno=True).mprotect
-    mprotect.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-    if size and mprotect(base, size, mmap.PROT_READ | mmap.PROT_EXEC):
-        raise CompileError(
-            f"the system does not let this process run generated code (mprotect: errno {ctypes.get_errno()}); "
-            "allow executable memory for it or use another device"
-        )
 
 
 def round_up(value: int, multiple: int) -> int:

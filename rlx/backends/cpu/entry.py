@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backends.cpu import jit, runner
+from rlx.backends.cpu import loader, runner
 from rlx.backends.cpu.pool import aligned_words
 from rlx.backends.cpu.pool_native import filled
 from rlx.backends.cpu.runner import CPYTHON, RunBlock
@@ -437,7 +437,7 @@ def method() -> MethodDef:
     library = runner.native().library
     symbols = {name: runner.symbol_address(getattr(pythonapi, name)) for name in ENTRY_NAMES}
     symbols |= {name: library.address(name) for name in ("rlx_acquire", "rlx_go", "rlx_release")}
-    loaded = jit.build(entry_ir(), optimize=True, symbols=symbols)
+    loaded = loader.build(entry_ir(), optimize=True, symbols=symbols)
     for kept in (library, loaded):  # code must outlive every function object
         kept.keep()
     definition = MethodDef(b"run_slots", loaded.address("rlx_entry"), METH_FASTCALL, b"run_slots(*arrays)")

@@ -137,7 +137,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         return next((array for b, array in self.shared.params.items() if b.name == name), None)
 
     def image(self, source: Graph) -> Image:
-        from rlx.backends.cpu.image import image_of
+        from rlx.backends.cpu.imaging import image_of
 
         return image_of(self, source)
 

@@ -1,51 +1,49 @@
-"""LLVM IR text in, loaded machine code out: host target, compilation, symbol check, loading and the kernel cache."""
+"""LLVM IR text in, loaded machine code out: host target, compilation and the kernel cache."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
 import importlib.util
-import platform
-import sys
-import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlx.backends.cpu import elf
-from rlx.backends.cpu.objcache import ObjectCache, content_key
+from rlx.backends.cpu import loader
+from rlx.backends.cpu.code import is_code
+from rlx.backends.cpu.loader import (
+    Bundle,
+    check_object,
+    link,
+    load_object,
+    loads_itself,
+    lock,
+    origins,
+    runtime_objects,
+)
+from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.granted import cpu_count
+from rlx.disk import content_key
 from rlx.errors import CompileError
 from rlx.records import dataclass
 
 __all__ = [
-    "KERNEL_SYMBOLS",
     "Compiling",
     "HostTarget",
-    "Library",
-    "build",
-    "check_object",
     "compile_kernels",
     "compile_object",
-    "cpu_identity",
     "host",
-    "load_object",
-    "load_stored",
     "objects_of",
 ]
 
-# What LLVM itself may call for in a kernel. No allocator and no libm: a kernel that needs one is a bug found here,
-# where it is an error, and not at its first call, where it is a crash.
-KERNEL_SYMBOLS = frozenset({"memcpy", "memmove", "memset"})
 BUNDLE = 16  # kernels a module, at most: emitting a module costs some 2 ms however small it is
 TEXT = 64 << 10  # characters of IR from which a module is large enough: some 0.1 s of compiling
 THREADS = 4  # that compile, at most: each takes some 30 MB
 REFERENCE = b"@"  # starts a cache entry that names the bundle holding the kernel, and the kernel's symbol in it
 
 Item = tuple[str, str, bool]  # name, IR, optimize
-Bundle = tuple[bytes, dict[str, str]]  # an object and, by key, the symbols of the kernels wanted from it
 
 
 @dataclass(frozen=True)
@@ -57,26 +55,6 @@ class HostTarget:
     triple: str
     vector_bytes: int
     cores: int
-
-
-class Library:
-    """Code of one or more objects loaded into this process; it stays loaded as long as the Library lives."""
-
-    def __init__(self, owner: object, find: Callable[[str], int]) -> None:
-        self.owner = owner
-        self.find = find
-
-    def address(self, name: str) -> int:
-        """Returns the address of a defined symbol. Raises CompileError when there is none."""
-        address = self.find(name)
-        if not address:
-            raise CompileError(f"the compiled object defines no function {name!r}")
-        return address
-
-    def keep(self) -> Library:
-        """Never unloads it: a daemon thread may be in its code while the interpreter takes everything down."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
-        return self
 
 
 @functools.cache
@@ -108,12 +86,6 @@ def host() -> HostTarget:
     )
 
 
-@functools.cache
-def loads_itself() -> bool:
-    """Whether objects for this machine are loaded by our own loader, else by LLVM's."""
-    return sys.platform.startswith("linux") and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
-
-
 def target_machine(*, jit: bool = False) -> Any:
     target = llvm().Target.from_triple(host().triple)
     # LLVM's loader may put constants far from code; ours never does.
@@ -124,24 +96,12 @@ def target_machine(*, jit: bool = False) -> Any:
 
 
 @functools.cache
-def cpu_identity() -> str:
-    """What code for this machine depends on, found without LLVM where the system says it."""
-    known = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        return f"{sys.platform} {host().cpu} {host().features} {host().triple}"
-    rows = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in first)]
-    return " ".join((sys.platform, platform.machine(), *(value for name, value in rows if name in known)))
-
-
-@functools.cache
 def compiler_identity() -> str:
     """The machine and the version of LLVM, which is not imported for this."""
     found = importlib.util.find_spec("llvmlite")
     if found is None or found.origin is None:
         raise ImportError("llvmlite is not installed")
-    return f"{cpu_identity()}\n{Path(found.origin).with_name('_version.py').read_text()}"
+    return f"{loader.cpu_identity()}\n{Path(found.origin).with_name('_version.py').read_text()}"
 
 
 @functools.cache
@@ -209,60 +169,12 @@ def compile_object(ir: str, *, optimize: bool) -> bytes:
         return emit(module, machine, optimize=optimize)
 
 
-def check_object(obj: bytes, allowed: Collection[str] = KERNEL_SYMBOLS) -> None:
-    """Raises CompileError when an object needs a symbol that is not allowed; calling such code would be a crash.
-
-    Objects that aren't ELF (macOS, Windows) are not inspected.
-    """
-    if not elf.is_elf(obj):
-        return
-    foreign = elf.read(obj).undefined - set(allowed) - {"_GLOBAL_OFFSET_TABLE_"}
-    if foreign:
-        raise CompileError(
-            f"generated code needs {', '.join(sorted(foreign))}; a kernel may only use {', '.join(sorted(allowed))}"
-        )
-
-
-def load_object(*objs: bytes, symbols: Mapping[str, int] | None = None) -> Library:
-    """Loads checked objects, or one that is linked, into this process; no two may define the same symbol.
-
-    `symbols` are the addresses of what the objects import, besides KERNEL_SYMBOLS.
-    """
-    if loads_itself():
-        code = elf.read_code(objs[0]) if elf.is_code(objs[0]) else elf.link([elf.read(obj) for obj in objs])
-        image = elf.load(code, lambda name: resolve(name, symbols or {}))
-        return Library(image, lambda name: image.symbols.get(name, 0))
-    for name, address in (symbols or {}).items():
-        llvm().add_symbol(name, address)
-    engine = llvm().create_mcjit_compiler(llvm().parse_assembly(""), target_machine(jit=True))
-    for obj in objs:
-        engine.add_object_file(llvm().ObjectFileRef.from_data(obj))
-    engine.finalize_object()
-    return Library(engine, engine.get_function_address)
-
-
-def resolve(name: str, symbols: Mapping[str, int]) -> int:
-    """Returns the address of an imported symbol. Raises CompileError for one that is neither given nor allowed."""
-    if name in symbols:
-        return symbols[name]
-    if name not in KERNEL_SYMBOLS:
-        raise CompileError(f"a loaded object needs {name!r}, and nothing defines it")
-    return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value or 0
-
-
-def build(ir: str, *, optimize: bool, symbols: Mapping[str, int], cache: ObjectCache | None = None) -> Library:
-    """Compiles (or finds in the cache) and loads runtime code that may also use the symbols at the given addresses."""
-    obj = runtime_object(ir, optimize, cache)
-    check_object(obj, KERNEL_SYMBOLS | set(symbols))
-    return load_object(obj, symbols=symbols)
-
-
-def runtime_object(ir: str, optimize: bool, cache: ObjectCache | None = None) -> bytes:
+def runtime_object(ir: str, optimize: bool) -> bytes:
     """The object of runtime code, linked; made once a process."""
     short = content_key(ir, str(optimize))
     obj = runtime_objects.get(short)
     if obj is None:
-        cache, key = cache if cache is not None else default_cache(), object_key(ir, optimize)
+        cache, key = default_cache(), object_key(ir, optimize)
         obj = cache.get(key)
         if obj is None:
             obj = compile_object(ir, optimize=optimize)
@@ -276,7 +188,7 @@ def linked(objs: Sequence[bytes]) -> bytes:
     if not loads_itself():
         (obj,) = objs
         return obj
-    return elf.link([elf.read(obj) for obj in objs]).to_bytes()
+    return link(objs).to_bytes()
 
 
 def object_key(ir: str, optimize: bool) -> str:
@@ -289,11 +201,7 @@ def default_cache() -> ObjectCache:
 
 
 # Kernels of this process by key. They stay loaded: a kernel is a few KB, and any compiled graph may hold its address.
-lock = threading.RLock()
 addresses: dict[str, int] = {}
-origins: dict[int, tuple[bytes, str]] = {}  # address of a kernel -> the object that defines it, and its symbol there
-stored: dict[bytes, Library] = {}  # loaded objects of artifacts
-runtime_objects: dict[str, bytes] = {}  # objects of `build` by the content of their IR
 
 
 def compile_kernels(items: Iterable[Item], *, cache: ObjectCache | None = None) -> dict[str, int]:
@@ -451,23 +359,6 @@ def objects_of(kernels: Mapping[str, int]) -> list[Bundle]:
     for name, address in kernels.items():
         obj, symbol = origins[address]
         found.setdefault(obj, {})[name] = symbol
-    if not found or not loads_itself() or any(map(elf.is_code, found)):
+    if not found or not loads_itself() or any(map(is_code, found)):
         return list(found.items())
     return [(linked(list(found)), {name: symbol for symbols in found.values() for name, symbol in symbols.items()})]
-
-
-def load_stored(objects: Sequence[Bundle]) -> dict[str, int]:
-    """Loads objects that `objects_of` gave, equal ones once a process; returns the addresses of kernels by name."""
-    made: dict[str, int] = {}
-    with lock:
-        fresh = {obj for obj, _ in objects if obj not in stored}
-        plain = [obj for obj in fresh if not elf.is_code(obj)]
-        for obj in plain:
-            check_object(obj)
-        for group in ([plain] if plain else []) + [[obj] for obj in fresh if elf.is_code(obj)]:
-            stored.update(dict.fromkeys(group, load_object(*group).keep()))
-        for obj, symbols in objects:
-            for name, symbol in symbols.items():
-                made[name] = stored[obj].address(symbol)
-                origins[made[name]] = (obj, symbol)
-    return made

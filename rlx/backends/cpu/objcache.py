@@ -9,7 +9,7 @@ from pathlib import Path
 from rlx.disk import cache_folder, evict, replacing
 from rlx.lean import log, sha256
 
-__all__ = ["ObjectCache", "content_key"]
+__all__ = ["ObjectCache"]
 
 CACHE_FORMAT = 2
 DEFAULT_MAX_BYTES = 512 << 20
@@ -17,16 +17,6 @@ MAGIC = b"rlxobj%02d" % CACHE_FORMAT
 DIGEST_BYTES = 32
 KEEP_AFTER_EVICTION = 0.9  # evict somewhat below the bound, so that not every put has to scan the folder
 SCANS = 32  # the folder is looked through each time that this part of the bound has been written
-
-
-def content_key(*parts: str) -> str:
-    """Returns the SHA-256 hex digest of texts; it depends on where one part ends and the next begins."""
-    digest = sha256(b"%d" % CACHE_FORMAT)
-    for part in parts:
-        data = part.encode()
-        digest.update(b"%d:" % len(data))
-        digest.update(data)
-    return digest.hexdigest()
 
 
 class ObjectCache:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backends.cpu import jit
+from rlx.backends.cpu import loader
 from rlx.backends.cpu.pool import aligned_words, pool
 from rlx.backends.cpu.pool_native import START, STATE, filled, pool_ir
 from rlx.backends.granted import MAX_THREADS
@@ -406,7 +406,7 @@ class Native:
     """The runtime's native functions; all of them are called with the GIL held and give it back held."""
 
     def __init__(self, *, futex: bool | None = None) -> None:
-        self.library = jit.build(runtime_ir(futex=futex), optimize=True, symbols=runtime_symbols())
+        self.library = loader.build(runtime_ir(futex=futex), optimize=True, symbols=runtime_symbols())
         convention = ctypes.PYFUNCTYPE if CPYTHON else ctypes.CFUNCTYPE
         function = convention(ctypes.c_int64, ctypes.c_size_t)
         self.acquire: Callable[[int], int] = function(self.library.address("rlx_acquire"))

@@ -9,20 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.words import THREADS, Extents
+from rlx.backends.cpu.words import FEW_THREADS
 
-__all__ = ["FEW_THREADS", "shares", "thread_count", "wants_shares"]
+__all__ = ["shares", "wants_shares"]
 
-FEW_THREADS = 4  # up to so many, work is cut alike
 TURNS = 4  # chunks for each thread, from which on little is lost at the end
 SPREAD = 0.1  # of a chunk's time by which some take longer
 START = 1e-6  # seconds that a chunk takes to begin
 CLAIM = 0.1e-6  # seconds for which claiming it holds up the other threads
-
-
-def thread_count(extents: Extents) -> int:
-    """The threads of the run that is bound."""
-    return extents[THREADS]
 
 
 def wants_shares(chunks: int, threads: int) -> bool:

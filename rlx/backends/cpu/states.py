@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from rlx.backends.base import Executable
-from rlx.backends.cpu import jit, runner
+from rlx.backends.cpu import loader, runner
 from rlx.backends.cpu.binding import Binding, aligned_bytes, as_array
 from rlx.backends.cpu.pool import aligned_words
 from rlx.ir.graph import Array
@@ -105,9 +105,9 @@ out:
 
 
 @functools.cache
-def feed_code() -> jit.Library:
+def feed_code() -> loader.Library:
     """The phase that gives fed states their new memory."""
-    return jit.build(FEED_IR.replace("$RESULT", str(runner.RESULT)), optimize=True, symbols={})
+    return loader.build(FEED_IR.replace("$RESULT", str(runner.RESULT)), optimize=True, symbols={})
 
 
 @dataclass(eq=False)

@@ -6,7 +6,6 @@ which it replaces what depends on these params.
 
 from __future__ import annotations
 
-import copy
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -102,7 +101,9 @@ class Shared:
                 return self
             if self.prepared or all(b in self.params for b in self.program.params):
                 self._update()  # before there are two that would pack
-            made = copy.copy(self)
+            from copy import copy
+
+            made = copy(self)
             made.params, made.keys, made.memory = dict(self.params), dict(self.keys), dict(self.memory)
             made.residency = self.residency.copy()
             made.dirty, made.gate, made.users = set(self.dirty), RunBlock(), weakref.WeakSet([user])

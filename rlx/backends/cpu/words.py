@@ -17,13 +17,19 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.builder import Function
 
 __all__ = [
-    "THREADS", "Computed", "Extents", "KernelCode", "Link", "Pointer", "Routine", "Scratch", "Word", "WordTable",
-    "once",
+    "FEW_THREADS", "THREADS", "Computed", "Extents", "KernelCode", "Link", "Pointer", "Routine", "Scratch", "Word",
+    "WordTable", "once", "thread_count",
 ]  # fmt: skip
 
 THREADS = "\0threads"  # the number of threads of a run, among its extents: no dim has such a name
+FEW_THREADS = 4  # up to so many, work is cut alike
 Extents = Mapping[str, int]
 T = TypeVar("T")
+
+
+def thread_count(extents: Extents) -> int:
+    """The threads of the run that is bound."""
+    return extents[THREADS]
 
 
 class Once(Generic[T]):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.builder import Function, Module, constant, int_of, suffix, vec, width
-from rlx.backends.cpu.jit import compile_object, load_object
+from rlx.backends.cpu.jit import compile_object
+from rlx.backends.cpu.loader import load_object
 
 keep = []
 

@@ -18,7 +18,8 @@ from rlx.backends.cpu.gemm import (
     packed_elements,
     tile_for,
 )
-from rlx.backends.cpu.jit import compile_object, host, load_object
+from rlx.backends.cpu.jit import compile_object, host
+from rlx.backends.cpu.loader import load_object
 from rlx.backends.cpu.packing import pack_b
 
 DTYPES = {"f32": np.float32, "f64": np.float64}

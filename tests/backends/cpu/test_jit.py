@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.backends.cpu import elf, jit
-from rlx.backends.cpu.objcache import ObjectCache, content_key
+from rlx.backends.cpu import elf, jit, loader
+from rlx.backends.cpu.code import is_code, read_code
+from rlx.backends.cpu.objcache import ObjectCache
+from rlx.disk import content_key
 from rlx.errors import CompileError
 
 HEAD = "(ptr %words, i64 %chunk, ptr %ctx, i64 %worker) {\n"
@@ -52,8 +54,8 @@ def test_llvmlite_is_not_imported_with_the_backend() -> None:
 def test_a_compiled_object_runs(optimize: bool) -> None:
     """Text becomes code that does what it says, at both levels."""
     obj = jit.compile_object(store_kernel("k", 41), optimize=optimize)
-    jit.check_object(obj)
-    assert run(jit.load_object(obj).address("k")) == 41
+    loader.check_object(obj)
+    assert run(loader.load_object(obj).address("k")) == 41
 
 
 def test_optimize_vectorises_loops() -> None:
@@ -75,7 +77,7 @@ def test_multiply_and_add_are_not_contracted() -> None:
         "  %a = load float, ptr %p\n  %m = fmul float %a, %a\n  %s = fsub float %m, 1.0\n"
         "  store float %s, ptr %q\n  ret void\n}\n"
     )
-    library = jit.load_object(jit.compile_object(ir, optimize=True))
+    library = loader.load_object(jit.compile_object(ir, optimize=True))
     data = np.array([1 + 2**-12, 0], np.float32)
     words = np.array([data.ctypes.data], np.int64)
     ctypes.CFUNCTYPE(None, ctypes.c_size_t)(library.address("k"))(words.ctypes.data)
@@ -93,7 +95,7 @@ def test_foreign_symbols_are_rejected(name: str) -> None:
     """Code that needs an allocator, libm, a compiler runtime or an unknown symbol is refused before it is loaded."""
     ir = f"declare void @{name}()\ndefine void @k{HEAD}  call void @{name}()\n  ret void\n}}\n"
     with pytest.raises(CompileError, match=name):
-        jit.check_object(jit.compile_object(ir, optimize=False))
+        loader.check_object(jit.compile_object(ir, optimize=False))
     with pytest.raises(CompileError, match=name):
         jit.compile_kernels([("k", ir, False)], cache=ObjectCache("/nonexistent/rlx"))
 
@@ -108,8 +110,8 @@ def test_memory_intrinsics_may_call_libc() -> None:
     )
     obj = jit.compile_object(ir, optimize=False)
     assert elf.read(obj).undefined == {"memcpy"}
-    jit.check_object(obj)
-    library = jit.load_object(obj)
+    loader.check_object(obj)
+    library = loader.load_object(obj)
     source, target = np.arange(1000, dtype=np.int64), np.zeros(1000, np.int64)
     words = np.array([target.ctypes.data, source.ctypes.data, source.nbytes], np.int64)
     ctypes.CFUNCTYPE(None, ctypes.c_size_t)(library.address("k"))(words.ctypes.data)
@@ -133,7 +135,7 @@ def test_constants_tables_and_globals_are_loaded() -> None:
         "  %t = load i64, ptr %q\n  %a = add i64 %v, %t\n  %b = add i64 %a, %new\n"
         "  store i64 %b, ptr %p\n  ret void\n}\n"
     )
-    library = jit.load_object(jit.compile_object(ir, optimize=False))
+    library = loader.load_object(jit.compile_object(ir, optimize=False))
     call = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int64)(library.address("k"))
     out = np.zeros(1, np.int64)
     words = np.array([out.ctypes.data], np.int64)
@@ -147,14 +149,14 @@ def test_objects_that_define_one_symbol_twice_are_refused() -> None:
     """Which of two equal symbols would be called is never left to chance."""
     objs = [jit.compile_object(store_kernel("k", value), optimize=False) for value in (1, 2)]
     with pytest.raises(CompileError, match="'k'"):
-        jit.load_object(*objs)
+        loader.load_object(*objs)
 
 
 def test_a_damaged_object_is_a_compile_error() -> None:
     """Truncated bytes never reach the loader's copy loop."""
     obj = jit.compile_object(store_kernel("k", 1), optimize=False)
     with pytest.raises(CompileError, match="damaged"):
-        jit.check_object(obj[:100])
+        loader.check_object(obj[:100])
 
 
 def test_linked_code_is_the_same_after_a_file() -> None:
@@ -167,14 +169,14 @@ def test_linked_code_is_the_same_after_a_file() -> None:
     texts = [f"{tables.format(50 + i)}define void @k{i}{body}" for i in range(3)]
     objs = [jit.compile_object(text, optimize=False) for text in texts]
     code = jit.linked(objs)
-    if not elf.is_code(code):
+    if not is_code(code):
         pytest.skip("LLVM loads the objects here")
-    assert elf.read_code(code).absolute, "the pointers to constants"
-    loaded = jit.load_object(code)
+    assert read_code(code).absolute, "the pointers to constants"
+    loaded = loader.load_object(code)
     assert [run(loaded.address(f"k{i}")) for i in range(3)] == [50, 51, 52]
     for damaged in (code[:9], code[:40], code.replace(b'"k1": ', b'"k1": 9999999'), code.replace(b"[", b"{", 1)):
         with pytest.raises(CompileError, match="damaged"):
-            jit.load_object(damaged)
+            loader.load_object(damaged)
 
 
 def test_kernels_come_back_by_name(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 import rlx
 from rlx.backends.cpu.cuts import ConvCut, DepthwiseCut, chunking
 from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.shares import FEW_THREADS, shares
-from rlx.backends.cpu.words import THREADS
+from rlx.backends.cpu.shares import shares
+from rlx.backends.cpu.words import FEW_THREADS, THREADS
 
 RNG = np.random.default_rng(11)
 

@@ -11,7 +11,8 @@ import pytest
 
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.builder import Function, Module, vec
-from rlx.backends.cpu.jit import compile_object, host, load_object
+from rlx.backends.cpu.jit import compile_object, host
+from rlx.backends.cpu.loader import load_object
 
 DTYPES = {"f32": np.float32, "f64": np.float64}
 SCALARS = {"f32": "float", "f64": "double"}

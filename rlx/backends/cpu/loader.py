@@ -1,0 +1,158 @@
+"""Machine code into this process: objects are checked and loaded, without LLVM where our own loader can do it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from rlx.backends.cpu import code
+from rlx.disk import content_key
+from rlx.errors import CompileError
+
+__all__ = [
+    "KERNEL_SYMBOLS",
+    "Bundle",
+    "Library",
+    "build",
+    "check_object",
+    "cpu_identity",
+    "load_object",
+    "load_stored",
+    "loads_itself",
+]
+
+# What LLVM itself may call for in a kernel. No allocator and no libm: a kernel that needs one is a bug found here,
+# where it is an error, and not at its first call, where it is a crash.
+KERNEL_SYMBOLS = frozenset({"memcpy", "memmove", "memset"})
+
+Bundle = tuple[bytes, dict[str, str]]  # an object and, by key, the symbols of the kernels wanted from it
+
+lock = threading.RLock()
+origins: dict[int, tuple[bytes, str]] = {}  # address of a kernel -> the object that defines it, and its symbol there
+stored: dict[bytes, Library] = {}  # loaded objects of artifacts
+runtime_objects: dict[str, bytes] = {}  # objects of `build` by the content of their IR
+
+
+class Library:
+    """Code of one or more objects loaded into this process; it stays loaded as long as the Library lives."""
+
+    def __init__(self, owner: object, find: Callable[[str], int]) -> None:
+        self.owner = owner
+        self.find = find
+
+    def address(self, name: str) -> int:
+        """Returns the address of a defined symbol. Raises CompileError when there is none."""
+        address = self.find(name)
+        if not address:
+            raise CompileError(f"the compiled object defines no function {name!r}")
+        return address
+
+    def keep(self) -> Library:
+        """Never unloads it: a daemon thread may be in its code while the interpreter takes everything down."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        return self
+
+
+@functools.cache
+def loads_itself() -> bool:
+    """Whether objects for this machine are loaded by our own loader, else by LLVM's."""
+    return sys.platform.startswith("linux") and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
+
+
+@functools.cache
+def cpu_identity() -> str:
+    """What code for this machine depends on, found without LLVM where the system says it."""
+    known = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")
+    try:
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        from rlx.backends.cpu.jit import host
+
+        return f"{sys.platform} {host().cpu} {host().features} {host().triple}"
+    rows = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in first)]
+    return " ".join((sys.platform, platform.machine(), *(value for name, value in rows if name in known)))
+
+
+def check_object(obj: bytes, allowed: Collection[str] = KERNEL_SYMBOLS) -> None:
+    """Raises CompileError when an object needs a symbol that is not allowed; calling such code would be a crash.
+
+    Objects that aren't ELF (macOS, Windows) are not inspected.
+    """
+    if not obj.startswith(b"\x7fELF"):
+        return
+    from rlx.backends.cpu import elf
+
+    foreign = elf.read(obj).undefined - set(allowed) - {"_GLOBAL_OFFSET_TABLE_"}
+    if foreign:
+        raise CompileError(
+            f"generated code needs {', '.join(sorted(foreign))}; a kernel may only use {', '.join(sorted(allowed))}"
+        )
+
+
+def load_object(*objs: bytes, symbols: Mapping[str, int] | None = None) -> Library:
+    """Loads checked objects, or one that is linked, into this process; no two may define the same symbol.
+
+    `symbols` are the addresses of what the objects import, besides KERNEL_SYMBOLS.
+    """
+    if loads_itself():
+        linked = code.read_code(objs[0]) if code.is_code(objs[0]) else link(objs)
+        image = code.load(linked, lambda name: resolve(name, symbols or {}))
+        return Library(image, lambda name: image.symbols.get(name, 0))
+    from rlx.backends.cpu.jit import llvm, target_machine
+
+    for name, address in (symbols or {}).items():
+        llvm().add_symbol(name, address)
+    engine = llvm().create_mcjit_compiler(llvm().parse_assembly(""), target_machine(jit=True))
+    for obj in objs:
+        engine.add_object_file(llvm().ObjectFileRef.from_data(obj))
+    engine.finalize_object()
+    return Library(engine, engine.get_function_address)
+
+
+def link(objs: Sequence[bytes]) -> code.Code:
+    """The objects put together."""
+    from rlx.backends.cpu import elf
+
+    return elf.link([elf.read(obj) for obj in objs])
+
+
+def resolve(name: str, symbols: Mapping[str, int]) -> int:
+    """Returns the address of an imported symbol. Raises CompileError for one that is neither given nor allowed."""
+    if name in symbols:
+        return symbols[name]
+    if name not in KERNEL_SYMBOLS:
+        raise CompileError(f"a loaded object needs {name!r}, and nothing defines it")
+    return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value or 0
+
+
+def build(ir: str, *, optimize: bool, symbols: Mapping[str, int]) -> Library:
+    """Loads runtime code, compiled or found in the cache, that may also use the symbols at the given addresses."""
+    obj = runtime_objects.get(content_key(ir, str(optimize)))
+    if obj is None:
+        from rlx.backends.cpu.jit import runtime_object
+
+        obj = runtime_object(ir, optimize)
+    check_object(obj, KERNEL_SYMBOLS | set(symbols))
+    return load_object(obj, symbols=symbols)
+
+
+def load_stored(objects: Sequence[Bundle]) -> dict[str, int]:
+    """Loads objects that `objects_of` gave, equal ones once a process; returns the addresses of kernels by name."""
+    made: dict[str, int] = {}
+    with lock:
+        fresh = {obj for obj, _ in objects if obj not in stored}
+        plain = [obj for obj in fresh if not code.is_code(obj)]
+        for obj in plain:
+            check_object(obj)
+        for group in ([plain] if plain else []) + [[obj] for obj in fresh if code.is_code(obj)]:
+            stored.update(dict.fromkeys(group, load_object(*group).keep()))
+        for obj, symbols in objects:
+            for name, symbol in symbols.items():
+                made[name] = stored[obj].address(symbol)
+                origins[made[name]] = (obj, symbol)
+    return made
