@@ -20,7 +20,7 @@ from rlx.records import dataclass
 if TYPE_CHECKING:
     from rlx.kernels.lowering import Anchor
     from rlx.kernels.program import Kernel, Program
-    from rlx.plan.plan import MemoryPlan
+    from rlx.plan.arena import MemoryPlan
 
 __all__ = [
     "Availability",
@@ -107,11 +107,11 @@ class DeviceMemory:
 def host_memory() -> DeviceMemory:
     """The memory of this machine; what is free is what can be had without swapping."""
     with suppress(OSError, ValueError):
-        with open("/proc/meminfo", encoding="ascii") as file:  # psutil says the same, but is slow to import
+        with open("/proc/meminfo", "rb") as file:  # psutil says the same, but is slow to import
             rows = (line.split() for line in file)
-            kib = {row[0]: int(row[1]) for row in rows if row[0] in ("MemTotal:", "MemAvailable:")}
+            kib = {row[0]: int(row[1]) for row in rows if row[0] in (b"MemTotal:", b"MemAvailable:")}
         if len(kib) == 2:
-            return DeviceMemory(1024 * kib["MemAvailable:"], 1024 * kib["MemTotal:"])
+            return DeviceMemory(1024 * kib[b"MemAvailable:"], 1024 * kib[b"MemTotal:"])
     import psutil
 
     try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from rlx.backends.base import CodeGenerator, DeviceMemory
 from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead, known_overhead
 from rlx.estimate.memory import MemoryEstimate, bytes_text, deficit_text
-from rlx.estimate.system import ADDRESS_SPACE, UNKNOWN, Budget, read_figures
+from rlx.estimate.stored import SMALL, Device
+from rlx.estimate.system import ADDRESS_SPACE, COMPILED, UNKNOWN, Budget, read_figures
 from rlx.ir.graph import Graph
 from rlx.lean import log
 from rlx.options import CompileOptions
@@ -21,25 +22,14 @@ if TYPE_CHECKING:
     from rlx.estimate.graph import Lowered
     from rlx.kernels.program import Program
 
-__all__ = ["COMPILED", "Admission", "PastAdmission", "StoredAdmission", "admit_compiler", "figures_of", "plenty"]
+__all__ = ["Admission", "CarefulAdmission", "PastAdmission", "admit_compiler", "figures_of", "plenty"]
 
 _WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='allow'"
 _NO_COMPILER = "Raise the limit, load an artifact (which brings no compiler), or pass over_budget='allow'"
 
 PLENTY = 1 << 30  # bytes, far more than compiling takes
-SMALL = 16 << 10  # bytes from which on it is worth the time to ask the system what it has
 
-COMPILED: set[str] = set()  # the devices that something was compiled for in this process
 _admitted: set[str] = set()  # the devices whose compiler was let into this process
-
-
-class Device(Protocol):
-    """What is asked of a device here."""
-
-    @property
-    def name(self) -> str: ...
-
-    def memory(self) -> DeviceMemory: ...
 
 
 class Admission:
@@ -208,7 +198,7 @@ class NamedDevice:
         return DeviceMemory(None, None)
 
 
-class StoredAdmission(Admission):
+class CarefulAdmission(Admission):
     """The same for code that was stored with the figures of its estimate, and compiles nothing.
 
     Only for estimates of other extents are the stages of the compiler gone through, by `stages`.
@@ -219,16 +209,16 @@ class StoredAdmission(Admission):
         device: Device,
         options: CompileOptions,
         model: str,
-        figures: Mapping[str, Any],
+        figures: Mapping[str, int],
         stages: Callable[[], Stages],
     ) -> None:
         super().__init__(device, options)
         self.model, self.stages = model, stages
-        known = {name for name in names_of(MemoryEstimate) if name.endswith("_bytes")}
-        numbers: dict[str, Any] = {k: v for k, v in figures.items() if k in known and type(v) is int and v >= 0}
-        if "input_bytes" in numbers:
-            numbers["input_bytes"] *= options.input_sets
-        self.stored = MemoryEstimate(model, device.name, **numbers) if numbers else None
+        known = {name: size for name, size in figures.items() if name in names_of(MemoryEstimate)}
+        self.stored = MemoryEstimate(model, device.name, **known) if known else None  # type: ignore[arg-type]
+
+    def ask_stored(self) -> None:
+        """The question before what is stored is loaded."""
         if self.stored is not None:
             self.ask(replace(self.stored, overhead_bytes=0))
 
@@ -267,7 +257,7 @@ class PastAdmission(Admission):
 
     def __init__(self, asked: Admission, extents: Mapping[str, int] | None) -> None:
         super().__init__(asked.backend, asked.options)
-        unknown = isinstance(asked, StoredAdmission) and asked.lowered is None and extents != {}
+        unknown = isinstance(asked, CarefulAdmission) and asked.lowered is None and extents != {}
         made = None if unknown else asked.predicted(extents)
         self.model, self.overhead = asked.model, asked.overhead
         self.made = None if made is None else replace(made, axes={}, choices=None)  # these hold the graph

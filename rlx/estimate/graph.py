@@ -22,7 +22,8 @@ from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import legalise
-from rlx.plan.liveness import Schedule, schedule
+from rlx.plan.arena import Schedule
+from rlx.plan.liveness import schedule
 from rlx.plan.plan import make_plan
 from rlx.records import dataclass, replace
 

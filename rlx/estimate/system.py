@@ -20,6 +20,7 @@ from rlx.records import dataclass
 
 __all__ = [
     "ADDRESS_SPACE",
+    "COMPILED",
     "UNKNOWN",
     "Answer",
     "Budget",
@@ -34,6 +35,7 @@ DEFAULT_FRACTION = 0.8
 FRACTION_VARIABLE = "RLX_SOFT_MEMORY_FRACTION"
 BYTES_VARIABLE = "RLX_SOFT_MEMORY_BUDGET_BYTES"
 ADDRESS_SPACE = "address space"  # the room that RLIMIT_AS leaves
+COMPILED: set[str] = set()  # the devices that something was compiled for in this process
 NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of a page
 
 
@@ -52,7 +54,10 @@ Answer = bool | Unknown
 
 @dataclass(frozen=True)
 class CgroupLevel:
-    """Limit (None: none) and usage of one memory control group, in bytes; usage leaves out file pages it can drop."""
+    """Limit (None: none) and usage of one memory control group, in bytes.
+
+    Where there is a limit, usage leaves out file pages that the group can drop.
+    """
 
     limit: int | None
     usage: int
@@ -295,8 +300,9 @@ def _level(folder: Path, limit_name: str, usage_name: str, droppable: str) -> Cg
     try:
         limit_text = (folder / limit_name).read_text().strip()
         usage = int((folder / usage_name).read_text())
-        limit = None if limit_text == "max" else int(limit_text)
+        limit = NO_LIMIT if limit_text == "max" else int(limit_text)
     except (OSError, ValueError):
         return None
-    files = _fields(folder / "memory.stat").get(droppable, 0)
-    return CgroupLevel(None if limit is None or limit >= NO_LIMIT else limit, max(0, usage - files))
+    if limit >= NO_LIMIT:
+        return CgroupLevel(None, usage)  # the statistics take the system long to make
+    return CgroupLevel(limit, max(0, usage - _fields(folder / "memory.stat").get(droppable, 0)))

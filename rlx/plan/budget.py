@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlx.kernels.program import Program
-from rlx.plan.plan import MemoryPlan
+from rlx.plan.arena import MemoryPlan
 
 __all__ = ["Needs", "needs_of"]
 

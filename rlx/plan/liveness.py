@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from rlx.errors import CompileError, OptionError
-from rlx.ir.shape import Size, evaluate, numel
+from rlx.ir.shape import Size
 from rlx.kernels.program import Buffer, Kernel, Program, loop_spans
+from rlx.plan.arena import Schedule, size_of
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval
 from rlx.records import dataclass
 
 __all__ = [
-    "Lifetimes", "Schedule", "Scratch", "bound_extents", "lifetimes", "outside_buffers", "schedule", "size_of",
+    "Lifetimes", "Scratch", "bound_extents", "lifetimes", "outside_buffers", "schedule",
 ]  # fmt: skip
 
 _KINDS = {
@@ -19,25 +20,6 @@ _KINDS = {
 }  # fmt: skip
 
 Scratch = tuple[str, int, int]  # name, step, bytes: working memory of one kernel
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What planning needs of a program, whatever the extents.
-
-    `ranges`: [start, stop) of each root buffer of the arena over the steps of `program.run`, in order of writing;
-    `makers`: the kernel that writes it; `operands`: the buffers that die there and whose place it may take; `bounds`:
-    every dim at its upper bound, None where a dim or a size has none. `outside`: the ranges of what lives elsewhere
-    (inputs to their last reader, all others for the whole run); `views`: the views that kernels and outputs use.
-    """
-
-    ranges: dict[Buffer, tuple[int, int]]
-    makers: dict[Buffer, Kernel]
-    operands: dict[Buffer, tuple[Buffer, ...]]
-    bounds: dict[str, int] | None
-    kernels: tuple[Kernel, ...]
-    outside: dict[Buffer, tuple[int, int]]
-    views: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True)
@@ -160,27 +142,6 @@ def outside_buffers(plan: Schedule, include: Collection[str]) -> list[Buffer]:
         raise OptionError(f"include={unknown[0]!r}: expected some of {', '.join(_KINDS)}")
     kinds = {_KINDS[name] for name in include}
     return [buffer for buffer in plan.outside if buffer.kind in kinds]
-
-
-def size_of(
-    buffer: Buffer,
-    extents: Mapping[str, int],
-    at_bounds: bool,
-    element_width: int | None = None,
-    spread: Mapping[str, Size] | None = None,
-) -> int:
-    """Bytes of a buffer; the most that they can be where the extents are the bounds, or over the range of `spread`."""
-    if element_width is not None:
-        if buffer.encoding is not None or buffer.dtype.bits > 8 * element_width:
-            raise OptionError(
-                f"buffer {buffer.name!r} of {buffer.encoding or buffer.dtype} does not fit the element_width of "
-                f"{element_width} bytes: widen it, or plan without one"
-            )
-        count = numel([evaluate(size, extents) for size in buffer.shape])
-        assert isinstance(count, int)
-        return count * element_width
-    bound = buffer.bound() if at_bounds else buffer.most({**extents, **spread}) if spread else None
-    return buffer.nbytes(dict(extents)) if bound is None else bound
 
 
 def _bounds(program: Program, buffers: Mapping[Buffer, object]) -> dict[str, int] | None:

@@ -16,7 +16,7 @@ from rlx.backends import restorer_named
 from rlx.backends.base import Executable, Image
 from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError
-from rlx.estimate.admit import StoredAdmission
+from rlx.estimate.stored import StoredAdmission
 from rlx.ir.graph import Array, Graph
 from rlx.ir.mapped import place_of
 from rlx.lean import log

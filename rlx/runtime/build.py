@@ -11,27 +11,28 @@ from rlx.lean import sha256
 
 __all__ = ["build_identity", "source_times"]
 
-Row = tuple[str, int, int]
-
 
 @functools.cache
 def build_identity() -> str:
     """Version of rlx, its sources by name and size, and the Python whose code objects its functions are."""
-    digest = sha256(repr([row[:2] for row in _sources()]).encode()).hexdigest()[:16]
+    digest = sha256(_sources()[0].encode()).hexdigest()[:16]
     return f"rlx {sys.modules['rlx'].__version__} {digest} {sys.implementation.cache_tag}"
 
 
 @functools.cache
 def source_times() -> str:
     """A hash of when the sources last changed, for what never leaves this machine."""
-    return sha256(repr(_sources()).encode()).hexdigest()
+    return sha256(_sources()[1].encode()).hexdigest()
 
 
 @functools.cache
-def _sources() -> list[Row]:
-    """(relative path, bytes, time) of every source file, as far as they lie in a folder."""
+def _sources() -> tuple[str, str]:
+    """What tells builds apart: relative paths and bytes of all source files; and when these changed.
+
+    Both are empty where the files don't lie in a folder.
+    """
     root = str(Path(__file__).parents[1])
-    found: list[Row] = []
+    found: list[tuple[str, int, int]] = []
     folders = [root]
     while folders:
         try:
@@ -43,5 +44,6 @@ def _sources() -> list[Row]:
                     elif entry.is_dir() and entry.name != "__pycache__":
                         folders.append(entry.path)
         except OSError:
-            return []  # in an archive: the version has to do
-    return sorted(found)
+            return "", ""  # in an archive: the version has to do
+    found.sort()
+    return repr([row[:2] for row in found]), repr([row[2] for row in found])

@@ -15,10 +15,10 @@ from rlx.cost.lowered import Lowered, extents_at, lower
 from rlx.cost.model import PACE, Prediction, predict_lowered
 from rlx.cost.pace import Pace
 from rlx.errors import DeviceUnavailable, OptionError, RlxError, UnsupportedOp
-from rlx.estimate.admit import COMPILED
 from rlx.estimate.calibrate import Overhead, known_overhead, overhead_of
 from rlx.estimate.graph import estimate_library, lowered_of
 from rlx.estimate.memory import MemoryEstimate
+from rlx.estimate.system import COMPILED
 from rlx.ir.graph import Graph
 from rlx.ir.shape import usual_size
 from rlx.options import CompileOptions

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rlx.compiler import Compilation
     from rlx.cost.io_profile import IoProfile
     from rlx.cost.model import Prediction
+    from rlx.plan.arena import MemoryPlan
     from rlx.plan.budget import Needs
-    from rlx.plan.plan import MemoryPlan
     from rlx.runtime.adapters import Adapters
     from rlx.runtime.artifact import StoredCompilation
     from rlx.runtime.choice import Decision

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rlx.backends.base import Executable
 from rlx.errors import ClosedError
-from rlx.estimate.admit import COMPILED, Admission, PastAdmission, figures_of
-from rlx.estimate.memory import MemoryEstimate, bytes_text
 from rlx.estimate.resident import peak_bytes, resident_bytes
+from rlx.estimate.stored import StoredAdmission
+from rlx.estimate.system import COMPILED
 from rlx.records import dataclass
 from rlx.runtime.queued import Queued
 
 if TYPE_CHECKING:
     from rlx.compiler import Compilation
+    from rlx.estimate.admit import Admission
+    from rlx.estimate.memory import MemoryEstimate
     from rlx.runtime.artifact import StoredCompilation
 
 __all__ = ["Closed", "Lifetime", "ModelMemory", "Resident", "give_back"]
@@ -45,7 +47,7 @@ class ModelMemory:
     what the resident set itself has grown by. It is None before a run. `residual` is predicted less measured.
     """
 
-    def __init__(self, admission: Admission, before: Resident) -> None:
+    def __init__(self, admission: Admission | StoredAdmission, before: Resident) -> None:
         self._admission = admission
         self._before = before
         self._first = admission.backend.name not in COMPILED  # of this process: it brings the compiler
@@ -54,6 +56,11 @@ class ModelMemory:
         self._offloaded = 0  # bytes of experts that are not resident
         self.measured: int | None = None
         self.is_peak = False
+
+    @property
+    def _careful(self) -> Admission:
+        """What asks, in the form that knows every part."""
+        return self._admission.careful if isinstance(self._admission, StoredAdmission) else self._admission
 
     @property
     def predicted(self) -> MemoryEstimate | None:
@@ -71,7 +78,7 @@ class ModelMemory:
 
     def admit_experts(self, more: int) -> None:
         """Asks whether that many bytes of experts more may be resident; raises `MemoryDeficit`."""
-        self._admission.experts(self._extents, self._offloaded, more)
+        self._careful.experts(self._extents, self._offloaded, more)
 
     @property
     def parts(self) -> dict[str, int]:
@@ -88,7 +95,7 @@ class ModelMemory:
         made = self.predicted
         if made is None:
             return None
-        own = self._admission.overhead.compiling if self._first else 0
+        own = self._careful.overhead.compiling if self._first else 0
         return made.peak_bytes - made.overhead_bytes + made.file_bytes + own
 
     @property
@@ -115,7 +122,7 @@ class ModelMemory:
 
     def snapshots(self, nbytes: int) -> None:
         """Asks whether a queue of runs may hold that many bytes of inputs; raises `MemoryDeficit`."""
-        self._admission.snapshots(self._extents, nbytes)
+        self._careful.snapshots(self._extents, nbytes)
 
     def settle(self, extents: Mapping[str, int]) -> None:
         """Measures, once: after the first run."""
@@ -130,13 +137,17 @@ class ModelMemory:
         """The same figures without the graph, for when it is closed."""
         from copy import copy
 
+        from rlx.estimate.admit import PastAdmission
+
         made = copy(self)
-        made._admission = PastAdmission(self._admission, self._extents)
+        made._admission = PastAdmission(self._careful, self._extents)
         return made
 
     def figures(self) -> dict[str, int]:
         """The sizes that are stored with the code."""
-        return figures_of(self._admission)
+        from rlx.estimate.admit import figures_of
+
+        return figures_of(self._careful)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -149,6 +160,8 @@ class ModelMemory:
         }
 
     def __str__(self) -> str:
+        from rlx.estimate.memory import bytes_text
+
         lines = [f"{name:11} {bytes_text(size):>12}" for name, size in self.parts.items()]
         for name, size in (("predicted", self.predicted_bytes), ("measured", self.measured)):
             lines.append(f"{name:11} {'unknown' if size is None else bytes_text(size):>12}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from rlx.plan.plan import MemoryPlan
+from rlx.plan.arena import MemoryPlan
 from rlx.plan.render import short_name
 from rlx.runtime.choice import Decision
 from rlx.runtime.rooflines import KernelRow, Rooflines

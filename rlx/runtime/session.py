@@ -12,8 +12,6 @@ from rlx.backends import BACKENDS, choose_backend
 from rlx.backends.base import Backend
 from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError
-from rlx.estimate.admit import Admission, admit_compiler
-from rlx.estimate.memory import MemoryEstimate
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
 from rlx.options import CompileOptions
@@ -23,10 +21,11 @@ from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import MAGIC, is_container
 from rlx.runtime.memory import Resident
-from rlx.runtime.policy import DevicePolicy, policy_of
 
 if TYPE_CHECKING:
+    from rlx.estimate.memory import MemoryEstimate
     from rlx.runtime.choice import Decision
+    from rlx.runtime.policy import DevicePolicy
     from rlx.runtime.weights import WeightRegistry
 
 __all__ = ["FORMATS", "Session", "compile", "load"]
@@ -106,6 +105,8 @@ class Session:
             raise OptionError(f"policy: the device is named, {chosen.device!r}; a policy is for device='auto'")
         if chosen.device != "auto":
             return None
+        from rlx.runtime.policy import policy_of
+
         return policy_of(policy if policy is not None else self.policy)
 
     def _compile(
@@ -157,6 +158,8 @@ class Session:
                 if rules is not None:
                     found.decide = lambda: _decided(import_graph(path, kind, chosen.dims), rules, settled)
                 return found
+        from rlx.estimate.admit import Admission
+
         admit = Admission(_bring_device(chosen), chosen).weights
         before = Resident.read()
         with collect_files() as files:
@@ -186,6 +189,8 @@ def _transformed(graph: Graph, transform: Callable[[Graph], Graph] | None) -> Gr
 
 def _bring_device(options: CompileOptions) -> Backend:
     """The first device that may be used (for "auto" the first of all), with its compiler if memory is left for it."""
+    from rlx.estimate.admit import admit_compiler
+
     admit_compiler(next(iter(BACKENDS)) if options.device == "auto" else options.device, options)
     return choose_backend(options.device)
 

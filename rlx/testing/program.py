@@ -13,7 +13,7 @@ from rlx.kernels.expr import Acc, walk
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.ops.base import Op
-from rlx.plan.plan import MemoryPlan
+from rlx.plan.arena import MemoryPlan
 from rlx.records import dataclass, field
 from rlx.testing.interpret import _anchor_result, _Evaluator
 

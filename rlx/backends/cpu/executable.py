@@ -26,8 +26,7 @@ from rlx.ir.shape import Dim, Size, evaluate, symbols
 from rlx.kernels.program import Buffer, Flow, Kernel, Program
 from rlx.lean import log
 from rlx.options import CompileOptions
-from rlx.plan.liveness import Schedule, size_of
-from rlx.plan.plan import MemoryPlan, make_plan, schedule
+from rlx.plan.arena import MemoryPlan, Schedule, size_of
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.experts = ExpertMemory(shared.program, captured)
         self.program = shared.program
         self.room: dict[str, int] = {}  # for sizes that data decide and nothing bounds: the most so far
-        self.schedule = known if known is not None else schedule(shared.program)
+        self.schedule = known if known is not None else timeline(shared.program)
         self.fits_all = self.schedule.bounds is not None  # one plan, at the bounds, serves every run
         if plan is None and self.schedule.bounds is not None:
             plan = self.make_plan(self.schedule.bounds)
@@ -243,6 +242,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
     # ---- binding
 
     def make_plan(self, extents: Mapping[str, int], spread: Mapping[str, Size] | None = None) -> MemoryPlan:
+        from rlx.plan.plan import make_plan
+
         options = self.shared.options
         return make_plan(
             self.schedule,
@@ -577,6 +578,13 @@ class CpuExecutable(StateCalls, ExpertCalls):
     def on_error(self, status: int) -> Any:
         assert self.bound is not None
         raise self.bound.binding.error(self.block, status)
+
+
+def timeline(program: Program) -> Schedule:
+    """What planning needs of a program."""
+    from rlx.plan.plan import schedule
+
+    return schedule(program)
 
 
 def _overlaps(target: Array, others: Sequence[Array]) -> bool:

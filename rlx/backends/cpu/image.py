@@ -25,8 +25,7 @@ from rlx.errors import ModelFormatError
 from rlx.ir.graph import Array, Graph, Value
 from rlx.kernels.program import Buffer, Flow, Program
 from rlx.options import CompileOptions
-from rlx.plan.liveness import Schedule
-from rlx.plan.plan import MemoryPlan
+from rlx.plan.arena import MemoryPlan, Schedule
 from rlx.records import dataclass
 
 __all__ = ["CpuRestorer", "Tables", "restore_image"]
