@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.cuts import PANEL_BYTES
-from rlx.backends.cpu.shares import FEW_THREADS, thread_count
-from rlx.backends.cpu.words import Extents
+from rlx.backends.cpu.words import FEW_THREADS, Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
