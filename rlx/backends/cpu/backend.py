@@ -8,8 +8,9 @@ from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, host_memory
 from rlx.backends.cpu import attention, byte_conv, contract, conv, entry, flow, ringed, runner
+from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.channels import channels_last
-from rlx.backends.cpu.executable import CpuExecutable, build, compile_codes
+from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.grouped import find_layers
 from rlx.backends.cpu.jit import Compiling, host
 from rlx.backends.cpu.nest import emit_nest

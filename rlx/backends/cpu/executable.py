@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,30 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import Image
-from rlx.backends.cpu.binding import Binding, Overrun, Phase, aligned_bytes, as_array
+from rlx.backends.cpu.binding import Binding, Overrun, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry, patch_table
-from rlx.backends.cpu.experts import ExpertCalls, ExpertMemory
+from rlx.backends.cpu.experts import ExpertCalls
 from rlx.backends.cpu.runner import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock, phase_table
-from rlx.backends.cpu.select import Selection
 from rlx.backends.cpu.states import StateCalls, StateMemory
 from rlx.backends.cpu.weights import Shared
-from rlx.backends.cpu.words import KernelCode, Routine
-from rlx.errors import ExecutionError, OptionError, ShapeError, UnsupportedNode, UnsupportedOp
+from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, Size, evaluate, symbols
-from rlx.kernels.program import Buffer, Flow, Kernel, Program
+from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.lean import log
-from rlx.options import CompileOptions
 from rlx.plan.arena import MemoryPlan, Schedule, size_of
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rlx.backends.cpu.jit import Compiling
+    from rlx.backends.cpu.select import Selection
 
-__all__ = ["CpuExecutable", "build"]
+__all__ = ["FIRST_ROOM", "CpuExecutable", "settable"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -79,7 +76,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
     ) -> None:
         self.shared = shared
         self.states = StateMemory(shared.program) if states is None else states
-        self.experts = ExpertMemory(shared.program, captured)
+        self.captured = captured
         self.program = shared.program
         self.room: dict[str, int] = {}  # for sizes that data decide and nothing bounds: the most so far
         self.schedule = known if known is not None else timeline(shared.program)
@@ -94,7 +91,6 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.shapes: Shapes | None = None  # what the entry is bound to
         self.bound: Bound | None = None
         self.written: tuple[Array | None, ...] = ()  # results of the last run with `out` or some outputs only
-        self.selection = Selection(shared.program, [p.kernel for p in shared.run.phases])
         self.block = RunBlock(threads=shared.threads)
         self.slots_entry = self.make_entry()
         self.forget()
@@ -144,7 +140,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
         if fresh:
             return CpuExecutable(self.shared, self.schedule, self.bounds_plan)
         with self.held():
-            made = CpuExecutable(self.shared, self.schedule, self.bounds_plan, self.states.copy(), self.experts.calls)
+            calls = self.experts.calls if self.program.experts else 0
+            made = CpuExecutable(self.shared, self.schedule, self.bounds_plan, self.states.copy(), calls)
         made.dims.update(self.dims)
         return made
 
@@ -224,6 +221,13 @@ class CpuExecutable(StateCalls, ExpertCalls):
         seconds = np.median(taken, axis=0) / 1e9  # of one that was interrupted others say nothing
         pairs = zip(self.profiled, seconds, strict=True)
         return [(k.tag or k.kind, f"{k.name} [{k.label}]", float(s)) for k, s in pairs]
+
+    @cached_property
+    def selection(self) -> Selection:
+        """Which phases outputs take."""
+        from rlx.backends.cpu.select import Selection
+
+        return Selection(self.program, self.profiled)
 
     @cached_property
     def settable(self) -> frozenset[str]:
@@ -316,7 +320,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
         check_guards(self.shared.graph, extents)
         self.shared.update()
         room = self.room_for(extents)
-        self.experts.bind(self.shared, {**extents, **room})
+        if self.program.experts:
+            self.experts.bind(self.shared, {**extents, **room})
         self.make_room({**extents, **room}, {name: Dim(name, 0, most) for name, most in room.items()})
         assert self.plan is not None
         scratch = int(self.scratch.ctypes.data)
@@ -591,75 +596,8 @@ def _overlaps(target: Array, others: Sequence[Array]) -> bool:
     return any(np.may_share_memory(target, other) for other in others)
 
 
-def build(
-    graph: Graph,
-    program: Program,
-    options: CompileOptions,
-    emit: Callable[[Kernel], list[KernelCode]],
-    work: Compiling,
-) -> CpuExecutable:
-    """Compiles every kernel of the program and sets up its memory. Raises `UnsupportedOp` for what it can't run."""
-    check_supported(graph, program)
-
-    def phases(kernels: Sequence[Kernel]) -> list[Phase]:
-        made: list[Phase] = []
-        for kernel in kernels:
-            by_host = kernel.host is not None or kernel.extents is not None
-            codes: Sequence[KernelCode | None] = [None] if by_host else emit(kernel)
-            made.extend(Phase(kernel, code) for code in codes)
-            if kernel.mark is not None:  # what follows it
-                part = {"loop": "start"}.get(kernel.mark.part, kernel.mark.part)
-                marks[kernel.mark.flow, part] = len(made)
-        return made
-
-    marks: dict[tuple[Flow, str], int] = {}
-    prepare, run = phases(program.prepare), phases(program.run)
-    with work:
-        compile_codes(work, [p.code for p in (*prepare, *run) if p.code is not None])
-        addresses = work.finish()
-    shared = Shared(graph, program, options, prepare, run, addresses, marks)
-    data = {v.name: v.data for v in graph.params if v.data is not None}
-    if data:
-        shared.set_params(data)
-    return CpuExecutable(shared)
-
-
-def compile_codes(work: Compiling, codes: Iterable[KernelCode]) -> None:
-    """Has kernels and the routines that they call compiled."""
-    for code in codes:
-        work.add(code.symbol, code.ir, code.optimize)
-        for word in code.words:
-            if isinstance(word, Routine):
-                work.add(word.symbol, word.ir, False)
-
-
 def settable(graph: Graph, program: Program) -> frozenset[str]:
     """The dims that no input's shape tells and no node's data decide."""
     told = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
     inside = {name for node in graph.nodes for region in node.regions for name in region.dims()}
     return frozenset(graph.dims().keys() - told - program.made.keys() - inside)
-
-
-def check_supported(graph: Graph, program: Program) -> None:
-    """`UnsupportedOp` naming every weight or state whose size is open, and every size that nothing tells."""
-    found = []
-    for leaf in (*graph.params, *graph.states):
-        if any(isinstance(size, Dim) for size in leaf.shape):
-            found.append(UnsupportedNode(leaf.name, leaf.kind, f"its shape {leaf.type} is not fixed: give dims"))
-    known = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
-    known |= program.made.keys() | settable(graph, program)
-    for node in graph.nodes:
-        own = {s.name for value in node.outputs for size in value.shape for s in symbols(size)} - known
-        known |= own
-        if own:
-            why = f"the size {', '.join(sorted(own))} can't be read off an input's shape, and no node decides it"
-            found.append(UnsupportedNode(node.label, node.op.op_name, why))
-    finite = {name: Dim(name, symbol.lo, symbol.lo + FIRST_ROOM) for name, symbol in program.dims.items()}
-    for kernel in program.run if program.made else ():
-        for buffer in kernel.writes():
-            if buffer.most(finite) is None:
-                why = f"the shape ({', '.join(map(str, buffer.shape))}) has no bound by the sizes that data decide"
-                found.append(UnsupportedNode(kernel.label, kernel.name, why))
-    if found:
-        lines = "".join(f"\n  {n.op} {n.name!r}: {n.reason}" for n in found)
-        raise UnsupportedOp(f"graph {graph.name!r} can't be run on the CPU:{lines}", found)
