@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends import restorer_named
-from rlx.backends.base import Executable, Image
 from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError
-from rlx.estimate.stored import StoredAdmission
 from rlx.ir.graph import Array, Graph
 from rlx.ir.mapped import place_of
 from rlx.lean import log
@@ -24,58 +21,14 @@ from rlx.options import CompileOptions
 from rlx.runtime.build import build_identity
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import Container, read_container, write_container
-from rlx.runtime.memory import ModelMemory, Resident
+from rlx.runtime.restore import CODE_OPTIONS, array_at, merged, restore
 
 if TYPE_CHECKING:
-    from rlx.compiler import Stages
-    from rlx.runtime.choice import Decision
+    pass
 
-__all__ = ["StoredCompilation", "load_artifact", "restore", "save_artifact", "store"]
+__all__ = ["load_artifact", "save_artifact", "store"]
 
 Compile = Callable[[Graph, CompileOptions], CompiledGraph]
-
-CODE_OPTIONS = (
-    "precision",
-    "deterministic",
-    "alignment",
-    "search",
-    "reuse",
-)  # the options that the code depends on, and dims
-
-
-class StoredCompilation:
-    """A compilation that was stored: the graph is read, and the stages before the code made, when somebody asks.
-
-    What that takes is no part of what the model takes: `memory` leaves it out.
-    """
-
-    memory: ModelMemory
-
-    def __init__(
-        self, executable: Executable, leaves: Graph, read: Callable[[], Graph], make: Callable[[Graph], Stages]
-    ) -> None:
-        self.executable = executable
-        self.leaves = leaves
-        self._read = read
-        self._make = make
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in ("optimised", "legal", "dispatch", "program"):
-            raise AttributeError(f"a compilation has no attribute {name!r}")
-        return getattr(self.stages, name)
-
-    @cached_property
-    def source(self) -> Graph:
-        """The graph that was compiled."""
-        with self.memory.apart():
-            return self._read()
-
-    @cached_property
-    def stages(self) -> Stages:
-        """All of them."""
-        source = self.source
-        with self.memory.apart():
-            return self._make(source)
 
 
 class Stored:
@@ -201,7 +154,7 @@ def load_artifact(path: str | os.PathLike[str], options: CompileOptions, compile
         )
     say = log.info if "code" not in file.facts else log.warning
     say("%s: %s: compiling it again", name, why)
-    return _with_adapters(compile(_graph(file, name), _merged(file, options)), file, name)
+    return _with_adapters(compile(_graph(file, name), merged(file, options)), file, name)
 
 
 def _with_adapters(model: CompiledGraph, file: Container, name: str) -> CompiledGraph:
@@ -209,75 +162,13 @@ def _with_adapters(model: CompiledGraph, file: Container, name: str) -> Compiled
     try:
         table = []
         for entry in file.facts.get("adapters", ()):
-            pairs = {str(target): (_at(file, a), _at(file, b)) for target, (a, b) in entry["pairs"].items()}
+            pairs = {str(target): (array_at(file, a), array_at(file, b)) for target, (a, b) in entry["pairs"].items()}
             table.append((str(entry["name"]), int(entry["slot"]), float(entry["scale"]), pairs))
-        model.adapters.restore(table)
+        if table:
+            model.adapters.restore(table)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ModelFormatError(f"{name}: the table of adapters is damaged: {error!r}") from error
     return model
-
-
-def restore(file: Container, options: CompileOptions, source: Callable[[], Graph]) -> CompiledGraph:
-    """The compiled graph whose code a file holds; `source` gives its graph, should somebody ask for it.
-
-    Raises `ModelFormatError`, and `MemoryDeficit` where it does not fit.
-    """
-    code = file.facts["code"]
-    chosen = _merged(file, options)
-    try:
-        device = str(code["device"])
-        image = _image(file, code)
-        unset, figures, name = {str(name) for name in code["unset"]}, dict(code["bytes"]), str(code["model"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise ModelFormatError(f"the description of the code is damaged: {error!r}") from error
-    restorer = restorer_named(device)
-    if restorer is None:
-        raise ModelFormatError(f"there is no stored code for device {device!r}")
-    before = Resident.read()
-
-    def read() -> Graph:
-        from rlx.passes.dims import apply_dims
-
-        return apply_dims(source(), chosen.dims)
-
-    def make(graph: Graph) -> Stages:
-        from rlx.backends import backend_named
-        from rlx.compiler import stages_of
-
-        return stages_of(graph, backend_named(device), chosen.with_options({"dims": None}))
-
-    admission = StoredAdmission(restorer, chosen, name, figures, lambda: compilation.stages)
-    executable, leaves = restorer.restore(image, chosen)
-    compilation = StoredCompilation(executable, leaves, read, make)
-    compilation.memory = ModelMemory(admission, before)
-    model = CompiledGraph(compilation, device, chosen, compilation.memory)
-    model._unset.intersection_update(unset)
-    model.decide = lambda: _named(source(), device)
-    return model
-
-
-def _named(graph: Graph, device: str) -> Decision:
-    from rlx.runtime.auto import named
-
-    return named(graph, device)
-
-
-def _image(file: Container, code: Mapping[str, Any]) -> Image:
-    whole, start = file.sections["objects"], 0
-    objects = []
-    for size in code["objects"]:
-        if type(size) is not int or not 0 <= size <= len(whole) - start:
-            raise ModelFormatError("the sizes of the objects don't fit their section")
-        objects.append(whole[start : start + size])
-        start += size
-    arrays = [_at(file, number) for number in code["arrays"]]
-    return Image(str(code["target"]), file.sections["tables"], objects, arrays)
-
-
-def _at(file: Container, number: Any) -> Array:
-    if type(number) is not int or not 0 <= number < len(file.arrays):
-        raise ModelFormatError(f"there is no array number {number!r}")
-    return file.arrays[number]
 
 
 def _unfit(file: Container, options: CompileOptions) -> str | None:
@@ -304,16 +195,6 @@ def _unfit(file: Container, options: CompileOptions) -> str | None:
     return None
 
 
-def _merged(file: Container, options: CompileOptions) -> CompileOptions:
-    """The options with those that the artifact was made with where nothing else was asked for."""
-    stored = file.facts.get("options")
-    if not isinstance(stored, dict):
-        return options
-    default = CompileOptions()
-    known = {k: v for k, v in stored.items() if k in CODE_OPTIONS and getattr(options, k) == getattr(default, k)}
-    return options.with_options(known)
-
-
 def _graph(file: Container, name: str) -> Graph:
     """The graph that the file holds, with the values of its params."""
     import rlx.ops  # noqa: F401  # the text names ops
@@ -321,11 +202,11 @@ def _graph(file: Container, name: str) -> Graph:
 
     try:
         facts = file.facts["graph"]
-        constants = {str(key): _at(file, number) for key, number in facts["constants"].items()}
+        constants = {str(key): array_at(file, number) for key, number in facts["constants"].items()}
         graph = parse_graph(file.sections["graph"].decode(), constants)
         leaves = {v.name: v for v in (*graph.params, *graph.states)}
         for leaf, number in facts["values"].items():
-            data = _at(file, number)
+            data = array_at(file, number)
             data.flags.writeable = False
             leaves[leaf].data = data
     except ModelFormatError as error:

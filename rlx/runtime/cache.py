@@ -21,9 +21,9 @@ from rlx.ir.graph import Graph
 from rlx.ir.mapped import FileIdentity, identity_of
 from rlx.lean import log, sha256
 from rlx.options import CompileOptions
-from rlx.runtime.artifact import CODE_OPTIONS, restore, store
 from rlx.runtime.build import build_identity, source_times
 from rlx.runtime.container import FORMAT, StaleFile, read_container
+from rlx.runtime.restore import CODE_OPTIONS, restore
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
@@ -87,6 +87,8 @@ class ArtifactCache:
         if needs is not None and needs.prepared > self.max_bytes // 4:
             log.debug("%s: not kept in the cache: its packed weights take %d bytes", path, needs.prepared)
             return
+        from rlx.runtime.artifact import store
+
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             listed = [[name, list(identity)] for name, identity in files.items()]

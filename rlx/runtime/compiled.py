@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from rlx.plan.arena import MemoryPlan
     from rlx.plan.budget import Needs
     from rlx.runtime.adapters import Adapters
-    from rlx.runtime.artifact import StoredCompilation
     from rlx.runtime.choice import Decision
     from rlx.runtime.replay import Recorder
+    from rlx.runtime.restore import StoredCompilation
     from rlx.runtime.states import States
     from rlx.runtime.trace import RunTrace
 

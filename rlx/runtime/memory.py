@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlx.compiler import Compilation
     from rlx.estimate.admit import Admission
     from rlx.estimate.memory import MemoryEstimate
-    from rlx.runtime.artifact import StoredCompilation
+    from rlx.runtime.restore import StoredCompilation
 
 __all__ = ["Closed", "Lifetime", "ModelMemory", "Resident", "give_back"]
 

@@ -16,7 +16,6 @@ from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
 from rlx.options import CompileOptions
 from rlx.records import names_of
-from rlx.runtime.artifact import load_artifact
 from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import MAGIC, is_container
@@ -142,6 +141,7 @@ class Session:
         if kind == ARTIFACT:
             if transform is not None:
                 raise OptionError(f"{path}: transform= is for model files; an artifact is compiled already")
+            from rlx.runtime.artifact import load_artifact
 
             def compile_again(graph: Graph, asked: CompileOptions) -> CompiledGraph:
                 _bring_device(asked)

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rlx
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.fingerprint import graphs_equal
-from rlx.runtime import artifact, cache, container
+from rlx.runtime import cache, container, restore
 
 RNG = np.random.default_rng(3)
 
@@ -376,7 +376,7 @@ def entries(folder: Path) -> list[Path]:
 
 
 def is_hit(model: rlx.CompiledGraph) -> bool:
-    return isinstance(model.compilation, artifact.StoredCompilation)
+    return isinstance(model.compilation, restore.StoredCompilation)
 
 
 def test_the_second_load_is_from_the_cache(tmp_path: Path) -> None:
