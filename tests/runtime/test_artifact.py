@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 import rlx
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.fingerprint import graphs_equal
-from rlx.runtime import cache, container, restore
+from rlx.runtime import artifact, cache, container, restore
 
 RNG = np.random.default_rng(3)
 
