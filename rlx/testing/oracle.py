@@ -211,7 +211,8 @@ def compare_results(
 @dataclass(frozen=True)
 class Operand:
     """An input of a case. `values`: "normal", "any" (NaN, infinities, denormals, all integers), "positive", "unit"
-    (0 to 1), "nonzero", "whole" (small whole numbers), "ties" (few distinct ones) or "index" (-limit to limit - 1).
+    (0 to 255 / 256), "nonzero", "whole" (small whole numbers), "ties" (few distinct ones) or "index" (-limit to
+    limit - 1).
     `data` are the elements themselves, where random ones would not do; a `param` is one whatever the case says.
     """
 
@@ -328,7 +329,7 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], operand: Operand, l
         case "positive":
             made = np.abs(made) + 0.1
         case "unit":
-            made = rng.random(shape)
+            made = np.minimum(rng.random(shape), 255 / 256)  # no type rounds it to 1
         case "nonzero":
             made = np.where(np.abs(made) < 0.1, 1.5, made)
         case "whole" | "ties":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import subprocess
 import sys
@@ -53,23 +54,28 @@ def device(request: pytest.FixtureRequest) -> str:
 # What libraries may differ in from the reference beyond the tolerance of an op: each has a cause and its bound.
 UNIT = {"f64": 2.0**-53}  # of one rounding; half types are computed in f32
 LEAST = {"f32": 2.0**-126, "bf16": 2.0**-126, "f64": 2.0**-1022}  # XLA flushes smaller results to 0
+SUMS: dict[str, Callable[[Any, Array], Any]] = {  # of the magnitudes of what a result adds up
+    "col2im": lambda op, x: math.prod(op.kernel) * x,
+    "dft": lambda op, x: x.sum(axis=(op.axis, -1)),
+    "reduce_sum": lambda op, x: x.sum(axis=op.axes),
+}
 PLACES = frozenset(("grid_sample", "interpolate_axis", "roi_align"))
 
 
 def adapted(device: str, case: Case, dtype: str, allowed: Tolerance, arrays: list[Array]) -> Tolerance:
     """The tolerance of a device for a result of a case of these arrays.
 
-    Libraries add many terms in orders of their own. XLA divides by what it broadcasts by way of the reciprocal, 3
-    roundings in all, and contracts products and sums (FMA): where places in x are computed, up to as much of the place,
-    times how much x changes there.
+    Libraries add up terms, which may cancel, in orders of their own: 4 roundings of the sum of their magnitudes. XLA
+    divides by what it broadcasts by way of the reciprocal, 3 roundings in all, and contracts products and sums (FMA):
+    where places in x are computed, up to as much of the place, times how much x changes there.
     """
     if not DTYPES[dtype].is_float:
         return allowed
     name, unit = case.op.op_name, UNIT.get(dtype, 2.0**-24)
     relative, absolute = allowed.relative, allowed.absolute
-    if name == "reduce_sum":
-        terms = np.abs(arrays[0].astype(np.float64))
-        absolute = max(absolute, 4 * unit * float(terms[np.isfinite(terms)].sum()))
+    if name in SUMS and arrays[0].size:
+        magnitudes = np.abs(arrays[0].astype(np.float64))
+        absolute = max(absolute, 4 * unit * float(np.max(SUMS[name](case.op, magnitudes))))
     if device == "xla":
         absolute = max(absolute, LEAST.get(dtype, 0))
         if name == "div" and dtype in ("f32", "f64"):
