@@ -12,9 +12,10 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from rlx.backends.cpu import gemm, scalar, vmath
-from rlx.backends.cpu.builder import Function, Module, constant, vec
-from rlx.backends.cpu.cuts import FEW_ROWS, K_BLOCK, AttentionCut, KeyChunks, Part, part
+from rlx.backends.cpu.builder import Function, Module, Typed, constant, vec
+from rlx.backends.cpu.cuts import FEW_ROWS, K_BLOCK, AttentionCut, Part, part
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.key_panels import count_words, counted, emit_pack, pack_columns, pack_rows, row_words
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.window import affine_expr
 from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
@@ -71,27 +72,7 @@ class AttentionWord(IntEnum):
     BLOCK = 30  # the routine
     COUNT = 31  # where it is said how many keys there are, of those that there is room for; 0: all of them
     COUNT_B = 32  # elements from batch entry to batch entry
-
-
-class PackWord(IntEnum):
-    """The words of the packing kernel."""
-
-    K = 0
-    K_B = 1
-    K_H = 2
-    K_L = 3
-    V = 4
-    V_B = 5
-    V_H = 6
-    V_L = 7
-    K_PANELS = 8
-    V_PANELS = 9
-    KEY_HEADS = 10
-    KEYS = 11
-    DEPTH = 12
-    VALUE_DEPTH = 13
-    COUNT = 14
-    COUNT_B = 15
+    PANELS = 33  # where panels start in scratch, in bytes, if they are made there
 
 
 def accepts(anchor: Attention, dtype: DType) -> bool:
@@ -108,6 +89,8 @@ def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
 def layout(kernel: Kernel) -> list[Kernel]:
     """The kernel, after one that packs keys and values into panels, unless there are few query rows.
 
+    A chunk that has all query rows of a head packs for itself, and panels never leave the cache.
+
     Where the number of query rows is known at the run only, both ways are kept.
     """
     anchor = kernel.anchor
@@ -116,6 +99,8 @@ def layout(kernel: Kernel) -> list[Kernel]:
     if isinstance(rows, int) and rows <= FEW_ROWS:
         return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag="few")]
     batch, heads, keys, depth = anchor.k_shape
+    if anchor.q_shape[1] == heads and AttentionCut.fits(rows, keys):
+        return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag="whole")]
     value_depth = anchor.v_shape[3]
     b, h, panel, row, lane = out_vars(5)
     column = panel * WIDTH + lane
@@ -143,133 +128,7 @@ def layout(kernel: Kernel) -> list[Kernel]:
 
 def emit(kernel: Kernel) -> KernelCode:
     """The attention kernel, or the one that packs for it."""
-    return _emit_pack(kernel) if kernel.tag == "pack" else _emit_attention(kernel)
-
-
-def _rows_word(x: Expr) -> list[Word]:
-    """Address and strides of batches, heads and rows of an operand."""
-    assert isinstance(x, Load)
-    index = linear_index(x.indices, x.source.shape)
-    return [Pointer(x.source, 4 * index.constant), *(index.coefs.get(v, 0) for v in (I0, I1, I2))]
-
-
-def _count_words(anchor: Attention) -> list[Word]:
-    """Where the counts of keys are, and the step from batch entry to batch entry."""
-    if anchor.count is None:
-        return [0, 0]
-    assert isinstance(anchor.count, Load)
-    index = linear_index(anchor.count.indices, anchor.count.source.shape)
-    return [Pointer(anchor.count.source, 8 * index.constant), index.coefs.get(I0, 0)]
-
-
-def _counted(f: Function, anchor: Attention, words: type[AttentionWord | PackWord], b: str, room: str) -> str:
-    """How many keys a batch entry has."""
-    if anchor.count is None:
-        return room
-    step = gemm.load_word(f, words.COUNT_B, "i64")
-    return f.load("i64", f.gep(gemm.load_word(f, words.COUNT, "ptr"), f.mul(b, step), "i64"))
-
-
-# ---- packing
-
-
-def _emit_pack(kernel: Kernel) -> KernelCode:
-    """Chunk = a batch and key head: its keys as columns [keys / 16][depth][16], its values [depth / 16][keys][16]."""
-    anchor = kernel.anchor
-    assert isinstance(anchor, Attention)
-    batch, heads, keys, depth = anchor.k_shape
-    words: list[Word] = [
-        *_rows_word(anchor.k),
-        *_rows_word(anchor.v),
-        *(Pointer(s.buffer) for s in kernel.stores),
-        heads,
-        keys,
-        depth,
-        anchor.v_shape[3],
-        *_count_words(anchor),
-    ]
-    f = gemm.kernel_function(PLACEHOLDER)
-    lanes = host().vector_bytes // 4
-    pointers = (PackWord.K, PackWord.V, PackWord.K_PANELS, PackWord.V_PANELS)
-    own = [i for i in PackWord if i < PackWord.COUNT]
-    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in own}
-    b, h = f.div("%chunk", w[PackWord.KEY_HEADS]), f.rem("%chunk", w[PackWord.KEY_HEADS])
-
-    def matrix(base: PackWord, depth: PackWord, panels: PackWord, columns: PackWord) -> tuple[str, str, str]:
-        at = f.add(f.mul(b, w[PackWord(base + 1)]), f.mul(h, w[PackWord(base + 2)]))
-        count = f.mul(f.div(f.add(w[columns], WIDTH - 1), WIDTH), f.mul(w[depth], WIDTH))
-        out = f.gep(w[panels], f.mul("%chunk", count), "float")
-        return f.gep(w[base], at, "float"), w[PackWord(base + 3)], out
-
-    room = w[PackWord.KEYS]
-    count = _counted(f, anchor, PackWord, b, room)
-    k, k_step, k_out = matrix(PackWord.K, PackWord.DEPTH, PackWord.K_PANELS, PackWord.KEYS)
-    _pack_rows_as_columns(f, lanes, k, k_step, k_out, count, w[PackWord.DEPTH])
-    v, v_step, v_out = matrix(PackWord.V, PackWord.KEYS, PackWord.V_PANELS, PackWord.VALUE_DEPTH)
-    _pack_rows(f, lanes, v, v_step, v_out, count, w[PackWord.VALUE_DEPTH], room)
-    f.ret()
-    symbol, ir = name_kernel(Module([f]).text())
-    chunks = KeyChunks(anchor.q_shape[2], batch, heads)
-    return KernelCode(symbol, ir, tuple(words), chunks)
-
-
-def _pack_rows_as_columns(f: Function, lanes: int, x: str, step: str, out: str, rows: str, depth: str) -> None:
-    """Rows of `depth` become columns of panels [depth][16], zeros where there are no more rows."""
-    vector = f"<{lanes} x float>"
-
-    def panel(first: str, _: list[str]) -> None:
-        source, target = f.gep(x, f.mul(first, step), "float"), f.gep(out, f.mul(first, depth), "float")
-        count = f.min(f.sub(rows, first), WIDTH)
-
-        def square(d: str, _: list[str]) -> None:
-            for j in range(0, WIDTH, lanes):
-                lines = [f.gep(source, f.add(f.mul(step, j + q), d), "float") for q in range(lanes)]
-                for q, value in enumerate(gemm.transpose(f, [f.load(vector, p) for p in lines])):
-                    f.store(value, f.gep(target, f.add(f.mul(f.add(d, q), WIDTH), j), "float"))
-
-        def single(d: str, _: list[str]) -> None:
-            def cell(i: str, _: list[str]) -> None:
-                value = f.load("float", f.gep(source, f.add(f.mul(i, step), d), "float"))
-                f.store(value, f.gep(target, f.add(f.mul(d, WIDTH), i), "float"))
-
-            def zero(i: str, _: list[str]) -> None:
-                f.store(0.0, f.gep(target, f.add(f.mul(d, WIDTH), i), "float"), ty="float")
-
-            f.loop(0, count, 1, [], cell)
-            f.loop(count, WIDTH, 1, [], zero)
-
-        whole = f.select(f.cmp("eq", count, WIDTH), f.and_(depth, -lanes), 0, "i64")
-        f.loop(0, whole, lanes, [], square)
-        f.loop(whole, depth, 1, [], single)
-
-    f.loop(0, rows, WIDTH, [], panel)
-
-
-def _pack_rows(f: Function, lanes: int, x: str, step: str, out: str, rows: str, columns: str, room: str) -> None:
-    """Rows are cut into panels [room][16], zeros where there are no more columns."""
-    vector = f"<{lanes} x float>"
-
-    def panel(first: str, _: list[str]) -> None:
-        target = f.gep(out, f.mul(first, room), "float")
-        source = f.gep(x, first, "float")
-        count = f.sub(columns, first)
-        masks = [f.mask_below(f.sub(count, j), lanes) for j in range(0, WIDTH, lanes)]
-
-        def row(masked: bool) -> Callable[[str, list[str]], None]:
-            def body(i: str, _: list[str]) -> None:
-                p, place = f.gep(source, f.mul(i, step), "float"), f.gep(target, f.mul(i, WIDTH), "float")
-                for j, mask in zip(range(0, WIDTH, lanes), masks, strict=True):
-                    at = f.gep(p, j, "float")
-                    value = f.masked_load(vector, at, mask) if masked else f.load(vector, at)
-                    f.store(value, f.gep(place, j, "float"))
-
-            return body
-
-        whole = f.cmp("ge", count, WIDTH)
-        f.loop(0, f.select(whole, rows, 0, "i64"), 1, [], row(False))
-        f.loop(0, f.select(whole, 0, rows, "i64"), 1, [], row(True))
-
-    f.loop(0, columns, WIDTH, [], panel)
+    return emit_pack(kernel) if kernel.tag == "pack" else _emit_attention(kernel)
 
 
 # ---- the kernel
@@ -280,22 +139,23 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor, Attention)
     out = linear_index(store.index, store.buffer.shape)
     to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
-    ways = {"few": ("few",), "many": ("many",)}.get(kernel.tag, ("few", "many"))
+    whole = kernel.tag == "whole"
+    ways = {"few": ("few",), "many": ("many",), "whole": ("many",)}.get(kernel.tag, ("few", "many"))
 
-    cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch))
+    cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole))
     nothing: list[Word] = [0, 0, 0, 0]
     operands = {"few": [], "many": []}  # type: dict[str, list[Expr]]
     for x in (anchor.k, anchor.v):
         assert isinstance(x, Load | Select)
         operands["few"].append(x.a if isinstance(x, Select) else x)
         operands["many"].append(x.b if isinstance(x, Select) else x)
-    in_place = [_rows_word(x) if "few" in ways else nothing for x in operands["few"]]
+    in_place = [row_words(x) if "few" in ways or whole else nothing for x in operands["few"]]
     panels: list[Word] = []
     for x in operands["many"]:
         assert isinstance(x, Load)
-        panels.append(Pointer(x.source) if "many" in ways else 0)
+        panels.append(Pointer(x.source) if "many" in ways and not whole else 0)
     words: list[Word] = [
-        *_rows_word(anchor.q),
+        *row_words(anchor.q),
         *in_place[0],
         *in_place[1],
         Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
@@ -314,7 +174,8 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         part(cut, "sums"),
         part(cut, "results"),
         gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if "many" in ways else 0,
-        *_count_words(anchor),
+        *count_words(anchor),
+        part(cut, "panels"),
     ]
     table = WordTable(words)
     made = _Code(anchor, kernel, table, to_scratch)
@@ -329,6 +190,7 @@ class _Code:
 
     def __init__(self, anchor: Attention, kernel: Kernel, table: WordTable, to_scratch: bool) -> None:
         self.anchor, self.to_scratch = anchor, to_scratch
+        self.whole = kernel.tag == "whole"
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = host().vector_bytes // 4
         self.vector = f"<{self.lanes} x float>"
@@ -354,7 +216,7 @@ class _Code:
         blocks = f.div(f.sub(f.add(rows, take), 1), take)
         rest, block = f.div("%chunk", blocks), f.rem("%chunk", blocks)
         b, h = f.div(rest, heads), f.rem(rest, heads)
-        keys = _counted(f, self.anchor, AttentionWord, b, room)
+        keys = counted(f, self.anchor, AttentionWord.COUNT, b, room)
         key_heads = word(AttentionWord.KEY_HEADS)
         key_head = f.div(f.mul(h, key_heads), heads)
         row0 = f.mul(block, take)
@@ -381,21 +243,29 @@ class _Code:
             result, out_step = operand(AttentionWord.OUT, h)
             result = f.gep(result, f.mul(row0, out_step), "float")
         matrix = f.add(f.mul(b, key_heads), key_head)
-
-        def panels(which: AttentionWord, columns: str, k: str) -> str:
-            size = f.mul(f.and_(f.add(columns, WIDTH - 1), -WIDTH), k)
-            return f.gep(word(which), f.mul(matrix, size), "float")
+        k_size, v_size = (
+            f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((room, depth), (value_depth, room))
+        )
+        if self.whole:
+            k_panels = f.offset(scores, word(AttentionWord.PANELS))
+            v_panels = f.gep(k_panels, k_size, "float")
+            k, k_step = operand(AttentionWord.K, key_head)
+            v, v_step = operand(AttentionWord.V, key_head)
+            pack_columns(f, self.lanes, k, k_step, k_panels, keys, depth)
+            pack_rows(f, self.lanes, v, v_step, v_panels, keys, value_depth, room)
+        else:
+            k_panels = f.gep(word(AttentionWord.K_PANELS), f.mul(matrix, k_size), "float")
+            v_panels = f.gep(word(AttentionWord.V_PANELS), f.mul(matrix, v_size), "float")
 
         def few_scores() -> None:
             k, step = operand(AttentionWord.K, key_head)
             _rows_times_rows(f, self.lanes, (q, q_step), (k, step), (scores, stride), count, limit, depth)
 
         def many_scores() -> None:
-            k = panels(AttentionWord.K_PANELS, room, depth)
             size = f.mul(depth, WIDTH)
             f.call(
                 word(AttentionWord.BLOCK),
-                [q, q_step, k, size, scores, stride, count, limit, depth, ("i64", K_BLOCK), "null"],
+                [q, q_step, k_panels, size, scores, stride, count, limit, depth, ("i64", K_BLOCK), "null"],
             )
 
         def few_results() -> None:
@@ -403,12 +273,9 @@ class _Code:
             _weighted_rows(f, self.lanes, (scores, stride), (v, step), (result, out_step), count, summed, value_depth)
 
         def many_results() -> None:
-            v = panels(AttentionWord.V_PANELS, value_depth, room)
+            sizes: list[Typed] = [count, value_depth, summed, ("i64", K_BLOCK)]
             size = f.mul(room, WIDTH)
-            f.call(
-                word(AttentionWord.BLOCK),
-                [scores, stride, v, size, result, out_step, count, value_depth, summed, ("i64", K_BLOCK), "null"],
-            )
+            f.call(word(AttentionWord.BLOCK), [scores, stride, v_panels, size, result, out_step, *sizes, "null"])
 
         few = f.cmp("le", rows, FEW_ROWS)
         self.either(ways, few, few_scores, many_scores)
@@ -487,7 +354,7 @@ class _Code:
 
                 def body(j: str, a: list[str]) -> list[str]:
                     p, w = f.gep(line, j, "float"), count * lanes
-                    value = vmath.exp(f, f.sub(f.load(vec("float", w), p), f.splat(top, w)), w, "f32")
+                    value = vmath.exp_below(f, f.sub(f.load(vec("float", w), p), f.splat(top, w)), w)
                     f.store(value, p)
                     total = a[0]
                     for q in range(0, w, lanes):

@@ -83,6 +83,12 @@ def library():
                 )
                 f.ret()
                 functions.append(f)
+            if dtype == "f32":
+                f = Function(f"exp_below_{dtype}_{w}", [("ptr", "x"), ("ptr", "z"), ("ptr", "y"), ("i64", "n")])
+                below = functools.partial(turn, f, ty, w, lambda f, x, z, w, d: vmath.exp_below(f, x, w), dtype)
+                f.loop(0, "%n", w, [], below)
+                f.ret()
+                functions.append(f)
             f = Function(f"pow_{dtype}_{w}", [("ptr", "x"), ("ptr", "z"), ("ptr", "y"), ("i64", "n")])
             f.loop(0, "%n", w, [], functools.partial(turn, f, ty, w, vmath.pow_, dtype))
             f.ret()
@@ -183,6 +189,15 @@ def quiet():
 def test_error(name, dtype):
     x = inputs(name, dtype)
     assert ulps(run(name, x), reference(name, x)).max() <= LIMITS[name][dtype == "f64"]
+
+
+def test_the_exponential_of_what_is_not_above_zero():
+    """As `exp` is where the result is a normal number; nothing is left of smaller ones, as of masked scores."""
+    x = -np.abs(inputs("exp", "f32"))
+    x = x[x > -87.3]
+    assert ulps(run("exp_below", x), reference("exp", x)).max() <= 1.5
+    ends = np.array([0.0, -0.0, -89.0, -1e30, -INF, NAN], np.float32)
+    np.testing.assert_array_equal(run("exp_below", ends), np.array([1, 1, 0, 0, 0, NAN], np.float32))
 
 
 @pytest.mark.parametrize("dtype, limit", [("f32", 2e-7), ("f64", 3e-16)])
