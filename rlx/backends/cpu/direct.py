@@ -142,38 +142,41 @@ class Frame:
         return KernelCode(symbol, ir, words, Part(self.cut, "chunks"), sites, part(self.cut, "ends", 2))
 
 
-def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
-    """Begins a kernel whose `block` of sums takes `width` columns at once; `in_place`: it needs no room for them."""
-    anchor, store = kernel.anchor, kernel.stores[0]
+def planes_of(kernel: Kernel) -> int:
+    """The number of planes that an image is read from, 0 where the channels of its pixels are together."""
+    anchor, geo = kernel.anchor, geometry(kernel)
+    assert isinstance(anchor, Conv)
+    step = geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1)
+    return cast(int, geo.channels) if step != 1 else 0
+
+
+def cut_of(kernel: Kernel, width: int, *, in_place: bool) -> DirectCut:
+    """How it is split where a block of sums takes `width` columns; `in_place`: that needs no room."""
+    anchor, geo = kernel.anchor, geometry(kernel)
+    assert isinstance(anchor, Conv)
+    in_image = geo.no_pads and not planes_of(kernel)
+    sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
+    itemsize = anchor.x.dtype.itemsize
+    return DirectCut(sizes, geo.kernel, geo.strides, geo.dilations[0], itemsize, width, in_image, in_place)
+
+
+def words_of(
+    kernel: Kernel, cut: Callable[[Extents], DirectParts], block: Word, out: Word, out_step: Size
+) -> list[Word]:
+    """The words that `DirectWord` names."""
+    anchor, geo = kernel.anchor, geometry(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
-    dtype = anchor.x.dtype
-    tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes).of_one_panel
-    geo, finish = geometry(kernel), finish_of(kernel, dtype)
-    run = geo.kernel[1] * geo.channels
-    plane_step = geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1)
-    planes = cast(int, geo.channels) if plane_step != 1 else 0
+    planes = planes_of(kernel)
     in_image = geo.no_pads and not planes
-    cut = once(
-        DirectCut(
-            (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width),
-            geo.kernel,
-            geo.strides,
-            geo.dilations[0],
-            size_of(tile.scalar),
-            width,
-            in_image,
-            in_place,
-        )
-    )
-    words: list[Word] = [
-        Pointer(anchor.x.source, geo.x.constant * dtype.itemsize),
+    return [
+        Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
         Pointer(anchor.w.source),
-        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        out,
         Scratch(),
         block,
-        _lines_routine(tile, planes),
+        lines_routine(kernel),
         geo.height,
         geo.width,
         geo.channels,
@@ -187,7 +190,7 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
         part(cut, "padded"),
         part(cut, "copied"),
         geo.kernel[0],
-        run,
+        geo.kernel[1] * geo.channels,
         geo.x_h * geo.dilations[0] if in_image else part(cut, "piece_step"),
         geo.outputs,
         geo.depth,
@@ -195,14 +198,26 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
         part(cut, "row_chunk"),
         part(cut, "panel_chunk"),
         part(cut, "part"),
-        finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
+        out_step,
         part(cut, "ends", 2),
         part(cut, "ends", 0),
         part(cut, "ends", 1),
         part(cut, "group"),
         part(cut, "steps"),
-        plane_step,
+        geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
     ]
+
+
+def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
+    """Begins a kernel whose `block` of sums takes `width` columns at once; `in_place`: it needs no room for them."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    dtype = anchor.x.dtype
+    geo, finish = geometry(kernel), finish_of(kernel, dtype)
+    cut = once(cut_of(kernel, width, in_place=in_place))
+    out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
+    out_step = finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0
+    words = words_of(kernel, cut, block, out, out_step)
     table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, host().vector_bytes // 4)
@@ -221,7 +236,7 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
     f.call(w[DirectWord.LINES], [w[DirectWord.X], copies, offsets, "%words", r0, r1])
     a = f.select(f.cmp("ne", w[DirectWord.COPIED], 0), copies, w[DirectWord.X], "ptr")
     pixels = (f.mul(r0, w[DirectWord.OUT_WIDTH]), f.mul(r1, w[DirectWord.OUT_WIDTH]))
-    return Frame(f, emitter, finish, run, w, cut, (n0, n1), pixels, a, offsets, sums)
+    return Frame(f, emitter, finish, geo.kernel[1] * geo.channels, w, cut, (n0, n1), pixels, a, offsets, sums)
 
 
 def emit(kernel: Kernel) -> KernelCode:
@@ -268,6 +283,13 @@ def emit(kernel: Kernel) -> KernelCode:
 
 def _load_words(f: Function) -> dict[DirectWord, str]:
     return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in DirectWord}
+
+
+def lines_routine(kernel: Kernel) -> Routine:
+    """What prepares the rows of a kernel's results."""
+    assert isinstance(kernel.anchor, Conv)
+    name = cast(Literal["f32", "f64"], kernel.anchor.x.dtype.name)
+    return _lines_routine(gemm.tile_for(name, host().vector_bytes).of_one_panel, planes_of(kernel))
 
 
 @cache

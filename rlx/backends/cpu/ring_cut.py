@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.cuts import PANEL_BYTES
+from rlx.backends.cpu.cuts import PANEL_BYTES, DirectCut
 from rlx.backends.cpu.words import FEW_THREADS, Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
@@ -26,6 +26,8 @@ class RingParts:
     blocks: int
     chunks: int
     line: int  # elements of a row of the ring
+    offsets: int  # places in scratch after the ring, for windows that are read in rows
+    copies: int
     scratch: int
 
 
@@ -33,8 +35,8 @@ class RingParts:
 class RingCut:
     """The chunks of a depthwise convolution; `sizes`: batch, channels, height and width of the image and the results.
 
-    An element of the image sums `depth` products. A window covers `reach` rows, `stride` from one to the next; a ring
-    holds `ring` rows.
+    An element of the image sums `depth` products; `windows` is how they are read, where they are those of windows. A
+    window on the image covers `reach` rows, `stride` from one to the next; a ring holds `ring` rows.
     """
 
     sizes: Shape
@@ -43,6 +45,7 @@ class RingCut:
     reach: int
     stride: int
     ring: int
+    windows: DirectCut | None = None
 
     def __call__(self, extents: Extents) -> RingParts:
         batch, channels, height, width, out_height, out_width = (evaluate(s, extents) for s in self.sizes)
@@ -51,9 +54,12 @@ class RingCut:
 
         def cost(rows: int, some: int) -> float:
             """Seconds of a chunk: each block of channels reads the source again, rows between strips are made twice."""
-            made = min((rows - 1) * self.stride + self.reach, height) * width
+            lines = min((rows - 1) * self.stride + self.reach, height)
+            made = lines * width
+            copied = 0 if self.windows is None else lines * self.windows.strides[0] * self.windows(extents).copied
             products = made * some * WIDTH * (2.0 * depth / 80e9 + 4 / 40e9)
-            return products + made * depth * 4 / 60e9 + rows * out_width * some * 2 * (self.taps + 4) / 5e9 + START
+            read = made * depth * 4 / 60e9 + copied * 4 / 8e9
+            return products + read + rows * out_width * some * 2 * (self.taps + 4) / 5e9 + START
 
         def taken(rows: int, some: int) -> float:
             count, each = batch * -(-out_height // rows) * -(-panels // some), cost(rows, some)
@@ -69,4 +75,14 @@ class RingCut:
         count = (-(-out_height // rows), -(-panels // some))
         line = width * some * WIDTH
         chunks = batch * count[0] * count[1] if out_height and out_width else 0
-        return RingParts(rows, count[0], some * WIDTH, count[1], chunks, line, 4 * self.ring * line)
+        offsets = copies = scratch = _aligned(4 * self.ring * line)
+        if self.windows is not None:
+            extent = (evaluate(self.windows.kernel[0], extents) - 1) * self.windows.dilation + 1
+            lines = (self.ring - 1) * self.windows.strides[0] + extent
+            copies = offsets + _aligned(8 * self.ring * width)
+            scratch = copies + _aligned(4 * lines * self.windows(extents).copied + 64)
+        return RingParts(rows, count[0], some * WIDTH, count[1], chunks, line, offsets, copies, scratch)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // 64) * 64

@@ -1,8 +1,9 @@
-"""Depthwise convolutions of an image that a product of few channels makes, a few rows at a time.
+"""Depthwise convolutions of an image that sums of few products make, a few rows at a time.
 
-In an inverted residual the image between both is by far the largest tensor. Here a chunk makes the rows that its next
-windows need in a ring of rows in scratch, which stays in the caches, and the image is never in memory as a whole. Rows
-where two strips meet are made twice. Each sum is that of the two kernels alone, in their order.
+In an inverted residual, or where a net for pictures begins, the image between both is by far the largest tensor. Here a
+chunk makes the rows that its next windows need in a ring of rows in scratch, which stays in the caches, and the image is
+never in memory as a whole. Rows where two strips meet are made twice. Each sum is that of the two kernels alone, in
+their order.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import cast
 
-from rlx.backends.cpu import conv, depthwise, dots, fused_tiles, gemm
+from rlx.backends.cpu import conv, depthwise, direct, dots, fused_tiles, gemm
 from rlx.backends.cpu.builder import Function, Module
 from rlx.backends.cpu.cuts import InnerColumns, Part, part
 from rlx.backends.cpu.depthwise import Body, Place, Plane
+from rlx.backends.cpu.direct import DirectWord
 from rlx.backends.cpu.gemm import load_word
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.loops import RESULT, is_costly
@@ -47,13 +49,18 @@ class RingWord(IntEnum):
     PANELS = len(Plane) + 2
     DEPTH = len(Plane) + 3
     SCRATCH_STRIDE = len(Plane) + 4
+    OFFSETS = len(Plane) + 5  # places in scratch
+    COPIES = len(Plane) + 6
+
+
+WINDOWS = len(Plane) + len(RingWord)  # where those of `DirectWord` begin, if there are any
 
 
 # ---- which kernels
 
 
 def join(program: Program) -> None:
-    """Makes one kernel of each product and the depthwise convolution that alone reads its result."""
+    """Makes one kernel of each convolution to a large image and the depthwise one that alone reads that."""
     readers = Counter(b.base for k in (*program.prepare, *program.run) for b in k.reads())
     kept = {b.base for _, b in program.outputs} | {b.base for b in program.updates.values()}
     kept |= {b.base for b in program.copied.values()}
@@ -69,32 +76,41 @@ def join(program: Program) -> None:
                 run.remove(maker)
                 nodes = (*maker.nodes, *kernel.nodes)
                 kernel = replace(kernel, name=f"{maker.name}+{kernel.name}", nodes=nodes, tag=TAG, before=maker)
-        elif _is_product(kernel):
+        elif _makes_image(kernel):
             made[kernel.stores[0].buffer] = kernel
         run.append(kernel)
     program.run = run
 
 
-def _is_product(kernel: Kernel) -> bool:
-    """A product of few channels to a large image of f32, whose epilogue is the same for all pixels and cheap."""
+def _makes_image(kernel: Kernel) -> bool:
+    """Sums of few products to a large image of f32, with an epilogue that is the same for all pixels and cheap.
+
+    Either a product, or windows of few planes.
+    """
     anchor = kernel.anchor
     if not isinstance(anchor, Conv) or kernel.tag or anchor.groups != 1 or anchor.x.dtype is not F32:
         return False
-    buffer, (outputs, depth) = kernel.stores[0].buffer, anchor.w_shape[:2]
-    sizes = [*buffer.shape, depth, anchor.x_shape[0]]
+    geo, buffer, outputs = geometry(kernel), kernel.stores[0].buffer, anchor.w_shape[0]
+    sizes = [*buffer.shape, *anchor.x_shape, geo.depth]
     if not all(isinstance(s, int) for s in sizes) or buffer.root is not None or buffer.dtype is not F32:
         return False
-    if cast(int, depth) > MOST_DEPTH or dots.is_few(outputs) or cast(int, outputs) % WIDTH or depthwise.suits(kernel):
+    if cast(int, geo.depth) > MOST_DEPTH or dots.is_few(outputs) or cast(int, outputs) % WIDTH:
         return False
     an_image = buffer.nbytes({}) // max(cast(int, anchor.x_shape[0]), 1)
     if an_image < LEAST_BYTES or any(b.base.kind == "state" for b in kernel.reads()):
         return False
-    geo, finish = geometry(kernel), finish_of(kernel, F32)
+    finish = finish_of(kernel, F32)
     compact = finish.channels_together and finish.pixel_step == outputs and finish.constant == 0
-    if conv.in_image(geo) is None or not compact or is_costly(finish.expr):
+    if conv.in_image(geo) is None and not _reads_planes(kernel):
+        return False
+    if len(anchor.x_shape) != 4 or not compact or is_costly(finish.expr):
         return False
     emitter = Emitter(Function("", []), WordTable(), 1)
     return not any(isinstance(x, Load) and emitter.depends(x) & set(finish.space) for x in walk(finish.expr))
+
+
+def _reads_planes(kernel: Kernel) -> bool:
+    return direct.suits(kernel) and direct.planes_of(kernel) > 0
 
 
 def _is_window(kernel: Kernel) -> bool:
@@ -131,9 +147,12 @@ def emit(kernel: Kernel) -> KernelCode:
     body_rows = 2 if taps[0] * taps[1] <= depthwise.FEW_TAPS and taps[0] > geo.strides[0] else 1
     ring = 1 << ((body_rows - 1) * geo.strides[0] + reach - 1).bit_length()
     sizes = (geo.batch, geo.groups, geo.height, geo.width, geo.out_height, geo.out_width)
-    before_geo = geometry(before)
-    cut = once(RingCut(sizes, before_geo.depth, taps[0] * taps[1], reach, geo.strides[0], ring))
-    table = WordTable(_words(anchor, geo, before, before_geo, cut))
+    windows = direct.cut_of(before, WIDTH, in_place=True) if _reads_planes(before) else None
+    cut = once(RingCut(sizes, geometry(before).depth, taps[0] * taps[1], reach, geo.strides[0], ring, windows))
+    words = _words(anchor, geo, before, cut)
+    if windows is not None:
+        words += direct.words_of(before, once(windows), 0, 0, 0)
+    table = WordTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, host().vector_bytes // 4)
     finish.prepare(emitter)
@@ -145,7 +164,7 @@ def emit(kernel: Kernel) -> KernelCode:
     w = {i: load_word(f, i, "ptr" if i in pointers else "i64") for i in (*Plane, *RingWord)}
     own = {i: w[i] for i in Plane}
     lanes = host().vector_bytes // 4
-    body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, first_finish, w, ring)
+    body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, before, w, ring)
     assert body.rows == body_rows
     body.emit()
     f.ret()
@@ -154,15 +173,13 @@ def emit(kernel: Kernel) -> KernelCode:
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), sites, scratch)
 
 
-def _words(anchor: Conv, geo: Geometry, before: Kernel, first: Geometry, cut: Callable[..., object]) -> list[Word]:
+def _words(anchor: Conv, geo: Geometry, before: Kernel, cut: Callable[..., object]) -> list[Word]:
     assert isinstance(anchor.w, Load)
     assert isinstance(before.anchor, Conv)
     assert isinstance(before.anchor.x, Load)
     assert isinstance(before.anchor.w, Load)
     inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, geo.kernel[1]), geo.strides[1], geo.dilations[1]))
-    step = conv.in_image(first)
-    assert step is not None
-    x = before.anchor.x
+    first, x = geometry(before), before.anchor.x
     return [
         Scratch(),
         0,  # from image to image
@@ -184,10 +201,12 @@ def _words(anchor: Conv, geo: Geometry, before: Kernel, first: Geometry, cut: Ca
         part(inner, "first"),
         part(inner, "stop"),
         Pointer(x.source, first.x.constant * x.dtype.itemsize),
-        step,
+        conv.in_image(first) or 0,
         Pointer(before.anchor.w.source),
         first.depth,
         part(cut, "scratch"),
+        part(cut, "offsets"),
+        part(cut, "copies"),
     ]
 
 
@@ -195,9 +214,14 @@ def _words(anchor: Conv, geo: Geometry, before: Kernel, first: Geometry, cut: Ca
 class RingBody(Body):
     """Emits the code of one chunk, whose image is a ring of `ring` rows of the chunk's channels."""
 
-    first: Finish  # the epilogue of the product
+    before: Kernel
     more: dict[int, str]
     ring: int
+
+    @property
+    def first(self) -> Finish:
+        """The epilogue of the image."""
+        return finish_of(self.before, F32)
 
     def emit(self) -> None:
         f, w, more = self.f, self.w, self.more
@@ -213,8 +237,7 @@ class RingBody(Body):
         self.emitter.hoist(self.first.expr, space | {channel}, before)
         own = f.offset(w[Plane.X], f.mul("%worker", more[RingWord.SCRATCH_STRIDE]))
         place = Place(top, f.gep(own, f.sub(0, c0), "float"), f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
-        pixels = f.mul(f.mul(image, w[Plane.HEIGHT]), w[Plane.WIDTH])
-        source = f.gep(more[RingWord.SOURCE], f.mul(pixels, more[RingWord.SOURCE_STEP]), "float")
+        first_row = f.mul(image, w[Plane.HEIGHT])
         inner0, inner1 = self.inner_rows()
 
         def some_rows(state: list[str]) -> list[str]:
@@ -227,7 +250,7 @@ class RingBody(Body):
             y0, y1 = f.max(made, start), f.min(stop, w[Plane.HEIGHT])
 
             def make(state: list[str]) -> list[str]:
-                return [self.make(source, place, before, state[0], y1)]
+                return [self.make(own, first_row, place, before, state[0], y1)]
 
             f.while_([("i64", y0)], lambda s: f.cmp("lt", s[0], y1), make)
             f.if_(inside, lambda: self.line(place, oy, self.rows), lambda: self.line(place, oy, 0))
@@ -244,18 +267,34 @@ class RingBody(Body):
 
         return line_at
 
-    def make(self, source: str, place: Place, top: Scope, y: str, stop: str) -> str:
+    def rows_of(self, own: str, r0: str, r1: str) -> fused_tiles.Rows:
+        """What the pixels of rows r0..r1 of all images sum products of; `own` is this worker's scratch."""
+        f, more = self.f, self.more
+        if not _reads_planes(self.before):
+            step = more[RingWord.SOURCE_STEP]
+            start = f.mul(f.mul(r0, self.w[Plane.WIDTH]), step)
+            return fused_tiles.Matrix(f.gep(more[RingWord.SOURCE], start, "float"), step)
+        words = f.gep("%words", WINDOWS, "i64")
+        lines, x = (f.load("ptr", f.gep(words, int(i), "i64")) for i in (DirectWord.LINES, DirectWord.X))
+        offsets, copies = (f.offset(own, more[i]) for i in (RingWord.OFFSETS, RingWord.COPIES))
+        f.call(lines, [x, copies, offsets, words, r0, r1])
+        wanted = (DirectWord.PIECE_STEP, DirectWord.PIECES, DirectWord.RUN)
+        step, pieces, run = (f.load("i64", f.gep(words, int(i), "i64")) for i in wanted)
+        known = geometry(self.before).kernel[1] * geometry(self.before).channels
+        unrolled = isinstance(known, int) and known <= fused_tiles.UNROLLED
+        return fused_tiles.Windows(copies, offsets, step, pieces, run, cast(int, known) if unrolled else 0)
+
+    def make(self, own: str, first_row: str, place: Place, top: Scope, y: str, stop: str) -> str:
         """Makes rows of the image from `y` to `stop` or to the end of the ring; returns the first one not made."""
         f, w, more = self.f, self.w, self.more
         end = f.min(stop, f.add(f.or_(y, self.ring - 1), 1))
         count = f.mul(f.sub(end, y), w[Plane.WIDTH])
-        step = more[RingWord.SOURCE_STEP]
-        a = f.gep(source, f.mul(f.mul(y, w[Plane.WIDTH]), step), "float")
+        source = self.rows_of(own, f.add(first_row, y), f.add(first_row, end))
         out = f.gep(place.x, f.mul(f.and_(y, self.ring - 1), w[Plane.X_H]), "float")
         tile = gemm.tile_for("f32", host().vector_bytes)
-        tile = replace(tile, rows=tile.single_rows, panels=1)
-        matrix, channel = fused_tiles.Matrix(a, step), self.first.channel
-        depth = more[RingWord.DEPTH]
+        most = direct.ROWS if isinstance(source, fused_tiles.Windows) else tile.single_rows
+        tile = replace(tile, rows=min(tile.single_rows, most), panels=1)
+        first, depth = self.first, more[RingWord.DEPTH]
 
         def panel(c: str, _: list[str]) -> None:
             panels = fused_tiles.Panels(more[RingWord.PANELS], f.mul(depth, WIDTH), depth)
@@ -263,17 +302,17 @@ class RingBody(Body):
             shared: list[tuple[str, Scope]] = []
             for j in range(WIDTH // tile.lanes):
                 at = f.add(c, j * tile.lanes)
-                scope = top.inner({channel: at}, tile.lanes, channel)
-                self.emitter.hoist(self.first.expr, frozenset(self.first.space), scope)
+                scope = top.inner({first.channel: at}, tile.lanes, first.channel)
+                self.emitter.hoist(first.expr, frozenset(first.space), scope)
                 shared.append((at, scope))
 
             def some_pixels(height: int, row: str) -> None:
-                ahead = matrix.at(f, tile, f.add(row, height))
-                sums = matrix.sums(f, tile, row, height, panels, b, ahead)
+                ahead = source.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
+                sums = source.sums(f, tile, row, height, panels, b, ahead)
                 for r in range(height):
                     pixel = f.gep(out, f.mul(f.add(row, r), w[Plane.X_W]), "float")
                     for j, (at, scope) in enumerate(shared):
-                        text = self.first.value(self.emitter, scope.inner({}), sums[r * len(shared) + j], tile.lanes)
+                        text = first.value(self.emitter, scope.inner({}), sums[r * len(shared) + j], tile.lanes)
                         f.store(text, f.gep(pixel, at, "float"))
 
             enough = f.cmp("ge", count, tile.rows)
