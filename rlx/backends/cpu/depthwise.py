@@ -265,8 +265,9 @@ class Body:
                 pixels.append(self.finish.pixel(self.emitter, place.top, f.add(at, i) if i else at))
         lines = sorted({r * self.strides[0] + k * self.dilations[0] for r in range(rows) for k in range(kernel_h)})
         starts = {y: line_at(y) for y in lines}
-        steps = {i * self.strides[1] + j * self.dilations[1] for i in range(columns) for j in range(kernel_w)}
-        offsets = {i: f.mul(w[Plane.X_W], i) for i in sorted(steps)}
+        # three columns to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
+        step = f.mul(w[Plane.X_W], 4)
+        double_step, triple_step = f.mul(step, 2), f.mul(step, 3)
         k0, k1 = ("0", "0") if rows else self.taps(y0, 0, w[Plane.HEIGHT])
         j0, j1 = ("0", "0") if columns else self.taps(x0, 1, w[Plane.WIDTH])
         column_step = f.mul(w[Plane.X_W], self.dilations[1])
@@ -274,12 +275,19 @@ class Body:
         def add_line(p: str, at: str, k: int, totals: list[str | None]) -> None:
             """Adds the products of the pixels of one row, whose elements begin at `p`, with row k of the weights."""
             loaded: dict[int, str] = {}
+            thirds = [p]
+
+            def column(x: int) -> str:
+                while len(thirds) <= x // 3:
+                    thirds.append(f.offset(thirds[-1], triple_step))
+                return f.offset(thirds[x // 3], (0, step, double_step)[x % 3])
+
             for j in range(kernel_w):
                 weight = f.load(ty, f.gep(at, (k * kernel_w + j) * lanes, "float"))
                 for i in range(columns):
                     x = i * self.strides[1] + j * self.dilations[1]
                     if x not in loaded:
-                        loaded[x] = f.load(ty, f.gep(p, offsets[x], "float"))
+                        loaded[x] = f.load(ty, column(x))
                     old = totals[i]
                     totals[i] = f.mul(loaded[x], weight) if old is None else f.fma(loaded[x], weight, old)
 
