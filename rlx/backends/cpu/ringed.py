@@ -1,7 +1,7 @@
 """Depthwise convolutions of an image that sums of few products make, a few rows at a time.
 
 In an inverted residual, or where a net for pictures begins, the image between both is by far the largest tensor. Here a
-chunk makes the rows that its next windows need in a ring of rows in scratch, which stays in the caches, and the image is
+chunk makes the rows that its next windows need in a ring of rows in scratch, which stays in the caches; the image is
 never in memory as a whole. Rows where two strips meet are made twice. Each sum is that of the two kernels alone, in
 their order.
 """

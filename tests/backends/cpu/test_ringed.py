@@ -29,15 +29,16 @@ def small_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ringed, "LEAST_BYTES", 0)
 
 
-def block(shape: tuple[Size, ...], kernel: int, **attributes: Any) -> Graph:
-    """A product and a depthwise convolution of its result."""
+def block(shape: tuple[Size, ...], kernel: int, first: int = 1, **attributes: Any) -> Graph:
+    """A product, or windows of `first` rows two pixels apart, and a depthwise convolution of its result."""
     g, rng = Graph("block"), np.random.default_rng(3)
 
     def param(name: str, *sizes: int) -> Any:
         return g.param(name, data=rng.standard_normal(sizes, np.float32))
 
     x = g.input("x", shape)
-    image = conv(x, param("w0", OUTPUTS, 5, 1, 1), param("b0", OUTPUTS))
+    weights, apart = param("w0", OUTPUTS, int(shape[1]), first, first), {"strides": (2, 2), "pads": (1, 0, 1, 2)}
+    image = conv(x, weights, param("b0", OUTPUTS), **(apart if first > 1 else {}))
     image = clip(image, lo=-1.0, hi=6.0)
     y = conv(image, param("w1", OUTPUTS, 1, kernel, kernel), param("b1", OUTPUTS), groups=OUTPUTS, **attributes)
     g.output(hard_swish(y), "y")
@@ -78,6 +79,22 @@ def test_the_bits_of_two_kernels(
     want = result(apart, x)
     assert np.array_equal(result(ring, x), want)
     assert np.array_equal(result(ring, x, threads=16), want)
+
+
+@pytest.mark.parametrize("height, width", [(2, 3), (9, 7), (17, 33)])
+@pytest.mark.parametrize("planes, first", [(3, 3), (4, 2), (2, 3)])
+@pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2)])
+def test_windows_of_planes(
+    height: int, width: int, planes: int, first: int, kernel: int, stride: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image is made from copied rows of the planes, whose windows lie partly outside of them."""
+    g = block((2, planes, height, width), kernel, first, pads=(1, 1, 1, 1), strides=(stride,) * 2)
+    x = np.random.default_rng(1).standard_normal((2, planes, height, width), np.float32)
+    ring = laid_out(g)
+    monkeypatch.setattr(ringed, "MOST_DEPTH", 0)
+    apart = laid_out(g)
+    assert (len(joined(ring)), len(joined(apart))) == (1, 0)
+    assert np.array_equal(result(ring, x), result(apart, x))
 
 
 def test_the_image_is_not_in_memory() -> None:
