@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Literal, NoReturn
 
 from rlx.backends.base import host_memory
@@ -197,7 +196,7 @@ def read_figures() -> MemoryFigures:
 
 
 def _private() -> int | None:
-    status = _fields(Path("/proc/self/status"))  # Linux, in KiB
+    status = _fields("/proc/self/status")  # Linux, in KiB
     if "RssAnon" in status:
         return 1024 * (status["RssAnon"] + status.get("VmSwap", 0))
     import psutil
@@ -228,11 +227,17 @@ def _address_space() -> tuple[int | None, int | None]:
         return soft, None
 
 
-def _fields(path: Path) -> dict[str, int]:
+def _text(path: str) -> str:
+    """What a file of the system says."""
+    with open(path, "rb") as file:  # `pathlib` and text files take twice as long
+        return file.read().decode(errors="replace")
+
+
+def _fields(path: str) -> dict[str, int]:
     """The numbers of a file of `name: value` or `name value` lines."""
     found = {}
     try:
-        lines = path.read_text().splitlines()
+        lines = _text(path).splitlines()
     except OSError:
         return {}
     for line in lines:
@@ -246,8 +251,7 @@ def _cgroups() -> Iterator[CgroupLevel]:
     if sys.platform != "linux":
         return
     try:
-        groups = Path("/proc/self/cgroup").read_text()
-        mounts = Path("/proc/self/mountinfo").read_text()
+        groups, mounts = _text("/proc/self/cgroup"), _text("/proc/self/mountinfo")
     except OSError:
         return
     yield from cgroup_levels(groups, mounts)
@@ -263,7 +267,7 @@ def cgroup_levels(groups: str, mounts: str) -> Iterator[CgroupLevel]:
         second = after[0] == "cgroup2"
         if not second and not (after[0] == "cgroup" and "memory" in after[2].split(",")):
             continue
-        root, mount = before[3], Path(before[4])
+        root, mount = before[3], before[4]
         yield from _walk(mount, _below(root, _group_path(groups, second)), second)
 
 
@@ -282,27 +286,25 @@ def _below(root: str, path: str) -> str:
     return path.strip("/")
 
 
-def _walk(mount: Path, path: str, second: bool) -> Iterator[CgroupLevel]:
+def _walk(mount: str, path: str, second: bool) -> Iterator[CgroupLevel]:
+    """The levels from a path below where the hierarchy is mounted, up to there."""
     names = ("memory.max", "memory.current", "inactive_file")
     if not second:
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-    folder = mount / path
-    while True:
-        level = _level(folder, *names)
+    parts = [part for part in path.split("/") if part]
+    for count in range(len(parts), -1, -1):
+        level = _level("/".join([mount, *parts[:count]]), *names)
         if level is not None:
             yield level
-        if folder == mount or mount not in folder.parents:
-            return
-        folder = folder.parent
 
 
-def _level(folder: Path, limit_name: str, usage_name: str, droppable: str) -> CgroupLevel | None:
+def _level(folder: str, limit_name: str, usage_name: str, droppable: str) -> CgroupLevel | None:
     try:
-        limit_text = (folder / limit_name).read_text().strip()
-        usage = int((folder / usage_name).read_text())
+        limit_text = _text(f"{folder}/{limit_name}").strip()
+        usage = int(_text(f"{folder}/{usage_name}"))
         limit = NO_LIMIT if limit_text == "max" else int(limit_text)
     except (OSError, ValueError):
         return None
     if limit >= NO_LIMIT:
         return CgroupLevel(None, usage)  # the statistics take the system long to make
-    return CgroupLevel(limit, max(0, usage - _fields(folder / "memory.stat").get(droppable, 0)))
+    return CgroupLevel(limit, max(0, usage - _fields(f"{folder}/memory.stat").get(droppable, 0)))

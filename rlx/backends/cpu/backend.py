@@ -201,9 +201,9 @@ class CpuBackend(CodeGenerator):
             raise DeviceUnavailable(f"device 'cpu': {found.reason}. {found.remedy}")
         made = self.made.pop(program, {})
         work = self.work.get(program) or Compiling(cache_of(options), threads=1)
-        work.prepare(runner.runtime_ir())  # after the kernels, of which one may take longer than all else
+        work.prepare(runner.RUNTIME, runner.runtime_ir)  # after the kernels, of which one may take longer than all else
         if runner.CPYTHON:
-            work.prepare(entry.entry_ir())
+            work.prepare(entry.NAME, entry.entry_ir)
         return build(graph, program, options, lambda kernel: made.get(kernel) or self.emit_kernel(kernel), work)
 
 

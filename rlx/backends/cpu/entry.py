@@ -44,6 +44,7 @@ ARRAY_DATA, ARRAY_RANK, ARRAY_SHAPE, ARRAY_STRIDES, ARRAY_DTYPE = 16, 24, 32, 40
 STRIDED_WITH_FORMAT = 0x1C  # PyBUF_STRIDES | PyBUF_FORMAT
 METH_FASTCALL = 0x80
 
+NAME = "entry"  # of this code
 ENTRY_NAMES = (
     "PyLong_AsVoidPtr",
     "PyObject_GetBuffer",
@@ -437,7 +438,7 @@ def method() -> MethodDef:
     library = runner.native().library
     symbols = {name: runner.symbol_address(getattr(pythonapi, name)) for name in ENTRY_NAMES}
     symbols |= {name: library.address(name) for name in ("rlx_acquire", "rlx_go", "rlx_release")}
-    loaded = loader.build(entry_ir(), optimize=True, symbols=symbols)
+    loaded = loader.build(NAME, entry_ir, symbols=symbols)
     for kept in (library, loaded):  # code must outlive every function object
         kept.keep()
     definition = MethodDef(b"run_slots", loaded.address("rlx_entry"), METH_FASTCALL, b"run_slots(*arrays)")

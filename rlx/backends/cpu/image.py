@@ -13,7 +13,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from rlx.backends.base import DeviceMemory, Image, Restorer, host_memory
 from rlx.backends.cpu import loader
@@ -26,10 +26,11 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.kernels.program import Buffer, Flow, Program
 from rlx.options import CompileOptions
 from rlx.plan.arena import MemoryPlan, Schedule
-from rlx.records import dataclass
+from rlx.records import dataclass, names_of
 
 __all__ = ["CpuRestorer", "Tables", "restore_image"]
 
+T = TypeVar("T")
 FUNCTIONS = -1  # in the place of an array's number: the `Functions` of the image
 PLAIN = {("builtins", "set"), ("builtins", "frozenset"), ("numpy", "dtype")}
 
@@ -151,6 +152,13 @@ class CpuRestorer(Restorer):
 
     def memory(self) -> DeviceMemory:
         return host_memory()
+
+
+def record(cls: type[T], *values: Any) -> T:
+    """An object of a dataclass from the values of all its fields."""
+    made = object.__new__(cls)  # its own `__init__` would be compiled for these few
+    vars(made).update(zip(names_of(cls), values, strict=True))
+    return made
 
 
 def method(owner: object, name: str) -> Callable[..., Any]:

@@ -15,13 +15,13 @@ from rlx.backends.base import Image
 from rlx.backends.cpu import cuts, functions, loader
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.facts import facts_of
-from rlx.backends.cpu.image import FUNCTIONS, ByThreads, Constant, Functions, Tables, graph_of, method
+from rlx.backends.cpu.image import FUNCTIONS, ByThreads, Constant, Functions, Tables, graph_of, method, record
 from rlx.backends.cpu.jit import objects_of
 from rlx.backends.cpu.words import FEW_THREADS, THREADS, Extents, KernelCode, Routine
 from rlx.errors import OptionError
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.kernels.program import Kernel
-from rlx.records import names_of
+from rlx.records import names_of, replace
 
 __all__ = ["image_of"]
 
@@ -86,17 +86,14 @@ class _Writer(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         match obj:
             case Kernel():
-                facts = facts_of(obj)
-                return type(facts), tuple(getattr(facts, name) for name in names_of(facts))
-            case KernelCode():
-                return KernelCode, (obj.symbol, "", obj.words, obj.chunks, obj.sites, obj.scratch, obj.optimize)
-            case Routine():
-                return Routine, (obj.symbol, "")
+                return _as_record(facts_of(obj))
+            case KernelCode() | Routine():
+                return _as_record(replace(obj, ir=""))
             case Node():
                 return Node, (obj.op, (), (), obj.provenance)
             case Graph():
                 return graph_of, _leaves(obj)
-            case FunctionType() | MethodType() | cuts.Part():
+            case FunctionType() | MethodType() | cuts.Part() | cuts.Product():
                 return self.reduce_function(obj)
             case ByThreads():
                 return self.reduce_function(obj.function)
@@ -108,13 +105,17 @@ class _Writer(pickle.Pickler):
             return NotImplemented
         value = _fixed(function, {})
         if value is not None:
-            return Constant, (value,)
+            return _as_record(Constant(value))
         few = None if self.late is None else _fixed(function, {THREADS: FEW_THREADS})
         described = _described(function)
         if few is None or self.late is None or described is NotImplemented:
             return described
         self.late.append(function)
-        return ByThreads, (few, self.functions, len(self.late) - 1)
+        return _as_record(ByThreads(few, self.functions, len(self.late) - 1))
+
+
+def _as_record(made: Any) -> tuple[Any, ...]:
+    return record, (type(made), *(getattr(made, name) for name in names_of(made)))
 
 
 def _fixed(function: Callable[..., Any], extents: Extents) -> int | None:
@@ -130,6 +131,8 @@ def _described(function: Any) -> Any:
     """What makes a function again, and its arguments."""
     if isinstance(function, cuts.Part):
         return cuts.Part, (function.cut, function.name, function.index)
+    if isinstance(function, cuts.Product):
+        return cuts.Product, (function.sizes,)
     if isinstance(function, MethodType):
         return method, (function.__self__, function.__name__)
     described = functions.describe(function) if isinstance(function, FunctionType) else None

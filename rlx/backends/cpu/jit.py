@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -169,17 +169,17 @@ def compile_object(ir: str, *, optimize: bool) -> bytes:
         return emit(module, machine, optimize=optimize)
 
 
-def runtime_object(ir: str, optimize: bool) -> bytes:
+def runtime_object(name: str, ir: Callable[[], str]) -> bytes:
     """The object of runtime code, linked; made once a process."""
-    short = content_key(ir, str(optimize))
-    obj = runtime_objects.get(short)
+    obj = runtime_objects.get(name)
     if obj is None:
-        cache, key = default_cache(), object_key(ir, optimize)
+        text, cache = ir(), default_cache()
+        key = object_key(text, True)
         obj = cache.get(key)
         if obj is None:
-            obj = compile_object(ir, optimize=optimize)
+            obj = compile_object(text, optimize=True)
             cache.put(key, obj)
-        obj = runtime_objects[short] = linked([obj])
+        obj = runtime_objects[name] = linked([obj])
     return obj
 
 
@@ -255,10 +255,11 @@ class Compiling:
         else:
             self.compile(key)
 
-    def prepare(self, ir: str) -> None:
-        """Makes an optimised object that `build` will ask for, where this process has none yet."""
-        if content_key(ir, str(True)) not in runtime_objects:
-            self.crew.add(len(ir), lambda: runtime_object(ir, True))
+    def prepare(self, name: str, ir: Callable[[], str]) -> None:
+        """Makes an object that `build` will ask for, where this process has none yet."""
+        if name not in runtime_objects:
+            text = ir()
+            self.crew.add(len(text), lambda: runtime_object(name, lambda: text))
 
     def compile(self, key: str) -> None:
         item = self.items[key]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from rlx.backends.cpu import code
-from rlx.disk import content_key
 from rlx.errors import CompileError
 
 __all__ = [
@@ -35,7 +34,7 @@ Bundle = tuple[bytes, dict[str, str]]  # an object and, by key, the symbols of t
 lock = threading.RLock()
 origins: dict[int, tuple[bytes, str]] = {}  # address of a kernel -> the object that defines it, and its symbol there
 stored: dict[bytes, Library] = {}  # loaded objects of artifacts
-runtime_objects: dict[str, bytes] = {}  # objects of `build` by the content of their IR
+runtime_objects: dict[str, bytes] = {}  # objects of `build` by name; what is stored is of the same build of rlx
 
 
 class Library:
@@ -130,13 +129,16 @@ def resolve(name: str, symbols: Mapping[str, int]) -> int:
     return ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value or 0
 
 
-def build(ir: str, *, optimize: bool, symbols: Mapping[str, int]) -> Library:
-    """Loads runtime code, compiled or found in the cache, that may also use the symbols at the given addresses."""
-    obj = runtime_objects.get(content_key(ir, str(optimize)))
+def build(name: str, ir: Callable[[], str], *, symbols: Mapping[str, int]) -> Library:
+    """Loads runtime code, compiled or found in the cache, that may also use the symbols at the given addresses.
+
+    `ir` is only asked where neither this process nor a stored model that it has loaded has code of that name.
+    """
+    obj = runtime_objects.get(name)
     if obj is None:
         from rlx.backends.cpu.jit import runtime_object
 
-        obj = runtime_object(ir, optimize)
+        obj = runtime_object(name, ir)
     check_object(obj, KERNEL_SYMBOLS | set(symbols))
     return load_object(obj, symbols=symbols)
 

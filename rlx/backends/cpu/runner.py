@@ -95,6 +95,7 @@ INTERRUPTED_STATUS = -2  # a signal handler raised; in native code the exception
 CHECK_EVERY_NS = 50_000_000
 CHECK_EVERY_CHUNKS = 16  # reading the clock costs more than walking a phase
 
+RUNTIME = "pool and walker"  # the name of this code
 LINUX_NAMES = ("sched_getcpu", "sched_getaffinity", "sched_setaffinity")  # of the C library
 PYTHON_NAMES = (
     "PyEval_SaveThread",
@@ -406,7 +407,8 @@ class Native:
     """The runtime's native functions; all of them are called with the GIL held and give it back held."""
 
     def __init__(self, *, futex: bool | None = None) -> None:
-        self.library = loader.build(runtime_ir(futex=futex), optimize=True, symbols=runtime_symbols())
+        name = RUNTIME if futex is None else f"{RUNTIME}, futex={futex}"
+        self.library = loader.build(name, lambda: runtime_ir(futex=futex), symbols=runtime_symbols())
         convention = ctypes.PYFUNCTYPE if CPYTHON else ctypes.CFUNCTYPE
         function = convention(ctypes.c_int64, ctypes.c_size_t)
         self.acquire: Callable[[int], int] = function(self.library.address("rlx_acquire"))

@@ -107,7 +107,7 @@ out:
 @functools.cache
 def feed_code() -> loader.Library:
     """The phase that gives fed states their new memory."""
-    return loader.build(FEED_IR.replace("$RESULT", str(runner.RESULT)), optimize=True, symbols={})
+    return loader.build("feed", lambda: FEED_IR.replace("$RESULT", str(runner.RESULT)), symbols={})
 
 
 @dataclass(eq=False)
