@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from typing import Any
 
 from rlx.backends import BACKENDS
 from rlx.errors import OptionError
-from rlx.records import dataclass
+from rlx.records import dataclass, names_of
 
 __all__ = ["OBJECTIVES", "VARIABLE", "DevicePolicy", "policy_of"]
 
@@ -73,7 +72,7 @@ class DevicePolicy:
     @staticmethod
     def parse(text: str) -> DevicePolicy:
         """A policy from a text such as "only=cpu,xla; objective=throughput; benchmark=5"; `OptionError` for others."""
-        known = {f.name: f for f in fields(DevicePolicy)}
+        known = names_of(DevicePolicy)
         given: dict[str, Any] = {}
         for part in filter(None, (p.strip() for p in text.split(";"))):
             name, equals, value = (s.strip() for s in part.partition("="))
