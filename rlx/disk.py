@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlx.errors import OptionError
+from rlx.errors import ModelFormatError, OptionError
 from rlx.lean import log, sha256
 
-__all__ = ["cache_folder", "content_key", "evict", "path_of", "read_kept", "replacing", "saving", "write_kept"]
+__all__ = [
+    "cache_folder", "check_regular", "content_key", "evict", "path_of", "read_kept", "replacing", "saving",
+    "write_kept",
+]  # fmt: skip
 
 
 def cache_folder() -> Path:
@@ -83,6 +87,20 @@ def path_of(path: Any, what: str) -> str:
     if "\0" in name:
         raise OptionError(f"{what}: {name!r} is no path: it has a zero character")
     return name
+
+
+def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:
+    """Raises `ModelFormatError` for what is there and no regular file: pipes may never begin, devices never end.
+
+    What isn't there is left to who opens it.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        raise ModelFormatError(f"{name or os.fspath(path)}: is {kind}; expected a file")
 
 
 @contextmanager

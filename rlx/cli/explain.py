@@ -15,7 +15,7 @@ from rlx.cli.bench import needs_json
 from rlx.cli.inputs import gather_inputs
 from rlx.cli.options import InputSpec, compile_options, dims_of, input_options, json_option, model_argument
 from rlx.cli.run import load_model
-from rlx.cli.show import print_json, working
+from rlx.cli.show import on_terminal, print_json, working
 from rlx.errors import OptionError
 from rlx.plan.pack import Search
 from rlx.plan.plan import MemoryPlan, bound_extents, make_plan
@@ -81,7 +81,7 @@ def plan(
         return
     for note in notes:
         click.echo(f"invented  {note}")
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None  # a file has room for whole names
+    columns = shutil.get_terminal_size().columns if on_terminal(sys.stdout) else None  # a file has room for whole names
     click.echo(found.to_text(columns))
     for path in maps:
         click.echo(f"map          {path}")

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from rlx.cli.options import InputSpec
-from rlx.errors import NameNotFound, OptionError, RlxError
+from rlx.disk import check_regular
+from rlx.errors import ModelFormatError, NameNotFound, OptionError, RlxError
 from rlx.ir.dtype import DType
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
@@ -63,7 +64,10 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
     for value in graph.inputs:
         if value.name not in arrays:
             shape = shapes.get(value.name) or tuple(evaluate(s, extents) for s in value.shape)
-            arrays[value.name] = random_array(rng, shape, value.dtype)
+            try:
+                arrays[value.name] = random_array(rng, shape, value.dtype)
+            except (MemoryError, ValueError) as error:
+                raise OptionError(f"input {value.name!r}: {error or 'out of memory'}; give a smaller shape") from None
             data.append(f"{value.name}: random {value.dtype}[{', '.join(map(str, shape))}], seed {seed}")
     sizes = [f"{name} = {extent}" for name, extent in invented.items()]
     return Inputs({name: arrays[name] for name in names}, extents, sizes, data)
@@ -72,11 +76,16 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
 def read_array(path: Path) -> Array:
     """An array from a .npy file; pickled objects are refused."""
     try:
+        check_regular(path)
         array = np.load(path, allow_pickle=False)
+    except ModelFormatError as error:
+        raise OptionError(f"--input {error}") from None
     except OSError as error:
         raise OptionError(f"--input {path}: {error.strerror or error}") from None
+    except MemoryError as error:
+        raise OptionError(f"--input {path}: {error}") from None
     except (ValueError, EOFError) as error:
-        raise OptionError(f"--input {path}: not a .npy file: {error}") from None
+        raise OptionError(f"--input {path}: not a .npy file of numbers, or not whole: {error}") from None
     if not isinstance(array, np.ndarray):
         raise OptionError(f"--input {path}: an archive of arrays; give one .npy file for each input")
     return array

@@ -25,7 +25,9 @@ SHOWN = 6  # elements of an output that are printed
 @model_argument
 @input_options
 @compile_options
-@click.option("--output-dir", type=click.Path(path_type=Path), help="Write each output there as NAME.npy.")
+@click.option(
+    "--output-dir", type=click.Path(path_type=Path, file_okay=False), help="Write each output there as NAME.npy."
+)
 @click.option("--replay", type=click.Path(path_type=Path), help="Run what was recorded there, and compare to the bit.")
 @json_option
 def run(
@@ -43,6 +45,8 @@ def run(
         replay_runs(compiled, replay, as_json)
         return
     given = gather_inputs(compiled.compilation.source, inputs, seed)
+    if output_dir is not None:
+        output_dir.mkdir(parents=True, exist_ok=True)  # before a run that may take long
     outputs = run_once(compiled, given)
     files = {} if output_dir is None else write_outputs(outputs, output_dir)
     described = [describe(name, array) for name, array in outputs.items()]
@@ -87,7 +91,6 @@ def run_once(compiled: CompiledGraph, inputs: Inputs) -> dict[str, Array]:
 
 def write_outputs(outputs: dict[str, Array], folder: Path) -> dict[str, str]:
     """Writes NAME.npy for each output; characters that file names lack become `_`."""
-    folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     for name, array in outputs.items():
         path = folder / ("".join(c if c.isalnum() or c in "._-" else "_" for c in name) + ".npy")

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "bytes_text",
     "fastest",
     "measure",
+    "on_terminal",
     "print_json",
     "progress",
     "residual_lines",
@@ -80,10 +81,15 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=1))
 
 
+def on_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal; a closed one is None."""
+    return stream is not None and stream.isatty()
+
+
 @contextmanager
 def working(what: str, *, still: bool = False) -> Iterator[None]:
     """Shows what is going on while the block runs, if stderr is a terminal; `still`: without a thread of its own."""
-    if not sys.stderr.isatty():
+    if not on_terminal(sys.stderr):
         yield
         return
     if still:
@@ -102,7 +108,7 @@ def working(what: str, *, still: bool = False) -> Iterator[None]:
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar if stderr is a terminal; gives a function that takes how many steps are done."""
-    if not sys.stderr.isatty():
+    if not on_terminal(sys.stderr):
         yield lambda done: None
         return
     from rich.console import Console

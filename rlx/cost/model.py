@@ -24,7 +24,7 @@ from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Kernel, Store
 from rlx.records import dataclass
 
-__all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered"]
+__all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered", "price_kernel"]
 
 SPREAD = 1.645  # standard deviations: nine of ten runs are expected within
 PACE = Pace()
@@ -174,6 +174,12 @@ def predict_lowered(
         guessed=ceilings.guessed,
         pace=pace,
     )
+
+
+def price_kernel(kernel: Kernel, ceilings: Ceilings, extents: dict[str, int]) -> KernelCost:
+    """One kernel at these extents, once, by itself."""
+    work = kernel_work(kernel, extents)
+    return _kernel_cost(kernel, work, ceilings, extents, float(work.read + work.written), 1, PACE)
 
 
 def _transfers(lowered: Lowered, moved: IoProfile, ceilings: Ceilings) -> float:

@@ -336,7 +336,8 @@ def _anchor_flops(kernel: Kernel, extents: Extents) -> tuple[int, tuple[int, ...
             return 2 * images * outputs * prod(space) * depth, sizes
     batch, heads, rows, depth = (evaluate(s, extents) for s in anchor.q_shape)
     keys, width = evaluate(anchor.k_shape[2], extents), evaluate(anchor.v_shape[3], extents)
-    pairs = sum(min(max(i + keys - rows + 1, 0), keys) for i in range(rows)) if anchor.causal else rows * keys
+    seen = min(rows, keys)  # rows that see keys at all: the last one all of them, each before it one less
+    pairs = seen * (2 * keys - seen + 1) // 2 if anchor.causal else rows * keys
     return 2 * batch * heads * pairs * (depth + width), (batch, heads, rows, keys, depth, width)
 
 

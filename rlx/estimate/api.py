@@ -9,7 +9,7 @@ from typing import Any
 
 from rlx.backends import choose_backend, device_named
 from rlx.backends.granted import run_threads
-from rlx.disk import path_of
+from rlx.disk import check_regular, path_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
@@ -81,6 +81,7 @@ def _ending(path: Path) -> str:
     ending = path.suffix.lower()
     if os.path.isdir(path) or path.name.endswith(".safetensors.index.json"):
         return ".safetensors"
+    check_regular(path)
     if ending in (".onnx", ".rlx", ".gguf", ".safetensors"):
         return ending
     try:

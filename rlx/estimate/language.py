@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from rlx.disk import check_regular
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.architecture import Architecture, from_config, from_gguf
 from rlx.estimate.calibrate import Overhead
@@ -77,11 +78,15 @@ def read_hf_model(path: str | os.PathLike[str]) -> LanguageModelFile:
     """The headers of a safetensors model (file, index or folder) with the config.json beside it."""
     path = Path(path)
     if path.is_dir():
-        index = path / "model.safetensors.index.json"
-        path = index if index.exists() else path / "model.safetensors"
+        names = "model.safetensors.index.json", "model.safetensors"
+        found = [path / name for name in names if (path / name).exists()]
+        if not found:
+            raise ModelFormatError(f"{path}: read as a safetensors model, but it has no {' or '.join(names)}")
+        path = found[0]
     files: Iterable[SafetensorsFile]
     files = read_safetensors_index(path) if path.suffix == ".json" else [read_safetensors(path)]
     config = path.parent / "config.json"
+    check_regular(config)
     try:
         if config.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelFormatError(f"{config}: is larger than the limit of {MAX_CONFIG_BYTES} bytes")

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 from numpy.typing import NDArray
 
+from rlx.disk import check_regular
 from rlx.errors import ModelFormatError
 from rlx.importers.sources import FileSource, check_location
 from rlx.ir.dtype import DTYPES, DType
@@ -156,6 +157,7 @@ def read_safetensors_index(path: str | os.PathLike[str]) -> list[SafetensorsFile
     Raises `ModelFormatError`, also for a file outside the index's folder.
     """
     path = Path(path)
+    check_regular(path)
     try:
         if path.stat().st_size > MAX_INDEX_BYTES:
             raise ModelFormatError(f"{path}: is larger than the limit of {MAX_INDEX_BYTES} bytes")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import PurePosixPath, PureWindowsPath
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlx.disk import check_regular
 from rlx.errors import ModelFormatError
 from rlx.ir.mapped import identity_of, map_file, note_file
 
@@ -68,9 +68,7 @@ class FileSource:
 
     def _open(self) -> int:
         try:
-            if not stat.S_ISREG(os.stat(self._path).st_mode):
-                kind = "a folder" if os.path.isdir(self._path) else "no regular file"
-                raise ModelFormatError(f"{self.name}: is {kind}; expected a file")
+            check_regular(self._path, self.name)
             return os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
         except ModelFormatError:
             raise

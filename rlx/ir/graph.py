@@ -147,7 +147,12 @@ class Graph:
         if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
             array = array.astype(np.float32)  # a Python float is an f32, as in the field
         array.flags.writeable = False
-        const = Value(self, TensorType(array.shape, dtype_of(array.dtype)), "const", name)
+        try:
+            held = dtype_of(array.dtype)
+        except DTypeError as error:
+            what = f"{value!r:.40}" if array.ndim == 0 else f"an array of {array.dtype}"
+            raise DTypeError(f"{what} is no operand: {error}") from None
+        const = Value(self, TensorType(array.shape, held), "const", name)
         const.data = array
         self.constants.append(const)
         return const
@@ -324,7 +329,7 @@ def check_array(what: str, array: Array, type: TensorType) -> None:
         isinstance(want, Dim) or want == got for want, got in zip(type.shape, array.shape, strict=True)
     )
     if not fits:
-        raise ShapeError(f"{what}: expected shape {tuple(map(str, type.shape))}, got {array.shape}")
+        raise ShapeError(f"{what}: expected shape ({', '.join(map(str, type.shape))}), got {array.shape}")
 
 
 def count_readers(graph: Graph) -> Counter[Value]:

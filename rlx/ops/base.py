@@ -213,7 +213,9 @@ def _input(op: Op, graph: Graph, frame: Frame | None, value: object, like: DType
             return add(value, like)
     except (OverflowError, ValueError):
         pass
-    raise DTypeError(f"{op.op_name}: the number {value!r} does not fit the element type {like}; cast the tensor first")
+    raise DTypeError(
+        f"{op.op_name}: the number {value!r:.40} does not fit the element type {like}; cast the tensor first"
+    )
 
 
 def functional(cls: type[Op]) -> Callable[..., Any]:

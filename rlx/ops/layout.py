@@ -60,6 +60,8 @@ def _shape_text(shape: Sequence[Size]) -> str:
 
 def _no_more(low: Size, high: Size, why: str) -> None:
     """Requires low <= high: `ShapeError` where it can't hold, a guard where it can't be proved."""
+    if isinstance(low, int) and isinstance(high, int) and low > high:
+        raise ShapeError(why)
     unify(max_size(low, high), high, why)
 
 

@@ -9,9 +9,11 @@ from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import Backend
 from rlx.compiler import compile_graph
 from rlx.cost.kept import ceilings_of
+from rlx.cost.patience import long_kernels
 from rlx.errors import DeviceUnavailable
 from rlx.estimate.admit import Admission, plenty
 from rlx.ir.graph import Graph
+from rlx.lean import log
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.runtime.choice import Candidate, Decision, choose, usual_extents
@@ -27,7 +29,22 @@ def compile_on(graph: Graph, backend: Backend, options: CompileOptions, before: 
     """The graph on a device, if its memory is there; `before` is this process before the graph was read."""
     admission = Admission(backend, options)
     made = compile_graph(graph, backend, options, admission, early=plenty(options))
+    if made.program is not None:
+        ceilings = ceilings_of(backend.name, options.threads, measure=False)
+        for kernel, turns, seconds in long_kernels(made.program, ceilings):
+            log.warning(
+                "%s: %s alone turns its loops %.3g times in a run and is predicted to take %s, even at the lowest "
+                "sizes of its dims: is a size not what was meant?",
+                graph.name, kernel.label, turns, long_text(seconds),
+            )  # fmt: skip
     return CompiledGraph(made, backend.name, options, ModelMemory(admission, before))
+
+
+def long_text(seconds: float) -> str:
+    """5400.0 -> 1.5 hours."""
+    units = (("years", 31_557_600.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+    unit, scale = next(u for u in units if seconds >= u[1])
+    return f"{seconds / scale:,.1f} {unit}"
 
 
 def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions, before: Resident) -> CompiledGraph:

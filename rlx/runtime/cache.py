@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.backends import RESTORERS, restorer_named
 from rlx.disk import cache_folder, evict
-from rlx.errors import ModelFormatError
+from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import FileIdentity, identity_of
 from rlx.lean import log, sha256
@@ -67,6 +67,8 @@ class ArtifactCache:
         except StaleFile as error:
             log.debug("not taken from the cache: %s", error)
             return None
+        except OptionError:
+            raise  # of what the user set, as the memory to keep to
         except (ModelFormatError, OSError, KeyError, TypeError, ValueError) as error:
             log.warning("ignoring a damaged cache file: %s (%s)", entry, error)
             with suppress(OSError):

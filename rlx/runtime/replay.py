@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.disk import path_of, saving
+from rlx.disk import check_regular, path_of, saving
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Array
 from rlx.records import dataclass
@@ -75,13 +75,14 @@ def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
     file, `OptionError` for one without runs or of a model with other inputs or outputs.
     """
     name = path_of(path, "replay")
+    check_regular(name)
     try:
         with np.load(name, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except OSError as error:
         raise ModelFormatError(f"{name}: can't be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise ModelFormatError(f"{name}: not a recording: {error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError):
+        raise ModelFormatError(f"{name}: not a recording, which `CompiledGraph.record` writes, or not whole") from None
     count = 1 + max((int(n) for name in arrays if (n := name.partition("/")[0]).isdigit()), default=-1)
     if not count:
         raise OptionError(f"{name}: no runs are recorded there")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.backends import BACKENDS, choose_backend
 from rlx.backends.base import Backend
-from rlx.disk import path_of
+from rlx.disk import check_regular, path_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
@@ -210,6 +210,7 @@ def kind_of(source: str | os.PathLike[str]) -> tuple[Path, str]:
         raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
     path = Path(path_of(source, "load"))
     ending = path.suffix.lower()
+    check_regular(path)
     try:
         with path.open("rb") as file:
             head = file.read(len(MAGIC))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import TensorSpec
-from rlx.disk import path_of, saving
+from rlx.disk import check_regular, path_of, saving
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents
@@ -169,8 +169,7 @@ class States(Mapping[str, State]):
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
     import zipfile
 
-    if os.path.exists(path) and not os.path.isfile(path):  # a search for the end of a device may never end
-        raise ModelFormatError(f"{path}: can't be read: it is no regular file")
+    check_regular(path)
     try:
         with zipfile.ZipFile(path) as bundle:
             header = json.loads(bundle.read(HEADER))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -51,10 +52,8 @@ class Comparison:
 
     def __str__(self) -> str:
         what = f"{self.op} {self.name!r}" if self.op else repr(self.name)
-        size = (
-            self.note or f"largest error {self.error:.2g} (relative {self.relative:.1g}, {self.share:.0%} of allowed)"
-        )
-        return f"{what}: {size}"
+        share = f"{self.share:.0%} of allowed" if self.share < math.inf else "none allowed"
+        return f"{what}: {self.note or f'largest error {self.error:.2g} (relative {self.relative:.1g}, {share})'}"
 
 
 def compare(name: str, op: str, got: Array, expected: Array, allowed: Tolerance, scale: float) -> Comparison:

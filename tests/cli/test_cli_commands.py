@@ -18,14 +18,17 @@ from onnx import TensorProto, helper
 from rlx.backends.base import Availability
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.cli.inputs import invent_extents
-from rlx.cli.main import cli
+from rlx.cli.main import COMMANDS, cli
 from rlx.demo import DIGITS, Digits
+from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim
 from rlx.ops.activation import Relu
 from rlx.ops.conv import Conv
 from rlx.ops.elementwise import Add
 from rlx.ops.layout import Pad
+from rlx.runtime.session import load
+from rlx.runtime.weights import WeightRegistry
 
 MODEL = str(DIGITS)
 
@@ -92,6 +95,8 @@ def test_json(args: list[str], keys: set[str]) -> None:
         (["bench", MODEL, "--clones", "0"], 2, "expected numbers from 1 to 1024"),
         (["verify", MODEL, "--tolerance", "f31=1"], 2, "expected TYPE=RELATIVE"),
         (["calibrate", "cpu", "--seconds", "nan"], 2, "finite number of seconds"),
+        (["run", MODEL, "--input", f"image={'9' * 23}x1x8x8"], 1, "input 'image'"),
+        (["run", MODEL, "--output-dir", MODEL], 2, "--output-dir"),
         (["run", MODEL, "--threads", "0"], 2, "--threads"),
         (["run", MODEL, "--device", "abacus"], 2, "abacus"),
         (["run", MODEL, "--no-such-option"], 2, "--no-such-option"),
@@ -148,6 +153,23 @@ def test_run_on_files(tmp_path: Path) -> None:
     assert row["shape"] == [7, 10]
     assert row["max"] == pytest.approx(float(probabilities.max()))
     assert (probabilities.argmax(axis=1) == Digits.load().labels[:7]).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+def test_what_is_no_file(tmp_path: Path) -> None:
+    """Folders and pipes, which may never begin, are refused wherever a file is read, without opening them."""
+    folder, pipe = tmp_path / "folder", tmp_path / "pipe.npy"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    for path, why in ((folder, "is a folder"), (pipe, "is no regular file")):
+        for args in (["run", path], ["run", MODEL, "--replay", path], ["estimate", pipe], ["explain", path]):
+            result = rlx(*args)
+            assert result.exit_code == 1
+            assert why in result.stderr or args[0] == "estimate"
+    assert "is no regular file" in rlx("run", MODEL, "--input", f"image={pipe}").stderr
+    assert "model.safetensors" in rlx("estimate", folder).stderr
+    with pytest.raises(ModelFormatError, match="is no regular file"):
+        WeightRegistry().load(pipe.rename(tmp_path / "pipe.npz"))
 
 
 def test_run_refuses_pickles_and_archives(tmp_path: Path) -> None:
@@ -281,3 +303,50 @@ def test_script_on_a_pipe() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    """A command needs none of its streams."""
+    code = "from rlx.cli.main import main; main()"
+    command = f'exec "{sys.executable}" -c "{code}" plan "{MODEL}" --dims batch=2 {closed}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wrong_environment_is_no_damaged_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What was set wrongly is said, and what the cache holds is kept."""
+    model = tmp_path / "model.onnx"
+    model.write_bytes(Path(MODEL).read_bytes())
+    load(model, cache_dir=tmp_path, device="cpu")
+    (entry,) = (tmp_path / "artifacts").iterdir()
+    monkeypatch.setenv("RLX_SOFT_MEMORY_FRACTION", "much")
+    with pytest.raises(OptionError, match="RLX_SOFT_MEMORY_FRACTION='much'"):
+        load(model, cache_dir=tmp_path, device="cpu")
+    assert entry.exists()
+
+
+def test_the_graph_of_a_kept_model_comes_without_its_stages(tmp_path: Path) -> None:
+    """To know the inputs of a model from the cache the compiler isn't loaded, nor is what reading takes the model's."""
+    code = f"""
+import sys
+import numpy as np, rlx
+model = rlx.load({MODEL!r}, cache_dir={str(tmp_path)!r}, device="cpu", dims={{"batch": (1, 4)}})
+fresh = "rlx.kernels.fuse" in sys.modules
+assert [str(v.shape[0]) for v in model.compilation.source.inputs] == ["batch"]
+assert fresh == ("rlx.kernels.fuse" in sys.modules)
+assert model.compilation.program is not None and "rlx.kernels.fuse" in sys.modules
+model.run([np.zeros((1, 1, 8, 8), np.float32)])
+print(fresh, model.memory.measured)
+"""
+    for fresh in (True, False):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split()[0] == str(fresh)
+
+
+def test_the_list_of_commands_is_whole() -> None:
+    """Each command is one line that isn't cut off."""
+    text = rlx("--help").stdout.partition("Commands:")[2]
+    assert "..." not in text
+    assert all(f"\n  {name} " in text for name in COMMANDS)

@@ -10,14 +10,18 @@ from pathlib import Path
 import pytest
 
 import rlx
+from rlx.backends import backend_named
 from rlx.backends.base import Availability
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.cost import Ceilings, Pace, ceilings_of, kept, measure, pace, predict
 from rlx.cost.ceilings import guess
+from rlx.cost.lowered import lower
 from rlx.cost.pace import Probe
+from rlx.cost.work import kernel_work
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph
-from rlx.ir.shape import Dim
+from rlx.ir.shape import Dim, Size
+from rlx.kernels.lowering import Attention
 
 PLAIN = Ceilings("elsewhere", flops=1e12, bandwidth=((1.0, 1e11),), vector=1e11, launch=1e-6, run=1e-5, unified=False)
 
@@ -246,3 +250,30 @@ def test_the_probe_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pace.present() is first
     monkeypatch.setattr(pace, "KEPT", -1.0)
     assert pace.present() is not first
+
+
+def test_a_kernel_that_takes_for_ever_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted at the lowest sizes, so that a high bound alone says nothing; usual kernels are not looked at."""
+
+    def compiled(size: Size) -> str:
+        caplog.clear()
+        g = Graph("sums")
+        g.output(rlx.reduce_sum(rlx.expand(g.input("x", (1,)), (size,)), name="endless"), "y")
+        rlx.compile(g, device="cpu")
+        return "".join(record.message for record in caplog.records)
+
+    assert compiled(1000) == ""
+    assert compiled(Dim("n", 1, 2**50)) == ""
+    assert "endless alone turns its loops 1.13e+15 times" in compiled(2**50)
+    assert "endless" in compiled(Dim("n", 2**50, 2**51))
+
+
+@pytest.mark.parametrize("rows, keys", [(1, 1), (3, 5), (5, 3), (4, 4), (1, 7), (7, 1)])
+def test_pairs_of_causal_attention(rows: int, keys: int) -> None:
+    """Row i sees the keys up to i + keys - rows; a sum over rows would take as long as the sizes are large."""
+    g = Graph("causal")
+    q, k, v = (g.input(name, (1, 1, n, 8)) for name, n in (("q", rows), ("k", keys), ("v", keys)))
+    g.output(rlx.attention(q, k, v, causal=True), "y")
+    pairs = sum(min(max(i + keys - rows + 1, 0), keys) for i in range(rows))
+    kernels = [k for k in lower(g, backend_named("cpu")).program.run if isinstance(k.anchor, Attention)]
+    assert {kernel_work(k, {}).products for k in kernels} - {0} == {2 * pairs * 16}

@@ -63,7 +63,7 @@ def write(content: bytes) -> Callable[[Path], None]:
 CASES: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "missing": ("m.onnx", lambda path: None, "can't be read: No such file"),
     "missing, no ending": ("m", lambda path: None, "can't be read: No such file"),
-    "a folder": ("m.onnx", lambda path: path.mkdir(), "can't be read: Is a directory"),
+    "a folder": ("m.onnx", lambda path: path.mkdir(), "is a folder; expected a file"),
     "empty": ("m.onnx", write(b""), "empty"),
     "empty, no ending": ("m", write(b""), "neither its ending nor its contents"),
     "other format": ("m.gguf", write(b"GGUF\3\0\0\0"), "known are .onnx, .rlx"),
