@@ -37,6 +37,7 @@ __all__ = [
     "format_symbol",
     "max_size",
     "min_size",
+    "never_positive",
     "numel",
     "same",
     "size_product",
@@ -473,10 +474,22 @@ def same(a: Size, b: Size) -> bool | None:
     """Whether two sizes are equal: True or False when that is certain, None when it depends on the run."""
     if a == b:
         return True
-    lo, hi = bounds(a - b)
-    if (lo is not None and lo > 0) or (hi is not None and hi < 0):
-        return False
-    return None
+    d = a - b
+    return False if never_positive(d + 1) or never_positive(1 - d) else None
+
+
+def never_positive(size: Size) -> bool:
+    """Whether the size is at most 0 for certain; also where a minimum or maximum in it tells so by its parts."""
+    hi = upper(size)
+    if isinstance(size, int) or (hi is not None and hi <= 0):
+        return hi is not None and hi <= 0
+    for mono, coef in size.terms:
+        if len(mono) == 1 and isinstance(mono[0], Extremum):
+            rest = size - coef * Dim._of({mono: 1})
+            enough = any if (mono[0].kind == "min") == (coef > 0) else all
+            if enough((most := upper(rest + coef * arg)) is not None and most <= 0 for arg in mono[0].args):
+                return True
+    return False
 
 
 def symbols(size: Size) -> Iterator[Symbol]:

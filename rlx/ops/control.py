@@ -174,12 +174,16 @@ class Scan(Control):
         sequences = inputs[self.carries : self.carries + self.scanned]
         captured = tuple(inputs[self.carries + self.scanned :])
         types = _results(body)[self.carries :]
-        stacked = tuple(np.empty(s, t.dtype.numpy) for s, t in zip(shapes[self.carries :], types, strict=True))
         length = sequences[0].shape[0] if sequences else self.length
         assert isinstance(length, int), "sizes in attributes are ints by the time an op runs"
-        for i in reversed(range(length)) if self.reverse else range(length):
+        sizes = [tuple(max(n, 0) for n in shape) for shape in shapes[self.carries :]]  # -1 where rounds decide
+        stacked = tuple(np.empty(s, t.dtype.numpy) for s, t in zip(sizes, types, strict=True))
+        for n in range(length):
+            i = length - 1 - n if self.reverse else n
             results = run(body, (*carries, *(x[i] for x in sequences), *captured))
-            carries = results[: self.carries]
-            for made, row in zip(stacked, results[self.carries :], strict=True):
+            carries, rows = results[: self.carries], results[self.carries :]
+            if n == 0:
+                stacked = tuple(np.empty((length, *row.shape), row.dtype) for row in rows)
+            for made, row in zip(stacked, rows, strict=True):
                 made[i] = row
         return carries + stacked

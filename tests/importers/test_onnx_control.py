@@ -125,7 +125,7 @@ def test_branches_of_other_ranks_take_the_squeezed_one_with_a_guard() -> None:
     nodes = nodes_of(text, y={"then_branch": then, "else_branch": other})
     model = source(nodes, [info("x", ("n", 4))], ["y"], {"zero": [0], "one": [1]})
     graph = same(model, {"x": X[:1]})
-    with pytest.raises(ExecutionError, match="takes its then_branch"):
+    with pytest.raises(ExecutionError, match="the then_branch, for equal sizes, was compiled; dims="):
         run_graph(graph, {"x": X})
     assert any("then_branch" in note for note in preflight(model).notes)
 
@@ -472,3 +472,46 @@ def test_a_guard_that_fails_names_the_node_of_the_file() -> None:
         with pytest.raises(ExecutionError, match=r"^node '.*Add:y': add of") as caught:
             rlx.compile(load(model), device="cpu").run({"x": x, "z": z, "c": yes})
         assert "4" in str(caught.value)
+
+
+ROWS = {
+    "counted": """y = Loop (n, t) <body = b (int64 i, bool c) => (bool go, float[K] o) {
+        go = Identity (c)  u = Unsqueeze (i, zero)  m = Add (u, one)  k = Min (m, most)  o = Slice (x, zero, k) }>""",
+    "by its condition": """y = Loop (, t) <body = b (int64 i, bool c) => (bool go, float[K] o) {
+        u = Unsqueeze (i, zero)  m = Add (u, one)  k = Min (m, most)  s = Squeeze (m)  go = Less (s, n)
+        o = Slice (x, zero, k) }>""",
+    "scan": """s = Constant <value_int = 0> ()  d = Constant <value_int = 1> ()  r = Range (s, n, d)
+      y = Scan <num_scan_inputs = 1, body = b (int64 i) => (float[K] o) {
+        u = Unsqueeze (i, zero)  m = Add (u, one)  k = Min (m, most)  o = Slice (x, zero, k) }> (r)""",
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_of_changing_size_stop_the_run(kind: str) -> None:
+    """Rows of one size, which the run decides, are stacked; another size in a later round was once stacked wrongly."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N] x, int64 n, int64[1] most) => (y) {{
+      t = Constant <value = bool {{1}}> ()  zero = Constant <value_ints = [0]> ()  one = Constant <value_ints = [1]> ()
+      {ROWS[kind]}
+    }}""")
+    m = rlx.compile(load(model.SerializeToString()), device="cpu", threads=1)
+    x, three = np.arange(1, 6, dtype=np.float32), np.array(3)
+    same(model.SerializeToString(), {"x": x, "n": three, "most": np.array([1])})
+    np.testing.assert_array_equal(m.run({"x": x, "n": three, "most": np.array([1])})[0], np.ones((3, 1)))
+    with pytest.raises(ExecutionError, match="its rounds give 'o' other sizes along axis 0"):
+        m.run({"x": x, "n": three, "most": np.array([2])})
+    np.testing.assert_array_equal(m.run({"x": x, "n": np.array(1), "most": np.array([2])})[0], np.ones((1, 1)))
+
+
+@pytest.mark.parametrize("first, last", [(1, 1000), (0, -2)])
+def test_carries_that_shrink(first: int, last: int) -> None:
+    """A loop that cuts its carry shorter each round has room enough in what it begins with."""
+    model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N] x) => (a) {{
+      t = Constant <value = bool {{1}}> ()  m = Constant <value_int = 100> ()  l = Constant <value_int = 2> ()
+      f = Constant <value_ints = [{first}]> ()  e = Constant <value_ints = [{last}]> ()
+      a = Loop (m, t, x) <body = b (int64 i, bool c, float[K] v) => (bool go, float[L] w) {{
+        w = Slice (v, f, e)  s = Size (w)  go = Greater (s, l) }}>
+    }}""").SerializeToString()
+    for n in (3, 8, 3000 if last < 0 else 500):
+        same(model, {"x": np.arange(n, dtype=np.float32)})

@@ -13,8 +13,10 @@ from rlx.importers.onnx.mapping import Appending, ListOf, Mapped, NodeContext, S
 from rlx.importers.onnx.scope import Region, Scope
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
-from rlx.ir.shape import Dim, Guard, Size, max_size, numel, same, symbols
+from rlx.ir.shape import Dim, Guard, Size, bounds, max_size, numel, same, symbols
+from rlx.ops.base import Op
 from rlx.ops.dynamic import AsShape, Extent
+from rlx.ops.elementwise import Less, Where
 from rlx.ops.layout import Concat, Pad, Reshape, SizeOf, Slice, Transpose, Unsqueeze
 from rlx.ops.update import DynamicUpdateSlice
 
@@ -26,6 +28,7 @@ __all__ = [
     "TensorCarry",
     "carried",
     "concatenated",
+    "steady_rows",
     "with_shape",
 ]
 
@@ -212,6 +215,36 @@ def carried(
     if changed:
         raise ChangingError(message, changed)
     return with_shape(graph, value, wanted.shape, label)
+
+
+def steady_rows(ctx: NodeContext, region: Region, rows: Sequence[tuple[str, Value]], outside: set[str]) -> list[Value]:
+    """Makes the named rows outputs of a body; each size that the body decides must be that of the first round.
+
+    Gives the region's inputs for carries, -1 at first, that remember those sizes; they are outputs before the rows.
+    """
+    graph, label, inputs = region.graph, ctx.label, []
+
+    def add(op: Op, *values: Value) -> Value:
+        return graph.add(op, *values, provenance=(label,))[0]
+
+    results = []
+    for name, row in rows:
+        shape = list(row.shape)
+        for axis, size in enumerate(row.shape):
+            if all(symbol.name in outside for symbol in symbols(size)):
+                continue
+            first, now = region.input("first", TensorType((), I64)), add(SizeOf(size))
+            known = add(Where(), add(Less(), first, graph.constant(0, I64)), now, first)
+            shape[axis] = ctx.fresh(f"{name}.stacked{axis}", 0, bounds(size)[1])
+            add(Extent(shape[axis]), known)
+            why = f"node {label!r}: its rounds give {name!r} other sizes along axis {axis}, which can't be stacked"
+            graph.guards.append(Guard(size, shape[axis], why))
+            graph.output(known, f"{name}.size{axis}")
+            inputs.append(first)
+        results.append((name, with_shape(graph, row, shape, label)))
+    for name, row in results:
+        graph.output(row, name)
+    return inputs
 
 
 def concatenated(ctx: NodeContext, rows: Value, axis: int, new_axis: bool) -> Value:

@@ -13,6 +13,7 @@ from rlx.importers.onnx.loop_carries import (
     ListCarry,
     TensorCarry,
     carried,
+    steady_rows,
     with_shape,
 )
 from rlx.importers.onnx.mapping import TAINTED, Link, ListOf, Mapped, NodeContext, UnsupportedError, onnx_op
@@ -21,7 +22,7 @@ from rlx.importers.onnx.scope import Attempt, Region, Scope
 from rlx.importers.onnx.symbolic import static_array
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
-from rlx.ir.shape import Dim, Guard, Shape, Size, bounds, max_size, symbols
+from rlx.ir.shape import Dim, Guard, Shape, Size, bounds, max_size, never_positive, symbols
 from rlx.ops.base import axis_of
 from rlx.ops.control import If, Scan, While
 from rlx.ops.dynamic import Loop
@@ -114,7 +115,14 @@ def _decided(ctx: NodeContext, cond: Value, ranks: list[list[int]]) -> Guard | N
     (a,), (b,) = sides
     if a is None or b is None:
         return None
-    return Guard(a, b, f"node {ctx.label!r} takes its then_branch")
+    names = sorted({symbol.name for size in (a, b) for symbol in symbols(size)})
+    fixed = ", ".join(f"{name!r}: ..." for name in names)
+    return Guard(
+        a,
+        b,
+        f"node {ctx.label!r}: its branches differ in rank, so the then_branch, for equal sizes, was compiled; "
+        f"dims={{{fixed}}} with numbers that differ chooses the other",
+    )
 
 
 def _flat(scope: Scope, name: str) -> tuple[list[Value], bool]:
@@ -196,7 +204,8 @@ def _counted(ctx: NodeContext, body: GraphProto, runs: bool) -> tuple[Mapped, ..
     goes_on = child.known(outputs[0])
     if goes_on is None or not goes_on.concrete or not goes_on.item():
         return None
-    _results(child, region, outputs[1:], initial, ctx.label, outside)
+    rows = _results(child, region, outputs[1:], initial, ctx.label, outside)
+    steady = steady_rows(ctx, region, rows, outside)
     length = _trip(ctx) if runs else 0
     if length is None:
         length = ctx.fresh("count", 0, None)
@@ -205,9 +214,10 @@ def _counted(ctx: NodeContext, body: GraphProto, runs: bool) -> tuple[Mapped, ..
     else:
         rounds = ctx.add(Iota(length))
     captured = region.captured()
-    closed = region.close([*formal, number], captured)
-    op = Scan(len(initial), 1)
-    return scope.graph.add(op, *initial, rounds, *captured, provenance=(ctx.label,), regions=[closed])
+    closed = region.close([*formal, *steady, number], captured)
+    begin = [*initial, *(ctx.constant(-1, I64) for _ in steady)]
+    made = ctx.graph.add(Scan(len(begin), 1), *begin, rounds, *captured, provenance=(ctx.label,), regions=[closed])
+    return (*made[: len(initial)], *made[len(begin) :])
 
 
 def _results(
@@ -217,13 +227,12 @@ def _results(
     initial: Sequence[Value],
     label: str,
     outside: set[str] | None = None,
-) -> None:
-    """Makes the carries and rows of a body its outputs, in the types of the carries."""
-    for i, name in enumerate(names):
-        value = child.value(name)
-        if i < len(initial):
-            value = carried(region.graph, value, initial[i].type, name, label, outside)
-        region.graph.output(value, f"out{i}")
+) -> list[tuple[str, Value]]:
+    """Makes the carries of a body its outputs, in the types that they had before; gives the rows."""
+    values = [(name, child.value(name)) for name in names]
+    for i, ((name, value), before) in enumerate(zip(values, initial, strict=False)):
+        region.graph.output(carried(region.graph, value, before.type, name, label, outside), f"out{i}")
+    return values[len(initial) :]
 
 
 def _conditional(ctx: NodeContext, body: GraphProto) -> tuple[Mapped, ...]:
@@ -269,6 +278,9 @@ def _rooms(ctx: NodeContext, carry: GrowingCarry, trips: Size | None, outside: s
     found: dict[int, Size] = {}
     for axis, grown in carry.grown.items():
         before = carry.type.shape[axis]
+        if never_positive(grown):
+            found[axis] = before
+            continue
         if trips is not None and all(symbol.name in outside for symbol in symbols(grown)):
             found[axis] = max_size(before, before + grown * trips)
             continue
@@ -302,6 +314,7 @@ def _loop_of(ctx: NodeContext, body: GraphProto, carries: Sequence[Carry]) -> tu
     initial = [graph.constant(0, dtype=I64), start, *(v for carry in carries for v in carry.initial)]
     limit = _limit(ctx)
     region, asked = _open(scope, ctx.label, "body"), _open(scope, ctx.label, "cond")
+    outside = set(scope.run.names)
     number, before, *rest = formal = [region.input("carry", v.type) for v in initial]
     bound: dict[str, Mapped] = {names[0]: number, names[1]: before}
     for name, carry in zip(names[2:], carries, strict=True):
@@ -321,11 +334,15 @@ def _loop_of(ctx: NodeContext, body: GraphProto, carries: Sequence[Carry]) -> tu
             raised = _CarryError(str(error), error.axes)
             raised.carry = i
             raise raised from error
-    results += (stacked := [child.value(name) for name in outputs[1 + len(carries) :]])
-    appended = [carry.rows() for carry in carries]
-    results += (v for rows in appended for v in rows)
     for i, value in enumerate(results):
         inner.output(value, f"out{i}")
+    stacked = [(name, child.value(name)) for name in outputs[1 + len(carries) :]]
+    appended = [carry.rows() for carry in carries]
+    formal += steady_rows(ctx, region, stacked, outside)
+    for i, value in enumerate(v for rows in appended for v in rows):
+        inner.output(value, f"appended{i}")
+    before_first = [graph.constant(-1, I64) for _ in formal[len(initial) :]]
+    initial += before_first
     asking = [asked.input("carry", v.type) for v in formal]
     goes_on = asking[1]
     if limit is not None:
@@ -335,11 +352,12 @@ def _loop_of(ctx: NodeContext, body: GraphProto, carries: Sequence[Carry]) -> tu
     captured = list(dict.fromkeys((*region.captured(), *asked.captured())))
     closed = [asked.close(asking, captured), region.close(formal, captured)]
     op: Loop | While = While(len(initial))
-    if len(results) > len(initial):
+    if stacked or any(appended):
         op = Loop(len(initial), ctx.fresh("count", 0, _trip(ctx) if ctx.has(0) else None))
     made = list(graph.add(op, *initial, *captured, provenance=(ctx.label,), regions=closed))
     del made[:2]
     finals = [[made.pop(0) for _ in carry.initial] for carry in carries]
+    del made[: len(before_first)]
     outs = [made.pop(0) for _ in stacked]
     ends = [[made.pop(0) for _ in rows] for rows in appended]
     return (*(c.after(final, end) for c, final, end in zip(carries, finals, ends, strict=True)), *outs)
@@ -448,17 +466,20 @@ def _scan(
     names, outputs = [i.name for i in body.inputs], _names(body)
     if len(names) != len(initial) + len(sequences):
         raise ShapeError(f"scan: the body has {len(names)} inputs, the node {len(initial) + len(sequences)}")
-    region = _open(scope, ctx.label, "body")
+    region, outside = _open(scope, ctx.label, "body"), set(scope.run.names)
     types = [v.type for v in initial] + [TensorType(v.shape[1:], v.dtype) for v in sequences]
     formal = [region.input(name, t) for name, t in zip(names, types, strict=True)]
     child = scope.subgraph(body, region, ctx.label, dict(zip(names, formal, strict=True)))
     if any(child.is_tainted(name) for name in outputs):
         return None
     try:
-        _results(child, region, outputs, initial, ctx.label)
+        rows = _results(child, region, outputs, initial, ctx.label)
     except ChangingError as error:
         raise UnsupportedError(str(error)) from error
+    steady = steady_rows(ctx, region, rows, outside)
     captured = region.captured()
-    closed = region.close(formal, captured)
-    op = Scan(len(initial), len(sequences))
-    return scope.graph.add(op, *initial, *sequences, *captured, provenance=(ctx.label,), regions=[closed])
+    closed = region.close([*formal[: len(initial)], *steady, *formal[len(initial) :]], captured)
+    begin = [*initial, *(scope.graph.constant(-1, I64) for _ in steady)]
+    op = Scan(len(begin), len(sequences))
+    made = scope.graph.add(op, *begin, *sequences, *captured, provenance=(ctx.label,), regions=[closed])
+    return (*made[: len(initial)], *made[len(begin) :])
