@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from rlx.records import dataclass
+from rlx.records import dataclass, field, names_of, replace
 
 
 @dataclass(frozen=True)
@@ -84,3 +84,25 @@ def test_the_signature_is_known_before_the_first_object() -> None:
     match Unused(1):
         case Unused(a, b):
             assert (a, b) == (1, "x")
+
+
+@dataclass(frozen=True)
+class Lean:
+    a: int
+    b: list[int] = field(default_factory=list, compare=False)
+    c: str = field(default="x", repr=False)
+
+
+def test_fields_of_our_own() -> None:
+    """`field`, `replace` and `names_of` do what the standard ones do, before and after the standard module has looked."""
+    for _ in range(2):
+        one = Lean(1)
+        assert (one, one.b, one.c) == (Lean(1, [2]), [], "x")
+        assert one.b is not Lean(1).b
+        assert replace(one, c="y") == Lean(1, c="y") != one
+        assert repr(one) == "Lean(a=1, b=[])"
+        assert names_of(one) == names_of(Lean) == ("a", "b", "c")
+        with pytest.raises(TypeError, match="'a'"):
+            Lean()  # type: ignore[call-arg]
+        assert dataclasses.asdict(one) == {"a": 1, "b": [], "c": "x"}
+        assert dataclasses.replace(one, a=2) == Lean(2)
