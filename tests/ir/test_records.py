@@ -94,7 +94,7 @@ class Lean:
 
 
 def test_fields_of_our_own() -> None:
-    """`field`, `replace` and `names_of` do what the standard ones do, before and after the standard module has looked."""
+    """`field`, `replace` and `names_of` are as the standard ones, before and after that module has looked."""
     for _ in range(2):
         one = Lean(1)
         assert (one, one.b, one.c) == (Lean(1, [2]), [], "x")
