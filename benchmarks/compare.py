@@ -200,6 +200,7 @@ def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namesp
             for peer in peers:
                 if not PEERS[peer].supports(name, folder):
                     continue
+                PEERS[peer].make(name, folder)
                 ours = peer.startswith("rlx")
                 try:
                     if peer == "rlx":  # the first start fills the cache, the second one finds it
@@ -236,7 +237,8 @@ def present(wanted: Sequence[str]) -> list[str]:
     there = [p for p in wanted if importlib.util.find_spec(PEERS[p].package) is not None]
     for peer in wanted:
         if peer not in there:
-            print(f"{peer} is left out: {PEERS[peer].package} is not installed (pip install -e '.[bench]')")
+            made = PEERS[peer]
+            print(f"{peer} is left out: {made.package} is not installed (pip install -e '.[{made.extra}]')")
     return there
 
 

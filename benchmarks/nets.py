@@ -4,6 +4,7 @@ Architectures are the published ones at their usual sizes; weights are random wi
 depend on them. The PyTorch peers run these modules, all others the exported files.
 
 usage: python benchmarks/nets.py FOLDER NAME        writes FOLDER/NAME.onnx and its inputs and outputs to NAME.npz
+       python benchmarks/nets.py FOLDER NAME gguf   writes the decoder NAME to FOLDER/NAME.gguf, for llama.cpp
 """
 
 from __future__ import annotations
@@ -406,5 +407,71 @@ def export(name: str, folder: Path) -> None:
     np.savez(folder / f"{name}.npz", **{k: t.numpy() for k, t in arrays.items()})  # last: it marks the set as complete
 
 
+def export_gguf(name: str, path: Path) -> None:
+    """Writes a decoder as a GGUF file of f32 tensors without a tokenizer, as llama.cpp reads it."""
+    import gguf
+
+    module, _ = build(name)
+    assert isinstance(module, Decoder)
+    llama, layer = module.position is None, module.layers[0]
+    assert isinstance(layer, DecoderLayer)
+    size, hidden = layer.o.in_features, layer.up.out_features
+    writer = gguf.GGUFWriter(path, "llama" if llama else "gpt2")
+    writer.add_block_count(len(module.layers))
+    writer.add_context_length(1024)
+    writer.add_embedding_length(size)
+    writer.add_feed_forward_length(hidden)
+    writer.add_head_count(layer.n)
+    writer.add_head_count_kv(layer.kv)
+    writer.add_vocab_size(module.word.num_embeddings)
+    writer.add_tokenizer_model("no_vocab")
+    if llama:
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_rope_dimension_count(size // layer.n)
+    else:
+        writer.add_layer_norm_eps(1e-5)
+
+    def add(key: str, tensor: Tensor | None) -> None:
+        if tensor is not None:
+            writer.add_tensor(key, np.ascontiguousarray(tensor.detach().numpy()))
+
+    def both(key: str, part: Any) -> None:
+        add(f"{key}.weight", part.weight)
+        add(f"{key}.bias", getattr(part, "bias", None))
+
+    def pairs(weight: Tensor, count: int) -> Tensor:
+        """Rows of heads with the two halves interleaved, which is how llama.cpp's "llama" rotates."""
+        return weight.view(count, 2, -1, size).transpose(1, 2).reshape(weight.shape)
+
+    both("token_embd", module.word)
+    both("output_norm", module.norm)
+    if module.position is None:
+        both("output", module.head)
+    else:
+        both("position_embd", module.position)
+    for i, part in enumerate(module.layers):
+        at = f"blk.{i}"
+        both(f"{at}.attn_norm", part.norm1)
+        both(f"{at}.ffn_norm", part.norm2)
+        both(f"{at}.attn_output", part.o)
+        both(f"{at}.ffn_up", part.up)
+        both(f"{at}.ffn_down", part.down)
+        if part.gate is None:
+            both(f"{at}.attn_qkv", part.qkv)
+            continue
+        both(f"{at}.ffn_gate", part.gate)
+        width = size // part.n
+        q, k, v = part.qkv.weight.split([part.n * width, part.kv * width, part.kv * width])
+        for key, weight in (("q", pairs(q, part.n)), ("k", pairs(k, part.kv)), ("v", v)):
+            add(f"{at}.attn_{key}.weight", weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 if __name__ == "__main__":
-    export(sys.argv[2], Path(sys.argv[1]))
+    if sys.argv[3:] == ["gguf"]:
+        export_gguf(sys.argv[2], Path(sys.argv[1], f"{sys.argv[2]}.gguf"))
+    else:
+        export(sys.argv[2], Path(sys.argv[1]))

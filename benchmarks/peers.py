@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -25,6 +26,8 @@ class Peer(ABC):
     """A runtime: `package` must be importable; `load` returns a call that is complete when it returns."""
 
     package: ClassVar[str]
+    extra: ClassVar[str] = "bench"  # of this project, which installs it
+    answers: int | None = None  # how many of the outputs, from the first, it gives and are compared; None: all
 
     def __init__(self, folder: Path, threads: int, cache: str | None) -> None:
         self.folder, self.threads, self.cache = folder, threads, cache
@@ -33,6 +36,11 @@ class Peer(ABC):
     def supports(cls, name: str, folder: Path) -> bool:
         """Whether the runtime takes part in this workload."""
         return True
+
+    @classmethod
+    def make(cls, name: str, folder: Path) -> None:
+        """Makes what it needs besides the ONNX file, unless it is there."""
+        return
 
     @abstractmethod
     def load(self, name: str, inputs: Sequence[Any]) -> Run:
@@ -174,6 +182,62 @@ class Jax(Peer):
         return lambda: run(given)
 
 
+class LlamaCpp(Peer):
+    """llama.cpp on the decoders, as f32 GGUF files with keys and values in f32.
+
+    It can't be given keys and values, so a step follows 511 tokens that it has read, and its answer is not compared.
+    """
+
+    package, extra = "llama_cpp", "llama"
+
+    @classmethod
+    def supports(cls, name: str, folder: Path) -> bool:
+        return name.startswith(("gpt2-", "llama125-"))
+
+    @classmethod
+    def make(cls, name: str, folder: Path) -> None:
+        if not (folder / f"{name}.gguf").exists():
+            command = [sys.executable, str(Path(__file__).with_name("nets.py")), str(folder), name, "gguf"]
+            subprocess.run(command, check=True, capture_output=True)
+
+    def load(self, name: str, inputs: Sequence[Any]) -> Run:
+        import llama_cpp as lib
+        import numpy as np
+
+        lib.llama_backend_init()
+        options = lib.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.n_ubatch = 1024, 512, 512
+        options.n_threads = options.n_threads_batch = self.threads
+        options.type_k = options.type_v = 0  # f32
+        path = str(self.folder / f"{name}.gguf").encode()
+        model = lib.llama_model_load_from_file(path, lib.llama_model_default_params())
+        context = lib.llama_init_from_model(model, options)
+        memory = lib.llama_get_memory(context)
+        words = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+        batch = lib.llama_batch_init(512, 0, 1)
+
+        def read(tokens: Sequence[int], first: int) -> None:
+            batch.n_tokens = len(tokens)
+            for i, token in enumerate(tokens):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, first + i, 1, 0
+                batch.logits[i] = int(i == len(tokens) - 1)
+            if lib.llama_decode(context, batch):
+                raise RuntimeError("llama_decode failed")
+
+        given = inputs[0][0].tolist()
+        before = inputs[1].shape[2] if len(inputs) > 1 else 0
+        self.answers = 0 if before else 1
+        if before:
+            read([1 + i % 1000 for i in range(before)], 0)
+
+        def run() -> list[Any]:
+            lib.llama_memory_seq_rm(memory, 0, before, -1)
+            read(given, before)
+            return [np.ctypeslib.as_array(lib.llama_get_logits_ith(context, -1), shape=(words,)).reshape(1, 1, -1)]
+
+        return run
+
+
 PEERS: dict[str, type[Peer]] = {
     "rlx": Rlx,
     "rlx-run": RlxRun,
@@ -183,6 +247,7 @@ PEERS: dict[str, type[Peer]] = {
     "torch": Torch,
     "torch-compile": TorchCompile,
     "jax": Jax,
+    "llama.cpp": LlamaCpp,
 }
 
 
@@ -237,13 +302,14 @@ def worker(peer: str, name: str, folder: Path, threads: int, cache: str | None) 
     inputs = [data[f"in_{i}"] for i in range(sum(key.startswith("in_") for key in data))]
     expected = [data[f"out_{i}"] for i in range(sum(key.startswith("out_") for key in data))]
     try:
-        run = PEERS[peer](folder, threads, cache).load(name, inputs)
-        got = run()
+        runtime = PEERS[peer](folder, threads, cache)
+        run = runtime.load(name, inputs)
+        got = run()[: runtime.answers]
     except Exception as error:  # noqa: BLE001 - one that fails must not hide the others
         say({"failure": f"{type(error).__name__}: {error}"[:300]})
         return
     facts = {"answered": time.time(), **memory()}
-    say({**facts, "error": error_of(got, expected)})
+    say({**facts, "error": error_of(got, expected[: runtime.answers]) if got else None})
     del got, data
     calls(run, 0.5, 1)
     for line in sys.stdin:
