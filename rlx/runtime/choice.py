@@ -321,11 +321,12 @@ class _Choice:
         lines = "".join(f"\n  {c.device}: {c.obstacle}" for c in found)
         unsupported = [c for c in found if c.unsupported]
         hint = ""
-        if unsupported and not self.policy.split:
+        if unsupported:
             from rlx.runtime.split import would_split
 
             names = [c.device for c in unsupported]
-            hint = "\nA split would run it: policy=DevicePolicy(split=True)" if would_split(self.graph, names) else (
+            how = "compile with this policy" if self.policy.split else "policy=DevicePolicy(split=True)"
+            hint = f"\nA split would run it: {how}" if would_split(self.graph, names) else (
                 "\nA split over these devices would not run it either"
             )  # fmt: skip
         return f"no device can run {self.graph.name!r}:{lines}{hint}"

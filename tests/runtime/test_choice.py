@@ -225,10 +225,13 @@ def test_no_candidate_says_why_for_each(fakes: dict[str, Fake]) -> None:
     text = str(raised.value)
     for word in ("cpu: denied", "absent: for tests", "choice_test_right", "choice_test_left", "A split would run it"):
         assert word in text
+    with pytest.raises(DeviceUnavailable, match="A split would run it: compile with this policy"):
+        rlx.choose(both(), DevicePolicy(deny=("cpu",), split=True))
     g = Graph("neither")
     g.output(rlx.choice_test_left(g.input("x", (4,))), "y")
-    with pytest.raises(DeviceUnavailable, match="would not run it either"):
-        rlx.choose(g, DevicePolicy(only=("right",)))
+    for split_too in (False, True):
+        with pytest.raises(DeviceUnavailable, match="would not run it either"):
+            rlx.choose(g, DevicePolicy(only=("right",), split=split_too))
 
 
 def test_split_execution(fakes: dict[str, Fake]) -> None:
