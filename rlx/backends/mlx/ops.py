@@ -12,7 +12,7 @@ from rlx.kernels.lowering import accumulator
 
 __all__ = ["SINGLE", "functions", "native", "refusal"]
 
-SINGLE = frozenset(("exp", "sin", "cos", "erf", "sigmoid", "tanh", "log", "pow"))  # not to the precision of f64
+SINGLE = frozenset(("exp", "sin", "cos", "erf", "normal_cdf", "sigmoid", "tanh", "log", "pow"))  # not as precise as f64
 
 ERF = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(8))
 
@@ -45,6 +45,7 @@ def functions(mx: Any) -> dict[str, Callable[..., Any]]:
         idiv=lambda a, b: (a - remainder(a, b)) // b,
         irem=remainder,
         mod=mx.remainder,
+        normal_cdf=lambda x: (1 + erf(x * math.sqrt(0.5))) * 0.5,
         sigmoid=mx.sigmoid,
         sign=lambda a: mx.where(a == a, mx.sign(a), a),
         trunc=mx.trunc,

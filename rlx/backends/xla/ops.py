@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ def functions(jax: Any) -> dict[str, Callable[..., Any]]:
         idiv=lambda a, b: lax.div(*jnp.broadcast_arrays(a, b)),
         irem=lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)),
         mod=jnp.remainder,
+        normal_cdf=lambda x: (1 + lax.erf(x * math.sqrt(0.5))) * 0.5,
         sigmoid=lax.logistic,
         sign=jnp.sign,
         trunc=jnp.trunc,
