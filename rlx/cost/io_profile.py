@@ -197,7 +197,9 @@ def profile(
     else:
         raise OptionError(f"profile takes a Graph or a compiled graph, got {type(model).__name__}")
     shared = backend.unified if unified is None else unified
-    return profile_of(lowered, backend.name, shared, outputs=outputs, at=at, sync_ops=sync_ops, views=views)
+    return profile_of(
+        lowered, backend.name, shared, backend.merges, outputs=outputs, at=at, sync_ops=sync_ops, views=views
+    )
 
 
 def _backend(device: str | Backend) -> Backend:
@@ -208,14 +210,19 @@ def profile_of(
     lowered: Lowered,
     device: str,
     unified: bool,
+    merges: bool,
     *,
     outputs: Collection[str] | None = None,
     at: Mapping[str, int] | None = None,
     sync_ops: Collection[str] | None = None,
     views: bool = False,
 ) -> IoProfile:
-    """The profile of a graph that is lowered already; arguments as for `profile`."""
-    program = lowered.program
+    """The profile of a graph that is lowered already; arguments as for `profile`.
+
+    `merges`: whether the device makes one kernel of several nodes; else its kernels are those before fusion.
+    """
+    unmerged = lowered.unmerged
+    program = lowered.program if merges else unmerged
     names = tuple(name for name, _ in program.outputs)
     for name in outputs or ():
         if name not in names:
@@ -231,8 +238,8 @@ def profile_of(
     kernels = needed(program, wanted)
     sizes = dict(extents)
     rounds = rounds_of(program, sizes)
-    unmerged = lowered.unmerged
     apart = rounds_of(unmerged, sizes)
+    before = tuple(_counted(g, sizes, any(map(syncs, g)), apart[g[0]]) for g in _by_node(unmerged, wanted))
     asked = [k for k in program.run if k.mark is not None and k.mark.part in ("if", "while") and syncs(k)]
     waiting = {k: rounds[k] for k in kernels if syncs(k)}
     h2d, d2h = _transfers(program, kernels, wanted, sizes, waiting, unified, views)
@@ -241,8 +248,8 @@ def profile_of(
         device,
         extents,
         wanted,
-        tuple(_counted([k], sizes, syncs(k), rounds[k]) for k in kernels),
-        tuple(_counted(g, sizes, any(map(syncs, g)), apart[g[0]]) for g in _by_node(unmerged, wanted)),
+        tuple(_counted([k], sizes, syncs(k), rounds[k]) for k in kernels) if merges else before,
+        before,
         h2d,
         d2h,
         sum(rounds[k] for k in asked),

@@ -150,7 +150,7 @@ def predict_lowered(
     pace: Pace = PACE,
 ) -> Prediction:
     """The prediction for a graph that is lowered already."""
-    moved = profile_of(lowered, ceilings.device, ceilings.unified, outputs=outputs, at=at)
+    moved = profile_of(lowered, ceilings.device, ceilings.unified, ceilings.merges, outputs=outputs, at=at)
     program = lowered.program if ceilings.merges else lowered.unmerged
     kernels = needed(program, moved.outputs)
     sizes = dict(moved.at)

@@ -49,14 +49,15 @@ class Queued:
         what is wrong with the inputs or outputs, and `MemoryDeficit` where a full queue would not fit; what the run
         raises comes from the future, and from `sync` unless somebody has looked at it there.
         """
-        queue = self._queue
-        grant = queue.reserve()
+        from rlx.runtime.run_queue import Place
+
+        queue, place = self._queue, Place()
         try:
-            if grant is not None:
-                grant.result()
-            return queue.put(self, self._call(inputs, outputs))
+            if not queue.reserve(place):
+                place.result()
+            return queue.put(self, self._call(inputs, outputs), place)
         except BaseException:
-            queue.give_back(grant)
+            queue.give_back(place)
             raise
 
     def sync(self) -> None:
@@ -105,14 +106,15 @@ class Queued:
         """
         import asyncio
 
-        queue = self._queue
-        grant = queue.reserve()
+        from rlx.runtime.run_queue import Place
+
+        queue, place = self._queue, Place()
         try:
-            if grant is not None:
-                await asyncio.wrap_future(grant)
-            future = queue.put(self, self._call(inputs, outputs))
+            if not queue.reserve(place):
+                await asyncio.wrap_future(place)
+            future = queue.put(self, self._call(inputs, outputs), place)
         except BaseException:
-            queue.give_back(grant)
+            queue.give_back(place)
             raise
         return await asyncio.wrap_future(future)
 

@@ -77,7 +77,7 @@ def rooflines(
     lowered = lowered_from(made.source, made.legal, made.dispatch, backend, made.program)
     ceilings = ceilings_of(model.device, threads, measure=calibrate)
     prediction = predict_lowered(lowered, ceilings, at, pace=ceilings.present_pace())
-    io = profile_of(lowered, model.device, backend.unified, at=at)
+    io = profile_of(lowered, model.device, backend.unified, backend.merges, at=at)
     times: list[float | None] = [None] * len(prediction.kernels)
     if inputs is not None and "profile" in model.capabilities and made.program is not None:
         total: dict[Kernel, float] = {}

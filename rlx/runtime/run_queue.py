@@ -22,14 +22,15 @@ from rlx.errors import BusyError, ClosedError, ExecutionError
 from rlx.ir.graph import Array
 from rlx.lean import log
 
-__all__ = ["Call", "RunFuture", "RunQueue", "wait"]
+__all__ = ["Call", "Place", "RunFuture", "RunQueue", "wait"]
 
 FAILED = 16  # errors that nobody has looked at, kept for `sync`
 EXIT_SECONDS = 2.0  # for which submitted runs wait at exit for a thread that has their graph
 BUSY_SECONDS = 2e-5, 1e-3  # between looks at a graph that another thread runs: the first, and the longest
 
 Call = Callable[[], list[Array]]
-Job = tuple["RunFuture", Call]
+Job = tuple["RunFuture", Call, "Place"]
+Place = Future[None]  # one of the queue's `depth`; done once it is held, where it had to be waited for
 
 
 class RunFuture(Future[list[Array]]):
@@ -80,8 +81,8 @@ class RunQueue:
     def restart(self) -> None:
         """Starts empty; what was there is forgotten. For a new queue, and for a forked child, which has no threads."""
         self.lock = threading.RLock()  # reentrant for signal handlers that submit
-        self.free = self.depth
-        self.waiting: deque[Future[None]] = deque()  # for a place, first come first served
+        self.held: set[Place] = set()  # a set, since an interrupt never leaves one half changed
+        self.waiting: deque[Place] = deque()  # first come first served
         self.jobs: SimpleQueue[Job | None] = SimpleQueue()
         self.open: dict[RunFuture, None] = {}
         self.failed: list[RunFuture] = []
@@ -96,33 +97,37 @@ class RunQueue:
             self.ask(nbytes * self.depth)
             self.admitted = nbytes
 
-    def reserve(self) -> Future[None] | None:
-        """Takes a place for one more run: `put` or `give_back` follows. Gives a future where it must be waited for."""
+    @property
+    def free(self) -> int:
+        """How many more runs may be submitted before one has to wait."""
+        return self.depth - len(self.held)
+
+    def reserve(self, place: Place) -> bool:
+        """Takes a place for one more run, or says that it must be waited for. `put` or `give_back` follows."""
         with self.lock:
             if self.closed:
                 raise ClosedError("the compiled graph is closed, or the interpreter is about to exit")
             if self.free > 0:
-                self.free -= 1
-                return None
+                self.held.add(place)
+                return True
             if self.thread is threading.current_thread():
                 raise BusyError(f"{self.depth} runs are queued, and a callback of one of them can't wait for them")
-            grant: Future[None] = Future()
-            self.waiting.append(grant)
-        return grant
+            self.waiting.append(place)
+        return False
 
-    def give_back(self, grant: Future[None] | None = None) -> None:
-        """Makes a place free, or gives up waiting for it."""
-        if grant is not None and grant.cancel():
+    def give_back(self, place: Place) -> None:
+        """Makes a place free, or gives up waiting for it; does nothing for one that was never taken."""
+        if place not in self.held and place.cancel():
             return
         with self.lock:
-            while self.waiting:
+            self.held.discard(place)
+            while self.waiting and self.free > 0:
                 first = self.waiting.popleft()
                 if first.set_running_or_notify_cancel():
+                    self.held.add(first)
                     first.set_result(None)
-                    return
-            self.free += 1
 
-    def put(self, owner: object, call: Call) -> RunFuture:
+    def put(self, owner: object, call: Call, place: Place) -> RunFuture:
         """Queues a run at a place that was reserved; the thread ends when `owner` is gone."""
         future = RunFuture()
         with self.lock:
@@ -133,8 +138,8 @@ class RunQueue:
                 thread.start()  # raises while the interpreter shuts down
                 self.thread = thread
                 weakref.finalize(owner, self.jobs.put, None).atexit = False
-            self.open[future] = None
-            self.jobs.put((future, call))
+            self.jobs.put((future, call, place))
+            self.open[future] = None  # last: one that is never run must not be waited for
         return future
 
     def drain(self) -> None:
@@ -161,9 +166,9 @@ class RunQueue:
         with self.lock:
             self.closed, self.ask = True, None
             waiting, self.waiting = list(self.waiting), deque()
-        for grant in waiting:
-            if grant.set_running_or_notify_cancel():
-                grant.set_exception(ClosedError("the compiled graph was closed while a run waited for its place"))
+        for place in waiting:
+            if place.set_running_or_notify_cancel():
+                place.set_exception(ClosedError("the compiled graph was closed while a run waited for its place"))
         self.jobs.put(None)
 
     def join(self) -> None:
@@ -181,18 +186,19 @@ class RunQueue:
             except BaseException:  # noqa: BLE001  # of a callback; the runs behind it must go on
                 log.exception("a callback of a submitted run raised")
             finally:
-                self.open.pop(job[0], None)
+                with self.lock:  # `put` may not have come so far
+                    self.open.pop(job[0], None)
             del job  # may hold the last reference to the graph
         self.ended.set()
 
-    def do(self, future: RunFuture, call: Call) -> None:
+    def do(self, future: RunFuture, call: Call, place: Place) -> None:
         if not future.set_running_or_notify_cancel():
-            self.give_back()
+            self.give_back(place)
             return
         try:
             made = self.unless_busy(call)
         except BaseException as error:  # noqa: BLE001  # goes to whoever asks the future
-            self.give_back()  # first, for callbacks that submit
+            self.give_back(place)  # first, for callbacks that submit
             with self.lock:
                 unseen = [f for f in self.failed if not f.seen]
                 self.failed = [*unseen[: FAILED - 1], future]
@@ -200,7 +206,7 @@ class RunQueue:
             future.settled = True
             del future, call  # the traceback holds this frame
         else:
-            self.give_back()
+            self.give_back(place)
             future.set_result(made)
             future.settled = True
 

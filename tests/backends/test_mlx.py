@@ -33,3 +33,14 @@ def test_erf_near_zero() -> None:
     got = rlx.compile(graph, device="mlx").run([np.array([1e-6, -1e-3, 0.02, 0.4999, 0.5], np.float32)])[0]
     expected = [1.1283791e-06, -1.1283788e-03, 2.2564575e-02, 5.2041211e-01, 5.2049988e-01]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+def test_launches_are_those_of_nodes() -> None:
+    """MLX makes no kernel of several nodes: its profile counts what runs there, not what fusion would make."""
+    graph = Graph("chain")
+    graph.output(rlx.tanh(rlx.exp(graph.input("x", (8,)))) + 1.0, "y")
+    profile = rlx.profile(graph, "mlx")
+    assert (profile.launches, profile.launches_before) == (3, 3)
+    assert profile.kernels == profile.before
+    assert rlx.profile(graph, "cpu").launches == 1
+    assert len(rlx.profile(graph, "cpu").before) == 3

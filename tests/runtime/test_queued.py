@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import linecache
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, as_completed
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -403,3 +406,44 @@ def test_asyncio_cancelling() -> None:
     asyncio.run(main())
     model.sync()
     assert model._queue.free == 2
+
+
+def test_an_interrupt_at_any_line_of_submit() -> None:
+    """Places are given back and nothing waits for a run that is not there, wherever Ctrl-C comes."""
+    model, _ = gated(is_open=True)
+    model.submit([ones(2)]).result(SECONDS)  # its thread runs
+    files = tuple(str(Path(rlx.__file__).parent / "runtime" / name) for name in ("queued.py", "run_queue.py"))
+    lines = 0
+
+    def submit(number: int) -> bool:
+        """Whether it was interrupted, at the line of that number."""
+        left = number
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename not in files:
+                return None
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            if event == "line" and not line.lstrip().startswith("with "):  # where Python looks for no signal
+                left -= 1
+                if left < 0:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            model.submit([ones(2)])
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    while submit(lines):
+        lines += 1
+        model.sync()
+        assert model._queue.free == 4
+    assert lines > 10
+    model.sync()
+    assert model._queue.free == 4
