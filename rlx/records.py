@@ -145,7 +145,9 @@ class _Init:
 
     def __get__(self, instance: object, owner: type) -> Any:
         self.made += 1
-        return self.compiled(instance) if instance is None or self.made > _FEW else partial(self.fill, instance)
+        if self.made > _FEW or not isinstance(instance, self.cls):  # from 3.12 on a signature binds it to the class
+            return self.compiled(instance)
+        return partial(self.fill, instance)
 
     def compiled(self, instance: object) -> Any:
         """The real one in the place of this."""

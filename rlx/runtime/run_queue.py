@@ -16,6 +16,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
+from importlib import import_module
 from queue import SimpleQueue
 
 from rlx.errors import BusyError, ClosedError, ExecutionError
@@ -245,6 +247,15 @@ def finish_all(cancels: bool | None = None) -> None:
         finish_all(cancels=True)
 
 
+def finish_imports() -> None:
+    """Waits for what runs are importing: a child would find those modules locked, by a thread that it hasn't got."""
+    if any(queue.thread is not None for queue in _queues):
+        for name, module in list(sys.modules.items()):
+            if getattr(getattr(module, "__spec__", None), "_initializing", False):
+                with suppress(ImportError):
+                    import_module(name)
+
+
 def restart_all() -> None:
     for queue in list(_queues):
         queue.restart()
@@ -252,4 +263,4 @@ def restart_all() -> None:
 
 atexit.register(finish_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=restart_all)
+    os.register_at_fork(before=finish_imports, after_in_child=restart_all)

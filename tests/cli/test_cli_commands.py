@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
 
+from rlx.backends import backend_named
 from rlx.backends.base import Availability
-from rlx.backends.cpu.backend import CpuBackend
 from rlx.cli.inputs import invent_extents
 from rlx.cli.main import COMMANDS, cli
 from rlx.demo import DIGITS, Digits
@@ -274,7 +274,9 @@ def test_verify_takes_tolerances() -> None:
 
 def test_devices_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that is not there is listed with the reason and the remedy."""
-    monkeypatch.setattr(CpuBackend, "available", lambda self: Availability(False, "no LLVM", "pip install llvmlite"))
+    missing = Availability(False, "no LLVM", "pip install llvmlite")
+    for name in ("cpu", "xla", "mlx"):
+        monkeypatch.setattr(type(backend_named(name)), "available", lambda self: missing)
     result = rlx("devices")
     assert result.exit_code == 0
     assert "no LLVM" in result.stdout

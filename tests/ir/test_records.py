@@ -79,6 +79,16 @@ class Unused:
     b: str = "x"
 
 
+@dataclass(frozen=True)
+class Unseen:
+    a: int
+    b: str = "x"
+
+
+def test_the_signature_as_newer_pythons_find_it() -> None:
+    assert str(inspect.signature(vars(Unseen)["__init__"].__get__(Unseen, type))) == "(a, b='x')"
+
+
 def test_the_signature_is_known_before_the_first_object() -> None:
     assert str(inspect.signature(Unused)) == "(a, b='x')"
     match Unused(1):

@@ -204,6 +204,45 @@ say("fine")
     check(done, 0, "fine")
 
 
+@posix
+def test_a_fork_while_a_run_imports(tmp_path: Path) -> None:
+    """The child can import what a submitted run was importing then."""
+    (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.5)\nvalue = 3\n")
+    done = run(
+        f"""
+sys.path.insert(0, {str(tmp_path)!r})
+from rlx.ops.base import Op, register
+begun = threading.Event()
+
+@register
+class Imports(Op):
+    def infer(self, x):
+        return x
+
+    def reference(self, x):
+        begun.set()
+        import slow_module
+        return x
+
+g = rlx.Graph("imports")
+g.output(rlx.ops.imports(g.input("x", (2,))), name="y")
+model = rlx.compile(g, device="cpu")
+future = model.submit([np.ones(2, np.float32)])
+begun.wait()
+time.sleep(0.1)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    import slow_module
+    os._exit(slow_module.value)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+future.result()
+say("fine")
+"""
+    )
+    check(done, 0, "fine")
+
+
 @pytest.mark.parametrize(
     "end, status",
     [("", 0), ("sys.exit(3)", 3), ("raise SystemExit", 0), ("raise LookupError", 1), ("del model", 0)],
