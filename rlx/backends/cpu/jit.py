@@ -228,6 +228,7 @@ class Compiling:
 
         self.cache = cache if cache is not None else default_cache()
         self.keys: dict[str, str] = {}  # by name
+        self.given: dict[str, str] = {}
         self.pending: dict[bool, dict[str, Item]] = {False: {}, True: {}}  # by level: the bundle that fills
         self.wanted: dict[str, dict[str, str]] = {}  # bundle on disk -> symbols by key
         self.items: dict[str, Item] = {}
@@ -242,6 +243,9 @@ class Compiling:
 
     def add(self, name: str, ir: str, optimize: bool) -> None:
         """One more kernel. Raises CompileError for another of the same name."""
+        if self.given.get(name) is ir:  # what many kernels call comes many times, and is long
+            return
+        self.given[name] = ir
         key = object_key(f"{name}\n{ir}", optimize)
         if self.keys.setdefault(name, key) != key:
             raise CompileError(f"two different kernels are named {name!r}")
