@@ -29,7 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rlx")
     group.addoption("--seed", type=int, default=None, help="seed of sampling and hypothesis (default: today's date)")
     group.addoption(
-        "--vector-bytes", type=int, help="compile CPU code for vectors of another length than this machine's"
+        "--vector-bytes",
+        type=int,
+        help="compile CPU code for vectors of so many bytes and no tile registers, whatever this machine has",
     )
     group.addoption("--full", action="store_true", help="run every case, and tests marked slow")
 
@@ -48,10 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pretend_vectors(count: int) -> None:
-    """Kernels are chosen and laid out for vectors of so many bytes: LLVM cuts longer ones to what this machine has."""
+    """Kernels are made for vectors of so many bytes and no tiles: LLVM cuts longer ones to what this machine has."""
     from rlx.backends.cpu import jit, loader
 
-    target = dataclasses.replace(jit.host(), vector_bytes=count)
+    target = dataclasses.replace(jit.host(), vector_bytes=count, tiles=False)
     identity = f"{loader.cpu_identity()}, pretending vectors of {count} bytes"
     jit.host = lambda: target
     loader.cpu_identity = lambda: identity

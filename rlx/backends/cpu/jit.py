@@ -48,13 +48,17 @@ Item = tuple[str, str, bool]  # name, IR, optimize
 
 @dataclass(frozen=True)
 class HostTarget:
-    """The machine that code is compiled for; `features` is LLVM's feature string, `cores` what this process may use."""
+    """The machine that code is compiled for; `features` is LLVM's feature string, `cores` what this process may use.
+
+    `tiles`: code may use AMX (tile registers, products of bf16 and of bytes) beside vectors of 64 bytes.
+    """
 
     cpu: str
     features: str
     triple: str
     vector_bytes: int
     cores: int
+    tiles: bool
 
 
 @functools.cache
@@ -83,6 +87,7 @@ def host() -> HostTarget:
         triple=triple,
         vector_bytes=vector_bytes,
         cores=cpu_count(),
+        tiles=vector_bytes == 64 and loader.has_tiles() and all(map(flags.get, ("amx-tile", "amx-bf16", "amx-int8"))),
     )
 
 

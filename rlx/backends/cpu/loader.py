@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from rlx.backends.cpu import code
+from rlx.backends.cpu.tile_state import tiles_granted
 from rlx.errors import CompileError
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "build",
     "check_object",
     "cpu_identity",
+    "has_tiles",
     "load_object",
     "load_stored",
     "loads_itself",
@@ -64,17 +66,32 @@ def loads_itself() -> bool:
 
 
 @functools.cache
-def cpu_identity() -> str:
-    """What code for this machine depends on, found without LLVM where the system says it."""
-    known = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")
+def processor() -> dict[str, str]:
+    """What Linux says of the first processor, by name; empty elsewhere."""
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first)}
+
+
+@functools.cache
+def has_tiles() -> bool:
+    """Whether code of this process may use AMX: Linux is asked for that here, before any such code runs."""
+    return tiles_granted(processor().get("flags", ""))
+
+
+@functools.cache
+def cpu_identity() -> str:
+    """What code for this machine and process depends on, found without LLVM where the system says it."""
+    known = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")
+    said = processor()
+    if not said:
         from rlx.backends.cpu.jit import host
 
         return f"{sys.platform} {host().cpu} {host().features} {host().triple}"
-    rows = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in first)]
-    return " ".join((sys.platform, platform.machine(), *(value for name, value in rows if name in known)))
+    tiles = "with tiles" if has_tiles() else "without tiles"
+    return " ".join((sys.platform, platform.machine(), *(said[name] for name in known if name in said), tiles))
 
 
 def check_object(obj: bytes, allowed: Collection[str] = KERNEL_SYMBOLS) -> None:

@@ -1,0 +1,131 @@
+"""The tile registers of AMX: whether a process has them, what depends on that, and the instructions."""
+
+import ctypes
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rlx.backends.cpu import amx, jit, loader, tile_state
+from rlx.backends.cpu.builder import Function, Module
+
+FLAGS = "fpu amx_tile amx_bf16 amx_int8"
+
+
+@pytest.fixture
+def fresh():
+    """Answers are forgotten before and after."""
+    tile_state.tiles_granted.cache_clear()
+    yield
+    tile_state.tiles_granted.cache_clear()
+
+
+def test_leave_is_asked_for_once_and_only_where_the_processor_has_tiles(monkeypatch, fresh):
+    asked = []
+    monkeypatch.setattr(tile_state, "request", lambda: asked.append(1) or 0)
+    monkeypatch.setattr(tile_state.sys, "platform", "linux")
+    monkeypatch.setattr(tile_state.platform, "machine", lambda: "x86_64")
+    for flags in ("", "fpu avx512f", "amx_tile amx_int8", "xamx_tile amx_bf16 amx_int8"):
+        assert not tile_state.tiles_granted(flags)
+    assert not asked
+    assert tile_state.tiles_granted(FLAGS)
+    assert tile_state.tiles_granted(FLAGS)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("answer", [-1, OSError("seccomp"), AttributeError("syscall")])
+def test_without_leave_there_are_no_tiles(monkeypatch, fresh, answer):
+    def request():
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(tile_state, "request", request)
+    assert not tile_state.tiles_granted(FLAGS)
+
+
+@pytest.mark.parametrize("platform, machine", [("darwin", "x86_64"), ("win32", "AMD64"), ("linux", "aarch64")])
+def test_other_systems_are_not_asked(monkeypatch, fresh, platform, machine):
+    monkeypatch.setattr(tile_state, "request", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(tile_state.sys, "platform", platform)
+    monkeypatch.setattr(tile_state.platform, "machine", lambda: machine)
+    assert not tile_state.tiles_granted(FLAGS)
+
+
+def test_identities_tell_whether_there_are_tiles():
+    """What is compiled with tiles is found neither by a process without nor the other way round."""
+    code = (
+        "import sys\nfrom rlx.backends.cpu import loader, tile_state\n"
+        "if sys.argv[1] == 'refused': tile_state.request = lambda: -1\n"
+        "print(loader.cpu_identity())\nassert 'llvmlite' not in sys.modules\n"
+        "from rlx.backends.cpu import jit\nassert jit.host().tiles <= loader.has_tiles()\n"
+        "assert loader.cpu_identity() in jit.compiler_identity()\n"
+    )
+
+    def identity(how):
+        return subprocess.run([sys.executable, "-c", code, how], check=True, capture_output=True, text=True).stdout
+
+    assert (identity("asked") != identity("refused")) == loader.has_tiles()
+
+
+def test_a_configuration():
+    """16 bytes of header, then 16 bits of bytes a row and, from byte 48 on, 8 bits of rows for each tile."""
+    data = amx.configuration([1, 2, 3, 4, 5, 6, 7, 16], [4, 8, 64, 64, 64, 64, 64, 60])
+    assert (len(data), data[0], data[48:56]) == (64, 1, [1, 2, 3, 4, 5, 6, 7, 16])
+    assert np.array(data[16:32], np.uint8).view(np.uint16).tolist() == [4, 8, 64, 64, 64, 64, 64, 60]
+
+
+def run(f, *args):
+    f.ret()
+    library = loader.load_object(jit.compile_object(Module([f]).text(), optimize=False))
+    ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * len(args))(library.address(f.name))(*args)
+
+
+def multiply(name, a, b, total):
+    """total += a @ b in one tile each, of 16 rows of 64 bytes, zeroed first where `total` is None."""
+    out = np.full((16, 16), 7, np.float32 if name == "tdpbf16ps" else np.int32) if total is None else total
+    f = Function("product", [("ptr", i) for i in ("a", "b", "c")])
+    amx.configure(f)
+    if total is None:
+        amx.zero(f, 0)
+    else:
+        amx.load(f, 0, "%c", 64)
+    amx.load(f, 6, "%a", 64)
+    amx.load(f, 7, "%b", 64, stream=True)
+    amx.dot(f, name, 0, 6, 7)
+    amx.store(f, 0, "%c", 64)
+    amx.release(f)
+    run(f, *(x.ctypes.data for x in (a, b, out)))
+    return out
+
+
+@pytest.mark.skipif(not jit.host().tiles, reason="no tiles here")
+def test_products_of_bytes():
+    rng = np.random.default_rng(0)
+    kinds = {"s": np.int8, "u": np.uint8}
+    for name in ("tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud"):
+        a, b = (rng.integers(0, 256, (16, 64), np.uint8).view(kinds[letter]) for letter in name[4:6])
+        exact = a.astype(int) @ b.reshape(16, 16, 4).swapaxes(1, 2).reshape(64, 16).astype(int)
+        np.testing.assert_array_equal(multiply(name, a, b, None), exact)
+        total = rng.integers(-1000, 1000, (16, 16), np.int32)
+        np.testing.assert_array_equal(multiply(name, a, b, total.copy()), exact + total)
+
+
+@pytest.mark.skipif(not jit.host().tiles, reason="no tiles here")
+def test_products_of_bf16():
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-128, 128, (16, 32)).astype(np.float32) for _ in range(2))
+    exact = a @ b.reshape(16, 16, 2).swapaxes(1, 2).reshape(32, 16)
+    halves = [np.ascontiguousarray((x.view(np.uint32) >> 16).astype(np.uint16)) for x in (a, b)]
+    np.testing.assert_array_equal(multiply("tdpbf16ps", *halves, None), exact)
+
+
+@pytest.mark.skipif(not jit.host().tiles or not hasattr(os, "fork"), reason="no tiles here")
+def test_a_fork_has_tiles():
+    pid = os.fork()
+    if not pid:
+        one = np.full((16, 64), 1, np.uint8)
+        os._exit(not (multiply("tdpbuud", one, one, None) == 64).all())
+    assert os.waitpid(pid, 0)[1] == 0
