@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -121,19 +120,25 @@ class CompiledGraph(Lifetime, ExpertControl):
         """The optional calls that this device supports."""
         return self._executable.capabilities
 
-    @cached_property
+    @property
     def states(self) -> States:
         """What lives between runs, by name."""
-        from rlx.runtime.states import States
+        made: States | None = self.__dict__.get("_own_states")
+        if made is None:
+            from rlx.runtime.states import States
 
-        return States(self, self._declared)
+            made = self.__dict__.setdefault("_own_states", States(self, self._declared))  # threads get the same one
+        return made
 
-    @cached_property
+    @property
     def adapters(self) -> Adapters:
         """The adapters by name, with their scales."""
-        from rlx.runtime.adapters import Adapters
+        made: Adapters | None = self.__dict__.get("_own_adapters")
+        if made is None:
+            from rlx.runtime.adapters import Adapters
 
-        return Adapters(self)
+            made = self.__dict__.setdefault("_own_adapters", Adapters(self))
+        return made
 
     # ---- params
 
@@ -375,13 +380,12 @@ class CompiledGraph(Lifetime, ExpertControl):
         `OptionError` where the device can't clone.
         """
         made = CompiledGraph.__new__(CompiledGraph)
-        made.__dict__.update(
-            {k: v for k, v in self.__dict__.items() if k not in ("_executable", "run_slots", "states", "adapters")}
-        )
+        own = ("_executable", "run_slots", "_own_states", "_own_adapters")
+        made.__dict__.update({k: v for k, v in self.__dict__.items() if k not in own})
         made._attach(self._executable.clone(fresh))
         made._unset, made._changed = set(self._unset), set(self._changed)
-        if "adapters" in self.__dict__:
-            made.adapters = type(self.adapters)(made, self.adapters, fresh=fresh)
+        if "_own_adapters" in self.__dict__:
+            made.__dict__["_own_adapters"] = type(self.adapters)(made, self.adapters, fresh=fresh)
         return made
 
     def __copy__(self) -> CompiledGraph:

@@ -264,3 +264,22 @@ def test_threads_option_takes_any_number() -> None:
     wants = [network(128, threads=count).run([x])[0] for count in (1, 2, 3, 64, 1000)]
     for want in wants[1:]:
         np.testing.assert_array_equal(want, wants[0])
+
+
+@pytest.mark.parametrize("name", ["states", "adapters"])
+def test_threads_that_ask_first_get_the_same_object(
+    name: str, together: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are made when first asked for, by whoever asks; only one of those made at once is kept."""
+    model = network(8)
+    kind = type(getattr(model, name))
+    model = network(8)
+    both, make, got = threading.Barrier(2), kind.__init__, list[Any]()
+
+    def slow(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        both.wait(HANG)
+
+    monkeypatch.setattr(kind, "__init__", slow)
+    together(*[lambda: got.append(getattr(model, name))] * 2)
+    assert got[0] is got[1] is getattr(model, name)

@@ -12,7 +12,7 @@ from typing import cast
 
 from rlx.backends.cpu import quads
 from rlx.backends.cpu.builder import Function, Module, vec
-from rlx.backends.cpu.depthwise import Plane, has_few_taps, plane_words
+from rlx.backends.cpu.depthwise import Plane, chunk_parts, has_few_taps, image_words
 from rlx.backends.cpu.gemm import kernel_function, load_word, void
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
@@ -94,7 +94,7 @@ def emit(kernel: Kernel) -> KernelCode:
     kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
     direct = found(kernel) if finish.pixel_step is not None and finish.channels_together else None
 
-    words, chunks = plane_words(anchor, geo, CHANNELS)
+    words, chunks = image_words(anchor, geo, CHANNELS)
     words += [
         Pointer(kernel.operands[0]),
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
@@ -147,12 +147,7 @@ class _Body:
 
     def emit(self, top: Scope) -> None:
         f, w = self.f, self.w
-        rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
-        image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
-        row0 = f.mul(strip, w[Plane.ROWS])
-        row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
-        c0 = f.mul(block, w[Plane.BLOCK])
-        c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
+        image, row0, row1, c0, c1 = chunk_parts(f, w)
         own = f.mul("%worker", load_word(f, SCRATCH_STRIDE))
         padding = f.offset(load_word(f, SCRATCH, "ptr"), own)  # a pixel of it
         f.loop(0, w[Plane.CHANNELS], 1, [], lambda i, _: f.store(self.fill, f.offset(padding, i), ty="i8"))

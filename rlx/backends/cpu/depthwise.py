@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import cast
 
@@ -18,7 +18,9 @@ from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass
 
-__all__ = ["Body", "Place", "Plane", "emit", "has_few_taps", "plane_words", "suits", "weights"]
+__all__ = [
+    "Body", "Place", "Plane", "chunk_parts", "emit", "has_few_taps", "image_words", "plane_words", "suits", "weights",
+]  # fmt: skip
 
 MAX_TAPS = 128
 FEW_TAPS = 9
@@ -96,18 +98,21 @@ def _lanes(channels: int) -> int:
     return lanes if channels >= lanes else 1
 
 
-def plane_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Word], Part]:
+def image_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Word], Part]:
     """The words that `Plane` names, and the number of chunks; `lanes` channels are computed together."""
     assert isinstance(anchor.x, Load)
-    assert isinstance(anchor.w, Load)
     kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
     cut = once(DepthwiseCut((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, lanes))
-    inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, kernel_w), geo.strides[1], geo.dilations[1]))
-    words: list[Word] = [
-        Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
-        geo.x_n,
-        geo.x_h,
-        geo.x_w,
+    image = [Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize), geo.x_n, geo.x_h, geo.x_w]
+    return plane_words(anchor, geo, image, cut), Part(cut, "chunks")
+
+
+def plane_words(anchor: Conv, geo: Geometry, image: Sequence[Word], cut: Callable[..., object]) -> list[Word]:
+    """The words that `Plane` names; `image` is where it lies and its strides, `cut` gives the chunks."""
+    assert isinstance(anchor.w, Load)
+    inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, geo.kernel[1]), geo.strides[1], geo.dilations[1]))
+    return [
+        *image,
         geo.height,
         geo.width,
         *geo.strides,
@@ -124,7 +129,16 @@ def plane_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Word], Pa
         part(inner, "first"),
         part(inner, "stop"),
     ]
-    return words, Part(cut, "chunks")
+
+
+def chunk_parts(f: Function, w: Mapping[Plane, str]) -> tuple[str, str, str, str, str]:
+    """What `%chunk` is: the image, its rows of results from .. to, the channels from .. to."""
+    rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
+    image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
+    row0 = f.mul(strip, w[Plane.ROWS])
+    row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
+    c0 = f.mul(block, w[Plane.BLOCK])
+    return image, row0, row1, c0, f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
 
 
 def emit(kernel: Kernel) -> KernelCode:
@@ -133,7 +147,7 @@ def emit(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor, Conv)
     geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
     lanes = host().vector_bytes // 4
-    words, chunks = plane_words(anchor, geo, lanes)
+    words, chunks = image_words(anchor, geo, lanes)
     table = WordTable(words)
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, lanes)
@@ -179,14 +193,9 @@ class Body:
 
     def emit(self) -> None:
         f, w = self.f, self.w
-        rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
-        image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
-        row0 = f.mul(strip, w[Plane.ROWS])
-        row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
+        image, row0, row1, c0, c1 = chunk_parts(f, w)
         top = Scope(1, None, {})
         self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), top)
-        c0 = f.mul(block, w[Plane.BLOCK])
-        c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
         x = f.gep(w[Plane.X], f.mul(image, w[Plane.X_N]), "float")
         place = Place(top, x, f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
         # rows whose windows lie inside the image

@@ -16,8 +16,8 @@ from typing import cast
 
 from rlx.backends.cpu import conv, depthwise, direct, dots, fused_tiles, gemm
 from rlx.backends.cpu.builder import Function, Module
-from rlx.backends.cpu.cuts import InnerColumns, Part, part
-from rlx.backends.cpu.depthwise import Body, Place, Plane
+from rlx.backends.cpu.cuts import Part, part
+from rlx.backends.cpu.depthwise import Body, Place, Plane, chunk_parts, plane_words
 from rlx.backends.cpu.direct import DirectWord
 from rlx.backends.cpu.gemm import load_word
 from rlx.backends.cpu.jit import host
@@ -174,32 +174,12 @@ def emit(kernel: Kernel) -> KernelCode:
 
 
 def _words(anchor: Conv, geo: Geometry, before: Kernel, cut: Callable[..., object]) -> list[Word]:
-    assert isinstance(anchor.w, Load)
     assert isinstance(before.anchor, Conv)
     assert isinstance(before.anchor.x, Load)
     assert isinstance(before.anchor.w, Load)
-    inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, geo.kernel[1]), geo.strides[1], geo.dilations[1]))
     first, x = geometry(before), before.anchor.x
     return [
-        Scratch(),
-        0,  # from image to image
-        part(cut, "line"),
-        part(cut, "block"),
-        geo.height,
-        geo.width,
-        *geo.strides,
-        *geo.dilations,
-        *geo.pads,
-        geo.out_height,
-        geo.out_width,
-        Pointer(anchor.w.source),
-        geo.groups,
-        part(cut, "rows"),
-        part(cut, "strips"),
-        part(cut, "block"),
-        part(cut, "blocks"),
-        part(inner, "first"),
-        part(inner, "stop"),
+        *plane_words(anchor, geo, [Scratch(), 0, part(cut, "line"), part(cut, "block")], cut),
         Pointer(x.source, first.x.constant * x.dtype.itemsize),
         conv.in_image(first) or 0,
         Pointer(before.anchor.w.source),
@@ -225,12 +205,7 @@ class RingBody(Body):
 
     def emit(self) -> None:
         f, w, more = self.f, self.w, self.more
-        rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
-        image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
-        row0 = f.mul(strip, w[Plane.ROWS])
-        row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
-        c0 = f.mul(block, w[Plane.BLOCK])
-        c1 = f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
+        image, row0, row1, c0, c1 = chunk_parts(f, w)
         top, before = Scope(1, None, {}), Scope(1, None, {})
         channel, space = self.finish.channel, frozenset((*self.finish.space, *self.first.space))
         self.emitter.hoist(self.finish.expr, space | {channel}, top)
