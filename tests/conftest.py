@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--vector-bytes",
         type=int,
-        help="compile CPU code for vectors of so many bytes and no tile registers, whatever this machine has",
+        help="compile CPU code for vectors of so many bytes, no VNNI and no AMX, whatever this machine has",
     )
     group.addoption("--full", action="store_true", help="run every case, and tests marked slow")
 
@@ -50,10 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pretend_vectors(count: int) -> None:
-    """Kernels are made for vectors of so many bytes and no tiles: LLVM cuts longer ones to what this machine has."""
+    """Kernels are made for vectors of so many bytes, no VNNI and no tiles: LLVM cuts longer ones to what there is."""
     from rlx.backends.cpu import jit, loader
 
-    target = dataclasses.replace(jit.host(), vector_bytes=count, tiles=False)
+    features = ",".join(name for name in jit.host().features.split(",") if not name.endswith("vnni"))
+    target = dataclasses.replace(jit.host(), vector_bytes=count, features=features, tiles=False)
     identity = f"{loader.cpu_identity()}, pretending vectors of {count} bytes"
     jit.host = lambda: target
     loader.cpu_identity = lambda: identity

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import IntEnum
 from math import prod
 
-from rlx.backends.cpu import byte_depthwise, gemm, quads, requantise, window_gather
+from rlx.backends.cpu import byte_depthwise, gemm, quad_tiles, quads, requantise, window_gather
 from rlx.backends.cpu.builder import Module
 from rlx.backends.cpu.cuts import ByteCut, Part, Product, part
 from rlx.backends.cpu.jit import host
@@ -280,12 +280,12 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     direct = finish.pixel_step is not None and finish.channels_together
     fused = requantise.found(kernel) if direct else None
     clamped = fused is not None and fused.clamped
-    tile = quads.Tile(signed, "i32" if fused is None else store.buffer.dtype.name, clamped)
+    tile = quads.Tile(signed, "i32" if fused is None else store.buffer.dtype.name, clamped, quads.instructions())
     direct = direct and (fused is not None or finish.plain)
     step = finish.pixel_step if direct and finish.pixel_step is not None else 0
 
     deep = ceildiv(geo.depth, quads.DEPTH) * quads.DEPTH
-    cut = once(ByteCut(geo.outputs, deep, geo.pixels, geo.groups, quads.ROWS, quads.WIDTH, in_image, direct))
+    cut = once(ByteCut(geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, quads.WIDTH, in_image, direct))
     words: list[Word] = [
         Pointer(anchor.x.source, geo.x.constant),
         part(cut, "a_step"),
@@ -305,7 +305,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         part(cut, "part"),
         quads.spare_bytes(geo.depth, narrow),
         quads.places_bytes(geo.depth, narrow),
-        quads.block_routine(tile),
+        quad_tiles.block_routine(tile),
         window_gather.planar_routine(*_static(anchor)) if planes else window_gather.byte_routine(),
         *(window_gather.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else window_gather.words(geo)),
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from rlx.backends.cpu import quads
+from rlx.backends.cpu import quad_results, quads
 from rlx.backends.cpu.builder import Function, Module, vec
 from rlx.backends.cpu.depthwise import Plane, chunk_parts, has_few_taps, image_words
 from rlx.backends.cpu.gemm import kernel_function, load_word, void
@@ -295,13 +295,13 @@ class _Body:
         words = (quads.Finishing.SCALE, quads.Finishing.SHIFT)
         arrays = [f.load("ptr", f.gep(self.finishing, int(word), "i64")) for word in words]
         scales, shifts = (self.halves(p, c, "float") for p in arrays)
-        ends = quads.limits(f, self.finishing, self.clamped)
+        ends = quad_results.limits(f, self.finishing, self.clamped)
 
         def packed(ox: str, sums: list[list[str]]) -> None:
             place = f.offset(out[0], f.add(f.mul(f.add(first, ox), out[1]), c))
             for total in sums:
-                short = quads.rounded(f, total, scales, shifts, ends)
-                f.store(quads.packed_in_order(f, self.result, short), place, align=1)
+                short = quad_results.rounded(f, total, scales, shifts, ends)
+                f.store(quad_results.packed_in_order(f, self.result, short), place, align=1)
                 place = f.offset(place, out[1])
 
         return packed

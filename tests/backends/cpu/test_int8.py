@@ -1,4 +1,7 @@
-"""Products of 8-bit integers are exact: all signs at the ends of their ranges, odd sizes, zero points, open sizes."""
+"""Products of 8-bit integers are exact: all signs at the ends of their ranges, odd sizes, zero points, open sizes.
+
+With each kind of instructions that this machine has.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,22 @@ from rlx.ir.graph import Array
 from rlx.ops.quant import ConvInteger, DynamicQuantizeLinear, MatMulInteger, QLinearConv, QLinearMatMul
 from rlx.runtime.compiled import CompiledGraph
 
+KINDS = {
+    "avx2": quads.Instructions(8, dots=False, tiles=False),
+    "vnni": quads.Instructions(8, dots=True, tiles=False),
+    "avx512": quads.Instructions(16, dots=True, tiles=False),
+    "amx": quads.Instructions(16, dots=True, tiles=True),
+}
+
 ENDS = {"u8": np.array([0, 255], np.uint8), "i8": np.array([-128, 127], np.int8)}
+
+
+@pytest.fixture(params=KINDS, autouse=True)
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, found = KINDS[request.param], quads.instructions()
+    if kind.lanes > found.lanes or kind.dots > found.dots or kind.tiles > found.tiles:
+        pytest.skip("not on this machine")
+    monkeypatch.setattr(quads, "instructions", lambda: kind)
 
 
 def compiled(op: Any, given: list[Array], params: tuple[int, ...] = (), dims: dict[int, Any] | None = None) -> Any:
@@ -150,3 +168,39 @@ def test_products_of_every_shape() -> None:
         params = (1, 2, 3, 4, 5, 6, 7)
         model = compiled(QLinearMatMul(), given, params)
         assert np.array_equal(run(model, given, params)[0], QLinearMatMul().reference(*given))
+
+
+def test_more_rows_than_a_tile() -> None:
+    """Rows, columns and k beyond and below whole tiles; sums, and results that are limited."""
+    rng = np.random.default_rng(12)
+    for m, k, n in ((16, 8, 16), (17, 64, 33), (31, 72, 47), (32, 130, 32), (33, 24, 24), (49, 200, 65), (64, 1, 7)):
+        for left in ENDS.values():
+            for right in ENDS.values():
+                a, b = rng.choice(left, (m, k)), rng.choice(right, (k, n))
+                zeros = [np.asarray(left[0]), rng.choice(right, n)]
+                for given in ([a, b], [a, b, *zeros]):
+                    params = tuple(range(1, len(given)))
+                    wanted = MatMulInteger().reference(*given)
+                    assert np.array_equal(run(compiled(MatMulInteger(), given, params), given, params)[0], wanted)
+        scales = [rng.uniform(0.01, 0.02, s).astype(np.float32) for s in ((), (n,))]
+        for left, low in ((np.uint8, 0), (np.int8, -128)):
+            a, b = rng.integers(low, low + 256, (m, k)).astype(left), rng.integers(-128, 128, (k, n)).astype(np.int8)
+            given = [a, scales[0], left(3), b, scales[1], np.zeros(n, np.int8), np.float32(0.7 * k**0.5), left(9)]
+            given = [np.asarray(x) for x in given]
+            model = compiled(QLinearMatMul(), given, (3, 4, 5))
+            assert np.array_equal(run(model, given, (3, 4, 5))[0], QLinearMatMul().reference(*given))
+
+
+def test_any_number_of_rows_from_one_compile() -> None:
+    """Whatever they are cut into; a scale beyond what 32 bits hold saturates."""
+    rng = np.random.default_rng(13)
+    k, n = 76, 40
+    b, scales = rng.integers(-128, 128, (k, n)).astype(np.int8), rng.uniform(0.01, 0.02, n).astype(np.float32)
+    scales[3], scales[5] = 3e12, 1e-30
+    a = rng.integers(0, 256, (300, k)).astype(np.uint8)
+    quantised = [b, scales, np.zeros(n, np.int8), np.float32(0.9), np.uint8(120)]
+    given = [np.asarray(x) for x in (a, np.float32(0.1), np.uint8(3), *quantised)]
+    model = compiled(QLinearMatMul(), given, (3, 4, 5), {0: (rlx.Dim("m", 1, 400), k)})
+    for m in (1, 3, 15, 16, 48, 70, 300):
+        some = [a[:m], *given[1:]]
+        assert np.array_equal(run(model, some, (3, 4, 5))[0], QLinearMatMul().reference(*some))
