@@ -278,13 +278,14 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
 
         def steps(count: int, state: list[str]) -> list[str]:
             """`count` steps of k; state is the pointers, the prefetch address and the accumulators."""
+            prefetches = count == unroll
             pa, pb, ahead, acc = state[:na], state[na : na + nb], state[na + nb], state[na + nb + 1 :]
             row_pointers = [
                 pa[i // 3] if i % 3 == 0 else f.offset(pa[i // 3], step if i % 3 == 1 else double_step)
                 for i in range(rows)
             ]
             for k in range(count):
-                if count > 1 and k * PREFETCHED % 64 == 0:
+                if prefetches and k * PREFETCHED % 64 == 0:
                     f.prefetch(f.offset(ahead, k * PREFETCHED), locality=2)
                 places = [
                     f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * b_size)
@@ -304,7 +305,7 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
                         acc[i * vectors + j] = multiply_add(f, x, held[j], acc[i * vectors + j], v)
             pa = [f.offset(p, count * size) for p in pa]
             pb = [f.offset(p, count * tile.width * b_size) for p in pb]
-            return [*pa, *pb, f.offset(ahead, PREFETCHED * count) if count > 1 else ahead, *acc]
+            return [*pa, *pb, f.offset(ahead, PREFETCHED * count) if prefetches else ahead, *acc]
 
         state: list[tuple[str, str]] = [("ptr", p) for p in [*a_pointers, *b_pointers, fetch]]
         state += [(v, "zeroinitializer")] * (rows * vectors)
