@@ -170,7 +170,8 @@ class Recurrence(_Attributes):
     `DynamicQuantizeLinear`, before each product; r holds whole numbers, that "scale" [D, G H] multiplies, and "bias" is
     [D, G H]. Every rounding is where ONNX Runtime has it: sums of products of whole numbers (exact below 2^24, as in
     cells of up to 258 units) times the product of the scales, plus x, plus peepholes, plus bias; functions are computed
-    in f64.
+    in f64. Sequences that were over before the step before it are no part of the
+    range of a step.
     """
 
     optional: tuple[str, ...] = ()
@@ -234,12 +235,18 @@ class Recurrence(_Attributes):
                 for key in ("initial_h", "initial_c")
             ]
             own: dict[str, Array] = {key: extra[key][d] for key in ("bias", "peepholes", "scale") if key in extra}
-            for t in reversed(range(length)) if backward else range(length):
-                step = self._rounded_step if self.round_state else self._step
-                new = step(steps[t, :, d], state, r[d], own, [f.apply for f in functions])
-                live = (t < lengths)[:, None]
+            for n in range(length):
+                live = (n < lengths)[:, None]
+                at = np.where(live[:, 0], lengths - 1 - n, n) if backward else np.full(batch, n)
+                x_n = steps[at, np.arange(batch), d]
+                apply: list[Callable[[Array], Array]] = [f.apply for f in functions]
+                if self.round_state:
+                    ranged = np.where((n <= lengths)[:, None], state[0], 0)
+                    new = self._rounded_step(x_n, [ranged, state[1]], r[d], own, apply)
+                else:
+                    new = self._step(x_n, state, r[d], own, apply)
                 state = [np.where(live, a, b) for a, b in zip(new, state, strict=True)]
-                every[t, d] = np.where(live, state[0], 0)
+                every[at, d, np.arange(batch)] = np.where(live, state[0], 0)
             last[0][d], last[1][d] = state
         if self.batch_first:
             every, last = every.transpose(2, 0, 1, 3), [a.swapaxes(0, 1) for a in last]

@@ -16,6 +16,7 @@ from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError, ModelFormatError, OptionError, UnsupportedOp
 from rlx.importers.onnx import load, preflight
 from rlx.ir.graph import Graph
+from rlx.ir.shape import upper
 from rlx.ir.verify import verify
 
 F32, I64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -443,6 +444,34 @@ def test_shapes_that_are_run_time_data(name: str) -> None:
             same(kept.SerializeToString(), {"to": to})
             continue
         same(model, {"x": X, "to": to})
+
+
+def test_slices_of_as_many_axes_as_the_run_has_starts() -> None:
+    """Starts cut out of a vector by a run-time place: one, or beyond its end none, which leaves the tensor whole."""
+    text = "j = Add i one\nk = Add j one\ns = Slice at i j\ne = Slice at j k\ny = Slice x s e"
+    model = source(
+        nodes_of(text),
+        [info("x", (5, 4)), info("at", (4,), I64), info("i", (1,), I64)],
+        ["s", "y"],
+        {"one": np.array([1])},
+    )
+    x = np.random.default_rng(1).standard_normal((5, 4)).astype(np.float32)
+    feeds = [{"x": x, "at": np.array([0, 2, 3, 5]), "i": np.array([i])} for i in (0, 1, 2, 7)]
+    graph = load(model)
+    assert upper(graph.outputs[0].value.shape[0]) == 1
+    agree(graph, model, feeds)
+
+
+def test_an_operand_of_no_or_one_element_is_stretched() -> None:
+    """Against a larger size only one element fits; a run that has none stops, as it does in onnxruntime."""
+    text = "j = Add i one\nc = Slice v i j\ny = Div x c"
+    inputs = [info("x", (3, 4)), info("v", (4,)), info("i", (1,), I64)]
+    model = source(nodes_of(text), inputs, ["y"], {"one": np.array([1])})
+    v = np.arange(1, 5, dtype=np.float32)
+    graph = load(model)
+    agree(graph, model, [{"x": X, "v": v, "i": np.array([i])} for i in (0, 3)])
+    with pytest.raises(ExecutionError, match="reshape"):
+        rlx.compile(graph, device="cpu").run({"x": X, "v": v, "i": np.array([4])})
 
 
 def test_known_parts_of_a_shape_stay_known() -> None:

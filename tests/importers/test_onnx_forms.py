@@ -173,3 +173,22 @@ def test_factors_that_are_not_one_for_each_axis_are_refused_at_once(opset: int, 
     made = built(opset, f"float[1, 1, 4, 4] x, float[{length}] s", body)
     with pytest.raises(RlxError, match="a vector of 4, one for each axis"):
         load(made.SerializeToString())
+
+
+# ---- Recurrent layers
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_sequences_of_no_steps(tmp_path: Path, op: str, direction: str) -> None:
+    """Their states are 0 in the end, whatever they were at first, as onnxruntime has it."""
+    d, gates = 2 if direction == "bidirectional" else 1, {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    weights = {"w": normal(d, gates * 3, 2), "r": normal(d, gates * 3, 3)}
+    cell = op == "LSTM"
+    body = f'y, yh{", yc" * cell} = {op} <hidden_size = 3, direction = "{direction}"> (x, w, r, , n, h{", c" * cell})'
+    states = {name: normal(d, 3, 3) for name in "hc"[: 1 + cell]}
+    inputs = f"float[t, 3, 2] x, int32[3] n, {', '.join(f'float[{d}, 3, 3] {name}' for name in states)}"
+    made = built(17, inputs, body, "y yh yc"[: 8 if cell else 4])
+    made.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in weights.items())
+    cases = [{"x": normal(t, 3, 2), "n": np.array(n, np.int32), **states} for t, n in ((4, (4, 0, 2)), (1, (0, 0, 0)))]
+    compared(made, tmp_path / "m.onnx", cases)

@@ -352,12 +352,9 @@ def rounded_lstm(
     return out
 
 
-@pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("usual", [False, True])
-def test_a_quantised_lstm_rounds_where_onnxruntime_does(usual: bool, columns: bool) -> None:
-    """Bit for bit: against ONNX Runtime with functions that are exact, and with rightly rounded sigmoid and tanh."""
-    rng = np.random.default_rng(3)
-    steps, batch, size, hidden, d = 9, 3, 20, 70, 2
+def quantised_lstm(rng: np.random.Generator, columns: bool, lengths: bool, **options: Any) -> tuple[bytes, Any]:
+    """A bidirectional DynamicQuantizeLSTM of 70 units, and its weights; with `lengths` it has them and states."""
+    size, hidden, d = 20, 70, 2
     shape = (d, 4 * hidden) if columns else (d,)
     sizes = {"w": size, "r": hidden}
     w = {name: rng.integers(-127, 128, (d, n, 4 * hidden)).astype(np.int8) for name, n in sizes.items()}
@@ -366,32 +363,65 @@ def test_a_quantised_lstm_rounds_where_onnxruntime_does(usual: bool, columns: bo
         f"{name}_zero": np.zeros(shape, np.int8) if columns else rng.integers(-9, 9, d).astype(np.int8) for name in "wr"
     }
     w["bias"] = rng.standard_normal((d, 8 * hidden)).astype(np.float32)
-    x = rng.standard_normal((steps, batch, size)).astype(np.float32)
-    names = ["x", "w", "r", "bias", "", "", "", "", "w_scale", "w_zero", "r_scale", "r_zero"]
-    options: dict[str, Any] = {"hidden_size": hidden, "direction": "bidirectional"}
-    if not usual:
-        options["activations"] = ["HardSigmoid", "Affine", "Affine"] * d
-        options |= {"activation_alpha": [0.25, 1.0, 1.0] * d, "activation_beta": [0.5, 0.0, 0.0] * d}
-    node = helper.make_node("DynamicQuantizeLSTM", names, ["y"], domain="com.microsoft", **options)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["t", "b", size])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["t", d, "b", hidden])],
-        [numpy_helper.from_array(array, name) for name, array in w.items()],
-    )
+    more = ["lengths", "h", "c"] if lengths else ["", "", ""]
+    names = ["x", "w", "r", "bias", *more, "", "w_scale", "w_zero", "r_scale", "r_zero"]
+    outputs = ["y", "y_h", "y_c"] if lengths else ["y"]
+    options |= {"hidden_size": hidden, "direction": "bidirectional"}
+    node = helper.make_node("DynamicQuantizeLSTM", names, outputs, domain="com.microsoft", **options)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["t", "b", size])]
+    if lengths:
+        inputs.append(helper.make_tensor_value_info("lengths", TensorProto.INT32, ["b"]))
+        inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, [d, "b", hidden]) for name in "hc"]
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph([node], "g", inputs, made, [numpy_helper.from_array(a, name) for name, a in w.items()])
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    content = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString(), w
+
+
+EXACT = {  # functions that are the same in every implementation
+    "activations": ["HardSigmoid", "Affine", "Affine"] * 2,
+    "activation_alpha": [0.25, 1.0, 1.0] * 2,
+    "activation_beta": [0.5, 0.0, 0.0] * 2,
+}
+
+
+def by_onnxruntime(content: bytes, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """With 8-bit products that don't saturate."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    return list(onnxruntime.InferenceSession(content, options).run(None, feed))
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("usual", [False, True])
+def test_a_quantised_lstm_rounds_where_onnxruntime_does(usual: bool, columns: bool) -> None:
+    """Bit for bit: against ONNX Runtime with functions that are exact, and with rightly rounded sigmoid and tanh."""
+    rng = np.random.default_rng(3)
+    content, w = quantised_lstm(rng, columns, False, **({} if usual else EXACT))
+    x = rng.standard_normal((9, 3, 20)).astype(np.float32)
     got = rlx.compile(load(content), device="cpu", threads=2).run({"x": x})[0]
     if usual:
         wide = [lambda v: 1 / (1 + np.exp(-v)), np.tanh, np.tanh]
         rounded = [lambda v, f=f: f(v.astype(np.float64)).astype(np.float32) for f in wide]
         want = rounded_lstm(x, w, rounded)
     else:
-        made = onnxruntime.SessionOptions()
-        made.intra_op_num_threads = 1
-        made.add_session_config_entry("session.x64quantprecision", "1")
-        want = onnxruntime.InferenceSession(content, made).run(None, {"x": x})[0]
+        (want,) = by_onnxruntime(content, {"x": x})
     assert np.isfinite(want).all()
     assert np.abs(want).max() > 0.1
     assert np.array_equal(got, want)
+
+
+@pytest.mark.parametrize("lengths", [(9, 4, 6), (5, 0, 7), (3, 3, 8), (0, 0, 0)])
+def test_sequences_of_a_quantised_lstm_end_as_in_onnxruntime(lengths: tuple[int, ...]) -> None:
+    """Ranges are those of what is read; a sequence is read backward from its own end; one of no steps gives 0."""
+    rng = np.random.default_rng(4)
+    content, _ = quantised_lstm(rng, False, True, **EXACT)
+    x = rng.standard_normal((9, 3, 20)).astype(np.float32)
+    x[max(lengths) :] *= 50  # beyond every end
+    states = {name: 3 * rng.standard_normal((2, 3, 70)).astype(np.float32) for name in "hc"}
+    feed = {"x": x, "lengths": np.array(lengths, np.int32), **states}
+    graph = load(content)
+    want = by_onnxruntime(content, feed)
+    for got in (rlx.compile(graph, device="cpu", threads=2).run(feed), list(run_graph(graph, feed).values())):
+        assert all(np.array_equal(a, b) for a, b in zip(got, want, strict=True))

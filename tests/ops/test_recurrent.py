@@ -91,3 +91,25 @@ def test_errors() -> None:
         Rnn(direction="bidirectional").infer(x, w, r)
     with pytest.raises(ShapeError, match="length of"):
         Rnn(("lengths",)).reference(values((2, 1, 4)), values((1, 2, 4)), values((1, 2, 2)), np.array([3]))
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_backward_steps_begin_at_the_end_of_each_sequence(cell: str, direction: str) -> None:
+    """What lies beyond an end is not read, and a sequence of no steps keeps the state that it was given."""
+    cls, gates = CELLS[cell]
+    d = 2 if direction == "bidirectional" else 1
+    names = ("lengths", "initial_h", *(("initial_c",) if cell == "LSTM" else ()))
+    x, lengths = values((STEPS, BATCH, INPUTS)), np.array([3, 0, 5], np.int32)
+    x[3:, 0] = x[:, 1] = np.nan
+    weights = values((d, gates * HIDDEN, INPUTS), seed=1), values((d, gates * HIDDEN, HIDDEN), seed=2)
+    states = [values((d, BATCH, HIDDEN), seed=4 + n) for n in range(len(names) - 1)]
+    every, *last = check(cls(names, direction), x, *weights, lengths, *states, static=tuple(range(8)))
+    assert not every[:, :, 1].any()
+    assert not every[3:, :, 0].any()
+    assert all(np.array_equal(a[:, 1], b[:, 1]) for a, b in zip(last, states, strict=True))
+    assert all(np.isfinite(a).all() for a in last)
+    alone, *_ = check(
+        cls(names, direction), x[:3, :1], *weights, lengths[:1], *(s[:, :1] for s in states), static=tuple(range(8))
+    )
+    np.testing.assert_allclose(every[:3, :, :1], alone, rtol=1e-5, atol=1e-6)

@@ -341,8 +341,18 @@ class _Code:
         kind = "sext" if self.given["lengths"].dtype.kind == "i" else "zext"
         return f.cast(kind, f.load("i32", f.gep(lengths, row, "i32")), "i64")
 
+    def time(self, f: Function, number: str, length: str) -> str:
+        """The step of x that is taken as the `number`th of a sequence of `length`."""
+        if self.op.direction == "forward":
+            return number
+        back = f.sub(f.sub(length, 1), number)
+        return back if self.op.direction == "reverse" else f.select(f.cmp("eq", "%d", 0), number, back)
+
     def round(self, f: Function, number: str) -> None:
-        """Rounds the state of the block's groups to 8 bits over the range of the whole state of the direction."""
+        """Rounds the state of the block's groups to 8 bits over the range of the whole state of the direction.
+
+        Sequences that were over before the step before are no part of it.
+        """
         s, ty = self.s, self.ty
         v, old = vec(ty, s.units), f.and_(number, 1)
         zero = constant(0.0, v)
@@ -356,7 +366,10 @@ class _Code:
                 x = self.get(f, p, None if s.padded == s.hidden else self.mask(f, unit))
                 return [f.min(state[0], x, v), f.max(state[1], x, v)]
 
-            return f.loop(0, self.word(f, s.groups), 1, [(v, state[0]), (v, state[1])], group)
+            groups = self.word(f, s.groups)
+            if "lengths" in self.given:
+                groups = f.select(f.cmp("gt", number, self.length(f, row)), 0, groups)
+            return f.loop(0, groups, 1, [(v, state[0]), (v, state[1])], group)
 
         lows, highs = f.loop("%row0", "%row1", 1, [(v, zero), (v, zero)], row_range)
         low, high = f.reduce(lows, f.min), f.reduce(highs, f.max)
@@ -382,11 +395,6 @@ class _Code:
         """One stage of step `number` for the rows and groups of the block."""
         s, op, ty = self.s, self.op, self.ty
         gates = s.stages[stage]
-        t = number
-        if op.direction == "reverse":
-            t = f.sub(f.sub(steps, 1), number)
-        elif op.direction == "bidirectional":
-            t = f.select(f.cmp("eq", "%d", 0), number, f.sub(f.sub(steps, 1), number))
         old, new = f.and_(number, 1), f.xor(f.and_(number, 1), 1)
         source = 3 if stage else ROUNDED if op.round_state else old  # the plane that is multiplied
         padded, hidden = self.word(f, s.padded), self.word(f, s.hidden)
@@ -396,8 +404,13 @@ class _Code:
         )
         x_step, x_row = (self.word(f, w) for w in self.x_strides)
         y_step, y_d, y_row = (self.word(f, w) for w in self.y_strides)
-        x = f.gep(self.word(f, Pointer(self.x)), f.add(f.mul(t, x_step), f.mul("%d", f.mul(hidden, s.gates))), ty)
-        y = f.gep(self.word(f, Pointer(self.every)), f.add(f.mul(t, y_step), f.mul("%d", y_d)), ty)
+        x0 = f.gep(self.word(f, Pointer(self.x)), f.mul("%d", f.mul(hidden, s.gates)), ty)
+        y0 = f.gep(self.word(f, Pointer(self.every)), f.mul("%d", y_d), ty)
+
+        def at_time(t: str) -> tuple[str, str]:
+            return f.gep(x0, f.mul(t, x_step), ty), f.gep(y0, f.mul(t, y_step), ty)
+
+        everywhere = at_time(self.time(f, number, steps))
         most = tile_rows(len(gates))
         sums = f.alloca(ty, most * len(gates) * s.units)
         kernels = {rows: product(s, len(gates), rows) for rows in range(1, most + 1)}
@@ -408,6 +421,12 @@ class _Code:
             def finish(row: str, at: str) -> None:
                 place = f.gep(sums, f.mul(at, len(gates) * s.units), ty)
                 gate_sums = [f.load(vec(ty, s.units), f.gep(place, k * s.units, ty)) for k in range(len(gates))]
+                x, y = everywhere
+                alive = None
+                if "lengths" in self.given:
+                    length = self.length(f, row)
+                    alive = f.cmp("lt", number, length)
+                    x, y = at_time(f.select(alive, self.time(f, number, length), number))
                 own_x = f.gep(x, f.add(f.mul(row, x_row), unit), ty)
                 own_y = f.gep(y, f.add(f.mul(row, y_row), unit), ty)
                 inputs = [self.get(f, f.gep(own_x, f.mul(gate, hidden), ty), mask) for gate in gates]
@@ -421,10 +440,10 @@ class _Code:
                         self.put(f, self.get(f, planes[0], None), planes[1], None)
                         self.put(f, "zeroinitializer", own_y, mask)
 
-                if "lengths" in self.given:
-                    f.if_(f.cmp("lt", t, self.length(f, row)), live, over)
-                else:
+                if alive is None:
                     live()
+                else:
+                    f.if_(alive, live, over)
 
             def tile(state: list[str]) -> list[str]:
                 (row,) = state

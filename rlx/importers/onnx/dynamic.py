@@ -9,10 +9,10 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Value, const_value
 from rlx.ir.shape import Size
 from rlx.ops.dynamic import Extent
-from rlx.ops.elementwise import Cast
+from rlx.ops.elementwise import Add, Cast, Sub
 from rlx.ops.layout import Concat, Reshape, SizeOf, Slice, Squeeze, Unsqueeze
 
-__all__ = ["known_items", "sizes_of"]
+__all__ = ["constant_difference", "known_items", "sizes_of"]
 
 _LIMIT = 64  # elements: more are no sizes
 
@@ -61,3 +61,25 @@ def sizes_of(graph: Graph, x: Value, what: str, fresh: Callable[[int], Size], la
         graph.add(Extent(size), element, provenance=(label,))
         sizes.append(size)
     return sizes
+
+
+def constant_difference(a: Value, b: Value) -> int | None:
+    """b - a where that is the same positive number in every run, as each comes of one value by adding constants."""
+    (first, more), (second, most) = (_base(v) for v in (a, b))
+    return most - more if first is second and most > more else None
+
+
+def _base(x: Value) -> tuple[Value, int]:
+    """The value that x is but for its shape and integer type, and the number that was added to it."""
+    added = 0
+    while x.node is not None:
+        op, inputs = x.node.op, x.node.inputs
+        if isinstance(op, Reshape | Squeeze | Unsqueeze | Cast) and inputs[0].dtype.is_integer and x.dtype.bits >= 32:
+            x = inputs[0]
+            continue
+        steps = [data for v in inputs[1:] if (data := const_value(v)) is not None and data.size == 1]
+        if not isinstance(op, Add | Sub) or not steps:
+            break
+        added += int(steps[0].item()) * (1 if isinstance(op, Add) else -1)
+        x = inputs[0]
+    return x, added

@@ -301,9 +301,9 @@ class NodeContext:
             return found.sizes()
         return self.sizes_of(self.value(i), what)
 
-    def sizes_of(self, x: Value, what: str) -> list[Size]:
-        """The elements of an integer vector or scalar as sizes, see `sizes`."""
-        return sizes_of(self.graph, x, what, lambda n: self.fresh(f"size{n}", 0, None), self.label)
+    def sizes_of(self, x: Value, what: str, most: int | None = None) -> list[Size]:
+        """The elements of an integer vector or scalar as sizes, see `sizes`; none is above `most`."""
+        return sizes_of(self.graph, x, what, lambda n: self.fresh(f"size{n}", 0, most), self.label)
 
     def ints_of(self, i: int, what: str) -> tuple[int, ...]:
         return tuple(self.static(i, what).ints())

@@ -8,12 +8,26 @@ from math import ceil
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.importers.onnx.dynamic import known_items
+from rlx.importers.onnx.dynamic import constant_difference, known_items
 from rlx.importers.onnx.mapping import Mapped, NodeContext, UnsupportedError, element_dtype, onnx_op
 from rlx.importers.onnx.symbolic import Item, Ratio, arithmetic, static_array
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
-from rlx.ir.shape import Dim, Guard, Shape, Size, bounds, broadcast, ceildiv, exact_div, max_size, min_size, numel, same
+from rlx.ir.shape import (
+    Dim,
+    Guard,
+    Shape,
+    Size,
+    bounds,
+    broadcast,
+    ceildiv,
+    exact_div,
+    max_size,
+    min_size,
+    numel,
+    same,
+    upper,
+)
 from rlx.ops.base import axis_of
 from rlx.ops.elementwise import Add, Cast, Clip, Div, Equal, Less, Maximum, Minimum, Mul, Sub, Where
 from rlx.ops.index import Gather, GatherElements, GatherND
@@ -396,14 +410,15 @@ def _slice_by_data(ctx: NodeContext, x: Value) -> Value:
     i64 = DTYPES["i64"]
     starts, ends = (ctx.cast(ctx.value(i), i64) for i in (1, 2))
     axes = ctx.ints_of(3, "the axes") if ctx.has(3) else tuple(range(x.rank))
-    if not ctx.has(3) and isinstance(starts.shape[0], int):
-        axes = axes[: starts.shape[0]]
+    if not ctx.has(3):
+        axes, starts, ends = _first_axes(ctx, x, starts, ends)
     steps = ctx.ints_of(4, "the steps") if ctx.has(4) else (1,) * len(axes)
     if same(starts.shape[0], len(axes)) is False or not len(axes) == len(steps):
         raise ShapeError(f"slice: starts {starts.type}, axes {axes} and steps {steps} differ in length")
     first: list[Size] = [0] * x.rank
     sizes, every = list(x.shape), [1] * x.rank
     zero, one = (ctx.constant(n, i64) for n in (0, 1))
+    most = constant_difference(ctx.value(1), ctx.value(2))
     for k, (axis, step) in enumerate(zip(axes, steps, strict=True)):
         d = axis_of(axis, x.rank, "slice")
         if step == 0:
@@ -423,9 +438,30 @@ def _slice_by_data(ctx: NodeContext, x: Value) -> Value:
         length = ctx.add(Maximum(), length, zero)
         begin = ctx.add(Maximum(), begin, zero)
         (first[d],) = ctx.sizes_of(begin, "the start")
-        (sizes[d],) = ctx.sizes_of(length, "the size")
+        (sizes[d],) = ctx.sizes_of(length, "the size", most if step == 1 and len(axes) == 1 else None)
         every[d] = step
     return ctx.add(Slice(tuple(first), tuple(sizes), tuple(every)), x)
+
+
+def _first_axes(ctx: NodeContext, x: Value, starts: Value, ends: Value) -> tuple[tuple[int, ...], Value, Value]:
+    """The axes of a Slice that names none: as many as there are starts; with starts and ends for just those.
+
+    Where their number depends on the run it is bounded: axes beyond it are taken whole.
+    """
+    counts = [upper(v.shape[0]) for v in (starts, ends)]
+    count = min(x.rank, *(n for n in counts if n is not None))
+    axes = tuple(range(count))
+    if all(isinstance(v.shape[0], int) for v in (starts, ends)):
+        return axes, starts, ends
+    wholes = (
+        [ctx.constant([0], starts.dtype)] * count,
+        [ctx.reshape(ctx.add(SizeOf(n)), 1) for n in x.shape[:count]],
+    )
+    starts, ends = (
+        ctx.add(Slice((0,), (count,), (1,)), ctx.add(Concat(0), v, *whole))
+        for v, whole in zip((starts, ends), wholes, strict=True)
+    )
+    return axes, starts, ends
 
 
 @onnx_op("Concat")

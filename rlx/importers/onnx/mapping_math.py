@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -11,7 +12,7 @@ from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_
 from rlx.importers.onnx.mapping_layout import axes_argument
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
-from rlx.ir.shape import numel
+from rlx.ir.shape import bounds, numel, upper
 from rlx.ops import activation, elementwise, reduction
 from rlx.ops.base import Op, axis_of
 from rlx.ops.contract import Gemm, MatMul
@@ -90,9 +91,20 @@ def _same(op: type[Op]) -> Any:
 
     def handler(ctx: NodeContext) -> Mapped:
         attributes = {name: ctx.real(name) for name in names if ctx.given(name)}
-        return ctx.add(op(**attributes), *ctx.values())
+        return ctx.add(op(**attributes), *_stretched(ctx, ctx.values()))
 
     return handler
+
+
+def _stretched(ctx: NodeContext, values: Sequence[Value]) -> list[Value]:
+    """Operands whose size is 0 or 1, as the run decides, as 1 where another has 2 or more: only that fits (a guard)."""
+    wide = {axis for v in values for axis in range(-v.rank, 0) if (bounds(v.shape[axis])[0] or 0) > 1}
+    made = []
+    for v in values:
+        narrow = {axis for axis in wide if axis >= -v.rank and v.shape[axis] != 1 and upper(v.shape[axis]) == 1}
+        shape = [1 if axis in narrow else v.shape[axis] for axis in range(-v.rank, 0)]
+        made.append(ctx.reshape(v, *shape) if narrow else v)
+    return made
 
 
 for (_name, _since), _op in _SAME.items():

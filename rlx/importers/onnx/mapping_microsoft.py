@@ -8,7 +8,7 @@ import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, UnsupportedError, onnx_op
-from rlx.importers.onnx.mapping_quant import recurrent_attributes, zero_points
+from rlx.importers.onnx.mapping_quant import nothing_of_nothing, recurrent_attributes, zero_points
 from rlx.importers.onnx.mapping_window import conv_attributes, window_attributes
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
@@ -18,15 +18,15 @@ from rlx.ops.base import Op
 from rlx.ops.bitwise import BitShift, BitwiseAnd
 from rlx.ops.contract import MatMul
 from rlx.ops.conv import Conv
-from rlx.ops.elementwise import Add, Clip, Mul, Reciprocal, Sigmoid, Sqrt, Sub, Tanh
+from rlx.ops.elementwise import Add, Clip, Less, Mul, Reciprocal, Sigmoid, Sqrt, Sub, Tanh, Where
 from rlx.ops.encoded import Dequantize
 from rlx.ops.index import Gather
-from rlx.ops.layout import Concat, Expand, Full, Slice, Split, Unsqueeze
+from rlx.ops.layout import Concat, Expand, Full, Iota, Slice, Split, Unsqueeze
 from rlx.ops.normalize import LayerNorm, RmsNorm, Softmax
 from rlx.ops.pool import AveragePool, GlobalAveragePool
 from rlx.ops.quant import DynamicQuantizeLinear, MatMulInteger, Quantize
 from rlx.ops.recurrent import Recurrence
-from rlx.ops.reduction import ReduceMean, ReduceSum
+from rlx.ops.reduction import ReduceMax, ReduceMean, ReduceSum
 
 F32, I32, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["u8"]
 
@@ -397,7 +397,8 @@ def _dynamic_quantize_lstm(ctx: NodeContext) -> tuple[Mapped, ...]:
         raise ShapeError(f"DynamicQuantizeLSTM: expected x, W and R of three axes, got {x.type}, {w.type}, {r.type}")
     (d, size, n), (steps, batch, _) = w.shape, x.shape
     w_scale, w_zero, r_scale, r_zero = (_of_gates(ctx, i, d, n) for i in (8, 9, 10, 11))
-    q, scale, zero = ctx.add_all(DynamicQuantizeLinear(), x)
+    lengths = ctx.cast(ctx.value(4), I32) if ctx.has(4) else None
+    q, scale, zero = ctx.add_all(DynamicQuantizeLinear(), x if lengths is None else _within(ctx, x, lengths))
     columns = ctx.reshape(ctx.transpose(w, 1, 0, 2), size, d * n)
     operands = [ctx.reshape(q, steps * batch, size), columns, zero]
     if not _is_nought(ctx, 9):
@@ -409,16 +410,21 @@ def _dynamic_quantize_lstm(ctx: NodeContext) -> tuple[Mapped, ...]:
     given: dict[str, Value] = {"scale": r_scale}
     if ctx.has(3):
         given["bias"] = ctx.add(Add(), *ctx.add_all(Split(1, (n, n)), ctx.value(3)))
-    given |= {
-        k: ctx.value(i) for i, k in enumerate(("lengths", "initial_h", "initial_c", "peepholes"), 4) if ctx.has(i)
-    }
-    if "lengths" in given:
-        given["lengths"] = ctx.cast(given["lengths"], I32)
+    if lengths is not None:
+        given["lengths"] = lengths
+    given |= {k: ctx.value(i) for i, k in enumerate(("initial_h", "initial_c", "peepholes"), 5) if ctx.has(i)}
     ctx.ignore("hidden_size")
     direction, attributes = ctx.text("direction", "forward"), recurrent_attributes(ctx)
     forget = ctx.flag("input_forget")
     op = Recurrence(tuple(given), "lstm", direction, *attributes, input_forget=forget, round_state=True)
-    return ctx.add_all(op, inputs, ctx.transpose(whole, 0, 2, 1), *given.values())
+    made = ctx.add_all(op, inputs, ctx.transpose(whole, 0, 2, 1), *given.values())
+    return nothing_of_nothing(ctx, made, given)
+
+
+def _within(ctx: NodeContext, x: Value, lengths: Value) -> Value:
+    """x [T, B, I] with 0 after the end of the longest sequence: ONNX Runtime takes no range of what lies there."""
+    reached = ctx.add(Less(), ctx.add(Iota(x.shape[0], dtype=I32)), ctx.add(ReduceMax((0,), False), lengths))
+    return ctx.add(Where(), ctx.reshape(reached, x.shape[0], 1, 1), x, ctx.constant(0, x.dtype))
 
 
 def _of_gates(ctx: NodeContext, at: int, d: Size, n: Size) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
@@ -9,10 +10,11 @@ from rlx.importers.onnx.mapping_window import conv_attributes
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import numel
+from rlx.ops.elementwise import Greater, Where
 from rlx.ops.quant import ConvInteger, DynamicQuantizeLinear, MatMulInteger, QLinearConv, QLinearMatMul, Quantize
 from rlx.ops.recurrent import Gru, Lstm, Rnn
 
-__all__ = ["recurrent_attributes", "zero_points"]
+__all__ = ["nothing_of_nothing", "recurrent_attributes", "zero_points"]
 
 F32, U8 = DTYPES["f32"], DTYPES["u8"]
 
@@ -105,10 +107,26 @@ def _recurrent(op: Any, names: tuple[str, ...], flag: str | None) -> Any:
             ctx.fail(f"hidden_size={hidden} contradicts the recurrence weights {r.type}")
         given = {name: ctx.value(i) for i, name in enumerate(names, 3) if ctx.has(i)}
         made = op(tuple(given), direction, *attributes, *own)
-        outputs: tuple[Mapped, ...] = ctx.add_all(made, ctx.value(0), ctx.value(1), r, *given.values())
-        return outputs
+        outputs = ctx.add_all(made, ctx.value(0), ctx.value(1), r, *given.values())
+        return nothing_of_nothing(ctx, outputs, given)
 
     return handler
+
+
+def nothing_of_nothing(ctx: NodeContext, made: tuple[Value, ...], given: Mapping[str, Value]) -> tuple[Mapped, ...]:
+    """The outputs of a recurrent op where a sequence of length 0 has 0 as its last states.
+
+    So it is in ONNX Runtime; ONNX itself says nothing, and ours is the initial state. `given`: optional inputs by name.
+    """
+    if "lengths" not in given or not {"initial_h", "initial_c"} & given.keys():
+        return made
+    every, *last = made
+    first_axis = ctx.opset >= 14 and not ctx.node.domain and ctx.flag("layout")
+    lengths = given["lengths"]
+    batch = lengths.shape[0]
+    some = ctx.add(Greater(), lengths, ctx.constant(0, lengths.dtype))
+    some = ctx.reshape(some, *((batch, 1, 1) if first_axis else (1, batch, 1)))
+    return every, *(ctx.add(Where(), some, state, ctx.constant(0, state.dtype)) for state in last)
 
 
 _NAMES = ("bias", "lengths", "initial_h", "initial_c", "peepholes")
