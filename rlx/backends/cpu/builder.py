@@ -427,6 +427,11 @@ class Function:
         self.declare("llvm.prefetch.p0", "void", ["ptr", "i32", "i32", "i32"])
         self.do(f"call void @llvm.prefetch.p0(ptr {p}, i32 {int(write)}, i32 {locality}, i32 1)")
 
+    def keep_order(self, x: str) -> str:
+        """The vector x, computed before what is below reads or writes memory, in the order of instructions; no code."""
+        ty = self.type_of(x)
+        return self.op(f'call {ty} asm sideeffect "", "=v,0,~{{memory}}"({ty} {x})', ty)
+
     def atomic_load(self, ty: str, p: str, order: str = "acquire") -> str:
         return self.op(f"load atomic {ty}, ptr {p} {order}, align {size_of(ty)}", ty)
 

@@ -455,7 +455,7 @@ def _block(tile: gemm.Tile) -> Function:
         def rows_of(count: int, height: int, column: str, n: str) -> None:
             panel = f.gep(b, f.mul(f.lshr(column, width.bit_length() - 1), stride), ty)
             next_panel = f.gep(panel, f.mul(stride, max(count, 1)), ty)
-            ahead_step = f.mul(f.lshr(f.mul(pieces, run), 2), width)
+            ahead_step = f.mul(f.mul(pieces, f.and_(run, -tile.unroll)), tile.fetched // size_of(ty))
 
             def take_tile(state: list[str]) -> list[str]:
                 row, ahead = state
@@ -510,7 +510,7 @@ def _tile(tile: gemm.Tile, rows: int, panels: int) -> Function:
     ty, v, lanes, size = tile.scalar, tile.vector, tile.lanes, size_of(tile.scalar)
     per_panel = tile.width // lanes
     vectors = per_panel // 2 if panels == HALF else per_panel * panels
-    unroll = 4 if tile.unroll > 1 else 1
+    unroll = tile.unroll
     numbers = ("step", "pieces", "run")
     f = Function(
         f"rlx_direct_{tile.name}_{rows}x{panels or 'half'}",
@@ -540,8 +540,8 @@ def _tile(tile: gemm.Tile, rows: int, panels: int) -> Function:
 
     def steps(count: int, k: str, windows: list[str], state: list[str]) -> list[str]:
         b, ahead, acc = state[0], state[1], state[2:]
-        if count > 1:
-            f.prefetch(ahead, locality=2)
+        for line in range(0, count * tile.fetched if count > 1 else 0, 64):
+            f.prefetch(f.offset(ahead, line), locality=2)
         for i in range(count):
             panel = [b]
             for _ in range(max(panels, 1) - 1):
@@ -553,8 +553,10 @@ def _tile(tile: gemm.Tile, rows: int, panels: int) -> Function:
             for r in range(rows):
                 x = f.splat(f.load(ty, f.offset(f.gep(windows[r], k, ty), i * size)), lanes)
                 for j in range(vectors):
-                    acc[r * vectors + j] = f.fma(x, y[j], acc[r * vectors + j], v)
-        return [f.offset(b, count * tile.width * size), f.offset(ahead, 64) if count > 1 else ahead, *acc]
+                    total = f.fma(x, y[j], acc[r * vectors + j], v)
+                    acc[r * vectors + j] = tile.ordered(f, total) if count > 1 else total
+        coming = f.offset(ahead, count * tile.fetched) if count > 1 else ahead
+        return [f.offset(b, count * tile.width * size), coming, *acc]
 
     def piece(_: str, state: list[str]) -> list[str]:
         windows, inner = state[:rows], state[rows:]
@@ -562,11 +564,8 @@ def _tile(tile: gemm.Tile, rows: int, panels: int) -> Function:
         def typed(values: list[str]) -> list[tuple[str, str]]:
             return [("ptr", values[0]), ("ptr", values[1]), *((v, x) for x in values[2:])]
 
-        if unroll > 1:
-            inner = f.loop(0, whole, unroll, typed(inner), lambda k, s: steps(unroll, k, windows, s))
-            inner = f.loop(whole, "%run", 1, typed(inner), lambda k, s: steps(1, k, windows, s))
-        else:
-            inner = f.loop(0, "%run", 1, typed(inner), lambda k, s: steps(1, k, windows, s))
+        inner = f.loop(0, whole, unroll, typed(inner), lambda k, s: steps(unroll, k, windows, s))
+        inner = f.loop(whole, "%run", 1, typed(inner), lambda k, s: steps(1, k, windows, s))
         return [*(f.gep(p, "%step", ty) for p in windows), *inner]
 
     state: list[tuple[str, str]] = [("ptr", p) for p in (*starts, "%b", "%next")]

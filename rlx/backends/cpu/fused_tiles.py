@@ -59,7 +59,7 @@ class Matrix(Rows):
         return f.gep(self.a, f.mul(row, self.step), tile.scalar)
 
     def sums(self, f: Function, tile: Tile, row: str, count: int, panels: Panels, panel: str, ahead: str) -> list[str]:
-        size, step = size_of(tile.scalar), f.mul(self.step, size_of(tile.scalar))
+        step = f.mul(self.step, size_of(tile.scalar))
         # three rows to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
         lines = [self.at(f, tile, row)]
         for _ in range((count - 1) // 3):
@@ -77,11 +77,11 @@ class Matrix(Rows):
         def steps(unroll: int) -> Callable[[str, list[str]], list[str]]:
             def body(k: str, state: list[str]) -> list[str]:
                 ahead, acc = state[0], state[1:]
-                if unroll > 1:
-                    f.prefetch(ahead, locality=2)
+                for line in range(0, unroll * tile.fetched if unroll > 1 else 0, 64):
+                    f.prefetch(f.offset(ahead, line), locality=2)
                 at = [f.gep(p, f.mul(k, tile.width), tile.scalar) for p in pointers]
                 acc = _add(f, tile, [place(r, k) for r in range(count)], at, unroll, acc)
-                return [f.offset(ahead, 16 * size) if unroll > 1 else ahead, *acc]
+                return [f.offset(ahead, unroll * tile.fetched) if unroll > 1 else ahead, *acc]
 
             return body
 
@@ -154,7 +154,8 @@ def _add(f: Function, tile: Tile, rows: list[str], panels: list[str], count: int
         for i, row in enumerate(rows):
             x = f.splat(f.load(tile.scalar, f.offset(row, k * size)), tile.lanes)
             for j in range(vectors):
-                acc[i * vectors + j] = f.fma(x, b[j], acc[i * vectors + j], tile.vector)
+                total = f.fma(x, b[j], acc[i * vectors + j], tile.vector)
+                acc[i * vectors + j] = tile.ordered(f, total) if count > 1 else total
     return acc
 
 
@@ -185,7 +186,7 @@ def emit_tiles(
     top = Scope(1, None, {})
     emitter.hoist(finish.expr, frozenset((finish.channel, *finish.space)), top)
     touched = [finish.destination, *finish.streams()]
-    fetched = f.mul(f.lshr(panels.depth, 2), width)  # elements of B that a tile prefetches
+    fetched = f.mul(f.and_(panels.depth, -tile.unroll), tile.fetched // size_of(tile.scalar))  # elements, by a tile
 
     def some_panels(n: str, _: list[str]) -> None:
         panel = f.gep(panels.b, f.mul(f.div(n, width), panels.stride), tile.scalar)

@@ -40,8 +40,6 @@ __all__ = [
 DType = Literal["f32", "f64", "i32"]
 SCALARS = {"f32": "float", "f64": "double", "i32": "i32"}
 OPERANDS = [("ptr", "a"), ("i64", "lda"), ("ptr", "b"), ("i64", "stride"), ("ptr", "c"), ("i64", "ldc")]
-PREFETCHED = 16  # bytes of the panels to come that a tile prefetches each step of k
-FETCHES = 4  # tiles that prefetch a panel
 HALF = 0  # stands for half a panel, in counts of panels
 
 
@@ -105,15 +103,26 @@ class Tile:
 
     @property
     def unroll(self) -> int:
-        """Steps of k a turn of the loop.
+        """Steps of k a turn of the loop. LLVM regroups sums of integers of several steps until they spill."""
+        return 1 if self.dtype == "i32" else 4
 
-        LLVM hoists loads of unrolled 512-bit tiles until they spill, and does so when it regroups sums of integers.
-        """
-        return 1 if self.lanes * size_of(self.scalar) == 64 or self.dtype == "i32" else 4
+    def ordered(self, f: Function, x: str) -> str:
+        """A sum in an unrolled loop, computed before what is below is read: LLVM would spill 512-bit tiles else."""
+        return f.keep_order(x) if self.lanes * size_of(self.scalar) == 64 else x
 
     def unroll_of(self, rows: int, vectors: int) -> int:
         """Steps of k a turn of the loop of a tile: twice as many where all registers are in use."""
         return 2 * self.unroll if self.unroll > 1 and rows * vectors >= 12 and self.registers == 16 else self.unroll
+
+    @property
+    def fetched(self) -> int:
+        """Bytes of the panels to come that a tile prefetches each step of k."""
+        return 32 if self.lanes * size_of(self.scalar) == 64 else 16
+
+    @property
+    def fetches(self) -> int:
+        """Tiles that prefetch a panel."""
+        return 64 // self.fetched
 
     @property
     def single_rows(self) -> int:
@@ -258,7 +267,7 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
     unroll = tile.unroll_of(rows, vectors)
     step, line = f.mul("%lda", size), f.mul("%ldc", size)
     double_step = f.mul(step, 2)
-    fetched = f.mul(f.and_("%k", -unroll), PREFETCHED)
+    fetched = f.mul(f.and_("%k", -unroll), tile.fetched)
     b_pointers = ["%b"]
     for _ in range(panels - 1):
         b_pointers.append(f.gep(b_pointers[-1], "%stride", tile.b_scalar))
@@ -285,8 +294,8 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
                 for i in range(rows)
             ]
             for k in range(count):
-                if prefetches and k * PREFETCHED % 64 == 0:
-                    f.prefetch(f.offset(ahead, k * PREFETCHED), locality=2)
+                if prefetches and k * tile.fetched % 64 == 0:
+                    f.prefetch(f.offset(ahead, k * tile.fetched), locality=2)
                 places = [
                     f.offset(pb[j // per_panel], (k * tile.width + j % per_panel * lanes) * b_size)
                     for j in range(vectors)
@@ -302,10 +311,11 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
                 for i in range(rows):
                     x = f.splat(f.load(ty, f.offset(row_pointers[i], k * size)), lanes)
                     for j in range(vectors):
-                        acc[i * vectors + j] = multiply_add(f, x, held[j], acc[i * vectors + j], v)
+                        total = multiply_add(f, x, held[j], acc[i * vectors + j], v)
+                        acc[i * vectors + j] = tile.ordered(f, total) if count > 1 else total
             pa = [f.offset(p, count * size) for p in pa]
             pb = [f.offset(p, count * tile.width * b_size) for p in pb]
-            return [*pa, *pb, f.offset(ahead, PREFETCHED * count) if prefetches else ahead, *acc]
+            return [*pa, *pb, f.offset(ahead, tile.fetched * count) if prefetches else ahead, *acc]
 
         state: list[tuple[str, str]] = [("ptr", p) for p in [*a_pointers, *b_pointers, fetch]]
         state += [(v, "zeroinitializer")] * (rows * vectors)
@@ -319,8 +329,8 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
         below = f.offset(a, f.mul(step, rows))
         # the panels to come, and once they are there the next rows of A
         past = f.add(number, 1)
-        on = f.select(f.cmp("eq", past, FETCHES), "%later", f.offset(fetch, fetched), "ptr")
-        on = f.select(f.cmp("lt", past, 2 * FETCHES), on, below, "ptr")
+        on = f.select(f.cmp("eq", past, tile.fetches), "%later", f.offset(fetch, fetched), "ptr")
+        on = f.select(f.cmp("lt", past, 2 * tile.fetches), on, below, "ptr")
         return [below, f.offset(c, f.mul(line, rows)), on]
 
     f.loop(0, "%count", 1, [("ptr", "%a"), ("ptr", "%c"), ("ptr", "%next")], one_tile, runs=True)
@@ -411,7 +421,7 @@ def gemm_block(tile: Tile) -> Function:
 
                 def k_step(k0: str, _: list[str]) -> None:
                     k, more = f.min(block, f.sub("%k", k0)), f.cast("zext", f.cmp("gt", k0, 0), "i64")
-                    ahead = f.offset(coming, f.mul(k0, PREFETCHED))
+                    ahead = f.offset(coming, f.mul(k0, tile.fetched))
                     a, b = f.gep("%a", k0, ty), place(panel, k0)
                     f.call(
                         kernel(rows, count), [a, "%lda", b, "%stride", c, "%ldc", k, n, more, ahead, ahead, ("i64", 1)]
@@ -467,15 +477,15 @@ def gemm_block(tile: Tile) -> Function:
             coming = [place(f.add(at, p), start) for p in range(max(panels, 1))]
             over = f.and_(last, final)
 
-            quarter = f.mul(f.and_(k, -tile.unroll), PREFETCHED)
+            each = f.mul(f.and_(k, -tile.unroll), tile.fetched)
 
             def ahead(row: str | int, tiles: str | int) -> tuple[str, str]:
                 """What is to be prefetched after so many tiles: the panels to come, else the rows of A after `row`."""
                 below = f.gep(a, f.mul(row, lda), ty)
-                second = f.cmp("ge", tiles, FETCHES, "i64")
+                second = f.cmp("ge", tiles, tile.fetches, "i64")
                 panel = f.select(second, coming[-1], coming[0], "ptr")
-                place = f.offset(panel, f.mul(f.and_(tiles, FETCHES - 1, "i64"), quarter))
-                there = f.cmp("ge", tiles, max(panels, 1) * FETCHES, "i64")
+                place = f.offset(panel, f.mul(f.and_(tiles, tile.fetches - 1, "i64"), each))
+                there = f.cmp("ge", tiles, max(panels, 1) * tile.fetches, "i64")
                 return f.select(f.or_(over, there), below, place, "ptr"), f.select(over, below, coming[-1], "ptr")
 
             rest = f.rem("%rows", height)

@@ -266,35 +266,45 @@ class RingBody(Body):
         count = f.mul(f.sub(end, y), w[Plane.WIDTH])
         source = self.rows_of(own, f.add(first_row, y), f.add(first_row, end))
         out = f.gep(place.x, f.mul(f.and_(y, self.ring - 1), w[Plane.X_H]), "float")
-        tile = gemm.tile_for("f32", host().vector_bytes)
-        most = direct.ROWS if isinstance(source, fused_tiles.Windows) else tile.single_rows
-        tile = replace(tile, rows=min(tile.single_rows, most), panels=1)
+        most = direct.ROWS if isinstance(source, fused_tiles.Windows) else 12
         first, depth = self.first, more[RingWord.DEPTH]
+        panels = fused_tiles.Panels(more[RingWord.PANELS], f.mul(depth, WIDTH), depth)
 
-        def panel(c: str, _: list[str]) -> None:
-            panels = fused_tiles.Panels(more[RingWord.PANELS], f.mul(depth, WIDTH), depth)
-            b = f.gep(panels.b, f.mul(c, depth), "float")
-            shared: list[tuple[str, Scope]] = []
-            for j in range(WIDTH // tile.lanes):
-                at = f.add(c, j * tile.lanes)
-                scope = top.inner({first.channel: at}, tile.lanes, first.channel)
-                self.emitter.hoist(first.expr, frozenset(first.space), scope)
-                shared.append((at, scope))
+        def panels_from(tile: gemm.Tile) -> Callable[[str, list[str]], None]:
+            """All pixels in the channels of one tile's panels."""
 
-            def some_pixels(height: int, row: str) -> None:
-                ahead = source.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
-                sums = source.sums(f, tile, row, height, panels, b, ahead)
-                for r in range(height):
-                    pixel = f.gep(out, f.mul(f.add(row, r), w[Plane.X_W]), "float")
-                    for j, (at, scope) in enumerate(shared):
-                        text = first.value(self.emitter, scope.inner({}), sums[r * len(shared) + j], tile.lanes)
-                        f.store(text, f.gep(pixel, at, "float"))
+            def body(c: str, _: list[str]) -> None:
+                b = f.gep(panels.b, f.mul(c, depth), "float")
+                shared: list[tuple[str, Scope]] = []
+                for j in range(tile.panels * WIDTH // tile.lanes):
+                    at = f.add(c, j * tile.lanes)
+                    scope = top.inner({first.channel: at}, tile.lanes, first.channel)
+                    self.emitter.hoist(first.expr, frozenset(first.space), scope)
+                    shared.append((at, scope))
 
-            enough = f.cmp("ge", count, tile.rows)
-            tiled = f.select(enough, count, 0)
-            # the last one overlaps the one before it
-            f.loop(0, tiled, tile.rows, [], lambda i, _: some_pixels(tile.rows, f.min(i, f.sub(count, tile.rows))))
-            f.loop(tiled, count, 1, [], lambda i, _: some_pixels(1, i))
+                def some_pixels(height: int, row: str) -> None:
+                    ahead = source.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
+                    sums = source.sums(f, tile, row, height, panels, b, ahead)
+                    for r in range(height):
+                        pixel = f.gep(out, f.mul(f.add(row, r), w[Plane.X_W]), "float")
+                        for j, (at, scope) in enumerate(shared):
+                            text = first.value(self.emitter, scope.inner({}), sums[r * len(shared) + j], tile.lanes)
+                            f.store(text, f.gep(pixel, at, "float"))
 
-        f.loop(place.c0, place.c1, WIDTH, [], panel)
+                enough = f.cmp("ge", count, tile.rows)
+                tiled = f.select(enough, count, 0)
+                # the last one overlaps the one before it
+                f.loop(0, tiled, tile.rows, [], lambda i, _: some_pixels(tile.rows, f.min(i, f.sub(count, tile.rows))))
+                f.loop(tiled, count, 1, [], lambda i, _: some_pixels(1, i))
+
+            return body
+
+        wide = gemm.tile_for("f32", host().vector_bytes)
+        single = replace(wide, rows=min(wide.single_rows, most), panels=1)
+        paired = place.c0
+        if wide.lanes == WIDTH:  # a panel is one vector: two of them share what is read of the pixels
+            paired = f.sub(place.c1, f.and_(f.sub(place.c1, place.c0), WIDTH))
+            double = replace(wide, rows=min(wide.rows, most))
+            f.loop(place.c0, paired, 2 * WIDTH, [], panels_from(double))
+        f.loop(paired, place.c1, WIDTH, [], panels_from(single))
         return end

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from rlx.backends.cpu import gemm, vmath
-from rlx.backends.cpu.builder import size_of, vec
+from rlx.backends.cpu import gemm, jit, vmath
+from rlx.backends.cpu.builder import Module, size_of, vec
 from rlx.backends.cpu.cuts import Chunking, chunking, k_block
 from rlx.backends.cpu.gemm import (
     GemmWord,
@@ -321,3 +321,16 @@ def test_two_threads_get_equal_shares(shape):
     assert work == m * n
     assert cut.chunks >= 4
     assert -(-cut.chunks // 2) * cut.row_chunk * cut.panel_chunk * 16 <= 0.6 * m * n
+
+
+@pytest.mark.skipif(host().vector_bytes < 64, reason="needs AVX-512")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [5, 8, 12])
+def test_loops_of_512_bit_tiles_keep_their_sums_in_registers(dtype, rows):
+    kernel = gemm.micro_kernel(tile(dtype, 64), rows, 2)
+    code = jit.target_machine().emit_assembly(jit.llvm().parse_assembly(Module([kernel]).text()))
+    lines = code.splitlines()
+    steps = [i for i, line in enumerate(lines) if "vfmadd" in line]
+    stack = [i for i, line in enumerate(lines) if "zmm" in line and ("rsp" in line or "rbp" in line)]
+    assert len(steps) == 5 * 2 * rows  # four steps a turn, then one
+    assert not [i for i in stack if steps[0] <= i <= steps[-1]]
