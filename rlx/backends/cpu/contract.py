@@ -272,7 +272,8 @@ def emit(kernel: Kernel) -> KernelCode:
     m, n, k = anchor.m, anchor.n, anchor.k
     count = size_product(store.extents[:-2])
 
-    cut = once(ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch))
+    tiles = dtype is F32 and host().tiles
+    cut = once(ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles))
     words: list[Word] = [
         Pointer(anchor.a.source, a.constant * dtype.itemsize),
         a.coefs.get(row, 0),
@@ -291,6 +292,7 @@ def emit(kernel: Kernel) -> KernelCode:
         Scratch(),
         part(cut, "scratch"),
         part(cut, "copy_bytes"),
+        part(cut, "steps"),
         gemm.block_routine(tile),
     ]
     table = WordTable(words)

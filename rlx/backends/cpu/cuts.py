@@ -24,6 +24,18 @@ COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same ca
 K_BLOCK = 384  # steps of k of which a sum is made at most before it is added to others
 PRODUCT_BLOCK = 128  # the same in a matrix product: two panels of f32 then take 16 KB of L1
 PANEL_BYTES = 64  # of a row of a panel
+TILE_ROWS = 32  # of a square of sums in tile registers; see rlx.backends.cpu.tile_products
+TILE_STEP = 32  # steps of k of a tile of bf16
+TILE_PART = 2048  # bytes of a part of 32 rows, or of two panels, for such a step
+TILE_STEP_BYTES = 3 * TILE_PART
+TILE_BLOCK = 768  # steps of k that parts are made for at most before they are used: they stay in L2
+WIDTH = 16  # columns of a panel of f32
+MOST_BANDS = 8  # of 32 rows in a chunk, at most
+# nanoseconds for a step of k: to split 32 rows, for a square of sums, and to make parts of two panels
+SPLIT, SQUARE, FIRST_SQUARES = 125, 180, 400
+START_CHUNK = 2000  # nanoseconds
+SPREAD = 0.1  # of a chunk's time by which some take longer
+TILE_SPARE = 8192 + 128  # bytes: room for two squares of sums, and for the bits that are seen in two panels
 MIN_CHUNKS = 4
 MIN_PANELS = 4  # of a chunk of a product that has enough of them
 LOOP_COST = 400_000  # simple operations that one chunk of a nest should hold at least: some tens of microseconds
@@ -124,6 +136,19 @@ def k_block(k: int, most: int = PRODUCT_BLOCK) -> int:
     return max((-(-k // blocks) + 7) // 8 * 8, 8)
 
 
+def by_tiles(m: int, n: int, k: int) -> bool:
+    """Whether a product of f32 is computed by tile registers where there are any, rather than by fma."""
+    return m >= 24 and n >= 2 * WIDTH and k >= 2 * TILE_STEP
+
+
+def tile_room(rows: int, k: int) -> int:
+    """Bytes of scratch for the parts of so many rows of A, and of four panels, in products by tiles."""
+    blocks = max(-(-k // TILE_BLOCK), 1)
+    block = -(-k // blocks)
+    steps = -(-block // TILE_STEP)
+    return TILE_SPARE + (2 + -(-rows // TILE_ROWS)) * steps * TILE_STEP_BYTES
+
+
 @dataclass(frozen=True)
 class Chunking:
     """How a product is cut: chunk = (batch * row_blocks + row block) * panel_blocks + panel block."""
@@ -133,6 +158,7 @@ class Chunking:
     chunks: int
     copy_bytes: int  # for the COPY_BYTES word
     tile_bytes: int  # room for one block of C, if it goes to scratch
+    steps: int = PRODUCT_BLOCK  # for the STEPS word
 
 
 def row_limit(k: int, columns: int, size: int) -> int:
@@ -188,11 +214,36 @@ def _panel_chunk(panels: int, parts: int, blocks: int) -> int:
     return min(range(least, min(max(least * 3 // 2, least), panels) + 1), key=taken)
 
 
+@functools.lru_cache(1024)
+def tile_chunking(m: int, n: int, k: int, batch: int, threads: int = 1) -> Chunking:
+    """Cuts a product by tiles into chunks: squares of 32 x 32 sums as far as there are, with which threads are done
+    soonest; of up to `FEW_THREADS` all numbers are looked at, so that they have the same chunks.
+    """
+    bands, pairs, steps = -(-m // TILE_ROWS), -(-n // (2 * WIDTH)), -(-k // TILE_STEP)
+    counts = (1, 2, 4) if threads <= FEW_THREADS else (threads,)
+    best, found = float("inf"), (bands, pairs)
+    for row_blocks in range(-(-bands // MOST_BANDS), bands + 1):
+        some = -(-bands // row_blocks)
+        for across in range(1, pairs + 1):
+            columns = -(-pairs // across)
+            chunks = batch * -(-bands // some) * -(-pairs // columns)
+            made = max(columns - 1, 0) * max(SQUARE * some, FIRST_SQUARES) + SQUARE * some + FIRST_SQUARES
+            a_chunk = START_CHUNK + steps * (some * SPLIT + made)
+            time = sum(t * (-(-chunks // t) + SPREAD) * a_chunk for t in counts)
+            if time < best:
+                best, found = time, (some, columns)
+    row_chunk, panel_chunk = found[0] * TILE_ROWS, 2 * found[1]
+    chunks = batch * -(-m // row_chunk) * -(-n // (panel_chunk * WIDTH)) if m and n else 0
+    row_chunk = min(row_chunk, max(m, 1))
+    return Chunking(row_chunk, panel_chunk, chunks, tile_room(row_chunk, k), row_chunk * panel_chunk * 64, 0)
+
+
 @dataclass(frozen=True)
 class ProductParts:
     row_chunk: int
     panel_chunk: int
     copy_bytes: int
+    steps: int
     scratch: int
     chunks: int
 
@@ -201,7 +252,7 @@ class ProductParts:
 class ProductCut:
     """The chunks of a product [m, k] x [k, n], `count` of them, of elements of `size` bytes; `shape` is the result's.
 
-    `to_scratch`: a block of the result goes there before it is stored.
+    `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
     """
 
     m: Size
@@ -211,14 +262,18 @@ class ProductCut:
     size: int
     shape: Shape
     to_scratch: bool
+    tiles: bool = False
 
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
         threads = max(thread_count(extents), FEW_THREADS)  # up to so many it is one entry of the table
-        made = chunking(rows, columns, depth, matrices, self.size, threads)
+        if self.tiles and by_tiles(rows, columns, depth):
+            made = tile_chunking(rows, columns, depth, matrices, threads)
+        else:
+            made = chunking(rows, columns, depth, matrices, self.size, threads)
         scratch = _aligned(made.copy_bytes + (made.tile_bytes if self.to_scratch else 0))
         chunks = made.chunks if all(evaluate(s, extents) for s in self.shape) else 0
-        return ProductParts(made.row_chunk, made.panel_chunk, made.copy_bytes, scratch, chunks)
+        return ProductParts(made.row_chunk, made.panel_chunk, made.copy_bytes, made.steps, scratch, chunks)
 
 
 def _aligned(count: int) -> int:

@@ -5,7 +5,8 @@ panels follow one another, so the layout is [ceil(N / width)][K][width] for one 
 and written in place with any row stride; nothing outside them is touched.
 
 Every element of C is a chain of fma over k within a block of `k_block(K, most)` steps; blocks are added up in order.
-That order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights.
+That order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights. The same
+is true of products by tile registers, in another order; which of both it is depends on M, K and N (`cuts.by_tiles`).
 
 In an "i32" product an element of A or B is a pair of i16, neighbours along k, and an element of C the i32 sum of the
 products of both: one instruction on x86, exact for all values (the usual one for 8-bit operands saturates).
@@ -18,8 +19,9 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Literal
 
+from rlx.backends.cpu import tile_products
 from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, vec, width
-from rlx.backends.cpu.cuts import COPY_PAD, PRODUCT_BLOCK
+from rlx.backends.cpu.cuts import COPY_PAD
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.words import Routine
 from rlx.records import dataclass, replace
@@ -63,8 +65,9 @@ class GemmWord(IntEnum):
     SCRATCH = 14
     SCRATCH_STRIDE = 15
     COPY_BYTES = 16  # room at the start of a worker's scratch for a copy of its rows of A; 0 reads A in place
-    BLOCK = 17  # address of `block_routine`
-    EPILOGUE = 18  # first word of the epilogue
+    STEPS = 17  # of k in a block, at most; 0: by tiles, with COPY_BYTES for what they need
+    BLOCK = 18  # address of `block_routine`
+    EPILOGUE = 19  # first word of the epilogue
 
 
 @dataclass(frozen=True)
@@ -370,8 +373,13 @@ def put_tile(f: Function, tile: Tile, vectors: int, acc: list[str], c_rows: list
 
 @functools.cache
 def block_routine(tile: Tile) -> Routine:
-    """The code of `gemm_block`, compiled once a machine; kernels call it through a word that holds its address."""
+    """The code of `gemm_block`, compiled once a machine; kernels call it through a word that holds its address.
+
+    Where there are tile registers, products of f32 with a `most` of 0 are computed with them: see `tile_products`.
+    """
     block = gemm_block(tile)
+    if host().tiles and tile.dtype == "f32" and tile.lanes == tile.width:
+        block = tile_products.with_tiles(block)
     return Routine(block.name, Module([block]).text())
 
 
@@ -602,7 +610,7 @@ def gemm_kernel(
             f.sub(m1, m0),
             f.sub(n1, n0),
             k,
-            ("i64", PRODUCT_BLOCK),
+            w[GemmWord.STEPS],
             copy,
         ],
     )

@@ -86,7 +86,7 @@ def words_of(a, packed, c, n, cut, scratch, extra=(), b_batch=None, vector_bytes
     lda, a_batch = a.strides[1] // size, a.strides[0] // size
     ldc, c_batch = c.strides[1] // size, c.strides[0] // size
     words = [a.ctypes.data, lda, a_batch, packed.ctypes.data, panel_batch, c.ctypes.data, ldc, c_batch, m, n, k, batch]
-    words += [cut.row_chunk, cut.panel_chunk, scratch.ctypes.data, scratch.nbytes, cut.copy_bytes]
+    words += [cut.row_chunk, cut.panel_chunk, scratch.ctypes.data, scratch.nbytes, cut.copy_bytes, cut.steps]
     return np.array([*words, block("f32" if size == 4 else "f64", vector_bytes)[1], *extra])
 
 

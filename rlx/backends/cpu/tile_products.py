@@ -1,0 +1,481 @@
+"""Products of f32 by the tile registers of AMX, which multiply bf16 and add up in f32.
+
+A number is the sum of three bf16, exactly: x = high + middle + low. Of the nine products of the parts of two numbers
+six are made: high * high, high * middle, middle * high, middle * middle, high * low and low * high; what is left out
+is below 2^-22 of the product. Each element of C is one chain of sums, step by step of `STEP` along k, and depends on K
+only: neither on M, nor on chunks, threads or blocks of k. With finite operands its error is at most
+
+    (K + 8) 2^-24 sum |a| |b|  +  K 2^-60 max |a| max |b|
+
+(the largest of its row of A and column of B), and like that of a chain of fma some 2^-24 sum |a| |b| in practice.
+
+What tiles can't do is done anew by fma, element by element: where a sum is infinite or not a number, which operands
+that are lead to, and where all of a row of A or column of B is below `SMALL` but not zero, for tiles take denormals
+for zeros and low parts of smaller numbers are. The latter get a nan among their parts, so that one look at each sum
+once it leaves the tiles finds all of them; it costs some 1 % where K is a few hundred.
+
+Rows of A are split before they are used. The weights stay panels of f32, as other routines read them; the parts of the
+next two panels are made while the tiles compute with those of the current ones, by instructions that have nothing to
+do meanwhile, in the order in which they lie in memory, so that their way from there is hidden as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.backends.cpu import amx
+from rlx.backends.cpu.builder import Function
+from rlx.backends.cpu.cuts import (
+    PRODUCT_BLOCK,
+    TILE_BLOCK,
+    TILE_PART,
+    TILE_ROWS,
+    TILE_SPARE,
+    TILE_STEP,
+    TILE_STEP_BYTES,
+)
+
+__all__ = ["ARGUMENTS", "with_tiles"]
+
+ARGUMENTS = [
+    *[("ptr", "a"), ("i64", "lda"), ("ptr", "b"), ("i64", "stride"), ("ptr", "c"), ("i64", "ldc")],
+    *[("i64", "rows"), ("i64", "columns"), ("i64", "k")],
+]
+WORDS, FLOATS = "<16 x i32>", "<16 x float>"
+HIGH = 0xFFFF0000 - (1 << 32)  # the bits of a float that are a bf16
+SMALL = 0x60000000  # a float with one of these bits is at least 2^-63
+POISON = 0x7FC07FC0  # two nans
+PANEL = 1024  # bytes of 16 rows of a panel, and of a tile
+AHEAD = 4096  # bytes of a panel by which it is fetched before its parts are made
+SHARES = (16, 8, 4, 2, 1)  # pairs of rows of both panels whose parts are made in a step
+
+
+def with_tiles(fma: Function) -> Function:
+    """The block routine `fma` (see `gemm.gemm_block`) of f32, which computes by tiles where `most` is 0.
+
+    `copy` then is room of `cuts.tile_room(rows, k)` bytes.
+    """
+    f = Function(f"{fma.name}_tiles", [*ARGUMENTS, ("i64", "most"), ("ptr", "copy")], attrs="nounwind noinline")
+    names = [f"%{name}" for _, name in ARGUMENTS]
+    tiles = f.and_(f.cmp("eq", "%most", 0), f.cmp("gt", "%k", 0))
+    most = f.select(f.cmp("eq", "%most", 0), PRODUCT_BLOCK, "%most")
+    f.if_(
+        tiles, lambda: void(f.call(_block(fma), [*names, "%copy"])), lambda: void(f.call(fma, [*names, most, "%copy"]))
+    )
+    f.ret()
+    return f
+
+
+def void(_: object) -> None:
+    """Drops a value, for callbacks that return none."""
+
+
+def _block(fma: Function) -> Function:
+    f = Function("rlx_tile_block", [*ARGUMENTS, ("ptr", "room")], internal=True, attrs="nounwind noinline")
+    split, begin, finish, check, again = _split_rows(), _parts_of_panels(), _finish_panels(), _is_finite(), _again(fma)
+    squares = {(share, tall): _square(share, tall) for share in SHARES for tall in (True, False)}
+    fetch, put = _copy("fetch"), _copy("put")
+    blocks = f.div(f.add("%k", TILE_BLOCK - 1), TILE_BLOCK)
+    block = f.and_(f.add(f.div(f.sub(f.add("%k", blocks), 1), blocks), TILE_STEP - 1), -TILE_STEP)
+    bands = f.lshr(f.add("%rows", TILE_ROWS - 1), 5)
+    size = f.mul(f.lshr(block, 5), TILE_STEP_BYTES)  # of the parts of 32 rows, or of two panels
+    spill, sums, seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
+    first = f.offset("%room", TILE_SPARE)
+    second = f.offset(first, size)
+    parts = f.offset(second, size)
+    line = f.shl("%ldc", 2)
+    share = f.div(f.add(bands, 15), bands)  # pairs a step, at least
+    amx.configure(f)
+
+    def two_panels(column: str | int, k0: str) -> tuple[str, str]:
+        """Where they go on at step k0; the second is the first again where there is none."""
+        place = f.gep("%b", f.add(f.mul(f.lshr(column, 4, "i64"), "%stride"), f.shl(k0, 4)), "float")
+        there = f.cmp("lt", f.add(column, 16, "i64"), "%columns")
+        return place, f.gep(place, f.select(there, "%stride", 0), "float")
+
+    def some_steps(k0: str, _: list[str]) -> None:
+        k = f.min(block, f.sub("%k", k0))
+        steps, pairs = f.lshr(f.add(k, TILE_STEP - 1), 5), f.shl(f.lshr(k, 5), 4)
+        final, more = f.cmp("ge", f.add(k0, k), "%k"), f.cmp("gt", k0, 0)
+        add = f.cast("zext", more, "i64")
+        f.call(split, [f.gep("%a", k0, "float"), "%lda", "%rows", k, parts])
+        p0, p1 = two_panels(0, k0)
+        f.call(begin, [p0, p1, first, pairs, seen])
+        f.call(finish, [p0, p1, first, k, seen])
+
+        def columns(column: str, state: list[str]) -> list[str]:
+            here, there = state
+            following = f.add(column, 32)
+            coming = f.cmp("lt", following, "%columns")
+            p0, p1 = two_panels(following, k0)
+            wanted = f.select(coming, pairs, 0)
+            width = f.min(f.sub("%columns", column), 32)
+            for i in range(2):
+                f.store("zeroinitializer", f.offset(seen, 64 * i), ty=WORDS)
+
+            def band(number: str, state: list[str]) -> list[str]:
+                (done,) = state
+                row = f.shl(number, 5)
+                height = f.min(f.sub("%rows", row), TILE_ROWS)
+                tall = f.cmp("gt", height, 16)
+                whole = f.and_(f.cmp("eq", width, 32), f.cmp("eq", f.and_(height, 15), 0))
+                c = f.gep("%c", f.add(f.mul(row, "%ldc"), column), "float")
+                target, step = f.select(whole, c, spill, "ptr"), f.select(whole, line, 128)
+                outside = f.xor(whole, 1)
+                f.if_(f.and_(outside, more), lambda: void(f.call(fetch, [c, "%ldc", spill, height, width])))
+                a = f.offset(parts, f.mul(number, f.mul(steps, TILE_STEP_BYTES)))
+
+                def by(pairs: int) -> Callable[[], None]:
+                    args = [a, here, steps, target, step, add, p0, p1, there, done, wanted, seen]
+                    return lambda: void(
+                        f.if_(
+                            tall,
+                            lambda: void(f.call(squares[pairs, True], args)),
+                            lambda: void(f.call(squares[pairs, False], args)),
+                        )
+                    )
+
+                taken = _choose(f, share, by)
+
+                def is_done() -> None:
+                    bad = f.call(check, [target, step, f.select(tall, 32, 16)])
+
+                    def anew() -> None:
+                        top = f.gep("%a", f.mul(row, "%lda"), "float")
+                        panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), "float")
+                        f.call(again, [top, "%lda", panel, "%stride", target, step, height, width, "%k", sums])
+
+                    f.if_(f.cmp("ne", bad, 0), anew)
+
+                f.if_(final, is_done)
+                f.if_(outside, lambda: void(f.call(put, [c, "%ldc", spill, height, width])))
+                return [f.add(done, f.mul(steps, taken))]
+
+            f.loop(0, bands, 1, [("i64", 0)], band, runs=True)
+            f.if_(coming, lambda: void(f.call(finish, [p0, p1, there, k, seen])))
+            return [there, here]
+
+        f.loop(0, "%columns", 32, [("ptr", first), ("ptr", second)], columns)
+
+    f.loop(0, "%k", block, [], some_steps)
+    amx.release(f)
+    f.ret()
+    return f
+
+
+def _choose(f: Function, share: str, by: Callable[[int], Callable[[], None]]) -> str:
+    """Runs the code for the fewest of `SHARES` that are at least `share`, and tells how many they are."""
+    taken: str = f.select(f.cmp("le", share, SHARES[1]), SHARES[1], SHARES[0])
+    for count in SHARES[2:]:
+        taken = f.select(f.cmp("le", share, count), count, taken)
+    f.switch(taken, {count: by(count) for count in SHARES})
+    return taken
+
+
+def _square(share: int, tall: bool) -> Function:
+    """32 x 32 sums (16 x 32 unless `tall`) over some steps, while parts are made for the next ones.
+
+    `(ptr a, ptr b, i64 steps, ptr c, i64 line, i64 add, ptr p0, ptr p1, ptr out, i64 done, i64 wanted, ptr seen)`: `a`
+    and `b` are parts, `line` is the bytes from row to row of C, `add` whether C is added to; of the `wanted` pairs of
+    rows of the panels p0 and p1 `done` have their parts, and those of the next `share` a step are put to `out`.
+    """
+    f = Function(
+        f"rlx_square_{share}{'' if tall else '_low'}",
+        [
+            *[("ptr", "a"), ("ptr", "b"), ("i64", "steps"), ("ptr", "c"), ("i64", "line"), ("i64", "add")],
+            *[("ptr", "p0"), ("ptr", "p1"), ("ptr", "out"), ("i64", "done"), ("i64", "wanted"), ("ptr", "seen")],
+        ],
+        internal=True,
+        attrs="nounwind noinline",
+    )
+    rows = (0, 1) if tall else (0,)
+    below = f.offset("%c", f.shl("%line", 4))
+    places = [(2 * r + j, f.offset("%c" if r == 0 else below, 64 * j)) for r in rows for j in (0, 1)]
+
+    def load_sums() -> None:
+        for t, p in places:
+            amx.load(f, t, p, "%line")
+
+    def no_sums() -> None:
+        for t, _ in places:
+            amx.zero(f, t)
+
+    f.if_(f.cmp("ne", "%add", 0), load_sums, no_sums)
+
+    def step(a: str, b: str, make: Callable[[int], None] | None) -> None:
+        def left(part: int) -> None:
+            for r in rows:
+                amx.load(f, 4 + r, f.offset(a, part * TILE_PART + r * PANEL), 64)
+
+        def right(part: int) -> None:
+            for j in (0, 1):
+                amx.load(f, 6 + j, f.offset(b, part * TILE_PART + j * PANEL), 64)
+
+        before = (-1, -1)
+        # small ones first, and so that one pair of tiles stays from each to the next
+        for number, (pa, pb) in enumerate(((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))):
+            if pa != before[0]:
+                left(pa)
+            if pb != before[1]:
+                right(pb)
+            before = pa, pb
+            for r in rows:
+                for j in (0, 1):
+                    amx.dot(f, "tdpbf16ps", 2 * r + j, 4 + r, 6 + j)
+            if make:
+                for i in range(share * number // 6, share * (number + 1) // 6):
+                    make(i)
+
+    def making(_: str, state: list[str]) -> list[str]:
+        a, b, done, *seen = state
+        chunk, row = f.lshr(done, 4), f.and_(done, 15)
+        source = f.shl(f.add(done, f.shl(chunk, 4)), 6)  # a step is 32 rows, each of its pairs one of the first 16
+        target = f.offset("%out", f.add(f.mul(chunk, TILE_STEP_BYTES), f.shl(row, 6)))
+        panels = [f.offset(p, source) for p in ("%p0", "%p1")]
+
+        def make(i: int) -> None:
+            for j, p in enumerate(panels):
+                at = f.offset(p, 64 * i)
+                f.prefetch(f.offset(at, AHEAD), locality=2)
+                f.prefetch(f.offset(at, AHEAD + PANEL), locality=2)
+                x, y = (f.load(WORDS, q) for q in (at, f.offset(at, PANEL)))
+                seen[j] = _parts(f, x, y, f.offset(target, PANEL * j + 64 * i), seen[j], exact=False)
+
+        step(a, b, make)
+        return [f.offset(a, TILE_STEP_BYTES), f.offset(b, TILE_STEP_BYTES), f.add(done, share), *seen]
+
+    def plain(_: str, state: list[str]) -> list[str]:
+        step(state[0], state[1], None)
+        return [f.offset(p, TILE_STEP_BYTES) for p in state]
+
+    busy = f.max(f.min(f.div(f.sub("%wanted", "%done"), share), "%steps"), 0)
+    seen = [(WORDS, f.load(WORDS, f.offset("%seen", 64 * j))) for j in (0, 1)]
+    a, b, _, *after = f.loop(0, busy, 1, [("ptr", "%a"), ("ptr", "%b"), ("i64", "%done"), *seen], making)
+    for j in (0, 1):
+        f.store(after[j], f.offset("%seen", 64 * j))
+    f.loop(busy, "%steps", 1, [("ptr", a), ("ptr", b)], plain)
+    for t, p in places:
+        amx.store(f, t, p, "%line")
+    f.ret()
+    return f
+
+
+def _parts(f: Function, x: str, y: str, out: str, seen: str, *, exact: bool) -> str:
+    """Puts the parts of two vectors of f32 (as words), lane by lane the first in the lower half of a word.
+
+    Returns what bits are seen in any of them. `exact` rounds to the nearest, which is somewhat better and slower than
+    to cut off.
+    """
+    seen = f.or_(f.or_(seen, x), y)
+    for part in range(3):
+        # the low part needs no rounding: it has no more bits, or is a denormal
+        high = [f.and_(f.add(v, 0x8000) if exact and part < 2 else v, HIGH) for v in (x, y)]
+        f.store(f.or_(f.lshr(high[0], 16), high[1]), f.offset(out, part * TILE_PART))
+        if part < 2:
+            x, y = (
+                f.cast("bitcast", f.sub(f.cast("bitcast", v, FLOATS), f.cast("bitcast", h, FLOATS)), WORDS)
+                for v, h in zip((x, y), high, strict=True)
+            )
+    return seen
+
+
+def _split_rows() -> Function:
+    """The parts of rows of A: of 32 rows one step of k after the other, as `_square` reads them.
+
+    `(ptr a, i64 lda, i64 rows, i64 k, ptr out)`. A step that is not whole ends with zeros; beyond the last row, which
+    tiles need 16 of, it comes again.
+    """
+    f = Function(
+        "rlx_split_rows",
+        [("ptr", "a"), ("i64", "lda"), ("i64", "rows"), ("i64", "k"), ("ptr", "out")],
+        internal=True,
+        attrs="nounwind noinline",
+    )
+    together = 4
+    whole = f.and_("%k", -TILE_STEP)
+    size = f.mul(f.lshr(f.add("%k", TILE_STEP - 1), 5), TILE_STEP_BYTES)
+    last = f.sub("%rows", 1)
+
+    def some_rows(row: str, _: list[str]) -> None:
+        lines = [f.gep("%a", f.mul(f.min(f.add(row, i), last), "%lda"), "float") for i in range(together)]
+        out = f.offset("%out", f.mul(f.lshr(row, 5), size))
+        out = f.offset(out, f.shl(f.and_(row, 31), 6))
+
+        def one_step(k: str, state: list[str]) -> list[str]:
+            target, *seen = state
+            for i, line in enumerate(lines):
+                p = f.gep(line, k, "float")
+                x, y = (f.load(WORDS, q) for q in (p, f.offset(p, 64)))
+                seen[i] = _parts(f, x, y, f.offset(target, 64 * i), seen[i], exact=True)
+            return [f.offset(target, TILE_STEP_BYTES), *seen]
+
+        none = [(WORDS, "zeroinitializer")] * together
+        target, *seen = f.loop(0, whole, TILE_STEP, [("ptr", out), *none], one_step)
+
+        def rest() -> list[str]:
+            left = f.sub("%k", whole)
+            masks = [f.mask_below(f.sub(left, 16 * i), 16) for i in (0, 1)]
+            found = []
+            for i, line in enumerate(lines):
+                p = f.gep(line, whole, "float")
+                x, y = (f.masked_load(WORDS, f.offset(p, 64 * j), masks[j]) for j in (0, 1))
+                found.append(_parts(f, x, y, f.offset(target, 64 * i), seen[i], exact=True))
+            return found
+
+        seen = f.if_(f.cmp("lt", whole, "%k"), rest, lambda: list(seen))
+        for i, bits in enumerate(seen):
+            any_ = f.and_(f.reduce(bits, f.or_), 0x7FFFFFFF)
+            small = f.and_(f.cmp("ne", any_, 0), f.cmp("eq", f.and_(any_, SMALL), 0))
+            f.if_(small, lambda i=i: f.store(POISON, f.offset(out, 64 * i), ty="i32"))  # type: ignore[misc]
+
+    f.loop(0, f.and_(f.add("%rows", 15), -16), together, [], some_rows)
+    f.ret()
+    return f
+
+
+def _parts_of_panels() -> Function:
+    """The parts of whole steps of the first two panels, which no tiles are computed beside.
+
+    `(ptr p0, ptr p1, ptr out, i64 pairs, ptr seen)`.
+    """
+    f = Function(
+        "rlx_split_panels",
+        [("ptr", "p0"), ("ptr", "p1"), ("ptr", "out"), ("i64", "pairs"), ("ptr", "seen")],
+        internal=True,
+        attrs="nounwind noinline",
+    )
+
+    def pair(done: str, seen: list[str]) -> list[str]:
+        chunk = f.lshr(done, 4)
+        source = f.shl(f.add(done, f.shl(chunk, 4)), 6)
+        target = f.offset("%out", f.add(f.mul(chunk, TILE_STEP_BYTES), f.shl(f.and_(done, 15), 6)))
+        for j, p in enumerate(("%p0", "%p1")):
+            at = f.offset(p, source)
+            x, y = (f.load(WORDS, q) for q in (at, f.offset(at, PANEL)))
+            seen[j] = _parts(f, x, y, f.offset(target, PANEL * j), seen[j], exact=False)
+        return seen
+
+    for j, bits in enumerate(f.loop(0, "%pairs", 1, [(WORDS, "zeroinitializer")] * 2, pair)):
+        f.store(bits, f.offset("%seen", 64 * j))
+    f.ret()
+    return f
+
+
+def _finish_panels() -> Function:
+    """The last step of two panels, where it is not whole, and nans in the columns that are too small.
+
+    `(ptr p0, ptr p1, ptr out, i64 k, ptr seen)`.
+    """
+    f = Function(
+        "rlx_finish_panels",
+        [("ptr", "p0"), ("ptr", "p1"), ("ptr", "out"), ("i64", "k"), ("ptr", "seen")],
+        internal=True,
+        attrs="nounwind noinline",
+    )
+    whole = f.and_("%k", -TILE_STEP)
+    left = f.sub("%k", whole)
+    out = f.offset("%out", f.mul(f.lshr("%k", 5), TILE_STEP_BYTES))
+
+    def last_step() -> None:
+        for j, p in enumerate(("%p0", "%p1")):
+            source = f.gep(p, f.shl(whole, 4), "float")
+
+            def pair(i: str, state: list[str], source: str = source, j: int = j) -> list[str]:
+                at = f.offset(source, f.shl(i, 6))
+
+                def row(number: str, q: str) -> str:
+                    there = f.cmp("lt", number, left)
+                    return f.if_(there, lambda: [f.load(WORDS, q)], lambda: [(WORDS, "zeroinitializer")])[0]
+
+                x, y = row(i, at), row(f.add(i, 16), f.offset(at, PANEL))
+                target = f.offset(out, f.add(f.shl(i, 6), PANEL * j))
+                return [_parts(f, x, y, target, state[0], exact=False)]
+
+            place = f.offset("%seen", 64 * j)
+            (bits,) = f.loop(0, 16, 1, [(WORDS, f.load(WORDS, place))], pair)
+            f.store(bits, place)
+
+    f.if_(f.cmp("gt", left, 0), last_step)
+    for j in (0, 1):
+        bits = f.and_(f.load(WORDS, f.offset("%seen", 64 * j)), 0x7FFFFFFF)
+        small = f.and_(f.cmp("ne", bits, 0), f.cmp("eq", f.and_(bits, SMALL), 0))
+        place = f.offset("%out", PANEL * j)
+        f.store(f.select(small, f.splat(POISON, 16, "i32"), f.load(WORDS, place)), place)
+    f.ret()
+    return f
+
+
+def _is_finite() -> Function:
+    """0 where all of 32 columns are finite: `(ptr c, i64 line, i64 rows)`, an even number of rows."""
+    f = Function(
+        "rlx_is_finite",
+        [("ptr", "c"), ("i64", "line"), ("i64", "rows")],
+        "i32",
+        internal=True,
+        attrs="nounwind noinline",
+    )
+
+    def rows(_: str, state: list[str]) -> list[str]:
+        p, sums = state[0], state[1:]
+        for i in range(4):
+            x = f.load(FLOATS, f.offset(p, 64 * (i % 2)))
+            sums[i] = f.fma(x, 0.0, sums[i])  # a nan where x is infinite or one
+            if i % 2:
+                p = f.offset(p, "%line")
+        return [p, *sums]
+
+    sums = f.loop(0, "%rows", 2, [("ptr", "%c"), *[(FLOATS, "zeroinitializer")] * 4], rows, runs=True)[1:]
+    total = f.add(f.add(sums[0], sums[1]), f.add(sums[2], sums[3]))
+    bad = f.cast("bitcast", f.cmp("uno", total, 0.0), "i16")
+    f.ret(f.cast("zext", bad, "i32"))
+    return f
+
+
+def _again(fma: Function) -> Function:
+    """Sums that are not finite are computed anew by fma.
+
+    `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 line, i64 rows, i64 columns, i64 k, ptr sums)`.
+    """
+    f = Function(
+        "rlx_again",
+        [*ARGUMENTS[:5], ("i64", "line"), *ARGUMENTS[6:], ("ptr", "sums")],
+        internal=True,
+        attrs="nounwind noinline cold",
+    )
+    sizes = ["%rows", "%columns", "%k"]
+    f.call(fma, ["%a", "%lda", "%b", "%stride", "%sums", 32, *sizes, ("i64", PRODUCT_BLOCK), ("ptr", "null")])
+
+    def row(i: str, _: list[str]) -> None:
+        for j in (0, 1):
+            old, new = f.offset("%c", f.add(f.mul(i, "%line"), 64 * j)), f.offset("%sums", f.add(f.shl(i, 7), 64 * j))
+            x = f.load(FLOATS, old)
+            finite = f.cmp("lt", f.intrinsic("fabs", x), float("inf"))
+            f.store(f.select(finite, x, f.load(FLOATS, new)), old)
+
+    f.loop(0, "%rows", 1, [], row)
+    f.ret()
+    return f
+
+
+def _copy(name: str) -> Function:
+    """Between C and a square of 32 x 32: `(ptr c, i64 ldc, ptr square, i64 rows, i64 columns)`."""
+    f = Function(
+        f"rlx_square_{name}",
+        [("ptr", "c"), ("i64", "ldc"), ("ptr", "square"), ("i64", "rows"), ("i64", "columns")],
+        internal=True,
+        attrs="nounwind noinline",
+    )
+    masks = [f.mask_below(f.sub("%columns", 16 * j), 16) for j in (0, 1)]
+
+    def row(i: str, _: list[str]) -> None:
+        line, own = f.gep("%c", f.mul(i, "%ldc"), "float"), f.offset("%square", f.shl(i, 7))
+        for j in (0, 1):
+            p, q = f.offset(line, 64 * j), f.offset(own, 64 * j)
+            if name == "fetch":
+                f.store(f.masked_load(FLOATS, p, masks[j]), q)
+            else:
+                f.masked_store(f.load(FLOATS, q), p, masks[j])
+
+    f.loop(0, "%rows", 1, [], row)
+    f.ret()
+    return f
