@@ -52,7 +52,10 @@ type named: strings, FLOAT8E4M3FNUZ, FLOAT8E5M2FNUZ, FLOAT8E8M0, INT2, UINT2, FL
 - Sizes that data decide (NonZero, NonMaxSuppression, Reshape by computed shapes ...) are dims named after the output,
   `boxes.count`; `dims={"boxes.count": (0, 300)}` bounds them.
 - Random ops draw by their own counter-based generator from the node's seed, or its name where it has none.
-- ZipMap gives the tensor of probabilities. For string labels a classifier gives the number of the class, and a note.
+- ZipMap gives the tensor of probabilities. Strings that a model holds and looks up (labels of a classifier, values of
+  a LabelEncoder, elements that ArrayFeatureExtractor takes out) are given as their numbers, in the order in which the
+  file has them, with a note that lists them. Strings as inputs are refused.
+- LSTM, GRU and RNN give 0 as the last states of a sequence of length 0, as ONNX Runtime does; ONNX says nothing.
 - MatMulNBits dequantises its weights; QLinear ops of com.microsoft compute in f32 between. DynamicQuantizeLSTM rounds
   where ONNX Runtime does, bit for bit, but for its functions: those are computed in f64 and rounded once.
 

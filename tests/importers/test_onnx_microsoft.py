@@ -133,6 +133,8 @@ def group_query(new: int, past: int, total: int, ends: Sequence[int], **attribut
 
 QUANT = (S1(0.1), np.uint8(3))
 CASES = {
+    "cdist": case("CDist", f32(4, 6), f32(3, 6), metric="euclidean"),
+    "cdist squared": case("CDist", f32(4, 6).astype(np.float64), f32(3, 6).astype(np.float64), metric="sqeuclidean"),
     "fused_matmul_batch_behind": case("FusedMatMul", f32(4, 2, 3), f32(2, 3, 5), transBatchA=1, alpha=0.5),
     "fused_matmul_batches_behind": case(
         "FusedMatMul", f32(4, 2, 3), f32(5, 2, 3), transBatchA=1, transBatchB=1, transB=1

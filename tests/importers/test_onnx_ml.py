@@ -264,6 +264,67 @@ def test_string_labels_become_the_numbers_of_the_classes(tmp_path: Path) -> None
     assert not preflight(path).notes
 
 
+TEXTS = np.array(["cat", "dog", "cat", "eel"], object)
+LOOKED_UP = {  # op, opset of ai.onnx.ml, inputs, attributes, the strings in the order of their numbers
+    "labels by place": ("ArrayFeatureExtractor", 3, [TEXTS, np.array([3, 0, 2, 1])], {}, ["cat", "dog", "eel"]),
+    "labels by a row": ("ArrayFeatureExtractor", 3, [TEXTS[None], np.array([1])], {}, ["cat", "dog", "eel"]),
+    "encoded": (
+        "LabelEncoder", 2, [np.array([4, 2, 9, 3])],
+        {"keys_int64s": [2, 3, 4], "values_strings": ["b", "a", "b"], "default_string": "?"}, ["b", "a", "?"],
+    ),
+    "encoded, with a default that is a value": (
+        "LabelEncoder", 2, [np.array([[4.0, 2.5]], np.float32)],
+        {"keys_floats": [2.0, 4.0], "values_strings": ["b", "a"], "default_string": "a"}, ["b", "a"],
+    ),
+    "encoded by tensors": (
+        "LabelEncoder", 4, [np.array([4, 2, 9])],
+        {
+            "keys_tensor": helper.make_tensor("k", 7, [2], [4, 2]),
+            "values_tensor": helper.make_tensor("v", 8, [2], [b"x", b"y"]),
+            "default_tensor": helper.make_tensor("d", 8, [1], [b"z"]),
+        }, ["x", "y", "z"],
+    ),
+    "classes": (
+        "LabelEncoder", 1, [np.array([1, 0, 2, 3, -1])],
+        {"classes_strings": ["b", "a", "b"], "default_string": "?"}, ["b", "a", "?"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOKED_UP)
+def test_strings_that_a_model_looks_up_become_their_numbers(name: str) -> None:
+    """The numbers of the different strings in the order in which the file has them; -1 is the default; with a note."""
+    op, opset, inputs, attributes, order = LOOKED_UP[name]
+    whole = onnx.load_from_string(model(op, [a for a in inputs if a.dtype != object], 1, attributes))
+    whole.opset_import[1].version = opset
+    if inputs[0].dtype == object:
+        whole.graph.initializer.append(numpy_helper.from_array(inputs[0], "texts"))
+        whole.graph.node[0].input.insert(0, "texts")
+    source = whole.SerializeToString()
+    feed = {"x0": inputs[-1]}
+    peer = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, feed)[0]
+    (note,) = preflight(source).notes
+    assert f"0 {order[0]!r}, 1 {order[1]!r}" in note
+    (got,) = rlx.compile(load(source), device="cpu", threads=1).run(feed)
+    assert got.shape == peer.shape
+    assert [order[n] for n in got.reshape(-1)] == peer.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+@pytest.mark.parametrize("aggregate", ["SUM", "MAX"])
+def test_several_weights_of_a_leaf_for_a_target(targets: int, aggregate: str) -> None:
+    """They count together, but with one target the first alone, as onnxruntime has it."""
+    rows = trees("target", targets)
+    n = len(rows["target_ids"])
+    more = {
+        key: [*rows[key], *rows[key][:: 2 if key != "target_weights" else 1]][: n + n // 2]
+        for key in ("target_ids", "target_treeids", "target_nodeids", "target_weights")
+    }
+    check(
+        "TreeEnsembleRegressor", [X], 1, tolerance=1e-6, n_targets=targets, aggregate_function=aggregate, **rows | more
+    )
+
+
 @pytest.mark.parametrize("post", POSTS)
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_linear_classifiers(post: str, rows: int) -> None:
@@ -315,6 +376,9 @@ SIMPLE = {
     "extract": ("ArrayFeatureExtractor", [f32(4, 5), np.array([1, 3])], {}),
     "extract a column of indices": ("ArrayFeatureExtractor", [f32(1, 5), np.array([[1], [3], [0]])], {}),
     "extract by a matrix of indices": ("ArrayFeatureExtractor", [f32(5), np.array([[1, 2], [3, 3], [0, 4]])], {}),
+    "vectorize to fewer and more": ("FeatureVectorizer", [f32(4, 2), f32(4, 3)], {"inputdimensions": [1, 5]}),
+    "vectorize ints": ("FeatureVectorizer", [RNG.integers(0, 9, (4, 2))], {"inputdimensions": [2]}),
+    "vectorize rows": ("FeatureVectorizer", [f32(2), f32(3)], {"inputdimensions": [2, 3]}),
     "vectorize": ("FeatureVectorizer", [f32(4, 2), f32(4, 3)], {"inputdimensions": [2, 3]}),
 }
 

@@ -39,6 +39,23 @@ def _plus(ctx: NodeContext, x: Value, i: int) -> Value:
 # ---- contraction and activations
 
 
+@onnx_op("CDist", domain=MICROSOFT)
+def _distances(ctx: NodeContext) -> Mapped:
+    """The distance of each row of a [N, K] from each row of b [M, K] -> [N, M], as exporters of scikit-learn write it.
+
+    From differences, not from products as in onnxruntime: the distance of equal rows is 0.
+    """
+    metric = ctx.text("metric", "sqeuclidean")
+    if metric not in ("euclidean", "sqeuclidean"):
+        ctx.fail(f"metric={metric!r} is not supported")
+    a, b = ctx.value(0), ctx.value(1)
+    if a.rank != 2 or b.rank != 2:
+        raise ShapeError(f"CDist: expected two matrices, got {a.type} and {b.type}")
+    apart = ctx.add(Sub(), ctx.add(Unsqueeze((1,)), a), ctx.add(Unsqueeze((0,)), b))
+    squares = ctx.add(ReduceSum((2,), False), ctx.add(Mul(), apart, apart))
+    return squares if metric == "sqeuclidean" else ctx.add(Sqrt(), squares)
+
+
 @onnx_op("FusedMatMul", domain=MICROSOFT)
 @onnx_op("TransposeMatMul", domain=MICROSOFT)
 def _fused_matmul(ctx: NodeContext) -> Mapped:

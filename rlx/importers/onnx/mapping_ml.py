@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, UnsupportedError, onnx_op
-from rlx.importers.onnx.ml_scores import Labels, label_by, labels_of, second_class, transformed
+from rlx.importers.onnx.ml_scores import Labels, label_by, labels_of, numbered, second_class, transformed
 from rlx.importers.onnx.svm_coupling import coupled
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Value
@@ -22,7 +24,9 @@ from rlx.ops.elementwise import (
     Greater,
     GreaterEqual,
     IsNan,
+    Less,
     Mul,
+    Or,
     Pow,
     Sigmoid,
     Sqrt,
@@ -31,7 +35,7 @@ from rlx.ops.elementwise import (
     Where,
 )
 from rlx.ops.index import Gather
-from rlx.ops.layout import Concat, Slice
+from rlx.ops.layout import Concat, Pad, Slice
 from rlx.ops.reduction import ArgMax, ReduceMax, ReduceSum
 
 F32, I64 = DTYPES["f32"], DTYPES["i64"]
@@ -252,15 +256,21 @@ def _one_hot_encoder(ctx: NodeContext) -> Mapped:
 
 @onnx_op("LabelEncoder", domain=ML)
 def _label_encoder(ctx: NodeContext) -> Mapped:
-    """Numbers to numbers: each key by comparison, the first that fits."""
+    """Numbers to numbers: each key by comparison, the first that fits. For strings their numbers, and a note."""
     x = ctx.value()
-    if ctx.given("classes_strings") or any(ctx.given(n) for n in ("keys_strings", "values_strings")):
-        ctx.fail("labels that are strings are not supported")
+    if ctx.given("classes_strings"):
+        return _class_of(ctx, x)
     keys, key_type = _labels(ctx, "keys")
     values, value_type = _labels(ctx, "values")
+    if key_type is None:
+        ctx.fail("keys that are strings are not supported")
     if not keys or len(keys) != len(values):
         ctx.fail(f"it has {len(keys)} keys and {len(values)} values")
-    default = _default(ctx, value_type)
+    if value_type is None:
+        distinct, values = numbered(ctx, values)
+        value_type, default = I64, _default_number(ctx, distinct)
+    else:
+        default = _default(ctx, value_type)
     at = ctx.reshape(ctx.cast(x, key_type), *x.shape, 1)
     table = ctx.constant(keys, key_type)
     hit = ctx.add(Equal(), at, table)
@@ -272,17 +282,38 @@ def _label_encoder(ctx: NodeContext) -> Mapped:
     return ctx.add(Where(), known, ctx.add(Gather(0), ctx.constant(values, value_type), found), default)
 
 
-def _labels(ctx: NodeContext, what: str) -> tuple[list[float], DType]:
+def _class_of(ctx: NodeContext, x: Value) -> Value:
+    """The form of version 1: number n gives class n, which is that number; others the default."""
+    distinct, numbers = numbered(ctx, ctx.texts("classes_strings"))
+    ctx.ignore("default_int64")
+    last = ctx.constant(len(numbers) - 1, x.dtype)
+    outside = ctx.add(Or(), ctx.add(Less(), x, ctx.constant(0, x.dtype)), ctx.add(Greater(), x, last))
+    at = ctx.add(Where(), outside, ctx.constant(0, x.dtype), x)
+    return ctx.add(Where(), outside, _default_number(ctx, distinct), ctx.add(Gather(0), ctx.constant(numbers, I64), at))
+
+
+def _labels(ctx: NodeContext, what: str) -> tuple[list[Any], DType | None]:
+    """Keys or values, and their type: None for strings."""
     if ctx.given(f"{what}_tensor"):
         ref = ctx.tensor(f"{what}_tensor")
         assert ref is not None
         array = ref.array().reshape(-1)
         if array.dtype == object:
-            ctx.fail("labels that are strings are not supported")
+            return [text.decode(errors="replace") for text in array], None
         return array.tolist(), dtype_of(array.dtype)
+    if ctx.given(f"{what}_strings"):
+        return list(ctx.texts(f"{what}_strings")), None
     if ctx.given(f"{what}_int64s"):
         return list(ctx.ints(f"{what}_int64s")), I64
     return list(ctx.floats(f"{what}_floats", ())), F32
+
+
+def _default_number(ctx: NodeContext, texts: list[str]) -> Value:
+    """The number of the default string, -1 where it is none of the others."""
+    ctx.ignore("default_float", "default_int64")
+    ref = ctx.tensor("default_tensor") if ctx.given("default_tensor") else None
+    default = ctx.text("default_string", "_Unused") if ref is None else ref.array().item().decode(errors="replace")
+    return ctx.constant(texts.index(default) if default in texts else -1, I64)
 
 
 def _default(ctx: NodeContext, dtype: DType) -> Value:
@@ -303,7 +334,9 @@ def _default(ctx: NodeContext, dtype: DType) -> Value:
 
 @onnx_op("ArrayFeatureExtractor", domain=ML)
 def _extract(ctx: NodeContext) -> Mapped:
-    x, places = ctx.value(0), ctx.value(1)
+    """Of strings in the file (as labels of classes are looked up) their numbers, and a note."""
+    texts, places = ctx.strings(0), ctx.value(1)
+    x = ctx.value(0) if texts is None else ctx.constant(numbered(ctx, texts)[1], I64)
     count = numel(places.shape)
     y = ctx.add(Gather(x.rank - 1), x, ctx.reshape(places, count))
     return ctx.reshape(y, 1, count) if x.rank == 1 else y
@@ -311,14 +344,17 @@ def _extract(ctx: NodeContext) -> Mapped:
 
 @onnx_op("FeatureVectorizer", domain=ML)
 def _vectorize(ctx: NodeContext) -> Mapped:
+    """The inputs beside each other, each cut or filled up with zeros to the width that it is said to have."""
     parts = []
     for i, size in enumerate(ctx.ints("inputdimensions")):
         x = ctx.cast(ctx.value(i), F32)
         x = ctx.reshape(x, 1, x.shape[0]) if x.rank == 1 else x
         width = x.shape[1]
-        if not isinstance(width, int) or width < size:
+        if not isinstance(width, int):
             ctx.fail(f"input {i} has {width} features; expected {size}")
-        parts.append(x if width == size else ctx.add(Slice((0, 0), (x.shape[0], size), (1, 1)), x))
+        if width < size:
+            x = ctx.add(Pad((0, 0, 0, size - width)), x)
+        parts.append(x if width <= size else ctx.add(Slice((0, 0), (x.shape[0], size), (1, 1)), x))
     return parts[0] if len(parts) == 1 else ctx.add(Concat(1), *parts)
 
 

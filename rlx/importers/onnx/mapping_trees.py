@@ -134,8 +134,12 @@ def _input(ctx: NodeContext) -> Value:
 # ---- versions 1 to 3: nodes numbered within trees
 
 
-def _numbered(ctx: NodeContext, prefix: str) -> _Trees:
-    """Trees given by (tree, node) numbers; weights by attributes `prefix`_*."""
+def _numbered(ctx: NodeContext, prefix: str, targets: int) -> _Trees:
+    """Trees given by (tree, node) numbers; weights by attributes `prefix`_*.
+
+    A leaf may have several weights for a target, which count together; but with one target it has the first alone, as
+    in onnxruntime (scikit-learn's number of the leaf is written so).
+    """
     trees = _Trees()
     tree_ids, node_ids = ctx.ints("nodes_treeids"), ctx.ints("nodes_nodeids")
     features, modes = ctx.ints("nodes_featureids"), ctx.texts("nodes_modes")
@@ -163,7 +167,9 @@ def _numbered(ctx: NodeContext, prefix: str) -> _Trees:
     for tree, node, target, weight in owners:
         if (tree, node) not in places:
             ctx.fail(f"a weight is for node {node} of tree {tree}, which does not exist")
-        trees.weights.setdefault(places[tree, node], []).append((target, weight))
+        own = trees.weights.setdefault(places[tree, node], [])
+        if targets > 1 or not own:
+            own.append((target, weight))
     return trees
 
 
@@ -194,7 +200,7 @@ def _regressor(ctx: NodeContext) -> Mapped:
         ctx.fail(f"aggregate_function={aggregate!r} is not supported")
     targets = ctx.integer("n_targets")
     base = _base(ctx, x.dtype, targets)
-    scores = _outputs(ctx, x, _numbered(ctx, "target"), targets, aggregate.lower(), base)
+    scores = _outputs(ctx, x, _numbered(ctx, "target", targets), targets, aggregate.lower(), base)
     return ctx.cast(transformed(ctx, scores, ctx.text("post_transform", "NONE")), F32)
 
 
@@ -202,8 +208,8 @@ def _regressor(ctx: NodeContext) -> Mapped:
 def _classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
     x, labels = _input(ctx), labels_of(ctx, "classlabels_strings", "classlabels_int64s")
     post = ctx.text("post_transform", "NONE")
-    trees = _numbered(ctx, "class")
     classes = max(len(labels), 1)
+    trees = _numbered(ctx, "class", classes)
     raw = trees.scores(ctx, x, classes, "sum")
     base = _base(ctx, x.dtype, *((1, 2) if classes == 2 else (classes,)))
     if classes == 1:

@@ -13,7 +13,7 @@ from rlx.ops.layout import Concat, Expand
 from rlx.ops.normalize import Softmax
 from rlx.ops.reduction import ReduceMax, ReduceSum
 
-__all__ = ["Labels", "label_by", "labels_of", "second_class", "transformed"]
+__all__ = ["Labels", "label_by", "labels_of", "numbered", "second_class", "transformed"]
 
 I64 = DTYPES["i64"]
 Labels = Sequence[int]
@@ -25,10 +25,23 @@ def labels_of(ctx: NodeContext, strings: str, ints: str) -> Labels:
     numbers = ctx.ints(ints, ())
     if texts and not numbers:
         if ctx.wants(0):
-            shown = ", ".join(f"{n} {text!r}" for n, text in enumerate(texts[:8])) + (", ..." if len(texts) > 8 else "")
-            ctx.note(f"gives the numbers of the classes, not their labels, which are strings: {shown}")
+            note_numbers(ctx, texts)
         return range(len(texts))
     return numbers
+
+
+def note_numbers(ctx: NodeContext, texts: Sequence[str]) -> None:
+    """Says which number stands for which string."""
+    shown = ", ".join(f"{n} {text!r}" for n, text in enumerate(texts[:8])) + (", ..." if len(texts) > 8 else "")
+    ctx.note(f"gives the numbers of the classes, not their labels, which are strings: {shown}")
+
+
+def numbered(ctx: NodeContext, texts: Sequence[str]) -> tuple[list[str], list[int]]:
+    """The different strings in their order, and the number among them of each; with a note."""
+    distinct = list(dict.fromkeys(texts))
+    note_numbers(ctx, distinct)
+    number = {text: n for n, text in enumerate(distinct)}
+    return distinct, [number[text] for text in texts]
 
 
 def label_by(ctx: NodeContext, choice: Value, labels: Labels) -> Value:

@@ -33,7 +33,7 @@ from rlx.importers.onnx.mapping import (
 from rlx.importers.onnx.model import Attribute, FunctionProto, GraphProto, ModelFile, NodeProto
 from rlx.importers.onnx.reads import in_order, inner_nodes, live_nodes, reads, subgraphs_of
 from rlx.importers.onnx.symbolic import LIMIT, NotStaticError, Ratio, Static, static_array
-from rlx.importers.onnx.tensor import TensorRef
+from rlx.importers.onnx.tensor import STRING, TensorRef
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
 from rlx.ir.shape import Dim, Size, upper
@@ -272,6 +272,13 @@ class Scope:
         if own in owner._refs:
             return TensorType(owner._refs[own].dims, element_dtype(owner._refs[own].elem_type))
         raise UnsupportedError(f"{name!r} is a sequence or optional; a tensor is needed")
+
+    def strings(self, name: str) -> tuple[str, ...] | None:
+        owner, own = self._owner(name)
+        ref = owner._refs.get(own)
+        if ref is None or ref.elem_type != STRING:
+            return None
+        return tuple(text.decode(errors="replace") for text in ref.array().reshape(-1))
 
     def sequence(self, name: str) -> Sequenced | None:
         owner, own = self._owner(name)
