@@ -165,6 +165,7 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
         at = loop.trips - 1 - round_
     rows = [_row_of(fuser, value, at) for value in rest[: loop.scanned]]
     captured = rest[loop.scanned :]
+    _begin_rows(fuser, node, node.outputs[loop.carries :])
     _mark(fuser, node, flow, "loop")
     if loop.cond is not None:
         with _inside(fuser):
@@ -182,6 +183,14 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
         fuser.program.run.append(Kernel(name, nodes=(node,), extents=Extents(((symbol, flow),))))
         _learn(fuser, symbol, None)
     _check_waiting(fuser, node)
+
+
+def _begin_rows(fuser: Fuser, node: Node, rows: Sequence[Value]) -> None:
+    """Sizes of rows that the rounds decide are the least that they can be where there is no round."""
+    open_sizes = {s for value in rows for size in value.shape[1:] for s in symbols(size) if s.name not in fuser.known}
+    least = tuple((symbol, symbol.lo) for symbol in sorted(open_sizes, key=lambda s: s.name))
+    if least:
+        fuser.program.run.append(Kernel("rows", nodes=(node,), extents=Extents(least)))
 
 
 def _held_value(fuser: Fuser, like: Value, buffer: Buffer) -> Value:

@@ -530,6 +530,11 @@ def test_rows_of_changing_size_stop_the_run(kind: str) -> None:
     with pytest.raises(ExecutionError, match="its rounds give 'o' other sizes along axis 0"):
         m.run({"x": x, "n": three, "most": np.array([2])})
     np.testing.assert_array_equal(m.run({"x": x, "n": np.array(1), "most": np.array([2])})[0], np.ones((1, 1)))
+    if kind != "by its condition":  # no round says the size: it is 0 then, as in onnxruntime, which can't scan nothing
+        none = {"x": x, "n": np.array(0), "most": np.array([1])}
+        assert m.run(none)[0].shape == (0, 0)
+        if kind == "counted":
+            same(model.SerializeToString(), none)
 
 
 @pytest.mark.parametrize("first, last", [(1, 1000), (0, -2)])
