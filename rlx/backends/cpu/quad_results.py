@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.builder import Function, constant, vec
+from rlx.backends.cpu.builder import Function, constant, vec, width
 from rlx.backends.cpu.quads import WIDTH, Finishing, Tile
 from rlx.records import dataclass
 
@@ -126,29 +126,45 @@ def _store_rows(f: Function, tile: Tile, acc: list[str], c: list[str], n: str, f
     f.if_(f.cmp("ge", n, WIDTH), full, part)
 
 
+NAMES = {  # by lanes of i32: conversion, packing to i16, to u8, to i8
+    16: (
+        "llvm.x86.avx512.mask.cvtps2dq.512", "llvm.x86.avx512.packssdw.512", "llvm.x86.avx512.packuswb.512",
+        "llvm.x86.avx512.packsswb.512",
+    ),
+    8: ("llvm.x86.avx.cvt.ps2dq.256", "llvm.x86.avx2.packssdw", "llvm.x86.avx2.packuswb", "llvm.x86.avx2.packsswb"),
+    4: (
+        "llvm.x86.sse2.cvtps2dq", "llvm.x86.sse2.packssdw.128", "llvm.x86.sse2.packuswb.128",
+        "llvm.x86.sse2.packsswb.128",
+    ),
+}  # fmt: skip
+
+
 def quantised(f: Function, result: str, sums: list[str], finish: Finish) -> str:
-    """Results ("u8" or "i8") of four vectors of 16 sums: element 4q + i (i32) has lanes 4q.. of vector i.
+    """Results ("u8" or "i8") of four vectors of sums: four lanes of each in turn, in vectors of i32.
 
     Scaled, shifted, rounded, limited as by `rounded`; scales and shifts are those of all vectors or one for each.
     """
     scales, shifts = (list(x) * (4 // len(x)) for x in (finish.scales, finish.shifts))
-    v, floats, shorts, bytes = "<16 x i32>", "<16 x float>", "<32 x i16>", "<64 x i8>"
-    convert, to_shorts = "llvm.x86.avx512.mask.cvtps2dq.512", "llvm.x86.avx512.packssdw.512"
-    to_bytes = f"llvm.x86.avx512.{'packuswb' if result == 'u8' else 'packsswb'}.512"
-    f.declare(convert, v, [floats, v, "i16", "i32 immarg"])
+    v = f.type_of(sums[0])
+    lanes = width(v)
+    floats, shorts, bytes = vec("float", lanes), vec("i16", 2 * lanes), vec("i8", 4 * lanes)
+    convert, to_shorts, *to_bytes = NAMES[lanes]
+    to = to_bytes[result == "i8"]
+    more, tail = ([v, "i16", "i32 immarg"], f", {v} zeroinitializer, i16 -1, i32 4") if lanes == 16 else ([], "")
+    f.declare(convert, v, [floats, *more])
     f.declare(to_shorts, shorts, [v, v])
-    f.declare(to_bytes, bytes, [shorts, shorts])
+    f.declare(to, bytes, [shorts, shorts])
     whole = []
     for total, scale, shift in zip(sums, scales, shifts, strict=True):
         value = f.add(f.mul(f.cast("sitofp", total, floats), scale), shift)
         value = f.min(value, constant(65536.0, floats), floats)
-        whole.append(f.op(f"call {v} @{convert}({floats} {value}, {v} zeroinitializer, i16 -1, i32 4)", v))
+        whole.append(f.op(f"call {v} @{convert}({floats} {value}{tail})", v))
     pairs = []
     for a, b in (whole[:2], whole[2:]):
         short = f.op(f"call {shorts} @{to_shorts}({v} {a}, {v} {b})", shorts)
         short = f.intrinsic("sadd.sat", short, finish.ends[0], ty=shorts)
         pairs.append(f.min(f.max(short, finish.ends[1]), finish.ends[2]) if len(finish.ends) > 1 else short)
-    packed = f.op(f"call {bytes} @{to_bytes}({shorts} {pairs[0]}, {shorts} {pairs[1]})", bytes)
+    packed = f.op(f"call {bytes} @{to}({shorts} {pairs[0]}, {shorts} {pairs[1]})", bytes)
     return f.cast("bitcast", packed, v)
 
 
