@@ -486,7 +486,8 @@ class DirectCut:
 class ByteCut:
     """The chunks of a convolution of bytes, by tiles of `rows` pixels and panels of `width` outputs.
 
-    `depth` is in whole steps of k; `in_image` as in `ConvCut`; `direct`: results take no scratch.
+    `depth` is in whole steps of k; `in_image` as in `ConvCut`; `direct`: results take no scratch. `speed` is that of
+    products (a second), `result` the seconds that one result takes besides.
     """
 
     outputs: Size
@@ -497,19 +498,31 @@ class ByteCut:
     width: int
     in_image: Size | None
     direct: bool
+    speed: float
+    result: float
 
-    OPERATIONS = 12e6  # of a chunk at most: some 100 us of one core
-    LEAST = 1.2e6
-    FEW_PIXELS = 256  # so few are not split: weights would be read again
+    @property
+    def fast(self) -> bool:
+        """Whether starting a chunk and what cores read of each other weigh more than products."""
+        return self.speed > 100e9
+
+    MOST = 100e-6  # seconds of a chunk at most
+    FEW_PIXELS = 256
     PART = 24 * 1024  # bytes of the windows and sums of a part
 
     def __call__(self, extents: Extents) -> ConvParts:
         outputs, depth, pixels = (evaluate(s, extents) for s in (self.outputs, self.depth, self.pixels))
         groups, gathers = self.groups, self.in_image is None
         panels = max(-(-outputs // self.width), 1)
-        a_pixel = (2.0 * depth + 60) * panels * self.width + (16.0 * depth if gathers else 0)
-        wanted = pieces(a_pixel * pixels * groups, self.OPERATIONS, self.LEAST)
-        panel_blocks = 1 if gathers or pixels > self.FEW_PIXELS else max(min(-(-wanted // groups), panels), 1)
+
+        def cost(some: int, columns: int) -> float:
+            gathered = 0.13e-9 * depth * some if gathers else 0.0
+            return some * columns * self.width * (depth / self.speed + self.result) + gathered
+
+        wanted = pieces(cost(pixels, panels) * groups, self.MOST, 5e-6 if self.fast else 10e-6)
+        # few pixels are not split: weights would be read again, which may be more than what is read and written
+        few = pixels <= self.FEW_PIXELS and not (self.fast and pixels * (depth + outputs) > depth * outputs)
+        panel_blocks = 1 if gathers or not few else max(min(-(-wanted // groups), panels), 1)
         panel_chunk = -(-panels // panel_blocks)
         panel_blocks = -(-panels // panel_chunk)
         blocks = max(min(-(-wanted // (panel_blocks * groups)), -(-pixels // (2 * self.rows))), 1)
@@ -520,12 +533,10 @@ class ByteCut:
         threads = thread_count(extents)
         if wants_shares(blocks * groups * panel_blocks, threads):
 
-            def cost(some: int, columns: int) -> float:
-                gathered = 16.0 * depth * some if gathers else 0.0
-                done = (2.0 * depth + 60) * some * columns * self.width + gathered
-                return done / 120e9 + columns * self.width * depth / 40e9
+            def read(some: int, columns: int) -> float:
+                return cost(some, columns) + columns * self.width * depth / 40e9
 
-            chunk, panel_chunk = shares(pixels, panels, threads, cost, copies=groups, most_rows=chunk)
+            chunk, panel_chunk = shares(pixels, panels, threads, read, copies=groups, most_rows=chunk)
             blocks, panel_blocks = max(-(-pixels // chunk), 1), -(-panels // panel_chunk)
         columns = panel_chunk * self.width
         part = chunk

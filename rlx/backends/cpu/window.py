@@ -178,7 +178,11 @@ class Finish:
         emitter.hoist(self.expr, frozenset((self.channel, *self.space)), top)
         (p0, p1), (c0, c1) = pixels, channels
 
-        whole = f.sub(c1, f.rem(f.sub(c1, c0), lanes), "i64")
+        parts, before = [], c0  # of the channels, by the lanes that they are computed in
+        for w in (lanes, 8, 1) if lanes == 16 else (lanes, 1):
+            end = f.sub(c1, f.rem(f.sub(c1, c0), w), "i64") if w > 1 else c1
+            parts.append((before, end, w))
+            before = end
 
         def put(scope: Scope, p: str, c: str, w: int) -> None:
             at = f.add(f.mul(f.sub(p, p0), step), f.sub(c, c0))
@@ -186,8 +190,8 @@ class Finish:
 
         def one_pixel(p: str, _: list[str]) -> None:
             scope = self.pixel(emitter, top, p)
-            f.loop(c0, whole, lanes, [], lambda c, _: put(scope, p, c, lanes))
-            f.loop(whole, c1, 1, [], lambda c, _: put(scope, p, c, 1))
+            for first, end, w in parts:
+                f.loop(first, end, w, [], lambda c, _, w=w: put(scope, p, c, w))  # type: ignore[misc]
 
         def all_pixels(w: int) -> Callable[[str, list[str]], None]:
             def body(c: str, _: list[str]) -> None:
@@ -198,8 +202,8 @@ class Finish:
             return body
 
         if self.same_for_pixels(emitter):
-            f.loop(c0, whole, lanes, [], all_pixels(lanes))
-            f.loop(whole, c1, 1, [], all_pixels(1))
+            for first, end, w in parts:
+                f.loop(first, end, w, [], all_pixels(w))
         else:
             f.loop(p0, p1, 1, [], one_pixel)
 
