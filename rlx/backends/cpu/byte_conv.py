@@ -285,7 +285,9 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     step = finish.pixel_step if direct and finish.pixel_step is not None else 0
 
     deep = ceildiv(geo.depth, quads.DEPTH) * quads.DEPTH
-    cut = once(ByteCut(geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, quads.WIDTH, in_image, direct, *tile.by.times))
+    cut = once(
+        ByteCut(geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, quads.WIDTH, in_image, direct, *tile.by.times)
+    )
     words: list[Word] = [
         Pointer(anchor.x.source, geo.x.constant),
         part(cut, "a_step"),

@@ -204,3 +204,29 @@ def test_any_number_of_rows_from_one_compile() -> None:
     for m in (1, 3, 15, 16, 48, 70, 300):
         some = [a[:m], *given[1:]]
         assert np.array_equal(run(model, some, (3, 4, 5))[0], QLinearMatMul().reference(*some))
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("channels", [16, 24, 32, 40, 48, 60, 64, 100, 144])
+def test_depthwise_convolutions(channels: int) -> None:
+    """Channels beyond and below whole vectors, windows of more than four rows, borders, strides; sums and bytes."""
+    rng = np.random.default_rng(14)
+    for size, strides, dilations, pads in (
+        ((3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
+        ((5, 2), (2, 2), (1, 2), (2, 0, 1, 1)),
+        ((1, 7), (1, 3), (1, 1), (0, 3, 0, 3)),
+    ):
+        for left in ENDS.values():
+            w_shape, op = (channels, 1, *size), (strides, dilations, pads, channels)
+            x, w = rng.choice(left, (2, channels, 9, 11)), rng.choice(ENDS["i8"], w_shape)
+            for given in ([x, w], [x, w, np.asarray(left[0]), rng.choice(ENDS["i8"], channels)]):
+                params = tuple(range(1, len(given)))
+                params = tuple(n for n in params if n != 2)
+                plain = ConvInteger(*op)
+                assert np.array_equal(run(compiled(plain, given, params), given, params)[0], plain.reference(*given))
+            scales = [rng.uniform(0.01, 0.02, s).astype(np.float32) for s in ((), (channels,))]
+            bias = rng.integers(-9999, 9999, channels).astype(np.int32)
+            quantised = [w, scales[1], np.zeros(channels, np.int8), np.float32(0.9), left.dtype.type(100), bias]
+            given = [np.asarray(a) for a in (x, scales[0], left.dtype.type(7), *quantised)]
+            rounded, params = QLinearConv(*op), (3, 4, 5, 8)
+            assert np.array_equal(run(compiled(rounded, given, params), given, params)[0], rounded.reference(*given))
