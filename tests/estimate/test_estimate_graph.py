@@ -51,16 +51,21 @@ def test_parts_of_a_small_network() -> None:
 
 
 @pytest.mark.skipif(not quads.available(), reason="this machine packs no bytes in panels")
-def test_room_for_unusual_8_bit_weights_is_counted_and_named() -> None:
-    """2 panels of 16 columns and 2 x 8 rows: 128 bytes for each 8 rows, and three times 64 and 4 that may be empty."""
+@pytest.mark.parametrize("dots", [False, True])
+def test_room_for_unusual_8_bit_weights_is_counted_and_named(dots: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 panels of 16 columns and 2 x 8 rows: 128 bytes for each 8 rows, and three times 64 and 4 that may be empty.
+
+    Instructions that add up dots in 32 bits at once need no such room.
+    """
+    monkeypatch.setattr(quads, "instructions", lambda: quads.Instructions(8, dots=dots, tiles=False))
     g = rlx.Graph("bytes")
     x, w = g.input("x", (1, 16, 8, 8), DTYPES["u8"]), g.param("w", (32, 16, 1, 1), DTYPES["i8"])
     g.output(g.add(ConvInteger(), x, w)[0], "y")
     found = estimate(g)
-    spare = 2 * (2 * 3 * 64 + 64)  # places take whole lines of 64
+    spare = 0 if dots else 2 * (2 * 3 * 64 + 64)  # places take whole lines of 64
     assert found.packed_weight_bytes == 2 * (128 + 2 * 128) + spare
-    assert found.certainty["weight"] == "bounded"
-    assert f"{bytes_text(spare)} of the weights are room" in found.notes[0]
+    assert found.certainty["weight"] == ("exact" if dots else "bounded")
+    assert [bytes_text(spare) + " of the weights are room" in note for note in found.notes] == [True] * (not dots)
     assert estimate(mlp()).certainty["weight"] == "exact"
     assert estimate(mlp()).notes == ()
 

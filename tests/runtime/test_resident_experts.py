@@ -283,8 +283,8 @@ def test_more_experts_than_fit_are_refused(tmp_path: Path) -> None:
     registry.load(in_file(tmp_path / "w.safetensors", tensors()))
     model = rlx.compile(graph(), device="cpu", registry=registry, budget="64MiB")
     model.set_resident_experts(SOME)
-    fits = model.memory.predicted
     expected = model(rows(3))["y"]
+    fits = model.memory.predicted  # at the rows of that run
     tight = rlx.CompileOptions(budget=fits.peak_bytes - fits.overhead_bytes)
     model.memory._admission.options = tight
     with pytest.raises(MemoryDeficit):
