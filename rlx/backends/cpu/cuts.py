@@ -507,7 +507,7 @@ class ByteCut:
         return self.speed > 100e9
 
     MOST = 100e-6  # seconds of a chunk at most
-    FEW_PIXELS = 256
+    FEW_PIXELS, SOME_PIXELS = 256, 128
     PART = 24 * 1024  # bytes of the windows and sums of a part
 
     def __call__(self, extents: Extents) -> ConvParts:
@@ -520,8 +520,8 @@ class ByteCut:
             return some * columns * self.width * (depth / self.speed + self.result) + gathered
 
         wanted = pieces(cost(pixels, panels) * groups, self.MOST, 5e-6 if self.fast else 10e-6)
-        # few pixels are not split: weights would be read again, which may be more than what is read and written
-        few = pixels <= self.FEW_PIXELS and not (self.fast and pixels * (depth + outputs) > depth * outputs)
+        # few pixels are not split: weights would be read again, but what each core reads and writes is its own
+        few = pixels <= self.FEW_PIXELS and not (self.fast and pixels >= self.SOME_PIXELS)
         panel_blocks = 1 if gathers or not few else max(min(-(-wanted // groups), panels), 1)
         panel_chunk = -(-panels // panel_blocks)
         panel_blocks = -(-panels // panel_chunk)
