@@ -73,6 +73,7 @@ class AttentionWord(IntEnum):
     COUNT = 31  # where it is said how many keys there are, of those that there is room for; 0: all of them
     COUNT_B = 32  # elements from batch entry to batch entry
     PANELS = 33  # where panels start in scratch, in bytes, if they are made there
+    ROW_PART = 34  # rows of a chunk that are computed at a time
 
 
 def accepts(anchor: Attention, dtype: DType) -> bool:
@@ -142,7 +143,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
     whole = kernel.tag == "whole"
     ways = {"few": ("few",), "many": ("many",), "whole": ("many",)}.get(kernel.tag, ("few", "many"))
 
-    cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole))
+    cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal))
     nothing: list[Word] = [0, 0, 0, 0]
     operands = {"few": [], "many": []}  # type: dict[str, list[Expr]]
     for x in (anchor.k, anchor.v):
@@ -176,6 +177,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if "many" in ways else 0,
         *count_words(anchor),
         part(cut, "panels"),
+        part(cut, "part"),
     ]
     table = WordTable(words)
     made = _Code(anchor, kernel, table, to_scratch)
@@ -221,27 +223,19 @@ class _Code:
         key_head = f.div(f.mul(h, key_heads), heads)
         row0 = f.mul(block, take)
         row1 = f.min(f.add(row0, take), rows)
-        count = f.sub(row1, row0)
         stride = word(AttentionWord.SCORE_STRIDE)
         scores = f.offset(word(AttentionWord.SCRATCH), f.mul("%worker", word(AttentionWord.SCRATCH_STRIDE)))
         sums = f.offset(scores, word(AttentionWord.ROW_SUMS))
         depth, value_depth = word(AttentionWord.DEPTH), word(AttentionWord.VALUE_DEPTH)
         seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
-        limit = f.max(f.min(f.add(row1, seen), keys), 0) if self.anchor.causal else keys
-        # zeros stand after a row's last key; sums over more than one block of keys take them all, for equal blocks
-        summed = f.select(f.cmp("gt", keys, K_BLOCK), keys, limit) if self.anchor.causal else keys
+        few = f.cmp("le", rows, FEW_ROWS)
 
         def operand(base: AttentionWord, head: str) -> tuple[str, str]:
             at = f.add(f.mul(b, word(AttentionWord(base + 1))), f.mul(head, word(AttentionWord(base + 2))))
             return f.gep(word(base), at, "float"), word(AttentionWord(base + 3))
 
         q, q_step = operand(AttentionWord.Q, h)
-        q = f.gep(q, f.mul(row0, q_step), "float")
-        if self.to_scratch:
-            result, out_step = f.offset(scores, word(AttentionWord.RESULTS)), f.and_(f.add(value_depth, 15), -16)
-        else:
-            result, out_step = operand(AttentionWord.OUT, h)
-            result = f.gep(result, f.mul(row0, out_step), "float")
+        out, out_step = ("", "") if self.to_scratch else operand(AttentionWord.OUT, h)
         matrix = f.add(f.mul(b, key_heads), key_head)
         k_size, v_size = (
             f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((room, depth), (value_depth, room))
@@ -256,34 +250,58 @@ class _Code:
         else:
             k_panels = f.gep(word(AttentionWord.K_PANELS), f.mul(matrix, k_size), "float")
             v_panels = f.gep(word(AttentionWord.V_PANELS), f.mul(matrix, v_size), "float")
-
-        def few_scores() -> None:
-            k, step = operand(AttentionWord.K, key_head)
-            _rows_times_rows(f, self.lanes, (q, q_step), (k, step), (scores, stride), count, limit, depth)
-
-        def many_scores() -> None:
-            size = f.mul(depth, WIDTH)
-            f.call(
-                word(AttentionWord.BLOCK),
-                [q, q_step, k_panels, size, scores, stride, count, limit, depth, ("i64", K_BLOCK), "null"],
-            )
-
-        def few_results() -> None:
-            v, step = operand(AttentionWord.V, key_head)
-            _weighted_rows(f, self.lanes, (scores, stride), (v, step), (result, out_step), count, summed, value_depth)
-
-        def many_results() -> None:
-            sizes: list[Typed] = [count, value_depth, summed, ("i64", K_BLOCK)]
-            size = f.mul(room, WIDTH)
-            f.call(word(AttentionWord.BLOCK), [scores, stride, v_panels, size, result, out_step, *sizes, "null"])
-
-        few = f.cmp("le", rows, FEW_ROWS)
-        self.either(ways, few, few_scores, many_scores)
         scope = Scope(1, None, {I0: b, I1: h})
-        self.softmax(scope, row0, row1, scores, stride, sums, (keys, seen, summed))
-        self.either(ways, few, few_results, many_results)
-        self.finish(scope, row0, row1, sums, result, out_step, value_depth)
+        shared = self.shared_bias(scope, sums, stride, keys)
+
+        def some_rows(first: str, _: list[str]) -> None:
+            last = f.min(f.add(first, word(AttentionWord.ROW_PART)), row1)
+            count = f.sub(last, first)
+            limit = f.max(f.min(f.add(last, seen), keys), 0) if self.anchor.causal else keys
+            # zeros stand after a row's last key; sums over more than one block of keys take them all, for equal blocks
+            summed = f.select(f.cmp("gt", keys, K_BLOCK), keys, limit) if self.anchor.causal else keys
+            lines = f.gep(q, f.mul(first, q_step), "float")
+            if self.to_scratch:
+                result, step = f.offset(scores, word(AttentionWord.RESULTS)), f.and_(f.add(value_depth, 15), -16)
+            else:
+                result, step = f.gep(out, f.mul(first, out_step), "float"), out_step
+
+            def few_scores() -> None:
+                k, k_step = operand(AttentionWord.K, key_head)
+                _rows_times_rows(f, self.lanes, (lines, q_step), (k, k_step), (scores, stride), count, limit, depth)
+
+            def many_scores() -> None:
+                sizes: list[Typed] = [count, limit, depth, ("i64", K_BLOCK)]
+                size = f.mul(depth, WIDTH)
+                f.call(word(AttentionWord.BLOCK), [lines, q_step, k_panels, size, scores, stride, *sizes, "null"])
+
+            def few_results() -> None:
+                v, v_step = operand(AttentionWord.V, key_head)
+                _weighted_rows(f, self.lanes, (scores, stride), (v, v_step), (result, step), count, summed, value_depth)
+
+            def many_results() -> None:
+                sizes: list[Typed] = [count, value_depth, summed, ("i64", K_BLOCK)]
+                size = f.mul(room, WIDTH)
+                f.call(word(AttentionWord.BLOCK), [scores, stride, v_panels, size, result, step, *sizes, "null"])
+
+            self.either(ways, few, few_scores, many_scores)
+            self.softmax(scope, first, last, scores, stride, sums, (keys, seen, summed), shared)
+            self.either(ways, few, few_results, many_results)
+            self.finish(scope, first, last, sums, result, step, value_depth)
+
+        f.loop(row0, row1, word(AttentionWord.ROW_PART), [], some_rows)
         f.ret()
+
+    def shared_bias(self, scope: Scope, sums: str, stride: str, keys: str) -> str | None:
+        """A bias that all rows have is computed once, in the row before the sums: its address."""
+        f = self.f
+        if self.bias is None:
+            return None
+        self.emitter.hoist(self.bias, frozenset((I2, I3)), scope)
+        if isinstance(self.bias, Load) or I2 in self.emitter.depends(self.bias):
+            return None
+        line = f.gep(sums, f.neg(stride), "float")
+        self.fill(scope, line, keys)
+        return line
 
     def either(self, ways: tuple[str, ...], few: str, one: Callable[[], None], other: Callable[[], None]) -> None:
         if len(ways) == 2:
@@ -300,16 +318,11 @@ class _Code:
         stride: str,
         sums: str,
         sizes: tuple[str, str, str],
+        shared: str | None,
     ) -> None:
         """Scores become exp(score - largest of the row); the sum and the largest of each row are kept."""
         f, lanes, vector, emitter = self.f, self.lanes, self.vector, self.emitter
         keys, seen, summed = sizes
-        shared = None  # a bias that all rows have is computed once, in the row before the sums
-        if self.bias is not None:
-            emitter.hoist(self.bias, frozenset((I2, I3)), scope)
-            if not isinstance(self.bias, Load) and I2 not in emitter.depends(self.bias):
-                shared = f.gep(sums, f.neg(stride), "float")
-                self.fill(scope, shared, keys)
 
         def places(i: str) -> tuple[str, str, str]:
             """The row of scores, where its sum and largest go, and the keys that it sees."""

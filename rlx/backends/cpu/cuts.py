@@ -720,6 +720,7 @@ class AttentionParts:
     """How query rows are cut: chunk = (batch * heads + head) * row blocks + row block."""
 
     rows: int
+    part: int  # rows of a chunk that are computed to results before the next ones
     chunks: int
     score_stride: int
     sums: int
@@ -739,7 +740,8 @@ class AttentionCut:
     keys: Size
     value_depth: Size
     to_scratch: bool
-    packs: bool = False
+    packs: bool
+    causal: bool
 
     WIDTH = 16  # columns of a panel
     MAX_ROWS = 128
@@ -747,6 +749,7 @@ class AttentionCut:
     FLOPS = 6.4e6  # of a chunk: some 80 us of one core
     MOST_ROWS = 256  # of a chunk that packs
     HEADS = 8  # that are chunks enough
+    CAUSAL_ROWS = 24  # that are computed at a time if causal: keys that none of them sees cost nothing
 
     @classmethod
     def fits(cls, rows: Size, keys: Size) -> bool:
@@ -779,13 +782,14 @@ class AttentionCut:
                 return some * per_row / 80e9 + keys * (depth + value_depth) * 4 / 40e9 + packing
 
             take, _ = shares(rows, 1, threads, cost, copies=batch * heads, most_rows=take)
-        sums = (take + 1) * stride * 4  # a row more, for a bias that all have
-        results = sums + _aligned(take * 8)
-        panels = results + (take * -(-value_depth // self.WIDTH) * self.WIDTH * 4 if self.to_scratch else 0)
+        part = min(self.CAUSAL_ROWS, take) if self.causal else take
+        sums = (part + 1) * stride * 4  # a row more, for a bias that all have
+        results = sums + _aligned(part * 8)
+        panels = results + (part * -(-value_depth // self.WIDTH) * self.WIDTH * 4 if self.to_scratch else 0)
         padded = (-(-n // self.WIDTH) * self.WIDTH for n in (keys, value_depth))
         total = panels + (4 * sum(n * k for n, k in zip(padded, (depth, keys), strict=True)) if self.packs else 0)
         count = batch * heads * -(-rows // take) if value_depth else 0
-        return AttentionParts(take, count, stride, sums, results, panels, _aligned(total))
+        return AttentionParts(take, part, count, stride, sums, results, panels, _aligned(total))
 
 
 @dataclass(eq=False, repr=False)

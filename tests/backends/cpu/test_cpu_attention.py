@@ -82,6 +82,7 @@ SIZES = [
     (1, 2, 2, 130, 131, 20, 24),
     (1, 1, 1, 150, 450, 16, 17),
     (1, 3, 1, 20, 11, 5, 3),  # fewer keys than rows: causal rows that see none
+    (1, 2, 2, 70, 30, 20, 18),  # the same for all rows that are computed at a time
     (1, 1, 1, 1, 17, 5, 3),
     (1, 4, 1, 3, 40, 64, 70),
     (1, 2, 1, 4, 4, 33, 17),
