@@ -56,7 +56,10 @@ def check_extent(symbol: Symbol, extent: int, what: str) -> None:
     """`ExecutionError` unless the extent lies in the symbol's bounds and is one of its multiples."""
     hi = "" if symbol.hi is None else str(symbol.hi)
     if extent < symbol.lo or (symbol.hi is not None and extent > symbol.hi):
-        raise ExecutionError(f"{what}: the dim {symbol.name!r} is {extent}, outside its bounds {symbol.lo}..{hi}")
+        message = f"{what}: the dim {symbol.name!r} is {extent}, outside its bounds {symbol.lo}..{hi}"
+        if extent == 0 and symbol.multiple == 1:  # such as the past of a decoder's first step
+            message += f"; dims={{{symbol.name!r}: (0, {symbol.hi})}} allows it"
+        raise ExecutionError(message)
     if extent % symbol.multiple:
         raise ExecutionError(f"{what}: the dim {symbol.name!r} is {extent}, not a multiple of {symbol.multiple}")
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.errors import UnsupportedOp
+from rlx.errors import ExecutionError, UnsupportedOp
 from rlx.importers.onnx import load
 from rlx.importers.onnx.symbolic import NotStaticError, Static, arithmetic, cast, compare, rounded, static_array
 from rlx.ir.dtype import DTYPES
@@ -406,3 +406,5 @@ def test_sequences_of_no_elements() -> None:
     for shape in ((2, 3, 8), (2, 0, 8), (0, 3, 8), (1, 1, 8)):
         x = np.random.default_rng(0).random(shape, np.float32)
         np.testing.assert_allclose(compiled.run({"x": x})[0], peer.run(None, {"x": x})[0], rtol=1e-5, strict=True)
+    with pytest.raises(ExecutionError, match=r"dims=\{'s': \(0, None\)\} allows it"):
+        rlx.compile(load(model), device="cpu", threads=1).run({"x": np.zeros((2, 0, 8), np.float32)})
