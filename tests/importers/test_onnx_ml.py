@@ -310,6 +310,20 @@ def test_strings_that_a_model_looks_up_become_their_numbers(name: str) -> None:
     assert [order[n] for n in got.reshape(-1)] == peer.reshape(-1).tolist()
 
 
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"keys_int64s": [1], "values_strings": ["a"], "default_tensor": helper.make_tensor("d", 1, [1], [0.5])},
+        {"keys_strings": ["a"], "values_int64s": [1]},
+        {"classes_strings": ["a"], "default_int64": 3},
+    ],
+)
+def test_encoders_of_strings_that_make_no_sense(attributes: dict[str, Any]) -> None:
+    """A default of another type, strings as keys of numbers, and classes of numbers that are no integers."""
+    with pytest.raises(UnsupportedOp, match=r"default_tensor must|keys that are strings|1 classes for f32"):
+        load(model("LabelEncoder", [f32(3)], 1, attributes))
+
+
 @pytest.mark.parametrize("targets", [1, 2])
 @pytest.mark.parametrize("aggregate", ["SUM", "MAX"])
 def test_several_weights_of_a_leaf_for_a_target(targets: int, aggregate: str) -> None:

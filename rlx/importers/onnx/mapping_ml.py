@@ -285,6 +285,8 @@ def _label_encoder(ctx: NodeContext) -> Mapped:
 def _class_of(ctx: NodeContext, x: Value) -> Value:
     """The form of version 1: number n gives class n, which is that number; others the default."""
     distinct, numbers = numbered(ctx, ctx.texts("classes_strings"))
+    if not numbers or not x.dtype.is_integer:
+        ctx.fail(f"it has {len(numbers)} classes for {x.type}; expected some, for integers")
     ctx.ignore("default_int64")
     last = ctx.constant(len(numbers) - 1, x.dtype)
     outside = ctx.add(Or(), ctx.add(Less(), x, ctx.constant(0, x.dtype)), ctx.add(Greater(), x, last))
@@ -312,7 +314,13 @@ def _default_number(ctx: NodeContext, texts: list[str]) -> Value:
     """The number of the default string, -1 where it is none of the others."""
     ctx.ignore("default_float", "default_int64")
     ref = ctx.tensor("default_tensor") if ctx.given("default_tensor") else None
-    default = ctx.text("default_string", "_Unused") if ref is None else ref.array().item().decode(errors="replace")
+    if ref is None:
+        default = ctx.text("default_string", "_Unused")
+    else:
+        given = ref.array()
+        if given.dtype != object or given.size != 1:
+            ctx.fail("default_tensor must be one string, as the values are strings")
+        default = given.item().decode(errors="replace")
     return ctx.constant(texts.index(default) if default in texts else -1, I64)
 
 
