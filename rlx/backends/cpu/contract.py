@@ -18,6 +18,7 @@ from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import (
     I64,
     Acc,
+    Apply,
     Cast,
     Expr,
     Load,
@@ -26,6 +27,7 @@ from rlx.kernels.expr import (
     Var,
     const,
     guarded,
+    loads,
     size_expr,
     substitute_vars,
     transform,
@@ -38,7 +40,8 @@ from rlx.records import replace
 __all__ = ["accepts", "accepts_operand", "emit", "emit_pack", "layout"]
 
 F32, F64, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i32"]
-I8, I16 = DTYPES["i8"], DTYPES["i16"]
+I8, U8, I16 = DTYPES["i8"], DTYPES["u8"], DTYPES["i16"]
+WHOLE = "gemm of bytes"  # the tag of products with weights that are whole numbers of up to 8 bits, as floats
 DEPTH = Var("k")
 COLUMN = Var("n")
 
@@ -72,6 +75,10 @@ def layout(kernel: Kernel) -> list[Kernel]:
     if anchor.a.dtype.bits == 8:
         return conv.layout(byte_conv.as_convolution(kernel))
     dtype = accumulates_in(anchor)
+    if host().tiles and dtype is F32:
+        kernel = _scaled_behind(kernel, anchor)
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
     store = kernel.stores[0]
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
@@ -90,8 +97,37 @@ def layout(kernel: Kernel) -> list[Kernel]:
         made.append(copy)
     panels, pack = _pack(kernel, anchor, dtype, batch, column, store.extents)
     made.append(pack)
-    made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels)))
+    made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels), WHOLE if _is_whole(anchor.b) else "gemm"))
     return made
+
+
+def _scaled_behind(kernel: Kernel, anchor: Contract) -> Kernel:
+    """The product with weights of bytes that have a scale by column, which then multiplies the sums instead."""
+    column = out_vars(len(kernel.stores[0].extents))[-1]
+    match anchor.b:
+        case Apply(fn="mul", args=(value, scale)) if _is_whole(value) and _is_of(scale, column):
+            behind = tuple(
+                replace(s, expr=transform(s.expr, lambda e: e * scale if isinstance(e, Acc) else None))
+                for s in kernel.stores
+            )
+            return replace_kernel(replace(kernel, stores=behind), replace(anchor, b=value))
+    return kernel
+
+
+def _is_whole(e: Expr) -> bool:
+    """Whether it is a byte as a float, or the difference of two: a bf16."""
+    match e:
+        case Cast(value=value) if e.dtype is F32:
+            return value.dtype in (I8, U8)
+        case Apply(fn="sub", args=(Cast(), Cast()) as both):
+            return all(map(_is_whole, both))
+    return False
+
+
+def _is_of(scale: Expr, column: Var) -> bool:
+    """Whether it is a number of f32 that depends on params and constants and the column only."""
+    fixed = all(x.source.kind in ("param", "const", "prepared") for x in loads(scale))
+    return fixed and scale.dtype is F32 and {x for x in walk(scale) if isinstance(x, Var)} <= {column}
 
 
 def _paired(kernel: Kernel, anchor: Contract) -> list[Kernel]:
@@ -141,9 +177,9 @@ def _view(source: Buffer, shape: Shape, dtype: DType) -> Buffer:
     return Buffer(f"{source.name}.pairs", source.kind, shape, dtype, None, None, source.base, source.offset)
 
 
-def replace_kernel(kernel: Kernel, anchor: Contract) -> Kernel:
+def replace_kernel(kernel: Kernel, anchor: Contract, tag: str = "gemm") -> Kernel:
     """The kernel with another anchor."""
-    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag="gemm")
+    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=tag)
 
 
 def _extents(vars: list[Var], extents: Shape) -> list[Size]:
@@ -293,7 +329,7 @@ def emit(kernel: Kernel) -> KernelCode:
         part(cut, "scratch"),
         part(cut, "copy_bytes"),
         part(cut, "steps"),
-        gemm.block_routine(tile),
+        gemm.block_routine(tile, whole=kernel.tag == WHOLE),
     ]
     table = WordTable(words)
     sites: list[str] = []

@@ -372,14 +372,15 @@ def put_tile(f: Function, tile: Tile, vectors: int, acc: list[str], c_rows: list
 
 
 @functools.cache
-def block_routine(tile: Tile) -> Routine:
+def block_routine(tile: Tile, *, whole: bool = False) -> Routine:
     """The code of `gemm_block`, compiled once a machine; kernels call it through a word that holds its address.
 
     Where there are tile registers, products of f32 with a `most` of 0 are computed with them: see `tile_products`.
+    `whole`: all elements of B are whole numbers of up to 8 bits.
     """
     block = gemm_block(tile)
     if host().tiles and tile.dtype == "f32" and tile.lanes == tile.width:
-        block = tile_products.with_tiles(block)
+        block = tile_products.with_tiles(block, 1 if whole else 3)
     return Routine(block.name, Module([block]).text())
 
 

@@ -14,6 +14,9 @@ that are lead to, and where all of a row of A or column of B is below `SMALL` bu
 for zeros and low parts of smaller numbers are. The latter get a nan among their parts, so that one look at each sum
 once it leaves the tiles finds all of them; it costs some 1 % where K is a few hundred.
 
+Where all of B are whole numbers of up to 8 bits, as weights of bytes that are scaled behind the product, they are bf16
+as they are, and three products are enough.
+
 Rows of A are split before they are used. The weights stay panels of f32, as other routines read them; the parts of the
 next two panels are made while the tiles compute with those of the current ones, by instructions that have nothing to
 do meanwhile, in the order in which they lie in memory, so that their way from there is hidden as well.
@@ -50,17 +53,19 @@ AHEAD = 4096  # bytes of a panel by which it is fetched before its parts are mad
 SHARES = (16, 8, 4, 2, 1)  # pairs of rows of both panels whose parts are made in a step
 
 
-def with_tiles(fma: Function) -> Function:
+def with_tiles(fma: Function, parts: int = 3) -> Function:
     """The block routine `fma` (see `gemm.gemm_block`) of f32, which computes by tiles where `most` is 0.
 
-    `copy` then is room of `cuts.tile_room(rows, k)` bytes.
+    `copy` then is room of `cuts.tile_room(rows, k)` bytes. `parts` are those of elements of B: 1 if all are bf16.
     """
-    f = Function(f"{fma.name}_tiles", [*ARGUMENTS, ("i64", "most"), ("ptr", "copy")], attrs="nounwind noinline")
+    f = Function(f"{fma.name}_tiles{parts}", [*ARGUMENTS, ("i64", "most"), ("ptr", "copy")], attrs="nounwind noinline")
     names = [f"%{name}" for _, name in ARGUMENTS]
     tiles = f.and_(f.cmp("eq", "%most", 0), f.cmp("gt", "%k", 0))
     most = f.select(f.cmp("eq", "%most", 0), PRODUCT_BLOCK, "%most")
     f.if_(
-        tiles, lambda: void(f.call(_block(fma), [*names, "%copy"])), lambda: void(f.call(fma, [*names, most, "%copy"]))
+        tiles,
+        lambda: void(f.call(_block(fma, parts), [*names, "%copy"])),
+        lambda: void(f.call(fma, [*names, most, "%copy"])),
     )
     f.ret()
     return f
@@ -70,10 +75,16 @@ def void(_: object) -> None:
     """Drops a value, for callbacks that return none."""
 
 
-def _block(fma: Function) -> Function:
+def _block(fma: Function, of_b: int) -> Function:
     f = Function("rlx_tile_block", [*ARGUMENTS, ("ptr", "room")], internal=True, attrs="nounwind noinline")
-    split, begin, finish, check, again = _split_rows(), _parts_of_panels(), _finish_panels(), _is_finite(), _again(fma)
-    squares = {(share, tall): _square(share, tall) for share in SHARES for tall in (True, False)}
+    split, begin, finish, check, again = (
+        _split_rows(),
+        _parts_of_panels(of_b),
+        _finish_panels(of_b),
+        _is_finite(),
+        _again(fma),
+    )
+    squares = {(share, tall): _square(share, tall, of_b) for share in SHARES for tall in (True, False)}
     fetch, put = _copy("fetch"), _copy("put")
     blocks = f.div(f.add("%k", TILE_BLOCK - 1), TILE_BLOCK)
     block = f.and_(f.add(f.div(f.sub(f.add("%k", blocks), 1), blocks), TILE_STEP - 1), -TILE_STEP)
@@ -172,7 +183,7 @@ def _choose(f: Function, share: str, by: Callable[[int], Callable[[], None]]) ->
     return taken
 
 
-def _square(share: int, tall: bool) -> Function:
+def _square(share: int, tall: bool, of_b: int) -> Function:
     """32 x 32 sums (16 x 32 unless `tall`) over some steps, while parts are made for the next ones.
 
     `(ptr a, ptr b, i64 steps, ptr c, i64 line, i64 add, ptr p0, ptr p1, ptr out, i64 done, i64 wanted, ptr seen)`: `a`
@@ -188,6 +199,8 @@ def _square(share: int, tall: bool) -> Function:
         internal=True,
         attrs="nounwind noinline",
     )
+    # small ones first, and so that one pair of tiles stays from each to the next
+    products = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)) if of_b == 3 else ((2, 0), (1, 0), (0, 0))
     rows = (0, 1) if tall else (0,)
     below = f.offset("%c", f.shl("%line", 4))
     places = [(2 * r + j, f.offset("%c" if r == 0 else below, 64 * j)) for r in rows for j in (0, 1)]
@@ -212,8 +225,7 @@ def _square(share: int, tall: bool) -> Function:
                 amx.load(f, 6 + j, f.offset(b, part * TILE_PART + j * PANEL), 64)
 
         before = (-1, -1)
-        # small ones first, and so that one pair of tiles stays from each to the next
-        for number, (pa, pb) in enumerate(((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0))):
+        for number, (pa, pb) in enumerate(products):
             if pa != before[0]:
                 left(pa)
             if pb != before[1]:
@@ -223,7 +235,7 @@ def _square(share: int, tall: bool) -> Function:
                 for j in (0, 1):
                     amx.dot(f, "tdpbf16ps", 2 * r + j, 4 + r, 6 + j)
             if make:
-                for i in range(share * number // 6, share * (number + 1) // 6):
+                for i in range(share * number // len(products), share * (number + 1) // len(products)):
                     make(i)
 
     def making(_: str, state: list[str]) -> list[str]:
@@ -239,7 +251,7 @@ def _square(share: int, tall: bool) -> Function:
                 f.prefetch(f.offset(at, AHEAD), locality=2)
                 f.prefetch(f.offset(at, AHEAD + PANEL), locality=2)
                 x, y = (f.load(WORDS, q) for q in (at, f.offset(at, PANEL)))
-                seen[j] = _parts(f, x, y, f.offset(target, PANEL * j + 64 * i), seen[j], exact=False)
+                seen[j] = _parts(f, x, y, f.offset(target, PANEL * j + 64 * i), seen[j], exact=False, parts=of_b)
 
         step(a, b, make)
         return [f.offset(a, TILE_STEP_BYTES), f.offset(b, TILE_STEP_BYTES), f.add(done, share), *seen]
@@ -260,18 +272,18 @@ def _square(share: int, tall: bool) -> Function:
     return f
 
 
-def _parts(f: Function, x: str, y: str, out: str, seen: str, *, exact: bool) -> str:
+def _parts(f: Function, x: str, y: str, out: str, seen: str, *, exact: bool, parts: int = 3) -> str:
     """Puts the parts of two vectors of f32 (as words), lane by lane the first in the lower half of a word.
 
     Returns what bits are seen in any of them. `exact` rounds to the nearest, which is somewhat better and slower than
     to cut off.
     """
     seen = f.or_(f.or_(seen, x), y)
-    for part in range(3):
+    for part in range(parts):
         # the low part needs no rounding: it has no more bits, or is a denormal
         high = [f.and_(f.add(v, 0x8000) if exact and part < 2 else v, HIGH) for v in (x, y)]
         f.store(f.or_(f.lshr(high[0], 16), high[1]), f.offset(out, part * TILE_PART))
-        if part < 2:
+        if part < parts - 1:
             x, y = (
                 f.cast("bitcast", f.sub(f.cast("bitcast", v, FLOATS), f.cast("bitcast", h, FLOATS)), WORDS)
                 for v, h in zip((x, y), high, strict=True)
@@ -333,7 +345,7 @@ def _split_rows() -> Function:
     return f
 
 
-def _parts_of_panels() -> Function:
+def _parts_of_panels(of_b: int) -> Function:
     """The parts of whole steps of the first two panels, which no tiles are computed beside.
 
     `(ptr p0, ptr p1, ptr out, i64 pairs, ptr seen)`.
@@ -352,7 +364,7 @@ def _parts_of_panels() -> Function:
         for j, p in enumerate(("%p0", "%p1")):
             at = f.offset(p, source)
             x, y = (f.load(WORDS, q) for q in (at, f.offset(at, PANEL)))
-            seen[j] = _parts(f, x, y, f.offset(target, PANEL * j), seen[j], exact=False)
+            seen[j] = _parts(f, x, y, f.offset(target, PANEL * j), seen[j], exact=False, parts=of_b)
         return seen
 
     for j, bits in enumerate(f.loop(0, "%pairs", 1, [(WORDS, "zeroinitializer")] * 2, pair)):
@@ -361,7 +373,7 @@ def _parts_of_panels() -> Function:
     return f
 
 
-def _finish_panels() -> Function:
+def _finish_panels(of_b: int) -> Function:
     """The last step of two panels, where it is not whole, and nans in the columns that are too small.
 
     `(ptr p0, ptr p1, ptr out, i64 k, ptr seen)`.
@@ -389,7 +401,7 @@ def _finish_panels() -> Function:
 
                 x, y = row(i, at), row(f.add(i, 16), f.offset(at, PANEL))
                 target = f.offset(out, f.add(f.shl(i, 6), PANEL * j))
-                return [_parts(f, x, y, target, state[0], exact=False)]
+                return [_parts(f, x, y, target, state[0], exact=False, parts=of_b)]
 
             place = f.offset("%seen", 64 * j)
             (bits,) = f.loop(0, 16, 1, [(WORDS, f.load(WORDS, place))], pair)
