@@ -2,9 +2,10 @@
 
 Images have their channels last, so a window is a few contiguous pieces, and that of a 1x1 kernel lies in the image as
 it is: nothing is moved then. Windows of several pixels are read row by row where they lie (see `direct`); only where
-that can't be done (strides of 1x1 kernels, groups, gaps between columns) a chunk gathers the windows of its pixels into
-its worker's scratch. Weights are packed in panels, K in the order (row, column, channel). Depthwise convolutions and
-those that Winograd's transforms save products in have code of their own.
+that can't be done (strides of 1x1 kernels, groups, gaps between columns), or where there are tile registers and many
+outputs, a chunk gathers the windows of its pixels into its worker's scratch. Weights are packed in panels, K in the
+order (row, column, channel). Depthwise convolutions and those that Winograd's transforms save products in have code of
+their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal, cast
 
 from rlx.backends.cpu import byte_conv, depthwise, direct, dots, fused_tiles, gemm, window_gather, winograd
 from rlx.backends.cpu.builder import Module, size_of
-from rlx.backends.cpu.cuts import K_BLOCK, ConvCut, Part, part
+from rlx.backends.cpu.cuts import ConvCut, Part, conv_by_tiles, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.window import Geometry, finish_of, geometry
@@ -22,13 +23,14 @@ from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine, linear_index
-from rlx.kernels.expr import Cast, Expr, Load, Select, const, guarded, loads, size_expr, substitute_vars
+from rlx.kernels.expr import Apply, Cast, Expr, Load, Select, const, guarded, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
 __all__ = ["accepts", "accepts_operand", "emit", "in_image", "layout"]
 
+MANY = 1 << 20  # stands for the pixels of an image, and for a size that is not known
 FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
 
 
@@ -51,10 +53,11 @@ class ConvWord(IntEnum):
     SCRATCH_STRIDE = 13  # bytes
     SUMS = 14  # where a block of sums starts in scratch, in bytes
     COPY = 15  # where a copy of a block of A starts in scratch, in bytes; negative: it is read in place
-    PART = 16  # pixels
-    BLOCK = 17  # routines
-    WINDOWS = 18
-    FIRST = 19  # of the words of `windows`
+    STEPS = 16  # of k in a block, at most; 0: by tiles, which use the room for a copy
+    PART = 17  # pixels
+    BLOCK = 18  # routines
+    WINDOWS = 19
+    FIRST = 20  # of the words of `windows`
 
 
 def accepts(anchor: Conv, dtype: DType) -> bool:
@@ -168,8 +171,20 @@ def _packed(kernel: Kernel) -> tuple[Buffer, Store]:
         if not (isinstance(outputs, int) and outputs % width == 0):
             inside = at < size_expr(outputs)
             element = Select(inside, guarded(element, inside), const(0, element.dtype))
-    buffer = Buffer(name, "prepared" if is_static(anchor.w, shape) else "arena", shape, dtype)
-    return buffer, Store(buffer, shape, own, element if element.dtype is dtype else Cast(element, dtype))
+    static = is_static(anchor.w, shape)
+    buffer = Buffer(name, "prepared" if static else "arena", shape, dtype)
+    element = element if element.dtype is dtype else Cast(element, dtype)
+    if static and dtype.name == "f32":
+        element = without_denormals(element)
+    return buffer, Store(buffer, shape, own, element)
+
+
+def without_denormals(w: Expr) -> Expr:
+    """A weight of f32, 0 in the place of a denormal: many processors take a hundred times as long for those.
+
+    Training that lets channels die leaves them behind. Times less than 2^100 they are below the rounding of 1 in f32.
+    """
+    return Select(Apply("abs", (w,), w.dtype) < const(2.0**-126, w.dtype), const(0, w.dtype), w)
 
 
 def _tile(dtype: DType) -> gemm.Tile:
@@ -193,9 +208,26 @@ def emit(kernel: Kernel) -> KernelCode:
         return winograd.emit(kernel)
     if depthwise.suits(kernel):
         return depthwise.emit(kernel)
-    if direct.suits(kernel):
+    if direct.suits(kernel) and not gathers_for_tiles(kernel):
         return dots.emit(kernel) if dots.suits(kernel) else direct.emit(kernel)
     return _emit_product(kernel)
+
+
+def has_tiles(dtype: DType) -> bool:
+    """Whether products of that type can be computed by tile registers."""
+    return dtype.name == "f32" and host().tiles
+
+
+def gathers_for_tiles(kernel: Kernel) -> bool:
+    """Whether windows of several pixels are gathered for tile registers: so many outputs are worth more than that.
+
+    A question of channels only, so that images of known and of unknown size give the same bits.
+    """
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    geo = geometry(kernel)
+    outputs, depth = (s if isinstance(s, int) else MANY for s in (geo.outputs, geo.depth))
+    return has_tiles(anchor.x.dtype) and conv_by_tiles(MANY, outputs, depth)
 
 
 def in_image(geo: Geometry) -> Size | None:
@@ -236,6 +268,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             tile.rows,
             from_window,
             finish.in_place,
+            has_tiles(dtype) and not few,
         )
     )
     words: list[Word] = [
@@ -255,6 +288,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         part(cut, "scratch"),
         part(cut, "sums"),
         part(cut, "copy"),
+        part(cut, "steps"),
         part(cut, "part"),
         window_gather.dots_routine(tile) if few else gemm.block_routine(wide),
         window_gather.routine(tile),
@@ -299,7 +333,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         over = f.rem(rows, tile.rows)
         uneven = f.and_(f.cmp("gt", over, 0), f.cmp("le", f.mul(over, 2), tile.rows))
         even = f.sub(rows, f.select(uneven, f.add(over, tile.rows), 0))
-        ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", even, tile.rows))
+        ready = f.and_(f.cmp("le", depth, w[ConvWord.STEPS]), f.cmp("ge", even, tile.rows))
         done = f.select(ready, f.mul(f.div(count, together), together), 0)
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
         panels = fused_tiles.Panels(panel_at(n0), f.mul(depth, width), depth)
@@ -340,7 +374,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             copy = f.select(f.cmp("ge", w[ConvWord.COPY], 0), f.offset(own, w[ConvWord.COPY]), "null", "ptr")
             f.call(
                 w[ConvWord.BLOCK],
-                [a, w[ConvWord.A_STEP], at, f.mul(depth, width), c, step, rows, left, depth, ("i64", K_BLOCK), copy],
+                [a, w[ConvWord.A_STEP], at, f.mul(depth, width), c, step, rows, left, depth, w[ConvWord.STEPS], copy],
             )
         if not finish.plain or not finish.in_place:
             finish.rows(emitter, (q0, q1), (start, f.add(start, left)), c, step)

@@ -33,6 +33,7 @@ WIDTH = 16  # columns of a panel of f32
 MOST_BANDS = 8  # of 32 rows in a chunk, at most
 # nanoseconds for a step of k: to split 32 rows, for a square of sums, and to make parts of two panels
 SPLIT, SQUARE, FIRST_SQUARES = 125, 180, 400
+GATHER = 300  # and to gather 32 rows of windows
 START_CHUNK = 2000  # nanoseconds
 SPREAD = 0.1  # of a chunk's time by which some take longer
 TILE_SPARE = 8192 + 128  # bytes: room for two squares of sums, and for the bits that are seen in two panels
@@ -141,6 +142,16 @@ def by_tiles(m: int, n: int, k: int) -> bool:
     return m >= 24 and n >= 2 * WIDTH and k >= 2 * TILE_STEP
 
 
+def conv_by_tiles(pixels: int, outputs: int, depth: int) -> bool:
+    """The same for a convolution's product, which has less of a weight to multiply where there are few pixels.
+
+    Tile registers that were idle take some 20 us to come to their full rate, so short kernels gain nothing by them; and
+    where panels are split for few pixels, that takes as long as the products unless the panels are many.
+    """
+    enough = pixels >= 96 or pixels * outputs >= 96 * 1024
+    return enough and outputs >= 96 and by_tiles(pixels, outputs, depth) and 2 * pixels * outputs * depth >= 30e6
+
+
 def tile_room(rows: int, k: int) -> int:
     """Bytes of scratch for the parts of so many rows of A, and of four panels, in products by tiles."""
     blocks = max(-(-k // TILE_BLOCK), 1)
@@ -215,20 +226,20 @@ def _panel_chunk(panels: int, parts: int, blocks: int) -> int:
 
 
 @functools.lru_cache(1024)
-def tile_chunking(m: int, n: int, k: int, batch: int, threads: int = 1) -> Chunking:
+def tile_chunking(m: int, n: int, k: int, batch: int, threads: int = 1, split: int = SPLIT) -> Chunking:
     """Cuts a product by tiles into chunks: squares of 32 x 32 sums as far as there are, with which threads are done
-    soonest; of up to `FEW_THREADS` all numbers are looked at, so that they have the same chunks.
+    soonest; of up to `FEW_THREADS` all numbers are looked at, so that they have the same chunks. `split` is the time
+    in nanoseconds that 32 rows take for a step of k before they are used.
     """
     bands, pairs, steps = -(-m // TILE_ROWS), -(-n // (2 * WIDTH)), -(-k // TILE_STEP)
     counts = (1, 2, 4) if threads <= FEW_THREADS else (threads,)
     best, found = float("inf"), (bands, pairs)
-    for row_blocks in range(-(-bands // MOST_BANDS), bands + 1):
-        some = -(-bands // row_blocks)
+    for some in range(min(MOST_BANDS, bands), 0, -1):
         for across in range(1, pairs + 1):
             columns = -(-pairs // across)
             chunks = batch * -(-bands // some) * -(-pairs // columns)
             made = max(columns - 1, 0) * max(SQUARE * some, FIRST_SQUARES) + SQUARE * some + FIRST_SQUARES
-            a_chunk = START_CHUNK + steps * (some * SPLIT + made)
+            a_chunk = START_CHUNK + steps * (some * split + made)
             time = sum(t * (-(-chunks // t) + SPREAD) * a_chunk for t in counts)
             if time < best:
                 best, found = time, (some, columns)
@@ -305,6 +316,7 @@ class ConvParts:
     sums: int  # ends of the parts of scratch: windows, sums, copy
     copy: int
     scratch: int
+    steps: int = K_BLOCK  # of k in a block, at most; 0: by tiles, and `copy` is room for what they need
 
 
 @dataclass(eq=False, repr=False)
@@ -312,7 +324,7 @@ class ConvCut:
     """The chunks of a convolution as a product, by tiles of `rows` pixels and panels of `width` elements of `size`.
 
     `in_image` is the step from window to window where all of them lie in the image, else None; `in_place`: sums are
-    stored where the result is.
+    stored where the result is; `tiles`: there are tile registers for them.
     """
 
     outputs: Size
@@ -324,6 +336,7 @@ class ConvCut:
     rows: int
     in_image: Size | None
     in_place: bool
+    tiles: bool = False
 
     FLOPS = 8e6  # of a chunk at most: some 100 us of one core
     LEAST_FLOPS = 0.6e6  # of a chunk, where there are few
@@ -332,9 +345,12 @@ class ConvCut:
     MANY_WEIGHTS = 1024 * 1024  # bytes that are better read seldom: for MOST pixels
     MOST = 144
     PART = 20 * 1024  # bytes of the windows and results of a part, which stay in L1
+    TILE_PART = 1024 * 1024  # bytes of the windows of a part that is computed by tiles
 
     def __call__(self, extents: Extents) -> ConvParts:
         outputs, depth, pixels = (evaluate(s, extents) for s in (self.outputs, self.depth, self.pixels))
+        if self.tiles and conv_by_tiles(pixels, outputs, depth):
+            return self._by_tiles(outputs, depth, pixels, extents)
         size, in_image, groups = self.size, self.in_image, self.groups
         panels = max(-(-outputs // self.width), 1)
         a_pixel = max(2.0 * depth * panels * self.width * size / 4, 1.0)
@@ -384,6 +400,21 @@ class ConvCut:
         count = blocks * groups * panel_blocks if pixels and outputs else 0
         parts = (chunk, panel_chunk, count, a_step, part, gathered)
         return ConvParts(*parts, gathered + sums if copied else -1, gathered + sums + copy)
+
+    def _by_tiles(self, outputs: int, depth: int, pixels: int, extents: Extents) -> ConvParts:
+        """The chunks of a product by tile registers."""
+        gathers, threads = self.in_image is None, max(thread_count(extents), FEW_THREADS)
+        made = tile_chunking(pixels, outputs, depth, self.groups, threads, SPLIT + GATHER if gathers else SPLIT)
+        part, columns = made.row_chunk, made.panel_chunk * self.width
+        if gathers:
+            most = max(self.TILE_PART // (depth * self.size) // TILE_ROWS, 1) * TILE_ROWS
+            part = min(part, most)
+        a_step = depth if self.in_image is None else evaluate(self.in_image, extents)
+        gathered = _aligned(part * depth * self.size + 64) if gathers else 0
+        sums = 0 if self.in_place else _aligned(part * columns * self.size)
+        scratch = gathered + sums + tile_room(part, depth)
+        parts = (made.row_chunk, made.panel_chunk, made.chunks, a_step, part, gathered)
+        return ConvParts(*parts, gathered + sums, scratch, 0)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from rlx.backends.cpu import winograd
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.cuts import conv_by_tiles
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
@@ -333,6 +335,11 @@ def positive(g: Graph, y: Value) -> Value:
     return y > 0.5
 
 
+def gated(_: Graph, y: Value) -> Value:
+    made: Value = hard_swish(y)
+    return made
+
+
 @pytest.mark.parametrize("post", [scaled, residual, by_column, by_row, lambda g, y: hard_swish(y)])
 @pytest.mark.parametrize("groups, w", [(1, (7, 6, 3, 3)), (6, (6, 1, 3, 3)), (2, (4, 3, 1, 1))])
 def test_epilogues_are_fused(post: Post, groups: int, w: tuple[int, ...]) -> None:
@@ -357,6 +364,49 @@ def test_an_epilogue_may_change_the_type(groups: int) -> None:
     got = compiled(g)(arrays)["y"]
     assert got.dtype == np.bool_
     assert np.mean(got != widened_result(g, arrays)) < 0.01
+
+
+@pytest.mark.parametrize("post", [None, relu_of, scaled, residual, gated])
+@pytest.mark.parametrize(
+    "x, w, attributes",
+    [
+        ((1, 300, 17, 9), (352, 300, 1, 1), {}),  # rows and columns of no whole tile
+        ((2, 130, 16, 12), (352, 130, 1, 1), {}),
+        ((1, 300, 33, 18), (352, 300, 1, 1), {"strides": (2, 2)}),  # windows are gathered
+        ((1, 40, 31, 25), (208, 40, 3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
+        ((1, 24, 23, 25), (211, 24, 3, 3), {"dilations": (2, 2), "pads": (2, 2, 2, 2)}),
+        ((1, 512, 16, 16), (480, 256, 1, 1), {"groups": 2}),
+        ((1, 900, 4, 25), (208, 900, 1, 1), {}),  # K in two blocks
+    ],
+)
+def test_products_by_tile_registers(
+    x: tuple[int, ...], w: tuple[int, ...], attributes: dict[str, Any], post: Post | None
+) -> None:
+    g = conv_graph(x, w, post, **attributes)
+    y = g.outputs[0].value.shape
+    pixels, outputs = y[0] * prod(y[2:]), w[0] // attributes.get("groups", 1)
+    assert conv_by_tiles(pixels, outputs, prod(w[1:]))
+    check(g)
+
+
+def test_pixels_from_few_to_enough_for_tile_registers() -> None:
+    n = Dim("n", 1, 40)
+    g = conv_graph((n, 320, 5, 5), (300, 320, 1, 1), relu_of)
+    run = compiled(g)
+    for batch in (1, 6, 7, 13):
+        check(g, {"n": batch}, run)
+
+
+def test_denormal_weights_count_as_zeros() -> None:
+    """They would make products a hundred times as slow on many processors."""
+    g = conv_graph((1, 20, 6, 5), (32, 20, 3, 3))
+    arrays = arrays_of(g, {})
+    arrays["w"][5] *= np.float32(1e-39)
+    arrays["w"][6, ::2] *= np.float32(1e-39)
+    got = compiled(g)(arrays)["y"]
+    assert np.array_equal(got[0, 5], np.full((4, 3), arrays["b"][5]))
+    arrays["w"][np.abs(arrays["w"]) < 2.0**-126] = 0
+    assert np.array_equal(got, compiled(g)(arrays)["y"])
 
 
 def test_a_padded_input_is_not_multiplied() -> None:

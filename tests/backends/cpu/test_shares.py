@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.cuts import ConvCut, DepthwiseCut, chunking
+from rlx.backends.cpu.cuts import ConvCut, DepthwiseCut, chunking, tile_room
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.shares import shares
 from rlx.backends.cpu.words import FEW_THREADS, THREADS
@@ -137,6 +137,18 @@ def test_one_artifact_for_any_number_of_threads(name: str, tmp_path: Path) -> No
     direct.run({"x": values})
     assert chunks_of(direct) == seen[3]
     assert max(sum(s) for s in seen[3:]) > sum(seen[0])  # more chunks
+
+
+@pytest.mark.parametrize("outputs", [160, 320, 512, 960, 1000, 2048])
+@pytest.mark.parametrize("pixels", [49, 196, 784])
+@pytest.mark.parametrize("gathers", [False, True])
+def test_products_by_tiles_are_cut_into_what_the_code_computes(outputs: int, pixels: int, gathers: bool) -> None:
+    cut = ConvCut(outputs, 512, pixels, 1, 4, 16, 6, None if gathers else 512, True, True)({THREADS: 2})
+    panels, blocks = -(-outputs // 16), -(-pixels // cut.pixel_chunk)
+    assert cut.chunks == blocks * -(-panels // cut.panel_chunk)
+    if cut.steps == 0:
+        assert cut.scratch >= cut.copy + tile_room(min(cut.part, pixels), 512)
+        assert cut.pixel_chunk % 32 == 0 or blocks == 1
 
 
 @pytest.mark.parametrize("outputs", [160, 320, 512, 960, 1000, 2048])
