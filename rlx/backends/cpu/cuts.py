@@ -138,8 +138,12 @@ def k_block(k: int, most: int = PRODUCT_BLOCK) -> int:
 
 
 def by_tiles(m: int, n: int, k: int) -> bool:
-    """Whether a product of f32 is computed by tile registers where there are any, rather than by fma."""
-    return m >= 24 and n >= 2 * WIDTH and k >= 2 * TILE_STEP
+    """Whether a product of f32 is computed by tile registers where there are any, rather than by fma.
+
+    Making parts of A pays off over many columns, of B over many rows. With fewer of both than this fma is faster, with
+    weights in the cache and from memory.
+    """
+    return m >= 40 and n >= 4 * WIDTH and m * n >= 8192 and k >= 2 * TILE_STEP
 
 
 def conv_by_tiles(pixels: int, outputs: int, depth: int) -> bool:
