@@ -93,9 +93,8 @@ def weights(kernel: Kernel) -> tuple[Buffer, Store]:
 
 
 def _lanes(channels: int) -> int:
-    """Channels that are computed together."""
-    lanes = host().vector_bytes // 4
-    return lanes if channels >= lanes else 1
+    """Channels that are computed together: a vector, or where there are fewer, a power of two."""
+    return min(host().vector_bytes // 4, 1 << max(channels.bit_length() - 1, 0))
 
 
 def image_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Word], Part]:

@@ -198,7 +198,7 @@ def test_epilogues_in_registers(pixels: int, outputs: int, channels: int) -> Non
     check(conv_graph((1, channels, pixels, 1), (outputs, channels, 1, 1), residual))
 
 
-@pytest.mark.parametrize("channels", [7, 20])
+@pytest.mark.parametrize("channels", [2, 7, 12, 20])
 @pytest.mark.parametrize("height, width", [(1, 1), (3, 2), (6, 7), (9, 17)])
 @pytest.mark.parametrize(
     "kernel, strides, dilations",
