@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import rlx
 from rlx.backends.reference import run_graph
@@ -322,6 +322,14 @@ def test_encoders_of_strings_that_make_no_sense(attributes: dict[str, Any]) -> N
     """A default of another type, strings as keys of numbers, and classes of numbers that are no integers."""
     with pytest.raises(UnsupportedOp, match=r"default_tensor must|keys that are strings|1 classes for f32"):
         load(model("LabelEncoder", [f32(3)], 1, attributes))
+
+
+def test_inputs_of_strings_are_refused_with_the_way_out() -> None:
+    """One message for all of them, as a ColumnTransformer has them."""
+    whole = onnx.load_from_string(model("Binarizer", [f32(3)], 1, {}))
+    whole.graph.input.append(helper.make_tensor_value_info("town", TensorProto.STRING, ["n", 1]))
+    with pytest.raises(UnsupportedOp, match=r"Input x1 \('town'\): .*encode them as numbers outside"):
+        load(whole.SerializeToString())
 
 
 @pytest.mark.parametrize("targets", [1, 2])

@@ -14,6 +14,7 @@ from rlx.importers.onnx.model import ModelFile, ValueInfo, read_model
 from rlx.importers.onnx.reads import in_order, live_nodes, sources_of_sizes
 from rlx.importers.onnx.scope import Import, MissingNode, Region, Run, Scope
 from rlx.importers.onnx.symbolic import LIMIT
+from rlx.importers.onnx.tensor import STRING
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 
@@ -114,6 +115,11 @@ def _define_leaves(scope: Scope, inputs: list[ValueInfo], shapes: dict[str, Shap
         try:
             if info.kind not in ("tensor", "optional(tensor)"):
                 raise UnsupportedError(f"an input of kind {info.kind} is not supported, only tensors")
+            if info.elem_type == STRING:
+                raise UnsupportedError(
+                    "an input of strings is not supported; encode them as numbers outside, and export the model from "
+                    "after its encoder"
+                )
             if info.name not in shapes:
                 raise UnsupportedError("its rank is not known; give its shape with dims")
             scope.bind(info.name, scope.graph.input(info.name, shapes[info.name], element_dtype(info.elem_type)))
