@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from rlx.backends.cpu.shares import shares, wants_shares
+from rlx.backends.cpu.shares import TURNS, shares, wants_shares
 from rlx.backends.cpu.words import FEW_THREADS, Computed, Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate, size_product
 from rlx.records import dataclass
@@ -31,10 +31,11 @@ TILE_STEP_BYTES = 3 * TILE_PART
 TILE_BLOCK = 768  # steps of k that parts are made for at most before they are used: they stay in L2
 WIDTH = 16  # columns of a panel of f32
 MOST_BANDS = 8  # of 32 rows in a chunk, at most
-# nanoseconds for a step of k: to split 32 rows, for a square of sums, and to make parts of two panels
-SPLIT, SQUARE, FIRST_SQUARES = 125, 180, 400
+# nanoseconds for a step of k: to split 32 rows, half of which come from another core's cache, for a square of sums, and
+# to make parts of two panels beside that and of the first ones
+SPLIT, SQUARE, PAIR, FIRST_PAIR = 700, 160, 400, 200
 GATHER = 300  # and to gather 32 rows of windows
-START_CHUNK = 2000  # nanoseconds
+START_CHUNK = 1000  # nanoseconds
 SPREAD = 0.1  # of a chunk's time by which some take longer
 TILE_SPARE = 8192 + 128  # bytes: room for two squares of sums, and for the bits that are seen in two panels
 MIN_CHUNKS = 4
@@ -231,26 +232,25 @@ def _panel_chunk(panels: int, parts: int, blocks: int) -> int:
 
 @functools.lru_cache(1024)
 def tile_chunking(m: int, n: int, k: int, batch: int, threads: int = 1, split: int = SPLIT) -> Chunking:
-    """Cuts a product by tiles into chunks: squares of 32 x 32 sums as far as there are, with which threads are done
-    soonest; of up to `FEW_THREADS` all numbers are looked at, so that they have the same chunks. `split` is the time
-    in nanoseconds that 32 rows take for a step of k before they are used.
+    """Cuts a product by tiles into the chunks with which the threads are soonest done.
+
+    They are few and large: each splits its rows of A, and starts with panels that nothing is computed beside.
+    `split` is the time in nanoseconds that 32 rows take for a step of k before they are used.
     """
     bands, pairs, steps = -(-m // TILE_ROWS), -(-n // (2 * WIDTH)), -(-k // TILE_STEP)
-    counts = (1, 2, 4) if threads <= FEW_THREADS else (threads,)
-    best, found = float("inf"), (bands, pairs)
+    best, found = float("inf"), (max(bands, 1), max(pairs, 1))
     for some in range(min(MOST_BANDS, bands), 0, -1):
-        for across in range(1, pairs + 1):
+        for across in range(1, min(pairs, TURNS * threads) + 1):
             columns = -(-pairs // across)
-            chunks = batch * -(-bands // some) * -(-pairs // columns)
-            made = max(columns - 1, 0) * max(SQUARE * some, FIRST_SQUARES) + SQUARE * some + FIRST_SQUARES
-            a_chunk = START_CHUNK + steps * (some * split + made)
-            time = sum(t * (-(-chunks // t) + SPREAD) * a_chunk for t in counts)
+            count = batch * -(-bands // some) * -(-pairs // columns)
+            a_step = some * split + FIRST_PAIR + columns * max(SQUARE * some, PAIR)
+            time = (-(-count // threads) + SPREAD) * (START_CHUNK + steps * a_step)
             if time < best:
                 best, found = time, (some, columns)
-    row_chunk, panel_chunk = found[0] * TILE_ROWS, 2 * found[1]
+    row_chunk, panel_chunk = min(found[0] * TILE_ROWS, max(m, 1)), 2 * found[1]
     chunks = batch * -(-m // row_chunk) * -(-n // (panel_chunk * WIDTH)) if m and n else 0
-    row_chunk = min(row_chunk, max(m, 1))
-    return Chunking(row_chunk, panel_chunk, chunks, tile_room(row_chunk, k), row_chunk * panel_chunk * 64, 0)
+    room = tile_room(row_chunk, k)
+    return Chunking(row_chunk, panel_chunk, chunks, room, row_chunk * panel_chunk * PANEL_BYTES, 0)
 
 
 @dataclass(frozen=True)
@@ -281,10 +281,11 @@ class ProductCut:
 
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
-        threads = max(thread_count(extents), FEW_THREADS)  # up to so many it is one entry of the table
+        threads = thread_count(extents)
         if self.tiles and by_tiles(rows, columns, depth):
             made = tile_chunking(rows, columns, depth, matrices, threads)
         else:
+            threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table
             made = chunking(rows, columns, depth, matrices, self.size, threads)
         scratch = _aligned(made.copy_bytes + (made.tile_bytes if self.to_scratch else 0))
         chunks = made.chunks if all(evaluate(s, extents) for s in self.shape) else 0

@@ -109,8 +109,8 @@ def _block(fma: Function, of_b: int) -> Function:
         steps, pairs = f.lshr(f.add(k, TILE_STEP - 1), 5), f.shl(f.lshr(k, 5), 4)
         final, more = f.cmp("ge", f.add(k0, k), "%k"), f.cmp("gt", k0, 0)
         add = f.cast("zext", more, "i64")
-        f.call(split, [f.gep("%a", k0, "float"), "%lda", "%rows", k, parts])
         p0, p1 = two_panels(0, k0)
+        f.call(split, [f.gep("%a", k0, "float"), "%lda", "%rows", k, parts])
         f.call(begin, [p0, p1, first, pairs, seen])
         f.call(finish, [p0, p1, first, k, seen])
 
@@ -248,8 +248,8 @@ def _square(share: int, tall: bool, of_b: int) -> Function:
         def make(i: int) -> None:
             for j, p in enumerate(panels):
                 at = f.offset(p, 64 * i)
+                # the other half comes by itself, and more would take the places of lines on their way to the tiles
                 f.prefetch(f.offset(at, AHEAD), locality=2)
-                f.prefetch(f.offset(at, AHEAD + PANEL), locality=2)
                 x, y = (f.load(WORDS, q) for q in (at, f.offset(at, PANEL)))
                 seen[j] = _parts(f, x, y, f.offset(target, PANEL * j + 64 * i), seen[j], exact=False, parts=of_b)
 

@@ -165,7 +165,6 @@ def test_chunks_cover_everything(shape, threads):
         assert cut.chunks == batch * -(-m // cut.row_chunk) * -(-n // (16 * cut.panel_chunk))
         assert cut.copy_bytes >= tile_room(cut.row_chunk, k)
         assert cut.panel_chunk % 2 == 0
-        assert cut == tile_chunking(m, n, k, batch, 1) or threads > 4
 
 
 def product(k=96, n=80):
