@@ -89,6 +89,14 @@ def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
     return transform(expr, lambda e: new if e == old else None)
 
 
+def _sharing(expr: Expr, emitter: Emitter, names: Sequence[Var]) -> Var | None:
+    """The outer axis whose elements share reductions that differ along the last one, as in a norm over columns."""
+    *outer, last = names
+    inside = [x for x in walk(expr) if isinstance(x, Reduce) and last in emitter.depends(x) and not is_short(x)]
+    found = [v for v in outer if not any(v in emitter.depends(x) for x in inside)]
+    return found[-1] if inside and found else None
+
+
 def emit_nest(store: Store, lanes: int) -> KernelCode:
     """The code of one store of a loop-nest kernel. `lanes`: f32 elements in a vector register."""
     extents, target, expr = flatten(store)
@@ -117,10 +125,18 @@ def emit_nest(store: Store, lanes: int) -> KernelCode:
         outer = [*names[:at], *names[at + 1 : -1], axis]
         outer_sizes = [*sizes[:at], *sizes[at + 1 : -1], ceildiv(sizes[at], lanes)]
         a_turn = a_turn * lanes
+    turn = _sharing(expr, emitter, names) if by_lanes and again and axis is None and not hoisted else None
+    turns: Size = 1
+    if turn is not None:  # it becomes the innermost loop: what its elements share is computed once for each vector
+        at = names.index(turn)
+        turns = sizes[at]
+        outer, outer_sizes = [*names[:at], *names[at + 1 : -1]], [*sizes[:at], *sizes[at + 1 : -1]]
+        common = [x for x in walk(expr) if isinstance(x, Reduce) and turn not in emitter.depends(x)]
+        a_turn = turns * weight(expr, common) + total_weight(common)
     grid = Grid(tuple(outer_sizes), last_size, a_turn, a_row, hoisted)
 
     destination = Load(store.buffer, (target,), store.buffer.dtype)
-    emitter.preload([expr, destination], [*sizes, *outer_sizes])
+    emitter.preload([expr, destination], [*sizes, *outer_sizes, turns])
     words = [table.load(f, Computed(fn)) for fn in (grid.rows, grid.row_chunk, grid.columns, grid.column_chunk)]
     rows, row_chunk, columns, column_chunk = words
     column_chunks = table.load(f, Computed(grid.column_chunks))
@@ -135,11 +151,20 @@ def emit_nest(store: Store, lanes: int) -> KernelCode:
     emitter.hoist(expr, frozenset(names), top)
 
     def put(scope: Scope, value: Expr) -> None:
+        if turn is None:
+            put_one(scope, value)
+            return
+        emitter.hoist(value, frozenset((turn,)), scope)
+        f.loop(0, emitter.size(turns), 1, [], lambda i, _: put_one(scope.inner({turn: i}), value))
+
+    def put_one(scope: Scope, value: Expr) -> None:
         text = scalar.to_memory(f, emitter.lanes_of(value, scope), store.buffer.dtype, scope.width)
         emitter.store(destination, text, scope)
 
     tests = (
-        {} if last is None or hoisted or (isinstance(last_size, int) and last_size < lanes) else index_tests(expr, last)
+        {}
+        if last is None or hoisted or turn is not None or (isinstance(last_size, int) and last_size < lanes)
+        else index_tests(expr, last)
     )
     inside = drop_tests(expr, tests)
     emitter.preload([inside], [])  # its indices are simpler: they may have sizes of their own
@@ -187,7 +212,7 @@ def emit_nest(store: Store, lanes: int) -> KernelCode:
         if last is None:
             put(scope, expr)
             return
-        inner = frozenset((last,))
+        inner = frozenset((last,) if turn is None else (last, turn))
         emitter.hoist(expr, inner, scope)
         emitter.hoist(destination, inner, scope)
 

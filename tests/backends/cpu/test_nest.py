@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.backends.cpu.nest import emit_nest
+from rlx.backends.cpu.words import THREADS
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph
+from rlx.kernels.expr import Load, Reduce
+from rlx.kernels.lowering import out_vars
+from rlx.kernels.program import Buffer, Store
 from rlx.ops.layout import Full
 from rlx.testing.oracle import compare
 
@@ -107,3 +113,28 @@ def test_long_sums_keep_their_precision() -> None:
         data = np.full(shape, 0.1, np.float32)
         exact = data.astype(np.float64).sum(axis=axes)
         np.testing.assert_allclose(rlx.compile(g, device="cpu").run([data])[0], exact, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "shape", [(120, 40), (3, 50, 16), (2, 20, 7, 9), (1, 30, 70), (4, 100, 1), (2, 0, 20), (2, 30, 0)]
+)
+def test_norms_and_softmax_along_columns(shape: tuple[int, ...]) -> None:
+    """An axis that is not the last: the elements of a column share its sums."""
+    axis = len(shape) - 2 if len(shape) < 4 else 1
+    graph = Graph("columns")
+    x, scale = graph.input("x", shape), graph.input("scale", (shape[axis], *(1 for _ in shape[axis + 1 :])))
+    centred = x - rlx.mean(x, axis, keepdims=True)
+    graph.output(centred / rlx.sqrt(rlx.mean(centred * centred, axis, keepdims=True) + 1e-5) * scale, "norm")
+    graph.output(rlx.softmax(x, axis), "softmax")
+    compare(graph, {"x": values(*shape), "scale": values(*scale.shape)})
+
+
+def test_sums_of_columns_are_computed_once() -> None:
+    """And not once an element: the cost that work is cut by tells."""
+    rows, columns = 500, 64
+    x = Buffer("x", "input", (rows, columns), DTYPES["f32"])
+    i, j, r = out_vars(3)
+    total = Reduce("add", (r,), (rows,), Load(x, (r, j), x.dtype), x.dtype)
+    out = Buffer("y", "output", (rows, columns), x.dtype)
+    made = emit_nest(Store(out, (rows, columns), (i, j), Load(x, (i, j), x.dtype) * total), 8)
+    assert made.chunks({THREADS: 2}) <= 4  # of 16 million additions they would be 40
