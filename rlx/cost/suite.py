@@ -159,6 +159,28 @@ def _line(c: int, o: int, length: int, taps: int, lines: int = 0) -> Trial:
     return make
 
 
+def _bytes(c: int, o: int, size: int, window: int, stride: int = 1) -> Trial:
+    """A quantised image: a product of its pixels, a window of each channel and a product again."""
+
+    def make(t: _Trial) -> None:
+        def number(value: Array) -> Value:
+            return t.graph.constant(value)
+
+        scale, middle, zero = number(np.float32(0.02)), number(np.uint8(128)), number(np.int8(0))
+
+        def conv(x: Value, *shape: int, **attributes: Any) -> Value:
+            w = t.graph.constant(t.rng.integers(-64, 64, shape, np.int8))
+            scales = number(t.rng.uniform(0.001, 0.01, shape[0]).astype(np.float32))
+            return t.op("qlinear_conv", x, scale, middle, w, scales, zero, scale, middle, **attributes)
+
+        x = t.op("quantize", t.input(1, c, size, size), scale, middle)
+        y = conv(conv(x, o, c, 1, 1), o, 1, window, window, strides=(stride,) * 2, pads=(window // 2,) * 4, groups=o)
+        y = t.op("dequantize", conv(y, c, o, 1, 1), scale, middle)
+        t.out(t.op("reduce_mean", y, axes=(2, 3), keepdims=False))
+
+    return make
+
+
 def _residual(c: int, size: int) -> Trial:
     """A convolution of pixels whose input is added to its result, as the device keeps both."""
 
@@ -277,6 +299,8 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
             for s in ((1, 96, 80), (24, 200, 120), (7, 400, 400), (300, 48, 350), (96, 384, 384), (200, 768, 256))
         ],
     }  # fmt: skip
+    if not quick:
+        made["bytes"] = [_bytes(*s) for s in ((16, 40, 12, 3), (24, 96, 40, 3), (32, 160, 28, 5), (96, 240, 14, 3, 2))]
     groups = {name: group[len(group) // 2 :: 2] if quick else group for name, group in made.items()}
     groups = {name: [group[0], *group[:0:-1]] for name, group in groups.items()}  # the smallest, then the largest
     for turn in range(max(map(len, groups.values()))):  # one of each kind before the second of any
