@@ -163,13 +163,11 @@ def _bytes(c: int, o: int, size: int, window: int, stride: int = 1) -> Trial:
     """A quantised image: a product of its pixels, a window of each channel and a product again."""
 
     def make(t: _Trial) -> None:
-        def number(value: Array) -> Value:
-            return t.graph.constant(value)
-
+        number = t.graph.constant
         scale, middle, zero = number(np.float32(0.02)), number(np.uint8(128)), number(np.int8(0))
 
         def conv(x: Value, *shape: int, **attributes: Any) -> Value:
-            w = t.graph.constant(t.rng.integers(-64, 64, shape, np.int8))
+            w = number(t.rng.integers(-64, 64, shape, np.int8))
             scales = number(t.rng.uniform(0.001, 0.01, shape[0]).astype(np.float32))
             return t.op("qlinear_conv", x, scale, middle, w, scales, zero, scale, middle, **attributes)
 
