@@ -133,6 +133,18 @@ def group_query(new: int, past: int, total: int, ends: Sequence[int], **attribut
 
 QUANT = (S1(0.1), np.uint8(3))
 CASES = {
+    "fused_gemm": case("FusedGemm", f32(4, 3), f32(5, 3), f32(5), transB=1, activation="Relu", alpha=0.5, beta=2.0),
+    "fused_gemm_leaky": case("FusedGemm", f32(4, 3), f32(3, 5), activation="LeakyRelu", activation_alpha=0.2),
+    "fused_gemm_hard": case(
+        "FusedGemm",
+        f32(3, 4),
+        f32(3, 5),
+        f32(5),
+        transA=1,
+        activation="HardSigmoid",
+        activation_alpha=0.3,
+        activation_beta=0.4,
+    ),
     "cdist": case("CDist", f32(4, 6), f32(3, 6), metric="euclidean"),
     "cdist squared": case("CDist", f32(4, 6).astype(np.float64), f32(3, 6).astype(np.float64), metric="sqeuclidean"),
     "fused_matmul_batch_behind": case("FusedMatMul", f32(4, 2, 3), f32(2, 3, 5), transBatchA=1, alpha=0.5),

@@ -408,3 +408,15 @@ def test_sequences_of_no_elements() -> None:
         np.testing.assert_allclose(compiled.run({"x": x})[0], peer.run(None, {"x": x})[0], rtol=1e-5, strict=True)
     with pytest.raises(ExecutionError, match=r"dims=\{'s': \(0, None\)\} allows it"):
         rlx.compile(load(model), device="cpu", threads=1).run({"x": np.zeros((2, 0, 8), np.float32)})
+
+
+def test_casts_of_sizes_with_every_attribute() -> None:
+    """ONNX Runtime writes `saturate` at each Cast of the models that it saves, and newer files `round_mode`."""
+    text = "n = Shape x\nf = Cast n\nh = Mul f half\nto = Cast h\ny = Reshape x to"
+    cast = {"saturate": 1, "round_mode": "up"}
+    attributes = {"f": {"to": TensorProto.FLOAT} | cast, "to": {"to": TensorProto.INT64} | cast}
+    model = build(text, {"half": np.array([1, 0.5, 2], np.float32)}, attributes=attributes)
+    whole = onnx.load_from_string(model)
+    whole.opset_import[0].version = 24
+    graph = load(whole.SerializeToString(), dims={"b": 2, "s": 4})
+    assert str(graph.outputs[0].value.type) == "f32[2, 2, 16]"

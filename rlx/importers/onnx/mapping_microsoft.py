@@ -16,7 +16,7 @@ from rlx.ir.shape import Size, ceildiv, numel
 from rlx.ops import activation
 from rlx.ops.base import Op
 from rlx.ops.bitwise import BitShift, BitwiseAnd
-from rlx.ops.contract import MatMul
+from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.conv import Conv
 from rlx.ops.elementwise import Add, Clip, Less, Mul, Reciprocal, Sigmoid, Sqrt, Sub, Tanh, Where
 from rlx.ops.encoded import Dequantize
@@ -145,6 +145,30 @@ def _fused_conv(ctx: NodeContext) -> Mapped:
     bias = [ctx.value(2)] if ctx.has(2) else []
     y = ctx.add(Conv(*conv_attributes(ctx, x, w)), x, w, *bias)
     return _activated(ctx, _plus(ctx, y, 3))
+
+
+_OF_GEMM: dict[str, tuple[type[Op], tuple[float, ...]]] = {  # with the usual alpha and beta of those that have them
+    "Elu": (activation.Elu, (1.0,)),
+    "HardSigmoid": (activation.HardSigmoid, (0.2, 0.5)),
+    "LeakyRelu": (activation.LeakyRelu, (0.01,)),
+    "Relu": (activation.Relu, ()),
+    "Sigmoid": (Sigmoid, ()),
+    "Softplus": (activation.Softplus, ()),
+    "Softsign": (activation.Softsign, ()),
+    "Tanh": (Tanh, ()),
+    "ThresholdedRelu": (activation.ThresholdedRelu, (1.0,)),
+}
+
+
+@onnx_op("FusedGemm", domain=MICROSOFT)
+def _fused_gemm(ctx: NodeContext) -> Mapped:
+    name = ctx.text("activation", "")
+    if name not in _OF_GEMM:
+        ctx.fail(f"activation={name!r} is not one of {', '.join(_OF_GEMM)}")
+    made, usual = _OF_GEMM[name]
+    own = [ctx.real(f"activation_{n}", u) for n, u in zip(("alpha", "beta"), usual, strict=False)]
+    gemm = Gemm(ctx.real("alpha", 1.0), ctx.real("beta", 1.0), ctx.flag("transA"), ctx.flag("transB"))
+    return ctx.add(made(*own), ctx.add(gemm, *ctx.values()))
 
 
 @onnx_op("NhwcConv", domain=MICROSOFT)
