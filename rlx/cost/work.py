@@ -159,7 +159,7 @@ def _read(kernel: Kernel, extents: Extents) -> int:
 def _panels(kernel: Kernel) -> tuple[Expr, ...]:
     """Operands that the device has brought into a layout of its own: their loads name where it starts."""
     match kernel.anchor:
-        case Contract(b=b) if kernel.tag == "gemm":
+        case Contract(b=b) if kernel.tag in ("gemm", "gemm of bytes"):
             return (b,)
         case Conv(w=Load(source=source) as w) if source.base.kind == "prepared":
             return (w,)

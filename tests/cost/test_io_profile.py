@@ -17,6 +17,7 @@ from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim, upper
 from rlx.ops.base import Op
 from rlx.ops.control import Scan
+from rlx.ops.encoded import Dequantize
 
 # Panels of the CPU's products are 16 columns of f32 wide.
 
@@ -255,3 +256,12 @@ def test_weights_of_convolutions_are_read() -> None:
     *_, kernel = rlx.profile(g, "cpu").kernels
     assert kernel.read_bytes == 4 * (32 * 49 + 64 * 32 + 64)
     assert kernel.written_bytes == 4 * 64 * 49
+
+
+def test_weights_of_bytes_are_read() -> None:
+    """A product with weights of bytes reads panels of floats, whether their scale is in them or multiplies the sums."""
+    g = Graph("bytes")
+    x, w, scale = g.input("x", (64, 96)), g.param("w", (96, 160), dtype="i8"), g.param("scale", (160,))
+    g.output(x @ g.add(Dequantize(1), w, scale)[0], "y")
+    *_, kernel = rlx.profile(g, "cpu").kernels
+    assert kernel.read_bytes in (4 * (64 * 96 + 96 * 160), 4 * (64 * 96 + 96 * 160 + 160))
