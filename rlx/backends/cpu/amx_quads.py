@@ -9,10 +9,9 @@ so was what came after it.
 from __future__ import annotations
 
 from rlx.backends.cpu import amx
-from rlx.backends.cpu.builder import Function, vec
-from rlx.backends.cpu.gemm import void
+from rlx.backends.cpu.builder import Function, arguments_of, vec, void
 from rlx.backends.cpu.quad_results import Finish, finishing, limits, quantised, starting
-from rlx.backends.cpu.quads import BLOCK, DEPTH, HEAD, WIDTH, Tile, arguments_of, dot
+from rlx.backends.cpu.quads import BLOCK, DEPTH, HEAD, WIDTH, Tile, dot
 from rlx.records import dataclass
 
 __all__ = ["block"]

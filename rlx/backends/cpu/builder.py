@@ -27,12 +27,14 @@ __all__ = [
     "Module",
     "Operand",
     "Typed",
+    "arguments_of",
     "constant",
     "element",
     "int_of",
     "size_of",
     "suffix",
     "vec",
+    "void",
     "width",
 ]
 
@@ -62,6 +64,15 @@ def element(ty: str) -> str:
     """Returns the scalar type of a lane."""
     match = type_pattern.fullmatch(ty)
     return match[2] if match else ty
+
+
+def arguments_of(text: str) -> list[tuple[str, str]]:
+    """Returns the types and names of arguments that are written as in C: "ptr a, i64 step"."""
+    return [(ty, name) for ty, name in (argument.split() for argument in text.split(", "))]
+
+
+def void(_: object) -> None:
+    """Drops a value, for callbacks that return none."""
 
 
 def size_of(ty: str) -> int:

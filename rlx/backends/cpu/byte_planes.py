@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlx.backends.cpu.builder import Function
+from rlx.backends.cpu.builder import Function, void
 from rlx.backends.cpu.depthwise import Plane, chunk_parts
 from rlx.backends.cpu.emitter import Emitter, Scope
-from rlx.backends.cpu.gemm import load_word, void
+from rlx.backends.cpu.gemm import load_word
 from rlx.backends.cpu.quads import Finishing
 from rlx.backends.cpu.window import Finish
 from rlx.records import dataclass

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Literal, cast
 
 from rlx.backends.cpu import fused_tiles, gemm
-from rlx.backends.cpu.builder import Function, Module, constant, size_of, vec
+from rlx.backends.cpu.builder import Function, Module, constant, size_of, vec, void
 from rlx.backends.cpu.cuts import K_BLOCK, DirectCut, DirectParts, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
@@ -386,7 +386,7 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
 
             f.if_(f.cmp("ult", y, w[DirectWord.HEIGHT]), inside, lambda: clear(place, 0, whole))
 
-        f.if_(copied, lambda: gemm.void(f.loop(0, lines, 1, [], line)))
+        f.if_(copied, lambda: void(f.loop(0, lines, 1, [], line)))
         here = f.select(copied, base, f.add(plane, f.mul(top, w[DirectWord.X_H])))
         row_step = f.mul(stride_h, f.select(copied, step, w[DirectWord.X_H]))
         table = f.gep("%offsets", f.mul(f.sub(r, "%r0"), out_width), "i64")

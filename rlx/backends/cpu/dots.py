@@ -15,7 +15,7 @@ from functools import cache
 from typing import Literal, cast
 
 from rlx.backends.cpu import direct, gemm
-from rlx.backends.cpu.builder import Function, Module, Typed, constant, size_of, vec
+from rlx.backends.cpu.builder import Function, Module, Typed, constant, size_of, vec, void
 from rlx.backends.cpu.direct import DirectWord
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.window import finish_of
@@ -157,8 +157,8 @@ def _dots(ty: str, sums: str, vector_bytes: int, outputs: int) -> Function:
 
     f.if_(
         f.cmp("ge", "%pixels", together),
-        lambda: gemm.void(f.loop(0, "%pixels", together, [], group)),
-        lambda: gemm.void(f.loop(0, "%pixels", 1, [], single)),
+        lambda: void(f.loop(0, "%pixels", together, [], group)),
+        lambda: void(f.loop(0, "%pixels", 1, [], single)),
     )
     f.ret()
     return f

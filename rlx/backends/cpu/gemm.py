@@ -207,10 +207,6 @@ def kernel_function(name: str) -> Function:
     return Function(name, [("ptr", "words"), ("i64", "chunk"), ("ptr", "ctx"), ("i64", "worker")])
 
 
-def void(_: object) -> None:
-    """Drops a value, for callbacks that return none."""
-
-
 def share(f: Function, number: str, shares: str, columns: str, width: int) -> tuple[str, str]:
     """The first column of one of so many even shares of panels, and the column after its last."""
     panels = f.div(f.add(columns, width - 1), width)

@@ -12,7 +12,7 @@ from itertools import count
 from typing import cast
 
 from rlx.backends.cpu import gemm, scalar
-from rlx.backends.cpu.builder import Function, Module, vec
+from rlx.backends.cpu.builder import Function, Module, vec, void
 from rlx.backends.cpu.cuts import COPY_PAD, PRODUCT_BLOCK, Part, part
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.group_cut import ROWS, GroupCut
@@ -278,7 +278,7 @@ def fetch_routine(dtype: DType) -> Routine:
             f.loop(even, "%k", 1, [], one_by_one)
 
         across = f.and_(f.cmp("eq", left, width), f.cmp("eq", "%row", 1))
-        f.if_(across, squares, lambda: gemm.void(f.loop(0, "%k", 1, [], one_by_one)))
+        f.if_(across, squares, lambda: void(f.loop(0, "%k", 1, [], one_by_one)))
 
     def side_by_side(first: str, _: list[str]) -> None:
         """Whole panels of a matrix whose rows lie together: a row of several, so that much is read in turn."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
-from rlx.backends.cpu.builder import Module
-from rlx.backends.cpu.gemm import Tile, kernel_function, load_word, transpose, void
+from rlx.backends.cpu.builder import Module, void
+from rlx.backends.cpu.gemm import Tile, kernel_function, load_word, transpose
 
 __all__ = ["PackWord", "pack_b"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from rlx.backends.cpu import amx, amx_quads
-from rlx.backends.cpu.builder import Function, Module, constant, vec
+from rlx.backends.cpu.builder import Function, Module, arguments_of, constant, vec
 from rlx.backends.cpu.quad_results import finishing, starting, store_bytes, store_sums
-from rlx.backends.cpu.quads import BLOCK, DEPTH, HEAD, WIDTH, Tile, arguments_of, dot
+from rlx.backends.cpu.quads import BLOCK, DEPTH, HEAD, WIDTH, Tile, dot
 from rlx.backends.cpu.words import Routine
 
 __all__ = ["block_routine"]

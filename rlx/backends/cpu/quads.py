@@ -27,8 +27,8 @@ from rlx.ir.shape import Size, ceildiv
 from rlx.records import dataclass
 
 __all__ = [
-    "BLOCK", "DEPTH", "FINISH", "HEAD", "WIDTH", "Finishing", "Instructions", "Tile", "arguments_of", "available",
-    "dot", "instructions", "pack_panel", "panel_bytes", "places_bytes", "spare_bytes",
+    "BLOCK", "DEPTH", "FINISH", "HEAD", "WIDTH", "Finishing", "Instructions", "Tile", "available", "dot",
+    "instructions", "pack_panel", "panel_bytes", "places_bytes", "spare_bytes",
 ]  # fmt: skip
 
 WIDTH = 16  # columns of a panel
@@ -41,11 +41,6 @@ BLOCK = (
     "ptr a, i64 lda, ptr w, ptr more, i64 spare, ptr c, i64 ldc, i64 rows, i64 columns, i64 octets, i64 places, "
     "i64 zero, ptr finish, i64 column"
 )
-
-
-def arguments_of(text: str) -> list[tuple[str, str]]:
-    """Types and names of what is written as in C."""
-    return [(ty, name) for ty, name in (argument.split() for argument in text.split(", "))]
 
 
 class Finishing(IntEnum):
