@@ -31,6 +31,7 @@ __all__ = ["Lowered", "estimate_graph", "estimate_library", "lowered_of"]
 
 Mapped = Callable[[str], bool]
 
+SPREAD = 32  # sizes of a dim whose scratch is looked at
 _UNBOUNDED = "a dim has no upper bound: activations, inputs and outputs are not in this"
 _EXACT = ("activation", "input", "output", "state", "workspace")  # parts that the plan and the types give
 
@@ -250,18 +251,37 @@ class Lowered:
             input_bytes=options.input_sets * total([v.type for v in self.graph.inputs]),
             output_bytes=total([o.value.type for o in self.graph.outputs]),
             state_bytes=total([v.type for v in self.graph.states]),
-            workspace_bytes=self.sizes.scratch(extents),
+            workspace_bytes=self._most_scratch(extents) if at_bounds else self.sizes.scratch(extents),
             certainty={**fixed.certainty, **dict.fromkeys(_EXACT, "exact")},
             dims=dict(extents),
             axes={name: self.axis(symbol, extents) for name, symbol in self.graph.dims().items() if name in extents},
             notes=self._spare_note,
         )
 
+    def _most_scratch(self, bounds: Mapping[str, int]) -> int:
+        """Scratch of the size that takes the most: work of fewer rows may be cut into larger chunks.
+
+        Looks at some sizes, of each dim alone and of all of them, that are evenly spread up to the bounds.
+        """
+        known = self.graph.dims()
+        some = {name: _spread(known[name], hi) if name in known else [hi] for name, hi in bounds.items()}
+        sizes = [{**bounds, name: n} for name, found in some.items() for n in found]
+        if len(some) > 1:
+            sizes += [{name: found[i * len(found) // SPREAD] for name, found in some.items()} for i in range(SPREAD)]
+        return max(map(self.sizes.scratch, sizes or [{}]))
+
     def axis(self, symbol: Symbol, extents: Mapping[str, int]) -> Axis:
         """One dim as a size that can be varied within its bounds."""
         low = max(symbol.lo, 1)
         current = extents[symbol.name]
         return Axis(low, current, symbol.multiple, current, lambda n: self.at({**extents, symbol.name: n}))
+
+
+def _spread(symbol: Symbol, most: int) -> list[int]:
+    """Up to `SPREAD` sizes of a dim from its lower bound on, in ascending order."""
+    low, step = max(symbol.lo, 1), symbol.multiple
+    sizes = {max(most * i // SPREAD // step * step, -(-low // step) * step) for i in range(1, SPREAD)}
+    return sorted({n for n in sizes if n <= most} | {most})
 
 
 def _type_bytes(type: TensorType, extents: Mapping[str, int], at_bounds: bool) -> int:

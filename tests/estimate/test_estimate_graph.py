@@ -77,6 +77,34 @@ def test_activations_are_those_of_the_compiled_plan() -> None:
     assert estimate(graph).activation_bytes == plan.arena
 
 
+@pytest.mark.parametrize("threads", [1, 2, 16])
+def test_scratch_at_the_upper_bounds_is_enough_for_fewer_rows(threads: int) -> None:
+    """Fewer rows may be cut into larger chunks than the most are, for which each thread needs more."""
+
+    def product(g: rlx.Graph, rows: rlx.Dim) -> rlx.Value:
+        return rlx.transpose(g.input("x", (rows, 768)) @ g.param("w", (768, 3072)), (1, 0))
+
+    def few_columns(g: rlx.Graph, rows: rlx.Dim) -> rlx.Value:
+        return g.input("x", (rows, 800)) @ g.param("w", (800, 64))
+
+    def convolution(g: rlx.Graph, rows: rlx.Dim) -> rlx.Value:
+        return rlx.conv(g.input("x", (1, 128, rows, 20)), g.param("w", (256, 128, 5, 5)), strides=(2, 2))
+
+    def batches(g: rlx.Graph, rows: rlx.Dim) -> rlx.Value:
+        x = g.input("x", (rlx.Dim("batch", 1, 6), rows, 256))
+        return rlx.softmax(x @ g.param("w", (256, 1000)))
+
+    for make in (product, few_columns, convolution, batches):
+        g = rlx.Graph("open")
+        g.output(make(g, rlx.Dim("rows", 5, 513)), "y")
+        most = rlx.estimate(g, "cpu", overhead=0, threads=threads).workspace_bytes
+        fixed = [{"rows": n} for n in (5, 33, 80, 160, 225, 320, 448, 480, 512, 513)]
+        fixed += [{**dims, "batch": 2} for dims in fixed] if make is batches else []
+        for dims in fixed:
+            sized = rlx.estimate(g, "cpu", overhead=0, threads=threads, dims=dims)
+            assert sized.workspace_bytes <= 1.02 * most, (make.__name__, dims)
+
+
 def test_a_weight_used_twice_counts_once_and_constants_are_weights() -> None:
     g = rlx.Graph("tied")
     x, w = g.input("x", (4, 32)), g.param("w", (32,))

@@ -5,9 +5,10 @@ six are made: high * high, high * middle, middle * high, middle * middle, high *
 is below 2^-22 of the product. Each element of C is one chain of sums, step by step of `STEP` along k, and depends on K
 only: neither on M, nor on chunks, threads or blocks of k. With finite operands its error is at most
 
-    (K + 8) 2^-24 sum |a| |b|  +  K 2^-60 max |a| max |b|
+    (K + 8) 2^-24 sum |a| |b|  +  K 2^-60 max |a| max |b|  +  K 2^-123
 
-(the largest of its row of A and column of B), and like that of a chain of fma some 2^-24 sum |a| |b| in practice.
+(the largest of its row of A and column of B), and like that of a chain of fma some 2^-24 sum |a| |b| in practice. The
+last term is for products and sums below 2^-126, which tiles take for zeros: results above 1e-26 or so never see it.
 
 What tiles can't do is done anew by fma, element by element: where a sum is infinite or not a number, which operands
 that are lead to, and where all of a row of A or column of B is below `SMALL` but not zero, for tiles take denormals

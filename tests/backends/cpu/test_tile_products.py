@@ -86,6 +86,17 @@ def test_numbers_of_one_sign_and_of_all_magnitudes(k):
         assert_product(multiply(x, y), x, y, factor=8 + k / 16)
 
 
+@pytest.mark.parametrize("k", [64, 900])
+def test_results_that_are_nearly_denormals(k):
+    """Numbers that are large enough for three parts each, but whose products are not: an error of K 2^-123 at most."""
+    for left in range(-62, -30, 4):
+        for right in range(-62, -30, 4):
+            a, b = random((40, k)) * np.float32(2.0**left), random((k, 50), 1) * np.float32(2.0**right)
+            x, y = a.astype(np.float64), b.astype(np.float64)
+            bound = 8 * ULP * (abs(x) @ abs(y)) + k * 2.0**-123
+            assert (abs(multiply(a, b) - x @ y) <= bound).all()
+
+
 SPECIAL = [np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 1e30, 1e-30, 1e-38, 1e-45, -0.0]
 
 
