@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu import amx
-from rlx.backends.cpu.builder import Function
+from rlx.backends.cpu.builder import Function, arguments_of, void
 from rlx.backends.cpu.cuts import (
     PRODUCT_BLOCK,
     TILE_BLOCK,
@@ -41,10 +41,7 @@ from rlx.backends.cpu.cuts import (
 
 __all__ = ["ARGUMENTS", "with_tiles"]
 
-ARGUMENTS = [
-    *[("ptr", "a"), ("i64", "lda"), ("ptr", "b"), ("i64", "stride"), ("ptr", "c"), ("i64", "ldc")],
-    *[("i64", "rows"), ("i64", "columns"), ("i64", "k")],
-]
+ARGUMENTS = "ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k"
 WORDS, FLOATS = "<16 x i32>", "<16 x float>"
 HIGH = 0xFFFF0000 - (1 << 32)  # the bits of a float that are a bf16
 SMALL = 0x60000000  # a float with one of these bits is at least 2^-63
@@ -59,8 +56,9 @@ def with_tiles(fma: Function, parts: int = 3) -> Function:
 
     `copy` then is room of `cuts.tile_room(rows, k)` bytes. `parts` are those of elements of B: 1 if all are bf16.
     """
-    f = Function(f"{fma.name}_tiles{parts}", [*ARGUMENTS, ("i64", "most"), ("ptr", "copy")], attrs="nounwind noinline")
-    names = [f"%{name}" for _, name in ARGUMENTS]
+    arguments = arguments_of(f"{ARGUMENTS}, i64 most, ptr copy")
+    f = Function(f"{fma.name}_tiles{parts}", arguments, attrs="nounwind noinline")
+    names = [f"%{name}" for _, name in arguments_of(ARGUMENTS)]
     tiles = f.and_(f.cmp("eq", "%most", 0), f.cmp("gt", "%k", 0))
     most = f.select(f.cmp("eq", "%most", 0), PRODUCT_BLOCK, "%most")
     f.if_(
@@ -72,17 +70,18 @@ def with_tiles(fma: Function, parts: int = 3) -> Function:
     return f
 
 
-def void(_: object) -> None:
-    """Drops a value, for callbacks that return none."""
+def _routine(name: str, arguments: str, result: str = "void", *, cold: bool = False) -> Function:
+    attrs = "nounwind noinline cold" if cold else "nounwind noinline"
+    return Function(f"rlx_{name}", arguments_of(arguments), result, internal=True, attrs=attrs)
 
 
 def _block(fma: Function, of_b: int) -> Function:
-    f = Function("rlx_tile_block", [*ARGUMENTS, ("ptr", "room")], internal=True, attrs="nounwind noinline")
+    f = _routine("tile_block", f"{ARGUMENTS}, ptr room")
     split, begin, finish, check, again = (
         _split_rows(),
         _parts_of_panels(of_b),
         _finish_panels(of_b),
-        _is_finite(),
+        _any_nonfinite(),
         _again(fma),
     )
     squares = {(share, tall): _square(share, tall, of_b) for share in SHARES for tall in (True, False)}
@@ -187,18 +186,12 @@ def _choose(f: Function, share: str, by: Callable[[int], Callable[[], None]]) ->
 def _square(share: int, tall: bool, of_b: int) -> Function:
     """32 x 32 sums (16 x 32 unless `tall`) over some steps, while parts are made for the next ones.
 
-    `(ptr a, ptr b, i64 steps, ptr c, i64 line, i64 add, ptr p0, ptr p1, ptr out, i64 done, i64 wanted, ptr seen)`: `a`
-    and `b` are parts, `line` is the bytes from row to row of C, `add` whether C is added to; of the `wanted` pairs of
-    rows of the panels p0 and p1 `done` have their parts, and those of the next `share` a step are put to `out`.
+    `a` and `b` are parts, `line` is the bytes from row to row of C, `add` whether C is added to; of the `wanted` pairs
+    of rows of the panels p0 and p1 `done` have their parts, and those of the next `share` a step are put to `out`.
     """
-    f = Function(
-        f"rlx_square_{share}{'' if tall else '_low'}",
-        [
-            *[("ptr", "a"), ("ptr", "b"), ("i64", "steps"), ("ptr", "c"), ("i64", "line"), ("i64", "add")],
-            *[("ptr", "p0"), ("ptr", "p1"), ("ptr", "out"), ("i64", "done"), ("i64", "wanted"), ("ptr", "seen")],
-        ],
-        internal=True,
-        attrs="nounwind noinline",
+    f = _routine(
+        f"square_{share}{'' if tall else '_low'}",
+        "ptr a, ptr b, i64 steps, ptr c, i64 line, i64 add, ptr p0, ptr p1, ptr out, i64 done, i64 wanted, ptr seen",
     )
     # small ones first, and so that one pair of tiles stays from each to the next
     products = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)) if of_b == 3 else ((2, 0), (1, 0), (0, 0))
@@ -241,9 +234,7 @@ def _square(share: int, tall: bool, of_b: int) -> Function:
 
     def making(_: str, state: list[str]) -> list[str]:
         a, b, done, *seen = state
-        chunk, row = f.lshr(done, 4), f.and_(done, 15)
-        source = f.shl(f.add(done, f.shl(chunk, 4)), 6)  # a step is 32 rows, each of its pairs one of the first 16
-        target = f.offset("%out", f.add(f.mul(chunk, TILE_STEP_BYTES), f.shl(row, 6)))
+        source, target = _pair(f, done, "%out")
         panels = [f.offset(p, source) for p in ("%p0", "%p1")]
 
         def make(i: int) -> None:
@@ -292,18 +283,25 @@ def _parts(f: Function, x: str, y: str, out: str, seen: str, *, exact: bool, par
     return seen
 
 
+def _pair(f: Function, number: str, out: str) -> tuple[str, str]:
+    """Where a pair of rows starts in a panel, in bytes, and the address of its parts."""
+    step, row = f.lshr(number, 4), f.and_(number, 15)
+    source = f.shl(f.add(number, f.shl(step, 4)), 6)  # a step is 32 rows, each of its pairs one of the first 16
+    return source, f.offset(out, f.add(f.mul(step, TILE_STEP_BYTES), f.shl(row, 6)))
+
+
+def _is_small(f: Function, seen: str) -> str:
+    """Whether the bits that are seen in some numbers say that all are below 2^-63, and not all are zeros."""
+    bits = f.and_(seen, 0x7FFFFFFF)
+    return f.and_(f.cmp("ne", bits, 0), f.cmp("eq", f.and_(bits, SMALL), 0))
+
+
 def _split_rows() -> Function:
     """The parts of rows of A: of 32 rows one step of k after the other, as `_square` reads them.
 
-    `(ptr a, i64 lda, i64 rows, i64 k, ptr out)`. A step that is not whole ends with zeros; beyond the last row, which
-    tiles need 16 of, it comes again.
+    A step that is not whole ends with zeros; beyond the last row, which tiles need 16 of, it comes again.
     """
-    f = Function(
-        "rlx_split_rows",
-        [("ptr", "a"), ("i64", "lda"), ("i64", "rows"), ("i64", "k"), ("ptr", "out")],
-        internal=True,
-        attrs="nounwind noinline",
-    )
+    f = _routine("split_rows", "ptr a, i64 lda, i64 rows, i64 k, ptr out")
     together = 4
     whole = f.and_("%k", -TILE_STEP)
     size = f.mul(f.lshr(f.add("%k", TILE_STEP - 1), 5), TILE_STEP_BYTES)
@@ -337,9 +335,7 @@ def _split_rows() -> Function:
 
         seen = f.if_(f.cmp("lt", whole, "%k"), rest, lambda: list(seen))
         for i, bits in enumerate(seen):
-            any_ = f.and_(f.reduce(bits, f.or_), 0x7FFFFFFF)
-            small = f.and_(f.cmp("ne", any_, 0), f.cmp("eq", f.and_(any_, SMALL), 0))
-            f.if_(small, lambda i=i: f.store(POISON, f.offset(out, 64 * i), ty="i32"))  # type: ignore[misc]
+            f.if_(_is_small(f, f.reduce(bits, f.or_)), lambda i=i: f.store(POISON, f.offset(out, 64 * i), ty="i32"))  # type: ignore[misc]
 
     f.loop(0, f.and_(f.add("%rows", 15), -16), together, [], some_rows)
     f.ret()
@@ -347,21 +343,11 @@ def _split_rows() -> Function:
 
 
 def _parts_of_panels(of_b: int) -> Function:
-    """The parts of whole steps of the first two panels, which no tiles are computed beside.
-
-    `(ptr p0, ptr p1, ptr out, i64 pairs, ptr seen)`.
-    """
-    f = Function(
-        "rlx_split_panels",
-        [("ptr", "p0"), ("ptr", "p1"), ("ptr", "out"), ("i64", "pairs"), ("ptr", "seen")],
-        internal=True,
-        attrs="nounwind noinline",
-    )
+    """The parts of whole steps of the first two panels, which no tiles are computed beside."""
+    f = _routine("split_panels", "ptr p0, ptr p1, ptr out, i64 pairs, ptr seen")
 
     def pair(done: str, seen: list[str]) -> list[str]:
-        chunk = f.lshr(done, 4)
-        source = f.shl(f.add(done, f.shl(chunk, 4)), 6)
-        target = f.offset("%out", f.add(f.mul(chunk, TILE_STEP_BYTES), f.shl(f.and_(done, 15), 6)))
+        source, target = _pair(f, done, "%out")
         for j, p in enumerate(("%p0", "%p1")):
             at = f.offset(p, source)
             x, y = (f.load(WORDS, q) for q in (at, f.offset(at, PANEL)))
@@ -375,16 +361,8 @@ def _parts_of_panels(of_b: int) -> Function:
 
 
 def _finish_panels(of_b: int) -> Function:
-    """The last step of two panels, where it is not whole, and nans in the columns that are too small.
-
-    `(ptr p0, ptr p1, ptr out, i64 k, ptr seen)`.
-    """
-    f = Function(
-        "rlx_finish_panels",
-        [("ptr", "p0"), ("ptr", "p1"), ("ptr", "out"), ("i64", "k"), ("ptr", "seen")],
-        internal=True,
-        attrs="nounwind noinline",
-    )
+    """The last step of two panels, where it is not whole, and nans in the columns that are too small."""
+    f = _routine("finish_panels", "ptr p0, ptr p1, ptr out, i64 k, ptr seen")
     whole = f.and_("%k", -TILE_STEP)
     left = f.sub("%k", whole)
     out = f.offset("%out", f.mul(f.lshr("%k", 5), TILE_STEP_BYTES))
@@ -410,23 +388,16 @@ def _finish_panels(of_b: int) -> Function:
 
     f.if_(f.cmp("gt", left, 0), last_step)
     for j in (0, 1):
-        bits = f.and_(f.load(WORDS, f.offset("%seen", 64 * j)), 0x7FFFFFFF)
-        small = f.and_(f.cmp("ne", bits, 0), f.cmp("eq", f.and_(bits, SMALL), 0))
+        small = _is_small(f, f.load(WORDS, f.offset("%seen", 64 * j)))
         place = f.offset("%out", PANEL * j)
         f.store(f.select(small, f.splat(POISON, 16, "i32"), f.load(WORDS, place)), place)
     f.ret()
     return f
 
 
-def _is_finite() -> Function:
-    """0 where all of 32 columns are finite: `(ptr c, i64 line, i64 rows)`, an even number of rows."""
-    f = Function(
-        "rlx_is_finite",
-        [("ptr", "c"), ("i64", "line"), ("i64", "rows")],
-        "i32",
-        internal=True,
-        attrs="nounwind noinline",
-    )
+def _any_nonfinite() -> Function:
+    """Whether any number in 32 columns of an even number of rows is infinite or a nan; 0 if not."""
+    f = _routine("any_nonfinite", "ptr c, i64 line, i64 rows", "i32")
 
     def rows(_: str, state: list[str]) -> list[str]:
         p, sums = state[0], state[1:]
@@ -445,16 +416,8 @@ def _is_finite() -> Function:
 
 
 def _again(fma: Function) -> Function:
-    """Sums that are not finite are computed anew by fma.
-
-    `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 line, i64 rows, i64 columns, i64 k, ptr sums)`.
-    """
-    f = Function(
-        "rlx_again",
-        [*ARGUMENTS[:5], ("i64", "line"), *ARGUMENTS[6:], ("ptr", "sums")],
-        internal=True,
-        attrs="nounwind noinline cold",
-    )
+    """Sums that are not finite are computed anew by fma; `line` is the bytes from row to row of C."""
+    f = _routine("again", f"{ARGUMENTS.replace('ldc', 'line')}, ptr sums", cold=True)
     sizes = ["%rows", "%columns", "%k"]
     f.call(fma, ["%a", "%lda", "%b", "%stride", "%sums", 32, *sizes, ("i64", PRODUCT_BLOCK), ("ptr", "null")])
 
@@ -471,13 +434,8 @@ def _again(fma: Function) -> Function:
 
 
 def _copy(name: str) -> Function:
-    """Between C and a square of 32 x 32: `(ptr c, i64 ldc, ptr square, i64 rows, i64 columns)`."""
-    f = Function(
-        f"rlx_square_{name}",
-        [("ptr", "c"), ("i64", "ldc"), ("ptr", "square"), ("i64", "rows"), ("i64", "columns")],
-        internal=True,
-        attrs="nounwind noinline",
-    )
+    """Between C and a square of 32 x 32: "fetch" what is there, or "put" it back."""
+    f = _routine(f"square_{name}", "ptr c, i64 ldc, ptr square, i64 rows, i64 columns")
     masks = [f.mask_below(f.sub("%columns", 16 * j), 16) for j in (0, 1)]
 
     def row(i: str, _: list[str]) -> None:
