@@ -170,8 +170,7 @@ class Recurrence(_Attributes):
     `DynamicQuantizeLinear`, before each product; r holds whole numbers, that "scale" [D, G H] multiplies, and "bias" is
     [D, G H]. Every rounding is where ONNX Runtime has it: sums of products of whole numbers (exact below 2^24, as in
     cells of up to 258 units) times the product of the scales, plus x, plus peepholes, plus bias; functions are computed
-    in f64. Sequences that were over before the step before it are no part of the
-    range of a step.
+    in f64. Sequences that were over before the step before it are no part of the range of a step.
     """
 
     optional: tuple[str, ...] = ()

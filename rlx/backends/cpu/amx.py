@@ -11,25 +11,38 @@ from typing import Literal
 
 from rlx.backends.cpu.builder import Function, Operand
 
-__all__ = ["ROWS", "ROW_BYTES", "TILES", "configuration", "configure", "dot", "load", "release", "store", "zero"]
+__all__ = [
+    "ROWS", "ROW_BYTES", "bytes_place", "configuration", "configure", "dot", "load", "release", "rows_place", "store",
+    "zero",
+]  # fmt: skip
 
 TILES = 8
 ROWS = 16
 ROW_BYTES = 64
-CONFIGURATION = 64  # bytes
 
 # acc[m, n] += sum over k and pairs (bf16 in f32) or quadruples (bytes in i32) of a[m, k, :] * b[k, n, :]
 Dot = Literal["tdpbf16ps", "tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud"]
 
 
-def configuration(rows: Sequence[int] = (ROWS,) * TILES, row_bytes: Sequence[int] = (ROW_BYTES,) * TILES) -> list[int]:
-    """The bytes that `configure` reads: the rows of each tile register, 1 to 16, and the bytes of each row, 4 to 64."""
-    data = bytearray(CONFIGURATION)
+def configuration() -> list[int]:
+    """The 64 bytes that `configure` reads, for whole tiles."""
+    data = bytearray(64)
     data[0] = 1  # the palette
-    for t, (count, size) in enumerate(zip(rows, row_bytes, strict=True)):
-        data[16 + 2 * t : 18 + 2 * t] = size.to_bytes(2, "little")
-        data[48 + t] = count
+    for tile in range(TILES):
+        at = bytes_place(tile)
+        data[at : at + 2] = ROW_BYTES.to_bytes(2, "little")
+        data[rows_place(tile)] = ROWS
     return list(data)
+
+
+def bytes_place(tile: int) -> int:
+    """The place in a configuration of the bytes of a tile's rows, 4 to 64 (i16)."""
+    return 16 + 2 * tile
+
+
+def rows_place(tile: int) -> int:
+    """The place in a configuration of the number of a tile's rows, 1 to 16 (i8)."""
+    return 48 + tile
 
 
 def configure(f: Function, p: str | None = None) -> None:
@@ -47,9 +60,9 @@ def zero(f: Function, tile: int) -> None:
     _call(f, "tilezero", [("i8", tile)])
 
 
-def load(f: Function, tile: int, p: Operand, step: Operand, *, stream: bool = False) -> None:
-    """Loads the rows of a tile, `step` bytes apart; `stream` for what is read once."""
-    _call(f, "tileloaddt164" if stream else "tileloadd64", [("i8", tile), ("ptr", p), ("i64", step)])
+def load(f: Function, tile: int, p: Operand, step: Operand) -> None:
+    """Loads the rows of a tile, `step` bytes apart."""
+    _call(f, "tileloadd64", [("i8", tile), ("ptr", p), ("i64", step)])
 
 
 def store(f: Function, tile: int, p: Operand, step: Operand) -> None:

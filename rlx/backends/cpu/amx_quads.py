@@ -64,8 +64,8 @@ def _configure(f: Function) -> None:
         f.store(int.from_bytes(bytes(data[i : i + 8]), "little", signed=True), f.offset(room, i), ty="i64")
     rest = f.rem("%octets", STEP)
     rest = f.select(f.cmp("eq", rest, 0), STEP, rest, "i64")
-    f.store(f.cast("trunc", f.mul(rest, DEPTH), "i16"), f.offset(room, 16 + 2 * A_REST))
-    f.store(f.cast("trunc", f.mul(rest, DEPTH // 4), "i8"), f.offset(room, 48 + B_REST))
+    f.store(f.cast("trunc", f.mul(rest, DEPTH), "i16"), f.offset(room, amx.bytes_place(A_REST)))
+    f.store(f.cast("trunc", f.mul(rest, DEPTH // 4), "i8"), f.offset(room, amx.rows_place(B_REST)))
     amx.configure(f, room)
 
 

@@ -75,7 +75,7 @@ def layout(kernel: Kernel) -> list[Kernel]:
     if anchor.a.dtype.bits == 8:
         return conv.layout(byte_conv.as_convolution(kernel))
     dtype = accumulates_in(anchor)
-    if host().tiles and dtype is F32:
+    if gemm.has_tiles(dtype.name):
         kernel = _scaled_behind(kernel, anchor)
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
@@ -308,7 +308,7 @@ def emit(kernel: Kernel) -> KernelCode:
     m, n, k = anchor.m, anchor.n, anchor.k
     count = size_product(store.extents[:-2])
 
-    tiles = dtype is F32 and host().tiles
+    tiles = gemm.has_tiles(dtype.name)
     cut = once(ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles))
     words: list[Word] = [
         Pointer(anchor.a.source, a.constant * dtype.itemsize),

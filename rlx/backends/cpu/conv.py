@@ -213,11 +213,6 @@ def emit(kernel: Kernel) -> KernelCode:
     return _emit_product(kernel)
 
 
-def has_tiles(dtype: DType) -> bool:
-    """Whether products of that type can be computed by tile registers."""
-    return dtype.name == "f32" and host().tiles
-
-
 def gathers_for_tiles(kernel: Kernel) -> bool:
     """Whether windows of several pixels are gathered for tile registers: so many outputs are worth more than that.
 
@@ -227,7 +222,7 @@ def gathers_for_tiles(kernel: Kernel) -> bool:
     assert isinstance(anchor, Conv)
     geo = geometry(kernel)
     outputs, depth = (s if isinstance(s, int) else MANY for s in (geo.outputs, geo.depth))
-    return has_tiles(anchor.x.dtype) and conv_by_tiles(MANY, outputs, depth)
+    return gemm.has_tiles(anchor.x.dtype.name) and conv_by_tiles(MANY, outputs, depth)
 
 
 def in_image(geo: Geometry) -> Size | None:
@@ -268,7 +263,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             tile.rows,
             from_window,
             finish.in_place,
-            has_tiles(dtype) and not few,
+            gemm.has_tiles(dtype.name) and not few,
         )
     )
     words: list[Word] = [

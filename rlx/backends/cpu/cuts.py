@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from rlx.backends.cpu.shares import TURNS, shares, wants_shares
+from rlx.backends.cpu.shares import SPREAD, TURNS, shares, wants_shares
 from rlx.backends.cpu.words import FEW_THREADS, Computed, Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate, size_product
 from rlx.records import dataclass
@@ -36,7 +36,6 @@ MOST_BANDS = 8  # of 32 rows in a chunk, at most
 SPLIT, SQUARE, PAIR, FIRST_PAIR = 700, 160, 400, 200
 GATHER = 300  # and to gather 32 rows of windows
 START_CHUNK = 1000  # nanoseconds
-SPREAD = 0.1  # of a chunk's time by which some take longer
 TILE_SPARE = 8192 + 128  # bytes: room for two squares of sums, and for the bits that are seen in two panels
 MIN_CHUNKS = 4
 MIN_PANELS = 4  # of a chunk of a product that has enough of them

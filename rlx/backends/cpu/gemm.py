@@ -33,6 +33,7 @@ __all__ = [
     "block_routine",
     "gemm_block",
     "gemm_kernel",
+    "has_tiles",
     "kernel_function",
     "packed_elements",
     "share",
@@ -367,6 +368,11 @@ def put_tile(f: Function, tile: Tile, vectors: int, acc: list[str], c_rows: list
     f.if_(f.cmp("ge", "%n", vectors * lanes), finish_whole, finish_tail)
 
 
+def has_tiles(dtype: str) -> bool:
+    """Whether products of that type can be computed by tile registers: see `block_routine`."""
+    return dtype == "f32" and host().tiles
+
+
 @functools.cache
 def block_routine(tile: Tile, *, whole: bool = False) -> Routine:
     """The code of `gemm_block`, compiled once a machine; kernels call it through a word that holds its address.
@@ -375,7 +381,7 @@ def block_routine(tile: Tile, *, whole: bool = False) -> Routine:
     `whole`: all elements of B are whole numbers of up to 8 bits.
     """
     block = gemm_block(tile)
-    if host().tiles and tile.dtype == "f32" and tile.lanes == tile.width:
+    if has_tiles(tile.dtype) and tile.lanes == tile.width:
         block = tile_products.with_tiles(block, 1 if whole else 3)
     return Routine(block.name, Module([block]).text())
 

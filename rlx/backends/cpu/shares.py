@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.words import FEW_THREADS
 
-__all__ = ["TURNS", "shares", "wants_shares"]
+__all__ = ["SPREAD", "TURNS", "shares", "wants_shares"]
 
 TURNS = 4  # chunks for each thread, from which on little is lost at the end
 SPREAD = 0.1  # of a chunk's time by which some take longer

@@ -323,7 +323,7 @@ def test_two_threads_get_equal_shares(shape):
     assert -(-cut.chunks // 2) * cut.row_chunk * cut.panel_chunk * 16 <= 0.6 * m * n
 
 
-@pytest.mark.skipif(host().vector_bytes < 64, reason="needs AVX-512")
+@pytest.mark.skipif("+avx512f" not in host().features.split(","), reason="needs AVX-512")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [5, 8, 12])
 def test_loops_of_512_bit_tiles_keep_their_sums_in_registers(dtype, rows):

@@ -59,7 +59,7 @@ def test_identities_tell_whether_there_are_tiles():
     code = (
         "import sys\nfrom rlx.backends.cpu import loader, tile_state\n"
         "if sys.argv[1] == 'refused': tile_state.request = lambda: -1\n"
-        "print(loader.cpu_identity())\nassert 'llvmlite' not in sys.modules\n"
+        "print(loader.cpu_identity())\nassert 'llvmlite' not in sys.modules or sys.platform != 'linux'\n"
         "from rlx.backends.cpu import jit\nassert jit.host().tiles <= loader.has_tiles()\n"
         "assert loader.cpu_identity() in jit.compiler_identity()\n"
     )
@@ -72,9 +72,10 @@ def test_identities_tell_whether_there_are_tiles():
 
 def test_a_configuration():
     """16 bytes of header, then 16 bits of bytes a row and, from byte 48 on, 8 bits of rows for each tile."""
-    data = amx.configuration([1, 2, 3, 4, 5, 6, 7, 16], [4, 8, 64, 64, 64, 64, 64, 60])
-    assert (len(data), data[0], data[48:56]) == (64, 1, [1, 2, 3, 4, 5, 6, 7, 16])
-    assert np.array(data[16:32], np.uint8).view(np.uint16).tolist() == [4, 8, 64, 64, 64, 64, 64, 60]
+    data = amx.configuration()
+    assert (len(data), data[0], data[48:56]) == (64, 1, [16] * 8)
+    assert np.array(data[16:32], np.uint8).view(np.uint16).tolist() == [64] * 8
+    assert (amx.bytes_place(7), amx.rows_place(7)) == (30, 55)
 
 
 def run(f, *args):
@@ -93,7 +94,7 @@ def multiply(name, a, b, total):
     else:
         amx.load(f, 0, "%c", 64)
     amx.load(f, 6, "%a", 64)
-    amx.load(f, 7, "%b", 64, stream=True)
+    amx.load(f, 7, "%b", 64)
     amx.dot(f, name, 0, 6, 7)
     amx.store(f, 0, "%c", 64)
     amx.release(f)
