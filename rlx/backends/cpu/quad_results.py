@@ -11,7 +11,17 @@ __all__ = [
     "store_sums",
 ]  # fmt: skip
 
-V, F8, SHORTS, BYTES = "<8 x i32>", "<8 x float>", "<16 x i16>", "<32 x i8>"
+NAMES = {  # by lanes of i32: conversion, packing to i16, to u8, to i8
+    16: (
+        "llvm.x86.avx512.mask.cvtps2dq.512", "llvm.x86.avx512.packssdw.512", "llvm.x86.avx512.packuswb.512",
+        "llvm.x86.avx512.packsswb.512",
+    ),
+    8: ("llvm.x86.avx.cvt.ps2dq.256", "llvm.x86.avx2.packssdw", "llvm.x86.avx2.packuswb", "llvm.x86.avx2.packsswb"),
+    4: (
+        "llvm.x86.sse2.cvtps2dq", "llvm.x86.sse2.packssdw.128", "llvm.x86.sse2.packuswb.128",
+        "llvm.x86.sse2.packsswb.128",
+    ),
+}  # fmt: skip
 
 
 def starting(f: Function, tile: Tile, w: str, zero: str, finish: str, column: str) -> list[str]:
@@ -126,46 +136,14 @@ def _store_rows(f: Function, tile: Tile, acc: list[str], c: list[str], n: str, f
     f.if_(f.cmp("ge", n, WIDTH), full, part)
 
 
-NAMES = {  # by lanes of i32: conversion, packing to i16, to u8, to i8
-    16: (
-        "llvm.x86.avx512.mask.cvtps2dq.512", "llvm.x86.avx512.packssdw.512", "llvm.x86.avx512.packuswb.512",
-        "llvm.x86.avx512.packsswb.512",
-    ),
-    8: ("llvm.x86.avx.cvt.ps2dq.256", "llvm.x86.avx2.packssdw", "llvm.x86.avx2.packuswb", "llvm.x86.avx2.packsswb"),
-    4: (
-        "llvm.x86.sse2.cvtps2dq", "llvm.x86.sse2.packssdw.128", "llvm.x86.sse2.packuswb.128",
-        "llvm.x86.sse2.packsswb.128",
-    ),
-}  # fmt: skip
-
-
 def quantised(f: Function, result: str, sums: list[str], finish: Finish) -> str:
     """Results ("u8" or "i8") of four vectors of sums: four lanes of each in turn, in vectors of i32.
 
     Scaled, shifted, rounded, limited as by `rounded`; scales and shifts are those of all vectors or one for each.
     """
     scales, shifts = (list(x) * (4 // len(x)) for x in (finish.scales, finish.shifts))
-    v = f.type_of(sums[0])
-    lanes = width(v)
-    floats, shorts, bytes = vec("float", lanes), vec("i16", 2 * lanes), vec("i8", 4 * lanes)
-    convert, to_shorts, *to_bytes = NAMES[lanes]
-    to = to_bytes[result == "i8"]
-    more, tail = ([v, "i16", "i32 immarg"], f", {v} zeroinitializer, i16 -1, i32 4") if lanes == 16 else ([], "")
-    f.declare(convert, v, [floats, *more])
-    f.declare(to_shorts, shorts, [v, v])
-    f.declare(to, bytes, [shorts, shorts])
-    whole = []
-    for total, scale, shift in zip(sums, scales, shifts, strict=True):
-        value = f.add(f.mul(f.cast("sitofp", total, floats), scale), shift)
-        value = f.min(value, constant(65536.0, floats), floats)
-        whole.append(f.op(f"call {v} @{convert}({floats} {value}{tail})", v))
-    pairs = []
-    for a, b in (whole[:2], whole[2:]):
-        short = f.op(f"call {shorts} @{to_shorts}({v} {a}, {v} {b})", shorts)
-        short = f.intrinsic("sadd.sat", short, finish.ends[0], ty=shorts)
-        pairs.append(f.min(f.max(short, finish.ends[1]), finish.ends[2]) if len(finish.ends) > 1 else short)
-    packed = f.op(f"call {bytes} @{to}({shorts} {pairs[0]}, {shorts} {pairs[1]})", bytes)
-    return f.cast("bitcast", packed, v)
+    pairs = [rounded(f, sums[i : i + 2], scales[i : i + 2], shifts[i : i + 2], finish.ends) for i in (0, 2)]
+    return f.cast("bitcast", to_bytes(f, result, *pairs), f.type_of(sums[0]))
 
 
 def limits(f: Function, finish: str, clamped: bool, lanes: int = 16) -> list[str]:
@@ -175,27 +153,39 @@ def limits(f: Function, finish: str, clamped: bool, lanes: int = 16) -> list[str
 
 
 def rounded(f: Function, sums: list[str], scales: list[str], shifts: list[str], ends: list[str]) -> str:
-    """16 results in i16 of two vectors of i32 sums: scaled, shifted, rounded (halves to even), plus zero, limited.
+    """Results in i16 of two vectors of i32 sums: scaled, shifted, rounded (halves to even), plus zero, limited.
 
-    They are those of columns 0-3, 8-11, 4-7, 12-15 where the vectors hold columns 0-7 and 8-15.
+    Four lanes of each vector in turn: of columns 0-3, 8-11, 4-7, 12-15 where they hold columns 0-7 and 8-15.
     """
-    f.declare("llvm.x86.avx.cvt.ps2dq.256", V, [F8])
-    f.declare("llvm.x86.avx2.packssdw", SHORTS, [V, V])
+    v = f.type_of(sums[0])
+    lanes = width(v)
+    floats, shorts = vec("float", lanes), vec("i16", 2 * lanes)
+    convert, to_shorts, *_ = NAMES[lanes]
+    more, tail = ([v, "i16", "i32 immarg"], f", {v} zeroinitializer, i16 -1, i32 4") if lanes == 16 else ([], "")
+    f.declare(convert, v, [floats, *more])
+    f.declare(to_shorts, shorts, [v, v])
     whole = []
     for total, scale, shift in zip(sums, scales, shifts, strict=True):
-        value = f.add(f.mul(f.cast("sitofp", total, F8), scale), shift)
-        value = f.min(value, constant(65536.0, F8), F8)  # what is below the range of i32 becomes its least number
-        whole.append(f.op(f"call {V} @llvm.x86.avx.cvt.ps2dq.256({F8} {value})", V))
-    short = f.op(f"call {SHORTS} @llvm.x86.avx2.packssdw({V} {whole[0]}, {V} {whole[1]})", SHORTS)
-    short = f.intrinsic("sadd.sat", short, ends[0], ty=SHORTS)
+        value = f.add(f.mul(f.cast("sitofp", total, floats), scale), shift)
+        value = f.min(value, constant(65536.0, floats), floats)  # what is below the range of i32 becomes its least
+        whole.append(f.op(f"call {v} @{convert}({floats} {value}{tail})", v))
+    short = f.op(f"call {shorts} @{to_shorts}({v} {whole[0]}, {v} {whole[1]})", shorts)
+    short = f.intrinsic("sadd.sat", short, ends[0], ty=shorts)
     return f.min(f.max(short, ends[1]), ends[2]) if len(ends) > 1 else short
+
+
+def to_bytes(f: Function, result: str, a: str, b: str) -> str:
+    """Two vectors of i16 saturated to "u8" or "i8": 8 lanes of each in turn."""
+    shorts = f.type_of(a)
+    bytes = vec("i8", 2 * width(shorts))
+    name = NAMES[width(shorts) // 2][3 if result == "i8" else 2]
+    f.declare(name, bytes, [shorts, shorts])
+    return f.op(f"call {bytes} @{name}({shorts} {a}, {shorts} {b})", bytes)
 
 
 def packed(f: Function, result: str, shorts: list[str]) -> list[str]:
     """One or two vectors of `rounded` as vectors of 16 bytes, columns in order, saturated to "u8" or "i8"."""
-    name = "llvm.x86.avx2.packuswb" if result == "u8" else "llvm.x86.avx2.packsswb"
-    f.declare(name, BYTES, [SHORTS, SHORTS])
-    mixed = f.op(f"call {BYTES} @{name}({SHORTS} {shorts[0]}, {SHORTS} {shorts[-1]})", BYTES)
+    mixed = to_bytes(f, result, shorts[0], shorts[-1])
     order = [4 * q + i for q in (0, 4, 1, 5, 2, 6, 3, 7) for i in range(4)]
     both = f.shuffle(mixed, None, order)
     return [f.shuffle(both, None, list(range(16 * r, 16 * r + 16))) for r in range(len(shorts))]
@@ -204,6 +194,4 @@ def packed(f: Function, result: str, shorts: list[str]) -> list[str]:
 def packed_in_order(f: Function, result: str, short: str) -> str:
     """16 bytes of a vector of `rounded` whose sums were columns 0-3 and 8-11, 4-7 and 12-15."""
     halves = [f.shuffle(short, None, list(range(8 * h, 8 * h + 8))) for h in range(2)]
-    name = "llvm.x86.sse2.packuswb.128" if result == "u8" else "llvm.x86.sse2.packsswb.128"
-    f.declare(name, "<16 x i8>", ["<8 x i16>", "<8 x i16>"])
-    return f.op(f"call <16 x i8> @{name}(<8 x i16> {halves[0]}, <8 x i16> {halves[1]})", "<16 x i8>")
+    return to_bytes(f, result, *halves)
