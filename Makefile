@@ -22,7 +22,7 @@ demo: $(VENV)/.installed  ## classify handwritten digits with a compiled network
 
 test: $(VENV)/.installed-dev models  ## quick suite: part of the big parametrised tests, chosen by the day (PYTEST_ARGS=...)
 	@$(PY) -m pytest $(WORKERS) $(PYTEST_ARGS)
-	@$(PY) -m pytest $(WORKERS) --vector-bytes 64 $(VECTOR_TESTS)
+	@$(PY) -m pytest $(WORKERS) --vector-bytes other $(VECTOR_TESTS)
 
 test-full: $(VENV)/.installed-dev models  ## every test
 	@$(PY) -m pytest --full $(WORKERS) $(PYTEST_ARGS)

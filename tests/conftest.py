@@ -30,8 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--seed", type=int, default=None, help="seed of sampling and hypothesis (default: today's date)")
     group.addoption(
         "--vector-bytes",
-        type=int,
-        help="compile CPU code for vectors of so many bytes, no VNNI and no AMX, whatever this machine has",
+        help="compile CPU code for vectors of so many bytes, no VNNI and no AMX, whatever this machine has; "
+        "other: 32 where it has 64, else 64",
     )
     group.addoption("--full", action="store_true", help="run every case, and tests marked slow")
 
@@ -49,10 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
         pretend_vectors(config.option.vector_bytes)
 
 
-def pretend_vectors(count: int) -> None:
+def pretend_vectors(option: str) -> None:
     """Kernels are made for vectors of so many bytes, no VNNI and no tiles: LLVM cuts longer ones to what there is."""
     from rlx.backends.cpu import jit, loader
 
+    other = 32 if jit.host().vector_bytes == 64 else 64
+    count = other if option == "other" else int(option)
     features = ",".join(name for name in jit.host().features.split(",") if not name.endswith("vnni"))
     target = dataclasses.replace(jit.host(), vector_bytes=count, features=features, tiles=False)
     identity = f"{loader.cpu_identity()}, pretending vectors of {count} bytes"
