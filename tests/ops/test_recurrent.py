@@ -9,7 +9,8 @@ import pytest
 from onnx_reference import onnx_reference
 from ops_oracle import check, ort, values
 
-from rlx.errors import OptionError, ShapeError
+import rlx
+from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import TensorType
 from rlx.ops.recurrent import Gru, Lstm, Rnn
@@ -113,3 +114,28 @@ def test_backward_steps_begin_at_the_end_of_each_sequence(cell: str, direction: 
         cls(names, direction), x[:3, :1], *weights, lengths[:1], *(s[:, :1] for s in states), static=tuple(range(8))
     )
     np.testing.assert_allclose(every[:3, :, :1], alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_lengths_that_only_a_run_knows_read_nothing_outside(cell: str, direction: str) -> None:
+    """Those that don't fit the steps stop the run, however far off; the next run is as before."""
+    cls, gates = CELLS[cell]
+    d = 2 if direction == "bidirectional" else 1
+    g = rlx.Graph("lengths")
+    x, lengths = g.input("x", (STEPS, BATCH, INPUTS)), g.input("lengths", (BATCH,), dtype="i32")
+    w, r = g.param("w", (d, gates * HIDDEN, INPUTS)), g.param("r", (d, gates * HIDDEN, HIDDEN))
+    for n, value in enumerate(g.add(cls(optional=("lengths",), direction=direction), x, w, r, lengths)):
+        g.output(value, name=f"y{n}")
+    model = rlx.compile(g, device="cpu")
+    model.set_params({"w": values(w.shape, seed=1), "r": values(r.shape, seed=2)})
+
+    def run(*lengths: int) -> list[bytes]:
+        y = model.run({"x": values((STEPS, BATCH, INPUTS)), "lengths": np.array(lengths, np.int32)})
+        return [a.tobytes() for a in y]
+
+    before = run(STEPS, 3, 0)
+    for length in (STEPS + 1, 1 << 20, 2**31 - 1, -1, -(1 << 20), -(2**31)):
+        with pytest.raises(ExecutionError, match=f"index out of range.*value {length}"):
+            run(2, length, 1)
+        assert run(STEPS, 3, 0) == before
