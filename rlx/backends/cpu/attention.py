@@ -12,11 +12,13 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from rlx.backends.cpu import gemm, scalar, vmath
+from rlx.backends.cpu.attention_cut import AttentionCut
 from rlx.backends.cpu.builder import Function, Module, Typed, constant, vec
-from rlx.backends.cpu.cuts import FEW_ROWS, K_BLOCK, AttentionCut, Part, part
+from rlx.backends.cpu.cuts import FEW_ROWS, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.key_panels import count_words, counted, emit_pack, pack_columns, pack_rows, row_words
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
+from rlx.backends.cpu.product_cut import K_BLOCK
 from rlx.backends.cpu.window import affine_expr
 from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType

@@ -11,7 +11,8 @@ from math import prod
 
 from rlx.backends.cpu import byte_depthwise, gemm, quad_tiles, quads, requantise, window_gather
 from rlx.backends.cpu.builder import Module
-from rlx.backends.cpu.cuts import ByteCut, Part, Product, part
+from rlx.backends.cpu.byte_cut import ByteCut
+from rlx.backends.cpu.cuts import Part, Product, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.window import Geometry, finish_of, geometry

@@ -7,10 +7,11 @@ from typing import cast
 
 from rlx.backends.cpu import byte_conv, conv, gemm, packing, scalar
 from rlx.backends.cpu.builder import Function, size_of, vec
-from rlx.backends.cpu.cuts import Part, ProductCut, part
+from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.loops import is_costly
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
+from rlx.backends.cpu.product_cut import ProductCut
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate, size_product

@@ -15,7 +15,8 @@ from typing import Literal, cast
 
 from rlx.backends.cpu import byte_conv, depthwise, direct, dots, fused_tiles, gemm, window_gather, winograd
 from rlx.backends.cpu.builder import Module, size_of
-from rlx.backends.cpu.cuts import ConvCut, Part, conv_by_tiles, part
+from rlx.backends.cpu.conv_cut import ConvCut, conv_by_tiles
+from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.window import Geometry, finish_of, geometry

@@ -7,7 +7,8 @@ from enum import IntEnum
 from typing import cast
 
 from rlx.backends.cpu.builder import Function, Module, constant, vec
-from rlx.backends.cpu.cuts import DepthwiseCut, InnerColumns, Part, part
+from rlx.backends.cpu.cuts import Part, part
+from rlx.backends.cpu.depthwise_cut import DepthwiseCut, InnerColumns
 from rlx.backends.cpu.gemm import kernel_function, load_word
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel

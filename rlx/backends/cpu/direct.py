@@ -18,9 +18,11 @@ from typing import Literal, cast
 
 from rlx.backends.cpu import fused_tiles, gemm
 from rlx.backends.cpu.builder import Function, Module, constant, size_of, vec, void
-from rlx.backends.cpu.cuts import K_BLOCK, DirectCut, DirectParts, Part, part
+from rlx.backends.cpu.conv_cut import DirectCut, DirectParts
+from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
+from rlx.backends.cpu.product_cut import K_BLOCK
 from rlx.backends.cpu.window import Finish, finish_of, geometry
 from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
 from rlx.ir.shape import Size, size_product

@@ -6,7 +6,7 @@ and written in place with any row stride; nothing outside them is touched.
 
 Every element of C is a chain of fma over k within a block of `k_block(K, most)` steps; blocks are added up in order.
 That order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights. The same
-is true of products by tile registers, in another order; which of both it is depends on M, K and N (`cuts.by_tiles`).
+is true of products by tile registers, in another order; `product_cut.by_tiles` chooses by M, N and K.
 
 In an "i32" product an element of A or B is a pair of i16, neighbours along k, and an element of C the i32 sum of the
 products of both: one instruction on x86, exact for all values (the usual one for 8-bit operands saturates).
@@ -21,8 +21,8 @@ from typing import Literal
 
 from rlx.backends.cpu import tile_products
 from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, vec, width
-from rlx.backends.cpu.cuts import COPY_PAD
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.product_cut import COPY_PAD
 from rlx.backends.cpu.words import Routine
 from rlx.records import dataclass, replace
 
@@ -567,7 +567,7 @@ def gemm_kernel(
     to_scratch: bool = False,
     batch_offsets: BatchOffsets | None = None,
 ) -> Module:
-    """A kernel `name(words, chunk, ctx, worker)` of the words `GemmWord`, for the chunks of `cuts.chunking`.
+    """A kernel `name(words, chunk, ctx, worker)` of the words `GemmWord`, for the chunks of `product_cut.chunking`.
 
     `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
     the worker's scratch, after COPY_BYTES (row stride panel_chunk * width), and the epilogue stores it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlx.backends.cpu.cuts import COPY_PAD, PANEL_BYTES
+from rlx.backends.cpu.product_cut import COPY_PAD, PANEL_BYTES
 from rlx.backends.cpu.words import Extents
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass

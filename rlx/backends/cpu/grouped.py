@@ -13,11 +13,12 @@ from typing import cast
 
 from rlx.backends.cpu import gemm, scalar
 from rlx.backends.cpu.builder import Function, Module, vec, void
-from rlx.backends.cpu.cuts import COPY_PAD, PRODUCT_BLOCK, Part, part
+from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.group_cut import ROWS, GroupCut
 from rlx.backends.cpu.grouped_words import CALLS, CAPACITY, RING, SLOTS, STATS
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.product_cut import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.words import KernelCode, Routine, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node

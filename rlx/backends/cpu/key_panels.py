@@ -6,8 +6,8 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from rlx.backends.cpu import gemm
+from rlx.backends.cpu.attention_cut import AttentionCut, KeyChunks
 from rlx.backends.cpu.builder import Function, Module
-from rlx.backends.cpu.cuts import AttentionCut, KeyChunks
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.words import KernelCode, Pointer, Word

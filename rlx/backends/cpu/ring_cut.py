@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.cuts import PANEL_BYTES, DirectCut
+from rlx.backends.cpu.conv_cut import DirectCut
+from rlx.backends.cpu.product_cut import PANEL_BYTES
 from rlx.backends.cpu.words import FEW_THREADS, Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass

@@ -29,7 +29,7 @@ from collections.abc import Callable
 
 from rlx.backends.cpu import amx
 from rlx.backends.cpu.builder import Function, arguments_of, void
-from rlx.backends.cpu.cuts import (
+from rlx.backends.cpu.product_cut import (
     PRODUCT_BLOCK,
     TILE_BLOCK,
     TILE_PART,
@@ -54,7 +54,8 @@ SHARES = (16, 8, 4, 2, 1)  # pairs of rows of both panels whose parts are made i
 def with_tiles(fma: Function, parts: int = 3) -> Function:
     """The block routine `fma` (see `gemm.gemm_block`) of f32, which computes by tiles where `most` is 0.
 
-    `copy` then is room of `cuts.tile_room(rows, k)` bytes. `parts` are those of elements of B: 1 if all are bf16.
+    `copy` then is room of `product_cut.tile_room(rows, k)` bytes. `parts` are those of elements of B: 1 if all are
+    bf16.
     """
     arguments = arguments_of(f"{ARGUMENTS}, i64 most, ptr copy")
     f = Function(f"{fma.name}_tiles{parts}", arguments, attrs="nounwind noinline")

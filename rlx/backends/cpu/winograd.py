@@ -21,10 +21,12 @@ from math import prod
 
 from rlx.backends.cpu import gemm
 from rlx.backends.cpu.builder import Function, Module
-from rlx.backends.cpu.cuts import K_BLOCK, Part, Product, WinogradCut, part
+from rlx.backends.cpu.cuts import Part, Product, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
+from rlx.backends.cpu.product_cut import K_BLOCK
 from rlx.backends.cpu.window import finish_of, geometry
+from rlx.backends.cpu.winograd_cut import WinogradCut
 from rlx.backends.cpu.words import KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load, const, size_expr

@@ -11,7 +11,7 @@ import pytest
 
 from rlx.backends.cpu import winograd
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.cuts import conv_by_tiles
+from rlx.backends.cpu.conv_cut import conv_by_tiles
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate

@@ -10,7 +10,6 @@ import pytest
 
 from rlx.backends.cpu import gemm, jit, vmath
 from rlx.backends.cpu.builder import Module, size_of, vec
-from rlx.backends.cpu.cuts import Chunking, chunking, k_block
 from rlx.backends.cpu.gemm import (
     GemmWord,
     block_routine,
@@ -21,6 +20,7 @@ from rlx.backends.cpu.gemm import (
 from rlx.backends.cpu.jit import compile_object, host
 from rlx.backends.cpu.loader import load_object
 from rlx.backends.cpu.packing import pack_b
+from rlx.backends.cpu.product_cut import Chunking, chunking, k_block
 
 DTYPES = {"f32": np.float32, "f64": np.float64}
 TOLERANCE = {"f32": 2e-6, "f64": 4e-15}

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.cuts import ConvCut, DepthwiseCut, chunking, tile_room
+from rlx.backends.cpu.conv_cut import ConvCut
+from rlx.backends.cpu.depthwise_cut import DepthwiseCut
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.product_cut import chunking, tile_room
 from rlx.backends.cpu.shares import shares
 from rlx.backends.cpu.words import FEW_THREADS, THREADS
 

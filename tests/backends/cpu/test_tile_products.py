@@ -10,10 +10,10 @@ import pytest
 from test_gemm import Guarded
 
 import rlx
-from rlx.backends.cpu.cuts import PRODUCT_BLOCK, by_tiles, tile_chunking, tile_room
 from rlx.backends.cpu.gemm import block_routine, tile_for
 from rlx.backends.cpu.jit import compile_object, host
 from rlx.backends.cpu.loader import load_object
+from rlx.backends.cpu.product_cut import PRODUCT_BLOCK, by_tiles, tile_chunking, tile_room
 
 pytestmark = pytest.mark.skipif(not host().tiles, reason="no tile registers here")
 ULP = 2.0**-24
