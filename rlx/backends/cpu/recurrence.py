@@ -424,9 +424,7 @@ class _Code:
                 x, y = everywhere
                 alive = None
                 if "lengths" in self.given:
-                    length = f.min(
-                        self.length(f, row), steps
-                    )  # longer ones are reported, and computed nonetheless
+                    length = f.min(self.length(f, row), steps)  # longer ones are reported, and computed nonetheless
                     alive = f.cmp("lt", number, length)
                     x, y = at_time(f.select(alive, self.time(f, number, length), number))
                 own_x = f.gep(x, f.add(f.mul(row, x_row), unit), ty)
