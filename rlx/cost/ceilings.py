@@ -134,7 +134,8 @@ class Ceilings:
 
     def correction(self, kind: str, seconds: float, sizes: Sequence[float] = ()) -> float:
         """Measured over predicted time of kernels of that kind, predicted to take so long, of those sizes."""
-        points = self.corrections.get(kind) or self.corrections.get(kind.removesuffix(" plus planes"), ())
+        plain = kind.removesuffix(" plus planes").removesuffix(" of bytes")  # the nearest kind that has points
+        points = self.corrections.get(kind) or self.corrections.get(plain, ())
         return nearest(points, (seconds, *sizes))
 
     def pace(self, now: Probe) -> Pace:

@@ -172,6 +172,14 @@ def test_corrections_go_by_sizes_too() -> None:
     assert c.correction("map", 1e-5, (4, 1000)) == 1.0
 
 
+def test_kinds_without_points_take_those_of_the_plain_kind() -> None:
+    own = replace(
+        PLAIN, corrections={"gemm": ((1e-5, 2.0),), "conv": ((1e-5, 3.0),), "conv plus planes": ((1e-5, 4.0),)}
+    )
+    assert own.correction("gemm of bytes", 1e-5) == own.correction("gemm", 1e-5) == pytest.approx(2.0)
+    assert own.correction("conv plus planes", 1e-5) == pytest.approx(4.0)
+
+
 def test_outputs_and_their_copies_cost() -> None:
     """Each output adds its own time and its bytes by the curve of copies; without one, by that of bandwidth."""
     g = Graph("two")

@@ -266,9 +266,11 @@ class RingBody(Body):
         count = f.mul(f.sub(end, y), w[Plane.WIDTH])
         source = self.rows_of(own, f.add(first_row, y), f.add(first_row, end))
         out = f.gep(place.x, f.mul(f.and_(y, self.ring - 1), w[Plane.X_H]), "float")
-        most = direct.ROWS if isinstance(source, fused_tiles.Windows) else 12
         first, depth = self.first, more[RingWord.DEPTH]
         panels = fused_tiles.Panels(more[RingWord.PANELS], f.mul(depth, WIDTH), depth)
+
+        def height_of(most: int) -> int:
+            return min(most, direct.ROWS) if isinstance(source, fused_tiles.Windows) else most
 
         def panels_from(tile: gemm.Tile) -> Callable[[str, list[str]], None]:
             """All pixels in the channels of one tile's panels."""
@@ -300,11 +302,11 @@ class RingBody(Body):
             return body
 
         wide = gemm.tile_for("f32", host().vector_bytes)
-        single = replace(wide, rows=min(wide.single_rows, most), panels=1)
+        single = replace(wide, rows=height_of(wide.single_rows), panels=1)
         paired = place.c0
         if wide.lanes == WIDTH:  # a panel is one vector: two of them share what is read of the pixels
             paired = f.sub(place.c1, f.and_(f.sub(place.c1, place.c0), WIDTH))
-            double = replace(wide, rows=min(wide.rows, most))
+            double = replace(wide, rows=height_of(wide.rows))
             f.loop(place.c0, paired, 2 * WIDTH, [], panels_from(double))
         f.loop(paired, place.c1, WIDTH, [], panels_from(single))
         return end
