@@ -310,6 +310,26 @@ def test_strings_that_a_model_looks_up_become_their_numbers(name: str) -> None:
     assert [order[n] for n in got.reshape(-1)] == peer.reshape(-1).tolist()
 
 
+@pytest.mark.parametrize("form", ["attribute", "tensor", "looked up"])
+def test_strings_of_other_encodings_stay_different(form: str) -> None:
+    """Labels in Latin-1, whose last letters are no UTF-8."""
+    labels = [b"caf\xe9", b"caf\xe8", b"tea"]
+    values = {"values_strings": labels}
+    if form == "tensor":
+        values = {"values_tensor": helper.make_tensor("v", TensorProto.STRING, [3], labels)}
+    if form == "looked up":
+        whole = onnx.load_from_string(model("ArrayFeatureExtractor", [np.array([1, 2, 0])], 1, {}))
+        whole.graph.initializer.append(helper.make_tensor("texts", TensorProto.STRING, [3], labels))
+        whole.graph.node[0].input.insert(0, "texts")
+    else:
+        keys = helper.make_tensor("k", TensorProto.INT64, [3], [0, 1, 2])
+        given = {"keys_tensor": keys} if form == "tensor" else {"keys_int64s": [0, 1, 2]}
+        whole = onnx.load_from_string(model("LabelEncoder", [np.array([1, 2, 0])], 1, given | values))
+        whole.opset_import[1].version = 4
+    (got,) = rlx.compile(load(whole.SerializeToString()), device="cpu").run({"x0": np.array([1, 2, 0])})
+    assert got.reshape(-1).tolist() == [1, 2, 0]
+
+
 @pytest.mark.parametrize(
     "attributes",
     [

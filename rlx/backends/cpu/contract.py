@@ -103,7 +103,10 @@ def layout(kernel: Kernel) -> list[Kernel]:
 
 
 def _scaled_behind(kernel: Kernel, anchor: Contract) -> Kernel:
-    """The product with weights of bytes that have a scale by column, which then multiplies the sums instead."""
+    """The product with weights of bytes that have a scale by column, which then multiplies the sums instead.
+
+    Sums without the scale overflow where one of 128 |x| K is near 2^128, as of an x of 1e33 over 1000 steps.
+    """
     column = out_vars(len(kernel.stores[0].extents))[-1]
     match anchor.b:
         case Apply(fn="mul", args=(value, scale)) if _is_whole(value) and _is_of(scale, column):

@@ -16,7 +16,7 @@ from rlx.errors import DTypeError, RlxError, ShapeError
 from rlx.importers.onnx.dynamic import sizes_of
 from rlx.importers.onnx.model import GraphProto, NodeProto
 from rlx.importers.onnx.symbolic import NotStaticError, Static
-from rlx.importers.onnx.tensor import ELEMENT_TYPES, TensorRef
+from rlx.importers.onnx.tensor import ELEMENT_TYPES, TensorRef, text_of
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.graph import Graph, Operator, TensorType, Value
 from rlx.ir.shape import Size
@@ -376,8 +376,7 @@ class NodeContext:
         return found
 
     def text(self, name: str, default: str = _NO_DEFAULT) -> str:
-        found = self._attribute(name, "STRING", default)
-        return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
+        return text_of(self._attribute(name, "STRING", default))
 
     def ints(self, name: str, default: Sequence[int] = _NO_DEFAULT) -> tuple[int, ...]:
         return tuple(self._attribute(name, "INTS", default))
@@ -386,8 +385,7 @@ class NodeContext:
         return tuple(self._attribute(name, "FLOATS", default))
 
     def texts(self, name: str, default: Sequence[str] = _NO_DEFAULT) -> tuple[str, ...]:
-        found = self._attribute(name, "STRINGS", default)
-        return tuple(t.decode("utf-8", "replace") if isinstance(t, bytes) else str(t) for t in found)
+        return tuple(map(text_of, self._attribute(name, "STRINGS", default)))
 
     def subgraph(self, name: str) -> GraphProto:
         found: GraphProto = self._attribute(name, "GRAPH", _NO_DEFAULT)

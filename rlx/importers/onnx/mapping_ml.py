@@ -10,6 +10,7 @@ from rlx.errors import ShapeError
 from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, UnsupportedError, onnx_op
 from rlx.importers.onnx.ml_scores import Labels, label_by, labels_of, numbered, second_class, transformed
 from rlx.importers.onnx.svm_coupling import coupled
+from rlx.importers.onnx.tensor import text_of
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Value
 from rlx.ir.shape import numel
@@ -301,7 +302,7 @@ def _labels(ctx: NodeContext, what: str) -> tuple[list[Any], DType | None]:
         assert ref is not None
         array = ref.array().reshape(-1)
         if array.dtype == object:
-            return [text.decode(errors="replace") for text in array], None
+            return [text_of(text) for text in array], None
         return array.tolist(), dtype_of(array.dtype)
     if ctx.given(f"{what}_strings"):
         return list(ctx.texts(f"{what}_strings")), None
@@ -320,7 +321,7 @@ def _default_number(ctx: NodeContext, texts: list[str]) -> Value:
         given = ref.array()
         if given.dtype != object or given.size != 1:
             ctx.fail("default_tensor must be one string, as the values are strings")
-        default = given.item().decode(errors="replace")
+        default = text_of(given.item())
     return ctx.constant(texts.index(default) if default in texts else -1, I64)
 
 

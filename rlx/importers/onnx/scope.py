@@ -33,7 +33,7 @@ from rlx.importers.onnx.mapping import (
 from rlx.importers.onnx.model import Attribute, FunctionProto, GraphProto, ModelFile, NodeProto
 from rlx.importers.onnx.reads import in_order, inner_nodes, live_nodes, reads, subgraphs_of
 from rlx.importers.onnx.symbolic import LIMIT, NotStaticError, Ratio, Static, static_array
-from rlx.importers.onnx.tensor import STRING, TensorRef
+from rlx.importers.onnx.tensor import STRING, TensorRef, text_of
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
 from rlx.ir.shape import Dim, Size, upper
@@ -278,7 +278,7 @@ class Scope:
         ref = owner._refs.get(own)
         if ref is None or ref.elem_type != STRING:
             return None
-        return tuple(text.decode(errors="replace") for text in ref.array().reshape(-1))
+        return tuple(text_of(text) for text in ref.array().reshape(-1))
 
     def sequence(self, name: str) -> Sequenced | None:
         owner, own = self._owner(name)

@@ -15,7 +15,18 @@ from rlx.errors import ModelFormatError
 from rlx.importers.onnx.wire import MAX_TENSOR_BYTES, FieldSpan, decode_varints
 from rlx.importers.sources import FileSource, Folder, MemorySource
 
-__all__ = ["ELEMENT_TYPES", "STRING", "ElementType", "External", "Inline", "Source", "Sparse", "TensorRef", "Typed"]
+__all__ = [
+    "ELEMENT_TYPES",
+    "STRING",
+    "ElementType",
+    "External",
+    "Inline",
+    "Source",
+    "Sparse",
+    "TensorRef",
+    "Typed",
+    "text_of",
+]
 
 Source = FileSource | MemorySource
 
@@ -30,6 +41,11 @@ class ElementType:
     bits: int
     dtype: np.dtype[Any]
     field: str
+
+
+def text_of(data: bytes | str) -> str:
+    """A string of a file; bytes that are no UTF-8 are written as escapes, so that different ones stay different."""
+    return data.decode(errors="backslashreplace") if isinstance(data, bytes) else str(data)
 
 
 def _element(name: str, bits: int, dtype: Any, field: str = "int32_data") -> ElementType:
