@@ -95,7 +95,7 @@ class Pairs(Body):
                     for r, j in users:
                         place = ((j * pairs + pair) * 2 + half) * 32
                         weight = f.load(SHORTS, f.offset(weights, place), align=2)
-                        totals[r][half] = f.add(totals[r][half], _pairs(f, mixed, weight))
+                        totals[r][half] = f.add(totals[r][half], quads.pair_sums(f, mixed, weight))
         return totals
 
     def put(self, pixels: Pixels, c: str, sums: list[list[str]]) -> None:
@@ -125,9 +125,3 @@ def _mixed(f: Function, rows: list[str]) -> list[str]:
     a, b = rows[0], rows[-1]  # the weights of a row that is not there are zeros
     lanes = [[n + 8 * q + 4 * half + 16 * r for q in (0, 1) for n in range(4) for r in (0, 1)] for half in (0, 1)]
     return [f.shuffle(a, b, lanes[half]) for half in (0, 1)]
-
-
-def _pairs(f: Function, x: str, y: str) -> str:
-    """Products of i16, neighbours added up in i32."""
-    f.declare("llvm.x86.avx2.pmadd.wd", V, [SHORTS, SHORTS])
-    return f.op(f"call {V} @llvm.x86.avx2.pmadd.wd({SHORTS} {x}, {SHORTS} {y})", V)

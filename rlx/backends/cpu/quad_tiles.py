@@ -7,12 +7,12 @@ from functools import cache
 from rlx.backends.cpu import amx, amx_quads
 from rlx.backends.cpu.builder import Function, Module, arguments_of, constant, vec
 from rlx.backends.cpu.quad_results import finishing, starting, store_bytes, store_sums
-from rlx.backends.cpu.quads import BLOCK, DEPTH, HEAD, WIDTH, Tile, dot
+from rlx.backends.cpu.quads import BLOCK, DEPTH, HEAD, WIDTH, Tile, dot, pair_sums
 from rlx.backends.cpu.words import Routine
 
 __all__ = ["block_routine"]
 
-V, SHORTS, BYTES = "<8 x i32>", "<16 x i16>", "<32 x i8>"
+SHORTS, BYTES = "<16 x i16>", "<32 x i8>"
 LINES = 16 * 1024  # bytes of A and C that a sweep over all panels should stay within
 TILE = (
     "ptr a, i64 lda, ptr w, ptr more, i64 octets, i64 places, i64 ldc, ptr c, i64 n, i64 zero, ptr finish, "
@@ -28,8 +28,7 @@ def _pairs(f: Function, x: str, y: str) -> str:
 
 def _widened(f: Function, x: str) -> str:
     """Neighbours of i16 added up in i32."""
-    f.declare("llvm.x86.avx2.pmadd.wd", V, [SHORTS, SHORTS])
-    return f.op(f"call {V} @llvm.x86.avx2.pmadd.wd({SHORTS} {x}, {SHORTS} {constant(1, SHORTS)})", V)
+    return pair_sums(f, x, constant(1, SHORTS))
 
 
 def _tile(tile: Tile, rows: int) -> Function:

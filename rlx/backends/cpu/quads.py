@@ -28,7 +28,7 @@ from rlx.records import dataclass
 
 __all__ = [
     "BLOCK", "DEPTH", "FINISH", "HEAD", "WIDTH", "Finishing", "Instructions", "Tile", "available", "dot",
-    "instructions", "pack_panel", "panel_bytes", "places_bytes", "spare_bytes",
+    "instructions", "pack_panel", "pair_sums", "panel_bytes", "places_bytes", "spare_bytes",
 ]  # fmt: skip
 
 WIDTH = 16  # columns of a panel
@@ -160,6 +160,13 @@ def dot(f: Function, total: str, x: str, y: str, v: str) -> str:
     f.declare(name, v, [v, v, v])
     x, y = (f.cast("bitcast", value, v) for value in (x, y))
     return f.op(f"call {v} @{name}({v} {total}, {v} {x}, {v} {y})", v)
+
+
+def pair_sums(f: Function, x: str, y: str) -> str:
+    """Products of 16 pairs of i16, neighbours added up in i32, with AVX2."""
+    v, shorts = "<8 x i32>", "<16 x i16>"
+    f.declare("llvm.x86.avx2.pmadd.wd", v, [shorts, shorts])
+    return f.op(f"call {v} @llvm.x86.avx2.pmadd.wd({shorts} {x}, {shorts} {y})", v)
 
 
 def pack_panel(f: Function, out: str, place: str, octets: str, places: str, element: Callable[[str, str], str]) -> None:

@@ -72,11 +72,13 @@ def with_tiles(fma: Function, parts: int = 3) -> Function:
 
 
 def _routine(name: str, arguments: str, result: str = "void", *, cold: bool = False) -> Function:
+    """A function for this module alone; `cold` for what is seldom called."""
     attrs = "nounwind noinline cold" if cold else "nounwind noinline"
     return Function(f"rlx_{name}", arguments_of(arguments), result, internal=True, attrs=attrs)
 
 
 def _block(fma: Function, of_b: int) -> Function:
+    """A block of C by tiles, in squares of 32 x 32: two panels at a time, and for each all bands of rows below."""
     f = _routine("tile_block", f"{ARGUMENTS}, ptr room")
     split, begin, finish, check, again = (
         _split_rows(),
