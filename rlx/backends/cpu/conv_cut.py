@@ -15,7 +15,7 @@ from rlx.backends.cpu.product_cut import (
     tile_room,
 )
 from rlx.backends.cpu.shares import shares, wants_shares
-from rlx.backends.cpu.words import FEW_THREADS, Extents, thread_count
+from rlx.backends.cpu.words import Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
@@ -27,8 +27,9 @@ GATHER = 300  # nanoseconds to gather 32 rows of windows, for a step of k
 def conv_by_tiles(pixels: int, outputs: int, depth: int) -> bool:
     """Whether a convolution's product is computed by tile registers where there are any: fewer than by `by_tiles`.
 
-    Tile registers that were idle take some 20 us to come to their full rate, so short kernels gain nothing by them; and
-    where panels are split for few pixels, that takes as long as the products unless the panels are many.
+    Where cores have used tile registers they run all code 8 to 10 % slower for some 100 us, which takes back what short
+    kernels gain by them; and where rows are few, splitting all of them on each core, half of which come from another
+    core's cache, takes as long as the products.
     """
     enough = pixels >= 96 or pixels * outputs >= 96 * 1024
     return enough and outputs >= 96 and by_tiles(pixels, outputs, depth) and 2 * pixels * outputs * depth >= 30e6
@@ -143,12 +144,12 @@ class ConvCut:
 
     def _by_tiles(self, outputs: int, depth: int, pixels: int, extents: Extents) -> ConvParts:
         """The chunks of a product by tile registers."""
-        gathers, threads = self.in_image is None, max(thread_count(extents), FEW_THREADS)
+        gathers, threads = self.in_image is None, thread_count(extents)
         made = tile_chunking(pixels, outputs, depth, self.groups, threads, SPLIT + GATHER if gathers else SPLIT)
         part, columns = made.row_chunk, made.panel_chunk * self.width
         if gathers:
             most = max(self.TILE_PART // (depth * self.size) // TILE_ROWS, 1) * TILE_ROWS
-            part = min(part, most)
+            part = -(-part // -(-part // most)) if part else 0
         a_step = depth if self.in_image is None else evaluate(self.in_image, extents)
         gathered = aligned(part * depth * self.size + 64) if gathers else 0
         sums = 0 if self.in_place else aligned(part * columns * self.size)

@@ -123,17 +123,21 @@ def tile_chunking(m: int, n: int, k: int, batch: int, threads: int = 1, split: i
     They are few and large: each splits its rows of A, and starts with panels that nothing is computed beside.
     `split` is the time in nanoseconds that 32 rows take for a step of k before they are used.
     """
-    bands, pairs, steps = -(-m // TILE_ROWS), -(-n // (2 * WIDTH)), -(-k // TILE_STEP)
-    best, found = float("inf"), (max(bands, 1), max(pairs, 1))
-    for some in range(min(MOST_BANDS, bands), 0, -1):
+    pairs, steps = -(-n // (2 * WIDTH)), -(-k // TILE_STEP)
+    best, found = float("inf"), (max(m, 1), max(pairs, 1))
+    blocks = [max(-(-m // (TILE_ROWS * bands)), 1) for bands in range(MOST_BANDS, 0, -1)]
+    for count in dict.fromkeys([*blocks, *(-(-b // threads) * threads for b in blocks)]):  # also even for the threads
+        rows = max(-(-m // count), 1)
+        tiles = -(-rows // (TILE_ROWS // 2))
+        bands = -(-rows // tiles) * tiles / TILE_ROWS  # of equally high tiles
         for across in range(1, min(pairs, TURNS * threads) + 1):
             columns = -(-pairs // across)
-            count = batch * -(-bands // some) * -(-pairs // columns)
-            a_step = some * split + FIRST_PAIR + columns * max(SQUARE * some, PAIR)
-            time = (-(-count // threads) + SPREAD) * (START_CHUNK + steps * a_step)
+            chunks = batch * -(-m // rows) * -(-pairs // columns)
+            a_step = bands * split + FIRST_PAIR + columns * max(SQUARE * bands, PAIR)
+            time = (-(-chunks // threads) + SPREAD) * (START_CHUNK + steps * a_step)
             if time < best:
-                best, found = time, (some, columns)
-    row_chunk, panel_chunk = min(found[0] * TILE_ROWS, max(m, 1)), 2 * found[1]
+                best, found = time, (rows, columns)
+    row_chunk, panel_chunk = found[0], 2 * found[1]
     chunks = batch * -(-m // row_chunk) * -(-n // (panel_chunk * WIDTH)) if m and n else 0
     room = tile_room(row_chunk, k)
     return Chunking(row_chunk, panel_chunk, chunks, room, row_chunk * panel_chunk * PANEL_BYTES, 0)

@@ -18,9 +18,11 @@ once it leaves the tiles finds all of them; it costs some 1 % where K is a few h
 Where all of B are whole numbers of up to 8 bits, as weights of bytes that are scaled behind the product, they are bf16
 as they are, and three products are enough.
 
-Rows of A are split before they are used. The weights stay panels of f32, as other routines read them; the parts of the
-next two panels are made while the tiles compute with those of the current ones, by instructions that have nothing to
-do meanwhile, in the order in which they lie in memory, so that their way from there is hidden as well.
+Rows of A are split before they are used. Tiles have the fewest rows with which they are equally many, for each row of
+a tile takes its time, whether there is one of A for it or not: 49 rows are four tiles of 13. The weights stay panels of
+f32, as other routines read them; the parts of the next two panels are made while the tiles compute with those of the
+current ones, by instructions that have nothing to do meanwhile, in the order in which they lie in memory, so that their
+way from there is hidden as well.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def _routine(name: str, arguments: str, result: str = "void", *, cold: bool = Fa
 
 
 def _block(fma: Function, of_b: int) -> Function:
-    """A block of C by tiles, in squares of 32 x 32: two panels at a time, and for each all bands of rows below."""
+    """A block of C by tiles, in squares of up to 32 x 32: two panels at a time, all bands of rows for each."""
     f = _routine("tile_block", f"{ARGUMENTS}, ptr room")
     split, begin, finish, check, again = (
         _split_rows(),
@@ -92,6 +94,9 @@ def _block(fma: Function, of_b: int) -> Function:
     blocks = f.div(f.add("%k", TILE_BLOCK - 1), TILE_BLOCK)
     block = f.and_(f.add(f.div(f.sub(f.add("%k", blocks), 1), blocks), TILE_STEP - 1), -TILE_STEP)
     bands = f.lshr(f.add("%rows", TILE_ROWS - 1), 5)
+    tiles = f.lshr(f.add("%rows", amx.ROWS - 1), 4)
+    high = f.div(f.sub(f.add("%rows", tiles), 1), tiles)  # rows of a tile
+    twice = f.shl(high, 1)
     size = f.mul(f.lshr(block, 5), TILE_STEP_BYTES)  # of the parts of 32 rows, or of two panels
     spill, sums, seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
     first = f.offset("%room", TILE_SPARE)
@@ -99,7 +104,7 @@ def _block(fma: Function, of_b: int) -> Function:
     parts = f.offset(second, size)
     line = f.shl("%ldc", 2)
     share = f.div(f.add(bands, 15), bands)  # pairs a step, at least
-    amx.configure(f)
+    amx.configure(f, f.offset(_shapes(f), f.shl(f.sub(high, 1), 6)))
 
     def two_panels(column: str | int, k0: str) -> tuple[str, str]:
         """Where they go on at step k0; the second is the first again where there is none."""
@@ -113,7 +118,7 @@ def _block(fma: Function, of_b: int) -> Function:
         final, more = f.cmp("ge", f.add(k0, k), "%k"), f.cmp("gt", k0, 0)
         add = f.cast("zext", more, "i64")
         p0, p1 = two_panels(0, k0)
-        f.call(split, [f.gep("%a", k0, "float"), "%lda", "%rows", k, parts])
+        f.call(split, [f.gep("%a", k0, "float"), "%lda", "%rows", k, parts, high])
         f.call(begin, [p0, p1, first, pairs, seen])
         f.call(finish, [p0, p1, first, k, seen])
 
@@ -129,10 +134,11 @@ def _block(fma: Function, of_b: int) -> Function:
 
             def band(number: str, state: list[str]) -> list[str]:
                 (done,) = state
-                row = f.shl(number, 5)
-                height = f.min(f.sub("%rows", row), TILE_ROWS)
-                tall = f.cmp("gt", height, 16)
-                whole = f.and_(f.cmp("eq", width, 32), f.cmp("eq", f.and_(height, 15), 0))
+                row = f.mul(number, twice)
+                height = f.min(f.sub("%rows", row), twice)
+                tall = f.cmp("gt", height, high)
+                stored = f.select(tall, twice, high)
+                whole = f.and_(f.cmp("eq", width, 32), f.cmp("eq", height, stored))
                 c = f.gep("%c", f.add(f.mul(row, "%ldc"), column), "float")
                 target, step = f.select(whole, c, spill, "ptr"), f.select(whole, line, 128)
                 outside = f.xor(whole, 1)
@@ -140,7 +146,7 @@ def _block(fma: Function, of_b: int) -> Function:
                 a = f.offset(parts, f.mul(number, f.mul(steps, TILE_STEP_BYTES)))
 
                 def by(pairs: int) -> Callable[[], None]:
-                    args = [a, here, steps, target, step, add, p0, p1, there, done, wanted, seen]
+                    args = [a, here, steps, target, step, add, p0, p1, there, done, wanted, seen, high]
                     return lambda: void(
                         f.if_(
                             tall,
@@ -152,7 +158,7 @@ def _block(fma: Function, of_b: int) -> Function:
                 taken = _choose(f, share, by)
 
                 def is_done() -> None:
-                    bad = f.call(check, [target, step, f.select(tall, 32, 16)])
+                    bad = f.call(check, [target, step, stored])
 
                     def anew() -> None:
                         top = f.gep("%a", f.mul(row, "%lda"), "float")
@@ -187,19 +193,21 @@ def _choose(f: Function, share: str, by: Callable[[int], Callable[[], None]]) ->
 
 
 def _square(share: int, tall: bool, of_b: int) -> Function:
-    """32 x 32 sums (16 x 32 unless `tall`) over some steps, while parts are made for the next ones.
+    """Sums of two tiles by two (one by two unless `tall`) over some steps, while parts are made for the next ones.
 
     `a` and `b` are parts, `line` is the bytes from row to row of C, `add` whether C is added to; of the `wanted` pairs
     of rows of the panels p0 and p1 `done` have their parts, and those of the next `share` a step are put to `out`.
+    A tile of them has `high` rows.
     """
     f = _routine(
         f"square_{share}{'' if tall else '_low'}",
-        "ptr a, ptr b, i64 steps, ptr c, i64 line, i64 add, ptr p0, ptr p1, ptr out, i64 done, i64 wanted, ptr seen",
+        "ptr a, ptr b, i64 steps, ptr c, i64 line, i64 add, ptr p0, ptr p1, ptr out, i64 done, i64 wanted, ptr seen, "
+        "i64 high",
     )
     # small ones first, and so that one pair of tiles stays from each to the next
     products = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)) if of_b == 3 else ((2, 0), (1, 0), (0, 0))
     rows = (0, 1) if tall else (0,)
-    below = f.offset("%c", f.shl("%line", 4))
+    below = f.offset("%c", f.mul("%line", "%high"))
     places = [(2 * r + j, f.offset("%c" if r == 0 else below, 64 * j)) for r in rows for j in (0, 1)]
 
     def load_sums() -> None:
@@ -299,21 +307,35 @@ def _is_small(f: Function, seen: str) -> str:
     return f.and_(f.cmp("ne", bits, 0), f.cmp("eq", f.and_(bits, SMALL), 0))
 
 
-def _split_rows() -> Function:
-    """The parts of rows of A: of 32 rows one step of k after the other, as `_square` reads them.
+def _shapes(f: Function) -> str:
+    """Configurations of tiles, one for each number of rows of those of A and C."""
+    shapes = []
+    for high in range(1, amx.ROWS + 1):
+        shape = amx.configuration()
+        for tile in range(6):
+            shape[amx.rows_place(tile)] = high
+        shapes += shape
+    return f.array("rlx_tiles_of_rows", "i8", shapes)
 
-    A step that is not whole ends with zeros; beyond the last row, which tiles need 16 of, it comes again.
+
+def _split_rows() -> Function:
+    """The parts of rows of A, as `_square` reads them: of two tiles of `high` rows one step of k after the other.
+
+    A step that is not whole ends with zeros; beyond the last row that comes again.
     """
-    f = _routine("split_rows", "ptr a, i64 lda, i64 rows, i64 k, ptr out")
+    f = _routine("split_rows", "ptr a, i64 lda, i64 rows, i64 k, ptr out, i64 high")
     together = 4
     whole = f.and_("%k", -TILE_STEP)
     size = f.mul(f.lshr(f.add("%k", TILE_STEP - 1), 5), TILE_STEP_BYTES)
     last = f.sub("%rows", 1)
 
-    def some_rows(row: str, _: list[str]) -> None:
+    def a_tile(row: str, state: list[str]) -> list[str]:
+        out, other = state
+        f.loop(0, "%high", together, [], lambda i, _: some_rows(f.add(row, i), f.offset(out, f.shl(i, 6))), runs=True)
+        return [other, f.offset(out, size)]
+
+    def some_rows(row: str, out: str) -> None:
         lines = [f.gep("%a", f.mul(f.min(f.add(row, i), last), "%lda"), "float") for i in range(together)]
-        out = f.offset("%out", f.mul(f.lshr(row, 5), size))
-        out = f.offset(out, f.shl(f.and_(row, 31), 6))
 
         def one_step(k: str, state: list[str]) -> list[str]:
             target, *seen = state
@@ -340,7 +362,7 @@ def _split_rows() -> Function:
         for i, bits in enumerate(seen):
             f.if_(_is_small(f, f.reduce(bits, f.or_)), lambda i=i: f.store(POISON, f.offset(out, 64 * i), ty="i32"))  # type: ignore[misc]
 
-    f.loop(0, f.and_(f.add("%rows", 15), -16), together, [], some_rows)
+    f.loop(0, "%rows", "%high", [("ptr", "%out"), ("ptr", f.offset("%out", PANEL))], a_tile)
     f.ret()
     return f
 
@@ -399,19 +421,18 @@ def _finish_panels(of_b: int) -> Function:
 
 
 def _any_nonfinite() -> Function:
-    """Whether any number in 32 columns of an even number of rows is infinite or a nan; 0 if not."""
+    """Whether any number in 32 columns of one row or more is infinite or a nan; 0 if not."""
     f = _routine("any_nonfinite", "ptr c, i64 line, i64 rows", "i32")
 
-    def rows(_: str, state: list[str]) -> list[str]:
+    def two_rows(row: str, state: list[str]) -> list[str]:
         p, sums = state[0], state[1:]
+        below = f.offset(p, f.select(f.cmp("lt", f.add(row, 1), "%rows"), "%line", 0))
         for i in range(4):
-            x = f.load(FLOATS, f.offset(p, 64 * (i % 2)))
+            x = f.load(FLOATS, f.offset(p if i < 2 else below, 64 * (i % 2)))
             sums[i] = f.fma(x, 0.0, sums[i])  # a nan where x is infinite or one
-            if i % 2:
-                p = f.offset(p, "%line")
-        return [p, *sums]
+        return [f.offset(below, "%line"), *sums]
 
-    sums = f.loop(0, "%rows", 2, [("ptr", "%c"), *[(FLOATS, "zeroinitializer")] * 4], rows, runs=True)[1:]
+    sums = f.loop(0, "%rows", 2, [("ptr", "%c"), *[(FLOATS, "zeroinitializer")] * 4], two_rows, runs=True)[1:]
     total = f.add(f.add(sums[0], sums[1]), f.add(sums[2], sums[3]))
     bad = f.cast("bitcast", f.cmp("uno", total, 0.0), "i16")
     f.ret(f.cast("zext", bad, "i32"))

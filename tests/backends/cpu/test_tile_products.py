@@ -152,7 +152,7 @@ def test_bits_of_an_element_depend_on_k_only(k):
 @pytest.mark.parametrize("at_end", [True, False])
 def test_nothing_outside_is_touched(at_end):
     """A and C border on pages that fault; gaps between rows of C stay as they are."""
-    for m, n, k in ((1, 1, 1), (16, 32, 32), (31, 33, 47), (48, 70, 801), (64, 64, 64)):
+    for m, n, k in ((1, 1, 1), (16, 32, 32), (31, 33, 47), (48, 70, 801), (64, 64, 64), (39, 64, 64), (99, 32, 40)):
         a, b = random((m, k)), random((k, n), 1)
         guarded = Guarded(a, at_end).array
         assert_product(multiply(guarded, b, Guarded(np.full((m, n), 7, np.float32), at_end).array), a, b)
