@@ -17,8 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from importlib import import_module
+from importlib import _bootstrap
 from queue import SimpleQueue
+from typing import Any
 
 from rlx.errors import BusyError, ClosedError, ExecutionError
 from rlx.ir.graph import Array
@@ -249,11 +250,15 @@ def finish_all(cancels: bool | None = None) -> None:
 
 def finish_imports() -> None:
     """Waits for what runs are importing: a child would find those modules locked, by a thread that it hasn't got."""
-    if any(queue.thread is not None for queue in _queues):
-        for name, module in list(sys.modules.items()):
-            if getattr(getattr(module, "__spec__", None), "_initializing", False):
-                with suppress(ImportError):
-                    import_module(name)
+    if not any(queue.thread is not None for queue in _queues):
+        return
+    # Python has no public word for it: a module is locked before it is in sys.modules, and until it is complete
+    locks: dict[str, Callable[[], Any]] = getattr(_bootstrap, "_module_locks", {})
+    own = threading.get_ident()
+    while names := [name for name, ref in list(locks.items()) if getattr(ref(), "owner", None) not in (None, own)]:
+        for name in names:
+            with suppress(Exception):
+                _bootstrap._lock_unlock_module(name)  # type: ignore[attr-defined]
 
 
 def restart_all() -> None:
