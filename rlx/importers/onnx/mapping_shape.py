@@ -142,10 +142,11 @@ def _split(ctx: NodeContext) -> tuple[Static, ...]:
 def _slice(ctx: NodeContext) -> Static:
     x = _known(ctx)
     starts, sizes, steps = slice_arguments(ctx, x.shape)
-    items = x.items
-    for d, (start, size, step) in enumerate(zip(_ints(starts), _ints(sizes), steps, strict=True)):
-        items = np.take(items, start + step * np.arange(size), axis=d)
-    return _like(x, items)
+    taken = []
+    for start, size, step in zip(_ints(starts), _ints(sizes), steps, strict=True):
+        stop = start + step * size
+        taken.append(slice(start, stop if stop >= 0 else None, step) if size else slice(0))
+    return _like(x, x.items[tuple(taken)])
 
 
 def _ints(sizes: tuple[Size, ...]) -> list[int]:
