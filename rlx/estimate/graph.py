@@ -32,6 +32,7 @@ __all__ = ["Lowered", "estimate_graph", "estimate_library", "lowered_of"]
 Mapped = Callable[[str], bool]
 
 SPREAD = 32  # sizes of a dim whose scratch is looked at
+BAND = 32  # rows that products are cut by: the first few numbers of bands are cut in ways of their own
 _UNBOUNDED = "a dim has no upper bound: activations, inputs and outputs are not in this"
 _EXACT = ("activation", "input", "output", "state", "workspace")  # parts that the plan and the types give
 
@@ -278,9 +279,10 @@ class Lowered:
 
 
 def _spread(symbol: Symbol, most: int) -> list[int]:
-    """Up to `SPREAD` sizes of a dim from its lower bound on, in ascending order."""
+    """`SPREAD` sizes of a dim from its lower bound on, and those that need one more of few bands of rows; ascending."""
     low, step = max(symbol.lo, 1), symbol.multiple
-    sizes = {max(most * i // SPREAD // step * step, -(-low // step) * step) for i in range(1, SPREAD)}
+    wanted = [*(most * i // SPREAD for i in range(1, SPREAD)), *range(BAND + 1, SPREAD * BAND, BAND)]
+    sizes = {max(n // step * step, -(-low // step) * step) for n in wanted}
     return sorted({n for n in sizes if n <= most} | {most})
 
 
