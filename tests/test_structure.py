@@ -182,3 +182,23 @@ def test_only_required_dependencies_are_imported_at_start() -> None:
         if name.split(".")[0] not in allowed
     ]
     assert not wrong, f"not in [project.dependencies]: {wrong}"
+
+
+def test_what_subclasses_must_write_is_abstract() -> None:
+    """A class that lacks what its subclasses must write derives from `ABC`: it can't be made."""
+    trees = {path: ast.parse(path.read_text()) for path in modules().values()}
+    classes = [(path, x) for path, tree in trees.items() for x in ast.walk(tree) if isinstance(x, ast.ClassDef)]
+    named = {node.name: node for _, node in classes}
+
+    def refuses(node: ast.ClassDef) -> bool:
+        bases = {ast.unparse(base).split(".")[-1] for base in node.bases}
+        return "ABC" in bases or any(refuses(named[base]) for base in bases & named.keys() - {node.name})
+
+    wrong = []
+    for path, node in classes:
+        methods = [part for part in node.body if isinstance(part, ast.FunctionDef)]
+        abstract = any("abstractmethod" in map(ast.unparse, method.decorator_list) for method in methods)
+        raises = any(isinstance(x, ast.Raise) and "NotImplementedError" in ast.unparse(x) for x in ast.walk(node))
+        if raises or (abstract and not refuses(node)):
+            wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}")
+    assert not wrong

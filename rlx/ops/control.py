@@ -6,7 +6,7 @@ between rounds are the trailing, captured inputs.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,7 +22,7 @@ __all__ = ["Control", "If", "RunRegion", "Scan", "While"]
 RunRegion = Callable[[Graph, Sequence[Array]], tuple[Array, ...]]
 
 
-class Control(Op):
+class Control(Op, ABC):
     """Base of the ops with regions: their types and values follow from the regions, not from the inputs alone."""
 
     def infer(self, *inputs: TensorType) -> TensorType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from rlx.backends.cpu.builder import Function, void
@@ -31,7 +32,7 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class Body:
+class Body(ABC):
     """Emits the code of one chunk; those that derive from it say how pixels are computed."""
 
     f: Function
@@ -54,12 +55,12 @@ class Body:
         """Pixels that are computed at once."""
         return 4
 
-    def begin(self, c0: str, c1: str) -> None:
+    def begin(self, c0: str, c1: str) -> None:  # noqa: B027 - for most there is nothing to do
         """Emits what comes before all pixels of channels [c0, c1)."""
 
+    @abstractmethod
     def channels(self, c0: str, c1: str, pixels: Pixels) -> None:
         """Emits the results of these channels."""
-        raise NotImplementedError
 
     def emit(self) -> None:
         f, w = self.f, self.w
