@@ -443,6 +443,10 @@ class Function:
         ty = self.type_of(x)
         return self.op(f'call {ty} asm sideeffect "", "=v,0,~{{memory}}"({ty} {x})', ty)
 
+    def opaque(self, p: str) -> str:
+        """The pointer p, of which LLVM knows nothing: addresses from it are computed as they are written. No code."""
+        return self.op(f'call ptr asm sideeffect "", "=r,0"(ptr {p})', "ptr")
+
     def atomic_load(self, ty: str, p: str, order: str = "acquire") -> str:
         return self.op(f"load atomic {ty}, ptr {p} {order}, align {size_of(ty)}", ty)
 

@@ -59,37 +59,36 @@ class Matrix(Rows):
         return f.gep(self.a, f.mul(row, self.step), tile.scalar)
 
     def sums(self, f: Function, tile: Tile, row: str, count: int, panels: Panels, panel: str, ahead: str) -> list[str]:
-        step = f.mul(self.step, size_of(tile.scalar))
+        size = size_of(tile.scalar)
+        step = f.mul(self.step, size)
         # three rows to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
         lines = [self.at(f, tile, row)]
         for _ in range((count - 1) // 3):
             lines.append(f.offset(lines[-1], f.mul(step, 3)))
         double_step = f.mul(step, 2)
-
-        def place(r: int, k: str) -> str:
-            line = f.gep(lines[r // 3], k, tile.scalar)
-            return line if r % 3 == 0 else f.offset(line, step if r % 3 == 1 else double_step)
-
-        state = [("ptr", ahead), *_zeros(tile, count)]
-        done: int | str = 0
-        pointers = panels.pointers(f, tile, panel)
+        nl = len(lines)
 
         def steps(unroll: int) -> Callable[[str, list[str]], list[str]]:
-            def body(k: str, state: list[str]) -> list[str]:
-                ahead, acc = state[0], state[1:]
+            def body(_: str, state: list[str]) -> list[str]:
+                ahead, here, acc = state[0], state[1 : 1 + nl + tile.panels], state[1 + nl + tile.panels :]
+                if nl > 2:  # LLVM would keep a pointer for each row, most of them in memory
+                    here = [f.opaque(p) for p in here]
                 for line in range(0, unroll * tile.fetched if unroll > 1 else 0, 64):
                     f.prefetch(f.offset(ahead, line), locality=2)
-                at = [f.gep(p, f.mul(k, tile.width), tile.scalar) for p in pointers]
-                acc = _add(f, tile, [place(r, k) for r in range(count)], at, unroll, acc)
-                return [f.offset(ahead, unroll * tile.fetched) if unroll > 1 else ahead, *acc]
+                rows = [f.offset(here[r // 3], (0, step, double_step)[r % 3]) for r in range(count)]
+                acc = _add(f, tile, rows, here[nl:], unroll, acc)
+                moved = [f.offset(p, unroll * size * (1 if i < nl else tile.width)) for i, p in enumerate(here)]
+                return [f.offset(ahead, unroll * tile.fetched) if unroll > 1 else ahead, *moved, *acc]
 
             return body
 
+        state = [*(("ptr", p) for p in (ahead, *lines, *panels.pointers(f, tile, panel))), *_zeros(tile, count)]
+        done: int | str = 0
         if tile.unroll > 1:
             done = f.and_(panels.depth, -tile.unroll)
             after = f.loop(0, done, tile.unroll, state, steps(tile.unroll))
             state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
-        return f.loop(done, panels.depth, 1, state, steps(1))[1:]
+        return f.loop(done, panels.depth, 1, state, steps(1))[1 + nl + tile.panels :]
 
 
 @dataclass(frozen=True)
