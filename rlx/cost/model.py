@@ -22,6 +22,7 @@ from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Reduce, loads, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Kernel, Store
+from rlx.kernels.tags import WINOGRAD
 from rlx.records import dataclass
 
 __all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered", "price_kernel"]
@@ -206,7 +207,7 @@ def _conv_kind(kernel: Kernel, anchor: Conv) -> str:
     store = kernel.stores[0]
     name, _, window = kernel.tag.partition(" ")
     kind = kernel.tag
-    if name.startswith("winograd") and window[:1].isdigit():
+    if name.startswith(WINOGRAD) and window[:1].isdigit():
         kind = "winograd of lines"
     elif not kind and anchor.w_shape[1] == 1 and anchor.groups > 1:
         kind = "depthwise"

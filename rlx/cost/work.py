@@ -11,6 +11,7 @@ from rlx.kernels.affine import affine, linear_index
 from rlx.kernels.expr import Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, children, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.kernels.tags import EITHER, GEMM, GEMM_OF_BYTES, MANY, PACK
 from rlx.records import dataclass, field, replace
 
 __all__ = ["GROUPED", "Work", "kernel_work"]
@@ -159,11 +160,11 @@ def _read(kernel: Kernel, extents: Extents) -> int:
 def _panels(kernel: Kernel) -> tuple[Expr, ...]:
     """Operands that the device has brought into a layout of its own: their loads name where it starts."""
     match kernel.anchor:
-        case Contract(b=b) if kernel.tag in ("gemm", "gemm of bytes"):
+        case Contract(b=b) if kernel.tag in (GEMM, GEMM_OF_BYTES):
             return (b,)
         case Conv(w=Load(source=source) as w) if source.base.kind == "prepared":
             return (w,)
-        case Attention(k=k, v=v) if kernel.tag in ("many", "either"):
+        case Attention(k=k, v=v) if kernel.tag in (MANY, EITHER):
             return tuple(e.b if isinstance(e, Select) else e for e in (k, v))
     return ()
 
@@ -180,7 +181,7 @@ def _spaces(kernel: Kernel, extents: Extents) -> Iterator[tuple[Expr, dict[Var, 
     def box(shape: Shape) -> dict[Var, int]:
         return dict(zip(out_vars(len(shape)), (evaluate(s, extents) for s in shape), strict=True))
 
-    packs = kernel.tag == "pack"
+    packs = kernel.tag == PACK
     match kernel.anchor:
         case Contract(m=m, n=n, k=k, a=a, b=b) if not packs:
             loops = {**box((*kernel.stores[0].extents[:-2], m, n)), Var("k"): evaluate(k, extents)}
@@ -322,7 +323,7 @@ def _in_vectors(load: Load, inner: frozenset[Var]) -> bool:
 def _anchor_flops(kernel: Kernel, extents: Extents) -> tuple[int, tuple[int, ...]]:
     """Flops of the anchor, and its sizes; nothing for the kernels that bring operands into a layout."""
     anchor, store = kernel.anchor, kernel.stores[0]
-    if anchor is None or kernel.tag == "pack" or _made_before(kernel):
+    if anchor is None or kernel.tag == PACK or _made_before(kernel):
         return 0, ()
     match anchor:
         case Contract():

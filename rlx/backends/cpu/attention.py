@@ -27,6 +27,7 @@ from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import I64, Acc, Expr, Load, Select, const, guarded, size_expr, substitute_vars, transform, walk
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.kernels.tags import EITHER, FEW, MANY, PACK, WHOLE
 from rlx.records import replace
 
 __all__ = ["accepts", "accepts_operand", "emit", "layout"]
@@ -100,10 +101,10 @@ def layout(kernel: Kernel) -> list[Kernel]:
     assert isinstance(anchor, Attention)
     rows = anchor.q_shape[2]
     if isinstance(rows, int) and rows <= FEW_ROWS:
-        return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag="few")]
+        return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=FEW)]
     batch, heads, keys, depth = anchor.k_shape
     if anchor.q_shape[1] == heads and AttentionCut.fits(rows, keys):
-        return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag="whole")]
+        return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=WHOLE)]
     value_depth = anchor.v_shape[3]
     b, h, panel, row, lane = out_vars(5)
     column = panel * WIDTH + lane
@@ -122,16 +123,14 @@ def layout(kernel: Kernel) -> list[Kernel]:
     v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
     k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
     v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
-    pack = Kernel(
-        "pack k, v", (k_store, v_store), replace(anchor, q=anchor.k, bias=None), nodes=kernel.nodes, tag="pack"
-    )
-    tag = "many" if isinstance(rows, int) else "either"
+    pack = Kernel("pack k, v", (k_store, v_store), replace(anchor, q=anchor.k, bias=None), nodes=kernel.nodes, tag=PACK)
+    tag = MANY if isinstance(rows, int) else EITHER
     return [pack, Kernel(kernel.name, kernel.stores, replace(anchor, k=k, v=v), nodes=kernel.nodes, tag=tag)]
 
 
 def emit(kernel: Kernel) -> KernelCode:
     """The attention kernel, or the one that packs for it."""
-    return emit_pack(kernel) if kernel.tag == "pack" else _emit_attention(kernel)
+    return emit_pack(kernel) if kernel.tag == PACK else _emit_attention(kernel)
 
 
 # ---- the kernel
@@ -142,21 +141,21 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor, Attention)
     out = linear_index(store.index, store.buffer.shape)
     to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
-    whole = kernel.tag == "whole"
-    ways = {"few": ("few",), "many": ("many",), "whole": ("many",)}.get(kernel.tag, ("few", "many"))
+    whole = kernel.tag == WHOLE
+    ways = {FEW: (FEW,), MANY: (MANY,), WHOLE: (MANY,), EITHER: (FEW, MANY)}[kernel.tag]
 
     cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal))
     nothing: list[Word] = [0, 0, 0, 0]
-    operands = {"few": [], "many": []}  # type: dict[str, list[Expr]]
+    operands = {FEW: [], MANY: []}  # type: dict[str, list[Expr]]
     for x in (anchor.k, anchor.v):
         assert isinstance(x, Load | Select)
-        operands["few"].append(x.a if isinstance(x, Select) else x)
-        operands["many"].append(x.b if isinstance(x, Select) else x)
-    in_place = [row_words(x) if "few" in ways or whole else nothing for x in operands["few"]]
+        operands[FEW].append(x.a if isinstance(x, Select) else x)
+        operands[MANY].append(x.b if isinstance(x, Select) else x)
+    in_place = [row_words(x) if FEW in ways or whole else nothing for x in operands[FEW]]
     panels: list[Word] = []
-    for x in operands["many"]:
+    for x in operands[MANY]:
         assert isinstance(x, Load)
-        panels.append(Pointer(x.source) if "many" in ways and not whole else 0)
+        panels.append(Pointer(x.source) if MANY in ways and not whole else 0)
     words: list[Word] = [
         *row_words(anchor.q),
         *in_place[0],
@@ -176,7 +175,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         part(cut, "scratch"),
         part(cut, "sums"),
         part(cut, "results"),
-        gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if "many" in ways else 0,
+        gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if MANY in ways else 0,
         *count_words(anchor),
         part(cut, "panels"),
         part(cut, "part"),
@@ -194,7 +193,7 @@ class _Code:
 
     def __init__(self, anchor: Attention, kernel: Kernel, table: WordTable, to_scratch: bool) -> None:
         self.anchor, self.to_scratch = anchor, to_scratch
-        self.whole = kernel.tag == "whole"
+        self.whole = kernel.tag == WHOLE
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = host().vector_bytes // 4
         self.vector = f"<{self.lanes} x float>"
@@ -309,7 +308,7 @@ class _Code:
         if len(ways) == 2:
             self.f.if_(few, one, other)
         else:
-            (one if ways[0] == "few" else other)()
+            (one if ways[0] == FEW else other)()
 
     def softmax(
         self,

@@ -26,6 +26,7 @@ from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.program import Kernel, Program
+from rlx.kernels.tags import PACK
 from rlx.ops.control import Control
 from rlx.options import CompileOptions
 
@@ -137,7 +138,7 @@ class CpuBackend(CodeGenerator):
         if kernel.special is not None:
             return SPECIALS[kernel.special.op.op_name].emit(kernel)
         match kernel.anchor:
-            case Contract() if kernel.tag == "pack":
+            case Contract() if kernel.tag == PACK:
                 return [contract.emit_pack(kernel)]
             case Contract():
                 return [contract.emit(kernel)]

@@ -36,13 +36,13 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.kernels.tags import GEMM, GEMM_OF_BYTES, PACK
 from rlx.records import replace
 
 __all__ = ["accepts", "accepts_operand", "emit", "emit_pack", "layout"]
 
 F32, F64, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i32"]
 I8, U8, I16 = DTYPES["i8"], DTYPES["u8"], DTYPES["i16"]
-WHOLE = "gemm of bytes"  # the tag of products with weights that are whole numbers of up to 8 bits, as floats
 DEPTH = Var("k")
 COLUMN = Var("n")
 
@@ -98,7 +98,7 @@ def layout(kernel: Kernel) -> list[Kernel]:
         made.append(copy)
     panels, pack = _pack(kernel, anchor, dtype, batch, column, store.extents)
     made.append(pack)
-    made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels), WHOLE if _is_whole(anchor.b) else "gemm"))
+    made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels), GEMM_OF_BYTES if _is_whole(anchor.b) else GEMM))
     return made
 
 
@@ -181,7 +181,7 @@ def _view(source: Buffer, shape: Shape, dtype: DType) -> Buffer:
     return Buffer(f"{source.name}.pairs", source.kind, shape, dtype, None, None, source.base, source.offset)
 
 
-def replace_kernel(kernel: Kernel, anchor: Contract, tag: str = "gemm") -> Kernel:
+def replace_kernel(kernel: Kernel, anchor: Contract, tag: str = GEMM) -> Kernel:
     """The kernel with another anchor."""
     return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=tag)
 
@@ -237,7 +237,7 @@ def _pack(
         (store,),
         replace(anchor, a=const(0, dtype), b=walked) if simple else None,
         nodes=kernel.nodes,
-        tag="pack",
+        tag=PACK,
     )
     zero = const(0, I64)
     return Load(buffer, (*used, zero, DEPTH, zero), dtype), pack
@@ -333,7 +333,7 @@ def emit(kernel: Kernel) -> KernelCode:
         part(cut, "scratch"),
         part(cut, "copy_bytes"),
         part(cut, "steps"),
-        gemm.block_routine(tile, whole=kernel.tag == WHOLE),
+        gemm.block_routine(tile, whole=kernel.tag == GEMM_OF_BYTES),
     ]
     table = WordTable(words)
     sites: list[str] = []

@@ -16,6 +16,7 @@ from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv, evaluate, upper
 from rlx.kernels.program import Buffer, Kernel
+from rlx.kernels.tags import PACK
 from rlx.ops.ml import MODES, TreeEnsemble
 from rlx.records import dataclass
 
@@ -76,7 +77,7 @@ def layout(kernel: Kernel) -> list[Kernel]:
     static = isinstance(made.total, int) and all(b.kind in ("param", "const", "prepared") for b in tables)
     packed = Buffer(f"{kernel.results[0].name}.trees", "prepared" if static else "arena", (made.total,), U8)
     node, nodes = kernel.special, kernel.nodes
-    pack = Kernel("pack trees", special=node, operands=tuple(tables), results=(packed,), nodes=nodes, tag="pack")
+    pack = Kernel("pack trees", special=node, operands=tuple(tables), results=(packed,), nodes=nodes, tag=PACK)
     walk = Kernel(kernel.name, special=node, operands=(x, *tables, packed), results=kernel.results, nodes=nodes)
     return [pack, walk]
 
@@ -86,7 +87,7 @@ def emit(kernel: Kernel) -> list[KernelCode]:
     assert kernel.special is not None
     op = kernel.special.op
     assert isinstance(op, TreeEnsemble)
-    if kernel.tag == "pack":
+    if kernel.tag == PACK:
         return [_Pack(op, kernel).code()]
     return [_Walk(op, kernel).code()]
 

@@ -32,10 +32,11 @@ from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load, const, size_expr
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.kernels.tags import WINOGRAD
 
 __all__ = ["TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "layout", "possible", "transforms"]
 
-WEIGHTS = "winograd weights"
+WEIGHTS = f"{WINOGRAD} weights"
 MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
 WIDTH = WinogradCut.WIDTH
 MANY_WEIGHTS = 512 * 384  # transformed by F(4x4) they would be four times as many bytes, read for few pixels
@@ -65,14 +66,14 @@ class Form:
 def _lines(m: int, r: int, cycles: float) -> dict[str, Form]:
     """Windows of one column and of one row."""
     return {
-        f"winograd{m}x1 {r}x1": Form((m, 1), (r, 1), cycles),
-        f"winograd1x{m} 1x{r}": Form((1, m), (1, r), cycles),
+        f"{WINOGRAD}{m}x1 {r}x1": Form((m, 1), (r, 1), cycles),
+        f"{WINOGRAD}1x{m} 1x{r}": Form((1, m), (1, r), cycles),
     }
 
 
 TAGS = {
-    "winograd2": Form((2, 2), (3, 3), 5.0),
-    "winograd4": Form((4, 4), (3, 3), 14.0),
+    f"{WINOGRAD}2": Form((2, 2), (3, 3), 5.0),
+    f"{WINOGRAD}4": Form((4, 4), (3, 3), 14.0),
     **_lines(4, 3, 2.0),
     **_lines(4, 5, 3.0),
     **_lines(2, 7, 3.0),
@@ -187,7 +188,7 @@ def choose(kernel: Kernel) -> str:
 
     costs = {tag: cycles(TAGS[tag]) for tag in tags}
     if channels * outputs >= MANY_WEIGHTS:
-        costs.pop("winograd4", None)
+        costs.pop(f"{WINOGRAD}4", None)
     best = min(costs, key=lambda tag: costs[tag])
     return best if costs[best] < prod(TAGS[best].r) * channels * panels else ""
 

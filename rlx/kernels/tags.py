@@ -1,0 +1,14 @@
+"""Tags of kernels that backends set and the cost model reads."""
+
+from __future__ import annotations
+
+__all__ = ["EITHER", "FEW", "GEMM", "GEMM_OF_BYTES", "MANY", "PACK", "WHOLE", "WINOGRAD"]
+
+GEMM = "gemm"  # a product with panels that a kernel before it packs
+GEMM_OF_BYTES = "gemm of bytes"  # one whose panels are whole numbers of up to 8 bits, as floats
+PACK = "pack"  # brings what its anchor reads into panels
+WINOGRAD = "winograd"  # starts the tags of convolutions by transforms; then comes the window, "2x2"
+
+# attention: of few query rows, in place; by panels that a kernel before it packs, or that each chunk packs for itself;
+# and where the number of rows is known at the run only
+FEW, MANY, WHOLE, EITHER = "few", "many", "whole", "either"
