@@ -51,15 +51,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pretend_vectors(option: str) -> None:
     """Kernels are made for vectors of so many bytes, no VNNI and no tiles: LLVM cuts longer ones to what there is."""
-    from rlx.backends.cpu import jit, loader
+    from rlx.backends.cpu import jit, processor
 
     other = 32 if jit.host().vector_bytes == 64 else 64
     count = other if option == "other" else int(option)
     features = ",".join(name for name in jit.host().features.split(",") if not name.endswith("vnni"))
     target = dataclasses.replace(jit.host(), vector_bytes=count, features=features, tiles=False)
-    identity = f"{loader.cpu_identity()}, pretending vectors of {count} bytes"
+    identity = f"{processor.identity()}, pretending vectors of {count} bytes"
     jit.host = lambda: target
-    loader.cpu_identity = lambda: identity
+    processor.identity = lambda: identity
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -16,7 +16,7 @@ from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
 from rlx.backends.base import DeviceMemory, Image, Restorer, host_memory
-from rlx.backends.cpu import loader
+from rlx.backends.cpu import loader, processor
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.weights import Shared
@@ -145,7 +145,7 @@ class CpuRestorer(Restorer):
     name = "cpu"
 
     def target(self) -> str:
-        return loader.cpu_identity()
+        return processor.identity()
 
     def restore(self, image: Image, options: CompileOptions) -> tuple[CpuExecutable, Graph]:
         return restore_image(image, options)

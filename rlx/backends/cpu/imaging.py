@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Image
-from rlx.backends.cpu import cuts, functions, loader
+from rlx.backends.cpu import cuts, functions, loader, processor
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.facts import facts_of
 from rlx.backends.cpu.image import FUNCTIONS, ByThreads, Constant, Functions, Tables, graph_of, method, record
@@ -53,7 +53,7 @@ def image_of(executable: CpuExecutable, source: Graph) -> Image:
     late: list[Callable[[Extents], int]] = []
     written = _written(tables, arrays, late) + _written(late, [], None)
     objects = [*(obj for obj, _ in bundles), *loader.runtime_objects.values()]
-    return Image(loader.cpu_identity(), written, objects, arrays)
+    return Image(processor.identity(), written, objects, arrays)
 
 
 def _written(made: object, arrays: list[Array], late: list[Callable[[Extents], int]] | None) -> bytes:

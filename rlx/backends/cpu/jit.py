@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlx.backends.cpu import loader
+from rlx.backends.cpu import processor
 from rlx.backends.cpu.code import is_code
 from rlx.backends.cpu.loader import (
     Bundle,
@@ -87,7 +87,9 @@ def host() -> HostTarget:
         triple=triple,
         vector_bytes=vector_bytes,
         cores=cpu_count(),
-        tiles=vector_bytes == 64 and loader.has_tiles() and all(map(flags.get, ("amx-tile", "amx-bf16", "amx-int8"))),
+        tiles=vector_bytes == 64
+        and processor.has_tiles()
+        and all(map(flags.get, ("amx-tile", "amx-bf16", "amx-int8"))),
     )
 
 
@@ -106,7 +108,7 @@ def compiler_identity() -> str:
     found = importlib.util.find_spec("llvmlite")
     if found is None or found.origin is None:
         raise ImportError("llvmlite is not installed")
-    return f"{loader.cpu_identity()}\n{Path(found.origin).with_name('_version.py').read_text()}"
+    return f"{processor.identity()}\n{Path(found.origin).with_name('_version.py').read_text()}"
 
 
 @functools.cache

@@ -8,10 +8,8 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 
 from rlx.backends.cpu import code
-from rlx.backends.cpu.tile_state import tiles_granted
 from rlx.errors import CompileError
 
 __all__ = [
@@ -20,8 +18,6 @@ __all__ = [
     "Library",
     "build",
     "check_object",
-    "cpu_identity",
-    "has_tiles",
     "load_object",
     "load_stored",
     "loads_itself",
@@ -63,35 +59,6 @@ class Library:
 def loads_itself() -> bool:
     """Whether objects for this machine are loaded by our own loader, else by LLVM's."""
     return sys.platform.startswith("linux") and platform.machine() == "x86_64" and sys.maxsize > 1 << 32
-
-
-@functools.cache
-def processor() -> dict[str, str]:
-    """What Linux says of the first processor, by name; empty elsewhere."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    except OSError:
-        return {}
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first)}
-
-
-@functools.cache
-def has_tiles() -> bool:
-    """Whether code of this process may use AMX: Linux is asked for that here, before any such code runs."""
-    return tiles_granted(processor().get("flags", ""))
-
-
-@functools.cache
-def cpu_identity() -> str:
-    """What code for this machine and process depends on, found without LLVM where the system says it."""
-    known = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")
-    said = processor()
-    if not said:
-        from rlx.backends.cpu.jit import host
-
-        return f"{sys.platform} {host().cpu} {host().features} {host().triple}"
-    tiles = "with tiles" if has_tiles() else "without tiles"
-    return " ".join((sys.platform, platform.machine(), *(said[name] for name in known if name in said), tiles))
 
 
 def check_object(obj: bytes, allowed: Collection[str] = KERNEL_SYMBOLS) -> None:

@@ -1,4 +1,4 @@
-"""The tile registers of AMX: whether a process has them, what depends on that, and the instructions."""
+"""The processor: what depends on it, whether a process has the tile registers of AMX, and what these compute."""
 
 import ctypes
 import os
@@ -8,66 +8,73 @@ import sys
 import numpy as np
 import pytest
 
-from rlx.backends.cpu import amx, jit, loader, tile_state
+from rlx.backends.cpu import amx, jit, loader, processor
 from rlx.backends.cpu.builder import Function, Module
 
 FLAGS = "fpu amx_tile amx_bf16 amx_int8"
 
 
 @pytest.fixture
-def fresh():
-    """Answers are forgotten before and after."""
-    tile_state.tiles_granted.cache_clear()
-    yield
-    tile_state.tiles_granted.cache_clear()
+def linux(monkeypatch):
+    """Linux on a processor with these flags; answers are forgotten before and after."""
+
+    def pretend(flags, request, platform="linux", machine="x86_64"):
+        monkeypatch.setattr(processor, "described", lambda: {"flags": flags})
+        monkeypatch.setattr(processor, "request", request)
+        monkeypatch.setattr(processor.sys, "platform", platform)
+        monkeypatch.setattr(processor.platform, "machine", lambda: machine)
+        processor.has_tiles.cache_clear()
+
+    yield pretend
+    monkeypatch.undo()
+    processor.has_tiles.cache_clear()
 
 
-def test_leave_is_asked_for_once_and_only_where_the_processor_has_tiles(monkeypatch, fresh):
+@pytest.mark.parametrize("flags", ["", "fpu avx512f", "amx_tile amx_int8", "xamx_tile amx_bf16 amx_int8"])
+def test_a_processor_without_tiles_is_not_asked_for(linux, flags):
+    linux(flags, lambda: pytest.fail("asked"))
+    assert not processor.has_tiles()
+
+
+def test_leave_is_asked_for_once(linux):
     asked = []
-    monkeypatch.setattr(tile_state, "request", lambda: asked.append(1) or 0)
-    monkeypatch.setattr(tile_state.sys, "platform", "linux")
-    monkeypatch.setattr(tile_state.platform, "machine", lambda: "x86_64")
-    for flags in ("", "fpu avx512f", "amx_tile amx_int8", "xamx_tile amx_bf16 amx_int8"):
-        assert not tile_state.tiles_granted(flags)
-    assert not asked
-    assert tile_state.tiles_granted(FLAGS)
-    assert tile_state.tiles_granted(FLAGS)
+    linux(FLAGS, lambda: asked.append(1) or 0)
+    assert processor.has_tiles()
+    assert processor.has_tiles()
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("answer", [-1, OSError("seccomp"), AttributeError("syscall")])
-def test_without_leave_there_are_no_tiles(monkeypatch, fresh, answer):
+def test_without_leave_there_are_no_tiles(linux, answer):
     def request():
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    monkeypatch.setattr(tile_state, "request", request)
-    assert not tile_state.tiles_granted(FLAGS)
+    linux(FLAGS, request)
+    assert not processor.has_tiles()
 
 
 @pytest.mark.parametrize("platform, machine", [("darwin", "x86_64"), ("win32", "AMD64"), ("linux", "aarch64")])
-def test_other_systems_are_not_asked(monkeypatch, fresh, platform, machine):
-    monkeypatch.setattr(tile_state, "request", lambda: pytest.fail("asked"))
-    monkeypatch.setattr(tile_state.sys, "platform", platform)
-    monkeypatch.setattr(tile_state.platform, "machine", lambda: machine)
-    assert not tile_state.tiles_granted(FLAGS)
+def test_other_systems_are_not_asked(linux, platform, machine):
+    linux(FLAGS, lambda: pytest.fail("asked"), platform, machine)
+    assert not processor.has_tiles()
 
 
 def test_identities_tell_whether_there_are_tiles():
     """What is compiled with tiles is found neither by a process without nor the other way round."""
     code = (
-        "import sys\nfrom rlx.backends.cpu import loader, tile_state\n"
-        "if sys.argv[1] == 'refused': tile_state.request = lambda: -1\n"
-        "print(loader.cpu_identity())\nassert 'llvmlite' not in sys.modules or sys.platform != 'linux'\n"
-        "from rlx.backends.cpu import jit\nassert jit.host().tiles <= loader.has_tiles()\n"
-        "assert loader.cpu_identity() in jit.compiler_identity()\n"
+        "import sys\nfrom rlx.backends.cpu import processor\n"
+        "if sys.argv[1] == 'refused': processor.request = lambda: -1\n"
+        "print(processor.identity())\nassert 'llvmlite' not in sys.modules or sys.platform != 'linux'\n"
+        "from rlx.backends.cpu import jit\nassert jit.host().tiles <= processor.has_tiles()\n"
+        "assert processor.identity() in jit.compiler_identity()\n"
     )
 
     def identity(how):
         return subprocess.run([sys.executable, "-c", code, how], check=True, capture_output=True, text=True).stdout
 
-    assert (identity("asked") != identity("refused")) == loader.has_tiles()
+    assert (identity("asked") != identity("refused")) == processor.has_tiles()
 
 
 def test_a_configuration():
