@@ -28,7 +28,14 @@ from rlx.runtime.compiled import CompiledGraph
 __all__ = ["bench", "kernel_rows", "needs_json"]
 
 
-@click.command()
+@click.command(
+    help="""Time runs of MODEL on given or random inputs.
+
+    By `run_slots`, which gives views, and by `run`, which makes fresh arrays.
+
+    Clones share the worker threads of the process: `--threads 1` gives each run the processor that it is called on.
+    """
+)
 @model_argument
 @input_options
 @compile_options
@@ -52,12 +59,6 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Time runs of MODEL on given or random inputs.
-
-    By `run_slots`, which gives views, and by `run`, which makes fresh arrays.
-
-    Clones share the worker threads of the process: `--threads 1` gives each run the processor that it is called on.
-    """
     start = time.perf_counter()
     compiled = load_model(model, options)
     compile_seconds = time.perf_counter() - start

@@ -14,17 +14,18 @@ __all__ = ["calibrate"]
 MEASURED = [name for name in BACKENDS if name != "reference"]
 
 
-@click.command()
+@click.command(
+    help="""Measure what DEVICEs can do; all that are here by default.
+
+    How fast they move bytes, multiply matrices and start kernels. It is kept in the user's cache folder for this
+    machine and these versions; `device="auto"` chooses by it.
+    """
+)
 @click.argument("devices", metavar="[DEVICE]...", nargs=-1, type=click.Choice(MEASURED))
 @click.option("--threads", type=click.IntRange(min=1), help="Of the processor. Default: all that the machine grants.")
 @click.option("--seconds", type=SecondsRange(min=0.5, max=60), default=8.0, show_default=True, help="For a device.")
 @json_option
 def calibrate(devices: tuple[str, ...], threads: int | None, seconds: float, as_json: bool) -> None:
-    """Measure what DEVICEs can do; all that are here by default.
-
-    How fast they move bytes, multiply matrices and start kernels. It is kept in the user's cache folder for this
-    machine and these versions; `device="auto"` chooses by it.
-    """
     here = [name for name in MEASURED if backend_named(name).available().present]
     made = []
     for name in devices or here:

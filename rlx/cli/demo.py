@@ -23,14 +23,15 @@ LEAST_ACCURACY = 0.95
 ACROSS = 4  # images in a line
 
 
-@click.command()
-@click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True)
-@json_option
-def demo(device: str, as_json: bool) -> None:
-    """Compile a small network and read handwritten digits with it.
+@click.command(
+    help="""Compile a small network and read handwritten digits with it.
 
     Exit status 1 if fewer than 95 % of the digits are read right.
     """
+)
+@click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True)
+@json_option
+def demo(device: str, as_json: bool) -> None:
     digits = Digits.load()
     start = time.perf_counter()
     with working("compiling the network"):

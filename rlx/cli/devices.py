@@ -16,10 +16,9 @@ from rlx.cost.kept import kept_ceilings
 __all__ = ["devices"]
 
 
-@click.command()
+@click.command(help="List the devices, and how to get those that are missing.")
 @json_option
 def devices(as_json: bool) -> None:
-    """List the devices, and how to get those that are missing."""
     rows = [device(name) for name in BACKENDS]
     auto = [row["name"] for row in rows if row["present"] and row["name"] != "reference"]
     if as_json:

@@ -18,7 +18,7 @@ from rlx.estimate.memory import MemoryEstimate
 __all__ = ["estimate"]
 
 
-@click.command()
+@click.command(help="Print what MODEL will take in memory; only its header is read.")
 @model_argument
 @click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True)
 @click.option("--dims", type=DimType(), multiple=True, help="Fix a dim (batch=4) or bound it (seq=1:512).")
@@ -36,7 +36,6 @@ def estimate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print what MODEL will take in memory; only its header is read."""
     with working(f"reading {model.name}"):
         found = estimate_model(model, device, dims=dims_of(dims) or None, **options)
     deficit = None if budget is None else found.deficit(budget)

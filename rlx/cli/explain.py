@@ -42,7 +42,12 @@ class SearchType(click.ParamType[Any]):
         return int(visits)
 
 
-@click.command()
+@click.command(
+    help="""Print where every buffer of MODEL lies in the arena.
+
+    At the upper bounds of its dims; where one is unbounded, at the sizes of the inputs given or invented.
+    """
+)
 @model_argument
 @input_options
 @compile_options
@@ -62,10 +67,6 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print where every buffer of MODEL lies in the arena.
-
-    At the upper bounds of its dims; where one is unbounded, at the sizes of the inputs given or invented.
-    """
     compiled = load_model(model, {**options, "search": "off"})
     notes: list[str] = []
     with working("planning" if search in ("off", "auto") else f"searching for the least arena, {search:.0e} visits"):
@@ -101,14 +102,13 @@ def plan_at(
     return make_plan(program, given.extents, search=search), given.sizes
 
 
-@click.command()
+@click.command(help="Print what was decided for MODEL, or a stage of the compiler.")
 @model_argument
 @compile_options
 @click.option("--stage", type=click.Choice(STAGES), default="summary", show_default=True)
 @click.option("--preflight", is_flag=True, help="Only say whether the file can be imported, and what it needs.")
 @json_option
 def explain(model: Path, stage: str, preflight: bool, as_json: bool, **options: Any) -> None:
-    """Print what was decided for MODEL, or a stage of the compiler."""
     if preflight:
         from rlx.importers.onnx import preflight as look
 

@@ -47,13 +47,17 @@ class Commands(click.Group):
             raise click.ClickException(f"{where}{error.strerror or error}") from error
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(rlx.__version__, prog_name="rlx")
-def cli() -> None:
-    """Compile models and run them; say first what they need.
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    help="""Compile models and run them; say first what they need.
 
     Exit status: 0 when all went well, 1 for a failure (one message on stderr), 2 for wrong usage.
-    """
+    """,
+)
+@click.version_option(rlx.__version__, prog_name="rlx")
+def cli() -> None:
+    pass
 
 
 def main() -> None:

@@ -21,7 +21,12 @@ __all__ = ["profile", "report"]
 guesses = click.option("--guess", is_flag=True, help="Don't calibrate the device: use guesses if it never was.")
 
 
-@click.command()
+@click.command(
+    help="""Print each kernel of MODEL: predicted, measured, roofline.
+
+    With what it moves, the totals of a run, and what they are predicted to take.
+    """
+)
 @model_argument
 @input_options
 @compile_options
@@ -39,10 +44,6 @@ def profile(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print each kernel of MODEL: predicted, measured, roofline.
-
-    With what it moves, the totals of a run, and what they are predicted to take.
-    """
     compiled = load_model(model, options)
     given, found = profiled(compiled, inputs, seed, options["threads"], not guess)
     if learns:
@@ -99,7 +100,12 @@ def profiled(
     return given, found
 
 
-@click.command()
+@click.command(
+    help="""Write a page about MODEL: kernels, memory, choice of device.
+
+    It draws the roofline, a bar for each kernel, and the arena.
+    """
+)
 @model_argument
 @input_options
 @compile_options
@@ -113,10 +119,6 @@ def report(
     output: Path,
     **options: Any,
 ) -> None:
-    """Write a page about MODEL: kernels, memory, choice of device.
-
-    It draws the roofline, a bar for each kernel, and the arena.
-    """
     compiled = load_model(model, options)
     _, found = profiled(compiled, inputs, seed, options["threads"], not guess)
     output.write_text(report_page(model.name, found, compiled.plan, compiled.decision), encoding="utf-8")

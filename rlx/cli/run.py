@@ -21,7 +21,7 @@ __all__ = ["load_model", "run", "run_once"]
 SHOWN = 6  # elements of an output that are printed
 
 
-@click.command()
+@click.command(help="Run MODEL once, on given or random inputs; print the outputs.")
 @model_argument
 @input_options
 @compile_options
@@ -39,7 +39,6 @@ def run(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run MODEL once, on given or random inputs; print the outputs."""
     compiled = load_model(model, options)
     if replay is not None:
         replay_runs(compiled, replay, as_json)

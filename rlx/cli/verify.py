@@ -21,7 +21,13 @@ from rlx.testing.oracle import Tolerance
 __all__ = ["verify"]
 
 
-@click.command()
+@click.command(
+    help="""Compare MODEL on a device with the reference.
+
+    Its outputs, then every node for itself. Exit status 1 names the first node whose results differ by more than
+    rounding explains.
+    """
+)
 @model_argument
 @input_options
 @compile_options
@@ -41,11 +47,6 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare MODEL on a device with the reference.
-
-    Its outputs, then every node for itself. Exit status 1 names the first node whose results differ by more than
-    rounding explains.
-    """
     allowed = {name: Tolerance(relative, absolute) for name, relative, absolute in tolerances}
     compiled = load_model(model, options)
     graph = compiled.compilation.source

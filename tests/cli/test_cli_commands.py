@@ -352,3 +352,18 @@ def test_the_list_of_commands_is_whole() -> None:
     text = rlx("--help").stdout.partition("Commands:")[2]
     assert "..." not in text
     assert all(f"\n  {name} " in text for name in COMMANDS)
+
+
+def test_help_survives_without_docstrings() -> None:
+    """`python -OO` prints what `python` does."""
+    code = (
+        "from click.testing import CliRunner; from rlx.cli.main import COMMANDS, cli\n"
+        "for name in ('', *COMMANDS): print(CliRunner().invoke(cli, [*name.split(), '--help'], prog_name='rlx').stdout)"
+    )
+
+    def helps(*options: str) -> str:
+        run = [sys.executable, *options, "-c", code]
+        return subprocess.run(run, capture_output=True, text=True, timeout=120, check=True).stdout
+
+    assert helps("-OO") == helps()
+    assert "Compare MODEL on a device with the reference." in helps("-OO")
