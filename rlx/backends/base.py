@@ -428,6 +428,10 @@ class Restorer(ABC):
     def target(self) -> str:
         """The machine that images made here run on."""
 
+    def unlike(self, target: str) -> str:
+        """What another target is, as in "the code is for ..."; told by how it differs from the one here."""
+        return "another processor"
+
     @abstractmethod
     def restore(self, image: Image, options: CompileOptions) -> tuple[Executable, Graph]:
         """The executable of an image for this machine, and the leaves of its source. Raises `ModelFormatError`."""

@@ -182,8 +182,10 @@ def _unfit(file: Container, options: CompileOptions) -> str | None:
     if code.get("build") != build_identity():
         return f"its code was made by {code.get('build')!r}, this is {build_identity()!r}"
     restorer = restorer_named(str(device))
-    if restorer is None or restorer.target() != code.get("target"):
-        return "its code is for another processor"
+    if restorer is None:
+        return f"its code is for device {device!r}, of which none is stored"
+    if restorer.target() != code.get("target"):
+        return f"its code is for {restorer.unlike(str(code.get('target')))}"
     if options.dims:
         return "other dims are asked for"
     stored = file.facts.get("options", {})

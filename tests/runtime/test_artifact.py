@@ -19,6 +19,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rlx
+from rlx.backends.cpu import processor
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.fingerprint import graphs_equal
 from rlx.runtime import artifact, cache, container, restore
@@ -256,6 +257,10 @@ def test_another_machine_or_version_compiles_again(
         assert_same(model.run(feed), rlx.load(tmp_path / "m").run(feed))
         assert "compiling it again" in caplog.text
         assert "rlx 99" in caplog.text
+        monkeypatch.undo()
+        monkeypatch.setattr(processor, "identity", lambda: "a processor without anything")
+        assert_same(model.run(feed), rlx.load(tmp_path / "m").run(feed))
+        assert "its code is for another processor with " in caplog.text
         monkeypatch.undo()
         assert rlx.load(tmp_path / "m", dims={"n": 3}).inputs[0].shape == (3, 40)
         assert "other dims" in caplog.text

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, host_memory
-from rlx.backends.cpu import attention, byte_conv, contract, conv, entry, flow, ringed, runner
+from rlx.backends.cpu import attention, byte_conv, contract, conv, entry, flow, processor, quads, ringed, runner
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.channels import channels_last
 from rlx.backends.cpu.executable import CpuExecutable
@@ -61,7 +61,10 @@ class CpuBackend(CodeGenerator):
             AttributeError,
         ) as error:  # llvmlite missing or broken: that is what is to be reported
             return Availability(False, f"LLVM can't be used: {error}", "pip install --force-reinstall llvmlite")
-        return Availability(True, f"{target.cpu}, {8 * target.vector_bytes}-bit vectors, {target.cores} cores")
+        features = {"VNNI": quads.instructions().dots, "AMX": target.tiles}
+        has = "".join(f", {feature}" for feature, here in features.items() if here)
+        what = f"{processor.name() or target.cpu}, {8 * target.vector_bytes}-bit vectors{has}, {target.cores} cores"
+        return Availability(True, what)
 
     def memory(self) -> DeviceMemory:
         return host_memory()

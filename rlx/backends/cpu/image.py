@@ -147,6 +147,9 @@ class CpuRestorer(Restorer):
     def target(self) -> str:
         return processor.identity()
 
+    def unlike(self, target: str) -> str:
+        return processor.unlike(target)
+
     def restore(self, image: Image, options: CompileOptions) -> tuple[CpuExecutable, Graph]:
         return restore_image(image, options)
 

@@ -6,9 +6,14 @@ import ctypes
 import functools
 import platform
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-__all__ = ["described", "has_tiles", "identity"]
+__all__ = ["described", "has_tiles", "identity", "name", "unlike"]
+
+WITH, WITHOUT = "with tiles", "without tiles"  # how an identity ends
+VECTORS = ("amx", "avx", "fma", "f16c", "asimd", "sve")  # how the features that matter most start
+SHOWN = 8  # of them, at most, are named where two processors differ
 
 TILE_FEATURES = {"amx_tile", "amx_bf16", "amx_int8"}  # as Linux spells them; Sapphire Rapids and later have all of them
 ARCH_PRCTL = 158  # the system call's number on x86-64
@@ -60,5 +65,30 @@ def identity() -> str:
         from rlx.backends.cpu.jit import host
 
         return f"{sys.platform} {host().cpu} {host().features} {host().triple}"
-    tiles = "with tiles" if has_tiles() else "without tiles"
+    tiles = WITH if has_tiles() else WITHOUT
     return " ".join((sys.platform, platform.machine(), *(said[name] for name in known if name in said), tiles))
+
+
+def unlike(other: str) -> str:
+    """What the machine and process of another identity are, told by what this one is not or may not."""
+    here = identity()
+    if other.removesuffix(WITHOUT) == here.removesuffix(WITH):
+        return "a process without leave to use tile registers (AMX), which this one has"
+    if other.removesuffix(WITH) == here.removesuffix(WITHOUT):
+        return "a process with leave to use tile registers (AMX), which Linux has not given to this one"
+    theirs, ours = (text.removesuffix(WITH).removesuffix(WITHOUT).split() for text in (other, here))
+    sides = (("with", theirs, ours), ("without", ours, theirs))
+    differ = [f"{word} {shown}" for word, own, others in sides if (shown := _listed(own, others))]
+    return " ".join(["another processor", ", ".join(differ)]).rstrip()
+
+
+def _listed(words: Sequence[str], others: Collection[str]) -> str:
+    """The words that are not among the others; those on vectors stand for all."""
+    more = [word for word in words if word not in others]
+    told = [word for word in more if word.startswith(VECTORS)] or more
+    return " ".join(told[:SHOWN]) + (f" and {len(told) - SHOWN} more" if len(told) > SHOWN else "")
+
+
+def name() -> str:
+    """What its vendor calls it, "" where the system does not say."""
+    return " ".join(described().get("model name", "").split())

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from rlx.backends import backend_named
 from rlx.backends.cpu import amx, jit, loader, processor
 from rlx.backends.cpu.builder import Function, Module
 
@@ -75,6 +76,41 @@ def test_identities_tell_whether_there_are_tiles():
         return subprocess.run([sys.executable, "-c", code, how], check=True, capture_output=True, text=True).stdout
 
     assert (identity("asked") != identity("refused")) == processor.has_tiles()
+
+
+ZEN = "linux x86_64 AuthenticAMD 25 33 fpu sse4a avx avx2 fma without tiles"
+XEON = "linux x86_64 GenuineIntel 6 143 fpu avx avx2 fma avx512f amx_tile amx_bf16 amx_int8 with tiles"
+
+
+@pytest.mark.parametrize(
+    "here, other, said",
+    [
+        (XEON, XEON.replace("with", "without"), "a process without leave to use tile registers (AMX)"),
+        (
+            XEON.replace("with", "without"),
+            XEON,
+            "a process with leave to use tile registers (AMX), which Linux has not",
+        ),
+        (XEON, ZEN, "another processor with AuthenticAMD 25 33 sse4a, without avx512f amx_tile amx_bf16 amx_int8"),
+        (ZEN, XEON, "another processor with avx512f amx_tile amx_bf16 amx_int8, without AuthenticAMD 25 33 sse4a"),
+        (ZEN, ZEN.replace("33", "97"), "another processor with 97, without 33"),
+        (ZEN, ZEN.replace("fpu", " ".join(f"avx_{i}" for i in range(11))), "avx_6 avx_7 and 3 more, without fpu"),
+        ("darwin apple-m3 +neon arm64", XEON, "another processor with avx avx2 fma avx512f"),
+        (XEON, "None", "another processor with None, without avx"),
+        (ZEN, "", "another processor without avx avx2 fma"),
+    ],
+)
+def test_what_another_processor_is(monkeypatch, here, other, said):
+    monkeypatch.setattr(processor, "identity", lambda: here)
+    assert said in processor.unlike(other)
+
+
+def test_the_processor_is_named_as_its_vendor_does(monkeypatch):
+    monkeypatch.setattr(processor, "described", lambda: {"model name": "AMD  EPYC 7763   64-Core Processor "})
+    assert backend_named("cpu").available().reason.startswith("AMD EPYC 7763 64-Core Processor, ")
+    assert ("AMX" in backend_named("cpu").available().reason) == jit.host().tiles
+    monkeypatch.setattr(processor, "described", dict)
+    assert backend_named("cpu").available().reason.startswith(f"{jit.host().cpu}, ")
 
 
 def test_a_configuration():
