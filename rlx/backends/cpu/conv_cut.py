@@ -45,6 +45,14 @@ def even_panels(panels: int, parts: int, copies: int) -> int:
     return min(even, key=lambda size: (abs(counts[size] - -(-panels // chunk)), counts[size], size), default=chunk)
 
 
+def even_blocks(blocks: int, limit: int) -> int:
+    """Blocks of pixels, one more if they are odd: two threads then have the same half of an image in all layers.
+
+    What a core reads from the other one's cache takes several times as long as from its own.
+    """
+    return blocks + 1 if blocks % 2 and 1 < blocks < limit else blocks
+
+
 @dataclass(frozen=True)
 class ConvParts:
     """How a convolution is split: chunk = (pixel block * groups + group) * panel blocks + panel block."""
@@ -103,15 +111,15 @@ class ConvCut:
             many = depth * panels * self.width * size > self.MANY_WEIGHTS
             most = self.MOST if many else int(self.FLOPS / a_pixel)
             most = max(min(most, self.GATHERED // max(depth * size, 1)), least)
-        blocks = max(-(-pixels // most), 1)
+        limit = -(-pixels // least)
+        blocks = even_blocks(max(-(-pixels // most), 1), limit)
         # the windows of pixels are gathered again for each block of panels
         panel_blocks = max(min(-(-wanted // (blocks * groups)), panels // (1 if in_image is not None else 8)), 1)
-        blocks = max(min(-(-wanted // (panel_blocks * groups)), -(-pixels // least)), blocks)
-        if blocks * groups * panel_blocks % 2 and 1 < blocks < -(-pixels // least):
-            blocks += 1
+        blocks = even_blocks(max(min(-(-wanted // (panel_blocks * groups)), limit), blocks), limit)
         chunk = max(-(-pixels // blocks), 1)
-        if blocks > 1:
-            chunk = -(-chunk // self.rows) * self.rows
+        whole = -(-chunk // self.rows) * self.rows
+        if blocks > 1 and whole - chunk <= chunk // 32:  # else some thread has more to do by that
+            chunk = whole
         blocks = max(-(-pixels // chunk), 1)
         panel_chunk = even_panels(panels, panel_blocks, blocks * groups)
         threads = thread_count(extents)

@@ -14,6 +14,7 @@ ROOM = 192 * 1024  # bytes of a ring of rows that has several panels of channels
 MOST = 400e-6  # seconds of a chunk of several rows
 SPREAD = 0.15  # of a chunk's time by which some take longer
 START = 1e-6
+LONE = 0.3  # of its time that a panel takes longer by itself, where tiles of products take several
 WIDTH = PANEL_BYTES // 4  # channels of a panel of f32
 
 
@@ -37,7 +38,8 @@ class RingCut:
     """The chunks of a depthwise convolution; `sizes`: batch, channels, height and width of the image and the results.
 
     An element of the image sums `depth` products; `windows` is how they are read, where they are those of windows. A
-    window on the image covers `reach` rows, `stride` from one to the next; a ring holds `ring` rows.
+    window on the image covers `reach` rows, `stride` from one to the next; a ring holds `ring` rows. Tiles of products
+    take `together` panels.
     """
 
     sizes: Shape
@@ -46,6 +48,7 @@ class RingCut:
     reach: int
     stride: int
     ring: int
+    together: int
     windows: DirectCut | None = None
 
     def __call__(self, extents: Extents) -> RingParts:
@@ -58,7 +61,8 @@ class RingCut:
             lines = min((rows - 1) * self.stride + self.reach, height)
             made = lines * width
             copied = 0 if self.windows is None else lines * self.windows.strides[0] * self.windows(extents).copied
-            products = made * some * WIDTH * (2.0 * depth / 80e9 + 4 / 40e9)
+            tiled = some + LONE * (some % self.together)
+            products = made * tiled * WIDTH * (2.0 * depth / 80e9 + 4 / 40e9)
             read = made * depth * 4 / 60e9 + copied * 4 / 8e9
             return products + read + rows * out_width * some * 2 * (self.taps + 4) / 5e9 + START
 
@@ -69,9 +73,12 @@ class RingCut:
             return sum((-(-count // n) + SPREAD) * n * each for n in turns) / len(turns) + count * over
 
         most = max(ROOM // max(self.ring * width * PANEL_BYTES, 1), 1)
-        blocks = dict.fromkeys(-(-panels // n) for n in range(1, panels + 1))
+        sizes = [-(-panels // n) for n in range(1, panels + 1)]
+        blocks = dict.fromkeys((*sizes, *(-(-n // self.together) * self.together for n in sizes)))
         strips = dict.fromkeys(-(-out_height // n) for n in range(1, max(out_height, 1) + 1))
         choices = [(rows, some) for some in blocks if some <= most for rows in strips if rows]
+        # so that two threads have the same half of the image in all layers
+        choices = [c for c in choices if batch * -(-out_height // c[0]) % 2 == 0] or choices
         rows, some = min(choices, key=lambda c: taken(*c), default=(1, 1))
         count = (-(-out_height // rows), -(-panels // some))
         line = width * some * WIDTH

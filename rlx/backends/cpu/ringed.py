@@ -148,7 +148,10 @@ def emit(kernel: Kernel) -> KernelCode:
     ring = 1 << ((body_rows - 1) * geo.strides[0] + reach - 1).bit_length()
     sizes = (geo.batch, geo.groups, geo.height, geo.width, geo.out_height, geo.out_width)
     windows = direct.cut_of(before, WIDTH, in_place=True) if _reads_planes(before) else None
-    cut = once(RingCut(sizes, geometry(before).depth, taps[0] * taps[1], reach, geo.strides[0], ring, windows))
+    tile = gemm.tile_for("f32", host().vector_bytes)
+    together = tile.panels if tile.lanes == WIDTH else 1
+    window = (taps[0] * taps[1], reach, geo.strides[0])
+    cut = once(RingCut(sizes, geometry(before).depth, *window, ring, together, windows))
     words = _words(anchor, geo, before, cut)
     if windows is not None:
         words += direct.words_of(before, once(windows), 0, 0, 0)

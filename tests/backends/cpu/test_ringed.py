@@ -119,12 +119,14 @@ def test_what_others_read_is_in_memory() -> None:
     assert not joined(laid_out(block((1, 5, rlx.Dim("h", 3, 64), 10), 3, pads=(1, 1, 1, 1))))
 
 
+@pytest.mark.parametrize("batch, together", [(3, 1), (1, 1), (1, 2)])
 @pytest.mark.parametrize("threads", [1, 4, 16])
 @pytest.mark.parametrize("height, width, stride", [(112, 112, 2), (56, 56, 1), (7, 7, 1), (1, 640, 1), (640, 3, 2)])
-def test_chunks_cover_all(height: int, width: int, stride: int, threads: int) -> None:
+def test_chunks_cover_all(height: int, width: int, stride: int, threads: int, batch: int, together: int) -> None:
     out = (-(-height // stride), -(-width // stride))
-    made = RingCut((3, 144, height, width, *out), 24, 9, 3, stride, 4)({THREADS: threads})
-    assert made.chunks == 3 * made.strips * made.blocks
+    made = RingCut((batch, 144, height, width, *out), 24, 9, 3, stride, 4, together)({THREADS: threads})
+    assert made.chunks == batch * made.strips * made.blocks
+    assert out[0] == 1 or batch * made.strips % 2 == 0  # two threads have halves of the image
     assert (made.strips - 1) * made.rows < out[0] <= made.strips * made.rows
     assert (made.blocks - 1) * made.block < 144 <= made.blocks * made.block
     assert made.scratch == 4 * 4 * width * made.block
