@@ -134,7 +134,9 @@ class Ceilings:
 
     def correction(self, kind: str, seconds: float, sizes: Sequence[float] = ()) -> float:
         """Measured over predicted time of kernels of that kind, predicted to take so long, of those sizes."""
-        plain = kind.removesuffix(" plus planes").removesuffix(" of bytes")  # the nearest kind that has points
+        plain = kind  # the nearest kind that has points
+        for suffix in (" plus planes", " of bytes", " streaming"):
+            plain = plain.removesuffix(suffix)
         points = self.corrections.get(kind) or self.corrections.get(plain, ())
         return nearest(points, (seconds, *sizes))
 

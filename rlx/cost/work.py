@@ -193,7 +193,9 @@ def _spaces(kernel: Kernel, extents: Extents) -> Iterator[tuple[Expr, dict[Var, 
                 yield from ((k, box(k_shape)), (v, box(v_shape)))
                 return
             yield q, box(q_shape)
-            yield from ((_chosen(e, extents), box(shape)) for e, shape in ((k, k_shape), (v, v_shape)))
+            made = {store.buffer for store in kernel.stores[1:]}  # by the kernel itself, of what these stores read
+            operands = [(_chosen(e, extents), box(shape)) for e, shape in ((k, k_shape), (v, v_shape))]
+            yield from ((e, loops) for e, loops in operands if not (isinstance(e, Load) and e.source.base in made))
             if bias is not None:
                 yield bias, box((*q_shape[:3], k_shape[2]))
     for store in kernel.stores:

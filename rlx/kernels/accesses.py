@@ -50,6 +50,9 @@ def reads(kernel: Kernel) -> tuple[Buffer, ...]:
     found = dict.fromkeys(load.source for e in kernel.expressions() for load in loads(e))
     for made in () if kernel.before is None else kernel.before.writes():
         del found[made]
+    if kernel.anchor is not None:  # what further stores make is there before the anchor reads it
+        own = {store.buffer for store in kernel.stores[1:]}
+        found = {b: None for b in found if b.base not in own}
     test = None if kernel.mark is None else kernel.mark.test
     others = kernel.operands if test is None else (test,)
     return tuple(found) + tuple(b for b in dict.fromkeys(others) if b not in found)

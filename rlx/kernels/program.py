@@ -117,9 +117,10 @@ class Kernel:
     """One launch: an anchor (or plain loops) with its stores, or a node run as a whole.
 
     `anchor` is None for loop nests (map, row, reduce, copy); its operand expressions and the stores' expressions load
-    from buffers. A node of `special` is run by code of the device's own, one of `host` by its reference in NumPy; both
-    read `operands` and write `results`. What `before` makes is read by this kernel alone, which makes it itself, part
-    by part: it is never in memory as a whole.
+    from buffers. Stores after the first may make what the anchor reads, before it or part by part. A node of
+    `special` is run by code of the device's own, one of `host` by its reference in NumPy; both read `operands` and
+    write `results`. What `before` makes is read by this kernel alone, which makes it itself, part by part: it is never
+    in memory as a whole.
     """
 
     name: str

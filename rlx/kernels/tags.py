@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EITHER", "FEW", "GEMM", "GEMM_OF_BYTES", "MANY", "PACK", "WHOLE", "WINOGRAD"]
+__all__ = ["EITHER", "FEW", "GEMM", "GEMM_OF_BYTES", "MANY", "PACK", "STREAMING", "WHOLE", "WINOGRAD"]
 
 GEMM = "gemm"  # a product with panels that a kernel before it packs
 GEMM_OF_BYTES = "gemm of bytes"  # one whose panels are whole numbers of up to 8 bits, as floats
@@ -12,3 +12,4 @@ WINOGRAD = "winograd"  # starts the tags of convolutions by transforms; then com
 # attention: of few query rows, in place; by panels that a kernel before it packs, or that each chunk packs for itself;
 # and where the number of rows is known at the run only
 FEW, MANY, WHOLE, EITHER = "few", "many", "whole", "either"
+STREAMING = "few streaming"  # of few query rows, copying its cache past the processor's

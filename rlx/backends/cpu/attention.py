@@ -1,9 +1,10 @@
 """Attention on the CPU: a block of query rows at a time, its scores in the worker's scratch.
 
 Keys and values are packed into the panels of the matrix product first, once for each batch and key head. For a few
-query rows (decoding) that would cost more than it saves: these are computed from keys and values as they are. Masks are
-biases that are evaluated where scores are: they never have memory of their own. Where the number of keys is data, those
-beyond it are not read, and sums are taken as they are over an axis of that length.
+query rows (decoding) that would cost more than it saves: these are computed from keys and values as they are, and may
+copy those of a cache on the way (`cached_keys`). Masks are biases that are evaluated where scores are: they never have
+memory of their own. Where the number of keys is data, those beyond it are not read, and sums are taken as they are over
+an axis of that length.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from enum import IntEnum
 
 from rlx.backends.cpu import gemm, scalar, vmath
 from rlx.backends.cpu.attention_cut import AttentionCut
-from rlx.backends.cpu.builder import Function, Module, Typed, constant, vec
+from rlx.backends.cpu.builder import Module, Typed, constant, vec
+from rlx.backends.cpu.cached_keys import OldRows, old_rows
 from rlx.backends.cpu.cuts import FEW_ROWS, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.key_panels import count_words, counted, emit_pack, pack_columns, pack_rows, row_words
-from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
+from rlx.backends.cpu.key_rows import Rows, block_rows, copy_rows, end_streams, rows_times_rows, weighted_rows
+from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, emit_nest, linear_load, name_kernel
 from rlx.backends.cpu.product_cut import K_BLOCK
 from rlx.backends.cpu.window import affine_expr
 from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
@@ -27,7 +30,7 @@ from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import I64, Acc, Expr, Load, Select, const, guarded, size_expr, substitute_vars, transform, walk
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.kernels.tags import EITHER, FEW, MANY, PACK, WHOLE
+from rlx.kernels.tags import EITHER, FEW, MANY, PACK, STREAMING, WHOLE
 from rlx.records import replace
 
 __all__ = ["accepts", "accepts_operand", "emit", "layout"]
@@ -79,6 +82,16 @@ class AttentionWord(IntEnum):
     ROW_PART = 34  # rows of a chunk that are computed at a time
 
 
+class OldWord(IntEnum):
+    """The words after those, for keys or values whose first rows are copied from elsewhere; strides as there."""
+
+    ROWS = 0
+    ROWS_B = 1
+    ROWS_H = 2
+    ROWS_L = 3
+    COUNT = 4
+
+
 def accepts(anchor: Attention, dtype: DType) -> bool:
     """f32 throughout."""
     bias = anchor.bias
@@ -128,9 +141,23 @@ def layout(kernel: Kernel) -> list[Kernel]:
     return [pack, Kernel(kernel.name, kernel.stores, replace(anchor, k=k, v=v), nodes=kernel.nodes, tag=tag)]
 
 
-def emit(kernel: Kernel) -> KernelCode:
-    """The attention kernel, or the one that packs for it."""
-    return emit_pack(kernel) if kernel.tag == PACK else _emit_attention(kernel)
+def emit(kernel: Kernel) -> list[KernelCode]:
+    """The attention kernel, or the one that packs for it. What its cache gets besides old rows is stored before."""
+    if kernel.tag == PACK:
+        return [emit_pack(kernel)]
+    copied = [rows.store for rows in _old_rows(kernel) if rows is not None]
+    lanes = host().vector_bytes // 4
+    return [*(emit_nest(store, lanes) for store in kernel.stores[1:] if store not in copied), _emit_attention(kernel)]
+
+
+def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
+    """Which first rows of keys and values the kernel copies."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Attention)
+    if len(kernel.stores) == 1:
+        return None, None
+    k, v = (old_rows(x, n, kernel.stores[1:]) for x, n in ((anchor.k, anchor.k_shape), (anchor.v, anchor.v_shape)))
+    return k, v
 
 
 # ---- the kernel
@@ -142,7 +169,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
     out = linear_index(store.index, store.buffer.shape)
     to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
     whole = kernel.tag == WHOLE
-    ways = {FEW: (FEW,), MANY: (MANY,), WHOLE: (MANY,), EITHER: (FEW, MANY)}[kernel.tag]
+    ways = {FEW: (FEW,), STREAMING: (FEW,), MANY: (MANY,), WHOLE: (MANY,), EITHER: (FEW, MANY)}[kernel.tag]
 
     cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal))
     nothing: list[Word] = [0, 0, 0, 0]
@@ -180,6 +207,8 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         part(cut, "panels"),
         part(cut, "part"),
     ]
+    for rows in _old_rows(kernel) if len(kernel.stores) > 1 else ():
+        words += [*nothing, 0] if rows is None else [*row_words(rows.source), rows.count]
     table = WordTable(words)
     made = _Code(anchor, kernel, table, to_scratch)
     made.emit(ways)
@@ -194,6 +223,8 @@ class _Code:
     def __init__(self, anchor: Attention, kernel: Kernel, table: WordTable, to_scratch: bool) -> None:
         self.anchor, self.to_scratch = anchor, to_scratch
         self.whole = kernel.tag == WHOLE
+        self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
+        self.streaming = kernel.tag == STREAMING
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = host().vector_bytes // 4
         self.vector = f"<{self.lanes} x float>"
@@ -235,6 +266,14 @@ class _Code:
             at = f.add(f.mul(b, word(AttentionWord(base + 1))), f.mul(head, word(AttentionWord(base + 2))))
             return f.gep(word(base), at, "float"), word(AttentionWord(base + 3))
 
+        def after(rows: Rows, count: str) -> Rows:
+            return f.gep(rows[0], f.mul(count, rows[1]), "float"), rows[1]
+
+        def share() -> tuple[str, str]:
+            """Which of how many shares of the old rows is copied: heads of the same keys, and blocks, have one each."""
+            alike = f.div(heads, key_heads)
+            return f.add(f.mul(f.rem(h, alike), blocks), block), f.mul(alike, blocks)
+
         q, q_step = operand(AttentionWord.Q, h)
         out, out_step = ("", "") if self.to_scratch else operand(AttentionWord.OUT, h)
         matrix = f.add(f.mul(b, key_heads), key_head)
@@ -267,8 +306,17 @@ class _Code:
                 result, step = f.gep(out, f.mul(first, out_step), "float"), out_step
 
             def few_scores() -> None:
-                k, k_step = operand(AttentionWord.K, key_head)
-                _rows_times_rows(f, self.lanes, (lines, q_step), (k, k_step), (scores, stride), count, limit, depth)
+                k = operand(AttentionWord.K, key_head)
+
+                def times(k: Rows, first: str, stop: str) -> None:
+                    to = f.gep(scores, first, "float"), stride
+                    rows_times_rows(f, self.lanes, (lines, q_step), k, to, count, f.max(f.sub(stop, first), 0), depth)
+
+                if self.copies["k"] is None:
+                    times(k, "0", limit)
+                    return
+                known = self.old_part("k", k, (b, key_head), share(), depth, limit, times)
+                times(after(k, known), known, limit)
 
             def many_scores() -> None:
                 sizes: list[Typed] = [count, limit, depth, ("i64", K_BLOCK)]
@@ -276,8 +324,22 @@ class _Code:
                 f.call(word(AttentionWord.BLOCK), [lines, q_step, k_panels, size, scores, stride, *sizes, "null"])
 
             def few_results() -> None:
-                v, v_step = operand(AttentionWord.V, key_head)
-                _weighted_rows(f, self.lanes, (scores, stride), (v, v_step), (result, step), count, summed, value_depth)
+                v, to = operand(AttentionWord.V, key_head), (result, step)
+
+                def weighted(v: Rows, first: str, stop: str, more: str) -> None:
+                    weights = f.gep(scores, first, "float"), stride
+                    keys = f.max(f.sub(stop, first), 0)
+                    weighted_rows(f, self.lanes, weights, v, to, count, keys, value_depth, more)
+
+                if self.copies["v"] is None:
+                    weighted_rows(f, self.lanes, (scores, stride), v, to, count, summed, value_depth)
+                    return
+
+                def old(v: Rows, first: str, stop: str) -> None:
+                    weighted(v, first, stop, f.cmp("gt", first, 0))
+
+                known = self.old_part("v", v, (b, key_head), share(), value_depth, summed, old)
+                weighted(after(v, known), known, summed, f.cmp("gt", self.old_word("v", OldWord.COUNT), 0))
 
             def many_results() -> None:
                 sizes: list[Typed] = [count, value_depth, summed, ("i64", K_BLOCK)]
@@ -290,7 +352,45 @@ class _Code:
             self.finish(scope, first, last, sums, result, step, value_depth)
 
         f.loop(row0, row1, word(AttentionWord.ROW_PART), [], some_rows)
+        if self.streaming:
+            end_streams(f)
         f.ret()
+
+    def old_word(self, role: str, index: OldWord) -> str:
+        number = len(AttentionWord) + "kv".index(role) * len(OldWord) + index
+        return gemm.load_word(self.f, number, "ptr" if index is OldWord.ROWS else "i64")
+
+    def old_part(
+        self,
+        role: str,
+        target: Rows,
+        at: tuple[str, str],
+        share: tuple[str, str],
+        columns: str,
+        seen: str,
+        use: Callable[[Rows, str, str], None],
+    ) -> str:
+        """Copies a share of the old rows and uses those below `seen`, block by block; returns how many that are.
+
+        `use` gets the block's rows, the first one's number, and the number after the last one's.
+        """
+        f = self.f
+        start, batch, head, step, count = (self.old_word(role, index) for index in OldWord)
+        source = f.gep(start, f.add(f.mul(at[0], batch), f.mul(at[1], head)), "float"), step
+        copied0, copied1 = (f.div(f.mul(count, n), share[1]) for n in (share[0], f.add(share[0], 1)))
+        height = block_rows(f, columns)
+        streams = None
+        if self.streaming:
+            bits = f.or_(f.cast("ptrtoint", target[0], "i64"), f.mul(target[1], 4))
+            streams = f.cmp("eq", f.and_(bits, 63), 0)
+
+        def block(first: str, _: list[str]) -> None:
+            stop = f.min(f.add(first, height), count)
+            copy_rows(f, self.lanes, source, target, f.max(first, copied0), f.min(stop, copied1), columns, streams)
+            use((f.gep(source[0], f.mul(first, step), "float"), step), first, f.min(stop, seen))
+
+        f.loop(0, count, height, [], block)
+        return f.min(count, seen)
 
     def shared_bias(self, scope: Scope, sums: str, stride: str, keys: str) -> str | None:
         """A bias that all rows have is computed once, in the row before the sums: its address."""
@@ -436,84 +536,3 @@ class _Code:
             f.loop(whole, columns, 1, [], lambda j, _: put(j, 1))
 
         f.loop(row0, row1, 1, [], row)
-
-
-Rows = tuple[str, str]  # address of the first row, and elements from row to row
-
-
-def _rows_times_rows(f: Function, lanes: int, a: Rows, b: Rows, out: Rows, rows: str, columns: str, depth: str) -> None:
-    """out[i, j] = a[i] . b[j], four rows of b at a time."""
-    vector = f"<{lanes} x float>"
-    whole = f.and_(depth, -lanes)
-    rest = f.mask_below(f.sub(depth, whole), lanes)
-
-    def dots(i: str, count: int) -> Callable[[str, list[str]], None]:
-        def body(j: str, _: list[str]) -> None:
-            left = f.gep(a[0], f.mul(i, a[1]), "float")
-            right = [f.gep(b[0], f.mul(f.add(j, q), b[1]), "float") for q in range(count)]
-
-            def step(d: str, sums: list[str]) -> list[str]:
-                x = f.load(vector, f.gep(left, d, "float"))
-                lines = [f.load(vector, f.gep(p, d, "float")) for p in right]
-                return [f.fma(x, y, s) for y, s in zip(lines, sums, strict=True)]
-
-            sums = f.loop(0, whole, lanes, [(vector, constant(0.0, vector))] * count, step)
-
-            def tail() -> list[str]:
-                x = f.masked_load(vector, f.gep(left, whole, "float"), rest)
-                lines = [f.masked_load(vector, f.gep(p, whole, "float"), rest) for p in right]
-                return [f.fma(x, y, s) for y, s in zip(lines, sums, strict=True)]
-
-            sums = f.if_(f.cmp("lt", whole, depth), tail, lambda: list(sums))
-            line = f.gep(out[0], f.add(f.mul(i, out[1]), j), "float")
-            for q, s in enumerate(sums):
-                f.store(f.reduce(s, f.add), f.gep(line, q, "float"))
-
-        return body
-
-    def row(i: str, _: list[str]) -> None:
-        grouped = f.and_(columns, -4)
-        f.loop(0, grouped, 4, [], dots(i, 4))
-        f.loop(grouped, columns, 1, [], dots(i, 1))
-
-    f.loop(0, rows, 1, [], row)
-
-
-def _weighted_rows(f: Function, lanes: int, a: Rows, b: Rows, out: Rows, rows: str, count: str, columns: str) -> None:
-    """out[i] = the sum over j < count of a[i, j] * b[j], in blocks of four vectors of columns."""
-    vector = f"<{lanes} x float>"
-
-    def row(i: str, _: list[str]) -> None:
-        weights, line = f.gep(a[0], f.mul(i, a[1]), "float"), f.gep(out[0], f.mul(i, out[1]), "float")
-
-        def block(vectors: int, masked: bool) -> Callable[[str, list[str]], None]:
-            def body(column: str, _: list[str]) -> None:
-                mask = f.mask_below(f.sub(columns, column), lanes) if masked else ""
-
-                def step(j: str, sums: list[str]) -> list[str]:
-                    weight = f.splat(f.load("float", f.gep(weights, j, "float")), lanes)
-                    p = f.gep(b[0], f.add(f.mul(j, b[1]), column), "float")
-                    found = []
-                    for q, s in enumerate(sums):
-                        at = f.gep(p, q * lanes, "float")
-                        x = f.masked_load(vector, at, mask) if masked else f.load(vector, at)
-                        found.append(f.fma(weight, x, s))
-                    return found
-
-                sums = f.loop(0, count, 1, [(vector, constant(0.0, vector))] * vectors, step)
-                for q, s in enumerate(sums):
-                    place = f.gep(line, f.add(column, q * lanes), "float")
-                    if masked:
-                        f.masked_store(s, place, mask)
-                    else:
-                        f.store(s, place)
-
-            return body
-
-        grouped = f.mul(f.div(columns, 4 * lanes), 4 * lanes)
-        whole = f.and_(columns, -lanes)
-        f.loop(0, grouped, 4 * lanes, [], block(4, False))
-        f.loop(grouped, whole, lanes, [], block(1, False))
-        f.loop(whole, columns, lanes, [], block(1, True))
-
-    f.loop(0, rows, 1, [], row)

@@ -7,7 +7,19 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, host_memory
-from rlx.backends.cpu import attention, byte_conv, contract, conv, entry, flow, processor, quads, ringed, runner
+from rlx.backends.cpu import (
+    attention,
+    byte_conv,
+    cached_keys,
+    contract,
+    conv,
+    entry,
+    flow,
+    processor,
+    quads,
+    ringed,
+    runner,
+)
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.channels import channels_last
 from rlx.backends.cpu.executable import CpuExecutable
@@ -119,6 +131,7 @@ class CpuBackend(CodeGenerator):
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
         ringed.join(program)
+        cached_keys.join(program)
         find_layers(program)
         return program
 
@@ -150,7 +163,7 @@ class CpuBackend(CodeGenerator):
             case Conv():
                 return [conv.emit(kernel)]
             case Attention():
-                return [attention.emit(kernel)]
+                return attention.emit(kernel)
         lanes = host().vector_bytes // 4
         return [emit_nest(store, lanes) for store in kernel.stores]
 

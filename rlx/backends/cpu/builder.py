@@ -395,6 +395,14 @@ class Function:
         ty = ty or self.type_of(a)
         self.do(f"store {ty} {self.value(a, ty)}, ptr {p}, align {align or size_of(ty)}")
 
+    def stream(self, a: str, p: str) -> None:
+        """Stores a vector at a multiple of its size, past the caches where the machine can.
+
+        Others find it after a fence only.
+        """
+        ty = self.type_of(a)
+        self.do(f"store {ty} {a}, ptr {p}, align {width(ty) * size_of(ty)}, !nontemporal !{{i32 1}}")
+
     def masked_load(self, ty: str, p: str, mask: str, other: Operand = "zeroinitializer") -> str:
         """Loads the lanes in mask, touching no other memory; the rest are `other`."""
         if width(ty) == 1:
