@@ -18,7 +18,7 @@ __all__ = ["GROUPED", "Work", "kernel_work"]
 
 Extents = Mapping[str, int]
 
-SCATTERED = "scattered"  # loads of elements that do not follow one another in the innermost loop
+SCATTERED = "scattered"  # loads of elements that do not follow one another in the innermost loop, and sums of one value
 PLAIN = "plain"  # an add, a compare, a select: one instruction
 LOOP = "loop"  # elements written
 
@@ -29,11 +29,11 @@ class Work:
 
     `read` and `written` are bytes of device memory: of each operand what is touched, once, however often it is used.
     `flops` are arithmetic operations on floats (a product and a sum are two). `calls` counts elements by scalar
-    function ("exp", "plain", ...), hoisted out of the loops that they don't depend on; "scattered" are loads that can't
-    be made in vectors. `shape` are the sizes of an anchor: (batch, m, k, n) of a product, (images, outputs, pixels,
-    depth, groups) of a convolution, (batch, heads, query rows, keys, depth, value depth) of attention; `products` are
-    its flops. `sizes` are what its speed depends on: those of the anchor, else the turns of its loops and of the
-    innermost. `parts` is the number of array operations that the kernel takes without fusion.
+    function ("exp", "plain", ...), hoisted out of the loops that they don't depend on; "scattered" are loads and
+    sums that can't be made in vectors. `shape` are the sizes of an anchor: (batch, m, k, n) of a product, (images,
+    outputs, pixels, depth, groups) of a convolution, (batch, heads, query rows, keys, depth, value depth) of attention;
+    `products` are its flops. `sizes` are what its speed depends on: those of the anchor, else the turns of its loops
+    and of the innermost. `parts` is the number of array operations that the kernel takes without fusion.
     """
 
     read: int
@@ -294,7 +294,8 @@ class _Loops:
             case Reduce(vars=vars, body=body):
                 self.parts += 1
                 steps = prod(loops.get(v, 1) for v in self.free[body] | frozenset(vars))
-                calls[PLAIN] = calls.get(PLAIN, 0) + steps
+                kind = PLAIN if self.free[body] & inner else SCATTERED
+                calls[kind] = calls.get(kind, 0) + steps
                 self.flops += steps if body.dtype.kind in "fc" else 0
             case Load() if not _in_vectors(x, inner & self.free[x]):
                 calls[SCATTERED] = calls.get(SCATTERED, 0) + turns

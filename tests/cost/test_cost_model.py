@@ -276,6 +276,21 @@ def test_a_kernel_that_takes_for_ever_is_named(caplog: pytest.LogCaptureFixture)
     assert "endless" in compiled(Dim("n", 2**50, 2**51))
 
 
+def test_sums_of_one_value_are_made_one_by_one() -> None:
+    """No loop goes along vectors there: it takes as long as reading elements from all over."""
+
+    def scattered(*shape: int, axis: int | None = None) -> int:
+        g = Graph("sums")
+        x = g.input("x", tuple(n if d != axis and axis is not None else 1 for d, n in enumerate(shape)))
+        g.output(rlx.reduce_sum(rlx.expand(x, shape), axes=None if axis is None else (axis,)), "y")
+        (kernel,) = lower(g, backend_named("cpu")).program.run
+        return kernel_work(kernel, {}).calls.get("scattered", 0)
+
+    assert scattered(4096) == 4096
+    assert scattered(64, 64) == 4096
+    assert scattered(64, 64, axis=1) == scattered(64, 64, axis=0) == 0
+
+
 @pytest.mark.parametrize("rows, keys", [(1, 1), (3, 5), (5, 3), (4, 4), (1, 7), (7, 1)])
 def test_pairs_of_causal_attention(rows: int, keys: int) -> None:
     """Row i sees the keys up to i + keys - rows; a sum over rows would take as long as the sizes are large."""
