@@ -6,7 +6,7 @@ what came, and the way out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlx.records import dataclass
@@ -48,6 +48,12 @@ class NameNotFound(RlxError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return str(self.args[0]) if self.args else ""
+
+
+def no_such(what: str, name: object, known: Iterable[str], more: str = "", *, call: str = "") -> NameNotFound:
+    """The error for a name that is not one of those known; `more` ends the message, `call` says where it was given."""
+    there = ", ".join(map(repr, known)) or "none"
+    return NameNotFound(f"{call and f'{call}: '}there is no {what} {name!r}; there are {there}{more}")
 
 
 class OptionError(RlxError, ValueError):

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import BusyError, ExecutionError, NameNotFound, OptionError, ShapeError
+from rlx.errors import BusyError, ExecutionError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Shape
@@ -72,7 +72,7 @@ def by_position(specs: Sequence[TensorSpec], given: Any, what: str) -> Sequence[
         names = [spec.name for spec in specs]
         for name in given:
             if name not in names:
-                raise NameNotFound(f"there is no {what} {name!r}; there are {', '.join(map(repr, names)) or 'none'}")
+                raise no_such(what, name, names)
         absent = [name for name in names if name not in given]
         raise NameNotFound(f"{what} {absent[0]!r} is missing: expected {', '.join(map(repr, names))}")
     if isinstance(given, list | tuple):

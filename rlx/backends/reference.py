@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Turns
-from rlx.errors import ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
+from rlx.errors import ExecutionError, OptionError, RlxError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, bind_result, check_guards
 from rlx.ir.finite import bad_elements, is_trappable, trapped
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value, check_array
@@ -69,7 +69,7 @@ def _check_names(kind: str, given: Mapping[str, Array], leaves: Sequence[Value])
     names = [v.name for v in leaves]
     for name in given:
         if name not in names:
-            raise NameNotFound(f"there is no {kind} {name!r}; there are {', '.join(map(repr, names)) or 'none'}")
+            raise no_such(kind, name, names)
 
 
 def _shape(type: TensorType, extents: Mapping[str, int]) -> tuple[int, ...]:

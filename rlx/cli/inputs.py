@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.cli.options import InputSpec
 from rlx.disk import check_regular
-from rlx.errors import ModelFormatError, NameNotFound, OptionError, RlxError
+from rlx.errors import ModelFormatError, OptionError, RlxError, no_such
 from rlx.ir.dtype import DType
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
@@ -49,7 +49,7 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
     names = [v.name for v in graph.inputs]
     for name, _ in given:
         if name not in names:
-            raise NameNotFound(f"there is no input {name!r}; there are {', '.join(map(repr, names)) or 'none'}")
+            raise no_such("input", name, names)
     if len(specs) < len(given):
         raise OptionError("an input is given twice")
     arrays = {name: read_array(path) for name, path in specs.items() if isinstance(path, Path)}

@@ -16,7 +16,7 @@ from rlx.backends import backend_named, choose_backend
 from rlx.backends.base import Backend
 from rlx.cost.lowered import Lowered, extents_at, lower, lowered_from, needed, rounds_of
 from rlx.cost.work import kernel_work
-from rlx.errors import ModelFormatError, NameNotFound, OptionError
+from rlx.errors import ModelFormatError, OptionError, no_such
 from rlx.ir.graph import Graph
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.records import dataclass
@@ -226,7 +226,7 @@ def profile_of(
     names = tuple(name for name, _ in program.outputs)
     for name in outputs or ():
         if name not in names:
-            raise NameNotFound(f"outputs: there is no output {name!r}; there are {', '.join(map(repr, names))}")
+            raise no_such("output", name, names, call="outputs")
     wanted = names if outputs is None else tuple(name for name in names if name in outputs)
     extents = extents_at(lowered.graph, at)
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from rlx.backends.base import Backend, CodeGenerator
 from rlx.compiler import lower_graph
-from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.errors import OptionError, ShapeError, no_such
 from rlx.ir.dtype import DType
 from rlx.ir.extents import check_extent
 from rlx.ir.graph import Graph, Node
@@ -98,8 +98,7 @@ def extents_at(graph: Graph, at: Mapping[str, int] | None) -> dict[str, int]:
     given = dict(at or {})
     for name, extent in given.items():
         if name not in dims:
-            known = ", ".join(map(repr, dims)) or "none"
-            raise NameNotFound(f"at: there is no dim {name!r}; there are {known}")
+            raise no_such("dim", name, dims, call="at")
         if not isinstance(extent, int) or isinstance(extent, bool):
             raise OptionError(f"at[{name!r}]={extent!r}: expected a size")
         check_extent(dims[name], extent, "at")

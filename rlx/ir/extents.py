@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlx.errors import ExecutionError, NameNotFound, ShapeError
+from rlx.errors import ExecutionError, ShapeError, no_such
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, Guard, Shape, Size, Symbol, evaluate, symbols
 
@@ -23,7 +23,7 @@ def bind_extents(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str,
     leaves = {v.name: v for v in (*graph.inputs, *graph.params, *graph.states)}
     for name in shapes:
         if name not in leaves:
-            raise NameNotFound(f"there is no leaf {name!r}; there are {', '.join(map(repr, leaves)) or 'none'}")
+            raise no_such("leaf", name, leaves)
     extents: dict[str, int] = {}
     pairs = [(f"{leaves[name].kind} {name!r}", leaves[name].shape, tuple(shape)) for name, shape in shapes.items()]
     for what, declared, shape in pairs:

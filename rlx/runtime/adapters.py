@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import TensorSpec
-from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
+from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size
@@ -49,7 +49,7 @@ class Adapters(Mapping[str, float]):
 
     def _slot(self, name: str) -> int:
         if name not in self._slots:
-            raise NameNotFound(f"there is no adapter {name!r}; there are {', '.join(map(repr, self._slots)) or 'none'}")
+            raise no_such("adapter", name, self._slots)
         return self._slots[name]
 
     def _gain(self) -> Array:

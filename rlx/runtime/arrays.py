@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import TensorSpec
-from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError, StaleView
+from rlx.errors import DTypeError, OptionError, ShapeError, StaleView, no_such
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size
 
@@ -145,7 +145,7 @@ class Views(tuple[Array, ...]):
         self._check()
         if isinstance(key, str):
             if key not in self.names:
-                raise NameNotFound(f"there is no output {key!r}; there are {', '.join(map(repr, self.names))}")
+                raise no_such("output", key, self.names)
             key = self.names.index(key)
         return super().__getitem__(key)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.errors import OptionError, ShapeError, no_such
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Dim, Size, exact_div, same, substitute, symbols
 from rlx.kernels.independence import has_dim, mixing
@@ -98,7 +98,7 @@ def _same_type(graph: Graph, past: str, present: str) -> bool:
     inputs, outputs = {v.name: v for v in graph.inputs}, {o.name: o.value for o in graph.outputs}
     for name, known, what in ((past, inputs, "input"), (present, outputs, "output")):
         if name not in known:
-            raise NameNotFound(f"bind_cache: there is no {what} {name!r}; there are {', '.join(known)}")
+            raise no_such(what, name, known, call="bind_cache")
     return inputs[past].type == outputs[present].type
 
 

@@ -26,7 +26,7 @@ from rlx.backends.base import by_position, spec_of
 from rlx.cost.kept import ceilings_of
 from rlx.cost.lowered import lower
 from rlx.cost.model import CALLS, predict_lowered
-from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
+from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError, no_such
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import evaluate
@@ -445,8 +445,7 @@ def _ranges(graph: Graph, name: str, steps: str | Iterable[int | Range]) -> list
     """The ranges of a dim, ascending and apart, within its bounds."""
     symbol = graph.dims().get(name)
     if symbol is None:
-        known = ", ".join(map(repr, graph.dims())) or "none"
-        raise NameNotFound(f"buckets: there is no dim {name!r}; there are {known}")
+        raise no_such("dim", name, graph.dims(), call="buckets")
     if isinstance(steps, str):
         if steps != "pow2" or symbol.hi is None:
             raise OptionError(f"buckets: ladder {steps!r} of {name!r}: expected 'pow2' for a dim with an upper bound")

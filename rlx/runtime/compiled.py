@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.backends.base import Executable, TensorSpec, by_position, spec_of
 from rlx.disk import path_of, saving
-from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.errors import NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, check_extent
 from rlx.ir.graph import Array
 from rlx.ir.shape import symbols
@@ -47,7 +47,7 @@ class Results(Mapping[str, Array]):
         if isinstance(key, int) and -len(self) <= key < len(self):
             return list(self._arrays.values())[key]
         if isinstance(key, int) or key not in self._arrays:
-            raise NameNotFound(f"there is no output {key!r}; there are {', '.join(map(repr, self._arrays)) or 'none'}")
+            raise no_such("output", key, self._arrays)
         return self._arrays[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -160,8 +160,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         ready, notes = {}, {}
         for name, array in arrays.items():
             if name not in specs:
-                known = ", ".join(map(repr, specs)) or "none"
-                raise NameNotFound(f"there is no param {name!r}; there are {known}")
+                raise no_such("param", name, specs)
             if convert:
                 from rlx.runtime.convert import convert as converted
 
@@ -293,7 +292,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         """
         dims = self._compilation.source.dims()
         if not isinstance(dim, str) or dim not in dims:
-            raise NameNotFound(f"there is no dim {dim!r}; there are {', '.join(map(repr, dims)) or 'none'}")
+            raise no_such("dim", dim, dims)
         told = next((s for s in self.inputs if any(dim == n.name for size in s.shape for n in symbols(size))), None)
         if told is not None:
             raise OptionError(f"set_extent: the dim {dim!r} is read off the shape of the input {told.name!r}")
@@ -314,8 +313,7 @@ class CompiledGraph(Lifetime, ExpertControl):
             elif isinstance(name, str) and name in self._names:
                 found.append(self._names.index(name))
             else:
-                known = ", ".join(map(repr, self._names)) or "none"
-                raise NameNotFound(f"there is no output {name!r}; there are {known}, or 0 to {len(self._names) - 1}")
+                raise no_such("output", name, self._names, f", or 0 to {len(self._names) - 1}")
         return found
 
     def _by_output(self, out: Mapping[str, Any] | Sequence[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rlx.backends.base import TensorSpec
 from rlx.disk import check_regular, path_of, saving
-from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError, ShapeError
+from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array
@@ -96,8 +96,7 @@ class States(Mapping[str, State]):
     def __getitem__(self, name: str) -> State:
         known = self._declared | self._bound()
         if not isinstance(name, str) or name not in known:
-            names = ", ".join(map(repr, known)) or "none"
-            raise NameNotFound(f"there is no state {name!r}; there are {names}; bind makes one of an input")
+            raise no_such("state", name, known, "; bind makes one of an input")
         return known[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -118,8 +117,7 @@ class States(Mapping[str, State]):
         """
         spec = next((s for s in self._model.inputs if isinstance(name, str) and s.name == name), None)
         if spec is None:
-            names = ", ".join(repr(s.name) for s in self._model.inputs) or "none"
-            raise NameNotFound(f"there is no input {name!r}; there are {names}")
+            raise no_such("input", name, (s.name for s in self._model.inputs))
         if array is None:
             self._model._executable.keep_input(name, None)
             return
