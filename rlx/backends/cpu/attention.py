@@ -17,6 +17,7 @@ from rlx.backends.cpu.attention_cut import AttentionCut
 from rlx.backends.cpu.builder import Module, Typed, constant, vec
 from rlx.backends.cpu.cached_keys import OldRows, old_rows
 from rlx.backends.cpu.cuts import FEW_ROWS, Part, part
+from rlx.backends.cpu.head_rows import heads_as_rows
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.key_panels import count_words, counted, emit_pack, pack_columns, pack_rows, row_words
 from rlx.backends.cpu.key_rows import Rows, block_rows, copy_rows, end_streams, rows_times_rows, weighted_rows
@@ -114,7 +115,7 @@ def layout(kernel: Kernel) -> list[Kernel]:
     assert isinstance(anchor, Attention)
     rows = anchor.q_shape[2]
     if isinstance(rows, int) and rows <= FEW_ROWS:
-        return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=FEW)]
+        return [replace(heads_as_rows(kernel), tag=FEW)]
     batch, heads, keys, depth = anchor.k_shape
     if anchor.q_shape[1] == heads and AttentionCut.fits(rows, keys):
         return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=WHOLE)]
@@ -259,6 +260,7 @@ class _Code:
         scores = f.offset(word(AttentionWord.SCRATCH), f.mul("%worker", word(AttentionWord.SCRATCH_STRIDE)))
         sums = f.offset(scores, word(AttentionWord.ROW_SUMS))
         depth, value_depth = word(AttentionWord.DEPTH), word(AttentionWord.VALUE_DEPTH)
+        heights = [block_rows(f, columns) if FEW in ways else "" for columns in (depth, value_depth)]
         seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
         few = f.cmp("le", rows, FEW_ROWS)
 
@@ -266,8 +268,9 @@ class _Code:
             at = f.add(f.mul(b, word(AttentionWord(base + 1))), f.mul(head, word(AttentionWord(base + 2))))
             return f.gep(word(base), at, "float"), word(AttentionWord(base + 3))
 
-        def after(rows: Rows, count: str) -> Rows:
-            return f.gep(rows[0], f.mul(count, rows[1]), "float"), rows[1]
+        def whole_for_one(height: str) -> str:
+            """A single row uses each key once: there is nothing that a block would keep near."""
+            return f.select(f.cmp("eq", rows, 1), f.add(room, 1), height)
 
         def share() -> tuple[str, str]:
             """Which of how many shares of the old rows is copied: heads of the same keys, and blocks, have one each."""
@@ -306,17 +309,14 @@ class _Code:
                 result, step = f.gep(out, f.mul(first, out_step), "float"), out_step
 
             def few_scores() -> None:
-                k = operand(AttentionWord.K, key_head)
-
                 def times(k: Rows, first: str, stop: str) -> None:
-                    to = f.gep(scores, first, "float"), stride
-                    rows_times_rows(f, self.lanes, (lines, q_step), k, to, count, f.max(f.sub(stop, first), 0), depth)
+                    to, keys = (f.gep(scores, first, "float"), stride), f.max(f.sub(stop, first), 0)
+                    rows_times_rows(f, self.lanes, (lines, q_step), k, to, count, keys, depth)
 
-                if self.copies["k"] is None:
-                    times(k, "0", limit)
-                    return
-                known = self.old_part("k", k, (b, key_head), share(), depth, limit, times)
-                times(after(k, known), known, limit)
+                k, done = operand(AttentionWord.K, key_head), "0"
+                if self.copies["k"] is not None:
+                    done = self.old_part("k", k, (b, key_head), share(), (heights[0], depth), limit, times)
+                self.in_blocks(k, done, limit, whole_for_one(heights[0]), times)
 
             def many_scores() -> None:
                 sizes: list[Typed] = [count, limit, depth, ("i64", K_BLOCK)]
@@ -324,22 +324,18 @@ class _Code:
                 f.call(word(AttentionWord.BLOCK), [lines, q_step, k_panels, size, scores, stride, *sizes, "null"])
 
             def few_results() -> None:
-                v, to = operand(AttentionWord.V, key_head), (result, step)
-
-                def weighted(v: Rows, first: str, stop: str, more: str) -> None:
-                    weights = f.gep(scores, first, "float"), stride
-                    keys = f.max(f.sub(stop, first), 0)
+                def weighted(v: Rows, first: str, stop: str) -> None:
+                    weights, keys = (f.gep(scores, first, "float"), stride), f.max(f.sub(stop, first), 0)
+                    to, more = (result, step), f.cmp("gt", first, 0, "i64")
                     weighted_rows(f, self.lanes, weights, v, to, count, keys, value_depth, more)
 
-                if self.copies["v"] is None:
-                    weighted_rows(f, self.lanes, (scores, stride), v, to, count, summed, value_depth)
-                    return
-
-                def old(v: Rows, first: str, stop: str) -> None:
-                    weighted(v, first, stop, f.cmp("gt", first, 0))
-
-                known = self.old_part("v", v, (b, key_head), share(), value_depth, summed, old)
-                weighted(after(v, known), known, summed, f.cmp("gt", self.old_word("v", OldWord.COUNT), 0))
+                v, done = operand(AttentionWord.V, key_head), "0"
+                if self.copies["v"] is not None:
+                    done = self.old_part("v", v, (b, key_head), share(), (heights[1], value_depth), summed, weighted)
+                # at least once: without keys, sums are 0
+                self.in_blocks(
+                    v, done, f.max(summed, f.add(done, 1, "i64")), whole_for_one(heights[1]), weighted, summed
+                )
 
             def many_results() -> None:
                 sizes: list[Typed] = [count, value_depth, summed, ("i64", K_BLOCK)]
@@ -366,31 +362,42 @@ class _Code:
         target: Rows,
         at: tuple[str, str],
         share: tuple[str, str],
-        columns: str,
+        block: tuple[str, str],
         seen: str,
         use: Callable[[Rows, str, str], None],
     ) -> str:
         """Copies a share of the old rows and uses those below `seen`, block by block; returns how many that are.
 
-        `use` gets the block's rows, the first one's number, and the number after the last one's.
+        `use` gets the block's rows, the first one's number, and the number after the last one's. `block` is the rows of
+        one and their columns.
         """
         f = self.f
         start, batch, head, step, count = (self.old_word(role, index) for index in OldWord)
         source = f.gep(start, f.add(f.mul(at[0], batch), f.mul(at[1], head)), "float"), step
         copied0, copied1 = (f.div(f.mul(count, n), share[1]) for n in (share[0], f.add(share[0], 1)))
-        height = block_rows(f, columns)
         streams = None
         if self.streaming:
             bits = f.or_(f.cast("ptrtoint", target[0], "i64"), f.mul(target[1], 4))
             streams = f.cmp("eq", f.and_(bits, 63), 0)
 
-        def block(first: str, _: list[str]) -> None:
-            stop = f.min(f.add(first, height), count)
-            copy_rows(f, self.lanes, source, target, f.max(first, copied0), f.min(stop, copied1), columns, streams)
+        def some(first: str, _: list[str]) -> None:
+            stop = f.min(f.add(first, block[0]), count)
+            copy_rows(f, self.lanes, source, target, (f.max(first, copied0), f.min(stop, copied1)), block, streams)
             use((f.gep(source[0], f.mul(first, step), "float"), step), first, f.min(stop, seen))
 
-        f.loop(0, count, height, [], block)
+        f.loop(0, count, block[0], [], some)
         return f.min(count, seen)
+
+    def in_blocks(
+        self, rows: Rows, first: str, stop: str, height: str, use: Callable[[Rows, str, str], None], last: str = ""
+    ) -> None:
+        """Uses keys or values from the first up to `stop`, block by block; those after `last` do not count."""
+        f = self.f
+
+        def block(at: str, _: list[str]) -> None:
+            use((f.gep(rows[0], f.mul(at, rows[1]), "float"), rows[1]), at, f.min(f.add(at, height), last or stop))
+
+        f.loop(first, stop, height, [], block)
 
     def shared_bias(self, scope: Scope, sums: str, stride: str, keys: str) -> str | None:
         """A bias that all rows have is computed once, in the row before the sums: its address."""

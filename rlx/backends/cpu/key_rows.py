@@ -9,7 +9,7 @@ from rlx.backends.cpu.jit import host
 
 __all__ = ["Rows", "block_rows", "copy_rows", "end_streams", "rows_times_rows", "weighted_rows"]
 
-BLOCK = 4096  # elements of rows that are copied before they are used: they are in the first cache then
+BLOCK = 4096  # elements of rows that are copied, and used by all query rows, at a time: they stay in the first cache
 TURN = 64  # elements that a copy moves at once
 LINE = 16  # elements of a line of the cache
 
@@ -63,7 +63,7 @@ def weighted_rows(
     rows: str,
     count: str,
     columns: str,
-    more: str | None = None,
+    more: str,
 ) -> None:
     """out[i] = the sum over j < count of a[i, j] * b[j], in blocks of four vectors of columns.
 
@@ -81,8 +81,6 @@ def weighted_rows(
                 places = [f.gep(line, f.add(column, q * lanes), "float") for q in range(vectors)]
 
                 def start(p: str) -> str:
-                    if more is None:
-                        return constant(0.0, vector)
                     before = f.masked_load(vector, p, mask) if masked else f.load(vector, p)
                     return f.select(more, before, constant(0.0, vector), vector)
 
@@ -120,18 +118,27 @@ def block_rows(f: Function, columns: str) -> str:
 
 
 def copy_rows(
-    f: Function, lanes: int, source: Rows, target: Rows, first: str, stop: str, columns: str, streams: str | None
+    f: Function,
+    lanes: int,
+    source: Rows,
+    target: Rows,
+    part: tuple[str, str],
+    block: tuple[str, str],
+    streams: str | None,
 ) -> None:
-    """Rows first..stop of the target are set to those of the source; what lies a block after them is prefetched.
+    """Rows part[0]..part[1] of the target are set to those of the source; what lies a block after them is prefetched.
+
+    `block`: the rows of a block and their columns.
 
     `streams`: whether they go past the caches (None: never). Then rows of the target start at lines of the cache, and
     `end_streams` comes before others read them.
     """
     vector = f"<{lanes} x float>"
+    (first, stop), (height, columns) = part, block
     count = f.max(f.sub(stop, first), 0)
     apart = f.or_(f.cmp("ne", source[1], columns), f.cmp("ne", target[1], columns))
     turns, width = f.select(apart, count, 1, "i64"), f.select(apart, columns, f.mul(count, columns), "i64")
-    ahead = f.mul(source[1], block_rows(f, columns))
+    ahead = f.mul(source[1], height)
 
     def row(i: str, _: list[str]) -> None:
         at = f.add(first, i)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.backends.cpu import attention as attention_module
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph
@@ -109,6 +110,37 @@ def test_every_edge(rows: int, keys: int, depth: int) -> None:
     g = attention_graph((1, 1, 1, rows, keys, depth, depth))
     arrays = arrays_of(g, {})
     check(compiled(g), arrays, expected(arrays))
+
+
+@pytest.mark.parametrize("sizes, rows", [
+    ((1, 12, 4, 1, 131, 64, 64), 3),
+    ((2, 32, 8, 1, 300, 128, 32), 4),
+    ((1, 8, 1, 1, 70, 24, 17), 2),  # four chunks are left
+    ((1, 32, 1, 1, 40, 8, 8), 8),
+    ((1, 14, 2, 1, 33, 16, 16), 1),
+    ((1, 8, 2, 2, 33, 16, 16), 2),
+])  # fmt: skip
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mask", [(1, 1, 1, 1), (2, 8, 1, 1)])
+def test_heads_that_share_keys_are_rows_of_one(
+    sizes: Sizes, rows: int, causal: bool, mask: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each has one row: the same bits as one by one, and the same results in memory."""
+    batch, heads, _, _, keys, _, width = sizes
+    shape = (min(batch, mask[0]), heads if mask[1] > 1 else 1, 1, keys)
+    g = attention_graph(sizes, shape, causal=causal)
+    y = g.outputs.pop().value
+    g.output(transpose(relu(y + g.input("r", (batch, heads, 1, width))), (0, 2, 1, 3)), "y")
+    run = compiled(g)
+    (kernel,) = (k for k in run.program.run if isinstance(k.anchor, Anchor))
+    assert kernel.anchor.q_shape[2] == rows
+    arrays = arrays_of(g, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(attention_module, "heads_as_rows", lambda kernel: kernel)
+        apart = compiled(g)
+    want = expected({n: arrays[n] for n in ("q", "k", "v", "mask")}, causal)
+    got = check(run, arrays, np.maximum(want + arrays["r"], 0).transpose(0, 2, 1, 3))
+    assert np.array_equal(got, apart(arrays)["y"])
 
 
 @pytest.mark.parametrize("mask", [(1, 1, 1, 21), (2, 4, 9, 21), (9, 21), (2, 1, 1, 1), (4, 9, 1)])
