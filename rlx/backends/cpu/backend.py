@@ -13,12 +13,12 @@ from rlx.backends.cpu import (
     cached_keys,
     contract,
     conv,
-    entry,
+    entry_native,
     flow,
     processor,
     quads,
     ringed,
-    runner,
+    runner_native,
 )
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.channels import channels_last
@@ -218,9 +218,11 @@ class CpuBackend(CodeGenerator):
             raise DeviceUnavailable(f"device 'cpu': {found.reason}. {found.remedy}")
         made = self.made.pop(program, {})
         work = self.work.get(program) or Compiling(cache_of(options), threads=1)
-        work.prepare(runner.RUNTIME, runner.runtime_ir)  # after the kernels, of which one may take longer than all else
-        if runner.CPYTHON:
-            work.prepare(entry.NAME, entry.entry_ir)
+        work.prepare(
+            runner_native.RUNTIME, runner_native.runtime_ir
+        )  # after the kernels, of which one may take longer than all else
+        if runner_native.CPYTHON:
+            work.prepare(entry_native.NAME, entry_native.entry_ir)
         return build(graph, program, options, lambda kernel: made.get(kernel) or self.emit_kernel(kernel), work)
 
 

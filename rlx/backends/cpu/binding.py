@@ -10,13 +10,8 @@ import numpy as np
 
 from rlx.backends.cpu.entry import Patch
 from rlx.backends.cpu.facts import mentioned, tested_names
-from rlx.backends.cpu.runner import (
-    ERROR_KINDS,
-    EXTENT_BEYOND_BOUND,
-    HOST_CALL_RAISED,
-    HostCall,
-    RunBlock,
-)
+from rlx.backends.cpu.runner import HostCall, RunBlock
+from rlx.backends.cpu.runner_native import ERROR_KINDS, EXTENT_BEYOND_BOUND, HOST_CALL_RAISED
 from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
 from rlx.errors import ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent

@@ -14,7 +14,8 @@ from rlx.backends.base import Image
 from rlx.backends.cpu.binding import Binding, Overrun, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry, patch_table
 from rlx.backends.cpu.experts import ExpertCalls
-from rlx.backends.cpu.runner import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE, RunBlock, phase_table
+from rlx.backends.cpu.runner import RunBlock, phase_table
+from rlx.backends.cpu.runner_native import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE
 from rlx.backends.cpu.states import StateCalls, StateMemory
 from rlx.backends.cpu.weights import Shared
 from rlx.errors import ExecutionError, OptionError, ShapeError

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from rlx.backends.cpu.builder import Function, Module
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, name_kernel
-from rlx.backends.cpu.runner import EXTENT_BEYOND_BOUND, NEXT, STATUS, VALUE
+from rlx.backends.cpu.runner_native import EXTENT_BEYOND_BOUND, NEXT, STATUS, VALUE
 from rlx.backends.cpu.words import KernelCode, Link, Pointer, Word, WordTable
 from rlx.kernels.program import Mark
 

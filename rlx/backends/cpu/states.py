@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from rlx.backends.base import Executable
-from rlx.backends.cpu import loader, runner
+from rlx.backends.cpu import loader
 from rlx.backends.cpu.binding import Binding, aligned_bytes, as_array
 from rlx.backends.cpu.pool import aligned_words
+from rlx.backends.cpu.runner_native import RESULT
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
@@ -107,7 +108,7 @@ out:
 @functools.cache
 def feed_code() -> loader.Library:
     """The phase that gives fed states their new memory."""
-    return loader.build("feed", lambda: FEED_IR.replace("$RESULT", str(runner.RESULT)), symbols={})
+    return loader.build("feed", lambda: FEED_IR.replace("$RESULT", str(RESULT)), symbols={})
 
 
 @dataclass(eq=False)

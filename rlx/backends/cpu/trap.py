@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rlx.backends.cpu.binding import Binding, as_array
-from rlx.backends.cpu.runner import NAN_TRAPPED, NEXT, PHASE, PHASE_WORDS, STATUS, VALUE, RunBlock
+from rlx.backends.cpu.runner import RunBlock
+from rlx.backends.cpu.runner_native import NAN_TRAPPED, NEXT, PHASE, PHASE_WORDS, STATUS, VALUE
 from rlx.ir.finite import Reading, bad_elements, is_trappable, trapped
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate

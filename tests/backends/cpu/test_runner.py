@@ -11,7 +11,7 @@ import pytest
 from interrupts import interrupt_at
 from numpy.typing import NDArray
 
-from rlx.backends.cpu import jit, runner
+from rlx.backends.cpu import jit, runner_native
 from rlx.backends.cpu.runner import RunBlock, host_call
 from rlx.errors import BusyError, ExecutionError, OptionError
 
@@ -96,8 +96,8 @@ def test_an_error_stops_the_run(kernels: dict[str, int], threads: int) -> None:
     mark = (kernels["mark"], operands.ctypes.data, 1)
     block = RunBlock([mark, (kernels["fail"], 0, 6), mark], threads=threads)
     for runs in (1, 2):
-        assert block.run() == runner.INDEX_OUT_OF_RANGE | 7 << 8
-        assert (block.status, block.value, block.failed_phase) == (runner.INDEX_OUT_OF_RANGE | 7 << 8, 3, 1)
+        assert block.run() == runner_native.INDEX_OUT_OF_RANGE | 7 << 8
+        assert (block.status, block.value, block.failed_phase) == (runner_native.INDEX_OUT_OF_RANGE | 7 << 8, 3, 1)
         assert out[0] == runs
     block.set_nchunks(1, 3)
     assert block.run() == 0
@@ -135,11 +135,11 @@ def test_a_busy_block_is_not_run_again(kernels: dict[str, int]) -> None:
     inner = host_call(lambda: states.append(block.run()))
     block = RunBlock([(inner.address, 0, 1)])
     assert block.run() == 0
-    assert states == [runner.BUSY_STATUS]
+    assert states == [runner_native.BUSY_STATUS]
     block.acquire()
     with pytest.raises(BusyError):
         block.acquire()
-    assert block.run() == runner.BUSY_STATUS
+    assert block.run() == runner_native.BUSY_STATUS
     assert block.run_acquired() == 0
     block.release()
     assert block.run() == 0
@@ -213,7 +213,7 @@ def test_an_exception_in_a_host_call_stops_the_run(kernels: dict[str, int]) -> N
     operands = words(out)
     broken = host_call(lambda: {}["key"])
     block = RunBlock([(broken.address, 0, 1), (kernels["mark"], operands.ctypes.data, 1)])
-    assert block.run() == runner.HOST_CALL_RAISED
+    assert block.run() == runner_native.HOST_CALL_RAISED
     assert block.failed_phase == 0
     assert out[0] == 0
     with pytest.raises(ExecutionError, match="KeyError") as caught:
@@ -227,6 +227,6 @@ def test_the_state_block_is_aligned_and_has_room_for_the_graph() -> None:
     block = RunBlock(user_words=5)
     assert block.address % 64 == 0
     block.user[:] = 7
-    assert block.words[runner.USER_WORDS :].tolist() == [7] * 5
+    assert block.words[runner_native.USER_WORDS :].tolist() == [7] * 5
     with pytest.raises(OptionError, match="0"):
         block.threads = 0

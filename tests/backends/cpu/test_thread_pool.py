@@ -39,7 +39,7 @@ define void @tally(ptr %words, i64 %chunk, ptr %ctx, i64 %worker) {
 PRELUDE = f"""
 import os, sys, threading, signal
 import numpy as np
-from rlx.backends.cpu import jit, runner
+from rlx.backends.cpu import jit, runner, runner_native
 from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.runner import RunBlock
 signal.alarm(100)
@@ -228,7 +228,7 @@ assert block.run() == 0 and set(out.tolist()) == {6} and pool.state == 2 and not
 def test_the_portable_variant_works() -> None:
     """Without a futex, sleeping workers poll: same results, and they still help."""
     done = script("""
-portable = runner.Native(futex=False)
+portable = runner_native.Native(futex=False)
 pool.attach(portable.library)
 runner.native = lambda: portable
 pool.start(workers=2)
