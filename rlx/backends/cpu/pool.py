@@ -16,6 +16,7 @@ import numpy as np
 from rlx.backends.cpu.pool_native import (
     CLOSED,
     NOT_STARTED,
+    SHARES,
     SLOT_BYTES,
     SLOT_TABLE,
     SLOTS,
@@ -120,7 +121,7 @@ class Pool:
     def reset_after_fork(self) -> None:
         """Forgets the parent's workers and runs; the next parallel run starts workers of this process."""
         self.lock = threading.Lock()
-        tickets = self.memory[SLOT_TABLE // 8 :: SLOT_BYTES // 8]
+        tickets = self.memory[(SLOT_TABLE + SHARES) // 8 :: SLOT_BYTES // 8]  # of callers: the others follow theirs
         generations = (tickets >> 32) + 1
         self.memory[: SPIN_ACTIVE // 8] = 0
         self.memory[SLOT_TABLE // 8 :] = 0

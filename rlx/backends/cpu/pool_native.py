@@ -1,15 +1,22 @@
 """The thread pool in native code: workers claim chunks of the phases of all running graphs.
 
-A worker is a daemon Python thread inside one native call, without the GIL. A running graph holds a *slot*; it publishes
-a phase by writing the fields of its slot and then the *ticket*, one word `generation:32 | end:16 | next:16`. The caller
-and the even workers claim chunk `next`, the odd ones chunk `end - 1`, by a compare-and-swap of the whole ticket: so
-each of two threads works on its own part of the images of all phases, which stays in its cache. The fields change only
-after every chunk of a phase was claimed and done, so a claim that succeeds proves that the fields read between loading
-the ticket and swapping it belong to that ticket. The caller waits only for chunks that somebody has already claimed, so
-a run always finishes, with no worker at all too (in a forked child, at interpreter exit).
+A worker is a daemon Python thread inside one native call, without the GIL. A running graph holds a *slot*. Each thread
+of the run, told apart by its worker id (the caller's is 0), has a *share* of the chunks of every phase: as many chunks
+as the others, at the same place of the images of all phases, which so stay in its cache. Who is done with its own share
+takes chunks from the ends of others. A worker keeps its id as long as its slot is in use, and asks for the same the
+next time.
 
-Workers sleep on the epoch word. A publisher that sees sleepers moves the epoch and wakes as many as it lacks; a worker
-counts itself a sleeper, reads the epoch, looks at all slots once more and only then sleeps.
+A graph publishes a phase by writing the fields of its slot, then a *ticket* for each share, one word
+`generation:32 | end:16 | next:16`, and then *left*, a bit for each share with chunks. The owner of a share claims chunk
+`next`, others chunk `end - 1`, by a compare-and-swap of the whole ticket; who claims the last chunk of a share takes
+its bit from *left* before it runs it. The fields change only after every chunk of a phase was claimed and done, so a
+claim that succeeds proves that the fields read between loading the ticket and swapping it belong to that ticket. The
+caller waits only for chunks that somebody has already claimed, so a run always finishes, with no worker at all too (in
+a forked child, at interpreter exit).
+
+Workers sleep on the epoch word, each with a bit of its own. A publisher that lacks workers moves the epoch and wakes
+the first ones that sleep, so that these are always the same; a worker sets its bit among the sleepers, reads the epoch,
+looks at all slots once more and only then sleeps.
 
 Where other processes want the CPUs too, a thread that the system stops inside a chunk keeps all threads of the run
 waiting. So each gives way of its own accord, between two chunks, before the system would make it; and a worker that
@@ -23,16 +30,18 @@ import re
 import sys
 from collections.abc import Mapping
 
+from rlx.backends.granted import MAX_THREADS
+
 __all__ = [
-    "CLOSED", "NOT_STARTED", "NO_PAUSE", "PAUSE", "SLOTS", "SLOT_BYTES", "SLOT_TABLE", "SPIN_ACTIVE", "SPIN_ACTIVE_NS",
-    "SPIN_IDLE", "SPIN_IDLE_NS", "START", "STARTED", "STATE", "filled", "pool_ir",
+    "CLOSED", "NOT_STARTED", "NO_PAUSE", "PAUSE", "SHARES", "SLOTS", "SLOT_BYTES", "SLOT_TABLE", "SPIN_ACTIVE",
+    "SPIN_ACTIVE_NS", "SPIN_IDLE", "SPIN_IDLE_NS", "START", "STARTED", "STATE", "filled", "pool_ir",
 ]  # fmt: skip
 
 SLOTS = 64  # graphs that run in parallel at a time, bits of one word; further ones run on their caller alone
 
 # Byte offsets in the pool's memory; what different threads write is 64 bytes apart.
 EPOCH = 0  # i32, the futex
-SLEEPERS = 64
+SLEEPERS = 64  # bit mask of the workers that sleep or are about to, by their numbers from 1 on
 ACTIVE = 128  # bit mask of the slots in use
 STOP = 192
 WORKERS = 256  # workers that are in the native loop
@@ -45,15 +54,26 @@ SLOT_TABLE = 512
 NOT_STARTED, STARTED, CLOSED = 0, 1, 2
 
 # Byte offsets in a slot.
-SLOT_BYTES = 256
-TICKET = 0
+LEFT = 0  # bit mask of the shares with chunks that nobody has claimed
 DONE = 64
 FIELDS = 128  # function, words, ctx, threads, base: 8 bytes each
 TAKEN = 192  # bit mask of the worker ids in use; bit 0, the caller's, is never set
 SINCE = 200  # when the caller got its CPU as far as it knows, ns; of the caller alone
 CALLER_CPU = 208  # the caller's CPU, below 0 if not known
 CALLER_MOVED = 216  # when the caller left a CPU last
-ROUND = 0xFFFF  # chunks a ticket can count; phases with more are published in rounds
+SHARES = 256  # a ticket each
+SHARE_BYTES = 64
+SLOT_BYTES = SHARES + MAX_THREADS * SHARE_BYTES
+
+# Words of a worker's own memory.
+MY_SINCE = 0  # when it got its CPU as far as it knows, ns
+MY_MOVED = 1  # when it left the caller's CPU last
+MY_SLOT = 2  # where it has an id, else null
+MY_SLOT_BIT = 3
+MY_ID = 4  # that it has, had last, or asks for first
+MY_WORDS = 5
+
+ROUND = 0xFFFF  # chunks that tickets can count; phases with more are published in rounds
 
 SPIN_ACTIVE_NS = 200_000
 SPIN_IDLE_NS = 50_000
@@ -112,28 +132,35 @@ done:
 
 FUTEX_IR = """
 declare i64 @syscall(i64, ...)
-define internal i1 @sleep_on(ptr %epoch, i32 %seen) nounwind {
-  %r = call i64 (i64, ...) @syscall(i64 $FUTEX, ptr %epoch, i64 128, i32 %seen, ptr null)
-  %woken = icmp eq i64 %r, 0
-  ret i1 %woken
+; a futex knows sleepers by 32 bits: two workers may share one, and both are woken
+define internal i64 @futex_bits(i64 %workers) nounwind alwaysinline {
+  %high = lshr i64 %workers, 32
+  %both = or i64 %workers, %high
+  %bits = and i64 %both, 4294967295
+  ret i64 %bits
 }
-define internal i64 @wake_some(ptr %epoch, i64 %count) nounwind {
+define internal void @sleep_on(ptr %epoch, i32 %seen, i64 %me) nounwind {
+  %bits = call i64 @futex_bits(i64 %me)
+  %r = call i64 (i64, ...) @syscall(i64 $FUTEX, ptr %epoch, i64 137, i32 %seen, ptr null, ptr null, i64 %bits)
+  ret void
+}
+define internal void @wake(ptr %epoch, i64 %workers) nounwind {
   %old = atomicrmw add ptr %epoch, i32 1 seq_cst
-  %r = call i64 (i64, ...) @syscall(i64 $FUTEX, ptr %epoch, i64 129, i64 %count)
-  %woken = call i64 @llvm.smax.i64(i64 %r, i64 0)
-  ret i64 %woken
+  %bits = call i64 @futex_bits(i64 %workers)
+  %r = call i64 (i64, ...) @syscall(i64 $FUTEX, ptr %epoch, i64 138, i64 64, ptr null, ptr null, i64 %bits)
+  ret void
 }
 """
 
 # Without a futex workers look for work every 200 microseconds.
 POLL_IR = """
 declare i32 @usleep(i32)
-define internal i1 @sleep_on(ptr %epoch, i32 %seen) nounwind {
+define internal void @sleep_on(ptr %epoch, i32 %seen, i64 %me) nounwind {
   %r = call i32 @usleep(i32 200)
-  ret i1 false
+  ret void
 }
-define internal i64 @wake_some(ptr %epoch, i64 %count) nounwind {
-  ret i64 0
+define internal void @wake(ptr %epoch, i64 %workers) nounwind {
+  ret void
 }
 define internal i32 @this_cpu() nounwind {
   ret i32 -1
@@ -146,6 +173,8 @@ define internal void @leave_cpu(i32 %cpu) nounwind {
 POOL_IR = """
 declare i32 @sched_yield()
 declare i64 @llvm.cttz.i64(i64, i1)
+declare i64 @llvm.ctpop.i64(i64)
+declare i64 @llvm.fshr.i64(i64, i64, i64)
 declare i64 @llvm.smin.i64(i64, i64)
 declare i64 @llvm.smax.i64(i64, i64)
 declare void @llvm.x86.sse2.pause()
@@ -171,21 +200,25 @@ define internal i64 @free_id(i64 %taken) nounwind alwaysinline {
   ret i64 %id
 }
 
-; whether a slot has an unclaimed chunk and room for one more thread
-define internal i1 @slot_open(ptr %slot) nounwind alwaysinline {
-  %ticket = load atomic i64, ptr %slot seq_cst, align 64
-  %claimed = and i64 %ticket, 65535
-  %shifted = lshr i64 %ticket, 16
-  %count = and i64 %shifted, 65535
-  %some = icmp ult i64 %claimed, %count
+; the first free worker id of a slot with unclaimed chunks, 64 if there is none; %wanted if that is free
+define internal i64 @id_for(ptr %slot, i64 %wanted) nounwind alwaysinline {
+  %left = load atomic i64, ptr %slot seq_cst, align 64
   %taken.p = getelementptr i8, ptr %slot, i64 $TAKEN
   %taken = load atomic i64, ptr %taken.p monotonic, align 8
-  %id = call i64 @free_id(i64 %taken)
   %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
   %threads = load atomic i64, ptr %threads.p monotonic, align 8
+  %shifted = lshr i64 %taken, %wanted
+  %bit = and i64 %shifted, 1
+  %free = icmp eq i64 %bit, 0
+  %inside = icmp slt i64 %wanted, %threads
+  %mine = and i1 %free, %inside
+  %first = call i64 @free_id(i64 %taken)
+  %id = select i1 %mine, i64 %wanted, i64 %first
+  %some = icmp ne i64 %left, 0
   %room = icmp slt i64 %id, %threads
   %open = and i1 %some, %room
-  ret i1 %open
+  %r = select i1 %open, i64 %id, i64 64
+  ret i64 %r
 }
 
 ; whether more than a turn has passed from the time at %since to %t
@@ -269,8 +302,8 @@ done:
   ret void
 }
 
-; claims and runs chunks as worker %id until none is left
-define internal void @claim(ptr %slot, i64 %id, ptr %since) nounwind {
+; claims a chunk of share %victim as worker %id and runs it; false if there is none, or no room for the worker
+define internal i1 @claim_one(ptr %slot, i64 %id, i64 %victim, ptr %since) nounwind {
 entry:
   %fn.p = getelementptr i8, ptr %slot, i64 $F_FN
   %words.p = getelementptr i8, ptr %slot, i64 $F_WORDS
@@ -278,17 +311,19 @@ entry:
   %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
   %base.p = getelementptr i8, ptr %slot, i64 $F_BASE
   %done.p = getelementptr i8, ptr %slot, i64 $DONE
-  %odd = and i64 %id, 1
-  %back = icmp ne i64 %odd, 0
-  %step = select i1 %back, i64 -65536, i64 1
+  %offset = mul i64 %victim, $SHARE_BYTES
+  %from = add i64 %offset, $SHARES
+  %ticket.p = getelementptr i8, ptr %slot, i64 %from
+  %other = icmp ne i64 %victim, %id
+  %step = select i1 %other, i64 -65536, i64 1
   br label %look
 look:
-  %ticket = load atomic i64, ptr %slot acquire, align 64
-  %claimed = and i64 %ticket, 65535
+  %ticket = load atomic i64, ptr %ticket.p acquire, align 64
+  %next = and i64 %ticket, 65535
   %shifted = lshr i64 %ticket, 16
-  %count = and i64 %shifted, 65535
-  %some = icmp ult i64 %claimed, %count
-  br i1 %some, label %read, label %leave
+  %end = and i64 %shifted, 65535
+  %some = icmp ult i64 %next, %end
+  br i1 %some, label %read, label %none
 read:
   %fn = load atomic ptr, ptr %fn.p monotonic, align 8
   %words = load atomic ptr, ptr %words.p monotonic, align 8
@@ -296,88 +331,167 @@ read:
   %threads = load atomic i64, ptr %threads.p monotonic, align 8
   %base = load atomic i64, ptr %base.p monotonic, align 8
   %room = icmp slt i64 %id, %threads
-  br i1 %room, label %swap, label %leave
+  br i1 %room, label %swap, label %none
 swap:
   %taken = add i64 %ticket, %step
-  %pair = cmpxchg ptr %slot, i64 %ticket, i64 %taken acq_rel monotonic
+  %pair = cmpxchg ptr %ticket.p, i64 %ticket, i64 %taken acq_rel monotonic
   %mine = extractvalue { i64, i1 } %pair, 1
-  br i1 %mine, label %work, label %look
+  br i1 %mine, label %claimed, label %look
+claimed:
+  %after = add i64 %next, 1
+  %last = icmp eq i64 %after, %end
+  br i1 %last, label %strike, label %work
+strike:
+  %bit = shl i64 1, %victim
+  %others = xor i64 %bit, -1
+  %old = atomicrmw and ptr %slot, i64 %others release
+  br label %work
 work:
-  %last = sub i64 %count, 1
-  %place = select i1 %back, i64 %last, i64 %claimed
+  %back = sub i64 %end, 1
+  %place = select i1 %other, i64 %back, i64 %next
   %chunk = add i64 %base, %place
   call void %fn(ptr %words, i64 %chunk, ptr %ctx, i64 %id)
   %before = atomicrmw add ptr %done.p, i64 1 release
   %lost = call i1 @give_way(ptr %since)
   %caller = icmp eq i64 %id, 0
   %change = and i1 %lost, %caller
-  br i1 %change, label %move, label %look
+  br i1 %change, label %move, label %ran
 move:
   call void @change_cpu(ptr %slot)
-  br label %look
-leave:
-  ret void
-}
-
-; takes a worker id of a slot, helps, gives the id back; false when there was nothing to do. %times: since, moved
-define internal i1 @help(ptr %slot, ptr %times) nounwind {
-entry:
-  %taken.p = getelementptr i8, ptr %slot, i64 $TAKEN
-  br label %try
-try:
-  %open = call i1 @slot_open(ptr %slot)
-  br i1 %open, label %join, label %none
-join:
-  %taken = load atomic i64, ptr %taken.p monotonic, align 8
-  %id = call i64 @free_id(i64 %taken)
-  %any = icmp ult i64 %id, 64
-  br i1 %any, label %take, label %none
-take:
-  %bit = shl i64 1, %id
-  %with = or i64 %taken, %bit
-  %pair = cmpxchg ptr %taken.p, i64 %taken, i64 %with acq_rel monotonic
-  %mine = extractvalue { i64, i1 } %pair, 1
-  br i1 %mine, label %work, label %try
-work:
-  %moved = getelementptr i64, ptr %times, i64 1
-  call void @keep_apart(ptr %slot, ptr %moved)
-  call void @claim(ptr %slot, i64 %id, ptr %times)
-  %mask = xor i64 %bit, -1
-  %old = atomicrmw and ptr %taken.p, i64 %mask release
+  br label %ran
+ran:
   ret i1 true
 none:
   ret i1 false
 }
 
-; looks at every active slot: helps (%act) or only says whether one is open
-define internal i1 @scan(ptr %pool, i64 %mask, i1 %act, ptr %times) nounwind {
+; claims and runs chunks as worker %id until none is left: those of its share, then of the next ones that have some
+define internal void @claim(ptr %slot, i64 %id, ptr %since) nounwind {
+entry:
+  br label %own
+own:
+  %mine = call i1 @claim_one(ptr %slot, i64 %id, i64 %id, ptr %since)
+  br i1 %mine, label %own, label %others
+others:
+  %left = load atomic i64, ptr %slot acquire, align 64
+  %turned = call i64 @llvm.fshr.i64(i64 %left, i64 %left, i64 %id)
+  br label %next
+next:
+  %rest = phi i64 [ %turned, %others ], [ %rest.next, %fewer ]
+  %some = icmp ne i64 %rest, 0
+  br i1 %some, label %try, label %leave
+try:
+  %far = call i64 @llvm.cttz.i64(i64 %rest, i1 true)
+  %sum = add i64 %far, %id
+  %victim = and i64 %sum, 63
+  %got = call i1 @claim_one(ptr %slot, i64 %id, i64 %victim, ptr %since)
+  br i1 %got, label %others, label %fewer
+fewer:
+  %below = sub i64 %rest, 1
+  %rest.next = and i64 %rest, %below
+  br label %next
+leave:
+  ret void
+}
+
+; gives a worker its id for a slot with work, and keeps that in %me; false if there is none
+define internal i1 @join(ptr %slot, i64 %slot.bit, ptr %me) nounwind {
+entry:
+  %slot.p = getelementptr i64, ptr %me, i64 $MY_SLOT
+  %bit.p = getelementptr i64, ptr %me, i64 $MY_SLOT_BIT
+  %id.p = getelementptr i64, ptr %me, i64 $MY_ID
+  %taken.p = getelementptr i8, ptr %slot, i64 $TAKEN
+  %wanted = load i64, ptr %id.p, align 8
+  br label %try
+try:
+  %id = call i64 @id_for(ptr %slot, i64 %wanted)
+  %any = icmp ult i64 %id, 64
+  br i1 %any, label %take, label %none
+take:
+  %bit = shl i64 1, %id
+  %before = atomicrmw or ptr %taken.p, i64 %bit acq_rel
+  %had = and i64 %before, %bit
+  %mine = icmp eq i64 %had, 0
+  br i1 %mine, label %joined, label %try
+joined:
+  store ptr %slot, ptr %slot.p, align 8
+  store i64 %slot.bit, ptr %bit.p, align 8
+  store i64 %id, ptr %id.p, align 8
+  ret i1 true
+none:
+  ret i1 false
+}
+
+; gives a worker's id back, if it has one
+define internal void @leave(ptr %me) nounwind {
+entry:
+  %slot.p = getelementptr i64, ptr %me, i64 $MY_SLOT
+  %slot = load ptr, ptr %slot.p, align 8
+  %none = icmp eq ptr %slot, null
+  br i1 %none, label %done, label %give
+give:
+  %id.p = getelementptr i64, ptr %me, i64 $MY_ID
+  %id = load i64, ptr %id.p, align 8
+  %bit = shl i64 1, %id
+  %mask = xor i64 %bit, -1
+  %taken.p = getelementptr i8, ptr %slot, i64 $TAKEN
+  %old = atomicrmw and ptr %taken.p, i64 %mask release
+  store ptr null, ptr %slot.p, align 8
+  br label %done
+done:
+  ret void
+}
+
+; whether the worker's slot has work for it
+define internal i1 @has_work(ptr %slot, i64 %id) nounwind alwaysinline {
+  %offset = mul i64 %id, $SHARE_BYTES
+  %from = add i64 %offset, $SHARES
+  %ticket.p = getelementptr i8, ptr %slot, i64 %from
+  %ticket = load atomic i64, ptr %ticket.p acquire, align 64
+  %next = and i64 %ticket, 65535
+  %shifted = lshr i64 %ticket, 16
+  %end = and i64 %shifted, 65535
+  %own = icmp ult i64 %next, %end
+  %left = load atomic i64, ptr %slot acquire, align 64
+  %any = icmp ne i64 %left, 0
+  %some = or i1 %own, %any
+  %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
+  %threads = load atomic i64, ptr %threads.p monotonic, align 8
+  %room = icmp slt i64 %id, %threads
+  %r = and i1 %some, %room
+  ret i1 %r
+}
+
+; looks at every active slot: joins the first that has work (%act), or only says whether one has
+define internal i1 @scan(ptr %pool, i64 %mask, i1 %act, ptr %me) nounwind {
 entry:
   %slots = getelementptr i8, ptr %pool, i64 $SLOT_TABLE
   br label %next
 next:
   %left = phi i64 [ %mask, %entry ], [ %rest, %after ]
-  %found = phi i1 [ false, %entry ], [ %now, %after ]
   %end = icmp eq i64 %left, 0
-  br i1 %end, label %done, label %look
+  br i1 %end, label %none, label %look
 look:
   %index = call i64 @llvm.cttz.i64(i64 %left, i1 true)
   %offset = mul i64 %index, $SLOT_BYTES
   %slot = getelementptr i8, ptr %slots, i64 %offset
   br i1 %act, label %do, label %ask
 do:
-  %helped = call i1 @help(ptr %slot, ptr %times)
-  br label %after
+  %bit = shl i64 1, %index
+  %joined = call i1 @join(ptr %slot, i64 %bit, ptr %me)
+  br i1 %joined, label %found, label %after
 ask:
-  %open = call i1 @slot_open(ptr %slot)
-  br label %after
+  %id = call i64 @id_for(ptr %slot, i64 1)
+  %open = icmp ult i64 %id, 64
+  br i1 %open, label %found, label %after
 after:
-  %one = phi i1 [ %helped, %do ], [ %open, %ask ]
-  %now = or i1 %found, %one
   %below = sub i64 %left, 1
   %rest = and i64 %left, %below
   br label %next
-done:
-  ret i1 %found
+found:
+  ret i1 true
+none:
+  ret i1 false
 }
 
 define void @rlx_worker(ptr %pool) nounwind {
@@ -388,9 +502,18 @@ entry:
   %workers.p = getelementptr i8, ptr %pool, i64 $WORKERS
   %spin.active.p = getelementptr i8, ptr %pool, i64 $SPIN_ACTIVE
   %spin.idle.p = getelementptr i8, ptr %pool, i64 $SPIN_IDLE
-  %times = alloca [2 x i64], align 8
-  store [2 x i64] zeroinitializer, ptr %times, align 8
+  %me = alloca [$MY_WORDS x i64], align 8
+  store [$MY_WORDS x i64] zeroinitializer, ptr %me, align 8
+  %moved.p = getelementptr i64, ptr %me, i64 $MY_MOVED
+  %slot.p = getelementptr i64, ptr %me, i64 $MY_SLOT
+  %slot.bit.p = getelementptr i64, ptr %me, i64 $MY_SLOT_BIT
+  %id.p = getelementptr i64, ptr %me, i64 $MY_ID
   %w0 = atomicrmw add ptr %workers.p, i64 1 seq_cst
+  %w1 = add i64 %w0, 1
+  %number = call i64 @llvm.smin.i64(i64 %w1, i64 63)
+  store i64 %number, ptr %id.p, align 8
+  %bit = shl i64 1, %number
+  %bit.off = xor i64 %bit, -1
   br label %loop
 loop:
   %spun = phi i64 [ 0, %entry ], [ 0, %work ], [ %spun.next, %idle ], [ 0, %awake ]
@@ -399,9 +522,32 @@ loop:
   br i1 %stopped, label %exit, label %run
 run:
   %active = load atomic i64, ptr %active.p acquire, align 8
-  %found = call i1 @scan(ptr %pool, i64 %active, i1 true, ptr %times)
+  %slot = load ptr, ptr %slot.p, align 8
+  %held = icmp ne ptr %slot, null
+  br i1 %held, label %own, label %search
+own:
+  %id = load i64, ptr %id.p, align 8
+  %mine = call i1 @has_work(ptr %slot, i64 %id)
+  br i1 %mine, label %work, label %wait
+wait:                         ; for the next phase, unless there are other runs or this one has no place for it
+  %slot.bit = load i64, ptr %slot.bit.p, align 8
+  %alone = icmp eq i64 %active, %slot.bit
+  %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
+  %threads = load atomic i64, ptr %threads.p monotonic, align 8
+  %room = icmp slt i64 %id, %threads
+  %stays = and i1 %alone, %room
+  br i1 %stays, label %idle, label %part
+part:
+  call void @leave(ptr %me)
+  br label %search
+search:
+  %found = call i1 @scan(ptr %pool, i64 %active, i1 true, ptr %me)
   br i1 %found, label %work, label %idle
 work:
+  %slot.now = load ptr, ptr %slot.p, align 8
+  %id.now = load i64, ptr %id.p, align 8
+  call void @keep_apart(ptr %slot.now, ptr %moved.p)
+  call void @claim(ptr %slot.now, i64 %id.now, ptr %me)
   br label %loop
 idle:
   $PAUSE
@@ -413,46 +559,63 @@ idle:
   %more = icmp slt i64 %spun.next, %limit
   br i1 %more, label %loop, label %sleep
 sleep:
-  %s0 = atomicrmw add ptr %sleepers.p, i64 1 seq_cst
+  call void @leave(ptr %me)
+  %s0 = atomicrmw or ptr %sleepers.p, i64 %bit seq_cst
   %epoch = load atomic i32, ptr %pool seq_cst, align 64
   %stop2 = load atomic i64, ptr %stop.p seq_cst, align 8
   %active2 = load atomic i64, ptr %active.p seq_cst, align 8
   %open = call i1 @scan(ptr %pool, i64 %active2, i1 false, ptr null)
   %stopped2 = icmp ne i64 %stop2, 0
   %stay = or i1 %open, %stopped2
-  br i1 %stay, label %uncount, label %wait
-wait:
-  %woken = call i1 @sleep_on(ptr %pool, i32 %epoch)
-  br i1 %woken, label %awake, label %uncount
-uncount:                      ; who was woken has been uncounted by the one who woke it
-  %s1 = atomicrmw sub ptr %sleepers.p, i64 1 seq_cst
+  br i1 %stay, label %awake, label %rest
+rest:
+  call void @sleep_on(ptr %pool, i32 %epoch, i64 %bit)
   br label %awake
-awake:
+awake:                        ; who was woken has been struck off already
+  %s1 = atomicrmw and ptr %sleepers.p, i64 %bit.off seq_cst
   %t = call i64 @now()
-  store i64 %t, ptr %times, align 8
+  store i64 %t, ptr %me, align 8
   br label %loop
 exit:
-  %w1 = atomicrmw sub ptr %workers.p, i64 1 seq_cst
+  call void @leave(ptr %me)
+  %w2 = atomicrmw sub ptr %workers.p, i64 1 seq_cst
   ret void
 }
 
-; sees to it that %need workers are awake
+; sees to it that %need workers are awake: wakes the first ones that sleep
 define internal void @pool_wake(ptr %pool, i64 %need) nounwind {
 entry:
   %sleepers.p = getelementptr i8, ptr %pool, i64 $SLEEPERS
   %workers.p = getelementptr i8, ptr %pool, i64 $WORKERS
   %asleep = load atomic i64, ptr %sleepers.p seq_cst, align 8
-  %some = icmp sgt i64 %asleep, 0
+  %some = icmp ne i64 %asleep, 0
   br i1 %some, label %count, label %done
 count:
   %workers = load atomic i64, ptr %workers.p monotonic, align 8
-  %awake = sub i64 %workers, %asleep
+  %sleeping = call i64 @llvm.ctpop.i64(i64 %asleep)
+  %awake = sub i64 %workers, %sleeping
   %lack = sub i64 %need, %awake
-  %wake = icmp sgt i64 %lack, 0
+  br label %choose
+choose:
+  %i = phi i64 [ 0, %count ], [ %i.next, %pick ]
+  %rest = phi i64 [ %asleep, %count ], [ %rest.next, %pick ]
+  %wanted = icmp slt i64 %i, %lack
+  %any = icmp ne i64 %rest, 0
+  %go = and i1 %wanted, %any
+  br i1 %go, label %pick, label %chosen
+pick:
+  %i.next = add i64 %i, 1
+  %below = sub i64 %rest, 1
+  %rest.next = and i64 %rest, %below
+  br label %choose
+chosen:
+  %woken = xor i64 %asleep, %rest
+  %wake = icmp ne i64 %woken, 0
   br i1 %wake, label %call, label %done
 call:
-  %woken = call i64 @wake_some(ptr %pool, i64 %lack)
-  %old = atomicrmw sub ptr %sleepers.p, i64 %woken seq_cst
+  %off = xor i64 %woken, -1
+  %old = atomicrmw and ptr %sleepers.p, i64 %off seq_cst
+  call void @wake(ptr %pool, i64 %woken)
   br label %done
 done:
   ret void
@@ -524,13 +687,34 @@ round:
   %count = call i64 @llvm.smin.i64(i64 %left, i64 $ROUND)
   store atomic i64 %base, ptr %base.p monotonic, align 8
   store atomic i64 0, ptr %done.p monotonic, align 8
-  %old = load atomic i64, ptr %slot monotonic, align 64
+  %shares = call i64 @llvm.smin.i64(i64 %threads, i64 $MAX_THREADS)
+  %first = getelementptr i8, ptr %slot, i64 $SHARES
+  %old = load atomic i64, ptr %first monotonic, align 64
   %generation = lshr i64 %old, 32
   %generation.next = add i64 %generation, 1
   %high = shl i64 %generation.next, 32
-  %middle = shl i64 %count, 16
-  %ticket = or i64 %high, %middle
-  store atomic i64 %ticket, ptr %slot seq_cst, align 64
+  br label %share
+share:
+  %s = phi i64 [ 0, %round ], [ %s.next, %share ]
+  %from = phi i64 [ 0, %round ], [ %to, %share ]
+  %left.sum = phi i64 [ 0, %round ], [ %left.next, %share ]
+  %s.next = add i64 %s, 1
+  %scaled = mul i64 %s.next, %count
+  %to = udiv i64 %scaled, %shares
+  %ends = shl i64 %to, 16
+  %low.half = or i64 %ends, %from
+  %ticket = or i64 %high, %low.half
+  %at = mul i64 %s, $SHARE_BYTES
+  %ticket.p = getelementptr i8, ptr %first, i64 %at
+  store atomic i64 %ticket, ptr %ticket.p release, align 64
+  %full = icmp ult i64 %from, %to
+  %bit = shl i64 1, %s
+  %bit.or = select i1 %full, i64 %bit, i64 0
+  %left.next = or i64 %left.sum, %bit.or
+  %again = icmp slt i64 %s.next, %shares
+  br i1 %again, label %share, label %published
+published:
+  store atomic i64 %left.next, ptr %slot seq_cst, align 64
   %most = call i64 @llvm.smin.i64(i64 %count, i64 %threads)
   %need = sub i64 %most, 1
   call void @pool_wake(ptr %pool, i64 %need)
@@ -538,7 +722,7 @@ round:
   call void @note_cpu(ptr %slot)
   br label %wait
 wait:
-  %i = phi i64 [ 0, %round ], [ %i.next, %pause ], [ %i.next, %stayed ]
+  %i = phi i64 [ 0, %published ], [ %i.next, %pause ], [ %i.next, %stayed ]
   %done = load atomic i64, ptr %done.p acquire, align 8
   %all = icmp eq i64 %done, %count
   br i1 %all, label %finished, label %spin
@@ -571,9 +755,7 @@ end:
 define void @rlx_stop(ptr %pool) nounwind {
   %stop.p = getelementptr i8, ptr %pool, i64 $STOP
   store atomic i64 1, ptr %stop.p seq_cst, align 8
-  %woken = call i64 @wake_some(ptr %pool, i64 1000000)
-  %sleepers.p = getelementptr i8, ptr %pool, i64 $SLEEPERS
-  %old = atomicrmw sub ptr %sleepers.p, i64 %woken seq_cst
+  call void @wake(ptr %pool, i64 -1)
   ret void
 }
 """

@@ -113,6 +113,60 @@ assert len(pool.threads) == 5
     assert done.returncode == 0, done.stderr
 
 
+def test_many_workers_that_fall_asleep() -> None:
+    """More workers than a futex has bits for, which sleep between runs of few and of many threads: nothing is lost."""
+    done = script("""
+import time
+runner.native()
+pool.start(workers=40)
+works = [make(t, c, 5) for t, c in ((2, 7), (33, 20), (64, 200), (5, 5))]
+for _ in range(40):
+    for block, out, seen in works:
+        assert block.run() == 0
+        time.sleep(0.0005)
+for block, out, seen in works:
+    assert set(out.tolist()) == {200}
+    assert seen[:, 0].sum() == 200 * len(out)
+    assert not seen[block.threads:].any()
+""")
+    assert done.returncode == 0, done.stderr
+
+
+# out[chunk] = worker, some ten microseconds later
+OWNER = """
+define void @owner(ptr %words, i64 %chunk, ptr %ctx, i64 %worker) {
+entry:
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %j, %loop ]
+  call void asm sideeffect "", "~{memory}"()
+  %j = add i64 %i, 1
+  %more = icmp slt i64 %j, 20000
+  br i1 %more, label %loop, label %end
+end:
+  %out = load ptr, ptr %words
+  %o = getelementptr i64, ptr %out, i64 %chunk
+  store i64 %worker, ptr %o
+  ret void
+}
+"""
+
+
+def test_each_thread_has_its_share() -> None:
+    """A worker that comes in time computes its own chunks: as many as the caller, at the end of the phase."""
+    done = script(f"""
+runner.native()
+pool.start(workers=1)
+owner = jit.compile_kernels([("owner", '''{OWNER}''', False)])["owner"]
+out = np.zeros(8, np.int64)
+words = np.array([out.ctypes.data], np.int64)
+block = RunBlock([(owner, words.ctypes.data, 8)] * 3, threads=2)
+while out.tolist() != [0, 0, 0, 0, 1, 1, 1, 1]:
+    assert block.run() == 0
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_more_runs_than_slots() -> None:
     """Runs that find every slot taken are done by their caller alone."""
     work = Work(threads=2, chunks=4, phases=3)
