@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from rlx.backends.cpu.cuts import FEW_ROWS, MIN_CHUNKS, aligned
-from rlx.backends.cpu.shares import SPREAD, TURNS, shares, wants_shares
+from rlx.backends.cpu.shares import TURNS, shares, wants_shares
 from rlx.backends.cpu.words import FEW_THREADS, Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
@@ -28,6 +28,7 @@ MOST_BANDS = 8  # of 32 rows in a chunk, at most
 # to make parts of two panels beside that and of the first ones
 SPLIT, SQUARE, PAIR, FIRST_PAIR = 700, 160, 400, 200
 START_CHUNK = 1000  # nanoseconds
+SPREAD = 0.1  # of a chunk's time by which some take longer
 MIN_PANELS = 4  # of a chunk of a product that has enough of them
 
 

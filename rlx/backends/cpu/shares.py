@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.words import FEW_THREADS
 
-__all__ = ["SPREAD", "TURNS", "shares", "wants_shares"]
+__all__ = ["TURNS", "shares", "wants_shares"]
 
 TURNS = 4  # chunks for each thread, from which on little is lost at the end
-SPREAD = 0.1  # of a chunk's time by which some take longer
+SPREAD = 0.4  # of a chunk's time by which some take longer: two cores may be one that does two threads
 START = 1e-6  # seconds that a chunk takes to begin
 CLAIM = 0.1e-6  # seconds for which claiming it holds up the other threads
 

@@ -22,7 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 THREADS = "\0threads"  # the number of threads of a run, among its extents: no dim has such a name
-FEW_THREADS = 4  # up to so many, work is cut alike
+FEW_THREADS = 2  # up to so many, work is cut alike
 Extents = Mapping[str, int]
 T = TypeVar("T")
 
