@@ -23,6 +23,7 @@ from rlx.backends.cpu import tile_products
 from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, vec, width
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.product_cut import COPY_PAD
+from rlx.backends.cpu.tile_pace import floats_by_tiles
 from rlx.backends.cpu.words import Routine
 from rlx.records import dataclass, replace
 
@@ -373,8 +374,8 @@ def put_tile(f: Function, tile: Tile, vectors: int, acc: list[str], c_rows: list
 
 
 def has_tiles(dtype: str) -> bool:
-    """Whether products of that type can be computed by tile registers: see `block_routine`."""
-    return dtype == "f32" and host().tiles
+    """Whether products of that type can be computed by tile registers, and soon enough: see `block_routine`."""
+    return dtype == "f32" and host().tiles and floats_by_tiles()
 
 
 @functools.cache
