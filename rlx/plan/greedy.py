@@ -15,9 +15,10 @@ import numpy as np
 
 from rlx.records import dataclass
 
+_FAMILIAR = 4  # places of one size that are tried, from the latest on
 _GAPS_A_BUFFER = 64  # a sweep that looks at more gaps than this on average is not near linear and gives up
 
-__all__ = ["Problem", "place", "place_floors", "sweep", "sweep_two_ended"]
+__all__ = ["Problem", "place", "place_floors", "settled", "sweep", "sweep_two_ended"]
 
 Offsets = list[int]
 
@@ -291,3 +292,25 @@ def sweep_two_ended(problem: Problem, *, ceiling: int) -> Offsets | None:
         return found
 
     return _sweep(problem, ceiling, choose, patient=False)
+
+
+def settled(problem: Problem, offsets: Sequence[int]) -> Offsets:
+    """The same plan with intervals where others of their size were before, as far as each can move there alone.
+
+    A thread that computes the same part of all of them then writes what is in its own cache, and in no other's.
+    """
+    found, sizes = list(offsets), problem.sizes
+    known: dict[int, list[int]] = {}  # by size: offsets, the latest first
+    for one, size in enumerate(sizes):
+        places = known.setdefault(size, [])
+        if problem.fixed[one] < 0:
+            near = [(found[other], found[other] + sizes[other]) for other in problem.neighbours[one]]
+            for place in places[:_FAMILIAR]:
+                apart = all(low >= place + size or high <= place for low, high in near)
+                if apart and place % problem.alignments[one] == 0:
+                    found[one] = place
+                    break
+        if found[one] in places:
+            places.remove(found[one])
+        places.insert(0, found[one])
+    return found

@@ -3,7 +3,8 @@
 Ordinary graphs end in the first near-linear sweeps, at the bound. What misses it goes on to list placement in several
 orders (size and live range: Pisarchyk & Lee, arXiv 2001.03288, and XLA; conflicts: TVM) and to growing the plan from
 its lowest floor, repeated with more weight on the buffers that stood too high, and at last to the search of
-`rlx.plan.exact`. Work is counted in visits, never in time, so a plan is the same on every run and machine.
+`rlx.plan.exact`. Work is counted in visits, never in time, so a plan is the same on every run and machine. At the end
+buffers move to where others of their size were before, which is in the caches of those who write them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.plan.bound import lower_bound, peak_step
 from rlx.plan.check import check
-from rlx.plan.greedy import Problem, place, place_floors, sweep, sweep_two_ended
+from rlx.plan.greedy import Problem, place, place_floors, settled, sweep, sweep_two_ended
 from rlx.plan.interval import DEFAULT_ALIGNMENT, Interval, Placement, round_up, validate
 from rlx.records import dataclass, replace
 
@@ -27,6 +28,7 @@ _AUTO_VISITS = 70_000  # of an exact search in plain Python: some 0.2 s
 _WORK = 1_000_000  # visited pairs for one unit of effort: some 0.4 s of plain Python
 _DENSE_DEGREE = 100  # mean number of conflicts from which array operations beat lists
 _MAX_LISTED_PAIRS = 500_000  # conflict lists beyond this cost more memory than floors are worth
+_MAX_SETTLED_PAIRS = 50_000  # beyond this looking for familiar places takes longer than it is worth
 _HEIGHT_WEIGHT = 0.3  # how much a buffer's rank rises for standing one bound too high
 
 
@@ -164,6 +166,8 @@ def _place_shared(
     )
     best = _best(problem, max(bound, enough), work)
     best = _searched(problem, replace(best, bound=bound), visits, plain, capacity, enough)
+    if sum(problem.degrees) // 2 <= _MAX_SETTLED_PAIRS:
+        best = replace(best, offsets=tuple(settled(problem, best.offsets)))
     for index, offset in zip(numbers, best.offsets, strict=True):
         offsets[index] = offset
     return Placement(tuple(offsets), max(best.height, bound), best.method, best.bound)

@@ -159,6 +159,21 @@ def test_more_effort_is_never_worse() -> None:
     assert heights[-1] < heights[0]
 
 
+def test_buffers_lie_where_others_of_their_size_lay() -> None:
+    """In a chain of blocks of one shape, where the buffers of the blocks before were, in no more memory."""
+    sizes, intervals = (64 * 50, 64 * 300, 64 * 300), [Interval("large", 0, 1, 64 * 1000)]
+    for step in range(1, 25, 3):
+        for number, size in enumerate(sizes):  # the first is read again at the end of the block
+            start = step + number
+            intervals.append(Interval(f"{start}", start, start + (4 if number == 0 else 2), size))
+    placement = pack(intervals)
+    assert placement.height == placement.bound
+    check(intervals, placement.offsets, placement.height)
+    for size in set(sizes):
+        later = [o for i, o in zip(intervals, placement.offsets, strict=True) if i.size == size and i.start >= 7]
+        assert len(set(later)) <= 3
+
+
 def test_zero_sizes_get_a_valid_offset_and_no_space() -> None:
     intervals = [Interval("empty", 0, 9, 0, 256), Interval("full", 0, 9, 64), Interval("pin", 0, 9, 0, fixed=64)]
     placement = checked(intervals)
