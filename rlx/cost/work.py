@@ -11,7 +11,7 @@ from rlx.kernels.affine import affine, linear_index
 from rlx.kernels.expr import Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, children, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.kernels.tags import EITHER, GEMM, GEMM_OF_BYTES, MANY, PACK
+from rlx.kernels.tags import EITHER, GEMM, GEMM_OF_BYTES, MANY, PACK, STREAMING
 from rlx.records import dataclass, field, replace
 
 __all__ = ["GROUPED", "Work", "kernel_work"]
@@ -143,9 +143,12 @@ def _read(kernel: Kernel, extents: Extents) -> int:
     """Bytes read: each distinct element of a buffer that loads reach, once; gathers reach a row for each index."""
     at = dict(extents)
     reached: dict[Buffer, dict[object, int]] = {}
+    made = set() if kernel.anchor is None else {store.buffer for store in kernel.stores[1:]}  # by the kernel itself
     for expr, sizes in _spaces(kernel, extents):
         for load, loops in _loads(expr, sizes, extents):
             buffer = load.source
+            if buffer.base in made:
+                continue
             whole = buffer.nbytes(at)
             used = {x for i in load.indices for x in walk(i) if isinstance(x, Var)}
             nbytes = prod(n for v, n in loops.items() if v in used) * buffer.dtype.numpy.itemsize
@@ -164,7 +167,7 @@ def _panels(kernel: Kernel) -> tuple[Expr, ...]:
             return (b,)
         case Conv(w=Load(source=source) as w) if source.base.kind == "prepared":
             return (w,)
-        case Attention(k=k, v=v) if kernel.tag in (MANY, EITHER):
+        case Attention(k=k, v=v) if kernel.tag.removesuffix(STREAMING) in (MANY, EITHER):
             return tuple(e.b if isinstance(e, Select) else e for e in (k, v))
     return ()
 
@@ -193,9 +196,7 @@ def _spaces(kernel: Kernel, extents: Extents) -> Iterator[tuple[Expr, dict[Var, 
                 yield from ((k, box(k_shape)), (v, box(v_shape)))
                 return
             yield q, box(q_shape)
-            made = {store.buffer for store in kernel.stores[1:]}  # by the kernel itself, of what these stores read
-            operands = [(_chosen(e, extents), box(shape)) for e, shape in ((k, k_shape), (v, v_shape))]
-            yield from ((e, loops) for e, loops in operands if not (isinstance(e, Load) and e.source.base in made))
+            yield from ((_chosen(e, extents), box(shape)) for e, shape in ((k, k_shape), (v, v_shape)))
             if bias is not None:
                 yield bias, box((*q_shape[:3], k_shape[2]))
     for store in kernel.stores:

@@ -12,4 +12,4 @@ WINOGRAD = "winograd"  # starts the tags of convolutions by transforms; then com
 # attention: of few query rows, in place; by panels that a kernel before it packs, or that each chunk packs for itself;
 # and where the number of rows is known at the run only
 FEW, MANY, WHOLE, EITHER = "few", "many", "whole", "either"
-STREAMING = "few streaming"  # of few query rows, copying its cache past the processor's
+STREAMING = " streaming"  # after the first or the last: few rows copy old keys and values past the processor's caches

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from rlx.backends.cpu import gemm, scalar, vmath
-from rlx.backends.cpu.attention_cut import AttentionCut
+from rlx.backends.cpu.attention_cut import AttentionCut, ManyRowsOnly
 from rlx.backends.cpu.builder import Module, Typed, constant, vec
-from rlx.backends.cpu.cached_keys import OldRows, old_rows
+from rlx.backends.cpu.cached_keys import OldRows, in_place, old_rows
 from rlx.backends.cpu.cuts import FEW_ROWS, Part, part
 from rlx.backends.cpu.head_rows import heads_as_rows
 from rlx.backends.cpu.jit import host
@@ -143,12 +143,30 @@ def layout(kernel: Kernel) -> list[Kernel]:
 
 
 def emit(kernel: Kernel) -> list[KernelCode]:
-    """The attention kernel, or the one that packs for it. What its cache gets besides old rows is stored before."""
+    """The attention kernel, or the one that packs for it.
+
+    Where it makes its keys and values, what of these is neither copied by it nor packed is stored before.
+    """
     if kernel.tag == PACK:
         return [emit_pack(kernel)]
-    copied = [rows.store for rows in _old_rows(kernel) if rows is not None]
-    lanes = host().vector_bytes // 4
-    return [*(emit_nest(store, lanes) for store in kernel.stores[1:] if store not in copied), _emit_attention(kernel)]
+    if len(kernel.stores) == 1:
+        return [_emit_attention(kernel)]
+    anchor = kernel.anchor
+    assert isinstance(anchor, Attention)
+    lanes, rows, codes = host().vector_bytes // 4, anchor.q_shape[2], []
+    either = kernel.tag.removesuffix(STREAMING) == EITHER
+    panels, made = (kernel.stores[1:3], kernel.stores[3:]) if either else ((), kernel.stores[1:])
+    copied = [old.store for old in _old_rows(kernel) if old is not None]
+    for store in made:
+        code = emit_nest(store, lanes)
+        if store not in copied:
+            codes.append(code)
+        elif either:
+            codes.append(replace(code, chunks=ManyRowsOnly(rows, code.chunks)))
+    if either:
+        k, v = in_place(anchor.k), in_place(anchor.v)
+        codes.append(emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, bias=None))))
+    return [*codes, _emit_attention(kernel)]
 
 
 def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
@@ -157,7 +175,8 @@ def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
     assert isinstance(anchor, Attention)
     if len(kernel.stores) == 1:
         return None, None
-    k, v = (old_rows(x, n, kernel.stores[1:]) for x, n in ((anchor.k, anchor.k_shape), (anchor.v, anchor.v_shape)))
+    pairs = ((anchor.k, anchor.k_shape), (anchor.v, anchor.v_shape))
+    k, v = (old_rows(in_place(x), shape, kernel.stores[1:]) for x, shape in pairs)
     return k, v
 
 
@@ -170,7 +189,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
     out = linear_index(store.index, store.buffer.shape)
     to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
     whole = kernel.tag == WHOLE
-    ways = {FEW: (FEW,), STREAMING: (FEW,), MANY: (MANY,), WHOLE: (MANY,), EITHER: (FEW, MANY)}[kernel.tag]
+    ways = {FEW: (FEW,), MANY: (MANY,), WHOLE: (MANY,), EITHER: (FEW, MANY)}[kernel.tag.removesuffix(STREAMING)]
 
     cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal))
     nothing: list[Word] = [0, 0, 0, 0]
@@ -225,7 +244,7 @@ class _Code:
         self.anchor, self.to_scratch = anchor, to_scratch
         self.whole = kernel.tag == WHOLE
         self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
-        self.streaming = kernel.tag == STREAMING
+        self.streaming = kernel.tag.endswith(STREAMING)
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = host().vector_bytes // 4
         self.vector = f"<{self.lanes} x float>"

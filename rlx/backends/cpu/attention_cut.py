@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlx.backends.cpu.cuts import FEW_ROWS, aligned
 from rlx.backends.cpu.shares import shares, wants_shares
 from rlx.backends.cpu.words import Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["AttentionCut", "KeyChunks"]
+__all__ = ["AttentionCut", "KeyChunks", "ManyRowsOnly"]
 
 
 @dataclass(frozen=True)
@@ -100,3 +102,14 @@ class KeyChunks:
         if evaluate(self.rows, extents) <= FEW_ROWS:
             return 0
         return evaluate(self.batch, extents) * evaluate(self.heads, extents)
+
+
+@dataclass(eq=False, repr=False)
+class ManyRowsOnly:
+    """Chunks of what is done only where there are not few query rows."""
+
+    rows: Size
+    chunks: Callable[[Extents], int]
+
+    def __call__(self, extents: Extents) -> int:
+        return 0 if evaluate(self.rows, extents) <= FEW_ROWS else self.chunks(extents)

@@ -3,25 +3,26 @@
 A model whose cache comes in and goes out as tensors appends the new rows to a copy of the old ones and attends over
 that. Here attention copies the old rows as it reads them, block by block, so they are read from memory once. In a
 program that moves more than caches hold, copies are stored past them: then their lines are not read before they are
-written. The new rows are stored by loops before.
+written. The new rows are stored by loops before. Where the number of query rows is known at the run only, and there are
+many, loops copy the old ones too, before keys and values are packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from rlx.backends.cpu.cuts import MIN_CHUNKS
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Shape, Size
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import I64, Expr, Load, Var, const, loads, substitute_vars
+from rlx.kernels.expr import I64, Expr, Load, Select, Var, const, loads, substitute_vars
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
-from rlx.kernels.tags import FEW, STREAMING
+from rlx.kernels.tags import EITHER, FEW, PACK, STREAMING
 from rlx.records import dataclass, replace
 
-__all__ = ["OldRows", "join", "old_rows"]
+__all__ = ["OldRows", "in_place", "join", "old_rows"]
 
 LARGE = 64 << 20  # bytes that runs touch of which caches hold little until the next run
 F32 = DTYPES["f32"]
@@ -39,30 +40,48 @@ class OldRows:
 
 
 def join(program: Program) -> None:
-    """Has attention for few rows make the copies of old keys and values that it alone reads so far."""
+    """Has attention that may be for few rows make the copies of old keys and values that it alone reads so far."""
     copies: dict[Buffer, Kernel] = {}  # by what they make: kernels of which nothing was read yet
-    tag = STREAMING if _touched(program) >= LARGE else FEW
+    suffix = STREAMING if _touched(program) >= LARGE else ""
     run: list[Kernel] = []
-    for kernel in program.run:
-        if kernel.mark is not None or kernel.extents is not None:
+    for group in _groups(program.run):
+        if any(k.mark is not None or k.extents is not None for k in group):
             copies.clear()  # what a branch has made may not be there after it
-        makers = _makers(kernel, copies) if kernel.tag == FEW else []
+        makers = _makers(group[-1], copies) if group[-1].tag in (FEW, EITHER) else []
         if makers:
             run = [k for k in run if k not in makers]
-            stores = (*kernel.stores, *(store for maker in makers for store in maker.stores))
-            nodes = tuple(dict.fromkeys(node for k in (*makers, kernel) for node in k.nodes))
-            name = "+".join(dict.fromkeys(k.name for k in (*makers, kernel)))
-            kernel = replace(kernel, name=name, stores=stores, nodes=nodes, tag=tag)
-        read, written = ({b.base for b in buffers} for buffers in (kernel.reads(), kernel.writes()))
-        copies = {
-            made: maker
-            for made, maker in copies.items()
-            if made not in read | written and written.isdisjoint(b.base for b in maker.reads())
-        }
-        if _is_copy(kernel):
-            copies[kernel.stores[0].buffer] = kernel
-        run.append(kernel)
+            group = (_joined(group, makers, suffix),)
+        for kernel in group:
+            read, written = ({b.base for b in buffers} for buffers in (kernel.reads(), kernel.writes()))
+            copies = {
+                made: maker
+                for made, maker in copies.items()
+                if made not in read | written and written.isdisjoint(b.base for b in maker.reads())
+            }
+            if _is_copy(kernel):
+                copies[kernel.stores[0].buffer] = kernel
+        run.extend(group)
     program.run = run
+
+
+def _groups(kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, ...]]:
+    """The kernels one by one, but attention together with what packs for it."""
+    waiting: tuple[Kernel, ...] = ()
+    for kernel in kernels:
+        if kernel.tag == PACK and isinstance(kernel.anchor, Attention):
+            waiting = (kernel,)
+        else:
+            yield (*waiting, kernel)
+            waiting = ()
+
+
+def _joined(group: tuple[Kernel, ...], makers: Sequence[Kernel], suffix: str) -> Kernel:
+    """One kernel of attention and those before it: its result, its panels if there are some, and its cache."""
+    kernel = group[-1]
+    stores = (*kernel.stores, *(store for k in (*group[:-1], *makers) for store in k.stores))
+    nodes = tuple(dict.fromkeys(node for k in (*makers, kernel) for node in k.nodes))
+    name = "+".join(dict.fromkeys(k.name for k in (*makers, kernel)))
+    return replace(kernel, name=name, stores=stores, nodes=nodes, tag=kernel.tag + suffix)
 
 
 def _touched(program: Program) -> int:
@@ -86,19 +105,27 @@ def _makers(kernel: Kernel, copies: dict[Buffer, Kernel]) -> list[Kernel]:
     heads, key_heads = anchor.q_shape[1], anchor.k_shape[1]
     if not isinstance(heads, int) or not isinstance(key_heads, int) or heads < MIN_CHUNKS or heads % key_heads:
         return []
-    read = [load.source.base for e in kernel.expressions() for load in loads(e)]
+    k, v = in_place(anchor.k), in_place(anchor.v)
+    others = [anchor.q, anchor.bias, anchor.count, *(e for store in kernel.stores for e in (store.expr, *store.index))]
+    read = {load.source.base for e in others if e is not None for load in loads(e)}
     found = []
-    for operand, shape in ((anchor.k, anchor.k_shape), (anchor.v, anchor.v_shape)):
-        base = cast(Load, operand).source.base
-        maker = copies.get(base)
-        if maker is not None and read.count(base) == 1 and old_rows(operand, shape, maker.stores) is not None:
+    for operand, shape, other in ((k, anchor.k_shape, v), (v, anchor.v_shape, k)):
+        base = operand.source.base
+        maker = None if base in read or base is other.source.base else copies.get(base)
+        if maker is not None and old_rows(operand, shape, maker.stores) is not None:
             found.append(maker)
     return found
 
 
-def old_rows(operand: Expr, shape: Shape, stores: Sequence[Store]) -> OldRows | None:
-    """The one of the stores that copies the first rows of this operand of attention, of that shape, if there is one."""
+def in_place(operand: Expr) -> Load:
+    """How few rows read keys or values: as they are."""
+    operand = operand.a if isinstance(operand, Select) else operand
     assert isinstance(operand, Load)
+    return operand
+
+
+def old_rows(operand: Load, shape: Shape, stores: Sequence[Store]) -> OldRows | None:
+    """The one of the stores that copies the first rows of this operand of attention, of that shape, if there is one."""
     buffer, place = operand.source, linear_index(operand.indices, operand.source.shape)
     if buffer.offset != 0 or place.constant != 0:
         return None

@@ -17,10 +17,11 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
 from rlx.kernels.program import Kernel, Program
+from rlx.kernels.tags import PACK
 from rlx.ops import attention, concat, relu, transpose
 from rlx.testing.guarded import GuardedRun
 
-Sizes = tuple[Size, int, int, int, Size, int, int, int]  # batch, heads, key heads, rows, old and new keys, depths
+Sizes = tuple[Size, int, int, Size, Size, Size, int, int]  # batch, heads, key heads, rows, old and new keys, depths
 
 
 def step(sizes: Sizes, *, rows_first: bool = False, mask: bool = False, **attributes: Any) -> Graph:
@@ -54,7 +55,7 @@ def apart(g: Graph, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 
 def joined(program: Program) -> list[Kernel]:
-    return [k for k in program.run if k.anchor is not None and len(k.stores) > 1]
+    return [k for k in program.run if k.anchor is not None and k.tag != PACK and len(k.stores) > 1]
 
 
 def arrays_of(g: Graph, extents: Mapping[str, int]) -> dict[str, Array]:
@@ -110,6 +111,15 @@ def test_sizes_told_by_the_inputs(old: int, monkeypatch: pytest.MonkeyPatch) -> 
     check(step(sizes, mask=True), monkeypatch, {"batch": 2, "old": old})
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 40])
+@pytest.mark.parametrize("old", [0, 70])
+def test_rows_told_by_the_inputs(rows: int, old: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few or many, in one program."""
+    fresh = Dim("rows", 1, 64)
+    sizes = (1, 6, 2, fresh, Dim("old", 0, 200), fresh, 64, 32)
+    check(step(sizes, mask=True, causal=True), monkeypatch, {"rows": rows, "old": old})
+
+
 def test_keys_that_the_old_ones_go_beyond(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch entry has a number of keys of its own; all rows are copied."""
     g = step((3, 4, 4, 1, 90, 6, 32, 32))
@@ -162,12 +172,16 @@ def test_what_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     row = 4 * 4 * 64
     assert work.read == row * (2 * 512 + 1)
     assert work.written == row * (2 * 512 + 1)
+    fresh = Dim("rows", 1, 64)
+    either = joined(laid_out(step((1, 4, 4, fresh, 511, fresh, 64, 64))))[0]
+    assert kernel_work(either, {"rows": 1}).read == row * (2 * 512 + 1)
 
 
-def test_as_a_model(tmp_path: Path) -> None:
-    """With fed outputs, the caller's arrays, some outputs only, and a look for NaN: as if nothing were joined."""
-    g = step((1, 4, 2, 1, 40, 1, 32, 32))
-    arrays = arrays_of(g, {})
+@pytest.mark.parametrize("fresh", [1, Dim("rows", 1, 8)])
+def test_as_a_model(fresh: Size, tmp_path: Path) -> None:
+    """Into the caller's arrays, with a look for NaN, stored, and some outputs only: as if nothing were joined."""
+    g = step((1, 4, 2, fresh, 40, fresh, 32, 32))
+    arrays = arrays_of(g, {"rows": 1})
     model = rlx.compile(g, device="cpu", threads=2)
     watched = rlx.compile(g, device="cpu", threads=2, trap="nan")
     k = np.concatenate([arrays["old k"], np.maximum(arrays["new k"], 0)], 2)
