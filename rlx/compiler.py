@@ -82,10 +82,10 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
         return Stages(graph, optimised, legal, dispatch, None)
     if not isinstance(backend, CodeGenerator):
         raise CompileError(f"device {backend.name!r} is neither a code generator nor a library")
-    return Stages(graph, optimised, legal, dispatch, lower_graph(legal, backend))
+    return Stages(graph, optimised, legal, dispatch, lower_graph(legal, backend, options.packing))
 
 
-def lower_graph(legal: Graph, backend: CodeGenerator) -> Program:
+def lower_graph(legal: Graph, backend: CodeGenerator, packing: str = "fast") -> Program:
     """Legal graph -> kernels in the device's layouts, in the order that takes the least memory."""
-    program = backend.layout(fuse(legal, backend))
+    program = backend.layout(fuse(legal, backend), packing)
     return reorder(program, usual_extents(program))

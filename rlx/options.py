@@ -30,6 +30,7 @@ class CompileOptions:
     reuse: bool = True  # let buffers share memory when their lives do not overlap (False: for debugging)
     cache_dir: str | os.PathLike[str] | None = None  # where compiled code is kept; None: the user's cache folder
     cache: bool = True  # keep what was compiled from a file, with its packed weights, for the next load of that file
+    packing: str = "fast"  # "fast" | "shared": weights packed for these sizes, or as graphs for other sizes share them
     queue: int | None = None  # runs that `submit` takes before it waits for one to end; None: 4; int: in the estimate
     busy: str = "error"  # "error" | "wait": what a call of a graph does that runs in another thread
     trap: str = "off"  # "nan" | "inf": stop at the first kernel that gives NaN, or either; phase by phase, slow
@@ -46,6 +47,8 @@ class CompileOptions:
             raise OptionError(f"precision={self.precision!r}: expected 'f32', the only one that is built so far")
         if not _is_one(self.over_budget, "error", "warn", "allow"):
             raise OptionError(f"over_budget={self.over_budget!r}: expected 'error', 'warn' or 'allow'")
+        if not _is_one(self.packing, "fast", "shared"):
+            raise OptionError(f"packing={self.packing!r}: expected 'fast', or 'shared' for one copy in several graphs")
         if self.queue is not None and not (_is_int(self.queue) and self.queue >= 1):
             raise OptionError(f"queue={self.queue!r}: expected an int >= 1, the runs that submit takes, or None for 4")
         if not _is_one(self.busy, "error", "wait"):

@@ -457,8 +457,8 @@ class CodeGenerator(Backend):
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Any) -> bool: ...
 
     @abstractmethod
-    def layout(self, program: Program) -> Program:
-        """The program with the kernels that bring operands into this device's layouts."""
+    def layout(self, program: Program, packing: str = "fast") -> Program:
+        """The program with the kernels that bring operands into this device's layouts; see `CompileOptions.packing`."""
 
     @abstractmethod
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:

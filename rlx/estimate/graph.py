@@ -60,7 +60,7 @@ def estimate_graph(
     legal, _ = legalise(run_passes(graph), backend.claims)
     if not isinstance(backend, CodeGenerator):
         return estimate_library(graph, legal, backend.name, overhead, options)
-    program = lower_graph(legal, backend)
+    program = lower_graph(legal, backend, options.packing)
     made = lowered_of(
         graph, program, backend, options, overhead, mapped=mapped, held=held, file_bytes=file_bytes
     ).at_bounds()

@@ -107,7 +107,8 @@ class Buckets:
         self.device = self._backend.name
         self.registry = WeightRegistry() if registry is None else registry
         self._session = Session(
-            registry=self.registry, **{**options, "device": self.device, "dims": None, "cache": False}
+            registry=self.registry,
+            **{"packing": "shared", **options, "device": self.device, "dims": None, "cache": False},
         )
         self.limit = None if limit is None else parse_bytes(limit)
         self.inputs = tuple(spec_of(v) for v in self._graph.inputs)

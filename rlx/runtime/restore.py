@@ -28,6 +28,7 @@ CODE_OPTIONS = (
     "alignment",
     "search",
     "reuse",
+    "packing",
 )  # the options that the code depends on, and dims
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import rlx
 from rlx.backends import backend_named
+from rlx.backends.cpu.jit import host
 from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, ShapeError
 from rlx.kernels.independence import mixing
 from rlx.ops.layout import Iota, SizeOf
@@ -70,6 +71,24 @@ def test_weights_are_held_once() -> None:
         places.append({shared.address(b) for b in shared.program.buffers("prepared")})
     assert [len(set(each)) for each in places] == [2, 2, 2]
     assert places[0] == places[1] == places[2], "every rung has packed weights of its own"
+
+
+def test_large_weights_are_held_once_too() -> None:
+    """A rung of one row doesn't take the packing that is faster for it alone, unless that is asked for."""
+    g = rlx.Graph("large")
+    g.output(g.input("x", (rlx.Dim("n", 1, 40), 1024)) @ g.param("w", data=np.ones((1024, 2560), np.float32)), "y")
+
+    def places(**options: Any) -> list[set[int]]:
+        with rlx.Buckets(g, {"n": [1, 40]}, policy="buckets", device="cpu", **options) as buckets:
+            buckets.warmup()
+            shared = [model._executable.shared for model in buckets._models.values()]  # type: ignore[attr-defined]
+            return [{one.address(b) for b in one.program.buffers("prepared")} for one in shared]
+
+    first, second = places()
+    assert first == second
+    if host().vector_bytes >= 32:
+        first, second = places(packing="fast")
+        assert first != second
 
 
 def test_after_warmup_nothing_is_compiled() -> None:

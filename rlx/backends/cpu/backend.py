@@ -19,6 +19,7 @@ from rlx.backends.cpu import (
     quads,
     ringed,
     runner_native,
+    short_panels,
 )
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.channels import channels_last
@@ -120,13 +121,15 @@ class CpuBackend(CodeGenerator):
             case Attention():
                 return attention.accepts_operand(role, shape, index)
 
-    def layout(self, program: Program) -> Program:
+    def layout(self, program: Program, packing: str = "fast") -> Program:
         channels_last(program)
         prepare: list[Kernel] = []
         run: list[Kernel] = []
+        weights = sum(b.bound() or 0 for b in (*program.params, *program.constants))
+        short = packing == "fast" and weights >= short_panels.STREAMED
         for kernels, own in ((program.prepare, prepare), (program.run, run)):
             for kernel in kernels:
-                for made in self.laid_out(kernel):
+                for made in self.laid_out(kernel, short=short):
                     static = bool(made.writes()) and all(b.kind == "prepared" for b in made.writes())
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
@@ -135,12 +138,12 @@ class CpuBackend(CodeGenerator):
         find_layers(program)
         return program
 
-    def laid_out(self, kernel: Kernel) -> list[Kernel]:
+    def laid_out(self, kernel: Kernel, *, short: bool) -> list[Kernel]:
         if kernel.special is not None:
             return SPECIALS[kernel.special.op.op_name].layout(kernel)
         match kernel.anchor:
             case Contract():
-                return contract.layout(kernel)
+                return contract.layout(kernel, short=short)
             case Conv():
                 return conv.layout(kernel)
             case Attention():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from rlx.backends.cpu import byte_conv, conv, gemm, packing, scalar
+from rlx.backends.cpu import byte_conv, conv, gemm, packing, scalar, short_panels
 from rlx.backends.cpu.builder import Function, size_of, vec
 from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.jit import host
@@ -36,7 +36,7 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.kernels.tags import GEMM, GEMM_OF_BYTES, PACK
+from rlx.kernels.tags import GEMM, GEMM_OF_BYTES, GEMM_OF_SHORT, PACK
 from rlx.records import replace
 
 __all__ = ["accepts", "accepts_operand", "emit", "emit_pack", "layout"]
@@ -69,8 +69,11 @@ def accumulates_in(anchor: Contract) -> DType:
     return F64 if F64 in (anchor.a.dtype, anchor.b.dtype) else F32
 
 
-def layout(kernel: Kernel) -> list[Kernel]:
-    """The kernel preceded by those that pack B into panels and, where A can't be read in place, copy A."""
+def layout(kernel: Kernel, *, short: bool) -> list[Kernel]:
+    """The kernel preceded by those that pack B into panels and, where A can't be read in place, copy A.
+
+    `short`: panels may be those of `short_panels`.
+    """
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
     if anchor.a.dtype.bits == 8:
@@ -97,8 +100,12 @@ def layout(kernel: Kernel) -> list[Kernel]:
         a, copy = _compact(kernel, a, [*used, row, DEPTH], [*_extents(used, store.extents), anchor.m, anchor.k], dtype)
         made.append(copy)
     panels, pack = _pack(kernel, anchor, dtype, batch, column, store.extents)
+    tag = GEMM_OF_BYTES if _is_whole(anchor.b) else GEMM
+    if short and dtype is F32 and _can_be_short(pack) and short_panels.suits(anchor.m, anchor.n, anchor.k):
+        panels, pack = _shortened(panels, pack)
+        tag = GEMM_OF_SHORT
     made.append(pack)
-    made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels), GEMM_OF_BYTES if _is_whole(anchor.b) else GEMM))
+    made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels), tag))
     return made
 
 
@@ -243,6 +250,22 @@ def _pack(
     return Load(buffer, (*used, zero, DEPTH, zero), dtype), pack
 
 
+def _can_be_short(pack: Kernel) -> bool:
+    """Whether it packs one matrix of weights as it lies in memory."""
+    buffer = pack.stores[0].buffer
+    return pack.anchor is not None and buffer.kind == "prepared" and len(buffer.shape) == 3
+
+
+def _shortened(panels: Expr, pack: Kernel) -> tuple[Expr, Kernel]:
+    """The same panels, shortened."""
+    assert isinstance(pack.anchor, Contract)
+    plain = pack.stores[0].buffer
+    shape = (short_panels.elements(evaluate(pack.anchor.k, {}), evaluate(pack.anchor.n, {})),)
+    buffer = Buffer(plain.name, plain.kind, shape, F32)
+    store = Store(buffer, shape, out_vars(1), const(0, F32))
+    return Load(buffer, (DEPTH,), F32), replace(pack, stores=(store,))
+
+
 def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
     """Whether B lies in memory as matrices of any strides, one constant step apart."""
     if b.where is not None or b.source.encoding is not None:
@@ -267,12 +290,14 @@ def emit_pack(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor, Contract)
     assert isinstance(anchor.b, Load)
     index = linear_index(anchor.b.indices, anchor.b.source.shape)
-    used, (panels, depth, width) = out.shape[:-3], out.shape[-3:]
+    short, used = _is_short(out), out.shape[:-3]
+    depth, width = anchor.k, _tile(out.dtype).width
+    panels = ceildiv(anchor.n, width)
     batch_step = index.coefs.get(Var(f"i{len(used) - 1}"), 0) if used else 0
     n, count = anchor.n, size_product(used)
 
     def per_chunk(extents: Extents) -> int:
-        return max(1, 65536 // max(evaluate(depth * width, extents), 1))
+        return short_panels.TOGETHER if short else max(1, 65536 // max(evaluate(depth * width, extents), 1))
 
     def chunks(extents: Extents) -> int:
         return evaluate(count, extents) * -(-evaluate(panels, extents) // per_chunk(extents))
@@ -289,8 +314,13 @@ def emit_pack(kernel: Kernel) -> KernelCode:
         count,
         Computed(per_chunk),
     ]
-    symbol, ir = name_kernel(packing.pack_b(_tile(out.dtype), PLACEHOLDER).text())
+    symbol, ir = name_kernel(packing.pack_b(_tile(out.dtype), PLACEHOLDER, short=short).text())
     return KernelCode(symbol, ir, tuple(words), chunks)
+
+
+def _is_short(panels: Buffer) -> bool:
+    """Whether panels are shortened ones."""
+    return len(panels.shape) == 1
 
 
 def emit(kernel: Kernel) -> KernelCode:
@@ -312,8 +342,9 @@ def emit(kernel: Kernel) -> KernelCode:
     m, n, k = anchor.m, anchor.n, anchor.k
     count = size_product(store.extents[:-2])
 
+    short = kernel.tag == GEMM_OF_SHORT
     tiles = gemm.has_tiles(dtype.name)
-    cut = once(ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles))
+    cut = once(ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, short))
     words: list[Word] = [
         Pointer(anchor.a.source, a.constant * dtype.itemsize),
         a.coefs.get(row, 0),
@@ -333,7 +364,7 @@ def emit(kernel: Kernel) -> KernelCode:
         part(cut, "scratch"),
         part(cut, "copy_bytes"),
         part(cut, "steps"),
-        gemm.block_routine(tile, whole=kernel.tag == GEMM_OF_BYTES),
+        short_panels.block_routine(tile) if short else gemm.block_routine(tile, whole=kernel.tag == GEMM_OF_BYTES),
     ]
     table = WordTable(words)
     sites: list[str] = []
@@ -356,6 +387,7 @@ def emit(kernel: Kernel) -> KernelCode:
         None if plain and not to_scratch else epilogue,
         to_scratch=to_scratch,
         batch_offsets=offsets if batch else None,
+        placed=short,
     )
     symbol, ir = name_kernel(module.text())
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(sites), part(cut, "scratch"))

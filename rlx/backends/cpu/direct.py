@@ -573,6 +573,6 @@ def _tile(tile: gemm.Tile, rows: int, panels: int) -> Function:
     state: list[tuple[str, str]] = [("ptr", p) for p in (*starts, "%b", "%next")]
     state += [(v, "zeroinitializer")] * (rows * vectors)
     acc = f.loop(0, "%pieces", 1, state, piece)[rows + 2 :]
-    gemm.put_tile(f, tile, vectors, acc, c_rows)
+    gemm.put_tile(f, tile, acc, c_rows, "%n", f.cmp("ne", "%add", 0))
     f.ret()
     return f

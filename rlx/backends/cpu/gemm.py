@@ -44,6 +44,7 @@ __all__ = [
 DType = Literal["f32", "f64", "i32"]
 SCALARS = {"f32": "float", "f64": "double", "i32": "i32"}
 OPERANDS = [("ptr", "a"), ("i64", "lda"), ("ptr", "b"), ("i64", "stride"), ("ptr", "c"), ("i64", "ldc")]
+BLOCK_ARGUMENTS = [*OPERANDS, *(("i64", i) for i in ("rows", "columns", "k", "most")), ("ptr", "copy")]
 HALF = 0  # stands for half a panel, in counts of panels
 
 
@@ -122,7 +123,7 @@ class Tile:
     @property
     def fetched(self) -> int:
         """Bytes of the panels to come that a tile prefetches each step of k."""
-        return 32 if self.lanes * size_of(self.scalar) == 64 else 16
+        return 64 if self.lanes * size_of(self.scalar) == 64 else 16
 
     @property
     def fetches(self) -> int:
@@ -330,7 +331,7 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
             after = f.loop(0, done, unroll, state, lambda _, s: steps(unroll, s))
             state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
         acc = f.loop(done, "%k", 1, state, lambda _, s: steps(1, s))[na + nb + 1 :]
-        put_tile(f, tile, vectors, acc, c_rows)
+        put_tile(f, tile, acc, c_rows, "%n", f.cmp("ne", "%add", 0))
         below = f.offset(a, f.mul(step, rows))
         # the panels to come, and once they are there the next rows of A
         past = f.add(number, 1)
@@ -343,11 +344,11 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
     return f
 
 
-def put_tile(f: Function, tile: Tile, vectors: int, acc: list[str], c_rows: list[str]) -> None:
-    """Sets or adds to (argument `add`) rows of C, of `vectors` accumulators each, in columns below the argument `n`."""
+def put_tile(f: Function, tile: Tile, acc: list[str], c_rows: list[str], n: str, added: str) -> None:
+    """Sets or, where `added`, adds accumulators to rows of C (`ldc` apart, the argument), in columns below `n`."""
     ty, v, lanes, rows, size = tile.scalar, tile.vector, tile.lanes, len(c_rows), size_of(tile.scalar)
+    vectors = len(acc) // rows
     places = [(i * vectors + j, f.gep(c_rows[i], j * lanes, ty)) for i in range(rows) for j in range(vectors)]
-    added = f.cmp("ne", "%add", 0)
     copy = f.alloca(v, rows * vectors)
 
     def finish_whole() -> None:
@@ -357,7 +358,7 @@ def put_tile(f: Function, tile: Tile, vectors: int, acc: list[str], c_rows: list
 
     def finish_tail() -> None:
         # through a copy on the stack, so that the masked code is there once and not once a row
-        masks = [f.mask_below(f.sub("%n", j * lanes), lanes, f"i{8 * size}") for j in range(vectors)]
+        masks = [f.mask_below(f.sub(n, j * lanes), lanes, f"i{8 * size}") for j in range(vectors)]
         for at, value in enumerate(acc):
             f.store(value, f.gep(copy, at * lanes, ty))
 
@@ -370,7 +371,7 @@ def put_tile(f: Function, tile: Tile, vectors: int, acc: list[str], c_rows: list
 
         f.loop(0, rows, 1, [], row)
 
-    f.if_(f.cmp("ge", "%n", vectors * lanes), finish_whole, finish_tail)
+    f.if_(f.cmp("ge", n, vectors * lanes), finish_whole, finish_tail)
 
 
 def has_tiles(dtype: str) -> bool:
@@ -391,6 +392,13 @@ def block_routine(tile: Tile, *, whole: bool = False) -> Routine:
     return Routine(block.name, Module([block]).text())
 
 
+def block_steps(f: Function) -> str:
+    """The steps of a block of k, from the arguments `k` and `most`: as `product_cut.k_block` has it."""
+    blocks = f.max(f.div(f.sub(f.add("%k", "%most"), 1), "%most"), 1)
+    block = f.div(f.sub(f.add("%k", blocks), 1), blocks)
+    return f.max(f.and_(f.add(block, 7), -8), 8)
+
+
 def gemm_block(tile: Tile) -> Function:
     """A block of C over all of K.
 
@@ -401,7 +409,7 @@ def gemm_block(tile: Tile) -> Function:
     ty, width = tile.scalar, tile.width
     f = Function(
         f"rlx_block_{tile.name}_{tile.rows}x{tile.panels}",
-        [*OPERANDS, *(("i64", i) for i in ("rows", "columns", "k", "most")), ("ptr", "copy")],
+        BLOCK_ARGUMENTS,
         attrs="nounwind noinline",
     )
     kernels: dict[tuple[int, int], Function] = {}
@@ -411,9 +419,7 @@ def gemm_block(tile: Tile) -> Function:
             kernels[rows, panels] = micro_kernel(tile, rows, max(panels, 1), half=panels == HALF)
         return kernels[rows, panels]
 
-    blocks = f.max(f.div(f.sub(f.add("%k", "%most"), 1), "%most"), 1)
-    block = f.div(f.sub(f.add("%k", blocks), 1), blocks)
-    block = f.max(f.and_(f.add(block, 7), -8), 8)
+    block = block_steps(f)
     copied = f.cmp("ne", "%copy", "null")
 
     def place(panel: str, step: str | int) -> str:
@@ -571,12 +577,14 @@ def gemm_kernel(
     *,
     to_scratch: bool = False,
     batch_offsets: BatchOffsets | None = None,
+    placed: bool = False,
 ) -> Module:
     """A kernel `name(words, chunk, ctx, worker)` of the words `GemmWord`, for the chunks of `product_cut.chunking`.
 
     `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
     the worker's scratch, after COPY_BYTES (row stride panel_chunk * width), and the epilogue stores it.
-    `batch_offsets(f, batch)` gives the element offsets of A, B and C where one stride a matrix does not (several axes).
+    `batch_offsets(f, batch)` gives the element offsets of A, B and C where one stride a matrix does not (several axes),
+    `placed`: the block is given the number of its first panel as its stride, and B as a whole (`short_panels`).
     """
     ty, width = tile.scalar, tile.width
     f = kernel_function(name)
@@ -605,13 +613,13 @@ def gemm_kernel(
         out, ldc = f.offset(own, w[GemmWord.COPY_BYTES]), column_chunk
     else:
         out = f.gep(c, f.add(c_at, f.add(f.mul(m0, ldc), n0)), ty)
-    stride = f.mul(k, width)
+    stride = f.mul(panel_block, panel_chunk) if placed else f.mul(k, width)
     f.call(
         block,
         [
             f.gep(a, f.add(a_at, f.mul(m0, lda)), ty),
             lda,
-            f.gep(b, f.add(b_at, f.mul(n0, k)), tile.b_scalar),
+            b if placed else f.gep(b, f.add(b_at, f.mul(n0, k)), tile.b_scalar),
             stride,
             out,
             ldc,

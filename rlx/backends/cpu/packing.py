@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
+from rlx.backends.cpu import short_panels
 from rlx.backends.cpu.builder import Module, void
 from rlx.backends.cpu.gemm import Tile, kernel_function, load_word, transpose
 
@@ -26,10 +27,11 @@ class PackWord(IntEnum):
     PANEL_CHUNK = 9
 
 
-def pack_b(tile: Tile, name: str = "rlx_pack_b") -> Module:
+def pack_b(tile: Tile, name: str = "rlx_pack_b", *, short: bool = False) -> Module:
     """A kernel of the words `PackWord` that packs B[batch, K, N], of any strides, into panels.
 
     Chunk = batch * panel_blocks + panel block, PANEL_CHUNK panels each. Unit column or row strides are fast.
+    `short`: into those of `short_panels`.
     """
     ty, v, lanes, width = tile.scalar, tile.vector, tile.lanes, tile.width
     f = kernel_function(name)
@@ -43,11 +45,15 @@ def pack_b(tile: Tile, name: str = "rlx_pack_b") -> Module:
     b = f.gep(b, f.mul(batch, w[PackWord.B_BATCH]), ty)
     out = f.gep(out, f.mul(batch, w[PackWord.OUT_BATCH]), ty)
 
-    def panel(p: str, _: list[str]) -> None:
+    def panel(p: str, state: list[str]) -> list[str]:
         column = f.mul(p, width)
         count = f.min(f.sub(n, column), width)
         source = f.gep(b, f.mul(column, column_stride), ty)
-        target = f.gep(out, f.mul(column, k), ty)
+        target = (
+            f.offset(out, f.add(short_panels.room(f, panels, p, k), short_panels.begin(f, k)))
+            if short
+            else f.gep(out, f.mul(column, k), ty)
+        )
         whole = f.cmp("eq", count, width)
 
         def copy_row(i: str, _: list[str]) -> None:
@@ -83,7 +89,12 @@ def pack_b(tile: Tile, name: str = "rlx_pack_b") -> Module:
         whole_rows = f.and_(whole, f.cmp("eq", column_stride, 1))
         whole_columns = f.and_(whole, f.cmp("eq", row_stride, 1))
         f.if_(whole_rows, each(copy_row), lambda: void(f.if_(whole_columns, by_squares, each(general))))
+        if not short:
+            return []
+        f.store(f.sub(f.cast("ptrtoint", state[0], "i64"), f.cast("ptrtoint", out, "i64")), f.gep(out, p, "i64"))
+        return [short_panels.pack_panel(f, lanes, target, state[0], k, count)]
 
-    f.loop(first, f.min(f.add(first, per_chunk), panels), 1, [], panel)
+    start = [("ptr", f.offset(out, short_panels.room(f, panels, first, k)))] if short else []
+    f.loop(first, f.min(f.add(first, per_chunk), panels), 1, start, panel)
     f.ret()
     return Module([f])

@@ -8,9 +8,19 @@ from rlx.backends.cpu.cuts import FEW_ROWS, MIN_CHUNKS, aligned
 from rlx.backends.cpu.shares import TURNS, shares, wants_shares
 from rlx.backends.cpu.words import FEW_THREADS, Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
-__all__ = ["Chunking", "ProductCut", "by_tiles", "chunking", "k_block", "row_limit", "tile_chunking", "tile_room"]
+__all__ = [
+    "Chunking",
+    "ProductCut",
+    "by_tiles",
+    "chunking",
+    "in_pairs",
+    "k_block",
+    "row_limit",
+    "tile_chunking",
+    "tile_room",
+]
 
 COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
 K_BLOCK = 384  # steps of k of which a sum is made at most before it is added to others
@@ -106,6 +116,13 @@ def chunking(m: int, n: int, k: int, batch: int, size: int, threads: int = 1) ->
     return Chunking(row_chunk, panel_chunk, chunks, copy_bytes, row_chunk * panel_chunk * 64)
 
 
+def in_pairs(cut: Chunking, m: int, n: int) -> Chunking:
+    """The cut of one product of f32 with whole pairs of panels in a chunk."""
+    panels = -(-cut.panel_chunk // 2) * 2
+    chunks = -(-m // cut.row_chunk) * -(-n // (panels * WIDTH)) if cut.chunks else 0
+    return replace(cut, panel_chunk=panels, chunks=chunks, tile_bytes=cut.row_chunk * panels * PANEL_BYTES)
+
+
 def _panel_chunk(panels: int, parts: int, blocks: int) -> int:
     """Panels of a chunk for about so many parts: the number that leaves 2 and 4 threads the least idle at the end."""
     least = -(-panels // max(min(parts, panels), 1))
@@ -159,6 +176,7 @@ class ProductCut:
     """The chunks of a product [m, k] x [k, n], `count` of them, of elements of `size` bytes; `shape` is the result's.
 
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
+    `pairs`: panels are read in pairs.
     """
 
     m: Size
@@ -169,6 +187,7 @@ class ProductCut:
     shape: Shape
     to_scratch: bool
     tiles: bool = False
+    pairs: bool = False
 
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
@@ -178,6 +197,7 @@ class ProductCut:
         else:
             threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table
             made = chunking(rows, columns, depth, matrices, self.size, threads)
+            made = in_pairs(made, rows, columns) if self.pairs else made
         scratch = aligned(made.copy_bytes + (made.tile_bytes if self.to_scratch else 0))
         chunks = made.chunks if all(evaluate(s, extents) for s in self.shape) else 0
         return ProductParts(made.row_chunk, made.panel_chunk, made.copy_bytes, made.steps, scratch, chunks)
