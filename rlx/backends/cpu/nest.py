@@ -99,156 +99,196 @@ def _sharing(expr: Expr, emitter: Emitter, names: Sequence[Var]) -> Var | None:
 
 def emit_nest(store: Store, lanes: int) -> KernelCode:
     """The code of one store of a loop-nest kernel. `lanes`: f32 elements in a vector register."""
-    extents, target, expr = flatten(store)
-    names = list(out_vars(len(extents)))
-    names, sizes, (expr,), target = merge_loops(names, list(extents), [expr], target)
-    expr = rename_reduces(merge_reduces(expr))
-    f = Function(PLACEHOLDER, ARGS)
-    table = WordTable()
-    emitter = Emitter(f, table, lanes)
-    by_lanes = bool(names) and _lanes_last(emitter, expr, target, names[-1])
-    outer = names[:-1] if by_lanes else names
-    outer_sizes = sizes[: len(outer)]
-    last, last_size = (names[-1], sizes[-1]) if by_lanes else (None, 1)
-    if last is not None:
-        expr = unroll(expr, last, emitter.depends)
-    shared = [x for x in walk(expr) if isinstance(x, Reduce) and last is not None and last not in emitter.depends(x)]
-    hoisted = bool(shared)
-    a_turn, a_row = weight(expr, shared), total_weight(shared)
-    if last is not None and hoisted:
-        expr = _keep(store, emitter, expr, target, outer, last, last_size)
-    over = any(load.source.base is store.buffer.base for load in loads(expr))
-    again = not over and not Kernel("", (store,)).in_place_operands()  # elements may be computed twice
-    axis = tile_axis(expr, target, names, sizes, lanes) if by_lanes and again else None
-    if axis is not None:  # a turn of the row loop is a row of tiles
-        at = names.index(axis)
-        outer = [*names[:at], *names[at + 1 : -1], axis]
-        outer_sizes = [*sizes[:at], *sizes[at + 1 : -1], ceildiv(sizes[at], lanes)]
-        a_turn = a_turn * lanes
-    turn = _sharing(expr, emitter, names) if by_lanes and again and axis is None and not hoisted else None
-    turns: Size = 1
-    if turn is not None:  # it becomes the innermost loop: what its elements share is computed once for each vector
-        at = names.index(turn)
-        turns = sizes[at]
-        outer, outer_sizes = [*names[:at], *names[at + 1 : -1]], [*sizes[:at], *sizes[at + 1 : -1]]
-        common = [x for x in walk(expr) if isinstance(x, Reduce) and turn not in emitter.depends(x)]
-        a_turn = turns * weight(expr, common) + total_weight(common)
-    grid = Grid(tuple(outer_sizes), last_size, a_turn, a_row, hoisted)
+    return _Nest(store, lanes).code()
 
-    destination = Load(store.buffer, (target,), store.buffer.dtype)
-    emitter.preload([expr, destination], [*sizes, *outer_sizes, turns])
-    words = [table.load(f, Computed(fn)) for fn in (grid.rows, grid.row_chunk, grid.columns, grid.column_chunk)]
-    rows, row_chunk, columns, column_chunk = words
-    column_chunks = table.load(f, Computed(grid.column_chunks))
-    at_row = f.binary("udiv", "%chunk", column_chunks, "i64")
-    at_column = f.binary("urem", "%chunk", column_chunks, "i64")
-    row0 = f.mul(at_row, row_chunk, "i64")
-    row1 = f.min(f.add(row0, row_chunk, "i64"), rows, "i64")
-    column0 = f.mul(at_column, column_chunk, "i64")
-    column1 = f.min(f.add(column0, column_chunk, "i64"), columns, "i64")
 
-    top = Scope(1, None, {})
-    emitter.hoist(expr, frozenset(names), top)
+class _Nest:
+    """The loops of one store: `outer` ones over rows, then `last` along a row, in vectors.
 
-    def put(scope: Scope, value: Expr) -> None:
-        if turn is None:
-            put_one(scope, value)
+    `last` is None where vectors run along reductions. `axis` is the loop that goes by tiles together with `last`, and
+    `turn` the one that became the innermost.
+    """
+
+    def __init__(self, store: Store, lanes: int) -> None:
+        self.store, self.lanes = store, lanes
+        self.f, self.table = Function(PLACEHOLDER, ARGS), WordTable()
+        self.emitter = emitter = Emitter(self.f, self.table, lanes)
+        extents, target, expr = flatten(store)
+        names = list(out_vars(len(extents)))
+        names, sizes, (expr,), target = merge_loops(names, list(extents), [expr], target)
+        expr = rename_reduces(merge_reduces(expr))
+        by_lanes = bool(names) and _lanes_last(emitter, expr, target, names[-1])
+        outer = names[:-1] if by_lanes else names
+        outer_sizes = sizes[: len(outer)]
+        last, last_size = (names[-1], sizes[-1]) if by_lanes else (None, 1)
+        if last is not None:
+            expr = unroll(expr, last, emitter.depends)
+        shared = [
+            x for x in walk(expr) if isinstance(x, Reduce) and last is not None and last not in emitter.depends(x)
+        ]
+        self.hoisted = bool(shared)
+        a_turn, a_row = weight(expr, shared), total_weight(shared)
+        if last is not None and self.hoisted:
+            expr = _keep(store, emitter, expr, target, outer, last, last_size)
+        over = any(load.source.base is store.buffer.base for load in loads(expr))
+        # whether elements may be computed twice
+        self.again = not over and not Kernel("", (store,)).in_place_operands()
+        self.axis = tile_axis(expr, target, names, sizes, lanes) if by_lanes and self.again else None
+        if self.axis is not None:  # a turn of the row loop is a row of tiles
+            at = names.index(self.axis)
+            outer = [*names[:at], *names[at + 1 : -1], self.axis]
+            outer_sizes = [*sizes[:at], *sizes[at + 1 : -1], ceildiv(sizes[at], lanes)]
+            a_turn = a_turn * lanes
+        simple = by_lanes and self.again and self.axis is None and not self.hoisted
+        self.turn = _sharing(expr, emitter, names) if simple else None
+        self.turns: Size = 1
+        if self.turn is not None:  # what its elements share is computed once for each vector
+            at = names.index(self.turn)
+            self.turns = sizes[at]
+            outer, outer_sizes = [*names[:at], *names[at + 1 : -1]], [*sizes[:at], *sizes[at + 1 : -1]]
+            common = [x for x in walk(expr) if isinstance(x, Reduce) and self.turn not in emitter.depends(x)]
+            a_turn = self.turns * weight(expr, common) + total_weight(common)
+        self.grid = Grid(tuple(outer_sizes), last_size, a_turn, a_row, self.hoisted)
+        self.names, self.sizes, self.outer, self.outer_sizes = names, sizes, outer, outer_sizes
+        self.last, self.last_size, self.expr = last, last_size, expr
+        self.destination = Load(store.buffer, (target,), store.buffer.dtype)
+        self.top = Scope(1, None, {})
+
+    def code(self) -> KernelCode:
+        f, emitter, last, expr = self.f, self.emitter, self.last, self.expr
+        emitter.preload([expr, self.destination], [*self.sizes, *self.outer_sizes, self.turns])
+        row0, row1 = self.chunk()
+        emitter.hoist(expr, frozenset(self.names), self.top)
+        short = isinstance(self.last_size, int) and self.last_size < self.lanes
+        tested = last is not None and not self.hoisted and self.turn is None and not short
+        self.tests = index_tests(expr, last) if tested and last is not None else {}
+        self.inside = drop_tests(expr, self.tests)
+        emitter.preload([self.inside], [])  # its indices are simpler: they may have sizes of their own
+        _row_loop(f, emitter, self.outer_sizes, row0, row1, self.row)
+        f.ret()
+        symbol, ir = name_kernel(Module([f]).text())
+        return KernelCode(symbol, ir, tuple(self.table.words), self.grid.chunks, tuple(emitter.sites))
+
+    def chunk(self) -> tuple[str, str]:
+        """The rows of this chunk; its columns are `column0` to `column1`."""
+        f, table, grid = self.f, self.table, self.grid
+        words = [table.load(f, Computed(fn)) for fn in (grid.rows, grid.row_chunk, grid.columns, grid.column_chunk)]
+        rows, row_chunk, columns, column_chunk = words
+        column_chunks = table.load(f, Computed(grid.column_chunks))
+        at_row = f.binary("udiv", "%chunk", column_chunks, "i64")
+        at_column = f.binary("urem", "%chunk", column_chunks, "i64")
+        row0 = f.mul(at_row, row_chunk, "i64")
+        row1 = f.min(f.add(row0, row_chunk, "i64"), rows, "i64")
+        self.column0 = f.mul(at_column, column_chunk, "i64")
+        self.column1 = f.min(f.add(self.column0, column_chunk, "i64"), columns, "i64")
+        return row0, row1
+
+    def row(self, indices: list[str]) -> None:
+        """One row of the chunk, or a row of tiles."""
+        last, expr, emitter = self.last, self.expr, self.emitter
+        if self.axis is not None and last is not None:
+            self.tiles(self.axis, last, indices)
             return
-        emitter.hoist(value, frozenset((turn,)), scope)
-        f.loop(0, emitter.size(turns), 1, [], lambda i, _: put_one(scope.inner({turn: i}), value))
+        scope = self.top.inner(dict(zip(self.outer, indices, strict=True)))
+        if last is None:
+            self.put(scope, expr)
+            return
+        inner = frozenset((last,) if self.turn is None else (last, self.turn))
+        emitter.hoist(expr, inner, scope)
+        emitter.hoist(self.destination, inner, scope)
+        if self.tests:
+            self.bordered(scope, last, inner)
+            return
+        # the elements left over by vectors; None where it is not known or there are none. Chunks are multiples of 64.
+        size = self.last_size
+        rest = size % self.lanes if isinstance(size, int) and size >= self.lanes else None
+        small = isinstance(size, int) and size < LONG
+        if rest is None or (rest and not self.hoisted and not (self.again and small)):
+            self.span(scope, last, self.column0, self.column1)
+        else:
+            self.whole(scope, last, rest)
 
-    def put_one(scope: Scope, value: Expr) -> None:
-        text = scalar.to_memory(f, emitter.lanes_of(value, scope), store.buffer.dtype, scope.width)
-        emitter.store(destination, text, scope)
+    def put(self, scope: Scope, value: Expr) -> None:
+        """Stores elements at one place of the row, of all turns."""
+        turn = self.turn
+        if turn is None:
+            self.put_one(scope, value)
+            return
+        self.emitter.hoist(value, frozenset((turn,)), scope)
+        count = self.emitter.size(self.turns)
+        self.f.loop(0, count, 1, [], lambda i, _: self.put_one(scope.inner({turn: i}), value))
 
-    tests = (
-        {}
-        if last is None or hoisted or turn is not None or (isinstance(last_size, int) and last_size < lanes)
-        else index_tests(expr, last)
-    )
-    inside = drop_tests(expr, tests)
-    emitter.preload([inside], [])  # its indices are simpler: they may have sizes of their own
+    def put_one(self, scope: Scope, value: Expr) -> None:
+        text = scalar.to_memory(self.f, self.emitter.lanes_of(value, scope), self.store.buffer.dtype, scope.width)
+        self.emitter.store(self.destination, text, scope)
 
-    # the elements left over by vectors; None where it is not known or there are no vectors. Chunks are multiples of 64.
-    rest = last_size % lanes if isinstance(last_size, int) and last_size >= lanes else None
-    small = isinstance(last_size, int) and last_size < LONG
+    def span(self, scope: Scope, last: Var, start: str, stop: str) -> None:
+        """Some columns of a row: vectors, then what is left one by one."""
+        f, lanes, expr = self.f, self.lanes, self.expr
+        vectors = f.sub(stop, f.rem(f.sub(stop, start, "i64"), lanes, "i64"), "i64")
+        f.loop(start, vectors, lanes, [], lambda i, _: self.put(scope.inner({last: i}, lanes, last), expr))
+        f.loop(vectors, stop, 1, [], lambda i, _: self.put(scope.inner({last: i}, 1, None), expr))
 
-    def whole(scope: Scope, last: Var, rest: int) -> None:
+    def whole(self, scope: Scope, last: Var, rest: int) -> None:
         """A row in vectors alone: the last one overlaps the one before it."""
+        f, lanes, expr, column0, column1 = self.f, self.lanes, self.expr, self.column0, self.column1
 
         def at(i: str) -> Scope:
             return scope.inner({last: i}, lanes, last)
 
         if rest == 0:
-            f.loop(column0, column1, lanes, [], lambda i, _: put(at(i), expr))
+            f.loop(column0, column1, lanes, [], lambda i, _: self.put(at(i), expr))
             return
         end = f.sub(column1, lanes, "i64")
-        if again and not emitter.kept:
-            f.loop(column0, column1, lanes, [], lambda i, _: put(at(f.min(i, end)), expr))
+        if self.again and not self.emitter.kept:
+            f.loop(column0, column1, lanes, [], lambda i, _: self.put(at(f.min(i, end)), expr))
             return
         final = at(end)  # before the elements that it reads are written
-        emitter.lanes_of(expr, final)
+        self.emitter.lanes_of(expr, final)
         vectors = f.sub(column1, rest, "i64")
-        f.loop(column0, vectors, lanes, [], lambda i, _: put(at(i), expr))
-        put(final, expr)
+        f.loop(column0, vectors, lanes, [], lambda i, _: self.put(at(i), expr))
+        self.put(final, expr)
 
-    def tiles(axis: Var, last: Var, indices: list[str]) -> None:
-        at = f.min(f.mul(indices[-1], lanes, "i64"), f.sub(emitter.size(sizes[names.index(axis)]), lanes, "i64"))
-        scope = top.inner(dict(zip(outer, [*indices[:-1], at], strict=True)))
-        emitter.hoist(expr, frozenset((axis, last)), scope)
-        emitter.hoist(destination, frozenset((axis, last)), scope)
-        end = f.sub(column1, lanes, "i64")
-
-        def turn(i: str, _: list[str]) -> None:
-            emit_tile(emitter, expr, axis, last, scope, f.min(i, end), lambda tile: put(tile, expr))
-
-        f.loop(column0, column1, lanes, [], turn)
-
-    def row(indices: list[str]) -> None:
-        if axis is not None and last is not None:
-            tiles(axis, last, indices)
-            return
-        scope = top.inner(dict(zip(outer, indices, strict=True)))
-        if last is None:
-            put(scope, expr)
-            return
-        inner = frozenset((last,) if turn is None else (last, turn))
-        emitter.hoist(expr, inner, scope)
-        emitter.hoist(destination, inner, scope)
-
-        def span(start: str, stop: str) -> None:
-            vectors = f.sub(stop, f.rem(f.sub(stop, start, "i64"), lanes, "i64"), "i64")
-            f.loop(start, vectors, lanes, [], lambda i, _: put(scope.inner({last: i}, lanes, last), expr))
-            f.loop(vectors, stop, 1, [], lambda i, _: put(scope.inner({last: i}, 1, None), expr))
-
-        if not tests:
-            if rest is None or (rest and not hoisted and not (again and small)):
-                span(column0, column1)
-            else:
-                whole(scope, last, rest)
-            return
-        low, high = interior(emitter, tests, last, column0, column1, scope)
+    def bordered(self, scope: Scope, last: Var, inner: frozenset[Var]) -> None:
+        """A row whose expression tests indices: without the tests in its interior, then the columns on both sides."""
+        f, lanes, emitter = self.f, self.lanes, self.emitter
+        low, high = interior(emitter, self.tests, last, self.column0, self.column1, scope)
         high = f.select(f.cmp("lt", f.sub(high, low, "i64"), lanes, "i64"), low, high, "i64")
-        if not again:
+        if not self.again:
             high = f.sub(high, f.rem(f.sub(high, low, "i64"), lanes, "i64"), "i64")
 
         def within() -> None:  # only where there is an interior: without the tests, its row may not be read
             end, area = f.sub(high, lanes, "i64"), scope.inner({})
-            emitter.hoist(inside, inner, area)
-            f.loop(low, high, lanes, [], lambda i, _: put(area.inner({last: f.min(i, end)}, lanes, last), inside))
+            emitter.hoist(self.inside, inner, area)
+
+            def vector(i: str, _: list[str]) -> None:
+                self.put(area.inner({last: f.min(i, end)}, lanes, last), self.inside)
+
+            f.loop(low, high, lanes, [], vector)
 
         f.if_(f.cmp("lt", low, high, "i64"), within)
 
         def border(side: str, _: list[str]) -> None:
             left = f.cmp("eq", side, 0, "i64")
-            span(f.select(left, column0, high, "i64"), f.select(left, low, column1, "i64"))
+            start = f.select(left, self.column0, high, "i64")
+            self.span(scope, last, start, f.select(left, low, self.column1, "i64"))
 
         f.loop(0, 2, 1, [], border)
 
-    _row_loop(f, emitter, outer_sizes, row0, row1, row)
-    f.ret()
-    symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(table.words), grid.chunks, tuple(emitter.sites))
+    def tiles(self, axis: Var, last: Var, indices: list[str]) -> None:
+        """A row of tiles of `axis` and `last`; the last ones overlap those before them."""
+        f, lanes, emitter, expr = self.f, self.lanes, self.emitter, self.expr
+        size = emitter.size(self.sizes[self.names.index(axis)])
+        at = f.min(f.mul(indices[-1], lanes, "i64"), f.sub(size, lanes, "i64"))
+        scope = self.top.inner(dict(zip(self.outer, [*indices[:-1], at], strict=True)))
+        emitter.hoist(expr, frozenset((axis, last)), scope)
+        emitter.hoist(self.destination, frozenset((axis, last)), scope)
+        end = f.sub(self.column1, lanes, "i64")
+
+        def turn(i: str, _: list[str]) -> None:
+            emit_tile(emitter, expr, axis, last, scope, f.min(i, end), lambda tile: self.put(tile, expr))
+
+        f.loop(self.column0, self.column1, lanes, [], turn)
 
 
 def _row_loop(
