@@ -18,13 +18,14 @@ PACKAGE = ROOT / "rlx"
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"}
 
 # part -> the parts that it may import, besides itself and ANYONE
-ANYONE = {"errors", "lean", "options", "disk", "records"}
+ANYONE = {"errors", "lean", "options", "disk", "records", "texts"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "options": {"ir"},
     "disk": set(),
     "lean": set(),
     "records": set(),
+    "texts": set(),
     "ir": set(),
     "ops": {"ir"},
     "passes": {"ir", "ops"},

@@ -11,11 +11,12 @@ import numpy as np
 from rlx.backends import BACKENDS, choose_backend
 from rlx.cli.bench import kernel_rows, needs_json
 from rlx.cli.options import json_option
-from rlx.cli.show import Timing, bytes_text, fastest, measure, print_json, seconds_text, table, working
+from rlx.cli.show import Timing, fastest, measure, print_json, table, working
 from rlx.demo import Digits, load_digits_model, read, side_by_side
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
 from rlx.runtime.compiled import CompiledGraph
+from rlx.texts import bytes_text, seconds_text
 
 __all__ = ["demo"]
 

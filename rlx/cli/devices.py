@@ -10,8 +10,9 @@ import click
 
 from rlx.backends import BACKENDS, backend_named
 from rlx.cli.options import json_option
-from rlx.cli.show import bytes_text, print_json, table
+from rlx.cli.show import print_json, table
 from rlx.cost.kept import kept_ceilings
+from rlx.texts import bytes_text
 
 __all__ = ["devices"]
 

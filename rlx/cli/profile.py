@@ -10,11 +10,12 @@ import click
 from rlx.cli.inputs import Inputs, gather_inputs, with_hint
 from rlx.cli.options import InputSpec, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
-from rlx.cli.show import print_json, residual_lines, seconds_text, table, working
+from rlx.cli.show import print_json, residual_lines, table, working
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.page import report_page
 from rlx.runtime.rooflines import Rooflines, learn, rooflines
+from rlx.texts import seconds_text
 
 __all__ = ["profile", "report"]
 

@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 from rlx.records import dataclass
+from rlx.texts import bytes_text
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
@@ -20,29 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Timing",
-    "bytes_text",
     "fastest",
     "measure",
     "on_terminal",
     "print_json",
     "progress",
     "residual_lines",
-    "seconds_text",
     "table",
     "working",
 ]
-
-
-def bytes_text(count: int | None) -> str:
-    """1536 -> 1.5 KiB."""
-    if count is None:
-        return "unknown"
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 def residual_lines(memory: ModelMemory | None) -> list[str]:
@@ -53,14 +40,6 @@ def residual_lines(memory: ModelMemory | None) -> list[str]:
     took = "at its peak" if memory.is_peak else "at the end"
     predicted, measured = bytes_text(memory.predicted_bytes), bytes_text(memory.measured)
     return [f"resident  predicted to grow by {predicted}, grew by {measured} {took}: {off}"]
-
-
-def seconds_text(seconds: float) -> str:
-    """0.0012 -> 1.20 ms."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-9:.0f} ns"
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

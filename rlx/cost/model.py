@@ -24,6 +24,7 @@ from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Kernel, Store
 from rlx.kernels.tags import WINOGRAD
 from rlx.records import dataclass
+from rlx.texts import seconds_text
 
 __all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered", "price_kernel"]
 
@@ -107,19 +108,14 @@ class Prediction:
         at = ", ".join(f"{name}={n}" for name, n in self.at.items())
         lines = [f"{self.graph!r} on {self.device}{f' at {at}' if at else ''}, {how}"]
         for k in self.kernels:
-            lines.append(f"  {_time(k.seconds):>8}  {k.bound:8} {k.kind:12} {k.nodes or k.name}")
-        lines.append(f"  {_time(self.overhead + self.syncs + self.transfers):>8}  overhead, waits and transfers")
+            lines.append(f"  {seconds_text(k.seconds):>8}  {k.bound:8} {k.kind:12} {k.nodes or k.name}")
+        lines.append(f"  {seconds_text(self.overhead + self.syncs + self.transfers):>8}  overhead, waits and transfers")
         if self.pace != PACE:
             lines.append(f"at present {self.pace}")
-        lines.append(f"a run takes {_time(self.seconds)} ({_time(self.low)} .. {_time(self.high)})")
+        lines.append(
+            f"a run takes {seconds_text(self.seconds)} ({seconds_text(self.low)} .. {seconds_text(self.high)})"
+        )
         return "\n".join(lines)
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
 
 
 def predict(

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 from rlx.backends.base import CodeGenerator, DeviceMemory
 from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead, known_overhead
-from rlx.estimate.memory import MemoryEstimate, bytes_text, deficit_text
+from rlx.estimate.memory import MemoryEstimate, deficit_text
 from rlx.estimate.stored import SMALL, Device
 from rlx.estimate.system import ADDRESS_SPACE, COMPILED, UNKNOWN, Budget, read_figures
 from rlx.ir.graph import Graph
 from rlx.lean import log
 from rlx.options import CompileOptions
 from rlx.records import dataclass, names_of, replace
+from rlx.texts import bytes_text
 
 if TYPE_CHECKING:
     from rlx.compiler import Stages

@@ -13,7 +13,7 @@ from rlx.compiler import lower_graph
 from rlx.errors import OptionError, ShapeError
 from rlx.estimate.calibrate import Overhead
 from rlx.estimate.experts import ExpertTotals
-from rlx.estimate.memory import Axis, MemoryEstimate, bytes_text
+from rlx.estimate.memory import Axis, MemoryEstimate
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Symbol, evaluate, numel
 from rlx.ir.verify import verify
@@ -26,6 +26,7 @@ from rlx.plan.arena import Schedule
 from rlx.plan.liveness import schedule
 from rlx.plan.plan import make_plan
 from rlx.records import dataclass, replace
+from rlx.texts import bytes_text
 
 __all__ = ["Lowered", "estimate_graph", "estimate_library", "lowered_of"]
 

@@ -9,25 +9,16 @@ from typing import TYPE_CHECKING, Any
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.options import parse_bytes
 from rlx.records import dataclass, field, replace
+from rlx.texts import bytes_text
 
 if TYPE_CHECKING:
     from rlx.estimate.experts import ExpertPlan, ExpertTotals
 
-__all__ = ["PARTS", "Axis", "MemoryEstimate", "Remedy", "bytes_text"]
+__all__ = ["PARTS", "Axis", "MemoryEstimate", "Remedy"]
 
 PARTS = ("weight", "activation", "input", "output", "state", "workspace", "code", "overhead")
 _LATER = ("activation", "output", "workspace")  # parts that are not there yet while weights are loaded
 UNLIMITED = 1 << 30  # where a search over an axis without a bound ends
-
-
-def bytes_text(count: int) -> str:
-    """1536 -> "1.5 KiB"; only 0 is shown as 0."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024 or unit == "TiB":
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 @dataclass(frozen=True)

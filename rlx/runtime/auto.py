@@ -21,6 +21,7 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.memory import ModelMemory, Resident
 from rlx.runtime.policy import DevicePolicy
 from rlx.runtime.split import Part, compile_split, copy_seconds, partition
+from rlx.texts import long_text
 
 __all__ = ["compile_chosen", "compile_on", "decided", "named"]
 
@@ -38,13 +39,6 @@ def compile_on(graph: Graph, backend: Backend, options: CompileOptions, before: 
                 graph.name, kernel.label, turns, long_text(seconds),
             )  # fmt: skip
     return CompiledGraph(made, backend.name, options, ModelMemory(admission, before))
-
-
-def long_text(seconds: float) -> str:
-    """5400.0 -> 1.5 hours."""
-    units = (("years", 31_557_600.0), ("days", 86_400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-    unit, scale = next(u for u in units if seconds >= u[1])
-    return f"{seconds / scale:,.1f} {unit}"
 
 
 def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions, before: Resident) -> CompiledGraph:

@@ -25,6 +25,7 @@ from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.records import dataclass, replace
 from rlx.runtime.policy import DevicePolicy, policy_of
+from rlx.texts import seconds_text
 
 __all__ = ["Candidate", "Decision", "Device", "Turn", "choose", "devices", "devices_for", "usual_extents"]
 
@@ -140,24 +141,17 @@ def _priced(c: Candidate) -> str:
     if c.seconds is None or c.low is None or c.high is None:
         return "can run it"
     how = "a guess" if c.guessed else "calibrated"
-    parts = [f"{_time(c.seconds)} a run ({_time(c.low)} .. {_time(c.high)}, {how})"]
-    parts.append(f"compile {_time(c.compile or 0)}")
-    parts.append(f"copies {_time(c.transfers or 0)}")
+    parts = [f"{seconds_text(c.seconds)} a run ({seconds_text(c.low)} .. {seconds_text(c.high)}, {how})"]
+    parts.append(f"compile {seconds_text(c.compile or 0)}")
+    parts.append(f"copies {seconds_text(c.transfers or 0)}")
     if c.peak_bytes is not None:
         known = f" (at most: {', '.join(c.bounded)})" if c.bounded else ""
         itself = f" and {c.device_bytes:,} B for the device itself" if c.device_bytes else ""
         fits = "" if c.fits is None else ", which fits"
         parts.append(f"needs {c.peak_bytes:,} B{known}{itself}{fits}")
     if c.measured is not None:
-        parts.append(f"measured {_time(c.measured)}")
+        parts.append(f"measured {seconds_text(c.measured)}")
     return ", ".join(parts)
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
 
 
 def devices() -> list[Device]:

@@ -9,6 +9,7 @@ from rlx.plan.arena import MemoryPlan
 from rlx.plan.render import short_name
 from rlx.runtime.choice import Decision
 from rlx.runtime.rooflines import KernelRow, Rooflines
+from rlx.texts import seconds_text
 
 __all__ = ["report_page"]
 
@@ -52,10 +53,7 @@ def report_page(title: str, found: Rooflines, plan: MemoryPlan | None, decision:
 
 
 def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
+    return seconds_text(seconds).replace("us", "µs")
 
 
 def _roofline(found: Rooflines) -> str:

@@ -12,10 +12,11 @@ import pytest
 import rlx
 from rlx.backends.cpu import quads
 from rlx.errors import MemoryDeficit, OptionError, ShapeError
-from rlx.estimate.memory import MemoryEstimate, bytes_text
+from rlx.estimate.memory import MemoryEstimate
 from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.dtype import DTYPES
 from rlx.ops.quant import ConvInteger
+from rlx.texts import bytes_text
 
 
 def mlp() -> rlx.Graph:
