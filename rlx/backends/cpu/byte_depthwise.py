@@ -48,8 +48,9 @@ def weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
     sums = Buffer(f"{name}.sums", kind, (channels,), I32)
     y, x = Var("r0"), Var("r1")
     total = Reduce("add", (y, x), (rows, columns), Cast(weight(out_vars(1)[0], y, x), I32), I32)
-    made = [Kernel("pack w", (store,), nodes=kernel.nodes) for store in packed]
-    return [*made, Kernel("sums of w", (Store(sums, (channels,), out_vars(1), total),), nodes=kernel.nodes)], (sums,)
+    pack = Kernel("pack w", tuple(packed), nodes=kernel.nodes)
+    add_up = Kernel("sums of w", (Store(sums, (channels,), out_vars(1), total),), nodes=kernel.nodes)
+    return [pack, add_up], (sums,)
 
 
 def emit(kernel: Kernel) -> KernelCode:

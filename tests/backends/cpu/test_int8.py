@@ -223,7 +223,9 @@ def test_depthwise_convolutions(channels: int) -> None:
                 params = tuple(range(1, len(given)))
                 params = tuple(n for n in params if n != 2)
                 plain = ConvInteger(*op)
-                assert np.array_equal(run(compiled(plain, given, params), given, params)[0], plain.reference(*given))
+                for held in (params, ()):  # also weights that each run is given
+                    made = run(compiled(plain, given, held), given, held)[0]
+                    assert np.array_equal(made, plain.reference(*given))
             scales = [rng.uniform(0.01, 0.02, s).astype(np.float32) for s in ((), (channels,))]
             bias = rng.integers(-9999, 9999, channels).astype(np.int32)
             quantised = [w, scales[1], np.zeros(channels, np.int8), np.float32(0.9), left.dtype.type(100), bias]
