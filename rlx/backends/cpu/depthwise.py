@@ -246,8 +246,7 @@ class Body:
 
         def lone(e: str, _: list[str]) -> None:
             ox = f.select(f.cmp("lt", e, left), e, f.add(f.sub(e, left), inner_to))
-            for r in range(max(rows, 1)):
-                self.block(place, f.add(oy, r) if r else oy, ox, 0, 0)
+            self.block(place, oy, ox, rows, 0)
 
         f.loop(0, f.add(left, right), 1, [], lone)
 
@@ -305,8 +304,34 @@ class Body:
             if lanes > 1:
                 c = f.min(c, f.sub(w[Plane.CHANNELS], lanes))  # the last vector overlaps the one before it
             at = f.gep(w[Plane.WEIGHTS], f.mul(number, kernel_h * kernel_w * lanes), "float")
+            zero = constant(0.0, ty)
             totals: list[str]
-            if rows:
+            if not columns:  # column by column of the window, whether all of its rows lie inside or not
+
+                def tap(j: str, state: list[str]) -> list[str]:
+                    here, step = f.gep(at, f.mul(j, lanes), "float"), f.mul(j, column_step)
+
+                    def product(line: str, weight: str, total: str) -> str:
+                        value = f.load(ty, f.gep(f.gep(line, c, "float"), step, "float"))
+                        return f.fma(value, f.load(ty, weight), total)
+
+                    if rows:
+                        new = list(state)
+                        for y in lines:
+                            for r in range(rows):
+                                k, rest = divmod(y - r * self.strides[0], self.dilations[0])
+                                if rest == 0 and 0 <= k < kernel_h:
+                                    new[r] = product(starts[y], f.gep(here, k * kernel_w * lanes, "float"), new[r])
+                        return new
+
+                    def some_line(k: str, inner: list[str]) -> list[str]:
+                        line = line_at(f.mul(k, self.dilations[0]))
+                        return [product(line, f.gep(here, f.mul(k, kernel_w * lanes), "float"), inner[0])]
+
+                    return list(f.loop(k0, k1, 1, [(ty, state[0])], some_line))
+
+                totals = list(f.loop(j0, j1, 1, [(ty, zero)] * max(rows, 1), tap))
+            elif rows:
                 sums: list[list[str | None]] = [[None] * columns for _ in range(rows)]
                 for y in lines:
                     p = f.gep(starts[y], c, "float")
@@ -320,19 +345,11 @@ class Body:
                 def some_line(k: str, state: list[str]) -> list[str]:
                     p = f.gep(line_at(f.mul(k, self.dilations[0])), c, "float")
                     here = f.gep(at, f.mul(k, kernel_w * lanes), "float")
-                    if columns:
-                        new: list[str | None] = list(state)
-                        add_line(p, here, 0, new)
-                        return [t for t in new if t is not None]
+                    new: list[str | None] = list(state)
+                    add_line(p, here, 0, new)
+                    return [t for t in new if t is not None]
 
-                    def tap(j: str, inner: list[str]) -> list[str]:
-                        value = f.load(ty, f.gep(p, f.mul(j, column_step), "float"))
-                        return [f.fma(value, f.load(ty, f.gep(here, f.mul(j, lanes), "float")), inner[0])]
-
-                    return list(f.loop(j0, j1, 1, [(ty, state[0])], tap))
-
-                zero = constant(0.0, ty)
-                totals = f.loop(k0, k1, 1, [(ty, zero)] * max(columns, 1), some_line)
+                totals = f.loop(k0, k1, 1, [(ty, zero)] * columns, some_line)
             shared = place.top.inner({self.finish.channel: c}, lanes, self.finish.channel if lanes > 1 else None)
             self.emitter.hoist(self.finish.expr, frozenset(self.finish.space), shared)
             for pixel, total in zip(pixels, totals, strict=True):
