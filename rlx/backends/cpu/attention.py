@@ -337,11 +337,6 @@ class _Code:
                     done = self.old_part("k", k, (b, key_head), share(), (heights[0], depth), limit, times)
                 self.in_blocks(k, done, limit, whole_for_one(heights[0]), times)
 
-            def many_scores() -> None:
-                sizes: list[Typed] = [count, limit, depth, ("i64", K_BLOCK)]
-                size = f.mul(depth, WIDTH)
-                f.call(word(AttentionWord.BLOCK), [lines, q_step, k_panels, size, scores, stride, *sizes, "null"])
-
             def few_results() -> None:
                 def weighted(v: Rows, first: str, stop: str) -> None:
                     weights, keys = (f.gep(scores, first, "float"), stride), f.max(f.sub(stop, first), 0)
@@ -356,10 +351,17 @@ class _Code:
                     v, done, f.max(summed, f.add(done, 1, "i64")), whole_for_one(heights[1]), weighted, summed
                 )
 
+            def by_panels(a: Rows, panels: str, height: str, to: Rows, columns: str, along: str) -> None:
+                """Rows of products with panels of `height` rows each, of which the first `along` are multiplied."""
+                sizes: list[Typed] = [count, columns, along, ("i64", K_BLOCK)]
+                size = f.mul(height, WIDTH)
+                f.call(word(AttentionWord.BLOCK), [*a, panels, size, *to, *sizes, "null"])
+
+            def many_scores() -> None:
+                by_panels((lines, q_step), k_panels, depth, (scores, stride), limit, depth)
+
             def many_results() -> None:
-                sizes: list[Typed] = [count, value_depth, summed, ("i64", K_BLOCK)]
-                size = f.mul(room, WIDTH)
-                f.call(word(AttentionWord.BLOCK), [scores, stride, v_panels, size, result, step, *sizes, "null"])
+                by_panels((scores, stride), v_panels, room, (result, step), value_depth, summed)
 
             self.either(ways, few, few_scores, many_scores)
             self.softmax(scope, first, last, scores, stride, sums, (keys, seen, summed), shared)
