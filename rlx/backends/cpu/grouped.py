@@ -12,7 +12,7 @@ from itertools import count
 from typing import cast
 
 from rlx.backends.cpu import gemm, scalar
-from rlx.backends.cpu.builder import Function, Module, vec, void
+from rlx.backends.cpu.builder import Function, Module, Typed, vec, void
 from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.group_cut import ROWS, GroupCut
@@ -143,7 +143,7 @@ def emit(kernel: Kernel) -> list[KernelCode]:
     assert isinstance(op, GroupedMatMul)
     if kernel.tag == GROUP:
         return [_group(kernel)]
-    return [_pack(op, kernel) if kernel.tag == PACK else _product(op, kernel)]
+    return [_pack(op, kernel) if kernel.tag == PACK else _Product(op, kernel).code()]
 
 
 # ---- grouping
@@ -343,125 +343,125 @@ def _i(value: str) -> tuple[str, str]:
 # ---- products
 
 
-def _product(op: GroupedMatMul, kernel: Kernel) -> KernelCode:
+class _Product:
     """A chunk is some columns of all rows of one expert."""
-    assert kernel.special is not None
-    x, groups, weights, *tables = kernel.operands
-    numbers = kernel.special.inputs[2]
-    (out,) = kernel.results
-    frame = Frame()
-    f, tile, wide = frame.f, tile_of(x.dtype), computed_in(x.dtype)
-    number, depth, columns = sizes_of(kernel.special)
-    cut = once(GroupCut(size_product(out.shape[:-1]), number, columns, depth, wide.itemsize))
-    frame.chunks = Part(cut, "chunks")
-    own = frame.scratch(Part(cut, "scratch"))
-    step, blocks, sums_at, panels_at = (
-        frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks", "sums", "panels")
-    )
-    k, n, experts = frame.size(depth), frame.size(columns), frame.size(number)
-    from_, memory, ty = frame.pointer(x), scalar.memory_type(x.dtype), tile.scalar
-    to, base = frame.pointer(out), frame.pointer(groups)
-    shared = same(x.shape[-2], 1) is True and same(numbers.shape[-1], 1) is not True
-    per = frame.size(numbers.shape[-1]) if shared else "1"  # rows of the result that read one row of x
-    routine, fetch = frame.word(gemm.block_routine(tile)), frame.word(fetch_routine(x.dtype))
-    table = frame.pointer(tables[0]) if tables else frame.pointer(weights)
-    group = f.binary("udiv", "%chunk", blocks, "i64")
-    first = f.mul(f.binary("urem", "%chunk", blocks, "i64"), step, "i64")
-    stride = f.mul(k, tile.width, "i64")
 
-    def panels(expert: str, column: str, taken: str) -> str:
+    def __init__(self, op: GroupedMatMul, kernel: Kernel) -> None:
+        assert kernel.special is not None
+        self.op = op
+        x, groups, weights, *tables = kernel.operands
+        numbers = kernel.special.inputs[2]
+        (out,) = kernel.results
+        self.frame = frame = Frame()
+        self.f, self.dtype = frame.f, x.dtype
+        self.tile, self.wide = tile_of(x.dtype), computed_in(x.dtype)
+        number, depth, columns = sizes_of(kernel.special)
+        cut = once(GroupCut(size_product(out.shape[:-1]), number, columns, depth, self.wide.itemsize))
+        frame.chunks = Part(cut, "chunks")
+        self.own = frame.scratch(Part(cut, "scratch"))
+        self.step, self.blocks, self.sums_at, self.panels_at = (
+            frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks", "sums", "panels")
+        )
+        self.k, self.n, self.experts = frame.size(depth), frame.size(columns), frame.size(number)
+        self.from_, self.memory, self.ty = frame.pointer(x), scalar.memory_type(x.dtype), self.tile.scalar
+        self.to, self.base = frame.pointer(out), frame.pointer(groups)
+        shared = same(x.shape[-2], 1) is True and same(numbers.shape[-1], 1) is not True
+        self.per = frame.size(numbers.shape[-1]) if shared else "1"  # rows of the result that read one row of x
+        self.routine, self.fetch = frame.word(gemm.block_routine(self.tile)), frame.word(fetch_routine(x.dtype))
+        self.by_table = bool(tables)
+        self.table = frame.pointer(tables[0]) if tables else frame.pointer(weights)
+
+    def code(self) -> KernelCode:
+        f = self.f
+        group = f.binary("udiv", "%chunk", self.blocks, "i64")
+        first = f.mul(f.binary("urem", "%chunk", self.blocks, "i64"), self.step, "i64")
+        self.stride = f.mul(self.k, self.tile.width, "i64")
+        f.if_(f.cmp("lt", group, f.load("i64", self.base), "i64"), lambda: self.run(group, first))
+        return self.frame.finish(optimize=False)
+
+    def run(self, group: str, first: str) -> None:
+        """The rows of a group, in the columns from the panel `first` on."""
+        f, frame, width = self.f, self.frame, self.tile.width
+        at = f.gep(f.gep(self.base, GROUPS, "i64"), f.mul(group, 3, "i64"), "i64")
+        expert, start, rows = (frame.element(at, i, "i64") for i in range(3))
+        order = f.gep(self.base, f.add(f.add(f.mul(self.experts, 4, "i64"), GROUPS, "i64"), start, "i64"), "i64")
+        column = f.mul(first, width, "i64")
+        columns = f.min(f.mul(self.step, width, "i64"), f.sub(self.n, column, "i64"), "i64")
+        taken = f.binary("udiv", f.add(columns, width - 1, "i64"), width, "i64")
+        b = self.panels(expert, column, taken)
+
+        def some_rows(r: str, _: list[str]) -> None:
+            count = f.min(f.sub(rows, r, "i64"), ROWS, "i64")
+            self.rows(f.gep(order, r, "i64"), count, b, column, columns)
+
+        f.loop(0, rows, ROWS, [], some_rows)
+
+    def panels(self, expert: str, column: str, taken: str) -> str:
         """The address of the first panel of this chunk."""
+        f = self.f
 
         def fetched(matrix: str) -> str:
-            rows, across = _strides(k, n, op.transposed)
-            source = f.gep(matrix, f.mul(column, across, "i64"), scalar.memory_type(x.dtype))
-            room, left = f.offset(own, panels_at), f.sub(n, column, "i64")
-            f.call(fetch, [source, room, _i(k), _i(left), _i(rows), _i(across), _i(taken)])
+            rows, across = _strides(self.k, self.n, self.op.transposed)
+            source = f.gep(matrix, f.mul(column, across, "i64"), self.memory)
+            room, left = f.offset(self.own, self.panels_at), f.sub(self.n, column, "i64")
+            f.call(self.fetch, [source, room, _i(self.k), _i(left), _i(rows), _i(across), _i(taken)])
             return room
 
-        if not tables:
-            area = f.mul(expert, f.mul(k, n, "i64"), "i64")
-            return fetched(f.gep(table, area, scalar.memory_type(x.dtype)))
-        entry = f.gep(table, f.mul(expert, 2, "i64"), "i64")
+        if not self.by_table:
+            area = f.mul(expert, f.mul(self.k, self.n, "i64"), "i64")
+            return fetched(f.gep(self.table, area, self.memory))
+        entry = f.gep(self.table, f.mul(expert, 2, "i64"), "i64")
         there = f.load("ptr", entry)
         (found,) = f.if_(
             f.cmp("ne", there, "null", "ptr"),
-            lambda: [("ptr", f.gep(there, f.mul(column, k, "i64"), ty))],
+            lambda: [("ptr", f.gep(there, f.mul(column, self.k, "i64"), self.ty))],
             lambda: [("ptr", fetched(f.load("ptr", f.gep(entry, 1, "i64"))))],
         )
         return found
 
-    def run() -> None:
-        at = f.gep(f.gep(base, GROUPS, "i64"), f.mul(group, 3, "i64"), "i64")
-        expert, start, rows = (frame.element(at, i, "i64") for i in range(3))
-        order = f.gep(base, f.add(f.add(f.mul(experts, 4, "i64"), GROUPS, "i64"), start, "i64"), "i64")
-        column = f.mul(first, tile.width, "i64")
-        wide_columns = f.min(f.mul(step, tile.width, "i64"), f.sub(n, column, "i64"), "i64")
-        taken = f.binary("udiv", f.add(wide_columns, tile.width - 1, "i64"), tile.width, "i64")
-        b = panels(expert, column, taken)
+    def rows(self, listed: str, count: str, b: str, column: str, columns: str) -> None:
+        """Some rows, whose numbers are `listed`: where they lie, if they follow each other there, else copies."""
+        f, frame, ty = self.f, self.frame, self.ty
+        top = f.load("i64", listed)
 
-        def block(a: str, lda: str, c: str, ldc: str, m: str) -> None:
-            f.call(
-                routine,
-                [
-                    a,
-                    _i(lda),
-                    b,
-                    _i(stride),
-                    c,
-                    _i(ldc),
-                    _i(m),
-                    _i(wide_columns),
-                    _i(k),
-                    ("i64", PRODUCT_BLOCK),
-                    ("ptr", "null"),
-                ],
-            )
+        def source(row: str) -> str:
+            place = row if self.per == "1" else f.binary("udiv", row, self.per, "i64")
+            return f.gep(self.from_, f.mul(place, self.k, "i64"), self.memory)
 
-        def part_of_rows(r: str, _: list[str]) -> None:
-            m = f.min(f.sub(rows, r, "i64"), ROWS, "i64")
-            listed = f.gep(order, r, "i64")
-            top = f.load("i64", listed)
+        def target(row: str) -> str:
+            return f.gep(self.to, f.add(f.mul(row, self.n, "i64"), column, "i64"), self.memory)
 
-            def source(row: str) -> str:
-                place = row if per == "1" else f.binary("udiv", row, per, "i64")
-                return f.gep(from_, f.mul(place, k, "i64"), memory)
+        def block(a: str, lda: str, c: str, ldc: str) -> None:
+            sizes: list[Typed] = [_i(count), _i(columns), _i(self.k), ("i64", PRODUCT_BLOCK), ("ptr", "null")]
+            f.call(self.routine, [a, _i(lda), b, _i(self.stride), c, _i(ldc), *sizes])
 
-            def target(row: str) -> str:
-                return f.gep(to, f.add(f.mul(row, n, "i64"), column, "i64"), memory)
+        def in_place() -> None:
+            block(source(top), self.k, target(top), self.n)
 
-            def in_place() -> None:
-                block(source(top), k, target(top), n, m)
+        def by_copies() -> None:
+            lda, ldc = f.add(self.k, COPY_PAD, "i64"), f.mul(self.step, self.tile.width, "i64")
+            sums = f.offset(self.own, self.sums_at)
 
-            def by_copies() -> None:
-                lda, ldc = f.add(k, COPY_PAD, "i64"), f.mul(step, tile.width, "i64")
-                sums = f.offset(own, sums_at)
+            def load_row(i: str, _: list[str]) -> None:
+                row = source(frame.element(listed, i, "i64"))
+                _convert_row(f, row, self.dtype, f.gep(self.own, f.mul(i, lda, "i64"), ty), self.wide, self.k)
 
-                def load_row(i: str, _: list[str]) -> None:
-                    row = source(frame.element(listed, i, "i64"))
-                    _convert_row(f, row, x.dtype, f.gep(own, f.mul(i, lda, "i64"), ty), wide, k)
+            def store_row(i: str, _: list[str]) -> None:
+                row = target(frame.element(listed, i, "i64"))
+                _convert_row(f, f.gep(sums, f.mul(i, ldc, "i64"), ty), self.wide, row, self.dtype, columns)
 
-                def store_row(i: str, _: list[str]) -> None:
-                    row = target(frame.element(listed, i, "i64"))
-                    _convert_row(f, f.gep(sums, f.mul(i, ldc, "i64"), ty), wide, row, x.dtype, wide_columns)
+            f.loop(0, count, 1, [], load_row)
+            block(self.own, lda, sums, ldc)
+            f.loop(0, count, 1, [], store_row)
 
-                f.loop(0, m, 1, [], load_row)
-                block(own, lda, sums, ldc, m)
-                f.loop(0, m, 1, [], store_row)
-
-            if x.dtype is not wide:
-                by_copies()
-                return
-            direct = f.cmp("eq", m, 1, "i64")
-            if per == "1":
-                last = frame.element(listed, f.sub(m, 1, "i64"), "i64")
-                direct = f.cmp("eq", f.sub(last, top, "i64"), f.sub(m, 1, "i64"), "i64")
-            f.if_(direct, in_place, by_copies)
-
-        f.loop(0, rows, ROWS, [], part_of_rows)
-
-    f.if_(f.cmp("lt", group, f.load("i64", base), "i64"), run)
-    return frame.finish(optimize=False)
+        if self.dtype is not self.wide:
+            by_copies()
+            return
+        direct = f.cmp("eq", count, 1, "i64")
+        if self.per == "1":
+            last = frame.element(listed, f.sub(count, 1, "i64"), "i64")
+            direct = f.cmp("eq", f.sub(last, top, "i64"), f.sub(count, 1, "i64"), "i64")
+        f.if_(direct, in_place, by_copies)
 
 
 def sizes_of(node: Node) -> tuple[Size, Size, Size]:
