@@ -39,7 +39,9 @@ __all__ = ["TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "layout", "possi
 WEIGHTS = f"{WINOGRAD} weights"
 MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
 WIDTH = WinogradCut.WIDTH
-MANY_WEIGHTS = 512 * 384  # transformed by F(4x4) they would be four times as many bytes, read for few pixels
+# Transformed by F(4x4) these would be four times as many bytes, read for few pixels. The widest vectors compute twice
+# as fast as others, and wait for memory as long.
+MANY_WEIGHTS, MANY_FOR_WIDE = 512 * 384, 256 * 256
 A_PRODUCT = 8  # steps of a sum that the start and the end of a product cost
 
 Matrix = tuple[tuple[Fraction, ...], ...]
@@ -187,7 +189,7 @@ def choose(kernel: Kernel) -> str:
         return (form.positions * (channels + A_PRODUCT) * panels + moved) / prod(form.m)
 
     costs = {tag: cycles(TAGS[tag]) for tag in tags}
-    if channels * outputs >= MANY_WEIGHTS:
+    if channels * outputs >= (MANY_FOR_WIDE if host().vector_bytes == 64 else MANY_WEIGHTS):
         costs.pop(f"{WINOGRAD}4", None)
     best = min(costs, key=lambda tag: costs[tag])
     return best if costs[best] < prod(TAGS[best].r) * channels * panels else ""
