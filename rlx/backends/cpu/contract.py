@@ -14,7 +14,7 @@ from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name
 from rlx.backends.cpu.product_cut import ProductCut
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Shape, Size, ceildiv, evaluate, size_product
+from rlx.ir.shape import Shape, Size, ceildiv, evaluate, size_product, upper
 from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import (
     I64,
@@ -79,10 +79,12 @@ def layout(kernel: Kernel, *, short: bool) -> list[Kernel]:
     if anchor.a.dtype.bits == 8:
         return conv.layout(byte_conv.as_convolution(kernel))
     dtype = accumulates_in(anchor)
-    if gemm.has_tiles(dtype.name):
+    as_bytes = dtype is F32 and _reads_bytes(anchor.m)
+    if as_bytes:
         kernel = _scaled_behind(kernel, anchor)
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
+    as_bytes = as_bytes and _is_whole(anchor.b)
     store = kernel.stores[0]
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
@@ -99,14 +101,21 @@ def layout(kernel: Kernel, *, short: bool) -> list[Kernel]:
         used = [v for v in batch if v in set(walk(a))]
         a, copy = _compact(kernel, a, [*used, row, DEPTH], [*_extents(used, store.extents), anchor.m, anchor.k], dtype)
         made.append(copy)
-    panels, pack = _pack(kernel, anchor, dtype, batch, column, store.extents)
-    tag = GEMM_OF_BYTES if _is_whole(anchor.b) else GEMM
+    panels, pack = _pack(kernel, anchor, dtype, batch, column, store.extents, as_bytes=as_bytes)
+    tag = GEMM_OF_BYTES if as_bytes else GEMM
     if short and dtype is F32 and _can_be_short(pack) and short_panels.suits(anchor.m, anchor.n, anchor.k):
         panels, pack = _shortened(panels, pack)
         tag = GEMM_OF_SHORT
     made.append(pack)
     made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels), tag))
     return made
+
+
+def _reads_bytes(m: Size) -> bool:
+    """Whether weights of bytes stay bytes in products of m rows: tiles take them as they are, few rows await memory."""
+    most = upper(m)
+    few = short_panels.most_rows(host().vector_bytes, short_panels.LARGE)
+    return gemm.has_tiles("f32") or (most is not None and most <= few)
 
 
 def _scaled_behind(kernel: Kernel, anchor: Contract) -> Kernel:
@@ -219,11 +228,23 @@ def is_static(e: Expr, shape: Sequence[Size]) -> bool:
 
 
 def _pack(
-    kernel: Kernel, anchor: Contract, dtype: DType, batch: tuple[Var, ...], column: Var, extents: Shape
+    kernel: Kernel,
+    anchor: Contract,
+    dtype: DType,
+    batch: tuple[Var, ...],
+    column: Var,
+    extents: Shape,
+    *,
+    as_bytes: bool,
 ) -> tuple[Expr, Kernel]:
-    """B as panels [batch..., ceil(N / width), K, width], padded with zeros."""
-    b = anchor.b
-    width = _tile(dtype).width
+    """B as panels [batch..., ceil(N / width), K, width], padded with zeros.
+
+    With `as_bytes`, of a B that `_is_whole`: as bytes, or as i16 where it is a difference of two.
+    """
+    b, width = anchor.b, _tile(dtype).width
+    if as_bytes:
+        b = b.value if isinstance(b, Cast) else Cast(b, I16)
+        dtype = b.dtype
     used = [v for v in batch if v in set(walk(b))]
     shape = (*_extents(used, extents), ceildiv(anchor.n, width), anchor.k, width)
     buffer = Buffer(
@@ -238,7 +259,9 @@ def _pack(
         element = Select(inside, guarded(element, inside), const(0, b.dtype))
     store = Store(buffer, shape, own, scalar_cast(element, dtype))
     walked = substitute_vars(b, {**dict(zip(used, outer, strict=True)), column: COLUMN})
-    simple = isinstance(walked, Load) and walked.dtype is dtype and _is_matrix(walked, list(outer), shape)
+    simple = (
+        not as_bytes and isinstance(walked, Load) and walked.dtype is dtype and _is_matrix(walked, list(outer), shape)
+    )
     pack = Kernel(
         "pack b",
         (store,),
@@ -277,8 +300,8 @@ def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
     )
 
 
-def _tile(dtype: DType, *, narrow: bool = False) -> gemm.Tile:
-    return gemm.tile_for(cast(gemm.DType, dtype.name), host().vector_bytes, narrow=narrow)
+def _tile(dtype: DType, *, stored: str = "") -> gemm.Tile:
+    return gemm.tile_for(cast(gemm.DType, dtype.name), host().vector_bytes, stored=stored)
 
 
 # ---- code
@@ -331,7 +354,7 @@ def emit(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor.b, Load)
     store = kernel.stores[0]
     dtype = anchor.a.dtype
-    tile = _tile(dtype, narrow=anchor.b.dtype is I16)
+    tile = _tile(dtype, stored="" if anchor.b.dtype is dtype else anchor.b.dtype.name)
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
     a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))
@@ -364,7 +387,7 @@ def emit(kernel: Kernel) -> KernelCode:
         part(cut, "scratch"),
         part(cut, "copy_bytes"),
         part(cut, "steps"),
-        short_panels.block_routine(tile) if short else gemm.block_routine(tile, whole=kernel.tag == GEMM_OF_BYTES),
+        short_panels.block_routine(tile) if short else gemm.block_routine(tile),
     ]
     table = WordTable(words)
     sites: list[str] = []

@@ -82,17 +82,18 @@ class Tile:
     registers: int
     rows: int
     panels: int
-    narrow: bool = False  # i32 only: an element of B is a pair of i8, and half as large
+    stored: str = ""  # as what an element of B lies in memory, if not as itself: "i16", a pair of i8, for i32;
+    # "i8", "u8" or "i16" for f32
 
     @property
     def name(self) -> str:
         """What tells it from other tiles in the names of functions."""
-        return f"{self.dtype}{'n' if self.narrow else ''}x{self.lanes}"
+        return f"{self.dtype}{self.stored and '_' + self.stored}x{self.lanes}"
 
     @property
     def b_scalar(self) -> str:
         """The type of an element of B in memory."""
-        return "i16" if self.narrow else self.scalar
+        return f"i{self.stored[1:]}" if self.stored else self.scalar
 
     @property
     def scalar(self) -> str:
@@ -106,6 +107,11 @@ class Tile:
     def width(self) -> int:
         """Columns of a panel."""
         return 64 // size_of(self.scalar)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a step of a panel."""
+        return self.width * size_of(self.b_scalar)
 
     @property
     def unroll(self) -> int:
@@ -123,12 +129,12 @@ class Tile:
     @property
     def fetched(self) -> int:
         """Bytes of the panels to come that a tile prefetches each step of k."""
-        return 64 if self.lanes * size_of(self.scalar) == 64 else 16
+        return self.step_bytes if self.lanes * size_of(self.scalar) == 64 else self.step_bytes // 4
 
     @property
     def fetches(self) -> int:
         """Tiles that prefetch a panel."""
-        return 64 // self.fetched
+        return self.step_bytes // self.fetched
 
     @property
     def single_rows(self) -> int:
@@ -158,7 +164,7 @@ class Tile:
         return self.panels
 
 
-def tile_for(dtype: DType, vector_bytes: int, registers: int = 0, *, narrow: bool = False) -> Tile:
+def tile_for(dtype: DType, vector_bytes: int, registers: int = 0, *, stored: str = "") -> Tile:
     """Chooses the tile for a vector width in bytes (16, 32, 64) and a register count (0: 32 for AVX-512, else 16).
 
     Accumulators, the operands that a step holds (the vectors of B or the splats of A, whichever are fewer) and one more
@@ -166,7 +172,7 @@ def tile_for(dtype: DType, vector_bytes: int, registers: int = 0, *, narrow: boo
     the 14 rows divide the 49 and 196 pixels of many nets for pictures well.
     """
     registers = registers or (32 if vector_bytes == 64 else 16)
-    tile = Tile(dtype, vector_bytes // size_of(SCALARS[dtype]), registers, 0, 2 if vector_bytes == 64 else 1, narrow)
+    tile = Tile(dtype, vector_bytes // size_of(SCALARS[dtype]), registers, 0, 2 if vector_bytes == 64 else 1, stored)
     if vector_bytes == 32 and dtype != "i32":  # products of integers need a register of their own
         return replace(tile, rows=3, panels=2)
     most = 12 if dtype == "i32" else 14
@@ -246,8 +252,12 @@ def multiply_add(f: Function, a: str, b: str, total: str, v: str) -> str:
 
 def load_b(f: Function, tile: Tile, p: str) -> str:
     """A vector of B."""
-    if not tile.narrow:
+    if not tile.stored:
         return f.load(tile.vector, p)
+    if tile.dtype == "f32":
+        numbers = f.load(vec(tile.b_scalar, tile.lanes), p)
+        wide = f.cast("zext" if tile.stored == "u8" else "sext", numbers, "i32")
+        return f.cast("sitofp", wide, "float")
     pairs = f.load(vec("i8", 2 * tile.lanes), p)
     return f.cast("bitcast", f.cast("sext", pairs, "i16"), tile.vector)
 
@@ -380,15 +390,14 @@ def has_tiles(dtype: str) -> bool:
 
 
 @functools.cache
-def block_routine(tile: Tile, *, whole: bool = False) -> Routine:
+def block_routine(tile: Tile) -> Routine:
     """The code of `gemm_block`, compiled once a machine; kernels call it through a word that holds its address.
 
     Where there are tile registers, products of f32 with a `most` of 0 are computed with them: see `tile_products`.
-    `whole`: all elements of B are whole numbers of up to 8 bits.
     """
     block = gemm_block(tile)
     if has_tiles(tile.dtype) and tile.lanes == tile.width:
-        block = tile_products.with_tiles(block, 1 if whole else 3)
+        block = tile_products.with_tiles(block, tile.stored)
     return Routine(block.name, Module([block]).text())
 
 

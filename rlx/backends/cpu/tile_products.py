@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu import amx
-from rlx.backends.cpu.builder import Function, arguments_of, void
+from rlx.backends.cpu.builder import Function, arguments_of, size_of, vec, void
 from rlx.backends.cpu.product_cut import (
     PRODUCT_BLOCK,
     TILE_BLOCK,
@@ -40,6 +40,7 @@ from rlx.backends.cpu.product_cut import (
     TILE_STEP,
     TILE_STEP_BYTES,
 )
+from rlx.records import dataclass
 
 __all__ = ["ARGUMENTS", "with_tiles"]
 
@@ -48,25 +49,55 @@ WORDS, FLOATS = "<16 x i32>", "<16 x float>"
 HIGH = 0xFFFF0000 - (1 << 32)  # the bits of a float that are a bf16
 SMALL = 0x60000000  # a float with one of these bits is at least 2^-63
 POISON = 0x7FC07FC0  # two nans
-PANEL = 1024  # bytes of 16 rows of a panel, and of a tile
+PANEL = 1024  # bytes of a tile: 16 rows of 64
 AHEAD = 4096  # bytes of a panel by which it is fetched before its parts are made
 SHARES = (16, 8, 4, 2, 1)  # pairs of rows of both panels whose parts are made in a step
 
 
-def with_tiles(fma: Function, parts: int = 3) -> Function:
+@dataclass(frozen=True)
+class Panels:
+    """What B is: f32, of three parts, or whole numbers of up to 8 bits, of one, kept as `stored` (see `gemm.Tile`)."""
+
+    stored: str
+
+    @property
+    def parts(self) -> int:
+        return 1 if self.stored else 3
+
+    @property
+    def scalar(self) -> str:
+        return f"i{self.stored[1:]}" if self.stored else "float"
+
+    @property
+    def step(self) -> int:
+        """Bytes of a step of a panel."""
+        return 16 * size_of(self.scalar)
+
+    def load(self, f: Function, p: str) -> str:
+        """A step, as the words of f32."""
+        if not self.stored:
+            return f.load(WORDS, p)
+        wide = f.cast("zext" if self.stored == "u8" else "sext", f.load(vec(self.scalar, 16), p), "i32")
+        return f.cast("bitcast", f.cast("sitofp", wide, "float"), WORDS)
+
+    def pair(self, f: Function, p: str) -> tuple[str, str]:
+        """A step and the one 16 after it, which share words of parts."""
+        return self.load(f, p), self.load(f, f.offset(p, 16 * self.step))
+
+
+def with_tiles(fma: Function, stored: str = "") -> Function:
     """The block routine `fma` (see `gemm.gemm_block`) of f32, which computes by tiles where `most` is 0.
 
-    `copy` then is room of `product_cut.tile_room(rows, k)` bytes. `parts` are those of elements of B: 1 if all are
-    bf16.
+    `copy` then is room of `product_cut.tile_room(rows, k)` bytes. `stored` is that of the panels, see `gemm.Tile`.
     """
     arguments = arguments_of(f"{ARGUMENTS}, i64 most, ptr copy")
-    f = Function(f"{fma.name}_tiles{parts}", arguments, attrs="nounwind noinline")
+    f = Function(f"{fma.name}_tiles", arguments, attrs="nounwind noinline")
     names = [f"%{name}" for _, name in arguments_of(ARGUMENTS)]
     tiles = f.and_(f.cmp("eq", "%most", 0), f.cmp("gt", "%k", 0))
     most = f.select(f.cmp("eq", "%most", 0), PRODUCT_BLOCK, "%most")
     f.if_(
         tiles,
-        lambda: void(f.call(_block(fma, parts), [*names, "%copy"])),
+        lambda: void(f.call(_block(fma, Panels(stored)), [*names, "%copy"])),
         lambda: void(f.call(fma, [*names, most, "%copy"])),
     )
     f.ret()
@@ -79,7 +110,7 @@ def _routine(name: str, arguments: str, result: str = "void", *, cold: bool = Fa
     return Function(f"rlx_{name}", arguments_of(arguments), result, internal=True, attrs=attrs)
 
 
-def _block(fma: Function, of_b: int) -> Function:
+def _block(fma: Function, of_b: Panels) -> Function:
     """A block of C by tiles, in squares of up to 32 x 32: two panels at a time, all bands of rows for each."""
     f = _routine("tile_block", f"{ARGUMENTS}, ptr room")
     split, begin, finish, check, again = (
@@ -108,9 +139,9 @@ def _block(fma: Function, of_b: int) -> Function:
 
     def two_panels(column: str | int, k0: str) -> tuple[str, str]:
         """Where they go on at step k0; the second is the first again where there is none."""
-        place = f.gep("%b", f.add(f.mul(f.lshr(column, 4, "i64"), "%stride"), f.shl(k0, 4)), "float")
+        place = f.gep("%b", f.add(f.mul(f.lshr(column, 4, "i64"), "%stride"), f.shl(k0, 4)), of_b.scalar)
         there = f.cmp("lt", f.add(column, 16, "i64"), "%columns")
-        return place, f.gep(place, f.select(there, "%stride", 0), "float")
+        return place, f.gep(place, f.select(there, "%stride", 0), of_b.scalar)
 
     def some_steps(k0: str, _: list[str]) -> None:
         k = f.min(block, f.sub("%k", k0))
@@ -162,7 +193,7 @@ def _block(fma: Function, of_b: int) -> Function:
 
                     def anew() -> None:
                         top = f.gep("%a", f.mul(row, "%lda"), "float")
-                        panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), "float")
+                        panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), of_b.scalar)
                         f.call(again, [top, "%lda", panel, "%stride", target, step, height, width, "%k", sums])
 
                     f.if_(f.cmp("ne", bad, 0), anew)
@@ -192,7 +223,7 @@ def _choose(f: Function, share: str, by: Callable[[int], Callable[[], None]]) ->
     return taken
 
 
-def _square(share: int, tall: bool, of_b: int) -> Function:
+def _square(share: int, tall: bool, of_b: Panels) -> Function:
     """Sums of two tiles by two (one by two unless `tall`) over some steps, while parts are made for the next ones.
 
     `a` and `b` are parts, `line` is the bytes from row to row of C, `add` whether C is added to; of the `wanted` pairs
@@ -205,7 +236,7 @@ def _square(share: int, tall: bool, of_b: int) -> Function:
         "i64 high",
     )
     # small ones first, and so that one pair of tiles stays from each to the next
-    products = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)) if of_b == 3 else ((2, 0), (1, 0), (0, 0))
+    products = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)) if of_b.parts == 3 else ((2, 0), (1, 0), (0, 0))
     rows = (0, 1) if tall else (0,)
     below = f.offset("%c", f.mul("%line", "%high"))
     places = [(2 * r + j, f.offset("%c" if r == 0 else below, 64 * j)) for r in rows for j in (0, 1)]
@@ -245,16 +276,17 @@ def _square(share: int, tall: bool, of_b: int) -> Function:
 
     def making(_: str, state: list[str]) -> list[str]:
         a, b, done, *seen = state
-        source, target = _pair(f, done, "%out")
+        source, target = _pair(f, of_b, done, "%out")
         panels = [f.offset(p, source) for p in ("%p0", "%p1")]
 
         def make(i: int) -> None:
             for j, p in enumerate(panels):
-                at = f.offset(p, 64 * i)
+                at = f.offset(p, of_b.step * i)
                 # the other half comes by itself, and more would take the places of lines on their way to the tiles
                 f.prefetch(f.offset(at, AHEAD), locality=2)
-                x, y = (f.load(WORDS, q) for q in (at, f.offset(at, PANEL)))
-                seen[j] = _parts(f, x, y, f.offset(target, PANEL * j + 64 * i), seen[j], exact=False, parts=of_b)
+                x, y = of_b.pair(f, at)
+                out = f.offset(target, PANEL * j + 64 * i)
+                seen[j] = _parts(f, x, y, out, seen[j], exact=False, parts=of_b.parts)
 
         step(a, b, make)
         return [f.offset(a, TILE_STEP_BYTES), f.offset(b, TILE_STEP_BYTES), f.add(done, share), *seen]
@@ -294,10 +326,10 @@ def _parts(f: Function, x: str, y: str, out: str, seen: str, *, exact: bool, par
     return seen
 
 
-def _pair(f: Function, number: str, out: str) -> tuple[str, str]:
+def _pair(f: Function, of_b: Panels, number: str, out: str) -> tuple[str, str]:
     """Where a pair of rows starts in a panel, in bytes, and the address of its parts."""
     step, row = f.lshr(number, 4), f.and_(number, 15)
-    source = f.shl(f.add(number, f.shl(step, 4)), 6)  # a step is 32 rows, each of its pairs one of the first 16
+    source = f.mul(f.add(number, f.shl(step, 4)), of_b.step)  # a step is 32 rows, each of its pairs one of the first 16
     return source, f.offset(out, f.add(f.mul(step, TILE_STEP_BYTES), f.shl(row, 6)))
 
 
@@ -367,16 +399,15 @@ def _split_rows() -> Function:
     return f
 
 
-def _parts_of_panels(of_b: int) -> Function:
+def _parts_of_panels(of_b: Panels) -> Function:
     """The parts of whole steps of the first two panels, which no tiles are computed beside."""
     f = _routine("split_panels", "ptr p0, ptr p1, ptr out, i64 pairs, ptr seen")
 
     def pair(done: str, seen: list[str]) -> list[str]:
-        source, target = _pair(f, done, "%out")
+        source, target = _pair(f, of_b, done, "%out")
         for j, p in enumerate(("%p0", "%p1")):
-            at = f.offset(p, source)
-            x, y = (f.load(WORDS, q) for q in (at, f.offset(at, PANEL)))
-            seen[j] = _parts(f, x, y, f.offset(target, PANEL * j), seen[j], exact=False, parts=of_b)
+            x, y = of_b.pair(f, f.offset(p, source))
+            seen[j] = _parts(f, x, y, f.offset(target, PANEL * j), seen[j], exact=False, parts=of_b.parts)
         return seen
 
     for j, bits in enumerate(f.loop(0, "%pairs", 1, [(WORDS, "zeroinitializer")] * 2, pair)):
@@ -385,7 +416,7 @@ def _parts_of_panels(of_b: int) -> Function:
     return f
 
 
-def _finish_panels(of_b: int) -> Function:
+def _finish_panels(of_b: Panels) -> Function:
     """The last step of two panels, where it is not whole, and nans in the columns that are too small."""
     f = _routine("finish_panels", "ptr p0, ptr p1, ptr out, i64 k, ptr seen")
     whole = f.and_("%k", -TILE_STEP)
@@ -394,18 +425,18 @@ def _finish_panels(of_b: int) -> Function:
 
     def last_step() -> None:
         for j, p in enumerate(("%p0", "%p1")):
-            source = f.gep(p, f.shl(whole, 4), "float")
+            source = f.gep(p, f.shl(whole, 4), of_b.scalar)
 
             def pair(i: str, state: list[str], source: str = source, j: int = j) -> list[str]:
-                at = f.offset(source, f.shl(i, 6))
+                at = f.offset(source, f.mul(i, of_b.step))
 
                 def row(number: str, q: str) -> str:
                     there = f.cmp("lt", number, left)
-                    return f.if_(there, lambda: [f.load(WORDS, q)], lambda: [(WORDS, "zeroinitializer")])[0]
+                    return f.if_(there, lambda: [of_b.load(f, q)], lambda: [(WORDS, "zeroinitializer")])[0]
 
-                x, y = row(i, at), row(f.add(i, 16), f.offset(at, PANEL))
+                x, y = row(i, at), row(f.add(i, 16), f.offset(at, 16 * of_b.step))
                 target = f.offset(out, f.add(f.shl(i, 6), PANEL * j))
-                return [_parts(f, x, y, target, state[0], exact=False, parts=of_b)]
+                return [_parts(f, x, y, target, state[0], exact=False, parts=of_b.parts)]
 
             place = f.offset("%seen", 64 * j)
             (bits,) = f.loop(0, 16, 1, [(WORDS, f.load(WORDS, place))], pair)

@@ -80,3 +80,15 @@ def test_tiny_rows() -> None:
     most = np.abs(x.astype(float)) @ np.abs(w * scale.astype(float))
     found = plain.run({"x": x})[0]
     assert np.all(np.abs(found - wanted) <= 110 * 2.0**-24 * most + 96 * 128 * 2.0**-149)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_panels_hold_bytes(zeros: bool) -> None:
+    """A byte a weight, two where a zero point is taken off, in products of one row."""
+    g = rlx.Graph("row")
+    leaves = [g.param("w", (96, 64), dtype="u8"), g.param("scale", (64,))]
+    leaves += [g.param("zero", (64,), dtype="u8")] if zeros else []
+    g.output(g.input("x", (1, 96)) @ g.add(Dequantize(1), *leaves)[0], name="y")
+    model = rlx.compile(g, device="cpu")
+    (panels,) = model._executable.shared.program.buffers("prepared")  # type: ignore[attr-defined]
+    assert panels.nbytes({}) == (2 if zeros else 1) * 96 * 64
