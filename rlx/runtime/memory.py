@@ -16,7 +16,6 @@ from rlx.estimate.stored import StoredAdmission
 from rlx.estimate.system import COMPILED
 from rlx.records import dataclass
 from rlx.runtime.queued import Queued
-from rlx.texts import bytes_text
 
 if TYPE_CHECKING:
     from rlx.compiler import Compilation
@@ -161,6 +160,8 @@ class ModelMemory:
         }
 
     def __str__(self) -> str:
+        from rlx.texts import bytes_text
+
         lines = [f"{name:11} {bytes_text(size):>12}" for name, size in self.parts.items()]
         for name, size in (("predicted", self.predicted_bytes), ("measured", self.measured)):
             lines.append(f"{name:11} {bytes_text(size):>12}")
