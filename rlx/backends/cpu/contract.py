@@ -135,12 +135,12 @@ def _scaled_behind(kernel: Kernel, anchor: Contract) -> Kernel:
 
 
 def _is_whole(e: Expr) -> bool:
-    """Whether it is a byte as a float, or the difference of two: a bf16."""
+    """Whether it is a byte as a float, or the difference of two of one type: a bf16, as 9 bits wouldn't be."""
     match e:
         case Cast(value=value) if e.dtype is F32:
             return value.dtype in (I8, U8)
-        case Apply(fn="sub", args=(Cast(), Cast()) as both):
-            return all(map(_is_whole, both))
+        case Apply(fn="sub", args=(Cast(value=x), Cast(value=y)) as both):
+            return x.dtype is y.dtype and all(map(_is_whole, both))
     return False
 
 

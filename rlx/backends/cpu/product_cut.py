@@ -116,10 +116,10 @@ def chunking(m: int, n: int, k: int, batch: int, size: int, threads: int = 1) ->
     return Chunking(row_chunk, panel_chunk, chunks, copy_bytes, row_chunk * panel_chunk * 64)
 
 
-def in_pairs(cut: Chunking, m: int, n: int) -> Chunking:
-    """The cut of one product of f32 with whole pairs of panels in a chunk."""
+def in_pairs(cut: Chunking, m: int, n: int, batch: int) -> Chunking:
+    """The cut of `batch` products of f32 with whole pairs of panels in a chunk."""
     panels = -(-cut.panel_chunk // 2) * 2
-    chunks = -(-m // cut.row_chunk) * -(-n // (panels * WIDTH)) if cut.chunks else 0
+    chunks = batch * -(-m // cut.row_chunk) * -(-n // (panels * WIDTH)) if cut.chunks else 0
     return replace(cut, panel_chunk=panels, chunks=chunks, tile_bytes=cut.row_chunk * panels * PANEL_BYTES)
 
 
@@ -197,7 +197,7 @@ class ProductCut:
         else:
             threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table
             made = chunking(rows, columns, depth, matrices, self.size, threads)
-            made = in_pairs(made, rows, columns) if self.pairs else made
+            made = in_pairs(made, rows, columns, matrices) if self.pairs else made
         scratch = aligned(made.copy_bytes + (made.tile_bytes if self.to_scratch else 0))
         chunks = made.chunks if all(evaluate(s, extents) for s in self.shape) else 0
         return ProductParts(made.row_chunk, made.panel_chunk, made.copy_bytes, made.steps, scratch, chunks)

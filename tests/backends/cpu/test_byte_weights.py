@@ -7,6 +7,7 @@ import pytest
 
 import rlx
 from rlx.ir.graph import Array
+from rlx.ops import cast
 from rlx.ops.encoded import Dequantize
 
 ENDS = {"u8": (0, 255), "i8": (-128, 127)}
@@ -92,3 +93,19 @@ def test_panels_hold_bytes(zeros: bool) -> None:
     model = rlx.compile(g, device="cpu")
     (panels,) = model._executable.shared.program.buffers("prepared")  # type: ignore[attr-defined]
     assert panels.nbytes({}) == (2 if zeros else 1) * 96 * 64
+
+
+@pytest.mark.parametrize("m", [1, 40, 130])
+def test_zero_points_of_another_type(m: int) -> None:
+    """Differences of u8 and i8 have 9 bits."""
+    g = rlx.Graph("mixed")
+    w, zero = g.param("w", (200, 100), dtype="u8"), g.param("zero", (100,), dtype="i8")
+    g.output(g.input("x", (m, 200)) @ (cast(w, "f32") - cast(zero, "f32")), name="y")
+    rng = np.random.default_rng(6)
+    given = {"w": rng.integers(0, 256, (200, 100), np.uint8), "zero": rng.integers(-128, 128, 100, np.int8)}
+    x = rng.standard_normal((m, 200)).astype(np.float32)
+    model = rlx.compile(g, device="cpu")
+    model.set_params(given)
+    exact = given["w"].astype(float) - given["zero"]
+    wrong = np.abs(model.run({"x": x})[0] - x.astype(float) @ exact)
+    assert np.all(wrong <= 210 * 2.0**-24 * (np.abs(x) @ np.abs(exact)))

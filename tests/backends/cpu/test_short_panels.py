@@ -12,6 +12,7 @@ from rlx.backends.cpu.jit import compile_object, host
 from rlx.backends.cpu.loader import load_object
 from rlx.backends.cpu.packing import pack_b
 from rlx.backends.cpu.product_cut import chunking, in_pairs
+from rlx.kernels.tags import GEMM_OF_SHORT
 from tests.backends.cpu.test_gemm import Guarded, load, multiply, random
 
 WIDTHS = [b for b in (32, 64) if b <= host().vector_bytes]
@@ -52,7 +53,7 @@ def shortened(b, vector_bytes):
 def short_product(a, b, vector_bytes):
     (_, m, k), n = a.shape, b.shape[2]
     c = Guarded(np.full((1, m, n), np.nan, np.float32), at_end=True).array
-    cut = in_pairs(chunking(m, n, k, 1, 4), m, n)
+    cut = in_pairs(chunking(m, n, k, 1, 4), m, n, 1)
     panels = shortened(b, vector_bytes)
     words = [a.ctypes.data, a.strides[1] // 4, 0, panels.ctypes.data, 0, c.ctypes.data, n, 0, m, n, k, 1]
     words += [cut.row_chunk, cut.panel_chunk, 0, 0, 0, cut.steps, codes(vector_bytes)[3]]
@@ -162,3 +163,21 @@ def test_which_products_take_them(rows, k, n, short):
         np.testing.assert_allclose(model.run({"x": x})[0], x.astype(np.float64) @ w + b, atol=2e-3)
     panels = next(b for b in model._executable.shared.program.buffers("prepared"))
     assert (len(panels.shape) == 1) == short
+
+
+@pytest.mark.parametrize("batch", [2, 5, rlx.Dim("batch", 1, 9)])
+@pytest.mark.parametrize("rows", [1, MOST])
+def test_weights_that_several_matrices_share(batch, rows):
+    """Each has results of its own, in all of its columns."""
+    k, n = 1024, 2568
+    g = rlx.Graph("products")
+    g.output(g.input("x", (batch, rows, k)) @ g.param("w", (k, n)), name="y")
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(k, n)).astype(np.float32)
+    for threads in (1, 2, 16):
+        model = rlx.compile(g, device="cpu", threads=threads)
+        model.set_params({"w": w})
+        assert GEMM_OF_SHORT in {kernel.tag for kernel in model._executable.shared.program.run}
+        for count in (1, 3) if not isinstance(batch, int) else (batch,):
+            x = rng.normal(size=(count, rows, k)).astype(np.float32)
+            np.testing.assert_allclose(model.run({"x": x})[0], x.astype(np.float64) @ w, atol=2e-3)
