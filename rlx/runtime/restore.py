@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CODE_OPTIONS", "StoredCompilation", "array_at", "merged", "restore"]
 
-CODE_OPTIONS = (
-    "precision",
-    "deterministic",
-    "alignment",
-    "search",
-    "reuse",
-    "packing",
-)  # the options that the code depends on, and dims
+# the options that the code depends on, besides dims
+CODE_OPTIONS = ("precision", "deterministic", "alignment", "search", "reuse", "packing")
 
 
 class StoredCompilation:

@@ -193,20 +193,16 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
 
     cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal))
     nothing: list[Word] = [0, 0, 0, 0]
-    operands = {FEW: [], MANY: []}  # type: dict[str, list[Expr]]
-    for x in (anchor.k, anchor.v):
-        assert isinstance(x, Load | Select)
-        operands[FEW].append(x.a if isinstance(x, Select) else x)
-        operands[MANY].append(x.b if isinstance(x, Select) else x)
-    in_place = [row_words(x) if FEW in ways or whole else nothing for x in operands[FEW]]
     panels: list[Word] = []
-    for x in operands[MANY]:
-        assert isinstance(x, Load)
-        panels.append(Pointer(x.source) if MANY in ways and not whole else 0)
+    rows: list[Word] = []
+    for x in (anchor.k, anchor.v):
+        packed = x.b if isinstance(x, Select) else x
+        assert isinstance(packed, Load)
+        panels.append(Pointer(packed.source) if MANY in ways and not whole else 0)
+        rows += row_words(in_place(x)) if FEW in ways or whole else nothing
     words: list[Word] = [
         *row_words(anchor.q),
-        *in_place[0],
-        *in_place[1],
+        *rows,
         Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
         *(out.coefs.get(v, 0) for v in (I0, I1, I2)),
         *panels,
@@ -227,8 +223,8 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         part(cut, "panels"),
         part(cut, "part"),
     ]
-    for rows in _old_rows(kernel) if len(kernel.stores) > 1 else ():
-        words += [*nothing, 0] if rows is None else [*row_words(rows.source), rows.count]
+    for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
+        words += [*nothing, 0] if old is None else [*row_words(old.source), old.count]
     table = WordTable(words)
     made = _Code(anchor, kernel, table, to_scratch)
     made.emit(ways)

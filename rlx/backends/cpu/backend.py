@@ -221,9 +221,8 @@ class CpuBackend(CodeGenerator):
             raise DeviceUnavailable(f"device 'cpu': {found.reason}. {found.remedy}")
         made = self.made.pop(program, {})
         work = self.work.get(program) or Compiling(cache_of(options), threads=1)
-        work.prepare(
-            runner_native.RUNTIME, runner_native.runtime_ir
-        )  # after the kernels, of which one may take longer than all else
+        # after the kernels, of which one may take longer than all else
+        work.prepare(runner_native.RUNTIME, runner_native.runtime_ir)
         if runner_native.CPYTHON:
             work.prepare(entry_native.NAME, entry_native.entry_ir)
         return build(graph, program, options, lambda kernel: made.get(kernel) or self.emit_kernel(kernel), work)
