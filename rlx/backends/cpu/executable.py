@@ -14,6 +14,7 @@ from rlx.backends.base import Image
 from rlx.backends.cpu.binding import Binding, Overrun, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry, patch_table
 from rlx.backends.cpu.experts import ExpertCalls
+from rlx.backends.cpu.results import ResultMemory
 from rlx.backends.cpu.runner import RunBlock, phase_table
 from rlx.backends.cpu.runner_native import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE
 from rlx.backends.cpu.states import StateCalls, StateMemory
@@ -40,6 +41,7 @@ KEPT_BINDINGS = 128  # a binding is some 20 kB; a model that alternates between 
 LONG_RUN = 8  # chunks, of some 50 µs at most, from which a run lets other Python threads go on
 FIRST_ROOM = 16  # for a size that data decide and nothing bounds; a run that needs more starts again with more
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
+DIRECT = 4 << 20  # bytes of results from which on a run writes them where the caller gets them, instead of copying
 WRITTEN_OUT = 1  # left in the state block's VALUE by a run that wrote into the caller's arrays; any run resets it
 
 
@@ -92,6 +94,10 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.shapes: Shapes | None = None  # what the entry is bound to
         self.bound: Bound | None = None
         self.written: tuple[Array | None, ...] = ()  # results of the last run with `out` or some outputs only
+        sizes = [buffer.bound() for _, buffer in self.program.outputs]
+        self.varies = None in sizes or any(isinstance(s, Dim) for _, b in self.program.outputs for s in b.shape)
+        self.result_bytes = sum(size or 0 for size in sizes)  # of the last run, at first of the largest
+        self.fresh = ResultMemory()
         self.block = RunBlock(threads=shared.threads)
         self.slots_entry = self.make_entry()
         self.forget()
@@ -151,6 +157,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
             self.forget()
             self.entry.set_result(None)
             self.bound, self.written = None, ()
+            self.fresh.clear()
             self.memory = aligned_bytes(0)
             self.scratch = aligned_bytes(0)
             if not self.fits_all:
@@ -168,8 +175,13 @@ class CpuExecutable(StateCalls, ExpertCalls):
             for target, array, (name, _) in zip(out, arrays, self.program.outputs, strict=True):
                 if target is not None and target.shape != array.shape and not self.program.made:
                     raise ShapeError(f"out for {name!r}: this run needs shape {array.shape}, got {target.shape}")
-            direct = self.redirect(bound, ready, out) if any(t is not None for t in out) else set()
             asked = {*wanted, *(n for n, target in enumerate(out) if target is not None)}
+            self.result_bytes = sum(array.nbytes for array in arrays)
+            if self.result_bytes >= DIRECT and not self.program.made and not self.grows:
+                self.fresh.most = self.result_bytes
+                pairs = enumerate(zip(out, arrays, strict=True))
+                out = [self.fresh.like(a) if t is None and n in asked else t for n, (t, a) in pairs]
+            direct = self.redirect(bound, ready, out) if any(t is not None for t in out) else set()
             fed = {feed.number for feed in self.states.feeds.values()}
             try:
                 with self.selection.only(self.block, asked | fed):
@@ -193,10 +205,12 @@ class CpuExecutable(StateCalls, ExpertCalls):
 
     def run_fresh(self, inputs: Sequence[Any]) -> list[Array] | None:
         words = self.block.words
-        if self.states.memory or self.is_watched or (self.waits and words[BUSY]):
+        if self.states.memory or self.is_watched or (self.waits and words[BUSY]) or self.result_bytes >= DIRECT:
             return None  # who has to wait holds the block while results are copied: nobody comes in between
         holds = words[HOLDS] + 1
         made = [a.copy() for a in tuple.__iter__(self.slots_entry(*inputs))]  # of views, without their own __iter__
+        if self.varies:
+            self.result_bytes = sum(a.nbytes for a in made)
         return made if words[HOLDS] == holds else None
 
     @property

@@ -1,0 +1,50 @@
+"""Memory for large results: what users have dropped is used again, as mapping new pages takes longer than a copy."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.cpu.binding import aligned_bytes
+from rlx.ir.graph import Array
+
+__all__ = ["ResultMemory"]
+
+Memory = np.ndarray[Any, np.dtype[np.uint8]]
+LEAST = 64 << 10  # bytes of a result that is worth it
+
+
+class ResultMemory:
+    """Makes the arrays of results, and keeps the memory of those that are gone: as much as one run needs.
+
+    An array may go in any thread at any time: memory changes hands by single operations of lists.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0  # bytes that are kept
+        self._free: defaultdict[int, list[Memory]] = defaultdict(list)  # by size
+
+    def like(self, array: Array) -> Array:
+        """A fresh array of that shape and type, with any contents."""
+        if array.nbytes < LEAST:
+            return np.empty_like(array)
+        try:
+            memory = self._free[array.nbytes].pop()
+        except IndexError:
+            memory = aligned_bytes(array.nbytes)
+        # views have this array as their base, not the memory: it is gone once all of them are
+        own = np.frombuffer(memory.data, np.uint8)
+        weakref.finalize(own, self._take_back, memory).atexit = False
+        return own.view(array.dtype).reshape(array.shape)
+
+    def clear(self) -> None:
+        """Gives the kept memory back."""
+        self.most = 0
+        self._free.clear()
+
+    def _take_back(self, memory: Memory) -> None:
+        if sum(size * len(kept) for size, kept in list(self._free.items())) + memory.nbytes <= self.most:
+            self._free[memory.nbytes].append(memory)

@@ -1,0 +1,103 @@
+"""Large results are written where the caller gets them, in memory that nobody has any more."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+
+ROWS = 1 << 19  # of 4 floats: 8 MiB
+
+
+def model(n: Any = ROWS, **options: Any) -> rlx.CompiledGraph:
+    g = rlx.Graph("large")
+    x = g.input("x", (n, 4))
+    y = x * 2.0
+    g.output(y, name="y")
+    g.output(rlx.sum(x, axis=0), name="total")
+    g.output(rlx.reshape(y, (n * 4,)), name="flat")  # the same buffer again
+    g.output(rlx.cast(x + 1.0, "bf16"), name="z")
+    return rlx.compile(g, device="cpu", **options)
+
+
+def data(seed: int, n: int = ROWS) -> Any:
+    return np.random.default_rng(seed).integers(-64, 64, (n, 4)).astype(np.float32)
+
+
+def check(results: Any, x: Any) -> None:
+    y, total, flat, z = results
+    np.testing.assert_array_equal(y, 2 * x)
+    np.testing.assert_array_equal(flat, (2 * x).reshape(-1))
+    np.testing.assert_array_equal(total, x.sum(0))
+    np.testing.assert_array_equal(z.astype(np.float32), x + 1)
+
+
+def test_results_that_are_kept_never_change() -> None:
+    m, kept = model(), []
+    for seed in range(4):
+        x = data(seed)
+        kept.append((m.run({"x": x}), x))
+        check(m(x=x).values(), x)
+    for results, x in kept:
+        check(results, x)
+        assert all(r.flags.writeable for r in results)
+    for first, _ in kept:
+        for second, _ in kept:
+            assert first is second or not any(np.shares_memory(a, b) for a in first for b in second)
+
+
+def test_memory_is_used_again_once_no_view_is_left() -> None:
+    m, x = model(), data(0)
+    for _ in range(3):
+        m.run({"x": x})
+    places = {m.run({"x": x})[3].ctypes.data for _ in range(6)}
+    assert len(places) <= 3
+    part = m.run({"x": x})[3][5:7]  # a view keeps all of its result
+    wanted = part.copy()
+    for seed in range(6):
+        m.run({"x": data(seed)})
+        gc.collect()
+    np.testing.assert_array_equal(part, wanted)
+
+
+def test_the_callers_arrays_some_outputs_and_rows() -> None:
+    m, x = model(), data(1)
+    own = np.empty((ROWS, 4), np.float32)
+    results = m.run({"x": x}, out={"y": own})
+    assert results[0] is own
+    check(results, x)
+    (z,) = m.run({"x": x}, outputs=["z"])
+    np.testing.assert_array_equal(z.astype(np.float32), x + 1)
+    np.testing.assert_array_equal(m.read_output_row("z", 7).astype(np.float32), x[7] + 1)
+    with pytest.raises(rlx.errors.OptionError, match="did not produce output 'y'"):
+        m.read_output_row("y", 7)
+    check(m.run({"x": x}), x)
+    np.testing.assert_array_equal(m.read_output_row("y", -1), 2 * x[-1])
+
+
+def test_sizes_that_change() -> None:
+    """From small to large and back, and clones in threads of their own."""
+    m = model(rlx.Dim("n", 1, ROWS))
+    for n in (3, ROWS, 5, ROWS - 1, ROWS, 1):
+        x = data(n, n)
+        check(m.run({"x": x}), x)
+
+    def runs(own: rlx.CompiledGraph, seed: int) -> None:
+        kept = [(own.run({"x": x}), x) for x in (data(seed + i) for i in range(4))]
+        for results, x in kept:
+            check(results, x)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(runs, [m.clone() for _ in range(3)], (0, 10, 20)))
+
+
+def test_closing_keeps_results() -> None:
+    m, x = model(), data(2)
+    results = m.run({"x": x})
+    m.close()
+    check(results, x)
