@@ -31,7 +31,7 @@ from rlx.backends.cpu.cells import (
     tile_rows,
 )
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
-from rlx.backends.cpu.pool_native import NO_PAUSE, PAUSE
+from rlx.backends.cpu.pool_system import NO_PAUSE, PAUSE
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Word, WordTable, once
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node

@@ -369,8 +369,8 @@ def test_a_caller_that_changes_its_cpu() -> None:
     """With bounds of time at which it moves after every chunk: all chunks run once, and its CPUs stay the same."""
     done = script("""
 from rlx.backends import granted
-from rlx.backends.cpu import pool_native
-pool_native.TURN_NS, pool_native.LOST_NS, pool_native.STAY_NS = -1, -1, -1
+from rlx.backends.cpu import pool_system
+pool_system.TURN_NS, pool_system.LOST_NS, pool_system.STAY_NS = -1, -1, -1
 cpus = os.sched_getaffinity(0)
 block, out, seen = make(2, 50, 10)
 for mask in (cpus, {min(cpus)}):
