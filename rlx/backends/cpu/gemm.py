@@ -256,8 +256,7 @@ def load_b(f: Function, tile: Tile, p: str) -> str:
         return f.load(tile.vector, p)
     if tile.dtype == "f32":
         numbers = f.load(vec(tile.b_scalar, tile.lanes), p)
-        wide = f.cast("zext" if tile.stored == "u8" else "sext", numbers, "i32")
-        return f.cast("sitofp", wide, "float")
+        return f.cast("uitofp" if tile.stored == "u8" else "sitofp", numbers, "float")
     pairs = f.load(vec("i8", 2 * tile.lanes), p)
     return f.cast("bitcast", f.cast("sext", pairs, "i16"), tile.vector)
 

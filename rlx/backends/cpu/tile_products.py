@@ -77,8 +77,8 @@ class Panels:
         """A step, as the words of f32."""
         if not self.stored:
             return f.load(WORDS, p)
-        wide = f.cast("zext" if self.stored == "u8" else "sext", f.load(vec(self.scalar, 16), p), "i32")
-        return f.cast("bitcast", f.cast("sitofp", wide, "float"), WORDS)
+        numbers = f.load(vec(self.scalar, 16), p)
+        return f.cast("bitcast", f.cast("uitofp" if self.stored == "u8" else "sitofp", numbers, "float"), WORDS)
 
     def pair(self, f: Function, p: str) -> tuple[str, str]:
         """A step and the one 16 after it, which share words of parts."""
