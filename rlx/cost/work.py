@@ -153,7 +153,7 @@ def _read(kernel: Kernel, extents: Extents) -> int:
             used = {x for i in load.indices for x in walk(i) if isinstance(x, Var)}
             nbytes = prod(n for v, n in loops.items() if v in used) * buffer.dtype.numpy.itemsize
             if buffer.encoding is not None or load in _panels(kernel):
-                nbytes = whole * 7 // 8 if kernel.tag == GEMM_OF_SHORT else whole
+                nbytes = whole * 7 // 8 if kernel.tag == GEMM_OF_SHORT else whole  # but for a few steps
             places = reached.setdefault(buffer.base, {})
             key = (buffer.offset, linear_key(load))
             places[key] = max(places.get(key, 0), min(whole, nbytes))

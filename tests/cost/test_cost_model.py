@@ -173,11 +173,12 @@ def test_corrections_go_by_sizes_too() -> None:
 
 
 def test_kinds_without_points_take_those_of_the_plain_kind() -> None:
-    own = replace(
-        PLAIN, corrections={"gemm": ((1e-5, 2.0),), "conv": ((1e-5, 3.0),), "conv plus planes": ((1e-5, 4.0),)}
-    )
-    assert own.correction("gemm of bytes", 1e-5) == own.correction("gemm", 1e-5) == pytest.approx(2.0)
+    factors = {"gemm": 2.0, "conv": 3.0, "conv plus planes": 4.0, "few": 5.0}
+    own = replace(PLAIN, corrections={kind: ((1e-5, factor),) for kind, factor in factors.items()})
+    for kind in ("gemm", "gemm of bytes", "gemm of short floats"):
+        assert own.correction(kind, 1e-5) == pytest.approx(2.0)
     assert own.correction("conv plus planes", 1e-5) == pytest.approx(4.0)
+    assert own.correction("few streaming", 1e-5) == pytest.approx(5.0)
 
 
 def test_outputs_and_their_copies_cost() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.gemm import has_tiles
 from rlx.cost import IoProfile
 from rlx.cost.ceilings import guess
 from rlx.errors import ModelFormatError, NameNotFound, OptionError, ShapeError
@@ -258,10 +259,12 @@ def test_weights_of_convolutions_are_read() -> None:
     assert kernel.written_bytes == 4 * 64 * 49
 
 
-def test_weights_of_bytes_are_read() -> None:
-    """A product with weights of bytes reads panels of floats, whether their scale is in them or multiplies the sums."""
+@pytest.mark.parametrize("rows", [1, 64])
+def test_weights_of_bytes_are_read(rows: int) -> None:
+    """Few rows, and tiles, read panels of bytes and their scales; others read floats, in which the scales are."""
     g = Graph("bytes")
-    x, w, scale = g.input("x", (64, 96)), g.param("w", (96, 160), dtype="i8"), g.param("scale", (160,))
+    x, w, scale = g.input("x", (rows, 96)), g.param("w", (96, 160), dtype="i8"), g.param("scale", (160,))
     g.output(x @ g.add(Dequantize(1), w, scale)[0], "y")
     *_, kernel = rlx.profile(g, "cpu").kernels
-    assert kernel.read_bytes in (4 * (64 * 96 + 96 * 160), 4 * (64 * 96 + 96 * 160 + 160))
+    weights = 96 * 160 + 4 * 160 if rows == 1 or has_tiles("f32") else 4 * 96 * 160
+    assert kernel.read_bytes == 4 * rows * 96 + weights

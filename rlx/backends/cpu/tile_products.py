@@ -19,10 +19,10 @@ Where all of B are whole numbers of up to 8 bits, as weights of bytes that are s
 as they are, and three products are enough.
 
 Rows of A are split before they are used. Tiles have the fewest rows with which they are equally many, for each row of
-a tile takes its time, whether there is one of A for it or not: 49 rows are four tiles of 13. The weights stay panels of
-f32, as other routines read them; the parts of the next two panels are made while the tiles compute with those of the
-current ones, by instructions that have nothing to do meanwhile, in the order in which they lie in memory, so that their
-way from there is hidden as well.
+a tile takes its time, whether there is one of A for it or not: 49 rows are four tiles of 13. The weights stay in the
+panels that other routines read; the parts of the next two are made while the tiles compute with those of the current
+ones, by instructions that have nothing to do meanwhile, in the order in which they lie in memory, so that their way
+from there is hidden as well.
 """
 
 from __future__ import annotations
