@@ -139,15 +139,14 @@ def old_rows(operand: Load, shape: Shape, stores: Sequence[Store]) -> OldRows | 
         count: Size = 1
         as_read: dict[Var, Expr] = {}
         for v, size in zip(out_vars(len(store.extents)), store.extents, strict=True):
-            fitting = [
-                axis for axis in axes if axis[0] == target.coefs.get(v, 0) and (axis[1] is KEYS or axis[2] == size)
-            ]
+            step = target.coefs.get(v, 0)
+            axis = next((axis for axis in axes if axis[0] == step and (axis[1] is KEYS or axis[2] == size)), None)
             if size == 1:
                 as_read[v] = const(0, I64)
-            elif fitting:
-                as_read[v] = fitting[0][1]
-                count = size if fitting[0][1] is KEYS else count
-                axes.remove(fitting[0])
+            elif axis is not None:
+                as_read[v] = axis[1]
+                count = size if axis[1] is KEYS else count
+                axes.remove(axis)
         index = linear_index([substitute_vars(i, as_read) for i in source.indices], source.source.shape)
         whole = len(as_read) == len(store.extents) and all(axis[1] is KEYS for axis in axes)
         if whole and target.is_linear and index.is_linear and index.coefs.get(AXES[3], 0) == 1:

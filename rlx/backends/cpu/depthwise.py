@@ -271,7 +271,11 @@ class Body:
             for i in range(max(columns, 1)):
                 at = f.add(number, f.mul(w[Plane.OUT_WIDTH], r)) if r else number
                 pixels.append(self.finish.pixel(self.emitter, place.top, f.add(at, i) if i else at))
-        lines = sorted({r * self.strides[0] + k * self.dilations[0] for r in range(rows) for k in range(kernel_h)})
+        read: dict[int, list[tuple[int, int]]] = {}  # by line of the image: rows of results, and of the window there
+        for r in range(rows):
+            for k in range(kernel_h):
+                read.setdefault(r * self.strides[0] + k * self.dilations[0], []).append((r, k))
+        lines = sorted(read)
         starts = {y: line_at(y) for y in lines}
         # three columns to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
         step = f.mul(w[Plane.X_W], 4)
@@ -309,19 +313,17 @@ class Body:
             if not columns:  # column by column of the window, whether all of its rows lie inside or not
 
                 def tap(j: str, state: list[str]) -> list[str]:
-                    here, step = f.gep(at, f.mul(j, lanes), "float"), f.mul(j, column_step)
+                    here, column = f.gep(at, f.mul(j, lanes), "float"), f.mul(j, column_step)
 
                     def product(line: str, weight: str, total: str) -> str:
-                        value = f.load(ty, f.gep(f.gep(line, c, "float"), step, "float"))
+                        value = f.load(ty, f.gep(f.gep(line, c, "float"), column, "float"))
                         return f.fma(value, f.load(ty, weight), total)
 
                     if rows:
                         new = list(state)
                         for y in lines:
-                            for r in range(rows):
-                                k, rest = divmod(y - r * self.strides[0], self.dilations[0])
-                                if rest == 0 and 0 <= k < kernel_h:
-                                    new[r] = product(starts[y], f.gep(here, k * kernel_w * lanes, "float"), new[r])
+                            for r, k in read[y]:
+                                new[r] = product(starts[y], f.gep(here, k * kernel_w * lanes, "float"), new[r])
                         return new
 
                     def some_line(k: str, inner: list[str]) -> list[str]:
@@ -335,10 +337,8 @@ class Body:
                 sums: list[list[str | None]] = [[None] * columns for _ in range(rows)]
                 for y in lines:
                     p = f.gep(starts[y], c, "float")
-                    for r in range(rows):
-                        k, rest = divmod(y - r * self.strides[0], self.dilations[0])
-                        if rest == 0 and 0 <= k < kernel_h:
-                            add_line(p, at, k, sums[r])
+                    for r, k in read[y]:
+                        add_line(p, at, k, sums[r])
                 totals = [t for line in sums for t in line if t is not None]
             else:
 

@@ -30,7 +30,7 @@ TOGETHER = 16  # panels without gaps between them
 STREAMED = 8 << 20  # bytes of weights of a model from which on they are read from memory in every run
 LEAST, LARGE = 1 << 18, 4 << 20  # bytes of the weights of a product
 AHEAD = 4096  # bytes: how far ahead is prefetched, of all panels that are read at a time
-HEAD = 64
+HEAD = 64  # bytes of what is added to words
 STEP = 4 * WIDTH  # bytes of a step of a panel
 SIGN, EXPONENT, KEPT, FOREIGN = -(1 << 31), 0x7F800000, 0x87FFFFFF - (1 << 32), 27
 SPAN = 16 << 23  # exponents within 16 of each other differ by less
@@ -183,6 +183,7 @@ def product(tile: gemm.Tile, rows: int) -> Function:
 
         f.loop(0, "%k", block, [("ptr", f.offset(start, before)) for start in starts], k_block, runs=True)
 
+    # sums have three quarters of the registers at most: words, what they are made of and splats take the rest
     panels = 2 if rows * 2 * halves <= tile.registers * 3 // 4 else 1
     whole = f.and_("%columns", -panels * WIDTH)
     f.loop(0, whole, panels * WIDTH, [], lambda column, _: together(panels, column))

@@ -21,7 +21,7 @@ from contextlib import suppress
 import numpy as np
 
 from rlx.backends.cpu import amx, jit, loader, processor
-from rlx.backends.cpu.builder import Function, Module
+from rlx.backends.cpu.builder import Function, Module, width
 from rlx.backends.granted import allowed_cpus
 from rlx.disk import cache_folder, read_kept, write_kept
 
@@ -81,8 +81,8 @@ def _on_this_core(tiles: Callable[[int, int], None], vectors: Callable[[int, int
         return turns * work / max(time.perf_counter_ns() - start, 1)
 
     def pair() -> float:
-        by_tiles = rate(tiles, TILE_TURNS, 4 * amx.ROWS * 16 * 32)
-        return by_tiles / rate(vectors, FMA_TURNS, SUMS * 16)
+        by_tiles = rate(tiles, TILE_TURNS, 4 * amx.ROWS * 16 * 32)  # four of [rows, 32] x [32, 16]
+        return by_tiles / rate(vectors, FMA_TURNS, SUMS * width(VECTOR))
 
     pair()
     return float(np.median([pair() for _ in range(PAIRS)]))
