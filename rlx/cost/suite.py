@@ -231,6 +231,16 @@ def _dense(m: int, k: int, n: int) -> Trial:
     return make
 
 
+def _byte_weights(m: int, k: int, n: int) -> Trial:
+    """A product with weights of bytes that have a scale for each column."""
+
+    def make(t: _Trial) -> None:
+        weights = t.graph.constant(t.rng.integers(-127, 128, (k, n), np.int8))
+        t.out(t.op("relu", t.input(m, k) @ t.op("dequantize", weights, t.weight(n), axis=1)))
+
+    return make
+
+
 def _recurrent(steps: int, size: int, hidden: int) -> Trial:
     def make(t: _Trial) -> None:
         x = t.input(steps, 1, size)
@@ -299,6 +309,9 @@ def trials(quick: bool) -> Iterator[tuple[Graph, list[Array]]]:
     }  # fmt: skip
     if not quick:
         made["bytes"] = [_bytes(*s) for s in ((16, 40, 12, 3), (24, 96, 40, 3), (32, 160, 28, 5), (96, 240, 14, 3, 2))]
+        made["byte weights"] = [
+            _byte_weights(*s) for s in ((1, 200, 240), (8, 400, 400), (96, 384, 384), (128, 768, 768))
+        ]
     groups = {name: group[len(group) // 2 :: 2] if quick else group for name, group in made.items()}
     groups = {name: [group[0], *group[:0:-1]] for name, group in groups.items()}  # the smallest, then the largest
     for turn in range(max(map(len, groups.values()))):  # one of each kind before the second of any
