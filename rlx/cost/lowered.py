@@ -60,8 +60,10 @@ class Lowered:
         return fuse(self.legal, self.target, merge=False)
 
 
-def lower(graph: Graph, backend: Backend | None) -> Lowered:
+def lower(graph: Graph, backend: Backend | None, packing: str = "fast") -> Lowered:
     """Brings a graph to kernels; None stands for a device that runs every op that can be lowered.
+
+    `packing` is that of `CompileOptions`.
 
     Raises `UnsupportedOp` with every node that the device can't run, and `DeviceUnavailable` for a library that is
     not installed.
@@ -69,7 +71,8 @@ def lower(graph: Graph, backend: Backend | None) -> Lowered:
     verify(graph)
     claims = _lowerable if backend is None else backend.claims
     legal, dispatch = legalise(run_passes(graph), claims)
-    return lowered_from(graph, legal, dispatch, backend)
+    program = lower_graph(legal, backend, packing) if isinstance(backend, CodeGenerator) else None
+    return lowered_from(graph, legal, dispatch, backend, program)
 
 
 def lowered_from(
@@ -79,7 +82,7 @@ def lowered_from(
     claims = _lowerable if backend is None else backend.claims
     target: Target = backend if isinstance(backend, CodeGenerator) else AnyTarget(claims)
     if program is None:
-        program = lower_graph(legal, backend) if isinstance(backend, CodeGenerator) else fuse(legal, target)
+        program = fuse(legal, target)
     flushes = frozenset() if backend is None else backend.sync_ops
 
     def syncs(kernel: Kernel) -> bool:

@@ -232,7 +232,7 @@ class _Choice:
         if not found.present:
             return Candidate(name, found.why)
         try:
-            lowered = self.lowered[name] = lower(self.graph, backend)
+            lowered = self.lowered[name] = lower(self.graph, backend, self.options.packing)
             backend.check(lowered.legal)
         except UnsupportedOp as error:
             nodes = tuple(f"{n.op} {n.name}: {n.reason}" for n in error.nodes)

@@ -11,10 +11,14 @@ import pytest
 import rlx
 from rlx.backends import backend_named
 from rlx.backends.cpu.jit import host
+from rlx.cost.lowered import Lowered
+from rlx.cost.model import Prediction
 from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, ShapeError
 from rlx.kernels.independence import mixing
+from rlx.kernels.tags import GEMM_OF_SHORT
 from rlx.ops.layout import Iota, SizeOf
 from rlx.passes import run_passes
+from rlx.runtime import buckets as buckets_module
 from rlx.runtime.buckets import CompileEvent
 
 Array = np.ndarray[Any, Any]
@@ -73,10 +77,16 @@ def test_weights_are_held_once() -> None:
     assert places[0] == places[1] == places[2], "every rung has packed weights of its own"
 
 
-def test_large_weights_are_held_once_too() -> None:
-    """A rung of one row doesn't take the packing that is faster for it alone, unless that is asked for."""
+def large() -> rlx.Graph:
+    """A product that is made with weights of a packing of their own where it has few rows, unless that is forbidden."""
     g = rlx.Graph("large")
     g.output(g.input("x", (rlx.Dim("n", 1, 40), 1024)) @ g.param("w", data=np.ones((1024, 2560), np.float32)), "y")
+    return g
+
+
+def test_large_weights_are_held_once_too() -> None:
+    """A rung of one row doesn't take the packing that is faster for it alone, unless that is asked for."""
+    g = large()
 
     def places(**options: Any) -> list[set[int]]:
         with rlx.Buckets(g, {"n": [1, 40]}, policy="buckets", device="cpu", **options) as buckets:
@@ -130,6 +140,23 @@ def test_the_policy_goes_by_cost() -> None:
     for n in (1, 40, 7):
         buckets.run([data(n)])
     assert [(e.kind, e.ranges) for e in buckets.events] == [("dynamic", {"n": (1, 40)})]
+
+
+@pytest.mark.parametrize("options, short", [({}, False), ({"packing": "shared"}, False), ({"packing": "fast"}, True)])
+def test_the_packing_that_is_priced_is_the_one_compiled(
+    options: dict[str, Any], short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags: set[str] = set()
+    predict = buckets_module.predict_lowered
+
+    def seen(lowered: Lowered, *args: Any, **more: Any) -> Prediction:
+        tags.update(kernel.tag for kernel in lowered.program.run)
+        return predict(lowered, *args, **more)
+
+    monkeypatch.setattr(buckets_module, "predict_lowered", seen)
+    rlx.Buckets(large(), {"n": [1, 40]}, device="cpu", **options).close()
+    assert tags
+    assert (GEMM_OF_SHORT in tags) == (short and host().vector_bytes >= 32)
 
 
 def test_params_reach_every_rung() -> None:
