@@ -6,13 +6,14 @@ as the others, at the same place of the images of all phases, which so stay in i
 takes chunks from the ends of others. A worker keeps its id as long as its slot is in use, and asks for the same the
 next time.
 
-A graph publishes a phase by writing the fields of its slot, then a *ticket* for each share, one word
-`generation:32 | end:16 | next:16`, and then *left*, a bit for each share with chunks. The owner of a share claims chunk
-`next`, others chunk `end - 1`, by a compare-and-swap of the whole ticket; who claims the last chunk of a share takes
-its bit from *left* before it runs it. The fields change only after every chunk of a phase was claimed and done, so a
-claim that succeeds proves that the fields read between loading the ticket and swapping it belong to that ticket. The
-caller waits only for chunks that somebody has already claimed, so a run always finishes, with no worker at all too (in
-a forked child, at interpreter exit).
+A graph publishes a phase by writing the fields of its slot, then *left*, a bit for each share with chunks, and then a
+*ticket* for each share, one word `generation:32 | end:16 | next:16`. The owner of a share claims chunk `next`, others
+chunk `end - 1`, by a compare-and-swap of the whole ticket; who claims the last chunk of a share takes its bit from
+*left* before it runs it. So no bit stays once all chunks are done; one that came after its ticket could, and workers
+would look for its chunks for ever, were the phase the last of a run. The fields change only after every chunk of a
+phase was claimed and done, so a claim that succeeds proves that the fields read between loading the ticket and swapping
+it belong to that ticket. The caller waits only for chunks that somebody has already claimed, so a run always finishes,
+with no worker at all too (in a forked child, at interpreter exit).
 
 Workers sleep on the epoch word, each with a bit of its own. A publisher that lacks workers moves the epoch and wakes
 the first ones that sleep, so that these are always the same; a worker sets its bit among the sleepers, reads the epoch,
@@ -513,11 +514,26 @@ round:
   %generation = lshr i64 %old, 32
   %generation.next = add i64 %generation, 1
   %high = shl i64 %generation.next, 32
+  br label %mark
+mark:
+  %m = phi i64 [ 0, %round ], [ %m.next, %mark ]
+  %m.from = phi i64 [ 0, %round ], [ %m.to, %mark ]
+  %marked = phi i64 [ 0, %round ], [ %marked.next, %mark ]
+  %m.next = add i64 %m, 1
+  %m.scaled = mul i64 %m.next, %count
+  %m.to = udiv i64 %m.scaled, %shares
+  %full = icmp ult i64 %m.from, %m.to
+  %bit = shl i64 1, %m
+  %bit.or = select i1 %full, i64 %bit, i64 0
+  %marked.next = or i64 %marked, %bit.or
+  %m.again = icmp slt i64 %m.next, %shares
+  br i1 %m.again, label %mark, label %open
+open:
+  store atomic i64 %marked.next, ptr %slot seq_cst, align 64
   br label %share
 share:
-  %s = phi i64 [ 0, %round ], [ %s.next, %share ]
-  %from = phi i64 [ 0, %round ], [ %to, %share ]
-  %left.sum = phi i64 [ 0, %round ], [ %left.next, %share ]
+  %s = phi i64 [ 0, %open ], [ %s.next, %share ]
+  %from = phi i64 [ 0, %open ], [ %to, %share ]
   %s.next = add i64 %s, 1
   %scaled = mul i64 %s.next, %count
   %to = udiv i64 %scaled, %shares
@@ -527,14 +543,9 @@ share:
   %at = mul i64 %s, $SHARE_BYTES
   %ticket.p = getelementptr i8, ptr %first, i64 %at
   store atomic i64 %ticket, ptr %ticket.p release, align 64
-  %full = icmp ult i64 %from, %to
-  %bit = shl i64 1, %s
-  %bit.or = select i1 %full, i64 %bit, i64 0
-  %left.next = or i64 %left.sum, %bit.or
   %again = icmp slt i64 %s.next, %shares
   br i1 %again, label %share, label %published
 published:
-  store atomic i64 %left.next, ptr %slot seq_cst, align 64
   %most = call i64 @llvm.smin.i64(i64 %count, i64 %threads)
   %need = sub i64 %most, 1
   call void @pool_wake(ptr %pool, i64 %need)

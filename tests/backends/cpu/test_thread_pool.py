@@ -167,6 +167,21 @@ while out.tolist() != [0, 0, 0, 0, 1, 1, 1, 1]:
     assert done.returncode == 0, done.stderr
 
 
+def test_nothing_is_left_to_look_for() -> None:
+    """After a run no share has its mark of unclaimed chunks, which would keep workers awake for ever."""
+    done = script("""
+from rlx.backends.cpu.pool_native import LEFT, SLOT_BYTES, SLOT_TABLE
+runner.native()
+pool.start(workers=3)
+for threads, chunks in ((2, 2), (4, 4), (16, 16), (16, 5)):
+    block, out, seen = make(threads, chunks, 20)
+    for _ in range(3000):
+        assert block.run() == 0
+        assert not pool.memory[(SLOT_TABLE + LEFT) // 8 :: SLOT_BYTES // 8].any()
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_more_runs_than_slots() -> None:
     """Runs that find every slot taken are done by their caller alone."""
     work = Work(threads=2, chunks=4, phases=3)
