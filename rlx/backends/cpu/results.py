@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -18,27 +17,32 @@ LEAST = 64 << 10  # bytes of a result that is worth it
 
 
 class ResultMemory:
-    """Makes the arrays of results, and keeps the memory of those that are gone: as much as one run needs.
+    """Makes the arrays of results, and keeps the memory of those that are gone: as much as one run needs, the latest.
 
-    An array may go in any thread at any time: memory changes hands by single operations of lists.
+    An array may go in any thread at any time: memory changes hands by single operations of a dict.
     """
 
     def __init__(self) -> None:
         self.most = 0  # bytes that are kept
-        self._free: defaultdict[int, list[Memory]] = defaultdict(list)  # by size
+        self._free: dict[int, Memory] = {}  # by identity, the oldest first
 
     def like(self, array: Array) -> Array:
         """A fresh array of that shape and type, with any contents."""
         if array.nbytes < LEAST:
             return np.empty_like(array)
-        try:
-            memory = self._free[array.nbytes].pop()
-        except IndexError:
+        memory = self._taken(array.nbytes)
+        if memory is None:
             memory = aligned_bytes(array.nbytes)
         # views have this array as their base, not the memory: it is gone once all of them are
         own = np.frombuffer(memory.data, np.uint8)
         weakref.finalize(own, self._take_back, memory).atexit = False
         return own.view(array.dtype).reshape(array.shape)
+
+    def _taken(self, size: int) -> Memory | None:
+        for key, memory in list(self._free.items()):
+            if memory.nbytes == size and self._free.pop(key, None) is not None:
+                return memory
+        return None
 
     def clear(self) -> None:
         """Gives the kept memory back."""
@@ -46,5 +50,10 @@ class ResultMemory:
         self._free.clear()
 
     def _take_back(self, memory: Memory) -> None:
-        if sum(size * len(kept) for size, kept in list(self._free.items())) + memory.nbytes <= self.most:
-            self._free[memory.nbytes].append(memory)
+        self._free[id(memory)] = memory
+        excess = sum(kept.nbytes for kept in list(self._free.values())) - self.most
+        for key, kept in list(self._free.items()):  # of sizes that runs had before, as a rule
+            if excess <= 0:
+                break
+            self._free.pop(key, None)
+            excess -= kept.nbytes
