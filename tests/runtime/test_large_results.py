@@ -111,7 +111,7 @@ def test_sizes_that_change() -> None:
 def test_memory_of_other_sizes_makes_room(allocated: list[int]) -> None:
     """Results of sizes that are no longer made don't keep those of today out."""
     m = model(rlx.Dim("n", 1, ROWS))
-    for n in (ROWS - 1, ROWS - 2, ROWS):
+    for n in (ROWS // 4 * 3, ROWS // 2, ROWS):
         x = data(n, n)
         for _ in range(4):
             m.run({"x": x})
@@ -119,6 +119,15 @@ def test_memory_of_other_sizes_makes_room(allocated: list[int]) -> None:
         for _ in range(4):
             m.run({"x": x})
         assert len(allocated) == known
+
+
+def test_results_that_grow(allocated: list[int]) -> None:
+    """As a cache does with each token: memory has room for some more."""
+    m = model(rlx.Dim("n", 1, ROWS))
+    for n in range(ROWS // 2 + 1, ROWS // 2 + 101):
+        x = data(0, n)
+        check(m.run({"x": x}), x)
+    assert 0 < len(allocated) <= 6
 
 
 def test_closing_keeps_results() -> None:

@@ -178,7 +178,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
             asked = {*wanted, *(n for n, target in enumerate(out) if target is not None)}
             self.result_bytes = sum(array.nbytes for array in arrays)
             if self.result_bytes >= DIRECT and not self.program.made and not self.grows:
-                self.fresh.most = self.result_bytes
+                self.fresh.keep_for(arrays)
                 pairs = enumerate(zip(out, arrays, strict=True))
                 out = [self.fresh.like(a) if t is None and n in asked else t for n, (t, a) in pairs]
             direct = self.redirect(bound, ready, out) if any(t is not None for t in out) else set()

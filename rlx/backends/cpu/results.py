@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,37 +24,48 @@ class ResultMemory:
     """
 
     def __init__(self) -> None:
-        self.most = 0  # bytes that are kept
+        self._most = 0  # bytes that are kept
         self._free: dict[int, Memory] = {}  # by identity, the oldest first
+
+    def keep_for(self, arrays: Iterable[Array]) -> None:
+        """From now on runs have such results."""
+        self._most = sum(_room(array.nbytes) for array in arrays)
 
     def like(self, array: Array) -> Array:
         """A fresh array of that shape and type, with any contents."""
         if array.nbytes < LEAST:
             return np.empty_like(array)
-        memory = self._taken(array.nbytes)
+        room = _room(array.nbytes)
+        memory = self._taken(room)
         if memory is None:
-            memory = aligned_bytes(array.nbytes)
+            memory = aligned_bytes(room)
         # views have this array as their base, not the memory: it is gone once all of them are
-        own = np.frombuffer(memory.data, np.uint8)
+        own = np.frombuffer(memory.data, np.uint8, array.nbytes)
         weakref.finalize(own, self._take_back, memory).atexit = False
         return own.view(array.dtype).reshape(array.shape)
 
-    def _taken(self, size: int) -> Memory | None:
+    def _taken(self, room: int) -> Memory | None:
         for key, memory in list(self._free.items()):
-            if memory.nbytes == size and self._free.pop(key, None) is not None:
+            if memory.nbytes == room and self._free.pop(key, None) is not None:
                 return memory
         return None
 
     def clear(self) -> None:
         """Gives the kept memory back."""
-        self.most = 0
+        self._most = 0
         self._free.clear()
 
     def _take_back(self, memory: Memory) -> None:
         self._free[id(memory)] = memory
-        excess = sum(kept.nbytes for kept in list(self._free.values())) - self.most
+        excess = sum(kept.nbytes for kept in list(self._free.values())) - self._most
         for key, kept in list(self._free.items()):  # of sizes that runs had before, as a rule
             if excess <= 0:
                 break
             self._free.pop(key, None)
             excess -= kept.nbytes
+
+
+def _room(size: int) -> int:
+    """Bytes of memory for a result: up to an eighth more, in which one that grows from run to run stays for a while."""
+    step = 1 << max(size.bit_length() - 4, 0)
+    return -(-size // step) * step
