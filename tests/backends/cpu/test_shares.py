@@ -162,10 +162,19 @@ def test_products_of_windows_are_cut_into_an_even_number_of_chunks(outputs: int,
     cut = ConvCut(outputs, 512, pixels, 1, 4, 16, 6, 512, True)({THREADS: 2})
     assert cut.chunks % 2 == 0
     panels, blocks = -(-outputs // 16), -(-pixels // cut.pixel_chunk)
-    assert blocks == 1 or blocks % 2 == 0  # two threads have halves of the image
     parts = cut.chunks // blocks  # each takes an even share of the panels, which the code computes from their number
     assert parts * blocks == cut.chunks
     assert -(-panels // parts) <= cut.panel_chunk
+
+
+@pytest.mark.parametrize("rows", [3, 14])
+@pytest.mark.parametrize("pixels, depth", [(400, 1152), (784, 512), (1600, 512), (3136, 144), (3136, 16), (1600, 64)])
+@pytest.mark.parametrize("gathers", [False, True])
+def test_two_threads_have_halves_of_the_image(pixels: int, depth: int, rows: int, gathers: bool) -> None:
+    """Where an odd number of blocks would do as well."""
+    cut = ConvCut(24, depth, pixels, 1, 4, 16, rows, None if gathers else depth, True)({THREADS: 2})
+    blocks = -(-pixels // cut.pixel_chunk)
+    assert blocks == 1 or blocks % 2 == 0
 
 
 @pytest.mark.parametrize("height", [7, 14, 20, 28, 56, 112])
