@@ -115,11 +115,12 @@ def saving(path: Any, what: str) -> Iterator[BinaryIO]:
 
 
 def read_kept(path: Path, key: Sequence[Any]) -> Any:
-    """The value of a file that was written for this key; None for an old, partial, corrupt or missing file."""
+    """The value of a file that was written for this key; None for one that is old, damaged, missing, or no file."""
     try:
+        check_regular(path)
         kept = json.loads(path.read_text(encoding="utf-8"))
         return kept["value"] if kept["key"] == list(key) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, ModelFormatError):
         return None
 
 

@@ -10,12 +10,14 @@ import pytest
 
 import rlx
 from rlx.backends import backend_named
+from rlx.backends.cpu import gemm
 from rlx.backends.cpu.jit import host
 from rlx.cost.lowered import Lowered
 from rlx.cost.model import Prediction
 from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, ShapeError
 from rlx.kernels.independence import mixing
 from rlx.kernels.tags import GEMM_OF_SHORT
+from rlx.ops import cast
 from rlx.ops.layout import Iota, SizeOf
 from rlx.passes import run_passes
 from rlx.runtime import buckets as buckets_module
@@ -99,6 +101,24 @@ def test_large_weights_are_held_once_too() -> None:
     if host().vector_bytes >= 32:
         first, second = places(packing="fast")
         assert first != second
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_weights_of_bytes_are_held_once_too(monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
+    """Also where they would be bytes for few rows and f32 for many."""
+    monkeypatch.setattr(gemm, "has_tiles", lambda _: tiles and host().tiles)
+    gemm.block_routine.cache_clear()
+    g = rlx.Graph("bytes")
+    w = g.param("w", data=np.ones((64, 48), np.int8))
+    g.output(g.input("x", (rlx.Dim("n", 1, 40), 64)) @ (cast(w, "f32") * 0.5), "y")
+    with rlx.Buckets(g, {"n": [1, 40]}, policy="buckets", device="cpu") as buckets:
+        buckets.warmup()
+        shared = [model._executable.shared for model in buckets._models.values()]  # type: ignore[attr-defined]
+        first, second = ({one.address(b) for b in one.program.buffers("prepared")} for one in shared)
+        for n in (1, 7):
+            assert np.all(buckets.run({"x": np.ones((n, 64), np.float32)})[0] == 32)
+    gemm.block_routine.cache_clear()
+    assert first == second
 
 
 def test_after_warmup_nothing_is_compiled() -> None:

@@ -126,10 +126,11 @@ class CpuBackend(CodeGenerator):
         prepare: list[Kernel] = []
         run: list[Kernel] = []
         weights = sum(b.bound() or 0 for b in (*program.params, *program.constants))
-        short = packing == "fast" and weights >= short_panels.STREAMED
+        shared = packing == "shared"
+        short = not shared and weights >= short_panels.STREAMED
         for kernels, own in ((program.prepare, prepare), (program.run, run)):
             for kernel in kernels:
-                for made in self.laid_out(kernel, short=short):
+                for made in self.laid_out(kernel, short=short, shared=shared):
                     static = bool(made.writes()) and all(b.kind == "prepared" for b in made.writes())
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
@@ -138,12 +139,12 @@ class CpuBackend(CodeGenerator):
         find_layers(program)
         return program
 
-    def laid_out(self, kernel: Kernel, *, short: bool) -> list[Kernel]:
+    def laid_out(self, kernel: Kernel, *, short: bool, shared: bool) -> list[Kernel]:
         if kernel.special is not None:
             return SPECIALS[kernel.special.op.op_name].layout(kernel)
         match kernel.anchor:
             case Contract():
-                return contract.layout(kernel, short=short)
+                return contract.layout(kernel, short=short, shared=shared)
             case Conv():
                 return conv.layout(kernel)
             case Attention():

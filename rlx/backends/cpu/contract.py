@@ -69,17 +69,17 @@ def accumulates_in(anchor: Contract) -> DType:
     return F64 if F64 in (anchor.a.dtype, anchor.b.dtype) else F32
 
 
-def layout(kernel: Kernel, *, short: bool) -> list[Kernel]:
+def layout(kernel: Kernel, *, short: bool, shared: bool) -> list[Kernel]:
     """The kernel preceded by those that pack B into panels and, where A can't be read in place, copy A.
 
-    `short`: panels may be those of `short_panels`.
+    `short`: panels may be those of `short_panels`. `shared`: they are the same for any number of rows.
     """
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
     if anchor.a.dtype.bits == 8:
         return conv.layout(byte_conv.as_convolution(kernel))
     dtype = accumulates_in(anchor)
-    as_bytes = dtype is F32 and _reads_bytes(anchor.m)
+    as_bytes = dtype is F32 and _reads_bytes(anchor.m, shared=shared)
     if as_bytes:
         kernel = _scaled_behind(kernel, anchor)
         anchor = kernel.anchor
@@ -111,11 +111,11 @@ def layout(kernel: Kernel, *, short: bool) -> list[Kernel]:
     return made
 
 
-def _reads_bytes(m: Size) -> bool:
+def _reads_bytes(m: Size, *, shared: bool) -> bool:
     """Whether weights of bytes stay bytes in products of m rows: tiles take them as they are, few rows await memory."""
     most = upper(m)
     few = short_panels.most_rows(host().vector_bytes, short_panels.LARGE)
-    return gemm.has_tiles("f32") or (most is not None and most <= few)
+    return gemm.has_tiles("f32") or (not shared and most is not None and most <= few)
 
 
 def _scaled_behind(kernel: Kernel, anchor: Contract) -> Kernel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +36,19 @@ def test_it_is_measured_once_a_machine(fresh: Path, monkeypatch: pytest.MonkeyPa
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"key": [], "value": true}'])
+@pytest.mark.parametrize("text", ["", "{", '{"key": [], "value": true}', "null", "[" * 100_000])
 def test_what_is_kept_may_be_damaged(fresh: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     (fresh / "tiles.json").write_text(text)
+    monkeypatch.setattr(tile_pace, "measured", lambda: 5.0)
+    assert not tile_pace.floats_by_tiles()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_kept_may_be_no_file(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    """A pipe that nobody writes to is not waited for."""
+    make(fresh / "tiles.json")
     monkeypatch.setattr(tile_pace, "measured", lambda: 5.0)
     assert not tile_pace.floats_by_tiles()
 
