@@ -125,10 +125,11 @@ def read_kept(path: Path, key: Sequence[Any]) -> Any:
 
 
 def write_kept(path: Path, key: Sequence[Any], value: Any) -> None:
-    """Writes a value for a key, whole or not at all; a folder that can't be written is only logged."""
+    """Writes a value for a key, whole or not at all; where that can't be done, or there is no file, is only logged."""
     try:
+        check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(json.dumps({"key": list(key), "value": value}).encode())
-    except OSError as error:
+    except (OSError, ModelFormatError) as error:
         log.debug("%s can't be kept: %s", path, error)
