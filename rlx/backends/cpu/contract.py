@@ -78,6 +78,9 @@ def layout(kernel: Kernel, *, short: bool, shared: bool) -> list[Kernel]:
     assert isinstance(anchor, Contract)
     if anchor.a.dtype.bits == 8:
         return conv.layout(byte_conv.as_convolution(kernel))
+    kernel = _rows_together(kernel, anchor)
+    anchor = kernel.anchor
+    assert isinstance(anchor, Contract)
     dtype = accumulates_in(anchor)
     as_bytes = dtype is F32 and _reads_bytes(anchor.m, shared=shared)
     if as_bytes:
@@ -109,6 +112,23 @@ def layout(kernel: Kernel, *, short: bool, shared: bool) -> list[Kernel]:
     made.append(pack)
     made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels), tag))
     return made
+
+
+def _rows_together(kernel: Kernel, anchor: Contract) -> Kernel:
+    """Matrices of one row, along one axis, with the same B: as the rows of one matrix, which reads B once."""
+    store = kernel.stores[0]
+    *batch, row, column = out_vars(len(store.extents))
+    wide = [v for v, size in zip(batch, store.extents, strict=False) if size != 1]
+    if anchor.m != 1 or len(kernel.stores) > 1 or len(wide) != 1 or set(batch) & set(walk(anchor.b)):
+        return kernel
+    new_row, new_column = out_vars(2)
+    to: dict[Var, Expr] = {**dict.fromkeys([*batch, row], const(0, I64)), wide[0]: new_row, column: new_column}
+    extents = (store.extents[batch.index(wide[0])], store.extents[-1])
+    index, expr = tuple(substitute_vars(i, to) for i in store.index), substitute_vars(store.expr, to)
+    a, b = substitute_vars(anchor.a, to), substitute_vars(anchor.b, to)
+    return replace(
+        kernel, stores=(Store(store.buffer, extents, index, expr),), anchor=replace(anchor, m=extents[0], a=a, b=b)
+    )
 
 
 def _reads_bytes(m: Size, *, shared: bool) -> bool:
