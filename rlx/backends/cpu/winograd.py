@@ -25,9 +25,9 @@ from rlx.backends.cpu.cuts import Part, Product, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.product_cut import K_BLOCK
-from rlx.backends.cpu.window import finish_of, geometry
-from rlx.backends.cpu.winograd_cut import WinogradCut
-from rlx.backends.cpu.words import KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
+from rlx.backends.cpu.window import Finish, finish_of, geometry
+from rlx.backends.cpu.winograd_cut import WinogradCut, WinogradParts
+from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load, const, size_expr
 from rlx.kernels.lowering import Conv, out_vars
@@ -288,15 +288,36 @@ def _combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[st
 
 def emit(kernel: Kernel) -> KernelCode:
     """The convolution with its epilogue."""
-    anchor, store, form = kernel.anchor, kernel.stores[0], TAGS[kernel.tag]
+    anchor, form = kernel.anchor, TAGS[kernel.tag]
     assert isinstance(anchor, Conv)
-    assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
     tile = gemm.tile_for("f32", host().vector_bytes)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
     cut = once(WinogradCut(form.m, form.n, sizes, finish.in_place))
-    words: list[Word] = [
+    table = WordTable(_words(kernel, cut, tile, finish))
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, tile.lanes)
+    if not finish.plain or not finish.in_place:
+        finish.prepare(emitter)
+    chunk = _Chunk.begin(f, form)
+    _transform_images(f, chunk)
+    _multiply(f, chunk, tile)
+    _transform_back(f, chunk, finish, emitter)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    scratch = part(cut, "ends", 3)
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+
+
+def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, finish: Finish) -> list[Word]:
+    """The words of a kernel in the order of `WinoWord`."""
+    anchor, store, form = kernel.anchor, kernel.stores[0], TAGS[kernel.tag]
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.x, Load)
+    assert isinstance(anchor.w, Load)
+    geo = geometry(kernel)
+    return [
         Pointer(anchor.x.source, geo.x.constant * 4),
         geo.x_n,
         geo.x_h,
@@ -329,85 +350,98 @@ def emit(kernel: Kernel) -> KernelCode:
         _routine("input", form, tile),
         _routine("output", form, tile),
     ]
-    table = WordTable(words)
-    f = gemm.kernel_function(PLACEHOLDER)
-    emitter = Emitter(f, table, tile.lanes)
-    if not finish.plain or not finish.in_place:
-        finish.prepare(emitter)
-    w = _load_words(f, list(WinoWord))
-    outputs, channels = w[WinoWord.OUTPUTS], w[WinoWord.CHANNELS]
-    columns = f.mul(w[WinoWord.PANEL_CHUNK], WIDTH)
-    panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
-    block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    tile_chunk, tiles = w[WinoWord.TILE_CHUNK], w[WinoWord.TILES]
-    blocks = f.div(f.sub(f.add(tiles, tile_chunk), 1), tile_chunk)
-    t0, t1 = gemm.share(f, block, blocks, tiles, 1)
-    n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, WIDTH)
-    count = f.sub(n1, n0)
-    zeros = f.offset(w[WinoWord.SCRATCH], f.mul("%worker", w[WinoWord.SCRATCH_STRIDE]))
-    made, products, sums = (f.offset(zeros, w[i]) for i in (WinoWord.COLUMNS, WinoWord.PRODUCTS, WinoWord.SUMS))
-    f.loop(0, channels, 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
 
-    def place(t: str) -> tuple[str, str, str]:
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk's values in the code: words, tiles `t0` to `t1`, outputs `n0` to `n1`, and its places in scratch."""
+
+    form: Form
+    words: dict[WinoWord, str]
+    columns: str  # outputs of a chunk but the last
+    t0: str
+    t1: str
+    n0: str
+    n1: str
+    zeros: str  # a pixel of zeros
+    made: str  # the transformed image
+    products: str
+    sums: str  # results that can't be made where they belong
+
+    @staticmethod
+    def begin(f: Function, form: Form) -> _Chunk:
+        w = _load_words(f, list(WinoWord))
+        outputs, tiles = w[WinoWord.OUTPUTS], w[WinoWord.TILES]
+        columns, rows = f.mul(w[WinoWord.PANEL_CHUNK], WIDTH), w[WinoWord.TILE_CHUNK]
+        panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+        blocks = f.div(f.sub(f.add(tiles, rows), 1), rows)
+        t0, t1 = gemm.share(f, f.div("%chunk", panel_blocks), blocks, tiles, 1)
+        n0, n1 = gemm.share(f, f.rem("%chunk", panel_blocks), panel_blocks, outputs, WIDTH)
+        zeros = f.offset(w[WinoWord.SCRATCH], f.mul("%worker", w[WinoWord.SCRATCH_STRIDE]))
+        f.loop(0, w[WinoWord.CHANNELS], 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
+        made, products, sums = (f.offset(zeros, w[i]) for i in (WinoWord.COLUMNS, WinoWord.PRODUCTS, WinoWord.SUMS))
+        return _Chunk(form, w, columns, t0, t1, n0, n1, zeros, made, products, sums)
+
+    def place(self, f: Function, t: str) -> tuple[str, str, str]:
         """Image, first row and first column of a tile's results."""
-        rest, across = f.div(t, w[WinoWord.TILES_W]), f.rem(t, w[WinoWord.TILES_W])
-        image, down = f.div(rest, w[WinoWord.TILES_H]), f.rem(rest, w[WinoWord.TILES_H])
-        return image, f.mul(down, form.m[0]), f.mul(across, form.m[1])
+        rest, across = f.div(t, self.words[WinoWord.TILES_W]), f.rem(t, self.words[WinoWord.TILES_W])
+        image, down = f.div(rest, self.words[WinoWord.TILES_H]), f.rem(rest, self.words[WinoWord.TILES_H])
+        return image, f.mul(down, self.form.m[0]), f.mul(across, self.form.m[1])
 
-    def there(t: str, _: list[str]) -> None:
-        image, oy, ox = place(t)
+
+def _transform_images(f: Function, chunk: _Chunk) -> None:
+    """All channels of a chunk's tiles to the transformed image."""
+    w = chunk.words
+
+    def turn(t: str, _: list[str]) -> None:
+        image, oy, ox = chunk.place(f, t)
         x = f.gep(w[WinoWord.X], f.mul(image, w[WinoWord.X_N]), "float")
-        out = f.gep(made, f.mul(f.sub(t, t0), w[WinoWord.LDA]), "float")
+        out = f.gep(chunk.made, f.mul(f.sub(t, chunk.t0), w[WinoWord.LDA]), "float")
         top, left = f.sub(oy, w[WinoWord.PAD_H]), f.sub(ox, w[WinoWord.PAD_W])
-        f.call(w[WinoWord.INPUT], [x, zeros, out, "%words", top, left])
+        f.call(w[WinoWord.INPUT], [x, chunk.zeros, out, "%words", top, left])
 
-    f.loop(t0, t1, 1, [], there)
-    panels = f.div(f.add(outputs, WIDTH - 1), WIDTH)
-    panel = f.mul(channels, WIDTH)
-    weights = f.gep(w[WinoWord.WEIGHTS], f.mul(n0, channels), "float")
+    f.loop(chunk.t0, chunk.t1, 1, [], turn)
+
+
+def _multiply(f: Function, chunk: _Chunk, tile: gemm.Tile) -> None:
+    """Each position's product of the transformed image with its weights."""
+    w, depth = chunk.words, chunk.words[WinoWord.CHANNELS]
+    panels = f.div(f.add(w[WinoWord.OUTPUTS], WIDTH - 1), WIDTH)
+    panel = f.mul(depth, WIDTH)
+    weights = f.gep(w[WinoWord.WEIGHTS], f.mul(chunk.n0, depth), "float")
+    rows, count = f.sub(chunk.t1, chunk.t0), f.sub(chunk.n1, chunk.n0)
+    whole = WIDTH // 2 if tile.half_rows else WIDTH  # there is room for whole tiles, and no masks are needed
+    columns = f.and_(f.add(count, whole - 1), -whole)
 
     def position(i: str, _: list[str]) -> None:
-        a = f.gep(made, f.mul(i, w[WinoWord.COLUMN_STEP]), "float")
+        a = f.gep(chunk.made, f.mul(i, w[WinoWord.COLUMN_STEP]), "float")
         b = f.gep(weights, f.mul(i, f.mul(panels, panel)), "float")
-        c = f.gep(products, f.mul(i, w[WinoWord.PRODUCT_STEP]), "float")
-        rows = f.sub(t1, t0)
-        f.call(
-            w[WinoWord.BLOCK],
-            [
-                a,
-                w[WinoWord.LDA],
-                b,
-                panel,
-                c,
-                w[WinoWord.LDC],
-                rows,
-                columns_of(count),
-                channels,
-                ("i64", K_BLOCK),
-                "null",
-            ],
-        )
+        c = f.gep(chunk.products, f.mul(i, w[WinoWord.PRODUCT_STEP]), "float")
+        sizes = (rows, columns, depth, ("i64", K_BLOCK))
+        f.call(w[WinoWord.BLOCK], [a, w[WinoWord.LDA], b, panel, c, w[WinoWord.LDC], *sizes, "null"])
 
-    def columns_of(count: str) -> str:
-        whole = WIDTH // 2 if tile.half_rows else WIDTH  # there is room for whole tiles, and no masks are needed
-        return f.and_(f.add(count, whole - 1), -whole)
+    f.loop(0, chunk.form.positions, 1, [], position)
 
-    f.loop(0, form.positions, 1, [], position)
 
-    def back(t: str, _: list[str]) -> None:
-        image, oy, ox = place(t)
+def _transform_back(f: Function, chunk: _Chunk, finish: Finish, emitter: Emitter) -> None:
+    """The products to pixels, with the epilogue."""
+    w, form = chunk.words, chunk.form
+    count = f.sub(chunk.n1, chunk.n0)
+
+    def turn(t: str, _: list[str]) -> None:
+        image, oy, ox = chunk.place(f, t)
         rows = f.min(f.sub(w[WinoWord.OUT_HEIGHT], oy), form.m[0])
         cols = f.min(f.sub(w[WinoWord.OUT_WIDTH], ox), form.m[1])
-        source = f.gep(products, f.mul(f.sub(t, t0), w[WinoWord.LDC]), "float")
+        source = f.gep(chunk.products, f.mul(f.sub(t, chunk.t0), w[WinoWord.LDC]), "float")
         line = f.mul(f.add(f.mul(image, w[WinoWord.OUT_HEIGHT]), oy), w[WinoWord.OUT_WIDTH])
         first = f.add(line, ox)
         if finish.in_place:
             step = w[WinoWord.OUT_STEP]
-            target = f.gep(w[WinoWord.OUT], f.add(f.mul(first, step), n0), "float")
+            target = f.gep(w[WinoWord.OUT], f.add(f.mul(first, step), chunk.n0), "float")
             line_step = f.mul(w[WinoWord.OUT_WIDTH], step)
         else:
-            step, target = columns, sums
-            line_step = f.mul(columns, form.m[1])
+            step, target = chunk.columns, chunk.sums
+            line_step = f.mul(step, form.m[1])
         f.call(w[WinoWord.OUTPUT], [source, target, "%words", step, line_step, count, rows, cols])
         if finish.plain and finish.in_place:
             return
@@ -415,15 +449,11 @@ def emit(kernel: Kernel) -> KernelCode:
         def row(r: str, _: list[str]) -> None:
             p = f.add(first, f.mul(r, w[WinoWord.OUT_WIDTH]))
             at = f.gep(target, f.mul(r, line_step), "float")
-            finish.rows(emitter, (p, f.add(p, cols)), (n0, f.add(n0, count)), at, step)
+            finish.rows(emitter, (p, f.add(p, cols)), (chunk.n0, chunk.n1), at, step)
 
         f.loop(0, rows, 1, [], row)
 
-    f.loop(t0, t1, 1, [], back)
-    f.ret()
-    symbol, ir = name_kernel(Module([f]).text())
-    scratch = part(cut, "ends", 3)
-    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+    f.loop(chunk.t0, chunk.t1, 1, [], turn)
 
 
 def _load_words(f: Function, wanted: list[WinoWord]) -> dict[WinoWord, str]:
