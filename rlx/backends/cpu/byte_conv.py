@@ -6,17 +6,19 @@ in place; others are gathered. Where what is done to the sums is a requantisatio
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from math import prod
 
 from rlx.backends.cpu import byte_depthwise, gemm, quad_tiles, quads, requantise, window_gather
-from rlx.backends.cpu.builder import Module
+from rlx.backends.cpu.builder import Function, Module
 from rlx.backends.cpu.byte_cut import ByteCut
+from rlx.backends.cpu.conv_cut import ConvParts
 from rlx.backends.cpu.cuts import Part, Product, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.window import Geometry, finish_of, geometry
-from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
@@ -24,7 +26,7 @@ from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Cast, Expr, Load, Var, const, loads, size_expr, substitute_vars, transform
 from rlx.kernels.lowering import Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.records import replace
+from rlx.records import dataclass, replace
 
 __all__ = [
     "FEW_CHANNELS", "TAG", "TAGS", "accepts", "accepts_product", "as_convolution", "emit", "emit_weights",
@@ -270,26 +272,80 @@ def emit(kernel: Kernel) -> KernelCode:
 def _emit_product(kernel: Kernel) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
-    assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     geo, finish = geometry(kernel), finish_of(kernel, I32)
     signed = anchor.x.dtype.name == "i8"
-    weights = anchor.w.source
-    narrow = weights.shape[2] == quads.panel_bytes(geo.depth, True)
-    planes = from_planes(anchor)
-    in_image = None if planes else _in_image(geo)
+    in_image = None if from_planes(anchor) else _in_image(geo)
     direct = finish.pixel_step is not None and finish.channels_together
     fused = requantise.found(kernel) if direct else None
     clamped = fused is not None and fused.clamped
     tile = quads.Tile(signed, "i32" if fused is None else store.buffer.dtype.name, clamped, quads.instructions())
     direct = direct and (fused is not None or finish.plain)
-    step = finish.pixel_step if direct and finish.pixel_step is not None else 0
 
     deep = ceildiv(geo.depth, quads.DEPTH) * quads.DEPTH
     cut = once(
         ByteCut(geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, quads.WIDTH, in_image, direct, *tile.by.times)
     )
-    words: list[Word] = [
+    step = finish.pixel_step if direct and finish.pixel_step is not None else 0
+    out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
+    table = WordTable(_product_words(anchor, geo, tile, cut, out, step * tile.item))
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    if not direct:
+        finish.prepare(emitter)
+    pointers = (ByteWord.X, ByteWord.WEIGHTS, ByteWord.OUT, ByteWord.SCRATCH, ByteWord.BLOCK, ByteWord.WINDOWS)
+    w: dict[ByteWord, str] = {}
+    for i in ByteWord:
+        if i != ByteWord.FIRST:
+            w[i] = gemm.load_word(f, i, "ptr" if i in pointers else "i64")
+
+    top = Scope(1, None, {})
+    finishing = f.alloca("i64", quads.FINISH)
+    if fused is not None:
+        requantise.store_finishing(emitter, fused, top, finishing, store.buffer.dtype)
+    shift = requantise.number(emitter, anchor.zero, top)
+    fill = f.cast("trunc", shift, "i8")
+    if signed:
+        shift = f.add(shift, 128, "i64")
+    chunk = _Chunk.begin(f, w)
+
+    def some_pixels(q0: str, _: list[str]) -> None:
+        q1 = f.min(f.add(q0, w[ByteWord.PART]), chunk.p1)
+        a_step = w[ByteWord.A_STEP]
+        if in_image is None:
+            words = f.gep("%words", int(ByteWord.FIRST), "i64")
+            f.call(w[ByteWord.WINDOWS], [chunk.x, chunk.own, words, q0, q1, a_step, ("i8", fill)])
+            a = chunk.own
+        else:
+            a = f.offset(chunk.x, f.mul(q0, a_step))
+        if direct:
+            c_step = w[ByteWord.OUT_STEP]
+            c = f.offset(w[ByteWord.OUT], f.add(f.mul(q0, c_step), f.mul(chunk.first, tile.item)))
+        else:
+            c_step, c = f.mul(chunk.columns, 4), f.offset(chunk.own, w[ByteWord.SUMS])
+        weights = (chunk.weights, chunk.more, w[ByteWord.SPARE])
+        sizes = (f.sub(q1, q0), chunk.count, w[ByteWord.OCTETS])
+        finish_with = (w[ByteWord.PLACES], shift, finishing, f.mul(chunk.panel, 4 * quads.WIDTH))
+        f.call(w[ByteWord.BLOCK], [a, a_step, *weights, c, c_step, *sizes, *finish_with])
+        if not direct:
+            finish.rows(emitter, (q0, q1), (chunk.first, f.add(chunk.first, chunk.count)), c, chunk.columns)
+
+    f.loop(chunk.p0, chunk.p1, w[ByteWord.PART], [], some_pixels)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    scratch = part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+
+
+def _product_words(
+    anchor: Conv, geo: Geometry, tile: quads.Tile, cut: Callable[[Extents], ConvParts], out: Pointer, out_step: Size
+) -> list[Word]:
+    """The words of a kernel in the order of `ByteWord`; `out_step`: bytes from pixel to pixel where sums end there."""
+    assert isinstance(anchor.w, Load)
+    assert isinstance(anchor.x, Load)
+    weights, planes = anchor.w.source, from_planes(anchor)
+    narrow = weights.shape[2] == quads.panel_bytes(geo.depth, True)
+    return [
         Pointer(anchor.x.source, geo.x.constant),
         part(cut, "a_step"),
         Pointer(weights),
@@ -300,8 +356,8 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         geo.pixels,
         part(cut, "pixel_chunk"),
         part(cut, "panel_chunk"),
-        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
-        step * tile.item,
+        out,
+        out_step,
         Scratch(),
         part(cut, "scratch"),
         part(cut, "sums"),
@@ -312,82 +368,41 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         window_gather.planar_routine(*_static(anchor)) if planes else window_gather.byte_routine(),
         *(window_gather.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else window_gather.words(geo)),
     ]
-    table = WordTable(words)
-    f = gemm.kernel_function(PLACEHOLDER)
-    emitter = Emitter(f, table, host().vector_bytes // 4)
-    top = Scope(1, None, {})
-    if not direct:
-        finish.prepare(emitter)
-    pointers = (ByteWord.X, ByteWord.WEIGHTS, ByteWord.OUT, ByteWord.SCRATCH, ByteWord.BLOCK, ByteWord.WINDOWS)
-    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in ByteWord if i != ByteWord.FIRST}
 
-    finishing = f.alloca("i64", quads.FINISH)
-    if fused is not None:
-        requantise.store_finishing(emitter, fused, top, finishing, store.buffer.dtype)
-    shift = requantise.number(emitter, anchor.zero, top)
-    fill = f.cast("trunc", shift, "i8")
-    if signed:
-        shift = f.add(shift, 128, "i64")
 
-    outputs, pixels, octets = w[ByteWord.OUTPUTS], w[ByteWord.PIXELS], w[ByteWord.OCTETS]
-    per_chunk = f.mul(w[ByteWord.PANEL_CHUNK], quads.WIDTH)
-    panel_blocks = f.div(f.sub(f.add(outputs, per_chunk), 1), per_chunk)
-    rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    block, group = f.div(rest, w[ByteWord.GROUPS]), f.rem(rest, w[ByteWord.GROUPS])
-    p0 = f.mul(block, w[ByteWord.PIXEL_CHUNK])
-    p1 = f.min(f.add(p0, w[ByteWord.PIXEL_CHUNK]), pixels)
-    n0 = f.mul(panel_block, per_chunk)
-    n1 = f.min(f.add(n0, per_chunk), outputs)
-    own = f.offset(w[ByteWord.SCRATCH], f.mul("%worker", w[ByteWord.SCRATCH_STRIDE]))
-    x = f.offset(w[ByteWord.X], f.mul(group, w[ByteWord.CHANNELS]))
-    first = f.add(f.mul(group, outputs), n0)  # of the output channels
-    count = f.sub(n1, n0)
-    panels = f.div(f.add(outputs, quads.WIDTH - 1), quads.WIDTH)
-    panel = f.add(f.mul(group, panels), f.mul(panel_block, w[ByteWord.PANEL_CHUNK]))
-    panel_step = f.add(f.mul(octets, 128), quads.HEAD)
-    behind = f.add(f.mul(f.mul(panels, w[ByteWord.GROUPS]), panel_step), f.mul(panel, w[ByteWord.SPARE]))
-    more = f.offset(w[ByteWord.WEIGHTS], behind)
-    weight = f.offset(w[ByteWord.WEIGHTS], f.mul(panel, panel_step))
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk's values in the code: pixels `p0` to `p1`, `count` outputs from `first` on, where their weights lie."""
 
-    def some_pixels(q0: str, _: list[str]) -> None:
-        q1 = f.min(f.add(q0, w[ByteWord.PART]), p1)
-        if in_image is None:
-            f.call(
-                w[ByteWord.WINDOWS],
-                [x, own, f.gep("%words", int(ByteWord.FIRST), "i64"), q0, q1, w[ByteWord.A_STEP], ("i8", fill)],
-            )
-            a = own
-        else:
-            a = f.offset(x, f.mul(q0, w[ByteWord.A_STEP]))
-        if direct:
-            c_step = w[ByteWord.OUT_STEP]
-            c = f.offset(w[ByteWord.OUT], f.add(f.mul(q0, c_step), f.mul(first, tile.item)))
-        else:
-            c_step, c = f.mul(per_chunk, 4), f.offset(own, w[ByteWord.SUMS])
-        f.call(
-            w[ByteWord.BLOCK],
-            [
-                a,
-                w[ByteWord.A_STEP],
-                weight,
-                more,
-                w[ByteWord.SPARE],
-                c,
-                c_step,
-                f.sub(q1, q0),
-                count,
-                octets,
-                w[ByteWord.PLACES],
-                shift,
-                finishing,
-                f.mul(panel, 4 * quads.WIDTH),
-            ],
-        )
-        if not direct:
-            finish.rows(emitter, (q0, q1), (first, f.add(first, count)), c, per_chunk)
+    p0: str
+    p1: str
+    columns: str  # outputs of a chunk but the last
+    first: str
+    count: str
+    panel: str  # the first, counted through all groups
+    x: str  # the image from the group's first channel on
+    own: str  # this worker's scratch
+    weights: str
+    more: str  # the panels' further fours
 
-    f.loop(p0, p1, w[ByteWord.PART], [], some_pixels)
-    f.ret()
-    symbol, ir = name_kernel(Module([f]).text())
-    scratch = part(cut, "scratch")
-    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+    @staticmethod
+    def begin(f: Function, w: dict[ByteWord, str]) -> _Chunk:
+        outputs, octets = w[ByteWord.OUTPUTS], w[ByteWord.OCTETS]
+        columns = f.mul(w[ByteWord.PANEL_CHUNK], quads.WIDTH)
+        panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+        rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
+        block, group = f.div(rest, w[ByteWord.GROUPS]), f.rem(rest, w[ByteWord.GROUPS])
+        p0 = f.mul(block, w[ByteWord.PIXEL_CHUNK])
+        p1 = f.min(f.add(p0, w[ByteWord.PIXEL_CHUNK]), w[ByteWord.PIXELS])
+        n0 = f.mul(panel_block, columns)
+        n1 = f.min(f.add(n0, columns), outputs)
+        own = f.offset(w[ByteWord.SCRATCH], f.mul("%worker", w[ByteWord.SCRATCH_STRIDE]))
+        x = f.offset(w[ByteWord.X], f.mul(group, w[ByteWord.CHANNELS]))
+        first = f.add(f.mul(group, outputs), n0)
+        panels = f.div(f.add(outputs, quads.WIDTH - 1), quads.WIDTH)
+        panel = f.add(f.mul(group, panels), f.mul(panel_block, w[ByteWord.PANEL_CHUNK]))
+        panel_step = f.add(f.mul(octets, 128), quads.HEAD)
+        behind = f.add(f.mul(f.mul(panels, w[ByteWord.GROUPS]), panel_step), f.mul(panel, w[ByteWord.SPARE]))
+        more = f.offset(w[ByteWord.WEIGHTS], behind)
+        weights = f.offset(w[ByteWord.WEIGHTS], f.mul(panel, panel_step))
+        return _Chunk(p0, p1, columns, first, f.sub(n1, n0), panel, x, own, weights, more)
