@@ -142,6 +142,12 @@ class Tile:
         return min((self.registers - 1) // (self.width // self.lanes) - 1, 12)
 
     @property
+    def triple_rows(self) -> int:
+        """Rows of a tile of three panels of one vector each; 0 where none is used. Integers need registers besides."""
+        needed = 4 if self.dtype == "i32" else 1
+        return (self.registers - needed) // 3 - 1 if self.panels == 2 and self.lanes == self.width else 0
+
+    @property
     def of_one_panel(self) -> Tile:
         """For AVX2 the tile of one panel, for kernels that hold its B vectors; for others, the same."""
         one = self.lanes * size_of(self.scalar) == 32
@@ -358,16 +364,26 @@ def put_tile(f: Function, tile: Tile, acc: list[str], c_rows: list[str], n: str,
     ty, v, lanes, rows, size = tile.scalar, tile.vector, tile.lanes, len(c_rows), size_of(tile.scalar)
     vectors = len(acc) // rows
     places = [(i * vectors + j, f.gep(c_rows[i], j * lanes, ty)) for i in range(rows) for j in range(vectors)]
-    copy = f.alloca(v, rows * vectors)
 
     def finish_whole() -> None:
         sums = f.if_(added, lambda: [f.add(acc[at], f.load(v, p)) for at, p in places], lambda: acc)
         for at, p in places:
             f.store(sums[at], p)
 
+    def finish_masked() -> None:
+        masks = [f.mask_below(f.sub(n, j * lanes), lanes, f"i{8 * size}") for j in range(vectors)]
+
+        def add_old() -> list[str]:
+            return [f.add(acc[at], f.masked_load(v, p, masks[at % vectors])) for at, p in places]
+
+        sums = f.if_(added, add_old, lambda: acc)
+        for at, p in places:
+            f.masked_store(sums[at], p, masks[at % vectors])
+
     def finish_tail() -> None:
         # through a copy on the stack, so that the masked code is there once and not once a row
         masks = [f.mask_below(f.sub(n, j * lanes), lanes, f"i{8 * size}") for j in range(vectors)]
+        copy = f.alloca(v, rows * vectors)
         for at, value in enumerate(acc):
             f.store(value, f.gep(copy, at * lanes, ty))
 
@@ -380,7 +396,8 @@ def put_tile(f: Function, tile: Tile, acc: list[str], c_rows: list[str], n: str,
 
         f.loop(0, rows, 1, [], row)
 
-    f.if_(f.cmp("ge", n, vectors * lanes), finish_whole, finish_tail)
+    # where a mask is a register of its own, a masked store is a store
+    f.if_(f.cmp("ge", n, vectors * lanes), finish_whole, finish_masked if lanes * size == 64 else finish_tail)
 
 
 def has_tiles(dtype: str) -> bool:
@@ -496,7 +513,8 @@ def gemm_block(tile: Tile) -> Function:
                         lambda: rows_of(1, tile.single_rows, column, n, last),
                     )
                 else:
-                    rows_of(count, tile.rows if count == tile.panels else tile.single_rows, column, n, last)
+                    height = {tile.panels: tile.rows, 1: tile.single_rows}.get(count, tile.triple_rows)
+                    rows_of(count, height, column, n, last)
 
             return body
 
@@ -504,7 +522,7 @@ def gemm_block(tile: Tile) -> Function:
             # after the last panels come the first ones of the next block of k
             start = f.select(last, f.add(k0, block), k0)
             at = f.select(last, 0, f.add(panel_of(column), max(panels, 1)))
-            coming = [place(f.add(at, p), start) for p in range(max(panels, 1))]
+            coming = [place(f.add(at, p), start) for p in range(min(max(panels, 1), tile.panels))]
             over = f.and_(last, final)
 
             each = f.mul(f.and_(k, -tile.unroll), tile.fetched)
@@ -515,7 +533,7 @@ def gemm_block(tile: Tile) -> Function:
                 second = f.cmp("ge", tiles, tile.fetches, "i64")
                 panel = f.select(second, coming[-1], coming[0], "ptr")
                 place = f.offset(panel, f.mul(f.and_(tiles, tile.fetches - 1, "i64"), each))
-                there = f.cmp("ge", tiles, max(panels, 1) * tile.fetches, "i64")
+                there = f.cmp("ge", tiles, len(coming) * tile.fetches, "i64")
                 return f.select(f.or_(over, there), below, place, "ptr"), f.select(over, below, coming[-1], "ptr")
 
             rest = f.rem("%rows", height)
@@ -549,7 +567,15 @@ def gemm_block(tile: Tile) -> Function:
 
         group = tile.panels * width
         grouped = f.mul(f.div(f.add("%columns", width - 1), group), group)
-        f.loop(0, grouped, group, [], sweep(tile.panels))
+        pairs = grouped
+        if tile.triple_rows:  # three panels rather than two and one by itself, which two tiles couldn't prefetch
+            odd = f.and_(f.cmp("lt", grouped, "%columns"), f.cmp("gt", grouped, 0))
+            odd = f.and_(odd, f.cmp("gt", "%rows", 2 * tile.triple_rows))
+            pairs = f.sub(grouped, f.select(odd, group, 0))
+            grouped = f.select(odd, "%columns", grouped)
+        f.loop(0, pairs, group, [], sweep(tile.panels))
+        if tile.triple_rows:
+            f.if_(odd, lambda: sweep(3)(pairs, []))
         if tile.panels > 1:
             f.loop(grouped, "%columns", width, [], sweep(1))
 

@@ -119,7 +119,7 @@ def assert_product(c, a, b, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_odd_shapes(dtype, k):
     for m in (1, 2, 5, 6, 7, 13, 15, 33, 100):
-        for n in (1, 2, 7, 15, 16, 17, 31, 33, 64, 65, 100, 257):
+        for n in (1, 2, 7, 15, 16, 17, 31, 33, 48, 64, 65, 100, 257):
             a, b = random((1, m, k), dtype), random((1, k, n), dtype, 1)
             assert_product(multiply(a, b), a, b, dtype)
 
@@ -152,6 +152,7 @@ def test_tiles_fit_the_registers(dtype, vector_bytes):
         vectors = t.width // t.lanes
         tiles = [(rows, t.panels_for(rows) if rows <= 2 else t.panels) for rows in range(1, t.rows + 1)]
         tiles += [(rows, 1) for rows in range(1, t.single_rows + 1)]
+        tiles += [(rows, 3) for rows in range(1, t.triple_rows + 1)]
         for rows, panels in tiles:
             held = min(rows, panels * vectors)  # of A or B
             assert rows * panels * vectors + held + 1 <= registers
@@ -236,7 +237,8 @@ class Guarded:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_outside_a_and_c_is_touched(dtype, at_end):
     """A and C border on pages that fault when read or written."""
-    for m, n, k in ((1, 1, 1), (1, 70, 33), (2, 17, 9), (5, 15, 8), (13, 31, 7), (6, 16, 16), (23, 33, 401)):
+    shapes = ((1, 1, 1), (1, 70, 33), (2, 17, 9), (5, 15, 8), (13, 31, 7), (6, 16, 16), (23, 33, 401), (23, 80, 9))
+    for m, n, k in shapes:
         a, b = random((1, m, k), dtype), random((1, k, n), dtype, 1)
         guarded_a = Guarded(a, at_end)
         guarded_c = Guarded(np.full((1, m, n), np.nan, a.dtype), at_end)
@@ -325,12 +327,12 @@ def test_two_threads_get_equal_shares(shape):
 
 @pytest.mark.skipif("+avx512f" not in host().features.split(","), reason="needs AVX-512")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [5, 8, 12])
-def test_loops_of_512_bit_tiles_keep_their_sums_in_registers(dtype, rows):
-    kernel = gemm.micro_kernel(tile(dtype, 64), rows, 2)
+@pytest.mark.parametrize("rows, panels", [(5, 2), (8, 2), (12, 2), (14, 2), (5, 3), (9, 3)])
+def test_loops_of_512_bit_tiles_keep_their_sums_in_registers(dtype, rows, panels):
+    kernel = gemm.micro_kernel(tile(dtype, 64), rows, panels)
     code = jit.target_machine().emit_assembly(jit.llvm().parse_assembly(Module([kernel]).text()))
     lines = code.splitlines()
     steps = [i for i, line in enumerate(lines) if "vfmadd" in line]
     stack = [i for i, line in enumerate(lines) if "zmm" in line and ("rsp" in line or "rbp" in line)]
-    assert len(steps) == 5 * 2 * rows  # four steps a turn, then one
+    assert len(steps) == 5 * panels * rows  # four steps a turn, then one
     assert not [i for i in stack if steps[0] <= i <= steps[-1]]
