@@ -15,6 +15,7 @@ from rlx.ir.graph import Graph, Node, Value, count_readers
 from rlx.ir.shape import Guard, Shape, Size, numel, symbols
 from rlx.kernels.affine import Affine, has_division, linear_index, row_major
 from rlx.kernels.analysis import cost, is_identity, size_of, static_values, uses
+from rlx.kernels.encoded import decoded
 from rlx.kernels.expr import (
     Expr,
     Load,
@@ -27,7 +28,7 @@ from rlx.kernels.expr import (
     transform,
     walk,
 )
-from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Lowering, Piece, lower_node, out_vars
+from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Piece, lower_node, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.regions import place_extents, place_guards, place_regions
 from rlx.kernels.state_writes import StateWrites, kernel_name
@@ -500,7 +501,7 @@ class Fuser(StateWrites):
             buffer = self.materialise(x.source)
             if buffer.encoding is None:
                 return replace(x, source=buffer)
-            return _decoded(x, buffer)
+            return decoded(x, buffer)
 
         return transform(expr, place)
 
@@ -521,16 +522,6 @@ class Fuser(StateWrites):
         self.names[name] = number
         self.names[made] = self.names.get(made, 0)
         return made
-
-
-def _decoded(load: Load, buffer: Buffer) -> Expr:
-    assert buffer.encoding is not None
-    flat = Lowering(()).size(0)
-    for i, stride in zip(load.indices, row_major(buffer.shape), strict=True):
-        flat = flat + i * stride
-    k = Lowering(())
-    element = k.cast(buffer.encoding.element(k, lambda at: Load(buffer, (at,), k.byte, load.where), flat), load.dtype)
-    return element if load.where is None else Select(load.where, element, const(0, load.dtype))
 
 
 def _replace_loads(expr: Expr, source: Value, by: Expr) -> Expr:

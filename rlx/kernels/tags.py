@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["EITHER", "FEW", "GEMM", "GEMM_OF_BYTES", "GEMM_OF_SHORT", "MANY", "PACK", "STREAMING", "WHOLE", "WINOGRAD"]
+__all__ = [
+    "BLOCKS", "EITHER", "FEW", "GEMM", "GEMM_OF_BYTES", "GEMM_OF_SHORT", "MANY", "PACK", "STREAMING", "WHOLE",
+    "WINOGRAD",
+]  # fmt: skip
 
 GEMM = "gemm"  # a product with panels that a kernel before it packs
 GEMM_OF_BYTES = "gemm of bytes"  # one of floats whose panels hold bytes, or differences of two as i16
 GEMM_OF_SHORT = "gemm of short floats"  # one of few rows, whose panels hold 28 bits of each number
+BLOCKS = "gemm of blocks of "  # starts the tags of those whose panels hold encoded blocks; then the encoding
 PACK = "pack"  # brings what its anchor reads into panels
 WINOGRAD = "winograd"  # starts the tags of convolutions by transforms; then comes the window, "2x2"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from rlx.backends.cpu import byte_conv, conv, gemm, packing, scalar, short_panels
+from rlx.backends.cpu import block_panels, byte_conv, conv, gemm, packing, scalar, short_panels
 from rlx.backends.cpu.builder import Function, size_of, vec
 from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.jit import host
@@ -36,7 +36,7 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.kernels.tags import GEMM, GEMM_OF_BYTES, GEMM_OF_SHORT, PACK
+from rlx.kernels.tags import BLOCKS, GEMM, GEMM_OF_BYTES, GEMM_OF_SHORT, PACK
 from rlx.records import replace
 
 __all__ = ["accepts", "accepts_operand", "emit", "emit_pack", "layout"]
@@ -82,7 +82,8 @@ def layout(kernel: Kernel, *, short: bool, shared: bool) -> list[Kernel]:
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
     dtype = accumulates_in(anchor)
-    as_bytes = dtype is F32 and _reads_bytes(anchor.m, shared=shared)
+    blocks = block_panels.find(anchor.b, anchor.n, anchor.k, DEPTH, out_vars(len(kernel.stores[0].extents))[-1])
+    as_bytes = dtype is F32 and blocks is None and _reads_bytes(anchor.m, shared=shared)
     if as_bytes:
         kernel = _scaled_behind(kernel, anchor)
         anchor = kernel.anchor
@@ -104,6 +105,9 @@ def layout(kernel: Kernel, *, short: bool, shared: bool) -> list[Kernel]:
         used = [v for v in batch if v in set(walk(a))]
         a, copy = _compact(kernel, a, [*used, row, DEPTH], [*_extents(used, store.extents), anchor.m, anchor.k], dtype)
         made.append(copy)
+    if blocks is not None and dtype is F32:
+        panels, pack = _pack_blocks(kernel, anchor, blocks)
+        return [*made, pack, replace_kernel(kernel, replace(anchor, a=a, b=panels), BLOCKS + blocks.code.name)]
     panels, pack = _pack(kernel, anchor, dtype, batch, column, store.extents, as_bytes=as_bytes)
     tag = GEMM_OF_BYTES if as_bytes else GEMM
     if short and dtype is F32 and _can_be_short(pack) and short_panels.suits(anchor.m, anchor.n, anchor.k):
@@ -293,6 +297,20 @@ def _pack(
     return Load(buffer, (*used, zero, DEPTH, zero), dtype), pack
 
 
+def _pack_blocks(kernel: Kernel, anchor: Contract, blocks: block_panels.Blocks) -> tuple[Expr, Kernel]:
+    """B as the blocks that it is stored in, those of 16 columns together."""
+    n = evaluate(anchor.n, {})
+    buffer = blocks.panels(f"{kernel.stores[0].buffer.name}.panels", n, evaluate(anchor.k, {}))
+    panel, block, row, lane = own = out_vars(4)
+    column = panel * buffer.shape[-1] + lane
+    element: Expr = blocks.byte(column, block, row)
+    if n % evaluate(buffer.shape[-1], {}):
+        inside = column < size_expr(n)
+        element = Select(inside, guarded(element, inside), const(0, element.dtype))
+    pack = Kernel("pack b", (Store(buffer, buffer.shape, own, element),), nodes=kernel.nodes, tag=PACK)
+    return Load(buffer, (const(0, I64),) * 4, buffer.dtype), pack
+
+
 def _can_be_short(pack: Kernel) -> bool:
     """Whether it packs one matrix of weights as it lies in memory."""
     buffer = pack.stores[0].buffer
@@ -374,7 +392,9 @@ def emit(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor.b, Load)
     store = kernel.stores[0]
     dtype = anchor.a.dtype
-    tile = _tile(dtype, stored="" if anchor.b.dtype is dtype else anchor.b.dtype.name)
+    blocks = kernel.tag.startswith(BLOCKS)
+    stored = "" if anchor.b.dtype is dtype else anchor.b.dtype.name
+    tile = _tile(dtype, stored=kernel.tag.removeprefix(BLOCKS) if blocks else stored)
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
     a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))
@@ -387,7 +407,8 @@ def emit(kernel: Kernel) -> KernelCode:
 
     short = kernel.tag == GEMM_OF_SHORT
     tiles = gemm.has_tiles(dtype.name)
-    cut = once(ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, short))
+    few = block_panels.few_rows(host().vector_bytes) if blocks else None
+    cut = once(ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, short, few))
     words: list[Word] = [
         Pointer(anchor.a.source, a.constant * dtype.itemsize),
         a.coefs.get(row, 0),
@@ -407,7 +428,7 @@ def emit(kernel: Kernel) -> KernelCode:
         part(cut, "scratch"),
         part(cut, "copy_bytes"),
         part(cut, "steps"),
-        short_panels.block_routine(tile) if short else gemm.block_routine(tile),
+        (short_panels if short else block_panels if blocks else gemm).block_routine(tile),
     ]
     table = WordTable(words)
     sites: list[str] = []

@@ -20,6 +20,7 @@ from enum import IntEnum
 from typing import Literal
 
 from rlx.backends.cpu import tile_products
+from rlx.backends.cpu.block_codes import BLOCK, CODES
 from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, vec, width
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.product_cut import COPY_PAD
@@ -32,6 +33,7 @@ __all__ = [
     "GemmWord",
     "Tile",
     "block_routine",
+    "by_tiles_too",
     "gemm_block",
     "gemm_kernel",
     "has_tiles",
@@ -83,7 +85,7 @@ class Tile:
     rows: int
     panels: int
     stored: str = ""  # as what an element of B lies in memory, if not as itself: "i16", a pair of i8, for i32;
-    # "i8", "u8" or "i16" for f32
+    # "i8", "u8" or "i16" for f32, or an encoding of `block_codes`
 
     @property
     def name(self) -> str:
@@ -93,6 +95,8 @@ class Tile:
     @property
     def b_scalar(self) -> str:
         """The type of an element of B in memory."""
+        if self.stored in CODES:
+            return "i8"
         return f"i{self.stored[1:]}" if self.stored else self.scalar
 
     @property
@@ -110,7 +114,9 @@ class Tile:
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of a step of a panel."""
+        """Bytes of a step of a panel, on average."""
+        if self.stored in CODES:
+            return CODES[self.stored].block_bytes // BLOCK
         return self.width * size_of(self.b_scalar)
 
     @property
@@ -411,10 +417,15 @@ def block_routine(tile: Tile) -> Routine:
 
     Where there are tile registers, products of f32 with a `most` of 0 are computed with them: see `tile_products`.
     """
-    block = gemm_block(tile)
-    if has_tiles(tile.dtype) and tile.lanes == tile.width:
-        block = tile_products.with_tiles(block, tile.stored)
+    block = by_tiles_too(gemm_block(tile), tile)
     return Routine(block.name, Module([block]).text())
+
+
+def by_tiles_too(block: Function, tile: Tile) -> Function:
+    """The block routine, which computes by tile registers where it is told to, if there are any."""
+    if has_tiles(tile.dtype) and tile.lanes == tile.width:
+        return tile_products.with_tiles(block, tile.stored)
+    return block
 
 
 def block_steps(f: Function) -> str:
@@ -424,17 +435,18 @@ def block_steps(f: Function) -> str:
     return f.max(f.and_(f.add(block, 7), -8), 8)
 
 
-def gemm_block(tile: Tile) -> Function:
+def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
     """A block of C over all of K.
 
     `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k, i64 most, ptr copy)`: a is at
     the first row, b at the first panel (`stride` elements from panel to panel), `most` limits the steps of a block of
-    k, `copy` is null or room for rows * (k_block(k, most) + 16) elements.
+    k, `copy` is null or room for rows * (k_block(k, most) + 16) elements. `internal`: for the caller's module alone.
     """
     ty, width = tile.scalar, tile.width
     f = Function(
         f"rlx_block_{tile.name}_{tile.rows}x{tile.panels}",
         BLOCK_ARGUMENTS,
+        internal=internal,
         attrs="nounwind noinline",
     )
     kernels: dict[tuple[int, int], Function] = {}
@@ -647,13 +659,15 @@ def gemm_kernel(
         out, ldc = f.offset(own, w[GemmWord.COPY_BYTES]), column_chunk
     else:
         out = f.gep(c, f.add(c_at, f.add(f.mul(m0, ldc), n0)), ty)
-    stride = f.mul(panel_block, panel_chunk) if placed else f.mul(k, width)
+    first = f.mul(panel_block, panel_chunk)
+    panel = f.mul(k, tile.step_bytes // size_of(tile.b_scalar))
+    stride = first if placed else panel
     f.call(
         block,
         [
             f.gep(a, f.add(a_at, f.mul(m0, lda)), ty),
             lda,
-            b if placed else f.gep(b, f.add(b_at, f.mul(n0, k)), tile.b_scalar),
+            b if placed else f.gep(b, f.add(b_at, f.mul(first, panel)), tile.b_scalar),
             stride,
             out,
             ldc,

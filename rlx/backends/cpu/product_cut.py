@@ -15,6 +15,7 @@ __all__ = [
     "ProductCut",
     "by_tiles",
     "chunking",
+    "decoded_room",
     "in_pairs",
     "k_block",
     "row_limit",
@@ -63,6 +64,11 @@ def tile_room(rows: int, k: int) -> int:
     block = -(-k // blocks)
     steps = -(-block // TILE_STEP)
     return TILE_SPARE + (2 + -(-rows // TILE_ROWS)) * steps * TILE_STEP_BYTES
+
+
+def decoded_room(k: int) -> int:
+    """Bytes of scratch for two panels of f32 that are decoded from others."""
+    return 2 * PANEL_BYTES * k
 
 
 @dataclass(frozen=True)
@@ -176,7 +182,7 @@ class ProductCut:
     """The chunks of a product [m, k] x [k, n], `count` of them, of elements of `size` bytes; `shape` is the result's.
 
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
-    `pairs`: panels are read in pairs.
+    `pairs`: panels are read in pairs. `few`: with more rows, panels are decoded two at a time (`block_panels`).
     """
 
     m: Size
@@ -188,6 +194,7 @@ class ProductCut:
     to_scratch: bool
     tiles: bool = False
     pairs: bool = False
+    few: int | None = None
 
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
@@ -197,7 +204,9 @@ class ProductCut:
         else:
             threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table
             made = chunking(rows, columns, depth, matrices, self.size, threads)
-            made = in_pairs(made, rows, columns, matrices) if self.pairs else made
+            made = in_pairs(made, rows, columns, matrices) if self.pairs or self.few else made
+            if self.few:
+                made = replace(made, copy_bytes=decoded_room(depth) if rows > self.few else 0)
         scratch = aligned(made.copy_bytes + (made.tile_bytes if self.to_scratch else 0))
         chunks = made.chunks if all(evaluate(s, extents) for s in self.shape) else 0
         return ProductParts(made.row_chunk, made.panel_chunk, made.copy_bytes, made.steps, scratch, chunks)

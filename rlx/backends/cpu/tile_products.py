@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu import amx
+from rlx.backends.cpu.block_codes import CODES, SCALE, BlockCode
 from rlx.backends.cpu.builder import Function, arguments_of, size_of, vec, void
 from rlx.backends.cpu.product_cut import (
     PRODUCT_BLOCK,
@@ -56,22 +57,41 @@ SHARES = (16, 8, 4, 2, 1)  # pairs of rows of both panels whose parts are made i
 
 @dataclass(frozen=True)
 class Panels:
-    """What B is: f32, of three parts, or whole numbers of up to 8 bits, of one, kept as `stored` (see `gemm.Tile`)."""
+    """What B is, by how it is `stored` (see `gemm.Tile`).
+
+    f32, of three parts, whole numbers of up to 8 bits, of one, or encoded blocks (`block_codes`), of three.
+    """
 
     stored: str
 
     @property
+    def code(self) -> BlockCode | None:
+        return CODES.get(self.stored)
+
+    @property
     def parts(self) -> int:
-        return 1 if self.stored else 3
+        return 1 if self.stored and not self.code else 3
 
     @property
     def scalar(self) -> str:
+        if self.code:
+            return "i8"
         return f"i{self.stored[1:]}" if self.stored else "float"
 
     @property
+    def steps_bytes(self) -> int:
+        """Bytes of 32 steps of a panel."""
+        return self.code.block_bytes if self.code else TILE_STEP * self.step
+
+    @property
     def step(self) -> int:
-        """Bytes of a step of a panel."""
+        """Bytes from a step of a panel to the next one of the same 16."""
         return 16 * size_of(self.scalar)
+
+    def place(self, f: Function, step: str, number: str | int = 0) -> str:
+        """Bytes of a panel before the steps `number` and `number` + 16 of so many times 32."""
+        own = f.mul(number, self.step)
+        return f.add(f.mul(step, self.steps_bytes), f.add(own, SCALE) if self.code else own)
 
     def load(self, f: Function, p: str) -> str:
         """A step, as the words of f32."""
@@ -80,9 +100,17 @@ class Panels:
         numbers = f.load(vec(self.scalar, 16), p)
         return f.cast("bitcast", f.cast("uitofp" if self.stored == "u8" else "sitofp", numbers, "float"), WORDS)
 
-    def pair(self, f: Function, p: str) -> tuple[str, str]:
+    def scale(self, f: Function, panel: str, step: str) -> str:
+        """What numbers of so many times 32 steps are multiplied by; empty where they are as they are meant."""
+        return self.code.scale(f, f.offset(panel, f.mul(step, self.steps_bytes)), 16) if self.code else ""
+
+    def pair(self, f: Function, p: str, scale: str) -> tuple[str, str]:
         """A step and the one 16 after it, which share words of parts."""
-        return self.load(f, p), self.load(f, f.offset(p, 16 * self.step))
+        if not self.code:
+            return self.load(f, p), self.load(f, f.offset(p, 16 * self.step))
+        rows = (p,) if self.code.apart else (p, f.offset(p, 16 * self.step))
+        x, y = (n for q in rows for n in self.code.numbers(f, q, 16))
+        return f.cast("bitcast", f.mul(x, scale), WORDS), f.cast("bitcast", f.mul(y, scale), WORDS)
 
 
 def with_tiles(fma: Function, stored: str = "") -> Function:
@@ -139,7 +167,8 @@ def _block(fma: Function, of_b: Panels) -> Function:
 
     def two_panels(column: str | int, k0: str) -> tuple[str, str]:
         """Where they go on at step k0; the second is the first again where there is none."""
-        place = f.gep("%b", f.add(f.mul(f.lshr(column, 4, "i64"), "%stride"), f.shl(k0, 4)), of_b.scalar)
+        place = f.gep("%b", f.mul(f.lshr(column, 4, "i64"), "%stride"), of_b.scalar)
+        place = f.offset(place, f.mul(f.lshr(k0, 5), of_b.steps_bytes))
         there = f.cmp("lt", f.add(column, 16, "i64"), "%columns")
         return place, f.gep(place, f.select(there, "%stride", 0), of_b.scalar)
 
@@ -278,13 +307,14 @@ def _square(share: int, tall: bool, of_b: Panels) -> Function:
         a, b, done, *seen = state
         source, target = _pair(f, of_b, done, "%out")
         panels = [f.offset(p, source) for p in ("%p0", "%p1")]
+        scales = [of_b.scale(f, p, f.lshr(done, 4)) for p in ("%p0", "%p1")]
 
         def make(i: int) -> None:
             for j, p in enumerate(panels):
                 at = f.offset(p, of_b.step * i)
                 # the other half comes by itself, and more would take the places of lines on their way to the tiles
                 f.prefetch(f.offset(at, AHEAD), locality=2)
-                x, y = of_b.pair(f, at)
+                x, y = of_b.pair(f, at, scales[j])
                 out = f.offset(target, PANEL * j + 64 * i)
                 seen[j] = _parts(f, x, y, out, seen[j], exact=False, parts=of_b.parts)
 
@@ -329,7 +359,7 @@ def _parts(f: Function, x: str, y: str, out: str, seen: str, *, exact: bool, par
 def _pair(f: Function, of_b: Panels, number: str, out: str) -> tuple[str, str]:
     """Where a pair of rows starts in a panel, in bytes, and the address of its parts."""
     step, row = f.lshr(number, 4), f.and_(number, 15)
-    source = f.mul(f.add(number, f.shl(step, 4)), of_b.step)  # a step is 32 rows, each of its pairs one of the first 16
+    source = of_b.place(f, step, row)
     return source, f.offset(out, f.add(f.mul(step, TILE_STEP_BYTES), f.shl(row, 6)))
 
 
@@ -406,7 +436,7 @@ def _parts_of_panels(of_b: Panels) -> Function:
     def pair(done: str, seen: list[str]) -> list[str]:
         source, target = _pair(f, of_b, done, "%out")
         for j, p in enumerate(("%p0", "%p1")):
-            x, y = of_b.pair(f, f.offset(p, source))
+            x, y = of_b.pair(f, f.offset(p, source), of_b.scale(f, p, f.lshr(done, 4)))
             seen[j] = _parts(f, x, y, f.offset(target, PANEL * j), seen[j], exact=False, parts=of_b.parts)
         return seen
 
@@ -442,7 +472,8 @@ def _finish_panels(of_b: Panels) -> Function:
             (bits,) = f.loop(0, 16, 1, [(WORDS, f.load(WORDS, place))], pair)
             f.store(bits, place)
 
-    f.if_(f.cmp("gt", left, 0), last_step)
+    if not of_b.code:  # whose blocks are whole steps
+        f.if_(f.cmp("gt", left, 0), last_step)
     for j in (0, 1):
         small = _is_small(f, f.load(WORDS, f.offset("%seen", 64 * j)))
         place = f.offset("%out", PANEL * j)
