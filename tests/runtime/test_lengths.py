@@ -46,6 +46,17 @@ def convolutions(hi: int | None) -> Built:
     return g, lambda n: [random(1, 3, 20, 2 * n + 6)]
 
 
+def signals(hi: int | None) -> Built:
+    """Windows along a line of n: few pixels are summed plainly, more by tiles."""
+    g = rlx.Graph("signals")
+    n = rlx.Dim("n", 1, hi)
+    x = g.input("x", (1, 64, n))
+    for window in (3, 5, 7):
+        w = g.param(f"w{window}", (72, 64, window), data=random(72, 64, window))
+        g.output(rlx.relu(rlx.conv(x, w, pads=(window // 2,) * 2)), name=f"y{window}")
+    return g, lambda n: [random(1, 64, n)]
+
+
 def attention(hi: int | None) -> Built:
     g = rlx.Graph("attention")
     n = rlx.Dim("n", 1, hi)
@@ -77,7 +88,7 @@ def check_lengths(models: dict[int, rlx.CompiledGraph], fresh: Callable[[int], r
 
 
 @pytest.mark.parametrize("hi", [48, None], ids=["bounded", "unbounded"])
-@pytest.mark.parametrize("build", [products, convolutions, attention, rows], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("build", [products, convolutions, signals, attention, rows], ids=lambda f: f.__name__)
 def test_every_length_gives_the_bits_of_its_own_compile(build: Callable[[int | None], Built], hi: int | None) -> None:
     graph, data = build(hi)
     models = {threads: rlx.compile(graph, device="cpu", threads=threads) for threads in (1, 2, 4)}

@@ -165,7 +165,7 @@ class CpuBackend(CodeGenerator):
             case Conv() if kernel.tag == ringed.TAG:
                 return [ringed.emit(kernel)]
             case Conv():
-                return [conv.emit(kernel)]
+                return conv.emit(kernel)
             case Attention():
                 return attention.emit(kernel)
         lanes = host().vector_bytes // 4

@@ -15,7 +15,7 @@ from typing import Literal, cast
 
 from rlx.backends.cpu import byte_conv, depthwise, direct, dots, fused_tiles, gemm, window_gather, winograd
 from rlx.backends.cpu.builder import Module, size_of
-from rlx.backends.cpu.conv_cut import ConvCut, conv_by_tiles
+from rlx.backends.cpu.conv_cut import ConvCut, PixelsOnly, conv_by_tiles
 from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
@@ -87,15 +87,25 @@ def layout(kernel: Kernel) -> list[Kernel]:
     if anchor.x.dtype.bits == 8:
         return [*made, *byte_conv.layout(plain)]
     tag = winograd.choose(plain)
-    if tag:
+    few = winograd.has_few(plain, tag) if tag else True
+    if few is False:
         return [*made, *winograd.layout(plain, tag)]
     if depthwise.suits(plain):
         buffer, store = depthwise.weights(plain)
     else:
         buffer, store = _packed(plain)
     weights = Kernel("pack w", (store,), nodes=kernel.nodes)
-    packed = replace(anchor, w=Load(buffer, (const_zero(),) * len(buffer.shape), buffer.dtype))
-    return [*made, weights, Kernel(kernel.name, kernel.stores, packed, nodes=kernel.nodes, tag=kernel.tag)]
+    if few is None:  # runs take the way that a compile for their size would: results have the same bits
+        transform, transformed = winograd.layout(plain, tag)
+        return [*made, weights, transform, replace(transformed, operands=(buffer,))]
+    return [*made, weights, _with_panels(plain, buffer)]
+
+
+def _with_panels(kernel: Kernel, packed: Buffer) -> Kernel:
+    """The kernel, which reads its weights from where they are packed."""
+    assert isinstance(kernel.anchor, Conv)
+    anchor = replace(kernel.anchor, w=Load(packed, (const_zero(),) * len(packed.shape), packed.dtype))
+    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=kernel.tag)
 
 
 def const_zero() -> Expr:
@@ -195,8 +205,18 @@ def _tile(dtype: DType) -> gemm.Tile:
 # ---- code
 
 
-def emit(kernel: Kernel) -> KernelCode:
-    """The convolution with its epilogue, or the transform of its weights."""
+def emit(kernel: Kernel) -> list[KernelCode]:
+    """The convolution with its epilogue, or the transform of its weights; two ways where the run decides which."""
+    if kernel.tag not in winograd.TAGS or not kernel.operands:
+        return [_emit(kernel)]
+    most, pixels = winograd.few_pixels(kernel.tag), geometry(kernel).pixels
+    plain = _with_panels(replace(kernel, tag=""), *kernel.operands)
+    ways = ((_emit(plain), True), (_emit(kernel), False))
+    return [replace(code, chunks=PixelsOnly(code.chunks, pixels, most, few)) for code, few in ways]
+
+
+def _emit(kernel: Kernel) -> KernelCode:
+    """One of these."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     if kernel.tag in byte_conv.TAGS:

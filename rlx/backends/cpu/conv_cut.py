@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlx.backends.cpu.cuts import aligned, pieces
 from rlx.backends.cpu.product_cut import (
     COPY_PAD,
@@ -19,7 +21,7 @@ from rlx.backends.cpu.words import Extents, thread_count
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["ConvCut", "ConvParts", "DirectCut", "DirectParts", "conv_by_tiles", "even_panels"]
+__all__ = ["ConvCut", "ConvParts", "DirectCut", "DirectParts", "PixelsOnly", "conv_by_tiles", "even_panels"]
 
 GATHER = 300  # nanoseconds to gather 32 rows of windows, for a step of k
 
@@ -260,3 +262,16 @@ class DirectCut:
         step = self.dilation * line
         steps = k_block(run, K_BLOCK) if run > K_BLOCK else max(run, 1)
         return DirectParts(row_chunk, panel_chunk, count, padded, copied, step, group, steps, taken, tuple(ends))
+
+
+@dataclass(eq=False, repr=False)
+class PixelsOnly:
+    """Chunks of what computes a convolution where it has few pixels, or where it has more: else none."""
+
+    chunks: Callable[[Extents], int]
+    pixels: Size
+    most: int  # pixels that are few
+    few: bool
+
+    def __call__(self, extents: Extents) -> int:
+        return self.chunks(extents) if (evaluate(self.pixels, extents) <= self.most) == self.few else 0

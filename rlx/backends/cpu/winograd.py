@@ -28,13 +28,16 @@ from rlx.backends.cpu.product_cut import K_BLOCK
 from rlx.backends.cpu.window import Finish, finish_of, geometry
 from rlx.backends.cpu.winograd_cut import WinogradCut, WinogradParts
 from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
+from rlx.ir.shape import bounds
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load, const, size_expr
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.kernels.tags import WINOGRAD
 
-__all__ = ["TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "layout", "possible", "transforms"]
+__all__ = [
+    "TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "few_pixels", "has_few", "layout", "possible", "transforms",
+]  # fmt: skip
 
 WEIGHTS = f"{WINOGRAD} weights"
 MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
@@ -172,7 +175,7 @@ def possible(kernel: Kernel) -> list[str]:
 
 
 def choose(kernel: Kernel) -> str:
-    """The tag of the form that is thought to be fastest, "" for none; a question of channels only."""
+    """The tag of the form that is thought to be fastest for more than `few_pixels`, "" for none: by channels only."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     tags = possible(kernel)
@@ -193,6 +196,23 @@ def choose(kernel: Kernel) -> str:
         costs.pop(f"{WINOGRAD}4", None)
     best = min(costs, key=lambda tag: costs[tag])
     return best if costs[best] < prod(TAGS[best].r) * channels * panels else ""
+
+
+def few_pixels(tag: str) -> int:
+    """Up to how many pixels of results plain sums take less time: those of one tile, for windows of a line.
+
+    They read half of the weights and make hardly more products, which the widest vectors do faster than they read.
+    """
+    form = TAGS[tag]
+    return prod(form.m) if 1 in form.m and host().vector_bytes == 64 else 0
+
+
+def has_few(kernel: Kernel, tag: str) -> bool | None:
+    """Whether a convolution has so few pixels; None where that is known at the run only."""
+    most, (low, high) = few_pixels(tag), bounds(geometry(kernel).pixels)
+    if most == 0 or (low is not None and low > most):
+        return False
+    return True if high is not None and high <= most else None
 
 
 def layout(kernel: Kernel, tag: str) -> list[Kernel]:

@@ -12,6 +12,7 @@ import pytest
 from rlx.backends.cpu import winograd
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.conv_cut import conv_by_tiles
+from rlx.backends.cpu.jit import host
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
@@ -584,6 +585,23 @@ def test_winograd_is_chosen_where_it_pays() -> None:
         ]
         assert made[0] == made[1]
         assert made[0][0].startswith("winograd") == expected
+
+
+@pytest.mark.parametrize("window, tile", [(3, 4), (5, 4), (7, 2)])
+def test_one_tile_of_a_line_is_summed_plainly(window: int, tile: int) -> None:
+    """By the widest vectors; a compile for sizes that the run decides gives the bits of one for that size."""
+    few = tile if host().vector_bytes == 64 else 0
+
+    def signal(n: Size, length: Size) -> Graph:
+        return conv_graph((n, 64, length), (64, 64, window), scaled_signal, pads=(window // 2,) * 2)
+
+    either = compiled(signal(Dim("n", 0, 4), Dim("length", 1, 32)))
+    for n, length in ((1, 1), (1, tile), (1, tile + 1), (2, tile // 2), (2, tile), (3, 20), (0, 5)):
+        known = compiled(signal(n, length))
+        assert bool(tags(known)[0]) == (few == 0 or n * length > few)
+        extents = {"n": n, "length": length}
+        want = check(signal(n, length), run=known, tolerance=6e-6)
+        assert np.array_equal(check(signal(n, length), extents, either, tolerance=6e-6), want)
 
 
 def test_transforms_are_exact() -> None:
