@@ -1,9 +1,9 @@
 """Products with weights that are encoded in blocks, which stay so in panels: see `block_codes`.
 
-With few rows, which wait for memory, weights are decoded in registers and multiplied there: a product reads what the
-encoding takes. With more rows, two panels at a time are decoded to memory that stays in a cache, and multiplied as
-others are; tile registers get parts of weights that are decoded as those are made (`tile_products`). Every decoded
-weight is exact in f32.
+With few rows, which wait for memory, the numbers of a block are multiplied as they are, and their sum by the scale: a
+product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) With more rows, two panels at
+a time are decoded to memory that stays in a cache, and multiplied as others are; tile registers get parts of weights
+that are decoded as those are made (`tile_products`). A decoded weight is exact in f32.
 
 Which of the three it is depends on M, N and K, and the order in which an element of C is added up on that and on K
 only: blocks of k are as those of other products (whole blocks of the encoding here), and within one with few rows the
@@ -122,7 +122,7 @@ def _product(tile: gemm.Tile, code: BlockCode, rows: int) -> Function:
             return after[:panels]
 
         def one_block(step: str, state: list[str]) -> list[str]:
-            at, sums = state[:panels], state[panels:]
+            at, totals = state[:panels], state[panels:]
             scales = [code.scale(f, f.offset(p, h * lanes), lanes) for p in at for h in range(halves)]
 
             def some_rows(row: str, state: list[str]) -> list[str]:
@@ -140,18 +140,21 @@ def _product(tile: gemm.Tile, code: BlockCode, rows: int) -> Function:
                         code.numbers(f, f.offset(p, r * ROW + h * lanes), lanes) for p in own for h in range(halves)
                     ]
                     for s in range(code.steps):
-                        b = [f.mul(x[s], scale) for x, scale in zip(numbers, scales, strict=True)]
                         for i in range(rows):
                             q = a[i // 3] if i % 3 == 0 else f.offset(a[i // 3], line if i % 3 == 1 else double)
                             x = f.splat(f.load(tile.scalar, f.offset(q, 4 * (r + s * code.apart))), lanes)
                             for j in range(vectors):
-                                total = f.fma(x, b[j], sums[i * vectors + j])
+                                total = f.fma(x, numbers[j][s], sums[i * vectors + j])
                                 sums[i * vectors + j] = tile.ordered(f, total) if rows > 2 else total
                 return sums
 
-            start = [(tile.vector, x) for x in sums]
-            sums = f.loop(0, code.rows, TOGETHER, start, some_rows, runs=True)
-            return [*(f.offset(p, code.block_bytes) for p in at), *sums]
+            zeros = [(tile.vector, "zeroinitializer")] * len(totals)
+            sums = f.loop(0, code.rows, TOGETHER, zeros, some_rows, runs=True)
+            # while a block is read, totals that find no register lie in memory
+            totals = [
+                f.fma(x, scales[i % vectors], total) for i, (x, total) in enumerate(zip(sums, totals, strict=True))
+            ]
+            return [*(f.offset(p, code.block_bytes) for p in at), *totals]
 
         f.loop(0, "%k", block, [("ptr", p) for p in starts], k_block, runs=True)
 
