@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from rlx import forks as _forks  # noqa: F401 - before there is a thread that imports more
+
 _KEYWORDS = ("and", "if", "not", "or", "while")  # ops whose function has a trailing underscore
 
 __version__ = "0.1.0"

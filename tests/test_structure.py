@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "options": {"ir"},
     "disk": set(),
+    "forks": set(),
     "lean": set(),
     "records": set(),
     "texts": set(),
@@ -41,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "trace": {"ir", "ops", "runtime"},
     "numpy": {"ops"},
     "rlx": COMPILER_PARTS
-    | {"compiler", "cost", "importers", "estimate", "runtime", "trace", "numpy"},  # rlx/__init__.py
+    | {"compiler", "cost", "forks", "importers", "estimate", "runtime", "trace", "numpy"},  # rlx/__init__.py
     "demo": {"ir", "runtime", "rlx"},
     "__main__": {"cli"},
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},

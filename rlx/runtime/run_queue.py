@@ -16,10 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import suppress
-from importlib import _bootstrap
 from queue import SimpleQueue
-from typing import Any
 
 from rlx.errors import BusyError, ClosedError, ExecutionError
 from rlx.ir.graph import Array
@@ -248,19 +245,6 @@ def finish_all(cancels: bool | None = None) -> None:
         finish_all(cancels=True)
 
 
-def finish_imports() -> None:
-    """Waits for what runs are importing: a child would find those modules locked, by a thread that it hasn't got."""
-    if not any(queue.thread is not None for queue in _queues):
-        return
-    # Python has no public word for it: a module is locked before it is in sys.modules, and until it is complete
-    locks: dict[str, Callable[[], Any]] = getattr(_bootstrap, "_module_locks", {})
-    own = threading.get_ident()
-    while names := [name for name, ref in list(locks.items()) if getattr(ref(), "owner", None) not in (None, own)]:
-        for name in names:
-            with suppress(Exception):
-                _bootstrap._lock_unlock_module(name)  # type: ignore[attr-defined]
-
-
 def restart_all() -> None:
     for queue in list(_queues):
         queue.restart()
@@ -268,4 +252,4 @@ def restart_all() -> None:
 
 atexit.register(finish_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=finish_imports, after_in_child=restart_all)
+    os.register_at_fork(after_in_child=restart_all)

@@ -205,29 +205,21 @@ say("fine")
 
 
 @posix
-def test_a_fork_while_a_run_imports(tmp_path: Path) -> None:
-    """The child can import what a submitted run was importing then."""
+@pytest.mark.parametrize("begin", ["model.submit([X])", "threading.Thread(target=model.run, args=([X],)).start()"])
+def test_a_fork_while_a_run_imports(tmp_path: Path, begin: str) -> None:
+    """The child can import what a run was importing then, a submitted one or that of a thread."""
     (tmp_path / "slow_module.py").write_text("import time\ntime.sleep(0.5)\nvalue = 3\n")
     done = run(
         f"""
 sys.path.insert(0, {str(tmp_path)!r})
-from rlx.ops.base import Op, register
 begun = threading.Event()
 
-@register
-class Imports(Op):
-    def infer(self, x):
-        return x
+def inside():
+    begun.set()
+    import slow_module
 
-    def reference(self, x):
-        begun.set()
-        import slow_module
-        return x
-
-g = rlx.Graph("imports")
-g.output(rlx.ops.imports(g.input("x", (2,))), name="y")
-model = rlx.compile(g, device="cpu")
-future = model.submit([np.ones(2, np.float32)])
+model = calling()
+{begin}
 begun.wait()
 time.sleep(0.1)
 pid = os.fork()
@@ -236,7 +228,63 @@ if pid == 0:
     import slow_module
     os._exit(slow_module.value)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-future.result()
+say("fine")
+"""
+    )
+    check(done, 0, "fine")
+
+
+@posix
+@pytest.mark.parametrize("first", ["model.submit([X]).result()", "rlx.jit(lambda x: np.tanh(x), device='cpu')(X)"])
+def test_a_fork_while_a_thread_imports_a_part_of_rlx(first: str) -> None:
+    """Parts are imported with the first call that needs them: the child can make that call too."""
+    done = run(
+        f"""
+model = long(1)
+begun = threading.Event()
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("rlx.runtime.run_queue", "rlx.trace.jit"):
+            begun.set()
+            time.sleep(0.5)
+
+sys.meta_path.insert(0, Slow())
+threading.Thread(target=lambda: {first}).start()
+begun.wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    {first}
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+say("fine")
+"""
+    )
+    check(done, 0, "fine")
+
+
+@posix
+def test_a_fork_does_not_wait_for_an_import_that_runs_graphs(tmp_path: Path) -> None:
+    """A module that is a server may be imported for ever."""
+    (tmp_path / "server.py").write_text(
+        "from __main__ import *\nwhile not ended:\n    model.run([X])\n    begun.set()\n"
+    )
+    done = run(
+        f"""
+sys.path.insert(0, {str(tmp_path)!r})
+model, ended, begun = long(1), [], threading.Event()
+thread = threading.Thread(target=lambda: __import__("server"))
+thread.start()
+begun.wait()
+start = time.monotonic()
+pid = os.fork()
+if pid == 0:
+    os._exit(3)
+assert time.monotonic() - start < 9
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+ended.append(True)
+thread.join()
 say("fine")
 """
     )
