@@ -120,8 +120,8 @@ class ArtifactCache:
         return self.folder / (sha256(key.encode()).hexdigest() + SUFFIX)
 
     def evict(self) -> None:
-        """Deletes the least recently used entries until the bound holds."""
-        evict(self.folder.glob(f"*{SUFFIX}"), self.max_bytes, self.max_bytes)
+        """Deletes the least recently used files until the bound holds: entries, and what a process that died left."""
+        evict(self.folder.iterdir(), self.max_bytes, self.max_bytes)
 
 
 def _is_plain(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import pickle
 import struct
 import subprocess
@@ -475,6 +476,20 @@ def test_the_cache_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     count = len(entries(kept))
     rlx.load(path, cache_dir=kept, dims={"n": 20})
     assert len(entries(kept)) == count
+
+
+def test_what_processes_that_died_left_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was killed while it wrote an entry leaves a temporary file, which goes before newer entries."""
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    rlx.load(path, cache_dir=kept)
+    (entry,) = entries(kept)
+    left = entry.with_name(f"{entry.name}.0123456789ab.tmp")
+    left.write_bytes(entry.read_bytes())
+    os.utime(left, (1, 1))
+    monkeypatch.setattr(cache.ArtifactCache.__init__, "__defaults__", (entry.stat().st_size * 5 // 2,))
+    rlx.load(path, cache_dir=kept, dims={"n": 7})
+    assert not left.exists()
+    assert len(entries(kept)) == 2
 
 
 def test_external_weights_are_watched(tmp_path: Path) -> None:

@@ -130,6 +130,28 @@ def test_results_that_grow(allocated: list[int]) -> None:
     assert 0 < len(allocated) <= 6
 
 
+def test_results_go_while_others_are_made() -> None:
+    """The collector may run at any allocation: also while memory is looked for."""
+    memory, like = results_module.ResultMemory(), np.empty(1 << 16, np.uint8)
+    memory.keep_for([like] * 2000)
+    threshold = gc.get_threshold()
+    pairs = [(i, -i) for i in range(5000)]  # no tuple is left to be used again
+    try:
+        for _ in range(3):
+            kept = [memory.like(like) for _ in range(1500)][:300]
+            gc.collect()
+            gc.set_threshold(1000, 1, 1)
+            for array in kept:
+                cycle: list[Any] = [array]
+                cycle.append(cycle)
+            del kept, array, cycle
+            memory.like(like)
+            gc.set_threshold(*threshold)
+    finally:
+        gc.set_threshold(*threshold)
+    assert len(pairs) == 5000
+
+
 def test_closing_keeps_results() -> None:
     m, x = model(), data(2)
     results = m.run({"x": x})

@@ -20,7 +20,8 @@ LEAST = 64 << 10  # bytes of a result that is worth it
 class ResultMemory:
     """Makes the arrays of results, and keeps the memory of those that are gone: as much as one run needs, the latest.
 
-    An array may go in any thread at any time: memory changes hands by single operations of a dict.
+    An array may go in any thread at any time: memory changes hands by single operations of a dict. (A list of its items
+    would be none, as the tuples let Python collect garbage, with arrays in it.)
     """
 
     def __init__(self) -> None:
@@ -45,8 +46,9 @@ class ResultMemory:
         return own.view(array.dtype).reshape(array.shape)
 
     def _taken(self, room: int) -> Memory | None:
-        for key, memory in list(self._free.items()):
-            if memory.nbytes == room and self._free.pop(key, None) is not None:
+        for key in list(self._free):
+            memory = self._free.get(key)
+            if memory is not None and memory.nbytes == room and self._free.pop(key, None) is not None:
                 return memory
         return None
 
@@ -58,11 +60,11 @@ class ResultMemory:
     def _take_back(self, memory: Memory) -> None:
         self._free[id(memory)] = memory
         excess = sum(kept.nbytes for kept in list(self._free.values())) - self._most
-        for key, kept in list(self._free.items()):  # of sizes that runs had before, as a rule
+        for key in list(self._free):  # of sizes that runs had before, as a rule
             if excess <= 0:
                 break
-            self._free.pop(key, None)
-            excess -= kept.nbytes
+            gone = self._free.pop(key, None)
+            excess -= 0 if gone is None else gone.nbytes
 
 
 def _room(size: int) -> int:
