@@ -260,6 +260,13 @@ def in_image(geo: Geometry) -> Size | None:
     return None
 
 
+def last_columns(outputs: Size, tile: gemm.Tile) -> int:
+    """Columns after the last whole group of panels that get code of their own, if any: in vectors or halves of them."""
+    known = outputs if isinstance(outputs, int) and tile.lanes == tile.width else 0
+    last = known % (tile.panels * tile.width)
+    return last if last % 8 == 0 else 0
+
+
 def _emit_product(kernel: Kernel) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
@@ -272,6 +279,8 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     from_window = in_image(geo)
     few = dots.is_few(geo.outputs)
     in_registers = not few and fused_tiles.suits(finish)
+    together = tile.panels * tile.width
+    last = last_columns(geo.outputs, tile) if in_registers else 0
 
     cut = once(
         ConvCut(
@@ -344,17 +353,22 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         if not in_registers:
             sums_of(a, (q0, q1), "0")
             return
-        together = tile.panels * width
         # rather than with a last tile of few rows of its own, the block routine ends with two even ones
         over = f.rem(rows, tile.rows)
         uneven = f.and_(f.cmp("gt", over, 0), f.cmp("le", f.mul(over, 2), tile.rows))
         even = f.sub(rows, f.select(uneven, f.add(over, tile.rows), 0))
         ready = f.and_(f.cmp("le", depth, w[ConvWord.STEPS]), f.cmp("ge", even, tile.rows))
-        done = f.select(ready, f.mul(f.div(count, together), together), 0)
+        whole = f.select(ready, f.mul(f.div(count, together), together), 0)
+        narrow = f.select(f.and_(ready, f.cmp("eq", f.sub(count, whole), last)), last, 0) if last else "0"
+        done = f.add(whole, narrow)
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
-        panels = fused_tiles.Panels(panel_at(n0), f.mul(depth, width), depth)
-        matrix = fused_tiles.Matrix(a, w[ConvWord.A_STEP])
-        fused_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, (q0, middle), first, done)
+        matrix, block, stride = fused_tiles.Matrix(a, w[ConvWord.A_STEP]), (q0, middle), f.mul(depth, width)
+        panels = fused_tiles.Panels(panel_at(n0), stride, depth)
+        fused_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, block, first, whole)
+        if last:
+            one, panels = replace(tile, panels=-(-last // width)), replace(panels, b=panel_at(f.add(n0, whole)))
+            at = f.add(first, whole)
+            fused_tiles.emit_tiles(emitter, finish, one, matrix, tile.rows, panels, block, at, narrow, last=last)
 
         def rest(e: str, _: list[str]) -> None:
             """The columns that are left, then the rows."""

@@ -67,6 +67,7 @@ class Matrix(Rows):
             lines.append(f.offset(lines[-1], f.mul(step, 3)))
         double_step = f.mul(step, 2)
         nl = len(lines)
+        near = 3 if size * tile.lanes == 64 else 2  # AVX-512 waits for rows of A that are in the second cache
 
         def steps(unroll: int) -> Callable[[str, list[str]], list[str]]:
             def body(_: str, state: list[str]) -> list[str]:
@@ -74,7 +75,7 @@ class Matrix(Rows):
                 if nl > 2:  # LLVM would keep a pointer for each row, most of them in memory
                     here = [f.opaque(p) for p in here]
                 for line in range(0, unroll * tile.fetched if unroll > 1 else 0, 64):
-                    f.prefetch(f.offset(ahead, line), locality=2)
+                    f.prefetch(f.offset(ahead, line), locality=near)
                 rows = [f.offset(here[r // 3], (0, step, double_step)[r % 3]) for r in range(count)]
                 acc = _add(f, tile, rows, here[nl:], unroll, acc)
                 moved = [f.offset(p, unroll * size * (1 if i < nl else tile.width)) for i, p in enumerate(here)]
@@ -173,15 +174,19 @@ def emit_tiles(
     pixels: tuple[str, str],
     first: str,
     columns: str,
+    *,
+    last: int = 0,
 ) -> None:
     """Emits the results of the pixels (at least `height`, the rows of a tile) in `columns` channels from `first`.
 
-    Columns are whole groups of panels, rows are numbered from the first pixel. The last tile of rows overlaps the one
-    before it. Sums are those of `gemm.gemm_block` for so few steps.
+    Columns are whole groups of panels, or `last` (a multiple of 8) that a single group covers. Rows are numbered from
+    the first pixel. The last tile of rows overlaps the one before it. Sums are those of `gemm.gemm_block` for so few
+    steps.
     """
     f, width = emitter.f, tile.width
     q0, q1 = pixels
     count, group = f.sub(q1, q0), tile.panels * width
+    widths = [min((last or group) - c, tile.lanes) for c in range(0, last or group, tile.lanes)]
     top = Scope(1, None, {})
     emitter.hoist(finish.expr, frozenset((finish.channel, *finish.space)), top)
     touched = [finish.destination, *finish.streams()]
@@ -192,9 +197,9 @@ def emit_tiles(
         coming = f.gep(panel, f.mul(panels.stride, tile.panels), tile.scalar)
         wanted = f.select(f.cmp("lt", f.add(n, group), columns), f.mul(panels.depth, width), 0)
         shared: list[tuple[str, Scope]] = []
-        for j in range(group // tile.lanes):
+        for j, w in enumerate(widths):
             channel = f.add(f.add(first, n), j * tile.lanes)
-            scope = top.inner({finish.channel: channel}, tile.lanes, finish.channel)
+            scope = top.inner({finish.channel: channel}, w, finish.channel)
             emitter.hoist(finish.expr, frozenset(finish.space), scope)
             shared.append((channel, scope))
 
@@ -204,7 +209,7 @@ def emit_tiles(
             number = f.add(q0, row)
             places = [finish.pixel(emitter, top, f.add(number, r) if r else number) for r in range(height)]
             for place in places:
-                at = place.inner({finish.channel: shared[0][0]}, tile.lanes, finish.channel)
+                at = place.inner({finish.channel: shared[0][0]}, widths[0], finish.channel)
                 for x in touched:
                     f.prefetch(emitter.address(x, at), write=x is finish.destination)
             # once the coming panel is fetched, or where there is none, it is the next rows of A that are wanted
@@ -212,8 +217,10 @@ def emit_tiles(
             ahead = f.select(f.cmp("lt", done, wanted), f.gep(coming, done, tile.scalar), below, "ptr")
             sums = rows.sums(f, tile, row, height, panels, panel, ahead)
             for r, place in enumerate(places):
-                for j, (channel, scope) in enumerate(shared):
-                    finish.put(emitter, place, channel, sums[r * len(shared) + j], tile.lanes, scope)
+                for j, (w, (channel, scope)) in enumerate(zip(widths, shared, strict=True)):
+                    value = sums[r * len(shared) + j]
+                    value = value if w == tile.lanes else f.shuffle(value, None, list(range(w)))
+                    finish.put(emitter, place, channel, value, w, scope)
             return [f.add(done, fetched)]
 
         f.loop(0, count, height, [("i64", 0)], some_rows)

@@ -191,8 +191,8 @@ def test_few_planes(channels: int, x: tuple[int, ...], w: tuple[int, ...], attri
     check(conv_graph((x[0], channels, *x[1:]), (w[0], channels, *w[1:]), relu_of, **attributes))
 
 
-@pytest.mark.parametrize("pixels", [1, 5, 6, 7, 13, 150])
-@pytest.mark.parametrize("outputs", [15, 16, 24, 40, 64])
+@pytest.mark.parametrize("pixels", [1, 5, 6, 7, 13, 49, 150])
+@pytest.mark.parametrize("outputs", [8, 15, 16, 24, 40, 48, 56, 64, 80])
 @pytest.mark.parametrize("channels", [16, 27, 390])
 def test_epilogues_in_registers(pixels: int, outputs: int, channels: int) -> None:
     """Tiles of whole panels finish in registers, what is left over and products of many steps in memory."""
