@@ -2,8 +2,8 @@
 
 With few rows, which wait for memory, the numbers of a block are multiplied as they are, and their sum by the scale: a
 product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) With more rows, two panels at
-a time are decoded to memory that stays in a cache, and multiplied as others are; tile registers get parts of weights
-that are decoded as those are made (`tile_products`). A decoded weight is exact in f32.
+a time are decoded to memory that stays in a cache, and multiplied as others are: a decoded weight is exact in f32. Tile
+registers multiply the numbers of blocks too (`tile_blocks`).
 
 Which of the three it is depends on M, N and K, and the order in which an element of C is added up on that and on K
 only: blocks of k are as those of other products (whole blocks of the encoding here), and within one with few rows the
@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from rlx.backends.cpu import block_codes, gemm
+from rlx.backends.cpu import block_codes, gemm, tile_blocks, tile_products
 from rlx.backends.cpu.block_codes import BLOCK, ROW, SCALE, BlockCode
 from rlx.backends.cpu.builder import Function, Module, void
 from rlx.backends.cpu.jit import host
@@ -255,5 +255,6 @@ def block_routine(tile: gemm.Tile) -> Routine:
         lambda: void(f.call(many, arguments)),
     )
     f.ret()
-    block = gemm.by_tiles_too(f, tile)
-    return Routine(block.name, Module([block]).text())
+    if gemm.has_tiles(tile.dtype) and tile.lanes == WIDTH:
+        f = tile_products.with_tiles(f, block=tile_blocks.block(f, code))
+    return Routine(f.name, Module([f]).text())

@@ -33,7 +33,6 @@ __all__ = [
     "GemmWord",
     "Tile",
     "block_routine",
-    "by_tiles_too",
     "gemm_block",
     "gemm_kernel",
     "has_tiles",
@@ -417,15 +416,10 @@ def block_routine(tile: Tile) -> Routine:
 
     Where there are tile registers, products of f32 with a `most` of 0 are computed with them: see `tile_products`.
     """
-    block = by_tiles_too(gemm_block(tile), tile)
-    return Routine(block.name, Module([block]).text())
-
-
-def by_tiles_too(block: Function, tile: Tile) -> Function:
-    """The block routine, which computes by tile registers where it is told to, if there are any."""
+    block = gemm_block(tile)
     if has_tiles(tile.dtype) and tile.lanes == tile.width:
-        return tile_products.with_tiles(block, tile.stored)
-    return block
+        block = tile_products.with_tiles(block, tile.stored)
+    return Routine(block.name, Module([block]).text())
 
 
 def block_steps(f: Function) -> str:

@@ -11,6 +11,7 @@ from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass, replace
 
 __all__ = [
+    "FEWEST_OF_BLOCKS",
     "Chunking",
     "ProductCut",
     "by_tiles",
@@ -34,10 +35,12 @@ TILE_STEP_BYTES = 3 * TILE_PART
 TILE_BLOCK = 768  # steps of k that parts are made for at most before they are used: they stay in L2
 TILE_SPARE = 8192 + 128  # bytes: room for two squares of sums, and for the bits that are seen in two panels
 WIDTH = 16  # columns of a panel of f32
+FEWEST_OF_BLOCKS = 7  # rows of a product with encoded blocks that tiles compute, at least
 MOST_BANDS = 8  # of 32 rows in a chunk, at most
 # nanoseconds for a step of k: to split 32 rows, half of which come from another core's cache, for a square of sums, and
 # to make parts of two panels beside that and of the first ones
 SPLIT, SQUARE, PAIR, FIRST_PAIR = 700, 160, 400, 200
+BLOCKS = 60  # the same for two tiles of encoded blocks, which are made before they are used (`tile_blocks`)
 START_CHUNK = 1000  # nanoseconds
 SPREAD = 0.1  # of a chunk's time by which some take longer
 MIN_PANELS = 4  # of a chunk of a product that has enough of them
@@ -141,7 +144,9 @@ def _panel_chunk(panels: int, parts: int, blocks: int) -> int:
 
 
 @functools.lru_cache(1024)
-def tile_chunking(m: int, n: int, k: int, batch: int, threads: int = 1, split: int = SPLIT) -> Chunking:
+def tile_chunking(
+    m: int, n: int, k: int, batch: int, threads: int = 1, split: int = SPLIT, *, of_blocks: bool = False
+) -> Chunking:
     """Cuts a product by tiles into the chunks with which the threads are soonest done.
 
     They are few and large: each splits its rows of A, and starts with panels that nothing is computed beside.
@@ -157,7 +162,8 @@ def tile_chunking(m: int, n: int, k: int, batch: int, threads: int = 1, split: i
         for across in range(1, min(pairs, TURNS * threads) + 1):
             columns = -(-pairs // across)
             chunks = batch * -(-m // rows) * -(-pairs // columns)
-            a_step = bands * split + FIRST_PAIR + columns * max(SQUARE * bands, PAIR)
+            a_pair = SQUARE * bands + BLOCKS if of_blocks else max(SQUARE * bands, PAIR)
+            a_step = bands * split + FIRST_PAIR + columns * a_pair
             time = (-(-chunks // threads) + SPREAD) * (START_CHUNK + steps * a_step)
             if time < best:
                 best, found = time, (rows, columns)
@@ -182,7 +188,8 @@ class ProductCut:
     """The chunks of a product [m, k] x [k, n], `count` of them, of elements of `size` bytes; `shape` is the result's.
 
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
-    `pairs`: panels are read in pairs. `few`: with more rows, panels are decoded two at a time (`block_panels`).
+    `pairs`: panels are read in pairs. `few`: B is encoded blocks (`block_panels`), of which two panels at a time are
+    decoded for more rows, where tiles don't compute.
     """
 
     m: Size
@@ -199,8 +206,9 @@ class ProductCut:
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
         threads = thread_count(extents)
-        if self.tiles and by_tiles(rows, columns, depth):
-            made = tile_chunking(rows, columns, depth, matrices, threads)
+        worth = rows >= FEWEST_OF_BLOCKS if self.few else by_tiles(rows, columns, depth)
+        if self.tiles and worth:
+            made = tile_chunking(rows, columns, depth, matrices, threads, of_blocks=bool(self.few))
         else:
             threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table
             made = chunking(rows, columns, depth, matrices, self.size, threads)

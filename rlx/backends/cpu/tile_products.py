@@ -30,7 +30,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu import amx
-from rlx.backends.cpu.block_codes import CODES, SCALE, BlockCode
 from rlx.backends.cpu.builder import Function, arguments_of, size_of, vec, void
 from rlx.backends.cpu.product_cut import (
     PRODUCT_BLOCK,
@@ -43,7 +42,10 @@ from rlx.backends.cpu.product_cut import (
 )
 from rlx.records import dataclass
 
-__all__ = ["ARGUMENTS", "with_tiles"]
+__all__ = [
+    "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "any_nonfinite", "copy_square", "routine", "split_rows",
+    "sums_anew", "tile_shapes", "with_tiles",
+]  # fmt: skip
 
 ARGUMENTS = "ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k"
 WORDS, FLOATS = "<16 x i32>", "<16 x float>"
@@ -57,41 +59,22 @@ SHARES = (16, 8, 4, 2, 1)  # pairs of rows of both panels whose parts are made i
 
 @dataclass(frozen=True)
 class Panels:
-    """What B is, by how it is `stored` (see `gemm.Tile`).
-
-    f32, of three parts, whole numbers of up to 8 bits, of one, or encoded blocks (`block_codes`), of three.
-    """
+    """What B is: f32, of three parts, or whole numbers of up to 8 bits, of one, kept as `stored` (see `gemm.Tile`)."""
 
     stored: str
 
     @property
-    def code(self) -> BlockCode | None:
-        return CODES.get(self.stored)
-
-    @property
     def parts(self) -> int:
-        return 1 if self.stored and not self.code else 3
+        return 1 if self.stored else 3
 
     @property
     def scalar(self) -> str:
-        if self.code:
-            return "i8"
         return f"i{self.stored[1:]}" if self.stored else "float"
 
     @property
-    def steps_bytes(self) -> int:
-        """Bytes of 32 steps of a panel."""
-        return self.code.block_bytes if self.code else TILE_STEP * self.step
-
-    @property
     def step(self) -> int:
-        """Bytes from a step of a panel to the next one of the same 16."""
+        """Bytes of a step of a panel."""
         return 16 * size_of(self.scalar)
-
-    def place(self, f: Function, step: str, number: str | int = 0) -> str:
-        """Bytes of a panel before the steps `number` and `number` + 16 of so many times 32."""
-        own = f.mul(number, self.step)
-        return f.add(f.mul(step, self.steps_bytes), f.add(own, SCALE) if self.code else own)
 
     def load(self, f: Function, p: str) -> str:
         """A step, as the words of f32."""
@@ -100,23 +83,16 @@ class Panels:
         numbers = f.load(vec(self.scalar, 16), p)
         return f.cast("bitcast", f.cast("uitofp" if self.stored == "u8" else "sitofp", numbers, "float"), WORDS)
 
-    def scale(self, f: Function, panel: str, step: str) -> str:
-        """What numbers of so many times 32 steps are multiplied by; empty where they are as they are meant."""
-        return self.code.scale(f, f.offset(panel, f.mul(step, self.steps_bytes)), 16) if self.code else ""
-
-    def pair(self, f: Function, p: str, scale: str) -> tuple[str, str]:
+    def pair(self, f: Function, p: str) -> tuple[str, str]:
         """A step and the one 16 after it, which share words of parts."""
-        if not self.code:
-            return self.load(f, p), self.load(f, f.offset(p, 16 * self.step))
-        rows = (p,) if self.code.apart else (p, f.offset(p, 16 * self.step))
-        x, y = (n for q in rows for n in self.code.numbers(f, q, 16))
-        return f.cast("bitcast", f.mul(x, scale), WORDS), f.cast("bitcast", f.mul(y, scale), WORDS)
+        return self.load(f, p), self.load(f, f.offset(p, 16 * self.step))
 
 
-def with_tiles(fma: Function, stored: str = "") -> Function:
+def with_tiles(fma: Function, stored: str = "", block: Function | None = None) -> Function:
     """The block routine `fma` (see `gemm.gemm_block`) of f32, which computes by tiles where `most` is 0.
 
-    `copy` then is room of `product_cut.tile_room(rows, k)` bytes. `stored` is that of the panels, see `gemm.Tile`.
+    `copy` then is room of `product_cut.tile_room(rows, k)` bytes. `stored` is that of the panels, see `gemm.Tile`;
+    `block` is the function that computes by tiles, if not that of this file.
     """
     arguments = arguments_of(f"{ARGUMENTS}, i64 most, ptr copy")
     f = Function(f"{fma.name}_tiles", arguments, attrs="nounwind noinline")
@@ -125,14 +101,14 @@ def with_tiles(fma: Function, stored: str = "") -> Function:
     most = f.select(f.cmp("eq", "%most", 0), PRODUCT_BLOCK, "%most")
     f.if_(
         tiles,
-        lambda: void(f.call(_block(fma, Panels(stored)), [*names, "%copy"])),
+        lambda: void(f.call(block or _block(fma, Panels(stored)), [*names, "%copy"])),
         lambda: void(f.call(fma, [*names, most, "%copy"])),
     )
     f.ret()
     return f
 
 
-def _routine(name: str, arguments: str, result: str = "void", *, cold: bool = False) -> Function:
+def routine(name: str, arguments: str, result: str = "void", *, cold: bool = False) -> Function:
     """A function for this module alone; `cold` for what is seldom called."""
     attrs = "nounwind noinline cold" if cold else "nounwind noinline"
     return Function(f"rlx_{name}", arguments_of(arguments), result, internal=True, attrs=attrs)
@@ -140,16 +116,16 @@ def _routine(name: str, arguments: str, result: str = "void", *, cold: bool = Fa
 
 def _block(fma: Function, of_b: Panels) -> Function:
     """A block of C by tiles, in squares of up to 32 x 32: two panels at a time, all bands of rows for each."""
-    f = _routine("tile_block", f"{ARGUMENTS}, ptr room")
+    f = routine("tile_block", f"{ARGUMENTS}, ptr room")
     split, begin, finish, check, again = (
-        _split_rows(),
+        split_rows(),
         _parts_of_panels(of_b),
         _finish_panels(of_b),
-        _any_nonfinite(),
-        _again(fma),
+        any_nonfinite(),
+        sums_anew(fma),
     )
     squares = {(share, tall): _square(share, tall, of_b) for share in SHARES for tall in (True, False)}
-    fetch, put = _copy("fetch"), _copy("put")
+    fetch, put = copy_square("fetch"), copy_square("put")
     blocks = f.div(f.add("%k", TILE_BLOCK - 1), TILE_BLOCK)
     block = f.and_(f.add(f.div(f.sub(f.add("%k", blocks), 1), blocks), TILE_STEP - 1), -TILE_STEP)
     bands = f.lshr(f.add("%rows", TILE_ROWS - 1), 5)
@@ -163,12 +139,11 @@ def _block(fma: Function, of_b: Panels) -> Function:
     parts = f.offset(second, size)
     line = f.shl("%ldc", 2)
     share = f.div(f.add(bands, 15), bands)  # pairs a step, at least
-    amx.configure(f, f.offset(_shapes(f), f.shl(f.sub(high, 1), 6)))
+    amx.configure(f, f.offset(tile_shapes(f), f.shl(f.sub(high, 1), 6)))
 
     def two_panels(column: str | int, k0: str) -> tuple[str, str]:
         """Where they go on at step k0; the second is the first again where there is none."""
-        place = f.gep("%b", f.mul(f.lshr(column, 4, "i64"), "%stride"), of_b.scalar)
-        place = f.offset(place, f.mul(f.lshr(k0, 5), of_b.steps_bytes))
+        place = f.gep("%b", f.add(f.mul(f.lshr(column, 4, "i64"), "%stride"), f.shl(k0, 4)), of_b.scalar)
         there = f.cmp("lt", f.add(column, 16, "i64"), "%columns")
         return place, f.gep(place, f.select(there, "%stride", 0), of_b.scalar)
 
@@ -259,7 +234,7 @@ def _square(share: int, tall: bool, of_b: Panels) -> Function:
     of rows of the panels p0 and p1 `done` have their parts, and those of the next `share` a step are put to `out`.
     A tile of them has `high` rows.
     """
-    f = _routine(
+    f = routine(
         f"square_{share}{'' if tall else '_low'}",
         "ptr a, ptr b, i64 steps, ptr c, i64 line, i64 add, ptr p0, ptr p1, ptr out, i64 done, i64 wanted, ptr seen, "
         "i64 high",
@@ -307,14 +282,13 @@ def _square(share: int, tall: bool, of_b: Panels) -> Function:
         a, b, done, *seen = state
         source, target = _pair(f, of_b, done, "%out")
         panels = [f.offset(p, source) for p in ("%p0", "%p1")]
-        scales = [of_b.scale(f, p, f.lshr(done, 4)) for p in ("%p0", "%p1")]
 
         def make(i: int) -> None:
             for j, p in enumerate(panels):
                 at = f.offset(p, of_b.step * i)
                 # the other half comes by itself, and more would take the places of lines on their way to the tiles
                 f.prefetch(f.offset(at, AHEAD), locality=2)
-                x, y = of_b.pair(f, at, scales[j])
+                x, y = of_b.pair(f, at)
                 out = f.offset(target, PANEL * j + 64 * i)
                 seen[j] = _parts(f, x, y, out, seen[j], exact=False, parts=of_b.parts)
 
@@ -359,7 +333,7 @@ def _parts(f: Function, x: str, y: str, out: str, seen: str, *, exact: bool, par
 def _pair(f: Function, of_b: Panels, number: str, out: str) -> tuple[str, str]:
     """Where a pair of rows starts in a panel, in bytes, and the address of its parts."""
     step, row = f.lshr(number, 4), f.and_(number, 15)
-    source = of_b.place(f, step, row)
+    source = f.mul(f.add(number, f.shl(step, 4)), of_b.step)  # a step is 32 rows, each of its pairs one of the first 16
     return source, f.offset(out, f.add(f.mul(step, TILE_STEP_BYTES), f.shl(row, 6)))
 
 
@@ -369,7 +343,7 @@ def _is_small(f: Function, seen: str) -> str:
     return f.and_(f.cmp("ne", bits, 0), f.cmp("eq", f.and_(bits, SMALL), 0))
 
 
-def _shapes(f: Function) -> str:
+def tile_shapes(f: Function) -> str:
     """Configurations of tiles, one for each number of rows of those of A and C."""
     shapes = []
     for high in range(1, amx.ROWS + 1):
@@ -380,12 +354,12 @@ def _shapes(f: Function) -> str:
     return f.array("rlx_tiles_of_rows", "i8", shapes)
 
 
-def _split_rows() -> Function:
+def split_rows() -> Function:
     """The parts of rows of A, as `_square` reads them: of two tiles of `high` rows one step of k after the other.
 
     A step that is not whole ends with zeros; beyond the last row that comes again.
     """
-    f = _routine("split_rows", "ptr a, i64 lda, i64 rows, i64 k, ptr out, i64 high")
+    f = routine("split_rows", "ptr a, i64 lda, i64 rows, i64 k, ptr out, i64 high")
     together = 4
     whole = f.and_("%k", -TILE_STEP)
     size = f.mul(f.lshr(f.add("%k", TILE_STEP - 1), 5), TILE_STEP_BYTES)
@@ -431,12 +405,12 @@ def _split_rows() -> Function:
 
 def _parts_of_panels(of_b: Panels) -> Function:
     """The parts of whole steps of the first two panels, which no tiles are computed beside."""
-    f = _routine("split_panels", "ptr p0, ptr p1, ptr out, i64 pairs, ptr seen")
+    f = routine("split_panels", "ptr p0, ptr p1, ptr out, i64 pairs, ptr seen")
 
     def pair(done: str, seen: list[str]) -> list[str]:
         source, target = _pair(f, of_b, done, "%out")
         for j, p in enumerate(("%p0", "%p1")):
-            x, y = of_b.pair(f, f.offset(p, source), of_b.scale(f, p, f.lshr(done, 4)))
+            x, y = of_b.pair(f, f.offset(p, source))
             seen[j] = _parts(f, x, y, f.offset(target, PANEL * j), seen[j], exact=False, parts=of_b.parts)
         return seen
 
@@ -448,7 +422,7 @@ def _parts_of_panels(of_b: Panels) -> Function:
 
 def _finish_panels(of_b: Panels) -> Function:
     """The last step of two panels, where it is not whole, and nans in the columns that are too small."""
-    f = _routine("finish_panels", "ptr p0, ptr p1, ptr out, i64 k, ptr seen")
+    f = routine("finish_panels", "ptr p0, ptr p1, ptr out, i64 k, ptr seen")
     whole = f.and_("%k", -TILE_STEP)
     left = f.sub("%k", whole)
     out = f.offset("%out", f.mul(f.lshr("%k", 5), TILE_STEP_BYTES))
@@ -472,8 +446,7 @@ def _finish_panels(of_b: Panels) -> Function:
             (bits,) = f.loop(0, 16, 1, [(WORDS, f.load(WORDS, place))], pair)
             f.store(bits, place)
 
-    if not of_b.code:  # whose blocks are whole steps
-        f.if_(f.cmp("gt", left, 0), last_step)
+    f.if_(f.cmp("gt", left, 0), last_step)
     for j in (0, 1):
         small = _is_small(f, f.load(WORDS, f.offset("%seen", 64 * j)))
         place = f.offset("%out", PANEL * j)
@@ -482,9 +455,9 @@ def _finish_panels(of_b: Panels) -> Function:
     return f
 
 
-def _any_nonfinite() -> Function:
+def any_nonfinite() -> Function:
     """Whether any number in 32 columns of one row or more is infinite or a nan; 0 if not."""
-    f = _routine("any_nonfinite", "ptr c, i64 line, i64 rows", "i32")
+    f = routine("any_nonfinite", "ptr c, i64 line, i64 rows", "i32")
 
     def two_rows(row: str, state: list[str]) -> list[str]:
         p, sums = state[0], state[1:]
@@ -501,9 +474,9 @@ def _any_nonfinite() -> Function:
     return f
 
 
-def _again(fma: Function) -> Function:
+def sums_anew(fma: Function) -> Function:
     """Sums that are not finite are computed anew by fma; `line` is the bytes from row to row of C."""
-    f = _routine("again", f"{ARGUMENTS.replace('ldc', 'line')}, ptr sums", cold=True)
+    f = routine("again", f"{ARGUMENTS.replace('ldc', 'line')}, ptr sums", cold=True)
     sizes = ["%rows", "%columns", "%k"]
     f.call(fma, ["%a", "%lda", "%b", "%stride", "%sums", 32, *sizes, ("i64", PRODUCT_BLOCK), ("ptr", "null")])
 
@@ -519,9 +492,9 @@ def _again(fma: Function) -> Function:
     return f
 
 
-def _copy(name: str) -> Function:
+def copy_square(name: str) -> Function:
     """Between C and a square of 32 x 32: "fetch" what is there, or "put" it back."""
-    f = _routine(f"square_{name}", "ptr c, i64 ldc, ptr square, i64 rows, i64 columns")
+    f = routine(f"square_{name}", "ptr c, i64 ldc, ptr square, i64 rows, i64 columns")
     masks = [f.mask_below(f.sub("%columns", 16 * j), 16) for j in (0, 1)]
 
     def row(i: str, _: list[str]) -> None:

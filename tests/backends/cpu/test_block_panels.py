@@ -12,7 +12,7 @@ from rlx.backends.cpu import block_codes, block_panels, gemm
 from rlx.backends.cpu.gemm import gemm_kernel, tile_for
 from rlx.backends.cpu.jit import compile_object, host
 from rlx.backends.cpu.loader import load_object
-from rlx.backends.cpu.product_cut import decoded_room
+from rlx.backends.cpu.product_cut import FEWEST_OF_BLOCKS, decoded_room, tile_room
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
@@ -25,7 +25,7 @@ from rlx.kernels.tags import BLOCKS, GEMM
 from tests.backends.cpu.test_gemm import Code, Guarded, load
 
 WIDTHS = [b for b in (32, 64) if b <= host().vector_bytes]
-FEW = block_panels.few_rows(host().vector_bytes)
+FEW = FEWEST_OF_BLOCKS - 1 if gemm.has_tiles("f32") else block_panels.few_rows(host().vector_bytes)
 ENCODINGS = pytest.mark.parametrize("encoding", block_codes.CODES)
 pytestmark = pytest.mark.skipif(not WIDTHS, reason="needs vectors of 32 bytes")
 
@@ -85,21 +85,24 @@ def code(encoding: str, vector_bytes: int) -> tuple[Code, object, int]:
 
 @ENCODINGS
 @pytest.mark.parametrize("vector_bytes", WIDTHS)
-@pytest.mark.parametrize("in_registers", [True, False])
-def test_nothing_else_is_touched(encoding: str, vector_bytes: int, in_registers: bool) -> None:
-    """Decoded in registers or to memory: the results, with guards around what is read and written."""
+@pytest.mark.parametrize("way", ["registers", "memory", "tiles"])
+def test_nothing_else_is_touched(encoding: str, vector_bytes: int, way: str) -> None:
+    """Decoded in registers, to memory, or by tiles: the results, with guards around what is read and written."""
+    if way == "tiles" and not (vector_bytes == 64 and gemm.has_tiles("f32")):
+        pytest.skip("needs tile registers")
     size = encoding_named(encoding).block_bytes
     kernel, _, address = code(encoding, vector_bytes)
-    for m, n, k in ((1, 16, 32), (3, 50, 96), (4, 65, 160), (13, 33, 256), (29, 100, 288), (2, 17, 1056)):
+    for m, n, k in ((1, 16, 32), (3, 50, 96), (4, 65, 160), (17, 33, 256), (29, 100, 288), (65, 17, 1056)):
         stored, w = weights(encoding, n, k, m)
         panels = np.zeros((-(-n // 16), 16, k // 32, size), np.uint8)
         panels.reshape(-1, k // 32, size)[:n] = stored.reshape(n, k // 32, size)
         b = Guarded(np.ascontiguousarray(panels.transpose(0, 2, 3, 1)), at_end=True).array
         x = Guarded(np.random.default_rng(0).standard_normal((1, m, k)).astype(np.float32), at_end=True).array
         c = Guarded(np.full((1, m, n), np.nan, np.float32), at_end=True).array
-        room = Guarded(np.zeros(decoded_room(k), np.uint8), at_end=True).array
+        room = Guarded(np.zeros(tile_room(m, k) if way == "tiles" else decoded_room(k), np.uint8), at_end=True).array
         words = [x.ctypes.data, k, 0, b.ctypes.data, 0, c.ctypes.data, n, 0, m, n, k, 1, m, -(-n // 16)]
-        words += [room.ctypes.data, 0, 0 if in_registers else room.nbytes, 128, address]
+        words += [room.ctypes.data, 0, 0 if way == "registers" else room.nbytes]
+        words += [0 if way == "tiles" else 128, address]
         kernel.run(np.array(words), 1)
         assert np.all(np.abs(c[0] - x[0].astype(float) @ w.T.astype(float)) <= allowed(x[0], w))
 
@@ -242,7 +245,7 @@ def test_without_tile_registers(encoding: str, monkeypatch: pytest.MonkeyPatch) 
     stored, w = weights(encoding, n, k)
     model = compiled(encoding, n, k, rlx.Dim("m", 1, 400))
     model.set_params({"w": stored, "bias": np.zeros(n, np.float32)})
-    for m in (FEW, FEW + 1, 130, 400):
+    for m in (FEW, FEW + 1, 13, 130, 400):
         x = np.random.default_rng(0).standard_normal((m, k)).astype(np.float32)
         assert np.all(np.abs(model.run({"x": x})[0] - x.astype(float) @ w.T.astype(float)) <= allowed(x, w))
     block_panels.block_routine.cache_clear()
