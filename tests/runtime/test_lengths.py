@@ -12,6 +12,7 @@ import pytest
 
 import rlx
 from rlx.errors import ExecutionError, OptionError, ShapeError
+from rlx.ops.encoded import Dequantize
 
 Array = np.ndarray[Any, Any]
 Built = tuple[rlx.Graph, Callable[[int], list[Array]]]  # a graph over the dim "n", and its inputs at a length
@@ -44,6 +45,16 @@ def convolutions(hi: int | None) -> Built:
     g.output(rlx.sigmoid(y), name="y")
     g.output(y.mean((2, 3)), name="mean")
     return g, lambda n: [random(1, 3, 20, 2 * n + 6)]
+
+
+def byte_weights(hi: int | None) -> Built:
+    """n rows by weights of bytes with scales by column, which few rows read as they are."""
+    g = rlx.Graph("bytes")
+    n = rlx.Dim("n", 1, hi)
+    x, w = g.input("x", (n, 96)), g.param("w", (96, 72), dtype="i8", data=(40 * random(96, 72)).astype(np.int8))
+    (weights,) = g.add(Dequantize(1), w, g.param("scale", (72,), data=np.abs(random(72)) / 40))
+    g.output(x @ weights, name="y")
+    return g, lambda n: [random(n, 96)]
 
 
 def signals(hi: int | None) -> Built:
@@ -88,7 +99,9 @@ def check_lengths(models: dict[int, rlx.CompiledGraph], fresh: Callable[[int], r
 
 
 @pytest.mark.parametrize("hi", [48, None], ids=["bounded", "unbounded"])
-@pytest.mark.parametrize("build", [products, convolutions, signals, attention, rows], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "build", [products, byte_weights, convolutions, signals, attention, rows], ids=lambda f: f.__name__
+)
 def test_every_length_gives_the_bits_of_its_own_compile(build: Callable[[int | None], Built], hi: int | None) -> None:
     graph, data = build(hi)
     models = {threads: rlx.compile(graph, device="cpu", threads=threads) for threads in (1, 2, 4)}

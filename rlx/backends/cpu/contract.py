@@ -83,12 +83,11 @@ def layout(kernel: Kernel, *, short: bool, shared: bool) -> list[Kernel]:
     assert isinstance(anchor, Contract)
     dtype = accumulates_in(anchor)
     blocks = block_panels.find(anchor.b, anchor.n, anchor.k, DEPTH, out_vars(len(kernel.stores[0].extents))[-1])
-    as_bytes = dtype is F32 and blocks is None and _reads_bytes(anchor.m, shared=shared)
-    if as_bytes:
+    if dtype is F32 and blocks is None:  # for any number of rows, known or not: results have the same bits
         kernel = _scaled_behind(kernel, anchor)
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
-    as_bytes = as_bytes and _is_whole(anchor.b)
+    as_bytes = dtype is F32 and blocks is None and _is_whole(anchor.b) and _reads_bytes(anchor.m, shared=shared)
     store = kernel.stores[0]
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
