@@ -11,7 +11,7 @@ import numpy as np
 from rlx.errors import OptionError, ShapeError
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.encoding import Encoding, encoding_named
-from rlx.ir.shape import Dim, Shape, Size, upper
+from rlx.ir.shape import Dim, Shape, Size, numel, upper
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -118,6 +118,11 @@ class Value:
     @property
     def ndim(self) -> int:
         return len(self.type.shape)
+
+    @property
+    def size(self) -> Size:
+        """The number of elements."""
+        return numel(self.type.shape)
 
     def __bool__(self) -> bool:
         raise OptionError(

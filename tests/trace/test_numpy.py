@@ -168,6 +168,7 @@ def test_shapes() -> None:
     check(lambda x: [np.take(x, [0, 2], axis=1), np.take(x, 7), np.take(x, [9, -9], axis=0, mode="clip")], X)
     check(lambda x, i: [np.take_along_axis(x, i, axis=1), np.diagonal(x), np.trace(x, 1), np.diagonal(x, -1)], X, I % 6)
     check(lambda c: [np.shape(c)[0] * c, np.ndim(c) + c, np.size(c) * c, c * len(c), c.copy(), np.round(c, 1)], C)
+    check(lambda c: [c.shape[0] * c, c.ndim + c, c / c.size, c.sum() / c.size], C)
 
 
 def test_joining_and_products() -> None:
