@@ -79,9 +79,11 @@ def read_hf_model(path: str | os.PathLike[str]) -> LanguageModelFile:
     path = Path(path)
     if path.is_dir():
         names = "model.safetensors.index.json", "model.safetensors"
-        found = [path / name for name in names if (path / name).exists()]
+        found = [path / name for name in names if os.path.exists(path / name)]  # `Path.exists` may raise
         if not found:
-            raise ModelFormatError(f"{path}: read as a safetensors model, but it has no {' or '.join(names)}")
+            raise ModelFormatError(
+                f"{path}: read as a safetensors model, but {' or '.join(names)} is not to be found there"
+            )
         path = found[0]
     files: Iterable[SafetensorsFile]
     files = read_safetensors_index(path) if path.suffix == ".json" else [read_safetensors(path)]

@@ -54,7 +54,7 @@ class ArtifactCache:
         `settled` are the options once the file is imported, which `source` does.
         """
         entry = self.entry(path, options)
-        if entry is None or not entry.is_file():
+        if entry is None or not os.path.isfile(entry):  # a method of `Path` raises where a folder can't be looked into
             return None
         try:
             file = read_container(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import logging
 import os
@@ -525,13 +526,45 @@ def test_processes_share_the_cache(tmp_path: Path) -> None:
     assert [entry.suffix for entry in entries(kept)] == [".rlxa"]
 
 
+@pytest.fixture
+def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that this process may not look into, as a user's home is to a service (and nothing is to root)."""
+    folder = tmp_path / "closed"
+    folder.mkdir()
+
+    def refuses(call: Callable[..., Any]) -> Callable[..., Any]:
+        def refusing(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(path, str | os.PathLike) and folder in Path(path).parents:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+            return call(path, *args, **kwargs)
+
+        return refusing
+
+    for name in ("stat", "mkdir", "open"):
+        monkeypatch.setattr(os, name, refuses(getattr(os, name)))
+    return folder
+
+
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_cache_in_a_closed_folder_is_no_error(below: str, closed: Path, tmp_path: Path) -> None:
+    model = rlx.load(onnx_model(tmp_path), device="cpu", cache_dir=closed / below)
+    assert model.run({"i": np.arange(5)})[0].shape == (5, 40)
+
+
+def test_a_closed_folder_is_no_model(closed: Path) -> None:
+    with pytest.raises(rlx.errors.ModelFormatError, match="closed"):
+        rlx.estimate(closed, "cpu", overhead=1)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of files")
-@pytest.mark.parametrize("why", ["full", "unwritable"])
+@pytest.mark.parametrize("why", ["full", "unwritable", "long"])
 def test_a_cache_that_can_not_be_written_is_no_error(why: str, tmp_path: Path) -> None:
     """A process that the system lets write no more than 1,000 bytes of a file loads, runs and leaves nothing behind."""
     path, kept = onnx_model(tmp_path), tmp_path / "cache"
     if why == "unwritable":
         kept.write_text("a file where the folder should be")
+    elif why == "long":
+        kept = tmp_path / ("x" * 300)
     code = (
         "import numpy as np, resource, rlx\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)) if {why == 'full'} else None\n"
