@@ -26,6 +26,7 @@ class BlockCode(ABC):
     """How the rows of a block are read; in f32, a weight is its number times the scale, without rounding."""
 
     name: str
+    tiles_from: int  # rows of a product from which on tile registers compute it
     apart: int  # a row holds steps of k this far apart, the first of which is the row's number
 
     @property
@@ -59,14 +60,14 @@ class BlockCode(ABC):
 
 
 class _Bytes(BlockCode):
-    name, apart = "q8_0", 0
+    name, tiles_from, apart = "q8_0", 10, 0
 
     def numbers(self, f: Function, p: str, lanes: int) -> list[str]:
         return [f.cast("sitofp", f.load(vec("i8", lanes), p), "float")]
 
 
 class _Nibbles(BlockCode):
-    name, apart = "q4_0", 16
+    name, tiles_from, apart = "q4_0", 7, 16
 
     def numbers(self, f: Function, p: str, lanes: int) -> list[str]:
         pairs = f.cast("zext", f.load(vec("i8", lanes), p), "i32")

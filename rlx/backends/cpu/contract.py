@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from rlx.backends.cpu import block_panels, byte_conv, conv, gemm, packing, scalar, short_panels
+from rlx.backends.cpu import block_codes, block_panels, byte_conv, conv, gemm, packing, scalar, short_panels
 from rlx.backends.cpu.builder import Function, size_of, vec
 from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.jit import host
@@ -406,8 +406,11 @@ def emit(kernel: Kernel) -> KernelCode:
 
     short = kernel.tag == GEMM_OF_SHORT
     tiles = gemm.has_tiles(dtype.name)
-    few = block_panels.few_rows(host().vector_bytes) if blocks else None
-    cut = once(ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, short, few))
+    product = ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, short)
+    if blocks:
+        code = block_codes.CODES[tile.stored]
+        product = replace(product, few=block_panels.few_rows(host().vector_bytes), tiles_from=code.tiles_from)
+    cut = once(product)
     words: list[Word] = [
         Pointer(anchor.a.source, a.constant * dtype.itemsize),
         a.coefs.get(row, 0),

@@ -11,7 +11,6 @@ from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass, replace
 
 __all__ = [
-    "FEWEST_OF_BLOCKS",
     "Chunking",
     "ProductCut",
     "by_tiles",
@@ -35,7 +34,6 @@ TILE_STEP_BYTES = 3 * TILE_PART
 TILE_BLOCK = 768  # steps of k that parts are made for at most before they are used: they stay in L2
 TILE_SPARE = 8192 + 128  # bytes: room for two squares of sums, and for the bits that are seen in two panels
 WIDTH = 16  # columns of a panel of f32
-FEWEST_OF_BLOCKS = 7  # rows of a product with encoded blocks that tiles compute, at least
 MOST_BANDS = 8  # of 32 rows in a chunk, at most
 # nanoseconds for a step of k: to split 32 rows, half of which come from another core's cache, for a square of sums, and
 # to make parts of two panels beside that and of the first ones
@@ -189,7 +187,7 @@ class ProductCut:
 
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
     `pairs`: panels are read in pairs. `few`: B is encoded blocks (`block_panels`), of which two panels at a time are
-    decoded for more rows, where tiles don't compute.
+    decoded for more rows, where tiles don't compute; those do from `tiles_from` rows on.
     """
 
     m: Size
@@ -202,11 +200,12 @@ class ProductCut:
     tiles: bool = False
     pairs: bool = False
     few: int | None = None
+    tiles_from: int = 0
 
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
         threads = thread_count(extents)
-        worth = rows >= FEWEST_OF_BLOCKS if self.few else by_tiles(rows, columns, depth)
+        worth = rows >= self.tiles_from if self.few else by_tiles(rows, columns, depth)
         if self.tiles and worth:
             made = tile_chunking(rows, columns, depth, matrices, threads, of_blocks=bool(self.few))
         else:

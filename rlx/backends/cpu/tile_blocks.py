@@ -126,7 +126,8 @@ def _steps(code: BlockCode, *, tall: bool, make: bool) -> Function:
             own = f.offset(p, f.mul(step, code.block_bytes))
             to = f.offset("%b", f.add(f.mul(number, 2 * PANEL), j * PANEL))
             for line in range(0, code.block_bytes, 64):
-                f.prefetch(f.offset(own, AHEAD + line))
+                # not into L1, whose buffers the lines on their way to the tiles need
+                f.prefetch(f.offset(own, AHEAD + line), locality=2)
             for row in range(LANES):
                 at = f.offset(own, SCALE + row * ROW)
                 places = (at,) if code.apart else (at, f.offset(at, LANES * ROW))

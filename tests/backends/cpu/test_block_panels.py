@@ -12,7 +12,7 @@ from rlx.backends.cpu import block_codes, block_panels, gemm
 from rlx.backends.cpu.gemm import gemm_kernel, tile_for
 from rlx.backends.cpu.jit import compile_object, host
 from rlx.backends.cpu.loader import load_object
-from rlx.backends.cpu.product_cut import FEWEST_OF_BLOCKS, decoded_room, tile_room
+from rlx.backends.cpu.product_cut import decoded_room, tile_room
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
@@ -25,7 +25,6 @@ from rlx.kernels.tags import BLOCKS, GEMM
 from tests.backends.cpu.test_gemm import Code, Guarded, load
 
 WIDTHS = [b for b in (32, 64) if b <= host().vector_bytes]
-FEW = FEWEST_OF_BLOCKS - 1 if gemm.has_tiles("f32") else block_panels.few_rows(host().vector_bytes)
 ENCODINGS = pytest.mark.parametrize("encoding", block_codes.CODES)
 pytestmark = pytest.mark.skipif(not WIDTHS, reason="needs vectors of 32 bytes")
 
@@ -45,6 +44,13 @@ def weights(encoding: str, n: int, k: int, seed: int = 0) -> tuple[Array, Array]
 def allowed(x: Array, w: Array) -> Array:
     """The error of sums in f32 of the products of [M, K] and [N, K]."""
     return (x.shape[1] + 10) * 2.0**-24 * (np.abs(x.astype(float)) @ np.abs(w.T.astype(float))) + 1e-30
+
+
+def most(encoding: str) -> int:
+    """Rows of products that decode in registers."""
+    if gemm.has_tiles("f32"):
+        return block_codes.CODES[encoding].tiles_from - 1
+    return block_panels.few_rows(host().vector_bytes)
 
 
 def compiled(encoding: str, n: int, k: int, rows: Size, threads: int = 2) -> rlx.CompiledGraph:
@@ -110,20 +116,20 @@ def test_nothing_else_is_touched(encoding: str, vector_bytes: int, way: str) -> 
 @ENCODINGS
 def test_bits(encoding: str) -> None:
     """Those of a row don't depend on others, nor on threads."""
-    n, k = 300, 768
+    n, k, few = 300, 768, most(encoding)
     stored, _ = weights(encoding, n, k)
     x = np.random.default_rng(0).standard_normal((64, k)).astype(np.float32)
     found = []
     for threads in (1, 2, 16):
         model = compiled(encoding, n, k, rlx.Dim("m", 1, 64), threads)
         model.set_params({"w": stored, "bias": np.zeros(n, np.float32)})
-        found.append([model.run({"x": x[:m]})[0] for m in (1, 2, FEW, FEW + 1, 39, 64)])
+        found.append([model.run({"x": x[:m]})[0] for m in (1, 2, few, few + 1, 39, 64)])
     for others in found[1:]:
         for one, other in zip(found[0], others, strict=True):
             np.testing.assert_array_equal(one, other)
     for m, y in zip((1, 2), found[0], strict=False):
         np.testing.assert_array_equal(y, found[0][2][:m])
-    np.testing.assert_array_equal(found[0][3], found[0][4][: FEW + 1])
+    np.testing.assert_array_equal(found[0][3], found[0][4][: few + 1])
 
 
 @ENCODINGS
@@ -245,7 +251,7 @@ def test_without_tile_registers(encoding: str, monkeypatch: pytest.MonkeyPatch) 
     stored, w = weights(encoding, n, k)
     model = compiled(encoding, n, k, rlx.Dim("m", 1, 400))
     model.set_params({"w": stored, "bias": np.zeros(n, np.float32)})
-    for m in (FEW, FEW + 1, 13, 130, 400):
+    for m in (most(encoding), most(encoding) + 1, 130, 400):
         x = np.random.default_rng(0).standard_normal((m, k)).astype(np.float32)
         assert np.all(np.abs(model.run({"x": x})[0] - x.astype(float) @ w.T.astype(float)) <= allowed(x, w))
     block_panels.block_routine.cache_clear()
