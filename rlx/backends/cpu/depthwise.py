@@ -20,11 +20,13 @@ from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass
 
 __all__ = [
-    "Body", "Place", "Plane", "chunk_parts", "emit", "has_few_taps", "image_words", "plane_words", "suits", "weights",
+    "Body", "Place", "Plane", "chunk_parts", "emit", "has_few_taps", "image_words", "inner_columns", "plane_words",
+    "suits", "weights",
 ]  # fmt: skip
 
 MAX_TAPS = 128
 FEW_TAPS = 9
+LONE_COLUMNS = 5  # summed together where there are no others: a row of 7 pixels in windows of 3
 
 
 class Plane(IntEnum):
@@ -110,7 +112,7 @@ def image_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Word], Pa
 def plane_words(anchor: Conv, geo: Geometry, image: Sequence[Word], cut: Callable[..., object]) -> list[Word]:
     """The words that `Plane` names; `image` is where it lies and its strides, `cut` gives the chunks."""
     assert isinstance(anchor.w, Load)
-    inner = once(InnerColumns((geo.pads[1], geo.width, geo.out_width, geo.kernel[1]), geo.strides[1], geo.dilations[1]))
+    inner = once(_inner(geo))
     return [
         *image,
         geo.height,
@@ -129,6 +131,19 @@ def plane_words(anchor: Conv, geo: Geometry, image: Sequence[Word], cut: Callabl
         part(inner, "first"),
         part(inner, "stop"),
     ]
+
+
+def _inner(geo: Geometry) -> InnerColumns:
+    return InnerColumns((geo.pads[1], geo.width, geo.out_width, geo.kernel[1]), geo.strides[1], geo.dilations[1])
+
+
+def inner_columns(geo: Geometry) -> int | None:
+    """The columns of results whose whole windows lie inside the image, where that does not depend on extents."""
+    cut = _inner(geo)
+    if not all(isinstance(s, int) for s in cut.sizes):
+        return None
+    made = cut({})
+    return made.stop - made.first
 
 
 def chunk_parts(f: Function, w: Mapping[Plane, str]) -> tuple[str, str, str, str, str]:
@@ -154,7 +169,8 @@ def emit(kernel: Kernel) -> KernelCode:
     finish.prepare(emitter)
     w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
     window = cast(tuple[int, int], geo.kernel)
-    Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups)).emit()
+    inner = inner_columns(geo)
+    Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups), inner).emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites))
@@ -176,6 +192,7 @@ class Body:
     strides: tuple[int, int]
     dilations: tuple[int, int]
     lanes: int
+    inner: int | None  # columns whose whole windows lie inside the image, if that is known when code is made
 
     @property
     def few(self) -> bool:
@@ -184,7 +201,7 @@ class Body:
     @property
     def columns(self) -> int:
         """Pixels of a row that are summed together."""
-        return 4 if self.few else 8
+        return (LONE_COLUMNS if self.inner == LONE_COLUMNS else 4) if self.few else 8
 
     @property
     def rows(self) -> int:

@@ -144,14 +144,14 @@ def emit(kernel: Kernel) -> KernelCode:
     assert isinstance(first.w, Load)
     taps = cast(tuple[int, int], geo.kernel)
     reach = (taps[0] - 1) * geo.dilations[0] + 1
-    body_rows = 2 if taps[0] * taps[1] <= depthwise.FEW_TAPS and taps[0] > geo.strides[0] else 1
-    ring = 1 << ((body_rows - 1) * geo.strides[0] + reach - 1).bit_length()
+    together = _rows_together(taps, geo.strides)
+    ring = 1 << ((together - 1) * geo.strides[0] + reach - 1).bit_length()
     sizes = (geo.batch, geo.groups, geo.height, geo.width, geo.out_height, geo.out_width)
     windows = direct.cut_of(before, WIDTH, in_place=True) if _reads_planes(before) else None
     tile = gemm.tile_for("f32", host().vector_bytes)
-    together = tile.panels if tile.lanes == WIDTH else 1
+    panels = tile.panels if tile.lanes == WIDTH else 1
     window = (taps[0] * taps[1], reach, geo.strides[0])
-    cut = once(RingCut(sizes, geometry(before).depth, *window, ring, together, windows))
+    cut = once(RingCut(sizes, geometry(before).depth, *window, ring, panels, windows))
     words = _words(anchor, geo, before, cut)
     if windows is not None:
         words += direct.words_of(before, once(windows), 0, 0, 0)
@@ -166,14 +166,18 @@ def emit(kernel: Kernel) -> KernelCode:
     pointers = (Plane.X, Plane.WEIGHTS, RingWord.SOURCE, RingWord.PANELS)
     w = {i: load_word(f, i, "ptr" if i in pointers else "i64") for i in (*Plane, *RingWord)}
     own = {i: w[i] for i in Plane}
-    lanes = host().vector_bytes // 4
-    body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, before, w, ring)
-    assert body.rows == body_rows
+    lanes, inner = host().vector_bytes // 4, depthwise.inner_columns(geo)
+    body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, inner, before, w, ring)
     body.emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     sites, scratch = tuple(emitter.sites), part(cut, "scratch")
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), sites, scratch)
+
+
+def _rows_together(taps: tuple[int, int], strides: tuple[int, int]) -> int:
+    """Rows of results that are summed together: with steps of two or more they would take a ring twice as large."""
+    return 2 if taps[0] * taps[1] <= depthwise.FEW_TAPS and taps[0] > strides[0] == 1 else 1
 
 
 def _words(anchor: Conv, geo: Geometry, before: Kernel, cut: Callable[..., object]) -> list[Word]:
@@ -200,6 +204,10 @@ class RingBody(Body):
     before: Kernel
     more: dict[int, str]
     ring: int
+
+    @property
+    def rows(self) -> int:
+        return _rows_together(self.kernel, self.strides)
 
     @property
     def first(self) -> Finish:

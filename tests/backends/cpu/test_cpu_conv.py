@@ -223,7 +223,7 @@ def test_depthwise_in_vectors(
 
 
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1)])
-@pytest.mark.parametrize("width", [3, 14])
+@pytest.mark.parametrize("width", [3, 7, 14])
 def test_depthwise_rows_have_the_same_bits_in_any_pair(width: int, kernel: int, stride: int) -> None:
     """Without its first rows an image gives the same results below, though other rows are summed together."""
     rng = np.random.default_rng(2)
