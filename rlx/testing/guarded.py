@@ -70,6 +70,7 @@ class GuardedRun:
         """
         sizes = {**(extents or {}), THREADS: threads}
         memory: dict[Buffer, GuardedMemory] = {}
+        experts = {weight.table: weight.panels for layer in self.program.experts for weight in layer.weights}
 
         def place(buffer: Buffer) -> GuardedMemory:
             root = buffer.base
@@ -79,6 +80,12 @@ class GuardedRun:
                 data = inputs.get(root.name, root.data)
                 if root.kind in ("input", "param", "const") and data is not None:
                     memory[root].bytes[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+                if root.kind == "table":
+                    memory[root].bytes[:] = 0
+                if root in experts:
+                    entries, panels = memory[root].bytes.view(np.int64).reshape(-1, 2), experts[root]
+                    step = panels.nbytes(sizes) // len(entries)
+                    entries[:, 0] = place(panels).address + step * np.arange(len(entries))
             return memory[root]
 
         status = (ctypes.c_int64 * 8)()
