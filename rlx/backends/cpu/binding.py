@@ -22,6 +22,9 @@ from rlx.records import dataclass
 
 __all__ = ["Binding", "Overrun", "Phase", "Table", "aligned_bytes", "as_array"]
 
+LARGE_PAGE = 2 << 20
+NUMPY_ASKS = 4 << 20  # bytes of arrays from which on NumPy asks the system for large pages
+
 HostArrays = Callable[[Buffer, Mapping[str, int]], Array]
 Marks = Mapping[tuple[Flow, str], int]
 
@@ -43,8 +46,14 @@ class Phase:
 
 
 def aligned_bytes(count: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes at an aligned address; the system maps large ones in when they are first touched."""
-    raw = np.zeros(count + alignment, np.uint8)  # artifacts hold it: nothing of this process where it is never written
+    """Zeros at an aligned address: artifacts hold them, and nothing of this process where they are never written.
+
+    The system maps large ones in when they are first touched, those of a large page or more in large pages.
+    """
+    least = 0
+    if count >= LARGE_PAGE:
+        alignment, least = max(alignment, LARGE_PAGE), NUMPY_ASKS
+    raw = np.zeros(max(count + alignment, least), np.uint8)
     start = -raw.ctypes.data % alignment
     return raw[start : start + count]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.backends.cpu import packed
 from rlx.backends.cpu.binding import Binding, Phase, Table, aligned_bytes
-from rlx.backends.cpu.residency import LARGE_PAGE, Mask, whole_pages
+from rlx.backends.cpu.residency import Mask
 from rlx.backends.cpu.runner import RunBlock
 from rlx.ir.graph import Array
 from rlx.ir.mapped import mapping_of
@@ -74,7 +74,7 @@ def allocated(shared: Shared, buffers: Sequence[Buffer]) -> dict[Buffer, Array]:
     """Memory for prepared buffers; that of experts' panels is given back by itshared."""
     alone = shared.residency.weights
     return _in_blocks([b for b in buffers if b not in alone]) | {
-        b: whole_pages(0 if b in shared.residency.masks else b.nbytes({})) for b in buffers if b in alone
+        b: aligned_bytes(8 if b in shared.residency.masks else max(b.nbytes({}), 8)) for b in buffers if b in alone
     }
 
 
@@ -154,8 +154,7 @@ def _in_blocks(buffers: Sequence[Buffer]) -> dict[Buffer, Array]:
     found: dict[Buffer, Array] = {}
     for block in blocks:
         count = sum(sizes[b] for b in block)
-        # NumPy asks the system for large pages in arrays of more than 4 MB
-        memory = aligned_bytes(count, LARGE_PAGE if count > 2 * LARGE_PAGE else 64)
+        memory = aligned_bytes(count)
         at = 0
         for buffer in block:
             found[buffer] = memory[at : at + max(buffer.nbytes({}), 8)]

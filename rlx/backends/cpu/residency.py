@@ -18,16 +18,10 @@ from rlx.ir.mapped import mapping_of
 from rlx.kernels.experts import ExpertWeight
 from rlx.kernels.program import Buffer, Program
 
-__all__ = ["Mask", "Residency", "matrix_bytes", "panel_bytes", "whole_pages"]
+__all__ = ["Mask", "Residency", "matrix_bytes", "panel_bytes"]
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]  # numpy.typing takes a millisecond to load
-LARGE_PAGE = 2 << 20
 PACK = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t, *[ctypes.c_int64] * 5)
-
-
-def whole_pages(count: int) -> Array:
-    """Memory of its own for packed weights: NumPy asks the system for large pages in arrays of more than 4 MB."""
-    return aligned_bytes(max(count, 8), LARGE_PAGE if count > 2 * LARGE_PAGE else 64)
 
 
 class Residency:
@@ -84,7 +78,7 @@ class Residency:
             at = int(places[expert])
             return panels[at * size : (at + 1) * size] if panels is not None and before[expert] else None
 
-        made, matrices, own = whole_pages(int(wanted.sum()) * size), {}, 0
+        made, matrices, own = aligned_bytes(max(int(wanted.sum()) * size, 8)), {}, 0
         for expert, resident in enumerate(wanted):
             panel = packed(expert)
             source = held.get(expert) if whole is None else whole[expert]
