@@ -104,7 +104,9 @@ def chunking(m: int, n: int, k: int, batch: int, size: int, threads: int = 1) ->
     per_panel = 2.0 * row_chunk * width * k / 80e9 * (size / 4) + width * k * size / 40e9
     blocks = row_blocks * batch
     target = min(max(per_panel * panels * blocks / 8, 20e-6), 120e-6)
-    wanted = round(per_panel * panels / target)
+    # small products in two, but none that takes less than 18 us: nets of small ones then run without joins
+    wanted = max(round(per_panel * panels / target), min(2, int(per_panel * panels / 9e-6)))
+    wanted = wanted if wanted <= 2 else -(-wanted // 2) * 2  # of three, one thread would make two
     # each chunk reads all of A again and starts without prefetched panels, so it takes several of them
     panel_chunk = _panel_chunk(panels, min(wanted, max(panels // MIN_PANELS, MIN_CHUNKS)), blocks)
     if wants_shares(blocks * -(-panels // panel_chunk), threads):

@@ -336,3 +336,9 @@ def test_loops_of_512_bit_tiles_keep_their_sums_in_registers(dtype, rows, panels
     stack = [i for i, line in enumerate(lines) if "zmm" in line and ("rsp" in line or "rbp" in line)]
     assert len(steps) == 5 * panels * rows  # four steps a turn, then one
     assert not [i for i in stack if steps[0] <= i <= steps[-1]]
+
+
+@pytest.mark.parametrize("m", [1, 4, 10, 12, 14, 16])
+def test_two_threads_have_equal_shares_of_small_products(m: int) -> None:
+    assert chunking(m, 384, 384, 1, 4, 2).chunks % 2 == 0
+    assert chunking(min(m, 4), 256, 256, 1, 4, 2).chunks == 1  # a join takes longer
