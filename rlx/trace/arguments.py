@@ -43,7 +43,10 @@ class _Sizes:
 
 
 class Arguments:
-    """The parameters of a function, which of them are static, and which axes of the others are dynamic."""
+    """The parameters of a function, which of them are static, and which axes of the others are dynamic.
+
+    Those whose default is a string are static: no array can stand for one.
+    """
 
     def __init__(self, function: Callable[..., Any], static: Iterable[str | int], dims: Mapping[str, Any]) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -52,7 +55,8 @@ class Arguments:
         except ValueError:
             raise OptionError(f"jit: {self.name} is a builtin whose arguments Python can't tell; wrap it") from None
         self.names = tuple(self.signature.parameters)
-        self.static = frozenset(self._static_name(one) for one in static)
+        worded = {name for name, p in self.signature.parameters.items() if isinstance(p.default, str | bytes)}
+        self.static = frozenset(self._static_name(one) for one in static) | worded
         self.axes, self.bounds = self._specs({**_annotated(function), **dims})
         self.dynamic = frozenset(path.split(".")[0] for path in self.axes)  # the arguments with dynamic axes
         self._layouts: dict[Any, list[tuple[str, Any]] | None] = {}  # by how many arguments come how: see `_layout`

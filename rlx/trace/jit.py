@@ -273,10 +273,10 @@ def jit(
 
     Arguments and results are trees (dict, list, tuple, dataclass, None) of arrays. What the function reads from outside
     is taken as it is when traced; later changes aren't seen. `static` takes names or positions, as `static_argnames`
-    and `static_argnums` do. `dims` makes axes dynamic, so that one trace serves all their sizes: by argument (or leaf,
-    "params.w") a name, a Dim, a pair (lowest, highest) or None for each axis, as in {"x": ("batch", None)}, or {axis:
-    size}; and bounds for names: {"batch": (1, 64)}. `options` are those of `rlx.compile`. Without a
-    function it is a decorator.
+    and `static_argnums` do; arguments whose default is a string are static too. `dims` makes axes dynamic, so that one
+    trace serves all their sizes: by argument (or leaf, "params.w") a name, a Dim, a pair (lowest, highest) or None for
+    each axis, as in {"x": ("batch", None)}, or {axis: size}; and bounds for names: {"batch": (1, 64)}. `options` are
+    those of `rlx.compile`. Without a function it is a decorator.
     """
     if function is None:
         return functools.partial(

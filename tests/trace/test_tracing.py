@@ -86,3 +86,16 @@ def test_floor_division_at_the_ends_of_a_type(dtype: Any) -> None:
         b = np.array(d, dtype)
         got = rlx.jit(lambda x, b: x // b, device="cpu")(x, b)
         assert np.array_equal(got, x // b), d
+
+
+def test_an_argument_whose_default_is_a_string_is_static() -> None:
+    @rlx.jit(device="cpu")
+    def reduced(x: Any, mode: str = "sum", *, how: bytes = b"") -> Any:
+        return (x.sum() if mode == "sum" else x.mean()) + (1 if how else 0)
+
+    x = np.float32([[1, 2], [3, 6]])
+    assert reduced(x) == 12
+    assert reduced(x, "mean") == reduced(x, mode="mean") == 3
+    assert reduced(x, how=b"more") == 13
+    with pytest.raises(OptionError, match="mode"):
+        reduced(x, ["mean"])
