@@ -347,8 +347,10 @@ class CompiledGraph(Lifetime, ExpertControl):
     def read_output_row(self, output: str | int, row: int | tuple[int, ...]) -> Array:
         """A copy of one row of an output of the last run, at the extents that it had.
 
-        `row` counts along all axes but the last, flattened (from the end if negative), or is a tuple of indices of the
-        first axes. Raises `OptionError` when the last run did not produce that output, `ShapeError` for no such row.
+        It is read where the run left it: in the array of `out=`, or the large one that `run` gave, with what was
+        written there since. `row` counts along all axes but the last, flattened (from the end if negative), or is a
+        tuple of indices of the first axes. Raises `OptionError` when the last run did not produce that output,
+        `ShapeError` for no such row.
         """
         (position,) = self._positions([output])
         results = self._executable.results
