@@ -11,20 +11,20 @@ What tiles can't do, infinities, nans and rows of tiny numbers, is done anew by 
 from __future__ import annotations
 
 from rlx.backends.cpu import amx
-from rlx.backends.cpu.block_codes import BLOCK, ROW, SCALE, BlockCode
+from rlx.backends.cpu.block_codes import ROW, SCALE, BlockCode
 from rlx.backends.cpu.builder import Function, void
-from rlx.backends.cpu.product_cut import TILE_BLOCK, TILE_PART, TILE_ROWS, TILE_SPARE, TILE_STEP_BYTES
+from rlx.backends.cpu.product_cut import TILE_PART, TILE_ROWS, TILE_SPARE, TILE_STEP_BYTES
 from rlx.backends.cpu.tile_products import (
     ARGUMENTS,
     FLOATS,
     PANEL,
     WORDS,
     any_nonfinite,
+    begin_tiles,
     copy_square,
     routine,
     split_rows,
     sums_anew,
-    tile_shapes,
 )
 
 __all__ = ["block"]
@@ -46,17 +46,11 @@ def block(fma: Function, code: BlockCode) -> Function:
     split, check, anew = split_rows(), any_nonfinite(), sums_anew(fma)
     fetch, put = copy_square("fetch"), copy_square("put")
     steps_of = {(tall, make): _steps(code, tall=tall, make=make) for tall in (True, False) for make in (True, False)}
-    blocks = f.div(f.add("%k", TILE_BLOCK - 1), TILE_BLOCK)
-    depth = f.and_(f.add(f.div(f.sub(f.add("%k", blocks), 1), blocks), BLOCK - 1), -BLOCK)
-    bands = f.lshr(f.add("%rows", TILE_ROWS - 1), 5)
-    tiles = f.lshr(f.add("%rows", amx.ROWS - 1), 4)
-    high = f.div(f.sub(f.add("%rows", tiles), 1), tiles)  # rows of a tile
-    twice = f.shl(high, 1)
+    depth, bands, high, twice = begin_tiles(f)
     size = f.mul(f.lshr(depth, 5), TILE_STEP_BYTES)
     sums = f.offset("%room", TILE_SPARE)
     right = f.offset(sums, SQUARE)
     parts = f.offset(sums, f.shl(size, 1))
-    amx.configure(f, f.offset(tile_shapes(f), f.shl(f.sub(high, 1), 6)))
 
     def some_steps(k0: str, _: list[str]) -> None:
         k = f.min(depth, f.sub("%k", k0))

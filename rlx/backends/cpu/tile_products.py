@@ -43,8 +43,8 @@ from rlx.backends.cpu.product_cut import (
 from rlx.records import dataclass
 
 __all__ = [
-    "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "any_nonfinite", "copy_square", "routine", "split_rows",
-    "sums_anew", "tile_shapes", "with_tiles",
+    "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "any_nonfinite", "begin_tiles", "copy_square", "routine",
+    "split_rows", "sums_anew", "with_tiles",
 ]  # fmt: skip
 
 ARGUMENTS = "ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k"
@@ -114,6 +114,17 @@ def routine(name: str, arguments: str, result: str = "void", *, cold: bool = Fal
     return Function(f"rlx_{name}", arguments_of(arguments), result, internal=True, attrs=attrs)
 
 
+def begin_tiles(f: Function) -> tuple[str, str, str, str]:
+    """Steps of k at a time, bands of two tiles, and the rows of one and of two tiles, for which it configures them."""
+    blocks = f.div(f.add("%k", TILE_BLOCK - 1), TILE_BLOCK)
+    steps = f.and_(f.add(f.div(f.sub(f.add("%k", blocks), 1), blocks), TILE_STEP - 1), -TILE_STEP)
+    bands = f.lshr(f.add("%rows", TILE_ROWS - 1), 5)
+    tiles = f.lshr(f.add("%rows", amx.ROWS - 1), 4)
+    high = f.div(f.sub(f.add("%rows", tiles), 1), tiles)
+    amx.configure(f, f.offset(tile_shapes(f), f.shl(f.sub(high, 1), 6)))
+    return steps, bands, high, f.shl(high, 1)
+
+
 def _block(fma: Function, of_b: Panels) -> Function:
     """A block of C by tiles, in squares of up to 32 x 32: two panels at a time, all bands of rows for each."""
     f = routine("tile_block", f"{ARGUMENTS}, ptr room")
@@ -126,12 +137,7 @@ def _block(fma: Function, of_b: Panels) -> Function:
     )
     squares = {(share, tall): _square(share, tall, of_b) for share in SHARES for tall in (True, False)}
     fetch, put = copy_square("fetch"), copy_square("put")
-    blocks = f.div(f.add("%k", TILE_BLOCK - 1), TILE_BLOCK)
-    block = f.and_(f.add(f.div(f.sub(f.add("%k", blocks), 1), blocks), TILE_STEP - 1), -TILE_STEP)
-    bands = f.lshr(f.add("%rows", TILE_ROWS - 1), 5)
-    tiles = f.lshr(f.add("%rows", amx.ROWS - 1), 4)
-    high = f.div(f.sub(f.add("%rows", tiles), 1), tiles)  # rows of a tile
-    twice = f.shl(high, 1)
+    block, bands, high, twice = begin_tiles(f)
     size = f.mul(f.lshr(block, 5), TILE_STEP_BYTES)  # of the parts of 32 rows, or of two panels
     spill, sums, seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
     first = f.offset("%room", TILE_SPARE)
@@ -139,7 +145,6 @@ def _block(fma: Function, of_b: Panels) -> Function:
     parts = f.offset(second, size)
     line = f.shl("%ldc", 2)
     share = f.div(f.add(bands, 15), bands)  # pairs a step, at least
-    amx.configure(f, f.offset(tile_shapes(f), f.shl(f.sub(high, 1), 6)))
 
     def two_panels(column: str | int, k0: str) -> tuple[str, str]:
         """Where they go on at step k0; the second is the first again where there is none."""
