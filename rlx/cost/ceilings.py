@@ -11,7 +11,7 @@ from typing import Any
 
 from rlx.cost.pace import Pace, Probe, present
 from rlx.errors import OptionError
-from rlx.kernels.tags import BLOCKS, GEMM, GEMM_OF_BYTES, GEMM_OF_SHORT, STREAMING
+from rlx.kernels.tags import GEMM, STREAMING, is_gemm
 from rlx.records import dataclass, field, replace
 
 __all__ = ["Ceilings", "guess"]
@@ -136,8 +136,7 @@ class Ceilings:
     def correction(self, kind: str, seconds: float, sizes: Sequence[float] = ()) -> float:
         """Measured over predicted time of kernels of that kind, predicted to take so long, of those sizes."""
         plain = kind.removesuffix(" plus planes").removesuffix(STREAMING)  # the nearest kind that has points
-        if plain in (GEMM_OF_BYTES, GEMM_OF_SHORT) or plain.startswith(BLOCKS):
-            plain = GEMM
+        plain = GEMM if is_gemm(plain) else plain
         points = self.corrections.get(kind) or self.corrections.get(plain, ())
         return nearest(points, (seconds, *sizes))
 

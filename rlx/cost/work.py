@@ -11,7 +11,7 @@ from rlx.kernels.affine import affine, linear_index
 from rlx.kernels.expr import Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, children, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.kernels.tags import BLOCKS, EITHER, GEMM, GEMM_OF_BYTES, GEMM_OF_SHORT, MANY, PACK, STREAMING
+from rlx.kernels.tags import EITHER, GEMM_OF_SHORT, MANY, PACK, STREAMING, is_gemm
 from rlx.records import dataclass, field, replace
 
 __all__ = ["GROUPED", "Work", "kernel_work"]
@@ -163,7 +163,7 @@ def _read(kernel: Kernel, extents: Extents) -> int:
 def _panels(kernel: Kernel) -> tuple[Expr, ...]:
     """Operands that the device has brought into a layout of its own: their loads name where it starts."""
     match kernel.anchor:
-        case Contract(b=b) if kernel.tag in (GEMM, GEMM_OF_BYTES, GEMM_OF_SHORT) or kernel.tag.startswith(BLOCKS):
+        case Contract(b=b) if is_gemm(kernel.tag):
             return (b,)
         case Conv(w=Load(source=source) as w) if source.base.kind == "prepared":
             return (w,)

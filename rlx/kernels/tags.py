@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BLOCKS", "EITHER", "FEW", "GEMM", "GEMM_OF_BYTES", "GEMM_OF_SHORT", "MANY", "PACK", "STREAMING", "WHOLE",
-    "WINOGRAD",
+    "WINOGRAD", "is_gemm",
 ]  # fmt: skip
 
 GEMM = "gemm"  # a product with panels that a kernel before it packs
@@ -18,3 +18,8 @@ WINOGRAD = "winograd"  # starts the tags of convolutions by transforms; then com
 # and where the number of rows is known at the run only
 FEW, MANY, WHOLE, EITHER = "few", "many", "whole", "either"
 STREAMING = " streaming"  # after the first or the last: few rows copy old keys and values past the processor's caches
+
+
+def is_gemm(tag: str) -> bool:
+    """Whether it is that of a product with packed panels, of whatever they hold."""
+    return tag in (GEMM, GEMM_OF_BYTES, GEMM_OF_SHORT) or tag.startswith(BLOCKS)
