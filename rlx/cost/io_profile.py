@@ -15,10 +15,10 @@ from typing import Any
 from rlx.backends import backend_named, choose_backend
 from rlx.backends.base import Backend
 from rlx.cost.lowered import Lowered, extents_at, lower, lowered_from, needed, rounds_of
-from rlx.cost.work import kernel_work
 from rlx.errors import ModelFormatError, OptionError, no_such
 from rlx.ir.graph import Graph
 from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.kernels.work import kernel_work
 from rlx.records import dataclass
 
 __all__ = ["IoProfile", "KernelIo", "profile", "profile_of"]

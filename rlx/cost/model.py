@@ -16,13 +16,13 @@ from rlx.cost.ceilings import Ceilings
 from rlx.cost.io_profile import IoProfile, profile_of
 from rlx.cost.lowered import Lowered, lower, needed, rounds_of
 from rlx.cost.pace import Pace
-from rlx.cost.work import GROUPED, LOOP, SCATTERED, Work, kernel_work, recurrence
 from rlx.ir.graph import Graph, Node
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Reduce, loads, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Kernel, Store
 from rlx.kernels.tags import WINOGRAD
+from rlx.kernels.work import GROUPED, LOOP, SCATTERED, Work, kernel_work, recurrence
 from rlx.records import dataclass
 from rlx.texts import seconds_text
 

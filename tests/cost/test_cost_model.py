@@ -17,11 +17,11 @@ from rlx.cost import Ceilings, Pace, ceilings_of, kept, measure, pace, predict
 from rlx.cost.ceilings import guess
 from rlx.cost.lowered import lower
 from rlx.cost.pace import Probe
-from rlx.cost.work import kernel_work
 from rlx.errors import OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, Size
 from rlx.kernels.lowering import Attention
+from rlx.kernels.work import kernel_work
 
 PLAIN = Ceilings("elsewhere", flops=1e12, bandwidth=((1.0, 1e11),), vector=1e11, launch=1e-6, run=1e-5, unified=False)
 

@@ -12,12 +12,12 @@ import pytest
 import rlx
 from rlx.backends.cpu import cached_keys
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.cost.work import kernel_work
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
 from rlx.kernels.program import Kernel, Program
 from rlx.kernels.tags import PACK
+from rlx.kernels.work import kernel_work
 from rlx.ops import attention, concat, relu, transpose
 from rlx.testing.guarded import GuardedRun
 

@@ -13,11 +13,11 @@ from rlx.backends.cpu import ringed
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.ring_cut import RingCut
 from rlx.backends.cpu.words import THREADS
-from rlx.cost.work import kernel_work
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Size
 from rlx.kernels.fuse import fuse
 from rlx.kernels.program import Kernel, Program
+from rlx.kernels.work import kernel_work
 from rlx.ops import clip, conv, hard_swish
 from rlx.testing.guarded import GuardedRun
 
