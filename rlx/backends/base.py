@@ -32,6 +32,7 @@ __all__ = [
     "ExpertFigures",
     "ExpertLayerSpec",
     "Image",
+    "Joins",
     "LibraryBackend",
     "Restorer",
     "TensorSpec",
@@ -176,6 +177,25 @@ class ExpertFigures:
     fetched_bytes: Array
 
 
+@dataclass(frozen=True)
+class Joins:
+    """How often the threads of a run wait for one another: `made` times, `serial` if phases ran one by one.
+
+    `beside` phases run side by side, in `groups`. What is in a loop counts once.
+    """
+
+    made: int
+    serial: int
+    beside: int
+    groups: int
+
+    def __str__(self) -> str:
+        here = f"{self.made} a run"
+        if not self.groups:
+            return here
+        return f"{here} ({self.serial} one by one); {self.beside} phases run side by side, in {self.groups} groups"
+
+
 class Executable(ABC):
     """A compiled graph on a device: code, memory and the run. Arrays that come in have been checked by the caller.
 
@@ -230,6 +250,11 @@ class Executable(ABC):
     def arena(self) -> memoryview:
         """The memory of activations and outputs."""
         raise OptionError("this device has no arena of its own")
+
+    @property
+    def joins(self) -> Joins | None:
+        """The joins of threads in runs at the shapes of the last one; None before it, or where that is not known."""
+        return None
 
     def trim(self) -> None:  # noqa: B027 - for most devices there is nothing to do
         """Lets go of the memory that the next run can take anew; outputs of the last run are then gone."""

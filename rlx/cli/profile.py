@@ -82,7 +82,9 @@ def profile(
     how = "a guess" if p.guessed else "calibrated"
     click.echo(f"predicted {seconds_text(p.seconds)} a run ({seconds_text(p.low)} .. {seconds_text(p.high)}, {how})")
     if taken:
-        click.echo(f"measured  {seconds_text(taken)} in kernels")
+        click.echo(f"measured  {seconds_text(taken)} in kernels, one after the other")
+    if compiled.joins is not None:
+        click.echo(f"joins     {compiled.joins}")
     for line in residual_lines(compiled.memory):
         click.echo(line)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from rlx.backends.base import Executable, TensorSpec, by_position, spec_of
+from rlx.backends.base import Executable, Joins, TensorSpec, by_position, spec_of
 from rlx.disk import path_of, saving
 from rlx.errors import NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, check_extent
@@ -462,6 +462,11 @@ class CompiledGraph(Lifetime, ExpertControl):
         if self._decision is None and self.decide is not None:
             self._decision = self.decide()
         return self._decision
+
+    @property
+    def joins(self) -> Joins | None:
+        """How often threads wait for one another in runs at the shapes of the last one; None before, or if unknown."""
+        return self._executable.joins
 
     @property
     def io_profile(self) -> IoProfile:

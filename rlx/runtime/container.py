@@ -32,7 +32,7 @@ from rlx.records import dataclass, field
 __all__ = ["FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]
 
 MAGIC = b"\x93rlxart\n"
-FORMAT = 2
+FORMAT = 3
 HEAD = struct.Struct("<8sII32s")
 PAGE = 4096
 SMALL = 64  # alignment of arrays below a page

@@ -96,6 +96,8 @@ def summary(model: CompiledGraph) -> str:
             f"kernels  {len(made.program.prepare)} in prepare, {len(made.program.run)} a run: " + _listed(kinds)
         )
         lines.append(f"memory   {model.needs}")
+    if model.joins is not None:
+        lines.append(f"joins    {model.joins}")
     plan = model.plan
     if plan is not None:
         lines.append(f"plan     arena {plan.arena:,} B, lower bound {plan.lower_bound:,} B, saved {plan.saved:,} B")

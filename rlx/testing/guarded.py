@@ -14,7 +14,7 @@ import numpy as np
 
 from rlx.backends.cpu.binding import host_function
 from rlx.backends.cpu.jit import compile_kernels
-from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
+from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, ScratchStride, Word
 from rlx.errors import CompileError
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate
@@ -97,7 +97,7 @@ class GuardedRun:
             own = GuardedMemory(scratch * workers)
             own.bytes[:] = 0xFF
 
-            def value(word: Word, own: GuardedMemory = own) -> int:
+            def value(word: Word, own: GuardedMemory = own, scratch: int = scratch) -> int:
                 match word:
                     case Pointer(buffer=buffer, offset=offset):
                         return place(buffer).address + evaluate(buffer.offset, sizes) + evaluate(offset, sizes)
@@ -105,6 +105,8 @@ class GuardedRun:
                         return fn(sizes)
                     case Scratch():
                         return own.address
+                    case ScratchStride():
+                        return scratch
                     case Routine(symbol=symbol):
                         return self.addresses[symbol]
                     case Link():

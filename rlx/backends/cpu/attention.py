@@ -24,7 +24,7 @@ from rlx.backends.cpu.key_rows import Rows, block_rows, copy_rows, end_streams, 
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, emit_nest, linear_load, name_kernel
 from rlx.backends.cpu.product_cut import K_BLOCK
 from rlx.backends.cpu.window import affine_expr
-from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine, linear_index
@@ -215,7 +215,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         part(cut, "rows"),
         part(cut, "score_stride"),
         Scratch(),
-        part(cut, "scratch"),
+        ScratchStride(),
         part(cut, "sums"),
         part(cut, "results"),
         gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if MANY in ways else 0,

@@ -12,7 +12,7 @@ from rlx.backends.cpu.entry import Patch
 from rlx.backends.cpu.facts import mentioned, tested_names
 from rlx.backends.cpu.runner import HostCall, RunBlock
 from rlx.backends.cpu.runner_native import ERROR_KINDS, EXTENT_BEYOND_BOUND, HOST_CALL_RAISED
-from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, Word
+from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, ScratchStride, Word
 from rlx.errors import ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent
 from rlx.ir.graph import Array
@@ -43,6 +43,8 @@ class Phase:
 
     kernel: Kernel
     code: KernelCode | None
+    piece: bool = False  # one of those that make disjoint parts of the kernel's result
+    cost: int = 0  # ns, about, of what may run beside others, see `rlx.backends.cpu.beside`
 
 
 def aligned_bytes(count: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -86,6 +88,7 @@ class Table:
         self.pointers: list[tuple[int, Buffer, int]] = []  # (word, root buffer, size that is added to its address)
         self.computed: list[tuple[int, Callable[[Mapping[str, int]], int], int]] = []  # (word, function, phase)
         self.scratch: list[int] = []
+        self.strides: list[int] = []  # words that hold how far the scratch of workers lies apart
         self.links: list[tuple[int, Link]] = []
         loops = [p.kernel.mark.flow for p in phases if p.kernel.mark is not None and p.kernel.mark.part == "loop"]
         self.rounds = {flow.round.name: flow for flow in loops if flow.round is not None}
@@ -110,6 +113,8 @@ class Table:
                 value = self.addresses[symbol]
             case Scratch():
                 self.scratch.append(number)
+            case ScratchStride():
+                self.strides.append(number)
             case Link(flow=flow, what="start" | "else" | "end" as what):
                 value = self.marks[flow, what]
             case Link():
@@ -219,12 +224,15 @@ class Binding:
         self.resized: Callable[[], None] = lambda: None
         values = [evaluate(size, self.extents) for size in table.sizes]
         words = table.fixed.copy()
+        stride = table.scratch_bytes(self.extents)
         for number, size in table.sized:
             words[number] = values[size]
         for number, fn, _ in table.computed:
             words[number] = fn(self.known)
         for number in table.scratch:
             words[number] = scratch
+        for number in table.strides:
+            words[number] = stride
         self.places: dict[Buffer, dict[int, int]] = {}  # root -> word -> byte offset, of all pointers into it
         for number, root, size in table.pointers:
             self.places.setdefault(root, {})[number] = values[size]
@@ -319,9 +327,12 @@ class Binding:
         return self.table.scratch_bytes(self.extents)
 
     def rescratch(self, address: int) -> None:
-        """Moves the scratch memory."""
+        """Moves the scratch memory, which is as large as it has to be at the present extents."""
         for number in self.table.scratch:
             self.words[number] = address
+        stride = self.scratch_bytes()
+        for number in self.table.strides:
+            self.words[number] = stride
 
     # ---- host calls
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from rlx.backends.cpu.beside import priced
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.executable import FIRST_ROOM, CpuExecutable, settable
 from rlx.backends.cpu.jit import Compiling
@@ -40,7 +41,7 @@ def build(
         return made
 
     marks: dict[tuple[Flow, str], int] = {}
-    prepare, run = phases(program.prepare), phases(program.run)
+    prepare, run = phases(program.prepare), priced(phases(program.run), program)
     with work:
         compile_codes(work, [p.code for p in (*prepare, *run) if p.code is not None])
         addresses = work.finish()

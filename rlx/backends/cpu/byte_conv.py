@@ -18,7 +18,7 @@ from rlx.backends.cpu.cuts import Part, Product, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.window import Geometry, finish_of, geometry
-from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
@@ -359,7 +359,7 @@ def _product_words(
         out,
         out_step,
         Scratch(),
-        part(cut, "scratch"),
+        ScratchStride(),
         part(cut, "sums"),
         part(cut, "part"),
         quads.spare_bytes(geo.depth, narrow),

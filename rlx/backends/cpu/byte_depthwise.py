@@ -12,7 +12,7 @@ from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.requantise import found, number, store_finishing
 from rlx.backends.cpu.window import finish_of, geometry
-from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, WordTable
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, ScratchStride, WordTable
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import ceildiv
 from rlx.kernels.expr import Cast, Expr, Reduce, Var, loads, size_expr, substitute_vars
@@ -70,7 +70,7 @@ def emit(kernel: Kernel) -> KernelCode:
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
         0 if direct is None or finish.pixel_step is None else finish.pixel_step,
         Scratch(),
-        scratch,
+        ScratchStride(),
     ]
     table = WordTable(words)
     f = kernel_function(PLACEHOLDER)

@@ -12,7 +12,7 @@ from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.loops import is_costly
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.product_cut import ProductCut
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate, size_product, upper
 from rlx.kernels.affine import Affine, linear_index
@@ -427,7 +427,7 @@ def emit(kernel: Kernel) -> KernelCode:
         part(cut, "row_chunk"),
         part(cut, "panel_chunk"),
         Scratch(),
-        part(cut, "scratch"),
+        ScratchStride(),
         part(cut, "copy_bytes"),
         part(cut, "steps"),
         (short_panels if short else block_panels if blocks else gemm).block_routine(tile),

@@ -20,7 +20,7 @@ from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.window import Geometry, finish_of, geometry
-from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine, linear_index
@@ -310,7 +310,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
         finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
         Scratch(),
-        part(cut, "scratch"),
+        ScratchStride(),
         part(cut, "sums"),
         part(cut, "copy"),
         part(cut, "steps"),

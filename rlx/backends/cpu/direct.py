@@ -24,7 +24,7 @@ from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.product_cut import K_BLOCK
 from rlx.backends.cpu.window import Finish, finish_of, geometry
-from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Routine, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.shape import Size, size_product
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load
@@ -201,7 +201,7 @@ def words_of(
         part(cut, "panel_chunk"),
         part(cut, "part"),
         out_step,
-        part(cut, "ends", 2),
+        ScratchStride(),
         part(cut, "ends", 0),
         part(cut, "ends", 1),
         part(cut, "group"),

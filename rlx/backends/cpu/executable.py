@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.backends.base import Image
+from rlx.backends.base import Image, Joins
+from rlx.backends.cpu.beside import Job, jobs
 from rlx.backends.cpu.binding import Binding, Overrun, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry, patch_table
 from rlx.backends.cpu.experts import ExpertCalls
 from rlx.backends.cpu.results import ResultMemory
 from rlx.backends.cpu.runner import RunBlock, phase_table
-from rlx.backends.cpu.runner_native import BUSY, HOLDS, INPUT_COUNT, RELEASE_GIL, VALUE
+from rlx.backends.cpu.runner_native import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL, VALUE
 from rlx.backends.cpu.states import StateCalls, StateMemory
 from rlx.backends.cpu.weights import Shared
 from rlx.errors import ExecutionError, OptionError, ShapeError
@@ -52,6 +53,7 @@ class Bound:
     binding: Binding
     plan: MemoryPlan
     table: NDArray[np.int64]  # the phases
+    jobs: list[Job]  # of phases that run side by side
     releases: bool  # whether its runs let other Python threads go on
     patches: list[Patch]
     arrays: tuple[tuple[Array, ...], ...]  # the outputs, read-only, after a run that leaves the parity even or odd
@@ -214,6 +216,16 @@ class CpuExecutable(StateCalls, ExpertCalls):
         return made if words[HOLDS] == holds else None
 
     @property
+    def joins(self) -> Joins | None:
+        bound = self.bound
+        if bound is None or self.shared.threads == 1:
+            return None
+        many = bound.table[:, 2] > 1
+        inside = sum(int(many[job.first : job.first + job.count].sum()) for job in bound.jobs)
+        serial, groups = int(many.sum()), len(bound.jobs)
+        return Joins(serial - inside + groups, serial, sum(job.count for job in bound.jobs), groups)
+
+    @property
     def profiled(self) -> Sequence[Kernel]:
         return [phase.kernel for phase in self.shared.run.phases]
 
@@ -346,13 +358,16 @@ class CpuExecutable(StateCalls, ExpertCalls):
         )
         chunks = sum(count for _, _, count in binding.rows)
         releases = chunks >= LONG_RUN or bool(self.shared.run.rounds)
-        bound = Bound(binding, self.plan, phase_table(binding.rows), releases, [], (), ())
+        found = jobs(binding.table, self.shared.spans_of(self.plan), binding.rows)
+        bound = Bound(binding, self.plan, phase_table(binding.rows), found, releases, [], (), ())
         self.show(bound)
         binding.resized = lambda: self.resize(bound)
         if self.states.feeds:
             results = (bound.results[0], bound.results[1])
             phase, bound.feeds = self.states.phase(binding, results, self.address)
             bound.table = phase_table([*binding.rows, phase])
+        for job in found:
+            bound.table[job.first, JOB] = job.words.ctypes.data
         return bound
 
     def show(self, bound: Bound) -> None:
@@ -416,8 +431,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
         if need > self.scratch.nbytes:
             bound.binding.keep = (bound.binding.keep, self.scratch)
             self.scratch = aligned_bytes(need)
-            bound.binding.rescratch(int(self.scratch.ctypes.data))
             self.kept = {shapes: other for shapes, other in self.kept.items() if other is bound}
+        bound.binding.rescratch(int(self.scratch.ctypes.data))
         self.show(bound)
         self.entry.update(patches=bound.given)
         self.entry.set_result(bound.results[self.states.parity[0]])

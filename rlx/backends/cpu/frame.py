@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.builder import Function, Module, Operand
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Routine, Scratch, WordTable, once
+from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, evaluate, size_product
 from rlx.kernels.program import Buffer
@@ -41,7 +41,7 @@ class Frame:
         self.scratch_bytes: Callable[[Extents], int] | None = None
         self.chunks: Callable[[Extents], int] = lambda _: 1
 
-    def word(self, word: Pointer | Computed | Routine | Scratch | Size) -> str:
+    def word(self, word: Word) -> str:
         """A word of the kernel, loaded in the entry block."""
         if word not in self.loaded:
             start = len(self.f.lines)
@@ -82,7 +82,7 @@ class Frame:
             return -(-size(extents) // 64) * 64
 
         self.scratch_bytes = rounded
-        own = self.f.mul("%worker", self.word(Computed(rounded)), "i64")
+        own = self.f.mul("%worker", self.word(ScratchStride()), "i64")
         return self.f.offset(self.word(Scratch()), own)
 
     def fail(self, kind: str, value: str) -> None:

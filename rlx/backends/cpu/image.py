@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from rlx.backends.base import DeviceMemory, Image, Restorer, host_memory
 from rlx.backends.cpu import loader, processor
+from rlx.backends.cpu.beside import Span
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.weights import Shared
@@ -104,6 +105,7 @@ class Tables:
     marks: dict[tuple[Flow, str], int]
     schedule: Schedule
     plan: MemoryPlan | None
+    spans: tuple[Span, ...]  # of the plan
     prepared: dict[Buffer, Array] | None  # None while params are missing
     params: dict[Buffer, Array]
     kernels: list[dict[str, str]]  # by object: the kernels that it defines, name -> symbol
@@ -132,6 +134,8 @@ def restore_image(image: Image, options: CompileOptions) -> tuple[CpuExecutable,
             tables.prepared,
         )
         shared.params.update(tables.params)
+        if tables.plan is not None:
+            shared.spans = tables.plan, tables.spans
         return CpuExecutable(shared, tables.schedule, tables.plan), tables.source
     except ModelFormatError:
         raise

@@ -44,6 +44,7 @@ def image_of(executable: CpuExecutable, source: Graph) -> Image:
         dict(shared.run.marks),
         executable.schedule,
         executable.bounds_plan,
+        () if executable.bounds_plan is None else shared.spans_of(executable.bounds_plan),
         {b: a for b, a in shared.memory.items() if b.kind == "prepared"} if shared.prepared else None,
         shared.own_params(),
         [symbols for _, symbols in bundles],

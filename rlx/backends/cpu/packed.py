@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from rlx.backends.cpu.binding import Phase
-from rlx.backends.cpu.words import THREADS, Computed, Pointer, Routine, Scratch, Word
+from rlx.backends.cpu.words import THREADS, Computed, Pointer, Routine, Scratch, ScratchStride, Word
 from rlx.ir.graph import Array
 from rlx.ir.mapped import same_memory
 from rlx.ir.shape import Dim, evaluate
@@ -77,6 +77,8 @@ def _word_key(word: Word, names: Mapping[Buffer, str]) -> object:
             return symbol, ir
         case Scratch():
             return "scratch"
+        case ScratchStride():
+            return "stride"
         case int() | Dim():
             return evaluate(word, {})
     return None

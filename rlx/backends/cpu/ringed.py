@@ -25,7 +25,7 @@ from rlx.backends.cpu.loops import RESULT, is_costly
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.ring_cut import RingCut
 from rlx.backends.cpu.window import Finish, Geometry, finish_of, geometry
-from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.expr import Acc, Load, loads, walk
 from rlx.kernels.lowering import Conv
@@ -191,7 +191,7 @@ def _words(anchor: Conv, geo: Geometry, before: Kernel, cut: Callable[..., objec
         conv.in_image(first) or 0,
         Pointer(before.anchor.w.source),
         first.depth,
-        part(cut, "scratch"),
+        ScratchStride(),
         part(cut, "offsets"),
         part(cut, "copies"),
     ]

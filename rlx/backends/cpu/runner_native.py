@@ -13,6 +13,11 @@ The state block is an array of 64-bit words. Kernels know the first four, the re
     8 BUSY     1 while somebody runs or changes the block
     9 ...      see the table below
     USER_WORDS and on: what the compiled graph wants for itself (extents, strides)
+
+A phase may begin a job of several that run side by side: a list of the chunks of all of them, which threads claim as
+they do those of one phase. Its words are the number of phases, that of chunks, and (function, words, chunk) for each.
+No phase of a job is a control kernel or can fail. Where a run has one thread, finds no slot or is profiled, its phases
+run one by one.
 """
 
 from __future__ import annotations
@@ -63,7 +68,8 @@ GUARD_LOW, GUARD_HIGH = 27, 28
 ARRAY_TYPE = 29
 USER_WORDS = 32
 
-PHASE_WORDS = 4  # function, words, nchunks, reserved
+PHASE_WORDS = 4  # function, words, nchunks, job
+JOB = 3  # 0, or the address of a job: this phase and some after it, which run side by side
 
 INDEX_OUT_OF_RANGE, DIVISION_BY_ZERO, GUARD_FAILED, EXTENT_BEYOND_BOUND, HOST_CALL_RAISED, NAN_TRAPPED = range(1, 7)
 ERROR_KINDS = {
@@ -151,6 +157,19 @@ no:
   ret i1 false
 }
 
+; one chunk of a job
+define internal void @beside(ptr %chunks, i64 %chunk, ptr %ctx, i64 %worker) {
+  %offset = mul i64 %chunk, 24
+  %fn.p = getelementptr i8, ptr %chunks, i64 %offset
+  %words.p = getelementptr i8, ptr %fn.p, i64 8
+  %own.p = getelementptr i8, ptr %fn.p, i64 16
+  %fn = load ptr, ptr %fn.p, align 8
+  %words = load ptr, ptr %words.p, align 8
+  %own = load i64, ptr %own.p, align 8
+  tail call void %fn(ptr %words, i64 %own, ptr %ctx, i64 %worker)
+  ret void
+}
+
 define internal i64 @walk(ptr %ctx) {
 entry:
   %next.p = getelementptr i64, ptr %ctx, i64 $NEXT
@@ -173,6 +192,8 @@ entry:
   %many = icmp sgt i64 %threads, 1
   %wanted = icmp ne i64 %parallel, 0
   %now.wanted = and i1 %many, %wanted
+  %unprofiled = xor i1 %profiled, true
+  %shares = and i1 %many, %unprofiled
   br i1 %now.wanted, label %early, label %begin
 early:
   %slot.early = call ptr @pool_enter(ptr %pool, i64 %threads)
@@ -199,6 +220,30 @@ phase:
   %fn.p = getelementptr i8, ptr %phases, i64 %entry.offset
   %words.p = getelementptr i8, ptr %fn.p, i64 8
   %n.p = getelementptr i8, ptr %fn.p, i64 16
+  %job.p = getelementptr i8, ptr %fn.p, i64 24
+  %job = load ptr, ptr %job.p, align 8
+  %first = icmp ne ptr %job, null
+  br i1 %first, label %may.share, label %alone
+may.share:
+  br i1 %shares, label %job.slot, label %alone
+job.slot:
+  %job.has = icmp ne ptr %slot, null
+  br i1 %job.has, label %side.by.side, label %job.get
+job.get:
+  %slot.job = call ptr @pool_enter(ptr %pool, i64 %threads)
+  %job.got = icmp ne ptr %slot.job, null
+  br i1 %job.got, label %side.by.side, label %alone
+side.by.side:
+  %slot.jobs = phi ptr [ %slot, %job.slot ], [ %slot.job, %job.get ]
+  %phases.here = load i64, ptr %job, align 8
+  %beyond = add i64 %index, %phases.here
+  store i64 %beyond, ptr %next.p, align 8
+  %n.job.p = getelementptr i8, ptr %job, i64 8
+  %n.job = load i64, ptr %n.job.p, align 8
+  %chunks.p = getelementptr i8, ptr %job, i64 16
+  call void @pool_run(ptr %pool, ptr %slot.jobs, ptr @beside, ptr %chunks.p, ptr %ctx, i64 %n.job, i64 %threads)
+  br label %after
+alone:
   %fn = load ptr, ptr %fn.p, align 8
   %words = load ptr, ptr %words.p, align 8
   %n = load i64, ptr %n.p, align 8
@@ -231,7 +276,9 @@ serial:
   br i1 %chunk.more, label %serial, label %after
 
 after:
-  %slot.next = phi ptr [ %slot, %direct ], [ %slot, %not.one ], [ %slot.use, %publish ], [ %slot, %serial ]
+  %slot.next = phi ptr [ %slot, %direct ], [ %slot, %not.one ], [ %slot.use, %publish ], [ %slot, %serial ],
+    [ %slot.jobs, %side.by.side ]
+  %n.ran = phi i64 [ %n, %direct ], [ %n, %not.one ], [ %n, %publish ], [ %n, %serial ], [ %n.job, %side.by.side ]
   %status = load atomic i64, ptr %ctx acquire, align 8
   %bad = icmp ne i64 %status, 0
   br i1 %bad, label %failed, label %fine
@@ -248,7 +295,7 @@ measure:
   br label %tick
 tick:
   %time.next = phi i64 [ %time, %fine ], [ %t1, %measure ]
-  %ran = call i64 @llvm.smax.i64(i64 %n, i64 1)
+  %ran = call i64 @llvm.smax.i64(i64 %n.ran, i64 1)
   %chunks.sum = add i64 %chunks, %ran
   %enough = icmp sge i64 %chunks.sum, $CHECK_EVERY_CHUNKS
   %ask = and i1 %enough, %checks

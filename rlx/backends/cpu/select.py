@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx.backends.cpu.runner import RunBlock
+from rlx.backends.cpu.runner_native import JOB
 from rlx.kernels.program import Buffer, Kernel, Program
 
 if TYPE_CHECKING:
@@ -57,12 +59,15 @@ class Selection:
         if skip is None:
             yield
             return
-        counts = block.table[: len(skip), 2]
-        before = counts.copy()
-        counts[skip] = 0
+        table = block.table[: len(skip)]
+        before = table.copy()
+        table[skip, 2] = 0
+        for first in table[:, JOB].nonzero()[0]:
+            if skip[first : first + ctypes.c_int64.from_address(int(table[first, JOB])).value].any():
+                table[first, JOB] = 0
         block.note_parallel()
         try:
             yield
         finally:
-            counts[:] = before
+            table[:] = before
             block.note_parallel()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlx.backends.cpu.beside import Span, spans
 from rlx.backends.cpu.binding import Marks, Phase, Table, aligned_bytes, as_array
 from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.runner import RunBlock
@@ -24,6 +25,7 @@ from rlx.ir.mapped import mapping_of
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
+from rlx.plan.arena import MemoryPlan
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.executable import CpuExecutable
@@ -56,6 +58,7 @@ class Shared:
         if self.threads > 1:
             pool.grow()
         self.run = Table(run, addresses, marks, threads=self.threads)
+        self.spans: tuple[MemoryPlan, tuple[Span, ...]] | None = None  # of the last plan
         self.params: dict[Buffer, Array] = {}
         self.keys: dict[Buffer, str | None] = {}  # of params and prepared buffers: equal ones have equal contents
         self.memory: dict[Buffer, Array] = {b: _constant_bytes(b) for b in program.constants}  # prepared ones too
@@ -76,6 +79,14 @@ class Shared:
         from rlx.backends.cpu.residency import Residency
 
         return Residency(self.program, self.addresses)
+
+    def spans_of(self, plan: MemoryPlan) -> tuple[Span, ...]:
+        """The phases that may run side by side, see `rlx.backends.cpu.beside`."""
+        known = self.spans
+        if known is None or known[0] is not plan:
+            apart = not self.program.made  # else chunk counts change while a run goes on
+            self.spans = known = plan, spans(self.run.phases, plan) if apart else ()
+        return known[1]
 
     def _allocated(self, buffers: Sequence[Buffer]) -> dict[Buffer, Array]:
         """Memory for prepared buffers."""

@@ -27,7 +27,7 @@ from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.product_cut import K_BLOCK
 from rlx.backends.cpu.window import Finish, finish_of, geometry
 from rlx.backends.cpu.winograd_cut import WinogradCut, WinogradParts
-from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Routine, Scratch, Word, WordTable, once
+from rlx.backends.cpu.words import Extents, KernelCode, Pointer, Routine, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.shape import bounds
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load, const, size_expr
@@ -362,7 +362,7 @@ def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.T
         part(cut, "column_step"),
         part(cut, "product_step"),
         Scratch(),
-        part(cut, "ends", 3),
+        ScratchStride(),
         part(cut, "ends", 0),
         part(cut, "ends", 1),
         part(cut, "ends", 2),

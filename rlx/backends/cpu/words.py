@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.builder import Function
 
 __all__ = [
-    "FEW_THREADS", "THREADS", "Computed", "Extents", "KernelCode", "Link", "Pointer", "Routine", "Scratch", "Word",
-    "WordTable", "once", "thread_count",
+    "FEW_THREADS", "THREADS", "Computed", "Extents", "KernelCode", "Link", "Pointer", "Routine", "Scratch",
+    "ScratchStride", "Word", "WordTable", "once", "thread_count",
 ]  # fmt: skip
 
 THREADS = "\0threads"  # the number of threads of a run, among its extents: no dim has such a name
@@ -70,7 +70,15 @@ class Computed:
 
 @dataclass(frozen=True)
 class Scratch:
-    """The address of this kernel's scratch memory, which is `KernelCode.scratch` bytes for each worker."""
+    """The address of the scratch memory of worker 0, `KernelCode.scratch` bytes or more."""
+
+
+@dataclass(frozen=True)
+class ScratchStride:
+    """How many bytes after that of one worker the scratch memory of the next lies.
+
+    The same for all kernels of a run: so a worker has the same memory in all of them, also while others run another.
+    """
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ class Link:
     what: str
 
 
-Word = Pointer | Computed | Scratch | Routine | Link | Size
+Word = Pointer | Computed | Scratch | ScratchStride | Routine | Link | Size
 
 
 ADDRESSES = frozenset({"counter", "updates"})  # links that are
@@ -139,7 +147,6 @@ class KernelCode:
     notes: dict[str, str] = field(default_factory=dict)  # shown by explain
 
     def scratch_bytes(self, extents: Extents) -> int:
-        """Bytes of scratch for one worker."""
-        if isinstance(self.scratch, Computed):
-            return self.scratch.fn(extents)
-        return evaluate(self.scratch, extents)
+        """Bytes of scratch for one worker, in whole lines of the cache."""
+        own = self.scratch.fn(extents) if isinstance(self.scratch, Computed) else evaluate(self.scratch, extents)
+        return -(-own // 64) * 64
