@@ -40,6 +40,7 @@ EPOCH = 0  # i32, the futex
 SLEEPERS = 64  # bit mask of the workers that sleep or are about to, by their numbers from 1 on
 ACTIVE = 128  # bit mask of the slots in use
 STOP = 192
+MOVING = 200  # i32, 1 while some worker is moved to another CPU: it has fewer CPUs for a moment
 WORKERS = 256  # workers that are in the native loop
 SPIN_ACTIVE = 264  # pauses without work until a worker sleeps, while some run is active
 SPIN_IDLE = 272  # the same while none is
@@ -57,8 +58,12 @@ TAKEN = 192  # bit mask of the worker ids in use; bit 0, the caller's, is never 
 SINCE = 200  # when the caller got its CPU as far as it knows, ns; of the caller alone
 CALLER_CPU = 208  # the caller's CPU, below 0 if not known
 CALLER_MOVED = 216  # when the caller left a CPU last
+MET = 224  # 1 if a worker has found itself on the caller's CPU since the caller asked last
+LOOKED = 232  # when the caller looked after workers that it waits for last
 SHARES = 256  # a ticket each
 SHARE_BYTES = 64
+THREAD = 8  # i32, in a share: the system's number of the worker with this id, below 0 once the caller has fetched it
+USED = 16  # time that it had used when the caller looked last, ns
 SLOT_BYTES = SHARES + MAX_THREADS * SHARE_BYTES
 
 # Words of a worker's own memory.
@@ -67,7 +72,9 @@ MY_MOVED = 1  # when it left the caller's CPU last
 MY_SLOT = 2  # where it has an id, else null
 MY_SLOT_BIT = 3
 MY_ID = 4  # that it has, had last, or asks for first
-MY_WORDS = 5
+MY_THREAD = 5  # the system's number of the thread
+MY_POOL = 6
+MY_WORDS = 7
 
 ROUND = 0xFFFF  # chunks that tickets can count; phases with more are published in rounds
 
@@ -173,12 +180,17 @@ work:
   %chunk = add i64 %base, %place
   call void %fn(ptr %words, i64 %chunk, ptr %ctx, i64 %id)
   %before = atomicrmw add ptr %done.p, i64 1 release
-  %lost = call i1 @give_way(ptr %since)
-  %caller = icmp eq i64 %id, 0
-  %change = and i1 %lost, %caller
-  br i1 %change, label %move, label %ran
-move:
-  call void @change_cpu(ptr %slot)
+  %own.offset = mul i64 %id, $SHARE_BYTES
+  %own.from = add i64 %own.offset, $SHARES_THREAD
+  %thread.p = getelementptr i8, ptr %slot, i64 %own.from
+  %thread = load atomic i32, ptr %thread.p monotonic, align 8
+  %fetched = icmp slt i32 %thread, 0
+  %t = call i64 @now()
+  %long = call i1 @turn_over(ptr %since, i64 %t)
+  %over = or i1 %long, %fetched
+  br i1 %over, label %turn, label %ran
+turn:
+  call void @end_turn(ptr %slot, i64 %id, ptr %since, i64 %t)
   br label %ran
 ran:
   ret i1 true
@@ -235,6 +247,13 @@ take:
   %mine = icmp eq i64 %had, 0
   br i1 %mine, label %joined, label %try
 joined:
+  %thread.p = getelementptr i64, ptr %me, i64 $MY_THREAD
+  %thread = load i64, ptr %thread.p, align 8
+  %number = trunc i64 %thread to i32
+  %offset = mul i64 %id, $SHARE_BYTES
+  %from = add i64 %offset, $SHARES_THREAD
+  %share.thread = getelementptr i8, ptr %slot, i64 %from
+  store atomic i32 %number, ptr %share.thread release, align 8
   store ptr %slot, ptr %slot.p, align 8
   store i64 %slot.bit, ptr %bit.p, align 8
   store i64 %id, ptr %id.p, align 8
@@ -325,7 +344,12 @@ entry:
   %spin.idle.p = getelementptr i8, ptr %pool, i64 $SPIN_IDLE
   %me = alloca [$MY_WORDS x i64], align 8
   store [$MY_WORDS x i64] zeroinitializer, ptr %me, align 8
-  %moved.p = getelementptr i64, ptr %me, i64 $MY_MOVED
+  %thread.p = getelementptr i64, ptr %me, i64 $MY_THREAD
+  %thread = call i32 @this_thread()
+  %thread.wide = zext i32 %thread to i64
+  store i64 %thread.wide, ptr %thread.p, align 8
+  %pool.p = getelementptr i64, ptr %me, i64 $MY_POOL
+  store ptr %pool, ptr %pool.p, align 8
   %slot.p = getelementptr i64, ptr %me, i64 $MY_SLOT
   %slot.bit.p = getelementptr i64, ptr %me, i64 $MY_SLOT_BIT
   %id.p = getelementptr i64, ptr %me, i64 $MY_ID
@@ -367,7 +391,7 @@ search:
 work:
   %slot.now = load ptr, ptr %slot.p, align 8
   %id.now = load i64, ptr %id.p, align 8
-  call void @keep_apart(ptr %slot.now, ptr %moved.p)
+  %parted = call i1 @keep_apart(ptr %slot.now, ptr %me)
   call void @claim(ptr %slot.now, i64 %id.now, ptr %me)
   br label %loop
 idle:
@@ -567,6 +591,7 @@ pause:
   br label %wait
 yield:
   %t = call i64 @now()
+  call void @look_after(ptr %pool, ptr %slot, i64 %t)
   %lost = call i1 @yield(ptr %since, i64 %t)
   br i1 %lost, label %move, label %stayed
 move:
@@ -600,7 +625,7 @@ def pool_ir(*, futex: bool | None = None) -> str:
     system, values = system_ir(futex=futex)
     fields = {f"F_{name}": FIELDS + 8 * i for i, name in enumerate(("FN", "WORDS", "CTX", "THREADS", "BASE"))}
     offsets = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
-    return filled(system + POOL_IR, {**offsets, **fields, **values})
+    return filled(system + POOL_IR, {**offsets, **fields, "SHARES_THREAD": SHARES + THREAD, **values})
 
 
 def filled(text: str, values: Mapping[str, object]) -> str:

@@ -116,8 +116,14 @@ RUNNER_IR = """
 declare i32 @clock_gettime(i32, ptr)
 
 define internal i64 @now() nounwind {
+  %t = call i64 @time_of(i32 $CLOCK)
+  ret i64 %t
+}
+
+define internal i64 @time_of(i32 %clock) nounwind {
   %spec = alloca [2 x i64], align 8
-  %r = call i32 @clock_gettime(i32 $CLOCK, ptr %spec)
+  store [2 x i64] zeroinitializer, ptr %spec, align 8
+  %r = call i32 @clock_gettime(i32 %clock, ptr %spec)
   %s = load i64, ptr %spec, align 8
   %ns.p = getelementptr i64, ptr %spec, i64 1
   %ns = load i64, ptr %ns.p, align 8

@@ -398,6 +398,133 @@ assert set(out.tolist()) == {10 * 40}
     assert done.returncode == 0, done.stderr
 
 
+# The pool's functions by themselves, on memory of the test's own, words of 8 bytes: `state` and in it the first `slot`.
+PROBE = """
+import ctypes, time
+from rlx.backends.cpu import loader, pool_native
+from rlx.backends.cpu.pool import aligned_words
+def probe(arguments, call):
+    ir = runner_native.runtime_ir() + f"define void @probe({arguments}) {{ call void {call} ret void }}"
+    library = loader.build(f"probe {call}", lambda: ir, symbols=runner_native.runtime_symbols())
+    types = [ctypes.c_int64 if a.startswith("i64") else ctypes.c_size_t for a in arguments.split(", ")]
+    return ctypes.CFUNCTYPE(None, *types)(library.keep().address("probe"))
+state = aligned_words((pool_native.SLOT_TABLE + pool_native.SLOT_BYTES) // 8)
+slot = state[pool_native.SLOT_TABLE // 8 :]
+def thread_of(worker):
+    start = pool_native.SHARES + worker * pool_native.SHARE_BYTES + pool_native.THREAD
+    return slot[start // 8 :].view(np.int32)[:1]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_a_caller_fetches_workers_that_stand_still() -> None:
+    """Looks at workers of which one runs and one does not: that one is marked, and keeps its CPUs."""
+    done = script(
+        PROBE
+        + """
+look = probe("ptr %pool, ptr %slot, i64 %t", "@look_after(ptr %pool, ptr %slot, i64 %t)")
+end = threading.Event()
+spin = ctypes.CFUNCTYPE(None, ctypes.c_int64)(runner.native().library.address("rlx_spin"))
+still = threading.Thread(target=end.wait)
+runs = threading.Thread(target=lambda: [spin(10000) for _ in iter(end.is_set, True)])
+cpus = os.sched_getaffinity(0)
+for worker, thread in ((1, still), (2, runs)):
+    thread.start()
+    thread_of(worker)[:] = thread.native_id
+clock = time.pthread_getcpuclockid(runs.ident)
+def looks(t):
+    before = time.clock_gettime_ns(clock)
+    while time.clock_gettime_ns(clock) == before:
+        pass
+    look(state.ctypes.data, slot.ctypes.data, t)
+    assert thread_of(2)[0] == runs.native_id
+    return thread_of(1)[0] < 0
+t = 10**9
+assert not looks(t)  # nobody works for the run
+slot[pool_native.TAKEN // 8] = 0b110
+state[pool_native.MOVING // 8] = 1
+for _ in range(5):  # another one is being moved
+    t += 10**9
+    assert not looks(t)
+state[pool_native.MOVING // 8] = 0
+assert not looks(t + 1)  # too soon
+while not looks(t := t + 10**9):  # it may still be about to sleep
+    pass
+assert thread_of(1)[0] == -still.native_id
+assert os.sched_getaffinity(still.native_id) == cpus
+assert not state[pool_native.MOVING // 8]
+os.sched_setaffinity(0, {min(cpus)})
+os.sched_setaffinity(still.native_id, {max(cpus)})
+thread_of(1)[:] = still.native_id
+while not looks(t := t + 10**9):
+    pass
+assert os.sched_getaffinity(still.native_id) == {max(cpus)}
+thread_of(1)[:] = 2**22 + 1  # there is no such thread
+for _ in range(5):
+    assert not looks(t := t + 10**9)
+end.set()
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_a_caller_does_not_flee_from_its_worker() -> None:
+    """Who lost its CPU to a worker of its own stays there, and moves the next time."""
+    done = script(
+        PROBE
+        + """
+change = probe("ptr %slot", "@change_cpu(ptr %slot)")
+slot[pool_native.MET // 8] = 1
+change(slot.ctypes.data)
+assert not slot[pool_native.MET // 8] and not slot[pool_native.CALLER_MOVED // 8]
+change(slot.ctypes.data)
+assert slot[pool_native.CALLER_MOVED // 8]
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# The same some ten milliseconds later: longer than a system lets a thread run if another waits
+LATE = OWNER.replace("@owner", "@late").replace("20000", "30000000")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_a_worker_stopped_inside_a_chunk_goes_on_beside_the_caller() -> None:
+    """With a stranger on the worker's CPU, until the worker has met its caller: every chunk is done, CPUs stay."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one CPU")
+    done = script(f"""
+import subprocess
+from rlx.backends.cpu.pool_native import MET, SLOT_TABLE
+runner.native()
+pool.start(workers=1)
+cpus = os.sched_getaffinity(0)
+late = jit.compile_kernels([("late", '''{LATE}''', False)])["late"]
+out = np.zeros(2, np.int64)
+words = np.array([out.ctypes.data], np.int64)
+block = RunBlock([(late, words.ctypes.data, 2)] * 5, threads=2)
+here = {{min(cpus)}}
+os.sched_setaffinity(0, here)
+busy = "import os, sys\\nos.sched_setaffinity(0, {{int(sys.argv[1])}})\\nwhile True: pass"
+strangers = [subprocess.Popen([sys.executable, "-c", busy, str(cpu)]) for cpu in cpus - here]
+try:
+    while not pool.memory[(SLOT_TABLE + MET) // 8]:
+        out[:] = -1
+        assert block.run() == 0
+        assert set(out.tolist()) <= {{0, 1}}
+finally:
+    for stranger in strangers:
+        stranger.kill()
+        stranger.wait()
+assert os.sched_getaffinity(0) == here
+worker = pool.threads[0].native_id
+while os.sched_getaffinity(worker) != cpus:  # it may be about to set them back
+    pass
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_words_are_aligned_and_zero() -> None:
     """Blocks start at cache lines, so that what threads write apart stays apart."""
     for count in (1, 3, 8, 100):
