@@ -350,7 +350,23 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
         """A row of each plane, so that the channels of a pixel are together."""
         sources = [f.gep(source, f.mul(w[DirectWord.X_C], c), ty) for c in range(planes)]
         vector, step = vec(ty, MOST_PLANES), MOST_PLANES
+        whole = f.and_(pixels, -lanes) if size_of(ty) * lanes == 64 else "0"
         vectors = f.and_(pixels, -step)
+
+        def wide(i: str, _: list[str]) -> None:
+            """A vector of pixels, where any lanes of two registers are brought together by one instruction."""
+            rows = [f.load(tile.vector, f.gep(p, i, ty)) for p in sources]
+            out = f.gep(place, f.mul(i, planes), ty)
+            for n in range(planes):
+                places = [divmod(n * lanes + lane, planes) for lane in range(lanes)]  # (pixel, plane)
+                merged = rows[0]
+                for c in range(1, planes):
+                    before = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(places)]
+                    picks = [
+                        lanes + pixel if plane == c else before[lane] for lane, (pixel, plane) in enumerate(places)
+                    ]
+                    merged = f.shuffle(merged, rows[c], picks)
+                f.store(merged, f.gep(out, n * lanes, ty))
 
         def move(i: str, _: list[str]) -> None:
             rows = [f.load(vector, f.gep(p, i, ty)) for p in sources]
@@ -364,7 +380,9 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
             for c, p in enumerate(sources):
                 f.store(f.load(ty, f.gep(p, i, ty)), f.gep(out, c, ty), ty=ty)
 
-        f.loop(0, vectors, step, [], move)
+        if whole != "0":
+            f.loop(0, whole, lanes, [], wide)
+        f.loop(whole, vectors, step, [], move)
         f.loop(vectors, pixels, 1, [], one)
 
     def image(r: str, state: list[str]) -> list[str]:
