@@ -57,14 +57,20 @@ class RingCut:
         threads = thread_count(extents)
 
         def cost(rows: int, some: int) -> float:
-            """Seconds of a chunk: each block of channels reads the source again, rows between strips are made twice."""
+            """Seconds of a chunk: each block of channels reads the source again, rows between strips are made twice.
+
+            The last block may have fewer panels than `some`: a chunk is the mean of all.
+            """
+            blocks = -(-panels // some)
+            lone = (some % self.together * (blocks - 1) + (panels - some * (blocks - 1)) % self.together) / blocks
+            mean = panels / blocks
             lines = min((rows - 1) * self.stride + self.reach, height)
             made = lines * width
             copied = 0 if self.windows is None else lines * self.windows.strides[0] * self.windows(extents).copied
-            tiled = some + LONE * (some % self.together)
+            tiled = mean + LONE * lone
             products = made * tiled * WIDTH * (2.0 * depth / 80e9 + 4 / 40e9)
             read = made * depth * 4 / 60e9 + copied * 4 / 8e9
-            return products + read + rows * out_width * some * 2 * (self.taps + 4) / 5e9 + START
+            return products + read + rows * out_width * mean * 2 * (self.taps + 4) / 5e9 + START
 
         def taken(rows: int, some: int) -> float:
             count, each = batch * -(-out_height // rows) * -(-panels // some), cost(rows, some)
