@@ -9,7 +9,7 @@ their order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from typing import cast
@@ -236,13 +236,30 @@ class RingBody(Body):
             y0, y1 = f.max(made, start), f.min(stop, w[Plane.HEIGHT])
 
             def make(state: list[str]) -> list[str]:
-                return [self.make(own, first_row, place, before, state[0], y1)]
+                return [self.make(own, first_row, place, before, state[0], y1, (oy, row1))]
 
             f.while_([("i64", y0)], lambda s: f.cmp("lt", s[0], y1), make)
             f.if_(inside, lambda: self.line(place, oy, self.rows), lambda: self.line(place, oy, 0))
             return [f.add(oy, count), f.max(made, y1)]
 
         f.while_([("i64", row0), ("i64", 0)], lambda s: f.cmp("lt", s[0], row1), some_rows)
+
+    def fetch_results(
+        self, place: Place, results: tuple[str, str], row: str, height: int, channels: Sequence[str]
+    ) -> None:
+        """Fetches the places of results while pixels of the image are made: as many as these are there for.
+
+        They are the next rows to be written, and on their way while there is enough to compute.
+        """
+        f, w = self.f, self.w
+        first, stop = (f.mul(f.add(place.first_row, y), w[Plane.OUT_WIDTH]) for y in results)
+        last, apart = f.sub(stop, 1), self.strides[0] * self.strides[1]
+        for r in range(0, height, apart):
+            number = f.min(f.add(first, f.div(f.add(row, r), apart)), last)
+            pixel = place.top.inner(self.finish.at(self.emitter, number))
+            for c in channels:
+                here = pixel.inner({self.finish.channel: c}, self.lanes, self.finish.channel)
+                f.prefetch(self.emitter.address(self.finish.destination, here), write=True)
 
     def lines(self, place: Place, y0: str, x0: str) -> Callable[[str | int], str]:
         f, w = self.f, self.w
@@ -270,8 +287,13 @@ class RingBody(Body):
         unrolled = isinstance(known, int) and known <= fused_tiles.UNROLLED
         return fused_tiles.Windows(copies, offsets, step, pieces, run, cast(int, known) if unrolled else 0)
 
-    def make(self, own: str, first_row: str, place: Place, top: Scope, y: str, stop: str) -> str:
-        """Makes rows of the image from `y` to `stop` or to the end of the ring; returns the first one not made."""
+    def make(
+        self, own: str, first_row: str, place: Place, top: Scope, y: str, stop: str, results: tuple[str, str]
+    ) -> str:
+        """Makes rows of the image from `y` to `stop` or to the end of the ring; returns the first one not made.
+
+        `results` are the row of results that comes next and the one after the chunk's last.
+        """
         f, w, more = self.f, self.w, self.more
         end = f.min(stop, f.add(f.or_(y, self.ring - 1), 1))
         count = f.mul(f.sub(end, y), w[Plane.WIDTH])
@@ -296,6 +318,8 @@ class RingBody(Body):
                     shared.append((at, scope))
 
                 def some_pixels(height: int, row: str) -> None:
+                    if tile.lanes == WIDTH and self.finish.channels_together:
+                        self.fetch_results(place, results, row, height, [at for at, _ in shared])
                     ahead = source.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
                     sums = source.sums(f, tile, row, height, panels, b, ahead)
                     for r in range(height):
