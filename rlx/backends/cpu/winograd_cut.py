@@ -60,6 +60,8 @@ class WinogradCut:
         panel_blocks = max(min(-(-wanted // blocks), panels // self.PANELS), 1) if outputs % 8 == 0 else 1
         least = self.TILES[0] if many else self.TILES[0] // 2
         blocks = max(min(-(-wanted // panel_blocks), tiles // least), blocks)
+        if blocks * panel_blocks == 1 < wanted and panels > 1 and outputs % 8 == 0:
+            panel_blocks = 2  # each reads half of the weights; that both transform the image costs less than waiting
         if blocks * panel_blocks % 2 and 1 < blocks < tiles:
             blocks += 1
         tile_chunk = max(-(-tiles // blocks), 1)

@@ -13,6 +13,8 @@ from rlx.backends.cpu import winograd
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.conv_cut import conv_by_tiles
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.winograd_cut import WinogradCut
+from rlx.backends.cpu.words import THREADS
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
@@ -620,3 +622,16 @@ def test_half_precision_has_no_kernel() -> None:
     for name in ("f16", "bf16"):
         g = conv_graph((1, 2, 5, 5), (2, 2, 3, 3), dtype=name)
         assert not any(isinstance(k.anchor, Anchor) for k in fuse(g, backend).run)
+
+
+@pytest.mark.parametrize("channels, outputs, size", [(96, 128, 14), (128, 128, 14), (96, 96, 14), (64, 192, 10)])
+@pytest.mark.parametrize("tag", ["winograd2", "winograd4"])
+def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: int, size: int, tag: str) -> None:
+    """By tiles, of a small image with large weights: two threads have a half of it each, and all of it is done."""
+    form = winograd.TAGS[tag]
+    for threads in (1, 2, 3, 8):
+        cut = WinogradCut(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
+        panels = -(-outputs // WinogradCut.WIDTH)
+        assert cut.chunks > 1
+        assert cut.chunks == -(-cut.tiles // cut.tile_chunk) * -(-panels // cut.panel_chunk)
+        assert threads > 2 or cut.chunks % 2 == 0
