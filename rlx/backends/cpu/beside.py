@@ -85,8 +85,11 @@ class _Prices:
                     users.setdefault(root, []).append(number)
 
     def worth(self, number: int) -> int:
-        """The ns that a thread takes for the phase, less those that moving it to another core takes; 0 at least."""
-        if not self.is_single(number):
+        """The ns that a thread takes for the phase, less those that moving it to another core takes; 0 at least.
+
+        Copies wait for what they move: two cores are no faster at it.
+        """
+        if not self.is_single(number) or self.phases[number].kernel.kind == "copy":
             return 0
         try:
             return max(0, int(self.time(number) - self.moved(number) / FETCHED))
