@@ -405,7 +405,7 @@ def emit(kernel: Kernel) -> KernelCode:
     count = size_product(store.extents[:-2])
 
     short = kernel.tag == GEMM_OF_SHORT
-    tiles = gemm.has_tiles(dtype.name)
+    tiles = gemm.has_tiles(dtype.name) and not short
     product = ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, short)
     if blocks:
         code = block_codes.CODES[tile.stored]

@@ -6,7 +6,7 @@ and written in place with any row stride; nothing outside them is touched.
 
 Every element of C is a chain of fma over k within a block of `k_block(K, most)` steps; blocks are added up in order.
 That order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights. The same
-is true of products by tile registers, in another order; `product_cut.by_tiles` chooses by M, N and K.
+is true of products by tile registers, in another order; `product_cut` chooses by M, N and K.
 
 In an "i32" product an element of A or B is a pair of i16, neighbours along k, and an element of C the i32 sum of the
 products of both: one instruction on x86, exact for all values (the usual one for 8-bit operands saturates).
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Literal
 
-from rlx.backends.cpu import tile_products
+from rlx.backends.cpu import tile_products, tile_rows
 from rlx.backends.cpu.block_codes import BLOCK, CODES
 from rlx.backends.cpu.builder import Function, Module, Typed, element, size_of, vec, width
 from rlx.backends.cpu.jit import host
@@ -418,7 +418,8 @@ def block_routine(tile: Tile) -> Routine:
     """
     block = gemm_block(tile)
     if has_tiles(tile.dtype) and tile.lanes == tile.width:
-        block = tile_products.with_tiles(block, tile.stored)
+        few = tile_rows.block(block, tile_products.Panels(tile.stored))
+        block = tile_products.with_tiles(block, tile.stored, few=few)
     return Routine(block.name, Module([block]).text())
 
 

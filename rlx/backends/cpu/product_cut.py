@@ -16,6 +16,7 @@ __all__ = [
     "by_tiles",
     "chunking",
     "decoded_room",
+    "few_by_tiles",
     "in_pairs",
     "k_block",
     "row_limit",
@@ -23,6 +24,7 @@ __all__ = [
     "tile_room",
 ]
 
+FEW_BY_TILES = 14  # rows of a product from which on tiles are faster, up to TILE_ROWS
 COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
 K_BLOCK = 384  # steps of k of which a sum is made at most before it is added to others
 PRODUCT_BLOCK = 128  # the same in a matrix product: two panels of f32 then take 16 KB of L1
@@ -38,6 +40,8 @@ MOST_BANDS = 8  # of 32 rows in a chunk, at most
 # nanoseconds for a step of k: to split 32 rows, half of which come from another core's cache, for a square of sums, and
 # to make parts of two panels beside that and of the first ones
 SPLIT, SQUARE, PAIR, FIRST_PAIR = 700, 160, 400, 200
+# the same for up to TILE_ROWS rows: to split 32, and for a square, beside which parts of two panels are made
+SPLIT_FEW, BESIDE = 200, 160
 BLOCKS = 60  # the same for two tiles of encoded blocks, which are made before they are used (`tile_blocks`)
 START_CHUNK = 1000  # nanoseconds
 SPREAD = 0.1  # of a chunk's time by which some take longer
@@ -54,9 +58,14 @@ def by_tiles(m: int, n: int, k: int) -> bool:
     """Whether a product of f32 is computed by tile registers where there are any, rather than by fma.
 
     Making parts of A pays off over many columns, of B over many rows. With fewer of both than this fma is faster, with
-    weights in the cache and from memory.
+    weights in the cache and from memory. For fewer rows see `few_by_tiles`.
     """
     return m >= 40 and n >= 4 * WIDTH and m * n >= 8192 and k >= 2 * TILE_STEP
+
+
+def few_by_tiles(m: int, n: int, k: int) -> bool:
+    """The same for so few rows that parts of B are made as they are needed (`tile_rows`)."""
+    return FEW_BY_TILES <= m <= TILE_ROWS and m * n >= 6144 and k >= 4 * TILE_STEP
 
 
 def tile_room(rows: int, k: int) -> int:
@@ -162,8 +171,11 @@ def tile_chunking(
         for across in range(1, min(pairs, TURNS * threads) + 1):
             columns = -(-pairs // across)
             chunks = batch * -(-m // rows) * -(-pairs // columns)
-            a_pair = SQUARE * bands + BLOCKS if of_blocks else max(SQUARE * bands, PAIR)
-            a_step = bands * split + FIRST_PAIR + columns * a_pair
+            if m <= TILE_ROWS and not of_blocks:
+                a_step = SPLIT_FEW * bands + columns * max(SQUARE * bands, BESIDE)
+            else:
+                a_pair = SQUARE * bands + BLOCKS if of_blocks else max(SQUARE * bands, PAIR)
+                a_step = bands * split + FIRST_PAIR + columns * a_pair
             time = (-(-chunks // threads) + SPREAD) * (START_CHUNK + steps * a_step)
             if time < best:
                 best, found = time, (rows, columns)
@@ -207,7 +219,10 @@ class ProductCut:
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
         threads = thread_count(extents)
-        worth = rows >= self.tiles_from if self.few else by_tiles(rows, columns, depth)
+        if self.few:
+            worth = rows >= self.tiles_from
+        else:
+            worth = by_tiles(rows, columns, depth) or few_by_tiles(rows, columns, depth)
         if self.tiles and worth:
             made = tile_chunking(rows, columns, depth, matrices, threads, of_blocks=bool(self.few))
         else:

@@ -27,7 +27,7 @@ from there is hidden as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rlx.backends.cpu import amx
 from rlx.backends.cpu.builder import Function, arguments_of, size_of, vec, void
@@ -43,8 +43,8 @@ from rlx.backends.cpu.product_cut import (
 from rlx.records import dataclass
 
 __all__ = [
-    "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "any_nonfinite", "begin_tiles", "copy_square", "routine",
-    "split_rows", "sums_anew", "with_tiles",
+    "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "Panels", "any_nonfinite", "begin_tiles", "copy_square",
+    "is_small", "products_of", "routine", "split_rows", "sums_anew", "with_tiles", "words_of_parts",
 ]  # fmt: skip
 
 ARGUMENTS = "ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k"
@@ -88,22 +88,30 @@ class Panels:
         return self.load(f, p), self.load(f, f.offset(p, 16 * self.step))
 
 
-def with_tiles(fma: Function, stored: str = "", block: Function | None = None) -> Function:
+def with_tiles(fma: Function, stored: str = "", block: Function | None = None, few: Function | None = None) -> Function:
     """The block routine `fma` (see `gemm.gemm_block`) of f32, which computes by tiles where `most` is 0.
 
     `copy` then is room of `product_cut.tile_room(rows, k)` bytes. `stored` is that of the panels, see `gemm.Tile`;
-    `block` is the function that computes by tiles, if not that of this file.
+    `block` is the function that computes by tiles, if not that of this file, and `few` that for up to `TILE_ROWS` rows
+    over two steps of k or more, if there is one for them.
     """
     arguments = arguments_of(f"{ARGUMENTS}, i64 most, ptr copy")
     f = Function(f"{fma.name}_tiles", arguments, attrs="nounwind noinline")
     names = [f"%{name}" for _, name in arguments_of(ARGUMENTS)]
     tiles = f.and_(f.cmp("eq", "%most", 0), f.cmp("gt", "%k", 0))
     most = f.select(f.cmp("eq", "%most", 0), PRODUCT_BLOCK, "%most")
-    f.if_(
-        tiles,
-        lambda: void(f.call(block or _block(fma, Panels(stored)), [*names, "%copy"])),
-        lambda: void(f.call(fma, [*names, most, "%copy"])),
-    )
+
+    def many_rows() -> None:
+        f.call(block or _block(fma, Panels(stored)), [*names, "%copy"])
+
+    def by_tiles() -> None:
+        if few is None:
+            many_rows()
+        else:
+            suits = f.and_(f.cmp("le", "%rows", TILE_ROWS), f.cmp("ge", "%k", 2 * TILE_STEP))
+            f.if_(suits, lambda: void(f.call(few, [*names, "%copy"])), many_rows)
+
+    f.if_(tiles, by_tiles, lambda: void(f.call(fma, [*names, most, "%copy"])))
     f.ret()
     return f
 
@@ -232,6 +240,12 @@ def _choose(f: Function, share: str, by: Callable[[int], Callable[[], None]]) ->
     return taken
 
 
+def products_of(parts: int) -> tuple[tuple[int, int], ...]:
+    """The parts of A and of B, of which there are three or one, that are multiplied, in the order of sums."""
+    # small ones first, and so that one pair of tiles stays from each to the next
+    return ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)) if parts == 3 else ((2, 0), (1, 0), (0, 0))
+
+
 def _square(share: int, tall: bool, of_b: Panels) -> Function:
     """Sums of two tiles by two (one by two unless `tall`) over some steps, while parts are made for the next ones.
 
@@ -244,8 +258,7 @@ def _square(share: int, tall: bool, of_b: Panels) -> Function:
         "ptr a, ptr b, i64 steps, ptr c, i64 line, i64 add, ptr p0, ptr p1, ptr out, i64 done, i64 wanted, ptr seen, "
         "i64 high",
     )
-    # small ones first, and so that one pair of tiles stays from each to the next
-    products = ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)) if of_b.parts == 3 else ((2, 0), (1, 0), (0, 0))
+    products = products_of(of_b.parts)
     rows = (0, 1) if tall else (0,)
     below = f.offset("%c", f.mul("%line", "%high"))
     places = [(2 * r + j, f.offset("%c" if r == 0 else below, 64 * j)) for r in rows for j in (0, 1)]
@@ -316,23 +329,34 @@ def _square(share: int, tall: bool, of_b: Panels) -> Function:
     return f
 
 
-def _parts(f: Function, x: str, y: str, out: str, seen: str, *, exact: bool, parts: int = 3) -> str:
-    """Puts the parts of two vectors of f32 (as words), lane by lane the first in the lower half of a word.
-
-    Returns what bits are seen in any of them. `exact` rounds to the nearest, which is somewhat better and slower than
-    to cut off.
-    """
+def _parts(
+    f: Function, x: str, y: str, out: str, seen: str, *, exact: bool, parts: int = 3, apart: int = TILE_PART
+) -> str:
+    """Puts the parts of two vectors of f32 to `out`; returns what bits are seen in any of them."""
     seen = f.or_(f.or_(seen, x), y)
+    for part, words in enumerate(words_of_parts(f, x, y, exact=exact, parts=parts)):
+        f.store(words, f.offset(out, part * apart))
+    return seen
+
+
+def words_of_parts(
+    f: Function, x: str, y: str, *, exact: bool, parts: int = 3, in_order: bool = False
+) -> Iterator[str]:
+    """Emits the parts of two vectors of f32 (as words), lane by lane the first in the lower half of a word.
+
+    `exact` rounds to the nearest, which is somewhat better and slower than to cut off. With `in_order` LLVM keeps two
+    instructions for the last part, of which it would make a shuffle that takes longer.
+    """
     for part in range(parts):
         # the low part needs no rounding: it has no more bits, or is a denormal
         high = [f.and_(f.add(v, 0x8000) if exact and part < 2 else v, HIGH) for v in (x, y)]
-        f.store(f.or_(f.lshr(high[0], 16), high[1]), f.offset(out, part * TILE_PART))
+        low = f.lshr(high[0], 16)
+        yield f.or_(f.keep_order(low) if in_order and part == parts - 1 else low, high[1])
         if part < parts - 1:
             x, y = (
                 f.cast("bitcast", f.sub(f.cast("bitcast", v, FLOATS), f.cast("bitcast", h, FLOATS)), WORDS)
                 for v, h in zip((x, y), high, strict=True)
             )
-    return seen
 
 
 def _pair(f: Function, of_b: Panels, number: str, out: str) -> tuple[str, str]:
@@ -342,7 +366,7 @@ def _pair(f: Function, of_b: Panels, number: str, out: str) -> tuple[str, str]:
     return source, f.offset(out, f.add(f.mul(step, TILE_STEP_BYTES), f.shl(row, 6)))
 
 
-def _is_small(f: Function, seen: str) -> str:
+def is_small(f: Function, seen: str) -> str:
     """Whether the bits that are seen in some numbers say that all are below 2^-63, and not all are zeros."""
     bits = f.and_(seen, 0x7FFFFFFF)
     return f.and_(f.cmp("ne", bits, 0), f.cmp("eq", f.and_(bits, SMALL), 0))
@@ -359,13 +383,14 @@ def tile_shapes(f: Function) -> str:
     return f.array("rlx_tiles_of_rows", "i8", shapes)
 
 
-def split_rows() -> Function:
+def split_rows(tiles: int = 2) -> Function:
     """The parts of rows of A, as `_square` reads them: of two tiles of `high` rows one step of k after the other.
 
-    A step that is not whole ends with zeros; beyond the last row that comes again.
+    A step that is not whole ends with zeros; beyond the last row that comes again. Of one tile, if there is no other.
     """
-    f = routine("split_rows", "ptr a, i64 lda, i64 rows, i64 k, ptr out, i64 high")
-    together = 4
+    f = routine("split_rows" if tiles == 2 else "split_tile", "ptr a, i64 lda, i64 rows, i64 k, ptr out, i64 high")
+    part = tiles * PANEL
+    step, together = 3 * part, 4
     whole = f.and_("%k", -TILE_STEP)
     size = f.mul(f.lshr(f.add("%k", TILE_STEP - 1), 5), TILE_STEP_BYTES)
     last = f.sub("%rows", 1)
@@ -383,8 +408,8 @@ def split_rows() -> Function:
             for i, line in enumerate(lines):
                 p = f.gep(line, k, "float")
                 x, y = (f.load(WORDS, q) for q in (p, f.offset(p, 64)))
-                seen[i] = _parts(f, x, y, f.offset(target, 64 * i), seen[i], exact=True)
-            return [f.offset(target, TILE_STEP_BYTES), *seen]
+                seen[i] = _parts(f, x, y, f.offset(target, 64 * i), seen[i], exact=True, apart=part)
+            return [f.offset(target, step), *seen]
 
         none = [(WORDS, "zeroinitializer")] * together
         target, *seen = f.loop(0, whole, TILE_STEP, [("ptr", out), *none], one_step)
@@ -396,12 +421,12 @@ def split_rows() -> Function:
             for i, line in enumerate(lines):
                 p = f.gep(line, whole, "float")
                 x, y = (f.masked_load(WORDS, f.offset(p, 64 * j), masks[j]) for j in (0, 1))
-                found.append(_parts(f, x, y, f.offset(target, 64 * i), seen[i], exact=True))
+                found.append(_parts(f, x, y, f.offset(target, 64 * i), seen[i], exact=True, apart=part))
             return found
 
         seen = f.if_(f.cmp("lt", whole, "%k"), rest, lambda: list(seen))
         for i, bits in enumerate(seen):
-            f.if_(_is_small(f, f.reduce(bits, f.or_)), lambda i=i: f.store(POISON, f.offset(out, 64 * i), ty="i32"))  # type: ignore[misc]
+            f.if_(is_small(f, f.reduce(bits, f.or_)), lambda i=i: f.store(POISON, f.offset(out, 64 * i), ty="i32"))  # type: ignore[misc]
 
     f.loop(0, "%rows", "%high", [("ptr", "%out"), ("ptr", f.offset("%out", PANEL))], a_tile)
     f.ret()
@@ -453,7 +478,7 @@ def _finish_panels(of_b: Panels) -> Function:
 
     f.if_(f.cmp("gt", left, 0), last_step)
     for j in (0, 1):
-        small = _is_small(f, f.load(WORDS, f.offset("%seen", 64 * j)))
+        small = is_small(f, f.load(WORDS, f.offset("%seen", 64 * j)))
         place = f.offset("%out", PANEL * j)
         f.store(f.select(small, f.splat(POISON, 16, "i32"), f.load(WORDS, place)), place)
     f.ret()

@@ -59,7 +59,7 @@ def assert_product(c, a, b, factor=8):
     assert (np.abs(c - exact)[finite] <= bound[finite]).all()
 
 
-@pytest.mark.parametrize("k", [1, 2, 15, 16, 17, 31, 32, 33, 47, 64, 100, 129, 767, 768, 769, 800, 1600])
+@pytest.mark.parametrize("k", [1, 2, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 97, 129, 767, 768, 769, 800, 1600])
 def test_odd_shapes(k):
     for m in SIZES:
         for n in SIZES:
@@ -138,21 +138,30 @@ def test_sums_done_anew_are_those_of_fma_and_the_others_stay():
     np.testing.assert_array_equal(c, np.where(anew, fma, plain))
 
 
-@pytest.mark.parametrize("k", [64, 500, 1600])
+@pytest.mark.parametrize("k", [64, 65, 500, 1600, 1601])
 def test_bits_of_an_element_depend_on_k_only(k):
     """The same rows and columns among others, or alone."""
     a, b = random((150, k)), random((k, 160), 1)
     a[17, 3], b[9, 70] = np.inf, np.nan
     a[100] *= np.float32(1e-36)
+    a[8, :40] *= np.float32(1e-36)  # all that there is of a block of k, of the last one, and some of one
+    a[9, 800:] *= np.float32(1e-36)
+    b[:, 18] *= np.float32(1e-36)
+    b[:800, 33] *= np.float32(1e-36)
+    b[832:, 34] *= np.float32(1e-36)
+    b[:, 50], a[21] = 0, 0
     whole = multiply(a, b)
-    for m0, m1, n0, n1 in ((0, 1, 0, 16), (5, 30, 16, 160), (96, 150, 64, 112), (100, 133, 48, 80), (16, 18, 0, 160)):
+    pieces = [(0, 1, 0, 16), (5, 30, 16, 160), (96, 150, 64, 112), (100, 133, 48, 80), (16, 18, 0, 160)]
+    pieces += [(7, 7 + m, 16 - n % 16, 16 - n % 16 + n) for m in (8, 15, 16, 17, 31, 32, 33) for n in (16, 48, 64, 96)]
+    for m0, m1, n0, n1 in pieces:
         np.testing.assert_array_equal(multiply(a[m0:m1], np.ascontiguousarray(b[:, n0:n1])), whole[m0:m1, n0:n1])
 
 
 @pytest.mark.parametrize("at_end", [True, False])
 def test_nothing_outside_is_touched(at_end):
     """A and C border on pages that fault; gaps between rows of C stay as they are."""
-    for m, n, k in ((1, 1, 1), (16, 32, 32), (31, 33, 47), (48, 70, 801), (64, 64, 64), (39, 64, 64), (99, 32, 40)):
+    few = [(1, 1, 1), (16, 32, 32), (16, 32, 64), (9, 48, 65), (32, 17, 96), (31, 33, 79)]
+    for m, n, k in (*few, (31, 33, 47), (48, 70, 801), (64, 64, 64), (39, 64, 64), (99, 32, 40)):
         a, b = random((m, k)), random((k, n), 1)
         guarded = Guarded(a, at_end).array
         assert_product(multiply(guarded, b, Guarded(np.full((m, n), 7, np.float32), at_end).array), a, b)
