@@ -31,10 +31,11 @@ def conv_by_tiles(pixels: int, outputs: int, depth: int) -> bool:
 
     Where cores have used tile registers they run all code 8 to 10 % slower for some 100 us, which takes back what short
     kernels gain by them; and where rows are few, splitting all of them on each core, half of which come from another
-    core's cache, takes as long as the products.
+    core's cache, takes as long as the products: many outputs of a small depth are worth tiles sooner.
     """
     enough = pixels >= 96 or pixels * outputs >= 96 * 1024
-    return enough and outputs >= 96 and by_tiles(pixels, outputs, depth) and 2 * pixels * outputs * depth >= 30e6
+    least = 20e6 if outputs >= 4 * depth else 30e6  # operations
+    return enough and outputs >= 96 and by_tiles(pixels, outputs, depth) and 2 * pixels * outputs * depth >= least
 
 
 def even_panels(panels: int, parts: int, copies: int) -> int:

@@ -396,6 +396,7 @@ def test_an_epilogue_may_change_the_type(groups: int) -> None:
         ((1, 24, 23, 25), (211, 24, 3, 3), {"dilations": (2, 2), "pads": (2, 2, 2, 2)}),
         ((1, 512, 16, 16), (480, 256, 1, 1), {"groups": 2}),
         ((1, 900, 4, 25), (208, 900, 1, 1), {}),  # K in two blocks
+        ((1, 90, 13, 15), (580, 90, 1, 1), {}),  # few products, of a small depth
     ],
 )
 def test_products_by_tile_registers(
