@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from rlx.backends.cpu import beside, jit
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.runner import RunBlock
-from rlx.backends.cpu.runner_native import JOB
+from rlx.backends.cpu.runner_native import JOB, STATUS
+from rlx.backends.cpu.trap import KERNEL
 from rlx.backends.cpu.words import Scratch, ScratchStride
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError, NanTrapped
@@ -266,6 +269,93 @@ def test_control_flow_is_never_crossed(eager: None) -> None:
     assert made.bound is not None
     assert made.bound.jobs
     check_spans(made, made.bound.plan)
+
+
+# ---- that what is known of a phase is all it touches
+
+
+def stateful() -> Graph:
+    """States that are read, written as a whole, and updated in place, one of them by what attention reads."""
+    g = Graph("stateful")
+    x = g.input("x", (1, 4, 2, 16))
+    total, cache = g.state("total", (1, 4, 2, 16)), g.input("old", (1, 4, rlx.Dim("past", 0, 30), 16))
+    new = total + rlx.tanh(x)
+    g.update(total, new)
+    keys = rlx.concat(cache, x * 2.0, axis=2)
+    g.output(keys, name="keys")
+    g.output(rlx.attention(rlx.relu(x), keys, keys) + new, name="y")
+    made: Graph = rlx.bind_cache(g, 32, {"old": "keys"})
+    return made
+
+
+def graphs() -> Iterator[tuple[Graph, dict[str, Array]]]:
+    yield branches(), {"x": normal(1, 8, 28, 28)}
+    yield projections(), {"x": normal(32, 256)}
+    yield stateful(), {"x": normal(1, 4, 2, 16)}
+    for seed in range(40):
+        graph, make_inputs = random_graph(seed, 20, dtypes=("f32", "i32", "bool"), sizes=(1, 2, 3, 8, 17, 33))
+        yield graph, make_inputs(2)
+
+
+def test_phases_touch_what_they_are_known_to_touch() -> None:
+    """Each changes no byte of the arena and of states but what `beside` takes it to write, and reads no others."""
+    count = 0
+    for graph, inputs in graphs():
+        model = compiled(graph)
+        for _ in range(2):
+            model(inputs)
+            count += check_phases(executable(model), [inputs[spec.name] for spec in model.inputs])
+    assert count > 300
+
+
+def check_phases(made: CpuExecutable, inputs: list[Array]) -> int:
+    """Runs phase by phase, each from three contents of the memory that it has nothing to do with."""
+    with made.held():
+        ready = made.compact(inputs)
+        bound, block = made.bind(ready), made.block
+        for number, word, shift in bound.patches:
+            ctypes.c_int64.from_address(word).value = ready[number].ctypes.data + shift
+        memory: dict[object, Array] = {None: made.memory}
+        memory |= {root: made.states.current(root).reshape(-1).view(np.uint8) for root in made.states.memory}
+        known, phases, checked = beside._Memory(bound.plan), made.shared.run.phases, 0
+        block.words[STATUS] = 0
+        for index, phase in enumerate(phases):
+            function, words, chunks = (int(w) for w in bound.table[index, :3])
+            touched = known.touched(phase)
+            before = {key: array.copy() for key, array in memory.items()}
+            results = []
+            for fill in (None, 0x00, 0xFF) if touched is not None else (None,):
+                for key, array in memory.items():
+                    array[:] = before[key]
+                    if touched is not None and fill is not None:
+                        array[~within(key, array.size, [*touched[0], *touched[1]])] = fill
+                filled = {key: array.copy() for key, array in memory.items()}
+                for chunk in range(chunks):
+                    KERNEL(function)(words, chunk, block.address, 0)
+                assert block.status == 0
+                if touched is not None:
+                    checked += 1
+                    for key, array in memory.items():
+                        inside = within(key, array.size, touched[1])
+                        np.testing.assert_array_equal(array[~inside], filled[key][~inside], phase.kernel.name)
+                    results.append([array[within(k, array.size, touched[1])].copy() for k, array in memory.items()])
+            for other in results[1:]:
+                for a, b in zip(results[0], other, strict=True):
+                    np.testing.assert_array_equal(a, b, phase.kernel.name)
+            if touched is not None:
+                for key, array in memory.items():
+                    outside = ~within(key, array.size, touched[1])
+                    array[outside] = before[key][outside]
+    return checked
+
+
+def within(memory: object, size: int, ranges: list[tuple[object, int, int]]) -> Array:
+    """Which bytes of a memory are in some of the ranges."""
+    found = np.zeros(size, np.bool_)
+    for what, start, stop in ranges:
+        if what is memory:
+            found[start:stop] = True
+    return found
 
 
 # ---- that nothing else changes
