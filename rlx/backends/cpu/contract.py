@@ -406,7 +406,8 @@ def emit(kernel: Kernel) -> KernelCode:
 
     short = kernel.tag == GEMM_OF_SHORT
     tiles = gemm.has_tiles(dtype.name) and not short
-    product = ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, short)
+    whole = kernel.tag == GEMM_OF_BYTES
+    product = ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, short, whole)
     if blocks:
         code = block_codes.CODES[tile.stored]
         product = replace(product, few=block_panels.few_rows(host().vector_bytes), tiles_from=code.tiles_from)

@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 FEW_BY_TILES = 14  # rows of a product from which on tiles are faster, up to TILE_ROWS
+FEW_OF_BYTES = 6  # the same with weights of bytes, and of any number
 COPY_PAD = 16  # elements after each copied row of A: keeps rows off the same cache sets
 K_BLOCK = 384  # steps of k of which a sum is made at most before it is added to others
 PRODUCT_BLOCK = 128  # the same in a matrix product: two panels of f32 then take 16 KB of L1
@@ -63,8 +64,14 @@ def by_tiles(m: int, n: int, k: int) -> bool:
     return m >= 40 and n >= 4 * WIDTH and m * n >= 8192 and k >= 2 * TILE_STEP
 
 
-def few_by_tiles(m: int, n: int, k: int) -> bool:
-    """The same for so few rows that parts of B are made as they are needed (`tile_rows`)."""
+def few_by_tiles(m: int, n: int, k: int, *, whole: bool = False) -> bool:
+    """The same for so few rows that parts of B are made as they are needed (`tile_rows`).
+
+    Where B is `whole`, of numbers of 8 bits, there is less to be made, and fma has to convert them: it is slower for
+    all that `by_tiles` leaves out, but for a few rows or columns.
+    """
+    if whole:
+        return m >= FEW_OF_BYTES and n >= 12 * WIDTH and k >= 2 * TILE_STEP and m * n * k >= 1 << 19
     return FEW_BY_TILES <= m <= TILE_ROWS and m * n >= 6144 and k >= 4 * TILE_STEP
 
 
@@ -200,8 +207,9 @@ class ProductCut:
     """The chunks of a product [m, k] x [k, n], `count` of them, of elements of `size` bytes; `shape` is the result's.
 
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
-    `pairs`: panels are read in pairs. `few`: B is encoded blocks (`block_panels`), of which two panels at a time are
-    decoded for more rows, where tiles don't compute; those do from `tiles_from` rows on.
+    `pairs`: panels are read in pairs. `whole`: B is numbers of up to 8 bits. `few`: B is encoded blocks
+    (`block_panels`), of which two panels at a time are decoded for more rows, where tiles don't compute; those do from
+    `tiles_from` rows on.
     """
 
     m: Size
@@ -213,6 +221,7 @@ class ProductCut:
     to_scratch: bool
     tiles: bool = False
     pairs: bool = False
+    whole: bool = False
     few: int | None = None
     tiles_from: int = 0
 
@@ -222,7 +231,7 @@ class ProductCut:
         if self.few:
             worth = rows >= self.tiles_from
         else:
-            worth = by_tiles(rows, columns, depth) or few_by_tiles(rows, columns, depth)
+            worth = by_tiles(rows, columns, depth) or few_by_tiles(rows, columns, depth, whole=self.whole)
         if self.tiles and worth:
             made = tile_chunking(rows, columns, depth, matrices, threads, of_blocks=bool(self.few))
         else:
