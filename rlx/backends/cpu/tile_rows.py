@@ -3,7 +3,8 @@
 So few rows read each step of B once or twice, so its parts are made right before: beside the products of one step those
 of the next one of the two panels, and of the first one of the next two, in a place of two steps that stays in L1. That
 takes about as long as the products themselves, at the same time, and both less than the way of the weights from memory,
-for which the step after is fetched meanwhile. The rows of A are split once.
+for which the step after is fetched meanwhile. The rows of A are split once, and up to 16 of them are multiplied by four
+panels at a time: the panels on their way displace their parts from L1, so these come from L2 each time.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def block(fma: Function, of_b: Panels) -> Function:
     tall = f.cmp("gt", "%rows", high)
     stored = f.select(tall, twice, high)
     spill, sums, seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
-    ring = f.offset(seen, 2 * TOGETHER * 64)
+    ring = f.offset(seen, 3 * TOGETHER * 64)
     copies = f.offset(ring, 2 * _step_bytes(of_b))
     copied = TOGETHER * TILE_STEP * of_b.step
     parts = f.offset(copies, 2 * copied)
@@ -128,8 +129,29 @@ def block(fma: Function, of_b: Panels) -> Function:
             place = f.xor(place, f.and_(steps, 1))
             return [place, f.add(number, 1), *coming[0], *coming[1]]
 
+        def four(column: str, state: list[str]) -> list[str]:
+            """Four panels, where there are as many and their last steps are whole."""
+            place, number, p0, p1 = state[:4]
+            following = f.add(column, 2 * 16 * TOGETHER)
+            coming = panels_at(f.select(f.cmp("lt", following, "%columns"), following, column), f.add(number, 1))
+            beyond = f.mul("%stride", TOGETHER)
+            panels = [p0, p1, *(f.gep(p, beyond, of_b.scalar) for p in (p0, p1))]
+            then = [*coming[2], *(f.gep(p, beyond, of_b.scalar) for p in coming[2])]
+            add = f.cast("zext", more, "i64")
+            c = f.gep("%c", column, "float")
+            f.call(_steps_of_four(of_b), [parts, ring, place, steps, *panels, *then, c, line, add, seen])
+            for half in range(2):
+                own = f.offset(seen, half * 2 * TOGETHER * 64)
+                f.call(poison, [own, f.offset(c, half * LINE), line, stored])
+            return [place, f.add(number, 1), *coming[0], *coming[1]]
+
+        in_fours = f.and_(f.xor(tall, 1), f.cmp("eq", left, 0))
+        fours = f.select(in_fours, f.and_("%columns", -2 * 16 * TOGETHER), 0)
         pointers: list[Typed] = [("ptr", p) for p in (*now[0], *now[1])]
-        f.loop(0, "%columns", 16 * TOGETHER, [("i64", 0), ("i64", 0), *pointers], columns)
+        state = f.loop(0, fours, 2 * 16 * TOGETHER, [("i64", 0), ("i64", 0), *pointers], four)
+        after: list[Typed] = [("i64", x) for x in state[:2]]
+        after += [("ptr", p) for p in state[2:]]
+        f.loop(fours, "%columns", 16 * TOGETHER, after, columns)
 
         def check_later(column: str, _: list[str]) -> None:
             width, fits, c = square(column)
@@ -172,7 +194,6 @@ def _steps(tiles: int, of_b: Panels) -> Function:
         "ptr c, i64 line, i64 add, ptr seen, i64 high",
     )
     size, of_step = _step_bytes(of_b), TILE_STEP * of_b.step
-    part_of_a = tiles * PANEL
     places = [
         (TOGETHER * r + j, f.offset("%c" if r == 0 else f.offset("%c", f.mul("%line", "%high")), 64 * j))
         for r in range(tiles)
@@ -216,32 +237,8 @@ def _steps(tiles: int, of_b: Panels) -> Function:
             target = f.offset(out, j * of_b.parts * PANEL + 64 * row)
             seen[j] = _make(f, of_b, f.offset(at[j], of_b.step * row), target, seen[j])
 
-        multiply(a, b, make)
-        return [f.offset(a, 3 * part_of_a), other, *ahead, *seen, *before]
-
-    def multiply(a: str, b: str, make: Callable[[int], None]) -> None:
-        """The products of a step, with all that is to be made spread over them."""
-        in_left: list[int | None] = [None, None]  # which part is in the tiles for A, and in those for B
-        in_right: int | None = None
-        products, made, done = products_of(of_b.parts), TOGETHER * PAIRS, 0
-        dots = len(products) * tiles * TOGETHER
-        for left, right in products:
-            # one tile of rows leaves room for two parts of it: the high one stays
-            register = 0 if tiles == 2 or left == 0 else 1
-            if in_left[register] != left:
-                in_left[register] = left
-                for r in range(tiles):
-                    amx.load(f, 4 + register + r, f.offset(a, left * part_of_a + r * PANEL), 64)
-            if in_right != right:
-                in_right = right
-                for j in range(TOGETHER):
-                    amx.load(f, 6 + j, f.offset(b, (j * of_b.parts + right) * PANEL), 64)
-            for r in range(tiles):
-                for j in range(TOGETHER):
-                    amx.dot(f, "tdpbf16ps", TOGETHER * r + j, 4 + register + r, 6 + j)
-                    done += 1
-                    for i in range(made * (done - 1) // dots, made * done // dots):
-                        make(i)
+        _multiply(f, of_b, tiles, 0, a, b, [None, None], make)
+        return [f.offset(a, 3 * tiles * PANEL), other, *ahead, *seen, *before]
 
     seen = [(WORDS, f.load(WORDS, f.offset("%seen", 64 * (TOGETHER + j)))) for j in range(TOGETHER)]
     first = source(1, ["%p0", "%p1"])
@@ -249,6 +246,107 @@ def _steps(tiles: int, of_b: Panels) -> Function:
     after = f.loop(0, "%steps", 1, state, one_step, runs=True)[2 + TOGETHER :]
     # the last turn has made parts of what follows
     for j, bits in enumerate([*after[TOGETHER:], *after[:TOGETHER]]):
+        f.store(bits, f.offset("%seen", 64 * j))
+    for t, p in places:
+        amx.store(f, t, p, "%line")
+    f.ret()
+    return f
+
+
+def _multiply(
+    f: Function,
+    of_b: Panels,
+    tiles: int,
+    first: int,
+    a: str,
+    b: str,
+    in_left: list[int | None],
+    make: Callable[[int], None],
+) -> None:
+    """The products of a step of two panels, whose sums are in tiles from `first` on, and all that is made beside them.
+
+    `in_left` is which part of A is in each of two registers, if those of one tile of rows.
+    """
+    in_right: int | None = None
+    products, made, done = products_of(of_b.parts), TOGETHER * PAIRS, 0
+    dots = len(products) * tiles * TOGETHER
+    for left, right in products:
+        # one tile of rows leaves room for two parts of it: the high one stays
+        register = 0 if tiles == 2 or left == 0 else 1
+        if in_left[register] != left:
+            in_left[register] = left
+            for r in range(tiles):
+                amx.load(f, 4 + register + r, f.offset(a, (left * tiles + r) * PANEL), 64)
+        if in_right != right:
+            in_right = right
+            for j in range(TOGETHER):
+                amx.load(f, 6 + j, f.offset(b, (j * of_b.parts + right) * PANEL), 64)
+        for r in range(tiles):
+            for j in range(TOGETHER):
+                amx.dot(f, "tdpbf16ps", first + TOGETHER * r + j, 4 + register + r, 6 + j)
+                done += 1
+                for i in range(made * (done - 1) // dots, made * done // dots):
+                    make(i)
+
+
+def _steps_of_four(of_b: Panels) -> Function:
+    """Sums of one tile by four over whole steps, while the parts of the next two panels are made.
+
+    Parts of A, which the panels on their way displace from L1, are read for four of them. As `_steps`, but two panels
+    of a step after the other two; n0 to n3 follow on the last step. `seen` has the second two panels' last.
+    """
+    f = routine(
+        f"rows_by_four{'_whole' if of_b.parts == 1 else ''}",
+        "ptr a, ptr ring, i64 place, i64 steps, ptr p0, ptr p1, ptr p2, ptr p3, ptr n0, ptr n1, ptr n2, ptr n3, "
+        "ptr c, i64 line, i64 add, ptr seen",
+    )
+    size, of_step = _step_bytes(of_b), TILE_STEP * of_b.step
+    places = [(t, f.offset("%c", 64 * t)) for t in range(2 * TOGETHER)]
+    b = [f.offset("%ring", f.mul(p, size)) for p in ("%place", f.xor("%place", 1))]
+
+    def load_sums() -> None:
+        for t, p in places:
+            amx.load(f, t, p, "%line")
+
+    def no_sums() -> None:
+        for t, _ in places:
+            amx.zero(f, t)
+
+    f.if_(f.cmp("ne", "%add", 0), load_sums, no_sums)
+
+    def one_step(step: str, state: list[str]) -> list[str]:
+        a, here, seen = state[0], state[1 : 1 + 2 * TOGETHER], state[1 + 2 * TOGETHER : 1 + 4 * TOGETHER]
+        last = f.cmp("eq", f.add(step, 1), "%steps")
+        ahead = [f.select(last, f"%n{j}", f.offset(p, of_step)) for j, p in enumerate(here)]
+        in_left: list[int | None] = [None, None]
+        before = seen[:TOGETHER]
+
+        def half(number: int, at: list[str], coming: list[str], first: int) -> None:
+            """Products of one half's panels, and the parts of the panels at `at`, the first of which is `first`."""
+
+            def make(i: int) -> None:
+                every = 64 * TOGETHER * PAIRS // of_step
+                for p in coming if i % every == 0 else ():
+                    f.prefetch(f.offset(p, i // every * 64))
+                row, j = divmod(i, TOGETHER)
+                target = f.offset(b[1 - number], j * of_b.parts * PANEL + 64 * row)
+                seen[first + j] = _make(f, of_b, f.offset(at[j], of_b.step * row), target, seen[first + j])
+
+            _multiply(f, of_b, 1, number * TOGETHER, a, b[number], in_left, make)
+
+        half(0, here[TOGETHER:], ahead[:TOGETHER], TOGETHER)
+        seen[:TOGETHER] = [f.select(last, "zeroinitializer", bits) for bits in before]
+        half(1, ahead[:TOGETHER], ahead[TOGETHER:], 0)
+        return [f.offset(a, 3 * PANEL), *ahead, *seen, *before]
+
+    def bits_at(number: int) -> str:
+        return f.load(WORDS, f.offset("%seen", 64 * number))
+
+    seen = [*((WORDS, bits_at(TOGETHER + j)) for j in range(TOGETHER)), *[(WORDS, "zeroinitializer")] * TOGETHER]
+    state = [("ptr", "%a"), *(("ptr", f"%p{j}") for j in range(2 * TOGETHER)), *seen, *seen[:TOGETHER]]
+    after = f.loop(0, "%steps", 1, state, one_step, runs=True)[1 + 2 * TOGETHER :]
+    made, rest, done = after[:TOGETHER], after[TOGETHER : 2 * TOGETHER], after[2 * TOGETHER :]
+    for j, bits in enumerate([*done, *made, *rest]):
         f.store(bits, f.offset("%seen", 64 * j))
     for t, p in places:
         amx.store(f, t, p, "%line")

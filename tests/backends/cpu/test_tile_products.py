@@ -106,7 +106,7 @@ SPECIAL = [np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 1e30, 1e-30, 1e-38, 1e-45, 
 def test_what_tiles_cannot_do(side, where, value):
     """Infinities, nans, numbers that round to infinity and that are too small for three parts."""
     value = np.float32(value)
-    for m, n, k in ((40, 50, 70), (33, 16, 800)):
+    for m, n, k in ((40, 50, 70), (33, 16, 800), (16, 130, 96)):
         a, b = random((m, k)), random((k, n), 1)
         for x in [a] if side == "a" else [b.T] if side == "b" else [a, b.T]:
             if where == "element":
@@ -160,7 +160,7 @@ def test_bits_of_an_element_depend_on_k_only(k):
 @pytest.mark.parametrize("at_end", [True, False])
 def test_nothing_outside_is_touched(at_end):
     """A and C border on pages that fault; gaps between rows of C stay as they are."""
-    few = [(1, 1, 1), (16, 32, 32), (16, 32, 64), (9, 48, 65), (32, 17, 96), (31, 33, 79)]
+    few = [(1, 1, 1), (16, 32, 32), (16, 32, 64), (16, 64, 64), (7, 100, 96), (9, 48, 65), (32, 17, 96), (31, 33, 79)]
     for m, n, k in (*few, (31, 33, 47), (48, 70, 801), (64, 64, 64), (39, 64, 64), (99, 32, 40)):
         a, b = random((m, k)), random((k, n), 1)
         guarded = Guarded(a, at_end).array
