@@ -405,8 +405,8 @@ idle:
   br i1 %more, label %loop, label %sleep
 sleep:
   call void @leave(ptr %me)
+  %epoch = load atomic i32, ptr %pool seq_cst, align 64  ; first: who strikes this worker off changes it
   %s0 = atomicrmw or ptr %sleepers.p, i64 %bit seq_cst
-  %epoch = load atomic i32, ptr %pool seq_cst, align 64
   %stop2 = load atomic i64, ptr %stop.p seq_cst, align 8
   %active2 = load atomic i64, ptr %active.p seq_cst, align 8
   %open = call i1 @scan(ptr %pool, i64 %active2, i1 false, ptr null)

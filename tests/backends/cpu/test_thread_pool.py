@@ -312,6 +312,46 @@ assert set(out.tolist()) == {20 * runs}
     assert "syscall" not in pool_ir(futex=False)
 
 
+@pytest.mark.parametrize("step", ["%epoch = load", "%s0 = atomicrmw", "%stop2 = load", "%active2 = load", "%stay = or"])
+def test_a_worker_that_is_slow_to_fall_asleep_is_woken(step: str) -> None:
+    """Stopped for a millisecond after any step of that, while runs begin and end, it still takes part in later ones."""
+    done = script(
+        f"""
+import ctypes, random, time
+plain, step = runner_native.runtime_ir, {step!r}
+"""
+        """
+def slow(**options):
+    lines = plain(**options).splitlines()
+    place, = [i for i, line in enumerate(lines) if line.strip().startswith(step)]
+    return "\\n".join([*lines[:place + 1], "  call void @rlx_spin(i64 " + str(count) + ")", *lines[place + 1:]])
+spins = 100_000
+runner.native()
+start = time.perf_counter()
+ctypes.CFUNCTYPE(None, ctypes.c_size_t)(runner.native().library.address("rlx_spin"))(spins)
+count = int(spins * 1e-3 / (time.perf_counter() - start))
+runner_native.runtime_ir = slow
+runner_native.RUNTIME += step
+delayed = runner_native.Native()
+pool.attach(delayed.library)
+runner.native = lambda: delayed
+pool.start(workers=1)
+short, _, _ = make(2, 2, 1)
+long, _, seen = make(2, 64, 300)
+random.seed(0)
+for turn in range(20):
+    for _ in range(20):
+        time.sleep(random.uniform(0, 2e-3))
+        assert short.run() == 0
+    time.sleep(0.01)
+    before = seen[1, 0]
+    while seen[1, 0] == before:  # for ever, if it has been forgotten
+        assert long.run() == 0
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinities")
 def test_a_worker_leaves_the_callers_cpu() -> None:
     """A worker that sits on the CPU of the caller moves to another one, and may use the same CPUs as before."""
