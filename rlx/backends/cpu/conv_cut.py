@@ -12,6 +12,7 @@ from rlx.backends.cpu.product_cut import (
     TILE_ROWS,
     by_tiles,
     k_block,
+    low_chunks,
     row_limit,
     tile_chunking,
     tile_room,
@@ -31,8 +32,11 @@ def conv_by_tiles(pixels: int, outputs: int, depth: int) -> bool:
 
     Where cores have used tile registers they run all code 8 to 10 % slower for some 100 us, which takes back what short
     kernels gain by them; and where rows are few, splitting all of them on each core, half of which come from another
-    core's cache, takes as long as the products: many outputs of a small depth are worth tiles sooner.
+    core's cache, takes as long as the products: many outputs of a small depth are worth tiles sooner, and those that
+    are cut into chunks of few pixels, which are split beside the products.
     """
+    if pixels > TILE_ROWS and outputs >= 96 and depth >= 128 and low_chunks(pixels, outputs, depth):
+        return True
     enough = pixels >= 96 or pixels * outputs >= 96 * 1024
     least = 20e6 if outputs >= 4 * depth else 30e6  # operations
     return enough and outputs >= 96 and by_tiles(pixels, outputs, depth) and 2 * pixels * outputs * depth >= least

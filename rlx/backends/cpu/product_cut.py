@@ -43,6 +43,7 @@ MOST_BANDS = 8  # of 32 rows in a chunk, at most
 SPLIT, SQUARE, PAIR, FIRST_PAIR = 700, 160, 400, 200
 # the same for up to TILE_ROWS rows: to split 32, and for a square, beside which parts of two panels are made
 SPLIT_FEW, BESIDE = 200, 160
+NEAR = 2 << 20  # bytes of weights that stay in L2 from chunk to chunk
 BLOCKS = 60  # the same for two tiles of encoded blocks, which are made before they are used (`tile_blocks`)
 START_CHUNK = 1000  # nanoseconds
 SPREAD = 0.1  # of a chunk's time by which some take longer
@@ -73,6 +74,16 @@ def few_by_tiles(m: int, n: int, k: int, *, whole: bool = False) -> bool:
     if whole:
         return m >= FEW_OF_BYTES and n >= 12 * WIDTH and k >= 2 * TILE_STEP and m * n * k >= 1 << 19
     return FEW_BY_TILES <= m <= TILE_ROWS and m * n >= 6144 and k >= 4 * TILE_STEP
+
+
+def low_chunks(m: int, n: int, k: int) -> bool:
+    """Whether a product by tiles may be cut into chunks of up to TILE_ROWS rows, each of which makes parts of all of B.
+
+    That hides behind the products of so many rows, so it costs nothing where there are few rows, or few columns for so
+    many steps of k that splitting A takes longest; with more of both, making parts once for many rows is better.
+    """
+    near = 4 * n * k <= NEAR and (m <= 2 * TILE_ROWS or (m <= 8 * TILE_ROWS and k >= 4 * n))
+    return k >= 2 * TILE_STEP and (m <= TILE_ROWS or near)
 
 
 def tile_room(rows: int, k: int) -> int:
@@ -169,6 +180,7 @@ def tile_chunking(
     `split` is the time in nanoseconds that 32 rows take for a step of k before they are used.
     """
     pairs, steps = -(-n // (2 * WIDTH)), -(-k // TILE_STEP)
+    low = not of_blocks and low_chunks(m, n, k)
     best, found = float("inf"), (max(m, 1), max(pairs, 1))
     blocks = [max(-(-m // (TILE_ROWS * bands)), 1) for bands in range(MOST_BANDS, 0, -1)]
     for count in dict.fromkeys([*blocks, *(-(-b // threads) * threads for b in blocks)]):  # also even for the threads
@@ -178,8 +190,8 @@ def tile_chunking(
         for across in range(1, min(pairs, TURNS * threads) + 1):
             columns = -(-pairs // across)
             chunks = batch * -(-m // rows) * -(-pairs // columns)
-            if m <= TILE_ROWS and not of_blocks:
-                a_step = SPLIT_FEW * bands + columns * max(SQUARE * bands, BESIDE)
+            if low and rows <= TILE_ROWS:
+                a_step = bands * (split - SPLIT + SPLIT_FEW) + columns * max(SQUARE * bands, BESIDE)
             else:
                 a_pair = SQUARE * bands + BLOCKS if of_blocks else max(SQUARE * bands, PAIR)
                 a_step = bands * split + FIRST_PAIR + columns * a_pair

@@ -397,6 +397,9 @@ def test_an_epilogue_may_change_the_type(groups: int) -> None:
         ((1, 512, 16, 16), (480, 256, 1, 1), {"groups": 2}),
         ((1, 900, 4, 25), (208, 900, 1, 1), {}),  # K in two blocks
         ((1, 90, 13, 15), (580, 90, 1, 1), {}),  # few products, of a small depth
+        ((1, 160, 7, 7), (330, 160, 1, 1), {}),  # chunks of few pixels
+        ((1, 401, 14, 14), (97, 401, 1, 1), {}),
+        ((2, 128, 3, 11), (200, 64, 1, 2), {"groups": 2}),
     ],
 )
 def test_products_by_tile_registers(

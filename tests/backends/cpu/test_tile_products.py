@@ -176,7 +176,18 @@ def test_rows_with_gaps():
     assert_product(multiply(wide[:, 13:103], b), wide[:, 13:103], b)
 
 
-@pytest.mark.parametrize("shape", [(128, 768, 768), (24, 32, 64), (1000, 384, 1536), (197, 50, 70), (128, 50257, 768)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (128, 768, 768),
+        (24, 32, 64),
+        (49, 160, 960),
+        (196, 96, 576),
+        (1000, 384, 1536),
+        (197, 50, 70),
+        (128, 50257, 768),
+    ],
+)
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 5, 16, 64])
 def test_chunks_cover_everything(shape, threads):
     m, n, k = shape
