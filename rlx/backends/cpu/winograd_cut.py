@@ -57,10 +57,10 @@ class WinogradCut:
         many = 64 * a_tile > self.MANY_WEIGHTS
         most = self.TILES[1] if many else min(max(self.CYCLES // max(a_tile, 1), self.TILES[0]), self.TILES[1])
         blocks = max(-(-tiles // most), 1)
-        panel_blocks = max(min(-(-wanted // blocks), panels // self.PANELS), 1) if outputs % 8 == 0 else 1
+        panel_blocks = max(min(-(-wanted // blocks), panels // self.PANELS), 1) if outputs % self.WIDTH == 0 else 1
         least = self.TILES[0] if many else self.TILES[0] // 2
         blocks = max(min(-(-wanted // panel_blocks), tiles // least), blocks)
-        if blocks * panel_blocks == 1 < wanted and panels > 1 and outputs % 8 == 0:
+        if blocks * panel_blocks == 1 < wanted and panels > 1 and outputs % self.WIDTH == 0:
             panel_blocks = 2  # each reads half of the weights; that both transform the image costs less than waiting
         if blocks * panel_blocks % 2 and 1 < blocks < tiles:
             blocks += 1
@@ -72,7 +72,7 @@ class WinogradCut:
             def cost(some: int, columns: int) -> float:  # products, transforms of the image, and weights read
                 return positions * channels * (some * columns + some / 2 + 5 * columns) / 3e9
 
-            least = 1 if outputs % 8 == 0 else panels
+            least = 1 if outputs % self.WIDTH == 0 else panels
             tile_chunk, panel_chunk = shares(tiles, panels, threads, cost, most_rows=tile_chunk, least_panels=least)
         blocks = -(-tiles // tile_chunk)
         panel_blocks = -(-panels // panel_chunk)

@@ -639,3 +639,14 @@ def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: 
         assert cut.chunks > 1
         assert cut.chunks == -(-cut.tiles // cut.tile_chunk) * -(-panels // cut.panel_chunk)
         assert threads > 2 or cut.chunks % 2 == 0
+
+
+@pytest.mark.parametrize("outputs", [24, 40, 136, 200])
+@pytest.mark.parametrize("channels, size", [(96, 12), (96, 16), (96, 8), (24, 48)])
+def test_half_a_panel_at_the_end_is_not_a_chunk_of_its_own(outputs: int, channels: int, size: int) -> None:
+    """Its vectors overlap those before them, which are another chunk's then."""
+    for form in winograd.TAGS.values():
+        for threads in (1, 2, 3, 8, 64):
+            cut = WinogradCut(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
+            assert cut.panel_chunk >= -(-outputs // WinogradCut.WIDTH)
+    check(conv_graph((1, channels, size, size), (outputs, channels, 3, 3), relu_of, pads=(1, 1, 1, 1)))
