@@ -27,7 +27,7 @@ from there is hidden as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rlx.backends.cpu import amx
 from rlx.backends.cpu.builder import Function, arguments_of, size_of, vec, void
@@ -43,8 +43,8 @@ from rlx.backends.cpu.product_cut import (
 from rlx.records import dataclass
 
 __all__ = [
-    "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "Panels", "any_nonfinite", "begin_tiles", "copy_square",
-    "is_small", "products_of", "routine", "split_rows", "sums_anew", "with_tiles", "words_of_parts",
+    "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "Panels", "any_nonfinite", "begin_sums", "begin_tiles",
+    "copy_square", "is_small", "products_of", "routine", "split_rows", "sums_anew", "with_tiles", "words_of_parts",
 ]  # fmt: skip
 
 ARGUMENTS = "ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k"
@@ -240,6 +240,20 @@ def _choose(f: Function, share: str, by: Callable[[int], Callable[[], None]]) ->
     return taken
 
 
+def begin_sums(f: Function, places: Sequence[tuple[int, str]]) -> None:
+    """Sums in tiles, of which each has its place in C, begin there where `%add` says so, else at zero."""
+
+    def load() -> None:
+        for t, p in places:
+            amx.load(f, t, p, "%line")
+
+    def clear() -> None:
+        for t, _ in places:
+            amx.zero(f, t)
+
+    f.if_(f.cmp("ne", "%add", 0), load, clear)
+
+
 def products_of(parts: int) -> tuple[tuple[int, int], ...]:
     """The parts of A and of B, of which there are three or one, that are multiplied, in the order of sums."""
     # small ones first, and so that one pair of tiles stays from each to the next
@@ -263,15 +277,7 @@ def _square(share: int, tall: bool, of_b: Panels) -> Function:
     below = f.offset("%c", f.mul("%line", "%high"))
     places = [(2 * r + j, f.offset("%c" if r == 0 else below, 64 * j)) for r in rows for j in (0, 1)]
 
-    def load_sums() -> None:
-        for t, p in places:
-            amx.load(f, t, p, "%line")
-
-    def no_sums() -> None:
-        for t, _ in places:
-            amx.zero(f, t)
-
-    f.if_(f.cmp("ne", "%add", 0), load_sums, no_sums)
+    begin_sums(f, places)
 
     def step(a: str, b: str, make: Callable[[int], None] | None) -> None:
         def left(part: int) -> None:

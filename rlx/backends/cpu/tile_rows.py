@@ -21,6 +21,7 @@ from rlx.backends.cpu.tile_products import (
     WORDS,
     Panels,
     any_nonfinite,
+    begin_sums,
     begin_tiles,
     copy_square,
     is_small,
@@ -200,15 +201,7 @@ def _steps(tiles: int, of_b: Panels) -> Function:
         for j in range(TOGETHER)
     ]
 
-    def load_sums() -> None:
-        for t, p in places:
-            amx.load(f, t, p, "%line")
-
-    def no_sums() -> None:
-        for t, _ in places:
-            amx.zero(f, t)
-
-    f.if_(f.cmp("ne", "%add", 0), load_sums, no_sums)
+    begin_sums(f, places)
 
     def source(number: str | int, before: list[str]) -> list[str]:
         """Where the step of a number is, from where the one before it is."""
@@ -304,15 +297,7 @@ def _steps_of_four(of_b: Panels) -> Function:
     places = [(t, f.offset("%c", 64 * t)) for t in range(2 * TOGETHER)]
     b = [f.offset("%ring", f.mul(p, size)) for p in ("%place", f.xor("%place", 1))]
 
-    def load_sums() -> None:
-        for t, p in places:
-            amx.load(f, t, p, "%line")
-
-    def no_sums() -> None:
-        for t, _ in places:
-            amx.zero(f, t)
-
-    f.if_(f.cmp("ne", "%add", 0), load_sums, no_sums)
+    begin_sums(f, places)
 
     def one_step(step: str, state: list[str]) -> list[str]:
         a, here, seen = state[0], state[1 : 1 + 2 * TOGETHER], state[1 + 2 * TOGETHER : 1 + 4 * TOGETHER]
