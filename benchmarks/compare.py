@@ -9,6 +9,9 @@ where enough are left; the row is marked with `~` where not.
 The ratio is the best other runtime's median over ours: above 1, rlx is ahead. Work is counted on rlx's graph of the
 model: what its products, convolutions and recurrent cells compute, and the weights that they read once.
 
+With `--busy N` each slot is followed by one beside N processes that only take time. Their table says how many times as
+long as alone the runs took by mean, which is what throughput loses and counts stalls, and by median, which hides them.
+
 usage: python benchmarks/compare.py [--only WORD,...] [--peers NAME,...] [--threads N] [--busy N] [--json FILE] ...
 """
 
@@ -28,8 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,11 +64,31 @@ class Slot:
     others: float
 
 
+def times_of(slots: Sequence[Slot], allowed: float) -> dict[str, Any]:
+    """Figures of the calls of those slots in which others used no more processors than `allowed`, if these are enough.
+
+    `median` is the median over slots of the slot's median; all others are over the calls.
+    """
+    clean = [s for s in slots if s.others <= allowed]
+    enough = len(clean) >= max(3, len(slots) // 3)
+    used = clean if enough else slots
+    times = sorted(t for s in used for t in s.times)
+    return {
+        "median": statistics.median(statistics.median(s.times) for s in used),
+        "mean": statistics.mean(times),
+        "p25": times[len(times) // 4],
+        "p90": times[len(times) * 9 // 10],
+        "best": times[0],
+        "calls": len(times),
+        "noisy": not enough,
+    }
+
+
 class Worker:
     """One runtime with one model, in a process that is stopped while others are measured."""
 
     def __init__(self, peer: str, name: str, folder: Path, threads: int, cache: Path | None) -> None:
-        self.peer, self.slots = peer, list[Slot]()
+        self.peer, self.slots, self.loaded = peer, list[Slot](), list[Slot]()
         command = [sys.executable, str(HERE / "peers.py"), peer, name, str(folder), str(threads)]
         start = time.time()
         self.process = subprocess.Popen(
@@ -95,8 +118,8 @@ class Worker:
             raise Failed(said["failure"])
         return said
 
-    def slot(self, seconds: float) -> None:
-        """Wakes the process for so long and keeps what it measured."""
+    def slot(self, seconds: float, kept: list[Slot]) -> None:
+        """Wakes the process for so long and adds what it measured to `kept`."""
         assert self.process.stdin is not None
         self.signal(signal.SIGCONT)
         busy, start = busy_seconds(), time.perf_counter()
@@ -105,7 +128,7 @@ class Worker:
         said = self.answer()
         self.signal(signal.SIGSTOP)
         others = (busy_seconds() - busy - said["cpu"]) / (time.perf_counter() - start)
-        self.slots.append(Slot(said["times"], others))
+        kept.append(Slot(said["times"], others))
         self.facts |= {key: said[key] for key in ("rss", "peak")}
 
     def signal(self, number: int) -> None:
@@ -117,18 +140,11 @@ class Worker:
         self.signal(signal.SIGKILL)
         self.process.wait()
 
-    def summary(self, allowed: float) -> dict[str, Any]:
-        """Median over slots of the slot's median, in seconds, and the other facts."""
-        clean = [s for s in self.slots if s.others <= allowed]
-        enough = len(clean) >= max(3, len(self.slots) // 3)
-        used = clean if enough else self.slots
-        times = sorted(t for s in used for t in s.times)
+    def summary(self, busy: int) -> dict[str, Any]:
+        """Times of a run in seconds (`loaded`: those beside `busy` processes), and the other facts."""
         return {
-            "median": statistics.median(statistics.median(s.times) for s in used),
-            "p25": times[len(times) // 4],
-            "best": times[0],
-            "calls": len(times),
-            "noisy": not enough,
+            **times_of(self.slots, DIRTY),
+            **({"loaded": times_of(self.loaded, DIRTY + busy)} if busy else {}),
             "start_s": self.start_s,
             "rss_mb": self.facts["rss"],
             "peak_mb": self.facts["peak"],
@@ -166,6 +182,33 @@ class Row:
         return float(self.results[self.best]["median"] / self.ours["median"])
 
 
+class Load:
+    """Processes that only take time, so many, each tied to a processor of its own from the last one down; stopped but
+    within `on()`.
+    """
+
+    def __init__(self, count: int) -> None:
+        code = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+        processors = sorted(os.sched_getaffinity(0), reverse=True)[:count]
+        self.processes = [subprocess.Popen([sys.executable, "-c", code, str(p)]) for p in processors]
+        time.sleep(0.3 if count else 0)  # to start, and to tie themselves
+        self.signal(signal.SIGSTOP)
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """They run."""
+        self.signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGSTOP)
+
+    def signal(self, number: int) -> None:
+        """Sends all the signal."""
+        for process in self.processes:
+            process.send_signal(number)
+
+
 HEAVY = ("matmul", "gemm", "einsum", "conv", "attention", "lstm", "gru", "rnn", "qlinear")
 
 
@@ -188,8 +231,8 @@ def count(size: object) -> int:
     return size
 
 
-def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namespace) -> Row:
-    """One workload, all runtimes in turn."""
+def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namespace, load: Load) -> Row:
+    """One workload, all runtimes in turn, and beside `load`."""
     ensure(name, folder)
     row = Row(name)
     with suppress(Exception):  # a model that rlx can't read has no work to show; its row says why
@@ -216,20 +259,16 @@ def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namesp
                     break
                 turn = number % len(workers) if workers else 0
                 for worker in workers[turn:] + workers[:turn]:
-                    worker.slot(args.slot)
+                    worker.slot(args.slot, worker.slots)
+                    if args.busy:
+                        with load.on():
+                            worker.slot(args.slot, worker.loaded)
         for worker in workers:
-            row.results[worker.peer] = worker.summary(DIRTY + args.busy)
+            row.results[worker.peer] = worker.summary(args.busy)
     finally:
         for worker in workers:
             worker.end()
     return row
-
-
-def busy(count: int) -> list[subprocess.Popen[bytes]]:
-    """Processes that only take time, so many, each tied to a processor of its own from the last one down."""
-    processors = sorted(os.sched_getaffinity(0), reverse=True)[:count]
-    code = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
-    return [subprocess.Popen([sys.executable, "-c", code, str(p)]) for p in processors]
 
 
 def present(wanted: Sequence[str]) -> list[str]:
@@ -246,6 +285,12 @@ def milliseconds(seconds: float) -> str:
     """Three digits or so."""
     value = 1e3 * seconds
     return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def slowed(facts: dict[str, Any]) -> str:
+    """How many times as long as alone its runs took beside the load."""
+    mean, median = (facts["loaded"][key] / facts[key] for key in ("mean", "median"))
+    return f"{mean:.2f} ({median:.2f})" + ("~" if facts["loaded"]["noisy"] else "")
 
 
 def tables(rows: Sequence[Row], peers: Sequence[str], peaks: dict[str, float]) -> str:
@@ -278,6 +323,15 @@ def tables(rows: Sequence[Row], peers: Sequence[str], peaks: dict[str, float]) -
         spread = row.ours["p25"] / row.ours["best"]
         cells = [f"{row.flops / 1e9:.3f}", *compute, f"{row.bytes / 1e6:.1f}", *traffic, f"{spread:.2f}"]
         out.append(f"| {row.name} | {' | '.join(cells)} |")
+    if any("loaded" in facts for row in rows for facts in row.results.values()):
+        out += ["", "Times as long beside the busy processes: by mean (by median)", ""]
+        out += ["| workload | " + " | ".join(peers) + " | ratio then, of means |", "|---" * (len(peers) + 2) + "|"]
+        for row in rows:
+            cells = [slowed(row.results[peer]) if peer in row.results else "-" for peer in peers]
+            means = {peer: facts["loaded"]["mean"] for peer, facts in row.results.items()}
+            others = [mean for peer, mean in means.items() if not peer.startswith("rlx")]
+            cells.append(f"{min(others) / means['rlx']:.2f}" if others and "rlx" in means else "-")
+            out.append(f"| {row.name} | {' | '.join(cells)} |")
     for title, key, form in (
         ("Seconds from a fresh process to its first answer (rlx: warm cache, and with an empty one)", "start_s", ".2f"),
         ("Peak MB of the process", "peak_mb", ".0f"),
@@ -327,7 +381,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8, help="slots of each runtime")
     parser.add_argument("--slot", type=float, default=0.25, help="seconds of a slot (at least 3 runs)")
     parser.add_argument("--limit", type=float, default=60, help="seconds after which a workload gets no more rounds")
-    parser.add_argument("--busy", type=int, default=0, help="run beside so many processes that only take time")
+    parser.add_argument("--busy", type=int, default=0, help="measure also beside so many processes that only take time")
     parser.add_argument("--json", type=Path, help="also write everything there")
     parser.add_argument("--plot", type=Path, help="also draw the ratios (SVG)")
     args = parser.parse_args()
@@ -340,10 +394,10 @@ def main() -> int:
     peaks = Peaks().measure(args.threads)
     names = [n for n in NAMES if any(word in n for word in args.only.split(","))]
     rows: list[Row] = []
-    others = busy(args.busy)
+    load = Load(args.busy)
     try:
         for name in names:
-            rows.append(measure(name, peers, args.folder, args))
+            rows.append(measure(name, peers, args.folder, args, load))
             ratio = rows[-1].ratio
             print(f"{name}: {f'{ratio:.2f}' if ratio else rows[-1].failures}", file=sys.stderr, flush=True)
             if args.json:
@@ -351,8 +405,7 @@ def main() -> int:
                 about = {"python": platform.python_version(), "threads": args.threads, "busy": args.busy}
                 args.json.write_text(json.dumps({**about, "peaks": peaks, "rows": facts}, indent=1) + "\n")
     finally:
-        for process in others:
-            process.kill()
+        load.signal(signal.SIGKILL)
     print(tables(rows, peers, peaks))
     if args.plot:
         args.plot.write_text(plot(rows))
