@@ -9,8 +9,10 @@ where enough are left; the row is marked with `~` where not.
 The ratio is the best other runtime's median over ours: above 1, rlx is ahead. Work is counted on rlx's graph of the
 model: what its products, convolutions and recurrent cells compute, and the weights that they read once.
 
-With `--busy N` each slot is followed by one beside N processes that only take time. Their table says how many times as
-long as alone the runs took by mean, which is what throughput loses and counts stalls, and by median, which hides them.
+With `--busy N` each slot is followed by two beside N processes that only take time: of the same session (one terminal),
+and of another (a second terminal, a service); Linux shares processors by sessions first. Two tables say how many times
+as long as alone the runs took, by mean, which is what throughput loses and counts stalls, and by median, which hides
+them.
 
 usage: python benchmarks/compare.py [--only WORD,...] [--peers NAME,...] [--threads N] [--busy N] [--json FILE] ...
 """
@@ -21,7 +23,6 @@ import argparse
 import compileall
 import importlib.util
 import json
-import math
 import os
 import platform
 import select
@@ -44,6 +45,7 @@ from workloads import NAMES, ROOT, ensure
 HERE = Path(__file__).resolve().parent
 PATIENCE = 600  # seconds that a runtime may take to load and compile
 DIRTY = 0.15  # processors that others may use in a slot
+LOADS = {"same": "of the same session", "other": "of another session"}
 
 
 def busy_seconds() -> float:
@@ -88,7 +90,8 @@ class Worker:
     """One runtime with one model, in a process that is stopped while others are measured."""
 
     def __init__(self, peer: str, name: str, folder: Path, threads: int, cache: Path | None) -> None:
-        self.peer, self.slots, self.loaded = peer, list[Slot](), list[Slot]()
+        self.peer, self.slots = peer, list[Slot]()
+        self.loaded = {key: list[Slot]() for key in LOADS}
         command = [sys.executable, str(HERE / "peers.py"), peer, name, str(folder), str(threads)]
         start = time.time()
         self.process = subprocess.Popen(
@@ -98,7 +101,7 @@ class Worker:
             stderr=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
             text=True,
-            start_new_session=True,
+            process_group=0,
         )
         self.facts = self.answer()
         self.start_s = self.facts["answered"] - start
@@ -144,7 +147,7 @@ class Worker:
         """Times of a run in seconds (`loaded`: those beside `busy` processes), and the other facts."""
         return {
             **times_of(self.slots, DIRTY),
-            **({"loaded": times_of(self.loaded, DIRTY + busy)} if busy else {}),
+            "loaded": {key: times_of(slots, DIRTY + busy) for key, slots in self.loaded.items() if slots},
             "start_s": self.start_s,
             "rss_mb": self.facts["rss"],
             "peak_mb": self.facts["peak"],
@@ -187,10 +190,11 @@ class Load:
     within `on()`.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, apart: bool) -> None:
         code = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
         processors = sorted(os.sched_getaffinity(0), reverse=True)[:count]
-        self.processes = [subprocess.Popen([sys.executable, "-c", code, str(p)]) for p in processors]
+        command = [sys.executable, "-c", code]
+        self.processes = [subprocess.Popen([*command, str(p)], start_new_session=apart) for p in processors]
         time.sleep(0.3 if count else 0)  # to start, and to tie themselves
         self.signal(signal.SIGSTOP)
 
@@ -231,8 +235,8 @@ def count(size: object) -> int:
     return size
 
 
-def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namespace, load: Load) -> Row:
-    """One workload, all runtimes in turn, and beside `load`."""
+def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namespace, loads: dict[str, Load]) -> Row:
+    """One workload, all runtimes in turn, and beside each of `loads`."""
     ensure(name, folder)
     row = Row(name)
     with suppress(Exception):  # a model that rlx can't read has no work to show; its row says why
@@ -260,9 +264,9 @@ def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namesp
                 turn = number % len(workers) if workers else 0
                 for worker in workers[turn:] + workers[:turn]:
                     worker.slot(args.slot, worker.slots)
-                    if args.busy:
+                    for key, load in loads.items():
                         with load.on():
-                            worker.slot(args.slot, worker.loaded)
+                            worker.slot(args.slot, worker.loaded[key])
         for worker in workers:
             row.results[worker.peer] = worker.summary(args.busy)
     finally:
@@ -287,10 +291,16 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.4f}" if value < 0.1 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
-def slowed(facts: dict[str, Any]) -> str:
+def slowed(facts: dict[str, Any], load: str) -> str:
     """How many times as long as alone its runs took beside the load."""
-    mean, median = (facts["loaded"][key] / facts[key] for key in ("mean", "median"))
-    return f"{mean:.2f} ({median:.2f})" + ("~" if facts["loaded"]["noisy"] else "")
+    loaded = facts["loaded"][load]
+    mean, median = (loaded[key] / facts[key] for key in ("mean", "median"))
+    return f"{mean:.2f} ({median:.2f})" + ("~" if loaded["noisy"] else "")
+
+
+def geometric(ratios: Sequence[float]) -> str:
+    """Their geometric mean."""
+    return f"{statistics.geometric_mean(ratios):.2f}" if ratios else "-"
 
 
 def tables(rows: Sequence[Row], peers: Sequence[str], peaks: dict[str, float]) -> str:
@@ -309,8 +319,7 @@ def tables(rows: Sequence[Row], peers: Sequence[str], peaks: dict[str, float]) -
         out.append(f"| {row.name} | {' | '.join(cells)} | {f'{row.ratio:.2f}' if row.ratio else '-'} | {error} |")
     ratios = [row.ratio for row in rows if row.ratio]
     if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        out += ["", f"Geometric mean of the ratios {mean:.2f}, least {min(ratios):.2f}."]
+        out += ["", f"Geometric mean of the ratios {geometric(ratios)}, least {min(ratios):.2f}."]
     out += ["", f"Share of this machine's peaks ({peaks['gflops']:.0f} GFLOP/s, {peaks['read_gbs']:.1f} GB/s)", ""]
     out += ["| workload | GFLOP | of FMA peak: rlx | best other | MB | of bandwidth: rlx | best other | rlx p25/best |"]
     out += ["|---" * 8 + "|"]
@@ -323,15 +332,22 @@ def tables(rows: Sequence[Row], peers: Sequence[str], peaks: dict[str, float]) -
         spread = row.ours["p25"] / row.ours["best"]
         cells = [f"{row.flops / 1e9:.3f}", *compute, f"{row.bytes / 1e6:.1f}", *traffic, f"{spread:.2f}"]
         out.append(f"| {row.name} | {' | '.join(cells)} |")
-    if any("loaded" in facts for row in rows for facts in row.results.values()):
-        out += ["", "Times as long beside the busy processes: by mean (by median)", ""]
+    for load, kind in LOADS.items():
+        shown = [row for row in rows if any(load in facts["loaded"] for facts in row.results.values())]
+        if not shown:
+            continue
+        out += ["", f"Times as long beside busy processes {kind}: by mean (by median)", ""]
         out += ["| workload | " + " | ".join(peers) + " | ratio then, of means |", "|---" * (len(peers) + 2) + "|"]
-        for row in rows:
-            cells = [slowed(row.results[peer]) if peer in row.results else "-" for peer in peers]
-            means = {peer: facts["loaded"]["mean"] for peer, facts in row.results.items()}
+        slower: dict[str, list[float]] = {peer: [] for peer in peers}
+        for row in shown:
+            means = {peer: facts["loaded"][load]["mean"] for peer, facts in row.results.items()}
+            for peer, mean in means.items():
+                slower[peer].append(mean / row.results[peer]["mean"])
+            cells = [slowed(row.results[peer], load) if peer in means else "-" for peer in peers]
             others = [mean for peer, mean in means.items() if not peer.startswith("rlx")]
             cells.append(f"{min(others) / means['rlx']:.2f}" if others and "rlx" in means else "-")
             out.append(f"| {row.name} | {' | '.join(cells)} |")
+        out.append(f"| geometric mean | {' | '.join(map(geometric, slower.values()))} | |")
     for title, key, form in (
         ("Seconds from a fresh process to its first answer (rlx: warm cache, and with an empty one)", "start_s", ".2f"),
         ("Peak MB of the process", "peak_mb", ".0f"),
@@ -394,10 +410,10 @@ def main() -> int:
     peaks = Peaks().measure(args.threads)
     names = [n for n in NAMES if any(word in n for word in args.only.split(","))]
     rows: list[Row] = []
-    load = Load(args.busy)
+    loads = {key: Load(args.busy, apart=key == "other") for key in LOADS} if args.busy else {}
     try:
         for name in names:
-            rows.append(measure(name, peers, args.folder, args, load))
+            rows.append(measure(name, peers, args.folder, args, loads))
             ratio = rows[-1].ratio
             print(f"{name}: {f'{ratio:.2f}' if ratio else rows[-1].failures}", file=sys.stderr, flush=True)
             if args.json:
@@ -405,7 +421,8 @@ def main() -> int:
                 about = {"python": platform.python_version(), "threads": args.threads, "busy": args.busy}
                 args.json.write_text(json.dumps({**about, "peaks": peaks, "rows": facts}, indent=1) + "\n")
     finally:
-        load.signal(signal.SIGKILL)
+        for load in loads.values():
+            load.signal(signal.SIGKILL)
     print(tables(rows, peers, peaks))
     if args.plot:
         args.plot.write_text(plot(rows))
