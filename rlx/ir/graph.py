@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -26,6 +27,7 @@ __all__ = [
     "Value",
     "const_value",
     "count_readers",
+    "refuse_masked",
 ]
 
 
@@ -140,6 +142,7 @@ class Graph:
     def constant(self, value: object, dtype: object = None, name: str = "") -> Value:
         """A constant array (copied, read-only)."""
         element = dtype_of(dtype).numpy if dtype is not None else None
+        refuse_masked("constant", value)
         try:
             array = np.array(value, dtype=element, order="C")
         except (TypeError, ValueError) as error:  # an OverflowError is for callers, who know the op
@@ -312,6 +315,20 @@ def _declared(what: str, shape: Sequence[Size], dtype: object, encoding: object 
 def _checked_data(what: str, data: Array | None) -> None:
     if data is not None and not isinstance(data, np.ndarray | np.generic):
         raise DTypeError(f"{what}: its value is a NumPy array, got {type(data).__name__}: np.asarray makes one")
+    refuse_masked(what, data)
+
+
+def refuse_masked(what: str, value: object) -> None:
+    """Raises `DTypeError` for a masked array, also one in lists: taken as an array it would lose its mask."""
+    module = sys.modules.get("numpy.ma")  # a fifth of NumPy's own import, which only those who make masks need
+    masked: Any = getattr(module, "MaskedArray", None)
+    if masked is None:
+        return
+    if isinstance(value, masked):
+        raise DTypeError(f"{what}: a masked array: the mask would be lost; give the result of its filled()")
+    if isinstance(value, list | tuple):
+        for part in value:
+            refuse_masked(what, part)
 
 
 def check_array(what: str, array: Array, type: TensorType) -> None:

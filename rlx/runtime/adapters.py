@@ -11,7 +11,7 @@ import numpy as np
 from rlx.backends.base import TensorSpec
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN
-from rlx.ir.graph import Array
+from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Size
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def _scale(name: str, scale: float) -> float:
 def _matrix(value: Any, spec: TensorSpec, name: str) -> Array | None:
     if value is None:
         return None
+    refuse_masked(f"adapter {name!r}: {spec.name}", value)
     array = np.array(value)
     if array.dtype != spec.dtype.numpy:
         raise DTypeError(f"adapter {name!r}: {spec.name} is {spec.dtype}, got {array.dtype}; convert it first")

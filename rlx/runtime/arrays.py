@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.backends.base import TensorSpec
 from rlx.errors import DTypeError, OptionError, ShapeError, StaleView, no_such
-from rlx.ir.graph import Array
+from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Dim, Size
 
 __all__ = ["Views", "share_memory", "to_array", "to_target", "with_kept"]
@@ -37,8 +37,7 @@ def _fits(size: Size, extent: int) -> bool:
 
 
 def _as_array(spec: TensorSpec, value: Any, what: str) -> Array:
-    if isinstance(value, np.ma.MaskedArray):
-        raise DTypeError(f"{what}: a masked array: the mask would be lost; give the result of its filled()")
+    refuse_masked(what, value)
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     if isinstance(value, bool | int | float | complex | list | tuple):
@@ -56,9 +55,12 @@ def _as_array(spec: TensorSpec, value: Any, what: str) -> Array:
     except TypeError:
         pass  # no buffer
     try:
-        return np.asarray(value)
+        array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DTypeError(f"{what}: {type(value).__name__} can't be read as an array: {error}") from None
+    if array.dtype == object and array.ndim == 0:
+        raise DTypeError(f"{what}: expected elements of type {spec.dtype}, got {type(value).__name__}, no array")
+    return array
 
 
 def _from_python(spec: TensorSpec, value: Any, what: str) -> Array:

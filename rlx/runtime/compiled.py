@@ -14,7 +14,7 @@ from rlx.backends.base import Executable, Joins, TensorSpec, by_position, spec_o
 from rlx.disk import path_of, saving
 from rlx.errors import NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, check_extent
-from rlx.ir.graph import Array
+from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
 from rlx.runtime.arrays import Views, share_memory, to_array, to_target, with_kept
@@ -176,6 +176,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         stored = self._param_types[spec.name]
         if stored.encoding is None:
             return to_array(spec, array, f"param {spec.name!r}")
+        refuse_masked(f"param {spec.name!r}", array)
         raw = np.asarray(array)
         if raw.dtype != np.uint8 or raw.nbytes != spec.bytes:
             raise ShapeError(

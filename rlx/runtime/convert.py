@@ -9,7 +9,7 @@ import numpy as np
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import ENCODINGS
-from rlx.ir.graph import Array, TensorType
+from rlx.ir.graph import Array, TensorType, refuse_masked
 
 __all__ = ["convert"]
 
@@ -20,6 +20,7 @@ def convert(array: Any, type: TensorType, what: str, encoding: str | None = None
     `encoding` names the blocks that `array` (u8) holds; None: it holds elements. What loses precision is not done,
     except by an encoding. Raises `DTypeError` and `ShapeError`.
     """
+    refuse_masked(what, array)
     try:
         given = np.asarray(array)
     except (TypeError, ValueError, RuntimeError) as error:

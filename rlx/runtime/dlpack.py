@@ -14,7 +14,7 @@ import numpy as np
 
 from rlx.errors import DTypeError
 from rlx.ir.dtype import DTYPES, dtype_of
-from rlx.ir.graph import Array
+from rlx.ir.graph import Array, refuse_masked
 
 __all__ = ["DLPackArray", "read_dlpack", "to_dlpack"]
 
@@ -65,6 +65,7 @@ def to_dlpack(array: Any) -> DLPackArray:
     are read-only: a consumer that does not know of that (before DLPack 1.0) gets a `BufferError`. Raises `DTypeError`
     for 4-bit types, which NumPy keeps in a byte each.
     """
+    refuse_masked("to_dlpack", array)
     try:
         made = np.asarray(array)
     except (TypeError, ValueError, RuntimeError) as error:

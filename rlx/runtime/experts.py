@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.backends.base import Executable, ExpertFigures, ExpertLayerSpec
 from rlx.errors import OptionError, ShapeError
-from rlx.ir.graph import Array
+from rlx.ir.graph import Array, refuse_masked
 from rlx.runtime.memory import ModelMemory, give_back
 
 __all__ = ["ExpertControl"]
@@ -109,6 +109,7 @@ def _masks(experts: Iterable[Any] | None, layers: Sequence[ExpertLayerSpec]) -> 
         )
     made = []
     for mask, layer in zip(given, layers, strict=True):
+        refuse_masked(f"set_resident_experts: layer {layer.name!r}", mask)
         array = np.array(mask)
         if array.shape != (layer.experts,):
             raise ShapeError(

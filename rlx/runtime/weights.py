@@ -17,7 +17,7 @@ import numpy as np
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.encoding import ENCODINGS
-from rlx.ir.graph import Array, Graph, TensorType, Value
+from rlx.ir.graph import Array, Graph, TensorType, Value, refuse_masked
 from rlx.ir.mapped import place_of, same_memory, to_own_pages
 from rlx.passes.rewrite import rewrite
 from rlx.runtime.convert import convert as converted
@@ -145,8 +145,9 @@ class WeightRegistry(Mapping[str, Weight]):
         `dtype` or encoded as `encoding`, which `note` of the weight then tells. Raises `ShapeError` where the length is
         not shape x type, `DTypeError` for another type, `OptionError` for a name that is taken.
         """
-        given = np.asarray(array)
         what = f"weight {name!r}"
+        refuse_masked(what, array)
+        given = np.asarray(array)
         if encoding is not None and encoding not in ENCODINGS:
             raise OptionError(f"{what}: unknown encoding {encoding!r}; known are {', '.join(sorted(ENCODINGS))}")
         element = dtype_of(dtype) if dtype is not None else F32 if encoding is not None else dtype_of(given.dtype)

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import dtype_of
-from rlx.ir.graph import Array, TensorType
+from rlx.ir.graph import Array, TensorType, refuse_masked
 from rlx.ir.shape import Dim, Shape, Size
 from rlx.records import dataclass
 from rlx.trace.tree import is_record, leaves_of, ordered, structure
@@ -186,7 +186,7 @@ class Arguments:
                 return
         key.append(structure(value))
         for path, leaf in leaves_of(value, name):
-            array = _array(leaf)
+            array = _array(path, leaf)
             arrays.append(array)
             declared = self.shape(path, array.shape)
             axes = tuple(d for d, size in enumerate(declared) if isinstance(size, Dim))
@@ -212,7 +212,7 @@ class Arguments:
                 if isinstance(leaf, TensorType):
                     found.append(Leaf(path, leaf, False))
                     continue
-                array = _array(leaf)
+                array = _array(path, leaf)
                 if array.dtype == object or isinstance(leaf, str | bytes):
                     raise OptionError(
                         f"jit: {path} is a {type(leaf).__name__}: expected arrays, or name it in static= where traces "
@@ -270,8 +270,11 @@ def _hashable(name: str, value: Any) -> Any:
     return value
 
 
-def _array(leaf: Any) -> Array:
-    return leaf if type(leaf) is np.ndarray else np.asarray(leaf)
+def _array(path: str, leaf: Any) -> Array:
+    if type(leaf) is np.ndarray:
+        return leaf
+    refuse_masked(f"jit: {path}", leaf)
+    return np.asarray(leaf)
 
 
 def _flat(tree: Any, arrays: list[Array], key: list[Any]) -> None:
@@ -301,6 +304,6 @@ def _flat(tree: Any, arrays: list[Array], key: list[Any]) -> None:
         for f in fields(tree):
             _flat(getattr(tree, f.name), arrays, key)
     else:
-        array = np.asarray(tree)
+        array = _array("an argument", tree)
         arrays.append(array)
         key.append((array.dtype, array.shape))

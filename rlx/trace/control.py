@@ -15,7 +15,7 @@ import numpy as np
 from rlx.errors import OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.frames import Frame, frame_of, number_type
-from rlx.ir.graph import Graph, TensorType, Value
+from rlx.ir.graph import Graph, TensorType, Value, refuse_masked
 from rlx.ir.shape import Dim, Size, max_size, unify
 from rlx.ops.control import If, Scan, While
 from rlx.ops.elementwise import Cast
@@ -41,6 +41,7 @@ def value_of(frame: Frame, leaf: Any, path: str) -> Value:
         made = frame.array(leaf, number_type(leaf))
         made.weak = True
         return made
+    refuse_masked(path, leaf)
     array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     if array.dtype.kind in "OUS":
         raise OptionError(f"{path} is a {type(leaf).__name__}: expected arrays and numbers in dicts, lists and tuples")

@@ -143,9 +143,49 @@ def test_a_wrong_argument_is_an_error_of_rlx(model: rlx.CompiledGraph, call: str
             CALLS[call](model, wrong)
 
 
-def test_masks_and_repeated_memory_are_refused(model: rlx.CompiledGraph) -> None:
-    with pytest.raises(rlx.errors.DTypeError, match="mask"):
-        model.run([np.ma.masked_array(X, mask=X > 0)])
+TAKES_ARRAYS: dict[str, Callable[[rlx.CompiledGraph, Any], object]] = {
+    "run": lambda m, x: m.run([x]),
+    "run_views": lambda m, x: m.run_views([x]),
+    "run_slots": lambda m, x: m.run_slots(x),
+    "call": lambda m, x: m(x=x),
+    "submit": lambda m, x: m.submit([x]),
+    "profile": lambda m, x: m.profile([x]),
+    "in a list": lambda m, x: m.run([[*x]]),
+    "set_param": lambda m, x: m.set_param("w", x),
+    "convert": lambda m, x: m.set_param("w", x, convert=True),
+    "states": lambda m, x: m.states["s"].write(x),
+    "registry": lambda m, x: rlx.WeightRegistry().add("w", x),
+    "param": lambda m, x: rlx.Graph("g").param("x", data=x),
+    "initial": lambda m, x: rlx.Graph("g").state("x", (5, 4), initial=x),
+    "constant": lambda m, x: rlx.Graph("g").constant(x),
+    "to_dlpack": lambda m, x: rlx.to_dlpack(x),
+    "operand": lambda m, x: graph().inputs[0] + x,
+    "concatenate": lambda m, x: np.concatenate([graph().inputs[0], x]),
+    "jit": lambda m, x: rlx.jit(lambda a: a + 1, device="cpu")(x),
+    "jit, in a dict": lambda m, x: rlx.jit(lambda a: a["x"] + 1, device="cpu")({"x": x}),
+    "jit, closed over": lambda m, x: rlx.jit(lambda a: a + x, device="cpu")(X),
+    "scan": lambda m, x: rlx.jit(lambda a: rlx.scan(lambda c, y: (c + y, c), a, x), device="cpu")(X[0]),
+}
+
+
+@pytest.mark.parametrize("call", TAKES_ARRAYS)
+def test_masks_are_refused(model: rlx.CompiledGraph, call: str) -> None:
+    model.run_slots(X)  # from now on native code looks first
+    with pytest.raises(rlx.errors.DTypeError, match="the mask would be lost"):
+        TAKES_ARRAYS[call](model, np.ma.masked_array(X, mask=X > 0))
+
+
+def test_other_subclasses_of_arrays_are_read_as_arrays(model: rlx.CompiledGraph, tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "x", X.dtype, "w+", shape=X.shape)
+    mapped[...] = X
+    (wanted,) = model.run([X], outputs=["y"])
+    for x in (mapped, X.view(np.matrix), X.view(np.recarray), X.view(np.dtype(X.dtype, metadata={"unit": "m"}))):
+        for made in (model.run([x]), model.run_slots(x), model.run_slots(x)):
+            assert type(made[0]) is np.ndarray
+            np.testing.assert_array_equal(made[0], wanted)
+
+
+def test_repeated_memory_is_refused(model: rlx.CompiledGraph) -> None:
     one = np.lib.stride_tricks.as_strided(np.zeros(3, np.float32), (5, 3), (0, 4), writeable=True)
     with pytest.raises(rlx.errors.OptionError, match="repeats"):
         model.run([X], out={"y": one})

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "InputSpec", "Patch", "make_entry"]
 
+PLAIN = (np.ndarray, np.memmap)  # arrays that are nothing but their memory; other subclasses may be, as masked ones
 Patch = tuple[int, int, int]  # (input index, address of a word, byte offset): the word becomes data pointer + offset
 
 
@@ -187,6 +188,8 @@ class Entry(int):
         record = self.records[index]
         if record[RANK] < 0:  # closed
             return None
+        if isinstance(array, np.ndarray) and type(array) not in PLAIN:
+            return None
         try:
             view = array if isinstance(array, np.ndarray) else np.asarray(memoryview(array))
         except (TypeError, ValueError, BufferError):
@@ -236,6 +239,7 @@ def make_entry(
     )
     words[runner_native.RELEASE_GIL] = release_gil
     words[runner_native.ARRAY_TYPE] = array_type() if native else 0
+    words[runner_native.ARRAY_CLASS], words[runner_native.MAPPED_CLASS] = map(id, PLAIN)
     entry.set_inputs(inputs)
     entry.update(patches=patches, guard=guard)
     if not native:

@@ -30,6 +30,7 @@ ENTRY_NAMES = (
     "PyObject_GetBuffer",
     "PyBuffer_Release",
     "PyErr_Clear",
+    "PyType_IsSubtype",
     "Py_IncRef",
     "Py_DecRef",
     "PyTuple_New",
@@ -43,6 +44,7 @@ declare ptr @PyLong_AsVoidPtr(ptr)
 declare i32 @PyObject_GetBuffer(ptr, ptr, i32)
 declare void @PyBuffer_Release(ptr)
 declare void @PyErr_Clear()
+declare i32 @PyType_IsSubtype(ptr, ptr)
 declare void @Py_IncRef(ptr)
 declare void @Py_DecRef(ptr)
 declare ptr @PyTuple_New(i64)
@@ -216,7 +218,23 @@ input:
   %type.p = getelementptr i8, ptr %arg, i64 8
   %type = load ptr, ptr %type.p, align 8
   %is.array = icmp eq ptr %type, %array.type
-  br i1 %is.array, label %array, label %buffer
+  br i1 %is.array, label %array, label %foreign
+
+; subclasses of NumPy's array may be more than their memory, as masked arrays are: Python looks at all but mapped files
+foreign:
+  %base.p = getelementptr i64, ptr %ctx, i64 $ARRAY_CLASS
+  %base = load ptr, ptr %base.p, align 8
+  %mapped.p = getelementptr i64, ptr %ctx, i64 $MAPPED_CLASS
+  %mapped = load ptr, ptr %mapped.p, align 8
+  %is.base = icmp eq ptr %type, %base
+  %is.mapped = icmp eq ptr %type, %mapped
+  %known = or i1 %is.base, %is.mapped
+  br i1 %known, label %buffer, label %derived
+derived:
+  %is.derived = call i32 @PyType_IsSubtype(ptr %type, ptr %base)
+  %more.than.memory = icmp ne i32 %is.derived, 0
+  br i1 %more.than.memory, label %release, label %buffer
+
 array:
   %dtype.p = getelementptr i8, ptr %arg, i64 $ARRAY_DTYPE
   %dtype = load ptr, ptr %dtype.p, align 8
@@ -332,10 +350,12 @@ go:
 
 ; 0: done; INTERRUPTED: an exception is pending; an error: ask on_error; BUSY, or 1 << 62 (no match): ask fallback
 release:
-  %outcome = phi i64 [ $MISMATCH, %entry ], [ $MISMATCH, %clear ], [ $MISMATCH, %viewed ], [ $MISMATCH, %format ],
-                     [ $MISMATCH, %check ], [ $MISMATCH, %where ], [ $BUSY_STATUS, %run ], [ %status, %go ]
-  %count = phi i64 [ 0, %entry ], [ %held, %clear ], [ %held.more, %viewed ], [ %held.more, %format ],
-                   [ %held.now, %check ], [ %held.now, %where ], [ %held, %run ], [ %held, %go ]
+  %outcome = phi i64 [ $MISMATCH, %entry ], [ $MISMATCH, %derived ], [ $MISMATCH, %clear ], [ $MISMATCH, %viewed ],
+                     [ $MISMATCH, %format ], [ $MISMATCH, %check ], [ $MISMATCH, %where ], [ $BUSY_STATUS, %run ],
+                     [ %status, %go ]
+  %count = phi i64 [ 0, %entry ], [ %held, %derived ], [ %held, %clear ], [ %held.more, %viewed ],
+                   [ %held.more, %format ], [ %held.now, %check ], [ %held.now, %where ], [ %held, %run ],
+                   [ %held, %go ]
   br label %unview
 unview:
   %k = phi i64 [ 0, %release ], [ %k.next, %drop ]

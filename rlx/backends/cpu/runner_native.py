@@ -65,7 +65,8 @@ RESULT = 24
 FALLBACK = 25
 ON_ERROR = 26
 GUARD_LOW, GUARD_HIGH = 27, 28
-ARRAY_TYPE = 29
+ARRAY_TYPE = 29  # as NumPy lays it out, else 0
+ARRAY_CLASS, MAPPED_CLASS = 30, 31
 USER_WORDS = 32
 
 PHASE_WORDS = 4  # function, words, nchunks, job

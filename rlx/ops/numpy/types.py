@@ -13,7 +13,7 @@ import numpy as np
 from rlx.errors import DTypeError, OptionError
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.frames import Frame, current, frame_of, number_type, weakest
-from rlx.ir.graph import Graph, Value
+from rlx.ir.graph import Graph, Value, refuse_masked
 from rlx.ir.shape import Dim
 from rlx.ops.elementwise import Cast
 from rlx.ops.layout import SizeOf
@@ -96,6 +96,7 @@ def _value(what: str, graph: Graph, frame: Frame | None, x: Any, to: DType | Non
         return made
     if isinstance(x, list | tuple) and any(isinstance(part, Value | Dim) for part in x):
         return _value(what, graph, frame, np.stack(lift(what, x)), to)
+    refuse_masked(what, x)
     array = np.asarray(x)
     if array.dtype == object:
         raise OptionError(f"{what}: {type(x).__name__} is no array")

@@ -10,6 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -176,7 +177,7 @@ class Sub(np.ndarray[Any, Any]):
 
 @VARIANTS
 def test_other_objects_go_to_the_fallback(native: bool) -> None:
-    """Lists, numbers, None, text and records have no matching buffer; subclasses of ndarray have."""
+    """Lists, numbers, None, text and records have no matching buffer; subclasses may be more than their memory."""
     run = make([InputSpec("f", 4, (3,))], native=native)
     for x in (
         [1.0, 2.0, 3.0],
@@ -187,9 +188,18 @@ def test_other_objects_go_to_the_fallback(native: bool) -> None:
         np.zeros(3, "f4,f4"),
         np.zeros(3, "M8[s]"),
         np.array(["a"] * 3),
+        np.zeros(3, np.float32).view(Sub),
+        np.ma.masked_array(np.zeros(3, np.float32), [True, False, False]),
     ):
         assert not accepts(run, x)
-    assert accepts(run, np.zeros(3, np.float32).view(Sub))
+
+
+@VARIANTS
+def test_mapped_files_are_read_in_place(native: bool, tmp_path: Path) -> None:
+    run = make([InputSpec("f", 4, (3,))], native=native)
+    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=(5,))
+    assert accepts(run, mapped[1:4])
+    assert not accepts(run, mapped)
 
 
 @VARIANTS
@@ -209,6 +219,7 @@ def test_arrays_read_as_buffers_are_accepted_alike(monkeypatch: pytest.MonkeyPat
     run = make([InputSpec("f", 4, (2, 3))])
     assert accepts(run, np.zeros((2, 3), np.float32))
     others = [np.zeros((2, 3), np.int32), np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32).T]
+    others.append(np.zeros((2, 3), np.float32).view(Sub))
     assert not any(accepts(run, x) for x in others)
 
 
