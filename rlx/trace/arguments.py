@@ -6,6 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from rlx.trace.tree import is_record, leaves_of, ordered, structure
 __all__ = ["Arguments", "Leaf"]
 
 NUMBERS = (float, int, bool)
+_Layout = tuple[str, list[tuple[str, Any]]]  # the names of arguments; each with its position in calls, or keyword
 
 
 @dataclass(frozen=True)
@@ -45,21 +47,22 @@ class _Sizes:
 class Arguments:
     """The parameters of a function, which of them are static, and which axes of the others are dynamic.
 
-    Those whose default is a string are static: no array can stand for one.
+    Those whose default is a string are static: no array can stand for one. A parameter that a call leaves out is no
+    argument of it: the function has its default as it is. What Python can't tell the parameters of takes any.
     """
 
     def __init__(self, function: Callable[..., Any], static: Iterable[str | int], dims: Mapping[str, Any]) -> None:
-        self.name = getattr(function, "__name__", type(function).__name__)
+        self.name = _name_of(function)
         try:
             self.signature = inspect.signature(function)
         except ValueError:
-            raise OptionError(f"jit: {self.name} is a builtin whose arguments Python can't tell; wrap it") from None
+            self.signature = inspect.signature(lambda *args, **kwargs: None)
         self.names = tuple(self.signature.parameters)
         worded = {name for name, p in self.signature.parameters.items() if isinstance(p.default, str | bytes)}
         self.static = frozenset(self._static_name(one) for one in static) | worded
         self.axes, self.bounds = self._specs({**_annotated(function), **dims})
         self.dynamic = frozenset(path.split(".")[0] for path in self.axes)  # the arguments with dynamic axes
-        self._layouts: dict[Any, list[tuple[str, Any]] | None] = {}  # by how many arguments come how: see `_layout`
+        self._layouts: dict[Any, _Layout | None] = {}  # by how many arguments come how: see `_layout`
         self._masks: dict[str, tuple[int, tuple[int, ...]]] = {}  # of arrays seen: their rank and dynamic axes
 
     def _static_name(self, one: str | int) -> str:
@@ -145,10 +148,15 @@ class Arguments:
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Array], Any]:
         """The arrays of a call in order, and the key of the trace that serves it."""
         arrays: list[Array] = []
-        key: list[Any] = []
         form = (len(args), *kwargs)
         layout = self._layouts[form] if form in self._layouts else self._layout(form)
-        pairs = self.bind(args, kwargs).items() if layout is None else _laid_out(layout, args, kwargs)
+        if layout is None:
+            bound = self.bind(args, kwargs)
+            names, pairs = " ".join(bound), list(bound.items())
+        else:
+            names, sources = layout
+            pairs = [(n, args[source] if type(source) is int else kwargs[source]) for n, source in sources]
+        key: list[Any] = [names]
         for name, value in pairs:
             if name in self.static:
                 key.append((type(value), _hashable(name, value)))
@@ -158,20 +166,20 @@ class Arguments:
                 _flat(value, arrays, key)
         return arrays, tuple(key)
 
-    def _layout(self, form: tuple[Any, ...]) -> list[tuple[str, Any]] | None:
-        """For each parameter where its value comes from in calls of this form: a position, a name, or its default.
+    def _layout(self, form: tuple[Any, ...]) -> _Layout | None:
+        """Where the arguments come from in calls of this form: so many by position, these by name.
 
         None for calls that can't be laid out beforehand: of functions with *args or **kwargs, or wrong ones.
         """
-        count, *names = form
+        count, *named = form
         parameters = self.signature.parameters
-        found: list[tuple[str, Any]] | None = None
+        found = None
         if all(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
             try:
-                given = self.signature.bind(*range(count), **{name: name for name in names}).arguments
+                given = self.signature.bind(*range(count), **{name: name for name in named}).arguments
             except TypeError:
                 return None
-            found = [(name, given.get(name, _Default(p.default))) for name, p in parameters.items()]
+            found = " ".join(given), list(given.items())
         self._layouts[form] = found
         return found
 
@@ -197,10 +205,8 @@ class Arguments:
             key.append((type(leaf) if isinstance(leaf, NUMBERS) else array.dtype, fixed))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments by name, defaults included."""
-        given = self.signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        return dict(given.arguments)
+        """The arguments of a call by name, in the order of the parameters."""
+        return dict(self.signature.bind(*args, **kwargs).arguments)
 
     def leaves(self, bound: Mapping[str, Any]) -> list[Leaf]:
         """What the array arguments are, in the order of `read`. Raises errors that name the leaf."""
@@ -226,21 +232,10 @@ class Arguments:
         return found
 
 
-class _Default:
-    """The value of a parameter that a call leaves out."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _laid_out(layout: list[tuple[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [
-        (
-            name,
-            args[source] if type(source) is int else kwargs[source] if type(source) is str else source.value,
-        )
-        for name, source in layout
-    ]
+def _name_of(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _annotated(function: Callable[..., Any]) -> dict[str, Any]:

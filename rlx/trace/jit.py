@@ -74,9 +74,9 @@ class Traced:
         options: dict[str, Any],
     ) -> None:
         functools.update_wrapper(self, function)
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
         self._function = function
         self._arguments = Arguments(function, static, dims)
+        self.__name__ = self._arguments.name
         self._session = Session(**options)
         self._made: OrderedDict[Any, _Made] = OrderedDict()
         self._seen: set[int] = set()  # hashes of the keys of all traces
@@ -271,12 +271,13 @@ def jit(
 ) -> Any:
     """Compiles `function` by tracing it, once for each set of shapes, element types and values of `static` arguments.
 
-    Arguments and results are trees (dict, list, tuple, dataclass, None) of arrays. What the function reads from outside
-    is taken as it is when traced; later changes aren't seen. `static` takes names or positions, as `static_argnames`
-    and `static_argnums` do; arguments whose default is a string are static too. `dims` makes axes dynamic, so that one
-    trace serves all their sizes: by argument (or leaf, "params.w") a name, a Dim, a pair (lowest, highest) or None for
-    each axis, as in {"x": ("batch", None)}, or {axis: size}; and bounds for names: {"batch": (1, 64)}. `options` are
-    those of `rlx.compile`. Without a function it is a decorator.
+    Any callable will do: a method, a `functools.partial`, one of NumPy's ufuncs. Arguments and results are trees (dict,
+    list, tuple, dataclass, None) of arrays. What the function reads from outside, and the default of a parameter that a
+    call leaves out, is taken as it is when traced; later changes aren't seen. `static` takes names or positions, as
+    `static_argnames` and `static_argnums` do; arguments whose default is a string are static too. `dims` makes axes
+    dynamic, so that one trace serves all their sizes: by argument (or leaf, "params.w") a name, a Dim, a pair (lowest,
+    highest) or None for each axis, as in {"x": ("batch", None)}, or {axis: size}; and bounds for names:
+    {"batch": (1, 64)}. `options` are those of `rlx.compile`. Without a function it is a decorator.
     """
     if function is None:
         return functools.partial(

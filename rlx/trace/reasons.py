@@ -56,9 +56,13 @@ def _differences(trace: Trace, given: Sequence[Leaf], static: Sequence[tuple[str
             found.append(f"{path} has the shape {_show(b)} instead of {_show(a)}")
         if a.number != b.number:
             found.append(f"{path} is {'a Python number' if b.number else 'an array'} instead of the other")
-    for (name, before), (_, now) in zip(trace.static, static, strict=True):
-        if type(before) is not type(now) or before != now:
-            found.append(f"the static argument {name} is {now!r} instead of {before!r}")
+    before, now = dict(trace.static), dict(static)
+    found += [f"the static argument {name} is {now[name]!r} where there was none" for name in now if name not in before]
+    for name, value in before.items():
+        if name not in now:
+            found.append(f"the static argument {name} is left out instead of {value!r}")
+        elif type(value) is not type(now[name]) or value != now[name]:
+            found.append(f"the static argument {name} is {now[name]!r} instead of {value!r}")
     return found
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -99,3 +102,88 @@ def test_an_argument_whose_default_is_a_string_is_static() -> None:
     assert reduced(x, how=b"more") == 13
     with pytest.raises(OptionError, match="mode"):
         reduced(x, ["mean"])
+
+
+class Scaled:
+    """An object that is called, with a method."""
+
+    factor = 3.0
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.factor
+
+    def method(self, x: Any, shift: float = 1.0) -> Any:
+        return x * self.factor + shift
+
+
+def scaled(x: Any, factor: Any, *, shift: Any = 0.5) -> Any:
+    return x * factor + shift
+
+
+CALLABLES: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+    (np.tanh, (X,)),
+    (np.add, (X, X[0])),
+    (np.matmul, (X, X.T)),
+    (np.divmod, (X, X + 1)),
+    (np.isnan, (X,)),
+    (np.add.reduce, (X,)),
+    (np.sum, (X,)),
+    (np.concatenate, ([X, X],)),
+    (np.linalg.norm, (X,)),
+    (partial(np.sum, axis=1), (X,)),
+    (partial(np.add, X), (X,)),
+    (partial(scaled, factor=2.0), (X,)),
+    (partial(partial(scaled, shift=X), X), (X,)),
+    (Scaled(), (X,)),
+    (Scaled().method, (X,)),
+    (abs, (X,)),
+    (sum, (X,)),
+    (operator.sub, (X, X)),
+    (operator.itemgetter(1), (X,)),
+]
+
+
+@pytest.mark.parametrize("function, args", CALLABLES, ids=lambda x: getattr(x, "__name__", None))
+def test_any_callable_can_be_traced(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    got, want = rlx.jit(function, device="cpu")(*args), function(*args)
+    for a, b in zip(*((r if isinstance(r, tuple) else (r,)) for r in (got, want)), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_the_function_of_an_op_can_be_traced() -> None:
+    softmax = rlx.jit(rlx.softmax, static="axis", device="cpu")
+    np.testing.assert_allclose(softmax(X).sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(softmax(X, axis=0).sum(axis=0), 1, rtol=1e-6)
+
+
+def test_defaults_that_are_left_out_are_no_arguments() -> None:
+    """The function has them as they are, and may branch on them; each set of arguments given is a trace."""
+
+    def function(x: Any, scale: Any = 2, negate: bool = False, *, shift: Any = None, how: str = "add") -> Any:
+        made = x * scale + (0 if shift is None else shift)
+        made = made if how == "add" else made - 1
+        return -made if negate else made
+
+    made = rlx.jit(function, device="cpu", static="negate")
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((X,), {}),
+        ((X, 3), {}),
+        ((X,), {"shift": 3}),
+        ((X,), {"how": "less"}),
+        ((X,), {"negate": True}),
+        ((X, 2, False), {"how": "add", "shift": X}),
+    ]
+    for args, named in calls:
+        np.testing.assert_allclose(made(*args, **named), function(*args, **named))
+    assert len(made.traces) == len(calls)
+    assert "the static argument how is 'less' where there was none" in made.traces[3].reason
+    np.testing.assert_allclose(made(x=X, scale=3), X * 3)
+    assert len(made.traces) == len(calls)
+    assert [spec.name for spec in made.compile(X).inputs] == ["x"]
+
+
+def test_what_cannot_be_traced_is_an_error_of_rlx() -> None:
+    for function in (max, int, str, print, len, np.vectorize(abs), np.frompyfunc(abs, 1, 1), Scaled):
+        with pytest.raises(OptionError):
+            rlx.jit(function, device="cpu")(*[] if function is Scaled else [X, X] if function is max else [X])
