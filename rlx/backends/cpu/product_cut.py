@@ -46,6 +46,7 @@ SPLIT_FEW, BESIDE = 200, 160
 NEAR = 2 << 20  # bytes of weights that stay in L2 from chunk to chunk
 BLOCKS = 60  # the same for two tiles of encoded blocks, which are made before they are used (`tile_blocks`)
 START_CHUNK = 1000  # nanoseconds
+START_FEW = 2500  # of few rows, beside whose products weights come from memory: that begins slowly in each chunk
 SPREAD = 0.1  # of a chunk's time by which some take longer
 MIN_PANELS = 4  # of a chunk of a product that has enough of them
 
@@ -192,10 +193,12 @@ def tile_chunking(
             chunks = batch * -(-m // rows) * -(-pairs // columns)
             if low and rows <= TILE_ROWS:
                 a_step = bands * (split - SPLIT + SPLIT_FEW) + columns * max(SQUARE * bands, BESIDE)
+                start = START_FEW
             else:
                 a_pair = SQUARE * bands + BLOCKS if of_blocks else max(SQUARE * bands, PAIR)
                 a_step = bands * split + FIRST_PAIR + columns * a_pair
-            time = (-(-chunks // threads) + SPREAD) * (START_CHUNK + steps * a_step)
+                start = START_CHUNK
+            time = (-(-chunks // threads) + SPREAD) * (start + steps * a_step)
             if time < best:
                 best, found = time, (rows, columns)
     row_chunk, panel_chunk = found[0], 2 * found[1]
