@@ -20,7 +20,7 @@ class CompileOptions:
 
     device: str = "auto"  # "auto", or a name that `rlx devices` lists
     dims: Mapping[str, Any] | None = None  # name -> int (fixes) or (lo, hi) (bounds), or input name -> tuple of those
-    threads: int | None = None  # CPU threads of a run, the caller's among them; None: what the machine grants
+    threads: int | None = None  # CPU threads of a run, the caller's too, 64 at most; None: what the machine grants
     precision: str = "f32"  # arithmetic that f32 graphs run in: "f32"
     budget: int | str | None = None  # bytes ("8GiB", 123456) that the model may take; None: what is free
     over_budget: str = "error"  # "error" | "warn" | "allow" when it does not fit

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
+
+from rlx.lean import log
 
 __all__ = ["MAX_THREADS", "allowed_cpus", "cpu_count", "run_threads"]
 
@@ -34,8 +37,18 @@ def cpu_count(root: str | os.PathLike[str] = "/") -> int:
 
 
 def run_threads(asked: int | None) -> int:
-    """Returns the threads of a run: as many as asked for or, with None, as there are CPUs; `MAX_THREADS` at most."""
+    """Returns the threads of a run: as many as asked for or, with None, as there are CPUs; `MAX_THREADS` at most.
+
+    Says so, once a process, when more were asked for.
+    """
+    if asked is not None and asked > MAX_THREADS:
+        say_cut(asked)
     return min(cpu_count() if asked is None else asked, MAX_THREADS)
+
+
+@cache
+def say_cut(asked: int) -> None:
+    log.warning("threads=%d: a run has %d threads at most: it gets these", asked, MAX_THREADS)
 
 
 def cgroup_quota(root: Path) -> float | None:

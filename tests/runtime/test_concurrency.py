@@ -259,9 +259,14 @@ def test_fork_during_runs(together: Callable[..., None], monkeypatch: pytest.Mon
         np.testing.assert_array_equal(model.run([x])[0], want)
 
 
-def test_threads_option_takes_any_number() -> None:
+def test_threads_option_takes_any_number(caplog: pytest.LogCaptureFixture) -> None:
     x = np.ones((64, 128), np.float32)
-    wants = [network(128, threads=count).run([x])[0] for count in (1, 2, 3, 64, 1000)]
+    wants = [network(128, threads=count).run([x])[0] for count in (1, 2, 3, 64)]
+    assert not caplog.records
+    wants += [network(128, threads=1000).run([x])[0] for _ in range(2)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "threads=1000: a run has 64 threads at most: it gets these"
+    ]
     for want in wants[1:]:
         np.testing.assert_array_equal(want, wants[0])
 
