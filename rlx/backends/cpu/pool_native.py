@@ -427,19 +427,78 @@ exit:
   ret void
 }
 
-; sees to it that %need workers are awake: wakes the first ones that sleep
-define internal void @pool_wake(ptr %pool, i64 %need) nounwind {
+; how many workers are with the runs in slots %others, or are about to be
+define internal i64 @engaged(ptr %pool, i64 %others) nounwind noinline {
+entry:
+  %slots = getelementptr i8, ptr %pool, i64 $SLOT_TABLE
+  br label %next
+next:
+  %rest = phi i64 [ %others, %entry ], [ %rest.next, %add ]
+  %sum = phi i64 [ 0, %entry ], [ %sum.next, %add ]
+  %any = icmp ne i64 %rest, 0
+  br i1 %any, label %add, label %done
+add:
+  %index = call i64 @llvm.cttz.i64(i64 %rest, i1 true)
+  %below = sub i64 %rest, 1
+  %rest.next = and i64 %rest, %below
+  %offset = mul i64 %index, $SLOT_BYTES
+  %slot = getelementptr i8, ptr %slots, i64 %offset
+  %taken.p = getelementptr i8, ptr %slot, i64 $TAKEN
+  %taken = load atomic i64, ptr %taken.p monotonic, align 8
+  %there = call i64 @llvm.ctpop.i64(i64 %taken)
+  %left = load atomic i64, ptr %slot monotonic, align 64
+  %open = icmp ne i64 %left, 0
+  %threads.p = getelementptr i8, ptr %slot, i64 $F_THREADS
+  %threads = load atomic i64, ptr %threads.p monotonic, align 8
+  %most = sub i64 %threads, 1
+  %expected = select i1 %open, i64 %most, i64 0
+  %both = call i64 @llvm.smax.i64(i64 %there, i64 %expected)
+  %sum.next = add i64 %sum, %both
+  br label %next
+done:
+  ret i64 %sum
+}
+
+; sees to it that %need workers are awake for a slot: wakes the first ones that sleep. Those that other runs have don't
+; count, unless there would be more threads than CPUs then
+define internal void @pool_wake(ptr %pool, ptr %slot, i64 %need) nounwind {
 entry:
   %sleepers.p = getelementptr i8, ptr %pool, i64 $SLEEPERS
   %workers.p = getelementptr i8, ptr %pool, i64 $WORKERS
+  %active.p = getelementptr i8, ptr %pool, i64 $ACTIVE
   %asleep = load atomic i64, ptr %sleepers.p seq_cst, align 8
   %some = icmp ne i64 %asleep, 0
-  br i1 %some, label %count, label %done
-count:
+  br i1 %some, label %look, label %done
+look:
   %workers = load atomic i64, ptr %workers.p monotonic, align 8
   %sleeping = call i64 @llvm.ctpop.i64(i64 %asleep)
   %awake = sub i64 %workers, %sleeping
-  %lack = sub i64 %need, %awake
+  %lack.alone = sub i64 %need, %awake
+  %active = load atomic i64, ptr %active.p monotonic, align 8
+  %runs = call i64 @llvm.ctpop.i64(i64 %active)
+  %running = add i64 %awake, %runs
+  %cpus = add i64 %workers, 1
+  %room = sub i64 %cpus, %running
+  %several = icmp sgt i64 %runs, 1
+  %more = icmp sgt i64 %room, 0
+  %ask = and i1 %several, %more
+  br i1 %ask, label %ask.others, label %count
+ask.others:
+  %a = ptrtoint ptr %slot to i64
+  %b = ptrtoint ptr %pool to i64
+  %ab = sub i64 %a, %b
+  %offset = sub i64 %ab, $SLOT_TABLE
+  %index = udiv i64 %offset, $SLOT_BYTES
+  %bit = shl i64 1, %index
+  %mask = xor i64 %bit, -1
+  %others = and i64 %active, %mask
+  %engaged = call i64 @engaged(ptr %pool, i64 %others)
+  %lack.beside = add i64 %lack.alone, %engaged
+  %lack.room = call i64 @llvm.smin.i64(i64 %lack.beside, i64 %room)
+  %lack.most = call i64 @llvm.smax.i64(i64 %lack.room, i64 %lack.alone)
+  br label %count
+count:
+  %lack = phi i64 [ %lack.alone, %look ], [ %lack.most, %ask.others ]
   br label %choose
 choose:
   %i = phi i64 [ 0, %count ], [ %i.next, %pick ]
@@ -492,7 +551,7 @@ enter:
   store i64 %t, ptr %since, align 8
   call void @note_cpu(ptr %slot)
   %need = sub i64 %threads, 1
-  call void @pool_wake(ptr %pool, i64 %need)
+  call void @pool_wake(ptr %pool, ptr %slot, i64 %need)
   ret ptr %slot
 none:
   ret ptr null
@@ -572,7 +631,7 @@ share:
 published:
   %most = call i64 @llvm.smin.i64(i64 %count, i64 %threads)
   %need = sub i64 %most, 1
-  call void @pool_wake(ptr %pool, i64 %need)
+  call void @pool_wake(ptr %pool, ptr %slot, i64 %need)
   call void @claim(ptr %slot, i64 0, ptr %since)
   call void @note_cpu(ptr %slot)
   br label %wait

@@ -152,6 +152,46 @@ end:
 """
 
 
+# waits until as many chunks have begun as all runs have threads
+MEET = """
+define void @meet(ptr %words, i64 %chunk, ptr %ctx, i64 %worker) {
+entry:
+  %count = load ptr, ptr %words
+  %all.p = getelementptr i64, ptr %words, i64 1
+  %all = load i64, ptr %all.p
+  %before = atomicrmw add ptr %count, i64 1 seq_cst
+  br label %loop
+loop:
+  %begun = load atomic i64, ptr %count seq_cst, align 8
+  %met = icmp sge i64 %begun, %all
+  br i1 %met, label %end, label %loop
+end:
+  ret void
+}
+"""
+
+
+@pytest.mark.parametrize("runs, threads", [(1, 8), (2, 4), (3, 2), (4, 2)])
+def test_runs_side_by_side_have_workers_each(runs: int, threads: int) -> None:
+    """Workers that sleep are woken for a run although another one has as many as that needs, while there are CPUs."""
+    done = script(f"""
+import time
+runner.native()
+pool.start(workers=7)
+meet = jit.compile_kernels([("meet", '''{MEET}''', False)])["meet"]
+count = np.zeros(1, np.int64)
+words = np.array([count.ctypes.data, {runs * threads}], np.int64)
+blocks = [RunBlock([(meet, words.ctypes.data, {threads})], threads={threads}) for _ in range({runs})]
+for _ in range(5):
+    time.sleep(0.02)  # all fall asleep
+    count[:] = 0
+    callers = [threading.Thread(target=block.run) for block in blocks]
+    for caller in callers: caller.start()
+    for caller in callers: caller.join()  # never ends, if a chunk has nobody to run it
+""")
+    assert done.returncode == 0, done.stderr
+
+
 def test_each_thread_has_its_share() -> None:
     """A worker that comes in time computes its own chunks: as many as the caller, at the end of the phase."""
     done = script(f"""
