@@ -17,6 +17,7 @@ from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 from rlx.testing.nodewise import Comparison, allowed_for, compare_nodes, compare_outputs, first_bad_value
 from rlx.testing.oracle import Tolerance
+from rlx.testing.roundings import compare_between_roundings
 
 __all__ = ["verify"]
 
@@ -25,7 +26,7 @@ __all__ = ["verify"]
     help="""Compare MODEL on a device with the reference.
 
     Its outputs, then every node for itself. Exit status 1 names the first node whose results differ by more than
-    rounding explains.
+    rounding explains. Where only outputs differ, of a quantised model say, what lies between its roundings is compared.
     """
 )
 @model_argument
@@ -57,25 +58,31 @@ def verify(
         with progress("comparing the nodes", len(graph.nodes)) as done:
             nodes = compare_nodes(graph, given.arrays, compiled.device, given=allowed, done=done)
         culprit = next((n for n in nodes if not n.ok), None)
+        stretches: list[Comparison] = []
         if culprit is None and not all(o.ok for o in outputs):
-            with working("looking for the first value that differs"):
-                culprit = first_bad_value(graph, given.arrays, compiled.device, allowed)
+            with working("comparing what lies between roundings"):
+                stretches = compare_between_roundings(graph, given.arrays, compiled.device, allowed)
+            culprit = next((s for s in stretches if not s.ok), None)
+            if not stretches:
+                with working("looking for the first value that differs"):
+                    culprit = first_bad_value(graph, given.arrays, compiled.device, allowed)
     except RlxError as error:
         raise with_hint(error, given) from None
-    ok = culprit is None and all(o.ok for o in outputs)
+    ok = culprit is None and (bool(stretches) or all(o.ok for o in outputs))
     if as_json:
         facts = {"ok": ok, "device": compiled.device, "invented": given.notes}
         facts["first_bad"] = asdict(culprit) if culprit else None
         facts["tolerances"] = {name: asdict(one) for name, one in used(compiled, allowed).items()}
         facts["outputs"] = [asdict(o) for o in outputs]
         facts["nodes"] = [asdict(n) for n in nodes]
+        facts["between_roundings"] = [asdict(s) for s in stretches]
         print_json(facts)
     else:
         for note in given.notes:
             click.echo(f"invented  {note}")
         for name, one in used(compiled, allowed).items():
             click.echo(f"tolerance {name}: relative {one.relative:.2g}, absolute {one.absolute:.2g} for outputs")
-        report(outputs, nodes)
+        report(outputs, nodes, stretches)
     if not ok:
         where = str(culprit) if culprit else f"output {next(o for o in outputs if not o.ok)}"
         raise click.ClickException(f"device {compiled.device!r} differs from the reference, first at {where}")
@@ -86,8 +93,8 @@ def used(model: CompiledGraph, given: Mapping[str, Tolerance]) -> dict[str, Tole
     return {spec.dtype.name: allowed_for(spec.dtype, None, given) for spec in model.outputs}
 
 
-def report(outputs: list[Comparison], nodes: list[Comparison]) -> None:
-    """The outputs, and the nodes in one line and those that differ."""
+def report(outputs: list[Comparison], nodes: list[Comparison], stretches: list[Comparison]) -> None:
+    """The outputs, the nodes in one line and those that differ, and what lies between roundings."""
     for output in outputs:
         click.echo(f"output    {output}")
     bad = [n for n in nodes if not n.ok]
@@ -99,3 +106,8 @@ def report(outputs: list[Comparison], nodes: list[Comparison]) -> None:
         click.echo(f"differs   {node}")
     if len(bad) > 10:
         click.echo(f"          and {len(bad) - 10} more")
+    if stretches:
+        good = sum(s.ok for s in stretches)
+        click.echo(f"rounding  {good} of {len(stretches)} results agree, each from what the reference rounded before")
+        if good == len(stretches):
+            click.echo("          outputs differ since values beside a step were rounded to its other side")

@@ -196,7 +196,8 @@ class _Walk:
         got = iter(compile(island, device=self.device).run(given))
         for node in nodes:
             inputs = node.inputs if node.op.op_name in SUMS else ()
-            allowed = [allowed_for(v.dtype, node.op.op_name, self.given) for v in node.outputs]
+            op = None if node.regions else node.op.op_name  # what a region computes is a chain of ops
+            allowed = [allowed_for(v.dtype, op, self.given) for v in node.outputs]
             for value, limit in zip(node.outputs, allowed, strict=True):
                 name = value.name or (node.provenance[0] if node.provenance else "?")
                 scale = max(1.0, *(largest(self.values[v]) for v in (value, *inputs)))

@@ -58,6 +58,20 @@ def test_a_wrong_op_is_found_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [c.op for c in compare_nodes(chain(), some_inputs(), "cpu") if not c.ok] == ["relu"]
 
 
+def test_a_region_is_a_chain_of_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a branch or a loop computes may be off by as much as a chain of ops may, not as a single one."""
+    x = np.linspace(0.1, 1, 8, dtype=np.float32)
+    loop = rlx.jit(lambda x: rlx.fori_loop(0, 3, lambda i, c: np.tanh(c), x), device="cpu").lower(x)
+    branch = rlx.jit(lambda x: rlx.cond(x.sum() > 0, lambda: np.tanh(x), lambda: -x), device="cpu").lower(x)
+    alone = rlx.jit(lambda x: -np.tanh(x), device="cpu").lower(x)
+    exact = Tanh.reference
+    monkeypatch.setattr(Tanh, "reference", lambda self, x: exact(self, x) * np.float32(1 + 3e-5))
+    assert [c.op for c in compare_nodes(alone, {"x": x}, "cpu") if not c.ok] == ["tanh"]
+    for graph in (loop, branch):
+        assert any(node.regions for node in graph.nodes)
+        assert all(c.ok for c in compare_nodes(graph, {"x": x}, "cpu"))
+
+
 def test_a_fault_of_fusion_is_found_by_halving(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nodes are right by themselves and wrong together, the first value that differs in the whole is named."""
     graph = chain()
