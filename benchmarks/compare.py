@@ -404,11 +404,15 @@ def main() -> int:
     unknown = set(args.peers.split(",")) - set(PEERS)
     if unknown:
         parser.error(f"--peers: unknown {', '.join(sorted(unknown))}")
+    words = args.only.split(",")
+    strange = [word for word in words if not any(word in name for name in NAMES)]
+    if strange:
+        parser.error(f"--only: no workload has {', '.join(strange)} in its name; there are {', '.join(NAMES)}")
 
     compileall.compile_dir(ROOT / "rlx", quiet=1)  # as an installer does for every other package
     peers = present(args.peers.split(","))
     peaks = Peaks().measure(args.threads)
-    names = [n for n in NAMES if any(word in n for word in args.only.split(","))]
+    names = [n for n in NAMES if any(word in n for word in words)]
     rows: list[Row] = []
     loads = {key: Load(args.busy, apart=key == "other") for key in LOADS} if args.busy else {}
     try:

@@ -80,12 +80,14 @@ class CompileOptions:
         """The sets of inputs that are there at once: the caller's, and those of a queue that was asked for."""
         return 1 + (self.queue or 0)
 
-    def with_options(self, changes: Mapping[str, Any]) -> CompileOptions:
-        """A copy with other values; `OptionError` names an unknown option and lists the known ones."""
+    def with_options(self, changes: Mapping[str, Any], *also: str) -> CompileOptions:
+        """A copy with other values; `OptionError` names an unknown option and lists the known ones, those `also` that
+        the caller takes itself.
+        """
         known = names_of(self)
         for name in changes:
             if name not in known:
-                raise OptionError(f"unknown option {name!r}: known are {', '.join(known)}")
+                raise OptionError(f"unknown option {name!r}: known are {', '.join((*known, *also))}")
         return replace(self, **changes)
 
 

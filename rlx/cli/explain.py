@@ -111,7 +111,11 @@ def plan_at(
 def explain(model: Path, stage: str, preflight: bool, as_json: bool, **options: Any) -> None:
     if preflight:
         from rlx.importers.onnx import preflight as look
+        from rlx.runtime.session import kind_of
 
+        _, kind = kind_of(model)
+        if kind != ".onnx":
+            raise OptionError(f"{model}: --preflight looks into ONNX files; this is the {kind} form of rlx itself")
         with working(f"reading {model.name}"):
             report = look(model, dims=dims_of(options["dims"]) or None)
         if as_json:

@@ -50,8 +50,9 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
     for name, _ in given:
         if name not in names:
             raise no_such("input", name, names)
-    if len(specs) < len(given):
-        raise OptionError("an input is given twice")
+    twice = next((name for i, (name, _) in enumerate(given) if name in dict(given[:i])), None)
+    if twice is not None:
+        raise OptionError(f"input {twice!r} is given twice")
     arrays = {name: read_array(path) for name, path in specs.items() if isinstance(path, Path)}
     shapes = {name: a.shape for name, a in arrays.items()} | {
         name: shape for name, shape in specs.items() if not isinstance(shape, Path)

@@ -93,10 +93,12 @@ def check_bounded(graph: Graph) -> None:
     """`ShapeError` naming every dim of the graph that has no upper bound."""
     free = [name for name, symbol in graph.dims().items() if symbol.hi is None]
     if free:
-        names = ", ".join(map(repr, free))
+        have = f"dim {free[0]!r} has" if len(free) == 1 else f"dims {', '.join(map(repr, free))} have"
+        dims = ", ".join(f"{name!r}: (1, 512)" for name in free)
+        flags = " ".join(f"--dims {name}=1:512" for name in free)
         raise ShapeError(
-            f"graph {graph.name!r}: dim {names} has no upper bound, so its memory has none; give one, such as "
-            f"dims={{{free[0]!r}: (1, 512)}}, on the command line --dims {free[0]}=1:512"
+            f"graph {graph.name!r}: {have} no upper bound, so its memory has none; give bounds, such as "
+            f"dims={{{dims}}}, on the command line {flags}"
         )
 
 

@@ -47,7 +47,7 @@ class Session:
     def __init__(
         self, *, policy: DevicePolicy | str | None = None, registry: WeightRegistry | None = None, **options: Any
     ) -> None:
-        self.options = CompileOptions().with_options(options)
+        self.options = CompileOptions().with_options(options, "policy", "registry")
         self.policy = policy
         self.registry = registry
 
@@ -70,7 +70,7 @@ class Session:
         """
         if not isinstance(graph, Graph):
             raise OptionError(f"compile takes a Graph, got {type(graph).__name__}; rlx.load takes files")
-        chosen = self.options.with_options(options)
+        chosen = self.options.with_options(options, "policy", "registry", "weights")
         rules = self._policy(policy, chosen)
         shared = registry if registry is not None else self.registry
         _bring_device(chosen)
@@ -133,7 +133,7 @@ class Session:
         `transform` is applied to the graph before it is compiled, as `rlx.lora` and `rlx.bind_cache` are. With it, or a
         registry, a model file is compiled anew, not taken from the cache.
         """
-        chosen = self.options.with_options(options)
+        chosen = self.options.with_options(options, "policy", "transform")
         if isinstance(source, Graph):
             return self.compile(_transformed(source, transform), policy=policy, **options)
         rules = self._policy(policy, chosen)
@@ -220,12 +220,13 @@ def kind_of(source: str | os.PathLike[str]) -> tuple[Path, str]:
         return path, ARTIFACT
     if ending in (*FORMATS, TEXT):
         return path, ending
-    from rlx.importers.formats import is_onnx
+    from rlx.importers.formats import is_onnx, way_in
 
     if is_onnx(head):
         return path, ".onnx"
     known = ", ".join((*FORMATS, TEXT, "artifacts"))
-    raise ModelFormatError(f"{path}: neither its ending nor its contents are those of a model; known are {known}")
+    found = way_in(head, ending) or "neither its ending nor its contents are those of a model"
+    raise ModelFormatError(f"{path}: {found}; known are {known}")
 
 
 def import_graph(

@@ -25,10 +25,11 @@ from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim
 from rlx.ops.activation import Relu
 from rlx.ops.conv import Conv
-from rlx.ops.elementwise import Add
+from rlx.ops.elementwise import Add, Exp, Round, Sigmoid
 from rlx.ops.layout import Pad
 from rlx.runtime.session import load
 from rlx.runtime.weights import WeightRegistry
+from rlx.testing.nodewise import Comparison
 
 MODEL = str(DIGITS)
 
@@ -83,6 +84,8 @@ def test_json(args: list[str], keys: set[str]) -> None:
         (["run", MODEL, "--input", "image=4x1x9x8"], 1, "got (4, 1, 9, 8)"),
         (["run", MODEL, "--input", "picture=4x1x8x8"], 1, "there is no input 'picture'"),
         (["run", MODEL, "--input", "image=no-such-file.npy"], 1, "no-such-file.npy"),
+        (["run", MODEL, *["--input", "image=1x1x8x8"] * 2], 1, "input 'image' is given twice"),
+        (["explain", MODEL.replace(".onnx", "_test.npz"), "--preflight"], 1, "neither its ending nor its contents"),
         (["run", MODEL, "--budget", "1KiB", "--dims", "batch=1:8"], 1, "more than the 1,024 B allowed"),
         (["run", MODEL, "--budget", "much"], 1, "'much'"),
         (["run", MODEL, "--dims", "batch"], 2, "expected NAME=SIZE"),
@@ -262,6 +265,33 @@ def test_verify_names_the_first_bad_node(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.exit_code == 1
     assert "first at relu 'relu1'" in result.stderr
     assert "8 of 11 results agree" in result.stdout
+
+
+def test_verify_knows_what_rounding_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step taken to the other side makes outputs differ, which is said and no failure; a wrong stretch is one."""
+    g = Graph("steps")
+    level = g.add(Round(), *g.add(Sigmoid(), g.input("x", (3,))))
+    g.output(g.add(Exp(), *level)[0] * 9, name="y")
+    path = tmp_path / "steps.rlx"
+    path.write_text(str(g))
+    np.save(tmp_path / "x.npy", np.array([0, 1, 2], np.float32))
+    command = ["verify", path, "--device", "cpu", "--input", f"x={tmp_path / 'x.npy'}"]
+    exact = Sigmoid.reference
+    monkeypatch.setattr(Sigmoid, "reference", lambda self, x: exact(self, x) * np.float32(1 + 1e-6))
+    result = rlx(*command)
+    assert result.exit_code == 0, result.output
+    assert "output    'y': largest error" in result.stdout
+    assert "rounding  2 of 2 results agree" in result.stdout
+    assert "rounded to its other side" in result.stdout
+    found = rlx_json(*command)
+    assert found["ok"]
+    assert [s["op"] for s in found["between_roundings"]] == ["round", ""]
+
+    wrong = Comparison("level", "round", 1, 0.3, 2, "1 of 3 elements are beyond what a rounding explains")
+    monkeypatch.setattr("rlx.cli.verify.compare_between_roundings", lambda *args: [wrong])
+    result = rlx(*command)
+    assert result.exit_code == 1
+    assert "first at round 'level': 1 of 3 elements" in result.stderr
 
 
 def test_verify_takes_tolerances() -> None:

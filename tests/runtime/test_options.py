@@ -155,6 +155,20 @@ def test_bad_options(options: dict[str, Any], text: str) -> None:
         rlx.Session(**options).compile(g)
 
 
+def test_unknown_options_are_told_what_a_call_takes() -> None:
+    """The known ones that are listed are those of the options and of the call itself."""
+    g = rlx.Graph("g")
+    g.output(g.input("x", (3,)) + 1.0, name="y")
+    calls: dict[str, Any] = {
+        "policy, registry": lambda: rlx.Session(polcy="only=cpu"),
+        "policy, registry, weights": lambda: rlx.compile(g, polcy="only=cpu"),
+        "policy, transform": lambda: rlx.load("any.onnx", transfrom=None),
+    }
+    for own, call in calls.items():
+        with pytest.raises(OptionError, match=f"unknown option '(polcy|transfrom)': known are device, .*debug, {own}$"):
+            call()
+
+
 def test_sessions_and_overrides() -> None:
     session = rlx.Session(device="reference", threads=2)
     g = rlx.Graph("g")
