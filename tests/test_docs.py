@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -112,6 +113,13 @@ def test_sh_blocks_run(block: Block, folder: Path) -> None:
     assert all(command[0] == "make" for command in commands), "a block of make commands holds nothing else"
     named = {word for command in commands for word in command[1:] if "=" not in word}
     assert named <= makefile_targets()
+
+
+def test_readme_lists_the_models_that_are_tested() -> None:
+    """The table of supported models has a row for each real model, with its package and version."""
+    models = json.loads((ROOT / "tools" / "models.json").read_text())
+    rows = re.findall(r"^\| [^|]+ \| ([\w-]+ [\d.]+) \| yes \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(f"{model['package']} {model['version']}" for model in models)
 
 
 def test_readme_opens_with_the_two_commands() -> None:
