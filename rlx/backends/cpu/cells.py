@@ -23,6 +23,8 @@ CHUNK_WORK = 2_500_000  # multiplications in a chunk of few steps or a small cel
 BLOCK_WORK = 16384  # multiplications in a block that a member claims
 BLOCKS = 16  # most blocks of a team
 MEMBERS = 8
+ENTRY_WORK = 100_000_000  # multiplications for which a member may leave and come back once more: a turn of a CPU
+LOOK_WORK = 4_000_000  # of a team between two looks whether a member should give way: some 30 us
 LINE = 8  # i64 in a cache line
 ROUNDED, STEP = 3, 4  # planes of a cell that rounds its state: whole numbers, and at the front the size of their step
 
@@ -86,7 +88,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cut:
-    """How the work is split: chunk = member * teams + team."""
+    """How the work is split: chunk = entry * teams + team; each entry lets a thread into the team."""
 
     row_chunk: int
     row_blocks: int
@@ -94,6 +96,8 @@ class Cut:
     members: int
     blocks: int
     block_groups: int
+    entries: int
+    rare: int  # these bits of the number of a turn are 0 where a member looks whether to give way
 
 
 def cut(s: Shape, steps: int, batch: int) -> Cut:
@@ -111,7 +115,10 @@ def cut(s: Shape, steps: int, batch: int) -> Cut:
     block_groups = -(-s.groups // blocks)
     blocks = -(-s.groups // block_groups)
     teams = s.op.directions * row_blocks
-    return Cut(rows, row_blocks, teams, min(blocks, MEMBERS), blocks, block_groups)
+    members = min(blocks, MEMBERS)
+    entries = members + a_row * rows * steps // ENTRY_WORK if members > 1 else 1
+    rare = (1 << (LOOK_WORK // (a_row * rows)).bit_length() >> 1) - 1 if members > 1 else 0
+    return Cut(rows, row_blocks, teams, members, blocks, block_groups, entries, max(rare, 0))
 
 
 def tile_rows(gates: int) -> int:

@@ -64,6 +64,7 @@ SHARES = 256  # a ticket each
 SHARE_BYTES = 64
 THREAD = 8  # i32, in a share: the system's number of the worker with this id, below 0 once the caller has fetched it
 USED = 16  # time that it had used when the caller looked last, ns
+ME = 24  # the own memory of the worker with this id
 SLOT_BYTES = SHARES + MAX_THREADS * SHARE_BYTES
 
 # Words of a worker's own memory.
@@ -254,6 +255,9 @@ joined:
   %from = add i64 %offset, $SHARES_THREAD
   %share.thread = getelementptr i8, ptr %slot, i64 %from
   store atomic i32 %number, ptr %share.thread release, align 8
+  %me.from = add i64 %offset, $SHARES_ME
+  %share.me = getelementptr i8, ptr %slot, i64 %me.from
+  store ptr %me, ptr %share.me, align 8
   store ptr %slot, ptr %slot.p, align 8
   store i64 %slot.bit, ptr %bit.p, align 8
   store i64 %id, ptr %id.p, align 8
@@ -584,6 +588,10 @@ entry:
   store atomic ptr %words, ptr %words.p monotonic, align 8
   store atomic ptr %ctx, ptr %ctx.p monotonic, align 8
   store atomic i64 %threads, ptr %threads.p monotonic, align 8
+  %slot.p = getelementptr i64, ptr %ctx, i64 $SLOT
+  store ptr %slot, ptr %slot.p, align 8
+  %midway.p = getelementptr i64, ptr %ctx, i64 $MIDWAY
+  store ptr @midway, ptr %midway.p, align 8
   br label %round
 round:
   %base = phi i64 [ 0, %entry ], [ %base.next, %finished ]
@@ -636,7 +644,7 @@ published:
   call void @note_cpu(ptr %slot)
   br label %wait
 wait:
-  %i = phi i64 [ 0, %published ], [ %i.next, %pause ], [ %i.next, %stayed ]
+  %i = phi i64 [ 0, %published ], [ %i.next, %pause ], [ %i.next, %yield ]
   %done = load atomic i64, ptr %done.p acquire, align 8
   %all = icmp eq i64 %done, %count
   br i1 %all, label %finished, label %spin
@@ -650,14 +658,7 @@ pause:
   br label %wait
 yield:
   %t = call i64 @now()
-  call void @look_after(ptr %pool, ptr %slot, i64 %t)
-  %lost = call i1 @yield(ptr %since, i64 %t)
-  br i1 %lost, label %move, label %stayed
-move:
-  call void @change_cpu(ptr %slot)
-  br label %stayed
-stayed:
-  call void @note_cpu(ptr %slot)
+  call void @wait_on(ptr %pool, ptr %slot, i64 %t)
   br label %wait
 finished:
   %base.next = add i64 %base, %count
@@ -676,15 +677,16 @@ define void @rlx_stop(ptr %pool) nounwind {
 """
 
 
-def pool_ir(*, futex: bool | None = None) -> str:
+def pool_ir(block: Mapping[str, int], *, futex: bool | None = None) -> str:
     """Returns the pool's functions as IR text, for inclusion in a module that defines `i64 @now()` in nanoseconds.
 
-    `futex=False` gives the portable variant.
+    `block` gives the words SLOT, MIDWAY and POOL of a state block. `futex=False` gives the portable variant.
     """
     system, values = system_ir(futex=futex)
     fields = {f"F_{name}": FIELDS + 8 * i for i, name in enumerate(("FN", "WORDS", "CTX", "THREADS", "BASE"))}
     offsets = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
-    return filled(system + POOL_IR, {**offsets, **fields, "SHARES_THREAD": SHARES + THREAD, **values})
+    shares = {"SHARES_THREAD": SHARES + THREAD, "SHARES_ME": SHARES + ME}
+    return filled(system + POOL_IR, {**offsets, **fields, **shares, **block, **values})
 
 
 def filled(text: str, values: Mapping[str, object]) -> str:

@@ -193,18 +193,24 @@ done:
   ret void
 }
 
-; moves a worker off the caller's CPU; whether it did
-define internal i1 @keep_apart(ptr %slot, ptr %me) nounwind alwaysinline {
-entry:
+; whether a worker is on the caller's CPU
+define internal i1 @beside_caller(ptr %slot) nounwind alwaysinline {
   %cpu = call i32 @this_cpu()
   %caller.p = getelementptr i8, ptr %slot, i64 $CALLER_CPU
   %caller = load atomic i32, ptr %caller.p monotonic, align 8
   %same = icmp eq i32 %cpu, %caller
   %known = icmp sge i32 %cpu, 0
   %both = and i1 %same, %known
-  br i1 %both, label %part, label %done
+  ret i1 %both
+}
+
+; moves a worker off the caller's CPU; whether it did
+define internal i1 @keep_apart(ptr %slot, ptr %me) nounwind alwaysinline {
+entry:
+  %beside = call i1 @beside_caller(ptr %slot)
+  br i1 %beside, label %part, label %done
 part:
-  %left = call i1 @part(ptr %slot, ptr %me, i32 %cpu)
+  %left = call i1 @part(ptr %slot, ptr %me)
   br label %done
 done:
   %moved = phi i1 [ false, %entry ], [ %left, %part ]
@@ -212,8 +218,9 @@ done:
 }
 
 ; the same once it is known to be there; at most once a turn, and it begins a turn where it goes
-define internal i1 @part(ptr %slot, ptr %me, i32 %cpu) nounwind noinline {
+define internal i1 @part(ptr %slot, ptr %me) nounwind noinline {
 entry:
+  %cpu = call i32 @this_cpu()
   %met.p = getelementptr i8, ptr %slot, i64 $MET
   store atomic i64 1, ptr %met.p monotonic, align 8
   %moved.p = getelementptr i64, ptr %me, i64 $MY_MOVED
@@ -323,6 +330,79 @@ done:
 """
 
 
+MIDWAY_IR = """
+; what the caller does from time to time while it waits for workers: %t is now
+define internal void @wait_on(ptr %pool, ptr %slot, i64 %t) nounwind noinline {
+entry:
+  %since = getelementptr i8, ptr %slot, i64 $SINCE
+  call void @look_after(ptr %pool, ptr %slot, i64 %t)
+  %lost = call i1 @yield(ptr %since, i64 %t)
+  br i1 %lost, label %move, label %stayed
+move:
+  call void @change_cpu(ptr %slot)
+  br label %stayed
+stayed:
+  call void @note_cpu(ptr %slot)
+  ret void
+}
+
+; For chunks that take long, in their midst. %do = 0 asks a worker whether it should end its chunk, if it can, as its
+; turn is over, or it is on the caller's CPU or fetched there; a caller gives way at once. %do = 1 gives way, as who
+; waits for another thread should from time to time
+define internal i64 @midway(ptr %ctx, i64 %id, i64 %do) nounwind noinline {
+entry:
+  %slot.p = getelementptr i64, ptr %ctx, i64 $SLOT
+  %slot = load ptr, ptr %slot.p, align 8
+  %t = call i64 @now()
+  %asked = icmp eq i64 %do, 0
+  %caller = icmp eq i64 %id, 0
+  br i1 %caller, label %first, label %worker
+first:
+  br i1 %asked, label %first.ask, label %first.wait
+first.ask:
+  %since = getelementptr i8, ptr %slot, i64 $SINCE
+  call void @note_cpu(ptr %slot)
+  %over = call i1 @turn_over(ptr %since, i64 %t)
+  br i1 %over, label %first.over, label %no
+first.over:
+  call void @end_turn(ptr %slot, i64 0, ptr %since, i64 %t)
+  br label %no
+first.wait:
+  %pool.p = getelementptr i64, ptr %ctx, i64 $POOL
+  %pool = load ptr, ptr %pool.p, align 8
+  call void @wait_on(ptr %pool, ptr %slot, i64 %t)
+  br label %no
+worker:
+  %offset = mul i64 %id, $SHARE_BYTES
+  %from = add i64 %offset, $SHARES
+  %share = getelementptr i8, ptr %slot, i64 %from
+  %me.p = getelementptr i8, ptr %share, i64 $ME
+  %me = load ptr, ptr %me.p, align 8
+  br i1 %asked, label %worker.ask, label %worker.do
+worker.ask:
+  %beside = call i1 @beside_caller(ptr %slot)
+  br i1 %beside, label %worker.beside, label %worker.turn
+worker.beside:
+  store i64 0, ptr %me, align 8
+  br label %yes
+worker.turn:
+  %thread.p = getelementptr i8, ptr %share, i64 $THREAD
+  %thread = load atomic i32, ptr %thread.p monotonic, align 8
+  %fetched = icmp slt i32 %thread, 0
+  %long = call i1 @turn_over(ptr %me, i64 %t)
+  %ends = or i1 %long, %fetched
+  br i1 %ends, label %yes, label %no
+worker.do:
+  call void @end_turn(ptr %slot, i64 %id, ptr %me, i64 %t)
+  br label %no
+yes:
+  ret i64 1
+no:
+  ret i64 0
+}
+"""
+
+
 def system_ir(*, futex: bool | None) -> tuple[str, dict[str, object]]:
     """IR text of these functions, and what the names in it stand for, but for those of places in a slot.
 
@@ -332,7 +412,7 @@ def system_ir(*, futex: bool | None) -> tuple[str, dict[str, object]]:
     if futex is None:
         futex = sys.platform == "linux" and machine in FUTEX_CALL
     pause = PAUSE.get(machine, NO_PAUSE)
-    text = (FUTEX_IR + LINUX_IR if futex else POLL_IR) + GIVE_WAY_IR
+    text = (FUTEX_IR + LINUX_IR if futex else POLL_IR) + GIVE_WAY_IR + MIDWAY_IR
     if "llvm.x86" in pause:
         text += "declare void @llvm.x86.sse2.pause()\n"
     times = {"TURN_NS": TURN_NS, "LOST_NS": LOST_NS, "STAY_NS": STAY_NS, "LOOK_NS": LOOK_NS}

@@ -4,10 +4,11 @@ The recurrent weights are packed once, in *groups* of vectors of units: [D, grou
 that a step reads a group's weights in order, and has all gates of the group's units in registers at its end. Each
 gate's sum is one chain of fma over the state, so its bits depend neither on the batch nor on the threads.
 
-Large cells are computed by several threads together: a *team* for each direction and block of rows. A chunk is a member
-of a team; members claim blocks of groups step by step (each from its own end, so that it finds the same weights in its
-cache again), and begin the next step once all blocks are done. A member waits only for blocks that somebody has
-claimed, and who comes late finds less to do or nothing: the work gets done by one thread too.
+Large cells are computed by several threads together: a *team* for each direction and block of rows. A chunk is a
+thread's way into a team; members claim blocks of groups step by step (each from its own place, so that it finds the
+same weights in its cache again), and begin the next step once all blocks are done. A member waits only for blocks that
+somebody has claimed, and who comes late finds less to do or nothing: the work gets done by one thread too. A worker
+whose turn of a CPU is over leaves, as long as another member stays, and comes back by another chunk.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from rlx.backends.cpu.cells import (
 )
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.pool_system import NO_PAUSE, PAUSE
+from rlx.backends.cpu.runner_native import MIDWAY
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Word, WordTable, once
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
@@ -44,6 +46,9 @@ from rlx.ops.recurrent import Recurrence
 from rlx.records import replace
 
 __all__ = ["accepts", "emit", "layout"]
+
+
+LONG = 1024  # pauses of a member that waits, until it gives way
 
 
 def accepts(node: Node) -> bool:
@@ -121,7 +126,7 @@ class _Code:
 
         def chunks(extents: Extents) -> int:
             made = self.cut(extents)
-            return made.teams * made.members if evaluate(s.batch, extents) else 0
+            return made.teams * made.entries if evaluate(s.batch, extents) else 0
 
         def clears(extents: Extents) -> int:
             return int(self.cut(extents).members > 1)
@@ -154,12 +159,12 @@ class _Code:
     # -- the chunk
 
     def kernel(self) -> Function:
-        """A member of a team."""
+        """A member of a team, until the end or its turn is over."""
         s = self.s
         f = Function(PLACEHOLDER, ARGS)
         teams, row_blocks, blocks = (self.computed(f, key) for key in ("teams", "row_blocks", "blocks"))
         members, row_chunk, per_block = (self.computed(f, key) for key in ("members", "row_chunk", "block_groups"))
-        team, member = f.rem("%chunk", teams), f.div("%chunk", teams)
+        team = f.rem("%chunk", teams)
         d, row_block = f.div(team, row_blocks), f.rem(team, row_blocks)
         row0 = f.mul(row_block, row_chunk)
         row1 = f.min(f.add(row0, row_chunk), self.word(f, s.batch))
@@ -182,14 +187,46 @@ class _Code:
 
         def together() -> None:
             done = f.gep(self.word(f, Pointer(self.sync)), f.mul(team, (1 + BLOCKS) * LINE), "i64")
+            present = f.gep(done, 1, "i64")
             claims = f.gep(done, LINE, "i64")
-            back = f.cmp("ne", f.and_(member, 1), 0)
-            shift = f.div(f.mul(f.lshr(member, 1), blocks), (MEMBERS + 1) // 2)
+            rare = self.computed(f, "rare")
+            midway = f.load("i64", f.gep("%ctx", MIDWAY, "i64"))
+            pooled = f.cmp("ne", midway, 0)  # else one thread runs alone
+            function = f.cast("inttoptr", midway, "ptr")
+            # where 2, 4 or 8 begin: far apart
+            place = f.add(f.add(f.mul(f.and_("%worker", 1), 4), f.and_("%worker", 2)), f.lshr(f.and_("%worker", 4), 2))
+            shift = f.div(f.mul(place, blocks), MEMBERS)
+
+            def ask(do: int) -> str:
+                return f.call(function, ["%ctx", "%worker", ("i64", str(do))], "i64")
+
+            def reached() -> str:
+                return f.div(f.atomic_load("i64", done), blocks)
+
+            def leave() -> str:
+                """1 if another member stays, 0 if this one has to."""
+
+                def tried(state: list[str]) -> list[str]:
+                    found, left = f.cmpxchg(present, state[0], f.sub(state[0], 1), "acq_rel", "monotonic")
+                    return [found, f.cast("zext", left, "i64")]
+
+                first = ("i64", f.atomic_load("i64", present, "monotonic"))
+                wanted = lambda s: f.and_(f.cmp("gt", s[0], 1), f.cmp("eq", s[1], 0))  # noqa: E731
+                return f.while_([first, ("i64", "0")], wanted, tried)[1]
+
+            def midst() -> list[str]:
+                """Gives way if it is time to; the turn that the team is at then, `turns` for who has left."""
+
+                def over() -> list[str]:
+                    left = f.cmp("ne", leave(), 0)
+                    f.if_(left, lambda: None, lambda: _none(ask(1)))
+                    return [f.select(left, turns, reached())]
+
+                return f.if_(f.cmp("ne", ask(0), 0), over, lambda: [reached()])
 
             def take(turn: str, i: str, mine: str) -> list[str]:
                 """Computes the i-th block that this member looks at, unless somebody else has it."""
                 at = f.rem(f.add(i, shift), blocks)
-                at = f.select(back, f.sub(f.sub(blocks, 1), at), at)
                 claim = f.gep(claims, f.mul(at, LINE), "i64")
                 free = f.cmp("eq", f.atomic_load("i64", claim, "monotonic"), turn)
 
@@ -204,25 +241,33 @@ class _Code:
 
                 return f.if_(free, tried, lambda: [mine])
 
-            def one(turn: str, _: list[str]) -> None:
+            def one(turn: str) -> list[str]:
                 (mine,) = f.loop(0, blocks, 1, [0], lambda i, carried: take(turn, i, carried[0]))
                 f.if_(f.cmp("gt", mine, 0), lambda: _none(f.atomic_rmw("add", done, mine, "acq_rel")))
                 target = f.mul(f.add(turn, 1), blocks)
 
-                def waiting(_: list[str]) -> str:
+                def waiting(state: list[str]) -> str:
                     return f.cmp("lt", f.atomic_load("i64", done), target)
 
-                def pause(_: list[str]) -> list[str]:
+                def pause(state: list[str]) -> list[str]:
                     text = PAUSE.get(platform.machine(), NO_PAUSE)
                     if "@llvm.x86.sse2.pause" in text:
                         f.declare("llvm.x86.sse2.pause", "void", [])
                     f.do(text)
-                    return []
+                    waited = f.add(state[0], 1)
+                    long = f.and_(f.cmp("eq", f.and_(waited, LONG - 1), 0), pooled)
+                    f.if_(long, lambda: _none(ask(1)))
+                    return [waited]
 
-                f.while_([], waiting, pause)
+                (waited,) = f.while_([("i64", "0")], waiting, pause)
+                following = f.add(turn, 1)
+                due = f.or_(f.cmp("eq", f.and_(following, rare), 0), f.cmp("ge", waited, LONG))
+                return f.if_(f.and_(due, pooled), midst, lambda: [following])
 
-            reached = f.div(f.atomic_load("i64", done), blocks)
-            f.loop(reached, turns, 1, [], one)
+            before = f.atomic_rmw("add", present, 1, "acq_rel")
+            (outside,) = f.if_(f.cmp("ge", before, members), lambda: [leave()], lambda: [("i64", "0")])
+            first = f.select(f.cmp("ne", outside, 0), turns, reached())
+            f.while_([("i64", first)], lambda s: f.cmp("lt", s[0], turns), lambda s: one(s[0]))
 
         f.if_(f.cmp("le", members, 1), alone, together)
         f.ret()

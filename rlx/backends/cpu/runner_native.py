@@ -4,12 +4,14 @@ A kernel is a native function `void kernel(ptr words, i64 chunk, ptr ctx, i64 wo
 64-bit operand words, `chunk` in [0, nchunks) the part of the work, `ctx` the state block, and `worker` in [0, threads)
 tells apart the threads that run chunks of one phase at the same time (the caller is 0), for per-worker scratch.
 
-The state block is an array of 64-bit words. Kernels know the first four, the rest belongs to the walker and the entry:
+The state block is an array of 64-bit words. Kernels know the first ones, the rest belongs to the walker and the entry:
 
     0 STATUS   0, or the first error: kind | site << 8, set by compare-and-swap from 0
     1 VALUE    what the kernel stores with the error, such as the bad index
     2 PHASE    the phase that failed, set by the walker
     3 NEXT     the phase that comes next; a control kernel (If, While) may set it while it runs, alone in its phase
+    4 SLOT     the slot of the pool that the run has
+    5 MIDWAY   0, or once it has one, what long chunks call in their midst: `i64 (ptr ctx, i64 worker, i64 do)`
     8 BUSY     1 while somebody runs or changes the block
     9 ...      see the table below
     USER_WORDS and on: what the compiled graph wants for itself (extents, strides)
@@ -36,6 +38,7 @@ __all__ = [
     "CPYTHON",
     "ERROR_KINDS",
     "INTERRUPTED_STATUS",
+    "MIDWAY",
     "RUNTIME",
     "USER_WORDS",
     "Native",
@@ -44,7 +47,7 @@ __all__ = [
 ]
 
 # Word offsets in the state block.
-STATUS, VALUE, PHASE, NEXT = 0, 1, 2, 3
+STATUS, VALUE, PHASE, NEXT, SLOT, MIDWAY = range(6)
 BUSY = 8
 PHASES = 9  # address of the phase table
 PHASE_COUNT = 10
@@ -358,6 +361,8 @@ entry:
   %value.p = getelementptr i64, ptr %ctx, i64 $VALUE
   store atomic i64 0, ptr %ctx monotonic, align 8
   store i64 0, ptr %value.p, align 8
+  %midway.p = getelementptr i64, ptr %ctx, i64 $MIDWAY
+  store ptr null, ptr %midway.p, align 8
   store ptr null, ptr %state.p, align 8
   %threads = load i64, ptr %threads.p, align 8
   %many = icmp sgt i64 %threads, 1
@@ -423,7 +428,8 @@ def runtime_ir(*, futex: bool | None = None, cpython: bool = CPYTHON) -> str:
     offsets = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
     own = {"CLOCK": time.CLOCK_MONOTONIC, "POOL_STATE": STATE, "POOL_START": START}
     text = filled(RUNNER_IR, {**offsets, **own})
-    return pool_ir(futex=futex) + (PYTHON_IR if cpython else NO_PYTHON_IR) + text
+    pool_words = {"SLOT": SLOT, "MIDWAY": MIDWAY, "POOL": POOL}
+    return pool_ir(pool_words, futex=futex) + (PYTHON_IR if cpython else NO_PYTHON_IR) + text
 
 
 def symbol_address(function: Any) -> int:

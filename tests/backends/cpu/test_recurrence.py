@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import rlx
 from rlx.backends.cpu.cells import cut, shape_of
+from rlx.compiler import compile_graph
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph
 from rlx.ops.recurrent import ACTIVATIONS, CELLS, Gru, Lstm, Rnn
@@ -105,7 +108,7 @@ def test_same_bits_for_any_threads_batch_and_kind_of_size(cell: str) -> None:
     op = LAYERS[cell](("bias", "initial_h"), "bidirectional", **own)
     given = arrays(cell, 30, 4, hidden, 2)
     g, _ = built(op, given)
-    node = rlx.compiler.compile_graph(g, *_cpu()).legal.nodes[-1]
+    node = compile_graph(g, *_cpu()).legal.nodes[-1]
     assert cut(shape_of(node), 30, 4).members > 1, "no team: the test proves nothing"
     both = check(op, given, threads=2)
     one = ours(op, given, dynamic=True, threads=1)
@@ -113,6 +116,52 @@ def test_same_bits_for_any_threads_batch_and_kind_of_size(cell: str) -> None:
     for a, b, c in zip(both, one, ours(op, row), strict=True):
         assert np.array_equal(a, b)
         assert np.array_equal(a[..., 1:2, :], c)
+
+
+def test_long_sequences_let_members_come_back() -> None:
+    """Who leaves a team as its turn of a CPU is over comes back by another chunk: longer ones have more."""
+    g, _ = built(Lstm(("bias",)), arrays("lstm", 30, 4, 263, 1))
+    s = shape_of(compile_graph(g, *_cpu()).legal.nodes[-1])
+    short, long = cut(s, 30, 4), cut(s, 3000, 4)
+    assert short.members == long.members <= short.entries < long.entries
+    assert cut(s, 3000, 48).entries < 1000
+
+
+def test_members_that_leave_and_come_back() -> None:
+    """All leave at every look, but for the last one of a team, in more threads than there are cores and with teams that
+    the caller is not in: same bits as in one thread."""
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# Turns of no time at all, in a process of its own.
+LEAVING = """
+import signal
+import numpy as np
+import rlx
+from rlx.backends.cpu import cells, pool_system, runner, runner_native
+from rlx.backends.cpu.pool import pool
+from rlx.ops.recurrent import Gru, Lstm
+signal.alarm(240)
+runner_native.RUNTIME += " without turns"
+pool_system.TURN_NS = -1
+cells.LOOK_WORK = 1
+runner.native()
+pool.start(workers=5)
+rng = np.random.default_rng(0)
+for op, gates, d, batch in ((Lstm(("bias",)), 4, 1, 1), (Gru(("bias",), "bidirectional"), 3, 2, 26)):
+    g = rlx.Graph("layer")
+    shapes = {"x": (150, batch, 8), "w": (d, gates * 160, 8), "r": (d, gates * 160, 160), "bias": (d, 2 * gates * 160)}
+    for value in g.add(op, *(g.input(name, shape) for name, shape in shapes.items())):
+        g.output(value)
+    given = [rng.standard_normal(shape).astype(np.float32) / 8 for shape in shapes.values()]
+    expected = rlx.compile(g, device="cpu", threads=1).run(given)
+    for threads in (2, 3, 6):
+        model = rlx.compile(g, device="cpu", threads=threads)
+        for _ in range(10):
+            for a, b in zip(model.run(given), expected, strict=True):
+                assert np.array_equal(a, b)
+"""
 
 
 def _cpu() -> tuple[Any, Any]:
