@@ -146,15 +146,17 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--ours", action="store_true", help="leave the columns of the peers empty")
     args = parser.parse_args()
-    print("| model | sizes | arena KiB | arena / bound | unshared KiB | ONNX Runtime KiB | XLA temp KiB |")
-    print("|---|---|--:|--:|--:|--:|--:|")
     nets = sorted(args.nets.glob("*.onnx")) if args.nets else []
     points = [(name, args.models / name, dims) for name, dims in POINTS]
     points += [(path.stem, path, {}) for path in nets if ".fused" not in path.name]
+    names = dict.fromkeys(name for name, _, _ in points)
+    points = [point for point in points if args.only in point[0]]
+    if not points:
+        parser.error(f"--only: no model has {args.only} in its name; there are {', '.join(names)}")
+    print("| model | sizes | arena KiB | arena / bound | unshared KiB | ONNX Runtime KiB | XLA temp KiB |")
+    print("|---|---|--:|--:|--:|--:|--:|")
     ratios = []
     for name, path, dims in points:
-        if args.only not in name:
-            continue
         given = {k: v for k, v in dims.items() if not (isinstance(v, tuple) and None in v)}
         try:
             done = import_model(read_model(path), dims=given or None, weights=False)

@@ -77,11 +77,15 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the figures there")
     args = parser.parse_args()
+    words = args.only.split(",")
+    strange = [word for word in words if not any(word in name for name in NAMES)]
+    if strange:
+        parser.error(f"--only: no model has {', '.join(strange)} in its name; there are {', '.join(NAMES)}")
     compileall.compile_dir(ROOT / "rlx", quiet=1)  # as an installer does
     rows = []
     print("| model | import + compile + run, s | load + run, s | ratio | MB | equal bits |\n|---|---|---|---|---|---|")
     for name in NAMES:
-        if any(word in name for word in args.only.split(",")):
+        if any(word in name for word in words):
             row = measure(name, args.folder, args.rounds, args.threads)
             rows.append(row)
             cells = f"{row['compile_s']:.2f} | {row['load_s']:.3f} | {row['ratio']:.2f} | {row['bytes'] / 1e6:.1f}"

@@ -113,12 +113,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--limits", action="store_true", help="run under RLIMIT_AS at and below the estimate too")
     args = parser.parse_args()
+    points = [(name, dims) for name, dims in POINTS if args.only in name]
+    if not points:
+        names = dict.fromkeys(name for name, _ in POINTS)
+        parser.error(f"--only: no model has {args.only} in its name; there are {', '.join(names)}")
     rows, bad = [], 0
     limits = f", with {', '.join(f'{share:.0%}' for share in SHARES)} of it as RLIMIT_AS" if args.limits else ""
     print(f"{'model':58}{'sizes':18}{'predicted':>11}{'measured':>11}{'off':>9}  MiB{limits}")
-    for name, dims in POINTS:
-        if args.only not in name:
-            continue
+    for name, dims in points:
         shown = " ".join(str(v).replace(" ", "") for v in dims.values())
         with tempfile.TemporaryDirectory() as folder:
             try:
