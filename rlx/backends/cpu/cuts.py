@@ -20,7 +20,7 @@ __all__ = ["FEW_ROWS", "MIN_CHUNKS", "Grid", "Part", "Product", "aligned", "part
 
 MIN_CHUNKS = 4
 LOOP_COST = 400_000  # simple operations that one chunk of a nest should hold at least: some tens of microseconds
-LEAST_LOOP_COST = 100_000  # and where work is cut into a few chunks for several threads
+LEAST_LOOP_COST = 50_000  # and where work is cut into a few chunks for several threads: some 2 us, a join takes 1
 FEW_ROWS = 4  # query rows that attention computes without panels
 
 
