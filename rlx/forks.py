@@ -1,15 +1,23 @@
-"""A fork waits for what rlx is importing in other threads: the child would find those modules locked for ever."""
+"""Locks that other threads hold at a fork are taken for ever in the child: what is done about those that rlx takes.
+
+A fork waits for what rlx is importing in other threads, and for those in an `Undivided` part of code. Other locks,
+which may be held for long, are new in the child.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from _thread import get_ident
+from collections.abc import Iterator
+from contextlib import ContextDecorator, contextmanager
 from importlib import _bootstrap
 from typing import Any
+from weakref import WeakValueDictionary
 
-__all__ = ["finish_imports"]
+__all__ = ["Undivided", "finish_imports", "restart_in_child"]
 
 FOLDER = os.path.join(os.path.dirname(__file__), "")
 IMPORTS = "<frozen importlib._bootstrap>"  # where Python has them
@@ -20,15 +28,21 @@ def finish_imports() -> None:
     """Waits until no other thread imports a module for rlx."""
     if not is_importing():
         return
-    # an import may log, and for the fork this thread may have the lock of `logging` already
+    deadline = time.monotonic() + LONGEST
+    with logging_allowed():
+        while is_importing() and time.monotonic() < deadline:
+            time.sleep(1e-3)
+
+
+@contextmanager
+def logging_allowed() -> Iterator[None]:
+    """Whom a fork waits for may log: this thread lets go of the lock of `logging`, which it may have for the fork."""
     lock: Any = getattr(sys.modules.get("logging"), "_lock", None)
     held = lock is not None and lock._is_owned()
     if held:
         lock.release()
-    deadline = time.monotonic() + LONGEST
     try:
-        while is_importing() and time.monotonic() < deadline:
-            time.sleep(1e-3)
+        yield
     finally:
         if held:
             lock.acquire()
@@ -61,5 +75,57 @@ def imports_for_rlx(frame: Any) -> bool:
     return False
 
 
+class Undivided(ContextDecorator):
+    """Code that other threads may be in at once, but not at a fork: it waits until they are out, `LONGEST` at most."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()  # over a lock that is reentrant, for signal handlers
+        self.inside: list[int] = []  # threads, each as often as it is in
+        self.forks = 0  # that wait for those, which the others wait for
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self.begin, after_in_parent=self.end, after_in_child=self.end_in_child)
+
+    def __enter__(self) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: not self.forks or get_ident() in self.inside)
+            self.inside.append(get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        with self.changed:
+            self.inside.remove(get_ident())
+            self.changed.notify_all()
+
+    def begin(self) -> None:
+        """Waits; holds the lock from then on."""
+        self.changed.acquire()
+        self.forks += 1
+        with logging_allowed():
+            self.changed.wait_for(lambda: set(self.inside) <= {get_ident()}, LONGEST)
+
+    def end(self) -> None:
+        self.forks = max(0, self.forks - 1)  # an interrupt may have kept `begin` from counting
+        self.changed.notify_all()
+        self.changed.release()
+
+    def end_in_child(self) -> None:
+        """Of the threads only this one is there."""
+        self.changed = threading.Condition()
+        self.inside = [thread for thread in self.inside if thread == get_ident()]
+        self.forks = 0
+
+
+_restarted: WeakValueDictionary[tuple[int, str], Any] = WeakValueDictionary()
+
+
+def restart_in_child(method: Any) -> None:
+    """Has every forked child call a method without arguments, which makes new locks, as long as its object lives."""
+    _restarted[id(method.__self__), method.__name__] = method.__self__
+
+
+def restart_all() -> None:
+    for (_, name), thing in list(_restarted.items()):
+        getattr(thing, name)()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=finish_imports)
+    os.register_at_fork(before=finish_imports, after_in_child=restart_all)

@@ -16,7 +16,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
-__all__ = ["dataclass", "field", "names_of", "replace"]
+__all__ = ["cached_property", "dataclass", "field", "names_of", "replace"]
 
 _lock = threading.RLock()
 _FEW = 16  # objects: compiling a method takes as long as making some thirty of them without it
@@ -41,7 +41,24 @@ def names_of(made: Any) -> tuple[str, ...]:
 
 if TYPE_CHECKING:
     from dataclasses import dataclass, field, replace
+    from functools import cached_property
 else:
+
+    class cached_property:
+        """As `functools.cached_property`, which before Python 3.12 takes a lock that a forked child may find taken."""
+
+        def __init__(self, make: Callable[[Any], Any]) -> None:
+            self.make = make
+            self.__doc__ = make.__doc__
+
+        def __set_name__(self, owner: type, name: str) -> None:
+            self.name = name
+
+        def __get__(self, thing: object, owner: type | None = None) -> Any:
+            if thing is None:
+                return self
+            value = thing.__dict__[self.name] = self.make(thing)
+            return value
 
     def field(
         *, default: Any = _MISSING, default_factory: Any = _MISSING, repr: bool = True, compare: bool = True

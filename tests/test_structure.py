@@ -18,7 +18,7 @@ PACKAGE = ROOT / "rlx"
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"}
 
 # part -> the parts that it may import, besides itself and ANYONE
-ANYONE = {"errors", "lean", "options", "disk", "records", "texts"}
+ANYONE = {"errors", "forks", "lean", "options", "disk", "records", "texts"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "options": {"ir"},

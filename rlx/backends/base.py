@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -11,6 +9,7 @@ from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import BusyError, ExecutionError, NameNotFound, OptionError, ShapeError, no_such
+from rlx.forks import restart_in_child
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Shape
@@ -363,7 +362,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.restart()
-        _turns.add(self)
+        restart_in_child(self.restart)
 
     def restart(self) -> None:
         """Nobody has it: for a new one, and for a forked child, where other threads of the parent are not."""
@@ -388,18 +387,6 @@ class Turns:
         finally:
             self.holder = 0
             self.lock.release()
-
-
-_turns: weakref.WeakSet[Turns] = weakref.WeakSet()
-
-
-def restart_turns() -> None:
-    for turns in list(_turns):
-        turns.restart()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=restart_turns)
 
 
 class Backend(ABC):

@@ -6,13 +6,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from functools import cached_property
 from typing import Any
 
 from rlx.cost.pace import Pace, Probe, present
 from rlx.errors import OptionError
 from rlx.kernels.tags import GEMM, STREAMING, is_gemm
-from rlx.records import dataclass, field, replace
+from rlx.records import cached_property, dataclass, field, replace
 
 __all__ = ["Ceilings", "guess"]
 

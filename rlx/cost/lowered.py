@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import cached_property
 
 from rlx.backends.base import Backend, CodeGenerator
 from rlx.compiler import lower_graph
@@ -19,7 +18,7 @@ from rlx.kernels.lowering import Anchor, lower_node
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.passes import run_passes
 from rlx.passes.legalise import Dispatch, legalise
-from rlx.records import dataclass
+from rlx.records import cached_property, dataclass
 
 __all__ = ["Lowered", "extents_at", "lower", "lowered_from", "needed", "rounds_of"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import CodeGenerator, DeviceMemory
@@ -15,7 +14,7 @@ from rlx.estimate.system import ADDRESS_SPACE, COMPILED, UNKNOWN, Budget, read_f
 from rlx.ir.graph import Graph
 from rlx.lean import log
 from rlx.options import CompileOptions
-from rlx.records import dataclass, names_of, replace
+from rlx.records import cached_property, dataclass, names_of, replace
 from rlx.texts import bytes_text
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rlx.backends.base import DeviceMemory
 from rlx.estimate.system import Budget
 from rlx.options import CompileOptions
+from rlx.records import cached_property
 
 if TYPE_CHECKING:
     from rlx.compiler import Stages

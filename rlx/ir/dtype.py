@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import DTypeError
-from rlx.records import dataclass
+from rlx.records import cached_property, dataclass
 
 __all__ = ["DTYPES", "DType", "dtype_of"]
 

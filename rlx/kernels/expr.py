@@ -7,12 +7,11 @@ while fusing, a buffer in a kernel) and gives one index per axis. A `Reduce` bin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Dim, Size
-from rlx.records import dataclass, field, names_of, replace
+from rlx.records import cached_property, dataclass, field, names_of, replace
 
 __all__ = [
     "Acc",

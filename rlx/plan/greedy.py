@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from rlx.records import dataclass
+from rlx.records import cached_property, dataclass
 
 _FAMILIAR = 4  # places of one size that are tried, from the latest on
 _GAPS_A_BUFFER = 64  # a sweep that looks at more gaps than this on average is not near linear and gives up

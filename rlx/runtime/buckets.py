@@ -27,6 +27,7 @@ from rlx.cost.kept import ceilings_of
 from rlx.cost.lowered import lower
 from rlx.cost.model import CALLS, predict_lowered
 from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError, no_such
+from rlx.forks import restart_in_child
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import evaluate
@@ -120,11 +121,16 @@ class Buckets:
         self._shared: CompiledGraph | None = None  # of a device that makes a function for every size
         self._gone: set[Key] = set()
         self._given: dict[str, tuple[Any, bool]] = {}  # params that were set, for compiles to come
-        self._lock = threading.RLock()
-        self._running: Counter[Key] = Counter()  # which are not dropped
+        self._restart()
+        restart_in_child(self._restart)
         self._closed = False
         self._mixing = self._obstacles() if self._backend.specialises else {}
         self.policy, self.reason = (policy, "named by the caller") if policy != "auto" else self._decided()
+
+    def _restart(self) -> None:
+        """No other thread compiles or runs: at first, and in a forked child."""
+        self._lock = threading.RLock()
+        self._running: Counter[Key] = Counter()  # which are not dropped
 
     def __repr__(self) -> str:
         rungs = ", ".join(f"{name} in {len(ranges)} rungs" for name, ranges in self.ladder.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends import restorer_named
@@ -12,6 +11,7 @@ from rlx.errors import ModelFormatError
 from rlx.estimate.stored import StoredAdmission
 from rlx.ir.graph import Array, Graph
 from rlx.options import CompileOptions
+from rlx.records import cached_property
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import Container
 from rlx.runtime.memory import ModelMemory, Resident

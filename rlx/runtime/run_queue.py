@@ -19,6 +19,7 @@ from concurrent.futures import Future, wait
 from queue import SimpleQueue
 
 from rlx.errors import BusyError, ClosedError, ExecutionError
+from rlx.forks import restart_in_child
 from rlx.ir.graph import Array
 from rlx.lean import log
 
@@ -76,6 +77,7 @@ class RunQueue:
         self.closed = False
         self.deadline = math.inf  # for the runs of other threads to end
         self.restart()
+        restart_in_child(self.restart)
         _queues.add(self)
 
     def restart(self) -> None:
@@ -245,11 +247,4 @@ def finish_all(cancels: bool | None = None) -> None:
         finish_all(cancels=True)
 
 
-def restart_all() -> None:
-    for queue in list(_queues):
-        queue.restart()
-
-
 atexit.register(finish_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=restart_all)

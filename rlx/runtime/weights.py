@@ -15,6 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args
 import numpy as np
 
 from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
+from rlx.forks import restart_in_child
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.encoding import ENCODINGS
 from rlx.ir.graph import Array, Graph, TensorType, Value, refuse_masked
@@ -105,7 +106,12 @@ class WeightRegistry(Mapping[str, Weight]):
     def __init__(self) -> None:
         self._weights: dict[str, Weight] = {}
         self._by_memory: dict[tuple[object, ...], str] = {}  # same memory or same contents -> a name
-        self._lock = threading.RLock()  # held while anything comes in or goes: graphs are compiled in several threads
+        self._restart()
+        restart_in_child(self._restart)
+
+    def _restart(self) -> None:
+        # held while anything comes in or goes: graphs are compiled in several threads, and none but one after a fork
+        self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> Weight:
         if name not in self._weights:

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from rlx.errors import OptionError
+from rlx.forks import restart_in_child
 from rlx.ir.frames import Frame, current
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim
@@ -42,20 +43,28 @@ class _Made:
 
     trace: Trace
     pack: Callable[[list[Array]], Any]  # the outputs of a run -> the result of the call
-    idle: SimpleQueue[CompiledGraph]  # the model and its clones that no thread is using
-    count: int = 1  # how many there are
+    models: list[CompiledGraph]  # the model and its clones
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """No thread is using any of them: at first, and in a forked child."""
+        self.idle: SimpleQueue[CompiledGraph] = SimpleQueue()
+        for model in self.models:
+            self.idle.put(model)
 
     def run(self, arrays: list[Array]) -> Any:
         """Runs on a model that no other thread is using: a clone where there is none, up to a number of them."""
         try:
-            model = self.idle.get_nowait()
+            model, wanted = self.idle.get_nowait(), False
         except Empty:
-            model = self.idle.get()
-            if self.count < _CLONES and "clone" in model.capabilities:
-                self.count += 1
-                used, model = model, model.clone()
-                self.idle.put(used)
+            model, wanted = self.idle.get(), True
         try:
+            if wanted and len(self.models) < _CLONES and "clone" in model.capabilities:
+                clone = model.clone()
+                self.models.append(clone)
+                self.idle.put(clone)
             return self.pack(model.run(arrays))
         finally:
             self.idle.put(model)
@@ -82,7 +91,14 @@ class Traced:
         self._seen: set[int] = set()  # hashes of the keys of all traces
         self._history: list[Trace] = []
         self._large: list[Array] = []  # closed-over arrays that became params: traces share them
+        self._restart()
+        restart_in_child(self._restart)
+
+    def _restart(self) -> None:
+        """No other thread traces or runs it: at first, and in a forked child."""
         self._lock = threading.RLock()
+        for made in self._made.values():
+            made.restart()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result for these arguments, in the shape of tree that it returns.
@@ -139,9 +155,7 @@ class Traced:
             self._history.append(trace)
             self._seen.add(hash(key))
             self._warn(len(self._history), reason)
-            made = _Made(trace, _packer(result), SimpleQueue())
-            made.idle.put(model)
-            self._made[key] = made
+            made = self._made[key] = _Made(trace, _packer(result), [model])
             while len(self._made) > _TRACES:
                 self._made.popitem(last=False)
             return made

@@ -239,7 +239,6 @@ say("fine")
     "first, call",
     [
         ("model.submit([X]).result()", "model.submit([X]).result()"),
-        # the thread must not compile at the fork, as docs/serving.md says
         ("rlx.jit", "rlx.jit(lambda x: np.tanh(x), device='cpu')(X)"),
     ],
 )
@@ -265,6 +264,76 @@ if pid == 0:
     {call}
     os._exit(3)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+say("fine")
+"""
+    )
+    check(done, 0, "fine")
+
+
+@posix
+def test_forks_while_threads_compile(tmp_path: Path) -> None:
+    """Children compile at once, and call the functions that threads of the parent were tracing and running."""
+    done = run(
+        f"""
+options = {{"device": "cpu", "cache_dir": {str(tmp_path)!r}}}
+ended, first = [], threading.Semaphore(0)
+
+def fresh(number):
+    # kernels that no cache has, some of which take LLVM long
+    g = rlx.Graph("fresh")
+    x = y = g.input("x", (16, 16))
+    for n in range(10):
+        y = rlx.softmax(rlx.tanh(y * (number + n / 64)) + x)
+    g.output(y, name="y")
+    return rlx.compile(g, **options)
+
+def compiles(number):
+    while not ended:
+        fresh(number)
+        number += 1
+        first.release()
+
+slow = [True]
+def function(x):
+    if slow:
+        time.sleep(0.3)
+    for n in range(10):
+        x = np.tanh(x * (3 + len(x) + n / 64)) + x
+    return x
+
+traced = rlx.jit(function, **options)
+Y = np.ones((2, 4), np.float32)
+want = traced(Y)
+
+def calls(number):
+    while not ended:
+        traced(Y)
+
+def traces(number):
+    while not ended:
+        traced(np.ones((number, 4), np.float32))
+        number += 1
+
+jobs = (compiles, 1), (compiles, 1000), (calls, 0), (traces, 3)
+threads = [threading.Thread(target=f, args=(n,), daemon=True) for f, n in jobs]
+for thread in threads:
+    thread.start()
+for _ in range(2):
+    first.acquire()
+for number in range(5):
+    time.sleep(0.03 * number)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        slow.clear()
+        fresh(2000 + number)
+        assert np.array_equal(traced(Y), want)
+        traced(np.ones((5000, 4), np.float32))
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+ended.append(True)
+for thread in threads:
+    thread.join()
 say("fine")
 """
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from rlx.ir.shape import Dim, Size, evaluate, symbols
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.lean import log
 from rlx.plan.arena import MemoryPlan, Schedule, size_of
-from rlx.records import dataclass
+from rlx.records import cached_property, dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlx.backends.base import Executable, ExpertFigures, ExpertLayerSpec
@@ -13,6 +12,7 @@ from rlx.errors import OptionError
 from rlx.ir.graph import Array
 from rlx.ir.mapped import mapping_of
 from rlx.kernels.program import Program
+from rlx.records import cached_property
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.expert_memory import ExpertMemory

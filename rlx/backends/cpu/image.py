@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.kernels.program import Buffer, Flow, Program
 from rlx.options import CompileOptions
 from rlx.plan.arena import MemoryPlan, Schedule
-from rlx.records import dataclass, names_of
+from rlx.records import cached_property, dataclass, names_of
 
 __all__ = ["CpuRestorer", "Tables", "restore_image"]
 

@@ -22,6 +22,7 @@ from rlx.backends.cpu.loader import (
     lock,
     origins,
     runtime_objects,
+    undivided,
 )
 from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.granted import cpu_count
@@ -62,6 +63,7 @@ class HostTarget:
 
 
 @functools.cache
+@undivided
 def llvm() -> ModuleType:
     """llvmlite's binding module, imported and initialised at the first use."""
     import llvmlite.binding as binding
@@ -72,6 +74,7 @@ def llvm() -> ModuleType:
 
 
 @functools.cache
+@undivided
 def host() -> HostTarget:
     """Returns the target of this machine, as LLVM sees it."""
     flags = llvm().get_host_cpu_features()
@@ -165,6 +168,7 @@ def emit(module: Any, machine: Any, *, optimize: bool) -> bytes:
         ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
+@undivided
 def compile_object(ir: str, *, optimize: bool) -> bytes:
     """Compiles IR text to an object file for this machine.
 
@@ -303,7 +307,7 @@ class Compiling:
             if filled:
                 self.begin(filled)
         self.crew.finish()
-        with lock:
+        with undivided, lock:
             load_bundles([*found, *self.objects])
             return {name: addresses[key] for name, key in self.keys.items()}
 
@@ -312,18 +316,7 @@ def compile_bundle(kernels: Mapping[str, Item], cache: ObjectCache) -> Bundle:
     """Compiles kernels of one optimisation level as one module and stores the object for each of their keys."""
     bundle = content_key(*kernels)
     symbols = {key: f"rlx_{bundle[:32]}_{index}" for index, key in enumerate(kernels)}
-    machine = target_machine()
-    with ExitStack() as stack:
-        context = stack.enter_context(llvm().create_context())
-        whole: Any = None
-        for key, (name, ir, _) in kernels.items():
-            module = stack.enter_context(parse(ir, machine, context, name))
-            isolate(module, name, symbols[key])
-            if whole is None:
-                whole = module
-            else:
-                whole.link_in(module)
-        obj = emit(whole, machine, optimize=next(iter(kernels.values()))[2])
+    obj = compile_together([(kernels[key], symbol) for key, symbol in symbols.items()])
     try:
         check_object(obj)
     except CompileError as error:
@@ -332,6 +325,23 @@ def compile_bundle(kernels: Mapping[str, Item], cache: ObjectCache) -> Bundle:
         for key in kernels:
             cache.put(key, REFERENCE + f"{bundle}:{symbols[key]}".encode())
     return obj, symbols
+
+
+@undivided
+def compile_together(kernels: Sequence[tuple[Item, str]]) -> bytes:
+    """One object of kernels of one optimisation level, each under a symbol of its own."""
+    machine = target_machine()
+    with ExitStack() as stack:
+        context = stack.enter_context(llvm().create_context())
+        whole: Any = None
+        for (name, ir, _), symbol in kernels:
+            module = stack.enter_context(parse(ir, machine, context, name))
+            isolate(module, name, symbol)
+            if whole is None:
+                whole = module
+            else:
+                whole.link_in(module)
+        return emit(whole, machine, optimize=kernels[0][0][2])
 
 
 def isolate(module: Any, name: str, unique: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rlx.backends.cpu import code
 from rlx.errors import CompileError
+from rlx.forks import Undivided
 
 __all__ = [
     "KERNEL_SYMBOLS",
@@ -29,6 +30,7 @@ KERNEL_SYMBOLS = frozenset({"memcpy", "memmove", "memset"})
 
 Bundle = tuple[bytes, dict[str, str]]  # an object and, by key, the symbols of the kernels wanted from it
 
+undivided = Undivided()  # LLVM, whose locks are its own, and whoever has this one:
 lock = threading.RLock()
 origins: dict[int, tuple[bytes, str]] = {}  # address of a kernel -> the object that defines it, and its symbol there
 stored: dict[bytes, Library] = {}  # loaded objects of artifacts
@@ -77,6 +79,7 @@ def check_object(obj: bytes, allowed: Collection[str] = KERNEL_SYMBOLS) -> None:
         )
 
 
+@undivided
 def load_object(*objs: bytes, symbols: Mapping[str, int] | None = None) -> Library:
     """Loads checked objects, or one that is linked, into this process; no two may define the same symbol.
 
@@ -130,7 +133,7 @@ def build(name: str, ir: Callable[[], str], *, symbols: Mapping[str, int]) -> Li
 def load_stored(objects: Sequence[Bundle]) -> dict[str, int]:
     """Loads objects that `objects_of` gave, equal ones once a process; returns the addresses of kernels by name."""
     made: dict[str, int] = {}
-    with lock:
+    with undivided, lock:
         fresh = {obj for obj, _ in objects if obj not in stored}
         plain = [obj for obj in fresh if not code.is_code(obj)]
         for obj in plain:

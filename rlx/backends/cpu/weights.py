@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +25,7 @@ from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
 from rlx.plan.arena import MemoryPlan
+from rlx.records import cached_property
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.executable import CpuExecutable

@@ -6,7 +6,6 @@ import logging
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,6 +27,7 @@ from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Dim, evaluate, symbols
 from rlx.ops.control import If, While
 from rlx.options import CompileOptions
+from rlx.records import cached_property
 
 __all__ = ["KEPT", "ArrayBackend", "ArrayExecutable"]
 
