@@ -23,7 +23,9 @@ from rlx.kernels.program import Buffer, Kernel, Program
 __all__ = ["GuardedRun"]
 
 PAGE = mmap.PAGESIZE
-EntryPoint = Callable[[ctypes.Array[ctypes.c_int64], int, ctypes.Array[ctypes.c_int64], int], None]
+Words = ctypes.Array[ctypes.c_int64]
+EntryPoint = Callable[[Words, int, Words, int], None]
+Runner = Callable[[Kernel, KernelCode, Callable[[int], None], Mapping[Buffer, Array], int], None]
 
 
 class GuardedMemory:
@@ -48,8 +50,8 @@ class GuardedRun:
     def __init__(self, program: Program, emit: Callable[[Kernel], Sequence[KernelCode]]) -> None:
         self.program = program
         kernels = (*program.prepare, *program.run)
-        self.steps = [step for k in kernels for step in ([k] if k.host is not None else emit(k))]
-        codes = [step for step in self.steps if isinstance(step, KernelCode)]
+        self.steps = [(k, code) for k in kernels for code in ([None] if k.host is not None else emit(k))]
+        codes = [code for _, code in self.steps if code is not None]
         items = [(c.symbol, c.ir, c.optimize) for c in codes]
         items += [(w.symbol, w.ir, False) for c in codes for w in c.words if isinstance(w, Routine)]
         self.addresses = compile_kernels(items)
@@ -63,10 +65,12 @@ class GuardedRun:
         threads: int = 1,
         at_end: bool = True,
         reverse: bool = False,
+        runner: Runner | None = None,
     ) -> dict[str, Array]:
         """The outputs by name. Chunks go to `workers` in turn, each with scratch of its own; `reverse`: last first.
 
-        They are cut as for so many threads.
+        They are cut as for so many threads. `runner(kernel, code, run, memory, count)` has them run otherwise:
+        `run(chunk)` runs one of `count`, and `memory` is the bytes of all buffers that the code knows.
         """
         sizes = {**(extents or {}), THREADS: threads}
         memory: dict[Buffer, GuardedMemory] = {}
@@ -89,9 +93,9 @@ class GuardedRun:
             return memory[root]
 
         status = (ctypes.c_int64 * 8)()
-        for code in self.steps:
-            if isinstance(code, Kernel):
-                host_function(code, sizes, lambda b, extents: self._array(place(b), b, extents))()
+        for kernel, code in self.steps:
+            if code is None:
+                host_function(kernel, sizes, lambda b, extents: self._array(place(b), b, extents))()
                 continue
             scratch = code.scratch_bytes(sizes)
             own = GuardedMemory(scratch * workers)
@@ -116,7 +120,16 @@ class GuardedRun:
             words = (ctypes.c_int64 * max(len(code.words), 1))(*(value(w) for w in code.words))
             types = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
             entry = ctypes.CFUNCTYPE(None, *types)(self.addresses[code.symbol])
+
+            def run(chunk: int, entry: EntryPoint = entry, words: Words = words, own: GuardedMemory = own) -> None:
+                own.bytes[:] = 0xFF
+                entry(words, chunk, status, chunk % workers)
+
             order = range(code.chunks(sizes))
+            if runner is not None:
+                known = dict.fromkeys(word.buffer.base for word in code.words if isinstance(word, Pointer))
+                runner(kernel, code, run, {root: memory[root].bytes for root in known}, len(order))
+                continue
             for chunk in reversed(order) if reverse else order:
                 entry(words, chunk, status, chunk % workers)
         return {name: self._array(place(b), b, sizes).copy() for name, b in self.program.outputs}
