@@ -99,7 +99,7 @@ def _parts(cost: int, threads: int) -> int:
     if not wants_shares(parts, threads):
         return parts
     even = -(-parts // threads) * threads
-    return max(min(even, 2 * cost // LEAST_LOOP_COST), parts)
+    return max(min(even, cost // LEAST_LOOP_COST), parts)
 
 
 def pieces(cost: float, most: float, least: float) -> int:
