@@ -3,14 +3,14 @@
 Architectures are the published ones at their usual sizes; weights are random with a fixed seed, since speed does not
 depend on them. The PyTorch peers run these modules, all others the exported files.
 
-usage: python benchmarks/nets.py FOLDER NAME        writes FOLDER/NAME.onnx and its inputs and outputs to NAME.npz
-       python benchmarks/nets.py FOLDER NAME gguf   writes the decoder NAME to FOLDER/NAME.gguf, for llama.cpp
+`python benchmarks/nets.py FOLDER NAME` writes FOLDER/NAME.onnx, and its inputs and outputs to FOLDER/NAME.npz; with
+`gguf` after the name it writes the decoder NAME to FOLDER/NAME.gguf, for llama.cpp.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+if __name__ == "__main__":  # before PyTorch is imported: --help does not need it
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("name")
+    parser.add_argument("form", nargs="?", choices=["gguf"])
+    args = parser.parse_args()
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -471,7 +479,7 @@ def export_gguf(name: str, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[3:] == ["gguf"]:
-        export_gguf(sys.argv[2], Path(sys.argv[1], f"{sys.argv[2]}.gguf"))
+    if args.form == "gguf":
+        export_gguf(args.name, args.folder / f"{args.name}.gguf")
     else:
-        export(sys.argv[2], Path(sys.argv[1]))
+        export(args.name, args.folder)

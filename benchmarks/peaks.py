@@ -1,14 +1,11 @@
-"""What this machine can do at most: f32 multiply-adds a second, and bytes read from memory a second.
-
-usage: python benchmarks/peaks.py [THREADS]
-"""
+"""What this machine can do at most: f32 multiply-adds a second, and bytes read from memory a second."""
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -127,4 +124,6 @@ def best(loop: Any, calls: list[tuple[int, int]], rounds: int) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(Peaks().measure(int(sys.argv[1]) if len(sys.argv) > 1 else os.cpu_count() or 1)))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("threads", type=int, nargs="?", default=os.cpu_count() or 1)
+    print(json.dumps(Peaks().measure(parser.parse_args().threads)))

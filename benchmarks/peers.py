@@ -320,4 +320,7 @@ def worker(peer: str, name: str, folder: Path, threads: int, cache: str | None) 
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (5, 6):  # by hand: what argparse takes would be in the start and memory of each peer
+        print(__doc__)
+        sys.exit(0 if sys.argv[1:] in (["-h"], ["--help"]) else 2)
     worker(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5] if len(sys.argv) > 5 else None)

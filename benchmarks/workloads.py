@@ -2,12 +2,11 @@
 
 Each workload NAME is a file NAME.onnx with static shapes, and NAME.npz with its inputs and the outputs that are
 expected: those of PyTorch for the standard networks, of ONNX Runtime without optimisations for the others.
-
-usage: python benchmarks/workloads.py FOLDER NAME...
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -169,5 +168,9 @@ def quantise(source: Path, target: Path, inputs: Arrays) -> None:
 
 
 if __name__ == "__main__":
-    for asked in sys.argv[2:]:
-        make(asked, Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="+", metavar="name")
+    args = parser.parse_args()
+    for asked in args.names:
+        make(asked, args.folder)

@@ -6,6 +6,7 @@ needs jax and mlx for theirs: pip install "rlx[xla,mlx]".
 
 from __future__ import annotations
 
+import argparse
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,4 +169,7 @@ def write() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()  # it takes no arguments but --help
     write()

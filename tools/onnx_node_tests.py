@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import warnings
 from collections import Counter, defaultdict
@@ -275,4 +276,7 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()  # it takes no arguments but --help
     DOCUMENT.write_text(page())
