@@ -7,14 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from rlx.cli.options import InputSpec
+from rlx.backends.base import spec_of
+from rlx.cli.options import Filled, InputSpec
 from rlx.disk import check_regular
-from rlx.errors import ModelFormatError, OptionError, RlxError, no_such
+from rlx.errors import ModelFormatError, OptionError, RlxError, ShapeError, no_such
 from rlx.ir.dtype import DType
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, Guard, Size, Symbol, evaluate, symbols
-from rlx.records import dataclass
+from rlx.ir.value import Value
+from rlx.records import dataclass, replace
+from rlx.runtime.arrays import to_array
 
 __all__ = ["Inputs", "gather_inputs", "with_hint"]
 
@@ -40,7 +43,7 @@ class Inputs:
 
 
 def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: int) -> Inputs:
-    """An array for every input: the file or the shape given for it, else an invented one.
+    """An array for every input: the file, the value or the shape given for it, else an invented one.
 
     Random data are standard normal floats, integers 0 and 1 (fit for masks, types and ids alike), and bools. Raises
     `NameNotFound`, `OptionError` (a file that can't be read), and what does not fit the shape of an input.
@@ -53,10 +56,15 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
     twice = next((name for i, (name, _) in enumerate(given) if name in dict(given[:i])), None)
     if twice is not None:
         raise OptionError(f"input {twice!r} is given twice")
+    by_name = {v.name: v for v in graph.inputs}
     arrays = {name: read_array(path) for name, path in specs.items() if isinstance(path, Path)}
+    arrays |= {name: filled_array(by_name[name], given) for name, given in specs.items() if isinstance(given, Filled)}
     shapes = {name: a.shape for name, a in arrays.items()} | {
-        name: shape for name, shape in specs.items() if not isinstance(shape, Path)
+        name: shape for name, shape in specs.items() if isinstance(shape, tuple)
     }
+    for name, shape in shapes.items():
+        if len(shape) == 1 and name not in arrays and not by_name[name].rank:
+            raise ShapeError(f"input {name!r} is a scalar: for the value {shape[0]} give {name}=scalar:{shape[0]}")
     extents = bind_extents(graph, shapes)
     invented = invent_extents(graph, extents)
     extents |= invented
@@ -90,6 +98,15 @@ def read_array(path: Path) -> Array:
     if not isinstance(array, np.ndarray):
         raise OptionError(f"--input {path}: an archive of arrays; give one .npy file for each input")
     return array
+
+
+def filled_array(value: Value, given: Filled) -> Array:
+    """An array of the input's element type with the value everywhere; raises `DTypeError` where it is none of these."""
+    element = to_array(replace(spec_of(value), shape=()), given.value, f"input {value.name!r}")
+    try:
+        return np.full(given.shape, element)
+    except (MemoryError, ValueError) as error:
+        raise OptionError(f"input {value.name!r}: {error or 'out of memory'}; give a smaller shape") from None
 
 
 def invent_extents(graph: Graph, known: Mapping[str, int]) -> dict[str, int]:

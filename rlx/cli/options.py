@@ -11,9 +11,11 @@ import click
 
 from rlx.backends import BACKENDS
 from rlx.ir.dtype import DTYPES
+from rlx.records import dataclass
 
 __all__ = [
     "CountsType",
+    "Filled",
     "InputSpec",
     "SecondsRange",
     "ToleranceType",
@@ -25,7 +27,17 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
-InputSpec = Path | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Filled:
+    """An input of that shape whose elements are all the same number; () for a scalar."""
+
+    shape: tuple[int, ...]
+    value: bool | int | float
+
+
+InputSpec = Path | Filled | tuple[int, ...]
 DimSpec = int | tuple[int, int]
 
 
@@ -50,9 +62,9 @@ class DimType(click.ParamType[Any]):
 
 
 class InputType(click.ParamType[Any]):
-    """NAME=FILE.npy or NAME=4x1x8x8; gives (name, path or shape)."""
+    """NAME=FILE.npy, NAME=4x1x8x8 or NAME=4x1x8x8:1; gives (name, path, shape or filled shape)."""
 
-    name = "name=file.npy|shape"
+    name = "name=file.npy|shape[:value]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, InputSpec]:
         if isinstance(value, tuple):
@@ -60,13 +72,26 @@ class InputType(click.ParamType[Any]):
         name, equals, text = value.partition("=")
         if name and equals and text.endswith(".npy"):
             return name, Path(text)
-        sizes = text.split("x")
-        if name and equals and all(s.isascii() and s.isdigit() for s in sizes):
-            return name, tuple(int(s) for s in sizes)
-        if not (name and text == "scalar"):
-            expected = "expected NAME=FILE.npy or NAME=SHAPE, such as x=x.npy, x=4x1x8x8 or x=scalar"
-            self.fail(f"{value!r}: {expected}", param, ctx)
-        return name, ()
+        shape_text, colon, number_text = text.partition(":")
+        sizes = [] if shape_text == "scalar" else shape_text.split("x")
+        number = _number(number_text) if colon else None
+        if not (name and all(s.isascii() and s.isdigit() for s in sizes)) or (colon and number is None):
+            forms = "NAME=FILE.npy, NAME=SHAPE or NAME=SHAPE:VALUE"
+            self.fail(f"{value!r}: expected {forms}, such as x=x.npy, x=4x1x8x8, x=4x16:1 or x=scalar:0.5", param, ctx)
+        shape = tuple(int(s) for s in sizes)
+        return name, shape if number is None else Filled(shape, number)
+
+
+def _number(text: str) -> bool | int | float | None:
+    """The number or truth value that a text gives, None if it gives none."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return None
 
 
 class ToleranceType(click.ParamType[Any]):
@@ -125,7 +150,7 @@ def json_option(command: F) -> F:
 
 
 def compile_options(command: F) -> F:
-    """--device, --dims, --threads, --budget: what is passed on to `rlx.load`, gathered in the parameter `options`."""
+    """--device, --dims, --threads, --budget, --over-budget: passed on to `rlx.load`, gathered in `options`."""
     for decorate in reversed(
         (
             click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True),
@@ -137,6 +162,13 @@ def compile_options(command: F) -> F:
             ),
             click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants."),
             click.option("--budget", help="Memory that the model may take, such as 8GiB. Default: what is free."),
+            click.option(
+                "--over-budget",
+                type=click.Choice(["error", "warn", "allow"]),
+                default="error",
+                show_default=True,
+                help="What to do with a model that does not fit.",
+            ),
         )
     ):
         command = decorate(command)
@@ -150,7 +182,8 @@ def input_options(command: F) -> F:
         "inputs",
         type=InputType(),
         multiple=True,
-        help="An input as NAME=FILE.npy, or NAME=4x1x8x8 for random data of that shape; may be repeated.",
+        help="An input as NAME=FILE.npy, NAME=4x1x8x8 for random data of that shape, or NAME=1x16:1 and "
+        "NAME=scalar:0.5 for that value in each element; may be repeated.",
     )
     seed = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random data.")
     return given(seed(command))

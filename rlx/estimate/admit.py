@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlx.backends.base import CodeGenerator, DeviceMemory
 from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead, known_overhead
-from rlx.estimate.memory import MemoryEstimate, deficit_text
+from rlx.estimate.memory import MemoryEstimate, deficit_details
 from rlx.estimate.stored import SMALL, Device
 from rlx.estimate.system import ADDRESS_SPACE, COMPILED, UNKNOWN, Budget, read_figures
 from rlx.ir.graph import Graph
@@ -150,9 +150,12 @@ class Admission:
         if peak <= allowed:
             return
         missing = peak - allowed
-        head = f"{needs.model!r} needs {peak:,} B, {missing:,} B more than the {allowed:,} B allowed {why}"
+        which = next(name for name, size in needs.peaks.items() if size == peak)
+        head = (
+            f"{needs.model!r} needs {peak:,} B while {which}, {missing:,} B more than the {allowed:,} B allowed {why}"
+        )
         remedies = needs.remedies(allowed)
-        message = f"{head}. {ways_out}\n{deficit_text(needs, allowed, needs.parts_at_peak, remedies)}"
+        message = f"{head}. {ways_out}\n{deficit_details(needs, needs.parts_at_peak, remedies)}"
         if self.options.over_budget == "warn":
             log.warning(message)
             return

@@ -320,7 +320,12 @@ def deficit_text(estimate: MemoryEstimate, budget: int, parts: Mapping[str, int]
         f"{estimate.model!r} does not fit in memory on {estimate.device}: while {which} it takes more than allowed"
     ]
     lines += [f"  {name:18}{bytes_text(size):>12}  {size:,} B" for name, size in rows.items()]
-    lines += ["parts", *part_lines(parts, estimate.certainty)]
+    return "\n".join([*lines, deficit_details(estimate, parts, remedies)])
+
+
+def deficit_details(estimate: MemoryEstimate, parts: Mapping[str, int], remedies: Iterable[Remedy]) -> str:
+    """Each part, and the remedies."""
+    lines = ["parts", *part_lines(parts, estimate.certainty)]
     shown = [
         f"  saves {bytes_text(r.saves):>12}  {r.action}{'' if r.fits else ' (not enough alone)'}" for r in remedies
     ]

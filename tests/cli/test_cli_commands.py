@@ -87,12 +87,20 @@ def test_json(args: list[str], keys: set[str]) -> None:
         (["run", MODEL, *["--input", "image=1x1x8x8"] * 2], 1, "input 'image' is given twice"),
         (["explain", MODEL.replace(".onnx", "_test.npz"), "--preflight"], 1, "neither its ending nor its contents"),
         (["run", MODEL, "--budget", "1KiB", "--dims", "batch=1:8"], 1, "more than the 1,024 B allowed"),
+        (["run", MODEL, "--budget", "1KiB", "--over-budget", "no"], 2, "--over-budget"),
         (["run", MODEL, "--budget", "much"], 1, "'much'"),
         (["run", MODEL, "--dims", "batch"], 2, "expected NAME=SIZE"),
         (["run", MODEL, "--dims", "batch=8:4"], 2, "above the highest"),
         (["run", MODEL, "--dims", "batch=-1"], 2, "expected NAME=SIZE"),
         (["run", MODEL, "--dims", "batch=1", "--dims", "batch=2"], 2, "twice"),
         (["run", MODEL, "--input", "image=4*8"], 2, "expected NAME=FILE.npy"),
+        (["run", MODEL, "--input", "image=4x1x8x8:"], 2, "expected NAME=FILE.npy"),
+        (["run", MODEL, "--input", "image=4x1x8x8:one"], 2, "NAME=SHAPE:VALUE"),
+        (["run", MODEL, "--input", "image=:1"], 2, "expected NAME=FILE.npy"),
+        (["run", MODEL, "--input", "image=4x1x9x8:1"], 1, "got (4, 1, 9, 8)"),
+        (["run", MODEL, "--input", "image=scalar:1"], 1, "image"),
+        (["run", MODEL, "--input", "image=4x1x8x8:1e300"], 1, "don't fit elements of type f32"),
+        (["run", MODEL, "--input", f"image={'9' * 17}x1x8x8:1"], 1, "give a smaller shape"),
         (["bench", MODEL, "--seconds", "nan"], 2, "finite number of seconds"),
         (["bench", MODEL, "--seconds", "inf"], 2, "finite number of seconds"),
         (["bench", MODEL, "--clones", "0"], 2, "expected numbers from 1 to 1024"),
@@ -116,6 +124,45 @@ def test_exit_status(args: list[str], status: int, message: str) -> None:
     assert message in result.stderr
     assert not result.stdout
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "dtype, text, value",
+    [
+        (TensorProto.INT64, "16000", 16000), (TensorProto.INT64, "-3", -3), (TensorProto.FLOAT, "16000", 16000),
+        (TensorProto.FLOAT, "0.5", 0.5), (TensorProto.FLOAT, "-1e-3", -1e-3), (TensorProto.FLOAT, "-inf", -np.inf),
+        (TensorProto.BOOL, "true", True), (TensorProto.BOOL, "0", False), (TensorProto.FLOAT16, "2", 2),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("shape", [(), (2, 3)], ids=["scalar", "rows"])
+def test_an_input_of_one_value(dtype: int, text: str, value: float, shape: tuple[int, ...], tmp_path: Path) -> None:
+    """NAME=SHAPE:VALUE is that value in every element, of the input's own type; a scalar's shape is `scalar`."""
+    x, y = (helper.make_tensor_value_info(name, dtype, shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", [x], [y])
+    path = tmp_path / "same.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    given = f"x={'x'.join(map(str, shape)) or 'scalar'}:{text}"
+    made = rlx_json("run", path, "--input", given, "--output-dir", tmp_path)
+    assert not made["invented"]
+    (saved,) = tmp_path.glob("*.npy")
+    found = np.load(saved)
+    wanted = helper.tensor_dtype_to_np_dtype(dtype)
+    assert found.dtype == wanted
+    np.testing.assert_array_equal(found, np.full(shape, value, wanted))
+    if not shape:
+        refused = rlx("run", path, "--input", "x=16000")
+        assert refused.exit_code == 1
+        assert "give x=scalar:16000" in refused.stderr
+
+
+def test_over_budget() -> None:
+    """What does not fit is refused, with every figure once; the way out that the message names is an option here."""
+    command = ["run", MODEL, "--budget", "1KiB", "--dims", "batch=1:8"]
+    refused = rlx(*command)
+    assert refused.exit_code == 1
+    assert refused.stderr.count("more than") == refused.stderr.count("1,024 B") == 1
+    assert "over_budget='allow'" in refused.stderr
+    assert rlx(*command, "--over-budget", "allow").exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["run", "bench", "plan", "explain", "verify"])

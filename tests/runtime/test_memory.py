@@ -116,7 +116,9 @@ def test_the_budget() -> None:
     text = str(caught.value)
     for part in ("'mixed' needs", "more than the 10,000 B allowed by budget=", "weight", "activation", "raise budget="):
         assert part in text
+    assert text.count("more than") == text.count("10,000 B") == 1  # each figure is said once
     deficit = caught.value
+    assert text.count(f"{deficit.peak_bytes:,} B") == text.count(f"{deficit.missing_bytes:,} B") == 1
     assert deficit.peak_bytes == deficit.budget_bytes + deficit.missing_bytes
     model = mixed()
     needs = model.needs
