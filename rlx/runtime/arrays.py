@@ -102,19 +102,11 @@ def to_target(spec: TensorSpec, value: Any, what: str) -> Array:
             raise OptionError(f"{what}: expected a writable array, {type(value).__name__} is none: {error}") from None
     if not array.flags.writeable:
         raise OptionError(f"{what}: expected a writable array, this {type(value).__name__} is read-only")
-    if not array.flags.c_contiguous and _repeats(array):
-        raise OptionError(f"{what}: expected memory for each element, this {type(value).__name__} repeats some")
+    if not array.flags.c_contiguous:
+        from rlx.runtime.misuse import refuse_repeats
+
+        refuse_repeats(array, what, type(value).__name__)
     return to_array(spec, array, what)
-
-
-def _repeats(array: Array) -> bool:
-    """Whether elements may share memory: some axis steps by less than those of smaller steps span together."""
-    span = array.itemsize
-    for stride, extent in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
-        if stride < span:
-            return bool(array.size)
-        span += stride * (extent - 1)
-    return False
 
 
 def with_kept(specs: Sequence[TensorSpec], given: Any, kept: Mapping[str, Array]) -> Any:

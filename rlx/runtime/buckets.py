@@ -317,7 +317,7 @@ class Buckets:
     def run(
         self,
         inputs: Mapping[str, Any] | Sequence[Any],
-        *,
+        *more: Any,
         outputs: Sequence[str | int] | None = None,
         out: Mapping[str, Any] | Sequence[Any] | None = None,
     ) -> list[Array]:
@@ -325,6 +325,10 @@ class Buckets:
 
         Raises `ExecutionError` for a size that no rung holds.
         """
+        if more:
+            from rlx.runtime.misuse import one_set_of_inputs
+
+            raise one_set_of_inputs(more)
         given = by_position(self.inputs, inputs, "input")
         arrays = [to_array(s, a, f"input {s.name!r}") for s, a in zip(self.inputs, given, strict=True)]
         extents = bind_extents(self._graph, {s.name: a.shape for s, a in zip(self.inputs, arrays, strict=True)})

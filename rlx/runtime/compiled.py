@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from rlx.backends.base import Executable, Joins, TensorSpec, by_position, spec_of
-from rlx.disk import path_of, saving
+from rlx.disk import path_of
 from rlx.errors import NameNotFound, OptionError, ShapeError, no_such
-from rlx.ir.extents import bind_extents, check_extent
+from rlx.ir.extents import check_extent
 from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
@@ -223,7 +223,7 @@ class CompiledGraph(Lifetime, ExpertControl):
     def run(
         self,
         inputs: Mapping[str, Any] | Sequence[Any],
-        *,
+        *more: Any,
         outputs: Sequence[str | int] | None = None,
         out: Mapping[str, Any] | Sequence[Any] | None = None,
     ) -> list[Array]:
@@ -232,9 +232,13 @@ class CompiledGraph(Lifetime, ExpertControl):
         `outputs` names those wanted (or gives their positions): they come in that order, and what only others need is
         not computed; updates of states are always made, so `[]` runs for these alone. `out` gives arrays to write into,
         by name or position, NumPy's or any that DLPack shows as writable memory of the host; they are returned in place
-        of fresh ones. Raises the error classes of `rlx.errors` for inputs that do not fit, and `ExecutionError`; after
-        that, states may be updated in part.
+        of fresh ones. Raises the error classes of `rlx.errors` for inputs that do not fit or `more`, and
+        `ExecutionError`; after that, states may be updated in part.
         """
+        if more:
+            from rlx.runtime.misuse import one_set_of_inputs
+
+            raise one_set_of_inputs(more)
         if outputs is None and out is None and not self._executable.bound_inputs:
             made = self._executable.run_fresh(by_position(self.inputs, inputs, "input"))
             if made is not None:
@@ -494,19 +498,10 @@ class CompiledGraph(Lifetime, ExpertControl):
         With `inputs` kernels are timed, at the extents of these; states are left as they were. Raises `OptionError`
         where the page can't be written.
         """
-        from rlx.runtime.choice import usual_extents
-        from rlx.runtime.page import report_page
-        from rlx.runtime.rooflines import rooflines
+        from rlx.runtime.page import write_report
 
         path_of(path, "report")  # before the work
-        graph = self._compilation.source
-        arrays = None if inputs is None else self._admit(self._given(inputs))
-        shapes = {} if arrays is None else {s.name: a.shape for s, a in zip(self.inputs, arrays, strict=True)}
-        at = usual_extents(graph, bind_extents(graph, shapes))
-        found = rooflines(self, arrays, at=at, threads=self._options.threads, calibrate=False)
-        page = report_page(graph.name, found, self.plan, self.decision)
-        with saving(path, "report") as file:
-            file.write(page.encode())
+        write_report(self, path, None if inputs is None else self._admit(self._given(inputs)), self._options.threads)
 
     def explain(self, stage: str = "summary") -> str:
         """What was decided, as text: "summary", "graph", "passes", "dispatch", "fuse" or "plan"."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Sequence
 from html import escape
 
+from rlx.disk import saving
+from rlx.ir.extents import bind_extents
+from rlx.ir.graph import Array
 from rlx.plan.arena import MemoryPlan
 from rlx.plan.render import short_name
-from rlx.runtime.choice import Decision
-from rlx.runtime.rooflines import KernelRow, Rooflines
+from rlx.runtime.choice import Decision, usual_extents
+from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.rooflines import KernelRow, Rooflines, rooflines
 from rlx.texts import seconds_text
 
-__all__ = ["report_page"]
+__all__ = ["report_page", "write_report"]
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 360, 70, 40
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e")
@@ -25,6 +31,19 @@ td:nth-child(-n+2), th:nth-child(-n+2) { text-align: left }
 """
 MOST = 40  # kernels that are drawn as bars
 LETTERS = 28  # of a kernel's name beside its bar
+
+
+def write_report(
+    model: CompiledGraph, path: str | os.PathLike[str], arrays: Sequence[Array] | None, threads: int | None
+) -> None:
+    """Writes the page of a model at the extents of its inputs, or at the usual ones; see `CompiledGraph.report`."""
+    graph = model.compilation.source
+    shapes = {} if arrays is None else {s.name: a.shape for s, a in zip(model.inputs, arrays, strict=True)}
+    at = usual_extents(graph, bind_extents(graph, shapes))
+    found = rooflines(model, arrays, at=at, threads=threads, calibrate=False)
+    page = report_page(graph.name, found, model.plan, model.decision)
+    with saving(path, "report") as file:
+        file.write(page.encode())
 
 
 def report_page(title: str, found: Rooflines, plan: MemoryPlan | None, decision: Decision | None) -> str:

@@ -42,8 +42,12 @@ class Recorder:
         self.arrays: dict[str, Array] = {}
         self.runs = 0
 
-    def run(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Array]:
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any], *more: Any) -> list[Array]:
         """As `CompiledGraph.run`; a run that raises is not kept."""
+        if more:
+            from rlx.runtime.misuse import one_set_of_inputs
+
+            raise one_set_of_inputs(more)
         given = [np.array(a) for a in self.model._admit(self.model._given(inputs))]
         made = self.model.run(given)
         for kind, specs, arrays in (("in", self.model.inputs, given), ("out", self.model.outputs, made)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -315,3 +316,38 @@ def test_profile_and_explain() -> None:
     assert two_in_two_out("reference").capabilities.isdisjoint(("arena", "clone", "profile"))
     with pytest.raises(OptionError, match="no arena"):
         _ = two_in_two_out("reference").arena
+
+
+def test_the_calling_order_of_onnx_runtime_is_told_apart(tmp_path: Path) -> None:
+    """`run(None, feeds)`, `run(names, feeds)` and more: one error with how `run` is called, in all that have it."""
+    model = two_in_two_out()
+    buckets = rlx.Buckets(model.compilation.source, {"n": "pow2"}, device="cpu")
+    buckets.set_param("w", W)
+    feeds = {"x": X, "y": Y}
+    with model.record(tmp_path / "runs.npz") as recorder:
+        for run in (model.run, model.clone().run, recorder.run, buckets.run):
+            for wrong in (
+                (None, feeds),
+                (["sum"], feeds),
+                (["sum", "difference"], feeds),
+                ([X, Y], ["sum"]),
+                (X, Y, W),
+            ):
+                with pytest.raises(OptionError, match=r"all inputs as one argument.*run\(feeds, outputs="):
+                    run(*wrong)  # type: ignore[operator]
+            with pytest.raises(ShapeError, match="by name in a mapping"):
+                run(None)  # type: ignore[operator]
+            assert np.array_equal(run(feeds)[0], (X + Y) * W)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_wrong_number_of_inputs(device: str) -> None:
+    """Every call says how many are expected, and which, from native code too."""
+    model = two_in_two_out(device)
+    for _ in range(2):
+        for wrong in ((), (X,), (None, {"x": X, "y": Y}, X), (X, Y, X)):
+            with pytest.raises(ShapeError, match=r"expected 2 inputs \(x, y\)"):
+                model.run_slots(*wrong)
+            with pytest.raises(ShapeError, match=r"expected 2 inputs \(x, y\)"):
+                model.run_views(list(wrong))
+        model.run_slots(X, Y)
