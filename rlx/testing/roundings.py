@@ -8,6 +8,7 @@ stretch starts from what the reference rounded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 
 import numpy as np
 
@@ -99,10 +100,15 @@ class _Ranges:
         assert isinstance(node.op, Op)
         allowed = allowed_for(x.dtype, None, self.given)
         with np.errstate(all="ignore"):
-            off = (allowed.absolute * largest(x) + allowed.relative * np.abs(x)).astype(x.dtype)
-            ends = [node.op.reference(end.astype(x.dtype), *others) for end in (x - off, x + off)]
+            off = allowed.absolute * largest(x) + allowed.relative * np.abs(x)
+            off = np.where(np.isfinite(x), off, 0)  # an infinity less an infinity would be NaN
+            low, high = ((x + end).astype(x.dtype) for end in (-off, off))
+            # equality, and a cast to bools, are alike on both sides of a single point
+            point = others[0] if node.op.op_name in ("equal", "not_equal") else np.zeros((), x.dtype)
+            among = np.minimum(np.maximum(point, low), high)
+            found = [node.op.reference(operand, *others) for operand in (low, among, high)]
         self.rounded.append(results[0])
-        self.ranges[node] = (np.minimum(*ends), np.maximum(*ends))
+        self.ranges[node] = (reduce(np.minimum, found), reduce(np.maximum, found))
 
 
 def _compare_rounded(node: Node, got: Array, least: Array, most: Array) -> Comparison:

@@ -10,7 +10,7 @@ import pytest
 
 import rlx
 from rlx.ir.graph import Graph, Output, Value
-from rlx.ops.elementwise import Floor, Round, Sigmoid
+from rlx.ops.elementwise import Cast, Equal, Floor, NotEqual, Round, Sigmoid
 from rlx.passes.rewrite import copy_leaves
 from rlx.testing import roundings
 from rlx.testing.nodewise import compare_nodes, compare_outputs
@@ -83,6 +83,26 @@ def test_a_fault_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = [c for c in compare_between_roundings(graph, {"x": QUARTERS}, "cpu") if not c.ok]
     assert [c.op for c in bad] == ["round"]
     assert "beyond what a rounding explains" in bad[0].note
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("op", [Equal(), NotEqual(), Cast("bool")], ids=lambda op: op.op_name)
+def test_a_single_point_that_differs_from_both_its_sides(op: Any, dtype: str) -> None:
+    """Elements that are equal, and some that differ, agree although those a little less and more give the same."""
+    g = rlx.Graph("points")
+    x, other = g.input("x", (5,), dtype), g.input("other", (3, 1), dtype)
+    g.output(g.add(op, *((x, other) if op.op_name != "cast" else (x,)))[0], name="y")
+    given = {"x": np.array([0, 0.5, -np.inf, np.nan, 3]), "other": np.array([[0.5], [-np.inf], [0]])}
+    found = compare_between_roundings(g, {k: a.astype(x.dtype.numpy) for k, a in given.items()}, "cpu")
+    assert [c.op for c in found] == [op.op_name, ""]
+    assert all(c.ok for c in found)
+
+
+def test_infinities_are_rounded_to_themselves() -> None:
+    g = rlx.Graph("infinite")
+    x = g.input("x", (4,))
+    g.output(rlx.floor(x), name="y")
+    assert all(c.ok for c in compare_between_roundings(g, {"x": np.array([np.inf, -np.inf, 1.5, np.nan], "f4")}, "cpu"))
 
 
 def test_stretches_start_from_what_the_reference_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
