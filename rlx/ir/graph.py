@@ -324,11 +324,14 @@ def refuse_masked(what: str, value: object) -> None:
     masked: Any = getattr(module, "MaskedArray", None)
     if masked is None:
         return
-    if isinstance(value, masked):
-        raise DTypeError(f"{what}: a masked array: the mask would be lost; give the result of its filled()")
-    if isinstance(value, list | tuple):
-        for part in value:
-            refuse_masked(what, part)
+    kinds, parts, seen = (masked, list, tuple), [value], set[int]()  # lists may hold themselves
+    while parts:
+        part = parts.pop()
+        if isinstance(part, masked):
+            raise DTypeError(f"{what}: a masked array: the mask would be lost; give the result of its filled()")
+        if isinstance(part, list | tuple) and id(part) not in seen:
+            seen.add(id(part))
+            parts.extend(inner for inner in part if isinstance(inner, kinds))
 
 
 def check_array(what: str, array: Array, type: TensorType) -> None:

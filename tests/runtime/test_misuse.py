@@ -175,6 +175,16 @@ def test_masks_are_refused(model: rlx.CompiledGraph, call: str) -> None:
         TAKES_ARRAYS[call](model, np.ma.masked_array(X, mask=X > 0))
 
 
+def test_lists_are_searched_for_masks_however_they_nest(model: rlx.CompiledGraph) -> None:
+    masked = np.ma.masked_array(X[0], mask=X[0] > 0)
+    own: list[Any] = [[*X[1]]]
+    own += [own, own]
+    with pytest.raises(rlx.errors.RlxError):
+        rlx.Graph("g").constant(own)
+    with pytest.raises(rlx.errors.DTypeError, match="the mask would be lost"):
+        model.run([[X[0], (1.0, [masked])]])
+
+
 def test_other_subclasses_of_arrays_are_read_as_arrays(model: rlx.CompiledGraph, tmp_path: Path) -> None:
     mapped = np.memmap(tmp_path / "x", X.dtype, "w+", shape=X.shape)
     mapped[...] = X
