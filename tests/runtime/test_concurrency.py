@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.backends.granted import say_cut
 from rlx.errors import BusyError
 from rlx.ops.base import Op, register
 
@@ -260,6 +261,7 @@ def test_fork_during_runs(together: Callable[..., None], monkeypatch: pytest.Mon
 
 
 def test_threads_option_takes_any_number(caplog: pytest.LogCaptureFixture) -> None:
+    say_cut.cache_clear()  # another test may have met the warning, which is said once a process
     x = np.ones((64, 128), np.float32)
     wants = [network(128, threads=count).run([x])[0] for count in (1, 2, 3, 64)]
     assert not caplog.records
