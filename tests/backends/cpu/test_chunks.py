@@ -118,6 +118,7 @@ def image(
 SAME = (1, 1, 1, 1)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("outputs", [8, 17, 24, 40, 96, 136])
 @pytest.mark.parametrize("channels, size", [(96, 12), (24, 28), (17, 9), (160, 7)])
 def test_convolutions(channels: int, size: int, outputs: int) -> None:
@@ -136,6 +137,7 @@ def test_convolutions_of_other_types(dtype: str) -> None:
         assert check(g, arrays_of(g, {}))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("channels", [24, 40, 72, 100, 144])
 @pytest.mark.parametrize("size, stride", [(7, 1), (14, 1), (15, 2), (40, 1)])
 def test_depthwise_convolutions(channels: int, size: int, stride: int) -> None:
