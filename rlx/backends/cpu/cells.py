@@ -117,8 +117,9 @@ def cut(s: Shape, steps: int, batch: int) -> Cut:
     teams = s.op.directions * row_blocks
     members = min(blocks, MEMBERS)
     entries = members + a_row * rows * steps // ENTRY_WORK if members > 1 else 1
-    rare = (1 << (LOOK_WORK // (a_row * rows)).bit_length() >> 1) - 1 if members > 1 else 0
-    return Cut(rows, row_blocks, teams, members, blocks, block_groups, entries, max(rare, 0))
+    turns = max(LOOK_WORK // (a_row * rows), 1)  # from look to look, but for the power of two that it is cut to
+    rare = (1 << turns.bit_length() >> 1) - 1 if members > 1 else 0
+    return Cut(rows, row_blocks, teams, members, blocks, block_groups, entries, rare)
 
 
 def tile_rows(gates: int) -> int:

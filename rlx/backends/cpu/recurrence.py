@@ -210,9 +210,11 @@ class _Code:
                     found, left = f.cmpxchg(present, state[0], f.sub(state[0], 1), "acq_rel", "monotonic")
                     return [found, f.cast("zext", left, "i64")]
 
+                def untried(state: list[str]) -> str:
+                    return f.and_(f.cmp("gt", state[0], 1), f.cmp("eq", state[1], 0))
+
                 first = ("i64", f.atomic_load("i64", present, "monotonic"))
-                wanted = lambda s: f.and_(f.cmp("gt", s[0], 1), f.cmp("eq", s[1], 0))  # noqa: E731
-                return f.while_([first, ("i64", "0")], wanted, tried)[1]
+                return f.while_([first, ("i64", "0")], untried, tried)[1]
 
             def midst() -> list[str]:
                 """Gives way if it is time to; the turn that the team is at then, `turns` for who has left."""

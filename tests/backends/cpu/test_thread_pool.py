@@ -14,8 +14,8 @@ import pytest
 from rlx.backends import granted
 from rlx.backends.cpu import jit, pool_native
 from rlx.backends.cpu.pool import aligned_words, pool
-from rlx.backends.cpu.pool_native import pool_ir
 from rlx.backends.cpu.runner import RunBlock
+from rlx.backends.cpu.runner_native import runtime_ir
 
 # out[base + chunk] += 1 and seen[worker] += 1 without atomics: wrong if two threads had one worker id at once
 KERNEL = """
@@ -349,7 +349,7 @@ while runs < 200 or not seen[1:, 0].any():
 assert set(out.tolist()) == {20 * runs}
 """)
     assert done.returncode == 0, done.stderr
-    assert "syscall" not in pool_ir({"SLOT": 4, "MIDWAY": 5, "POOL": 12}, futex=False)
+    assert "syscall" not in runtime_ir(futex=False)
 
 
 @pytest.mark.parametrize("step", ["%epoch = load", "%s0 = atomicrmw", "%stop2 = load", "%active2 = load", "%stay = or"])
