@@ -92,11 +92,10 @@ class _Ranges:
         self.values.update((v, a) for v, a in zip(node.outputs, results, strict=True) if v in self.read)
         if node not in self.wanted:
             return
-        operands = [self.values.get(v) for v in node.inputs]
-        if any(a is None for a in operands):
+        operands = [self.values[v] for v in node.inputs if v in self.values]
+        if len(operands) < len(node.inputs):
             return  # a state without an initial value
         x, *others = operands
-        assert x is not None
         assert isinstance(node.op, Op)
         allowed = allowed_for(x.dtype, None, self.given)
         with np.errstate(all="ignore"):
