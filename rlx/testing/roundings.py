@@ -37,7 +37,8 @@ def compare_between_roundings(
     """What each rounding op gives, and the outputs, where all that an op reads of earlier roundings is the reference's.
 
     The device computes every stretch as it does within the whole, with its fusions. A rounded element agrees where it
-    lies between the results for the operand less and plus what a chain of ops is allowed. Empty where nothing rounds.
+    lies between the results for the operand less and plus what a chain of ops is allowed. Empty where no rounding could
+    go either way so: then none explains why outputs differ.
     """
     fixed = apply_dims(graph, bind_extents(graph, {name: np.shape(array) for name, array in inputs.items()}))
     rounding = [node for node in fixed.nodes if _rounds(node)]
@@ -45,6 +46,8 @@ def compare_between_roundings(
         return []
     walk = _Ranges(fixed, rounding, inputs, given)
     expected = run_graph(fixed, inputs, trace=walk.see)
+    if not walk.open:
+        return []
 
     cut, values = copy_leaves(fixed)
     cut.guards.extend(fixed.guards)
@@ -86,6 +89,7 @@ class _Ranges:
         self.values |= {v: v.data for v in (*graph.constants, *graph.params, *graph.states) if v.data is not None}
         self.rounded: list[Array] = []
         self.ranges: dict[Node, tuple[Array, Array]] = {}
+        self.open = False  # whether an element might have been rounded to another value
 
     def see(self, node: Node, results: tuple[Array, ...]) -> None:
         """Takes a node's results."""
@@ -107,7 +111,9 @@ class _Ranges:
             among = np.minimum(np.maximum(point, low), high)
             found = [node.op.reference(operand, *others) for operand in (low, among, high)]
         self.rounded.append(results[0])
-        self.ranges[node] = (reduce(np.minimum, found), reduce(np.maximum, found))
+        least, most = reduce(np.minimum, found), reduce(np.maximum, found)
+        self.ranges[node] = least, most
+        self.open |= bool((least < most).any())
 
 
 def _compare_rounded(node: Node, got: Array, least: Array, most: Array) -> Comparison:
