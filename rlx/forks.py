@@ -79,11 +79,14 @@ class Undivided(ContextDecorator):
     """Code that other threads may be in at once, but not at a fork: it waits until they are out, `LONGEST` at most."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()  # over a lock that is reentrant, for signal handlers
+        self.lock = threading.RLock()  # reentrant, for signal handlers
+        self.changed = threading.Condition(self.lock)
         self.inside: list[int] = []  # threads, each as often as it is in
         self.forks = 0  # that wait for those, which the others wait for
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self.begin, after_in_parent=self.end, after_in_child=self.end_in_child)
+            # in the parent no Python code: an interrupt that came during the fork would be raised as it begins
+            after = self.lock.release
+            os.register_at_fork(before=self.begin, after_in_parent=after, after_in_child=self.end_in_child)
 
     def __enter__(self) -> None:
         with self.changed:
@@ -96,20 +99,21 @@ class Undivided(ContextDecorator):
             self.changed.notify_all()
 
     def begin(self) -> None:
-        """Waits; holds the lock from then on."""
-        self.changed.acquire()
+        """Waits; holds the lock from then on, which keeps the others out."""
+        self.lock.acquire()
         self.forks += 1
-        with logging_allowed():
-            self.changed.wait_for(lambda: set(self.inside) <= {get_ident()}, LONGEST)
-
-    def end(self) -> None:
-        self.forks = max(0, self.forks - 1)  # an interrupt may have kept `begin` from counting
-        self.changed.notify_all()
-        self.changed.release()
+        try:
+            with logging_allowed():
+                self.changed.wait_for(lambda: set(self.inside) <= {get_ident()}, LONGEST)
+        finally:
+            self.forks -= 1
+            self.changed.notify_all()
 
     def end_in_child(self) -> None:
         """Of the threads only this one is there."""
-        self.changed = threading.Condition()
+        free = getattr(self.lock, "_at_fork_reinit", self.lock.release)  # the same lock: later forks let go of it
+        free()
+        self.changed = threading.Condition(self.lock)
         self.inside = [thread for thread in self.inside if thread == get_ident()]
         self.forks = 0
 

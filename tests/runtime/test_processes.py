@@ -70,10 +70,10 @@ def say(*words):
 """
 
 
-def run(body: str, *, interrupt_at: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs HEAD and the body; sends SIGINT whenever a line says `interrupt_at`."""
+def run(body: str, *, interrupt_at: str | None = None, first: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs `first`, HEAD and the body; sends SIGINT whenever a line says `interrupt_at`."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HEAD + body],
+        [sys.executable, "-c", first + HEAD + body],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -336,6 +336,48 @@ for thread in threads:
     thread.join()
 say("fine")
 """
+    )
+    check(done, 0, "fine")
+
+
+@posix
+@pytest.mark.parametrize("late", [False, True])
+def test_interrupts_while_the_process_is_forked(late: bool, tmp_path: Path) -> None:
+    """Ctrl-C between what is done before a fork and after it, or as that begins: all threads compile as before."""
+    # no Python code, and it looks for no signals; what is registered first is the last before a fork
+    hook = """
+import ctypes, functools, os
+os.register_at_fork(before=functools.partial(ctypes.PyDLL(None)["raise"], 2))
+"""
+    done = run(
+        f"""
+def fresh(number):
+    g = rlx.Graph("fresh")
+    g.output(rlx.tanh(g.input("x", (16, 16)) * float(number)), name="y")
+    return rlx.compile(g, device="cpu", cache_dir={str(tmp_path)!r})
+
+fresh(1)
+{hook if late else ""}
+for number in range(3):
+    try:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)
+            fresh(20 + number)
+            os._exit(3)
+        for _ in range(1000):
+            pass
+    except KeyboardInterrupt:
+        pass
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+    thread = threading.Thread(target=fresh, args=(10 + number,), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    fresh(30 + number)
+say("fine")
+""",
+        first="" if late else hook,
     )
     check(done, 0, "fine")
 
