@@ -320,18 +320,17 @@ def _checked_data(what: str, data: Array | None) -> None:
 
 def refuse_masked(what: str, value: object) -> None:
     """Raises `DTypeError` for a masked array, also one in lists: taken as an array it would lose its mask."""
-    module = sys.modules.get("numpy.ma")  # a fifth of NumPy's own import, which only those who make masks need
+    module = sys.modules.get("numpy.ma")  # slow to import
     masked: Any = getattr(module, "MaskedArray", None)
     if masked is None:
         return
-    kinds, parts, seen = (masked, list, tuple), [value], set[int]()  # lists may hold themselves
+    parts, seen = [value], set[int]()  # lists may hold themselves
     while parts:
-        part = parts.pop()
-        if isinstance(part, masked):
+        if isinstance(part := parts.pop(), masked):
             raise DTypeError(f"{what}: a masked array: the mask would be lost; give the result of its filled()")
         if isinstance(part, list | tuple) and id(part) not in seen:
             seen.add(id(part))
-            parts.extend(inner for inner in part if isinstance(inner, kinds))
+            parts += (p for p in part if isinstance(p, (masked, list, tuple)))
 
 
 def check_array(what: str, array: Array, type: TensorType) -> None:
