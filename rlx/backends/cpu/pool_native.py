@@ -25,7 +25,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rlx.backends.cpu.pool_system import system_ir
 from rlx.backends.granted import MAX_THREADS
 
 __all__ = [
@@ -682,6 +681,8 @@ def pool_ir(block: Mapping[str, int], *, futex: bool | None = None) -> str:
 
     `block` gives the words SLOT, MIDWAY and POOL of a state block. `futex=False` gives the portable variant.
     """
+    from rlx.backends.cpu.pool_system import system_ir  # here: who finds the code in the cache needs none of it
+
     system, values = system_ir(futex=futex)
     fields = {f"F_{name}": FIELDS + 8 * i for i, name in enumerate(("FN", "WORDS", "CTX", "THREADS", "BASE"))}
     offsets = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
