@@ -430,6 +430,17 @@ exit:
   ret void
 }
 
+; the bit of a slot among those in use
+define internal i64 @slot_bit(ptr %pool, ptr %slot) nounwind alwaysinline {
+  %a = ptrtoint ptr %slot to i64
+  %b = ptrtoint ptr %pool to i64
+  %ab = sub i64 %a, %b
+  %offset = sub i64 %ab, $SLOT_TABLE
+  %index = udiv i64 %offset, $SLOT_BYTES
+  %bit = shl i64 1, %index
+  ret i64 %bit
+}
+
 ; how many workers are with the runs in slots %others, or are about to be
 define internal i64 @engaged(ptr %pool, i64 %others) nounwind noinline {
 entry:
@@ -487,12 +498,7 @@ look:
   %ask = and i1 %several, %more
   br i1 %ask, label %ask.others, label %count
 ask.others:
-  %a = ptrtoint ptr %slot to i64
-  %b = ptrtoint ptr %pool to i64
-  %ab = sub i64 %a, %b
-  %offset = sub i64 %ab, $SLOT_TABLE
-  %index = udiv i64 %offset, $SLOT_BYTES
-  %bit = shl i64 1, %index
+  %bit = call i64 @slot_bit(ptr %pool, ptr %slot)
   %mask = xor i64 %bit, -1
   %others = and i64 %active, %mask
   %engaged = call i64 @engaged(ptr %pool, i64 %others)
@@ -562,12 +568,7 @@ none:
 
 define internal void @pool_leave(ptr %pool, ptr %slot) nounwind {
   %active.p = getelementptr i8, ptr %pool, i64 $ACTIVE
-  %a = ptrtoint ptr %slot to i64
-  %b = ptrtoint ptr %pool to i64
-  %ab = sub i64 %a, %b
-  %offset = sub i64 %ab, $SLOT_TABLE
-  %index = udiv i64 %offset, $SLOT_BYTES
-  %bit = shl i64 1, %index
+  %bit = call i64 @slot_bit(ptr %pool, ptr %slot)
   %mask = xor i64 %bit, -1
   %old = atomicrmw and ptr %active.p, i64 %mask seq_cst
   ret void
