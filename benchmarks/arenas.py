@@ -7,7 +7,7 @@ graph, on the interpreter given by --jax (one that has jax); its outputs are not
 
 With --nets also every file NAME.onnx of a folder, such as the one that benchmarks/compare.py exports its nets to.
 
-usage: python benchmarks/arenas.py [--models DIR] [--nets DIR] [--jax PYTHON] [--only WORD] [--ours]
+usage: python benchmarks/arenas.py [--models DIR] [--nets DIR] [--jax PYTHON] [--only WORDS] [--ours]
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from workloads import chosen
 
 from rlx.backends import choose_backend
 from rlx.backends.base import CodeGenerator
@@ -149,10 +151,8 @@ def main() -> None:
     nets = sorted(args.nets.glob("*.onnx")) if args.nets else []
     points = [(name, args.models / name, dims) for name, dims in POINTS]
     points += [(path.stem, path, {}) for path in nets if ".fused" not in path.name]
-    names = dict.fromkeys(name for name, _, _ in points)
-    points = [point for point in points if args.only in point[0]]
-    if not points:
-        parser.error(f"--only: no model has {args.only} in its name; there are {', '.join(names)}")
+    names = chosen(parser, args.only, (name for name, _, _ in points))
+    points = [point for point in points if point[0] in names]
     print("| model | sizes | arena KiB | arena / bound | unshared KiB | ONNX Runtime KiB | XLA temp KiB |")
     print("|---|---|--:|--:|--:|--:|--:|")
     ratios = []

@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from workloads import chosen
+
 ROOT = Path(__file__).resolve().parents[1]
 GOAL = 0.3
 NAMES = ("minilm-b1-s128", "resnet50", "mobilenetv2", "audio-lstm", "silero-vad", "basic-pitch")
@@ -77,19 +79,15 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the figures there")
     args = parser.parse_args()
-    words = args.only.split(",")
-    strange = [word for word in words if not any(word in name for name in NAMES)]
-    if strange:
-        parser.error(f"--only: no model has {', '.join(strange)} in its name; there are {', '.join(NAMES)}")
+    names = chosen(parser, args.only, NAMES)
     compileall.compile_dir(ROOT / "rlx", quiet=1)  # as an installer does
     rows = []
     print("| model | import + compile + run, s | load + run, s | ratio | MB | equal bits |\n|---|---|---|---|---|---|")
-    for name in NAMES:
-        if any(word in name for word in words):
-            row = measure(name, args.folder, args.rounds, args.threads)
-            rows.append(row)
-            cells = f"{row['compile_s']:.2f} | {row['load_s']:.3f} | {row['ratio']:.2f} | {row['bytes'] / 1e6:.1f}"
-            print(f"| {name} | {cells} | {'yes' if row['equal'] else 'NO'} |", flush=True)
+    for name in names:
+        row = measure(name, args.folder, args.rounds, args.threads)
+        rows.append(row)
+        cells = f"{row['compile_s']:.2f} | {row['load_s']:.3f} | {row['ratio']:.2f} | {row['bytes'] / 1e6:.1f}"
+        print(f"| {name} | {cells} | {'yes' if row['equal'] else 'NO'} |", flush=True)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     return int(any(row["ratio"] >= GOAL or not row["equal"] for row in rows))

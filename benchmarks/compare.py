@@ -40,7 +40,7 @@ from typing import Any
 
 from peaks import Peaks
 from peers import PEERS
-from workloads import NAMES, ROOT, ensure
+from workloads import NAMES, ROOT, chosen, ensure
 
 HERE = Path(__file__).resolve().parent
 PATIENCE = 600  # seconds that a runtime may take to load and compile
@@ -404,15 +404,11 @@ def main() -> int:
     unknown = set(args.peers.split(",")) - set(PEERS)
     if unknown:
         parser.error(f"--peers: unknown {', '.join(sorted(unknown))}")
-    words = args.only.split(",")
-    strange = [word for word in words if not any(word in name for name in NAMES)]
-    if strange:
-        parser.error(f"--only: no workload has {', '.join(strange)} in its name; there are {', '.join(NAMES)}")
+    names = chosen(parser, args.only, NAMES)
 
     compileall.compile_dir(ROOT / "rlx", quiet=1)  # as an installer does for every other package
     peers = present(args.peers.split(","))
     peaks = Peaks().measure(args.threads)
-    names = [n for n in NAMES if any(word in n for word in words)]
     rows: list[Row] = []
     loads = {key: Load(args.busy, apart=key == "other") for key in LOADS} if args.busy else {}
     try:

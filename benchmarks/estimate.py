@@ -9,7 +9,7 @@ With --limits each point runs three more times, each in a fresh process under RL
 the estimate says, which has to run, and with 3 % and 30 % of it less, which has to run too or be refused before memory
 is taken. Anything else (a MemoryError, a process that is killed) counts as failed.
 
-usage: python benchmarks/estimate.py [--models DIR] [--only WORD] [--json FILE] [--limits]
+usage: python benchmarks/estimate.py [--models DIR] [--only WORDS] [--json FILE] [--limits]
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from workloads import chosen
 
 ROOT = Path(__file__).resolve().parents[1]
 GOAL_FRACTION, GOAL_BYTES = 0.02, 16 << 20
@@ -113,10 +115,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--limits", action="store_true", help="run under RLIMIT_AS at and below the estimate too")
     args = parser.parse_args()
-    points = [(name, dims) for name, dims in POINTS if args.only in name]
-    if not points:
-        names = dict.fromkeys(name for name, _ in POINTS)
-        parser.error(f"--only: no model has {args.only} in its name; there are {', '.join(names)}")
+    names = chosen(parser, args.only, (name for name, _ in POINTS))
+    points = [(name, dims) for name, dims in POINTS if name in names]
     rows, bad = [], 0
     limits = f", with {', '.join(f'{share:.0%}' for share in SHARES)} of it as RLIMIT_AS" if args.limits else ""
     print(f"{'model':58}{'sizes':18}{'predicted':>11}{'measured':>11}{'off':>9}  MiB{limits}")

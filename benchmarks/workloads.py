@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,15 @@ def quantise(source: Path, target: Path, inputs: Arrays) -> None:
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType.QInt8,
     )
+
+
+def chosen(parser: argparse.ArgumentParser, only: str, names: Iterable[str]) -> list[str]:
+    """The names with one of the words of `--only a,b` in them; ends in the parser's error where a word is in none."""
+    known, words = list(dict.fromkeys(names)), only.split(",")
+    strange = [word for word in words if not any(word in name for name in known)]
+    if strange:
+        parser.error(f"--only: no model has {', '.join(strange)} in its name; there are {', '.join(known)}")
+    return [name for name in known if any(word in name for word in words)]
 
 
 if __name__ == "__main__":
