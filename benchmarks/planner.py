@@ -16,8 +16,7 @@ from pathlib import Path
 from rlx.errors import MemoryDeficit
 from rlx.plan.bound import lower_bound
 from rlx.plan.check import check
-from rlx.plan.exact import compiled_search, improve
-from rlx.plan.greedy import Problem
+from rlx.plan.exact import compiled_search
 from rlx.plan.interval import Interval, Placement
 from rlx.plan.pack import pack
 
@@ -46,9 +45,8 @@ def main() -> int:
     if not files:
         parser.error(f"no NAME.CAPACITY.csv in {arguments.folder}")
     began = time.perf_counter()
-    compiled = compiled_search() is not None
-    warm_up()
-    print(f"numba {'compiled in' if compiled else 'missing after'} {time.perf_counter() - began:.1f} s")
+    compiled_search()
+    print(f"search compiled in {time.perf_counter() - began:.1f} s")
     print(
         f"{'file':8}{'buffers':>8}{'capacity':>10}{'ms':>7}{'ms then':>9}"
         f"{'bound':>10}{'least':>10}{'gap %':>7}{'s':>8}  method"
@@ -85,11 +83,6 @@ def timed(intervals: list[Interval], capacity: int, enough: int, visits: int) ->
     seconds = time.perf_counter() - began
     check(intervals, found.offsets, found.height, base_alignment=1, capacity=capacity)
     return found, seconds
-
-
-def warm_up() -> None:
-    """Has the search compiled, or loaded: two buffers that meet in one step."""
-    improve(Problem([0, 0], [1, 1], [1, 1], [1, 1], [-1, -1]), 3, 2, 1000)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ __all__ = ["Search", "pack", "pack_spaces"]
 Search = Literal["off", "auto"] | int
 
 _AUTO_VISITS = 70_000  # of an exact search in plain Python: some 0.2 s
+_AUTO_VISITS_TO_FIT = 200_000_000  # of a compiled one, where the plan is above its capacity without it: some 2 s
 _WORK = 1_000_000  # visited pairs for one unit of effort: some 0.4 s of plain Python
 _DENSE_DEGREE = 100  # mean number of conflicts from which array operations beat lists
 _MAX_LISTED_PAIRS = 500_000  # conflict lists beyond this cost more memory than floors are worth
@@ -47,8 +48,9 @@ def pack(
     Offsets are multiples of `base_alignment` and of the interval's own alignment, and the height of `base_alignment`;
     the arena itself must start at the largest of these alignments. `reuse=False` gives every buffer its own place.
     `effort` scales the greedy work spent on plans that miss the lower bound; 0 runs the first packer only. `search` is
-    what an exact search may then spend: "off", "auto" (a fraction of a second) or a number of visits, some 10**8 of
-    which take a second. So many need numba (`pip install rlx[planner]`); without it no search is longer than "auto".
+    what an exact search may then spend: "off", "auto" (a fraction of a second; up to 2 s where the plan would take more
+    than `capacity`) or a number of visits, some 10**8 of which take a second. For more than a fraction of a second it
+    is compiled, once a process, which takes some 0.3 s.
     The first plan that takes `enough` bytes or fewer is taken, where lower ones are of no use.
     Raises `OptionError` for a bad interval, `CompileError` where fixed buffers overlap, and `MemoryDeficit` where the
     plan takes more than `capacity` bytes.
@@ -179,15 +181,17 @@ def _searched(
     """The greedy plan, or the lower one that an exact search finds."""
     if greedy.height <= max(greedy.bound, enough) or not visits:
         return greedy
-    from rlx.plan.exact import compiled_search, improve, is_searchable
+    from rlx.plan.exact import improve, is_searchable
 
     if not is_searchable(problem, visits):
         return greedy
-    note = ""
-    if not plain and compiled_search() is None and visits > _AUTO_VISITS:
-        visits, note = _AUTO_VISITS, ", cut short since numba is not installed"
     found = improve(problem, greedy.height, greedy.bound, visits, wanted=capacity, enough=enough, plain=plain)
-    searched = f"exact search, {found.nodes:,} nodes{note}"
+    if plain and capacity is not None and found.bound <= capacity < found.height:
+        fitting = improve(
+            problem, found.height, found.bound, _AUTO_VISITS_TO_FIT, wanted=capacity, enough=max(enough, capacity)
+        )
+        found = replace(fitting, offsets=fitting.offsets or found.offsets, nodes=found.nodes + fitting.nodes)
+    searched = f"exact search, {found.nodes:,} nodes"
     if found.bound >= found.height:
         searched = f"{searched}, proved least"
     if found.offsets is None:

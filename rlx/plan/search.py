@@ -1,7 +1,7 @@
 """The core of the exact packer: a search over bottom-left stackings that fits all buffers or proves that none does.
 
-The same functions run as plain Python over lists and, compiled by numba, over arrays: they use indexing and integers
-only, and give the same answer, since work is counted in visits and never in time.
+The same functions run as plain Python over lists and, compiled by `rlx.plan.native`, over arrays: they use indexing
+and integers only, and give the same answer, since work is counted in visits and never in time.
 
 Time is cut into sections, one a maximal set of buffers that are live together. Each section has a floor, below which
 all is decided. In a valley, a run of sections with one floor and higher walls, the address right above the floor of a

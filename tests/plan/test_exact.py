@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 from collections.abc import Sequence
 from itertools import permutations
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlx.errors import OptionError
-from rlx.plan import exact
 from rlx.plan.bound import lower_bound
 from rlx.plan.check import check
 from rlx.plan.exact import improve, is_searchable
@@ -22,7 +20,6 @@ from rlx.plan.pack import pack
 
 Row = tuple[int, int, int]  # start, stop, size
 ROWS = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=7)
-HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 
 def problem_of(rows: Sequence[Row]) -> Problem:
@@ -129,7 +126,6 @@ def test_no_search_at_the_bound() -> None:
     assert "search" not in pack(intervals, search=10**6).method
 
 
-@pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.sample(2)
 def test_compiled_and_plain_search_are_one(seed: int) -> None:
@@ -150,10 +146,14 @@ def test_what_the_search_can_take() -> None:
     assert not is_searchable(problem_of(hard_set(0, 24)), 100)
 
 
-def test_without_numba_the_search_is_short_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "compiled_search", lambda: None)
-    intervals = intervals_of(problem_of(hard_set(3, 40)))
-    assert "cut short since numba is not installed" in pack(intervals, base_alignment=1, effort=0, search=10**9).method
+def test_auto_searches_on_where_the_plan_would_not_fit() -> None:
+    """Without a capacity the short search is all; with one that it misses, the long one goes on until it fits."""
+    intervals = intervals_of(problem_of(hard_set(1, 120)))
+    short = pack(intervals, base_alignment=1, effort=0)
+    assert short.height > 64
+    fitting = pack(intervals, base_alignment=1, effort=0, capacity=64)
+    check(intervals, fitting.offsets, fitting.height, base_alignment=1, capacity=64)
+    assert fitting.method.startswith("exact search, ")
 
 
 @pytest.mark.parametrize("search", ["on", -1, True, 1.5])
