@@ -20,7 +20,7 @@ from rlx.passes.legalise import Dispatch, legalise
 from rlx.plan.order import reorder, usual_extents
 from rlx.records import dataclass, field
 
-__all__ = ["Admit", "Compilation", "Stages", "compile_graph", "lower_graph", "stages_of"]
+__all__ = ["Admit", "Compilation", "Stages", "compile_graph", "legal_graph", "lower_graph", "stages_of"]
 
 Admit = Callable[[Graph, Graph, Program | None], None]  # source, legal graph, program: raises if it should not be made
 
@@ -76,13 +76,18 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
     """The stages up to the program; makes no code."""
     graph = apply_dims(graph, options.dims)
     verify(graph)
-    optimised = run_passes(graph)
-    legal, dispatch = legalise(optimised, backend.claims)
+    optimised, legal, dispatch = legal_graph(graph, backend)
     if isinstance(backend, LibraryBackend):
         return Stages(graph, optimised, legal, dispatch, None)
     if not isinstance(backend, CodeGenerator):
         raise CompileError(f"device {backend.name!r} is neither a code generator nor a library")
     return Stages(graph, optimised, legal, dispatch, lower_graph(legal, backend, options.packing))
+
+
+def legal_graph(graph: Graph, backend: Backend) -> tuple[Graph, Graph, list[Dispatch]]:
+    """The graph after the passes, the same in ops that the device runs, and what became of each node."""
+    optimised = run_passes(graph) if backend.rewrites else graph
+    return optimised, *legalise(optimised, backend.claims)
 
 
 def lower_graph(legal: Graph, backend: CodeGenerator, packing: str = "fast") -> Program:

@@ -394,7 +394,7 @@ class Backend(ABC):
 
     `unified`: whether it shares its memory with the host; `sync_ops`: ops that make it wait for the host, besides those
     that it runs there; `merges`: whether it makes one kernel of several nodes; `specialises`: whether it makes code for
-    every set of extents.
+    every set of extents; `rewrites`: whether graphs go through the passes before it gets them.
     """
 
     name: str
@@ -402,6 +402,7 @@ class Backend(ABC):
     sync_ops: frozenset[str] = frozenset()
     merges: bool = True
     specialises: bool = False
+    rewrites: bool = True
     capabilities: frozenset[str] = frozenset()  # of every executable that it makes
 
     @property

@@ -281,9 +281,13 @@ def initial_state(leaf: Value) -> Array:
 
 
 class ReferenceBackend(LibraryBackend):
-    """NumPy, node by node: the oracle and the debugger, on any machine."""
+    """NumPy, node by node: the oracle and the debugger, on any machine.
+
+    It runs graphs as they were imported: a wrong pass can't make it wrong.
+    """
 
     name = "reference"
+    rewrites = False
 
     def available(self) -> Availability:
         return Availability(True, f"NumPy {np.__version__}, node by node (slow; the oracle)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from rlx.backends.base import Backend, CodeGenerator
-from rlx.compiler import lower_graph
+from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import OptionError, ShapeError, no_such
 from rlx.ir.dtype import DType
 from rlx.ir.extents import check_extent
@@ -68,8 +68,10 @@ def lower(graph: Graph, backend: Backend | None, packing: str = "fast") -> Lower
     not installed.
     """
     verify(graph)
-    claims = _lowerable if backend is None else backend.claims
-    legal, dispatch = legalise(run_passes(graph), claims)
+    if backend is None:
+        legal, dispatch = legalise(run_passes(graph), _lowerable)
+    else:
+        _, legal, dispatch = legal_graph(graph, backend)
     program = lower_graph(legal, backend, packing) if isinstance(backend, CodeGenerator) else None
     return lowered_from(graph, legal, dispatch, backend, program)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Backend, CodeGenerator, CodeSizes
-from rlx.compiler import lower_graph
+from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import OptionError, ShapeError
 from rlx.estimate.calibrate import Overhead
 from rlx.estimate.experts import ExpertTotals
@@ -19,9 +19,7 @@ from rlx.ir.shape import Symbol, evaluate, numel
 from rlx.ir.verify import verify
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
-from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
-from rlx.passes.legalise import legalise
 from rlx.plan.arena import Schedule
 from rlx.plan.liveness import schedule
 from rlx.plan.plan import make_plan
@@ -58,7 +56,7 @@ def estimate_graph(
     graph = apply_dims(graph, options.dims)
     verify(graph)
     check_bounded(graph)
-    legal, _ = legalise(run_passes(graph), backend.claims)
+    _, legal, _ = legal_graph(graph, backend)
     if not isinstance(backend, CodeGenerator):
         return estimate_library(graph, legal, backend.name, overhead, options)
     program = lower_graph(legal, backend, options.packing)
