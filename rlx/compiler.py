@@ -17,6 +17,7 @@ from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import Dispatch, legalise
+from rlx.passes.rewrite import follow
 from rlx.plan.order import reorder, usual_extents
 from rlx.records import dataclass, field
 
@@ -76,6 +77,7 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
     """The stages up to the program; makes no code."""
     graph = apply_dims(graph, options.dims)
     verify(graph)
+    follow(graph)
     optimised, legal, dispatch = legal_graph(graph, backend)
     if isinstance(backend, LibraryBackend):
         return Stages(graph, optimised, legal, dispatch, None)

@@ -18,7 +18,7 @@ from rlx.ops.base import Op
 from rlx.ops.control import Control
 from rlx.options import CompileOptions
 
-__all__ = ["ReferenceBackend", "Trace", "run_graph"]
+__all__ = ["ReferenceBackend", "Trace", "bind_leaves", "run_graph", "run_node"]
 
 Trace = Callable[[Node, tuple[Array, ...]], None]
 
@@ -40,6 +40,21 @@ def run_graph(
     result that is not of the type its op infers.
     """
     held = {} if states is None else states
+    leaves, extents = bind_leaves(graph, inputs, params, held)
+    with np.errstate(all="ignore"):
+        outputs, updates = _run(graph, leaves, extents, trace)
+    held.update(updates)
+    return outputs
+
+
+def bind_leaves(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    params: Mapping[str, Array] | None = None,
+    states: Mapping[str, Array] | None = None,
+) -> tuple[dict[Value, Array], dict[str, int]]:
+    """The array of each leaf, decoded, and the extents that their shapes tell; raises as `run_graph`."""
+    held = states or {}
     _check_names("input", inputs, graph.inputs)
     _check_names("param", params or {}, graph.params)
     _check_names("state", held, graph.states)
@@ -59,10 +74,7 @@ def run_graph(
     for value, array in leaves.items():
         if value.type.encoding is not None:
             leaves[value] = value.type.encoding.decode(array, _shape(value.type, extents)).astype(value.dtype.numpy)
-    with np.errstate(all="ignore"):
-        outputs, updates = _run(graph, leaves, extents, trace)
-    held.update(updates)
-    return outputs
+    return leaves, extents
 
 
 def _check_names(kind: str, given: Mapping[str, Array], leaves: Sequence[Value]) -> None:
@@ -90,7 +102,7 @@ def _run(
     readers = Counter(v for node in graph.nodes for v in node.inputs)
     readers.update([*(o.value for o in graph.outputs), *graph.updates.values()])
     for node in graph.nodes:
-        results = _run_node(node, [values[v] for v in node.inputs], extents, trace)
+        results = run_node(node, [values[v] for v in node.inputs], extents, trace)
         if trace is not None:
             trace(node, results)
         values.update(zip(node.outputs, results, strict=True))
@@ -104,7 +116,10 @@ def _run(
     return outputs, {name: np.array(values[value]) for name, value in graph.updates.items()}
 
 
-def _run_node(node: Node, inputs: list[Array], extents: dict[str, int], trace: Trace | None) -> tuple[Array, ...]:
+def run_node(
+    node: Node, inputs: Sequence[Array], extents: dict[str, int], trace: Trace | None = None
+) -> tuple[Array, ...]:
+    """The results of one node; `extents` gains the dims that they decide. Raises as `run_graph`."""
     assert isinstance(node.op, Op)
     try:
         op = node.op.at(extents)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from rlx.backends import backend_named
 from rlx.cli.inputs import gather_inputs, with_hint
 from rlx.cli.options import InputSpec, ToleranceType, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
@@ -17,6 +18,7 @@ from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 from rlx.testing.nodewise import Comparison, allowed_for, compare_nodes, compare_outputs, first_bad_value
 from rlx.testing.oracle import Tolerance
+from rlx.testing.rewrites import compare_passes, first_wrong_pass
 from rlx.testing.roundings import compare_between_roundings
 
 __all__ = ["verify"]
@@ -25,8 +27,9 @@ __all__ = ["verify"]
 @click.command(
     help="""Compare MODEL on a device with the reference.
 
-    Its outputs, then every node for itself. Exit status 1 names the first node whose results differ by more than
-    rounding explains. Where only outputs differ, of a quantised model say, what lies between its roundings is compared.
+    The reference runs it as the file says. Its outputs, then what the passes rewrote, then every node for itself. Exit
+    status 1 names the first pass or node that changes a result by more than rounding explains. Where only outputs
+    differ, of a quantised model say, what lies between its roundings is compared.
     """
 )
 @model_argument
@@ -55,9 +58,17 @@ def verify(
     try:
         with working("comparing the outputs"):
             outputs = compare_outputs(compiled, given.arrays, allowed)
+        rewritten: list[Comparison] = []
+        if any(backend_named(name).rewrites for name in compiled.device.split("+")):
+            with working("comparing what the passes rewrote"):
+                rewritten = compare_passes(graph, given.arrays, allowed)
+        wrong = None
+        if not all(r.ok for r in rewritten):
+            with working("looking for the pass that changed a result"):
+                wrong = first_wrong_pass(graph, given.arrays, allowed)
         with progress("comparing the nodes", len(graph.nodes)) as done:
             nodes = compare_nodes(graph, given.arrays, compiled.device, given=allowed, done=done)
-        culprit = next((n for n in nodes if not n.ok), None)
+        culprit = wrong.found if wrong else next((n for n in nodes if not n.ok), None)
         stretches: list[Comparison] = []
         if culprit is None and not all(o.ok for o in outputs):
             with working("comparing what lies between roundings"):
@@ -71,9 +82,11 @@ def verify(
     ok = culprit is None and (bool(stretches) or all(o.ok for o in outputs))
     if as_json:
         facts = {"ok": ok, "device": compiled.device, "invented": given.notes}
+        facts["wrong_pass"] = {"name": wrong.name, "where": wrong.where} if wrong else None
         facts["first_bad"] = asdict(culprit) if culprit else None
         facts["tolerances"] = {name: asdict(one) for name, one in used(compiled, allowed).items()}
         facts["outputs"] = [asdict(o) for o in outputs]
+        facts["rewritten"] = [asdict(r) for r in rewritten]
         facts["nodes"] = [asdict(n) for n in nodes]
         facts["between_roundings"] = [asdict(s) for s in stretches]
         print_json(facts)
@@ -82,7 +95,9 @@ def verify(
             click.echo(f"invented  {note}")
         for name, one in used(compiled, allowed).items():
             click.echo(f"tolerance {name}: relative {one.relative:.2g}, absolute {one.absolute:.2g} for outputs")
-        report(outputs, nodes, stretches)
+        report(outputs, rewritten, nodes, stretches)
+    if wrong is not None:
+        raise click.ClickException(f"device {compiled.device!r} differs from the reference: {wrong}")
     if not ok:
         where = str(culprit) if culprit else f"output {next(o for o in outputs if not o.ok)}"
         raise click.ClickException(f"device {compiled.device!r} differs from the reference, first at {where}")
@@ -93,10 +108,15 @@ def used(model: CompiledGraph, given: Mapping[str, Tolerance]) -> dict[str, Tole
     return {spec.dtype.name: allowed_for(spec.dtype, None, given) for spec in model.outputs}
 
 
-def report(outputs: list[Comparison], nodes: list[Comparison], stretches: list[Comparison]) -> None:
-    """The outputs, the nodes in one line and those that differ, and what lies between roundings."""
+def report(
+    outputs: list[Comparison], rewritten: list[Comparison], nodes: list[Comparison], stretches: list[Comparison]
+) -> None:
+    """The outputs, what passes rewrote, the nodes and those that differ, and what lies between roundings."""
     for output in outputs:
         click.echo(f"output    {output}")
+    if rewritten:
+        good = sum(r.ok for r in rewritten)
+        click.echo(f"passes    {good} of {len(rewritten)} results that they rewrote agree, each from the reference's")
     bad = [n for n in nodes if not n.ok]
     worst = max(nodes, key=lambda n: n.share, default=None)
     click.echo(f"nodes     {len(nodes) - len(bad)} of {len(nodes)} results agree, each from the reference's inputs")

@@ -79,7 +79,11 @@ class Output:
 
 @dataclass(eq=False)
 class Graph:
-    """A computation from inputs, params, constants and states to named outputs; nodes are in topological order."""
+    """A computation from inputs, params, constants and states to named outputs; nodes are in topological order.
+
+    `became` says of a graph that was made from another one what the values of that one are here; those that nothing
+    needed any more are missing. None: it was made from none.
+    """
 
     name: str = "graph"
     inputs: list[Value] = field(default_factory=list)
@@ -90,6 +94,7 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
+    became: dict[Value, Value] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):

@@ -98,7 +98,7 @@ def with_dims(graph: Graph, values: Mapping[str, Size]) -> Graph:
         for old, value in zip(node.outputs, outputs, strict=True):
             value.name = old.name
             mapped[old] = value
-    guards, new.guards = new.guards, []
-    finished = finish(Graph(graph.name, outputs=graph.outputs, updates=graph.updates), new, mapped)
-    finished.guards = guards
+    guards = new.guards
+    finished = finish(graph, new, mapped)
+    finished.guards = guards  # those of the old graph have other sizes
     return finished

@@ -10,7 +10,7 @@ import numpy as np
 from rlx.ir.graph import Graph, Node, Operator, Output, TensorType, Value, count_readers
 from rlx.records import dataclass, field
 
-__all__ = ["Site", "copy_leaves", "copy_node", "finish", "joined", "rewrite", "rewrite_all"]
+__all__ = ["Site", "copy_leaves", "copy_node", "finish", "follow", "joined", "rewrite", "rewrite_all"]
 
 Replacement = Value | tuple[Value, ...] | None
 
@@ -44,12 +44,20 @@ def copy_node(new: Graph, node: Node, inputs: Sequence[Value]) -> tuple[Value, .
 
 
 def finish(graph: Graph, new: Graph, values: dict[Value, Value]) -> Graph:
-    """Gives the new graph the old one's outputs, updates and guards."""
+    """Gives the new graph the old one's outputs, updates and guards, and what the values became."""
+    known = {v: v for v in graph.values()} if graph.became is None else graph.became
+    new.became = {first: values[v] for first, v in known.items() if v in values}
     new.outputs = [Output(o.name, values[o.value]) for o in graph.outputs]
     new.updates = {name: values[v] for name, v in graph.updates.items()}
     known = {(g.lhs, g.rhs) for g in graph.guards}
     new.guards = [*graph.guards, *(g for g in new.guards if (g.lhs, g.rhs) not in known)]
     return new
+
+
+def follow(graph: Graph) -> None:
+    """Makes the graphs that are made from this one say what its values became, besides those that it was made from."""
+    if graph.became is not None:
+        graph.became = {**graph.became, **{v: v for v in graph.values()}}
 
 
 def joined(*nodes: Node) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ stretch starts from what the reference rounded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import numpy as np
@@ -22,7 +22,7 @@ from rlx.runtime.session import compile
 from rlx.testing.nodewise import STANDARD, Comparison, allowed_for, compare, largest
 from rlx.testing.oracle import Tolerance
 
-__all__ = ["compare_between_roundings"]
+__all__ = ["compare_between_roundings", "compare_rounded", "range_of", "rounds"]
 
 # Element by element these go up or down by steps with their first operand.
 ROUNDING = frozenset({
@@ -41,7 +41,7 @@ def compare_between_roundings(
     go either way so: then none explains why outputs differ.
     """
     fixed = apply_dims(graph, bind_extents(graph, {name: np.shape(array) for name, array in inputs.items()}))
-    rounding = [node for node in fixed.nodes if _rounds(node)]
+    rounding = [node for node in fixed.nodes if rounds(node)]
     if not rounding:
         return []
     walk = _Ranges(fixed, rounding, inputs, given)
@@ -62,13 +62,13 @@ def compare_between_roundings(
     starts = dict(zip((v.name for v in cut.inputs[len(fixed.inputs) :]), walk.rounded, strict=True))
     got = iter(compile(cut, device=device).run({**inputs, **starts}))
 
-    found = [_compare_rounded(node, next(got), *walk.ranges[node]) for node in walk.ranges]
+    found = [compare_rounded(node, next(got), *walk.ranges[node]) for node in walk.ranges]
     for name, array in expected.items():
         found.append(compare(name, "", next(got), array, allowed_for(array.dtype, None, given), largest(array)))
     return found
 
 
-def _rounds(node: Node) -> bool:
+def rounds(node: Node) -> bool:
     """Whether a node makes steps of a float that a run computes."""
     operand = node.inputs[0] if node.inputs else None
     if node.op.op_name not in ROUNDING or operand is None or operand.kind not in ("input", "node", "state"):
@@ -99,24 +99,28 @@ class _Ranges:
         operands = [self.values[v] for v in node.inputs if v in self.values]
         if len(operands) < len(node.inputs):
             return  # a state without an initial value
-        x, *others = operands
-        assert isinstance(node.op, Op)
-        allowed = allowed_for(x.dtype, None, self.given)
-        with np.errstate(all="ignore"):
-            off = allowed.absolute * largest(x) + allowed.relative * np.abs(x)
-            off = np.where(np.isfinite(x), off, 0)  # an infinity less an infinity would be NaN
-            low, high = ((x + end).astype(x.dtype) for end in (-off, off))
-            # equality, and a cast to bools, are alike on both sides of a single point
-            point = others[0] if node.op.op_name in ("equal", "not_equal") else np.zeros((), x.dtype)
-            among = np.minimum(np.maximum(point, low), high)
-            found = [node.op.reference(operand, *others) for operand in (low, among, high)]
         self.rounded.append(results[0])
-        least, most = reduce(np.minimum, found), reduce(np.maximum, found)
-        self.ranges[node] = least, most
+        least, most = self.ranges[node] = range_of(node, operands, self.given)
         self.open |= bool((least < most).any())
 
 
-def _compare_rounded(node: Node, got: Array, least: Array, most: Array) -> Comparison:
+def range_of(node: Node, operands: Sequence[Array], given: Mapping[str, Tolerance]) -> tuple[Array, Array]:
+    """The least and the most that a rounding op gives for its operand less and plus what a chain of ops is allowed."""
+    x, *others = operands
+    assert isinstance(node.op, Op)
+    allowed = allowed_for(x.dtype, None, given)
+    with np.errstate(all="ignore"):
+        off = allowed.absolute * largest(x) + allowed.relative * np.abs(x)
+        off = np.where(np.isfinite(x), off, 0)  # an infinity less an infinity would be NaN
+        low, high = ((x + end).astype(x.dtype) for end in (-off, off))
+        # equality, and a cast to bools, are alike on both sides of a single point
+        point = others[0] if node.op.op_name in ("equal", "not_equal") else np.zeros((), x.dtype)
+        among = np.minimum(np.maximum(point, low), high)
+        found = [node.op.reference(operand, *others) for operand in (low, among, high)]
+    return reduce(np.minimum, found), reduce(np.maximum, found)
+
+
+def compare_rounded(node: Node, got: Array, least: Array, most: Array) -> Comparison:
     (value,) = node.outputs
     name = value.name or (node.provenance[0] if node.provenance else "?")
     with np.errstate(invalid="ignore"):

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from onnx import TensorProto, helper
 
+from rlx import passes
 from rlx.backends import backend_named
 from rlx.backends.base import Availability
 from rlx.cli.inputs import invent_extents
@@ -27,6 +28,7 @@ from rlx.ops.activation import Relu
 from rlx.ops.conv import Conv
 from rlx.ops.elementwise import Add, Exp, Round, Sigmoid
 from rlx.ops.layout import Pad
+from rlx.passes.rewrite import rewrite
 from rlx.runtime.session import load
 from rlx.runtime.weights import WeightRegistry
 from rlx.testing.nodewise import Comparison
@@ -312,6 +314,29 @@ def test_verify_names_the_first_bad_node(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.exit_code == 1
     assert "first at relu 'relu1'" in result.stderr
     assert "8 of 11 results agree" in result.stdout
+
+
+def test_verify_names_the_pass_that_changes_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference runs the model as imported, and the first pass after which a value is another is named."""
+
+    def forget(graph: Graph) -> Graph:
+        return rewrite(graph, lambda site: site.inputs[0] if isinstance(site.op, Relu) else None)
+
+    g = Graph("network")
+    hidden = g.add(Relu(), g.input("x", (4, 8)), name="hidden")[0]
+    g.output(g.add(Sigmoid(), hidden)[0] * 2, name="y")
+    path = tmp_path / "network.rlx"  # the text form is not kept in the cache
+    path.write_text(str(g))
+    assert rlx_json("verify", path, "--device", "cpu")["wrong_pass"] is None
+    monkeypatch.setattr(passes, "PASSES", (*passes.PASSES[:4], ("forget", forget), *passes.PASSES[4:]))
+    result = rlx("verify", path, "--device", "cpu")
+    assert result.exit_code == 1
+    assert "the pass 'forget' changes the result of relu 'hidden': largest error" in result.stderr
+    assert "results that they rewrote agree" in result.stdout
+    found = json.loads(rlx("verify", path, "--device", "cpu", "--json").stdout)
+    assert (found["ok"], found["wrong_pass"]) == (False, {"name": "forget", "where": ""})
+    assert found["first_bad"]["name"] == "hidden"
+    assert rlx("verify", path, "--device", "reference").exit_code == 0
 
 
 def test_verify_knows_what_rounding_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
