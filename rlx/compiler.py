@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlx.backends import check_options
 from rlx.backends.base import Backend, CodeGenerator, Executable, LibraryBackend
 from rlx.errors import CompileError
 from rlx.ir.graph import Graph
@@ -60,8 +61,9 @@ def compile_graph(
     """Compiles a graph for a device; `admit` is asked before memory is taken.
 
     It is asked before code is made too, unless `early`: then that goes on meanwhile. Raises `CompileError`,
-    `UnsupportedOp` or what `admit` raises.
+    `UnsupportedOp`, `OptionError` for what the device can't honour, or what `admit` raises.
     """
+    check_options(backend, options)
     made = stages_of(graph, backend, options)
     if isinstance(backend, LibraryBackend):
         admit(made.source, made.legal, made.program)
@@ -77,7 +79,6 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
     """The stages up to the program; makes no code."""
     graph = apply_dims(graph, options.dims)
     verify(graph)
-    follow(graph)
     optimised, legal, dispatch = legal_graph(graph, backend)
     if isinstance(backend, LibraryBackend):
         return Stages(graph, optimised, legal, dispatch, None)
@@ -88,7 +89,9 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
 
 def legal_graph(graph: Graph, backend: Backend) -> tuple[Graph, Graph, list[Dispatch]]:
     """The graph after the passes, the same in ops that the device runs, and what became of each node."""
+    follow(graph)
     optimised = run_passes(graph) if backend.rewrites else graph
+    follow(optimised)
     return optimised, *legalise(optimised, backend.claims)
 
 

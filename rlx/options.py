@@ -9,9 +9,12 @@ from typing import Any, Literal
 from rlx.errors import OptionError
 from rlx.records import dataclass, names_of, replace
 
-__all__ = ["CompileOptions"]
+__all__ = ["DEVICE_OPTIONS", "CompileOptions"]
 
 DimSpec = int | tuple[int, int]
+
+# What a device itself has to do something about; the others are the runtime's, for every device alike.
+DEVICE_OPTIONS = ("threads", "alignment", "search", "reuse", "packing", "trap", "debug")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,12 @@ class CompileOptions:
     def input_sets(self) -> int:
         """The sets of inputs that are there at once: the caller's, and those of a queue that was asked for."""
         return 1 + (self.queue or 0)
+
+    def of_device(self) -> dict[str, Any]:
+        """The `DEVICE_OPTIONS` that are set to something else than their default."""
+        default = CompileOptions()
+        given = {name: getattr(self, name) for name in DEVICE_OPTIONS}
+        return {name: value for name, value in given.items() if value != getattr(default, name)}
 
     def with_options(self, changes: Mapping[str, Any], *also: str) -> CompileOptions:
         """A copy with other values; `OptionError` names an unknown option and lists the known ones, those `also` that

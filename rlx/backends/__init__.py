@@ -8,8 +8,17 @@ from importlib.util import find_spec
 
 from rlx.backends.base import Backend, Restorer
 from rlx.errors import DeviceUnavailable, OptionError
+from rlx.options import CompileOptions
 
-__all__ = ["BACKENDS", "RESTORERS", "backend_named", "choose_backend", "device_named", "restorer_named"]
+__all__ = [
+    "BACKENDS",
+    "RESTORERS",
+    "backend_named",
+    "check_options",
+    "choose_backend",
+    "device_named",
+    "restorer_named",
+]
 
 BACKENDS: dict[str, str] = {
     "cpu": "rlx.backends.cpu.backend:CpuBackend",
@@ -50,6 +59,17 @@ def choose_backend(device: str) -> Backend:
         if device != "auto":
             raise DeviceUnavailable(f"device {name!r}: {found.why}")
     raise DeviceUnavailable("no device can be used here; `rlx devices` says why")
+
+
+def check_options(backend: Backend, options: CompileOptions) -> None:
+    """Raises `OptionError` for options that the device would ignore."""
+    ignored = backend.ignored(options)
+    if ignored:
+        able = [repr(name) for name in BACKENDS if not backend_named(name).ignored(options)]
+        raise OptionError(
+            f"device {backend.name!r} can't honour {ignored}: leave it out, name a device that can "
+            f"({', '.join(able)}), or let device='auto' choose among those"
+        )
 
 
 def device_named(device: str) -> str:

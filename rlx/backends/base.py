@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlx.plan.arena import MemoryPlan
 
 __all__ = [
+    "CAPABILITIES",
     "Availability",
     "Backend",
     "CodeGenerator",
@@ -40,6 +41,9 @@ __all__ = [
     "host_memory",
     "spec_of",
 ]
+
+
+CAPABILITIES = ("arena", "clone", "dynamic", "experts", "out", "profile", "save", "slots", "states")
 
 
 @dataclass(frozen=True)
@@ -198,8 +202,7 @@ class Joins:
 class Executable(ABC):
     """A compiled graph on a device: code, memory and the run. Arrays that come in have been checked by the caller.
 
-    `capabilities` names the calls of the API that it supports: "arena", "slots", "clone", "out", "profile", "states",
-    "save", "experts".
+    `capabilities` names the calls of the API that it supports, among `CAPABILITIES`.
     """
 
     capabilities: frozenset[str] = frozenset()
@@ -394,7 +397,8 @@ class Backend(ABC):
 
     `unified`: whether it shares its memory with the host; `sync_ops`: ops that make it wait for the host, besides those
     that it runs there; `merges`: whether it makes one kernel of several nodes; `specialises`: whether it makes code for
-    every set of extents; `rewrites`: whether graphs go through the passes before it gets them.
+    every set of extents; `rewrites`: whether graphs go through the passes before it gets them; `honours`: which of
+    `DEVICE_OPTIONS` it does something about: a compile that sets another one is refused.
     """
 
     name: str
@@ -403,6 +407,7 @@ class Backend(ABC):
     merges: bool = True
     specialises: bool = False
     rewrites: bool = True
+    honours: frozenset[str] = frozenset()
     capabilities: frozenset[str] = frozenset()  # of every executable that it makes
 
     @property
@@ -426,6 +431,10 @@ class Backend(ABC):
     @abstractmethod
     def memory(self) -> DeviceMemory:
         """The device's memory now."""
+
+    def ignored(self, options: CompileOptions) -> str:
+        """The options that it would ignore, as in "trap='nan'"; "" if there are none."""
+        return ", ".join(f"{k}={v!r}" for k, v in options.of_device().items() if k not in self.honours)
 
     def check(self, legal: Graph) -> None:
         """Raises `UnsupportedOp` for nodes that it claims but can't run in this graph; compiles nothing."""

@@ -303,6 +303,7 @@ class ReferenceBackend(LibraryBackend):
 
     name = "reference"
     rewrites = False
+    honours = frozenset({"trap", "debug"})  # there is no arena to fill; views of an earlier run are refused
 
     def available(self) -> Availability:
         return Availability(True, f"NumPy {np.__version__}, node by node (slow; the oracle)")

@@ -61,7 +61,8 @@ def bench(
     **options: Any,
 ) -> None:
     start = time.perf_counter()
-    compiled = load_model(model, options)
+    needs = {**({"profile": "--kernels"} if kernels else {}), **({"clone": "--clones"} if clones else {})}
+    compiled = load_model(model, options, needs)
     compile_seconds = time.perf_counter() - start
     given = gather_inputs(compiled.compilation.source, inputs, seed)
     arrays = list(given.arrays.values())

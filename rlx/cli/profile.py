@@ -45,7 +45,8 @@ def profile(
     as_json: bool,
     **options: Any,
 ) -> None:
-    compiled = load_model(model, options)
+    flag = "--trace" if trace is not None else "--learn" if learns else ""
+    compiled = load_model(model, options, {"profile": flag} if flag else {})
     given, found = profiled(compiled, inputs, seed, options["threads"], not guess)
     if learns:
         learn(found)

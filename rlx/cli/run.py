@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import click
 import numpy as np
 
 import rlx
+from rlx.backends import backend_named
 from rlx.cli.inputs import Inputs, gather_inputs, with_hint
 from rlx.cli.options import InputSpec, compile_options, dims_of, input_options, json_option, model_argument
 from rlx.cli.show import print_json, working
 from rlx.errors import OptionError, RlxError
 from rlx.ir.graph import Array
+from rlx.records import replace
 from rlx.runtime.compiled import CompiledGraph
+from rlx.runtime.policy import policy_of
 
 __all__ = ["load_model", "run", "run_once"]
 
@@ -72,9 +76,21 @@ def replay_runs(compiled: CompiledGraph, path: Path, as_json: bool) -> None:
         raise click.ClickException(f"output {name!r} of run {run} differs from the recording")
 
 
-def load_model(path: Path, options: dict[str, Any]) -> CompiledGraph:
-    """`rlx.load` with the options of `compile_options`."""
+def load_model(path: Path, options: dict[str, Any], needs: Mapping[str, str] | None = None) -> CompiledGraph:
+    """`rlx.load` with the options of `compile_options`, on a device that has each capability that a flag needs.
+
+    `needs` names the flag of each. Raises `OptionError` where the device that is named lacks one.
+    """
     dims = dims_of(options["dims"]) or None
+    if needs and options["device"] == "auto":
+        policy = policy_of(None)
+        options = {**options, "policy": replace(policy, needs=(*policy.needs, *needs))}
+    for need, flag in (needs or {}).items() if options["device"] != "auto" else ():
+        if need not in backend_named(options["device"]).capabilities:
+            device = options["device"]
+            raise OptionError(
+                f"{flag}: device {device!r} does not offer {need!r}; `rlx devices` lists what each offers"
+            )
     with working(f"compiling {path.name}"):
         return rlx.load(path, **{**options, "dims": dims})  # type: ignore[no-any-return]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from rlx.backends import backend_named, choose_backend
 from rlx.backends.base import Backend
-from rlx.cost.lowered import Lowered, extents_at, lower, lowered_from, needed, rounds_of
+from rlx.cost.lowered import Lowered, extents_at, lower, lowered_from, needed, results_of, rounds_of
 from rlx.errors import ModelFormatError, OptionError, no_such
-from rlx.ir.graph import Graph
+from rlx.ir.graph import OPERATORS, Graph
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.kernels.work import kernel_work
 from rlx.records import dataclass
@@ -181,9 +181,10 @@ def profile(
     """Counts a forward pass of a Graph on a device, or of a CompiledGraph on its own, without running it.
 
     `outputs` are those asked for (default: all): only what they need is counted. `at` gives extents of dims (default:
-    their upper bounds). `sync_ops` names the ops at which the device waits, in place of the device's own list. `views`
-    counts a `run_views` rather than a `run`. `unified` says whether device and host share their memory (default: as the
-    device says). Raises `NameNotFound`, `ShapeError`, `OptionError`, and what lowering raises.
+    their upper bounds). `sync_ops` names the ops at which the device waits, in place of the device's own list; for one
+    that passes or the device take apart it waits at the kernel that makes the result. `views` counts a `run_views`
+    rather than a `run`. `unified` says whether device and host share their memory (default: as the device says). Raises
+    `NameNotFound`, `ShapeError`, `OptionError`, and what lowering raises.
     """
     if isinstance(model, Graph):
         backend = _backend(device)
@@ -230,10 +231,15 @@ def profile_of(
     wanted = names if outputs is None else tuple(name for name in names if name in outputs)
     extents = extents_at(lowered.graph, at)
 
+    for op in sync_ops or ():
+        if op not in OPERATORS:
+            raise no_such("op", op, OPERATORS, call="sync_ops")
+    waits: list[object] = [] if sync_ops is None else results_of(lowered.legal, set(sync_ops), (program, unmerged))
+
     def syncs(kernel: Kernel) -> bool:
         if sync_ops is None:
             return lowered.syncs(kernel)
-        return any(node.op.op_name in sync_ops for node in kernel.nodes)
+        return any(node.op.op_name in sync_ops or any(node.op is op for op in waits) for node in kernel.nodes)
 
     kernels = needed(program, wanted)
     sizes = dict(extents)

@@ -20,7 +20,7 @@ from rlx.passes import run_passes
 from rlx.passes.legalise import Dispatch, legalise
 from rlx.records import cached_property, dataclass
 
-__all__ = ["Lowered", "extents_at", "lower", "lowered_from", "needed", "rounds_of"]
+__all__ = ["Lowered", "extents_at", "lower", "lowered_from", "needed", "results_of", "rounds_of"]
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,27 @@ def needed(program: Program, outputs: Collection[str] | None) -> list[Kernel]:
                 live |= {b.base for b in kernel.reads()}
         if len(kept) == before:
             return [k for k in program.run if k in kept]
+
+
+def results_of(legal: Graph, ops: Collection[str], programs: Collection[Program]) -> list[object]:
+    """The ops that give the results of nodes of these ops, where the passes or the device have taken them apart.
+
+    Where a result is a view of another, the op that makes that one in a kernel of the programs.
+    """
+    placed = {id(node.op) for program in programs for kernel in program.run for node in kernel.nodes}
+    found: list[object] = []
+    for old, new in (legal.became or {}).items():
+        if old.node is None or old.node.op.op_name not in ops:
+            continue
+        given = {legal.became.get(v) for v in old.node.inputs} if legal.became else set()
+        while new not in given and new.node is not None and id(new.node.op) not in placed and new.node.inputs:
+            new = new.node.inputs[0]
+        if new not in given and new.node is not None:
+            found.append(new.node.op)
+    for node in legal.nodes:
+        for region in node.regions:
+            found += results_of(region, ops, programs)
+    return found
 
 
 def rounds_of(program: Program, extents: dict[str, int]) -> dict[Kernel, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends import check_options
 from rlx.backends.base import Backend, CodeGenerator, CodeSizes
 from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import OptionError, ShapeError
@@ -53,6 +54,7 @@ def estimate_graph(
     file that loading touches, besides those of the params named, which stay in use. Raises `ShapeError` where a size
     has no bound, and what the compiler raises.
     """
+    check_options(backend, options)
     graph = apply_dims(graph, options.dims)
     verify(graph)
     check_bounded(graph)

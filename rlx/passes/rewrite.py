@@ -55,9 +55,12 @@ def finish(graph: Graph, new: Graph, values: dict[Value, Value]) -> Graph:
 
 
 def follow(graph: Graph) -> None:
-    """Makes the graphs that are made from this one say what its values became, besides those that it was made from."""
+    """Makes graphs made from this one, and from its regions, say what its values became, besides those of older ones."""
     if graph.became is not None:
-        graph.became = {**graph.became, **{v: v for v in graph.values()}}
+        graph.became.update({v: v for v in graph.values()})
+    for node in graph.nodes:
+        for region in node.regions:
+            follow(region)
 
 
 def joined(*nodes: Node) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from rlx.ir.graph import Graph
 from rlx.lean import log
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
+from rlx.records import names_of
 from rlx.runtime.choice import Candidate, Decision, choose, usual_extents
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.memory import ModelMemory, Resident
@@ -43,7 +44,8 @@ def compile_on(graph: Graph, backend: Backend, options: CompileOptions, before: 
 
 def compile_chosen(graph: Graph, policy: DevicePolicy, options: CompileOptions, before: Resident) -> CompiledGraph:
     """The graph on the device that the policy gives. With one device here there is nothing to price before."""
-    here = [name for name in BACKENDS if not policy.forbids(name) and backend_named(name).available().present]
+    allowed = [backend_named(name) for name in BACKENDS if not policy.forbids(name)]
+    here = [b.name for b in allowed if b.available().present and not policy.unfit(b, options)]
     if len(here) == 1 and not policy.split:
         made = compile_on(graph, backend_named(here[0]), options, before)
         made.decide = lambda: decided(graph, policy, options)
@@ -65,7 +67,7 @@ def decided(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Deci
 
 
 def _keywords(options: CompileOptions) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("budget", "over_budget", "threads", "dims", "alignment")}
+    return {name: getattr(options, name) for name in names_of(options) if name != "device"}
 
 
 def _split(graph: Graph, devices: list[str], options: CompileOptions) -> CompiledGraph:

@@ -107,9 +107,10 @@ class Buckets:
         self._graph = apply_dims(graph, dict(zip(self.ladder, self._whole, strict=True)))
         self.device = self._backend.name
         self.registry = WeightRegistry() if registry is None else registry
+        packing = {"packing": "shared"} if "packing" in self._backend.honours else {}
         self._session = Session(
             registry=self.registry,
-            **{"packing": "shared", **options, "device": self.device, "dims": None, "cache": False},
+            **{**packing, **options, "device": self.device, "dims": None, "cache": False},
         )
         self.limit = None if limit is None else parse_bytes(limit)
         self.inputs = tuple(spec_of(v) for v in self._graph.inputs)

@@ -182,8 +182,8 @@ def choose(
 
     `at` gives the extents of dims to price it at (default: the upper bounds; 128 for a dim without one). `calibrate`:
     devices that were never calibrated are now, some seconds each, once on a machine; else guesses are used. Further
-    keywords are those of `rlx.compile`: `budget`, `threads`, `dims`. Raises `DeviceUnavailable` where no device can run
-    the graph, with the obstacle of each.
+    keywords are those of `rlx.compile`: `budget`, `threads`, `dims`; a device that would ignore one is not chosen.
+    Raises `DeviceUnavailable` where no device can run the graph, with the obstacle of each.
     """
     return _Choice(graph, policy_of(policy), at=at, calibrate=calibrate, **options).decide()
 
@@ -231,6 +231,9 @@ class _Choice:
         found = backend.available()
         if not found.present:
             return Candidate(name, found.why)
+        unfit = self.policy.unfit(backend, self.options)
+        if unfit:
+            return Candidate(name, unfit)
         try:
             lowered = self.lowered[name] = lower(self.graph, backend, self.options.packing)
             backend.check(lowered.legal)

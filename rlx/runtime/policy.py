@@ -6,7 +6,9 @@ import os
 from typing import Any
 
 from rlx.backends import BACKENDS
+from rlx.backends.base import CAPABILITIES, Backend
 from rlx.errors import OptionError
+from rlx.options import CompileOptions
 from rlx.records import dataclass, names_of
 
 __all__ = ["OBJECTIVES", "VARIABLE", "DevicePolicy", "policy_of"]
@@ -27,7 +29,7 @@ class DevicePolicy:
     or "memory" (the lowest peak). `expected_calls`: over how many runs a compile is spread. `split` allows a graph that
     no device can run as a whole to be cut into parts on several. `pace`: "now" (times follow the present speed of the
     processor, by a probe of some milliseconds) or "calibrated" (its speed when devices were calibrated: a choice is the
-    same from day to day).
+    same from day to day). `needs` are capabilities of which a device must have each: ("profile",), say.
     """
 
     only: tuple[str, ...] | None = None
@@ -38,6 +40,7 @@ class DevicePolicy:
     expected_calls: int = 1000
     split: bool = False
     pace: str = "now"
+    needs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("only", "deny", "prefer"):
@@ -51,6 +54,10 @@ class DevicePolicy:
                     raise OptionError(f"{name}={device!r}: unknown device; known are {', '.join(map(repr, BACKENDS))}")
                 if device == "reference" and name != "deny":
                     raise OptionError(f"{name}='reference': it is never chosen; name it as the device to use it")
+        object.__setattr__(self, "needs", (self.needs,) if isinstance(self.needs, str) else tuple(self.needs))
+        for need in self.needs:
+            if need not in CAPABILITIES:
+                raise OptionError(f"needs={need!r}: unknown capability; known are {', '.join(CAPABILITIES)}")
         for name, least in (("benchmark", 0), ("expected_calls", 1)):
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < least:
@@ -69,6 +76,14 @@ class DevicePolicy:
             return f"not among only={', '.join(self.only)}"
         return "denied" if device in self.deny else ""
 
+    def unfit(self, backend: Backend, options: CompileOptions) -> str:
+        """Why a device that is here can't be chosen for any graph: what it lacks or ignores; "" when it can."""
+        lacking = [need for need in self.needs if need not in backend.capabilities]
+        if lacking:
+            return f"it does not offer what is needed: {', '.join(lacking)}"
+        ignored = backend.ignored(options)
+        return f"it can't honour {ignored}" if ignored else ""
+
     @staticmethod
     def parse(text: str) -> DevicePolicy:
         """A policy from a text such as "only=cpu,xla; objective=throughput; benchmark=5"; `OptionError` for others."""
@@ -78,7 +93,7 @@ class DevicePolicy:
             name, equals, value = (s.strip() for s in part.partition("="))
             if name not in known or not equals:
                 raise OptionError(f"device policy {part!r}: expected NAME=VALUE with one of {', '.join(known)}")
-            if name in ("only", "deny", "prefer"):
+            if name in ("only", "deny", "prefer", "needs"):
                 given[name] = tuple(filter(None, (s.strip() for s in value.split(","))))
             elif name in ("benchmark", "expected_calls"):
                 if not value.isascii() or not value.isdigit():

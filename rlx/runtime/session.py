@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlx.backends import BACKENDS, choose_backend
+from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
 from rlx.disk import check_regular, path_of
 from rlx.errors import ModelFormatError, OptionError
@@ -192,7 +192,10 @@ def _bring_device(options: CompileOptions) -> Backend:
     from rlx.estimate.admit import admit_compiler
 
     admit_compiler(next(iter(BACKENDS)) if options.device == "auto" else options.device, options)
-    return choose_backend(options.device)
+    backend = choose_backend(options.device)
+    if options.device != "auto":
+        check_options(backend, options)  # before a file is read
+    return backend
 
 
 def _decided(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Decision:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rlx.errors import ModelFormatError, NameNotFound, OptionError, ShapeError
 from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim, upper
 from rlx.ops.base import Op
+from rlx.ops.contract import Gemm
 from rlx.ops.control import Scan
 from rlx.ops.encoded import Dequantize
 
@@ -195,6 +197,43 @@ def test_sync_ops_take_the_place_of_the_devices_list() -> None:
         sync_ops = frozenset(("relu",))
 
     assert rlx.profile(network(), Waiting()).syncs == 1
+
+
+def gemms() -> Graph:
+    """gemm, reshape of it, and gemm again: the CPU takes both apart."""
+    g = Graph("gemms")
+    a = g.add(Gemm(), g.input("x", (4, 8)), g.param("w", (8, 8)), g.param("b", (8,)))[0]
+    again = g.add(Gemm(), rlx.reshape(a, shape=(8, 4)), g.param("v", (4, 2)), g.param("c", (2,)))[0]
+    g.output(again, "y")
+    return g
+
+
+def looped() -> Graph:
+    """A discrete Fourier transform in each of two rounds."""
+
+    def body(number: Any, x: Any) -> Any:
+        wave = rlx.dft(x, None, -2, False, False)
+        return rlx.slice(wave, starts=(0, 0, 0), sizes=(4, 32, 1), steps=(1, 1, 1))
+
+    return rlx.jit(lambda x: rlx.fori_loop(0, 2, body, x), device="cpu").lower(np.ones((4, 32, 1), np.float32))
+
+
+@pytest.mark.parametrize(
+    "graph, op, syncs",
+    [
+        (transform, "dft", 1), (gemms, "gemm", 2), (peaks, "welch_peaks", 1), (network, "matmul", 2),
+        (network, "relu", 1), (network, "gelu", 0), (looped, "dft", 2),
+    ],
+)  # fmt: skip
+def test_sync_ops_may_be_taken_apart(graph: Callable[[], Graph], op: str, syncs: int) -> None:
+    """The device waits once for the result of each node of the op, in every round, whatever became of the node."""
+    for device in ("cpu", "reference"):
+        assert rlx.profile(graph(), device, sync_ops=(op,)).syncs == syncs, device
+
+
+def test_sync_ops_that_do_not_exist_are_named() -> None:
+    with pytest.raises(NameNotFound, match="sync_ops: there is no op 'sofmax'; there are "):
+        rlx.profile(network(), "cpu", sync_ops=("sofmax",))
 
 
 def test_json_and_text() -> None:

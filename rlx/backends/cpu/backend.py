@@ -41,7 +41,7 @@ from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.program import Kernel, Program
 from rlx.kernels.tags import PACK
 from rlx.ops.control import Control
-from rlx.options import CompileOptions
+from rlx.options import DEVICE_OPTIONS, CompileOptions
 
 __all__ = ["CpuBackend"]
 
@@ -51,6 +51,7 @@ class CpuBackend(CodeGenerator):
 
     name = "cpu"
     capabilities = CpuExecutable.capabilities
+    honours = frozenset(DEVICE_OPTIONS)
 
     @property
     def threads(self) -> int:

@@ -210,7 +210,8 @@ class ArrayExecutable(Executable):
         raise self.refusal("clone", "compile the graph again")
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
-        raise self.refusal("profile", f"{self.device} doesn't tell its kernels apart")
+        instead = f"{self.device} doesn't tell its kernels apart; policy='needs=profile' chooses a device that does"
+        raise self.refusal("profile", instead)
 
     def keeps_none(self) -> OptionError:
         return self.refusal("states to read, write, bind or feed", "declare them in the graph, with their updates")
