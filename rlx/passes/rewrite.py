@@ -55,7 +55,7 @@ def finish(graph: Graph, new: Graph, values: dict[Value, Value]) -> Graph:
 
 
 def follow(graph: Graph) -> None:
-    """Makes graphs made from this one, and from its regions, say what its values became, besides those of older ones."""
+    """Makes graphs made from this one, and from its regions, tell what its values became, and not older ones alone."""
     if graph.became is not None:
         graph.became.update({v: v for v in graph.values()})
     for node in graph.nodes:

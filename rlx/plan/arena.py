@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlx.errors import NameNotFound, OptionError
@@ -11,7 +11,7 @@ from rlx.ir.graph import Value
 from rlx.ir.shape import Size, evaluate, numel
 from rlx.kernels.program import Buffer, Kernel
 from rlx.plan.interval import Interval, Placement, round_up
-from rlx.records import dataclass
+from rlx.records import dataclass, field, replace
 
 if TYPE_CHECKING:  # what draws plans is imported where it is used: stored plans need none of it
     from rlx.plan.render import Totals
@@ -79,21 +79,38 @@ class MemoryPlan:
     schedule: tuple[Kernel, ...] = ()  # the kernels in the order in which they run
     views: tuple[Buffer, ...] = ()
     element_width: int | None = None  # bytes of every element, if it is not that of its type
+    find: Callable[[Value | str], Buffer | None] | None = field(default=None, repr=False)  # `Places.find`, to look up
 
-    def __getitem__(self, value: Buffer | Value | str) -> Slot | Kernel:
-        """The place of a buffer, a view or a value of the graph, or the kernel that the value was fused into."""
+    def __getitem__(self, value: Buffer | Value | str) -> Slot:
+        """The place of a buffer, a view, or of a value or output of the graph that was compiled, also by name.
+
+        Raises `NameNotFound` for what is nowhere in the arena, with the reason.
+        """
         if isinstance(value, Buffer):
             if value.base in self.offsets:
                 return Slot(self.address(value), self.nbytes(value), value.base)
             raise NameNotFound(f"buffer {value.name!r} ({value.kind}) has no place in this plan")
-        name = value if isinstance(value, str) else value.name
+        if self.find is not None:
+            found = self.find(value)
+            if found is not None:
+                return self._slot(found)
+        elif isinstance(value, Value):
+            raise NameNotFound("the plan of a program knows buffers and their names; model.plan also knows values")
         for buffer in (*self.offsets, *self.views):
-            if buffer.name == name and buffer.base in self.offsets:
+            if buffer.name == value and buffer.base in self.offsets:
                 return self[buffer]
-        for kernel in self.schedule:
-            if any(name == output.name for node in kernel.nodes for output in node.outputs):
-                return kernel
-        raise NameNotFound(f"no buffer or value {name!r} in this plan: see plan.table()")
+        raise NameNotFound(f"no buffer or value {value!r} in this plan: see plan.table()")
+
+    def _slot(self, buffer: Buffer) -> Slot:
+        """The place of a buffer of the same program before kernels got their layouts."""
+        base = buffer.base
+        if base.kind != "arena":
+            raise NameNotFound(f"buffer {buffer.name!r} ({base.kind}) has no place in this plan: it lies elsewhere")
+        count = evaluate(numel(base.shape), self.at)
+        for own in self.offsets:
+            if own.name == base.name and own.dtype == base.dtype and evaluate(numel(own.shape), self.at) == count:
+                return self[own if buffer is base else replace(buffer, root=own)]
+        raise NameNotFound(f"buffer {buffer.name!r} is never in memory as a whole: its reader makes it part by part")
 
     def nbytes(self, buffer: Buffer) -> int:
         """Bytes of a buffer or view at the extents of the plan."""

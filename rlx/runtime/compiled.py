@@ -14,9 +14,10 @@ from rlx.backends.base import Executable, Joins, TensorSpec, by_position, spec_o
 from rlx.disk import path_of
 from rlx.errors import NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.extents import check_extent
-from rlx.ir.graph import Array, refuse_masked
+from rlx.ir.graph import Array, Value, refuse_masked
 from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
+from rlx.records import replace
 from rlx.runtime.arrays import Views, share_memory, to_array, to_target, with_kept
 from rlx.runtime.experts import ExpertControl
 from rlx.runtime.memory import Lifetime, ModelMemory
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from rlx.compiler import Compilation
     from rlx.cost.io_profile import IoProfile
     from rlx.cost.model import Prediction
+    from rlx.kernels.program import Buffer
     from rlx.plan.arena import MemoryPlan
     from rlx.plan.budget import Needs
+    from rlx.plan.places import Places
     from rlx.runtime.adapters import Adapters
     from rlx.runtime.choice import Decision
     from rlx.runtime.replay import Recorder
@@ -80,6 +83,8 @@ class CompiledGraph(Lifetime, ExpertControl):
     ) -> None:
         self._compilation = compilation
         self._decision: Decision | None = None
+        self._shown: tuple[MemoryPlan, MemoryPlan] | None = None  # the executable's plan, and as users see it
+        self._places: Places | None = None
         self.memory = memory
         self._options = options
         self._device = device
@@ -401,8 +406,27 @@ class CompiledGraph(Lifetime, ExpertControl):
 
     @property
     def plan(self) -> MemoryPlan | None:
-        """Where every buffer lies in the arena; None before the first run when a dim is unbounded."""
-        return self._executable.plan
+        """Where every buffer lies in the arena; None before the first run when a dim is unbounded.
+
+        `plan[value]` is the place of a value of the graph or of an output, also by name.
+        """
+        plan = self._executable.plan
+        if plan is None:
+            return None
+        if self._shown is None or self._shown[0] is not plan:
+            self._shown = plan, replace(plan, find=self._find)
+        return self._shown[1]
+
+    def _find(self, value: Value | str) -> Buffer | None:
+        if self._places is None:
+            from rlx.backends import backend_named
+            from rlx.backends.base import CodeGenerator
+            from rlx.plan.places import Places
+
+            backend, made = backend_named(self.device), self._compilation
+            assert isinstance(backend, CodeGenerator)
+            self._places = Places(made.source, made.legal, backend)
+        return self._places.find(value)
 
     @property
     def needs(self) -> Needs | None:
@@ -410,7 +434,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         from rlx.plan.budget import needs_of
 
         program = self._executable.program
-        return None if program is None else needs_of(program, self.plan, self._executable.offloaded_bytes)
+        return None if program is None else needs_of(program, self._executable.plan, self._executable.offloaded_bytes)
 
     @property
     def compilation(self) -> Compilation | StoredCompilation:
