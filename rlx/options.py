@@ -22,7 +22,7 @@ class CompileOptions:
     """What a compile can be told. Unknown names and values are `OptionError`s."""
 
     device: str = "auto"  # "auto", or a name that `rlx devices` lists
-    dims: Mapping[str, Any] | None = None  # name -> int (fixes) or (lo, hi) (bounds), or input name -> tuple of those
+    dims: Mapping[str, Any] | None = None  # name -> int or (lo, hi); input -> tuple of those, or {axis: own}
     threads: int | None = None  # CPU threads of a run, the caller's too, 64 at most; None: what the machine grants
     precision: str = "f32"  # arithmetic that f32 graphs run in: "f32"
     budget: int | str | None = None  # bytes ("8GiB", 123456) that the model may take; None: what is free

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,11 +39,14 @@ class Filled:
 
 
 InputSpec = Path | Filled | tuple[int, ...]
-DimSpec = int | tuple[int, int]
+DimSpec = int | tuple[int, int] | dict[int, int | tuple[int, int] | str]
 
 
 class DimType(click.ParamType[Any]):
-    """NAME=SIZE or NAME=LOWEST:HIGHEST; gives (name, int or pair)."""
+    """NAME=SIZE, NAME=LOWEST:HIGHEST, or INPUT[AXIS]= one of these or another name.
+
+    Gives (name, int or pair), or (input, {axis: int, pair or name}).
+    """
 
     name = "name=size"
 
@@ -51,6 +55,10 @@ class DimType(click.ParamType[Any]):
             return value
         name, equals, text = value.rpartition("=")
         sizes = text.split(":")
+        found = re.fullmatch(r"(.+)\[([0-9]{1,4})\]", name, re.DOTALL)
+        if found is not None:
+            own = text if text and not text[0].isdigit() else self.convert(f"size={text}", param, ctx)[1]
+            return found[1], {int(found[2]): own}
         if not (name and equals and len(sizes) <= 2 and all(s.isascii() and s.isdigit() for s in sizes)):
             self.fail(f"{value!r}: expected NAME=SIZE or NAME=LOWEST:HIGHEST, such as batch=4 or seq=1:512", param, ctx)
         numbers = [int(s) for s in sizes]
@@ -158,7 +166,8 @@ def compile_options(command: F) -> F:
                 "--dims",
                 type=DimType(),
                 multiple=True,
-                help="Fix a dim of the model (batch=4) or bound it (seq=1:512); may be repeated.",
+                help="Fix a dim of the model (batch=4) or bound it (seq=1:512); by input and axis (ids[1]=16, "
+                "ids[1]=other) a size that shares its name with others gets its own; may be repeated.",
             ),
             click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants."),
             click.option("--budget", help="Memory that the model may take, such as 8GiB. Default: what is free."),
@@ -193,7 +202,11 @@ def dims_of(pairs: tuple[tuple[str, DimSpec], ...]) -> dict[str, DimSpec]:
     """The dims by name; a name given twice is wrong usage."""
     dims: dict[str, DimSpec] = {}
     for name, size in pairs:
-        if name in dims:
+        known = dims.get(name)
+        if isinstance(known, dict) and isinstance(size, dict) and not known.keys() & size.keys():
+            known.update(size)
+        elif name in dims:
             raise click.UsageError(f"--dims gives {name!r} twice")
-        dims[name] = size
+        else:
+            dims[name] = size
     return dims

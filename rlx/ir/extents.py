@@ -32,9 +32,26 @@ def bind_extents(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str,
     for solve in (_alone, _linear):
         for what, declared, shape in pairs:
             _bind(what, declared, shape, extents, solve)
-    for what, declared, shape in pairs:
-        check_shape(what, declared, shape, extents)
+    for (what, declared, shape), name in zip(pairs, shapes, strict=True):
+        try:
+            check_shape(what, declared, shape, extents)
+        except ShapeError as error:
+            error.args = (f"{error}{_way_out(graph, name, shape, extents)}",)
+            raise
     return extents
+
+
+def _way_out(graph: Graph, name: str, shape: Sequence[int], extents: Mapping[str, int]) -> str:
+    """How a size that has the name of another one, of another extent, can be given a name of its own."""
+    for value in graph.inputs:
+        for axis, (size, extent) in enumerate(zip(value.shape, shape, strict=False)):
+            symbol = size.symbol if isinstance(size, Dim) and value.name == name else None
+            if symbol is not None and extents.get(symbol.name, extent) != extent:
+                return (
+                    f"; where a model file gives one name to sizes that may differ, dims={{{name!r}: {{{axis}: "
+                    f"'{symbol.name}2'}}}} gives this one a name of its own"
+                )
+    return ""
 
 
 def bind_result(what: str, declared: Shape, shape: Sequence[int], extents: dict[str, int]) -> None:

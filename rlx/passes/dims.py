@@ -22,6 +22,11 @@ def dim_values(graph: Graph, dims: Mapping[str, Any]) -> dict[str, Size]:
     for name, spec in dims.items():
         if name in known:
             _put(values, known[name], spec)
+        elif name in inputs and isinstance(spec, Mapping):
+            raise OptionError(
+                f"dims[{name!r}]={spec!r}: by axis a size of a model file is made one of its own; the sizes of a graph "
+                f"are named where it is built: give all sizes of the input, or one by its name"
+            )
         elif name in inputs and isinstance(spec, Sequence):
             shape = inputs[name].shape
             if len(spec) != len(shape):

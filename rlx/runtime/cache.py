@@ -127,7 +127,7 @@ class ArtifactCache:
 def _is_plain(value: Any) -> bool:
     """Whether equal values have equal texts, and others have not."""
     if isinstance(value, Mapping):
-        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+        return all(type(k) in (int, str) and _is_plain(v) for k, v in value.items())
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or type(value) in (int, str)
@@ -135,5 +135,5 @@ def _is_plain(value: Any) -> bool:
 
 def _sorted(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return sorted((k, _sorted(v)) for k, v in value.items())
+        return sorted(((k, _sorted(v)) for k, v in value.items()), key=repr)
     return tuple(map(_sorted, value)) if isinstance(value, list | tuple) else value

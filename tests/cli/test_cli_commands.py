@@ -20,6 +20,7 @@ from rlx.backends import backend_named
 from rlx.backends.base import Availability
 from rlx.cli.inputs import invent_extents
 from rlx.cli.main import COMMANDS, cli
+from rlx.cli.options import dims_of
 from rlx.demo import DIGITS, Digits
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
@@ -305,6 +306,14 @@ def test_plan_needs_a_device_that_plans() -> None:
     result = rlx("plan", MODEL, "--device", "reference")
     assert result.exit_code == 1
     assert "plans no memory" in result.stderr
+
+
+def test_dims_by_input_and_axis() -> None:
+    """A size, bounds or another name; several axes of an input, each once."""
+    assert rlx_json("run", MODEL, "--dims", "image[0]=3")["outputs"][0]["shape"] == [3, 10]
+    assert "many = 1" in rlx("run", MODEL, "--dims", "image[0]=many", "--dims", "many=1:4").stdout
+    assert dims_of((("a", {0: 1}), ("a", {1: "n"}), ("n", (1, 2)))) == {"a": {0: 1, 1: "n"}, "n": (1, 2)}
+    assert "gives 'image' twice" in rlx("run", MODEL, "--dims", "image[0]=3", "--dims", "image[0]=4").stderr
 
 
 def test_verify_names_the_first_bad_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+import rlx
 from rlx.backends.reference import run_graph
-from rlx.errors import DTypeError, ModelFormatError, OptionError, ShapeError, UnsupportedOp
+from rlx.errors import DTypeError, ExecutionError, ModelFormatError, OptionError, ShapeError, UnsupportedOp
 from rlx.importers.onnx import load, preflight
 from rlx.importers.onnx.importer import MissingNode
 from rlx.ir.graph import Graph
@@ -241,6 +242,12 @@ def shapes(graph: Graph) -> list[str]:
         ({"x": (2, 3, (32, 960), None)}, ["f32[2, 3, `x.2`, w]", "f32[2, 3, 1, 1]"]),
         ({"x": [2, (1, 8), 5, 6], "batch": 2}, ["f32[2, 3, 5, 6]", "f32[2, 3, 1, 1]"]),
         ({"w": Dim("width", 8, 64, multiple=8)}, ["f32[batch, 3, `x.2`, width]", "f32[batch, 3, 1, 1]"]),
+        ({"m": {0: "other"}}, ["f32[batch, 3, `x.2`, w]", "f32[other, 3, 1, 1]"]),
+        ({"m": {0: "other"}, "other": 4}, ["f32[batch, 3, `x.2`, w]", "f32[4, 3, 1, 1]"]),
+        ({"m": ("other", 3, 1, None), "batch": 4}, ["f32[4, 3, `x.2`, w]", "f32[other, 3, 1, 1]"]),
+        ({"m": {0: 4, 1: 3, 2: None}}, ["f32[batch, 3, `x.2`, w]", "f32[4, 3, 1, 1]"]),
+        ({"m": {0: (1, 9)}}, ["f32[batch, 3, `x.2`, w]", "f32[`m.0`, 3, 1, 1]"]),
+        ({"x": {2: "w"}}, ["f32[batch, 3, w, w]", "f32[batch, 3, 1, 1]"]),
     ],
 )
 def test_dims_fix_and_bound_sizes(dims: Any, expected: list[str]) -> None:
@@ -263,6 +270,13 @@ def test_bounds_reach_the_symbols() -> None:
         ({"x": (2, (4, 8), None, None)}, ShapeError, "fixes this size to 3"),
         ({"x": (2, 3)}, ShapeError, "has 2 sizes, the input has 4"),
         ({"x": 5}, OptionError, "one entry for each axis"),
+        ({"m": {4: "other"}}, OptionError, "4 is no axis of the input of shape"),
+        ({"m": {True: "other"}}, OptionError, "True is no axis"),
+        ({"m": {0: ""}}, OptionError, "empty name"),
+        ({"m": {0: 2.5}}, OptionError, "expected another name, an int"),
+        ({"m": {1: "other"}}, ShapeError, "fixes this size to 3"),
+        ({"m": {1: 4}}, ShapeError, "fixes this size to 3"),
+        ({"m": ("other", 3)}, ShapeError, "has 2 sizes, the input has 4"),
         ({"batch": (4, 2)}, OptionError, "expected an int"),
         ({"batch": -1}, OptionError, "expected an int"),
         ({"batch": 2, "x": (3, 3, None, None)}, OptionError, "'batch' is 3 here and 2 elsewhere"),
@@ -272,6 +286,56 @@ def test_wrong_dims_are_named(dims: Any, error: type[Exception], message: str) -
     """Unknown names list the known ones; contradictions name both sides."""
     with pytest.raises(error, match=message):
         load(_two_inputs(), dims=dims)
+
+
+def _distances() -> bytes:
+    """Dot products of the rows of two inputs whose numbers of rows have one name, and the sum of the first rows."""
+    nodes = [node("Transpose", "b", "t", perm=[1, 0]), node("MatMul", "a t", "y")]
+    return model(nodes, [tensor("a", ("N", 3)), tensor("b", ("N", 3))], ["y"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_one_name_for_two_sizes(device: str, tmp_path: Path) -> None:
+    """The error names the way out, which parts them: by name, size or bounds; each has its own entry in the cache."""
+    path = tmp_path / "distances.onnx"
+    path.write_bytes(_distances())
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((n, 3), dtype=np.float32) for n in (6, 4))
+    with pytest.raises(
+        ShapeError, match=r"input 'b': expected \(N, 3\) where N = 6, got \(4, 3\); .* dims=.*"
+    ) as caught:
+        rlx.load(path, device=device).run([a, b])
+    assert "dims={'b': {0: 'N2'}} gives this one a name of its own" in str(caught.value)
+    for own in ("N2", 4, (1, 9)):
+        found = rlx.load(path, device=device, dims={"b": {0: own}})
+        np.testing.assert_allclose(found.run([a, b])[0], a @ b.T, 1e-5, 1e-6)
+    with pytest.raises(ShapeError, match="where N = 6"):
+        rlx.load(path, device=device, dims={"N": (1, 8)}).run([a, b])
+
+
+def test_one_name_for_two_sizes_of_one_input() -> None:
+    source = model([node("Relu", "x")], [tensor("x", ("N", "N"))], ["y"])
+    x = np.ones((6, 4), np.float32)
+    with pytest.raises(ShapeError, match=r"dims=\{'x': \{1: 'N2'\}\} gives this one"):
+        rlx.compile(load(source), device="cpu").run([x])
+    assert rlx.compile(load(source, dims={"x": {1: "N2"}}), device="cpu").run([x])[0].shape == (6, 4)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_sizes_that_are_parted_are_still_checked(device: str) -> None:
+    """Where a node needs them to be equal, a run in which they are not is an error that names it."""
+    source = model([node("Add", "a b")], [tensor("a", ("N",)), tensor("b", ("N",))], ["y"])
+    found = rlx.compile(load(source, dims={"b": {0: "M"}}), device=device)
+    assert found.run([np.ones(4, np.float32)] * 2)[0].tolist() == [2.0] * 4
+    with pytest.raises(ExecutionError, match=r"'Add:y'.*N is 6 and M is 4"):
+        found.run([np.ones(6, np.float32), np.ones(4, np.float32)])
+
+
+def test_the_sizes_of_graphs_are_not_parted() -> None:
+    g = Graph("g")
+    g.output(g.input("x", (Dim("n"),)), "y")
+    with pytest.raises(OptionError, match="by axis a size of a model file"):
+        rlx.compile(g, device="cpu", dims={"x": {0: "m"}})
 
 
 def test_unknown_rank_asks_for_dims() -> None:

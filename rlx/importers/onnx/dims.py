@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rlx.errors import OptionError, ShapeError
 from rlx.importers.onnx.model import ValueInfo
-from rlx.ir.shape import Dim, Shape, Size
+from rlx.ir.shape import Dim, Shape, Size, check_text
 
 __all__ = ["Bound", "DimsOption", "input_shapes", "settled", "unknown_dims"]
 
 Bound = int | tuple[int, int | None] | Dim | None
-DimsOption = Mapping[str, Bound | Sequence[Bound]]
+DimsOption = Mapping[str, Bound | str | Sequence[Bound | str] | Mapping[int, Bound | str]]
 _FORMS = "an int (fixed), a pair (lo, hi), a Dim, or None (as in the file)"
+_OWN_FORMS = "another name, an int (fixed), a pair (lo, hi), a Dim, or None (as in the file)"
 
 
 def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> tuple[dict[str, Shape], dict[str, Bound]]:
     """The shape of each input whose rank is known, with `dims` applied, and the entries of `dims` for other dims.
 
     Named sizes are one `Dim` a name; sizes without one are named after input and axis ("x.2"). `dims` are given by dim
-    name or by input, `{"x": (1, 3, (32, 960), (32, 960))}`. Raises `OptionError` for malformed entries, `ShapeError`
-    for one that contradicts the file.
+    name or by input, `{"x": (1, 3, (32, 960), (32, 960))}`. What is given by input and axis, `{"y": {0: "M"}}`, or
+    another name in the place of an axis, is for that axis alone: it parts it from others that the file gives the same
+    name. Raises `OptionError` for malformed entries, `ShapeError` for one that contradicts the file.
     """
     declared = _declared(inputs)
     given = dict(dims or {})
+    for info in inputs:
+        _part(declared, given, info.name)
     wholes: dict[str, Sequence[Bound]] = {}
     for info in inputs:
         entry = given.get(info.name)
@@ -61,6 +66,50 @@ def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> tuple[
         for name, shape in declared.items()
     }
     return shapes, others
+
+
+def _part(declared: dict[str, tuple[int | str, ...]], given: dict[str, Any], name: str) -> None:
+    """Gives axes of an input names of their own, as far as entries of `dims` ask for it; these come out of `given`."""
+    entry = given.get(name)
+    whole = isinstance(entry, tuple | list) and any(isinstance(bound, str) for bound in entry)
+    if not whole and not isinstance(entry, Mapping):
+        return
+    if name not in declared:
+        if not whole:
+            raise ShapeError(f"dims[{name!r}]: the file does not say the rank of the input; give all of its sizes")
+        declared[name] = tuple(f"{name}.{d}" for d in range(len(entry)))
+    shape = list(declared[name])
+    if whole and len(entry) != len(shape):
+        raise ShapeError(f"dims[{name!r}] has {len(entry)} sizes, the input has {len(shape)}: {tuple(shape)}")
+    asked = {d: b for d, b in enumerate(entry) if isinstance(b, str)} if whole else dict(entry)
+    for axis, bound in asked.items():
+        if not isinstance(axis, int) or isinstance(axis, bool) or not 0 <= axis < len(shape):
+            raise OptionError(f"dims[{name!r}]: {axis!r} is no axis of the input of shape {tuple(shape)}")
+        what, size = f"dims[{name!r}][{axis}]", shape[axis]
+        if bound is None:
+            continue
+        if isinstance(size, int):
+            if isinstance(bound, str):
+                raise ShapeError(f"{what} is {bound!r}; the file fixes this size to {size}")
+            _check_fixed(size, bound, what)
+        elif isinstance(bound, str):
+            check_text(what, bound)
+            if not bound:
+                raise OptionError(f"{what} is an empty name; expected {_OWN_FORMS}")
+            shape[axis] = bound
+        else:
+            own = f"{name}.{axis}"
+            taken = {*given, *shape, *(s for other in declared.values() for s in other)}
+            while own in taken:
+                own += "'"
+            _size(own, bound, what, _OWN_FORMS)
+            shape[axis] = own
+            given[own] = bound
+    declared[name] = tuple(shape)
+    if whole:
+        given[name] = tuple(None if isinstance(b, str) else b for b in entry)
+    else:
+        del given[name]
 
 
 def settled(name: str, bound: Bound) -> Size:
@@ -105,7 +154,7 @@ def _settle(sizes: dict[str, Size], name: str, bound: Bound, what: str) -> None:
     sizes[name] = size
 
 
-def _size(name: str, bound: Bound, what: str) -> Size:
+def _size(name: str, bound: Bound, what: str, forms: str = _FORMS) -> Size:
     if isinstance(bound, Dim):
         return bound
     if isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0:
@@ -114,7 +163,7 @@ def _size(name: str, bound: Bound, what: str) -> Size:
         lo, hi = bound
         if isinstance(lo, int) and (hi is None or isinstance(hi, int)) and lo >= 0 and (hi is None or lo <= hi):
             return lo if lo == hi else Dim(name, lo, hi)
-    raise OptionError(f"{what} is {bound!r}; expected {_FORMS}")
+    raise OptionError(f"{what} is {bound!r}; expected {forms}")
 
 
 def _show(size: Size) -> str:
