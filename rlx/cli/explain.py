@@ -67,7 +67,7 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    compiled = load_model(model, {**options, "search": "off"})
+    compiled = load_model(model, {**options, "search": "off"}, {"arena": "rlx plan"})
     notes: list[str] = []
     with working("planning" if search in ("off", "auto") else f"searching for the least arena, {search:.0e} visits"):
         found = None if inputs or search != "off" else compiled.plan
@@ -93,8 +93,7 @@ def plan_at(
 ) -> tuple[MemoryPlan, list[str]]:
     """The plan at the bounds, or at the sizes of the inputs, and what was invented of these."""
     program = compiled.compilation.program
-    if program is None:
-        raise OptionError(f"device {compiled.device!r} plans no memory: choose another one")
+    assert program is not None  # the device has an arena
     bounds = None if inputs else bound_extents(program)
     if bounds is not None:
         return make_plan(program, bounds, search=search), []

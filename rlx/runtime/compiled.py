@@ -520,11 +520,13 @@ class CompiledGraph(Lifetime, ExpertControl):
         """Writes a page (HTML) about it: roofline, a bar for each kernel, the arena, the choice of the device.
 
         With `inputs` kernels are timed, at the extents of these; states are left as they were. Raises `OptionError`
-        where the page can't be written.
+        where the page can't be written, or the device can't time its kernels.
         """
         from rlx.runtime.page import write_report
 
         path_of(path, "report")  # before the work
+        if inputs is not None and "profile" not in self.capabilities:
+            raise OptionError(f"report: device {self.device!r} can't time its kernels: leave inputs= out")
         write_report(self, path, None if inputs is None else self._admit(self._given(inputs)), self._options.threads)
 
     def explain(self, stage: str = "summary") -> str:

@@ -105,6 +105,14 @@ def test_json(args: list[str], keys: set[str]) -> None:
         (["run", MODEL, "--input", "image=4x1x8x8:1e300"], 1, "don't fit elements of type f32"),
         (["run", MODEL, "--input", f"image={'9' * 17}x1x8x8:1"], 1, "give a smaller shape"),
         (["bench", MODEL, "--seconds", "nan"], 2, "finite number of seconds"),
+        (
+            ["bench", MODEL, "--kernels", "--device", "reference"],
+            1,
+            "--kernels: device 'reference' does not offer 'profile'",
+        ),
+        (["bench", MODEL, "--clones", "2", "--device", "reference"], 1, "--clones: device 'reference' does not offer"),
+        (["profile", MODEL, "--learn", "--device", "reference"], 1, "--learn: device 'reference' does not offer"),
+        (["run", MODEL, "--threads", "2", "--device", "reference"], 1, "device 'reference' can't honour threads=2"),
         (["bench", MODEL, "--seconds", "inf"], 2, "finite number of seconds"),
         (["bench", MODEL, "--clones", "0"], 2, "expected numbers from 1 to 1024"),
         (["verify", MODEL, "--tolerance", "f31=1"], 2, "expected TYPE=RELATIVE"),
@@ -305,7 +313,7 @@ def test_plan_needs_a_device_that_plans() -> None:
     """The reference device has no arena, and says so."""
     result = rlx("plan", MODEL, "--device", "reference")
     assert result.exit_code == 1
-    assert "plans no memory" in result.stderr
+    assert "rlx plan: device 'reference' does not offer 'arena'" in result.stderr
 
 
 def test_dims_by_input_and_axis() -> None:

@@ -140,6 +140,14 @@ def test_an_option_is_honoured_or_refused(device: str, option: str, monkeypatch:
         assert "device='auto'" in str(caught.value)
 
 
+def test_a_report_that_can_not_be_timed_is_refused(tmp_path: Path) -> None:
+    model = rlx.compile(graph(), device="reference")
+    with pytest.raises(OptionError, match="report: device 'reference' can't time its kernels: leave inputs= out"):
+        model.report(tmp_path / "page.html", [np.ones((32, 16), np.float32)])
+    model.report(tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size
+
+
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> Backend:
     """A device that is here, runs everything, and honours and offers nothing; the first to be looked at."""
