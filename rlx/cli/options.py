@@ -57,7 +57,7 @@ class DimType(click.ParamType[Any]):
         sizes = text.split(":")
         found = re.fullmatch(r"(.+)\[([0-9]{1,4})\]", name, re.DOTALL)
         if found is not None:
-            own = text if text and not text[0].isdigit() else self.convert(f"size={text}", param, ctx)[1]
+            own: Any = text if text and not text[0].isdigit() else self.convert(f"size={text}", param, ctx)[1]
             return found[1], {int(found[2]): own}
         if not (name and equals and len(sizes) <= 2 and all(s.isascii() and s.isdigit() for s in sizes)):
             self.fail(f"{value!r}: expected NAME=SIZE or NAME=LOWEST:HIGHEST, such as batch=4 or seq=1:512", param, ctx)

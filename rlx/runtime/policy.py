@@ -43,18 +43,17 @@ class DevicePolicy:
     needs: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("only", "deny", "prefer"):
+        for name in ("only", "deny", "prefer", "needs"):
             value = getattr(self, name)
             if value is None and name == "only":
                 continue
             given = (value,) if isinstance(value, str) else tuple(value)
             object.__setattr__(self, name, given)
-            for device in given:
+            for device in given if name != "needs" else ():
                 if device not in BACKENDS:
                     raise OptionError(f"{name}={device!r}: unknown device; known are {', '.join(map(repr, BACKENDS))}")
                 if device == "reference" and name != "deny":
                     raise OptionError(f"{name}='reference': it is never chosen; name it as the device to use it")
-        object.__setattr__(self, "needs", (self.needs,) if isinstance(self.needs, str) else tuple(self.needs))
         for need in self.needs:
             if need not in CAPABILITIES:
                 raise OptionError(f"needs={need!r}: unknown capability; known are {', '.join(CAPABILITIES)}")

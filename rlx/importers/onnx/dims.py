@@ -70,7 +70,7 @@ def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> tuple[
 
 def _part(declared: dict[str, tuple[int | str, ...]], given: dict[str, Any], name: str) -> None:
     """Gives axes of an input names of their own, as far as entries of `dims` ask for it; these come out of `given`."""
-    entry = given.get(name)
+    entry: Any = given.get(name)
     whole = isinstance(entry, tuple | list) and any(isinstance(bound, str) for bound in entry)
     if not whole and not isinstance(entry, Mapping):
         return
