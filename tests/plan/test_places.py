@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import rlx
 from rlx.backends.reference import run_graph
+from rlx.demo import DIGITS
 from rlx.errors import NameNotFound
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ops.elementwise import Exp
@@ -127,6 +128,24 @@ def test_places_of_a_stored_model(tmp_path: Path) -> None:
         found, known = stored.plan[value], model.plan[made[name]]
         assert (found.offset, found.nbytes) == (known.offset, known.nbytes)
     assert stored.plan["by four"].offset == model.plan["by four"].offset
+
+
+def test_a_registry_changes_no_places_and_keeps_no_graph(tmp_path: Path) -> None:
+    """Values of a graph that is compiled with a registry are found; that of a file that is loaded with one goes."""
+    g, made = network()
+    plan = rlx.compile(g, device="cpu", registry=rlx.WeightRegistry()).plan
+    known = rlx.compile(g, device="cpu").plan
+    assert plan is not None
+    assert known is not None
+    assert plan[made["soft"]].offset == known[made["soft"]].offset
+    session = rlx.Session(device="cpu", registry=rlx.WeightRegistry(), cache=False)
+    first, second = session.load(DIGITS, dims={"batch": 2}), session.load(DIGITS, dims={"batch": 2})
+    for model in (first, second):
+        source = model.compilation.source
+        assert source.became is None
+        assert model.plan is not None
+        (last,) = source.outputs
+        assert model.plan[last.value] == model.plan["probabilities"]
 
 
 @given(seed=st.integers(0, 2**32), nodes=st.integers(1, 20))
