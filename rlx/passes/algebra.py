@@ -1,12 +1,15 @@
 """Algebra on elements: identities, and chains with constants.
 
-A rule holds for every value, zeros of either sign, infinities and NaN included; only rounding may differ.
+A rule is an identity of numbers and holds for every value of the element type, zeros of either sign, infinities and NaN
+included; no limit is dropped, integers wrap. Only rounding may differ: constants are multiplied where nothing between
+them can overflow or vanish, and added where their sum is exact.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -40,19 +43,17 @@ from rlx.ops.elementwise import (
     Where,
 )
 from rlx.ops.layout import Expand
-from rlx.passes.patterns import is_positive, made_by, uniform
+from rlx.passes.patterns import MANTISSA, is_positive, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite_all
 
 __all__ = ["algebra"]
 
-MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
-LARGEST = {"f64": 1e308, "f32": 3e38, "f16": 65000.0, "bf16": 3e38}  # sums of constants may be
 
 Rule = Callable[[Site], Value | None]
 
 
 def algebra(graph: Graph) -> Graph:
-    """Applies the rules until nothing changes. Sums of constants of unlike sign stay: they may be there to round."""
+    """Applies the rules until nothing changes."""
     return rewrite_all(graph, _simplified)
 
 
@@ -108,10 +109,19 @@ def _add(site: Site) -> Value | None:
     first = uniform(inner.inputs[1]) if inner else None
     if inner is None or first is None:
         return None
-    if x.dtype.is_float and not (first * c > 0 and abs(first + c) <= LARGEST.get(x.dtype.name, 0)):
-        return None
+    if x.dtype.is_float and not (first * c > 0 and _sum_is_exact(first, c, x.dtype)):
+        return None  # numbers of unlike sign may be there to round
     site.merged.append(inner)
     return site.add(Add(), inner.inputs[0], _number(site, first + c, x))
+
+
+def _sum_is_exact(a: float, b: float, dtype: DType) -> bool:
+    """Whether the sum is a finite number of the element type: else x + (a + b) is not x + a + b where x is near -a."""
+    if not math.isfinite(a + b):
+        return False
+    with np.errstate(over="ignore"):
+        total = float(np.asarray(a + b).astype(dtype.numpy))
+    return math.isfinite(total) and Fraction(total) == Fraction(a) + Fraction(b)
 
 
 def _sub(site: Site) -> Value | None:
@@ -207,6 +217,8 @@ def _number(site: Site, number: Any, like: Value) -> Value:
 
 def _pow(site: Site) -> Value | None:
     x, e = site.inputs[0], uniform(site.inputs[1])
+    if not x.dtype.is_float and not site.inputs[1].dtype.is_integer:
+        return None  # computed in f64 and cast back, which doesn't wrap
     if e == 1:
         return x
     if e == 2:
@@ -249,6 +261,8 @@ def _cast(site: Site) -> Value | None:
     if inner is None or not _keeps_all(inner.inputs[0].dtype, x.dtype):
         return None
     source = inner.inputs[0]
+    if source.dtype.is_integer and x.dtype.is_float and op.to.is_integer and not _keeps_all(source.dtype, op.to):
+        return None  # a float out of range saturates, an integer wraps
     site.merged.append(inner)
     return source if source.dtype is op.to else site.add(op, source)
 
@@ -271,7 +285,7 @@ def _maximum(site: Site) -> Value | None:
     c = _limit(site.inputs[1])
     if c is None:
         return None
-    if c == 0 and site.inputs[0].dtype.kind in "fi":
+    if _is_zero(c) and site.inputs[0].dtype.kind in "fi":
         return site.add(Relu(), site.inputs[0])
     return site.add(Clip(c, None), site.inputs[0])
 
@@ -290,11 +304,11 @@ def _clip(site: Site) -> Value | None:
     """Two limits as one, where their ranges meet."""
     x = site.inputs[0]
     lo, hi = _range(site.node)
-    if lo in (None, -math.inf) and hi in (None, math.inf):
+    if lo is None and hi is None:
         return x
     inner = made_by(x, Clip, Relu)
-    if inner is None:
-        return None
+    if inner is None or any(b is not None and math.isnan(b) for b in (lo, hi, *_range(inner))):
+        return _plain_clip(site, lo, hi)
     first = _range(inner)
     los = [b for b in (first[0], lo) if b is not None]
     his = [b for b in (first[1], hi) if b is not None]
@@ -302,15 +316,26 @@ def _clip(site: Site) -> Value | None:
     if lowest is not None and highest is not None and lowest > highest:
         return None
     site.merged.append(inner)
-    if lowest == 0 and highest is None and x.dtype.kind in "fi":
-        return site.add(Relu(), inner.inputs[0])
-    return site.add(Clip(lowest, highest), inner.inputs[0])
+    relu = lowest is not None and _is_zero(lowest) and highest is None and x.dtype.kind in "fi"
+    return site.add(Relu() if relu else Clip(lowest, highest), inner.inputs[0])
+
+
+def _plain_clip(site: Site, lo: Any, hi: Any) -> Value | None:
+    """clip(x, 0, inf) is relu(x)."""
+    if isinstance(site.op, Relu) or hi is not None or not _is_zero(lo) or site.inputs[0].dtype.kind not in "fi":
+        return None
+    return site.add(Relu(), site.inputs[0])
 
 
 def _range(node: Node) -> tuple[Any, Any]:
+    """The limits, None for one at infinity."""
     if isinstance(node.op, Clip):
-        return node.op.lo, node.op.hi
+        return (None if node.op.lo == -math.inf else node.op.lo), (None if node.op.hi == math.inf else node.op.hi)
     return 0, None
+
+
+def _is_zero(number: Any) -> bool:
+    return bool(number == 0 and not _is_negative(number))
 
 
 # ---- choices

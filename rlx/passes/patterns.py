@@ -1,4 +1,8 @@
-"""Questions that passes ask about the values of a graph."""
+"""Questions that passes ask about the values of a graph.
+
+An answer holds for every run: it is read off constants, as their element type holds them, and off the ops that make a
+value, and says nothing of params, which may be set again.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,9 @@ from rlx.ops.elementwise import Abs, Add, Cast, Clip, Div, Exp, Mul, Pow, Sigmoi
 from rlx.ops.layout import Expand, Full, Reshape, SizeOf, Transpose
 from rlx.ops.reduction import ReduceMean, ReduceSum, ReduceSumSquare
 
-__all__ = ["Statics", "either_way", "is_positive", "is_sized", "made_by", "uniform"]
+__all__ = ["MANTISSA", "Statics", "either_way", "is_positive", "is_sized", "made_by", "uniform"]
 
+MANTISSA = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}  # bits, the hidden one included
 LARGEST_UNIFORM = 4096  # elements of a constant that are looked at to see whether they are equal
 
 
@@ -29,13 +34,19 @@ def uniform(value: Value) -> Any:
     """The number (int, float or bool) that every element of the value is known to be, else None."""
     node = made_by(value, Expand, Reshape, Full)
     if node is not None:
-        return node.op.value if isinstance(node.op, Full) else uniform(node.inputs[0])
+        return _held(node.op) if isinstance(node.op, Full) else uniform(node.inputs[0])
     if value.kind != "const" or value.data is None or not 0 < value.data.size <= LARGEST_UNIFORM:
         return None
     first = value.data.flat[0]
     if not (value.data == first).all() or (first == 0 and _signs_differ(value.data)):
         return None
     return np.asarray(first).item()
+
+
+def _held(full: Full) -> Any:
+    """The number as the element type holds it."""
+    with np.errstate(over="ignore"):
+        return np.full((), full.value, full.dtype.numpy).item()
 
 
 def _signs_differ(zeros: Array) -> bool:
@@ -46,24 +57,26 @@ def _signs_differ(zeros: Array) -> bool:
 
 
 def is_positive(value: Value, depth: int = 12) -> bool:
-    """Whether every element is known to be NaN or at least 0, and not -0."""
+    """Whether every element is known to be NaN or at least 0, and not -0; of integers, only those that can't wrap."""
     number = uniform(value)
     if number is not None:
         return bool(number >= 0 and math.copysign(1, number) > 0)
     node = value.node
+    if value.dtype.kind in "ub":
+        return True
     if node is None or depth == 0:
         return False
+    if not value.dtype.is_float:
+        return isinstance(node.op, SizeOf)
     match node.op:
-        case Abs() | Exp() | Sigmoid() | ReduceSumSquare() | SizeOf():
-            return True
-        case Cast() if node.inputs[0].dtype.kind in "ub":
+        case Abs() | Exp() | Sigmoid() | ReduceSumSquare():
             return True
         case Mul() if node.inputs[0] is node.inputs[1]:
             return True
         case Pow() if uniform(node.inputs[1]) == 2:
             return True
-        case Clip(lo=lo) if lo is not None and lo > 0:
-            return True
+        case Clip(lo=lo, hi=hi) if lo is not None and lo > 0 and (hi is None or hi >= lo):
+            return float(np.asarray(lo).astype(value.dtype.numpy)) > 0
         case Add() | Mul() | Div() | Sqrt() | ReduceMean() | ReduceSum() | Expand() | Reshape() | Transpose() | Cast():
             return all(is_positive(v, depth - 1) for v in node.inputs)
     return False

@@ -1,20 +1,29 @@
 """Activation functions that an exporter wrote as arithmetic become one op.
 
-A group of element-wise nodes that depends on one value and on numbers is a function of one variable. It is evaluated
-(in f64, by the ops' own references) on a grid of sample points and compared there with every activation function known
-here, so the order in which an exporter wrote the factors doesn't matter.
+A group of element-wise nodes that depends on one value and on numbers is a function of one variable. Its formula, in
+the normal form of `formula`, is compared with those of the activation functions in the tables below: a proof by
+structure, in which no limit, threshold or kink can get lost. Numbers must be those of the table, or within two units
+in the last place of the element type where a file can't hold them or has folded several into one.
+
+So the op is the same function of all real numbers, and of infinities and NaN too. It differs in rounding only, where
+that of a step of the file counts as such: a result that such a step rounds to zero may have its sign or its small
+value, and where exp(x), x * 6 or a like step overflows before the function does, the op has the function's value
+(log(1 + exp(x)) in f16 is infinite from 11.1 on, softplus(x) is x).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from functools import cache
+from fractions import Fraction
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
 import numpy as np
 
-from rlx.ir.graph import Array, Graph, Node, Value
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph, Node, Value
 from rlx.ops.activation import (
     Elu,
     Gelu,
@@ -22,30 +31,14 @@ from rlx.ops.activation import (
     HardSwish,
     LeakyRelu,
     Mish,
-    Relu,
     Silu,
     Softplus,
     Softsign,
 )
 from rlx.ops.base import Op
-from rlx.ops.elementwise import (
-    Add,
-    Binary,
-    Clip,
-    Div,
-    Exp,
-    Maximum,
-    Minimum,
-    Mul,
-    Neg,
-    Pow,
-    Sigmoid,
-    Sub,
-    Tanh,
-    Unary,
-    Where,
-)
-from rlx.passes.patterns import uniform
+from rlx.ops.elementwise import Add, Div, Mul, Neg, Sigmoid, Sub
+from rlx.passes.formula import KNOWN_OPS, Formula, NoFormula, alike, call, clip, formula_of, numbers_in, x
+from rlx.passes.patterns import MANTISSA, uniform
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 
@@ -53,44 +46,62 @@ __all__ = ["raise_activation"]
 
 LARGEST = 16  # nodes of one function
 ARITHMETIC = (Add, Sub, Mul, Div, Neg)  # these alone give none of the functions
-TOLERANCE = 2e-6  # constants in files are rounded to f32
-TOLERANCE_F64 = 1e-11
-LOST = 1e-15  # what f64 loses to cancellation, relative to 1 + |x|
-KINKS = (-6.0, -3.0, -2.5, -1.0, 0.0, 1.0, 2.5, 3.0, 6.0)
+DONE = (HardSigmoid, Sigmoid, Softplus)  # ops that formulas know and that are activations already
 
-Guess = Callable[[Callable[[float], float]], Op]  # from the function's values, the op with the attributes it would have
+ZERO, HALF, ONE, SIXTH = Fraction(0), Fraction(1, 2), Fraction(1), Fraction(1, 6)
+ROOT_HALF, ROOT_2_PI = Fraction(math.sqrt(0.5)), Fraction(math.sqrt(2 / math.pi))
+CUBIC = Fraction(0.044715)
 
-
-def _samples() -> Array:
-    near = [k + d for k in KINKS for d in (-0.13, -0.011, 0.0, 0.017, 0.19)]
-    return np.array([*near, *np.linspace(-12, 12, 25), -1e4, -300.0, -40.0, 40.0, 300.0, 1e4, np.nan])
-
-
-X = _samples()
-
-FIXED: tuple[Op, ...] = (
-    Relu(),
-    Silu(),
-    HardSwish(),
-    Gelu(),
-    Gelu(approximate="tanh"),
-    Mish(),
-    Sigmoid(),
-    Tanh(),
-    Softplus(),
-    Softsign(),
+FORMS: tuple[tuple[Op, Formula], ...] = (
+    (Sigmoid(), call("sigmoid", x)),  # also of 1 / (1 + exp(-x)), by the normal form
+    (Softplus(), call("softplus", x)),  # also of log(1 + exp(x))
+    (Silu(), x * call("sigmoid", x)),
+    (Mish(), x * call("tanh", call("softplus", x))),
+    (Gelu(), x * HALF * (1 + call("erf", x * ROOT_HALF))),
+    (Gelu("tanh"), x * HALF * (1 + call("tanh", (x + x * x * x * CUBIC) * ROOT_2_PI))),
+    (Softsign(), x / (1 + call("abs", x))),
+    (HardSwish(), x * clip(x + 3, ZERO, Fraction(6)) * SIXTH),
+    (HardSwish(), x * clip(x * SIXTH + HALF, ZERO, ONE)),
 )
 
-GUESSES: tuple[Guess, ...] = (
-    lambda f: HardSigmoid(_f32((f(0.01) - f(0)) / 0.01), _f32(f(0))),
-    lambda f: LeakyRelu(_f32(-f(-1))),
-    lambda f: Elu(_f32(f(-1) / np.expm1(-1))),
-)
+LINEAR, NUMBER = dict(x).popitem()[0], frozenset[Any]()  # the products of a * x and of b
+ABOVE, NOT_BELOW = ("greater", x, 0), ("greater_equal", x, 0)
+BELOW, NOT_ABOVE = ("greater", 0, x), ("greater_equal", 0, x)
 
 
-WHOLE = (Gelu, Silu, HardSwish, Mish, LeakyRelu, Elu, Softsign)  # no part of another function
-LIMITING = (Clip, Minimum, Maximum, Relu, HardSigmoid, Where, Exp)  # one of them is in every guessed function
-KNOWN = (*(type(op) for op in FIXED), HardSigmoid, LeakyRelu, Elu)
+def _leaky(a: Fraction) -> Iterator[Formula]:
+    """x where x >= 0, else a * x; where 0 is multiplied by `a` too, this must not turn its sign."""
+    yield call("where", NOT_BELOW, x, x * a)
+    yield call("where", BELOW, x * a, x)
+    if a > 0:
+        yield call("where", ABOVE, x, x * a)
+        yield call("where", NOT_ABOVE, x * a, x)
+    if 0 < a < 1:
+        yield call("max", frozenset([x, x * a]))
+
+
+def _elu(a: Fraction) -> Iterator[Formula]:
+    """x where x > 0, else a * (exp(x) - 1)."""
+    negative = clip(x, None, ZERO)
+    for power in (call("exp", x), call("exp", negative)):
+        below = power * a - a
+        yield call("where", ABOVE, x, below)
+        yield call("where", NOT_BELOW, x, below)
+        yield call("where", BELOW, below, x)
+        yield call("where", NOT_ABOVE, below, x)
+    yield clip(x, ZERO, None) + call("exp", negative) * a - a
+
+
+FAMILIES: tuple[tuple[type[Any], Callable[[Fraction], Iterator[Formula]]], ...] = ((LeakyRelu, _leaky), (Elu, _elu))
+
+
+@lru_cache(256)
+def _members(number: Fraction, dtype: DType) -> dict[Formula, Op]:
+    """The functions of `FAMILIES` with that number, by their formulas."""
+    return {form: family(_attribute(number, dtype)) for family, forms in FAMILIES for form in forms(number)}
+
+
+Find = Callable[[Formula, DType], Op | None]
 
 
 @dataclass
@@ -101,12 +112,9 @@ class _Cone:
     nodes: tuple[Node, ...]
 
 
-Find = Callable[[_Cone, float], Op | None]
-
-
 def raise_activation(graph: Graph) -> Graph:
     """Replaces functions of one variable by the activation op that they are."""
-    for find in (_fixed, _guessed):  # HardSwish before the HardSigmoid in it
+    for find in (_named, _hard_sigmoid):  # HardSwish before the HardSigmoid in it
         graph = _replaced(graph, find)
     return graph
 
@@ -126,23 +134,18 @@ def _replaced(graph: Graph, find: Find) -> Graph:
 
 def _raised(site: Site, position: dict[Node, int], variables: dict[Node, set[Value]], find: Find) -> Value | None:
     (out,) = site.node.outputs[:1]
-    if not _is_scalar_op(site.node) or isinstance(site.op, KNOWN) or not out.dtype.is_float:
+    if not isinstance(site.op, KNOWN_OPS) or isinstance(site.op, DONE) or out.dtype.name not in MANTISSA:
         return None
     root = Node(site.op, site.inputs, (out,), site.node.provenance)
-    tolerance = TOLERANCE if out.dtype.bits <= 32 else TOLERANCE_F64
     best: tuple[_Cone, Op] | None = None
     for cone in _cones(root, position, variables):
-        op = find(cone, tolerance)
+        op = _found(cone, out.dtype, find)
         best = best if op is None else (cone, op)
     if best is None:
         return None
     cone, op = best
     site.merged.extend(cone.nodes[:-1])
     return site.add(op, cone.x)
-
-
-def _is_scalar_op(node: Node) -> bool:
-    return isinstance(node.op, Unary | Binary | Pow | Where) and len(node.outputs) == 1
 
 
 def _cones(root: Node, position: dict[Node, int], variables: dict[Node, set[Value]]) -> Iterator[_Cone]:
@@ -154,14 +157,14 @@ def _cones(root: Node, position: dict[Node, int], variables: dict[Node, set[Valu
     front = {v for v in root.inputs if uniform(v) is None}
     while front and len(nodes) <= LARGEST:
         if curved and len(front) == 1 and len(nodes) > 1:
-            (x,) = front
-            if x.type == root.outputs[0].type:
-                yield _Cone(x, tuple(reversed(nodes)))
+            (entry,) = front
+            if entry.type == root.outputs[0].type:
+                yield _Cone(entry, tuple(reversed(nodes)))
         makers = [v.node for v in front if v.node is not None]
         if not makers:
             return
         last = max(makers, key=lambda n: position[n])
-        if not _is_scalar_op(last) or isinstance(last.op, WHOLE) or last.outputs[0].shape != root.outputs[0].shape:
+        if not isinstance(last.op, KNOWN_OPS) or last.outputs[0].shape != root.outputs[0].shape:
             return
         if last not in variables:
             variables[last] = {v for v in last.inputs if uniform(v) is None}
@@ -170,65 +173,44 @@ def _cones(root: Node, position: dict[Node, int], variables: dict[Node, set[Valu
         curved = curved or not isinstance(last.op, ARITHMETIC)
 
 
-def _fixed(cone: _Cone, tolerance: float) -> Op | None:
-    with np.errstate(all="ignore"):
-        y = _evaluated(cone, X)
-        return next((op for op in FIXED if _agree(y, _values(op), tolerance)), None)
-
-
-def _guessed(cone: _Cone, tolerance: float) -> Op | None:
-    if not any(isinstance(node.op, LIMITING) for node in cone.nodes):
+def _found(cone: _Cone, dtype: DType, find: Find) -> Op | None:
+    try:
+        return find(formula_of(cone.nodes, cone.x), dtype)
+    except NoFormula:
         return None
 
-    def f(point: float) -> float:
-        return float(_evaluated(cone, np.array([point], np.float64))[0])
 
-    with np.errstate(all="ignore"):
-        y = _evaluated(cone, X)
-        if not np.isfinite(y[:-1]).all():
-            return None
-        ops = (guess(f) for guess in GUESSES)
-        return next((op for op in ops if op != LeakyRelu(1.0) and _agree(y, _values(op), tolerance)), None)
+def _slack(dtype: DType) -> Fraction:
+    """Two units in the last place of a number just above a power of two, relative to it."""
+    return Fraction(4, 2 ** MANTISSA[dtype.name])
 
 
-def _evaluated(cone: _Cone, x: Array) -> Array:
-    known: dict[Value, Array] = {cone.x: x}
-    for node in cone.nodes:
-        op: Any = node.op
-        y = op.reference(*(_argument(v, known) for v in node.inputs))
-        known[node.outputs[0]] = np.broadcast_to(y, x.shape)
-    return known[cone.nodes[-1].outputs[0]]
+def _named(found: Formula, dtype: DType) -> Op | None:
+    """The function of `FORMS` or `FAMILIES` that has this formula; a family's number is one of the formula's."""
+    for op, form in FORMS:
+        if alike(found, form, _slack(dtype)):
+            return op
+    members = (_members(number, dtype) for number in set(numbers_in(found)) if _attribute(number, dtype))
+    return next((by_form[found] for by_form in members if found in by_form), None)
 
 
-def _argument(value: Value, known: dict[Value, Array]) -> Array:
-    if value in known:
-        return known[value]
-    number = uniform(value)
-    return np.asarray(number, np.float64 if value.dtype.is_float else value.dtype.numpy)
+def _hard_sigmoid(found: Formula, dtype: DType) -> Op | None:
+    """c * clip(a * x + b, 0, 1 / c) where 0 < b <= 1 / c: the op, c a x + c b, cancels no more than the file does."""
+    for factors, c in found:
+        match tuple(factors):
+            case ((("clip", line, 0, Fraction() as top), 1),) if len(found) == 1 and top > 0:
+                terms = dict(line)
+                a, b = terms.get(LINEAR, ZERO), terms.get(NUMBER, ZERO)
+                slope, shift = _attribute(a * c, dtype), _attribute(b * c, dtype)
+                if len(terms) == 2 and slope and 0 < shift <= 1 and alike(c, 1 / top, _slack(dtype)):
+                    return HardSigmoid(slope, shift)
+    return None
 
 
-def _agree(y: Array, wanted: Array, tolerance: float) -> bool:
-    """Whether the function has the values wanted; points where it overflows don't count.
-
-    Small values must agree as closely as large ones: relu(x) + 1e-6 is no Relu, nor sigmoid(x) limited to 1e-7 a
-    Sigmoid. Rounded constants move the tail of a Gelu by about x^2, and the place of a kink.
-    """
-    if y.dtype != np.float64 or not np.isnan(y[-1]):
-        return False
-    met = np.isfinite(y)
-    near = tolerance * (1 + np.minimum(X * X, 100)) * np.abs(wanted) + LOST * (1 + np.abs(X))
-    near = np.where(np.isin(X, KINKS) & (X != 0), near + tolerance / 20, near)
-    near = np.minimum(near, tolerance * (1 + np.abs(X)))
-    return bool(met.sum() > 0.8 * len(X) and (np.abs(y - wanted) <= near)[met].all())
-
-
-@cache
-def _values(op: Op) -> Array:
-    reference: Any = op.reference
-    values: Array = reference(X)
-    return values
-
-
-def _f32(number: float) -> float:
-    """The nearest value that f32 has: attributes in files are f32."""
-    return float(np.float32(number))
+def _attribute(number: Fraction, dtype: DType) -> float:
+    """The number in the type that the op computes in; 0 where it is beyond what that holds with all its bits."""
+    wide = dtype.bits == 64
+    reach = 2 ** (1022 if wide else 126)
+    if not 1 <= abs(number) * reach <= reach**2:
+        return 0.0
+    return float(number if wide else np.float32(float(number)))

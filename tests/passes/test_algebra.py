@@ -11,8 +11,10 @@ from pass_checks import checked, node_of, ops, sources
 import rlx.ops as o
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Graph, Value
+from rlx.ops.layout import Full
 from rlx.passes.algebra import algebra
 from rlx.passes.dce import dce
+from rlx.passes.patterns import is_positive, uniform
 
 RULES: list[tuple[str, Callable[[Value], Value], list[str]]] = [
     ("x + -0", lambda x: x + -0.0, []),
@@ -48,6 +50,8 @@ RULES: list[tuple[str, Callable[[Value], Value], list[str]]] = [
     ("clip of clip", lambda x: o.clip(o.clip(x, -1.0, 2.0), 0.0, 1.0), ["clip"]),
     ("relu of clip", lambda x: o.relu(o.clip(x, -1.0, 2.0)), ["clip"]),
     ("relu of relu", lambda x: o.relu(o.relu(x)), ["relu"]),
+    ("clip(x, 0, inf)", lambda x: o.clip(x, 0.0, float("inf")), ["relu"]),
+    ("x + 0.5 + 0.25", lambda x: x + 0.5 + 0.25, ["add"]),
     ("clip without limits", lambda x: o.clip(x, float("-inf"), float("inf")), []),
     ("where true", lambda x: o.where(x.graph.constant(True), x, x * 2.0), []),
     ("where false", lambda x: o.where(x.graph.constant(np.zeros((3, 4), bool)), x * 2.0, x), []),
@@ -87,6 +91,12 @@ KEPT: list[tuple[str, Callable[[Value], Value]]] = [
     ("cast to half loses bits", lambda x: o.cast(o.cast(x, "f16"), "f32")),
     ("ranges that don't meet", lambda x: o.clip(o.clip(x, 0.0, 1.0), 2.0, 3.0)),
     ("a larger constant broadcasts", lambda x: x + x.graph.constant(np.zeros((2, 3, 4), np.float32))),
+    ("x + 1 + 1e-10 is not 0 where x is -1", lambda x: o.log(x + 1.0 + 1e-10)),
+    ("x + 1e8 + 1 rounds", lambda x: x + 1e8 + 1.0),
+    ("max(x, -0) is not relu(x)", lambda x: o.maximum(x, -0.0)),
+    ("clip with NaN, then a limit", lambda x: o.clip(o.clip(x, float("nan"), 1.0), 0.0, 2.0)),
+    ("a limit with NaN behind it", lambda x: o.clip(o.clip(x, 0.0, 2.0), 1.0, float("nan"))),
+    ("limits at the end of the type", lambda x: o.clip(x, -3.4028234663852886e38, 3.4028234663852886e38)),
     ("max with NaN", lambda x: o.maximum(x, float("nan"))),
 ]
 
@@ -137,3 +147,43 @@ def test_names_of_results_stay() -> None:
     g.output(o.mul(o.mul(x, 2.0), 3.0, name="scaled"), "y")
     after = checked(g, algebra, dce)
     assert node_of(after, "mul").outputs[0].name == "scaled"
+
+
+def test_powers_of_integers_by_floats_stay() -> None:
+    """They are computed in f64 and cast back: no wrapping, and no more than 53 bits."""
+    g = Graph()
+    x = g.input("x", (3,), "i32")
+    g.output(o.pow(x, g.constant(np.float32(2))), "square")
+    g.output(o.pow(x, g.constant(np.int32(2))), "whole")
+    assert ops(checked(g, algebra, dce)) == ["pow", "mul"]
+
+
+def test_casts_by_way_of_a_float_wrap_nowhere() -> None:
+    """-1 as u8 is 255, -1.0 as u8 is what a float out of range gives."""
+    g = Graph()
+    x, small = g.input("x", (3,), "i32"), g.input("small", (3,), "u8")
+    g.output(o.cast(o.cast(x, "f64"), "u8"), "out of range")
+    g.output(o.cast(o.cast(small, "f64"), "i32"), "in range")
+    g.output(o.cast(o.cast(x, "i64"), "u8"), "wraps")
+    assert ops(checked(g, algebra, dce)) == ["cast", "cast", "cast", "cast"]
+
+
+def test_constants_are_what_their_type_holds() -> None:
+    g = Graph()
+    assert uniform(g.add(Full((3,), 0.1))[0]) == float(np.float32(0.1))
+
+
+POSITIVE: list[tuple[str, Callable[[Graph], Value], bool]] = [
+    ("|x|", lambda g: o.abs(g.input("x", (3,))), True),
+    ("|least integer| wraps", lambda g: o.cast(o.abs(g.input("x", (3,), "i32")), "f32"), False),
+    ("bytes", lambda g: o.cast(g.input("x", (3,), "u8"), "f32"), True),
+    ("at least 0.5", lambda g: o.clip(g.input("x", (3,)), 0.5, 2.0), True),
+    ("at least 0.5, at most -1", lambda g: o.clip(g.input("x", (3,)), 0.5, -1.0), False),
+    ("a limit that f16 takes for 0", lambda g: o.clip(g.input("x", (3,), "f16"), 1e-9, None), False),
+    ("an infinity as an integer", lambda g: o.cast(o.cast(o.abs(g.input("x", (3,))), "i32"), "f32"), False),
+]
+
+
+@pytest.mark.parametrize("build, expected", [p[1:] for p in POSITIVE], ids=[p[0] for p in POSITIVE])
+def test_what_is_known_to_be_positive(build: Callable[[Graph], Value], expected: bool) -> None:
+    assert is_positive(build(Graph())) is expected
