@@ -1,4 +1,9 @@
-"""Convolutions and products of dequantised 8-bit tensors become those of the integers, exact sums that are scaled."""
+"""Convolutions and products of dequantised 8-bit tensors become those of the integers, exact sums that are scaled.
+
+Proved from s (a - p) t (b - q) = s t (a - p)(b - q): the sums are exact, since only so many products are added as i32
+holds, and are more accurate than those of floats. It takes what ONNX's quantisation takes of scales, that they are
+positive and their products normal f32. A result that is quantised again is within one quantum of that of floats.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +87,19 @@ def _operands(site: Site, statics: Statics, axis: int) -> tuple[_Bytes, _Bytes] 
     x, w = (_bytes(site, v) for v in site.inputs[:2])
     if x is None or w is None or x.axis is not None or w.axis not in (None, axis % w.data.rank):
         return None
-    return (x, w) if all(v in statics for v in (w.data, w.scale, w.zero)) else None
+    if not all(v in statics for v in (w.data, w.scale, w.zero)):
+        return None
+    terms = numel([n for d, n in enumerate(w.data.shape) if d != axis % w.data.rank])
+    assert isinstance(terms, int)
+    return (x, w) if terms * _largest(x) * _largest(w) < 1 << 31 else None
+
+
+def _largest(p: _Bytes) -> int:
+    """The largest magnitude of an integer less its zero point."""
+    if p.zero.kind != "const" or p.zero.data is None:
+        return 255
+    info, zeros = np.iinfo(p.data.dtype.numpy), p.zero.data.astype(np.int64)
+    return int(max(abs(zeros - info.min).max(initial=0), abs(info.max - zeros).max(initial=0)))
 
 
 def _conv(site: Site, statics: Statics) -> Value | None:
@@ -153,6 +170,8 @@ def _requantised(site: Site, statics: Statics) -> Value | None:
             ends.append((Maximum, 0.0))
         else:
             ends += [(which, n) for which, n in ((Minimum, limits.hi), (Maximum, limits.lo)) if n is not None]
+        if not _is_range(ends):
+            return None
         nodes.append(node)
         value = node.inputs[0]
     found = _linear(site, value, statics)
@@ -164,10 +183,16 @@ def _requantised(site: Site, statics: Statics) -> Value | None:
     multiplier = site.add(Div(), multiplier, _spread(site, scale, multiplier))
     result = site.add(Requantize(op.to), total, multiplier, zero, *shifts)
     for limit, number in reversed(ends):  # rounding and saturating keep the order of numbers
-        if np.isfinite(number):
-            bound = site.add(Quantize(to=op.to), site.graph.constant(np.float32(number)), scale, zero)
-            result = site.add(limit(), result, bound)
+        bound = site.add(Quantize(to=op.to), site.graph.constant(np.float32(number)), scale, zero)
+        result = site.add(limit(), result, bound)
     return result
+
+
+def _is_range(ends: Sequence[tuple[type[Any], float]]) -> bool:
+    """Whether the limits are numbers, none of those below greater than one above: their order means nothing then."""
+    lows, highs = ([n for which, n in ends if which is kind] for kind in (Maximum, Minimum))
+    finite = all(np.isfinite(n) for _, n in ends)
+    return finite and max(lows, default=-np.inf) <= min(highs, default=np.inf)
 
 
 def _linear(site: Site, value: Value, statics: Statics) -> tuple[Value, Value, Value | None, list[Node]] | None:

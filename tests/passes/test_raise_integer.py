@@ -152,3 +152,27 @@ def test_all_passes_keep_it() -> None:
     w = o.dequantize(g.constant(whole("int8", 5, 16, 1, 1)), g.constant(f32()))
     g.output(quantised(o.conv(dequantised(g, x), w), "uint8"), "y")
     assert "conv_integer" in ops(run_passes(g))
+
+
+def test_sums_that_i32_does_not_hold_stay_in_floats() -> None:
+    """33,026 products of bytes can be 2^31 and more."""
+    for depth, ops_after in ((33_000, "matmul_integer"), (33_100, "matmul")):
+        g = Graph()
+        x = dequantised(g, g.input("x", (1, depth), dtype="u8"), zero=0)
+        w = dequantised(g, g.constant(np.full((depth, 1), 255, np.uint8)), zero=0)
+        g.output(o.matmul(x, w), "y")
+        after = dce(raise_integer(g))
+        assert ops_after in ops(after)
+        inputs = {"x": np.full((1, depth), 255, np.uint8)}
+        wanted, found = run_graph(g, inputs)["y"], run_graph(after, inputs)["y"]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("limits", [(5.0, 1.0), (None, -1.0), (float("inf"), None), (float("nan"), None)])
+def test_limits_that_are_no_range_stay(limits: tuple[float | None, float | None]) -> None:
+    g = Graph()
+    x = dequantised(g, g.input("x", (2, 4), dtype="u8"))
+    w = dequantised(g, g.constant(whole(np.int8, 4, 3)))
+    zero = g.constant(np.uint8(3))
+    g.output(o.quantize(o.relu(o.clip(o.matmul(x, w), *limits)), g.constant(np.float32(1.5)), zero, to="u8"), "y")
+    assert "requantize" not in ops(raised(g))

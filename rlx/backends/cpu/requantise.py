@@ -1,4 +1,8 @@
-"""Requantisation as the last step of a kernel of 8-bit products: recognised in an epilogue, done in registers."""
+"""Requantisation as the last step of a kernel of 8-bit products: recognised in an epilogue, done in registers.
+
+Recognised by its structure, operation by operation and with the limits of the type; of further limits the one below is
+no greater than the one above, which `raise_integer` sees to.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ from rlx.records import dataclass, replace
 
 __all__ = ["Requantised", "found", "layout", "number", "store_finishing"]
 
+ENDS = {"i8": (-128.0, 127.0), "u8": (0.0, 255.0)}
 F32, I32, I64 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"]
 
 
@@ -81,12 +86,11 @@ def _taken_apart(e: Expr) -> Requantised | None:
         e = value
     if not isinstance(e, Cast) or e.dtype.name not in ("u8", "i8"):
         return None
-    ends = (-128.0, 127.0) if e.dtype.name == "i8" else (0.0, 255.0)
     match e.value:
         case Apply(fn="max", args=(Apply(fn="min", args=(value, Const(value=top))), Const(value=bottom))) if (
             bottom,
             top,
-        ) == ends:
+        ) == ENDS[e.dtype.name]:
             zero: Expr = const(0, e.dtype)
             match value:
                 case Apply(fn="add", args=(rounded, Cast(value=point))):
@@ -145,8 +149,15 @@ def layout(kernel: Kernel, groups: int, outputs: Size) -> tuple[list[Kernel], Ke
 def _not_stored(e: Expr) -> Expr | None:
     """A number that is rounded to 8 bits and read as a float again is that float."""
     match e:
-        case Cast(value=Cast(value=Apply(fn="max", args=(Apply(fn="min", args=(value, _)), _)) as inner, dtype=small)):
-            if e.dtype is F32 and inner.dtype is F32 and small.name in ("u8", "i8") and _is_whole(value):
+        case Cast(
+            value=Cast(
+                value=Apply(
+                    fn="max", args=(Apply(fn="min", args=(value, Const(value=top))), Const(value=bottom))
+                ) as inner,
+                dtype=small,
+            )
+        ):
+            if e.dtype is F32 and inner.dtype is F32 and (bottom, top) == ENDS.get(small.name) and _is_whole(value):
                 return inner
     return None
 
@@ -168,7 +179,7 @@ def _put_together(q: Requantised, dtype: DType) -> Expr:
     total: Expr = Acc(I32) if q.bias is None else Acc(I32) + q.bias
     assert q.shift is not None
     value = Apply("round", (Cast(total, F32) * q.scale + q.shift,), F32) + Cast(q.zero, F32)
-    low, high = (-128.0, 127.0) if dtype.name == "i8" else (0.0, 255.0)
+    low, high = ENDS[dtype.name]
     value = Apply("max", (Apply("min", (value, const(high, F32)), F32), const(low, F32)), F32)
     result: Expr = Cast(value, dtype)
     if q.low is not None:

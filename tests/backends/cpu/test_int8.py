@@ -12,7 +12,10 @@ import pytest
 
 import rlx
 from rlx.backends.cpu import quads
+from rlx.backends.cpu.requantise import _not_stored
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array
+from rlx.kernels.expr import Acc, Apply, Cast, const
 from rlx.ops.quant import ConvInteger, DynamicQuantizeLinear, MatMulInteger, QLinearConv, QLinearMatMul
 from rlx.runtime.compiled import CompiledGraph
 
@@ -232,3 +235,12 @@ def test_depthwise_convolutions(channels: int) -> None:
             given = [np.asarray(a) for a in (x, scales[0], left.dtype.type(7), *quantised)]
             rounded, params = QLinearConv(*op), (3, 4, 5, 8)
             assert np.array_equal(run(compiled(rounded, given, params), given, params)[0], rounded.reference(*given))
+
+
+@pytest.mark.parametrize("low, high, kept", [(0.0, 255.0, True), (0.0, 300.0, False), (-128.0, 127.0, False)])
+def test_only_numbers_within_the_type_stay_floats(low: float, high: float, kept: bool) -> None:
+    """u8(x) read as a float is x where x is whole and within 0 .. 255."""
+    f32, u8 = DTYPES["f32"], DTYPES["u8"]
+    whole = Apply("round", (Acc(f32),), f32)
+    limited = Apply("max", (Apply("min", (whole, const(high, f32)), f32), const(low, f32)), f32)
+    assert _not_stored(Cast(Cast(limited, u8), f32)) == (limited if kept else None)
