@@ -1,4 +1,7 @@
-"""Common subexpressions: nodes that compute the same become one."""
+"""Common subexpressions: nodes that compute the same become one.
+
+The same op with the same attributes over the same values is meant, bit for bit; of commutative ops in either order.
+"""
 
 from __future__ import annotations
 

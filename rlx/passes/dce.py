@@ -1,4 +1,4 @@
-"""Dead code: nodes and constants that nothing needs are left out."""
+"""Dead code: nodes and constants that nothing needs are left out. No value changes; needs are read off the graph."""
 
 from __future__ import annotations
 

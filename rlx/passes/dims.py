@@ -1,4 +1,4 @@
-"""Dims given by a user: a name fixes or bounds a symbol everywhere in the graph."""
+"""Dims given by a user: a name fixes or bounds a symbol everywhere in the graph; sizes change, no element does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fold: nodes of constants become constants, unless that would make them larger."""
+"""Fold: nodes of constants become constants, unless that would make them larger.
+
+The numbers are those of the ops' references in the types of the graph, as the reference device computes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Layout: transposes, reshapes and other moves of elements are merged, cancelled, or turned into plain reshapes."""
+"""Layout: transposes, reshapes and other moves of elements are merged, cancelled, or turned into plain reshapes.
+
+Proved from shapes alone: every element of a result is the same element as before, or the same function of it. Only a
+convolution whose input was padded with zeros sees them as its own pads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Legalise: every node becomes one that the backend runs, by decomposition, or a host call, or is reported."""
+"""Legalise: every node becomes one that the backend runs, by decomposition, or a host call, or is reported.
+
+It decides by types and attributes, never by values; that a decomposition is the op is its op's business (and tests').
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What passes share: copying a graph while changing some of its nodes."""
+"""What passes share: copying a graph while changing some of its nodes.
+
+What stands for a node has its type, symbolic sizes included; that it has its values is what each pass must prove.
+"""
 
 from __future__ import annotations
 

@@ -193,7 +193,8 @@ def _packed(kernel: Kernel) -> tuple[Buffer, Store]:
 def without_denormals(w: Expr) -> Expr:
     """A weight of f32, 0 in the place of a denormal: many processors take a hundred times as long for those.
 
-    Training that lets channels die leaves them behind. Times less than 2^100 they are below the rounding of 1 in f32.
+    Training that lets channels die leaves them behind. Not exact: a term of the sum is lost that is below 2^-126 |x|,
+    which shows only where |x| is beyond 2^100 or all of a filter is denormal.
     """
     return Select(Apply("abs", (w,), w.dtype) < const(2.0**-126, w.dtype), const(0, w.dtype), w)
 
