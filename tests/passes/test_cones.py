@@ -28,7 +28,7 @@ FACTOR = 8.0
 TRIALS = 6
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("block", range(200))
 def test_passes_keep_what_cones_compute(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
