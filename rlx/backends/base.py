@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
@@ -471,6 +471,9 @@ class CodeGenerator(Backend):
 
     @abstractmethod
     def accepts_special(self, node: Node) -> bool: ...
+
+    @abstractmethod
+    def encoded_operands(self, node: Node) -> Collection[int]: ...
 
     @abstractmethod
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool: ...

@@ -55,7 +55,7 @@ class Frame:
 
     def input(self, type: TensorType) -> Value:
         """A further input of the graph; as a region's, it needs no name that says anything."""
-        value = Value(self.graph, type, "input", f"in{len(self.graph.inputs)}")
+        value = Value(self.graph, type.decoded, "input", f"in{len(self.graph.inputs)}")
         self.graph.inputs.append(value)
         return value
 

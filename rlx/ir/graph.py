@@ -128,7 +128,8 @@ class Graph:
     ) -> Value:
         """Declares a parameter: a weight set before the first run (or given here as `data`) and kept between runs.
 
-        `encoding` names a block format; `data` is then the stored bytes (u8).
+        `encoding` names a block format of floats; `data` is then the stored bytes (u8). Its shape is made of ints, the
+        last a multiple of the block: elsewhere `ShapeError`, and `DTypeError` for other elements.
         """
         _checked_data(f"param {name!r}", data)
         if shape is None:
@@ -202,7 +203,7 @@ class Graph:
         source = tuple(provenance)
         try:
             with collect_guards() as guards:
-                types = op.infer_types([v.type for v in inputs], regions)
+                types = op.infer_types([v.type.decoded for v in inputs], regions)
         except RlxError as error:
             if source:
                 error.args = (f"node {source[0]!r}: {error}",)
@@ -311,10 +312,22 @@ def _attribute_symbols(attribute: object) -> Iterator[Symbol]:
 def _declared(what: str, shape: Sequence[Size], dtype: object, encoding: object = None) -> TensorType:
     """The type of a leaf; errors name the leaf."""
     try:
-        return TensorType(shape, dtype, encoding)
+        type = TensorType(shape, dtype, encoding)
+        if type.encoding is not None:
+            _check_encoded(type, type.encoding)
     except RlxError as error:
         error.args = (f"{what}: {error}",)
         raise
+    return type
+
+
+def _check_encoded(type: TensorType, encoding: Encoding) -> None:
+    if not type.dtype.is_float:
+        raise DTypeError(f"encoding {encoding.name} stores floating-point elements, not {type.dtype}")
+    sizes = [size for size in type.shape if isinstance(size, int)]
+    if len(sizes) < type.rank:
+        raise ShapeError(f"encoding {encoding.name}: bytes don't tell the sizes of {type}: give ints")
+    encoding.nbytes(sizes)
 
 
 def _checked_data(what: str, data: Array | None) -> None:

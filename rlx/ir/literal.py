@@ -49,7 +49,7 @@ def format_attribute(value: object) -> str:
 
 def inline(type: TensorType, data: Array) -> str | None:
     """The elements as text, or None when they are too many or would not come back bit by bit."""
-    if data.size > INLINE_ELEMENTS or type.encoding is not None:
+    if data.size > INLINE_ELEMENTS:
         return None
     flat = _numbers(np.ascontiguousarray(data))
     text = [_element(x, type.dtype) for x in flat]

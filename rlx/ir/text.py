@@ -336,8 +336,8 @@ class _Parser:
         line, key, name = self.line, *self._id()
         self.expect(":")
         type = self._type()
-        if type.encoding is not None and kind not in ("param", "const"):
-            raise ModelFormatError(f"line {line}: only params and constants can be encoded")
+        if type.encoding is not None and kind != "param":
+            raise ModelFormatError(f"line {line}: only params can be encoded")
         match kind:
             case "input":
                 value = graph.input(name, type.shape, type.dtype)

@@ -44,6 +44,11 @@ class TensorType:
     def rank(self) -> int:
         return len(self.shape)
 
+    @property
+    def decoded(self) -> TensorType:
+        """The type of the same elements stored one by one."""
+        return self if self.encoding is None else TensorType(self.shape, self.dtype)
+
     def __str__(self) -> str:
         suffix = f"@{self.encoding.name}" if self.encoding else ""
         return f"{self.dtype}{suffix}[{', '.join(str(s) for s in self.shape)}]"

@@ -55,6 +55,8 @@ def _leaves(graph: Graph) -> set[Value]:
             known.add(value)
             if kind != "const" and not value.name:
                 raise _fail(graph, f"a leaf of kind {kind} has no name")
+            if kind != "param" and value.type.encoding is not None:
+                raise _fail(graph, f"{value!r} is encoded, and only params can be")
             if kind == "const" and value.data is None:
                 raise _fail(graph, f"{value!r} has no data")
             if value.data is not None:
@@ -88,7 +90,7 @@ def _check_node(graph: Graph, node: Node, known: set[Value], guarded: set[frozen
             raise _fail(graph, f"node {node.label}: {error}") from error
     try:
         with collect_guards() as guards:
-            types = node.op.infer_types([v.type for v in node.inputs], node.regions)
+            types = node.op.infer_types([v.type.decoded for v in node.inputs], node.regions)
     except RlxError as error:
         raise _fail(graph, f"node {node.label}: {error}") from error
     recorded = tuple(v.type for v in node.outputs)

@@ -123,7 +123,6 @@ def _same_place(load: Load, store: Store, at: Affine) -> bool:
     return bool(
         load.where is None
         and source.offset == 0
-        and source.encoding is None
         and source.dtype.bits == target.dtype.bits
         and target.dtype.bits % 8 == 0
         and at.is_linear

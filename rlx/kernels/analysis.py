@@ -13,6 +13,7 @@ __all__ = ["cost", "is_identity", "is_static", "size_of", "static_values", "uses
 
 COSTS = {"exp": 10, "log": 10, "tanh": 12, "erf": 12, "sigmoid": 12, "sin": 14, "cos": 14, "pow": 24, "div": 4}
 COSTS |= {"normal_cdf": 12, "sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8}
+DECODE = 20  # an element of an encoded value
 
 
 def cost(expr: Expr) -> int:
@@ -31,6 +32,8 @@ def cost(expr: Expr) -> int:
                 total += COSTS.get(fn, 1)
             case Cast() | Select() | Check():
                 total += 1
+            case Load(source=source) if source.type.encoding is not None:
+                total += DECODE
             case Reduce(extents=extents):
                 total += min(upper(numel(extents)) or 1000, 1000)
     return total + sum(isinstance(x, Load | Check) for x in indices)

@@ -1,40 +1,51 @@
-"""Elements of encoded tensors as expressions over their stored bytes, and such expressions read back."""
+"""Elements of encoded tensors as expressions over their stored bytes, and such expressions read back.
+
+Kernels load the bytes of an encoded buffer through a view of it, whose elements are bytes: to them encoded data are
+arithmetic on u8 like any other.
+"""
 
 from __future__ import annotations
 
+from rlx.ir.encoding import Encoding
 from rlx.kernels.affine import row_major
 from rlx.kernels.expr import Apply, Const, Expr, Load, Select, const, loads, walk
 from rlx.kernels.lowering import Lowering
 from rlx.kernels.program import Buffer
 
-__all__ = ["decoded", "encoded_element"]
+__all__ = ["bytes_of", "decoded", "encoded_element"]
 
 
-def decoded(load: Load, buffer: Buffer) -> Expr:
-    """The element that a load of an encoded value names, from the bytes in its buffer."""
+def bytes_of(buffer: Buffer) -> Buffer:
+    """The stored bytes of an encoded buffer, as a view."""
+    shape = (buffer.nbytes({}),)
+    return Buffer(f"{buffer.name}.bytes", buffer.kind, shape, Lowering.byte, None, None, buffer.base, buffer.offset)
+
+
+def decoded(load: Load, stored: Buffer, encoding: Encoding) -> Expr:
+    """The element that a load of an encoded value names, from its `stored` bytes."""
     flat = Lowering(()).size(0)
-    for i, stride in zip(load.indices, row_major(buffer.shape), strict=True):
+    for i, stride in zip(load.indices, row_major(load.source.shape), strict=True):
         flat = flat + i * stride
     k = Lowering(())
-    element = k.cast(_element(buffer, flat, load.where), load.dtype)
+    element = k.cast(_element(stored, encoding, flat, load.where), load.dtype)
     return element if load.where is None else Select(load.where, element, const(0, load.dtype))
 
 
-def _element(buffer: Buffer, flat: Expr, where: Expr | None = None) -> Expr:
-    assert buffer.encoding is not None
+def _element(stored: Buffer, encoding: Encoding, flat: Expr, where: Expr | None = None) -> Expr:
     k = Lowering(())
-    element: Expr = buffer.encoding.element(k, lambda at: Load(buffer, (at,), k.byte, where), flat)
+    element: Expr = encoding.element(k, lambda at: Load(stored, (at,), k.byte, where), flat)
     return element
 
 
-def encoded_element(expr: Expr) -> tuple[Buffer, Expr] | None:
-    """The encoded buffer, and the number of the element there, of which `expr` is the value in f32; None if of none."""
-    buffer = next((x.source for x in loads(expr)), None)
-    if not isinstance(buffer, Buffer) or buffer.encoding is None:
+def encoded_element(expr: Expr) -> tuple[Buffer, Encoding, Expr] | None:
+    """The stored bytes, their encoding and the number of the element of which `expr` is the value in f32, or None."""
+    stored = next((x.source for x in loads(expr)), None)
+    encoding = stored.base.encoding if isinstance(stored, Buffer) else None
+    if stored is None or encoding is None:
         return None
-    block = buffer.encoding.block
     for x in walk(expr):
         match x:
-            case Apply(fn="floordiv", args=(flat, Const(value=value))) if value == block:
-                return (buffer, flat) if _element(buffer, flat) == expr else None
+            case Apply(fn="floordiv", args=(flat, Const(value=value))) if value == encoding.block:
+                found = _element(stored, encoding, flat) == expr
+                return (stored, encoding, flat) if found else None
     return None

@@ -193,7 +193,7 @@ class Select(_Hashed):
 
 @dataclass(frozen=True, eq=False)
 class Cast(_Hashed):
-    """A numeric conversion to `dtype` (float to int truncates; to bool tests for nonzero)."""
+    """A numeric conversion to `dtype`, by the rule of `rlx.ir.casting`."""
 
     value: Expr
     dtype: DType

@@ -7,6 +7,7 @@ anchors (contract, conv, attention) wait as *pending* so that element-wise users
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import count
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from rlx.ir.graph import Graph, Node, Value, count_readers
 from rlx.ir.shape import Guard, Shape, Size, numel, symbols
 from rlx.kernels.affine import Affine, has_division, linear_index, row_major
 from rlx.kernels.analysis import cost, is_identity, size_of, static_values, uses
-from rlx.kernels.encoded import decoded
+from rlx.kernels.encoded import bytes_of, decoded
 from rlx.kernels.expr import (
     Expr,
     Load,
@@ -50,6 +51,9 @@ class Target(Protocol):
 
     def accepts_special(self, node: Node) -> bool:
         """Whether it has a kernel of its own for the node, which then is not lowered."""
+
+    def encoded_operands(self, node: Node) -> Collection[int]:
+        """The operands that this kernel also takes as stored blocks; others that are encoded are decoded before it."""
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         """Whether it has a kernel for the anchor (else the generic expression is used)."""
@@ -87,6 +91,8 @@ class Fuser(StateWrites):
         self.program = Program(graph.name, dims=graph.dims(), guards=list(graph.guards))
         self.buffers: dict[Value, Buffer] = {}
         self.copies: dict[Value, Buffer] = {}  # in the arena, of values that are not
+        self.stored: dict[Value, Buffer] = {}  # the bytes of encoded values
+        self.elements: dict[Value, Value] = {}  # encoded values -> what holds their elements one by one
         self.virtual: dict[Value, Expr] = {}
         self.pending: dict[Value, _Pending] = {}
         self.nodes_of: dict[Value, tuple[Node, ...]] = {}  # what a virtual value's expression stands for
@@ -201,7 +207,9 @@ class Fuser(StateWrites):
 
     def special(self, node: Node) -> None:
         """A node that the target has a kernel for, on operands in memory."""
-        operands = tuple(map(self.materialise, node.inputs))
+        encoded = self.target.encoded_operands(node)
+        inputs = (v if n in encoded else self.decoded(v) for n, v in enumerate(node.inputs))
+        operands = tuple(map(self.materialise, inputs))
         results = tuple(map(self.new_buffer, node.outputs))
         kernel = Kernel(node.op.op_name, special=node, operands=operands, results=results, nodes=(node,))
         self.append(kernel, node.outputs[0] in self.static)
@@ -214,7 +222,7 @@ class Fuser(StateWrites):
 
     def for_host(self, value: Value) -> Buffer:
         """A buffer that lies still: not an input, whose place each run tells, nor a row of one of several rounds."""
-        buffer = self.materialise(value)
+        buffer = self.materialise(self.decoded(value))
         if buffer.base.kind == "input":
             return self.in_arena(value)
         if all(s.name not in self.rounds for s in symbols(buffer.offset)):
@@ -280,6 +288,8 @@ class Fuser(StateWrites):
             expr = inlined
         if not isinstance(expr, Load):
             return None
+        if role not in ("b", "w"):
+            expr = replace(expr, source=self.decoded(expr.source))
         source = expr.source
         if source not in self.static or role not in ("b", "w"):
             self.materialise(source)
@@ -407,6 +417,17 @@ class Fuser(StateWrites):
             return view
         return self.emit_pieces(value, [Piece(expr, value.shape, (0,) * value.rank)])
 
+    def decoded(self, value: Value) -> Value:
+        """The value, or where it is encoded one with its elements in memory: for kernels that read these, not bytes."""
+        if value.type.encoding is None:
+            return value
+        if value not in self.elements:
+            made = self.elements[value] = Value(value.graph, value.type.decoded, "node", value.name)
+            self.static.add(made)  # as all params, and only params are encoded
+            self.virtual[made] = Load(value, out_vars(value.rank), value.dtype)
+            self.materialise(made)
+        return self.elements[value]
+
     def in_arena(self, value: Value) -> Buffer:
         """The value's buffer, or a copy of it where that is not the arena's: an input, a weight, or a view of one."""
         if value in self.copies:
@@ -414,14 +435,8 @@ class Fuser(StateWrites):
         buffer = self.materialise(value)
         if buffer.base.kind == "arena":
             return buffer
-        vars, dtype, name = out_vars(value.rank), value.dtype, self.unique(value.name or buffer.name)
-        if buffer.encoding is not None:
-            copy = Buffer(name, "arena", value.shape, dtype)
-            element = self.on_buffers(Load(value, vars, dtype))
-            self.program.run.append(Kernel("copy", (Store(copy, value.shape, vars, element),)))
-        else:
-            copy = Buffer(name, "arena", value.shape, dtype)
-            self.append_copy(buffer, copy)
+        copy = Buffer(self.unique(value.name or buffer.name), "arena", value.shape, value.dtype)
+        self.program.run.append(self.kernel_into(value, copy))
         self.copies[value] = copy
         return copy
 
@@ -489,11 +504,11 @@ class Fuser(StateWrites):
         source = self.materialise(value)
         if source.encoding is None:
             return self.copy_kernel(source, buffer)
-        decoded = Load(value, out_vars(value.rank), value.dtype)
-        return self.pieces_kernel(value, [Piece(decoded, value.shape, (0,) * value.rank)], buffer)
+        element = Load(value, out_vars(value.rank), value.dtype)
+        return self.pieces_kernel(value, [Piece(element, value.shape, (0,) * value.rank)], buffer)
 
     def on_buffers(self, expr: Expr) -> Expr:
-        """The expression with loads of values turned into loads of buffers; encoded elements are decoded."""
+        """The expression with loads of values turned into loads of buffers: of the bytes of encoded ones."""
 
         def place(x: Expr) -> Expr | None:
             if not isinstance(x, Load) or not isinstance(x.source, Value):
@@ -501,7 +516,9 @@ class Fuser(StateWrites):
             buffer = self.materialise(x.source)
             if buffer.encoding is None:
                 return replace(x, source=buffer)
-            return decoded(x, buffer)
+            if x.source not in self.stored:
+                self.stored[x.source] = bytes_of(buffer)
+            return decoded(x, self.stored[x.source], buffer.encoding)
 
         return transform(expr, place)
 

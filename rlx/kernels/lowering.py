@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
+import numpy as np
+
 from rlx.errors import ShapeError
+from rlx.ir.casting import cast
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node, TensorType, Value
 from rlx.ir.shape import Shape, Size
@@ -334,7 +337,9 @@ class Lowering:
         target = DTYPES[dtype] if isinstance(dtype, str) else dtype
         if x.dtype is target:
             return x
-        return const(x.value, target) if isinstance(x, Const) and _exact(x, target) else Cast(x, target)
+        if isinstance(x, Const) and not isinstance(x.value, complex):
+            return const(cast(np.asarray(x.value, x.dtype.numpy), target).item(), target)
+        return Cast(x, target)
 
     def widen(self, x: Expr) -> Expr:
         """The element in the type that arithmetic on it accumulates in (f16, bf16 -> f32; others as they are)."""
@@ -419,18 +424,6 @@ def accumulator(dtype: DType) -> DType:
 def _padded(pads: tuple[Size, ...]) -> list[bool]:
     rank = len(pads) // 2
     return [pads[d] != 0 or pads[d + rank] != 0 for d in range(rank)]
-
-
-def _exact(x: Const, target: DType) -> bool:
-    return (
-        target.kind in "fiub"
-        and not isinstance(x.value, complex)
-        and (
-            target.is_float
-            or (target.is_integer and isinstance(x.value, int) and 0 <= x.value < 128)
-            or target.kind == "b"
-        )
-    )
 
 
 def lower_node(node: Node, fresh: Iterator[int] | None = None) -> Lowered | None:

@@ -151,11 +151,13 @@ def _read(kernel: Kernel, extents: Extents) -> int:
                 continue
             whole = buffer.nbytes(at)
             used = {x for i in load.indices for x in walk(i) if isinstance(x, Var)}
-            nbytes = prod(n for v, n in loops.items() if v in used) * buffer.dtype.numpy.itemsize
-            if buffer.encoding is not None or load in _panels(kernel):
+            count, key = prod(n for v, n in loops.items() if v in used), (buffer.offset, linear_key(load))
+            nbytes, encoding = count * buffer.dtype.numpy.itemsize, buffer.base.encoding
+            if encoding is not None:  # some bytes of a block for each element
+                nbytes, key = -(-count // encoding.block) * encoding.block_bytes, (buffer.offset, frozenset(used))
+            elif load in _panels(kernel):
                 nbytes = whole * 7 // 8 if kernel.tag == GEMM_OF_SHORT else whole  # but for a few steps
             places = reached.setdefault(buffer.base, {})
-            key = (buffer.offset, linear_key(load))
             places[key] = max(places.get(key, 0), min(whole, nbytes))
     return sum(min(b.nbytes(at), sum(places.values())) for b, places in reached.items())
 

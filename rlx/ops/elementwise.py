@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.errors import DTypeError, ExecutionError, OptionError
+from rlx.ir.casting import cast
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import broadcast
@@ -259,9 +260,11 @@ class Identity(Op):
 
 @register
 class Cast(Op):
-    """x converted to the element type `to`: floats to integers truncate, integers wrap, to bool tests for nonzero.
+    """x converted to the element type `to`, by one rule on every device. (ONNX Cast, which leaves some of it open)
 
-    A float outside the range of the integer type (or NaN) gives an unspecified integer. (ONNX Cast)
+    Float to integer: truncated; beyond the type's range its nearer end, NaN 0. Integer to integer: the low bits (two's
+    complement). To bool: whether it is not 0; NaN is not. To float: the nearest value, of two the even one; f8e5m2 and
+    wider have infinities for what is too large, f8e4m3 gives NaN and f4e2m1 its largest value.
     """
 
     to: DType
@@ -275,7 +278,7 @@ class Cast(Op):
         return TensorType(x.shape, self.to)
 
     def reference(self, x: Array) -> Array:
-        return x.astype(self.to.numpy)
+        return cast(x, self.to)
 
     def lower(self, k: Any, x: Any) -> Any:
         return k.map(x)
@@ -456,7 +459,7 @@ class Pow(Op):
         if x.dtype.kind == "f":
             return _typed(np.power(x, widened(b).astype(x.dtype)), a.dtype)
         if b.dtype.kind not in "iu":
-            return _typed(np.power(x.astype(np.float64), b.astype(np.float64)), a.dtype)
+            return cast(np.power(x.astype(np.float64), b.astype(np.float64)), dtype_of(a.dtype))
         e = b.astype(a.dtype)
         inverse = np.where(x == 1, 1, np.where((e < 0) & (x + 1 == 0), 1 - 2 * (e & 1), 0))
         return _typed(np.where(e < 0, inverse, np.power(x, np.maximum(e, 0))), a.dtype)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OptionError, ShapeError
-from rlx.ir.dtype import DTYPES
+from rlx.ir.casting import cast
+from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, evaluate, max_size, min_size, numel, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register, tensor_bytes
@@ -294,7 +295,7 @@ class Interpolate(Op):
         y = x if x.dtype == np.float64 else x.astype(np.float32)
         for step in self._steps(x.shape):
             y = step.reference(y)
-        return (y if x.dtype.kind not in "iu" else y * np.float32(NUDGE)).astype(x.dtype)
+        return cast(y if x.dtype.kind not in "iu" else y * np.float32(NUDGE), dtype_of(x.dtype))
 
     def decompose(self, g: Graph, x: Value) -> Value:
         y = x

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
+from rlx.ir.casting import cast
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Size, evaluate, max_size, unify
@@ -100,7 +101,7 @@ class OneHot(Op):
 
     def reference(self, indices: Array, values: Array) -> Array:
         depth, axis = evaluate(self.depth, {}), self.axis % (indices.ndim + 1)
-        at = np.expand_dims(indices.astype(np.int64), axis)
+        at = np.expand_dims(cast(indices, DTYPES["i64"]), axis)
         places = np.arange(depth).reshape([-1 if d == axis else 1 for d in range(at.ndim)])
         return np.asarray(np.where(np.where(at < 0, at + depth, at) == places, values[1], values[0]))
 

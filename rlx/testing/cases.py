@@ -155,8 +155,7 @@ def _pow(name: str, n: Size, m: Size) -> Cases:
 def _cast(name: str, n: Size, m: Size) -> Cases:
     for source in ALL:
         for target in ALL:
-            kind = "whole" if source in FLOATS and target not in FLOATS else "any"
-            yield case(elementwise.Cast(DTYPES[target]), Operand((m,), source, kind))
+            yield case(elementwise.Cast(DTYPES[target]), Operand((m,), source, "any"))
             yield case(
                 elementwise.Cast(DTYPES[target]), Operand((n, 3), source, "normal" if target in FLOATS else "whole")
             )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ExecutionError
+from rlx.ir.casting import cast
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value
 from rlx.ir.shape import Shape, Size, evaluate
@@ -179,7 +180,7 @@ class _Evaluator:
                 assert a.dtype is b.dtype, f"select of {a.dtype}, {b.dtype}"
                 return np.where(sub(cond), sub(a), sub(b))
             case Cast(value=x, dtype=dtype):
-                return sub(x).astype(dtype.numpy)
+                return cast(sub(x), dtype)
             case Check(ok=ok, value=x, kind=kind, shown=shown):
                 good = sub(ok)
                 if not good.all():

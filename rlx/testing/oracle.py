@@ -14,6 +14,7 @@ import numpy as np
 
 from rlx.backends.reference import run_graph
 from rlx.ir.dtype import DTYPES, DType, dtype_of
+from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.ops.base import Op
@@ -213,7 +214,8 @@ class Operand:
     """An input of a case. `values`: "normal", "any" (NaN, infinities, denormals, all integers), "positive", "unit"
     (0 to 255 / 256), "nonzero", "whole" (small whole numbers), "ties" (few distinct ones) or "index" (-limit to
     limit - 1).
-    `data` are the elements themselves, where random ones would not do; a `param` is one whatever the case says.
+    `data` are the elements themselves, where random ones would not do; a `param` is one whatever the case says, as is
+    what has an `encoding`: it is stored in blocks.
     """
 
     shape: Shape
@@ -222,6 +224,7 @@ class Operand:
     limit: Size = 1
     data: tuple[float, ...] | None = None
     param: bool = False
+    encoding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -234,8 +237,12 @@ class Case:
     leaf: str = "input"
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{o.dtype}{list(o.shape)} {o.values}" for o in self.operands)
+        shown = ", ".join(f"{o.dtype}{_stored(o)}{list(o.shape)} {o.values}" for o in self.operands)
         return f"{self.op}({shown}){' turned' if self.turned else ''}{' params' if self.leaf == 'param' else ''}"
+
+
+def _stored(operand: Operand) -> str:
+    return "" if operand.encoding is None else f"@{operand.encoding}"
 
 
 Cases = Iterator[Case]
@@ -269,9 +276,11 @@ class Batch:
     def _leaf(self, name: str, case: Case, operand: Operand) -> Value:
         turned = case.turned and len(operand.shape) > 1
         shape = tuple(reversed(operand.shape)) if turned else operand.shape
-        leaf = "param" if operand.param else case.leaf
-        make = self.graph.input if leaf == "input" else self.graph.param
-        value = make(name, shape, operand.dtype)
+        leaf = "param" if operand.param or operand.encoding else case.leaf
+        if leaf == "input":
+            value = self.graph.input(name, shape, operand.dtype)
+        else:
+            value = self.graph.param(name, shape, operand.dtype, encoding=operand.encoding)
         self.leaves[name] = (leaf, operand, turned)
         return self.graph.add(Transpose(), value)[0] if turned else value
 
@@ -284,8 +293,14 @@ class Batch:
             shape = tuple(evaluate(s, extents or {}) for s in operand.shape)
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
             array = values(rng, shape, operand, evaluate(operand.limit, extents or {}))
-            made[leaf][name] = np.ascontiguousarray(array.T) if turned else array
+            array = np.ascontiguousarray(array.T) if turned else array
+            made[leaf][name] = array if operand.encoding is None else _encoded(array, operand.encoding)
         return made["input"], made["param"]
+
+
+def _encoded(array: Array, encoding: str) -> Array:
+    """The blocks of elements that the encoding can hold beside each other: finite ones that are not huge."""
+    return encoding_named(encoding).encode(np.clip(np.nan_to_num(array.astype(np.float32)), -100, 100))
 
 
 def check(

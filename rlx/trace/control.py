@@ -184,7 +184,7 @@ def _settle(
         after = [value for _, value in body.leaves[: len(first)]]
         changed = False
         for i, ((path, _), old, new) in enumerate(zip(named, first, after, strict=True)):
-            if new.type == old.type:
+            if new.type == old.type.decoded:
                 continue
             if new.shape == old.shape and _number_fits(new, old.dtype):
                 with body.frame:

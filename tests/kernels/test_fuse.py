@@ -44,6 +44,9 @@ class Everything:
     def accepts_special(self, node: Node) -> bool:
         return False
 
+    def encoded_operands(self, node: Node) -> tuple[int, ...]:
+        return ()
+
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return True
 
@@ -61,6 +64,9 @@ class Nothing:
 
     def accepts_special(self, node: Node) -> bool:
         return False
+
+    def encoded_operands(self, node: Node) -> tuple[int, ...]:
+        return ()
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return False

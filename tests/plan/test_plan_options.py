@@ -186,6 +186,9 @@ class Loops:
     def accepts_anchor(self, *_: object) -> bool:
         return False
 
+    def encoded_operands(self, *_: object) -> tuple[int, ...]:
+        return ()
+
     accepts_operand = accepts_special = accepts_anchor
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
@@ -102,6 +102,9 @@ class CpuBackend(CodeGenerator):
     def accepts_special(self, node: Node) -> bool:
         special = SPECIALS.get(node.op.op_name)
         return special is not None and special.accepts(node)
+
+    def encoded_operands(self, node: Node) -> Collection[int]:
+        return SPECIALS[node.op.op_name].encoded
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         dtype = node.outputs[0].dtype

@@ -41,16 +41,12 @@ def few_rows(vector_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Weights [K, N] as they are stored: element k, n is number `start + n * column + k` of those of `source`."""
+    """Weights [K, N] as they are stored: element k, n is number `start + n * column + k`, in the bytes of `stored`."""
 
-    source: Buffer
+    stored: Buffer
+    code: BlockCode
     start: int
     column: int
-
-    @property
-    def code(self) -> BlockCode:
-        assert self.source.encoding is not None
-        return block_codes.CODES[self.source.encoding.name]
 
     def panels(self, name: str, n: int, k: int) -> Buffer:
         """Their panels [ceil(N / 16), blocks, bytes of a block, 16]."""
@@ -60,13 +56,8 @@ class Blocks:
     def byte(self, column: Expr, block: Expr, row: Expr) -> Load:
         """The byte of a panel: a load of the stored ones, as bytes."""
         size = self.code.encoding.block_bytes
-        source = self.source
-        whole = Buffer(
-            f"{source.name}.bytes", source.kind, (source.nbytes({}),), block_codes.BYTE, None, None, source.base,
-            source.offset,
-        )  # fmt: skip
         at = column * (self.column // BLOCK * size) + block * size + self.start // BLOCK * size + row
-        return Load(whole, (at,), block_codes.BYTE)
+        return Load(self.stored, (at,), block_codes.BYTE)
 
 
 def find(b: Expr, n: Size, k: Size, depth: Var, column: Var) -> Blocks | None:
@@ -74,20 +65,18 @@ def find(b: Expr, n: Size, k: Size, depth: Var, column: Var) -> Blocks | None:
     found = encoded_element(b)
     if found is None or not isinstance(n, int) or not isinstance(k, int) or k == 0 or not _has_code():
         return None
-    source, flat = found
-    assert source.encoding is not None
+    stored, encoding, flat = found
     walked = affine(flat)
     start, step = walked.constant, walked.coefs.get(column, 0)
     fits = (
-        source.encoding.name in block_codes.CODES
-        and source.base.kind in ("param", "const")
+        encoding.name in block_codes.CODES
         and walked.coefs.get(depth) == 1
         and walked.coefs.keys() <= {depth, column}
         and isinstance(start, int)
         and isinstance(step, int)
         and not (k % BLOCK or start % BLOCK or step % BLOCK)
     )
-    return Blocks(source, start, step) if fits else None  # type: ignore[arg-type]
+    return Blocks(stored, block_codes.CODES[encoding.name], start, step) if fits else None  # type: ignore[arg-type]
 
 
 def _has_code() -> bool:

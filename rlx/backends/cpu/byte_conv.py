@@ -133,7 +133,7 @@ def from_planes(anchor: Conv) -> bool:
         return False
     few = 1 < channels <= FEW_CHANNELS and channels * prod(rows) <= FEW_ROWS
     short = columns <= window_gather.PIECES[-1]
-    if not few or not short or not isinstance(e, Load) or e.where is not None or e.source.encoding is not None:
+    if not few or not short or not isinstance(e, Load) or e.where is not None:
         return False
     index = linear_index(e.indices, e.source.shape)
     vars = out_vars(len(anchor.x_shape))

@@ -328,7 +328,7 @@ def _shortened(panels: Expr, pack: Kernel) -> tuple[Expr, Kernel]:
 
 def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
     """Whether B lies in memory as matrices of any strides, one constant step apart."""
-    if b.where is not None or b.source.encoding is not None:
+    if b.where is not None:
         return False
     index = linear_index(b.indices, b.source.shape)
     steps = [index.coefs.get(v, 0) for v in batch]

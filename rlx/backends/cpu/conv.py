@@ -116,7 +116,7 @@ def const_zero() -> Expr:
 def _channels_together(anchor: Conv) -> bool:
     """Whether the image lies in memory with the channels of a pixel next to each other."""
     e, dtype = anchor.x, anchor.x.dtype
-    if not isinstance(e, Load) or e.dtype is not dtype or e.where is not None or e.source.encoding is not None:
+    if not isinstance(e, Load) or e.dtype is not dtype or e.where is not None:
         return False
     index = linear_index(e.indices, e.source.shape)
     return index.is_linear and (anchor.x_shape[1] == 1 or index.coefs.get(out_vars(2)[1], 0) == 1)

@@ -102,7 +102,7 @@ def from_planes(kernel: Kernel) -> bool:
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     x, channels, outputs = anchor.x, anchor.x_shape[1], anchor.w_shape[0]
-    if not isinstance(x, Load) or x.where is not None or x.source.encoding is not None or anchor.groups != 1:
+    if not isinstance(x, Load) or x.where is not None or anchor.groups != 1:
         return False
     if x.dtype.name != "f32" or not isinstance(channels, int) or not isinstance(outputs, int):
         return False

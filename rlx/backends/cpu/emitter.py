@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
+import numpy as np
+
 from rlx.backends.cpu import reductions, scalar
 from rlx.backends.cpu.builder import Function, constant, element, size_of, suffix, vec, width
 from rlx.backends.cpu.loops import RESULT, free_vars
 from rlx.backends.cpu.words import Pointer, WordTable
+from rlx.ir.casting import cast, ends
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
 from rlx.kernels.affine import Affine, affine
@@ -55,13 +58,15 @@ def _within(e: Expr, target: DType) -> bool:
     """Whether it is an f32 between limits that are values of a smaller integer type (or NaN)."""
     if e.dtype.name != "f32" or target.kind not in "iu" or target.bits > 16:
         return False
-    low, high = (
-        (-(2 ** (target.bits - 1)), 2 ** (target.bits - 1) - 1) if target.kind == "i" else (0, 2**target.bits - 1)
-    )
+    low, high = ends(target)
     match e:
         case Apply(fn="max", args=(Apply(fn="min", args=(_, Const(value=top))), Const(value=bottom))):
-            return not isinstance(top, complex) and not isinstance(bottom, complex) and low <= bottom and top <= high
-    return False
+            pass
+        case Apply(fn="min", args=(Apply(fn="max", args=(_, Const(value=bottom))), Const(value=top))):
+            pass
+        case _:
+            return False
+    return all(not isinstance(end, complex) and low <= end <= high for end in (bottom, top))
 
 
 @dataclass
@@ -256,6 +261,8 @@ class Emitter:
                 return scalar.apply(self.f, fn, texts, args[0].dtype, w), w
             case Select(a=a):
                 return self.f.select(texts[0], texts[1], texts[2], vec(scalar.llvm_type(a.dtype), w)), w
+            case Cast(value=Const(value=v, dtype=own), dtype=dtype):
+                return scalar.literal(cast(np.asarray(v, own.numpy), dtype).item(), dtype), 1
             case Cast(value=source, dtype=dtype) if _within(source, dtype):
                 return scalar.convert_within(self.f, texts[0], dtype, w), w
             case Cast(value=source, dtype=dtype):

@@ -55,8 +55,8 @@ def flatten(store: Store) -> tuple[Shape, Expr, Expr]:
 
 
 def linear_load(x: Expr) -> Expr | None:
-    """A load at one linear index (loads of encoded buffers already index stored bytes)."""
-    if not isinstance(x, Load) or x.source.encoding is not None:
+    """A load at one linear index."""
+    if not isinstance(x, Load):
         return None
     return replace(x, indices=(_as_expr(linear_index(x.indices, x.source.shape)),))
 

@@ -9,6 +9,7 @@ import numpy as np
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.builder import Function, constant, suffix, vec
 from rlx.errors import CompileError
+from rlx.ir.casting import ends
 from rlx.ir.dtype import DTYPES, DType
 
 __all__ = [
@@ -81,7 +82,7 @@ def extreme(kind: str, dtype: DType) -> int | float:
         return float("-inf") if kind == "max" else float("inf")
     if dtype.kind == "b":
         return int(kind == "min")
-    low, high = (-(2 ** (dtype.bits - 1)), 2 ** (dtype.bits - 1) - 1) if dtype.kind == "i" else (0, 2**dtype.bits - 1)
+    low, high = ends(dtype)
     return low if kind == "max" else high
 
 
@@ -201,7 +202,7 @@ def _divide(f: Function, fn: str, a: str, b: str, signed: bool, ty: str) -> str:
 
 
 def convert(f: Function, x: str, source: DType, target: DType, w: int) -> str:
-    """A numeric conversion; float to int truncates."""
+    """A numeric conversion by the rule of `rlx.ir.casting`."""
     if source is target:
         return x
     if source.name == "bf16" and not target.is_float:
@@ -232,30 +233,32 @@ def convert(f: Function, x: str, source: DType, target: DType, w: int) -> str:
 
 
 def convert_within(f: Function, x: str, target: DType, w: int) -> str:
-    """An f32 that is between the ends of a small integer type, as that; NaN gives 0."""
+    """An f32 that is between the ends of an integer type of at most 16 bits, as that; NaN gives 0.
+
+    The instruction gives 0 or the lowest i32 for NaN, whose low bits are 0.
+    """
     whole = f.cast("fptosi", x, vec("i32", w), vec("float", w))
     return f.cast("trunc", whole, vec(llvm_type(target), w), vec("i32", w))
 
 
 def _float_to_int(f: Function, x: str, src: str, target: DType, w: int) -> str:
-    """Truncation; narrow integers wrap through i32 or i64, as NumPy's conversions on this hardware do."""
+    """Truncation that saturates; NaN gives 0."""
     dst = vec(llvm_type(target), w)
-    if target.name == "u64":
-        return _saturating(f, "fptoui.sat", x, src, dst)
-    middle = vec("i64" if target.bits == 64 or target.name == "u32" else "i32", w)
-    whole = _saturating(f, "fptosi.sat", x, src, middle)
-    return whole if middle == dst else f.cast("trunc", whole, dst, middle)
-
-
-def _saturating(f: Function, name: str, x: str, src: str, dst: str) -> str:
-    if name == "fptosi.sat" and dst.startswith("<") and dst.endswith("i32>"):  # LLVM does it lane by lane
-        largest = 2147483520.0 if src.endswith("float>") else 2147483647.0
+    low, high = ends(target)
+    if target.bits <= 16:  # NaN goes through the limits
+        inside = f.max(float(low), f.min(float(high), x, src), src)
+        whole = f.cast("fptosi", inside, vec("i32", w), src)
+        return f.cast("trunc", whole, dst, vec("i32", w))
+    signed = target.kind == "i"
+    if target.bits == 32 and w > 1:  # of the intrinsic, LLVM makes code lane by lane
+        largest = float(high) if src.endswith("double>") else float(high + 1) - (128.0 if signed else 256.0)
         known = f.select(f.cmp("ord", x, x, src), x, 0.0, src)
-        whole = f.cast("fptosi", f.max(-(2.0**31), f.min(largest, known, src), src), dst, src)
-        return f.select(f.cmp("ge", x, 2.0**31, src), 2**31 - 1, whole, dst)
-    full = f"llvm.{name}.{suffix(dst)}.{suffix(src)}"
-    f.declare(full, dst, [src])
-    return f.op(f"call {dst} @{full}({src} {x})", dst)
+        inside = f.max(float(low), f.min(largest, known, src), src)
+        whole = f.cast("fptosi" if signed else "fptoui", inside, dst, src)
+        return f.select(f.cmp("ge", x, float(high + 1), src), high, whole, dst)
+    name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{suffix(dst)}.{suffix(src)}"
+    f.declare(name, dst, [src])
+    return f.op(f"call {dst} @{name}({src} {x})", dst)
 
 
 def _float_to_float(f: Function, x: str, source: DType, target: DType, w: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from rlx.backends.cpu import det, grouped, places, recurrence, roi, scatter, topk, trees, unpool
 from rlx.backends.cpu.words import KernelCode
@@ -20,11 +20,15 @@ def as_it_is(kernel: Kernel) -> list[Kernel]:
 
 @dataclass(frozen=True)
 class Special:
-    """How an op is run: `emit` gives one function for each step; `layout` may put kernels before it."""
+    """How an op is run: `emit` gives one function for each step; `layout` may put kernels before it.
+
+    `encoded` are the numbers of the operands that may be stored blocks; others are decoded before.
+    """
 
     accepts: Callable[[Node], bool]
     emit: Callable[[Kernel], list[KernelCode]]
     layout: Callable[[Kernel], list[Kernel]] = as_it_is
+    encoded: Collection[int] = ()
 
 
 SPECIALS = {

@@ -33,7 +33,7 @@ def _turned(expr: Expr, last: Var) -> list[Load]:
 
 def _along(load: Load, name: Var) -> bool:
     form = affine(load.indices[0])
-    return form.is_linear and form.coefs.get(name) == 1 and load.source.encoding is None
+    return form.is_linear and form.coefs.get(name) == 1
 
 
 def emit_tile(

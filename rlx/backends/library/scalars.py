@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.library.arrays import Arrays, neutral, table
-from rlx.ir.dtype import DType
+from rlx.ir.casting import cast, ends
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, Value
 from rlx.ir.shape import evaluate
 from rlx.kernels.expr import I64, Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, walk
@@ -17,6 +18,7 @@ from rlx.kernels.lowering import Anchor, Contract, Conv, Lowered, out_vars
 
 __all__ = ["Checker", "lacking", "run_lowered"]
 
+F32 = DTYPES["f32"]
 Fixed = tuple[Var | None, Array]  # values along a loop index, or one value
 NUMPY = table(
     np,
@@ -100,6 +102,18 @@ def _cast(e: Expr, target: DType) -> Expr:
     return e if e.dtype is target else Cast(e, target)
 
 
+def _whole(lib: Arrays, x: Any, source: DType, target: DType) -> Any:
+    """Floats as integers by the rule of `rlx.ir.casting`: libraries leave open what is out of range."""
+    if source.bits < 32:
+        x, source = lib.cast(x, F32), F32
+    (low, high), rank = ends(target), len(x.shape)
+    above, below = x >= lib.const(float(high + 1), source, rank), x <= lib.const(low, source, rank)
+    outside = above | below | lib.functions["isnan"](x)
+    made = lib.cast(lib.xp.where(outside, lib.const(0, source, rank), x), target)
+    made = lib.xp.where(below, lib.const(low, target, rank), made)
+    return lib.xp.where(above, lib.const(high, target, rank), made)
+
+
 class _Grid:
     """Evaluates expressions over a box of loop indices; a value has an axis for each, of size 1 where constant."""
 
@@ -159,7 +173,7 @@ class _Grid:
             loops = {v for v, _ in known if v is not None}
             if len(known) < len(parts) or len(loops) > 1:
                 return None
-            return next(iter(loops), None), np.asarray(NUMPY[fn](*(x for _, x in known))).astype(e.dtype.numpy)
+            return next(iter(loops), None), cast(np.asarray(NUMPY[fn](*(x for _, x in known))), e.dtype)
 
     def fixed_once(self, e: Expr) -> Fixed | None:
         if e not in self.known:
@@ -183,6 +197,8 @@ class _Grid:
                 return lib.cast(lib.functions[fn](*map(self.value, args)), dtype)
             case Select(cond=cond, a=a, b=b):
                 return lib.xp.where(self.value(cond), self.value(a), self.value(b))
+            case Cast(value=x, dtype=dtype) if x.dtype.is_float and dtype.is_integer:
+                return _whole(lib, self.value(x), x.dtype, dtype)
             case Cast(value=x, dtype=dtype):
                 return lib.cast(self.value(x), dtype)
             case Check(ok=ok, value=x, kind=kind, shown=shown):

@@ -9,12 +9,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from math import trunc
 from typing import Any
 
 import numpy as np
 
 from rlx.errors import ModelFormatError, RlxError
+from rlx.ir.casting import cast
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size, bounds, ceildiv, exact_div, max_size, min_size, same
@@ -316,15 +316,7 @@ def _cast(item: Item, old: DType, new: DType) -> Item:
         if new.bits < 32 or new.kind not in "ifu":
             raise NotStaticError(f"the size {item} as {new}")
         return item
-    if new.kind == "b":
-        return bool(item)
-    if new.is_integer and isinstance(item, float):
-        if not abs(item) < 2**63:
-            raise NotStaticError(f"{item} as {new}")
-        item = trunc(item)
-    number = np.asarray(item).astype(np.float64 if new.is_float else np.int64)
-    wide = number.astype(np.int8) if new.bits < 8 and new.is_integer else number
-    return static_array(wide.astype(new.numpy), new).item()
+    return static_array(cast(np.asarray(item, old.numpy), new), new).item()
 
 
 def rounded(a: Static, direction: str) -> Static:
