@@ -12,7 +12,7 @@ from rlx.kernels.expr import Apply, Const, Expr, Load, Select, const, loads, wal
 from rlx.kernels.lowering import Lowering
 from rlx.kernels.program import Buffer
 
-__all__ = ["bytes_of", "decoded", "encoded_element"]
+__all__ = ["bytes_of", "decoded", "element", "encoded_element"]
 
 
 def bytes_of(buffer: Buffer) -> Buffer:
@@ -27,14 +27,15 @@ def decoded(load: Load, stored: Buffer, encoding: Encoding) -> Expr:
     for i, stride in zip(load.indices, row_major(load.source.shape), strict=True):
         flat = flat + i * stride
     k = Lowering(())
-    element = k.cast(_element(stored, encoding, flat, load.where), load.dtype)
-    return element if load.where is None else Select(load.where, element, const(0, load.dtype))
+    made = k.cast(element(stored, encoding, flat, load.where), load.dtype)
+    return made if load.where is None else Select(load.where, made, const(0, load.dtype))
 
 
-def _element(stored: Buffer, encoding: Encoding, flat: Expr, where: Expr | None = None) -> Expr:
+def element(stored: Buffer, encoding: Encoding, number: Expr, where: Expr | None = None) -> Expr:
+    """The element of that number, in f32."""
     k = Lowering(())
-    element: Expr = encoding.element(k, lambda at: Load(stored, (at,), k.byte, where), flat)
-    return element
+    made: Expr = encoding.element(k, lambda at: Load(stored, (at,), k.byte, where), number)
+    return made
 
 
 def encoded_element(expr: Expr) -> tuple[Buffer, Encoding, Expr] | None:
@@ -46,6 +47,6 @@ def encoded_element(expr: Expr) -> tuple[Buffer, Encoding, Expr] | None:
     for x in walk(expr):
         match x:
             case Apply(fn="floordiv", args=(flat, Const(value=value))) if value == encoding.block:
-                found = _element(stored, encoding, flat) == expr
+                found = element(stored, encoding, flat) == expr
                 return (stored, encoding, flat) if found else None
     return None

@@ -22,7 +22,7 @@ class ExpertWeight:
     panels: Buffer
     table: Buffer
     transposed: bool
-    routine: str  # which packs
+    routine: str  # which packs; "" for encoded weights, whose panels are their blocks
 
 
 @dataclass(eq=False)

@@ -250,6 +250,7 @@ def test_constants_by_hash_need_the_right_table() -> None:
         ("output y = y", "line 2: there is no value 'y'"),
         ("param p: f32@q9[32]", "line 2: unknown encoding 'q9'"),
         ("input p: f32@q8_0[32]", "line 2: only params can"),
+        ("const c: f32@q8_0[32] = [1]", "line 2: only params can"),
         ("graph x {", "line 2: 'graph' can't stand here"),
         ("input x: f32[2] 'quoted'", 'line 2: unexpected "'),
         ("input x: f32[" + "9" * 50 + "]", "line 2: an integer of 50 digits"),

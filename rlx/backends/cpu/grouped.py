@@ -2,6 +2,9 @@
 
 Weights are packed as those of any product, expert by expert. Where one expert's panels are not there, those that a
 chunk needs are packed into its scratch memory: the same code on the same numbers, so the result has the same bits.
+
+Encoded weights stay as they are stored, and take no more memory than that: "packing" them copies their blocks, and each
+chunk decodes the panels that it needs.
 """
 
 from __future__ import annotations
@@ -12,19 +15,25 @@ from itertools import count
 from typing import cast
 
 from rlx.backends.cpu import gemm, scalar
+from rlx.backends.cpu.blocks import Decoder
 from rlx.backends.cpu.builder import Function, Module, Typed, vec, void
 from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.group_cut import ROWS, GroupCut
 from rlx.backends.cpu.grouped_words import CALLS, CAPACITY, RING, SLOTS, STATS
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.product_cut import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.words import KernelCode, Routine, once
 from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv, same, size_product
+from rlx.kernels.encoded import bytes_of
 from rlx.kernels.experts import ExpertLayer, ExpertWeight
-from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.kernels.expr import Load
+from rlx.kernels.lowering import out_vars
+from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import replace
 
@@ -57,6 +66,17 @@ def sizes(w: Buffer, transposed: bool) -> tuple[Size, Size, Size]:
     return (number, second, first) if transposed else (number, first, second)
 
 
+def encoding_of(node: Node) -> Encoding | None:
+    """That of the weights of a product."""
+    return node.inputs[1].type.encoding
+
+
+def blocks_of(w: Buffer) -> Buffer:
+    """Encoded weights as bytes: a row for each expert."""
+    experts = int(w.shape[0])
+    return replace(bytes_of(w), shape=(experts, w.nbytes({}) // max(experts, 1)))
+
+
 def layout(kernel: Kernel) -> list[Kernel]:
     """The rows are grouped first; weights that no run changes are packed in `prepare`."""
     assert kernel.special is not None
@@ -64,14 +84,18 @@ def layout(kernel: Kernel) -> list[Kernel]:
     assert isinstance(op, GroupedMatMul)
     x, w, experts = kernel.operands
     (out,), node, nodes = kernel.results, kernel.special, kernel.nodes
-    number, depth, columns = sizes(w, op.transposed)
+    number, depth, columns = sizes_of(node)
     groups = Buffer(f"{out.name}.groups", out.kind, (GROUPS + 4 * number + size_product(experts.shape),), I64)
     made: list[Kernel] = []
+    if w.encoding is not None:
+        w = blocks_of(w)
     read, tables = [x, groups, w], []
     static = w.base.kind in ("param", "const", "prepared") and all(isinstance(s, int) for s in w.shape)
     if static and out.kind != "prepared":
-        dtype = computed_in(w.dtype)
-        shape = (number, ceildiv(columns, tile_of(dtype).width), depth, tile_of(dtype).width)
+        dtype, shape = w.dtype, w.shape
+        if encoding_of(node) is None:
+            dtype = computed_in(w.dtype)
+            shape = (number, ceildiv(columns, tile_of(dtype).width), depth, tile_of(dtype).width)
         panels = Buffer(f"{out.name}.panels", "prepared", shape, dtype)
         made.append(Kernel(PACK, special=node, operands=(w,), results=(panels,), nodes=nodes, tag=PACK))
         table = Buffer(f"{out.name}.table", "table", (2 * number,), I64)
@@ -133,7 +157,8 @@ def _weight(pack: Kernel, table: Buffer) -> ExpertWeight:
     op = pack.special.op
     assert isinstance(op, GroupedMatMul)
     (source,), (panels,) = pack.operands, pack.results
-    return ExpertWeight(source.base.name, source, panels, table, op.transposed, fetch_routine(source.dtype).symbol)
+    packs = "" if encoding_of(pack.special) is not None else fetch_routine(source.dtype).symbol
+    return ExpertWeight(source.base.name, source, panels, table, op.transposed, packs)
 
 
 def emit(kernel: Kernel) -> list[KernelCode]:
@@ -238,27 +263,34 @@ def _capture(frame: Frame, block: str, rows: str, number: Callable[[str], str]) 
 
 
 @functools.cache
-def fetch_routine(dtype: DType) -> Routine:
+def fetch_routine(dtype: DType, encoding: Encoding | None = None) -> Routine:
     """Packs panels of a matrix of any strides: `(ptr matrix, ptr panels, i64 k, i64 n, i64 row stride, i64 column
-    stride, i64 count)`; n are the columns from `matrix` on.
+    stride, i64 count, i64 start)`; n are the columns from element number `start` on.
+
+    The last axis of an encoded matrix is whole blocks, so vectors of elements are part of one.
     """
     tile, wide = tile_of(dtype), computed_in(dtype)
     memory, ty, lanes, width = scalar.memory_type(dtype), tile.scalar, tile.lanes, tile.width
-    strides = [("i64", "row"), ("i64", "column")]
-    name = f"rlx_fetch_{dtype}x{lanes}"
-    f = Function(name, [("ptr", "b"), ("ptr", "out"), ("i64", "k"), ("i64", "n"), *strides, ("i64", "count")])
+    sizes = [("i64", name) for name in ("k", "n", "row", "column", "count", "start")]
+    name = f"rlx_fetch_{dtype}{'' if encoding is None else f'_{encoding.name}'}x{lanes}"
+    f = Function(name, [("ptr", "b"), ("ptr", "out"), *sizes])
+    decoder = None if encoding is None else Decoder(f, encoding, dtype, "%b", lanes)
 
-    def read(address: str, w: int) -> str:
-        raw = scalar.from_memory(f, f.load(vec(memory, w) if w > 1 else memory, address), dtype, w)
+    def read(number: str, w: int) -> str:
+        if decoder is not None:
+            raw = decoder.elements(number, w)
+        else:
+            address = f.gep("%b", number, memory)
+            raw = scalar.from_memory(f, f.load(vec(memory, w) if w > 1 else memory, address), dtype, w)
         return scalar.convert(f, raw, dtype, wide, w)
 
     def panel(p: str, _: list[str]) -> None:
         first = f.mul(p, width)
-        source, target = f.gep("%b", f.mul(first, "%column"), memory), f.gep("%out", f.mul(first, "%k"), ty)
+        source, target = f.add("%start", f.mul(first, "%column")), f.gep("%out", f.mul(first, "%k"), ty)
         left = f.min(f.sub("%n", first), width)
 
         def at(i: str, j: str | int) -> str:
-            return f.gep(source, f.add(f.mul(i, "%row"), f.mul(j, "%column")), memory)
+            return f.add(source, f.add(f.mul(i, "%row"), f.mul(j, "%column")))
 
         def cell(i: str, j: str | int) -> str:
             return f.gep(target, f.add(f.mul(i, width), j), ty)
@@ -286,14 +318,15 @@ def fetch_routine(dtype: DType) -> Routine:
         stop = f.min(f.add(first, TOGETHER), whole)
 
         def row(i: str, _: list[str]) -> None:
-            source = f.gep("%b", f.mul(i, "%row"), memory)
+            source = f.add("%start", f.mul(i, "%row"))
             target = f.gep("%out", f.mul(i, width), ty)
 
             def part(p: str, _: list[str]) -> None:
-                own, to = f.gep(source, f.mul(p, width), memory), f.gep(target, f.mul(p, area), ty)
-                f.prefetch(f.gep(own, f.mul("%row", AHEAD), memory), locality=0)
+                own, to = f.add(source, f.mul(p, width)), f.gep(target, f.mul(p, area), ty)
+                if decoder is None:
+                    f.prefetch(f.gep("%b", f.add(own, f.mul("%row", AHEAD)), memory), locality=0)
                 for j in range(0, width, lanes):
-                    f.store(read(f.gep(own, j, memory), lanes), f.gep(to, j, ty))
+                    f.store(read(f.add(own, j), lanes), f.gep(to, j, ty))
 
             f.loop(first, stop, 1, [], part)
 
@@ -314,8 +347,13 @@ def _strides(depth: str, columns: str, transposed: bool) -> tuple[str, str]:
 
 def _pack(op: GroupedMatMul, kernel: Kernel) -> KernelCode:
     """A chunk is some panels of one expert."""
+    (w,), (panels,) = kernel.operands, kernel.results
+    assert kernel.special is not None
+    if encoding_of(kernel.special) is not None:
+        own = out_vars(2)
+        return emit_nest(Store(panels, panels.shape, own, Load(w, own, w.dtype)), host().vector_bytes // 4)
     frame = Frame()
-    f, (w,), (panels,) = frame.f, kernel.operands, kernel.results
+    f = frame.f
     number, depth, columns = sizes(w, op.transposed)
     cut = once(GroupCut(number, number, columns, depth, panels.dtype.itemsize))
     frame.chunks = Part(cut, "chunks")
@@ -326,13 +364,13 @@ def _pack(op: GroupedMatMul, kernel: Kernel) -> KernelCode:
     expert, first = f.binary("udiv", "%chunk", blocks, "i64"), f.binary("urem", "%chunk", blocks, "i64")
     first = f.mul(first, step, "i64")
     column = f.mul(first, frame.size(width), "i64")
-    at = f.add(f.mul(expert, f.mul(k, n, "i64"), "i64"), f.mul(column, across, "i64"), "i64")
-    source = f.gep(frame.pointer(w), at, scalar.memory_type(w.dtype))
+    source = f.gep(frame.pointer(w), f.mul(expert, f.mul(k, n, "i64"), "i64"), scalar.memory_type(w.dtype))
     to = f.add(f.mul(expert, of_all, "i64"), f.mul(column, k, "i64"), "i64")
     target = f.gep(frame.pointer(panels), to, scalar.llvm_type(panels.dtype))
     taken = f.min(step, f.sub(frame.size(panels.shape[1]), first, "i64"), "i64")
     left = f.sub(n, column, "i64")
-    f.call(frame.word(fetch_routine(w.dtype)), [source, target, _i(k), _i(left), _i(rows), _i(across), _i(taken)])
+    given = [k, left, rows, across, taken, f.mul(column, across, "i64")]
+    f.call(frame.word(fetch_routine(w.dtype)), [source, target, *map(_i, given)])
     return frame.finish(optimize=False)
 
 
@@ -367,7 +405,10 @@ class _Product:
         self.to, self.base = frame.pointer(out), frame.pointer(groups)
         shared = same(x.shape[-2], 1) is True and same(numbers.shape[-1], 1) is not True
         self.per = frame.size(numbers.shape[-1]) if shared else "1"  # rows of the result that read one row of x
-        self.routine, self.fetch = frame.word(gemm.block_routine(self.tile)), frame.word(fetch_routine(x.dtype))
+        encoding = encoding_of(kernel.special)
+        self.routine = frame.word(gemm.block_routine(self.tile))
+        self.fetch = frame.word(fetch_routine(x.dtype, encoding))
+        self.stored = "" if encoding is None else frame.size(blocks_bytes(encoding, depth, columns))
         self.by_table = bool(tables)
         self.table = frame.pointer(tables[0]) if tables else frame.pointer(weights)
 
@@ -402,16 +443,22 @@ class _Product:
 
         def fetched(matrix: str) -> str:
             rows, across = _strides(self.k, self.n, self.op.transposed)
-            source = f.gep(matrix, f.mul(column, across, "i64"), self.memory)
             room, left = f.offset(self.own, self.panels_at), f.sub(self.n, column, "i64")
-            f.call(self.fetch, [source, room, _i(self.k), _i(left), _i(rows), _i(across), _i(taken)])
+            given = [self.k, left, rows, across, taken, f.mul(column, across, "i64")]
+            f.call(self.fetch, [matrix, room, *map(_i, given)])
             return room
 
         if not self.by_table:
+            if self.stored:
+                return fetched(f.offset(self.table, f.mul(expert, self.stored, "i64")))
             area = f.mul(expert, f.mul(self.k, self.n, "i64"), "i64")
             return fetched(f.gep(self.table, area, self.memory))
         entry = f.gep(self.table, f.mul(expert, 2, "i64"), "i64")
         there = f.load("ptr", entry)
+        if self.stored:
+            missing = f.cmp("eq", there, "null", "ptr")
+            (blocks,) = f.if_(missing, lambda: [("ptr", f.load("ptr", f.gep(entry, 1, "i64")))], lambda: [("ptr", there)])
+            return fetched(blocks)
         (found,) = f.if_(
             f.cmp("ne", there, "null", "ptr"),
             lambda: [("ptr", f.gep(there, f.mul(column, self.k, "i64"), self.ty))],
@@ -462,6 +509,12 @@ class _Product:
             last = frame.element(listed, f.sub(count, 1, "i64"), "i64")
             direct = f.cmp("eq", f.sub(last, top, "i64"), f.sub(count, 1, "i64"), "i64")
         f.if_(direct, in_place, by_copies)
+
+
+def blocks_bytes(encoding: Encoding, depth: Size, columns: Size) -> int:
+    """Stored bytes of a matrix; sizes of encoded weights are ints."""
+    assert isinstance(depth, int) and isinstance(columns, int)
+    return depth * columns // encoding.block * encoding.block_bytes
 
 
 def sizes_of(node: Node) -> tuple[Size, Size, Size]:

@@ -21,7 +21,7 @@ from rlx.kernels.program import Buffer, Program
 __all__ = ["Mask", "Residency", "matrix_bytes", "panel_bytes"]
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]  # numpy.typing takes a millisecond to load
-PACK = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t, *[ctypes.c_int64] * 5)
+PACK = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_size_t, *[ctypes.c_int64] * 6)
 
 
 class Residency:
@@ -103,13 +103,16 @@ class Residency:
         return made
 
     def _pack(self, weight: ExpertWeight, source: Array, target: Array) -> None:
-        """By the routine that runs use, so that the bits are the same."""
+        """By the routine that runs use, so that the bits are the same; encoded ones are their own panels."""
+        if not weight.routine:
+            target[...] = source
+            return
         shape = weight.panels.shape
         count, depth = int(shape[1]), int(shape[2])
         columns = source.shape[0 if weight.transposed else 1]
         strides = (1, depth) if weight.transposed else (columns, 1)
         function: Any = PACK(self.addresses[weight.routine])
-        function(source.ctypes.data, target.ctypes.data, depth, columns, *strides, count)
+        function(source.ctypes.data, target.ctypes.data, depth, columns, *strides, count, 0)
 
 
 def panel_bytes(weight: ExpertWeight) -> int:
@@ -131,6 +134,8 @@ def _share(buffer: Buffer) -> int:
 
 def _unpacked(weight: ExpertWeight, panel: Array) -> Array:
     """The matrix that panels were made of: each element of it is exact in them."""
+    if not weight.routine:
+        return panel
     shape = [int(size) for size in weight.panels.shape[1:]]
     count, depth, width = shape
     wide = panel.view(weight.panels.dtype.numpy).reshape(count, depth, width).swapaxes(0, 1).reshape(depth, -1)

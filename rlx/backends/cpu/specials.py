@@ -33,7 +33,7 @@ class Special:
 
 SPECIALS = {
     "det": Special(det.accepts, det.emit),
-    "grouped_matmul": Special(grouped.accepts, grouped.emit, grouped.layout),
+    "grouped_matmul": Special(grouped.accepts, grouped.emit, grouped.layout, encoded=(1,)),
     "max_roi_pool": Special(roi.accepts, roi.emit_max),
     "max_unpool": Special(unpool.accepts, unpool.emit),
     "non_max_places": Special(places.accepts_boxes, places.emit_non_max),

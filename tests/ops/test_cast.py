@@ -1,0 +1,146 @@
+"""One rule for casts: folded, one by one, in vectors, fused with others, and on every device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backends.reference import run_graph
+from rlx.ir.casting import cast, ends
+from rlx.ir.dtype import DTYPES, DType
+from rlx.kernels.expr import Const
+from rlx.kernels.lowering import Lowering
+from rlx.ops.base import apply
+from rlx.ops.elementwise import Cast, Clip, Neg
+from rlx.passes.fold import fold
+from rlx.testing.interpret import check_op
+
+REAL = [name for name, dtype in DTYPES.items() if dtype.kind != "c"]
+WHOLE = [name for name in REAL if DTYPES[name].is_integer]
+
+
+def edges(dtype: DType) -> Any:
+    """The values of a type around the ends of every integer type, beside halves, and what is no number."""
+    numbers = {0, 1, -1, 0.5, -0.5, 0.99, -0.99, 1.5, 1e10, -1e10, 1e30, -1e30}
+    for name in WHOLE:
+        for end in ends(DTYPES[name]):
+            numbers |= {end, end + 1, end - 1, end + 0.5, end - 0.5, end * 2, float(end)}
+            if dtype.name in ("f32", "f64"):
+                kind = dtype.numpy.type
+                numbers |= {float(np.nextafter(kind(end), kind(toward))) for toward in (-np.inf, np.inf)}
+    if dtype.is_integer:
+        low, high = ends(dtype)
+        carrier = np.uint64 if dtype.name == "u64" else np.int64
+        return np.array(sorted({int(x) for x in numbers if low <= int(x) <= high}), carrier).astype(dtype.numpy)
+    if dtype.kind == "b":
+        return np.array([False, True])
+    special = [np.nan, np.inf, -np.inf, -0.0]
+    with np.errstate(all="ignore"):
+        return np.array([*special, *sorted(map(float, numbers))]).astype(dtype.numpy)
+
+
+def as_whole(x: Any, to: DType) -> int:
+    """The rule for integers and bool, by Python's exact numbers."""
+    number = x if isinstance(x, int) else float(x)
+    if to.kind == "b":
+        return int(number != 0)
+    low, high = ends(to)
+    if isinstance(number, int):
+        return (number - low) % (1 << to.bits) + low
+    if not math.isfinite(number):
+        return 0 if math.isnan(number) else high if number > 0 else low
+    return min(max(math.trunc(number), low), high)
+
+
+@pytest.mark.parametrize("source", REAL)
+def test_the_rule(source: str) -> None:
+    values = edges(DTYPES[source])
+    exact = [int(x) if not DTYPES[source].is_float else float(x) for x in values]
+    for target in map(DTYPES.get, REAL):
+        assert target is not None
+        made = cast(values, target)
+        assert made.dtype == target.numpy
+        assert made.shape == values.shape
+        if not target.is_float:
+            assert [int(x) for x in made] == [as_whole(x, target) for x in exact], target
+        for x in (values[:0], np.asarray(values[0])):
+            assert cast(x, target).shape == x.shape
+
+
+@pytest.mark.parametrize("source", REAL)
+def test_folded_casts(source: str) -> None:
+    """By the pass that folds, and in a lowering: of an array, and of a number of a kernel."""
+    values = edges(DTYPES[source])
+    g = rlx.Graph("folded")
+    x = g.constant(values)
+    for target in REAL:
+        g.output(apply(Cast(DTYPES[target]), x), target)
+    folded = fold(g)
+    for output in folded.outputs:
+        assert output.value.kind == "const"
+        data: Any = output.value.data
+        assert data.tobytes() == cast(values, output.value.dtype).tobytes()
+    k = Lowering(())
+    for x in values:
+        for target in map(DTYPES.get, REAL):
+            assert target is not None
+            made = k.cast(Const(x.item(), DTYPES[source]), target)
+            assert isinstance(made, Const)
+            assert np.array([made.value]).astype(target.numpy).tobytes() == cast(x.reshape(1), target).tobytes()
+
+
+@pytest.mark.parametrize("target", REAL)
+def test_the_lowering(target: str) -> None:
+    for source in REAL:
+        check_op(Cast(DTYPES[target]), edges(DTYPES[source])[:40])
+
+
+def forms(source: str) -> tuple[Any, dict[str, Any]]:
+    """A graph of casts to all types: of a number of its own, of vectors with a rest, and of what is computed."""
+    values = edges(DTYPES[source])
+    g = rlx.Graph("forms")
+    x = g.input("x", (len(values),), source)
+    one = g.input("one", (), source)
+    other = g.input("wide", (len(values),), "f64")
+    inputs = {"x": values, "one": values[0], "wide": np.concatenate([edges(DTYPES["f64"])] * 3)[: len(values)]}
+    for target in map(DTYPES.get, REAL):
+        assert target is not None
+        g.output(apply(Cast(target), x), f"many {target}")
+        g.output(apply(Cast(target), one), f"one {target}")
+        if DTYPES[source].is_float and DTYPES[source].bits >= 16:
+            g.output(apply(Cast(target), apply(Neg(), apply(Cast(DTYPES[source]), other))), f"fused {target}")
+    return g, inputs
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("source", REAL)
+def test_every_device_and_form(source: str, device: str) -> None:
+    if device == "xla":
+        pytest.importorskip("jax")
+    g, inputs = forms(source)
+    expected = run_graph(g, inputs)
+    model = rlx.compile(g, device=device)
+    for first in range(0, len(inputs["x"]), 5):
+        inputs["one"] = inputs["x"][first]
+        got = model(inputs)
+        for name, want in (expected | run_graph(g, inputs)).items():
+            np.testing.assert_array_equal(got[name].astype(np.float64), want.astype(np.float64), err_msg=name)
+            if not DTYPES[name.split()[1]].is_float:
+                assert got[name].tobytes() == want.tobytes(), name
+
+
+@pytest.mark.parametrize("target", ["i8", "u8", "i16", "u16"])
+def test_what_is_clipped_to_the_type_needs_no_limits(target: str) -> None:
+    """As in quantising: one conversion, whichever of the two limits comes first; NaN gives 0."""
+    low, high = ends(DTYPES[target])
+    g = rlx.Graph("clipped")
+    x = g.input("x", (100,))
+    g.output(apply(Cast(DTYPES[target]), apply(Clip(low, high), x)), "y")
+    values = np.linspace(2 * low - 3, 2 * high, 100, dtype=np.float32)
+    values[::7] = np.nan
+    assert np.array_equal(rlx.compile(g, device="cpu")(x=values)["y"], cast(values, DTYPES[target]))
