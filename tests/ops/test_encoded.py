@@ -74,7 +74,7 @@ def normals(*shape: int, seed: int = 1) -> Any:
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda w: w,
     "reshape": lambda w: rlx.reshape(w, (8, 48)),  # rows that begin within a block
-    "transpose": lambda w: rlx.transpose(w),
+    "transpose": rlx.transpose,
     "slice": lambda w: rlx.slice(w, (1, 3), (3, 61), (1, 1)),
     "reversed": lambda w: rlx.slice(w, (3, 95), (4, 96), (-1, -1)),
     "concat": lambda w: rlx.concat(w, w * 2.0, axis=1),
@@ -85,7 +85,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
 READERS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda x: x,
     "add": lambda x: x + 1.0,
-    "softmax": lambda x: rlx.softmax(x),
+    "softmax": rlx.softmax,
     "twice": lambda x: rlx.tanh(x) * rlx.reduce_max(x, axes=(0,)),
     "top_k": lambda x: rlx.top_k(x, k=3)[0],
     "cum_sum": lambda x: rlx.cum_sum(x, axis=1),
@@ -251,13 +251,13 @@ def test_experts_of_another_encoding(fresh: str, transposed: bool) -> None:
 
 def test_what_can_not_be_encoded_is_refused_where_it_is_declared() -> None:
     g = rlx.Graph("refused")
-    with pytest.raises(ShapeError, match="param 'a'.*multiple of the block of 32"):
+    with pytest.raises(ShapeError, match=r"param 'a'.*multiple of the block of 32"):
         g.param("a", (4, 33), encoding="q8_0")
-    with pytest.raises(ShapeError, match="param 'b'.*multiple"):
+    with pytest.raises(ShapeError, match=r"param 'b'.*multiple"):
         g.param("b", (), encoding="q4_0")
-    with pytest.raises(ShapeError, match="param 'c'.*give ints"):
+    with pytest.raises(ShapeError, match=r"param 'c'.*give ints"):
         g.param("c", (rlx.Dim("n", 1, 4), 32), encoding="q8_0")
-    with pytest.raises(DTypeError, match="param 'd'.*floating-point"):
+    with pytest.raises(DTypeError, match=r"param 'd'.*floating-point"):
         g.param("d", (4, 32), "i32", encoding="q8_0")
 
 

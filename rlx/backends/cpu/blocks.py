@@ -38,7 +38,7 @@ class Decoder:
 
 
 def _same_block(x: Expr, lanes: int) -> Expr | None:
-    """Quotients and remainders of x + lane by multiples of the lanes, where x is one too: they follow from those of x."""
+    """Quotients and remainders of x + lane by multiples of the lanes, of which x is one too: as those of x."""
     match x:
         case Apply(fn="floordiv", args=(Apply(fn="add", args=(at, lane)), Const(value=int(by)) as n)):
             return at // n if lane == LANE and by % lanes == 0 else None

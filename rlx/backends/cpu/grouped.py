@@ -457,7 +457,9 @@ class _Product:
         there = f.load("ptr", entry)
         if self.stored:
             missing = f.cmp("eq", there, "null", "ptr")
-            (blocks,) = f.if_(missing, lambda: [("ptr", f.load("ptr", f.gep(entry, 1, "i64")))], lambda: [("ptr", there)])
+            (blocks,) = f.if_(
+                missing, lambda: [("ptr", f.load("ptr", f.gep(entry, 1, "i64")))], lambda: [("ptr", there)]
+            )
             return fetched(blocks)
         (found,) = f.if_(
             f.cmp("ne", there, "null", "ptr"),
@@ -513,7 +515,8 @@ class _Product:
 
 def blocks_bytes(encoding: Encoding, depth: Size, columns: Size) -> int:
     """Stored bytes of a matrix; sizes of encoded weights are ints."""
-    assert isinstance(depth, int) and isinstance(columns, int)
+    assert isinstance(depth, int)
+    assert isinstance(columns, int)
     return depth * columns // encoding.block * encoding.block_bytes
 
 

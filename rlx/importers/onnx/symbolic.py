@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ModelFormatError, RlxError
-from rlx.ir.casting import cast
+from rlx.ir import casting
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size, bounds, ceildiv, exact_div, max_size, min_size, same
@@ -316,7 +316,7 @@ def _cast(item: Item, old: DType, new: DType) -> Item:
         if new.bits < 32 or new.kind not in "ifu":
             raise NotStaticError(f"the size {item} as {new}")
         return item
-    return static_array(cast(np.asarray(item, old.numpy), new), new).item()
+    return static_array(casting.cast(np.asarray(item, old.numpy), new), new).item()
 
 
 def rounded(a: Static, direction: str) -> Static:

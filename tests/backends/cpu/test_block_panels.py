@@ -17,7 +17,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size
-from rlx.kernels.encoded import decoded, encoded_element
+from rlx.kernels.encoded import bytes_of, decoded, encoded_element
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer
@@ -223,10 +223,12 @@ def test_heads_of_a_batch() -> None:
 @ENCODINGS
 def test_elements_are_recognised(encoding: str) -> None:
     """Expressions of decoded elements, and nothing else."""
-    buffer = Buffer("w", "param", (8, 64), DTYPES["f32"], encoding_named(encoding))
+    code = encoding_named(encoding)
+    buffer = Buffer("w", "param", (8, 64), DTYPES["f32"], code)
+    stored = bytes_of(buffer)
     i, j = out_vars(2)
-    element = decoded(Load(buffer, (j, i), buffer.dtype), buffer)
-    assert encoded_element(element) == (buffer, j * 64 + i)
+    element = decoded(Load(buffer, (j, i), buffer.dtype), stored, code)
+    assert encoded_element(element) == (stored, code, j * 64 + i)
     assert encoded_element(element * 2) is None
     assert encoded_element(Load(Buffer("x", "param", (8,), buffer.dtype), (i,), buffer.dtype)) is None
 
