@@ -35,6 +35,9 @@ class AnyTarget:
     def accepts_special(self, node: Node) -> bool:
         return lower_node(node) is None and self.claims(node) is None
 
+    def encoded_operands(self, node: Node) -> range:
+        return range(len(node.inputs))  # params are decoded as they are set
+
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return True
 

@@ -67,4 +67,4 @@ def _can_be(operand: Operand, encoding: str, turned: bool) -> bool:
     shape = operand.shape[::-1] if turned else operand.shape
     fixed = all(isinstance(size, int) and size > 0 for size in shape)
     plain = operand.dtype in FLOATS and operand.data is None and operand.values != "whole"  # which none need hold
-    return plain and fixed and bool(shape) and int(shape[-1]) % encoding_named(encoding).block == 0  # type: ignore[arg-type]
+    return plain and fixed and bool(shape) and shape[-1] % encoding_named(encoding).block == 0
