@@ -22,7 +22,7 @@ from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.group_cut import ROWS, GroupCut
 from rlx.backends.cpu.grouped_words import CALLS, CAPACITY, RING, SLOTS, STATS
 from rlx.backends.cpu.jit import host
-from rlx.backends.cpu.nest import emit_nest
+from rlx.backends.cpu.nest import PLACEHOLDER, emit_nest, name_kernel
 from rlx.backends.cpu.product_cut import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.words import KernelCode, Routine, once
 from rlx.ir.dtype import DTYPES, DType
@@ -272,8 +272,7 @@ def fetch_routine(dtype: DType, encoding: Encoding | None = None) -> Routine:
     tile, wide = tile_of(dtype), computed_in(dtype)
     memory, ty, lanes, width = scalar.memory_type(dtype), tile.scalar, tile.lanes, tile.width
     sizes = [("i64", name) for name in ("k", "n", "row", "column", "count", "start")]
-    name = f"rlx_fetch_{dtype}{'' if encoding is None else f'_{encoding.name}'}x{lanes}"
-    f = Function(name, [("ptr", "b"), ("ptr", "out"), *sizes])
+    f = Function(PLACEHOLDER, [("ptr", "b"), ("ptr", "out"), *sizes])
     decoder = None if encoding is None else Decoder(f, encoding, dtype, "%b", lanes)
 
     def read(number: str, w: int) -> str:
@@ -337,7 +336,7 @@ def fetch_routine(dtype: DType, encoding: Encoding | None = None) -> Routine:
     f.loop(0, whole, TOGETHER, [], side_by_side)
     f.loop(whole, "%count", 1, [], panel)
     f.ret()
-    return Routine(name, Module([f]).text())
+    return Routine(*name_kernel(Module([f]).text()))
 
 
 def _strides(depth: str, columns: str, transposed: bool) -> tuple[str, str]:
