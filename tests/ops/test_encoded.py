@@ -13,10 +13,11 @@ from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import ENCODINGS, Encoding, encoding_named, register_encoding
 from rlx.ops.base import OPS
+from rlx.ops.elementwise import Identity
 from rlx.ops.select import Produced
 from rlx.testing.cases import cases_of, covered
 from rlx.testing.cases_encoded import encoded_cases, encoded_symbolic_cases
-from rlx.testing.oracle import FLOATS, Batch, check, compare
+from rlx.testing.oracle import FLOATS, Batch, Operand, case, check, compare
 
 NAMES = [name for name in sorted(OPS) if covered(name)]
 DECIDING = [name for name in NAMES if issubclass(OPS[name], Produced)]  # their data decide a size
@@ -47,9 +48,10 @@ def test_ops_whose_data_decide_a_size(name: str, encoding: str) -> None:
 @pytest.mark.parametrize("encoding", sorted(ENCODINGS))
 @pytest.mark.parametrize("name", [name for name in NAMES if encoded_symbolic_cases(name, "q8_0")])
 def test_beside_operands_of_symbolic_sizes(name: str, encoding: str) -> None:
+    tells = case(Identity(), Operand((rlx.Dim("n", 1, 64),)))  # an input to read the dim off
     for one in encoded_symbolic_cases(name, encoding):
-        least = 1 if not Batch([one]).graph.guards else 32
-        check([one], extents=[{"n": least}, {"n": 32}, {"n": 64}])
+        guarded = Batch([one]).graph.guards  # as where n is the size of a block
+        check([tells, one], extents=[{"n": n} for n in ((32,) if guarded else (1, 32, 64))])
 
 
 def test_no_op_of_floats_is_without_cases() -> None:
