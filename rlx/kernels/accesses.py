@@ -37,9 +37,9 @@ def expressions(kernel: Kernel) -> Iterator[Expr]:
             yield from (x, w)
             if zero is not None:
                 yield zero
-        case Attention(q=q, k=k, v=v, bias=bias, count=count):
+        case Attention(q=q, k=k, v=v, score=score, count=count):
             yield from (q, k, v)
-            yield from (x for x in (bias, count) if x is not None)
+            yield from (x for x in (score, count) if x is not None)
     for store in kernel.stores:
         yield store.expr
         yield from store.index

@@ -253,11 +253,10 @@ class Fuser(StateWrites):
                 if q is None or k is None or v is None:
                     return False
                 anchor = replace(anchor, q=q, k=k, v=v)
-                if anchor.bias is not None:
-                    score_shape = (*anchor.q_shape[:3], anchor.k_shape[2])
-                    bias, more = self.resolve(anchor.bias, node, score_shape)
+                if anchor.score is not None:
+                    score, more = self.resolve(anchor.score, node, (*anchor.q_shape[:3], anchor.k_shape[2]))
                     absorbed.extend(more)
-                    anchor = replace(anchor, bias=bias)
+                    anchor = replace(anchor, score=score)
                 if anchor.count is not None:
                     anchor = replace(anchor, count=self.checked_ahead(anchor.count, anchor.q_shape[:1], node))
         result = node.outputs[0]
@@ -489,9 +488,9 @@ class Fuser(StateWrites):
                 zero = None if anchor.zero is None else self.on_buffers(anchor.zero)
                 anchor = replace(anchor, x=self.on_buffers(anchor.x), w=self.on_buffers(anchor.w), zero=zero)
             case Attention():
-                bias = None if anchor.bias is None else self.on_buffers(anchor.bias)
+                score = None if anchor.score is None else self.on_buffers(anchor.score)
                 q, k, v = (self.on_buffers(getattr(anchor, role)) for role in "qkv")
-                anchor = replace(anchor, q=q, k=k, v=v, bias=bias)
+                anchor = replace(anchor, q=q, k=k, v=v, score=score)
         store = Store(buffer, p.shape, at, self.on_buffers(p.expr))
         return Kernel(kernel_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
 

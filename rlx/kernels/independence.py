@@ -171,4 +171,4 @@ def _attention(node: Node, anchor: Attention, axes: dict[Value, int | None], dim
         return "reads other entries than the one that it makes"
     if counted and axes[node.inputs[-1]] is not None and axes[q] != 0:
         return "reads other entries than the one that it makes"
-    return None if anchor.bias is None else _expr(anchor.bias, shape, axes, dim, out_vars(4)[3:] if counted else ())
+    return None if anchor.score is None else _expr(anchor.score, shape, axes, dim, out_vars(4)[3:] if counted else ())

@@ -134,18 +134,19 @@ class Conv:
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(scale * q k^T + bias) v with q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv].
+    """softmax(score) v with q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv]; see `rlx.ops.attention`.
 
-    Query head h reads key head h * Hkv // H. `q`, `k`, `v` are over out vars standing for their four axes; `bias` (f32,
-    added to the scaled scores; -inf masks) is over (b, h, i, j) as i0..i3, or None. `causal`: key j is seen by query i
-    only when j <= i + Lk - Lq. `empty_row` says what a fully masked row gives: "nan" or "zero". `count` (i64, over b as
-    i0) is how many keys there are, of the Lk that there is room for; it stands for Lk above.
+    Query head h reads key head h * Hkv // H. `q`, `k`, `v` are over out vars standing for their four axes; `score` is
+    over (b, h, i, j) as i0..i3 and `Acc`, which is scale * q k^T, or None for `Acc` itself. `causal`: key j is seen by
+    query i only when j <= i + Lk - Lq. `empty_row` says what a row gives that sees no key: "nan", "zero", or "mended",
+    as every row whose weights are NaN then has weights of zero. `count` (i64, over b as i0) is how many keys there are,
+    of the Lk that there is room for; it stands for Lk above.
     """
 
     q: Expr
     k: Expr
     v: Expr
-    bias: Expr | None
+    score: Expr | None
     q_shape: Shape
     k_shape: Shape
     v_shape: Shape
@@ -300,16 +301,16 @@ class Lowering:
         q: Operand,
         k: Operand,
         v: Operand,
-        bias: Callable[..., Expr] | None,
+        score: Callable[..., Expr] | None,
         *,
         scale: float,
         causal: bool,
         empty_row: str,
         count: Callable[..., Expr] | None = None,
     ) -> Lowered:
-        """Scaled dot-product attention; `bias(b, h, i, j)` is added to the scaled scores, `count(b)` keys are there."""
+        """Attention; `score(s, b, h, i, j)` is made of a scaled product s, `count(b)` keys are there."""
         i = out_vars(4)
-        loads = (q(*i), k(*i), v(*i), bias(*i) if bias else None)
+        loads = (q(*i), k(*i), v(*i), score(Acc(accumulator(q.dtype)), *i) if score else None)
         many = None if count is None else count(i[0])
         anchor = Attention(*loads, q.shape, k.shape, v.shape, scale, causal, empty_row, many)
         return self._anchored(anchor, None, None)

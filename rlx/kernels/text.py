@@ -155,8 +155,8 @@ def _anchor_lines(kernel: Kernel) -> Iterator[str]:
                 f"scale {attention.scale:.9g}{causal}, an empty row is {attention.empty_row}"
             )
             operands = [("q", attention.q), ("k", attention.k), ("v", attention.v)]
-            if attention.bias is not None:
-                operands.append(("bias", attention.bias))
+            if attention.score is not None:
+                operands.append(("score", attention.score))
             if attention.count is not None:
                 operands.append(("count", attention.count))
     for role, operand in operands:

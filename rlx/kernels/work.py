@@ -193,14 +193,14 @@ def _spaces(kernel: Kernel, extents: Extents) -> Iterator[tuple[Expr, dict[Var, 
             yield from ((a, loops), (b, loops))
         case Conv(x=x, w=w, x_shape=x_shape, w_shape=w_shape):
             yield from ((x, box(x_shape)), (w, box(w_shape)))
-        case Attention(q=q, k=k, v=v, bias=bias, q_shape=q_shape, k_shape=k_shape, v_shape=v_shape):
+        case Attention(q=q, k=k, v=v, score=score, q_shape=q_shape, k_shape=k_shape, v_shape=v_shape):
             if packs:
                 yield from ((k, box(k_shape)), (v, box(v_shape)))
                 return
             yield q, box(q_shape)
             yield from ((_chosen(e, extents), box(shape)) for e, shape in ((k, k_shape), (v, v_shape)))
-            if bias is not None:
-                yield bias, box((*q_shape[:3], k_shape[2]))
+            if score is not None:
+                yield score, box((*q_shape[:3], k_shape[2]))
     for store in kernel.stores:
         loops = box(store.extents)
         yield store.expr, loops

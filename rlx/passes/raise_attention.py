@@ -1,17 +1,22 @@
-"""Attention that an exporter wrote as two matrix products around a softmax becomes one op."""
+"""Attention that an exporter wrote as two matrix products around a softmax becomes one op.
+
+Proved by structure: every node between the product and the softmax becomes a step of the op, in its order and with its
+operands, so masks, fills, infinities and NaN keep the meaning that the file gives them, whatever their numbers are.
+Only roundings change: factors of q, of k and of the product are one factor of the product, and a quotient is a product
+with the inverse. Such factors lie within 2^-32..2^32 (as does their product), so this is seen only where products of q
+and k come near the ends of f32's range. A file that rounds on the way, to 16 bits or otherwise, keeps its nodes.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Size, exact_div
 from rlx.ops.attention import Attention
 from rlx.ops.contract import MatMul
-from rlx.ops.elementwise import Add, Cast, Div, IsNan, Mul, Neg, Not, Sub, Where
+from rlx.ops.elementwise import Add, Div, IsNan, Mul, Neg, Not, Sub, Where
 from rlx.ops.layout import Expand, Reshape, Transpose
 from rlx.ops.normalize import Softmax
 from rlx.passes.patterns import either_way, made_by, uniform
@@ -20,29 +25,34 @@ from rlx.records import dataclass, field
 
 __all__ = ["raise_attention"]
 
-MASKED = -1e4  # scores replaced by this or less are masked: their weights round to zero
-# What stands for a finite masking value: added to a score it absorbs it, so a row without keys stays an even mean.
-FINITE_MASK = -(2.0**126)
+LARGEST_FACTOR = 2.0**32  # and its inverse is the smallest
+MOST_STEPS = 32
 
 
 @dataclass(frozen=True)
-class _Addend:
-    """A term of the bias: `value` times `factor`, or where the bool `value` is false (or true) a number."""
+class _Step:
+    """A step of the op: its name and its operand, and of "where" the mask that is true where it keeps the score."""
 
-    value: Value
-    factor: float = 1.0
-    fill: float | None = None
-    fill_where: bool = False
+    name: str
+    operand: Value
+    mask: Value | None = None
 
 
 @dataclass
 class _Scores:
-    """scale * q k^T + the addends, read off the input of a softmax."""
+    """What a softmax reads: scale * q k^T, and then the steps."""
 
     product: Node
-    scale: float
-    addends: list[_Addend] = field(default_factory=list)
+    scale: float = 1.0
+    steps: list[_Step] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
+
+    def append(self, step: _Step) -> None:
+        number = uniform(step.operand) if step.name == "mul" and not self.steps else None
+        if number is not None and _is_factor(number) and _is_factor(self.scale * number):
+            self.scale *= number
+        else:
+            self.steps.append(step)
 
 
 def raise_attention(graph: Graph) -> Graph:
@@ -55,36 +65,36 @@ def raise_attention(graph: Graph) -> Graph:
 
 def _raised(site: Site) -> Value | None:
     weights, v = site.inputs
+    if v.rank not in (3, 4) or v.rank != weights.rank or v.dtype.name not in ("f32", "f64"):
+        return None
     nodes: list[Node] = []
     mended = _mended(site, weights, nodes)
-    softmax = _softmax(site, weights, nodes) if mended is None else _softmax(site, mended, nodes, readers=2)
-    if softmax is None or v.rank not in (3, 4) or v.rank != weights.rank:
-        return None
-    scores = _scores(site, _uncast(site, softmax.inputs[0], nodes), 1.0)
-    if scores is None:
+    softmax = _softmax(site, weights, 1) if mended is None else _softmax(site, mended, 2)
+    scores = None if softmax is None else _scores(site, softmax.inputs[0])
+    if softmax is None or scores is None:
         return None
     q, kt = scores.product.inputs
     q, on_q = _unscaled(q, nodes)
     kt, on_k = _unscaled(kt, nodes)
-    scale = scores.scale * on_q * on_k
     k, on_rows = _unscaled(_last_two_swapped(site, kt), nodes)
-    scale = scale * on_rows
-    if q.rank != v.rank or k.rank != v.rank or not v.dtype.is_float or q.dtype is not v.dtype:
+    scale = scores.scale * on_q * on_k * on_rows
+    if q.rank != v.rank or k.rank != v.rank or q.dtype is not v.dtype or not _is_factor(scale):
         return None
-    bias = _bias(site, scores.addends, DTYPES["f64" if q.dtype.bits == 64 else "f32"])
     k, v = _ungrouped(k, v, nodes)
     if not _heads_fit(q, k, v):
         return None
     site.merged.extend((*scores.nodes, scores.product, softmax, *nodes))
-    return _attention(site, q, k, v, bias, Attention(scale=scale, empty_row="nan" if mended is None else "zero"))
+    return _attention(site, q, k, v, scores.steps, scale, "nan" if mended is None else "mended")
 
 
-def _attention(site: Site, q: Value, k: Value, v: Value, bias: Value | None, op: Attention) -> Value:
+def _attention(site: Site, q: Value, k: Value, v: Value, steps: list[_Step], scale: float, empty_row: str) -> Value:
     """The node; tensors of rank 3 are those of one head."""
+    operands = [x for step in steps for x in (step.mask, step.operand) if x is not None]
     if q.rank == 3:
         q, k, v = (_with_head(site, t) for t in (q, k, v))
-        bias = _with_head(site, bias) if bias is not None and bias.rank == 3 else bias
-    out = site.add(op, q, k, v, *(() if bias is None else (bias,)))
+        operands = [_with_head(site, x) if x.rank == 3 else x for x in operands]
+    op = Attention(scale=scale, empty_row=empty_row, steps=tuple(step.name for step in steps))
+    out = site.add(op, q, k, v, *operands)
     wanted = site.node.outputs[0].shape
     return out if out.shape == wanted else site.add(Reshape(wanted), out)
 
@@ -111,73 +121,53 @@ def _mended(site: Site, weights: Value, nodes: list[Node]) -> Value | None:
     return where.inputs[2]
 
 
-def _softmax(site: Site, value: Value, nodes: list[Node], readers: int = 1) -> Node | None:
-    """The softmax over the last axis that makes the value, which so many nodes read; perhaps cast afterwards."""
-    if site.uses[value] != readers:
-        return None
-    inner = _uncast(site, value, nodes, readers)
-    softmax = made_by(value, Softmax) if inner is value else _single(site, inner, Softmax)
+def _softmax(site: Site, value: Value, readers: int) -> Node | None:
+    """The softmax over the last axis that makes the value, which so many nodes read."""
+    softmax = made_by(value, Softmax) if site.uses[value] == readers else None
     axis: Any = softmax and softmax.op.axis  # type: ignore[attr-defined]
     return softmax if softmax is not None and axis % value.rank == value.rank - 1 else None
 
 
-def _uncast(site: Site, value: Value, nodes: list[Node], readers: int = 1) -> Value:
-    """The value before a cast between floating-point types: attention computes in f32 anyway."""
-    cast = made_by(value, Cast)
-    if (
-        cast is None
-        or site.uses[value] != readers
-        or not (cast.inputs[0].dtype.is_float and value.dtype.is_float and value.dtype.bits <= 32)
-    ):
-        return value
-    nodes.append(cast)
-    return cast.inputs[0]
-
-
-def _scores(site: Site, value: Value, factor: float) -> _Scores | None:
-    """Reads the scores; `factor` is what they are multiplied with further up."""
-    node = _single(site, value, MatMul, Mul, Div, Add, Sub, Where, Cast)
-    if node is None:
+def _scores(site: Site, value: Value, depth: int = 0) -> _Scores | None:
+    """Reads the scores."""
+    node = _single(site, value, MatMul, Mul, Div, Add, Sub, Where)
+    if node is None or depth > MOST_STEPS:
         return None
     if isinstance(node.op, MatMul):
-        return _Scores(node, factor)
-    for inner, times, addend in _readings(node, factor):
-        if inner.shape != value.shape:
-            continue
-        found = _scores(site, inner, factor * times)
+        return _Scores(node)
+    for inner, step in _readings(site, node):
+        found = _scores(site, inner, depth + 1) if inner.shape == value.shape else None
         if found is not None:
+            found.append(step)
             found.nodes.append(node)
-            found.addends.extend([] if addend is None else [addend])
             return found
     return None
 
 
-def _readings(node: Node, factor: float) -> Iterator[tuple[Value, float, _Addend | None]]:
-    """(inner value, its factor, what is added) for each way to read the node."""
-    a, b = node.inputs[0], node.inputs[-1]
+def _readings(site: Site, node: Node) -> Iterator[tuple[Value, _Step]]:
+    """(inner value, what is done to it) for each way to read the node."""
     match node.op:
-        case Mul() | Div():
-            number = uniform(b)
-            if number and math.isfinite(number):
-                yield a, number if isinstance(node.op, Mul) else 1 / number, None
-        case Add():
+        case Mul() | Add():
+            name = "mul" if isinstance(node.op, Mul) else "add"
             for inner, other in either_way(node):
-                yield inner, 1.0, _Addend(other, factor)
-        case Cast():
-            if a.dtype.is_float and b.dtype.bits <= 32:
-                yield a, 1.0, None
+                yield inner, _Step(name, other)
+        case Div():
+            a, b = node.inputs
+            number = uniform(b)
+            if number is not None and _is_factor(number):
+                yield a, _Step("mul", site.scalar(1 / number, b))
         case Sub():
-            yield a, 1.0, _Addend(b, -factor)
+            a, b = node.inputs
+            yield a, _Step("add", site.add(Neg(), b))
         case Where():
             cond, a, b = node.inputs
-            for inner, other, where in ((a, b, False), (b, a, True)):
-                fill = uniform(other)
-                if fill is not None and fill <= MASKED and factor > 0:
-                    yield (
-                        inner,
-                        1.0,
-                        _Addend(cond, fill=-math.inf if fill == -math.inf else FINITE_MASK, fill_where=where),
-                    )
+            yield a, _Step("where", b, cond)
+            turned = made_by(cond, Not)
+            yield b, _Step("where", a, site.add(Not(), cond) if turned is None else turned.inputs[0])
+
+
+def _is_factor(number: float) -> bool:
+    return 1 / LARGEST_FACTOR <= abs(number) <= LARGEST_FACTOR
 
 
 # ---- operands
@@ -188,7 +178,7 @@ def _unscaled(value: Value, nodes: list[Node]) -> tuple[Value, float]:
     scale = 1.0
     while (node := made_by(value, Mul, Div)) is not None:
         number = uniform(node.inputs[1])
-        if not number or not math.isfinite(number):
+        if number is None or not _is_factor(number):
             break
         scale = scale * number if isinstance(node.op, Mul) else scale / number
         nodes.append(node)
@@ -241,29 +231,3 @@ def _heads_fit(q: Value, k: Value, v: Value) -> bool:
         and exact_div(heads(q), heads(k)) is not None
         and q.shape[-1] == k.shape[-1]
     )
-
-
-def _bias(site: Site, addends: list[_Addend], dtype: DType) -> Value | None:
-    total: Value | None = None
-    for addend in addends:
-        value = _term(site, addend, dtype)
-        total = value if total is None else site.add(Add(), total, value)
-    return total
-
-
-def _term(site: Site, addend: _Addend, dtype: DType) -> Value:
-    value = addend.value
-    if addend.fill is not None:
-        zero, fill = (site.graph.constant(x, dtype=dtype) for x in (0.0, addend.fill))
-        turned = made_by(value, Not)
-        if turned is not None:
-            value = turned.inputs[0]
-        masked_where_true = addend.fill_where is not (turned is not None)
-        return site.add(Where(), value, fill, zero) if masked_where_true else site.add(Where(), value, zero, fill)
-    if value.dtype is not dtype:
-        value = site.add(Cast(dtype), value)
-    if addend.factor == 1:
-        return value
-    if addend.factor == -1:
-        return site.add(Neg(), value)
-    return site.add(Mul(), value, site.scalar(addend.factor, value))

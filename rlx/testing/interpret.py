@@ -316,14 +316,18 @@ def _anchor_result(anchor: Anchor, out: tuple[int, ...], dtype: DType, run: _Eva
                 x = x - over(anchor.zero, ()).astype(dtype.numpy)
             return _conv(anchor, x, w, out, run.extents)
         case Attention():
-            bias = None
-            if anchor.bias is not None:
-                bias = over(anchor.bias, (*anchor.q_shape[:3], anchor.k_shape[2]))
             q, k, v = over(anchor.q, anchor.q_shape), over(anchor.k, anchor.k_shape), over(anchor.v, anchor.v_shape)
             keys = np.full(len(q), k.shape[2])
             if anchor.count is not None:
                 keys = over(anchor.count, anchor.q_shape[:1])
-            return _attention(anchor, q, k, v, bias, keys)
+
+            def score(products: Array) -> Array:
+                if anchor.score is None:
+                    return products
+                run.acc = products
+                return over(anchor.score, (*anchor.q_shape[:3], anchor.k_shape[2]))
+
+            return _attention(anchor, q, k, v, score, keys)
 
 
 def _conv(anchor: Conv, x: Array, w: Array, out: tuple[int, ...], extents: Mapping[str, int]) -> Array:
@@ -340,22 +344,24 @@ def _conv(anchor: Conv, x: Array, w: Array, out: tuple[int, ...], extents: Mappi
     return result
 
 
-def _attention(anchor: Attention, q: Array, k: Array, v: Array, bias: Array | None, counts: Array) -> Array:
+def _attention(
+    anchor: Attention, q: Array, k: Array, v: Array, score: Callable[[Array], Array], counts: Array
+) -> Array:
     heads, rows = q.shape[1:3]
     source = np.arange(heads) * k.shape[1] // heads
     result = np.empty((*q.shape[:3], v.shape[3]), q.dtype)
+    every = score(np.asarray(anchor.scale, q.dtype) * np.einsum("bhid,bhjd->bhij", q, k[:, source]))
     for b, keys in enumerate(counts.tolist()):
-        scores = np.asarray(anchor.scale, q.dtype) * np.einsum("hid,hjd->hij", q[b], k[b, source, :keys])
-        if bias is not None:
-            scores = scores + bias[b, :, :, :keys]
+        scores = every[b, :, :, :keys]
         if anchor.causal:
             seen = np.arange(keys) <= np.arange(rows)[:, None] + keys - rows
             scores = np.where(seen, scores, -np.inf).astype(q.dtype)
         peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
         e = np.exp(scores - peak)
-        made = np.einsum("hij,hje->hie", e / e.sum(axis=-1, keepdims=True), v[b, source, :keys])
-        if keys == 0:
-            made = np.full_like(made, np.nan)
+        weights = e / e.sum(axis=-1, keepdims=True)
+        if anchor.empty_row == "mended":
+            weights = np.where(np.isnan(weights), 0, weights)
+        made = np.einsum("hij,hje->hie", weights, v[b, source, :keys])
         result[b] = np.where(peak == -np.inf, 0, made) if anchor.empty_row == "zero" else made
     return result
 

@@ -104,12 +104,12 @@ def test_attention_against_onnx() -> None:
 
 
 @pytest.mark.parametrize("rows, keys", [(0, 4), (0, 0), (3, 0)])
-@pytest.mark.parametrize("empty_row", ["nan", "zero"])
+@pytest.mark.parametrize("empty_row", ["nan", "zero", "mended"])
 def test_no_queries_or_no_keys(rows: int, keys: int, empty_row: str) -> None:
-    """Without keys every row is an empty row."""
+    """Without keys the sums are empty."""
     q, k, v = operands(rows=rows, keys=keys)
     (y,) = check_op(Attention(empty_row=empty_row), q, k, v)
-    assert (np.isnan(y) if empty_row == "nan" else y == 0).all()
+    assert (y == 0).all()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -177,3 +177,94 @@ def test_counts_that_do_not_fit_are_refused() -> None:
     for bad in (-1, 6):
         with pytest.raises(ExecutionError, match=r"not within 0\.\.5"):
             op.reference(q, k, v, np.asarray(bad))
+
+
+def by_softmax(arrays: dict[str, np.ndarray], op: Attention, scale: float = 1.0) -> Any:
+    """What an exporter writes: a product, the steps, a softmax, weights whose NaN are replaced, a product."""
+    scores = arrays["q"] @ arrays["k"].swapaxes(2, 3) * np.float32(scale)
+    rest = [a for n, a in arrays.items() if n not in "qkv"]
+    with np.errstate(invalid="ignore", over="ignore"):
+        for step in op.steps:
+            if step == "where":
+                mask, other = rest.pop(0), rest.pop(0)
+                scores = np.where(mask, scores, other)
+            else:
+                scores = scores + rest.pop(0) if step == "add" else scores * rest.pop(0)
+        e = np.exp((scores - scores.max(3, keepdims=True)).astype(np.float64))
+        weights = e / e.sum(3, keepdims=True)
+        if op.empty_row == "mended":
+            weights = np.where(np.isnan(weights), 0, weights)
+        return weights @ arrays["v"]
+
+
+STEPS = [("add",), ("mul",), ("where",), ("add", "mul"), ("where", "add"), ("where", "where")]
+STEPS += [("add", "where", "mul", "add")]
+
+
+def step_operands(steps: tuple[str, ...], rows: int, keys: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Operands of several shapes, with rows that are all masked, and fills above and below the scores."""
+    rng = np.random.default_rng(seed)
+    shapes = [(2, 1, 1, keys), (rows, keys), (4, 1, 1), (2, 4, rows, keys), ()]
+    found: dict[str, np.ndarray] = {}
+    for number, step in enumerate(steps):
+        shape = shapes[rng.integers(len(shapes))]
+        if step == "where":
+            found[f"m{number}"] = rng.random(shapes[rng.integers(len(shapes) - 1)]) < 0.6
+            found[f"x{number}"] = np.float32(rng.choice([-np.inf, -1e4, np.finfo(np.float32).min, -3, 0.5])) + (
+                np.zeros(shape, np.float32)
+            )
+        else:
+            found[f"x{number}"] = rng.standard_normal(shape).astype(np.float32)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("empty_row", ["nan", "mended"])
+@pytest.mark.parametrize("steps", STEPS, ids="-".join)
+def test_steps(steps: tuple[str, ...], empty_row: str, seed: int) -> None:
+    """Reference, anchor and decomposition, in order and as written."""
+    q, k, v = operands()
+    more = step_operands(steps, 3, 5, seed)
+    op = Attention(0.3, steps=steps, empty_row=empty_row)
+    (y,) = check_op(op, q, k, v, *more.values())
+    want = by_softmax({"q": q, "k": k, "v": v, **more}, op, 0.3)
+    np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("empty_row", ["nan", "zero", "mended"])
+def test_rows_with_nan_and_infinities(empty_row: str) -> None:
+    """Only "mended" takes NaN scores for a row without keys; "zero" does not hide them."""
+    q, k, v = operands(rows=5)
+    q[0, 0, 1], q[0, 0, 2] = np.nan, np.inf
+    bias = np.zeros((5, 5), np.float32)
+    bias[3], bias[4, :3] = -np.inf, np.nan
+    bias[4, 3:] = -np.inf
+    (y,) = check_op(Attention(empty_row=empty_row), q, k, v, bias)
+    nan = np.isnan(y).all(-1)
+    assert (nan == np.isnan(y).any(-1)).all()
+    want = np.zeros((2, 4, 5), bool)
+    if empty_row != "mended":
+        want[0, 0, 1:3], want[..., 3], want[..., 4] = True, empty_row == "nan", True
+    np.testing.assert_array_equal(nan, want)
+    if empty_row == "mended":
+        v[1, 2, 0, 3] = np.inf
+        (y,) = check_op(Attention(empty_row=empty_row), q, k, v, bias)
+        assert np.isnan(y[1, 2, 3:, 3]).all(), "zero weights times inf"
+        assert not np.isnan(np.delete(y, 3, 3)).any()
+
+
+def test_steps_that_are_not_there_are_refused() -> None:
+    q, k, v = operands()
+    types = [TensorType(x.shape, DTYPES["f32"]) for x in (q, k, v)]
+    number, mask = TensorType((), DTYPES["f32"]), TensorType((3, 5), DTYPES["bool"])
+    with pytest.raises(OptionError, match="a step is one of add, mul, where"):
+        Attention(steps=("div",)).infer(*types, number)
+    for steps, given in (("add", ()), ("add", (number, number)), ("where", (mask,))):
+        with pytest.raises(ShapeError, match=f"those of {steps}; got {3 + len(given)} inputs"):
+            Attention(steps=(steps,)).infer(*types, *given)
+    with pytest.raises(DTypeError, match="mask"):
+        Attention(steps=("where",)).infer(*types, number, number)
+    with pytest.raises(DTypeError, match="mul"):
+        Attention(steps=("mul",)).infer(*types, mask)
+    with pytest.raises(ShapeError, match="mask"):
+        Attention(steps=("where",)).infer(*types, TensorType((4, 5), DTYPES["bool"]), number)

@@ -12,6 +12,7 @@ from pass_checks import B, N, arrays_for, assert_same_results, checked, node_of,
 import rlx.ops as o
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Graph, Value
+from rlx.ir.shape import Dim, Size
 from rlx.ops.layout import Iota
 from rlx.passes import run_passes
 from rlx.passes.dce import dce
@@ -41,39 +42,46 @@ def mask(g: Graph) -> Value:
 
 
 Form = Callable[[Graph, Value, Value, Value], Value]
-FORMS: list[tuple[str, Form, float]] = [
-    ("no scale", lambda g, q, k, v: o.softmax(q @ swapped(k)) @ v, 1.0),
-    ("scores * s", lambda g, q, k, v: o.softmax(q @ swapped(k) * 0.25) @ v, 0.25),
-    ("scores / s", lambda g, q, k, v: o.softmax(q @ swapped(k) / 3.0, axis=3) @ v, 1 / 3),
-    ("s on q", lambda g, q, k, v: o.softmax((q * 0.25) @ swapped(k)) @ v, 0.25),
-    ("s on both", lambda g, q, k, v: o.softmax((q * 0.42) @ swapped(k * 0.5)) @ v, 0.21),
-    ("s after the transpose", lambda g, q, k, v: o.softmax(q @ (swapped(k) * 0.5)) @ v, 0.5),
-    ("mask added", lambda g, q, k, v: o.softmax(q @ swapped(k) * 0.25 + g.input("m", (B, 1, 1, N))) @ v, 0.25),
-    ("mask on the left", lambda g, q, k, v: o.softmax(g.input("m", (N, N)) + q @ swapped(k)) @ v, 1.0),
-    ("mask, then scale", lambda g, q, k, v: o.softmax((q @ swapped(k) + g.input("m", (N, N))) * 0.5) @ v, 0.5),
+FORMS: list[tuple[str, Form, float, tuple[str, ...]]] = [
+    ("no scale", lambda g, q, k, v: o.softmax(q @ swapped(k)) @ v, 1.0, ()),
+    ("scores * s", lambda g, q, k, v: o.softmax(q @ swapped(k) * 0.25) @ v, 0.25, ()),
+    ("scores / s", lambda g, q, k, v: o.softmax(q @ swapped(k) / 3.0, axis=3) @ v, 1 / 3, ()),
+    ("s on q", lambda g, q, k, v: o.softmax((q * 0.25) @ swapped(k)) @ v, 0.25, ()),
+    ("s on both", lambda g, q, k, v: o.softmax((q * 0.42) @ swapped(k * 0.5)) @ v, 0.21, ()),
+    ("s after the transpose", lambda g, q, k, v: o.softmax(q @ (swapped(k) * 0.5)) @ v, 0.5, ()),
+    ("mask added", lambda g, q, k, v: o.softmax(q @ swapped(k) * 0.25 + m(g, B, 1, 1, N)) @ v, 0.25, ("add",)),
+    ("mask on the left", lambda g, q, k, v: o.softmax(m(g, N, N) + q @ swapped(k)) @ v, 1.0, ("add",)),
+    ("mask, then scale", lambda g, q, k, v: o.softmax((q @ swapped(k) + m(g, N, N)) * 0.5) @ v, 1.0, ("add", "mul")),
     (
         "two masks",
-        lambda g, q, k, v: o.softmax(q @ swapped(k) + g.input("m", (N, N)) - g.input("p", (H, 1, N))) @ v,
+        lambda g, q, k, v: o.softmax(q @ swapped(k) + m(g, N, N) - g.input("p", (H, 1, N))) @ v,
         1.0,
+        ("add", "add"),
     ),
+    ("s of each head", lambda g, q, k, v: o.softmax(q @ swapped(k) * m(g, H, 1, 1) * 0.5) @ v, 1.0, ("mul", "mul")),
+    ("s that is too large to move", lambda g, q, k, v: o.softmax((q @ swapped(k)) * 1e12) @ v, 1.0, ("mul",)),
 ]
 
 
-@pytest.mark.parametrize("form, scale", [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
-def test_form(form: Form, scale: float) -> None:
+def m(g: Graph, *shape: Size) -> Value:
+    return g.input("m", shape)
+
+
+@pytest.mark.parametrize("form, scale, steps", [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
+def test_form(form: Form, scale: float, steps: tuple[str, ...]) -> None:
     g = Graph()
     out = form(g, *qkv(g))
     g.output(o.reshape(o.transpose(out, (0, 2, 1, 3)), (B, N, H * D)), "y")
     after = checked(g, raise_attention, layout, dce)
     op = node_of(after, "attention").op
     assert op.scale == pytest.approx(scale)
-    assert op.empty_row == "nan"
+    assert (op.empty_row, op.steps) == ("nan", steps)
     assert not {"softmax", "matmul"} & set(ops(after))
-    assert len(node_of(after, "attention").inputs) == (4 if "m" in [v.name for v in g.inputs] else 3)
+    assert len(node_of(after, "attention").inputs) == 3 + len(steps)
     assert sources(after) >= {s for n in g.nodes if n.op.op_name in ("softmax", "matmul", "mul") for s in n.provenance}
 
 
-@pytest.mark.parametrize("fill", [-math.inf, -3.4028234663852886e38, -1e9, -1e4])
+@pytest.mark.parametrize("fill", [-math.inf, -3.4028234663852886e38, -1e9, -1e4, -5.0, 0.0, 30.0])
 @pytest.mark.parametrize("turned", [False, True])
 def test_mask_chosen_by_where(fill: float, turned: bool) -> None:
     """A row without keys gives what it gave: NaN for -inf, the mean of all values for a finite number."""
@@ -83,7 +91,8 @@ def test_mask_chosen_by_where(fill: float, turned: bool) -> None:
     chosen = o.where(o.not_(seen), fill, scores) if turned else o.where(seen, scores, fill)
     g.output(o.softmax(chosen) @ v, "y")
     after = checked(g, raise_attention, dce)
-    assert ops(after).count("where") == 1
+    assert not {"where", "not"} & set(ops(after))
+    assert node_of(after, "attention").op.steps == ("where",)
     assert node_of(after, "attention").inputs[3].shape == (B, 1, 1, N)
     inputs, _ = arrays_for(g)
     inputs["seen"][0] = 0
@@ -91,29 +100,27 @@ def test_mask_chosen_by_where(fill: float, turned: bool) -> None:
     assert np.isnan(run_graph(after, inputs)["y"][0]).all() == (fill == -math.inf)
 
 
-def test_fill_that_does_not_mask_stays() -> None:
-    g = Graph()
-    q, k, v = qkv(g)
-    g.output(o.softmax(o.where(mask(g), q @ swapped(k), -5.0)) @ v, "y")
-    assert "attention" not in ops(checked(g, raise_attention))
-
-
-def test_row_without_keys_gives_zeros_where_nan_was_replaced() -> None:
+def test_weights_that_are_nan_are_zeros_where_they_were_replaced() -> None:
+    """Of a row without keys, and of one with NaN or infinity in its scores."""
     g = Graph()
     q, k, v = qkv(g)
     bias = o.where(mask(g), g.constant(0.0), g.constant(-math.inf))
     weights = o.softmax((q * 0.42) @ swapped(k * 0.42) + bias)
     g.output(o.where(o.is_nan(weights), 0.0, weights) @ v, "y")
     after = checked(g, raise_attention, dce)
-    assert node_of(after, "attention").op.empty_row == "zero"
+    assert node_of(after, "attention").op.empty_row == "mended"
     assert "is_nan" not in ops(after)
     inputs, _ = arrays_for(g)
-    inputs["seen"][1] = 0
+    inputs["seen"][0], inputs["seen"][1] = 1, 0
+    inputs["q"][0, 1], inputs["q"][0, 2, 3] = np.nan, np.inf
     assert_same_results(g, after, inputs)
-    assert not run_graph(after, inputs)["y"][1].any()
+    y = run_graph(after, inputs)["y"]
+    assert not y[1].any()
+    assert not y[0, :, 1].any()
+    assert y[0, :, 0].all()
 
 
-def test_causal_mask_from_ranges_is_a_bias() -> None:
+def test_causal_mask_from_ranges_is_a_step() -> None:
     g = Graph()
     q, k, v = qkv(g)
     (i,) = g.add(Iota(N))
@@ -121,7 +128,7 @@ def test_causal_mask_from_ranges_is_a_bias() -> None:
     g.output(o.softmax(o.where(seen, q @ swapped(k), -math.inf)) @ v, "y")
     after = checked(g, run_passes)
     assert "attention" in ops(after)
-    assert node_of(after, "attention").inputs[3].shape == (N, N)
+    assert node_of(after, "attention").inputs[3].shape == (N, N)  # bool
 
 
 def test_one_head_of_rank_3() -> None:
@@ -157,12 +164,28 @@ def test_keys_whose_heads_went_through_the_batch() -> None:
     assert node_of(after, "attention").inputs[1].node.op.perm == (0, 2, 1, 3)
 
 
-def test_weights_cast_to_half_in_between() -> None:
+@pytest.mark.parametrize(
+    "dtype, inside", [("f16", "f32"), ("bf16", "f32"), ("f16", "f16"), ("f32", "f16"), ("f32", "f64")]
+)
+def test_a_file_that_rounds_on_the_way_keeps_its_nodes(dtype: str, inside: str) -> None:
+    """Scores beyond 65504 are infinite in f16, and what is added to them is rounded there: not so in f32."""
     g = Graph()
-    q, k, v = (g.input(name, (B, H, N, D), "f16") for name in "qkv")
-    weights = o.softmax(o.cast(q @ swapped(k), "f32") * 0.25)
-    g.output(o.cast(weights, "f16") @ v, "y")
-    assert "attention" in ops(checked(g, raise_attention, dce))
+    q, k, v = (g.input(name, (B, H, N, D), dtype) for name in "qkv")
+    weights = o.softmax(o.cast(q @ swapped(k), inside) * 0.25)
+    g.output(o.cast(weights, dtype) @ v, "y")
+    assert "attention" not in ops(checked(g, raise_attention, dce))
+
+
+def test_no_keys_give_empty_sums() -> None:
+    keys = Dim("keys", 0)
+    g = Graph()
+    q, k, v = g.input("q", (B, H, N, D)), g.input("k", (B, H, keys, D)), g.input("v", (B, H, keys, D))
+    g.output(o.softmax(q @ swapped(k)) @ v, "y")
+    after = run_passes(g)
+    assert "attention" in ops(after)
+    inputs = {"q": np.ones((2, H, 3, D), np.float32)} | {n: np.ones((2, H, 0, D), np.float32) for n in "kv"}
+    assert_same_results(g, after, inputs)
+    assert not run_graph(after, inputs)["y"].any()
 
 
 def test_keys_of_one_batch_for_all_stay() -> None:

@@ -128,7 +128,7 @@ def test_minilm_is_raised(model_path: ModelPath) -> None:
     assert not count.keys() & {"softmax", "is_nan", "erf", "mul", "div", "squeeze", "unsqueeze"}
     for node in after.nodes:
         if node.op.op_name == "attention":
-            assert node.op.empty_row == "zero"
+            assert node.op.empty_row == "mended"
             assert node.op.scale == pytest.approx(32**-0.5)
     views = {"reshape", "dequantize", "transpose"}
     assert sum(n for name, n in count.items() if name not in views) < 130

@@ -2,14 +2,14 @@
 
 Keys and values are packed into the panels of the matrix product first, once for each batch and key head. For a few
 query rows (decoding) that would cost more than it saves: these are computed from keys and values as they are, and may
-copy those of a cache on the way (`cached_keys`). Masks are biases that are evaluated where scores are: they never have
+copy those of a cache on the way (`cached_keys`). Biases and masks are evaluated where scores are: they never have
 memory of their own. Where the number of keys is data, those beyond it are not read, and sums are taken as they are over
 an axis of that length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 from rlx.backends.cpu import gemm, scalar, vmath
@@ -28,7 +28,21 @@ from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, ScratchStride, 
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine, linear_index
-from rlx.kernels.expr import I64, Acc, Expr, Load, Select, const, guarded, size_expr, substitute_vars, transform, walk
+from rlx.kernels.expr import (
+    BOOL,
+    I64,
+    Acc,
+    Expr,
+    Load,
+    Select,
+    children,
+    const,
+    guarded,
+    size_expr,
+    substitute_vars,
+    transform,
+    walk,
+)
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.kernels.tags import EITHER, FEW, MANY, PACK, STREAMING, WHOLE
@@ -95,8 +109,7 @@ class OldWord(IntEnum):
 
 def accepts(anchor: Attention, dtype: DType) -> bool:
     """f32 throughout."""
-    bias = anchor.bias
-    return dtype is F32 and anchor.q.dtype is F32 and (bias is None or bias.dtype is F32)
+    return dtype is F32 and anchor.q.dtype is F32
 
 
 def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
@@ -137,7 +150,9 @@ def layout(kernel: Kernel) -> list[Kernel]:
     v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
     k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
     v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
-    pack = Kernel("pack k, v", (k_store, v_store), replace(anchor, q=anchor.k, bias=None), nodes=kernel.nodes, tag=PACK)
+    pack = Kernel(
+        "pack k, v", (k_store, v_store), replace(anchor, q=anchor.k, score=None), nodes=kernel.nodes, tag=PACK
+    )
     tag = MANY if isinstance(rows, int) else EITHER
     return [pack, Kernel(kernel.name, kernel.stores, replace(anchor, k=k, v=v), nodes=kernel.nodes, tag=tag)]
 
@@ -165,7 +180,7 @@ def emit(kernel: Kernel) -> list[KernelCode]:
             codes.append(replace(code, chunks=ManyRowsOnly(rows, code.chunks)))
     if either:
         k, v = in_place(anchor.k), in_place(anchor.v)
-        codes.append(emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, bias=None))))
+        codes.append(emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, score=None))))
     return [*codes, _emit_attention(kernel)]
 
 
@@ -249,8 +264,8 @@ class _Code:
         self.expr = transform(store.expr, linear_load)
         target = affine_expr(linear_index(store.index, store.buffer.shape))
         self.destination = Load(store.buffer, (target,), store.buffer.dtype)
-        self.bias = None if anchor.bias is None else transform(anchor.bias, linear_load)
-        self.emitter.preload([self.expr, self.destination, *([self.bias] if self.bias else [])], [])
+        self.score = None if anchor.score is None else transform(anchor.score, linear_load)
+        self.emitter.preload([self.expr, self.destination, *([self.score] if self.score else [])], [])
         for x in walk(self.expr):
             if isinstance(x, Acc):
                 self.emitter.free[x] = frozenset((I3,))
@@ -309,7 +324,7 @@ class _Code:
             k_panels = f.gep(word(AttentionWord.K_PANELS), f.mul(matrix, k_size), "float")
             v_panels = f.gep(word(AttentionWord.V_PANELS), f.mul(matrix, v_size), "float")
         scope = Scope(1, None, {I0: b, I1: h})
-        shared = self.shared_bias(scope, sums, stride, keys)
+        shared = self.shared_by_rows(scope, sums, stride, keys)
 
         def some_rows(first: str, _: list[str]) -> None:
             last = f.min(f.add(first, word(AttentionWord.ROW_PART)), row1)
@@ -416,17 +431,31 @@ class _Code:
 
         f.loop(first, stop, height, [], block)
 
-    def shared_bias(self, scope: Scope, sums: str, stride: str, keys: str) -> str | None:
-        """A bias that all rows have is computed once, in the row before the sums: its address."""
+    def shared_by_rows(self, scope: Scope, sums: str, stride: str, keys: str) -> tuple[Expr, str] | None:
+        """What all rows have of the score (a bias, or where a mask is true) is computed once, in the row before the
+        sums: the expression, and that row's address. A bool is 1 or 0 there.
+        """
         f = self.f
-        if self.bias is None:
+        if self.score is None:
             return None
-        self.emitter.hoist(self.bias, frozenset((I2, I3)), scope)
-        if isinstance(self.bias, Load) or I2 in self.emitter.depends(self.bias):
+        self.emitter.hoist(self.score, frozenset((I2, I3)), scope)
+        part = next((x for x in self.outermost(self.score) if not isinstance(x, Load)), None)
+        if part is None:
             return None
         line = f.gep(sums, f.neg(stride), "float")
-        self.fill(scope, line, keys)
-        return line
+        self.fill(scope, part, line, keys)
+        return part, line
+
+    def outermost(self, e: Expr) -> Iterator[Expr]:
+        """The largest parts of the score, f32 or bool, that depend on the key but on neither row nor product."""
+        own = self.emitter.depends(e)
+        if I3 not in own:
+            return
+        if e.dtype in (F32, BOOL) and I2 not in own and not any(isinstance(x, Acc) for x in walk(e)):
+            yield e
+            return
+        for child in () if isinstance(e, Load) else children(e):
+            yield from self.outermost(child)
 
     def either(self, ways: tuple[str, ...], few: str, one: Callable[[], None], other: Callable[[], None]) -> None:
         if len(ways) == 2:
@@ -443,7 +472,7 @@ class _Code:
         stride: str,
         sums: str,
         sizes: tuple[str, str, str],
-        shared: str | None,
+        shared: tuple[Expr, str] | None,
     ) -> None:
         """Scores become exp(score - largest of the row); the sum and the largest of each row are kept."""
         f, lanes, vector, emitter = self.f, self.lanes, self.vector, self.emitter
@@ -461,18 +490,21 @@ class _Code:
         def largest(i: str, _: list[str]) -> None:
             line, place, n = places(i)
             inside = scope.inner({I2: i})
-            if self.bias is not None and shared is None:
-                emitter.hoist(self.bias, frozenset((I3,)), inside)
+            if self.score is not None:
+                emitter.hoist(self.score, frozenset((I3,)), inside)
 
             def scaled(j: str, w: int) -> str:
                 p = f.gep(line, j, "float")
                 ty = vector if w > 1 else "float"
                 value = f.mul(f.load(ty, p), self.anchor.scale, ty)
-                if shared is not None:
-                    value = f.add(value, f.load(ty, f.gep(shared, j, "float")))
-                elif self.bias is not None:
+                if self.score is not None:
                     here = inside.inner({I3: j}, w, I3 if w > 1 else None)
-                    value = f.add(value, emitter.lanes_of(self.bias, here), ty)
+                    if shared is not None:
+                        part, at = shared
+                        found = f.load(ty, f.gep(at, j, "float"))
+                        here.cache[part] = (f.cmp("ne", found, 0.0, ty) if part.dtype is BOOL else found), w
+                    emitter.acc = lambda _: (value, w)
+                    value = emitter.lanes_of(self.score, here)
                 f.store(value, p)
                 return value
 
@@ -481,7 +513,21 @@ class _Code:
             tops = f.loop(0, whole, lanes, [(vector, low)], lambda j, a: [f.max(scaled(j, lanes), a[0], vector)])
             last = f.loop(whole, n, 1, [("float", -INF)], lambda j, a: [f.max(scaled(j, 1), a[0], "float")])
             f.loop(n, padded(n), 1, [], lambda j, _: f.store(-INF, f.gep(line, j, "float"), ty="float"))
-            f.store(f.max(f.reduce(tops[0], f.max), last[0], "float"), f.gep(place, 1, "float"))
+            top = f.max(f.reduce(tops[0], f.max), last[0], "float")
+            if self.anchor.empty_row == "zero":
+                top = f.if_(
+                    f.cmp("eq", top, -INF, "float"), lambda: [("float", unless_nan(line, n))], lambda: [("float", top)]
+                )[0]
+            f.store(top, f.gep(place, 1, "float"))
+
+        def unless_nan(line: str, n: str) -> str:
+            """-inf, which the largest of scores of NaN and -inf is too, or NaN where one of them is."""
+
+            def worst(j: str, found: list[str]) -> list[str]:
+                score = f.load("float", f.gep(line, j, "float"))
+                return [f.select(f.cmp("ne", score, score, "float"), score, found[0], "float")]
+
+            return f.loop(0, n, 1, [("float", -INF)], worst)[0]
 
         def powers(i: str, _: list[str]) -> None:
             line, place, n = places(i)
@@ -505,21 +551,29 @@ class _Code:
             whole = f.and_(end, -AT_ONCE * lanes)
             added = f.loop(0, whole, AT_ONCE * lanes, [(vector, constant(0.0, vector))], power(AT_ONCE))
             added = f.loop(whole, end, lanes, [(vector, added[0])], power(1))
-            f.store(f.reduce(added[0], f.add), place)
+            total = f.reduce(added[0], f.add)
+            if self.anchor.empty_row == "mended":
+
+                def mend() -> list[Typed]:
+                    f.loop(0, end, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
+                    return [("float", constant(1.0, "float"))]
+
+                (total,) = f.if_(f.cmp("ne", total, total, "float"), mend, lambda: [("float", total)])
+            f.store(f.select(f.cmp("eq", keys, 0, "i64"), 1.0, total, "float"), place)  # no keys: sums are 0
             f.loop(end, summed, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
 
         # two turns over the rows: in each of them no row waits for what another one ends with
         f.loop(row0, row1, 1, [], largest)
         f.loop(row0, row1, 1, [], powers)
 
-    def fill(self, scope: Scope, line: str, keys: str) -> None:
-        """Stores the bias of each key."""
-        f, lanes, bias = self.f, self.lanes, self.bias
-        assert bias is not None
+    def fill(self, scope: Scope, part: Expr, line: str, keys: str) -> None:
+        """Stores this part of the score for each key."""
+        f, lanes = self.f, self.lanes
+        part = part if part.dtype is F32 else Select(part, const(1.0, F32), const(0.0, F32))
 
         def put(j: str, w: int) -> None:
             here = scope.inner({I3: j}, w, I3 if w > 1 else None)
-            f.store(self.emitter.lanes_of(bias, here), f.gep(line, j, "float"), ty=vec("float", w))
+            f.store(self.emitter.lanes_of(part, here), f.gep(line, j, "float"), ty=vec("float", w))
 
         whole = f.and_(keys, -lanes)
         f.loop(0, whole, lanes, [], lambda j, _: put(j, lanes))

@@ -81,7 +81,7 @@ class AttentionCut:
 
             take, _ = shares(rows, 1, threads, cost, copies=batch * heads, most_rows=take)
         part = min(self.CAUSAL_ROWS, take) if self.causal else take
-        sums = (part + 1) * stride * 4  # a row more, for a bias that all have
+        sums = (part + 1) * stride * 4  # a row more, for what all rows have of the scores
         results = sums + aligned(part * 8)
         panels = results + (part * -(-value_depth // self.WIDTH) * self.WIDTH * 4 if self.to_scratch else 0)
         padded = (-(-n // self.WIDTH) * self.WIDTH for n in (keys, value_depth))

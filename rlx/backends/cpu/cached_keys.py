@@ -106,7 +106,7 @@ def _makers(kernel: Kernel, copies: dict[Buffer, Kernel]) -> list[Kernel]:
     if not isinstance(heads, int) or not isinstance(key_heads, int) or heads < MIN_CHUNKS or heads % key_heads:
         return []
     k, v = in_place(anchor.k), in_place(anchor.v)
-    others = [anchor.q, anchor.bias, anchor.count, *(e for store in kernel.stores for e in (store.expr, *store.index))]
+    others = [anchor.q, anchor.score, anchor.count, *(e for store in kernel.stores for e in (store.expr, *store.index))]
     read = {load.source.base for e in others if e is not None for load in loads(e)}
     found = []
     for operand, shape, other in ((k, anchor.k_shape, v), (v, anchor.v_shape, k)):

@@ -178,6 +178,6 @@ def _anchor(anchor: Anchor | None, new: Callable[[Expr], Expr]) -> Anchor | None
             return replace(anchor, x=new(x), w=new(w))
         case Contract(a=a, b=b):
             return replace(anchor, a=new(a), b=new(b))
-        case Attention(q=q, k=k, v=v, bias=bias):
-            return replace(anchor, q=new(q), k=new(k), v=new(v), bias=None if bias is None else new(bias))
+        case Attention(q=q, k=k, v=v, score=score):
+            return replace(anchor, q=new(q), k=new(k), v=new(v), score=None if score is None else new(score))
     return None

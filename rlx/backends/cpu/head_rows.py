@@ -32,8 +32,8 @@ def heads_as_rows(kernel: Kernel) -> Kernel:
     index = tuple(substitute_vars(i, at) for i in store.index)
     extents = (batch, heads // count, count, store.extents[3])
     made = replace(store, extents=extents, index=index, expr=substitute_vars(store.expr, at))
-    bias = None if anchor.bias is None else substitute_vars(anchor.bias, at)
+    score = None if anchor.score is None else substitute_vars(anchor.score, at)
     shape = (batch, heads // count, count, depth)
     # the one row sees every key, causal or not
-    anchor = replace(anchor, q=substitute_vars(anchor.q, at), bias=bias, q_shape=shape, causal=False)
+    anchor = replace(anchor, q=substitute_vars(anchor.q, at), score=score, q_shape=shape, causal=False)
     return replace(kernel, stores=(made,), anchor=anchor)

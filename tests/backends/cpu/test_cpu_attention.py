@@ -11,12 +11,13 @@ import pytest
 import rlx
 from rlx.backends.cpu import attention as attention_module
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import Attention as Anchor
-from rlx.ops import attention, relu, reshape, transpose
+from rlx.ops import attention, greater, relu, reshape, transpose
 from rlx.testing.guarded import GuardedRun
 
 Sizes = tuple[int, int, int, int, int, int, int]  # batch, heads, key heads, rows, keys, depth, value depth
@@ -58,7 +59,7 @@ def expected(
         top = scores.max(3, keepdims=True, initial=-np.inf)
         e = np.exp(scores - top)
         y = e @ v / e.sum(3, keepdims=True)
-    return np.where(top == -np.inf, 0.0 if empty_row == "zero" else np.nan, y)
+    return np.where(top == -np.inf, 0.0 if empty_row == "zero" or keys == 0 else np.nan, y)
 
 
 def compiled(g: Graph) -> GuardedRun:
@@ -282,3 +283,66 @@ def test_counted_keys_have_the_bits_of_that_many(rows: int, causal: bool, per_en
     for n in (-1, 601):
         with pytest.raises(ExecutionError, match=f"attention.*{n}"):
             whole.run([q, k, v, bias, np.array([n, 3] if per_entry else n)])
+
+
+STEPS = [("where",), ("add", "where"), ("where", "mul", "add"), ("where", "where"), ("mul", "add", "add", "where")]
+
+
+def stepped(
+    steps: tuple[str, ...], sizes: Sizes, empty_row: str, computed: bool, seed: int
+) -> tuple[Graph, dict[str, Array]]:
+    """A graph and its inputs: masks and biases of several shapes, given or computed, with all masked and odd rows."""
+    rng = np.random.default_rng(seed)
+    batch, heads, _, rows, keys, _, _ = sizes
+    shapes = [(batch, 1, 1, keys), (rows, keys), (heads, 1, 1), (batch, heads, rows, keys), (rows, 1), (1, 1, 1, 1)]
+    g = attention_graph(sizes)
+    g.outputs.clear()
+    g.nodes.clear()
+    q, k, v = g.inputs
+    arrays, more = arrays_of(g, {}), []
+    for number, step in enumerate(steps):
+        if step == "where":
+            at = shapes[rng.integers(5)]
+            source = g.input(f"m{number}", at, "f32" if computed else "bool")
+            arrays[source.name] = np.asarray(rng.random(at) < 0.5, np.float32 if computed else bool)
+            more.append(greater(source, 0.5) if computed else source)
+        value = g.input(f"x{number}", shapes[rng.integers(6)])
+        arrays[value.name] = rng.standard_normal(value.shape).astype(np.float32)
+        if step == "where":
+            arrays[value.name][...] = rng.choice([-np.inf, -1e4, np.finfo(np.float32).min, -2.0, 1.0])
+        more.append(value * 2.0 if computed else value)
+    for name in "qkv":
+        spoilt = rng.random(arrays[name].shape[:3]) < 0.04
+        arrays[name][spoilt, 0] = rng.choice([np.nan, np.inf, -np.inf], spoilt.sum())
+    g.output(attention(q, k, v, *more, steps=steps, empty_row=empty_row, scale=0.7), "y")
+    return g, arrays
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("computed", [False, True], ids=["given", "computed"])
+@pytest.mark.parametrize("empty_row", ["nan", "zero", "mended"])
+@pytest.mark.parametrize("sizes", [(2, 4, 2, 3, 21, 8, 8), (2, 4, 4, 9, 40, 8, 8), (1, 2, 1, 60, 1000, 8, 4)])
+@pytest.mark.parametrize("steps", STEPS, ids="-".join)
+@pytest.mark.sample(40)
+def test_steps(steps: tuple[str, ...], sizes: Sizes, empty_row: str, computed: bool, seed: int) -> None:
+    """What happens to scores in the order that is said, NaN and infinities too: as the reference, few rows or many."""
+    g, arrays = stepped(steps, sizes, empty_row, computed, seed)
+    run = compiled(g)
+    with np.errstate(all="ignore"):
+        want = run_graph(g, arrays)["y"]
+    check(run, arrays, want)
+    assert {k.kind for k in run.program.run} <= {"attention", "map"}
+
+
+@pytest.mark.parametrize("rows", [2, 9])
+@pytest.mark.parametrize("keys", [3, 8, 19])
+def test_a_row_of_nan_sees_keys(rows: int, keys: int) -> None:
+    """Zeros are for rows whose scores are all -inf: NaN among them, which no maximum shows, is not hidden."""
+    g = attention_graph((1, 1, 1, rows, keys, 8, 8), (rows, keys), empty_row="zero")
+    arrays = arrays_of(g, {})
+    arrays["mask"][:2] = -np.inf
+    arrays["mask"][1, keys // 2] = np.nan
+    got = compiled(g)(arrays)["y"][0, 0]
+    assert not got[0].any()
+    assert np.isnan(got[1]).all()
+    assert np.isfinite(got[2:]).all()
