@@ -1,4 +1,10 @@
-"""Scales and shifts of a convolution's channels by params go into its weight and bias, as expressions for `prepare`."""
+"""Scales and shifts of a convolution's channels by params go into its weight and bias, as expressions for `prepare`.
+
+Proved by structure for finite factors: a sum of products times a factor is the sum of products with the factor in their
+weights, but for roundings of the size of those of the sum. A factor that is NaN (of a negative variance) gives NaN in
+its channel as before; where an infinite one is multiplied with a weight of 0, NaN may stand for an infinity. So a
+variance is not divided by without an epsilon > 0, and what divides a channel divides its weights.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +27,12 @@ __all__ = ["fold_batch_norm"]
 
 @dataclass
 class _Affine:
-    """x * scale + shift of each channel; None stands for 1 and 0. Both are [C] or hold one number."""
+    """x * scale + shift of each channel (`by` Div: x / scale); None stands for 1 and 0. Each is [C] or one number."""
 
     x: Value
     scale: Value | None
     shift: Value | None
+    by: Mul | Div = Mul()
 
 
 def fold_batch_norm(graph: Graph) -> Graph:
@@ -77,7 +84,7 @@ def _affine(site: Site, statics: Statics) -> _Affine | None:
                 case Mul():
                     return _Affine(x, p, None)
                 case Div():
-                    return _Affine(x, site.add(Div(), site.scalar(1, p), p), None)
+                    return _Affine(x, p, None, Div())
                 case Add():
                     return _Affine(x, None, p)
                 case Sub():
@@ -87,10 +94,10 @@ def _affine(site: Site, statics: Statics) -> _Affine | None:
 
 def _batch_norm(site: Site, statics: Statics) -> _Affine | None:
     x, *params = site.inputs
-    if any(p not in statics for p in params):
+    op: Any = site.op
+    if any(p not in statics for p in params) or not op.epsilon > 0:
         return None
     scale, bias, mean, var = (p if p.dtype is x.dtype else site.add(Cast(x.dtype), p) for p in params)
-    op: Any = site.op
     spread = site.add(Add(), var, site.scalar(op.epsilon, var))
     factor = site.add(Mul(), scale, site.add(Rsqrt(), spread))
     return _Affine(x, factor, site.add(Sub(), bias, site.add(Mul(), mean, factor)))
@@ -116,8 +123,8 @@ def _convolution(site: Site, anchor: Node, affine: _Affine) -> Value:
     channels = affine.x.shape[1]
     bias = rest[0] if rest else None
     if affine.scale is not None:
-        w = site.add(Mul(), w, _along_weight(site, affine.scale, w, op))
-        bias = None if bias is None else site.add(Mul(), bias, affine.scale)
+        w = site.add(affine.by, w, _along_weight(site, affine.scale, w, op))
+        bias = None if bias is None else site.add(affine.by, bias, affine.scale)
     bias = _shifted(site, bias, affine.shift, channels)
     return site.add(op, x, w, *(() if bias is None else (bias,)))
 

@@ -1,4 +1,8 @@
-"""LoRA: low-rank additions to chosen weights: params that are set, and scales in a state, without compiling anew."""
+"""LoRA: low-rank additions to chosen weights: params that are set, and scales in a state, without compiling anew.
+
+The rewrite is asked for and adds a term. Where no adapter is on, or none for a row, the term is a sum of products of
+zeros with B, which is 0 for every finite B (`adapters.put` takes no other), so the result is the plain product's.
+"""
 
 from __future__ import annotations
 

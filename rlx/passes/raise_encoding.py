@@ -1,4 +1,9 @@
-"""Quantised weights that an exporter wrote as arithmetic become one op that decodes them where they are read."""
+"""Quantised weights that an exporter wrote as arithmetic become one op that decodes them where they are read.
+
+Proved by structure, bit by bit: integers of 8 bits and their differences are exact in all float types, so the product
+with the scale is rounded once, as the op does it. A quotient becomes a product with the inverse, with one rounding
+more, where the divisors are constants whose inverses f32 has as normal numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import numel
 from rlx.ops.elementwise import Cast, Div, Mul, Reciprocal, Sub
@@ -17,6 +23,8 @@ from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 
 __all__ = ["raise_encoding"]
+
+F32 = DTYPES["f32"]
 
 
 @dataclass
@@ -50,8 +58,16 @@ def _raised(site: Site, statics: Statics) -> Value | None:
 def _factors(node: Node, inputs: tuple[Value, ...]) -> Iterator[tuple[Value, Value]]:
     if isinstance(node.op, Mul):
         yield from either_way(Node(node.op, inputs))
-    elif isinstance(node.op, Div):
+    elif isinstance(node.op, Div) and _has_inverse(inputs[1]):
         yield inputs[0], inputs[1]
+
+
+def _has_inverse(divisor: Value) -> bool:
+    """Whether the divisor is a constant of normal numbers whose inverses are normal numbers."""
+    if divisor.kind != "const" or divisor.data is None or not divisor.dtype.is_float:
+        return False
+    size = np.abs(divisor.data.astype(np.float64))
+    return bool(((size >= 2.0**-126) & (size <= 2.0**126)).all())
 
 
 def _quantised(value: Value) -> _Quantised | None:
@@ -67,7 +83,8 @@ def _quantised(value: Value) -> _Quantised | None:
         elif isinstance(node.op, Cast):
             data = node.inputs[0]
             small = data.dtype.is_integer and data.dtype.bits <= 8 and data.type.encoding is None
-            if data.node is not None or data.kind not in ("param", "const") or not small or value.dtype.bits > 32:
+            wide = value.dtype.name in ("f32", "f16", "bf16")
+            if data.node is not None or data.kind not in ("param", "const") or not small or not wide:
                 return None
             return _Quantised(data, node.op.to, moves, zero, nodes[::-1])
         else:
@@ -88,6 +105,7 @@ def _dequantized(site: Site, q: _Quantised, value: Value, scale: Value) -> Value
     for move in reversed(q.moves):
         data = site.add(move.op, data)
     if isinstance(site.op, Div):
+        scale = scale if scale.dtype is F32 else site.add(Cast(F32), scale)  # f16 may not have the inverse
         scale = site.add(Reciprocal(), scale)
     params = [_shaped(site, p, shape) for p in (scale, stored) if p is not None]
     return site.add(Dequantize(axis, block, q.dtype), data, *params)

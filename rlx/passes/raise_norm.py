@@ -1,9 +1,17 @@
-"""Layer and root-mean-square norms that an exporter wrote as means, differences and roots become one op."""
+"""Layer and root-mean-square norms that an exporter wrote as means, differences and roots become one op.
+
+Proved by structure: the nodes are the formula of the op over the same elements, epsilon under the root; a sum is a mean
+only where its factor is 1/n as the element type has it. What changes is rounding: mean(x^2) - mean(x)^2 is computed as
+mean((x - mean)^2), and x f - mean f as (x - mean) f, which lose less and overflow later. Files of f16 keep their nodes,
+since their squares overflow where those of the op, which computes in f32, don't.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Shape, numel
@@ -18,6 +26,7 @@ from rlx.records import dataclass
 
 __all__ = ["raise_norm"]
 
+RAISED = ("f64", "f32", "bf16")
 Nodes = list[Node]
 
 
@@ -80,17 +89,20 @@ def _quotients(root: Node) -> Iterator[_Quotient]:
             yield _Quotient(root.inputs[0], factor, node.inputs[0], nodes)
     elif isinstance(root.op, Mul):
         for x, other in either_way(root):
-            yield from _inverse_roots(x, other)
+            yield from _scaled_inverse_roots(x, other)
 
 
-def _inverse_roots(x: Value, other: Value) -> Iterator[_Quotient]:
+def _scaled_inverse_roots(x: Value, other: Value) -> Iterator[_Quotient]:
     """The ways to read `other` as 1 / sqrt(s), or as a scale times that."""
     product = made_by(other, Mul)
     if product is not None:
         for inverse, scale in either_way(product):
-            for found in _inverse_roots(x, inverse):
-                if found.scale is None:
-                    yield _Quotient(x, found.factor, found.spread, [product, *found.nodes], scale)
+            for found in _inverse_root(x, inverse):
+                yield _Quotient(x, found.factor, found.spread, [product, *found.nodes], scale)
+    yield from _inverse_root(x, other)
+
+
+def _inverse_root(x: Value, other: Value) -> Iterator[_Quotient]:
     nodes: Nodes = []
     factor = _unexpanded(other, nodes)
     node = _reshaped(factor, nodes, Rsqrt, Reciprocal)
@@ -102,6 +114,8 @@ def _inverse_roots(x: Value, other: Value) -> Iterator[_Quotient]:
 
 def _written_out(site: Site, root: Node) -> Value | None:
     """x * f + (bias - mean * f), f = scale / sqrt(variance): the way of tf.nn.batch_normalization."""
+    if site.node.outputs[0].dtype.name not in RAISED:
+        return None
     for value, offset in either_way(root):
         product, difference = made_by(value, Mul), made_by(offset, Sub)
         shift = made_by(difference.inputs[1], Mul) if difference else None
@@ -113,7 +127,7 @@ def _written_out(site: Site, root: Node) -> Value | None:
                 mean = _mean(subtracted, nodes) if again is f else None
                 if mean is None or mean.x is not x or subtracted.shape != _kept(mean):
                     continue
-                for q in _inverse_roots(x, f):
+                for q in _scaled_inverse_roots(x, f):
                     q.nodes.extend(nodes)
                     spread = _plus_number(q.spread, q.nodes)
                     if spread is None or q.factor.shape != _kept(mean):
@@ -127,7 +141,7 @@ def _written_out(site: Site, root: Node) -> Value | None:
 def _norm_of(q: _Quotient) -> tuple[LayerNorm | RmsNorm, _Mean] | None:
     """The op and what it normalises when the spread is the variance (or mean square) of x plus a number."""
     spread = _plus_number(q.spread, q.nodes)
-    if spread is None or not q.x.dtype.is_float:
+    if spread is None or q.x.dtype.name not in RAISED:
         return None
     variance, epsilon = spread
     centred = _difference(q.x, q.nodes)
@@ -190,15 +204,15 @@ def _mean_square(value: Value, nodes: Nodes) -> _Mean | None:
 
 def _averaged(value: Value, nodes: Nodes, *reductions: type[Any]) -> _Mean | None:
     """What the value is the mean of over trailing axes: a mean, or a sum times the inverse of the count."""
-    scale, mine, count = 1.0, [], numel(value.shape)
+    scale, mine, count = None, [], numel(value.shape)
     while (node := made_by(value, Reshape, Mul, Div)) is not None:
         mine.append(node)
         value = node.inputs[0]
         if not isinstance(node.op, Reshape):
             number = uniform(node.inputs[1])
-            if not number:
+            if not number or scale is not None:
                 return None
-            scale = scale * number if isinstance(node.op, Mul) else scale / number
+            scale = number if isinstance(node.op, Mul) else 1 / number
     node = made_by(value, *reductions)
     if node is None or numel(value.shape) != count:
         return None
@@ -207,11 +221,21 @@ def _averaged(value: Value, nodes: Nodes, *reductions: type[Any]) -> _Mean | Non
     axes = axes_of(op.axes, x.rank, op.op_name)
     if not axes or axes != tuple(range(axes[0], x.rank)):
         return None
-    terms = 1 if isinstance(op, ReduceMean) else numel(x.shape[axes[0] :])
-    if not isinstance(terms, int) or abs(scale * terms - 1) > 1e-6:
+    terms = numel(x.shape[axes[0] :])
+    if scale is None:
+        averaged = isinstance(op, ReduceMean) or terms == 1
+    else:
+        averaged = not isinstance(op, ReduceMean) and isinstance(terms, int) and _is_inverse(scale, terms, x)
+    if not averaged:
         return None
     nodes.extend((*mine, node))
     return _Mean(x, axes[0])
+
+
+def _is_inverse(scale: float, count: int, x: Value) -> bool:
+    """Whether the factor is 1 / count as the element type of x has it."""
+    own = x.dtype.numpy
+    return count > 0 and bool(np.asarray(scale).astype(own) == np.asarray(1 / count).astype(own))
 
 
 def _square_of(value: Value, nodes: Nodes) -> Value | None:

@@ -1,4 +1,7 @@
-"""Passes inside the regions of control flow."""
+"""Passes inside the regions of control flow.
+
+Nothing is rewritten here: a region is a graph of its own, and a pass that keeps its results keeps those of the node.
+"""
 
 from __future__ import annotations
 

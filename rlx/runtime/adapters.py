@@ -68,7 +68,8 @@ class Adapters(Mapping[str, float]):
 
         `weights` has, for each param that it adds to, `<prefix><param>.lora_a` [r, inputs] and `.lora_b` [outputs, r],
         with r up to the rank of `rlx.lora`; the rest is zero. It may be a `WeightRegistry`. Values are copied. Raises
-        `OptionError` where no slot is free, `NameNotFound`, `DTypeError` and `ShapeError`, and then changes nothing.
+        `OptionError` where no slot is free or a B is not finite, `NameNotFound`, `DTypeError` and `ShapeError`, and then
+        changes nothing.
         """
         gain = self._gain()
         slots, rank = gain.shape
@@ -180,4 +181,8 @@ def _check(name: str, target: str, a: Array, b: Array, rank: int, inputs: Size, 
         raise ShapeError(
             f"adapter {name!r}: {target!r} takes A [r, {inputs}] and B [{outputs}, r] with r up to {rank}, got "
             f"{list(a.shape)} and {list(b.shape)}"
+        )
+    if not np.isfinite(b).all():
+        raise OptionError(
+            f"adapter {name!r}: {target}{B_SUFFIX} has NaN or infinities: times 0, they would reach rows without it"
         )

@@ -146,3 +146,40 @@ def test_batch_norm_by_itself_and_after_stored_integers_stays() -> None:
     w = o.dequantize(g.param("w", data=np.ones((C, 4, 3, 3), np.int8)), g.param("s", data=values()))
     g.output(batch_norm(g, o.conv(image(g), w)), "y")
     assert ops(checked(g, fold_batch_norm)) == ["dequantize", "conv", "batch_norm"]
+
+
+@pytest.mark.parametrize("divisor", [1e-37, 1e-39, 3e38])
+def test_divisors_that_have_no_inverse_divide_the_weights(divisor: float) -> None:
+    """1 / 1e-39 is infinite in f32, and 1 / 3e38 no normal number; the quotients here are neither."""
+    g = Graph()
+    x = o.conv(image(g), g.param("w", data=values(C, 4, 3, 3) * np.float32(divisor * 0.002)))
+    g.output(x / g.param("p", data=np.full((C, 1, 1), divisor, np.float32)), "y")
+    after = fold_batch_norm(g)
+    assert after.outputs[0].value.node.op.op_name == "conv"
+    inputs, _ = arrays_for(g)
+    wanted, found = (run_graph(graph, inputs)["y"] for graph in (g, after))
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_a_variance_of_zero_without_an_epsilon_stays_in_its_own_node() -> None:
+    """Its factor is infinite, and an infinite factor of a weight of 0 would be NaN."""
+    g = Graph()
+    x = o.conv(image(g), g.param("w", data=np.zeros((C, 4, 3, 3), np.float32)))
+    one, zero = np.ones(C, np.float32), np.zeros(C, np.float32)
+    params = [g.param(n, data=a) for n, a in (("scale", one), ("bias", zero), ("mean", -one), ("var", zero))]
+    g.output(o.batch_norm(x, *params, epsilon=0.0), "y")
+    after = checked(g, fold_batch_norm)
+    assert ops(after) == ["conv", "batch_norm"]
+
+
+def test_a_negative_variance_gives_nan_in_its_channel() -> None:
+    g = Graph()
+    y = batch_norm(g, o.conv(image(g), g.param("w", data=values(C, 4, 3, 3))))
+    next(p for p in g.params if p.name == "var").data[2] = -1
+    g.output(y, "y")
+    after = checked(g, fold_batch_norm)
+    assert after.outputs[0].value.node.op.op_name == "conv"
+    nan = np.isnan(run_graph(after, arrays_for(g)[0])["y"])
+    assert nan[:, 2].all()
+    assert not np.delete(nan, 2, 1).any()

@@ -10,6 +10,7 @@ from pass_checks import N, arrays_for, checked, node_of, ops, sources
 
 import rlx.ops as o
 from rlx.backends.reference import run_graph
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, Value
 from rlx.passes import run_passes
 from rlx.passes.dce import dce
@@ -27,12 +28,18 @@ def scales(shape: tuple[int, ...]) -> Array:
 
 
 Build = Callable[[Value, Value], Value]  # from the integers and the scale
+
+
+def DIVIDED(q: Value, s: Value) -> Value:
+    return o.cast(q, "f32") / s
+
+
 FORMS: list[tuple[str, tuple[int, ...], Build, tuple[object, ...]]] = [
     ("one scale", (), lambda q, s: o.cast(q, "f32") * s, (None, 0)),
     ("one scale of rank 1", (1,), lambda q, s: s * o.cast(q, "f32"), (None, 0)),
     ("by row", (6, 1), lambda q, s: o.cast(q, "f32") * s, (0, 0)),
     ("by column", (4,), lambda q, s: o.cast(q, "f32") * s, (1, 0)),
-    ("divided", (1, 4), lambda q, s: o.cast(q, "f32") / s, (1, 0)),
+    ("divided", (1, 4), DIVIDED, (1, 0)),
     ("transposed before the scale", (6,), lambda q, s: o.transpose(o.cast(q, "f32"), (1, 0)) * s, (1, 0)),
     ("with a zero point", (4,), lambda q, s: (o.cast(q, "f32") - 3.0) * s, (1, 0)),
     ("zero point, then transposed", (6,), lambda q, s: o.transpose(o.cast(q, "f32") - 3.0, (1, 0)) * s, (1, 0)),
@@ -44,8 +51,8 @@ FORMS: list[tuple[str, tuple[int, ...], Build, tuple[object, ...]]] = [
 @pytest.mark.parametrize("shape, build, place", [f[1:] for f in FORMS], ids=[f[0] for f in FORMS])
 def test_form(shape: tuple[int, ...], build: Build, place: tuple[object, ...], dtype: str) -> None:
     g = Graph()
-    q, s = g.param("q", data=weights((6, 4), dtype)), g.param("s", data=scales(shape))
-    w = build(q, s)
+    q, s = g.param("q", data=weights((6, 4), dtype)), scales(shape)
+    w = build(q, g.param("s", data=s) if build is not DIVIDED else g.constant(s))
     g.output(g.input("x", w.shape) + w, "y")
     after = checked(g, raise_encoding, dce)
     op = node_of(after, "dequantize").op
@@ -81,6 +88,10 @@ def test_constants_are_raised_before_they_are_folded() -> None:
         lambda g, q, s: o.cast(q, "f32") * g.input("t", (4,)),  # not a weight's scale
         lambda g, q, s: o.cast(g.input("r", (6, 4), "i8"), "f32") * s,  # not a weight
         lambda g, q, s: o.cast(q, "f32") * g.param("m", (6, 4)),  # no scale at all
+        lambda g, q, s: o.cast(q, "i32") * g.constant(np.int32(3)),  # integers
+        lambda g, q, s: o.cast(q, "f32") / s,  # may be set to what f32 has no inverse of
+        lambda g, q, s: o.cast(q, "f32") / g.constant(np.float32(1e-40)),
+        lambda g, q, s: o.cast(q, "f32") / g.constant(np.float32(0)),
     ],
 )
 def test_what_is_not_such_a_weight_stays(build: Callable[[Graph, Value, Value], Value]) -> None:
@@ -109,3 +120,15 @@ def test_params_can_still_be_set() -> None:
     new = {"q": weights((6, 4)), "s": scales((4,))}
     y = run_graph(run_passes(g), inputs, new)["y"]
     np.testing.assert_allclose(y, run_graph(g, inputs, new)["y"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 0.03, 6e4])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_divisors_whose_inverse_their_type_does_not_have(dtype: str, scale: float) -> None:
+    """1 / 1e-5 is infinite in f16; weights of 0 stay 0."""
+    g = Graph()
+    divisor = g.constant(np.asarray(scale, DTYPES[dtype].numpy))
+    g.output(o.cast(g.param("q", data=np.arange(-4, 4, dtype=np.int8)), dtype) / divisor, "y")
+    after = checked(g, raise_encoding, dce)
+    assert "dequantize" in ops(after)
+    assert np.isfinite(run_graph(after, {})["y"].astype(np.float32)[4])

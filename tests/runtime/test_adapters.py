@@ -240,6 +240,7 @@ def test_misuse_is_told_and_changes_nothing() -> None:
         ({"up.lora_a": good["up.lora_a"]}, NameNotFound, "needs both"),
         ({"left.lora_a": good["up.lora_a"]}, NameNotFound, "no 'left.lora_a'"),
         ({}, NameNotFound, "no weights"),
+        ({**good, "up.lora_b": good["up.lora_b"] * np.inf}, OptionError, "up.lora_b has NaN or inf"),
     ]
     for weights, error, message in bad:
         with pytest.raises(error, match=message):
