@@ -2,9 +2,10 @@
 
 Proved by structure: every node between the product and the softmax becomes a step of the op, in its order and with its
 operands, so masks, fills, infinities and NaN keep the meaning that the file gives them, whatever their numbers are.
-Only roundings change: factors of q, of k and of the product are one factor of the product, and a quotient is a product
-with the inverse. Such factors lie within 2^-32..2^32 (as does their product), so this is seen only where products of q
-and k come near the ends of f32's range. A file that rounds on the way, to 16 bits or otherwise, keeps its nodes.
+Only roundings change: factors of q, of k and of the product are one factor of the product, a quotient is a product with
+the inverse, and the sum of the weights divides their product with v. Such factors lie within 2^-32..2^32 (as does their
+product), so this is seen only where products of q and k, or sums of v, come near the ends of the type's range. A file
+that rounds on the way, to 16 bits or otherwise, keeps its nodes.
 """
 
 from __future__ import annotations

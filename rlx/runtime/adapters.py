@@ -68,8 +68,8 @@ class Adapters(Mapping[str, float]):
 
         `weights` has, for each param that it adds to, `<prefix><param>.lora_a` [r, inputs] and `.lora_b` [outputs, r],
         with r up to the rank of `rlx.lora`; the rest is zero. It may be a `WeightRegistry`. Values are copied. Raises
-        `OptionError` where no slot is free or a B is not finite, `NameNotFound`, `DTypeError` and `ShapeError`, and then
-        changes nothing.
+        `OptionError` where no slot is free or a B isn't finite, `NameNotFound`, `DTypeError` and `ShapeError`, and
+        then changes nothing.
         """
         gain = self._gain()
         slots, rank = gain.shape

@@ -538,10 +538,18 @@ def _attention(name: str, n: Size, m: Size) -> Cases:
         yield case(Attention(None, True, empty), *three("f32", 4, 2, 16))
         yield case(Attention(0.3, False, empty), *three("f32", 2, 1, 7), Operand((n, m)))
     yield case(Attention(), *three("f32", 2, 2, 8), Operand((2, 1, 1, m), "f64"))
+    seen, number, bias = Operand((2, 1, 1, m), "bool"), Operand((1, 1)), Operand((n, m))
+    for empty in ("nan", "mended"):
+        for dtype in ("f32", "f16"):
+            yield case(Attention(0.3, False, empty, steps=("where",)), *three(dtype, 2, 2, 8), seen, number)
+        op = Attention(0.3, False, empty, steps=("mul", "where", "add"))
+        yield case(op, *three("f32", 4, 2, 8), Operand((4, 1, 1)), Operand((n, m), "bool"), number, bias)
     most = min(bounds(m)[0] or 0, 3)
     for count in (Operand((), "i64", data=(most,)), Operand((2,), "i32", data=(most, 0))):
         yield case(Attention(counted=True), *three("f32", 2, 2, 8), count)
         yield case(Attention(None, True, "zero", True), *three("f32", 4, 2, 8), Operand((n, m)), count)
+        op = Attention(None, False, "mended", True, ("where", "add"))
+        yield case(op, *three("f32", 4, 2, 8), seen, number, bias, count)
 
 
 def _resize(name: str, n: Size, m: Size) -> Cases:

@@ -100,6 +100,40 @@ def test_mask_chosen_by_where(fill: float, turned: bool) -> None:
     assert np.isnan(run_graph(after, inputs)["y"][0]).all() == (fill == -math.inf)
 
 
+FOLLOWED: list[tuple[str, Callable[[Value, Value, Value], Value]]] = [
+    ("a factor that brings it back", lambda s, seen, b: o.where(seen, s, -1e4) * 1e-3),
+    ("a bias", lambda s, seen, b: o.where(seen, s, -1e4) + b),
+    ("another fill", lambda s, seen, b: o.where(o.greater(b, 0.0), o.where(seen, s, -1e4), -2e4)),
+    ("scores below it", lambda s, seen, b: o.where(seen, s * 3e4, -1e4)),
+    ("a number that brings it back", lambda s, seen, b: o.where(seen, s, -1e4) + 2e4),
+    (
+        "two of the least numbers",
+        lambda s, seen, b: s + o.where(seen, 0.0, LEAST) + o.where(o.greater(b, 0.0), 0.0, LEAST),
+    ),
+    ("infinity, then a bias of infinity", lambda s, seen, b: o.where(seen, s, -math.inf) + o.exp(b * 1e3)),
+]
+LEAST = float(np.finfo(np.float32).min)
+
+
+@pytest.mark.parametrize("form", [f[1] for f in FOLLOWED], ids=[f[0] for f in FOLLOWED])
+@pytest.mark.parametrize("mended", [False, True])
+def test_what_follows_a_fill_counts(form: Callable[[Value, Value, Value], Value], mended: bool) -> None:
+    """A filled score is a number like others; rows of them, and NaN and infinity in q and k, are what the file says."""
+    g = Graph()
+    q, k, v = qkv(g)
+    weights = o.softmax(form(q @ swapped(k), mask(g), g.input("b", (N, N))))
+    g.output((o.where(o.is_nan(weights), 0.0, weights) if mended else weights) @ v, "y")
+    after = checked(g, run_passes)
+    assert "softmax" not in ops(after)
+    inputs, _ = arrays_for(g)
+    inputs["seen"][0], inputs["seen"][1] = 0, [1, 0, 1, 0, 0]
+    for spoilt in (None, "q", "k"):
+        if spoilt:
+            inputs[spoilt][:, 1, ::D], inputs[spoilt][:, 2, ::D] = np.nan, np.inf
+        with np.errstate(all="ignore"):
+            assert_same_results(g, after, inputs)
+
+
 def test_weights_that_are_nan_are_zeros_where_they_were_replaced() -> None:
     """Of a row without keys, and of one with NaN or infinity in its scores."""
     g = Graph()
