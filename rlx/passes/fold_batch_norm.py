@@ -3,18 +3,19 @@
 Proved by structure for finite factors: a sum of products times a factor is the sum of products with the factor in their
 weights, but for roundings of the size of those of the sum. A factor that is NaN (of a negative variance) gives NaN in
 its channel as before; where an infinite one is multiplied with a weight of 0, NaN may stand for an infinity. So a
-variance is not divided by without an epsilon > 0, and what divides a channel divides its weights.
+variance is not divided by without an epsilon > 0, and what divides a channel divides its weights. Constants of unlike
+sign are not added up: they may be there to round.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Size
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.conv import Conv, ConvTranspose
-from rlx.ops.elementwise import Add, Cast, Div, Mul, Rsqrt, Sub
+from rlx.ops.elementwise import Add, Cast, Div, Mul, Neg, Rsqrt, Sub
 from rlx.ops.encoded import Dequantize
 from rlx.ops.layout import Expand, Reshape
 from rlx.ops.normalize import BatchNorm
@@ -23,6 +24,8 @@ from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 
 __all__ = ["fold_batch_norm"]
+
+MOST_TERMS = 64
 
 
 @dataclass
@@ -54,6 +57,8 @@ def _folded(site: Site, statics: Statics) -> Value | None:
         return None
     if isinstance(anchor.op, MatMul | Gemm) and not isinstance(site.op, BatchNorm):
         return None
+    if affine.shift is not None and len(anchor.inputs) > 2 and _rounds(anchor.inputs[2], affine.shift):
+        return None
     site.merged.append(anchor)
     if isinstance(anchor.op, Conv | ConvTranspose):
         return _convolution(site, anchor, affine)
@@ -65,6 +70,33 @@ def _weight_fits(anchor: Node, statics: Statics) -> bool:
     plain = w.type.encoding is None and made_by(w, Dequantize) is None and w.dtype.name in ("f32", "f64")
     rank = {Conv: w.rank, ConvTranspose: w.rank}.get(type(anchor.op), 2)
     return plain and w.rank == rank and all(v in statics for v in anchor.inputs[1:])
+
+
+def _rounds(bias: Value, shift: Value) -> bool:
+    """Whether a constant of the sum is followed by one of the other sign: x + 2^23 - 2^23 is an integer.
+
+    So it is taken to be where there are too many terms to look at.
+    """
+    before, after = _constants(bias), _constants(shift)
+    if before is None or after is None:
+        return True
+    return any((a < 0).any() and (b > 0).any() for x in before for y in after for a, b in ((x, y), (y, x)))
+
+
+def _constants(value: Value) -> list[Array] | None:
+    """The constants among the terms of a sum, each with its sign in it; None for a sum of very many terms."""
+    found, seen, rest = [], set(), [(value, 1)]
+    while rest and len(seen) <= MOST_TERMS:
+        term = x, sign = rest.pop()
+        node = made_by(x, Add, Neg, Expand, Reshape)
+        if term in seen:
+            continue
+        seen.add(term)
+        if node is not None:
+            rest.extend((y, -sign if isinstance(node.op, Neg) else sign) for y in node.inputs)
+        elif x.kind == "const" and x.data is not None:
+            found.append(sign * x.data)
+    return None if rest else found
 
 
 # ---- what is done to the channels
@@ -88,7 +120,7 @@ def _affine(site: Site, statics: Statics) -> _Affine | None:
                 case Add():
                     return _Affine(x, None, p)
                 case Sub():
-                    return _Affine(x, None, site.add(Sub(), site.scalar(0, p), p))
+                    return _Affine(x, None, site.add(Neg(), p))
     return None
 
 

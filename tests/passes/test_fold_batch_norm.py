@@ -183,3 +183,36 @@ def test_a_negative_variance_gives_nan_in_its_channel() -> None:
     nan = np.isnan(run_graph(after, arrays_for(g)[0])["y"])
     assert nan[:, 2].all()
     assert not np.delete(nan, 2, 1).any()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("scale", [None, 4.0])
+def test_constants_that_are_there_to_round_are_not_added_up(bias: bool, scale: float | None) -> None:
+    """x + 1.5 * 2^23 - 1.5 * 2^23 is the nearest integer, or with a factor the nearest quarter."""
+    g = Graph()
+    x = o.conv(image(g), g.param("w", data=values(C, 4, 3, 3)), *([g.param("b", data=values(C))] if bias else []))
+    x = x if scale is None else x * scale
+    magic = np.full((C, 1, 1), 1.5 * 2**23, np.float32)
+    x = x + g.constant(magic) - 1.5 * 2.0**23
+    g.output(x if scale is None else x / scale, "y")
+    inputs, _ = arrays_for(g)
+    wanted, found = (run_graph(graph, inputs)["y"] for graph in (g, run_passes(g)))
+    assert (wanted * (scale or 1) == np.rint(wanted * (scale or 1))).all()
+    np.testing.assert_allclose(found, wanted, atol=1.01 / (scale or 1))
+    assert (found * (scale or 1) == np.rint(found * (scale or 1))).all()
+
+
+def test_a_long_sum_is_not_looked_at_for_long() -> None:
+    """Terms that are sums of themselves: 2^200 paths; what is not folded stays right."""
+    g = Graph()
+    shift = g.param("t", data=values(C, 1, 1) * np.float32(2.0**-100))
+    for _ in range(100):
+        shift = shift + shift
+    x = o.conv(image(g), g.param("w", data=values(C, 4, 3, 3)))
+    for _ in range(100):
+        x = x + shift
+    g.output(x, "y")
+    after = fold_batch_norm(g)
+    inputs, _ = arrays_for(g)
+    wanted, found = (run_graph(graph, inputs)["y"] for graph in (g, after))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-3)
