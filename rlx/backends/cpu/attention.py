@@ -9,7 +9,7 @@ an axis of that length.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import IntEnum
 
 from rlx.backends.cpu import gemm, scalar, vmath
@@ -150,9 +150,8 @@ def layout(kernel: Kernel) -> list[Kernel]:
     v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
     k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
     v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
-    pack = Kernel(
-        "pack k, v", (k_store, v_store), replace(anchor, q=anchor.k, score=None), nodes=kernel.nodes, tag=PACK
-    )
+    keys_only = replace(anchor, q=anchor.k, score=None)
+    pack = Kernel("pack k, v", (k_store, v_store), keys_only, nodes=kernel.nodes, tag=PACK)
     tag = MANY if isinstance(rows, int) else EITHER
     return [pack, Kernel(kernel.name, kernel.stores, replace(anchor, k=k, v=v), nodes=kernel.nodes, tag=tag)]
 
@@ -439,23 +438,26 @@ class _Code:
         if self.score is None:
             return None
         self.emitter.hoist(self.score, frozenset((I2, I3)), scope)
-        part = next((x for x in self.outermost(self.score) if not isinstance(x, Load)), None)
+        part = self.shared_part(self.score)
         if part is None:
             return None
         line = f.gep(sums, f.neg(stride), "float")
         self.fill(scope, part, line, keys)
         return part, line
 
-    def outermost(self, e: Expr) -> Iterator[Expr]:
-        """The largest parts of the score, f32 or bool, that depend on the key but on neither row nor product."""
-        own = self.emitter.depends(e)
-        if I3 not in own:
-            return
-        if e.dtype in (F32, BOOL) and I2 not in own and not any(isinstance(x, Acc) for x in walk(e)):
-            yield e
-            return
-        for child in () if isinstance(e, Load) else children(e):
-            yield from self.outermost(child)
+    def shared_part(self, score: Expr) -> Expr | None:
+        """A computed part of the score, f32 or bool, that depends on the key but on neither row nor product."""
+        rest, seen = [score], set()
+        while rest:
+            e = rest.pop()
+            own = self.emitter.depends(e)
+            if e in seen or isinstance(e, Load) or I3 not in own:
+                continue
+            seen.add(e)
+            if e.dtype in (F32, BOOL) and I2 not in own and not any(isinstance(x, Acc) for x in walk(e)):
+                return e
+            rest.extend(reversed(tuple(children(e))))
+        return None
 
     def either(self, ways: tuple[str, ...], few: str, one: Callable[[], None], other: Callable[[], None]) -> None:
         if len(ways) == 2:
@@ -515,9 +517,8 @@ class _Code:
             f.loop(n, padded(n), 1, [], lambda j, _: f.store(-INF, f.gep(line, j, "float"), ty="float"))
             top = f.max(f.reduce(tops[0], f.max), last[0], "float")
             if self.anchor.empty_row == "zero":
-                top = f.if_(
-                    f.cmp("eq", top, -INF, "float"), lambda: [("float", unless_nan(line, n))], lambda: [("float", top)]
-                )[0]
+                lowest = f.cmp("eq", top, -INF, "float")
+                (top,) = f.if_(lowest, lambda: [("float", unless_nan(line, n))], lambda: [("float", top)])
             f.store(top, f.gep(place, 1, "float"))
 
         def unless_nan(line: str, n: str) -> str:
