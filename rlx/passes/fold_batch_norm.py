@@ -3,13 +3,15 @@
 Proved by structure for finite factors: a sum of products times a factor is the sum of products with the factor in their
 weights, but for roundings of the size of those of the sum. A factor that is NaN (of a negative variance) gives NaN in
 its channel as before; where an infinite one is multiplied with a weight of 0, NaN may stand for an infinity. So a
-variance is not divided by without an epsilon > 0, and what divides a channel divides its weights. Constants of unlike
-sign are not added up: they may be there to round.
+variance is not divided by without an epsilon > 0, and what divides a channel divides its weights. A constant and one
+that takes it off again are not added up: they may be there to round.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import Size
@@ -73,30 +75,44 @@ def _weight_fits(anchor: Node, statics: Statics) -> bool:
 
 
 def _rounds(bias: Value, shift: Value) -> bool:
-    """Whether a constant of the sum is followed by one of the other sign: x + 2^23 - 2^23 is an integer.
+    """Whether a constant of the sum is taken off again, or nearly so: x + 2^23 - 2^23 is an integer.
 
     So it is taken to be where there are too many terms to look at.
     """
     before, after = _constants(bias), _constants(shift)
     if before is None or after is None:
         return True
-    return any((a < 0).any() and (b > 0).any() for x in before for y in after for a, b in ((x, y), (y, x)))
+    with np.errstate(all="ignore"):
+        return any(bool((np.abs(x + y) < np.abs(x) / 256).all()) for x in before for y in after)
 
 
 def _constants(value: Value) -> list[Array] | None:
-    """The constants among the terms of a sum, each with its sign in it; None for a sum of very many terms."""
-    found, seen, rest = [], set(), [(value, 1)]
-    while rest and len(seen) <= MOST_TERMS:
-        term = x, sign = rest.pop()
-        node = made_by(x, Add, Neg, Expand, Reshape)
-        if term in seen:
-            continue
-        seen.add(term)
-        if node is not None:
-            rest.extend((y, -sign if isinstance(node.op, Neg) else sign) for y in node.inputs)
-        elif x.kind == "const" and x.data is not None:
-            found.append(sign * x.data)
-    return None if rest else found
+    """The constants among the terms of a sum, times what they are multiplied with; None for very many terms."""
+    found: list[Array] = []
+    rest: list[tuple[Value, Array]] = [(value, np.ones(1))]
+    for _ in range(MOST_TERMS):
+        if not rest:
+            return found
+        x, factor = rest.pop()
+        node = made_by(x, Add, Neg, Mul, Div)
+        if node is None:
+            number = _number(x)
+            found.extend([] if number is None else [factor * number])
+        elif isinstance(node.op, Mul | Div):
+            by = _number(node.inputs[1])
+            if by is not None:
+                with np.errstate(all="ignore"):
+                    rest.append((node.inputs[0], factor * by if isinstance(node.op, Mul) else factor / by))
+        else:
+            rest.extend((y, -factor if isinstance(node.op, Neg) else factor) for y in node.inputs)
+    return None
+
+
+def _number(value: Value) -> Array | None:
+    """A constant, one number or one for each channel, in f64."""
+    while (node := made_by(value, Expand, Reshape)) is not None:
+        value = node.inputs[0]
+    return None if value.kind != "const" or value.data is None else value.data.reshape(-1).astype(np.float64)
 
 
 # ---- what is done to the channels

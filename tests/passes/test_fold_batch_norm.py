@@ -202,6 +202,18 @@ def test_constants_that_are_there_to_round_are_not_added_up(bias: bool, scale: f
     assert (found * (scale or 1) == np.rint(found * (scale or 1))).all()
 
 
+@pytest.mark.parametrize("factor", [0.25, -0.5])
+def test_constants_that_round_before_a_factor(factor: float) -> None:
+    """(x + 1.5 * 2^23) * f - 1.5 * 2^23 * f is the nearest integer, times f."""
+    g = Graph()
+    magic = 1.5 * 2.0**23
+    x = o.conv(image(g), g.param("w", data=values(C, 4, 3, 3)))
+    g.output((x + magic) * factor - magic * factor, "y")
+    inputs, _ = arrays_for(g)
+    found = run_graph(run_passes(g), inputs)["y"] / factor
+    assert (found == np.rint(found)).all()
+
+
 def test_a_long_sum_is_not_looked_at_for_long() -> None:
     """Terms that are sums of themselves: 2^200 paths; what is not folded stays right."""
     g = Graph()
