@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, evaluate, max_size, min_size, numel, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register, tensor_bytes
 from rlx.ops.elementwise import Cast, Mul
-from rlx.ops.resize import COORDINATES, ROUNDINGS
+from rlx.ops.resize import COORDINATES, ROUNDINGS, place, place_ratio, rounded, rounded_ratio
 
 __all__ = ["Interpolate", "InterpolateAxis"]
 
@@ -47,7 +47,9 @@ class InterpolateAxis(Op):
     """One axis of x resized to `size` by interpolation between its elements; see `Interpolate`.
 
     x is f32 or f64. A second input, an f32 scalar, is the scale where the run decides it. `region` is the (start, end)
-    of "tf_crop_and_resize", as parts of the axis.
+    of "tf_crop_and_resize", as parts of the axis. A place that is NaN, or infinite, gives NaN (nearest: an element at
+    the border). With `antialias` or `exclude_outside` an element of weight 0 isn't read; else each one counts, so that
+    an infinity of weight 0 gives NaN.
     """
 
     axis: int
@@ -69,8 +71,8 @@ class InterpolateAxis(Op):
         if x.dtype not in (DTYPES["f32"], DTYPES["f64"]):
             raise OptionError(f"{self.op_name}: expected f32 or f64, got {x}; cast it first")
         _check(self, self.mode, self.coordinate, self.rounding)
-        if self.scale is not None and not self.scale > 0:
-            raise OptionError(f"{self.op_name}: the scale {self.scale} must be positive")
+        if self.scale is not None and not 0 < self.scale < inf:
+            raise OptionError(f"{self.op_name}: the scale {self.scale} must be a positive number")
         n, m = x.shape[axis], self.size
         unify(max_size(m, 0), m, f"{self.op_name}: size {m} of axis {axis} is negative")
         unify(max_size(n, min_size(m, 1)), n, f"{self.op_name}: axis {axis} of {x} has no elements to take")
@@ -90,25 +92,19 @@ class InterpolateAxis(Op):
             return ceil(side / min(self.scale, 1.0))
         return side * (n // max_size(m, 1) + 1)
 
-    def _place(self, i: Any, n: Any, m: Any, scale: Any, given: bool, few: Callable[[Any, Any], Any]) -> Any:
-        """The place in x of index i of the result; `given`: the scale is not m / n.
+    def _exact(self, given: bool) -> bool:
+        """Whether places follow from the sizes alone, and so are fractions; `given`: the factor is not m / n."""
+        return self.coordinate == "align_corners" or not (given or self.coordinate == "tf_crop_and_resize")
 
-        `few(a, b)` is b where the result has one element, else a.
-        """
-        match self.coordinate:
-            case "asymmetric":
-                return i / scale
-            case "align_corners":
-                return few(i * (n - 1) / few(m - 1, 1), 0 * i)
-            case "pytorch_half_pixel":
-                return few((i + 0.5) / scale - 0.5, 0 * i)
-            case "half_pixel_symmetric" if given:
-                return (n / 2) * (1 - m / (scale * n)) + ((i + 0.5) / scale - 0.5)
-            case "tf_crop_and_resize":
-                start, end = self.region
-                many = (n - 1) * start + i * ((n - 1) * (end - start)) / few(m - 1, 1)
-                return few(many, (n - 1) * (0.5 * (start + end)) + 0 * i)
-        return (i + 0.5) / scale - 0.5
+    def _place(self, i: Any, n: Size, m: Size, scale: Any, number: Callable[[Any], Any]) -> Any:
+        """The place in x of index i of the result, in f32; `number` makes an f32 of a size or a float."""
+        if self.coordinate != "tf_crop_and_resize":
+            return place(self.coordinate, i, n, m, scale, number)
+        start, end = (number(edge) for edge in self.region)
+        many = number(min_size(m - 1, 1))  # 0 for one element, which lies in the middle
+        middle = (start + end) * number(n - 1) * 0.5
+        steps = start * number(n - 1) + i * (end - start) * number(n - 1) / number(max_size(m - 1, 1))
+        return steps * many + middle * (number(1) - many)
 
     def _weight(self, distance: Any, scale: Any, where: Callable[..., Any]) -> Any:
         """The weight of an element at a distance >= 0 of the place (not normalised); `scale` is at most 1."""
@@ -124,83 +120,101 @@ class InterpolateAxis(Op):
     def reference(self, x: Array, decided: Array | None = None) -> Array:
         axis, m = self.axis % x.ndim, evaluate(self.size, {})
         n, f32 = x.shape[axis], np.float32
-        known = self.scale if decided is None else decided[()]
-        scale = f32(known) if known is not None else f32(m) / f32(max(n, 1))
-        i = np.arange(m).astype(f32)
-        place = self._place(i, f32(n), f32(m), scale, known is not None, lambda a, b: b if m <= 1 else a).astype(f32)
-        weights = self._matrix(place, n, min(scale, f32(1)), x.dtype)
-        y = np.moveaxis(np.moveaxis(x, axis, -1) @ weights.T, -1, axis)
+        given = self.scale if decided is None else decided[()]
+        x = np.moveaxis(x, axis, -1)
+        with np.errstate(all="ignore"):
+            scale = f32(given) if given is not None else f32(m) / f32(max(n, 1))
+            first, part, inside = self._places(np.arange(m), n, m, scale, given is not None, x.dtype)
+            y = self._summed(x, first, part, min(scale, f32(1)))
         if self.coordinate == "tf_crop_and_resize":
-            outside = ((place < 0) | (place > n - 1)).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
-            y = np.where(outside, x.dtype.type(self.extrapolation), y)
-        return np.ascontiguousarray(y)
+            y = np.where(inside, y, x.dtype.type(self.extrapolation))
+        return np.ascontiguousarray(np.moveaxis(y, -1, axis))
 
-    def _matrix(self, place: Array, n: int, scale: Any, dtype: Any) -> Array:
-        """[size, n]: how much of each element of x each element of the result takes."""
-        weights = np.zeros((len(place), n), dtype)
-        if not weights.size:
-            return weights
-        if self.mode == "nearest":
-            weights[np.arange(len(place)), _rounded(place, self.rounding).astype(np.int64).clip(0, n - 1)] = 1
-            return weights
-        first = np.floor(place)
-        reach = evaluate(self._reach(n, len(place)), {})
+    def _places(self, i: Array, n: int, m: int, scale: Any, given: bool, dtype: Any) -> tuple[Array, Array, Array]:
+        """The element before each place (the nearest one in that mode), the rest, and whether x reaches there."""
+        if self._exact(given):
+            num, den = place_ratio(self.coordinate, i, n, m)
+            first = rounded_ratio(num, den, self.rounding if self.mode == "nearest" else "floor")
+            return first, (num - first * den).astype(dtype) / dtype.type(den), np.ones(m, bool)
+        f32, reach = np.float32, evaluate(self._reach(n, m), {})
+        p = self._place(i.astype(f32), n, m, scale, f32)
+        floor = np.floor(p)
+        near = rounded(floor, p - floor, self.rounding, f32) if self.mode == "nearest" else floor
+        first = np.nan_to_num(near.clip(f32(-1 - reach), f32(n + reach))).astype(np.int64)
+        return first, (p - floor).astype(dtype), (p >= 0) & (p <= f32(n - 1))
+
+    def _summed(self, x: Array, first: Array, part: Array, scale: Any) -> Array:
+        n, dtype = x.shape[-1], x.dtype.type
+        if not first.size or self.mode == "nearest":
+            return np.take(x, first.clip(0, n - 1), axis=-1)
+        total, weights = np.zeros((*x.shape[:-1], len(first)), dtype), np.zeros(len(first), dtype)
+        reach = evaluate(self._reach(n, len(first)), {})
         for tap in range(1 - reach, reach + 1):
-            at = first + np.float32(tap)
-            w = self._weight(np.abs(at - place).astype(dtype), dtype.type(scale), np.where)
+            at = first + tap
+            w = self._weight(np.abs(dtype(tap) - part), dtype(scale), np.where)
             if self.exclude_outside:
                 w = np.where((at < 0) | (at >= n), 0, w)
-            np.add.at(weights, (np.arange(len(place)), at.clip(0, n - 1).astype(np.int64)), w)
-        return weights / weights.sum(axis=1, keepdims=True) if self._normalised else weights
+            term = np.take(x, at.clip(0, n - 1), axis=-1) * w
+            total += np.where(w == 0, 0, term) if self._normalised else term
+            weights += w
+        return total / weights if self._normalised else total
 
     # ---- scalar code
 
     def lower(self, k: Any, x: Any, decided: Any = None) -> Any:
         axis = self.axis % x.rank
-        given = decided is not None or self.scale is not None
         n, m = x.shape[axis], self.size
 
-        def number(value: Size) -> Any:
-            return k.cast(k.size(value), "f32")
+        def number(value: Size | float) -> Any:
+            return k.const(value, "f32") if isinstance(value, float) else k.cast(k.size(value), "f32")
 
         if decided is not None:
             scale = decided()
         else:
-            scale = k.const(self.scale, "f32") if self.scale is not None else number(m) / number(n)
-        few = number(m) <= 1
+            scale = number(self.scale) if self.scale is not None else number(m) / number(n)
+        exact = self._exact(decided is not None or self.scale is not None)
 
         def element(*i: Any) -> Any:
-            def one_or_many(a: Any, b: Any) -> Any:
-                return k.select(few, b, a)
-
-            place = self._place(k.cast(i[axis], "f32"), number(n), number(m), scale, given, one_or_many)
-            value = self._value(k, x, i, axis, place, k.min(scale, 1))
+            if exact:
+                num, den = place_ratio(self.coordinate, i[axis], n, m)
+                first = rounded_ratio(num, den, self.rounding if self.mode == "nearest" else "floor")
+                part = k.cast(num - first * den, x.dtype) / k.cast(k.size(den), x.dtype)
+                return self._value(k, x, i, axis, first, part, k.min(scale, 1))
+            p = self._place(k.cast(i[axis], "f32"), n, m, scale, number)
+            floor = k.call("floor", p)
+            part = p - floor
+            if self.mode == "nearest":
+                floor = rounded(floor, part, self.rounding, lambda ok: k.cast(ok, "f32"))
+            reach = self._reach(n, m)
+            first = k.cast(k.max(k.min(floor, number(n + reach)), number(-1 - reach)), "i64")
+            value = self._value(k, x, i, axis, first, k.cast(part, x.dtype), k.min(scale, 1))
             if self.coordinate != "tf_crop_and_resize":
                 return value
-            outside = (place < 0) | (place > number(n - 1))
-            return k.select(outside, k.const(self.extrapolation, x.dtype), value)
+            return k.select((p >= 0) & (p <= number(n - 1)), value, k.const(self.extrapolation, x.dtype))
 
         return k.map(element)
 
-    def _value(self, k: Any, x: Any, i: Any, axis: int, place: Any, scale: Any) -> Any:
+    def _value(self, k: Any, x: Any, i: Any, axis: int, first: Any, part: Any, scale: Any) -> Any:
         n = x.shape[axis]
 
         def load(at: Any) -> Any:
             return x(*i[:axis], k.max(k.min(at, k.size(n - 1)), 0), *i[axis + 1 :])
 
         if self.mode == "nearest":
-            return load(k.cast(_scalar_rounded(k, place, self.rounding), "i64"))
-        floor = k.call("floor", place)
-        first = k.cast(floor, "i64")
+            return load(first)
         reach = self._reach(n, self.size)
 
         def weight(tap: Any) -> Any:
-            at = floor + k.cast(tap, "f32")
-            w = self._weight(k.cast(k.call("abs", at - place), x.dtype), k.cast(scale, x.dtype), k.select)
+            w = self._weight(k.call("abs", k.cast(tap, x.dtype) - part), k.cast(scale, x.dtype), k.select)
             if not self.exclude_outside:
                 return w
             index = first + tap
             return k.select((index >= 0) & (index < k.size(n)), w, 0)
+
+        def term(tap: Any) -> Any:
+            w = weight(tap)
+            value = w * load(first + tap)
+            return k.select(k.equal(w, 0), 0, value) if self._normalised else value
 
         def total(fn: Callable[[Any], Any]) -> Any:
             if isinstance(reach, int) and reach <= 2:
@@ -208,27 +222,7 @@ class InterpolateAxis(Op):
                 return sum(terms[1:], terms[0])
             return k.reduce("add", (reach * 2,), lambda r: fn(r - k.size(reach - 1)))
 
-        value = total(lambda tap: weight(tap) * load(first + tap))
-        return value / total(weight) if self._normalised else value
-
-
-def _rounded(place: Array, rounding: str) -> Array:
-    half = np.float32(0.5)
-    match rounding:
-        case "round_prefer_floor":
-            return np.asarray(np.ceil(place - half))
-        case "round_prefer_ceil":
-            return np.asarray(np.floor(place + half))
-    return np.asarray(np.floor(place) if rounding == "floor" else np.ceil(place))
-
-
-def _scalar_rounded(k: Any, place: Any, rounding: str) -> Any:
-    match rounding:
-        case "round_prefer_floor":
-            return k.call("ceil", place - 0.5)
-        case "round_prefer_ceil":
-            return k.call("floor", place + 0.5)
-    return k.call(rounding, place)
+        return total(term) / total(weight) if self._normalised else total(term)
 
 
 @register
@@ -239,8 +233,9 @@ class Interpolate(Op):
     that faster). `scales` are the factors where the source gives them (None, or () for all: the ratio of the sizes).
     `coordinate` maps an index of the result to a place in x; "tf_crop_and_resize" takes the region `roi` (the starts
     and then the ends, as parts of the axes) and gives `extrapolation` beyond x. `exclude_outside` leaves elements
-    beyond the border out instead of repeating the border; `antialias` widens the window when shrinking. Places are
-    computed in f32, weights and values in f32 (f64 for f64); integers are truncated.
+    beyond the border out instead of repeating the border; `antialias` widens the window when shrinking. Places that
+    follow from sizes alone are fractions, as in `ResizeNearest`; those of scales and regions are computed in f32.
+    Weights and values are f32 (f64 for f64); integers are truncated.
     """
 
     sizes: tuple[Size, ...]

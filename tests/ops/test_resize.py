@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from functools import cache
 from itertools import product
+from typing import Any
 
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 from ops_oracle import check, ort, values
 
+import rlx
 from rlx.errors import OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
-from rlx.ir.graph import TensorType
+from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Dim
 from rlx.kernels.expr import Apply, Cast, walk
 from rlx.kernels.lowering import lower_node
@@ -92,12 +97,107 @@ def test_errors() -> None:
         ResizeNearest((2, 3)).infer(TensorType((2, 0), DTYPES["f32"]))
 
 
-@pytest.mark.parametrize("shape, rounding", [((1, 1, 7, 8), "round_prefer_floor"), ((1, 1, 10, 10), "floor")])
-def test_places_between_elements_are_those_of_the_onnx_reference(shape: tuple[int, ...], rounding: str) -> None:
-    """Exactly between two elements, or on one, half_pixel_symmetric depends on the last bit; ONNX Runtime differs."""
-    x, scales = values(shape), np.array([1, 1, 0.6, 0.4], np.float32)
-    modes = {"coordinate_transformation_mode": "half_pixel_symmetric", "nearest_mode": rounding, "mode": "nearest"}
-    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], **modes)
-    (expected,) = ReferenceEvaluator(node).run(None, {"x": x, "scales": scales})
-    (y,) = check(ResizeNearest(expected.shape, tuple(map(float, scales)), "half_pixel_symmetric", rounding), x)
-    np.testing.assert_array_equal(y, expected)
+SIZES = 128
+
+
+def exact_positions(
+    coordinate: str, rounding: str, n: int, m: int, factor: Fraction | None = None
+) -> tuple[Array, Array]:
+    """The elements that ONNX's formulas take, in fractions; and how far each place is from where another is taken."""
+    i = np.arange(m)
+    f = Fraction(m, n) if factor is None else factor
+    a, b = f.numerator, f.denominator
+    match coordinate:
+        case "asymmetric":
+            num, den = i * b, a
+        case "align_corners":
+            num, den = i * (n - 1), max(m - 1, 1)
+        case "half_pixel_symmetric":  # n / 2 - m / (2 f) + (i + 0.5) / f - 0.5
+            num, den = (n - 1) * a + (2 * i + 1 - m) * b, 2 * a
+        case _:
+            num, den = (2 * i + 1) * b - a, 2 * a
+            if coordinate == "pytorch_half_pixel" and m == 1:
+                num = num * 0
+    whole, rest = num // den, num % den
+    up = {"floor": rest < 0, "ceil": rest > 0, "round_prefer_floor": 2 * rest > den}.get(rounding, 2 * rest >= den)
+    tie = rest / den if rounding in ("floor", "ceil") else abs(rest / den - 0.5)
+    return (whole + up).clip(0, n - 1), np.minimum(tie, 1 - tie)
+
+
+@cache
+def resizer(coordinate: str, rounding: str, device: str) -> Any:
+    """A graph that resizes [n] to [m] for any sizes."""
+    g = rlx.Graph("resize")
+    x, like = g.input("x", (Dim("n", 1),), "u8"), g.input("like", (Dim("m", 1),), "u8")
+    g.output(g.add(ResizeNearest((like.shape[0],), (), coordinate, rounding), x)[0], name="y")
+    g.output(like + like, name="other")
+    return rlx.compile(g, device=device)
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("block", range(16))
+@pytest.mark.parametrize("coordinate, rounding", MODES)
+def test_all_pairs_of_sizes_are_decided_exactly(coordinate: str, rounding: str, block: int) -> None:
+    """Each pair of sizes up to 128 gives the elements of exact arithmetic, on the CPU and on the reference.
+
+    So does ONNX Runtime, wherever the place isn't one where f32 decides.
+    """
+    cpu = resizer(coordinate, rounding, "cpu")
+    runtime = ort_resizer(coordinate, rounding)
+    for n in range(1 + block, SIZES + 1, 16):
+        x = np.arange(n, dtype=np.uint8)
+        for m in range(1, SIZES + 1):
+            want, distance = exact_positions(coordinate, rounding, n, m)
+            assert np.array_equal(ResizeNearest((m,), (), coordinate, rounding).reference(x), want), (n, m)
+            got = cpu({"x": x, "like": np.zeros(m, np.uint8)})["y"]
+            assert np.array_equal(got, want), (n, m)
+            (theirs,) = runtime.run(None, {"x": x, "sizes": np.array([m])})
+            assert ((theirs == want) | (distance < 1e-4)).all(), (n, m)
+
+
+@cache
+def ort_resizer(coordinate: str, rounding: str) -> Any:
+    modes = {"coordinate_transformation_mode": coordinate, "nearest_mode": rounding, "mode": "nearest"}
+    if coordinate == "half_pixel_symmetric":  # which is half_pixel where sizes are given
+        modes["coordinate_transformation_mode"] = "half_pixel"
+    node = helper.make_node("Resize", ["x", "", "", "sizes"], ["y"], **modes)
+    u8, i64 = onnx.TensorProto.UINT8, onnx.TensorProto.INT64
+    given = [helper.make_tensor_value_info("x", u8, ["n"]), helper.make_tensor_value_info("sizes", i64, [1])]
+    graph = helper.make_graph([node], "g", given, [helper.make_tensor_value_info("y", u8, ["m"])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize(
+    "n, m, modes", [(20, 6, MODES), (14, 8, MODES), (2**20 + 1, 3, MODES), (2**24 + 3, 2**24 + 7, MODES[1:5:3])]
+)
+def test_fixed_sizes_on_the_cpu(n: int, m: int, modes: list[tuple[str, str]]) -> None:
+    """Also beyond what f32 can count."""
+    for coordinate, rounding in modes:
+        check_fixed(n, m, coordinate, rounding)
+
+
+def check_fixed(n: int, m: int, coordinate: str, rounding: str) -> None:
+    wanted = exact_positions(coordinate, rounding, n, m)[0]
+    x = (np.arange(n) % 251).astype(np.uint8)
+    g = rlx.Graph("resize")
+    g.output(g.add(ResizeNearest((m,), (), coordinate, rounding), g.input("x", (n,), "u8"))[0], name="y")
+    np.testing.assert_array_equal(rlx.compile(g, device="cpu")(x=x)["y"], x[wanted])
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("coordinate", COORDINATES)
+@pytest.mark.parametrize("factor", [Fraction(3, 2), Fraction(5, 4), Fraction(3, 4), Fraction(7, 8), Fraction(11, 2)])
+def test_factors_that_f32_holds_are_decided_exactly(factor: Fraction, coordinate: str, rounding: str) -> None:
+    """half_pixel_symmetric by ONNX's formula has three roundings, of which each may cross a tie."""
+    for n in range(1, 64):
+        m = int(n * factor)
+        if m:
+            x = np.arange(n, dtype=np.uint8)
+            op = ResizeNearest((m,), (float(factor),), coordinate, rounding)
+            want = exact_positions(coordinate, rounding, n, m, factor)[0]
+            np.testing.assert_array_equal(op.reference(x), want)
+            if n in (7, 20, 33):
+                check(op, x)

@@ -174,6 +174,8 @@ def _integer(f: Function, fn: str, args: list[str], dtype: DType, ty: str, w: in
         return f.shl(a, args[1], ty)
     if fn == "shr":
         return f.ashr(a, args[1], ty) if signed else f.lshr(a, args[1], ty)
+    if fn == "floordiv" and dtype.name == "i64" and w > 1:
+        return _divide_indices(f, a, args[1], w)
     if fn in ("idiv", "irem", "floordiv", "mod"):
         return _divide(f, fn, a, args[1], signed, ty)
     if fn in ("floor", "ceil", "round", "trunc"):
@@ -199,6 +201,20 @@ def _divide(f: Function, fn: str, a: str, b: str, signed: bool, ty: str) -> str:
     if fn == "floordiv":
         return f.sub(quotient, f.cast("zext", differs, ty), ty)
     return f.add(rest, f.select(differs, b, 0, ty), ty)
+
+
+def _divide_indices(f: Function, a: str, b: str, w: int) -> str:
+    """floor(a / b) of indices, b > 0, in vectors, which have no integer division: exact below a quotient of 2^49.
+
+    The quotient in f64 is then less than 0.2 off, so the nearest whole number is the result or one more. Whole numbers
+    up to 2^51 are the low bits of their sum with 1.5 * 2^52.
+    """
+    ty, real = vec("i64", w), vec("double", w)
+    near = f.div(f.cast("sitofp", a, real, ty), f.cast("sitofp", b, real, ty), real)
+    shifted = f.cast("bitcast", f.add(near, 1.5 * 2.0**52, real), ty, real)
+    quotient = f.sub(shifted, 0x4338000000000000, ty)
+    over = f.cmp("gt", f.mul(quotient, b, ty), a, ty)
+    return f.sub(quotient, f.cast("zext", over, ty, vec("i1", w)), ty)
 
 
 def convert(f: Function, x: str, source: DType, target: DType, w: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import floor
 
 import numpy as np
 
@@ -12,10 +13,10 @@ from rlx.importers.onnx.dynamic import known_items, sizes_of
 from rlx.importers.onnx.mapping import Mapped, NodeContext, onnx_op
 from rlx.importers.onnx.symbolic import Ratio
 from rlx.ir.dtype import DTYPES
-from rlx.ir.graph import Value, const_value
+from rlx.ir.graph import Array, Value, const_value
 from rlx.ir.shape import Dim, Size, bounds, same
 from rlx.ops.base import Op, axis_of
-from rlx.ops.elementwise import Cast, Div, Floor, Mul
+from rlx.ops.elementwise import Cast, Div, Floor, Greater, Mul, Where
 from rlx.ops.interpolate import Interpolate, InterpolateAxis
 from rlx.ops.layout import Concat, Reshape, SizeOf, Slice, Squeeze, Unsqueeze
 from rlx.ops.resize import ResizeNearest
@@ -202,28 +203,43 @@ def _by_data(ctx: NodeContext, x: Value, way: _Way, decided: Sequence[tuple[int,
 
 
 def _run_time_size(ctx: NodeContext, axis: int, scale: Value) -> Size:
-    """floor(size * scale) of an axis of the input, computed in f32 in each run."""
-    size = ctx.cast(ctx.add(SizeOf(ctx.value().shape[axis])), DTYPES["f32"])
-    whole = ctx.cast(ctx.add(Floor(), ctx.add(Mul(), size, scale)), DTYPES["i64"])
+    """floor(size * scale) of an axis of the input, in f32 in each run; an error for a scale that is not above 0."""
+    f32 = DTYPES["f32"]
+    size = ctx.add(Mul(), ctx.cast(ctx.add(SizeOf(ctx.value().shape[axis])), f32), scale)
+    size = ctx.add(Where(), ctx.add(Greater(), scale, ctx.constant(0, f32)), size, ctx.constant(-1, f32))
+    whole = ctx.cast(ctx.add(Floor(), size), DTYPES["i64"])
     return sizes_of(ctx.graph, whole, "the size", lambda n: ctx.fresh(f"size{axis}", 0, None), ctx.label)[0]
 
 
 def _scaled_size(ctx: NodeContext, axis: int, scale: float) -> Size:
-    """floor(size * scale), in f32 as ONNX has it."""
+    """floor(size * scale), in f32 as ONNX has it for sizes up to 2^20; above by the fraction that the scale stands for.
+
+    A scale stands for a fraction (of a denominator up to 1024) that gives the same sizes up to 2^20, or in the bounds
+    of the size. One that stands for none is multiplied in f32 whatever the size.
+    """
+    if not (np.isfinite(scale) and scale >= 0):
+        ctx.fail(f"axis {axis} can't be resized by the factor {scale}")
     size = ctx.value().shape[axis]
-    if isinstance(size, int):
-        return int(np.floor(np.float32(size) * np.float32(scale)))
     exact = Fraction(float(np.float32(scale)))
-    if exact.denominator <= 1024:
-        return size * exact.numerator // exact.denominator
+    if exact.denominator == 1:
+        return size * exact.numerator
     low, high = bounds(size)
-    sizes = np.arange(low or 0, min(MOST_SIZES if high is None else high, MOST_SIZES) + 1)
-    wanted = np.floor(sizes.astype(np.float32) * np.float32(scale)).astype(np.int64)
+    if low is not None and low == high and low <= MOST_SIZES:
+        return int(_products(low, scale))
+    tried = np.arange(low if low and low < MOST_SIZES else 0, min(MOST_SIZES, high or MOST_SIZES) + 1)
     for denominator in (16, 1024):
         near = exact.limit_denominator(denominator)
-        if np.array_equal(sizes * near.numerator // near.denominator, wanted):
+        if np.array_equal(tried * near.numerator // near.denominator, _products(tried, scale)):
             return size * near.numerator // near.denominator
-    return _run_time_size(ctx, axis, ctx.constant(scale, DTYPES["f32"]))
+    return (
+        int(_products(size, scale))
+        if isinstance(size, int)
+        else _run_time_size(ctx, axis, ctx.constant(scale, DTYPES["f32"]))
+    )
+
+
+def _products(sizes: int | Array, scale: float) -> Array:
+    return np.floor(np.float32(scale) * np.asarray(sizes, np.float32))
 
 
 def _fitted_size(size: Size, scale: Quotient | Ratio | Dim) -> Size:
@@ -242,8 +258,10 @@ def _keeping_ratio(
     pairs = [(a, b) for a, b in zip(sizes, old, strict=True) if isinstance(a, int) and isinstance(b, int)]
     if len(pairs) < len(axes):
         ctx.fail(f"keep_aspect_ratio_policy={policy!r} of dynamic sizes is not supported; fix them with dims")
-    scale = pick(a / b for a, b in pairs)
-    out, factors = list(x.shape), [1.0] * x.rank
+    scale = pick(Fraction(a, max(b, 1)) for a, b in pairs)
+    out: list[Size] = list(x.shape)
+    factors: list[float | None] = [1.0] * x.rank
     for axis, (_, size) in zip(axes, pairs, strict=True):
-        out[axis], factors[axis] = int(np.floor(scale * size + 0.5)), scale
+        whole = floor(scale * size + Fraction(1, 2))
+        out[axis], factors[axis] = whole, None if whole == scale * size else float(scale)
     return ctx.add(way.op(tuple(out), tuple(factors)), x)
