@@ -14,7 +14,7 @@ from rlx.ir.shape import numel, unify
 from rlx.ops.base import Op, Work, register
 from rlx.ops.contract import MatMul, WideningMatMul
 from rlx.ops.conv import Conv, Convolving, WholeConv
-from rlx.ops.elementwise import Add, Cast, Sub
+from rlx.ops.elementwise import Add, Cast, Clip, Sub
 from rlx.ops.layout import Reshape, Split
 
 __all__ = ["ByteConv", "ByteMatMul", "centred", "is_nought"]
@@ -47,9 +47,14 @@ def _check(op: Op, x: TensorType, w: TensorType, zero: TensorType | None) -> Non
         unify(numel(zero.shape), 1, f"{op.op_name}: expected one zero point, got {zero}")
 
 
+def _limited(g: Graph, w: Value) -> Value:
+    return w if w.dtype.name == "i8" else g.add(Clip(-255, 255), w)[0]
+
+
 @register
 class ByteMatMul(Op):
-    """Product of a - zero [..., m, k] with b [k, n] in i32: a is u8 or i8, b i8, or i16 with no element beyond +-255.
+    """Product of a - zero [..., m, k] with b [k, n] in i32: a is u8 or i8, b i8, or i16, whose elements are limited to
+    -255..255 (a byte less a zero point).
 
     `zero` is one number of the type of a (none: 0).
     """
@@ -69,18 +74,18 @@ class ByteMatMul(Op):
         x = a.astype(np.int32)
         if zero is not None:
             x = x - zero.astype(np.int32).reshape(())
-        return np.asarray(np.matmul(x, b.astype(np.int32)))
+        return np.asarray(np.matmul(x, b.astype(np.int32).clip(-255, 255)))
 
     def lower(self, k: Any, a: Any, b: Any, zero: Any = None) -> Any:
         return k.byte_contract(a.shape[-2], b.shape[1], b.shape[0], a, lambda *i: b(*i[-2:]), zero)
 
     def decompose(self, g: Graph, a: Value, b: Value, zero: Value | None = None) -> Value:
-        return g.add(WideningMatMul(), centred(g, a, zero, I16), b)[0]
+        return g.add(WideningMatMul(), centred(g, a, zero, I16), _limited(g, b))[0]
 
 
 @register
 class ByteConv(Convolving):
-    """Convolution of x - zero with w in i32: x is u8 or i8, w i8, or i16 of which no element is beyond +-255.
+    """Convolution of x - zero with w in i32: x is u8 or i8, w i8, or i16, whose elements are limited to -255..255.
 
     `zero` is one number of the type of x (none: 0). Zeros are padded to x - zero. The attributes are those of `Conv`.
     """
@@ -97,7 +102,7 @@ class ByteConv(Convolving):
         a = x.astype(np.int32)
         if zero is not None:
             a = a - zero.astype(np.int32).reshape(())
-        return self._conv.reference(a, w.astype(np.int32))
+        return self._conv.reference(a, w.astype(np.int32).clip(-255, 255))
 
     def lower(self, k: Any, x: Any, w: Any, zero: Any = None) -> Any:
         strides, dilations, pads = self.window(x.rank)
@@ -105,6 +110,7 @@ class ByteConv(Convolving):
 
     def decompose(self, g: Graph, x: Value, w: Value, zero: Value | None = None) -> Value:
         """In f32 where its sums are exact, in pieces of the channels where not all are; else in i32."""
+        w = _limited(g, w)
         depth, taps = w.shape[1], numel(w.shape[2:])
         conv = WholeConv(self.strides, self.dilations, self.pads, self.groups)
         most = (128 if x.dtype.name == "i8" and is_nought(zero) else 255) * (128 if w.dtype.name == "i8" else 255)

@@ -183,7 +183,7 @@ class Shrink(Op):
 class ReverseSequence(Op):
     """The first lengths[b] elements along `time_axis` of each batch entry b in reverse, the rest as they are.
 
-    `lengths` is i64 [size of `batch_axis`]; one above the axis stops the run. (ONNX ReverseSequence-10)
+    `lengths` is i64 [size of `batch_axis`]; one below 0 or above the axis stops the run. (ONNX ReverseSequence-10)
     """
 
     batch_axis: int = 1
@@ -214,8 +214,7 @@ class ReverseSequence(Op):
         batch, time = self.batch_axis % x.rank, self.time_axis % x.rank
 
         def element(*i: Any) -> Any:
-            n, t = k.cast(lengths(i[batch]), "i64"), i[time]
-            at = k.checked_index(k.select(t < n, n - 1 - t, t), x.shape[time])
-            return x(*i[:time], at, *i[time + 1 :])
+            n, t = k.checked_start(lengths(i[batch]), x.shape[time], 0), i[time]
+            return x(*i[:time], k.select(t < n, n - 1 - t, t), *i[time + 1 :])
 
         return k.map(element)

@@ -52,6 +52,8 @@ def _saturated(value: Array, zero: Array | None, to: DType, saturate: bool = Tru
     if saturate or not to.is_float:
         low, high = _limits(to)
         value = np.clip(value, np.float32(low), np.float32(high))
+    if not to.is_float:
+        value = np.nan_to_num(value)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(value).astype(to.numpy)
 
@@ -183,7 +185,8 @@ class Requantize(Op):
 class DynamicQuantizeLinear(Op):
     """f32 to u8 with the scale and zero point that just cover 0 and all of x. (ONNX DynamicQuantizeLinear-11)
 
-    Outputs: the u8 tensor, its f32 scale and its u8 zero point.
+    Outputs: the u8 tensor, its f32 scale and its u8 zero point. A NaN in x makes the scale NaN, an infinity makes it
+    infinite; elements whose quotient is NaN are 0, and so is such a zero point.
     """
 
     def infer(self, x: TensorType) -> tuple[TensorType, TensorType, TensorType]:
@@ -195,9 +198,9 @@ class DynamicQuantizeLinear(Op):
         return self.elementwise_work(7, *x)
 
     def reference(self, x: Array) -> tuple[Array, Array, Array]:
-        low, high = np.float32(min(0, x.min(initial=0))), np.float32(max(0, x.max(initial=0)))
+        low, high = np.float32(x.min(initial=0)), np.float32(x.max(initial=0))
         scale = np.float32(1) if low == high else (high - low) / np.float32(255)
-        zero = np.rint(np.clip(-low / scale, 0, 255)).astype(np.uint8)
+        zero = np.nan_to_num(np.rint(np.clip(-low / scale, 0, 255))).astype(np.uint8)
         return _saturated(x / scale, zero, U8), np.asarray(scale), np.asarray(zero)
 
     def decompose(self, g: Graph, x: Value) -> tuple[Value, Value, Value]:

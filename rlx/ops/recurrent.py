@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Shape, Size, unify
@@ -220,7 +220,7 @@ class Recurrence(_Attributes):
         steps = x.reshape(length, batch, self.directions, len(self.spec.gates) * hidden)
         lengths = extra.get("lengths", np.full(batch, length))
         if lengths.size and not 0 <= lengths.min() <= lengths.max() <= length:
-            raise ShapeError(f"{self.op_name}: a length of {lengths.tolist()} is outside the {length} steps of x")
+            raise ExecutionError(f"{self.op_name}: a length of {lengths.tolist()} is outside the {length} steps of x")
         if self.round_state:
             r = r.astype(np.float64)  # sums are exact
         every = np.zeros((length, self.directions, batch, hidden), x.dtype)

@@ -16,6 +16,9 @@ from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tenso
 __all__ = ["MaxRoiPool", "RoiAlign", "RoiAlignAdaptive"]
 
 
+FAR = 2.0**40  # a place beyond every image
+
+
 def _check_regions(op: Op, x: TensorType, rois: TensorType, columns: int, out: tuple[int, ...]) -> None:
     check_kind(op, x, "f")
     check_same_dtype(op, x, rois)
@@ -177,7 +180,9 @@ class RoiAlignAdaptive(_RoiAlign):
 class MaxRoiPool(Op):
     """The maximum of each bin of each region of x [N, C, H, W]: [R, C, *size]; empty bins give 0. (ONNX MaxRoiPool-22)
 
-    rois [R, 5] are (image, x1, y1, x2, y2), times `scale` rounded to elements, both ends included.
+    rois [R, 5] are (image, x1, y1, x2, y2), times `scale` rounded to elements, halves away from zero, both ends
+    included. Bins are cut in whole numbers: ONNX Runtime's size of a bin is an f32, and its bins may reach an element
+    further.
     """
 
     size: tuple[int, int]
@@ -207,11 +212,12 @@ class MaxRoiPool(Op):
 
 
 def _nearest(v: Any) -> int:
-    """The nearest whole number, halves away from zero."""
-    return int(np.copysign(np.floor(np.abs(v) + np.float32(0.5)), v))
+    """The nearest whole number, halves away from zero; NaN gives 0."""
+    return int(np.nan_to_num(np.copysign(np.floor(np.abs(v) + np.float32(0.5)), v)).clip(-FAR, FAR))
 
 
 def _bins(low: int, high: int, count: int, n: int) -> list[slice]:
-    step = np.float32(max(high - low + 1, 1)) / np.float32(count)
-    ends = [(int(np.floor(np.float32(i) * step)), int(np.ceil(np.float32(i + 1) * step))) for i in range(count)]
+    """The elements of each bin of low..high: from floor(i length / count) to ceil((i + 1) length / count)."""
+    length = max(high - low + 1, 1)
+    ends = [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
     return [slice(min(max(a + low, 0), n), min(max(b + low, 0), n)) for a, b in ends]

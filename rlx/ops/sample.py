@@ -28,7 +28,8 @@ class GridSample(Op):
 
     The last axis of the grid holds a place (last axis of x first) in -1..1, the centres (`align_corners`) or the
     outer edges of the border elements. `mode` is "linear", "nearest" (halves to even) or "cubic"; `padding` says what
-    lies outside x: "zeros", the "border" element, or the "reflection".
+    lies outside x: "zeros", the "border" element, or the "reflection". A place that is NaN, or infinite without a
+    border, gives NaN; in "nearest" NaN counts as the first element.
     """
 
     mode: str = "linear"
@@ -101,10 +102,11 @@ class GridSample(Op):
         weight: Any = 1
         if self.mode != "nearest":
             weight = 1 - distance if self.mode == "linear" else cubic_weight(distance, CUBIC, np.where)
-        inside = (at >= 0) & (at <= n - 1) if self.padding == "zeros" else np.ones_like(at, bool)
         if self.mode == "cubic" and self.padding == "reflection":
             at = self._reflected(at, n)
-        return np.nan_to_num(at).clip(0, n - 1).astype(np.int64), weight, inside
+        at = np.nan_to_num(at)
+        inside = (at >= 0) & (at <= n - 1) if self.padding == "zeros" else np.ones_like(at, bool)
+        return at.clip(0, n - 1).astype(np.int64), weight, inside
 
     # ---- scalar code
 
@@ -214,8 +216,8 @@ class DeformConv(Op):
     """Convolution whose taps are moved by offsets and scaled by a mask. (ONNX DeformConv-22, torchvision deform_conv2d)
 
     x [N, C, H, W], w [O, C / groups, kh, kw], offset [N, offset_groups kh kw 2, oh, ow] (row, then column, of each
-    tap), bias [O], mask [N, offset_groups kh kw, oh, ow]. Values between elements are linear, zeros outside x. `pads`
-    are begins and then ends.
+    tap), bias [O], mask [N, offset_groups kh kw, oh, ow]. Values between elements are linear, zeros outside x; an
+    offset that is NaN or infinite gives NaN. `pads` are begins and then ends.
     """
 
     strides: tuple[int, ...] = ()
@@ -296,10 +298,12 @@ class DeformConv(Op):
             total = np.zeros((n, og, oh, ow, channels // og), wide.dtype)
             for dy, dz in product((0, 1), repeat=2):
                 at_y, at_z = np.floor(y) + dy, np.floor(z) + dz
+                weight = (1 - np.abs(at_y - y)) * (1 - np.abs(at_z - z))
+                at_y, at_z = np.nan_to_num(at_y), np.nan_to_num(at_z)
                 inside = (at_y >= 0) & (at_y < h) & (at_z >= 0) & (at_z < width)
                 rows, cols = (np.where(inside, a, 0).astype(np.int64) for a in (at_y, at_z))
-                weight = np.where(inside, (1 - np.abs(at_y - y)) * (1 - np.abs(at_z - z)), 0)
-                total += image[batch, group, :, rows, cols] * weight[..., None]
+                values = np.where(inside[..., None], image[batch, group, :, rows, cols], 0)
+                total += values * weight[..., None]
             if mask is not None:
                 total *= widened(mask).reshape(n, og, kh, kw, oh, ow)[:, :, i, j, ..., None]
             columns[:, :, i, j] = np.moveaxis(total, -1, 2).reshape(n, channels, oh, ow)

@@ -7,12 +7,14 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
+from rlx.errors import DTypeError, ExecutionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.shape import Dim, Size, max_size, numel, symbols, unify, upper
@@ -164,11 +166,24 @@ class Unique(Produced):
         return values.astype(x.dtype), *(a.astype(np.int64) for a in (first, inverse, counts))  # type: ignore[return-value]
 
 
+def range_count(start: float, limit: float, delta: float) -> int:
+    """ceil((limit - start) / delta), exactly: the numbers are taken as they are stored. `ExecutionError` if it is none.
+
+    (ONNX Runtime rounds the difference to the type of the numbers, and the quotient to f64.)
+    """
+    if not all(map(math.isfinite, (start, limit, delta))) or delta == 0:
+        raise ExecutionError(
+            f"arange: from {start} to {limit} by {delta} has no count: expected numbers, and no 0 as delta"
+        )
+    return max(0, math.ceil((Fraction(limit) - Fraction(start)) / Fraction(delta)))
+
+
 @register
 class Arange(Produced):
     """[start, start + delta, ...] up to but without `limit`, all three one number of one type. (ONNX Range-11)
 
-    `Iota` is the op where the count is known.
+    How many that are is `range_count` of them. `Iota` is the op where the count is known. An `ExecutionError` for a
+    delta of 0 and for numbers that aren't finite.
     """
 
     count: Size
@@ -182,10 +197,7 @@ class Arange(Produced):
 
     def reference(self, start: Array, limit: Array, delta: Array) -> Array:
         a, b, step = (widened(v).reshape(()) for v in (start, limit, delta))
-        if step == 0:
-            raise ExecutionError("arange: the delta is 0")
-        wide: Any = np.float64 if a.dtype.kind == "f" else int
-        n = max(0, -int((wide(a.item()) - wide(b.item())) // wide(step.item())))
+        n = range_count(a.item(), b.item(), step.item())
         return np.asarray(a + np.arange(n).astype(a.dtype) * step).astype(start.dtype)
 
 
@@ -242,7 +254,7 @@ class NonMaxSuppression(Produced):
         overlap = np.float32(0 if iou_threshold is None else iou_threshold.item())
         least = np.float32(-np.inf if score_threshold is None else score_threshold.item())
         if not 0 <= overlap <= 1:
-            raise OptionError(f"non_max_suppression: iou_threshold must be in 0..1, got {overlap}")
+            raise ExecutionError(f"non_max_suppression: iou_threshold must be in 0..1, got {overlap}")
         corners = self._corners(widened(boxes))
         taken: list[tuple[int, int, int]] = []
         for b, c in np.ndindex(scores.shape[:2]):

@@ -182,6 +182,7 @@ class MelWeights(Op):
         low, high = (2595 * math.log10(1 + f / 700) for f in (self.low, self.high))
         mel = low + np.arange(self.bins + 2) * ((high - low) / (self.bins + 2))
         hertz = 700 * (10 ** (mel / 2595) - 1)
+        hertz[0] = self.low  # exactly: it may be that of a bin, where a rounding error would give the one before
         corners = ((self.dft_length + 1) * hertz // self.sample_rate).astype(np.int64)
         out = np.zeros((self.dft_length // 2 + 1, self.bins))
         f = np.arange(len(out))

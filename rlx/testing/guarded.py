@@ -15,7 +15,7 @@ import numpy as np
 from rlx.backends.cpu.binding import host_function
 from rlx.backends.cpu.jit import compile_kernels
 from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, ScratchStride, Word
-from rlx.errors import CompileError
+from rlx.errors import CompileError, ExecutionError
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
@@ -70,7 +70,8 @@ class GuardedRun:
         """The outputs by name. Chunks go to `workers` in turn, each with scratch of its own; `reverse`: last first.
 
         They are cut as for so many threads. `runner(kernel, code, run, memory, count)` has them run otherwise:
-        `run(chunk)` runs one of `count`, and `memory` is the bytes of all buffers that the code knows.
+        `run(chunk)` runs one of `count`, and `memory` is the bytes of all buffers that the code knows. Raises
+        `ExecutionError` where a kernel stops the run.
         """
         sizes = {**(extents or {}), THREADS: threads}
         memory: dict[Buffer, GuardedMemory] = {}
@@ -132,6 +133,8 @@ class GuardedRun:
                 continue
             for chunk in reversed(order) if reverse else order:
                 entry(words, chunk, status, chunk % workers)
+            if status[0]:
+                raise ExecutionError(f"the kernel {kernel.name} stops the run, showing {status[1]}")
         return {name: self._array(place(b), b, sizes).copy() for name, b in self.program.outputs}
 
     def _array(self, memory: GuardedMemory, buffer: Buffer, sizes: Mapping[str, int]) -> Array:

@@ -245,6 +245,7 @@ def _stored(operand: Operand) -> str:
     return "" if operand.encoding is None else f"@{operand.encoding}"
 
 
+Fill = Callable[[np.random.Generator, tuple[int, ...], Operand, int], Array]
 Cases = Iterator[Case]
 Make = Callable[[str, Size, Size], Cases]  # the name of an op and two sizes -> its cases
 
@@ -285,14 +286,17 @@ class Batch:
         return self.graph.add(Transpose(), value)[0] if turned else value
 
     def arrays(
-        self, seed: int = 0, extents: Mapping[str, int] | None = None
+        self, seed: int = 0, extents: Mapping[str, int] | None = None, fill: Fill | None = None
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Inputs and params by name for extents of the dims; equal seeds give equal arrays."""
+        """Inputs and params by name for extents of the dims; equal seeds give equal arrays.
+
+        `fill` makes the elements of an operand (default: `values`).
+        """
         made: dict[str, dict[str, Array]] = {"input": {}, "param": {}}
         for name, (leaf, operand, turned) in self.leaves.items():
             shape = tuple(evaluate(s, extents or {}) for s in operand.shape)
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-            array = values(rng, shape, operand, evaluate(operand.limit, extents or {}))
+            array = (fill or values)(rng, shape, operand, evaluate(operand.limit, extents or {}))
             array = np.ascontiguousarray(array.T) if turned else array
             made[leaf][name] = array if operand.encoding is None else _encoded(array, operand.encoding)
         return made["input"], made["param"]

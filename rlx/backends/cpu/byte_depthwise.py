@@ -15,13 +15,13 @@ from rlx.backends.cpu.window import finish_of, geometry
 from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, ScratchStride, WordTable
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import ceildiv
-from rlx.kernels.expr import Cast, Expr, Reduce, Var, loads, size_expr, substitute_vars
+from rlx.kernels.expr import Apply, Cast, Expr, Reduce, Var, const, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 
 __all__ = ["emit", "suits", "weights"]
 
-I8, I32 = DTYPES["i8"], DTYPES["i32"]
+I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 
 
 def suits(anchor: Conv) -> bool:
@@ -41,7 +41,11 @@ def weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
 
     def weight(channel: Expr, row: Expr, column: Expr) -> Expr:
         at = {o: channel, c: size_expr(0), taps[-1]: column} | ({taps[0]: row} if len(taps) == 2 else {})
-        return substitute_vars(anchor.w, at)
+        element = substitute_vars(anchor.w, at)
+        if element.dtype is I8:
+            return element
+        low, high = const(-255, I16), const(255, I16)
+        return Apply("max", (Apply("min", (element, high), I16), low), I16)
 
     form = byte_fours if quads.instructions().dots and anchor.w.dtype is I8 else byte_pairs
     packed = form.pack(f"{name}.w", kind, channels, (rows, columns), weight)

@@ -211,6 +211,7 @@ def pack_panel(f: Function, out: str, place: str, octets: str, places: str, elem
         def fill(e: str) -> None:
             def one(lane: str) -> None:
                 value = element(f.add(f.mul(o, DEPTH), e), lane)
+                value = f.max(f.min(value, 255, "i32"), -255, "i32")  # there is room for the rest of no more
                 f.store(value, at(e, lane), ty="i32")
                 total = f.gep(sums, lane, "i32")
                 f.store(f.add(f.load("i32", total), value, "i32"), total)

@@ -146,12 +146,10 @@ class _MaxCode(_Regions):
         """First and last (excluded) element of bin i along an axis."""
         f, frame = self.frame.f, self.frame
         length = f.max(f.add(f.sub(high, low, "i64"), 1, "i64"), 1, "i64")
-        step = f.div(f.cast("sitofp", length, "float", "i64"), f.cast("sitofp", frame.size(count), "float", "i64"))
-        ends = []
-        for name, number in (("floor", i), ("ceil", f.add(i, 1, "i64"))):
-            edge = f.mul(f.cast("sitofp", number, "float", "i64"), step, "float")
-            at = f.add(self.whole(f.intrinsic(name, edge, ty="float"), "float"), low, "i64")
-            ends.append(self.clamp(at, 0, frame.size(size)))
+        bins, ends = frame.size(count), []
+        for number, more in ((i, "0"), (f.add(i, 1, "i64"), f.sub(bins, 1, "i64"))):  # rounded down, up
+            edge = f.binary("udiv", f.add(f.mul(number, length, "i64"), more, "i64"), bins, "i64")
+            ends.append(self.clamp(f.add(edge, low, "i64"), 0, frame.size(size)))
         return ends[0], ends[1]
 
     def best(self, plane: str, top: str, bottom: str, left: str, right: str) -> str:

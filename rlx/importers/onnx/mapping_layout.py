@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import isfinite
 
 import numpy as np
 
@@ -47,7 +47,7 @@ from rlx.ops.layout import (
     Unsqueeze,
 )
 from rlx.ops.reduction import ReduceProd
-from rlx.ops.select import Arange
+from rlx.ops.select import Arange, range_count
 
 __all__ = [
     "axes_argument",
@@ -250,15 +250,19 @@ def _range(ctx: NodeContext) -> Mapped:
     if len(known) == 3:
         start, limit, step = known
         first, by = start.item(), step.item()
-        if by == 0:
-            ctx.fail("the step is 0")
+        numbers = [v for v in (first, limit.item(), by) if not isinstance(v, Dim | Ratio)]
+        if by == 0 or not all(map(isfinite, numbers)):
+            ctx.fail(f"no range goes from {first} to {limit.item()} by {by}")
         whole = start.dtype.is_integer or not isinstance(first, Dim | Ratio)
-        size = _steps(arithmetic("sub", limit, start).item(), by, start.dtype) if whole else None
+        if start.concrete and limit.concrete and not isinstance(by, Dim | Ratio):
+            size: Size | None = range_count(first, limit.item(), by)  # type: ignore[arg-type]
+        else:
+            size = _steps(arithmetic("sub", limit, start).item(), by, start.dtype) if whole else None
         if size is not None and not isinstance(by, Dim | Ratio):
             return ctx.add(Iota(size, first, by, start.dtype))  # type: ignore[arg-type]
         if size is not None and isinstance(by, Dim):
-            numbers = ctx.add(Mul(), ctx.add(Iota(size)), ctx.add(SizeOf(by)))
-            return ctx.cast(ctx.add(Add(), numbers, ctx.add(SizeOf(first))), start.dtype)  # type: ignore[arg-type]
+            steps = ctx.add(Mul(), ctx.add(Iota(size)), ctx.add(SizeOf(by)))
+            return ctx.cast(ctx.add(Add(), steps, ctx.add(SizeOf(first))), start.dtype)  # type: ignore[arg-type]
     operands = [ctx.reshape(ctx.value(i)) for i in range(3)]
     return ctx.add(Arange(ctx.fresh("count", 0, None)), *operands)
 
@@ -275,7 +279,7 @@ def _steps(reach: Item, by: Item, dtype: DType) -> Size | None:
         return None
     if isinstance(reach, Dim):
         return max_size(ceildiv(reach if by > 0 else -reach, abs(int(by))), 0) if by == int(by) else None
-    return max(0, ceil(reach / by) if dtype.is_float else -(-int(reach) // int(by)))
+    return range_count(0, reach, by)
 
 
 @onnx_op("Shape")

@@ -1,0 +1,135 @@
+"""The CPU against the reference on values that no model should be fed with, in all operands of every op.
+
+Kernels run with every buffer against pages that can't be touched, so in a process of their own: this file as a script,
+with op names. A run that the reference refuses must be refused by a compiled graph, in words that name the node.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlx
+from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.reference import run_graph
+from rlx.compiler import lower_graph
+from rlx.errors import ExecutionError
+from rlx.ops.base import OPS
+from rlx.passes import run_passes
+from rlx.passes.legalise import legalise
+from rlx.testing.cases import cases_of, covered
+from rlx.testing.guarded import GuardedRun
+from rlx.testing.hostile import FLAVOURS, compare_hostile, hostile
+from rlx.testing.oracle import Batch, Case
+
+# Not those whose results are undefined beyond a count, nor casts and attention, whose own tests have every edge.
+NAMES = [n for n in sorted(OPS) if covered(n) and n not in ("attention", "cast", "non_max_places", "non_zero_places")]
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_cpu_agrees_with_the_reference(name: str, request: pytest.FixtureRequest) -> None:
+    """Every kind of hostile value in up to 10 cases of an op (40 in a full run)."""
+    command = [sys.executable, "-u", "-X", "faulthandler", str(Path(__file__))]
+    count = 40 if request.config.option.full else 10
+    ended = subprocess.run(
+        [*command, name, str(request.config.option.seed), str(count)], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, f"status {ended.returncode}\n{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}"
+
+
+# ---- in the other process
+
+
+class Cases:
+    """Some cases of an op, filled with hostile values; kernels are made once for each set of cases."""
+
+    def __init__(self, name: str, seed: int, count: int) -> None:
+        known = list(dict.fromkeys([*cases_of(name, 7, 9), *cases_of(name, 3, 33)]))
+        self.name, self.seed = name, seed
+        self.cases = random.Random(f"{seed} {name}").sample(known, min(count, len(known)))
+        self.runs: dict[tuple[Case, ...], tuple[Batch, GuardedRun]] = {}
+
+    def refused(self, one: Case, flavour: str) -> str | None:
+        """The reference's words, where it refuses the values."""
+        batch = Batch([one])
+        try:
+            run_graph(batch.graph, *batch.arrays(self.seed, None, hostile(flavour, self.name)))
+        except ExecutionError as error:
+            return str(error)
+        return None
+
+    def run(self, cases: tuple[Case, ...]) -> tuple[Batch, GuardedRun]:
+        if cases not in self.runs:
+            backend, batch = CpuBackend(), Batch(cases)
+            legal, _ = legalise(run_passes(batch.graph), backend.claims)
+            self.runs[cases] = (batch, GuardedRun(lower_graph(legal, backend), backend.emit_kernel))
+        return self.runs[cases]
+
+    def check(self, flavour: str) -> list[str]:
+        """What is wrong."""
+        wrong = []
+        words = {one: self.refused(one, flavour) for one in self.cases}
+        agreed = tuple(one for one in self.cases if words[one] is None)
+        if len(agreed) == len(self.cases):
+            wrong += self.compare(agreed, flavour)
+        else:  # the values of a case depend on its number
+            wrong += [w for one in agreed for w in self.compare((one,), flavour)]
+        for one in self.cases:
+            if words[one] is not None:
+                wrong += self.refuse(one, flavour, str(words[one]))
+        return wrong
+
+    def compare(self, cases: tuple[Case, ...], flavour: str) -> list[str]:
+        if not cases:
+            return []
+        batch, run = self.run(cases)
+        inputs, params = batch.arrays(self.seed, None, hostile(flavour, self.name))
+        expected, wrong = run_graph(batch.graph, inputs, params), []
+        for at_end in (True, False):
+            try:
+                got = run({**inputs, **params}, at_end=at_end)
+            except ExecutionError as error:
+                return [f"{flavour}: the reference runs {batch.labels}: {error}"]
+            for key, array in expected.items():
+                try:
+                    label = f"{flavour}: {batch.labels[key]}"
+                    compare_hostile(self.name, label, got[key], array, batch.allowed[key])
+                except AssertionError as error:
+                    wrong.append(str(error))
+        return wrong
+
+    def refuse(self, one: Case, flavour: str, words: str) -> list[str]:
+        batch, run = self.run((one,))
+        inputs, params = batch.arrays(self.seed, None, hostile(flavour, self.name))
+        for at_end in (True, False):
+            try:
+                run({**inputs, **params}, at_end=at_end)
+                return [f"{flavour}: kernels run {one}, the reference: {words}"]
+            except ExecutionError:
+                pass
+        model = rlx.compile(batch.graph, device="cpu", threads=1)
+        model.set_params(params)
+        try:
+            model(inputs)
+        except ExecutionError as error:
+            return [] if "node" in str(error) else [f"{flavour}: no node is named: {error}"]
+        return [f"{flavour}: the CPU runs {one}, the reference: {words}"]
+
+
+def main(name: str, seed: str, count: str) -> None:
+    cases = Cases(name, int(seed), int(count))
+    wrong = []
+    for flavour in FLAVOURS:
+        sys.stdout.write(f"{name} {flavour}\n")
+        wrong += cases.check(flavour)
+    if wrong:
+        sys.exit("\n".join(dict.fromkeys(wrong)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
