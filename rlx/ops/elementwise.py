@@ -442,8 +442,8 @@ def _float_remainder(k: Any, a: Any, b: Any) -> Any:
 class Pow(Op):
     """a to the power b, in the type of a; b may have another type.
 
-    Integer powers wrap (beyond an exponent of 63, those of an odd base other than 1 and -1 are unspecified); a negative
-    integer exponent gives 1 / a**-b truncated (0 for a = 0). (ONNX Pow)
+    Integer powers wrap; of an exponent beyond 63 only the last six bits count for an odd base (an even one has wrapped
+    to 0). A negative integer exponent gives 1 / a**-b truncated (0 for a = 0). (ONNX Pow)
     """
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:
@@ -462,7 +462,8 @@ class Pow(Op):
             return cast(np.power(x.astype(np.float64), b.astype(np.float64)), dtype_of(a.dtype))
         e = b.astype(a.dtype)
         inverse = np.where(x == 1, 1, np.where((e < 0) & (x + 1 == 0), 1 - 2 * (e & 1), 0))
-        return _typed(np.where(e < 0, inverse, np.power(x, np.maximum(e, 0))), a.dtype)
+        power = np.power(x, np.where((x & 1) == 1, e & 63, np.maximum(e, 0)))
+        return _typed(np.where(e < 0, inverse, power), a.dtype)
 
     def lower(self, k: Any, a: Any, b: Any) -> Any:
         def element(*i: Any) -> Any:

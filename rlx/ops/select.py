@@ -167,9 +167,9 @@ class Unique(Produced):
 
 
 def range_count(start: float, limit: float, delta: float) -> int:
-    """ceil((limit - start) / delta), exactly: the numbers are taken as they are stored. `ExecutionError` if it is none.
+    """ceil((limit - start) / delta), exactly, of the numbers as they are stored; as ONNX Runtime counts.
 
-    (ONNX Runtime rounds the difference to the type of the numbers, and the quotient to f64.)
+    `ExecutionError` where one isn't finite, or the delta is 0.
     """
     if not all(map(math.isfinite, (start, limit, delta))) or delta == 0:
         raise ExecutionError(

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 import rlx
-from rlx.errors import RlxError
+from rlx.errors import ExecutionError, RlxError
 from rlx.importers.onnx import load
 
 Array = np.ndarray[Any, Any]
@@ -64,6 +64,40 @@ def test_factors_that_are_no_binary_fractions(mode: str, scale: float, tmp_path:
     body = f"s = Constant <value = float[4] {{1.0, 1.0, {scale}, {scale}}}> () y = Resize <{mode}> (x, , s)"
     cases = [{"x": normal(1, 2, h, w)} for h, w in ((10, 20), (3, 30), (17, 100), (7, 9))]
     compared(built(13, "float[1,2,h,w] x", body), tmp_path / "m.onnx", cases)
+
+
+FACTORS = [1.0009765625, 0.7, 1.1, 2.54321, 0.333333, 1.5, 7 / 3]
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_a_size_by_a_factor_is_the_same_for_fixed_and_symbolic_sizes(factor: float, tmp_path: Path) -> None:
+    """floor(size * factor) in f32: 16383 * 1.0009765625 is 16399 there, one more than exactly."""
+    body = f"s = Constant <value = float[1] {{{factor}}}> () y = Resize <axes = [0], {MODES[0]}> (x, , s)"
+    (tmp_path / "m.onnx").write_bytes(built(18, "uint8[n] x", body).SerializeToString())
+    model = rlx.load(tmp_path / "m.onnx", device="cpu")
+    for n in (1, 3, 10, 255, 16383, 99999):
+        want = int(np.floor(np.float32(n) * np.float32(factor)))
+        x = np.zeros(n, np.uint8)
+        assert model(x=x)["y"].shape == (want,)
+        assert rlx.load(tmp_path / "m.onnx", device="reference", dims={"n": n})(x=x)["y"].shape == (want,)
+
+
+@pytest.mark.parametrize("factor", [np.nan, -1.0, 0.0])
+def test_a_factor_that_is_not_positive_is_an_error(factor: float, tmp_path: Path) -> None:
+    """Both at import and in a run, where NaN gave no elements without a word."""
+    path = tmp_path / "m.onnx"
+    fixed = built(
+        18, "float[8] x", f"s = Constant <value = float[1] {{7.0}}> () y = Resize <axes = [0], {MODES[0]}> (x, , s)"
+    )
+    fixed.graph.node[0].attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.array([factor], np.float32)))
+    path.write_bytes(fixed.SerializeToString())
+    with pytest.raises(RlxError, match=r"factor|scales"):
+        rlx.load(path, device="cpu")
+    given = built(18, "float[8] x, float[1] s", f"y = Resize <axes = [0], {MODES[0]}> (x, , s)")
+    path.write_bytes(given.SerializeToString())
+    for device in ("cpu", "reference"):
+        with pytest.raises(ExecutionError, match="size"):
+            rlx.load(path, device=device)(x=np.zeros(8, np.float32), s=np.array([factor], np.float32))
 
 
 @pytest.mark.parametrize("mode", MODES)

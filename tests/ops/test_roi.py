@@ -47,6 +47,18 @@ def test_max_roi_pool(scale: float) -> None:
     np.testing.assert_array_equal(y, expected)
 
 
+def test_bins_are_cut_in_whole_numbers() -> None:
+    """Bins of every length from 1 to 64 elements; ends that are whole numbers are not moved by a rounding error."""
+    image = np.arange(64, dtype=np.float32).reshape(1, 1, 1, 64)
+    lengths = np.arange(1, 65)
+    rois = np.zeros((64, 5), np.float32)
+    rois[:, 3] = lengths - 1
+    for count in (3, 6, 7, 11, 13, 49):
+        (y,) = check(MaxRoiPool((1, count)), image, rois, static=(0, 1))
+        want = [[-(-(i + 1) * n // count) - 1 for i in range(count)] for n in lengths.tolist()]
+        np.testing.assert_array_equal(y[:, 0, 0], want)
+
+
 def test_errors() -> None:
     """Images that do not exist stop the run; sizes, modes and types are checked."""
     with pytest.raises(ExecutionError, match="outside"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from ops_oracle import check, ort
@@ -13,7 +16,7 @@ from rlx.ir.graph import Array, Graph, TensorType
 from rlx.ir.shape import Dim
 from rlx.ops.base import Op
 from rlx.ops.elementwise import Neg
-from rlx.ops.select import Arange, Compress, NonMaxSuppression, NonZero, TopK, Unique, produced
+from rlx.ops.select import Arange, Compress, NonMaxSuppression, NonZero, TopK, Unique, produced, range_count
 from rlx.testing.interpret import check_op
 
 COUNT = Dim("count", 0)
@@ -70,6 +73,21 @@ def test_unique(axis: int | None, order: bool) -> None:
     x = RNG.integers(0, 2, (6, 3, 2)).astype(np.float32)
     expected = ort("Unique", x, outputs=4, sorted=int(order), **({} if axis is None else {"axis": axis}))
     agree(Unique(COUNT, axis, order), expected, len(expected[1]), x)
+
+
+def test_ranges_of_floats_are_counted_exactly() -> None:
+    """By the op and at import, as ONNX Runtime counts: the numbers are what f32 holds."""
+    rng = np.random.default_rng(0)
+    drawn = rng.uniform(-10, 10, (300, 3)).round(2) + np.array([0, 0, 0.005])
+    for numbers in [(-7.0, -1.6, 0.1), (7.9, -8.6, -1.5), (-9.0, 2.3, 2.26), *drawn]:
+        start, limit, delta = (np.float32(v) for v in numbers)
+        exact = (Fraction(float(limit)) - Fraction(float(start))) / Fraction(float(delta))
+        want = max(0, math.ceil(exact))
+        assert range_count(float(start), float(limit), float(delta)) == want
+        assert len(Arange(COUNT).reference(*map(np.array, (start, limit, delta)))) == want
+    for wrong in ((0.0, np.nan, 1.0), (0.0, np.inf, 1.0), (0.0, 1.0, np.nan), (0.0, 1.0, 0.0)):
+        with pytest.raises(ExecutionError, match="count"):
+            range_count(*wrong)
 
 
 @pytest.mark.parametrize("numbers", [(0, 10, 3), (10, 0, -3), (0, -1, 1), (2.5, 7.0, 0.5), (0, 9, 3)])

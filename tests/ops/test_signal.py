@@ -69,6 +69,15 @@ def test_mel_weights(mel: tuple[int, int, int, float, float]) -> None:
     np.testing.assert_allclose(check_op(MelWeights(*mel))[0], ort("MelWeightMatrix", *given)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mel", [(4, 79, 8000, 100.0, 4000.0), (4, 159, 16000, 100.0, 8000.0)])
+def test_the_first_mel_filter_starts_at_its_bin(mel: tuple[int, int, int, float, float]) -> None:
+    """`low` is the frequency of a bin exactly, which 10 ** log10 is not."""
+    _, length, rate, low, _ = mel
+    (filters,) = check_op(MelWeights(*mel))
+    first = int((length + 1) * low) // rate
+    assert np.flatnonzero(filters[:, 0])[0] == first + 1
+
+
 @pytest.mark.parametrize("onesided", [False, True])
 def test_stft(onesided: bool) -> None:
     """With and without a window; frames that overlap, and samples left over."""
