@@ -17,6 +17,21 @@ MODES = ("leaf", "le", "lt", "ge", "gt", "eq", "ne")  # a node's number in `mode
 I32, U8, BOOL = DTYPES["i32"], DTYPES["u8"], DTYPES["bool"]
 
 
+def _check_tables(
+    op: TreeEnsemble, mode: Array, yes: Array, no: Array, roots: Array, first: Array, target: Array, weight: Array
+) -> None:
+    """`ExecutionError` unless every node, weight and target that a table names is there."""
+    inner, starts, ends = mode != 0, first[:-1][mode == 0], first[1:][mode == 0]
+    named = {"yes": yes[inner], "no": no[inner], "roots": roots}
+    found = {what: ((at >= 0) & (at < len(mode))).all() for what, at in named.items()}
+    found["mode"] = (mode < len(MODES)).all()
+    found["first"] = ((starts >= 0) & (starts <= ends) & (ends <= len(weight))).all()
+    found["target"] = ((target >= 0) & (target < op.targets)).all()
+    wrong = [what for what, fine in found.items() if not fine]
+    if wrong:
+        raise ExecutionError(f"tree_ensemble: an entry of the table {wrong[0]!r} is outside of what it may name")
+
+
 @register
 class TreeEnsemble(Op):
     """The scores [N, targets] of decision trees for the rows of x [N, features]. (ONNX TreeEnsemble-5)
@@ -89,6 +104,7 @@ class TreeEnsemble(Op):
         target: Array,
         weight: Array,
     ) -> Array:
+        _check_tables(self, mode, yes, no, roots, first, target, weight)
         inner = mode != 0
         if inner.any() and (int(feature[inner].max()) >= x.shape[1] or int(feature[inner].min()) < 0):
             raise ExecutionError(f"tree_ensemble: the trees read feature {int(feature[inner].max())} of {x.shape[1]}")

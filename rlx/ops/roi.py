@@ -55,9 +55,16 @@ class _RoiAlign(Op):
         length = (end * self.scale - shift) - low
         return low, (length if self.half_pixel else larger(length, 1.0)) / count
 
-    def _samples(self, bin_size: float) -> int:
-        """How many samples a bin has along one axis."""
-        return max(0, int(np.ceil(bin_size)))
+    def _samples(self, starts: Array, step: Any, n: int) -> tuple[Any, Array]:
+        """How many samples each bin has along an axis of n, and the numbers [bins, ..] of those that may be near it.
+
+        Those of adaptive sampling lie more than half an element apart.
+        """
+        each = np.nan_to_num(np.ceil(step)).clip(0, 2.0**62)
+        i, near = np.arange(min(int(each), 2 * (n + 2) + 8)), np.zeros_like(starts)
+        if each > len(i):
+            near = np.nan_to_num(np.floor((-1 - starts) / (step / each)) - 2).clip(0, each - len(i))
+        return each, near + i.astype(starts.dtype)
 
     def reference(self, x: Array, rois: Array, batch: Array) -> Array:
         wide, boxes = widened(x), widened(rois)
@@ -66,18 +73,18 @@ class _RoiAlign(Op):
             raise ExecutionError(f"{self.op_name}: a batch index of {batch.tolist()} is outside {x.shape[0]}")
         out = np.zeros((len(rois), x.shape[1], *self.size), wide.dtype)
         for n, (x1, y1, x2, y2) in enumerate(boxes):
-            axes = []
-            for a, b, count in ((y1, y2, self.size[0]), (x1, x2, self.size[1])):
-                low, step = self._box(a, b, count, max)
-                each = self._samples(float(step))
-                i = np.arange(each).astype(wide.dtype)
+            axes, samples = [], kind(1)
+            for a, b, count, size in ((y1, y2, self.size[0], x.shape[2]), (x1, x2, self.size[1], x.shape[3])):
+                low, step = self._box(a, b, count, np.maximum)
                 starts = np.arange(count).astype(wide.dtype)[:, None] * kind(step) + kind(low)
+                each, i = self._samples(starts, kind(step), size)
                 axes.append(starts + (i + kind(0.5)) * kind(step) / kind(max(each, 1)))
-            out[n] = self._pooled(wide[batch[n]], *axes)
+                samples *= kind(each)
+            out[n] = self._pooled(wide[batch[n]], *axes, samples)
         return out.astype(x.dtype)
 
-    def _pooled(self, image: Array, ys: Array, xs: Array) -> Array:
-        """[C, out..] from the places [out, samples] along each axis."""
+    def _pooled(self, image: Array, ys: Array, xs: Array, samples: Any) -> Array:
+        """[C, out..] from the places [out, ..] along each axis of those of a bin's samples that are near the image."""
         (rows, columns), (h, w) = (ys.shape, xs.shape), image.shape[1:]
         if 0 in (rows[1], columns[1]):  # a region turned inside out has no samples
             return np.zeros((image.shape[0], rows[0], columns[0]), image.dtype)
@@ -86,15 +93,15 @@ class _RoiAlign(Op):
         corners = [_corners(p, n) for p, n in ((y, h), (z, w))]
         terms = []
         for (iy, wy), (ix, wx) in product(*corners):
-            terms.append(image[:, iy, ix] * np.where(inside, wy * wx, 0).astype(image.dtype))
+            terms.append(np.where(inside, image[:, iy, ix] * (wy * wx), 0).astype(image.dtype))
         values = sum(terms[1:], terms[0]) if self.mode == "avg" else np.max(terms, axis=0)
         bins = values.reshape(len(image), *rows, *columns)
-        return np.asarray(bins.mean(axis=(2, 4)) if self.mode == "avg" else bins.max(axis=(2, 4)))
+        return np.asarray(bins.sum(axis=(2, 4)) / samples if self.mode == "avg" else bins.max(axis=(2, 4)))
 
 
 def _corners(p: Array, n: int) -> list[tuple[Array, Array]]:
     """The two elements next to a place, and how much each counts."""
-    p = p.clip(0, n - 1)
+    p = np.nan_to_num(p).clip(0, n - 1)
     low = np.floor(p).astype(np.int64)
     part = (p - low).astype(p.dtype)
     return [(low, 1 - part), (np.minimum(low + 1, n - 1), part)]
@@ -106,7 +113,8 @@ class RoiAlign(_RoiAlign):
 
     rois [R, 4] are (x1, y1, x2, y2), times `scale`, less half an element if `half_pixel`; batch i64 [R] says in which
     image. A bin is the "avg" of `samples` x `samples` values between elements, or the "max" of the weighted elements
-    that they are made of. Without `half_pixel` a region is at least 1 x 1. `RoiAlignAdaptive` has as many samples as
+    that they are made of. A sample more than an element beyond the image, or whose place is NaN, is 0. Without
+    `half_pixel` a region is at least 1 x 1. `RoiAlignAdaptive` has as many samples as
     a bin has elements.
     """
 
@@ -124,8 +132,8 @@ class RoiAlign(_RoiAlign):
     def work(self, *x: TensorType) -> Work:
         return self.elementwise_work(20 * self.samples**2, *x)
 
-    def _samples(self, bin_size: float) -> int:
-        return self.samples
+    def _samples(self, starts: Array, step: Any, n: int) -> tuple[Any, Array]:
+        return self.samples, np.arange(self.samples).astype(starts.dtype)
 
     def lower(self, k: Any, x: Any, rois: Any, batch: Any) -> Any:
         h, w = x.shape[2:]
