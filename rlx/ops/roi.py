@@ -73,14 +73,15 @@ class _RoiAlign(Op):
             raise ExecutionError(f"{self.op_name}: a batch index of {batch.tolist()} is outside {x.shape[0]}")
         out = np.zeros((len(rois), x.shape[1], *self.size), wide.dtype)
         for n, (x1, y1, x2, y2) in enumerate(boxes):
-            axes, samples = [], kind(1)
+            axes: list[Array] = []
+            samples = kind(1)
             for a, b, count, size in ((y1, y2, self.size[0], x.shape[2]), (x1, x2, self.size[1], x.shape[3])):
                 low, step = self._box(a, b, count, np.maximum)
                 starts = np.arange(count).astype(wide.dtype)[:, None] * kind(step) + kind(low)
                 each, i = self._samples(starts, kind(step), size)
                 axes.append(starts + (i + kind(0.5)) * kind(step) / kind(max(each, 1)))
                 samples *= kind(each)
-            out[n] = self._pooled(wide[batch[n]], *axes, samples)
+            out[n] = self._pooled(wide[batch[n]], axes[0], axes[1], samples)
         return out.astype(x.dtype)
 
     def _pooled(self, image: Array, ys: Array, xs: Array, samples: Any) -> Array:

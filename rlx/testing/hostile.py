@@ -58,7 +58,7 @@ def hostile(flavour: str, op: str) -> Fill:
     return fill
 
 
-def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, flavour: str) -> Array:  # type: ignore[type-arg]
+def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype, flavour: str) -> Array:
     info = np.iinfo(dtype)
     if flavour == "negative":
         return np.asarray(-rng.integers(0, 40, shape))

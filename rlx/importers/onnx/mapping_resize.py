@@ -239,7 +239,7 @@ def _scaled_size(ctx: NodeContext, axis: int, scale: float) -> Size:
 
 
 def _products(sizes: int | Array, scale: float) -> Array:
-    return np.floor(np.float32(scale) * np.asarray(sizes, np.float32))
+    return np.asarray(np.floor(np.float32(scale) * np.asarray(sizes, np.float32)))
 
 
 def _fitted_size(size: Size, scale: Quotient | Ratio | Dim) -> Size:
