@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Turns
 from rlx.errors import ExecutionError, OptionError, RlxError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, bind_result, check_guards
@@ -23,6 +24,7 @@ __all__ = ["ReferenceBackend", "Trace", "bind_leaves", "run_graph", "run_node"]
 Trace = Callable[[Node, tuple[Array, ...]], None]
 
 
+@usual_arithmetic()
 def run_graph(
     graph: Graph,
     inputs: Mapping[str, Array],

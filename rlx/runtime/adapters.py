@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,10 +97,19 @@ class Adapters(Mapping[str, float]):
         factor = _scale(name, scale)
         touched = dict.fromkeys([*pairs, *self._held.get(number, {})])
         held = {**self._held, number: pairs}
-        self._model.set_params({key: value for target in touched for key, value in self._whole(target, held).items()})
+        before = self._params(touched, self._held)
+        self._model.set_params(self._params(touched, held))
         gain[number] = factor
-        self._model.states[GAIN].write(gain)
+        try:
+            self._model.states[GAIN].write(gain)
+        except BaseException:
+            self._model.set_params(before)
+            raise
         self._held, self._slots[name] = held, number
+
+    def _params(self, targets: Iterable[str], held: Mapping[int, Mapping[str, Pair]]) -> dict[str, Array]:
+        """The params of some targets with all slots in them."""
+        return {key: value for target in targets for key, value in self._whole(target, held).items()}
 
     def _whole(self, target: str, held: Mapping[int, Mapping[str, Pair]]) -> dict[str, Array]:
         """The two params of a target with all slots in them."""
@@ -134,10 +143,11 @@ class Adapters(Mapping[str, float]):
         if not table:
             return
         gain = self._gain()
-        for name, number, scale, pairs in table:
-            self._slots[name], self._held[number] = number, pairs
+        for _, number, scale, _ in table:
             gain[number] = scale
         self._model.states[GAIN].write(gain)
+        for name, number, _, pairs in table:
+            self._slots[name], self._held[number] = number, pairs
 
     def set(self, name: str | None, scale: float = 1.0, *, only: bool = False) -> None:
         """Sets the scale of an adapter, 0 for off; with `only`, that of all others to 0. None: of all."""

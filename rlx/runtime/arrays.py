@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import TensorSpec
 from rlx.errors import DTypeError, OptionError, ShapeError, StaleView, no_such
 from rlx.ir.graph import Array, refuse_masked
@@ -63,6 +64,7 @@ def _as_array(spec: TensorSpec, value: Any, what: str) -> Array:
     return array
 
 
+@usual_arithmetic()
 def _from_python(spec: TensorSpec, value: Any, what: str) -> Array:
     kinds = {"f": "biuf", "c": "biufc"}.get(spec.dtype.kind, "biu")
     try:

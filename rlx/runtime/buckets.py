@@ -26,7 +26,7 @@ from rlx.backends.base import by_position, spec_of
 from rlx.cost.kept import ceilings_of
 from rlx.cost.lowered import lower
 from rlx.cost.model import CALLS, predict_lowered
-from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError, no_such
+from rlx.errors import BusyError, ClosedError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError, no_such
 from rlx.forks import restart_in_child
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
@@ -239,9 +239,13 @@ class Buckets:
         start = time.perf_counter()
         ranges = dict(zip(self.ladder, key, strict=True))
         model, size = self._compiled(ranges)
-        self._admit(key, size)
         self._models[key] = model
-        self._warm(model, ranges)
+        self._admit(key, size)
+        try:
+            self._warm(model, ranges)
+        except BaseException:
+            self._drop(key)
+            raise
         seconds = time.perf_counter() - start
         event = CompileEvent(ranges, self._kind(ranges), reason, seconds, size)
         self.events.append(event)
@@ -390,13 +394,22 @@ class Buckets:
         self.set_params({name: array}, convert=convert)
 
     def set_params(self, arrays: Mapping[str, Any], *, convert: bool = False) -> None:
-        """Sets params by name on every rung; the values are copied."""
+        """Sets params by name on every rung, or on none where one can't take them; the values are copied."""
         with self._lock:
             if not self._live:
                 self._model(self._key(self._first()), self._first(), "params were set")
             copies = {name: np.array(array) for name, array in arrays.items()}
-            for model in dict.fromkeys(self._models.values()):
-                model.set_params(copies, convert=convert)
+            models = list(dict.fromkeys(self._models.values()))
+            if self._session.options.busy == "error" and any(self._running.values()):
+                raise BusyError("set_params: a rung is running in another thread: wait for it, or give busy='wait'")
+            try:
+                for model in models:
+                    model.set_params(copies, convert=convert)
+            except BaseException:
+                if model is not models[0]:  # some have the new values: all are compiled again, with the old ones
+                    for key in list(self._live):
+                        self._drop(key)
+                raise
             self._given |= {name: (array, convert) for name, array in copies.items()}
 
     def _first(self) -> dict[str, int]:

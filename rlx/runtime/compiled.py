@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Executable, Joins, TensorSpec, by_position, spec_of
 from rlx.disk import path_of
 from rlx.errors import NameNotFound, OptionError, ShapeError, no_such
@@ -153,6 +154,7 @@ class CompiledGraph(Lifetime, ExpertControl):
             raise OptionError(f"set_param takes the name of a param, got {name!r}")
         return self.set_params({name: array}, convert=convert)
 
+    @usual_arithmetic()
     def set_params(self, arrays: Mapping[str, Any], *, convert: bool = False) -> dict[str, str]:
         """Sets parameters by name, of the declared type; an encoded one takes its blocks as bytes (u8).
 

@@ -49,11 +49,13 @@ class ExpertControl:
             more = before - (every - kept)
             if more > 0:
                 self.memory.admit_experts(more)
-        self._executable.set_resident(masks)
-        give_back()
-        if self.memory is not None:
-            self.memory = self.memory.with_offloaded(self._executable.offloaded_bytes)
-            self._executable.reserve, self._executable.settle = self.memory.reserve, self.memory.settle
+        try:
+            self._executable.set_resident(masks)
+        finally:  # where memory ran out, some layers are as asked
+            give_back()
+            if self.memory is not None:
+                self.memory = self.memory.with_offloaded(self._executable.offloaded_bytes)
+                self._executable.reserve, self._executable.settle = self.memory.reserve, self.memory.settle
 
     def capture_routing(self, calls: int | None) -> None:
         """Keeps the numbers of the experts that tokens go to, of the last `calls` runs of each layer; None ends that.

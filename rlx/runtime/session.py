@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlx.arithmetic import usual_arithmetic
 from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
 from rlx.disk import check_regular, path_of
@@ -51,6 +52,7 @@ class Session:
         self.policy = policy
         self.registry = registry
 
+    @usual_arithmetic()
     def compile(
         self,
         graph: Graph,
@@ -125,6 +127,7 @@ class Session:
         made.decide = lambda: named(graph, backend.name)
         return made
 
+    @usual_arithmetic()
     def load(
         self,
         source: Source,

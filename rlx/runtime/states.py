@@ -45,12 +45,16 @@ class State:
 
     def write(self, array: Any) -> None:
         """Sets the value. Raises `DTypeError` or `ShapeError`, and then changes nothing."""
+        self._model._executable.write_state(self.spec.name, self.check(array))
+
+    def check(self, array: Any) -> Array:
+        """The value as an array of the state's type. Raises `DTypeError` or `ShapeError`."""
         name = self.spec.name
         given = to_array(self.spec, array, f"state {name!r}")
         have = self._model._executable.read_state(name).shape
         if given.shape != have:
             raise ShapeError(f"state {name!r}: its shape is {have}, got {given.shape}")
-        self._model._executable.write_state(name, given)
+        return given
 
     def reset(self) -> None:
         """Sets the value back to what the graph declares, or to what the input was bound to."""
@@ -157,11 +161,15 @@ class States(Mapping[str, State]):
             if name not in specs:
                 raise NameNotFound(f"{path}: its state {name!r} is neither a state nor an input of this graph")
             to_array(specs[name], array, f"{path}: state {name!r}")
-        for name, array in entries.items():
             if name in self._declared:
-                self._declared[name].write(array)
+                self._declared[name].check(array)
             else:
-                self.bind(name, array)
+                bind_extents(self._model._compilation.source, {name: array.shape})
+        for name in sorted(entries, key=self._declared.__contains__):  # inputs take memory, which there may not be
+            if name in self._declared:
+                self._declared[name].write(entries[name])
+            else:
+                self.bind(name, entries[name])
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:

@@ -8,11 +8,11 @@ import logging
 import threading
 import time
 import types
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from rlx.errors import OptionError
 from rlx.forks import restart_in_child
@@ -31,7 +31,8 @@ __all__ = ["Trace", "Traced", "jit"]
 
 _LOG = logging.getLogger("rlx")
 _LARGE = 1 << 20  # bytes; closed-over arrays above it become params, which are not printed or folded
-_TRACES = 64  # kept for each function
+_TRACES = 64  # kept for each function, compiled and as history
+_SEEN = 4096  # signatures of traces that are remembered
 _CLONES = 32  # of one trace, for threads that call it at once; more wait
 _OFTEN = 8  # traces of one function, or calls of jit on one, after which a warning says so; then at each doubling
 _JITTED: WeakKeyDictionary[types.CodeType, int] = WeakKeyDictionary()
@@ -88,9 +89,10 @@ class Traced:
         self.__name__ = self._arguments.name
         self._session = Session(**options)
         self._made: OrderedDict[Any, _Made] = OrderedDict()
-        self._seen: set[int] = set()  # hashes of the keys of all traces
-        self._history: list[Trace] = []
-        self._large: list[Array] = []  # closed-over arrays that became params: traces share them
+        self._seen: OrderedDict[int, None] = OrderedDict()  # hashes of the keys of traces
+        self._history: deque[Trace] = deque(maxlen=_TRACES)
+        self._count = 0  # traces so far
+        self._large: list[ReferenceType[Array]] = []  # closed-over arrays that became params: traces share them
         self._restart()
         restart_in_child(self._restart)
 
@@ -121,13 +123,14 @@ class Traced:
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """Every trace that calls have made, in order, each with its reason."""
+        """The traces that calls have made, in order, each with its reason: the last 64."""
         return tuple(self._history)
 
     def explain(self) -> str:
         """The traces as text: what each was made for, why, and how long it took."""
-        lines = [f"{self.__name__}: traced {'once' if (n := len(self._history)) == 1 else f'{n} times'}"]
-        lines += [f"{i}  {trace}" for i, trace in enumerate(self._history)]
+        lines = [f"{self.__name__}: traced {'once' if self._count == 1 else f'{self._count} times'}"]
+        first = self._count - len(self._history)
+        lines += [f"{i}  {trace}" for i, trace in enumerate(self._history, first)]
         return "\n".join(lines)
 
     def lower(self, *args: Any, **kwargs: Any) -> Graph:
@@ -152,12 +155,16 @@ class Traced:
             graph, result = self._trace(bound)
             model = self._session.compile(graph)
             trace = Trace(reason, tuple(given), fixed, graph, time.perf_counter() - start)
+            made = _Made(trace, _packer(result), [model])
             self._history.append(trace)
-            self._seen.add(hash(key))
-            self._warn(len(self._history), reason)
-            made = self._made[key] = _Made(trace, _packer(result), [model])
+            self._count += 1
+            self._seen[hash(key)] = None
+            self._made[key] = made
             while len(self._made) > _TRACES:
                 self._made.popitem(last=False)
+            while len(self._seen) > _SEEN:
+                self._seen.popitem(last=False)
+            self._warn(self._count, reason)
             return made
 
     def _warn(self, count: int, reason: str) -> None:
@@ -197,12 +204,14 @@ class Traced:
             graph.constants.remove(const)
             const.kind, const.name = "param", f"closure{len(graph.params)}"
             graph.params.append(const)
-            same = next((a for a in self._large if _same(a, const.data)), None)
+            known = [a for a in (r() for r in self._large) if a is not None]
+            same = next((a for a in known if _same(a, const.data)), None)
             if same is None:
                 assert const.data is not None
-                self._large.append(const.data)
+                known.append(const.data)
             else:
                 const.data = same
+            self._large = [ref(a) for a in known]
 
 
 def _same(a: Array, b: Array | None) -> bool:

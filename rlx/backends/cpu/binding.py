@@ -200,8 +200,9 @@ class Affected:
 class Binding:
     """A table filled in: `rows` is the phase table. It keeps alive what its words point to, but not the arena.
 
-    `room` says how much each size that data decide may be; `extents` has it as that size until it is known. `resized`
-    is called when such a size has changed during a run, which then goes on with `rows` as they are in `block`.
+    `room` says how much each size that data decide may be; `extents` has it as that size until it is known. `changing`
+    is called before such a size changes during a run, and `resized` after, which then goes on with `rows` as they are in
+    `block`.
     """
 
     def __init__(
@@ -221,6 +222,7 @@ class Binding:
         self.set_extents({**extents, **self.room, **dict.fromkeys(table.rounds, 0)})
         self.host_array = host_array
         self.block: RunBlock | None = None  # that runs it
+        self.changing: Callable[[], None] = lambda: None
         self.resized: Callable[[], None] = lambda: None
         values = [evaluate(size, self.extents) for size in table.sizes]
         words = table.fixed.copy()
@@ -298,6 +300,7 @@ class Binding:
                 raise Overrun(f"node {kernel.label}: there is no room for {name!r} = {value}", name, value)
         changed = [name for name, value in found.items() if self.extents[name] != value]
         if changed:
+            self.changing()
             self.set_extents({**self.extents, **found})
             for name in changed:
                 self._resize(self.table.affected(name))

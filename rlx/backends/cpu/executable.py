@@ -39,6 +39,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 KEPT_BINDINGS = 128  # a binding is some 20 kB; a model that alternates between this many shapes never binds again
 LONG_RUN = 8  # chunks, of some 50 µs at most, from which a run lets other Python threads go on
+LONG_RUN_BYTES = 256 << 10  # or of what a phase reads and writes: some 10 µs
+LONG_SPECIAL_BYTES = 8 << 10  # the same where a kernel may take far longer for each byte
 FIRST_ROOM = 16  # for a size that data decide and nothing bounds; a run that needs more starts again with more
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
 DIRECT = 4 << 20  # bytes of results from which on a run writes them where the caller gets them, instead of copying
@@ -101,6 +103,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.fresh = ResultMemory()
         self.block = RunBlock(threads=shared.threads)
         self.slots_entry = self.make_entry()
+        self.known_free = self.free  # the inputs that the entry knows of
         self.forget()
         shared.enter(self)
 
@@ -117,7 +120,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
 
     @property
     def arena(self) -> memoryview:
-        return self.memory.data
+        return self.memory.data.toreadonly()
 
     @property
     def results(self) -> tuple[Array | None, ...] | None:
@@ -132,9 +135,9 @@ class CpuExecutable(StateCalls, ExpertCalls):
         if not arrays:
             return
         with self.held():
+            self.forget()  # first: what was bound is of the params before, also where this is interrupted
             self.shared = self.shared.parted(self)
             self.shared.set_params(arrays)
-            self.forget()
 
     def raw_param(self, name: str) -> Array | None:
         return next((array for b, array in self.shared.params.items() if b.name == name), None)
@@ -161,6 +164,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
             self.fresh.clear()
             self.memory = aligned_bytes(0)
             self.scratch = aligned_bytes(0)
+            self.room = {}
             if not self.fits_all:
                 self.plan = None
 
@@ -170,6 +174,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.held():
+            self.check_apart(out)
             ready = self.compact(inputs)
             bound = self.bind(ready)
             arrays = self.made(bound)
@@ -182,9 +187,11 @@ class CpuExecutable(StateCalls, ExpertCalls):
                 self.fresh.keep_for(arrays)
                 pairs = enumerate(zip(out, arrays, strict=True))
                 out = [self.fresh.like(a) if t is None and n in asked else t for n, (t, a) in pairs]
-            direct = self.redirect(bound, ready, out) if any(t is not None for t in out) else set()
+            direct = self.direct(ready, out) if any(t is not None for t in out) else {}
             fed = {feed.number for feed in self.states.feeds.values()}
             try:
+                for root, target in direct.items():
+                    bound.binding.point(root, int(target.ctypes.data))
                 with self.selection.only(self.block, asked | fed):
                     bound = self.execute(bound, ready)
             finally:
@@ -307,9 +314,14 @@ class CpuExecutable(StateCalls, ExpertCalls):
             assert self.bound is not None
             return self.bound
         self.close()  # should something below fail
+        if self.known_free != self.free:  # inputs are kept that were not, or no longer
+            self.entry.set_inputs(self.input_specs())
+            self.known_free = self.free
+            self.close()
         bound = self.kept.pop(shapes, None)
         if bound is None:
-            bound = self.make_bound(shapes)
+            with self.restoring():
+                bound = self.make_bound(shapes)
         self.kept[shapes] = bound
         if len(self.kept) > KEPT_BINDINGS:
             del self.kept[next(iter(self.kept))]
@@ -336,6 +348,18 @@ class CpuExecutable(StateCalls, ExpertCalls):
             self.entry.records[:] = bound.records
         self.block.words[INPUT_COUNT] = len(free)
 
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Memory, plan and room are as before after an error inside: a run that can't be takes nothing from others."""
+        before = self.plan, self.memory, self.scratch, self.room
+        try:
+            yield
+        except BaseException:
+            if before[1] is not self.memory or before[2] is not self.scratch or before[0] is not self.plan:
+                self.kept.clear()
+            self.plan, self.memory, self.scratch, self.room = before
+            raise
+
     def make_bound(self, shapes: Shapes) -> Bound:
         inputs = self.program.inputs
         names = [b.name for b in inputs]
@@ -355,12 +379,12 @@ class CpuExecutable(StateCalls, ExpertCalls):
         binding = Binding(
             self.shared.run, extents, self.address, scratch, self.array, keep, room=room, dims=self.program.dims
         )
-        chunks = sum(count for _, _, count in binding.rows)
-        releases = chunks >= LONG_RUN or bool(self.shared.run.rounds)
+        releases = bool(self.shared.run.rounds) or self.is_long(binding)
         found = jobs(binding.table, self.shared.spans_of(self.plan), binding.rows)
         bound = Bound(binding, self.plan, phase_table(binding.rows), found, releases, [], (), ())
         self.show(bound)
-        binding.resized = lambda: self.resize(bound)
+        binding.changing = lambda: self.leave_out(bound)
+        binding.resized = lambda: self.resize(bound, shapes)
         if self.states.feeds:
             results = (bound.results[0], bound.results[1])
             phase, bound.feeds = self.states.phase(binding, results, self.address)
@@ -368,6 +392,18 @@ class CpuExecutable(StateCalls, ExpertCalls):
         for job in found:
             bound.table[job.first, JOB] = job.words.ctypes.data
         return bound
+
+    def is_long(self, binding: Binding) -> bool:
+        """Whether runs take so long that other Python threads, and Ctrl-C, can't wait for their end."""
+        if sum(count for _, _, count in binding.rows) >= LONG_RUN:
+            return True
+        for phase, (_, _, count) in zip(binding.table.phases, binding.rows, strict=True):
+            if count:
+                buffers = (*phase.kernel.reads(), *phase.kernel.writes())
+                size = sum(b.nbytes(binding.extents) for b in buffers)
+                if size >= (LONG_RUN_BYTES if phase.kernel.special is None else LONG_SPECIAL_BYTES):
+                    return True
+        return False
 
     def show(self, bound: Bound) -> None:
         """Fills in the patches of the inputs and the arrays of the outputs, at the present extents."""
@@ -424,17 +460,27 @@ class CpuExecutable(StateCalls, ExpertCalls):
         """Whether a run may find that it needs more room."""
         return any(most is None and self.program.dims[name].hi is None for name, most in self.program.made.items())
 
-    def resize(self, bound: Bound) -> None:
+    def leave_out(self, bound: Bound) -> None:
+        """Called in a run before sizes that data decide change: no run is to meet words of which some have changed."""
+        self.close()
+        self.kept = {shapes: other for shapes, other in self.kept.items() if other is not bound}
+
+    def resize(self, bound: Bound, shapes: Shapes) -> None:
         """Called in a run when sizes that data decide have changed."""
         need = bound.binding.scratch_bytes() * self.shared.threads
         if need > self.scratch.nbytes:
-            bound.binding.keep = (bound.binding.keep, self.scratch)
-            self.scratch = aligned_bytes(need)
-            self.kept = {shapes: other for shapes, other in self.kept.items() if other is bound}
+            scratch = aligned_bytes(need)
+            bound.binding.keep = (bound.binding.keep, scratch)
+            self.kept.clear()
+            self.scratch = scratch
         bound.binding.rescratch(int(self.scratch.ctypes.data))
         self.show(bound)
         self.entry.update(patches=bound.given)
         self.entry.set_result(bound.results[self.states.parity[0]])
+        self.kept[shapes] = bound
+        self.shapes = shapes
+        if not self.grows:
+            self.open(bound, shapes)
 
     def make_room(self, extents: Mapping[str, int], spread: Mapping[str, Size]) -> None:
         """A plan that these extents fit into, and memory for it. What changes address makes bindings void.
@@ -442,22 +488,19 @@ class CpuExecutable(StateCalls, ExpertCalls):
         `spread`: the sizes that data decide, within the room for them; no size within it takes more than planned.
         """
         need = self.shared.run.scratch_bytes(extents) * self.shared.threads
-        if need > self.scratch.nbytes:
-            self.kept.clear()
-            self.scratch = aligned_bytes(need)
-        plan = self.plan
+        plan, memory, scratch = self.plan, self.memory, self.scratch
         if plan is None or not (self.fits_all or self.fits(plan, extents, spread)):
             plan = self.make_plan(extents, spread)
-        if plan.arena > self.memory.nbytes:
-            self.reserve(extents, plan.arena - self.memory.nbytes)  # raises before anything has changed
-        if plan is not self.plan:
+        if plan.arena > memory.nbytes:
+            self.reserve(extents, plan.arena - memory.nbytes)
+            if memory.nbytes:
+                log.info("%s: the arena grows to %d bytes at %s", self.program.name, plan.arena, dict(extents))
+            memory = aligned_bytes(plan.arena, max(64, plan.alignment))
+        if need > scratch.nbytes:
+            scratch = aligned_bytes(need)
+        if plan is not self.plan or memory is not self.memory or scratch is not self.scratch:  # nothing fails any more
             self.kept.clear()
-            self.plan = plan
-        if self.plan.arena > self.memory.nbytes:
-            if self.memory.nbytes:
-                log.info("%s: the arena grows to %d bytes at %s", self.program.name, self.plan.arena, dict(extents))
-            self.kept.clear()
-            self.memory = aligned_bytes(self.plan.arena, max(64, self.plan.alignment))
+            self.plan, self.memory, self.scratch = plan, memory, scratch
 
     def fits(self, plan: MemoryPlan, extents: Mapping[str, int], spread: Mapping[str, Size]) -> bool:
         """Whether every buffer is within its place in the plan."""
@@ -489,12 +532,27 @@ class CpuExecutable(StateCalls, ExpertCalls):
         assert self.plan is not None
         return as_array(self.memory, buffer, self.plan.address(buffer, extents), extents)
 
-    def redirect(self, bound: Bound, inputs: Sequence[Array], out: Sequence[Array | None]) -> set[Buffer]:
-        """Points outputs straight at the caller's arrays where these are compact, of their own, and apart from inputs.
+    def check_apart(self, out: Sequence[Array | None]) -> None:
+        """Raises `OptionError` for an array of the caller in memory that the run itself uses."""
+        given = [(name, o) for o, (name, _) in zip(out, self.program.outputs, strict=True) if o is not None]
+        if not given:
+            return
+        used = [("arena", self.memory), ("arena", self.scratch)]
+        used += [(f"state {root.name!r}", memory) for root, memory in self.states.places()]
+        for name, target in given:
+            for what, memory in used:
+                if np.may_share_memory(target, memory):
+                    raise OptionError(
+                        f"out for {name!r}: the array lies in the {what} of the graph itself, which the run uses: give "
+                        "one of your own"
+                    )
+
+    def direct(self, inputs: Sequence[Array], out: Sequence[Array | None]) -> dict[Buffer, Array]:
+        """The outputs that are made in the caller's arrays: where these are compact, and apart from inputs and others.
 
         An output that is part of a buffer, shown twice or used by a host call is copied instead.
         """
-        found: set[Buffer] = set()
+        found: dict[Buffer, Array] = {}
         given = [o for o in out if o is not None]
         for target, (_, buffer) in zip(out, self.program.outputs, strict=True):
             fixed = all(s.name not in self.program.made for size in buffer.shape for s in symbols(size))
@@ -502,11 +560,9 @@ class CpuExecutable(StateCalls, ExpertCalls):
                 continue
             if not self.is_movable(buffer) or self.states.address(buffer) is not None:
                 continue
-            states = map(self.states.current, self.states.memory)
-            others = [*inputs, *(o for o in given if o is not target), self.memory, *states]
+            others = [*inputs, *(o for o in given if o is not target)]
             if target.flags.c_contiguous and target.flags.aligned and not _overlaps(target, others):
-                bound.binding.point(buffer, int(target.ctypes.data))
-                found.add(buffer)
+                found[buffer] = target
         return found
 
     def is_movable(self, buffer: Buffer) -> bool:
@@ -532,10 +588,6 @@ class CpuExecutable(StateCalls, ExpertCalls):
             kind = b.dtype.kind if b.dtype.native else "c"
             specs.append(InputSpec(kind, b.dtype.numpy.itemsize, (-1,), None if b.dtype.native else b.dtype.numpy))
         return specs
-
-    def renew_inputs(self) -> None:
-        """Tells the entry which inputs are kept now."""
-        self.entry.set_inputs(self.input_specs())
 
     @property
     def entry(self) -> Entry:
@@ -578,9 +630,9 @@ class CpuExecutable(StateCalls, ExpertCalls):
         while True:
             if self.shared.options.debug:
                 self.memory.fill(POISON)
-            for number, word, shift in bound.patches:
-                ctypes.c_int64.from_address(word).value = ready[number].ctypes.data + shift
             try:
+                for number, word, shift in bound.patches:
+                    ctypes.c_int64.from_address(word).value = ready[number].ctypes.data + shift
                 status = self.go(bound, ready)
             finally:
                 for root in self.program.inputs:  # a value that was given for a kept input counts for this run only
@@ -594,10 +646,12 @@ class CpuExecutable(StateCalls, ExpertCalls):
             try:
                 self.on_error(status)
             except Overrun as overrun:
-                self.room[overrun.name] = max(overrun.value, 2 * bound.binding.room[overrun.name])
-                log.info("%s: room for %s = %d", self.program.name, overrun.name, self.room[overrun.name])
+                name, more = overrun.name, max(overrun.value, 2 * bound.binding.room[overrun.name])
             self.forget()
-            bound = self.bind(ready)
+            with self.restoring():
+                self.room = {**self.room, name: more}
+                bound = self.bind(ready)
+            log.info("%s: room for %s = %d", self.program.name, name, more)
 
     def go(self, bound: Bound, ready: Sequence[Array]) -> int:
         """Runs the block; the status."""

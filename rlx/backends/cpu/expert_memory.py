@@ -67,24 +67,31 @@ class ExpertMemory:
 
     def capture(self, calls: int) -> None:
         """Starts rings of that many calls anew with the next binding; 0: none."""
-        self.calls = calls
-        self.rings.clear()
         for layer in self.layers:
             self.memory[layer.block][:STATS] = 0
+        self.calls = calls
+        self.rings.clear()
 
-    def taken(self, layer: ExpertLayer) -> list[Array]:
-        """The captured calls of a layer, oldest first; they are dropped."""
+    def captured(self, layer: ExpertLayer) -> list[Array]:
+        """The captured calls of a layer, oldest first."""
         block, ring = self.memory[layer.block], self.rings.get(layer.block)
         if ring is None:
             return []
         count, total = min(int(block[CALLS]), self.calls), int(block[CALLS])
-        block[CALLS] = 0
         slots = [ring[(total - count + n) % self.calls] for n in range(count)]
         return [slot[1 : 1 + slot[0]].reshape(-1, layer.top_k).copy() for slot in slots]
 
     def figures(self, layer: ExpertLayer) -> ExpertFigures:
-        """What was counted since the last time."""
-        counted = self.memory[layer.block][STATS:].reshape(-1, 3)
-        tokens, hits, misses = counted.T.copy()
-        counted[...] = 0
+        """What was counted since `drop_figures`."""
+        tokens, hits, misses = self.memory[layer.block][STATS:].reshape(-1, 3).T.copy()
         return ExpertFigures(tokens, hits, misses, misses * sum(map(matrix_bytes, layer.weights)))
+
+    def drop_captured(self) -> None:
+        """Forgets the captured calls of all layers."""
+        for layer in self.layers:
+            self.memory[layer.block][CALLS] = 0
+
+    def drop_figures(self) -> None:
+        """Starts counting anew."""
+        for layer in self.layers:
+            self.memory[layer.block][STATS:] = 0

@@ -58,10 +58,10 @@ class ExpertCalls(Executable):
                 if self.shared.prepared and weight.source.base not in self.shared.params and stored is not None:
                     self._check_file(layer, stored)
         with self.held():
+            self.forget()  # first: what is bound knows where panels lie now, also where only some can be placed
             self.shared = self.shared.parted(self)  # type: ignore[arg-type]
             pairs = zip(self.program.experts, masks, strict=True)
             self.shared.place_experts({w.panels: mask for layer, mask in pairs for w in layer.weights})
-            self.forget()
 
     def _check_file(self, layer: ExpertLayer, panels: Array) -> None:
         if mapping_of(panels) is not None:
@@ -72,13 +72,17 @@ class ExpertCalls(Executable):
 
     def capture(self, calls: int) -> None:
         with self.held():
-            self.experts.capture(calls)
             self.forget()
+            self.experts.capture(calls)
 
     def take_captured(self) -> Mapping[str, list[Array]]:
         with self.held():
-            return {layer.name: self.experts.taken(layer) for layer in self.experts.layers}
+            found = {layer.name: self.experts.captured(layer) for layer in self.experts.layers}
+            self.experts.drop_captured()
+            return found
 
     def take_figures(self) -> Mapping[str, ExpertFigures]:
         with self.held():
-            return {layer.name: self.experts.figures(layer) for layer in self.experts.layers}
+            found = {layer.name: self.experts.figures(layer) for layer in self.experts.layers}
+            self.experts.drop_figures()
+            return found

@@ -10,17 +10,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from rlx.backends.cpu import processor
 from rlx.backends.cpu.code import is_code
 from rlx.backends.cpu.loader import (
     Bundle,
+    Kernels,
+    Library,
     check_object,
     link,
     load_object,
     loads_itself,
     lock,
-    origins,
     runtime_objects,
     undivided,
 )
@@ -211,12 +213,12 @@ def default_cache() -> ObjectCache:
     return ObjectCache()
 
 
-# Kernels of this process by key. They stay loaded: a kernel is a few KB, and any compiled graph may hold its address.
-addresses: dict[str, int] = {}
+# The kernels of this process by key, in the code that has them: as long as a compiled graph holds that.
+loaded: WeakValueDictionary[str, Library] = WeakValueDictionary()
 
 
-def compile_kernels(items: Iterable[Item], *, cache: ObjectCache | None = None) -> dict[str, int]:
-    """Compiles kernels and returns their addresses by name.
+def compile_kernels(items: Iterable[Item], *, cache: ObjectCache | None = None) -> Kernels:
+    """Compiles kernels and returns their addresses by name; they stay loaded for good.
 
     An item is (name, IR text, optimize): a self-contained module that defines one function of that name. Equal items
     are compiled once a process and looked up on disk first. Raises CompileError for IR that LLVM rejects, a missing
@@ -225,7 +227,10 @@ def compile_kernels(items: Iterable[Item], *, cache: ObjectCache | None = None) 
     with Compiling(cache) as work:
         for item in items:
             work.add(*item)
-        return work.finish()
+        made = work.finish()
+    for library in made.code:
+        library.keep()
+    return made
 
 
 class Compiling:
@@ -243,6 +248,7 @@ class Compiling:
         self.pending: dict[bool, dict[str, Item]] = {False: {}, True: {}}  # by level: the bundle that fills
         self.wanted: dict[str, dict[str, str]] = {}  # bundle on disk -> symbols by key
         self.items: dict[str, Item] = {}
+        self.held: dict[str, Library] = {}  # that have kernels by these keys already
         self.objects: list[Bundle] = []
         self.crew = Crew(min(host().cores, threads))
 
@@ -260,7 +266,11 @@ class Compiling:
         key = object_key(f"{name}\n{ir}", optimize)
         if self.keys.setdefault(name, key) != key:
             raise CompileError(f"two different kernels are named {name!r}")
-        if key in addresses or key in self.items:
+        if key in self.held or key in self.items:
+            return
+        library = loaded.get(key)
+        if library is not None:
+            self.held[key] = library
             return
         self.items[key] = (name, ir, optimize)
         reference = self.cache.get(key)
@@ -293,8 +303,8 @@ class Compiling:
 
         self.crew.add(sum(len(ir) for _, ir, _ in bundle.values()), work)
 
-    def finish(self) -> dict[str, int]:
-        """Waits until all is compiled, and loads it: the addresses of the kernels by name."""
+    def finish(self) -> Kernels:
+        """Waits until all is compiled, and loads it: the kernels by name."""
         found: list[Bundle] = []
         for bundle, symbols in self.wanted.items():
             obj = self.cache.get(bundle)
@@ -308,8 +318,9 @@ class Compiling:
                 self.begin(filled)
         self.crew.finish()
         with undivided, lock:
-            load_bundles([*found, *self.objects])
-            return {name: addresses[key] for name, key in self.keys.items()}
+            self.held |= load_bundles([*found, *self.objects])
+        places = {name: self.held[key].kernels[key] for name, key in self.keys.items()}
+        return Kernels(places, self.held.values())
 
 
 def compile_bundle(kernels: Mapping[str, Item], cache: ObjectCache) -> Bundle:
@@ -359,25 +370,28 @@ def isolate(module: Any, name: str, unique: str) -> None:
     kernel.name = unique
 
 
-def load_bundles(objects: Sequence[Bundle]) -> None:
-    """Loads objects, all at once: one mapping for all."""
+def load_bundles(objects: Sequence[Bundle]) -> dict[str, Library]:
+    """Loads objects, all at once: one mapping for all. Returns what has the kernels, by their keys."""
     if not objects:
-        return
+        return {}
     for obj, _ in objects:
         check_object(obj)
-    library = load_object(*(obj for obj, _ in objects)).keep()
+    library = load_object(*(obj for obj, _ in objects))
     for obj, symbols in objects:
         for key, symbol in symbols.items():
-            addresses[key] = library.address(symbol)
-            origins[addresses[key]] = (obj, symbol)
+            library.kernels[key] = library.address(symbol)
+            library.origins[library.kernels[key]] = (obj, symbol)
+    loaded.update(dict.fromkeys(library.kernels, library))
+    return dict.fromkeys(library.kernels, library)
 
 
-def objects_of(kernels: Mapping[str, int]) -> list[Bundle]:
-    """Returns the objects that define the kernels at these addresses (by name), to be stored and loaded elsewhere.
+def objects_of(kernels: Kernels) -> list[Bundle]:
+    """Returns the objects that define these kernels, to be stored and loaded elsewhere.
 
     Where our own loader is used they are linked.
     """
     found: dict[bytes, dict[str, str]] = {}
+    origins = {address: origin for library in kernels.code for address, origin in library.origins.items()}
     for name, address in kernels.items():
         obj, symbol = origins[address]
         found.setdefault(obj, {})[name] = symbol

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import platform
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from weakref import WeakSet, WeakValueDictionary
 
 from rlx.backends.cpu import code
 from rlx.errors import CompileError
@@ -16,6 +18,7 @@ from rlx.forks import Undivided
 __all__ = [
     "KERNEL_SYMBOLS",
     "Bundle",
+    "Kernels",
     "Library",
     "build",
     "check_object",
@@ -32,8 +35,8 @@ Bundle = tuple[bytes, dict[str, str]]  # an object and, by key, the symbols of t
 
 undivided = Undivided()  # LLVM, whose locks are its own, and whoever has this one:
 lock = threading.RLock()
-origins: dict[int, tuple[bytes, str]] = {}  # address of a kernel -> the object that defines it, and its symbol there
-stored: dict[bytes, Library] = {}  # loaded objects of artifacts
+stored: WeakValueDictionary[bytes, Library] = WeakValueDictionary()  # loaded objects of artifacts
+alive: WeakSet[Library] = WeakSet()
 runtime_objects: dict[str, bytes] = {}  # objects of `build` by name; what is stored is of the same build of rlx
 
 
@@ -43,6 +46,9 @@ class Library:
     def __init__(self, owner: object, find: Callable[[str], int]) -> None:
         self.owner = owner
         self.find = find
+        self.kernels: dict[str, int] = {}  # addresses by key, of what `Compiling` made
+        self.origins: dict[int, tuple[bytes, str]] = {}  # address -> the object that defines it, and its symbol there
+        alive.add(self)
 
     def address(self, name: str) -> int:
         """Returns the address of a defined symbol. Raises CompileError when there is none."""
@@ -55,6 +61,23 @@ class Library:
         """Never unloads it: a daemon thread may be in its code while the interpreter takes everything down."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         return self
+
+
+def keep_all() -> None:
+    """At exit: objects are taken down in any order, while daemon threads may still be in runs."""
+    for library in list(alive):
+        library.keep()
+
+
+atexit.register(keep_all)
+
+
+class Kernels(dict[str, int]):
+    """The addresses of kernels by name; their code stays loaded as long as this lives."""
+
+    def __init__(self, addresses: Mapping[str, int], code: Iterable[Library]) -> None:
+        super().__init__(addresses)
+        self.code = tuple(dict.fromkeys(code))
 
 
 @functools.cache
@@ -130,18 +153,20 @@ def build(name: str, ir: Callable[[], str], *, symbols: Mapping[str, int]) -> Li
     return load_object(obj, symbols=symbols)
 
 
-def load_stored(objects: Sequence[Bundle]) -> dict[str, int]:
-    """Loads objects that `objects_of` gave, equal ones once a process; returns the addresses of kernels by name."""
+def load_stored(objects: Sequence[Bundle]) -> Kernels:
+    """Loads objects that `objects_of` gave, equal ones once while they are in use; returns the kernels by name."""
     made: dict[str, int] = {}
     with undivided, lock:
-        fresh = {obj for obj, _ in objects if obj not in stored}
+        held = {obj: library for obj, _ in objects if (library := stored.get(obj)) is not None}
+        fresh = {obj for obj, _ in objects if obj not in held}
         plain = [obj for obj in fresh if not code.is_code(obj)]
         for obj in plain:
             check_object(obj)
         for group in ([plain] if plain else []) + [[obj] for obj in fresh if code.is_code(obj)]:
-            stored.update(dict.fromkeys(group, load_object(*group).keep()))
+            held |= dict.fromkeys(group, load_object(*group))
         for obj, symbols in objects:
+            library = stored[obj] = held[obj]
             for name, symbol in symbols.items():
-                made[name] = stored[obj].address(symbol)
-                origins[made[name]] = (obj, symbol)
-    return made
+                made[name] = library.address(symbol)
+                library.origins[made[name]] = (obj, symbol)
+    return Kernels(made, held.values())

@@ -178,7 +178,13 @@ work:
   %back = sub i64 %end, 1
   %place = select i1 %other, i64 %back, i64 %next
   %chunk = add i64 %base, %place
+  %status = load atomic i64, ptr %ctx monotonic, align 8
+  %fine = icmp eq i64 %status, 0
+  br i1 %fine, label %call, label %called
+call:
   call void %fn(ptr %words, i64 %chunk, ptr %ctx, i64 %id)
+  br label %called
+called:                       ; or dropped: the run has failed
   %before = atomicrmw add ptr %done.p, i64 1 release
   %own.offset = mul i64 %id, $SHARE_BYTES
   %own.from = add i64 %own.offset, $SHARES_THREAD
@@ -191,6 +197,10 @@ work:
   br i1 %over, label %turn, label %ran
 turn:
   call void @end_turn(ptr %slot, i64 %id, ptr %since, i64 %t)
+  %caller = icmp eq i64 %id, 0
+  br i1 %caller, label %look.out, label %ran
+look.out:                     ; the status tells what comes of it. A worker's run may be over by now
+  %stop = call i64 @rlx_look(ptr %ctx, i64 0)
   br label %ran
 ran:
   ret i1 true
@@ -360,6 +370,7 @@ entry:
   %w1 = add i64 %w0, 1
   %number = call i64 @llvm.smin.i64(i64 %w1, i64 63)
   store i64 %number, ptr %id.p, align 8
+  call void @set_float_state(i32 $USUAL)  ; a thread begins with that of who started it
   %bit = shl i64 1, %number
   %bit.off = xor i64 %bit, -1
   br label %loop
@@ -659,6 +670,7 @@ pause:
 yield:
   %t = call i64 @now()
   call void @wait_on(ptr %pool, ptr %slot, i64 %t)
+  %stop = call i64 @rlx_look(ptr %ctx, i64 0)
   br label %wait
 finished:
   %base.next = add i64 %base, %count

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.arithmetic import usual_arithmetic
 from rlx.backends.cpu.binding import aligned_bytes
 from rlx.ir.graph import Array
 from rlx.ir.mapped import mapping_of
@@ -63,6 +64,7 @@ class Residency:
         """How much less that is than with all panels."""
         return sum(len(m) * panel_bytes(self.weights[b]) for b, m in self.masks.items()) - self.kept_bytes()
 
+    @usual_arithmetic()
     def place(
         self, weight: ExpertWeight, wanted: Mask, panels: Array | None, whole: Array | None, stays: bool
     ) -> Array:

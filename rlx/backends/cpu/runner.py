@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from rlx.arithmetic import usual_arithmetic
 from rlx.backends.cpu.pool import aligned_words, pool
 from rlx.backends.cpu.runner_native import (
     BUSY,
@@ -18,6 +19,7 @@ from rlx.backends.cpu.runner_native import (
     CHECK_NS,
     CPYTHON,
     HOST_CALL_RAISED,
+    LOOK,
     PARALLEL,
     PHASE,
     PHASE_COUNT,
@@ -103,6 +105,7 @@ class RunBlock:
         self.profile: NDArray[np.int64] | None = None
         self.words[POOL] = pool.address
         self.words[CHECK_NS] = CHECK_EVERY_NS
+        self.words[LOOK] = self.native.look
         self.words[RELEASE_GIL] = release_gil
         self.threads = threads
         self.set_phases(phases)
@@ -235,7 +238,8 @@ class HostCall:
         before = holders.get(ctx, 0)
         holders[ctx] = threading.get_ident()
         try:
-            self.function()
+            with usual_arithmetic():  # the phases that follow have it whatever the call sets
+                self.function()
         except BaseException as error:  # noqa: BLE001  # native code can't pass it on; `raise_error` does
             self.error = error
             status = ctypes.c_int64.from_address(ctx)

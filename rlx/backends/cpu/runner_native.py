@@ -12,6 +12,8 @@ The state block is an array of 64-bit words. Kernels know the first ones, the re
     3 NEXT     the phase that comes next; a control kernel (If, While) may set it while it runs, alone in its phase
     4 SLOT     the slot of the pool that the run has
     5 MIDWAY   0, or once it has one, what long chunks call in their midst: `i64 (ptr ctx, i64 worker, i64 do)`
+    6 FLOATS   the control register of the caller's arithmetic, see `float_state`
+    7 LOOK     what long chunks call some times a millisecond: `i64 (ptr ctx, i64 worker)`, not 0 if they are to end
     8 BUSY     1 while somebody runs or changes the block
     9 ...      see the table below
     USER_WORDS and on: what the compiled graph wants for itself (extents, strides)
@@ -20,6 +22,9 @@ A phase may begin a job of several that run side by side: a list of the chunks o
 they do those of one phase. Its words are the number of phases, that of chunks, and (function, words, chunk) for each.
 No phase of a job is a control kernel or can fail. Where a run has one thread, finds no slot or is profiled, its phases
 run one by one.
+
+Ctrl-C is seen by the caller, which asks Python every 50 ms: between phases, between chunks, while it waits for workers,
+and in the midst of long chunks. An error or an interrupt sets STATUS; chunks that nobody has begun by then are dropped.
 """
 
 from __future__ import annotations
@@ -47,8 +52,7 @@ __all__ = [
 ]
 
 # Word offsets in the state block.
-STATUS, VALUE, PHASE, NEXT, SLOT, MIDWAY = range(6)
-BUSY = 8
+STATUS, VALUE, PHASE, NEXT, SLOT, MIDWAY, FLOATS, LOOK, BUSY = range(9)
 PHASES = 9  # address of the phase table
 PHASE_COUNT = 10
 THREADS = 11
@@ -136,7 +140,8 @@ define internal i64 @time_of(i32 %clock) nounwind {
   ret i64 %t
 }
 
-; takes the GIL to let signal handlers run when it is time; true, with the GIL held, if one raised
+; takes the GIL to let signal handlers run when it is time, with the caller's arithmetic; true, with the GIL held and
+; the status set, if one raised
 define internal i1 @interrupted(ptr %ctx) noinline {
 entry:
   %state.p = getelementptr i64, ptr %ctx, i64 $THREAD_STATE
@@ -151,11 +156,14 @@ entry:
 check:
   %state = load ptr, ptr %state.p, align 8
   call void @PyEval_RestoreThread(ptr %state)
+  call void @leave_floats(ptr %ctx)
   %r = call i32 @PyErr_CheckSignals()
+  call void @enter_floats(ptr %ctx)
   %raised = icmp ne i32 %r, 0
   br i1 %raised, label %yes, label %resume
 yes:
   store ptr null, ptr %state.p, align 8
+  store atomic i64 $INTERRUPTED_STATUS, ptr %ctx release, align 8
   ret i1 true
 resume:
   %again = call ptr @PyEval_SaveThread()
@@ -165,6 +173,29 @@ resume:
   br label %no
 no:
   ret i1 false
+}
+
+; whether a chunk, or what is left of a phase, is to end: after an error, or when a signal handler has raised
+define i64 @rlx_look(ptr %ctx, i64 %worker) {
+entry:
+  %status = load atomic i64, ptr %ctx acquire, align 8
+  %bad = icmp ne i64 %status, 0
+  br i1 %bad, label %yes, label %who
+who:
+  %caller = icmp eq i64 %worker, 0
+  br i1 %caller, label %able, label %no
+able:                         ; the caller keeps the GIL in short runs, which are over before it matters
+  %state.p = getelementptr i64, ptr %ctx, i64 $THREAD_STATE
+  %state = load ptr, ptr %state.p, align 8
+  %free = icmp ne ptr %state, null
+  br i1 %free, label %ask, label %no
+ask:
+  %stop = call i1 @interrupted(ptr %ctx)
+  br i1 %stop, label %yes, label %no
+yes:
+  ret i64 1
+no:
+  ret i64 0
 }
 
 ; one chunk of a job
@@ -279,16 +310,25 @@ publish:
   call void @pool_run(ptr %pool, ptr %slot.use, ptr %fn, ptr %words, ptr %ctx, i64 %n, i64 %threads)
   br label %after
 serial:
-  %chunk = phi i64 [ 0, %maybe ], [ 0, %get ], [ %chunk.next, %serial ]
+  %chunk = phi i64 [ 0, %maybe ], [ 0, %get ], [ %chunk.next, %further ]
   call void %fn(ptr %words, i64 %chunk, ptr %ctx, i64 0)
   %chunk.next = add i64 %chunk, 1
   %chunk.more = icmp slt i64 %chunk.next, %n
-  br i1 %chunk.more, label %serial, label %after
+  br i1 %chunk.more, label %serial.look, label %after
+serial.look:
+  br i1 %checks, label %serial.ask, label %further
+serial.ask:
+  %serial.stop = call i64 @rlx_look(ptr %ctx, i64 0)
+  %serial.on = icmp eq i64 %serial.stop, 0
+  br i1 %serial.on, label %further, label %after
+further:
+  br label %serial
 
 after:
   %slot.next = phi ptr [ %slot, %direct ], [ %slot, %not.one ], [ %slot.use, %publish ], [ %slot, %serial ],
-    [ %slot.jobs, %side.by.side ]
-  %n.ran = phi i64 [ %n, %direct ], [ %n, %not.one ], [ %n, %publish ], [ %n, %serial ], [ %n.job, %side.by.side ]
+    [ %slot, %serial.ask ], [ %slot.jobs, %side.by.side ]
+  %n.ran = phi i64 [ %n, %direct ], [ %n, %not.one ], [ %n, %publish ], [ %n, %serial ], [ %n, %serial.ask ],
+    [ %n.job, %side.by.side ]
   %status = load atomic i64, ptr %ctx acquire, align 8
   %bad = icmp ne i64 %status, 0
   br i1 %bad, label %failed, label %fine
@@ -387,14 +427,18 @@ ready:
   %long = icmp ne i64 %release, 0
   br i1 %long, label %without, label %with
 with:
+  call void @enter_floats(ptr %ctx)
   %r0 = call i64 @walk(ptr %ctx)
+  call void @leave_floats(ptr %ctx)
   ret i64 %r0
 without:
   %t = call i64 @now()
   store i64 %t, ptr %last.p, align 8
   %state = call ptr @PyEval_SaveThread()
   store ptr %state, ptr %state.p, align 8
+  call void @enter_floats(ptr %ctx)
   %r1 = call i64 @walk(ptr %ctx)
+  call void @leave_floats(ptr %ctx)
   %saved = load ptr, ptr %state.p, align 8
   %away = icmp ne ptr %saved, null
   br i1 %away, label %restore, label %out
@@ -426,9 +470,12 @@ busy:
 def runtime_ir(*, futex: bool | None = None, cpython: bool = CPYTHON) -> str:
     """Returns the module of the pool and the walker as IR text."""
     offsets = {name: value for name, value in globals().items() if name.isupper() and isinstance(value, int)}
+    from rlx.backends.cpu.float_state import float_state_ir  # here: who finds the code in the cache needs none of it
+
+    floats, usual = float_state_ir()
     own = {"CLOCK": time.CLOCK_MONOTONIC, "POOL_STATE": STATE, "POOL_START": START}
-    text = filled(RUNNER_IR, {**offsets, **own})
-    pool_words = {"SLOT": SLOT, "MIDWAY": MIDWAY, "POOL": POOL}
+    text = filled(floats + RUNNER_IR, {**offsets, **own, **usual})
+    pool_words = {"SLOT": SLOT, "MIDWAY": MIDWAY, "POOL": POOL, **usual}
     return pool_ir(pool_words, futex=futex) + (PYTHON_IR if cpython else NO_PYTHON_IR) + text
 
 
@@ -459,3 +506,4 @@ class Native:
         self.acquire: Callable[[int], int] = function(self.library.address("rlx_acquire"))
         self.go: Callable[[int], int] = function(self.library.address("rlx_go"))
         self.run: Callable[[int], int] = function(self.library.address("rlx_run"))
+        self.look = self.library.address("rlx_look")

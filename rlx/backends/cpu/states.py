@@ -150,16 +150,22 @@ class StateMemory:
 
     def place(self, root: Buffer, array: Array) -> None:
         """Memory for a state of this value; what it was fed with stays."""
-        held = aligned_bytes(max(array.nbytes, 8))
-        held[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        self.memory[root], self.shapes[root] = held, array.shape
+        self.memory[root], self.shapes[root] = held_bytes(array), array.shape
 
-    def drop(self, root: Buffer) -> None:
-        """Forgets a kept input, and what it is fed with."""
+    def keep(self, root: Buffer, array: Array | None) -> None:
+        """Keeps an input from this value on, or no longer; what it was fed with ends."""
+        if array is None:
+            held, first = None, None
+        else:
+            held = held_bytes(array)
+            zeros = not array.view(np.uint8).any() if array.flags.c_contiguous and array.ndim else False
+            first = None if zeros else array.copy()
+        self.settle()
         self.feeds.pop(root, None)
-        self.memory.pop(root, None)
-        self.shapes.pop(root, None)
-        self.first.pop(root, None)
+        for kept in (self.memory, self.shapes, self.first):
+            kept.pop(root, None)
+        if held is not None and array is not None:
+            self.memory[root], self.shapes[root], self.first[root] = held, array.shape, first
 
     def current(self, root: Buffer) -> Array:
         """The bytes of the state now."""
@@ -176,19 +182,19 @@ class StateMemory:
         return self.current(root)[:count].view(root.dtype.numpy).reshape(shape)
 
     def feed(self, root: Buffer, number: int, source: Buffer, swaps: bool) -> None:
-        """Makes an output become the state after each run."""
+        """Makes an output become the state after each run, in place of another one."""
+        spare = aligned_bytes(self.memory[root].nbytes) if swaps else None
+        cell = aligned_words(2) if swaps else None
         self.settle()
         held = self.memory[root]
-        spare = aligned_bytes(held.nbytes) if swaps else held
-        cell = aligned_words(2) if swaps else None
-        if cell is not None:
+        if spare is not None and cell is not None:
             cell[:] = held.ctypes.data, spare.ctypes.data
-        self.feeds[root] = Feed(number, source, (held, spare), cell)
+        self.feeds[root] = Feed(number, source, (held, held if spare is None else spare), cell)
 
     def unfeed(self, root: Buffer) -> None:
-        """Ends a feed; the state keeps its value."""
+        """Ends a feed, if there is one; the state keeps its value."""
         self.settle()
-        del self.feeds[root]
+        self.feeds.pop(root, None)
 
     def settle(self) -> None:
         """Makes the parity even: the memory that holds a state now is its first."""
@@ -211,6 +217,11 @@ class StateMemory:
         """The buffers whose memory is here."""
         yield from self.memory
         yield from (f.source for f in self.feeds.values() if f.cell is not None)
+
+    def places(self) -> Iterable[tuple[Buffer, Array]]:
+        """All memory that is here, by what it is for."""
+        yield from self.memory.items()
+        yield from ((root, array) for root, feed in self.feeds.items() for array in feed.pair)
 
     def output(self, number: int, parity: int, extents: Mapping[str, int]) -> Array | None:
         """A fed output after a run that ended with this parity; None for one that lies in the arena."""
@@ -240,6 +251,13 @@ class StateMemory:
         return (feed_code().address("rlx_feed"), int(table.ctypes.data), 1), table
 
 
+def held_bytes(array: Array) -> Array:
+    """Memory with the contents of an array."""
+    held = aligned_bytes(max(array.nbytes, 8))
+    held[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return held
+
+
 def initial(buffer: Buffer) -> Array:
     """The value that a state starts with."""
     if buffer.data is not None:
@@ -253,7 +271,6 @@ class StateCalls(Executable):
     program: Program
     states: StateMemory
     held: Callable[[], AbstractContextManager[None]]
-    renew_inputs: Callable[[], None]
     forget: Callable[[], None]
     is_movable: Callable[[Buffer], bool]
 
@@ -286,22 +303,16 @@ class StateCalls(Executable):
     def keep_input(self, name: str, array: Array | None) -> None:
         root = self.root_of(name)
         with self.held():
-            self.states.settle()
-            self.states.drop(root)
-            if array is not None:
-                self.states.place(root, array)
-                zeros = not array.view(np.uint8).any() if array.flags.c_contiguous and array.ndim else False
-                self.states.first[root] = None if zeros else array.copy()
-            self.renew_inputs()
-            self.forget()
+            self.forget()  # first: what is bound knows the states as they are
+            self.states.keep(root, array)
 
     def feed_state(self, name: str, output: int | None) -> None:
         root = self.root_of(name)
         with self.held():
-            if root in self.states.feeds:
-                self.states.unfeed(root)
-            if output is not None:
-                source = self.program.outputs[output][1]
-                hosts = any(root in (b.base for b in k.operands) for k in self.program.run if k.host is not None)
-                self.states.feed(root, output, source, swaps=self.is_movable(source) and not hosts)
             self.forget()
+            if output is None:
+                self.states.unfeed(root)
+                return
+            source = self.program.outputs[output][1]
+            hosts = any(root in (b.base for b in k.operands) for k in self.program.run if k.host is not None)
+            self.states.feed(root, output, source, swaps=self.is_movable(source) and not hosts)

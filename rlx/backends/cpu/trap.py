@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from rlx.arithmetic import usual_arithmetic
 from rlx.backends.cpu.binding import Binding, as_array
 from rlx.backends.cpu.runner import RunBlock
 from rlx.backends.cpu.runner_native import NAN_TRAPPED, NEXT, PHASE, PHASE_WORDS, STATUS, VALUE
@@ -22,6 +23,7 @@ KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_int64, ctypes.c_size_t
 ArrayOf = Callable[[Buffer, Mapping[str, int]], Array]
 
 
+@usual_arithmetic()
 def stepped(block: RunBlock, binding: Binding, array: ArrayOf, inputs: Mapping[Buffer, Array], trap: str) -> int:
     """One run of an acquired block in this thread, chunk by chunk; the status as of `RunBlock.run_acquired`.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from rlx.backends.cpu.beside import Span, spans
 from rlx.backends.cpu.binding import Marks, Phase, Table, aligned_bytes, as_array
+from rlx.backends.cpu.loader import Kernels
 from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.runner import RunBlock
 from rlx.backends.granted import run_threads
@@ -48,7 +49,7 @@ class Shared:
         options: CompileOptions,
         prepare: Sequence[Phase],
         run: Sequence[Phase],
-        addresses: Mapping[str, int],
+        addresses: Kernels,
         marks: Marks,
         prepared: Mapping[Buffer, Array] | None = None,
     ) -> None:
@@ -145,10 +146,12 @@ class Shared:
 
         by_name = {b.name: b for b in self.program.params}
         ready = {by_name[name]: a if _is_mapped(a) else np.array(a, order="C") for name, a in arrays.items()}
+        keys = {b: memory_key(a) for b, a in ready.items()}
         with self.changing():
-            self.params |= ready
-            self.keys |= {b: memory_key(a) for b, a in ready.items()}
             self.dirty |= ready.keys()
+            self.keys |= dict.fromkeys(ready)
+            self.params |= ready
+            self.keys |= keys
 
     def address(self, buffer: Buffer) -> int:
         """The address of a param, constant or prepared root buffer."""

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, Turns, host_memory
 from rlx.backends.library.arrays import Arrays, Flat
 from rlx.backends.library.trace import Trace, why_not
@@ -134,6 +135,7 @@ class ArrayExecutable(Executable):
         with self.lib.session():
             return [self.lib.fetch(x) for x in self.last]
 
+    @usual_arithmetic()
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.turns.taken(self.waits), self.lib.session():
             last = self.run_all(inputs)

@@ -1,0 +1,50 @@
+"""The usual arithmetic of floats, whatever the calling thread has set: to nearest, denormal numbers kept, no traps.
+
+Libraries that are built for speed, or told to, set another one for a thread and leave it so. What rlx computes in
+Python and NumPy (constants that are folded, values that are converted, the reference device) would then have other bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["usual_arithmetic"]
+
+ROOM = 64  # words, more than any system's `fenv_t` takes
+
+
+@contextmanager
+def usual_arithmetic() -> Iterator[None]:
+    """Code in which this thread has the usual arithmetic; it has its own again afterwards. Also a decorator.
+
+    The C library does that, in some 2 µs. On Windows the thread's is left as it is.
+    """
+    read, write, usual = _calls()
+    if read is None:
+        yield
+        return
+    kept = (ctypes.c_uint64 * ROOM)()
+    read(kept)
+    write(usual)
+    try:
+        yield
+    finally:
+        write(kept)
+
+
+@functools.cache
+def _calls() -> tuple[Any, Any, Any]:
+    """`fegetenv`, `fesetenv` and the usual environment; None for each where there are none."""
+    if sys.platform == "win32":
+        return None, None, None
+    library = ctypes.PyDLL(None)  # these are too short to let other threads go on
+    if sys.platform == "darwin":
+        usual: Any = ctypes.byref(ctypes.c_char.in_dll(library, "_FE_DFL_ENV"))
+    else:
+        usual = ctypes.c_void_p(-1)  # of glibc and musl
+    return library.fegetenv, library.fesetenv, usual
