@@ -1,7 +1,7 @@
 """The usual arithmetic of floats, whatever the calling thread has set: to nearest, denormal numbers kept, no traps.
 
 Libraries that are built for speed, or told to, set another one for a thread and leave it so. What rlx computes in
-Python and NumPy (constants that are folded, values that are converted, the reference device) would then have other bits.
+Python and NumPy would then have other bits: constants that are folded, values that are converted, the reference device.
 """
 
 from __future__ import annotations

@@ -201,8 +201,8 @@ class Binding:
     """A table filled in: `rows` is the phase table. It keeps alive what its words point to, but not the arena.
 
     `room` says how much each size that data decide may be; `extents` has it as that size until it is known. `changing`
-    is called before such a size changes during a run, and `resized` after, which then goes on with `rows` as they are in
-    `block`.
+    is called before such a size changes during a run, and `resized` after; the run then goes on with `rows` as they are
+    in `block`.
     """
 
     def __init__(

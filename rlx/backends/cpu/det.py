@@ -12,6 +12,8 @@ from rlx.kernels.program import Kernel
 
 __all__ = ["accepts", "emit"]
 
+ROWS = 64  # that are cleared between looks whether the run goes on
+
 
 def accepts(node: Node) -> bool:
     """Floats that the CPU computes with."""
@@ -43,7 +45,7 @@ def emit(kernel: Kernel) -> list[KernelCode]:
             element = frame.element(source, f.add(base, i, "i64"), memory)
             frame.put(scalar.convert(f, element, x.dtype, wide, 1), work, i, real)
 
-        f.loop(0, area, 1, [], copy)
+        frame.loop(0, area, [], copy)
         (value,) = f.loop(0, n, 1, [(real, f.value(1.0, real))], column)
         frame.put(scalar.convert(f, value, wide, x.dtype, 1), target, m, memory)
 
@@ -78,7 +80,7 @@ def emit(kernel: Kernel) -> list[KernelCode]:
 
             f.loop(below, n, 1, [], one)
 
-        f.if_(f.cmp("une", head, 0.0, real), lambda: f.loop(below, n, 1, [], clear) and None)
+        f.if_(f.cmp("une", head, 0.0, real), lambda: frame.loop(below, n, [], clear, ROWS) and None)
         product = f.mul(carried[0], head, real)
         return [f.select(moved, f.neg(product), product, real)]
 

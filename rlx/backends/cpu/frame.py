@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlx.backends.cpu.builder import Function, Module, Operand
+from rlx.backends.cpu.builder import Function, Module, Operand, Typed
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
+from rlx.backends.cpu.looks import TURNS, looking_loop
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, evaluate, size_product
@@ -101,6 +102,17 @@ class Frame:
         ok = f.cmp("ult", at, size, "i64")
         self.fail_unless(ok, "index", raw)
         return f.select(ok, at, -1, "i64")
+
+    def loop(
+        self,
+        start: Operand,
+        stop: Operand,
+        carried: Sequence[Typed],
+        body: Callable[[str, list[str]], Sequence[Operand] | None],
+        turns: int = TURNS,
+    ) -> list[str]:
+        """A loop by 1 that may be long: after so many turns it looks whether the run goes on."""
+        return looking_loop(self.f, start, stop, 1, carried, body, turns)
 
     def element(self, base: str, index: Operand, ty: str) -> str:
         """Loads element `index` of type `ty`."""

@@ -15,6 +15,7 @@ from rlx.backends.cpu.builder import Function, Module
 from rlx.backends.cpu.cuts import Grid
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.interior import drop_tests, index_tests, interior
+from rlx.backends.cpu.looks import is_long, looking_loop
 from rlx.backends.cpu.loops import (
     flatten,
     is_costly,
@@ -222,11 +223,16 @@ class _Nest:
         text = scalar.to_memory(self.f, self.emitter.lanes_of(value, scope), self.store.buffer.dtype, scope.width)
         self.emitter.store(self.destination, text, scope)
 
+    def along(self, start: str, stop: str, step: int, body: Callable[[str, list[str]], None]) -> None:
+        """A loop along a row, which is long only where it can't be split."""
+        loop = looking_loop if self.hoisted and is_long(self.last_size) else Function.loop
+        loop(self.f, start, stop, step, [], body)
+
     def span(self, scope: Scope, last: Var, start: str, stop: str) -> None:
         """Some columns of a row: vectors, then what is left one by one."""
         f, lanes, expr = self.f, self.lanes, self.expr
         vectors = f.sub(stop, f.rem(f.sub(stop, start, "i64"), lanes, "i64"), "i64")
-        f.loop(start, vectors, lanes, [], lambda i, _: self.put(scope.inner({last: i}, lanes, last), expr))
+        self.along(start, vectors, lanes, lambda i, _: self.put(scope.inner({last: i}, lanes, last), expr))
         f.loop(vectors, stop, 1, [], lambda i, _: self.put(scope.inner({last: i}, 1, None), expr))
 
     def whole(self, scope: Scope, last: Var, rest: int) -> None:
@@ -237,16 +243,16 @@ class _Nest:
             return scope.inner({last: i}, lanes, last)
 
         if rest == 0:
-            f.loop(column0, column1, lanes, [], lambda i, _: self.put(at(i), expr))
+            self.along(column0, column1, lanes, lambda i, _: self.put(at(i), expr))
             return
         end = f.sub(column1, lanes, "i64")
         if self.again and not self.emitter.kept:
-            f.loop(column0, column1, lanes, [], lambda i, _: self.put(at(f.min(i, end)), expr))
+            self.along(column0, column1, lanes, lambda i, _: self.put(at(f.min(i, end)), expr))
             return
         final = at(end)  # before the elements that it reads are written
         self.emitter.lanes_of(expr, final)
         vectors = f.sub(column1, rest, "i64")
-        f.loop(column0, vectors, lanes, [], lambda i, _: self.put(at(i), expr))
+        self.along(column0, vectors, lanes, lambda i, _: self.put(at(i), expr))
         self.put(final, expr)
 
     def bordered(self, scope: Scope, last: Var, inner: frozenset[Var]) -> None:

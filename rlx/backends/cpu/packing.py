@@ -8,6 +8,7 @@ from enum import IntEnum
 from rlx.backends.cpu import short_panels
 from rlx.backends.cpu.builder import Module, void
 from rlx.backends.cpu.gemm import Tile, kernel_function, load_word, transpose
+from rlx.backends.cpu.looks import looking_loop
 
 __all__ = ["PackWord", "pack_b"]
 
@@ -80,11 +81,11 @@ def pack_b(tile: Tile, name: str = "rlx_pack_b", *, short: bool = False) -> Modu
 
         def by_squares() -> None:
             even = f.and_(k, -lanes)
-            f.loop(0, even, lanes, [], square)
+            looking_loop(f, 0, even, lanes, [], square)
             f.loop(even, k, 1, [], general)
 
         def each(turn: Callable[[str, list[str]], None]) -> Callable[[], None]:
-            return lambda: void(f.loop(0, k, 1, [], turn))
+            return lambda: void(looking_loop(f, 0, k, 1, [], turn))
 
         whole_rows = f.and_(whole, f.cmp("eq", column_stride, 1))
         whole_columns = f.and_(whole, f.cmp("eq", row_stride, 1))

@@ -6,6 +6,7 @@ from rlx.backends.cpu import scalar
 from rlx.backends.cpu.builder import vec
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.looks import look_if
 from rlx.backends.cpu.topk import DIGIT, RadixSort, Sorted, sort_key
 from rlx.backends.cpu.words import KernelCode
 from rlx.ir.dtype import DTYPES
@@ -17,6 +18,7 @@ from rlx.ops.places import NonMaxPlaces
 __all__ = ["accepts_any", "accepts_boxes", "emit_non_max", "emit_non_zero"]
 
 F32 = DTYPES["f32"]
+BOXES = 64  # candidates between looks whether the run goes on
 SIDES = 5  # what is kept of a chosen box: its corners and its area
 
 
@@ -54,7 +56,7 @@ def emit_non_zero(kernel: Kernel) -> list[KernelCode]:
         f.if_(some, put)
         return [f.add(carried[0], f.cast("zext", some, "i64", "i1"), "i64")]
 
-    (count,) = f.loop(0, total, 1, [("i64", "0")], element)
+    (count,) = frame.loop(0, total, [("i64", "0")], element)
     frame.put(count, frame.pointer(found), 0, "i64")
     return [frame.finish()]
 
@@ -104,7 +106,7 @@ class _NonMax:
                 good = f.cmp("gt", score, least, "float")
                 return [f.add(carried[0], f.cast("zext", good, "i64", "i1"), "i64")]
 
-            (count,) = f.loop(0, n, 1, [("i64", "0")], candidate)
+            (count,) = frame.loop(0, n, [("i64", "0")], candidate)
             some = f.cmp("gt", count, 0, "i64")
 
             def sorted_() -> list[tuple[str, str]]:
@@ -125,6 +127,8 @@ class _NonMax:
             return f.and_(f.cmp("lt", carried[0], count, "i64"), f.cmp("lt", carried[1], limit, "i64"), "i1")
 
         def next_(carried: list[str]) -> list[str]:
+            due = f.cmp("eq", f.and_(carried[0], BOXES - 1, "i64"), BOXES - 1, "i64")
+            look_if(f, due)
             place = f.cast("zext", frame.element(order, carried[0], "i32"), "i64", "i32")
             box = self.corners(f.gep(boxes, f.mul(place, 4, "i64"), "float"))
             free = f.not_(self.overlaps(box, carried[1]))

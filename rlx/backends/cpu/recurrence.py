@@ -32,6 +32,7 @@ from rlx.backends.cpu.cells import (
     tile_rows,
 )
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
+from rlx.backends.cpu.looks import look, looking_loop
 from rlx.backends.cpu.pool_system import NO_PAUSE, PAUSE
 from rlx.backends.cpu.runner_native import MIDWAY
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Word, WordTable, once
@@ -48,6 +49,7 @@ from rlx.records import replace
 __all__ = ["accepts", "emit", "layout"]
 
 
+ALONE = 4  # turns of a member without a team, between looks whether the run goes on
 LONG = 1024  # pauses of a member that waits, until it gives way
 
 
@@ -183,7 +185,7 @@ class _Code:
                 f.if_(f.cmp("eq", d, 0), lambda: _none(f.call(steps[0], args)), lambda: _none(f.call(steps[1], args)))
 
         def alone() -> None:
-            f.loop(0, turns, 1, [], lambda turn, _: run("0", groups, turn))
+            looking_loop(f, 0, turns, 1, [], lambda turn, _: run("0", groups, turn), ALONE)
 
         def together() -> None:
             done = f.gep(self.word(f, Pointer(self.sync)), f.mul(team, (1 + BLOCKS) * LINE), "i64")
@@ -224,6 +226,7 @@ class _Code:
                     f.if_(left, lambda: None, lambda: _none(ask(1)))
                     return [f.select(left, turns, reached())]
 
+                look(f)
                 return f.if_(f.cmp("ne", ask(0), 0), over, lambda: [reached()])
 
             def take(turn: str, i: str, mine: str) -> list[str]:
@@ -258,7 +261,12 @@ class _Code:
                     f.do(text)
                     waited = f.add(state[0], 1)
                     long = f.and_(f.cmp("eq", f.and_(waited, LONG - 1), 0), pooled)
-                    f.if_(long, lambda: _none(ask(1)))
+
+                    def rest() -> None:
+                        look(f)  # who had the block may have left, as all are to
+                        ask(1)
+
+                    f.if_(long, rest)
                     return [waited]
 
                 (waited,) = f.while_([("i64", "0")], waiting, pause)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from rlx.backends.cpu import scalar
 from rlx.backends.cpu.builder import Function, constant, vec
+from rlx.backends.cpu.looks import TURNS, is_long, look_if, looking_loop
 from rlx.ir.dtype import DType
+from rlx.ir.shape import size_product
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import I64, Load, Reduce, Var, const, substitute_vars, walk
 
@@ -20,6 +22,7 @@ __all__ = ["emit", "is_short", "side_by_side"]
 SHORT = 8  # elements below which a reduction gets no vectors; no more than lanes, so that the order of sums is the same
 UNROLL = 4  # independent accumulators of a vector reduction
 BLOCK = 512  # turns after which the accumulators of a float sum are added to the total
+SOME = 1024  # turns between looks, of loops that hold others of unknown length
 
 Turn = Callable[[str, list[str]], list[str]]
 
@@ -61,19 +64,28 @@ def _neutral(e: Reduce) -> int | float:
 
 
 def _loop(
-    f: Function, e: Reduce, stop: tuple[str, str], step: int, carried: Sequence[tuple[str, str]], turn: Turn
+    f: Function, e: Reduce, depth: int, end: str, step: int, carried: Sequence[tuple[str, str]], turn: Turn
 ) -> list[str]:
-    """A loop that carries accumulators. Float sums restart every `BLOCK` turns: long ones keep their precision."""
-    start, end = stop
+    """The loop over the variable `depth`, which carries accumulators.
+
+    Float sums restart every `BLOCK` turns: long ones keep their precision.
+    """
+    long = is_long(size_product(e.extents))
+    inner = size_product(e.extents[depth + 1 :])
+    turns = max(TURNS // max(inner, 1), 1) if isinstance(inner, int) else SOME
     if e.kind != "add" or not e.dtype.is_float:
-        return f.loop(start, end, step, carried, turn)
+        return looking_loop(f, 0, end, step, carried, turn, turns) if long else f.loop(0, end, step, carried, turn)
+    blocks = 1 << max(turns // BLOCK, 1).bit_length() - 1
 
     def block(i: str, totals: list[str]) -> list[str]:
+        if long:
+            due = f.cmp("eq", f.and_(i, blocks * BLOCK * step - 1, "i64"), 0, "i64")
+            look_if(f, f.and_(due, f.cmp("ne", i, 0, "i64"), "i1"))
         fresh = [(ty, constant(0.0, ty)) for ty, _ in carried]
         parts = f.loop(i, f.min(f.add(i, BLOCK * step, "i64"), end, "i64"), step, fresh, turn)
         return [f.add(total, part, ty) for total, part, (ty, _) in zip(totals, parts, carried, strict=True)]
 
-    return f.loop(start, end, BLOCK * step, carried, block)
+    return f.loop(0, end, BLOCK * step, carried, block)
 
 
 def _combine(emitter: Emitter, kind: str, acc: str, x: str, dtype: DType, w: int) -> str:
@@ -106,7 +118,7 @@ def _reduce_loop(emitter: Emitter, e: Reduce, scope: Scope, w: int) -> str:
                 emitter.hoist(e.body, frozenset(e.vars[depth + 1 :]), inside)
             return [nest(depth + 1, inside, carried[0])]
 
-        return _loop(emitter.f, e, ("0", emitter.size(e.extents[depth])), 1, [(ty, acc)], turn)[0]
+        return _loop(emitter.f, e, depth, emitter.size(e.extents[depth]), 1, [(ty, acc)], turn)[0]
 
     return nest(0, scope, start)
 
@@ -164,7 +176,7 @@ def _reduce_row(emitter: Emitter, e: Reduce, scope: Scope) -> str:
             return out
 
         vectors, tail = accs[:-1], accs[-1]
-        vectors = _loop(f, e, ("0", whole), block, [(ty, a) for a in vectors], step)
+        vectors = _loop(f, e, len(e.vars) - 1, whole, block, [(ty, a) for a in vectors], step)
         vectors[:1] = f.loop(whole, single, w, [(ty, vectors[0])], step)
         if rest is not None:
             if rest:  # the last vector again, without the lanes that are counted already
@@ -189,7 +201,7 @@ def _reduce_row(emitter: Emitter, e: Reduce, scope: Scope) -> str:
             return nest(depth + 1, inside, carried)
 
         typed = [(ty, a) for a in accs[:-1]] + [(sty, accs[-1])]
-        return _loop(f, e, ("0", emitter.size(e.extents[depth])), 1, typed, turn)
+        return _loop(f, e, depth, emitter.size(e.extents[depth]), 1, typed, turn)
 
     *vectors, tail = nest(0, scope, [start] * UNROLL + [sstart])
     while len(vectors) > 1:
@@ -223,7 +235,10 @@ def _reduce_arg(emitter: Emitter, e: Reduce, scope: Scope) -> Value:
     begin, best, where = "0", constant(scalar.zero(sty), ty), constant(0, ity)
     if w == 1 and side_by_side(emitter, e):
         begin, best, where = _arg_vectors(emitter, e, at)
-    return f.loop(begin, emitter.size(e.extents[0]), 1, [(ty, best), (ity, where)], turn)[1], w
+    end, carried = emitter.size(e.extents[0]), [(ty, best), (ity, where)]
+    if is_long(e.extents[0]):
+        return looking_loop(f, begin, end, 1, carried, turn)[1], w
+    return f.loop(begin, end, 1, carried, turn)[1], w
 
 
 def _beats(f: Function, e: Reduce, x: str, best: str, ty: str) -> str:
@@ -259,7 +274,8 @@ def _arg_vectors(emitter: Emitter, e: Reduce, at: Scope) -> tuple[str, str, str]
         return out
 
     firsts = [text for u in range(UNROLL) for text in ((ty, constant(start, ty)), (ity, constant(u, ity)))]
-    found = f.loop(0, length, block, firsts, step)
+    whole = looking_loop if is_long(e.extents[0]) else Function.loop
+    found = whole(f, 0, length, block, firsts, step)
     pairs = []
     for best, number in zip(found[::2], found[1::2], strict=True):
         index = f.mul(f.cast("zext", number, "i64"), constant(w, vec("i64", w)), vec("i64", w))

@@ -22,6 +22,7 @@ __all__ = ["accepts", "emit"]
 
 F32 = DTYPES["f32"]
 COPIED = 1 << 16  # bytes that a chunk copies
+ROWS = 1024  # of one width, between looks whether the run goes on
 NARROW = 64  # elements of a slice that a chunk takes at least, so that lines of cache are not shared
 
 
@@ -84,10 +85,10 @@ def _in_wide(op: ScatterElements | ScatterNd, kernel: Kernel) -> KernelCode:
     def narrow(i: str, _: list[str]) -> None:
         frame.put(scalar.convert(f, frame.element(wide, i, "float"), F32, x.dtype, 1), target, i, ty)
 
-    f.loop(0, frame.size(count), 1, [], widen)
+    frame.loop(0, frame.size(count), [], widen)
     code = _Code(frame, op, kernel, wide, F32)
     code.emit("0", frame.word(code.rows))
-    f.loop(0, frame.size(count), 1, [], narrow)
+    frame.loop(0, frame.size(count), [], narrow)
     return frame.finish()
 
 
@@ -164,7 +165,7 @@ class _Code:
 
                 f.loop(first, last, 1, [], element)
 
-            f.loop(0, turns, 1, [], turn)
+            frame.loop(0, turns, [], turn, ROWS)
 
         self.row_loop(start, stop, row)
 
@@ -197,7 +198,7 @@ class _Code:
                 source = f.mul(j, inner, "i64")
                 f.if_(fine, lambda: self.combine_all(base, updates, source, first, last))
 
-            f.loop(0, frame.size(tuples), 1, [], turn)
+            frame.loop(0, frame.size(tuples), [], turn, ROWS)
 
         self.row_loop(start, stop, row)
 

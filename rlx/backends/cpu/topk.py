@@ -10,6 +10,7 @@ from rlx.backends.cpu import scalar
 from rlx.backends.cpu.builder import vec
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.looks import looking_loop
 from rlx.backends.cpu.words import Extents, KernelCode
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
@@ -108,7 +109,7 @@ class RadixSort:
             def tally(j: str, _: list[str]) -> None:
                 self.add_to(counts, byte(frame.element(keys, j, self.key), shift), 1)
 
-            f.loop(0, n, 1, [], tally)
+            frame.loop(0, n, [], tally)
             same = f.cmp("eq", frame.element(counts, byte(frame.element(keys, 0, self.key), shift), "i64"), n, "i64")
 
             def move() -> list[tuple[str, str]]:
@@ -126,7 +127,7 @@ class RadixSort:
                     frame.put(key, other_keys, to, self.key)
                     frame.put(frame.element(places, j, "i32"), other_places, to, "i32")
 
-                f.loop(0, n, 1, [], place)
+                frame.loop(0, n, [], place)
                 return [("ptr", t) for t in (other_keys, other_places, keys, places)]
 
             return f.if_(same, lambda: [("ptr", t) for t in carried], move)
@@ -196,7 +197,7 @@ class _Code:
             at = f.add(source, f.mul(j, step, "i64"), "i64")
             frame.put(sort_key(frame, frame.element(x, at, ty), dtype, self.op.largest), keys, j, self.key)
 
-        f.loop(0, n, 1, [], element)
+        frame.loop(0, n, [], element)
 
     def insert(self, best: Sorted, end: str, key: str, place: str) -> None:
         """Puts a key among those before `end`, which are in order, after its equals; the one at `end` is lost."""
@@ -243,7 +244,7 @@ class _Code:
 
         rest = f.sub(n, k, "i64")
         whole = f.sub(n, f.rem(rest, lanes, "i64"), "i64")
-        f.loop(k, whole, lanes, [], several)
+        looking_loop(f, k, whole, lanes, [], several)
         f.loop(whole, n, 1, [], one)
 
     def select(self, counts: str, keys: str, n: str, k: str, first: Sorted, second: Sorted) -> str:
@@ -259,7 +260,7 @@ class _Code:
         def tally(j: str, _: list[str]) -> None:
             self.sort.add_to(counts, digit(frame.element(keys, j, self.key)), 1)
 
-        f.loop(0, n, 1, [], tally)
+        frame.loop(0, n, [], tally)
 
         def short(carried: list[str]) -> str:
             return f.cmp("lt", carried[1], k, "i64")
@@ -275,7 +276,7 @@ class _Code:
             frame.put(f.cast("trunc", j, "i32", "i64"), first.places, carried[0], "i32")
             return [f.add(carried[0], f.cast("zext", f.cmp("ult", digit(key), limit, "i64"), "i64", "i1"), "i64")]
 
-        (taken,) = f.loop(0, n, 1, [("i64", "0")], take)
+        (taken,) = frame.loop(0, n, [("i64", "0")], take)
         return self.sort.run(counts, taken, first, second)
 
     def write(self, best: str, k: str, source: str, target: str, step: str) -> None:
@@ -290,4 +291,4 @@ class _Code:
             frame.put(frame.element(x, f.add(source, f.mul(place, step, "i64"), "i64"), ty), values, to, ty)
             frame.put(place, places, to, "i64")
 
-        f.loop(0, k, 1, [], element)
+        frame.loop(0, k, [], element)

@@ -65,5 +65,5 @@ def _moves(op: MaxUnpool, kernel: Kernel) -> KernelCode:
         frame.fail_unless(inside, "index", index)
         f.if_(inside, lambda: frame.put(frame.element(from_, n, ty), to, target, ty))
 
-    f.loop(0, frame.product(x.shape), 1, [], element)
+    frame.loop(0, frame.product(x.shape), [], element)
     return frame.finish()
