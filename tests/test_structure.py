@@ -18,8 +18,9 @@ PACKAGE = ROOT / "rlx"
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"}
 
 # part -> the parts that it may import, besides itself and ANYONE
-ANYONE = {"errors", "forks", "lean", "options", "disk", "records", "texts"}
+ANYONE = {"arithmetic", "errors", "forks", "lean", "options", "disk", "records", "texts"}
 ALLOWED: dict[str, set[str]] = {
+    "arithmetic": set(),
     "errors": set(),
     "options": {"ir"},
     "disk": set(),
@@ -71,7 +72,7 @@ def may_import(part: str) -> set[str] | None:
         return A_BACKEND | ANYONE
     if part not in ALLOWED:
         return None
-    return ALLOWED[part] | ({"errors", "lean", "records"} if part in BASE_PARTS else ANYONE)
+    return ALLOWED[part] | ({"arithmetic", "errors", "lean", "records"} if part in BASE_PARTS else ANYONE)
 
 
 def module_name(path: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from rlx.arithmetic import usual_arithmetic
 from rlx.errors import DTypeError, NameNotFound, OptionError, RlxError, ShapeError
 from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import Encoding
@@ -150,11 +151,12 @@ class Graph:
         element = dtype_of(dtype).numpy if dtype is not None else None
         refuse_masked("constant", value)
         try:
-            array = np.array(value, dtype=element, order="C")
+            with usual_arithmetic():
+                array = np.array(value, dtype=element, order="C")
+                if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
+                    array = array.astype(np.float32)  # a Python float is an f32, as in the field
         except (TypeError, ValueError) as error:  # an OverflowError is for callers, who know the op
             raise DTypeError(f"constant: {type(value).__name__} can't be made an array: {error}") from None
-        if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
-            array = array.astype(np.float32)  # a Python float is an f32, as in the field
         array.flags.writeable = False
         try:
             held = dtype_of(array.dtype)

@@ -21,6 +21,7 @@ from rlx.backends.cpu.head_rows import heads_as_rows
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.key_panels import count_words, counted, emit_pack, pack_columns, pack_rows, row_words
 from rlx.backends.cpu.key_rows import Rows, block_rows, copy_rows, end_streams, rows_times_rows, weighted_rows
+from rlx.backends.cpu.looks import look_if
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, emit_nest, linear_load, name_kernel
 from rlx.backends.cpu.product_cut import K_BLOCK
 from rlx.backends.cpu.window import affine_expr
@@ -53,6 +54,7 @@ __all__ = ["accepts", "accepts_operand", "emit", "layout"]
 F32 = DTYPES["f32"]
 WIDTH = AttentionCut.WIDTH
 INF = float("inf")
+MANY_KEYS = 1 << 14  # from which on a few rows take so long that it is looked whether the run goes on
 AT_ONCE = 4  # vectors of scores whose powers are computed side by side
 I0, I1, I2, I3 = out_vars(4)
 
@@ -292,6 +294,7 @@ class _Code:
         heights = [block_rows(f, columns) if FEW in ways else "" for columns in (depth, value_depth)]
         seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
         few = f.cmp("le", rows, FEW_ROWS)
+        self.long = long = f.cmp("ge", keys, MANY_KEYS)
 
         def operand(base: AttentionWord, head: str) -> tuple[str, str]:
             at = f.add(f.mul(b, word(AttentionWord(base + 1))), f.mul(head, word(AttentionWord(base + 2))))
@@ -374,7 +377,9 @@ class _Code:
                 by_panels((scores, stride), v_panels, room, (result, step), value_depth, summed)
 
             self.either(ways, few, few_scores, many_scores)
+            look_if(f, long)
             self.softmax(scope, first, last, scores, stride, sums, (keys, seen, summed), shared)
+            look_if(f, long)
             self.either(ways, few, few_results, many_results)
             self.finish(scope, first, last, sums, result, step, value_depth)
 
@@ -426,6 +431,7 @@ class _Code:
         f = self.f
 
         def block(at: str, _: list[str]) -> None:
+            look_if(f, f.and_(self.long, f.cmp("ne", at, first, "i64"), "i1"))
             use((f.gep(rows[0], f.mul(at, rows[1]), "float"), rows[1]), at, f.min(f.add(at, height), last or stop))
 
         f.loop(first, stop, height, [], block)
