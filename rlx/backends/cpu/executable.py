@@ -158,12 +158,12 @@ class CpuExecutable(StateCalls, ExpertCalls):
 
     def trim(self) -> None:
         with self.held():
+            nothing = aligned_bytes(0)
             self.forget()
             self.entry.set_result(None)
             self.bound, self.written = None, ()
             self.fresh.clear()
-            self.memory = aligned_bytes(0)
-            self.scratch = aligned_bytes(0)
+            self.memory = self.scratch = nothing
             self.room = {}
             if not self.fits_all:
                 self.plan = None
