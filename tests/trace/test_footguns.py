@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.backends.cpu import loader
 from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -140,6 +143,21 @@ def test_large_closures_are_shared_by_traces() -> None:
         np.testing.assert_allclose(f(np.ones((n, 600), np.float32)), np.ones((n, 600)) @ w, rtol=1e-3, atol=1e-3)
     first, second = (trace.graph.params[0].data for trace in f.traces)
     assert first is second
+
+
+def test_traces_that_are_dropped_leave_nothing() -> None:
+    """Once there are as many as are kept, a further one adds no object of rlx: no graph, no code, no array."""
+    f = rlx.jit(lambda x, k: x * k + np.full(300_000, k, np.float32)[:6], static="k", device="cpu")
+    counts = []
+    for stop in (70, 90):
+        for k in range(stop - 20 if counts else 0, stop):
+            f(X, float(k))
+        gc.collect()
+        ours = [type(o).__name__ for o in gc.get_objects() if str(type(o).__module__).startswith("rlx.")]
+        counts.append((Counter(ours), len(loader.alive), len(f._large)))
+    assert counts[0] == counts[1]
+    assert len(f.traces) == 64
+    assert "traced 90 times" in f.explain()
 
 
 def test_arguments_are_never_written() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -214,7 +216,7 @@ def test_kernels_are_found_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A second process (here: emptied tables) compiles nothing, also when it wants only part of a bundle."""
     items = [(f"d{i}", store_kernel(f"d{i}", 500 + i), False) for i in range(5)]
     jit.compile_kernels(items, cache=ObjectCache(tmp_path))
-    monkeypatch.setattr(jit, "addresses", {})
+    monkeypatch.setattr(jit, "loaded", {})
     monkeypatch.setattr(jit, "emit", None)
     found = jit.compile_kernels(items[1:3], cache=ObjectCache(tmp_path))
     assert [run(found[name]) for name in ("d1", "d2")] == [501, 502]
@@ -225,8 +227,30 @@ def test_a_lost_bundle_is_compiled_again(tmp_path: Path, monkeypatch: pytest.Mon
     items = [("lost", store_kernel("lost", 600), False)]
     jit.compile_kernels(items, cache=ObjectCache(tmp_path))
     max(tmp_path.iterdir(), key=lambda path: path.stat().st_size).unlink()
-    monkeypatch.setattr(jit, "addresses", {})
+    monkeypatch.setattr(jit, "loaded", {})
     assert run(jit.compile_kernels(items, cache=ObjectCache(tmp_path))["lost"]) == 600
+
+
+def test_kernels_are_unloaded_with_the_last_that_holds_them(tmp_path: Path) -> None:
+    """Code stays as long as one compile has it, and a later compile of the same loads it anew."""
+
+    def compiled() -> loader.Kernels:
+        with jit.Compiling(ObjectCache(tmp_path)) as work:
+            work.add("held", store_kernel("held", 650), False)
+            return work.finish()
+
+    first, second = compiled(), compiled()
+    assert first == second
+    code = weakref.ref(*first.code)
+    del first
+    gc.collect()
+    assert code() is not None
+    assert run(second["held"]) == 650
+    del second
+    gc.collect()
+    assert code() is None
+    again = compiled()
+    assert run(again["held"]) == 650
 
 
 def test_cache_returns_what_was_put(tmp_path: Path) -> None:
