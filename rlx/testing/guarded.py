@@ -14,6 +14,8 @@ import numpy as np
 
 from rlx.backends.cpu.binding import host_function
 from rlx.backends.cpu.jit import compile_kernels
+from rlx.backends.cpu.runner import native
+from rlx.backends.cpu.runner_native import LOOK, USER_WORDS
 from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, ScratchStride, Word
 from rlx.errors import CompileError, ExecutionError
 from rlx.ir.graph import Array
@@ -93,7 +95,8 @@ class GuardedRun:
                     entries[:, 0] = place(panels).address + step * np.arange(len(entries))
             return memory[root]
 
-        status = (ctypes.c_int64 * 8)()
+        status = (ctypes.c_int64 * USER_WORDS)()
+        status[LOOK] = native().look
         for kernel, code in self.steps:
             if code is None:
                 host_function(kernel, sizes, lambda b, extents: self._array(place(b), b, extents))()
