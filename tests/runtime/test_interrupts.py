@@ -72,14 +72,14 @@ def interrupts() -> Iterator[None]:
     """A signal every few milliseconds, whose handler raises once it finds itself in the midst of a run."""
 
     def handler(number: int, frame: object) -> None:
-        if any(block.words[THREAD_STATE] for block in runner.blocks):
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        if any(block.words[THREAD_STATE] for block in list(runner.blocks)):
             raise KeyboardInterrupt
+        signal.setitimer(signal.ITIMER_REAL, 0.002)
 
     for block in runner.blocks:
         block.words[CHECK_NS] = OFTEN
     before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    signal.setitimer(signal.ITIMER_REAL, 0.002)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runner, "CHECK_EVERY_NS", OFTEN)  # of the blocks to come
