@@ -689,7 +689,7 @@ define void @rlx_stop(ptr %pool) nounwind {
 """
 
 
-def pool_ir(block: Mapping[str, int], *, futex: bool | None = None) -> str:
+def pool_ir(block: Mapping[str, object], *, futex: bool | None = None) -> str:
     """Returns the pool's functions as IR text, for inclusion in a module that defines `i64 @now()` in nanoseconds.
 
     `block` gives the words SLOT, MIDWAY and POOL of a state block. `futex=False` gives the portable variant.
