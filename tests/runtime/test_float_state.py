@@ -171,11 +171,12 @@ print("same")
 def test_another_thread_keeps_its_own() -> None:
     """A run sets the register of its caller alone."""
     model, found = network(threads=2), []
+    clone = model.clone()
 
     def other() -> None:
         with state(STATES[9]):
             for _ in range(20):
-                model.clone().run([X])
+                clone.run([X])
                 found.append(control())
 
     thread = threading.Thread(target=other)
