@@ -351,7 +351,7 @@ def _step(node: Node, args: list[Array]) -> Array:
     if isinstance(op, Cast) and op.to.is_float:
         return args[0].astype(np.longdouble)
     if isinstance(op, Cast) and args[0].dtype == np.longdouble:
-        args = [np.trunc(args[0]).astype(np.float64) if op.to.is_integer else args[0] != 0]  # the rule has no wider type
+        args = [np.trunc(args[0]).astype(np.float64) if op.to.is_integer else args[0] != 0]
     if isinstance(op, Clip) and node.outputs[0].dtype.is_float:
         kind = node.outputs[0].dtype.numpy
         lo, hi = (None if n is None else float(np.asarray(n).astype(kind)) for n in (op.lo, op.hi))
