@@ -121,20 +121,20 @@ def _onnx(
     done = import_model(file, dims=options.dims, weights=False)
     check(done)
     refs = file.graph.initializers
-    inline = [
-        a.value
+    inline = {
+        node.outputs[0]: a.value
         for node in file.graph.nodes
         if node.op_type == "Constant" and (a := node.attributes.get("value")) is not None
         if isinstance(a.value, TensorRef)
-    ]
+    }
     params = {p.name for p in done.graph.params}
 
     def mapped(name: str) -> bool:
         return name in refs and refs[name].zero_copy
 
     def touched(kept: Collection[str]) -> int:
-        read = [refs[n] for n in params & refs.keys() if not (n in kept and refs[n].zero_copy)]
-        return sum(ref.nbytes for ref in (*read, *inline))  # a graph has copies of its constants
+        used = {**{name: refs[name] for name in params & refs.keys()}, **inline}
+        return sum(ref.nbytes for name, ref in used.items() if not (name in kept and ref.zero_copy))
 
     made = estimate_graph(
         done.graph, backend, replace(options, dims=None), overhead, mapped=mapped, held=held, file_bytes=touched

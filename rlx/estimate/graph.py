@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
-
-import numpy as np
 
 from rlx.backends import check_options
 from rlx.backends.base import Backend, CodeGenerator, CodeSizes
@@ -15,7 +12,8 @@ from rlx.errors import OptionError, ShapeError
 from rlx.estimate.calibrate import Overhead
 from rlx.estimate.experts import ExpertTotals
 from rlx.estimate.memory import Axis, MemoryEstimate
-from rlx.ir.graph import Array, Graph, TensorType
+from rlx.ir.graph import Graph, TensorType
+from rlx.ir.mapped import lies_in_file, read_in_place
 from rlx.ir.shape import Symbol, evaluate, numel
 from rlx.ir.verify import verify
 from rlx.kernels.program import Buffer, Program
@@ -31,6 +29,7 @@ __all__ = ["Lowered", "estimate_graph", "estimate_library", "lowered_of"]
 
 Mapped = Callable[[str], bool]
 
+TOLD = 64 << 10  # bytes of a weight from which on it is told that it is there in two forms
 SPREAD = 32  # sizes of a dim whose scratch is looked at
 BAND = 32  # rows that products are cut by: the first few numbers of bands are cut in ways of their own
 _UNBOUNDED = "a dim has no upper bound: activations, inputs and outputs are not in this"
@@ -83,7 +82,7 @@ def lowered_of(
 ) -> Lowered:
     """The program of a graph with all that its memory depends on; arguments as in `estimate_graph`."""
     data = {p.name: p.data for p in graph.params}
-    in_file = mapped if mapped is not None else lambda name: _is_mapped(data.get(name))
+    in_file = mapped if mapped is not None else lambda name: (a := data.get(name)) is not None and read_in_place(a)
     weights = weigh(program, in_file, _checked_held(graph, held or {}))
     sizes = backend.code_sizes(program, options)
     return Lowered(graph, program, schedule(program), options, sizes, weights, backend.name, overhead, file_bytes)
@@ -128,25 +127,37 @@ class Weights:
     held_names: tuple[str, ...]
     kept_names: frozenset[str]
     experts: ExpertTotals | None  # where their weights lie in a file, so that fewer in memory are fewer bytes
+    twice: tuple[Buffer, ...]  # the leaves that are kept as they are and packed too
 
 
 def weigh(program: Program, in_file: Mapped, held: Mapping[str, int]) -> Weights:
     """Adds up params, constants and what `prepare` makes; each param once, however often it is used."""
-    kept = kept_params(program)
+    kept = kept_leaves(program)
     new = [p for p in program.params if p.name not in held]
     kept_new = [p for p in new if p in kept]
+    in_place = [b for b in program.constants if b.data is not None and read_in_place(b.data)]
+    from_file = [b for b in program.constants if b.data is not None and b not in kept and lies_in_file(b.data)]
+    kept_mapped = [*(p for p in kept_new if in_file(p.name)), *(b for b in in_place if b in kept)]
+    copied = [p for p in new if p not in kept and not in_file(p.name)] + [b for b in from_file if b not in in_place]
     return Weights(
         stored=sum(_bound(p) for p in program.params),
         kept=sum(_bound(p) for p in kept_new),
-        kept_mapped=sum(_bound(p) for p in kept_new if in_file(p.name)),
+        kept_mapped=sum(map(_bound, kept_mapped)),
         packed=sum(max(_bound(b), 8) for b in program.buffers("prepared")),
-        constants=sum(_bound(b) for b in program.constants),
-        copies=sum(_bound(p) for p in new if p not in kept and not in_file(p.name)),
+        constants=sum(_bound(b) for b in program.constants if b not in from_file),
+        copies=sum(map(_bound, copied)),
         held=sum(held.values()),
         held_names=tuple(held),
-        kept_names=frozenset(p.name for p in program.params if p in kept),
+        kept_names=frozenset(b.name for b in (*program.params, *in_place) if b in kept),
         experts=_experts(program, in_file),
+        twice=tuple(b for b in _packed_too(program) if b in kept),
     )
+
+
+def _packed_too(program: Program) -> Iterator[Buffer]:
+    """The params and constants that `prepare` makes others of, each once."""
+    read = dict.fromkeys(b.base for kernel in program.prepare for b in kernel.reads())
+    return (b for b in read if b.kind in ("param", "const"))
 
 
 def _experts(program: Program, in_file: Mapped) -> ExpertTotals | None:
@@ -157,13 +168,13 @@ def _experts(program: Program, in_file: Mapped) -> ExpertTotals | None:
     return ExpertTotals(tuple(layer.experts for layer in program.experts), tuple(sizes))
 
 
-def kept_params(program: Program) -> set[Buffer]:
-    """The params that stay after packing: runs read them, or a packed buffer comes from them and others.
+def kept_leaves(program: Program) -> set[Buffer]:
+    """The params and constants that stay after packing: runs read them, or a packed buffer comes from several params.
 
     Those must be there when one of the others is set again.
     """
-    kept = {b.base for kernel in program.run for b in kernel.reads() if b.base.kind == "param"}
-    kept |= {b.base for _, b in program.outputs if b.base.kind == "param"}
+    kept = {b.base for kernel in program.run for b in kernel.reads() if b.base.kind in ("param", "const")}
+    kept |= {b.base for _, b in program.outputs if b.base.kind in ("param", "const")}
     sources: dict[Buffer, set[Buffer]] = {}
     for kernel in program.prepare:
         own: set[Buffer] = set()
@@ -224,14 +235,19 @@ class Lowered:
             loading_copy_bytes=weights.copies + sizes.prepare_scratch,
             file_bytes=self.file_bytes(weights.kept_names),
             experts=weights.experts,
-            notes=(_UNBOUNDED, *self._spare_note),
+            notes=(_UNBOUNDED, *self._notes),
         )
 
     @property
-    def _spare_note(self) -> tuple[str, ...]:
-        """What is said of weights that are packed with room for unusual values."""
-        spare = self.sizes.spare
-        return (f"{bytes_text(spare)} of the weights are room that only unusual values fill",) if spare else ()
+    def _notes(self) -> tuple[str, ...]:
+        """What is said of weights that are packed with room for unusual values, or there in two forms."""
+        spare, twice = self.sizes.spare, [b for b in self.weights.twice if _bound(b) >= TOLD]
+        found = [f"{bytes_text(spare)} of the weights are room that only unusual values fill"] if spare else []
+        if twice:
+            names = ", ".join(repr(b.name) for b in twice[:3]) + (", ..." if len(twice) > 3 else "")
+            size = bytes_text(sum(map(_bound, twice)))
+            found.append(f"{size} of the weights are there in two forms, as they are and packed: {names}")
+        return tuple(found)
 
     def at(self, extents: Mapping[str, int]) -> MemoryEstimate:
         """The estimate at extents; at the upper bounds a size is the most that it can be within them."""
@@ -259,7 +275,7 @@ class Lowered:
             certainty={**fixed.certainty, **dict.fromkeys(_EXACT, "exact")},
             dims=dict(extents),
             axes={name: self.axis(symbol, extents) for name, symbol in self.graph.dims().items() if name in extents},
-            notes=self._spare_note,
+            notes=self._notes,
         )
 
     def _most_scratch(self, bounds: Mapping[str, int]) -> int:
@@ -341,13 +357,3 @@ def estimate_library(
         dims=dict(extents or {name: s.hi for name, s in graph.dims().items() if s.hi is not None}),
         notes=("this device plans no memory: activations are counted as if all were there at once",),
     )
-
-
-def _is_mapped(array: Array | None) -> bool:
-    """Whether a param's array is read in place: aligned, read-only, in a mapped file."""
-    if array is None or array.flags.writeable or not array.flags.c_contiguous or not array.flags.aligned:
-        return False
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return isinstance(base.obj if isinstance(base, memoryview) else base, mmap.mmap)

@@ -13,6 +13,7 @@ from rlx.arithmetic import usual_arithmetic
 from rlx.errors import DTypeError, NameNotFound, OptionError, RlxError, ShapeError
 from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import Encoding
+from rlx.ir.mapped import lies_in_file
 from rlx.ir.shape import Dim, Guard, Size, Symbol, check_text, collect_guards, symbols
 from rlx.ir.value import Array, TensorType, Value, const_value
 from rlx.records import dataclass, field
@@ -147,7 +148,9 @@ class Graph:
         return value
 
     def constant(self, value: object, dtype: object = None, name: str = "") -> Value:
-        """A constant array (copied, read-only)."""
+        """A constant array: a copy, read-only, but of what lies in a mapped file, which stays there."""
+        if isinstance(value, np.ndarray) and dtype is None and lies_in_file(value):
+            return self._constant(value, name)
         element = dtype_of(dtype).numpy if dtype is not None else None
         refuse_masked("constant", value)
         try:
@@ -158,6 +161,9 @@ class Graph:
         except (TypeError, ValueError) as error:  # an OverflowError is for callers, who know the op
             raise DTypeError(f"constant: {type(value).__name__} can't be made an array: {error}") from None
         array.flags.writeable = False
+        return self._constant(array, name, value)
+
+    def _constant(self, array: Array, name: str, value: object = None) -> Value:
         try:
             held = dtype_of(array.dtype)
         except DTypeError as error:

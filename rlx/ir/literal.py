@@ -14,15 +14,31 @@ from rlx.ir.dtype import DType
 from rlx.ir.shape import Dim, format_size
 from rlx.ir.value import Array, TensorType
 
-__all__ = ["array_of", "content_hash", "format_attribute", "inline"]
+__all__ = ["array_of", "content_hash", "end_bytes", "format_attribute", "inline", "same_bytes"]
 
 INLINE_ELEMENTS = 16
+ENDS = 4 << 10  # bytes
+PART = 1 << 20
 
 
 def content_hash(array: Array) -> str:
     """SHA-256 (hex) of an array's element type, shape and elements."""
     head = f"{array.dtype.name} {list(array.shape)}\n".encode()
     return sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def end_bytes(array: Array) -> bytes:
+    """The first and last bytes of a compact array: most unequal arrays differ in them."""
+    flat = array.reshape(-1).view(np.uint8)
+    return flat[:ENDS].tobytes() + flat[-ENDS:].tobytes()
+
+
+def same_bytes(a: Array, b: Array) -> bool:
+    """Whether two compact arrays have the same bytes; takes no memory for more than a part of them."""
+    if a.nbytes != b.nbytes:
+        return False
+    x, y = (array.reshape(-1).view(np.uint8) for array in (a, b))
+    return all(np.array_equal(x[at : at + PART], y[at : at + PART]) for at in range(0, x.size, PART))
 
 
 def format_attribute(value: object) -> str:

@@ -22,12 +22,15 @@ __all__ = [
     "Place",
     "collect_files",
     "identity_of",
+    "lies_in_file",
     "map_file",
     "mapping_of",
     "note_file",
     "place_of",
+    "read_in_place",
     "same_memory",
     "to_own_pages",
+    "unread",
 ]
 
 FileIdentity = tuple[int, int, int, int]  # device, inode, bytes, nanoseconds of the last change
@@ -104,6 +107,39 @@ def place_of(array: NDArray[Any]) -> Place | None:
         return None
     start = int(np.frombuffer(memory, np.uint8).ctypes.data)
     return Place(memory.path, memory.identity, int(array.ctypes.data) - start, array.nbytes)
+
+
+class Unread(mmap.mmap):
+    """Stands for bytes of a file that nobody has read. `aligned`: whether kernels could read them where they lie."""
+
+    aligned: bool
+
+
+def unread(row: NDArray[Any], shape: tuple[int, ...], *, aligned: bool) -> NDArray[Any]:
+    """A read-only array that stands for one of the file, and takes no memory: this row, over and over."""
+    memory = Unread(-1, max(1, row.nbytes))
+    memory.aligned = aligned
+    first = np.frombuffer(memory, np.uint8)[: row.nbytes].view(row.dtype)
+    first[...] = row
+    first.flags.writeable = False
+    return np.broadcast_to(first, shape)
+
+
+def lies_in_file(array: NDArray[Any]) -> bool:
+    """Whether it is a compact read-only array of bytes of a mapped file, read or not: not private memory."""
+    memory = mapping_of(array)
+    if isinstance(memory, Unread):
+        return array.strides[:-1] == (0,) * (array.ndim - 1)
+    return isinstance(memory, MappedFile) and array.flags.c_contiguous and not array.flags.writeable
+
+
+def read_in_place(array: NDArray[Any]) -> bool:
+    """Whether kernels can read the array where it lies, in a mapped file that nobody writes through it."""
+    memory = mapping_of(array)
+    if isinstance(memory, Unread):
+        return memory.aligned and lies_in_file(array)
+    flags = array.flags
+    return memory is not None and flags.c_contiguous and flags.aligned and not flags.writeable
 
 
 class OwnPages(mmap.mmap):

@@ -6,14 +6,16 @@ The same op with the same attributes over the same values is meant, bit for bit;
 from __future__ import annotations
 
 from rlx.ir.graph import Graph, Value
-from rlx.ir.literal import content_hash, format_attribute
+from rlx.ir.literal import content_hash, end_bytes, format_attribute, same_bytes
 from rlx.ops.elementwise import Add, And, Equal, Maximum, Minimum, Mul, NotEqual, Or, Xor
 from rlx.passes.rewrite import Site, copy_node, joined, rewrite
 
 __all__ = ["cse"]
 
 COMMUTATIVE = (Add, And, Equal, Maximum, Minimum, Mul, NotEqual, Or, Xor)
-LARGEST_HASHED = 1 << 20  # bytes of a constant that are compared by content; larger ones by the array they share
+LARGEST_HASHED = (
+    1 << 20
+)  # bytes of a constant that is told by a hash; larger ones are compared where their ends are equal
 
 Key = tuple[object, ...]
 
@@ -21,12 +23,12 @@ Key = tuple[object, ...]
 def cse(graph: Graph) -> Graph:
     """Keeps the first of equal constants and of equal nodes over the same values, under the provenance of all."""
     seen: dict[Key, tuple[Value, ...]] = {}
-    constants: dict[Key, Value] = {}
+    constants: dict[Key, list[Value]] = {}
 
     def visit(site: Site) -> tuple[Value, ...] | None:
         if site.node.regions:
             return None
-        inputs = tuple(constants.setdefault(_content(v), v) if v.kind == "const" else v for v in site.inputs)
+        inputs = tuple(_first(v, constants) if v.kind == "const" else v for v in site.inputs)
         ids = [id(v) for v in inputs]
         if isinstance(site.op, COMMUTATIVE):
             ids.sort()
@@ -43,7 +45,18 @@ def cse(graph: Graph) -> Graph:
     return rewrite(graph, visit)
 
 
-def _content(value: Value) -> Key:
-    assert value.data is not None
-    by_content = value.data.nbytes <= LARGEST_HASHED
-    return (value.type, content_hash(value.data) if by_content else id(value.data))
+def _first(value: Value, constants: dict[Key, list[Value]]) -> Value:
+    """The first constant that is equal to this one."""
+    data = value.data
+    assert data is not None
+    if data.nbytes <= LARGEST_HASHED:
+        return constants.setdefault((value.type, content_hash(data)), [value])[0]
+    if not data.flags.c_contiguous or data.dtype.hasobject:
+        return constants.setdefault((value.type, id(data)), [value])[0]
+    alike = constants.setdefault((value.type, end_bytes(data)), [])
+    for other in alike:
+        assert other.data is not None
+        if same_bytes(data, other.data):
+            return other
+    alike.append(value)
+    return value

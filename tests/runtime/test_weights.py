@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import rlx
@@ -406,3 +407,45 @@ def test_packed_weights_go_with_the_last_graph() -> None:
     models[1].close()
     gc.collect()
     assert packed.find(key) is None
+
+
+# ---- equal weights of one file
+
+
+def save_onnx(path: Path, weights: dict[str, Array], *, shift: int = 0) -> None:
+    """x times each of the weights [64, 320]; `shift` bytes in the name of the file's producer move them all."""
+    nodes = [onnx.helper.make_node("MatMul", ["x", name], [f"y_{name}"]) for name in weights]
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 64])
+    outs = [onnx.helper.make_tensor_value_info(f"y_{name}", onnx.TensorProto.FLOAT, [4, 320]) for name in weights]
+    stored = [onnx.numpy_helper.from_array(w, name) for name, w in weights.items()]
+    graph = onnx.helper.make_graph(nodes, "g", [x], outs, stored)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8, producer_name="p" * shift), path)
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_equal_weights_of_a_file_are_packed_once(tmp_path: Path, shift: int) -> None:
+    """Wherever they lie in it, aligned or not; each can still be set, and then parts from the others."""
+    w, x = numbers(64, 320), numbers(4, 64, seed=1)
+    middle = w.copy()
+    middle[32, 160] += 1
+    save_onnx(tmp_path / "m.onnx", {"a": w, "b": middle, "c": w, "d": w}, shift=shift)
+    model = rlx.load(tmp_path / "m.onnx", device="cpu", threads=1, cache=False)
+    expected = [x @ w, x @ middle, x @ w, x @ w]
+    for got, want in zip(model.run([x]), expected, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert len({a.ctypes.data for a in prepared(model)}) == 2
+    model.set_param("c", 2 * w)
+    for got, want in zip(model.run([x]), [x @ w, x @ middle, 2 * x @ w, x @ w], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert len({a.ctypes.data for a in prepared(model)}) == 3
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_weights_of_one_file_are_packed_once_for_all_sessions(tmp_path: Path, shift: int) -> None:
+    """Also where the file has them unaligned, so that they are copied out of it."""
+    save_onnx(tmp_path / "m.onnx", {"a": numbers(64, 320)}, shift=shift)
+    models = [rlx.Session(device="cpu", cache=False).load(tmp_path / "m.onnx") for _ in range(3)]
+    for model in models:
+        model.run([numbers(4, 64)])
+    assert len({a.ctypes.data for model in models for a in prepared(model)}) == 1

@@ -38,6 +38,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
+from rlx.kernels.prepared import make_once
 from rlx.kernels.program import Kernel, Program
 from rlx.kernels.tags import PACK
 from rlx.ops.control import Control
@@ -138,6 +139,7 @@ class CpuBackend(CodeGenerator):
                     static = bool(made.writes()) and all(b.kind == "prepared" for b in made.writes())
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
+        make_once(program)
         ringed.join(program)
         cached_keys.join(program)
         find_layers(program)

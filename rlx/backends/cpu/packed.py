@@ -6,21 +6,27 @@ the kernels, and the numbers that they are given.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.words import THREADS, Computed, Pointer, Routine, Scratch, ScratchStride, Word
 from rlx.ir.graph import Array
+from rlx.ir.literal import end_bytes, same_bytes
 from rlx.ir.mapped import same_memory
 from rlx.ir.shape import Dim, evaluate
 from rlx.kernels.program import Buffer
 
-__all__ = ["find", "key_of", "memory_key", "offer"]
+__all__ = ["equals", "find", "key_of", "memory_key", "new_key", "offer"]
 
+LEAST = 64 << 10  # bytes of a param that is worth finding its equal for
 ALONE = {THREADS: 1}  # what is packed is the same for any number of threads
 Keys = Mapping[Buffer, str | None]
 
+_serials = itertools.count()
 _made: weakref.WeakValueDictionary[str, Array] = weakref.WeakValueDictionary()
 
 
@@ -41,6 +47,33 @@ def memory_key(array: Array) -> str | None:
     return None if place is None else _digest(place)
 
 
+def new_key() -> str:
+    """The key of contents that are nobody else's."""
+    return _digest(("own", next(_serials)))
+
+
+def equals(arrays: Mapping[Buffer, Array]) -> dict[Buffer, Buffer]:
+    """The buffers whose array has the bytes, type and shape of that of an earlier one -> the first such.
+
+    Small ones aren't looked at; of others that are unequal, mostly no more than their ends are read.
+    """
+    found: dict[Buffer, Buffer] = {}
+    forms: dict[object, list[Buffer]] = {}
+    for b, a in arrays.items():
+        if a.nbytes >= LEAST and a.flags.c_contiguous:
+            forms.setdefault((b.encoding, a.dtype, a.shape), []).append(b)
+    for alike in forms.values():
+        ends: dict[bytes, list[Buffer]] = {}
+        for b in alike if len(alike) > 1 else ():
+            others = ends.setdefault(end_bytes(arrays[b]), [])
+            first = next((other for other in others if same_bytes(arrays[b], arrays[other])), None)
+            if first is None:
+                others.append(b)
+            else:
+                found[b] = first
+    return found
+
+
 def key_of(writers: Sequence[Phase], keys: Keys) -> str | None:
     """The key of what these phases, all that write to a buffer, make of params and buffers with these keys."""
     parts = [_phase_key(phase, keys) for phase in writers]
@@ -55,8 +88,8 @@ def _phase_key(phase: Phase, keys: Keys) -> str | None:
         root = buffer.base
         if root in names:
             continue
-        constant = root.data.tobytes() if root.kind == "const" and root.data is not None else None
-        key = keys.get(root) if constant is None else _digest(constant)
+        data = root.data if root.kind == "const" else None
+        key = keys.get(root) if data is None else memory_key(data) or _digest(_bytes(data))
         if key is None:
             return None
         names[root] = key
@@ -84,8 +117,12 @@ def _word_key(word: Word, names: Mapping[Buffer, str]) -> object:
     return None
 
 
+def _bytes(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
 def _digest(parts: object) -> str:
     from hashlib import blake2b  # slow to load, and rarely needed
 
-    data = parts if isinstance(parts, bytes) else repr(parts).encode()
+    data = parts if isinstance(parts, memoryview) else repr(parts).encode()
     return blake2b(data, digest_size=20).hexdigest()

@@ -62,7 +62,7 @@ def place_experts(shared: Shared, masks: Mapping[Buffer, Mask]) -> None:
 def _place(shared: Shared, panels: Buffer, mask: Mask, have: Array | None) -> None:
     source = shared.residency.weights[panels].source
     root = source.base
-    there = root in (shared.params if root.kind == "param" else shared.memory)
+    there = root in shared.params or root.kind == "const"
     stays = there and (root.kind != "param" or mapping_of(shared.params[root]) is not None)
     whole = shared.contents(source) if there else None
     shared.memory[panels] = shared.residency.place(shared.residency.weights[panels], mask, have, whole, stays)
@@ -90,7 +90,7 @@ def _outdated(shared: Shared) -> list[Phase]:
 
 
 def _unshared(shared: Shared, phases: Sequence[Phase]) -> list[Phase]:
-    """Those of the phases that are left to run: what another graph has made of the same weights is taken as it is.
+    """Those of the phases that are left to run: what they, or another graph, make of equal weights is made once.
 
     The rest get memory of their own to write to, where others may read what they had before.
     """
@@ -99,10 +99,11 @@ def _unshared(shared: Shared, phases: Sequence[Phase]) -> list[Phase]:
         for root in {b.base for b in phase.kernel.writes()}:
             writers.setdefault(root, []).append(phase)
     found: set[Buffer] = set()
+    own: dict[str | None, Array] = {}  # what these phases make, by its key
     for root in dict.fromkeys(b.base for phase in phases for b in phase.kernel.writes()):
         was_common = shared.keys.get(root) is not None or root in shared.lent
         key = shared.keys[root] = packed.key_of(writers[root], shared.keys)
-        have = packed.find(key)
+        have = own.get(key) if key in own else packed.find(key)
         if have is not None and have.nbytes == shared.memory[root].nbytes:
             shared.memory[root] = have
             found.add(root)
@@ -111,12 +112,14 @@ def _unshared(shared: Shared, phases: Sequence[Phase]) -> list[Phase]:
             shared.memory[root] = aligned_bytes(old.nbytes)
             if len(writers[root]) > 1:  # of which some may not run again
                 shared.memory[root][...] = old
+        if key is not None:
+            own.setdefault(key, shared.memory[root])
         shared.lent.discard(root)
     return [p for p in phases if any(b.base not in found for b in p.kernel.writes())]
 
 
 def needed_params(shared: Shared) -> set[Buffer]:
-    """The params that runs read, or that kernels pack together with others."""
+    """The params that runs read, or that kernels pack together with others; among them constants that runs read."""
     needed = {b.base for phase in shared.run.phases for b in phase.kernel.reads()}
     sources: dict[Buffer, set[Buffer]] = {}  # prepared buffer -> the params that it depends on
     for phase in shared.prepare:
@@ -131,10 +134,12 @@ def needed_params(shared: Shared) -> set[Buffer]:
 
 
 def _drop_packed(shared: Shared) -> None:
-    """Lets go of the params that nothing will read again: kernels that read no other params have packed them."""
-    needed = needed_params(shared) | shared.residency.sources(shared.params)
-    for buffer in shared.params.keys() - needed:
+    """Lets go of what nothing will read again: params that kernels have packed alone, copies of packed constants."""
+    needed = needed_params(shared)
+    for buffer in shared.params.keys() - needed - shared.residency.sources(shared.params):
         del shared.params[buffer]
+    for buffer in [b for b in shared.memory if b.kind == "const" and b not in needed]:
+        del shared.memory[buffer]
 
 
 def _in_blocks(buffers: Sequence[Buffer]) -> dict[Buffer, Array]:

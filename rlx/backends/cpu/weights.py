@@ -21,7 +21,7 @@ from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.runner import RunBlock
 from rlx.backends.granted import run_threads
 from rlx.ir.graph import Array, Graph
-from rlx.ir.mapped import mapping_of
+from rlx.ir.mapped import read_in_place
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
@@ -62,7 +62,7 @@ class Shared:
         self.spans: tuple[MemoryPlan, tuple[Span, ...]] | None = None  # of the last plan
         self.params: dict[Buffer, Array] = {}
         self.keys: dict[Buffer, str | None] = {}  # of params and prepared buffers: equal ones have equal contents
-        self.memory: dict[Buffer, Array] = {b: _constant_bytes(b) for b in program.constants}  # prepared ones too
+        self.memory: dict[Buffer, Array] = {}  # of prepared buffers, and of constants once something has read them
         self.prepared = prepared is not None
         buffers = program.buffers("prepared")
         if prepared:
@@ -142,11 +142,19 @@ class Shared:
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         """Takes the values over, for the only clone that is left, which is not running."""
-        from rlx.backends.cpu.packed import memory_key
+        from rlx.backends.cpu.packed import equals, memory_key, new_key
 
         by_name = {b.name: b for b in self.program.params}
-        ready = {by_name[name]: a if _is_mapped(a) else np.array(a, order="C") for name, a in arrays.items()}
-        keys = {b: memory_key(a) for b, a in ready.items()}
+        given = {by_name[name]: a for name, a in arrays.items()}
+        keys = {b: memory_key(a) for b, a in given.items()}
+        ready: dict[Buffer, Array] = {}
+        equal = equals(given)
+        for b, a in given.items():
+            first = equal.get(b)
+            if first is not None:
+                keys[b] = keys[first] = keys[first] or new_key()
+            mapped = read_in_place(a)
+            ready[b] = a if mapped else np.array(a, order="C") if first is None else ready[first]
         with self.changing():
             self.dirty |= ready.keys()
             self.keys |= dict.fromkeys(ready)
@@ -155,13 +163,21 @@ class Shared:
 
     def address(self, buffer: Buffer) -> int:
         """The address of a param, constant or prepared root buffer."""
-        array = self.params[buffer] if buffer.kind == "param" else self.memory[buffer]
+        array = self.params[buffer] if buffer.kind == "param" else self.memory_of(buffer)
         return int(array.ctypes.data)
+
+    def memory_of(self, root: Buffer) -> Array:
+        """The bytes of a prepared buffer or constant."""
+        held = self.memory.get(root)
+        if held is None and root.kind == "const":
+            held = self.memory.setdefault(root, _constant_bytes(root))  # of two threads both get the first
+        assert held is not None
+        return held
 
     def contents(self, buffer: Buffer) -> Array:
         """A static buffer (or a view of one) as an array."""
         root = buffer.base
-        memory = self.params[root].reshape(-1).view(np.uint8) if root.kind == "param" else self.memory[root]
+        memory = self.params[root].reshape(-1).view(np.uint8) if root.kind == "param" else self.memory_of(root)
         return as_array(memory, buffer, evaluate(buffer.offset, {}), {})
 
     def update(self) -> None:
@@ -201,10 +217,3 @@ def _constant_bytes(buffer: Buffer) -> Array:
     if data.size == 0:
         return aligned_bytes(8)
     return np.require(data, requirements=["C", "A"]).reshape(-1).view(np.uint8)
-
-
-def _is_mapped(array: Array) -> bool:
-    """Whether kernels can read the array where it lies, in a memory-mapped file that nobody writes through it."""
-    if array.flags.writeable or not array.flags.c_contiguous or not array.flags.aligned:
-        return False
-    return mapping_of(array) is not None

@@ -36,6 +36,7 @@ from rlx.importers.onnx.symbolic import LIMIT, NotStaticError, Ratio, Static, st
 from rlx.importers.onnx.tensor import STRING, TensorRef, text_of
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
+from rlx.ir.mapped import unread
 from rlx.ir.shape import Dim, Size, upper
 from rlx.ops.elementwise import Cast, Div
 from rlx.ops.layout import Concat, Reshape, SizeOf
@@ -342,16 +343,18 @@ class Scope:
         return self.region.pull(graph.param(unique, ref.dims, dtype, data=data))
 
     def _constant_data(self, ref: TensorRef) -> np.ndarray[Any, np.dtype[Any]]:
-        """The data of a constant; where weights are not wanted and it is large, numbers that take no memory.
+        """The data of a constant, a view of the file if it is large; where weights are not wanted, what stands for it.
 
-        They differ from one constant to the next along the last axis, so that no pass takes two for equal.
+        Such numbers differ from one constant to the next along the last axis, so that no pass takes two for equal.
         """
-        if self.run.weights or ref.size <= LIMIT or ref.dtype == object:
+        if ref.size <= LIMIT or ref.dtype == object:
             return ref.array()
+        if self.run.weights:
+            return ref.array(aligned=False)
         self.run.placeholders += 1
         digits = self.run.placeholders.to_bytes(8, "little")
         row = np.resize(np.unpackbits(np.frombuffer(digits, np.uint8)), ref.dims[-1:]).astype(ref.dtype)
-        return np.broadcast_to(row, ref.dims)
+        return np.broadcast_to(row, ref.dims) if ref.is_copied else unread(row, ref.dims, aligned=ref.zero_copy)
 
     def _is_constant(self, name: str) -> bool:
         if name in self._constants or name in self.pinned:

@@ -1,0 +1,124 @@
+"""Weights in the form that kernels read, each made once: equal kernels of `prepare` over the same weights are one.
+
+A buffer that `prepare` makes is told by the kernels that write it: their loops, expressions and layouts, and what they
+read, which is told the same way, down to params and constants (of which equal ones are one since the passes). Of
+buffers that are told alike the first stays, and all that read another read it instead. Those that several kernels write
+part by part, and the experts of each layer, of which others may be in memory, stay apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from rlx.ir.literal import format_attribute
+from rlx.kernels.expr import Expr, Load, transform
+from rlx.kernels.program import Buffer, Kernel, Program, Store
+from rlx.ops.experts import GroupedMatMul
+from rlx.records import names_of, replace
+
+__all__ = ["make_once"]
+
+Key = tuple[Any, ...]
+
+
+def make_once(program: Program) -> None:
+    """Leaves of equal kernels of `prepare` the first, and of what they make too."""
+    writers = Counter(b.base for kernel in program.prepare for b in kernel.writes())
+    same: dict[Buffer, Buffer] = {}  # a buffer -> the first that is told alike
+    first: dict[Key, Kernel] = {}
+    kept: list[Kernel] = []
+    for kernel in program.prepare:
+        made = kernel.writes()
+        alone = all(b.root is None and writers[b] == 1 for b in made)
+        if not alone or kernel.host is not None or _is_of_experts(kernel):
+            kept.append(kernel)
+            continue
+        earlier = first.setdefault(_key(kernel, same), kernel)
+        if earlier is kernel:
+            kept.append(kernel)
+        else:
+            same |= dict(zip(made, earlier.writes(), strict=True))
+    if not same:
+        return
+    to = _Replaced(same)
+    program.prepare = [to.kernel(kernel) for kernel in kept]
+    program.run = [to.kernel(kernel) for kernel in program.run]
+    program.outputs = [(name, to.buffer(b)) for name, b in program.outputs]
+    program.updates = {name: to.buffer(b) for name, b in program.updates.items()}
+
+
+def _is_of_experts(kernel: Kernel) -> bool:
+    """Whether it packs experts."""
+    return kernel.special is not None and isinstance(kernel.special.op, GroupedMatMul)
+
+
+def _key(kernel: Kernel, same: Mapping[Buffer, Buffer]) -> Key:
+    """All that what a kernel makes depends on, with numbers in the place of the buffers that it writes."""
+    own = {b: number for number, b in enumerate(kernel.writes())}
+
+    def name(b: Buffer) -> Key:
+        root = b.base
+        form = b.shape, b.dtype, None if b.encoding is None else b.encoding.name
+        return own[root] if root in own else same.get(root, root), b.offset, *form
+
+    def told(e: Expr) -> Expr:
+        return transform(e, lambda x: replace(x, source=name(x.source)) if isinstance(x, Load) else None)
+
+    node, anchor = kernel.special, kernel.anchor
+    op: Key = ()
+    if node is not None:
+        attributes = ((key, format_attribute(value)) for key, value in node.op.attributes().items())
+        op = node.op.op_name, *attributes, *(v.type for v in (*node.inputs, *node.outputs))
+    parts = () if anchor is None else tuple(getattr(anchor, field) for field in names_of(anchor))
+    return (
+        type(anchor).__name__,
+        tuple(told(part) if isinstance(part, Expr) else part for part in parts),
+        tuple((name(s.buffer), s.extents, tuple(map(told, s.index)), told(s.expr)) for s in kernel.stores),
+        op,
+        tuple(map(name, kernel.operands)),
+        tuple(map(name, kernel.results)),
+        kernel.tag,
+    )
+
+
+class _Replaced:
+    """Buffers, and views of them, with others in their place."""
+
+    def __init__(self, same: dict[Buffer, Buffer]) -> None:
+        self.same = same
+        self.views: dict[Buffer, Buffer] = {}
+
+    def buffer(self, b: Buffer) -> Buffer:
+        if b.base not in self.same:
+            return b
+        if b.root is None:
+            return self.same[b]
+        if b not in self.views:
+            self.views[b] = replace(b, root=self.same[b.root])
+        return self.views[b]
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        if not any(b.base in self.same for b in kernel.reads()):
+            return kernel
+        anchor = kernel.anchor
+        if anchor is not None:
+            parts = {field: getattr(anchor, field) for field in names_of(anchor)}
+            anchor = replace(anchor, **{field: self.expr(e) for field, e in parts.items() if isinstance(e, Expr)})
+        stores = tuple(
+            Store(s.buffer, s.extents, tuple(map(self.expr, s.index)), self.expr(s.expr)) for s in kernel.stores
+        )
+        operands = tuple(map(self.buffer, kernel.operands))
+        mark = kernel.mark
+        if mark is not None and mark.test is not None:
+            mark = replace(mark, test=self.buffer(mark.test))
+        return replace(kernel, anchor=anchor, stores=stores, operands=operands, mark=mark)
+
+    def expr(self, e: Expr) -> Expr:
+        def new(x: Expr) -> Expr | None:
+            if isinstance(x, Load) and x.source.base in self.same:
+                return replace(x, source=self.buffer(x.source))
+            return None
+
+        return transform(e, new)
