@@ -131,7 +131,8 @@ class CodeSizes:
 
     `phases` counts calls of kernels, `functions` the different ones; `text` is the source that stays with them, `words`
     their operands; `scratch(extents)` is working memory of a run for all threads, `prepare_scratch` that of packing.
-    `spare` are bytes of packed weights that only unusual values fill.
+    `spare` are bytes of packed weights that only unusual values fill. `results(plan, sizes)` is what runs by a plan
+    take beside its arena for results of these sizes, where the caller still has those of the run before.
     """
 
     phases: int
@@ -141,6 +142,7 @@ class CodeSizes:
     scratch: Callable[[Mapping[str, int]], int]
     prepare_scratch: int
     spare: int = 0
+    results: Callable[[MemoryPlan, Sequence[int]], int] = lambda plan, sizes: sum(sizes)
 
 
 @dataclass(frozen=True)

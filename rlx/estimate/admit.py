@@ -10,7 +10,7 @@ from rlx.errors import MemoryDeficit
 from rlx.estimate.calibrate import Overhead, known_overhead
 from rlx.estimate.memory import MemoryEstimate, deficit_details
 from rlx.estimate.stored import SMALL, Device
-from rlx.estimate.system import ADDRESS_SPACE, COMPILED, UNKNOWN, Budget, read_figures
+from rlx.estimate.system import ADDRESS_SPACE, UNKNOWN, Budget, read_figures
 from rlx.ir.graph import Graph
 from rlx.lean import log
 from rlx.options import CompileOptions
@@ -48,8 +48,8 @@ class Admission:
 
     @cached_property
     def overhead(self) -> Overhead:
-        """What the device takes by itself."""
-        return known_overhead(self.backend.name)
+        """What the device takes by itself and this process does not have yet."""
+        return known_overhead(self.backend.name).left(self.backend.name)
 
     def __call__(self, graph: Graph, legal: Graph, program: Program | None) -> None:
         """The question before code is made, weights are copied and the arena is there."""
@@ -115,7 +115,7 @@ class Admission:
         options = self.options
         if options.over_budget == "allow":
             return
-        own = replace(needs, overhead_bytes=0)
+        own = needs.own
         if options.budget_bytes is not None:
             self.settle(own, options.budget_bytes, "by budget=")
             return
@@ -127,9 +127,7 @@ class Admission:
         mapped = private
         if needs.overhead_bytes:
             private = replace(private, overhead_bytes=self.overhead.compiling)
-            again = self.backend.name in COMPILED  # stacks and heaps of threads are mapped by now
-            size = self.overhead.compiling if again else self.overhead.address_compiling
-            mapped = replace(mapped, overhead_bytes=size)
+            mapped = replace(mapped, overhead_bytes=self.overhead.address_compiling)
         for allowed, why in (
             (budget.soft_room, "by the soft budget of this process"),
             *((left, f"by {name}") for name, left in budget.figures.rooms.items()),
@@ -223,11 +221,12 @@ class CarefulAdmission(Admission):
     def ask_stored(self) -> None:
         """The question before what is stored is loaded."""
         if self.stored is not None:
-            self.ask(replace(self.stored, overhead_bytes=0))
+            self.ask(self.stored.own)
 
     @cached_property
     def overhead(self) -> Overhead:
-        return replace(known_overhead(self.backend.name), compiling=0, address_compiling=0)
+        left = known_overhead(self.backend.name).left(self.backend.name)
+        return replace(left, compiling=0, address_compiling=0)
 
     def predicted(self, extents: Mapping[str, int] | None) -> MemoryEstimate | None:
         if extents is not None and not extents:

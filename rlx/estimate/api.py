@@ -21,6 +21,8 @@ from rlx.records import replace
 
 __all__ = ["estimate"]
 
+LISTED = 128  # bytes that importing takes for a number in an attribute: as an object of Python, and in arrays
+
 
 def estimate(
     model: Graph | str | os.PathLike[str],
@@ -45,7 +47,7 @@ def estimate(
     """
     chosen = CompileOptions(device=device).with_options({**options, "dims": dims})
     name = device_named(device)
-    own = Overhead(overhead) if isinstance(overhead, int) else overhead or overhead_of(name)
+    own = Overhead(overhead) if isinstance(overhead, int) else overhead or overhead_of(name).left(name)
     language: dict[str, Any] = {"context": context, "batch": batch, "kv_dtype": kv_dtype, "prefill": prefill}
     given = {name: value for name, value in language.items() if value is not None}
     if isinstance(model, Graph):
@@ -136,7 +138,17 @@ def _onnx(
         used = {**{name: refs[name] for name in params & refs.keys()}, **inline}
         return sum(ref.nbytes for name, ref in used.items() if not (name in kept and ref.zero_copy))
 
+    listed = sum(
+        len(a.value) for node in file.graph.nodes for a in node.attributes.values() if isinstance(a.value, tuple | list)
+    )
     made = estimate_graph(
-        done.graph, backend, replace(options, dims=None), overhead, mapped=mapped, held=held, file_bytes=touched
+        done.graph,
+        backend,
+        replace(options, dims=None),
+        overhead,
+        mapped=mapped,
+        held=held,
+        file_bytes=touched,
+        import_bytes=listed * LISTED,
     )
     return replace(made, model=path.name)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import DeviceUnavailable
-from rlx.records import dataclass
+from rlx.estimate.system import COMPILED, RESTORED
+from rlx.records import dataclass, replace
 
 if TYPE_CHECKING:
     from rlx.backends.base import CodeSizes
 
 __all__ = ["Overhead", "known_overhead", "overhead_of"]
 
-FORMAT = 6
+FORMAT = 7
+CACHE = "XDG_CACHE_HOME"  # set to an empty folder, so that all code is compiled
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
 SCATTER = 5 << 20  # bytes by which measurements of equal processes differ
+SCATTERED = ("fixed", "compiling", "cached", "address")
 FUNCTION = 32 << 10  # bytes that a kernel counts at least: measured are 15 to 41 KiB, as its compile finds freed memory
 
 
@@ -32,9 +37,11 @@ class Overhead:
 
     Beyond that, a larger graph adds `per_node` for each node and `per_function` for each different kernel (their
     objects, tables and machine code, and what the compiler keeps). `compiling` is the part of `fixed` that comes only
-    once something is compiled. `address` and `address_compiling` are the same of the address space, of which libraries
-    are mapped whole and threads reserve more than they use. All are rounded up by what measurements scatter, so that
-    they are rather too large.
+    once something is compiled, kernels of every kind and by all threads that compile: how much of the compiler's
+    library that brings into memory depends on what is compiled. `cached` is the growth where the code of a tiny graph
+    comes from the cache. `address` and `address_compiling` are `fixed` and `compiling` of the address space, of which
+    libraries are mapped whole and threads reserve more than they use. All are rounded up by what measurements scatter,
+    so that they are rather too large. What a process has already it has once: `left` is what is still to come.
     """
 
     fixed: int
@@ -43,11 +50,19 @@ class Overhead:
     compiling: int = 0
     address: int = 0
     address_compiling: int = 0
+    cached: int = 0
+    guess: bool = False  # not measured on this machine
+
+    def left(self, device: str) -> Overhead:
+        """The same for this process as it is now: without what the device has brought into it already."""
+        if device not in COMPILED:
+            return replace(self, cached=0) if device in RESTORED else self
+        return replace(self, fixed=0, compiling=0, cached=0, address=0, address_compiling=0)
 
     @property
     def certainty(self) -> str:
         """Of parts that go by it: "calibrated", or "guessed" where nothing was measured."""
-        return "guessed" if self is USUAL else "calibrated"
+        return "guessed" if self.guess else "calibrated"
 
     @property
     def unused(self) -> int:
@@ -62,12 +77,14 @@ class Overhead:
 
 
 USUAL = Overhead(
-    fixed=112 << 20,
+    fixed=128 << 20,
     per_node=16 << 10,
     per_function=FUNCTION,
-    compiling=48 << 20,
-    address=256 << 20,
-    address_compiling=80 << 20,
+    compiling=64 << 20,
+    address=288 << 20,
+    address_compiling=96 << 20,
+    cached=24 << 20,
+    guess=True,
 )
 
 
@@ -79,7 +96,7 @@ def overhead_of(device: str) -> Overhead:
     kept = _kept(device)
     if kept is not None:
         return kept
-    measured = _measure(device)
+    measured = Overhead(**_measured(device))
     write_kept(_path(device), _key(device), vars(measured))
     return measured
 
@@ -111,18 +128,32 @@ def _key(device: str) -> list[Any]:
     return [FORMAT, device, platform.platform(), platform.processor(), platform.python_version(), *versions]
 
 
-def _measure(device: str) -> Overhead:
+def _measured(device: str) -> dict[str, int]:
+    """The fields of `Overhead`, in bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = _probed("main", device, folder)
+        found |= _probed("again", device, folder)
+    found["per_function"] = max(found["per_function"], FUNCTION)
+    return {name: size + SCATTER * (name in SCATTERED) for name, size in found.items()}
+
+
+def _probed(function: str, device: str, folder: str) -> dict[str, int]:
+    """What a function of the probe prints in a fresh process."""
     import subprocess
 
-    code = f"import rlx, numpy\nfrom rlx.estimate.probe import main\nmain({device!r})"
+    code = f"import rlx, numpy\nfrom rlx.estimate.probe import {function}\n{function}({device!r}, {folder!r})"
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=True)
-        found = json.loads(done.stdout.splitlines()[-1])
-        scattered = ("fixed", "compiling", "address")
-        found["per_function"] = max(found["per_function"], FUNCTION)
-        return Overhead(**{name: size + SCATTER * (name in scattered) for name, size in found.items()})
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=True,
+            env={**os.environ, CACHE: folder},
+        )
+        return {str(name): int(size) for name, size in json.loads(done.stdout.splitlines()[-1]).items()}
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip().splitlines() or [f"exit status {error.returncode}"])[-1]
-    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError, IndexError) as error:
+    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError, IndexError, AttributeError) as error:
         reason = str(error)
     raise DeviceUnavailable(f"device {device!r}: what it takes by itself can't be measured: {reason}")

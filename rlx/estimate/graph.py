@@ -45,12 +45,14 @@ def estimate_graph(
     mapped: Mapped | None = None,
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
+    import_bytes: int = 0,
 ) -> MemoryEstimate:
     """What a compiled graph takes, at the upper bounds of its dims.
 
     `mapped` says of a param whether kernels can read it where it lies in a mapped file (default: whether its data is
     such an array); `held` are weights by name that a registry has already; `file_bytes` gives the pages of the model's
-    file that loading touches, besides those of the params named, which stay in use. Raises `ShapeError` where a size
+    file that loading touches, besides those of the params named, which stay in use; `import_bytes` are what reading the
+    file takes and Python keeps. Raises `ShapeError` where a size
     has no bound, and what the compiler raises.
     """
     check_options(backend, options)
@@ -62,7 +64,15 @@ def estimate_graph(
         return estimate_library(graph, legal, backend.name, overhead, options)
     program = lower_graph(legal, backend, options.packing)
     made = lowered_of(
-        graph, program, backend, options, overhead, mapped=mapped, held=held, file_bytes=file_bytes
+        graph,
+        program,
+        backend,
+        options,
+        overhead,
+        mapped=mapped,
+        held=held,
+        file_bytes=file_bytes,
+        import_bytes=import_bytes,
     ).at_bounds()
     if made is None:
         raise ShapeError(f"graph {graph.name!r}: a size of its activations has no upper bound; bound it with dims=")
@@ -79,13 +89,15 @@ def lowered_of(
     mapped: Mapped | None = None,
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
+    import_bytes: int = 0,
 ) -> Lowered:
     """The program of a graph with all that its memory depends on; arguments as in `estimate_graph`."""
     data = {p.name: p.data for p in graph.params}
     in_file = mapped if mapped is not None else lambda name: (a := data.get(name)) is not None and read_in_place(a)
     weights = weigh(program, in_file, _checked_held(graph, held or {}))
     sizes = backend.code_sizes(program, options)
-    return Lowered(graph, program, schedule(program), options, sizes, weights, backend.name, overhead, file_bytes)
+    timeline = schedule(program)
+    return Lowered(graph, program, timeline, options, sizes, weights, backend.name, overhead, file_bytes, import_bytes)
 
 
 def check_bounded(graph: Graph) -> None:
@@ -207,6 +219,7 @@ class Lowered:
     device: str
     overhead: Overhead
     file_bytes: Callable[[Collection[str]], int]
+    import_bytes: int
 
     def at_bounds(self) -> MemoryEstimate | None:
         """The estimate that holds for every run, None where a size has no bound."""
@@ -219,8 +232,10 @@ class Lowered:
             model=self.graph.name,
             device=self.device,
             weight_bytes=weights.kept + weights.packed + weights.constants,
-            code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)),
+            code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)) + self.import_bytes,
             overhead_bytes=self.overhead.fixed,
+            cached_overhead_bytes=self.overhead.cached,
+            source_bytes=sizes.text + self.import_bytes,
             address_bytes=self.overhead.unused,
             certainty={
                 "weight": "bounded" if sizes.spare else "exact",
@@ -262,15 +277,15 @@ class Lowered:
         )
         at_bounds = dict(extents) == self.timeline.bounds
 
-        def total(types: list[TensorType]) -> int:
-            return sum(_type_bytes(t, extents, at_bounds) for t in types)
+        def sizes(types: list[TensorType]) -> list[int]:
+            return [_type_bytes(t, extents, at_bounds) for t in types]
 
         return replace(
             fixed,
             activation_bytes=plan.arena,
-            input_bytes=options.input_sets * total([v.type for v in self.graph.inputs]),
-            output_bytes=total([o.value.type for o in self.graph.outputs]),
-            state_bytes=total([v.type for v in self.graph.states]),
+            input_bytes=options.input_sets * sum(sizes([v.type for v in self.graph.inputs])),
+            output_bytes=self.sizes.results(plan, sizes([o.value.type for o in self.graph.outputs])),
+            state_bytes=sum(sizes([v.type for v in self.graph.states])),
             workspace_bytes=self._most_scratch(extents) if at_bounds else self.sizes.scratch(extents),
             certainty={**fixed.certainty, **dict.fromkeys(_EXACT, "exact")},
             dims=dict(extents),

@@ -13,7 +13,7 @@ from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.architecture import Architecture, from_config, from_gguf
 from rlx.estimate.calibrate import Overhead
 from rlx.estimate.experts import ExpertTotals
-from rlx.estimate.memory import Axis, MemoryEstimate
+from rlx.estimate.memory import PARTS, Axis, MemoryEstimate
 from rlx.importers.gguf import read_gguf_parts
 from rlx.importers.safetensors import SafetensorsFile, read_safetensors, read_safetensors_index
 from rlx.records import dataclass, replace
@@ -25,6 +25,9 @@ KV_DTYPES = {  # elements and bytes of a block
     "q4_0": (32, 18),
 }  # fmt: skip
 NARROWER = {"q8_0": (32, 34), "q4_0": (32, 18)}  # what weights could be quantised to
+_FORECAST = (
+    "rlx can't run this kind of file yet: a forecast, of the weights as stored, the KV cache, and the rest by rules"
+)
 PREFILL = 512  # tokens of a prompt that go through at once
 WORKSPACE = 1 << 20  # bytes a thread that no kernel's tiles exceed
 NODES_PER_LAYER, FUNCTIONS = 16, 48  # of a decoder after fusion: what code is counted by
@@ -170,18 +173,14 @@ class _Model:
             + FUNCTIONS * self.overhead.per_function,
             overhead_bytes=self.overhead.fixed,
             address_bytes=self.overhead.unused,
-            certainty={
-                **dict.fromkeys(("weight", "input", "output", "state"), "exact"),
-                **dict.fromkeys(("activation", "workspace"), "bounded"),
-                **dict.fromkeys(("code", "overhead"), "calibrated"),
-            },
+            certainty=dict.fromkeys(PARTS, "forecast"),
             stored_weight_bytes=file.weight_bytes,
             mapped_weight_bytes=self.weights,
             dims={"context": shape.context, "batch": shape.batch},
             kv_bytes_per_token=kv_bytes(arch.kv_elements_per_token(), shape.kv_dtype),
             kv_dtype=shape.kv_dtype if arch.causal else None,
             experts=experts if experts.layers else None,
-            notes=(f"the model was made for {arch.context} tokens of context",) if longer else (),
+            notes=(_FORECAST, *((f"the model was made for {arch.context} tokens of context",) if longer else ())),
         )
         steps = (1, 16, 64, 256, 512, 1024, 2048) if arch.causal else ()
         buckets = {n: self.peak_with(made, n, shape) for n in (*(s for s in steps if s < shape.context), shape.context)}

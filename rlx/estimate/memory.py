@@ -52,7 +52,10 @@ class MemoryEstimate:
     weights are loaded: copies that are dropped once they are packed. `file_bytes` are further pages of the file that
     loading touches and the system can drop at any time: they are in no sum, nor are `address_bytes`, which the device
     maps and never fills: only a limit on the address space counts them. `held_weight_bytes` are weights that a registry
-    holds already. `certainty` says of each part "exact", "bounded" (no more than that), "calibrated" or "guessed".
+    holds already. `source_bytes` of the code are there only where it is compiled, not where it comes from the cache,
+    and there `cached_overhead_bytes` are what the device takes. A process has the overhead once, however many models it
+    runs: a budget is for the model's `own` bytes, which are without it. `certainty` says of each part "exact",
+    "bounded" (no more than that), "calibrated", "guessed", or "forecast" for a model that can't be run yet.
     """
 
     model: str
@@ -75,6 +78,8 @@ class MemoryEstimate:
     loading_copy_bytes: int = 0
     file_bytes: int = 0
     address_bytes: int = 0
+    source_bytes: int = 0
+    cached_overhead_bytes: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
     kv_bytes_per_token: int = 0
     kv_dtype: str | None = None
@@ -122,6 +127,17 @@ class MemoryEstimate:
         return max(self.peaks.values())
 
     @property
+    def own(self) -> MemoryEstimate:
+        """The same without what the device takes by itself: what is compared with a budget, here and by `rlx.load`."""
+        return replace(self, overhead_bytes=0, cached_overhead_bytes=0)
+
+    @property
+    def cached_peak_bytes(self) -> int:
+        """The largest peak where the code and the packed weights come from the cache: nothing is compiled or packed."""
+        compiled = self.overhead_bytes + self.source_bytes
+        return self.running_peak_bytes - compiled + self.cached_overhead_bytes
+
+    @property
     def parts_at_peak(self) -> dict[str, int]:
         """The eight parts, with the copies of loading where these make the peak."""
         parts = self.parts
@@ -138,8 +154,8 @@ class MemoryEstimate:
     # ---- questions
 
     def fits(self, budget: int | str) -> bool:
-        """Whether the peak is at most the budget (bytes, or a text such as "8GiB")."""
-        return self.peak_bytes <= parse_bytes(budget)
+        """Whether the peak of its `own` bytes is at most the budget (bytes, or a text such as "8GiB")."""
+        return self.own.peak_bytes <= parse_bytes(budget)
 
     def require(self, budget: int | str) -> MemoryEstimate:
         """This estimate if it fits; else raises `MemoryDeficit` with the parts, what is missing, and remedies."""
@@ -150,14 +166,14 @@ class MemoryEstimate:
 
     def deficit(self, budget: int | str) -> MemoryDeficit | None:
         """The `MemoryDeficit` that `require` would raise, None if it fits."""
-        allowed = parse_bytes(budget)
-        if self.peak_bytes <= allowed:
+        allowed, own = parse_bytes(budget), self.own
+        if own.peak_bytes <= allowed:
             return None
-        remedies, parts = self.remedies(allowed), self.parts_at_peak
+        remedies, parts = own.remedies(allowed), own.parts_at_peak
         return MemoryDeficit(
-            deficit_text(self, allowed, parts, remedies),
+            deficit_text(own, allowed, parts, remedies),
             budget_bytes=allowed,
-            peak_bytes=self.peak_bytes,
+            peak_bytes=own.peak_bytes,
             parts=parts,
             remedies=remedies,
         )
@@ -185,20 +201,20 @@ class MemoryEstimate:
     def _largest(self, axis: Axis, budget: int) -> int:
         """The largest size that fits, by bisection: what a size takes never shrinks as it grows."""
         first = -(-axis.low // axis.step)
-        if axis.at(first * axis.step).peak_bytes > budget:
+        if axis.at(first * axis.step).own.peak_bytes > budget:
             return 0
         good, bad = first, None if axis.high is None else axis.high // axis.step + 1
         while bad is None:
             trial = max(2 * good, good + 1)
             if trial * axis.step > UNLIMITED:
                 bad = UNLIMITED // axis.step + 1
-            elif axis.at(trial * axis.step).peak_bytes <= budget:
+            elif axis.at(trial * axis.step).own.peak_bytes <= budget:
                 good = trial
             else:
                 bad = trial
         while bad - good > 1:
             trial = (good + bad) // 2
-            if axis.at(trial * axis.step).peak_bytes <= budget:
+            if axis.at(trial * axis.step).own.peak_bytes <= budget:
                 good = trial
             else:
                 bad = trial
@@ -221,10 +237,11 @@ class MemoryEstimate:
         uncopied = max(self.running_peak_bytes, self.loading_peak_bytes - self.loading_copy_bytes)
         if self.peak_bytes > max(uncopied, self.compiling_peak_bytes):
             text = "no packing copy: weights aligned in a file that can be mapped"
-            others.append(Remedy(text, self.peak_bytes - uncopied, uncopied <= allowed))
+            others.append(Remedy(text, self.peak_bytes - uncopied, uncopied - self.overhead_bytes <= allowed))
         if self.experts is not None:
             others += self._offloaded(allowed)
-        made_of = [Remedy(text, self.peak_bytes - e.peak_bytes, e.peak_bytes <= allowed) for text, e in found]
+        before = self.own.peak_bytes
+        made_of = [Remedy(t, before - e.own.peak_bytes, e.own.peak_bytes <= allowed) for t, e in found]
         useful = [r for r in (*made_of, *others) if r.saves > 0]
         return sorted(useful, key=lambda r: (not r.fits, -r.saves))
 
@@ -251,7 +268,9 @@ class MemoryEstimate:
             raise OptionError(f"{self.model}: has no experts to offload")
         from rlx.estimate.experts import place_experts
 
-        return place_experts(self, self.experts, budget=budget, reserve=reserve, cap=cap, layer_budgets=layer_budgets)
+        return place_experts(
+            self.own, self.experts, budget=budget, reserve=reserve, cap=cap, layer_budgets=layer_budgets
+        )
 
     # ---- shown
 
@@ -259,7 +278,12 @@ class MemoryEstimate:
         at = ", ".join(f"{name} = {size}" for name, size in self.dims.items())
         lines = [f"{self.model} on {self.device}" + (f" at {at}" if at else "")]
         lines += part_lines(self.parts, self.certainty)
-        lines += [f"  {name + ' peak':18}{bytes_text(size):>12}  {size:,} B" for name, size in self.peaks.items()]
+        peaks = {f"{name} peak": size for name, size in self.peaks.items()}
+        if self.cached_overhead_bytes:
+            peaks["peak from cache"] = self.cached_peak_bytes
+        if self.overhead_bytes:
+            peaks["without overhead"] = self.own.peak_bytes
+        lines += [f"  {name:18}{bytes_text(size):>12}  {size:,} B" for name, size in peaks.items()]
         if self.kv_bytes_per_token:
             lines.append(f"  KV cache in {self.kv_dtype}: {self.kv_bytes_per_token:,} B a token and sequence")
         lines.append(
@@ -282,7 +306,8 @@ class MemoryEstimate:
         }
         extra = (
             "stored_weight_bytes", "packed_weight_bytes", "constant_bytes", "mapped_weight_bytes", "held_weight_bytes",
-            "loading_copy_bytes", "file_bytes", "address_bytes", "kv_bytes_per_token", "kv_dtype",
+            "loading_copy_bytes", "file_bytes", "address_bytes", "source_bytes", "cached_overhead_bytes",
+            "kv_bytes_per_token", "kv_dtype",
         )  # fmt: skip
         return {
             "model": self.model,
@@ -291,6 +316,8 @@ class MemoryEstimate:
             "parts": parts,
             "peaks": self.peaks,
             "peak_bytes": self.peak_bytes,
+            "own_peak_bytes": self.own.peak_bytes,
+            "cached_peak_bytes": self.cached_peak_bytes,
             **{name: getattr(self, name) for name in extra},
             "held_weights": list(self.held_weights),
             "bucket_peaks": {str(tokens): size for tokens, size in self.bucket_peaks.items()},

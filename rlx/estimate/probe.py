@@ -1,91 +1,179 @@
-"""The measurement of a device's overhead in a fresh process: how its resident set grows over three small graphs."""
+"""The measurement of a device's overhead in fresh processes: how their resident sets grow over small graphs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlx.estimate.resident import address_bytes, peak_bytes, resident_bytes
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from rlx.compiler import Compilation
+    from rlx.ir.graph import Graph, Value
+
+__all__ = ["again", "main"]
 
 LOADED = ("rlx.importers.onnx", "rlx.runtime.session")  # what loading a file takes besides the compiler
 REPEATED = 192  # nodes of the graph that repeats two kernels
 DISTINCT = 24  # stages of the graph whose kernels all differ
+ARTIFACT = "tiny.rlxa"
 
 
-def main(device: str) -> None:
-    """Prints the overhead of a device as JSON: the fields of `Overhead`, in bytes."""
+def main(device: str, folder: str) -> None:
+    """Prints the overhead of a device as JSON: the fields of `Overhead` but `cached`, in bytes.
+
+    Leaves an artifact in the folder, for `again`, where the device can make one.
+    """
     start, mapped = resident_bytes(), address_bytes()
-    import tempfile
+    from rlx.backends import choose_backend
+    from rlx.backends.base import CodeGenerator
 
+    for name in LOADED:
+        import_module(name)
+    backend = choose_backend(device)
+    ready, loaded = resident_bytes(), address_bytes()
+    kept = [_run(_repeated(2), device)[0]]
+    fixed, compiling = peak_bytes() - start, peak_bytes() - ready
+    address, address_compiling = address_bytes() - mapped, address_bytes() - loaded
+    before = resident_bytes()
+    first, text, _ = _run(_repeated(REPEATED), device)
+    per_node = max(0, resident_bytes() - before - text) // len(first.source.nodes)
+    varied = mapped = 0
+    if isinstance(backend, CodeGenerator):
+        before, spaces = resident_bytes(), address_bytes()
+        many, text, _ = _run(_every_kind(), device)
+        varied = max(0, peak_bytes() - before - text - per_node * len(many.source.nodes))
+        kept.append(many)
+        mapped = address_bytes() - spaces
+    before = resident_bytes()
+    second, text, functions = _run(_distinct(DISTINCT), device)
+    # What the compiler frees stays with the process.
+    per_function = max(0, resident_bytes() - before - text - len(second.source.nodes) * per_node) // max(1, functions)
+    kept += [first, second]
+    found = {
+        "fixed": fixed + varied,
+        "per_node": per_node,
+        "per_function": per_function,
+        "compiling": compiling + varied,
+        "address": address + mapped,
+        "address_compiling": address_compiling + mapped,
+    }
+    if "save" in first.executable.capabilities:
+        import_module(LOADED[-1]).compile(_repeated(2), device=device).save(Path(folder) / ARTIFACT)
+    print(json.dumps(found))  # noqa: T201
+
+
+def again(device: str, folder: str) -> None:
+    """Prints the field `cached` of the overhead as JSON: what a tiny graph takes that was compiled before."""
+    start = resident_bytes()
+    path = Path(folder) / ARTIFACT
+    if path.exists():
+        import numpy as np
+
+        import_module(LOADED[-1]).load(path, device=device).run([np.ones((4, 16), np.float32)])
+    print(json.dumps({"cached": peak_bytes() - start}))  # noqa: T201
+
+
+def _run(graph: Graph, device: str) -> tuple[Compilation, int, int]:
+    """Compiles a graph as `rlx.compile` does and runs it; the bytes of its sources and words, its functions."""
     import numpy as np
 
     from rlx.backends import choose_backend
     from rlx.backends.base import CodeGenerator, CodeSizes
-    from rlx.compiler import Compilation, compile_graph
-    from rlx.ir.graph import Graph
+    from rlx.compiler import compile_graph
     from rlx.kernels.program import Program
-    from rlx.ops.activation import Relu
     from rlx.options import CompileOptions
 
-    for name in LOADED:
-        import_module(name)
+    options, backend = CompileOptions(), choose_backend(device)
+    found: list[CodeSizes] = []
 
-    def repeated(count: int) -> Graph:
-        g = Graph("repeated")
-        x = g.input("x", (4, 16))
-        for i in range(count // 2):
-            x = g.add(Relu(), x @ g.param(f"w{i}", (16, 16), data=np.ones((16, 16), np.float32)))[0]
-        g.output(x, "y")
-        return g
+    def weigh(source: Graph, legal: Graph, program: Program | None) -> None:
+        if isinstance(backend, CodeGenerator) and program is not None:
+            found.append(backend.code_sizes(program, options))
 
-    def distinct(count: int) -> Graph:
-        g = Graph("distinct")
-        x = g.input("x", (4, 16))
-        for i in range(count):
-            for n in range(i + 1):
-                x = x * 0.5 if n % 2 else g.add(Relu(), x)[0]
-            x = x @ g.param(f"w{i}", (16, 16), data=np.ones((16, 16), np.float32))
-        g.output(x, "y")
-        return g
+    made = compile_graph(graph, backend, options, weigh, early=True)
+    made.executable.wrap = lambda results: results
+    inputs = [np.ones(v.shape, v.dtype.numpy) for v in graph.inputs]
+    made.executable.run(inputs, [None] * len(graph.outputs), list(range(len(graph.outputs))))
+    return made, sum(s.text + s.words for s in found), sum(s.functions for s in found)
 
-    def run(graph: Graph, folder: str) -> tuple[Compilation, int, int]:
-        options = CompileOptions(cache_dir=folder)
-        backend = choose_backend(device)
-        found: list[CodeSizes] = []
 
-        def weigh(source: Graph, legal: Graph, program: Program | None) -> None:
-            if isinstance(backend, CodeGenerator) and program is not None:
-                found.append(backend.code_sizes(program, options))
+def _repeated(count: int) -> Graph:
+    """Two kernels again and again."""
+    from rlx.ir.graph import Graph
+    from rlx.ops.activation import Relu
 
-        made = compile_graph(graph, backend, options, weigh)
-        made.executable.wrap = lambda results: results
-        made.executable.run([np.ones((4, 16), np.float32)], [None], [0])
-        return made, sum(s.text + s.words for s in found), sum(s.functions for s in found)
+    g = Graph("repeated")
+    x = g.input("x", (4, 16))
+    for i in range(count // 2):
+        x = g.add(Relu(), x @ _weight(g, f"w{i}", 16, 16))[0]
+    g.output(x, "y")
+    return g
 
-    kept = []
-    choose_backend(device)
-    ready, loaded = resident_bytes(), address_bytes()
-    with tempfile.TemporaryDirectory() as folder:
-        kept.append(run(repeated(2), folder)[0])
-        fixed, compiling = peak_bytes() - start, peak_bytes() - ready
-        address, address_compiling = address_bytes() - mapped, address_bytes() - loaded
-        before = resident_bytes()
-        first, text, _ = run(repeated(REPEATED), folder)
-        per_node = max(0, resident_bytes() - before - text) // len(first.source.nodes)
-        before = resident_bytes()
-        second, text, functions = run(distinct(DISTINCT), folder)
-        nodes = len(second.source.nodes)
-        # The peak: what the compiler frees stays with the process.
-        per_function = max(0, peak_bytes() - before - text - nodes * per_node) // max(1, functions)
-    kept += [first, second]
-    found = {
-        "fixed": fixed,
-        "per_node": per_node,
-        "per_function": per_function,
-        "compiling": compiling,
-        "address": address,
-        "address_compiling": address_compiling,
-    }
-    print(json.dumps(found))  # noqa: T201
+
+def _distinct(count: int) -> Graph:
+    """Kernels that all differ."""
+    from rlx.ir.graph import Graph
+    from rlx.ops.activation import Relu
+
+    g = Graph("distinct")
+    x = g.input("x", (4, 16))
+    for i in range(count):
+        for n in range(i + 1):
+            x = x * 0.5 if n % 2 else g.add(Relu(), x)[0]
+        x = x @ _weight(g, f"w{i}", 16, 16)
+    g.output(x, "y")
+    return g
+
+
+def _weight(g: Graph, name: str, *shape: int) -> Value:
+    import numpy as np
+
+    return g.param(name, shape, data=np.ones(shape, np.float32))
+
+
+def _every_kind() -> Graph:
+    """Small kernels of every kind: what they take of the compiler, others take again."""
+    import numpy as np
+
+    from rlx import ops
+    from rlx.ir.graph import Graph
+    from rlx.ops.quant import ConvInteger, DynamicQuantizeLinear
+    from rlx.ops.recurrent import Lstm
+
+    g = Graph("every kind")
+    rows, image = g.input("rows", (64, 32)), g.input("image", (1, 16, 16, 16))
+    places = g.input("places", (8,), "i64")
+    eight = g.param("q", (16, 16, 1, 1), "i8", data=np.ones((16, 16, 1, 1), np.int8))
+    products: list[Callable[[], Any]] = [
+        lambda: rows @ _weight(g, "w", 32, 48),
+        lambda: ops.gather(rows, places) @ rows.transpose(1, 0),
+        lambda: ops.attention(*(rows.reshape(1, 2, 64, 16),) * 3),
+        lambda: g.add(Lstm(), rows.reshape(8, 8, 32), _weight(g, "l", 1, 64, 32), _weight(g, "r", 1, 64, 16))[0],
+        lambda: ops.conv(image, _weight(g, "c3", 16, 16, 3, 3), pads=(1, 1, 1, 1)),
+        lambda: ops.conv(image, _weight(g, "c5", 8, 16, 5, 5), strides=(2, 2)),
+        lambda: ops.conv(image, _weight(g, "c1", 32, 16, 1, 1)),
+        lambda: ops.conv(image, _weight(g, "d", 16, 1, 3, 3), groups=16),
+        lambda: g.add(ConvInteger(), g.add(DynamicQuantizeLinear(), image)[0], eight)[0],
+    ]
+    maps: list[Callable[[], Any]] = [
+        lambda: ops.softmax(rows),
+        lambda: ops.erf(rows) * ops.tanh(rows) + ops.sigmoid(rows) - ops.exp(rows) / (ops.abs(rows) + 1),
+        lambda: ops.sin(rows) + ops.log(ops.abs(rows) + 1) ** 1.5,
+        lambda: ops.cast(rows, "f16") * 2,
+        lambda: ops.cast(rows * 9, "i64") // 3,
+        lambda: ops.cast(rows, "f64").sum(1),
+        lambda: rows.mean(0),
+        lambda: ops.cum_sum(rows, axis=1),
+        lambda: ops.arg_max(rows, axis=1),
+        lambda: ops.max_pool(image, (2, 2), strides=(2, 2)),
+        lambda: ops.top_k(rows, 4)[0],
+        lambda: ops.where(rows > 0, rows, ops.floor(rows)),
+        lambda: ops.concat(rows, rows, axis=1)[:, 3:50:2],
+    ]
+    for number, make in enumerate((*products, *maps)):
+        g.output(make(), f"y{number}")
+    return g

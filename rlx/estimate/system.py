@@ -20,6 +20,7 @@ from rlx.records import dataclass
 __all__ = [
     "ADDRESS_SPACE",
     "COMPILED",
+    "RESTORED",
     "UNKNOWN",
     "Answer",
     "Budget",
@@ -35,6 +36,7 @@ FRACTION_VARIABLE = "RLX_SOFT_MEMORY_FRACTION"
 BYTES_VARIABLE = "RLX_SOFT_MEMORY_BUDGET_BYTES"
 ADDRESS_SPACE = "address space"  # the room that RLIMIT_AS leaves
 COMPILED: set[str] = set()  # the devices that something was compiled for in this process
+RESTORED: set[str] = set()  # those for which stored code was loaded
 NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of a page
 
 

@@ -23,7 +23,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.shape import usual_size
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
-from rlx.records import dataclass, replace
+from rlx.records import dataclass
 from rlx.runtime.policy import DevicePolicy, policy_of
 from rlx.texts import seconds_text
 
@@ -249,8 +249,8 @@ class _Choice:
         """A device that supports the graph."""
         p = self.predicted(name, lowered, self.at, self.calibrate)
         memory = self.memory(lowered, backend)
-        peak = None if memory is None else replace(memory, overhead_bytes=0).peak_bytes
-        itself = 0 if memory is None or name in COMPILED else memory.overhead_bytes
+        peak = None if memory is None else memory.own.peak_bytes
+        itself = 0 if memory is None else memory.overhead_bytes
         unsure = {} if memory is None else memory.certainty
         bounded = tuple(part for part, how in unsure.items() if how in ("bounded", "guessed"))
         budget = self.options.budget_bytes
@@ -294,10 +294,10 @@ class _Choice:
         """What a device takes by itself; measured, once on a machine, where memory decides and measuring is allowed."""
         if self.policy.objective == "memory" and self.calibrate and name not in COMPILED:
             try:
-                return overhead_of(name)
+                return overhead_of(name).left(name)
             except DeviceUnavailable:
                 pass
-        return known_overhead(name)
+        return known_overhead(name).left(name)
 
     def decide(self) -> Decision:
         found = self.candidates()

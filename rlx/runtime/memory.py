@@ -13,7 +13,7 @@ from rlx.backends.base import Executable
 from rlx.errors import ClosedError
 from rlx.estimate.resident import peak_bytes, resident_bytes
 from rlx.estimate.stored import StoredAdmission
-from rlx.estimate.system import COMPILED
+from rlx.estimate.system import COMPILED, RESTORED
 from rlx.records import dataclass
 from rlx.runtime.queued import Queued
 
@@ -50,8 +50,9 @@ class ModelMemory:
     def __init__(self, admission: Admission | StoredAdmission, before: Resident) -> None:
         self._admission = admission
         self._before = before
-        self._first = admission.backend.name not in COMPILED  # of this process: it brings the compiler
-        COMPILED.add(admission.backend.name)
+        self._stored = isinstance(admission, StoredAdmission)
+        brought = RESTORED if self._stored else COMPILED
+        brought.add(admission.backend.name)
         self._extents: Mapping[str, int] | None = None
         self._offloaded = 0  # bytes of experts that are not resident
         self.measured: int | None = None
@@ -90,13 +91,14 @@ class ModelMemory:
     def predicted_bytes(self) -> int | None:
         """What the resident set is predicted to grow by: the largest peak, with pages of the file that loading reads.
 
-        What the device takes by itself counts as far as the first graph of a process brings it.
+        What the device takes by itself counts as far as compiling the graph brings it into the process.
         """
         made = self.predicted
         if made is None:
             return None
-        own = self._careful.overhead.compiling if self._first else 0
-        return made.peak_bytes - made.overhead_bytes + made.file_bytes + own
+        if self._stored:
+            return made.own.cached_peak_bytes
+        return made.own.peak_bytes + made.file_bytes + self._careful.overhead.compiling
 
     @property
     def residual(self) -> int | None:

@@ -28,6 +28,7 @@ from rlx.backends.cpu.grouped import find_layers
 from rlx.backends.cpu.jit import Compiling, host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.objcache import ObjectCache
+from rlx.backends.cpu.results import result_bytes
 from rlx.backends.cpu.scalar import LLVM
 from rlx.backends.cpu.specials import SPECIALS
 from rlx.backends.cpu.words import THREADS, KernelCode, Routine
@@ -208,6 +209,7 @@ class CpuBackend(CodeGenerator):
             scratch=scratch,
             prepare_scratch=threads * max((c.scratch_bytes({THREADS: threads}) for c in prepare), default=0),
             spare=sum(byte_conv.spare_bytes(kernel) for kernel in program.prepare),
+            results=lambda plan, sizes: result_bytes(program, plan, sizes),
         )
 
     @contextmanager

@@ -14,7 +14,7 @@ from rlx.backends.cpu.beside import Job, jobs
 from rlx.backends.cpu.binding import Binding, Overrun, aligned_bytes, as_array
 from rlx.backends.cpu.entry import Entry, InputSpec, Patch, make_entry, patch_table
 from rlx.backends.cpu.experts import ExpertCalls
-from rlx.backends.cpu.results import ResultMemory
+from rlx.backends.cpu.results import DIRECT, ResultMemory, is_movable
 from rlx.backends.cpu.runner import RunBlock, phase_table
 from rlx.backends.cpu.runner_native import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL, VALUE
 from rlx.backends.cpu.states import StateCalls, StateMemory
@@ -43,7 +43,6 @@ LONG_RUN_BYTES = 256 << 10  # or of what a phase reads and writes: some 10 µs
 LONG_SPECIAL_BYTES = 8 << 10  # the same where a kernel may take far longer for each byte
 FIRST_ROOM = 16  # for a size that data decide and nothing bounds; a run that needs more starts again with more
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
-DIRECT = 4 << 20  # bytes of results from which on a run writes them where the caller gets them, instead of copying
 WRITTEN_OUT = 1  # left in the state block's VALUE by a run that wrote into the caller's arrays; any run resets it
 
 
@@ -558,17 +557,13 @@ class CpuExecutable(StateCalls, ExpertCalls):
             fixed = all(s.name not in self.program.made for size in buffer.shape for s in symbols(size))
             if target is None or self.grows or not fixed:
                 continue
-            if not self.is_movable(buffer) or self.states.address(buffer) is not None:
+            movable = is_movable(buffer, self.program.outputs, self.host_buffers())
+            if not movable or self.states.address(buffer) is not None:
                 continue
             others = [*inputs, *(o for o in given if o is not target)]
             if target.flags.c_contiguous and target.flags.aligned and not _overlaps(target, others):
                 found[buffer] = target
         return found
-
-    def is_movable(self, buffer: Buffer) -> bool:
-        """Whether an output is all of its buffer, shown once and used by no host call."""
-        roots = [b.base for _, b in self.program.outputs]
-        return buffer.root is None and roots.count(buffer) == 1 and buffer not in self.host_buffers()
 
     def host_buffers(self) -> set[Buffer]:
         """The root buffers that host calls of the run use."""
