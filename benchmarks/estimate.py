@@ -7,8 +7,8 @@ at the start. Predicted is, where it is compiled, `peak_bytes` and the pages of 
 (`file_bytes`: they are resident, but the system can drop them); from the cache `cached_peak_bytes`. A point is within
 the goal when it is predicted no lower than measured, and by at most 2 % or 16 MiB higher.
 
-The last columns are of one more process, which loads the model in two sessions from empty cache folders: by how much its
-peak rises with the second, and what is predicted for that (without the overhead, which a process has once).
+The last column is of one more process, which loads the model in two sessions from empty cache folders: by how much
+its peak rises with the second, and what is predicted for that (without the overhead, which a process has once).
 
 With --limits each point runs three more times, each in a fresh process under RLIMIT_AS: with as much address space as
 the estimate says, which has to run, and with 3 % and 30 % of it less, which has to run too or be refused before memory
@@ -140,9 +140,8 @@ def main() -> int:
     points = [(name, dims) for name, dims in POINTS if name in names]
     rows, bad = [], 0
     limits = f" {', '.join(f'{share:.0%}' for share in SHARES)} as RLIMIT_AS |" if args.limits else ""
-    print(
-        f"MiB; predicted / measured (off)\n\n| model | sizes | compiled here | from the cache | second session |{limits}"
-    )
+    print("MiB; predicted / measured (off)\n")
+    print(f"| model | sizes | compiled here | from the cache | second session |{limits}")
     print("|---|---|--:|--:|--:|" + "---|" * args.limits)
     for name, dims in points:
         shown = " ".join("x".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in dims.values())

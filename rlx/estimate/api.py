@@ -47,7 +47,7 @@ def estimate(
     """
     chosen = CompileOptions(device=device).with_options({**options, "dims": dims})
     name = device_named(device)
-    own = Overhead(overhead) if isinstance(overhead, int) else overhead or overhead_of(name).left(name)
+    own = Overhead(overhead) if isinstance(overhead, int) else overhead or overhead_of(name)
     language: dict[str, Any] = {"context": context, "batch": batch, "kv_dtype": kv_dtype, "prefill": prefill}
     given = {name: value for name, value in language.items() if value is not None}
     if isinstance(model, Graph):
@@ -149,6 +149,5 @@ def _onnx(
         mapped=mapped,
         held=held,
         file_bytes=touched,
-        import_bytes=listed * LISTED,
     )
-    return replace(made, model=path.name)
+    return replace(made, model=path.name, import_bytes=listed * LISTED)

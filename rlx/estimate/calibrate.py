@@ -19,7 +19,7 @@ from rlx.records import dataclass, replace
 if TYPE_CHECKING:
     from rlx.backends.base import CodeSizes
 
-__all__ = ["Overhead", "known_overhead", "overhead_of"]
+__all__ = ["FUNCTION", "NODE", "Overhead", "known_overhead", "overhead_of"]
 
 FORMAT = 7
 CACHE = "XDG_CACHE_HOME"  # set to an empty folder, so that all code is compiled
@@ -28,15 +28,17 @@ MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
 SCATTER = 5 << 20  # bytes by which measurements of equal processes differ
 SCATTERED = ("fixed", "compiling", "cached", "address")
-FUNCTION = 32 << 10  # bytes that a kernel counts at least: measured are 15 to 41 KiB, as its compile finds freed memory
+# Bytes of what Python keeps of a node, and of a kernel's objects and tables, machine code, and what the compiler keeps:
+# measured are up to 5 and 41 KiB, as both find freed memory. They are the same on every machine, as budgets are.
+NODE, FUNCTION = 8 << 10, 32 << 10
 
 
 @dataclass(frozen=True)
 class Overhead:
     """Growth of the resident set, in bytes: `fixed` from `import rlx` to the first run of a tiny graph.
 
-    Beyond that, a larger graph adds `per_node` for each node and `per_function` for each different kernel (their
-    objects, tables and machine code, and what the compiler keeps). `compiling` is the part of `fixed` that comes only
+    Beyond that, a larger graph adds `per_node` for each node, on devices that don't say what their code takes.
+    `compiling` is the part of `fixed` that comes only
     once something is compiled, kernels of every kind and by all threads that compile: how much of the compiler's
     library that brings into memory depends on what is compiled. `cached` is the growth where the code of a tiny graph
     comes from the cache. `address` and `address_compiling` are `fixed` and `compiling` of the address space, of which
@@ -46,7 +48,6 @@ class Overhead:
 
     fixed: int
     per_node: int = 0
-    per_function: int = 0
     compiling: int = 0
     address: int = 0
     address_compiling: int = 0
@@ -73,13 +74,12 @@ class Overhead:
         """Bytes of a graph's code: what is known of it, and the rest by count."""
         if sizes is None:
             return nodes * self.per_node
-        return sizes.text + sizes.words + nodes * self.per_node + sizes.functions * self.per_function
+        return sizes.text + sizes.words + nodes * NODE + sizes.functions * FUNCTION
 
 
 USUAL = Overhead(
     fixed=128 << 20,
     per_node=16 << 10,
-    per_function=FUNCTION,
     compiling=64 << 20,
     address=288 << 20,
     address_compiling=96 << 20,
@@ -133,7 +133,6 @@ def _measured(device: str) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         found = _probed("main", device, folder)
         found |= _probed("again", device, folder)
-    found["per_function"] = max(found["per_function"], FUNCTION)
     return {name: size + SCATTER * (name in SCATTERED) for name, size in found.items()}
 
 

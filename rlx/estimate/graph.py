@@ -45,14 +45,12 @@ def estimate_graph(
     mapped: Mapped | None = None,
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
-    import_bytes: int = 0,
 ) -> MemoryEstimate:
     """What a compiled graph takes, at the upper bounds of its dims.
 
     `mapped` says of a param whether kernels can read it where it lies in a mapped file (default: whether its data is
     such an array); `held` are weights by name that a registry has already; `file_bytes` gives the pages of the model's
-    file that loading touches, besides those of the params named, which stay in use; `import_bytes` are what reading the
-    file takes and Python keeps. Raises `ShapeError` where a size
+    file that loading touches, besides those of the params named, which stay in use. Raises `ShapeError` where a size
     has no bound, and what the compiler raises.
     """
     check_options(backend, options)
@@ -72,7 +70,6 @@ def estimate_graph(
         mapped=mapped,
         held=held,
         file_bytes=file_bytes,
-        import_bytes=import_bytes,
     ).at_bounds()
     if made is None:
         raise ShapeError(f"graph {graph.name!r}: a size of its activations has no upper bound; bound it with dims=")
@@ -89,15 +86,13 @@ def lowered_of(
     mapped: Mapped | None = None,
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
-    import_bytes: int = 0,
 ) -> Lowered:
     """The program of a graph with all that its memory depends on; arguments as in `estimate_graph`."""
     data = {p.name: p.data for p in graph.params}
     in_file = mapped if mapped is not None else lambda name: (a := data.get(name)) is not None and read_in_place(a)
     weights = weigh(program, in_file, _checked_held(graph, held or {}))
     sizes = backend.code_sizes(program, options)
-    timeline = schedule(program)
-    return Lowered(graph, program, timeline, options, sizes, weights, backend.name, overhead, file_bytes, import_bytes)
+    return Lowered(graph, program, schedule(program), options, sizes, weights, backend.name, overhead, file_bytes)
 
 
 def check_bounded(graph: Graph) -> None:
@@ -219,7 +214,6 @@ class Lowered:
     device: str
     overhead: Overhead
     file_bytes: Callable[[Collection[str]], int]
-    import_bytes: int
 
     def at_bounds(self) -> MemoryEstimate | None:
         """The estimate that holds for every run, None where a size has no bound."""
@@ -232,10 +226,10 @@ class Lowered:
             model=self.graph.name,
             device=self.device,
             weight_bytes=weights.kept + weights.packed + weights.constants,
-            code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)) + self.import_bytes,
+            code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)),
             overhead_bytes=self.overhead.fixed,
             cached_overhead_bytes=self.overhead.cached,
-            source_bytes=sizes.text + self.import_bytes,
+            source_bytes=sizes.text,
             address_bytes=self.overhead.unused,
             certainty={
                 "weight": "bounded" if sizes.spare else "exact",

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlx.disk import check_regular
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.architecture import Architecture, from_config, from_gguf
-from rlx.estimate.calibrate import Overhead
+from rlx.estimate.calibrate import FUNCTION, NODE, Overhead
 from rlx.estimate.experts import ExpertTotals
 from rlx.estimate.memory import PARTS, Axis, MemoryEstimate
 from rlx.importers.gguf import read_gguf_parts
@@ -169,18 +169,20 @@ class _Model:
             output_bytes=4 * shape.batch * (arch.vocab if arch.causal else arch.hidden),
             state_bytes=shape.batch * kv_bytes(arch.kv_elements(shape.context), shape.kv_dtype),
             workspace_bytes=self.threads * WORKSPACE,
-            code_bytes=NODES_PER_LAYER * len(arch.layers) * self.overhead.per_node
-            + FUNCTIONS * self.overhead.per_function,
+            code_bytes=NODES_PER_LAYER * len(arch.layers) * NODE + FUNCTIONS * FUNCTION,
             overhead_bytes=self.overhead.fixed,
             address_bytes=self.overhead.unused,
-            certainty=dict.fromkeys(PARTS, "forecast"),
+            certainty={
+                **dict.fromkeys(PARTS, "forecast"),
+                **dict.fromkeys(("code", "overhead"), self.overhead.certainty),
+            },
             stored_weight_bytes=file.weight_bytes,
             mapped_weight_bytes=self.weights,
             dims={"context": shape.context, "batch": shape.batch},
             kv_bytes_per_token=kv_bytes(arch.kv_elements_per_token(), shape.kv_dtype),
             kv_dtype=shape.kv_dtype if arch.causal else None,
             experts=experts if experts.layers else None,
-            notes=(_FORECAST, *((f"the model was made for {arch.context} tokens of context",) if longer else ())),
+            notes=(*((f"the model was made for {arch.context} tokens of context",) if longer else ()), _FORECAST),
         )
         steps = (1, 16, 64, 256, 512, 1024, 2048) if arch.causal else ()
         buckets = {n: self.peak_with(made, n, shape) for n in (*(s for s in steps if s < shape.context), shape.context)}

@@ -22,6 +22,7 @@ __all__ = ["DIRECT", "ResultMemory", "is_movable", "result_bytes"]
 DIRECT = 4 << 20  # bytes of results from which on a run writes them where the caller gets them, instead of copying
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 LEAST = 64 << 10  # bytes of a result that is worth it
+LARGE_PAGE = 2 << 20  # bytes that the system may give at once: where one byte is touched, all are there
 
 
 class ResultMemory:
@@ -83,7 +84,7 @@ def result_bytes(program: Program, plan: MemoryPlan, sizes: Iterable[int]) -> in
     """Bytes that `run` takes for results of these sizes beside an arena that is full, also when called in a loop."""
     total = sum(sizes)
     if total < DIRECT or program.made:
-        return total
+        return 2 * total
     hosts = {b.base for k in program.run if k.host is not None for b in (*k.operands, *k.results)}
     moved = {b for _, b in program.outputs if is_movable(b, program.outputs, hosts)}
     spans = sorted(
@@ -91,11 +92,11 @@ def result_bytes(program: Program, plan: MemoryPlan, sizes: Iterable[int]) -> in
         for place, held in zip(plan.intervals, plan.held, strict=True)
         if held and not moved.issuperset(held)
     )
-    touched, end = 0, 0
-    for first, last in spans:
-        touched += max(0, last - max(first, end))
+    untouched, end = 0, 0
+    for first, last in [*spans, (plan.arena, plan.arena)]:
+        untouched += max((first - end) // LARGE_PAGE - 1, 0) * LARGE_PAGE
         end = max(end, last)
-    return 2 * total - min(total, max(0, plan.arena - touched))
+    return 2 * total - min(total, untouched)
 
 
 def _room(size: int) -> int:

@@ -21,7 +21,7 @@ from rlx.backends.cpu.pool import pool
 from rlx.backends.cpu.runner import RunBlock
 from rlx.backends.granted import run_threads
 from rlx.ir.graph import Array, Graph
-from rlx.ir.mapped import read_in_place
+from rlx.ir.mapped import read_in_place, to_own_pages
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.residency import Mask, Residency
 
 __all__ = ["Shared"]
+
+OWN_PAGES = 64 << 10  # bytes of a param from which on a copy of it has pages of its own
 
 
 class Shared:
@@ -153,8 +155,7 @@ class Shared:
             first = equal.get(b)
             if first is not None:
                 keys[b] = keys[first] = keys[first] or new_key()
-            mapped = read_in_place(a)
-            ready[b] = a if mapped else np.array(a, order="C") if first is None else ready[first]
+            ready[b] = a if read_in_place(a) else _copied(a) if first is None else ready[first]
         with self.changing():
             self.dirty |= ready.keys()
             self.keys |= dict.fromkeys(ready)
@@ -209,6 +210,11 @@ class Shared:
 
         needed = needed_params(self)
         return {b: array for b, array in self.params.items() if b in needed}
+
+
+def _copied(array: Array) -> Array:
+    """A compact copy; a large one in pages of its own, which the system has back as soon as it is packed."""
+    return np.array(array, order="C") if array.nbytes < OWN_PAGES else to_own_pages(array)
 
 
 def _constant_bytes(buffer: Buffer) -> Array:
