@@ -119,7 +119,7 @@ def measured(path: Path, dims: dict[str, Any], estimate: dict[str, Any]) -> dict
     return {
         "compiled here": (estimate["peak_bytes"] + estimate["file_bytes"], cold),
         "from the cache": (estimate["cached_peak_bytes"], warm),
-        "second session": (estimate["own_peak_bytes"], both - first),
+        "second session": (estimate["own_peak_bytes"] + estimate["file_bytes"], both - first),
     }
 
 

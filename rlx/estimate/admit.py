@@ -28,6 +28,9 @@ _WAYS_OUT = "Lower the dims' upper bounds, raise budget=, or pass over_budget='a
 _NO_COMPILER = "Raise the limit, load an artifact (which brings no compiler), or pass over_budget='allow'"
 
 PLENTY = 1 << 30  # bytes, far more than compiling takes
+AGAIN = (
+    16 << 20
+)  # bytes that compiling may take where the compiler has been used before, as memory it freed is in parts
 
 _admitted: set[str] = set()  # the devices whose compiler was let into this process
 
@@ -66,7 +69,7 @@ class Admission:
         self.lowered = lowered_of(graph, program, self.backend, self.options, self.overhead)
         needs = self.lowered.at_bounds() or self.lowered.fixed()
         self.taken = needs.running_peak_bytes - needs.overhead_bytes
-        self.ask(needs)
+        self.ask(needs, compiling=True)
 
     def weights(self, model: str, nbytes: int) -> None:
         """The question before a file is imported: the bytes of weights that must be copied out of it."""
@@ -110,8 +113,8 @@ class Admission:
             return self.library
         return self.lowered.fixed() if extents is None else self.lowered.at(extents)
 
-    def ask(self, needs: MemoryEstimate) -> None:
-        """Compares needs with what is allowed."""
+    def ask(self, needs: MemoryEstimate, *, compiling: bool = False) -> None:
+        """Compares needs with what is allowed; `compiling`: they are those of a graph that is about to be compiled."""
         options = self.options
         if options.over_budget == "allow":
             return
@@ -119,15 +122,15 @@ class Admission:
         if options.budget_bytes is not None:
             self.settle(own, options.budget_bytes, "by budget=")
             return
-        if own.peak_bytes < SMALL and not needs.overhead_bytes:
+        if own.peak_bytes < SMALL and not compiling:
             return
         free = self.backend.memory().free
         budget = Budget.of_process()
         private = replace(own, weight_bytes=own.weight_bytes - own.mapped_weight_bytes)
         mapped = private
-        if needs.overhead_bytes:
-            private = replace(private, overhead_bytes=self.overhead.compiling)
-            mapped = replace(mapped, overhead_bytes=self.overhead.address_compiling)
+        if compiling:
+            private = replace(private, overhead_bytes=max(self.overhead.compiling, AGAIN))
+            mapped = replace(mapped, overhead_bytes=max(self.overhead.address_compiling, AGAIN))
         for allowed, why in (
             (budget.soft_room, "by the soft budget of this process"),
             *((left, f"by {name}") for name, left in budget.figures.rooms.items()),

@@ -158,7 +158,8 @@ def test_predicted_and_measured_are_kept(tmp_path: Path) -> None:
     model.run([np.ones((4096, 1024), np.float32)])
     assert memory.measured is not None
     assert memory.residual is not None
-    assert abs(memory.residual) <= 24 * MIB
+    results = 4096 * 1024 * 4  # two sets of them are predicted, as a loop has, and the first run makes one
+    assert -8 * MIB <= memory.residual - results <= 24 * MIB
     first = memory.measured
     model.run([np.zeros((4096, 1024), np.float32)])
     assert memory.measured == first

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.estimate.calibrate import known_overhead
+from rlx.estimate.admit import AGAIN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
 
@@ -69,7 +69,7 @@ def test_what_fits_runs_and_what_does_not_is_refused(share: float, runs: bool, t
     """The limit leaves a share of what the estimate says this process still needs: never a crash, never a false yes."""
     path = tmp_path / "wide.rlx"
     found = rlx.estimate(network(path), "cpu", threads=1)
-    needs = found.peak_bytes - found.overhead_bytes + known_overhead("cpu").compiling
+    needs = found.own.peak_bytes + AGAIN  # it has compiled before
     assert found.activation_bytes >= 32 * MIB
     got = child(path, tmp_path / "cache", int(share * needs) + (2 * MIB if runs else 0))  # the interpreter's own arenas
     assert ("ran" in got) == runs, got
