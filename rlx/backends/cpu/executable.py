@@ -557,13 +557,16 @@ class CpuExecutable(StateCalls, ExpertCalls):
             fixed = all(s.name not in self.program.made for size in buffer.shape for s in symbols(size))
             if target is None or self.grows or not fixed:
                 continue
-            movable = is_movable(buffer, self.program.outputs, self.host_buffers())
-            if not movable or self.states.address(buffer) is not None:
+            if not self.is_movable(buffer) or self.states.address(buffer) is not None:
                 continue
             others = [*inputs, *(o for o in given if o is not target)]
             if target.flags.c_contiguous and target.flags.aligned and not _overlaps(target, others):
                 found[buffer] = target
         return found
+
+    def is_movable(self, buffer: Buffer) -> bool:
+        """Whether a run can write an output elsewhere than in the arena."""
+        return is_movable(buffer, self.program.outputs, self.host_buffers())
 
     def host_buffers(self) -> set[Buffer]:
         """The root buffers that host calls of the run use."""
