@@ -32,6 +32,7 @@ SCATTERED = ("fixed", "compiling", "cached", "address")
 # Bytes of what Python keeps of a node, and of a kernel's objects and tables, machine code, and what the compiler keeps:
 # measured are up to 5 and 41 KiB, as both find freed memory. They are the same on every machine, as budgets are.
 NODE, FUNCTION = 8 << 10, 32 << 10
+STAGES = 16 << 10  # bytes of a node in what the stages of the compiler pass on, also until Python finds it is garbage
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,11 @@ class Overhead:
         """Bytes of a graph's code: what is known of it, and the rest by count."""
         if sizes is None:
             return nodes * self.per_node
-        return sizes.text + sizes.words + nodes * NODE + sizes.functions * FUNCTION
+        return self.source_bytes(sizes, nodes) + sizes.words + nodes * NODE + sizes.functions * FUNCTION
+
+    def source_bytes(self, sizes: CodeSizes, nodes: int) -> int:
+        """Those of them that only compiling takes."""
+        return sizes.text + nodes * STAGES
 
 
 USUAL = Overhead(
@@ -97,7 +102,8 @@ def overhead_of(device: str) -> Overhead:
     kept = _kept(device)
     if kept is not None:
         return kept
-    measured = Overhead(**_measured(device))
+    found: dict[str, Any] = _measured(device)
+    measured = Overhead(**found)
     write_kept(_path(device), _key(device), vars(measured))
     return measured
 
@@ -109,7 +115,8 @@ def known_overhead(device: str) -> Overhead:
 
 def _kept(device: str) -> Overhead | None:
     with suppress(AttributeError, TypeError, ValueError):
-        return Overhead(**{name: int(size) for name, size in read_kept(_path(device), _key(device)).items()})
+        found: dict[str, Any] = {name: int(size) for name, size in read_kept(_path(device), _key(device)).items()}
+        return Overhead(**found)
     return None
 
 

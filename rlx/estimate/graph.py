@@ -229,7 +229,7 @@ class Lowered:
             code_bytes=self.overhead.code_bytes(sizes, len(self.graph.nodes)),
             overhead_bytes=self.overhead.fixed,
             cached_overhead_bytes=self.overhead.cached,
-            source_bytes=sizes.text,
+            source_bytes=self.overhead.source_bytes(sizes, len(self.graph.nodes)),
             address_bytes=self.overhead.unused,
             certainty={
                 "weight": "bounded" if sizes.spare else "exact",

@@ -104,8 +104,9 @@ class _Replaced:
             return kernel
         anchor = kernel.anchor
         if anchor is not None:
-            parts = {field: getattr(anchor, field) for field in names_of(anchor)}
-            anchor = replace(anchor, **{field: self.expr(e) for field, e in parts.items() if isinstance(e, Expr)})
+            parts: dict[str, Any] = {field: getattr(anchor, field) for field in names_of(anchor)}
+            new: dict[str, Any] = {field: self.expr(e) for field, e in parts.items() if isinstance(e, Expr)}
+            anchor = replace(anchor, **new)
         stores = tuple(
             Store(s.buffer, s.extents, tuple(map(self.expr, s.index)), self.expr(s.expr)) for s in kernel.stores
         )
