@@ -28,7 +28,7 @@ from rlx.backends.cpu.grouped import find_layers
 from rlx.backends.cpu.jit import Compiling, host
 from rlx.backends.cpu.nest import emit_nest
 from rlx.backends.cpu.objcache import ObjectCache
-from rlx.backends.cpu.results import result_bytes
+from rlx.backends.cpu.result_sizes import result_bytes
 from rlx.backends.cpu.scalar import LLVM
 from rlx.backends.cpu.specials import SPECIALS
 from rlx.backends.cpu.words import THREADS, KernelCode, Routine

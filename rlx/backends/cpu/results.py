@@ -1,8 +1,4 @@
-"""Memory for large results: what users have dropped is used again, as mapping new pages takes longer than a copy.
-
-Who calls `y = model.run(x)` again and again still has the last results when the next are made: there are two sets of
-them. `result_bytes` counts both, less what of the arena is never touched as such results are not made there.
-"""
+"""Memory for large results: what users have dropped is used again, as mapping new pages takes longer than a copy."""
 
 from __future__ import annotations
 
@@ -14,15 +10,13 @@ import numpy as np
 
 from rlx.backends.cpu.binding import aligned_bytes
 from rlx.ir.graph import Array
-from rlx.kernels.program import Buffer, Program
-from rlx.plan.arena import MemoryPlan
+from rlx.kernels.program import Buffer
 
-__all__ = ["DIRECT", "ResultMemory", "is_movable", "result_bytes"]
+__all__ = ["DIRECT", "ResultMemory", "is_movable"]
 
 DIRECT = 4 << 20  # bytes of results from which on a run writes them where the caller gets them, instead of copying
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 LEAST = 64 << 10  # bytes of a result that is worth it
-LARGE_PAGE = 2 << 20  # bytes that the system may give at once: where one byte is touched, all are there
 
 
 class ResultMemory:
@@ -78,25 +72,6 @@ class ResultMemory:
 def is_movable(buffer: Buffer, outputs: Sequence[tuple[str, Buffer]], used_by_host: Collection[Buffer]) -> bool:
     """Whether a run can write an output elsewhere than in the arena: all of a buffer, shown once, no host call's."""
     return buffer.root is None and [b.base for _, b in outputs].count(buffer) == 1 and buffer not in used_by_host
-
-
-def result_bytes(program: Program, plan: MemoryPlan, sizes: Iterable[int]) -> int:
-    """Bytes that `run` takes for results of these sizes beside an arena that is full, also when called in a loop."""
-    total = sum(sizes)
-    if total < DIRECT or program.made:
-        return 2 * total
-    hosts = {b.base for k in program.run if k.host is not None for b in (*k.operands, *k.results)}
-    moved = {b for _, b in program.outputs if is_movable(b, program.outputs, hosts)}
-    spans = sorted(
-        (plan.offsets[held[0]], plan.offsets[held[0]] + place.size)
-        for place, held in zip(plan.intervals, plan.held, strict=True)
-        if held and not moved.issuperset(held)
-    )
-    untouched, end = 0, 0
-    for first, last in [*spans, (plan.arena, plan.arena)]:
-        untouched += max((first - end) // LARGE_PAGE - 1, 0) * LARGE_PAGE
-        end = max(end, last)
-    return 2 * total - min(total, untouched)
 
 
 def _room(size: int) -> int:
