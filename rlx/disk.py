@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -14,9 +15,12 @@ from rlx.errors import ModelFormatError, OptionError
 from rlx.lean import log, sha256
 
 __all__ = [
-    "cache_folder", "check_regular", "content_key", "evict", "path_of", "read_kept", "replacing", "saving",
-    "write_kept",
+    "NotOwn", "cache_folder", "check_owner", "check_regular", "content_key", "evict", "open_regular", "own_folder", "path_of",
+    "read_kept", "replacing", "saving", "write_kept",
 ]  # fmt: skip
+
+
+MOST_KEPT = 1 << 20  # bytes of a kept measurement
 
 
 def cache_folder() -> Path:
@@ -58,19 +62,20 @@ def evict(paths: Iterable[Path], most: int, target: int) -> None:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: str | os.PathLike[str], *, own: bool = False) -> Iterator[BinaryIO]:
     """A new file that takes the place of `path` at the end of the block: readers see the old, the new or no file.
 
-    An error within the block removes it and leaves the old one. A link stays one; a pipe or device is written to.
+    An error within the block removes it and leaves the old one. A link stays one; a pipe or device is written to. An
+    `own` file is for this user alone, and takes the place of whatever is there.
     """
-    target = os.path.realpath(os.fsdecode(path))
-    if os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target):
+    target = os.fsdecode(path) if own else os.path.realpath(os.fsdecode(path))
+    if not own and os.path.exists(target) and not os.path.isfile(target) and not os.path.isdir(target):
         with open(target, "wb") as file:
             yield file
         return
     name = f"{target}.{os.urandom(6).hex()}.tmp"
     try:
-        with open(name, "xb") as file:
+        with open(name, "xb", opener=_private if own else None) as file:
             yield file
         os.replace(name, target)
     except BaseException:
@@ -87,6 +92,63 @@ def path_of(path: Any, what: str) -> str:
     if "\0" in name:
         raise OptionError(f"{what}: {name!r} is no path: it has a zero character")
     return name
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def own_folder(folder: Path) -> None:
+    """Makes a folder that only this user can look into; raises `OSError` where it can't be, or is another user's.
+
+    A folder of this user that others could look into or write to is closed to them.
+    """
+    missing = []
+    while not os.path.lexists(folder):
+        missing.append(folder)
+        folder = folder.parent
+    for each in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(each, 0o700)
+        folder = each
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(folder))
+    check_owner(status, folder)
+    if os.name == "posix" and status.st_mode & 0o077:
+        os.chmod(folder, 0o700)
+
+
+class NotOwn(OSError):
+    """A file or folder that another user can write to."""
+
+
+def check_owner(status: os.stat_result, path: str | os.PathLike[str]) -> None:
+    """Raises `NotOwn` for a file or folder of another user."""
+    if os.name == "posix" and status.st_uid != os.geteuid():
+        raise NotOwn(errno.EPERM, f"belongs to user {status.st_uid}, not to {os.geteuid()}", os.fspath(path))
+
+
+def open_regular(path: str | os.PathLike[str], *, own: bool = False) -> int:
+    """A descriptor of a regular file for reading; raises `OSError`, at once for pipes, devices and folders.
+
+    An `own` file must be this user's, such that no other can write to it, and no link.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    fd = os.open(path, flags | (getattr(os, "O_NOFOLLOW", 0) if own else 0))
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+            raise OSError(errno.EINVAL, f"is {kind}; expected a file", os.fspath(path))
+        if own:
+            check_owner(status, path)
+        if own and os.name == "posix" and status.st_mode & 0o022:
+            raise NotOwn(errno.EPERM, "can be written to by other users", os.fspath(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:
@@ -117,19 +179,21 @@ def saving(path: Any, what: str) -> Iterator[BinaryIO]:
 def read_kept(path: Path, key: Sequence[Any]) -> Any:
     """The value of a file that was written for this key; None for one that is old, damaged, missing, or no file."""
     try:
-        check_regular(path)
-        kept = json.loads(path.read_text(encoding="utf-8"))
+        with open(open_regular(path, own=True), "rb") as file:
+            kept = json.loads(file.read(MOST_KEPT))
         return kept["value"] if kept["key"] == list(key) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, ModelFormatError):
+    except NotOwn as error:
+        log.warning("ignoring a file of the cache: %s: %s", path, error.strerror)
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def write_kept(path: Path, key: Sequence[Any], value: Any) -> None:
     """Writes a value for a key, whole or not at all; where that can't be done, or there is no file, is only logged."""
     try:
-        check_regular(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        own_folder(path.parent)
+        with replacing(path, own=True) as file:
             file.write(json.dumps({"key": list(key), "value": value}).encode())
-    except (OSError, ModelFormatError) as error:
+    except OSError as error:
         log.debug("%s can't be kept: %s", path, error)

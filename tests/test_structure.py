@@ -18,7 +18,7 @@ PACKAGE = ROOT / "rlx"
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"}
 
 # part -> the parts that it may import, besides itself and ANYONE
-ANYONE = {"arithmetic", "errors", "forks", "lean", "options", "disk", "records", "texts"}
+ANYONE = {"arithmetic", "errors", "forks", "lean", "options", "disk", "records", "tables", "table_writer", "texts"}
 ALLOWED: dict[str, set[str]] = {
     "arithmetic": set(),
     "errors": set(),
@@ -27,6 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "forks": set(),
     "lean": set(),
     "records": set(),
+    "tables": set(),
+    "table_writer": set(),
     "texts": set(),
     "ir": set(),
     "ops": {"ir"},

@@ -158,7 +158,7 @@ def json_option(command: F) -> F:
 
 
 def compile_options(command: F) -> F:
-    """--device, --dims, --threads, --budget, --over-budget: passed on to `rlx.load`, gathered in `options`."""
+    """What is passed on to `rlx.load`, gathered in `options`: --device, --dims, --threads, --budget and others."""
     for decorate in reversed(
         (
             click.option("--device", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True),
@@ -178,6 +178,10 @@ def compile_options(command: F) -> F:
                 show_default=True,
                 help="What to do with a model that does not fit.",
             ),
+            click.option(
+                "--allow-code", is_flag=True, help="MODEL may be an artifact of any name; its code is trusted."
+            ),
+            click.option("--portable-only", is_flag=True, help="Of an artifact, take graph and weights, not its code."),
         )
     ):
         command = decorate(command)

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.disk import check_regular
+from rlx.disk import check_regular, open_regular
 from rlx.errors import ModelFormatError
 from rlx.ir.mapped import identity_of, map_file, note_file
 
@@ -69,7 +69,7 @@ class FileSource:
     def _open(self) -> int:
         try:
             check_regular(self._path, self.name)
-            return os.open(self._path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
+            return open_regular(self._path)
         except ModelFormatError:
             raise
         except OSError as error:

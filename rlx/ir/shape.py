@@ -20,6 +20,7 @@ from rlx.ir.undecided import Undecided
 from rlx.records import dataclass
 
 __all__ = [
+    "Atom",
     "Dim",
     "Guard",
     "Shape",
@@ -30,6 +31,7 @@ __all__ = [
     "ceildiv",
     "check_text",
     "collect_guards",
+    "dim_of_terms",
     "divides",
     "evaluate",
     "exact_div",
@@ -148,7 +150,7 @@ class Dim(Undecided):
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _dim_of_terms, (self.terms,)  # not the hash: those of strings differ from process to process
+        return dim_of_terms, (self.terms,)  # not the hash: those of strings differ from process to process
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Dim) and self._hash == other._hash and self.terms == other.terms
@@ -214,7 +216,8 @@ class Dim(Undecided):
         raise ShapeError(f"the truth of the symbolic size {self} is not known before the run: compare with bounds()")
 
 
-def _dim_of_terms(terms: tuple[tuple[Monomial, int], ...]) -> Size:
+def dim_of_terms(terms: Iterable[tuple[Monomial, int]]) -> Size:
+    """The size that is the sum of these products, each with its coefficient."""
     return Dim._of(dict(terms))
 
 

@@ -36,7 +36,7 @@ from rlx.ir.graph import OPERATORS, Array, Graph, Node, Operator, TensorType, Va
 from rlx.ir.literal import array_of, content_hash, format_attribute, inline
 from rlx.ir.shape import Dim, Guard, Size, Symbol, format_size, format_symbol, max_size, min_size
 
-__all__ = ["constants_table", "parse_graph", "print_graph", "read_graph"]
+__all__ = ["constants_table", "make_op", "parse_graph", "print_graph", "read_graph"]
 
 MAX_DEPTH = 48  # of nested regions, tuples and sizes in a text
 MAX_FACTORS = 256  # of one size in a text
@@ -403,7 +403,7 @@ class _Parser:
             self.expect("newline")
             while not self.accept("}"):
                 regions.append(self.graph(depth + 1))
-        op = _make_op(OPERATORS[op_name], attributes, line)
+        op = make_op(op_name, attributes, f"line {line}: ")
         try:
             outputs = graph.add(op, *inputs, provenance=source, regions=regions)
         except (RlxError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, AssertionError) as error:
@@ -539,20 +539,21 @@ class _Parser:
 # ---- attributes
 
 
-def _make_op(cls: Any, attributes: Mapping[str, Any], line: int) -> Operator:
-    """The op, its attributes checked against the annotations of the class."""
+def make_op(name: str, attributes: Mapping[str, Any], where: str = "") -> Operator:
+    """The op of that name, its attributes checked against the annotations of its class. Raises `ModelFormatError`."""
+    if name not in OPERATORS:
+        raise ModelFormatError(f"{where}no op is named {name!r}")
+    cls: Any = OPERATORS[name]
     hints = _hints(cls)
     for f in fields(cls):
         if f.name not in attributes and f.default is MISSING:
-            raise ModelFormatError(f"line {line}: {cls.op_name} needs the attribute {f.name!r}")
-    for name, value in attributes.items():
-        if name not in hints:
-            raise ModelFormatError(f"line {line}: {cls.op_name} has no attribute {name!r}")
-        if not _fits(value, hints[name]):
-            expected = getattr(hints[name], "__name__", None) or str(hints[name])
-            raise ModelFormatError(
-                f"line {line}: {cls.op_name}: attribute {name!r} is a {expected}, got {format_attribute(value)}"
-            )
+            raise ModelFormatError(f"{where}{name} needs the attribute {f.name!r}")
+    for key, value in attributes.items():
+        if key not in hints:
+            raise ModelFormatError(f"{where}{name} has no attribute {key!r}")
+        if not _fits(value, hints[key]):
+            expected = getattr(hints[key], "__name__", None) or str(hints[key])
+            raise ModelFormatError(f"{where}{name}: attribute {key!r} is a {expected}, got {format_attribute(value)}")
     op: Operator = cls(**attributes)
     return op
 

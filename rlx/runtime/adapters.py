@@ -143,8 +143,21 @@ class Adapters(Mapping[str, float]):
         if not table:
             return
         gain = self._gain()
-        for _, number, scale, _ in table:
-            gain[number] = scale
+        slots, rank = gain.shape
+        specs = {s.name: s for s in self._model.params}
+        if len({name for name, *_ in table}) < len(table) or len({number for _, number, *_ in table}) < len(table):
+            raise OptionError("adapters: a name or a slot is there twice")
+        for name, number, scale, pairs in table:
+            if not 0 <= number < slots:
+                raise OptionError(f"adapter {name!r}: its slot {number} is beyond {slots}")
+            for target, (a, b) in pairs.items():
+                down, up = specs[target + A_SUFFIX], specs[target + B_SUFFIX]
+                _check(name, target, a, b, rank, down.shape[0], up.shape[1])
+                if (a.dtype, b.dtype) != (down.dtype.numpy, up.dtype.numpy):
+                    raise DTypeError(
+                        f"adapter {name!r}: {target!r}: expected {down.dtype}, got {a.dtype} and {b.dtype}"
+                    )
+            gain[number] = _scale(name, scale)
         self._model.states[GAIN].write(gain)
         for name, number, _, pairs in table:
             self._slots[name], self._held[number] = number, pairs

@@ -1,20 +1,21 @@
 """Artifacts: a compiled graph in one file, which loads without importing, compiling or LLVM.
 
 An artifact holds the graph with its weights, from which any machine can compile it again, and, unless it is portable,
-the code, tables and packed weights for the machine that made it. It is trusted like a shared library: its checksums
-find damage, but who can write the file can run code in the process that loads it. Take portable ones from strangers.
+the code, tables and packed weights for the machine that made it. That code is trusted like a shared library: checksums
+find damage, but who can write the file can run code in the process that loads it. The graph and its weights are taken
+as those of any model file: nothing in them is believed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlx.backends import restorer_named
 from rlx.disk import path_of
-from rlx.errors import ModelFormatError, OptionError
-from rlx.ir.graph import Array, Graph
+from rlx.errors import ModelFormatError, OptionError, RlxError
+from rlx.ir.graph import Array, Graph, check_array
 from rlx.ir.mapped import place_of
 from rlx.lean import log
 from rlx.options import CompileOptions
@@ -22,9 +23,6 @@ from rlx.runtime.build import build_identity
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import Container, read_container, write_container
 from rlx.runtime.restore import CODE_OPTIONS, array_at, merged, restore
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["load_artifact", "save_artifact", "store"]
 
@@ -129,14 +127,16 @@ def _add_code(stored: Stored, model: CompiledGraph) -> None:
     stored.sections["objects"] = b"".join(image.objects)
 
 
-def load_artifact(path: str | os.PathLike[str], options: CompileOptions, compile: Compile) -> CompiledGraph:
+def load_artifact(
+    path: str | os.PathLike[str], options: CompileOptions, compile: Compile, portable_only: bool = False
+) -> CompiledGraph:
     """A compiled graph from an artifact, compiled again where the file has no code for this machine and these options.
 
-    Raises `ModelFormatError`.
+    With `portable_only` it always is, and code in the file is not looked at. Raises `ModelFormatError`.
     """
     file = read_container(path)
     name = os.fspath(path)
-    why = _unfit(file, options)
+    why = "portable_only leaves its code alone" if portable_only and "code" in file.facts else _unfit(file, options)
     if why is None:
         try:
             return _with_adapters(restore(file, options, lambda: _graph(file, name)), file, name)
@@ -147,12 +147,12 @@ def load_artifact(path: str | os.PathLike[str], options: CompileOptions, compile
         raise ModelFormatError(f"{name}: {why}, and the artifact has no graph to compile again")
     lost = facts.get("lost")
     if lost:
-        names = ", ".join(map(repr, lost[:8]))
+        names = ", ".join(map(repr, lost[:8] if isinstance(lost, list) else [lost]))
         raise ModelFormatError(
             f"{name}: {why}, and it can't be compiled again: the artifact has only packed weights for {names}; "
             "save it with portable=True where these are still there"
         )
-    say = log.info if "code" not in file.facts else log.warning
+    say = log.info if portable_only or "code" not in file.facts else log.warning
     say("%s: %s: compiling it again", name, why)
     return _with_adapters(compile(_graph(file, name), merged(file, options)), file, name)
 
@@ -166,7 +166,7 @@ def _with_adapters(model: CompiledGraph, file: Container, name: str) -> Compiled
             table.append((str(entry["name"]), int(entry["slot"]), float(entry["scale"]), pairs))
         if table:
             model.adapters.restore(table)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (RlxError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ModelFormatError(f"{name}: the table of adapters is damaged: {error!r}") from error
     return model
 
@@ -208,11 +208,12 @@ def _graph(file: Container, name: str) -> Graph:
         graph = parse_graph(file.sections["graph"].decode(), constants)
         leaves = {v.name: v for v in (*graph.params, *graph.states)}
         for leaf, number in facts["values"].items():
-            data = array_at(file, number)
+            data, value = array_at(file, number), leaves[leaf]
+            check_array(f"{value.kind} {leaf!r}", data, value.type)
             data.flags.writeable = False
-            leaves[leaf].data = data
-    except ModelFormatError as error:
+            value.data = data
+    except RlxError as error:
         raise ModelFormatError(f"{name}: {error}") from None
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ModelFormatError(f"{name}: the graph of the artifact is damaged: {error!r}") from error
     return graph

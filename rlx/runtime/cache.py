@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends import RESTORERS, restorer_named
-from rlx.disk import cache_folder, evict
+from rlx.disk import cache_folder, check_owner, evict, own_folder
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import FileIdentity, identity_of
 from rlx.lean import log, sha256
 from rlx.options import CompileOptions
 from rlx.runtime.build import build_identity, source_times
-from rlx.runtime.container import FORMAT, StaleFile, read_container
+from rlx.runtime.container import ENDING, FORMAT, StaleFile, read_container
 from rlx.runtime.restore import CODE_OPTIONS, restore
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ __all__ = ["MAX_BYTES", "ArtifactCache"]
 
 MAX_BYTES = 4 << 30  # of all entries together; one larger than a quarter of it is not kept
 HEAD_BYTES = 64 << 10
-SUFFIX = ".rlxa"
 
 
 class ArtifactCache:
     """Entries in a folder, at most `max_bytes` bytes, least recently used out first.
 
-    A damaged entry, a folder that can't be read or written or a full disk only means misses, never an error.
+    A damaged entry, one that another user could have written, a folder that can't be read or written or a full disk
+    only means misses, never an error.
     """
 
     def __init__(self, options: CompileOptions, policy: str, max_bytes: int = MAX_BYTES) -> None:
@@ -54,10 +54,11 @@ class ArtifactCache:
         `settled` are the options once the file is imported, which `source` does.
         """
         entry = self.entry(path, options)
-        if entry is None or not os.path.isfile(entry):  # a method of `Path` raises where a folder can't be looked into
+        if entry is None or not os.path.lexists(entry):  # a method of `Path` raises where a folder can't be looked into
             return None
         try:
-            file = read_container(entry)
+            check_owner(os.lstat(self.folder), self.folder)
+            file = read_container(entry, own=True)
             if file.facts["key"] != entry.stem:
                 raise ModelFormatError("it was made for something else")
             for name, identity in file.facts["files"]:
@@ -70,7 +71,7 @@ class ArtifactCache:
         except OptionError:
             raise  # of what the user set, as the memory to keep to
         except (ModelFormatError, OSError, KeyError, TypeError, ValueError) as error:
-            log.warning("ignoring a damaged cache file: %s (%s)", entry, error)
+            log.warning("ignoring a damaged or foreign cache file: %s (%s)", entry, error)
             with suppress(OSError):
                 entry.unlink()
             return None
@@ -92,11 +93,11 @@ class ArtifactCache:
         from rlx.runtime.artifact import store
 
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            own_folder(self.folder)
             listed = [[name, list(identity)] for name, identity in files.items()]
             store(model, entry, {"key": entry.stem, "files": listed})
             self.evict()
-        except OSError as error:
+        except (OSError, OptionError) as error:  # the latter: of what can't be stored
             log.debug("the cache at %s can't be written: %s", self.folder, error)
 
     def entry(self, path: Path, options: CompileOptions) -> Path | None:
@@ -117,7 +118,7 @@ class ArtifactCache:
         key = repr(
             (os.path.abspath(path), identity, head, options.device, self.policy, sorted(chosen.items()), versions)
         )
-        return self.folder / (sha256(key.encode()).hexdigest() + SUFFIX)
+        return self.folder / (sha256(key.encode()).hexdigest() + ENDING)
 
     def evict(self) -> None:
         """Deletes the least recently used files until the bound holds: entries, and what a process that died left."""

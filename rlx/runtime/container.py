@@ -5,8 +5,12 @@
     48  the header
     ... the sections and arrays, each at a multiple of its alignment
 
-Every length and offset is checked before it is used; what doesn't fit is a `ModelFormatError`. Checksums tell accidents
-from what was written; they are no protection from somebody who writes a file to do harm.
+Every length, offset, type and count is checked before it is used; what doesn't fit is a `ModelFormatError`. Checksums
+tell accidents from what was written; they are no protection from somebody who writes a file to do harm. Of what is read
+only machine code, and the tables that go with it, could do any: see docs/security.md.
+
+Arrays may lie in other files. An artifact names these by paths inside its own folder, with their SHA-256; an entry of
+the user's cache by any path, with inode, size and time.
 """
 
 from __future__ import annotations
@@ -16,28 +20,28 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from io import BufferedReader
 from typing import Any
 
 import numpy as np
 
-from rlx.disk import replacing
-from rlx.errors import ModelFormatError
+from rlx.disk import open_regular, replacing
+from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.mapped import Place, identity_of, map_file
 from rlx.lean import sha256
 from rlx.records import dataclass, field
 
-__all__ = ["FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]
+__all__ = ["ENDING", "FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]
 
 MAGIC = b"\x93rlxart\n"
-FORMAT = 3
+FORMAT = 4
+ENDING = ".rlxart"
 HEAD = struct.Struct("<8sII32s")
 PAGE = 4096
 SMALL = 64  # alignment of arrays below a page
 MOST_CHECKED = 256 << 20  # bytes of arrays up to which their checksum is tested: all of them are read for that
-MOST_HEADER = 64 << 20
+MOST_HEADER = 8 << 20  # its objects in memory take some twenty times as much
 MOST_AXES = 64
 
 
@@ -62,10 +66,11 @@ def is_container(head: bytes) -> bool:
 def write_container(path: str | os.PathLike[str], made: Container, places: Mapping[int, Place], hashed: bool) -> int:
     """Writes a file beside `path` and renames it; returns its bytes.
 
-    `places` are the arrays (by number) that stay in the file where they lie. Such a file is told by its SHA-256 where
-    `hashed`, else by inode, size and time. Raises `OSError`.
+    `places` are the arrays (by number) that stay in the file where they lie: with `hashed` one in the same folder, told
+    by its SHA-256, else one told by inode, size and time, and the new file is this user's own. Raises `OSError`, and
+    `OptionError` for a file elsewhere.
     """
-    files = {place.path: _file(place, hashed) for place in places.values()}
+    files = {place.path: _file(place, path if hashed else None) for place in places.values()}
     names = list(files)
     rows: list[Any] = []
     at, crc = 0, 0  # relative to the start of the arrays
@@ -89,7 +94,7 @@ def write_container(path: str | os.PathLike[str], made: Container, places: Mappi
     pieces: list[tuple[int, Any]] = [(0, HEAD.pack(MAGIC, FORMAT, len(text), sha256(text).digest()) + text)]
     pieces += list(zip(starts, made.sections.values(), strict=True))
     pieces += [(first + offset, data) for offset, data in blobs]
-    with replacing(path) as file:
+    with replacing(path, own=not hashed) as file:
         for start, data in pieces:
             file.seek(start)
             file.write(data)
@@ -97,16 +102,19 @@ def write_container(path: str | os.PathLike[str], made: Container, places: Mappi
     return first + at
 
 
-def read_container(path: str | os.PathLike[str]) -> Container:
-    """Reads a file. Raises `ModelFormatError`, and `StaleFile` where a file that it refers to has changed."""
+def read_container(path: str | os.PathLike[str], *, own: bool = False) -> Container:
+    """Reads a file; an `own` one is of the user's cache.
+
+    Raises `ModelFormatError`, and `StaleFile` where a file that it refers to has changed.
+    """
     name = os.fspath(path)
     try:
-        with open(name, "rb") as file:
+        with open(open_regular(name, own=own), "rb") as file:
             whole = map_file(file.fileno(), name, writable=True)
     except OSError as error:
         raise ModelFormatError(f"{name}: can't be read: {error.strerror or error}") from None
     try:
-        return _parse(whole)
+        return _parse(whole, None if own else name)
     except StaleFile as error:
         raise StaleFile(f"{name}: {error}") from None
     except ModelFormatError as error:
@@ -115,14 +123,14 @@ def read_container(path: str | os.PathLike[str]) -> Container:
         raise ModelFormatError(f"{name}: the header of the artifact is damaged: {error!r}") from None
 
 
-def _parse(whole: Array) -> Container:
+def _parse(whole: Array, name: str | None) -> Container:
     if whole.size < HEAD.size:
         raise ModelFormatError(f"the artifact is cut off: it has {whole.size} bytes")
     magic, version, length, digest = HEAD.unpack(whole[: HEAD.size].tobytes())
     if not is_container(magic):
         raise ModelFormatError("it is no artifact of rlx")
     if version != FORMAT:
-        newer = "upgrade rlx" if version > FORMAT else "save the model again"
+        newer = "upgrade rlx" if version > FORMAT else "save the model again with this rlx"
         raise ModelFormatError(f"the artifact has format {version}, this rlx reads format {FORMAT}: {newer}")
     text = whole[HEAD.size : HEAD.size + length].tobytes()
     if length > MOST_HEADER or len(text) != length or sha256(text).digest() != digest:
@@ -134,16 +142,16 @@ def _parse(whole: Array) -> Container:
     if whole.size != first + arrays_bytes:
         raise ModelFormatError(f"the artifact has {whole.size} bytes, its header says {first + arrays_bytes}")
     sections = {}
-    for start, (name, size, checksum) in zip(starts, rows, strict=True):
-        sections[str(name)] = body = whole[start : start + size].tobytes()
+    for start, (section, size, checksum) in zip(starts, rows, strict=True):
+        sections[_text(section)] = body = whole[start : start + size].tobytes()
         if zlib.crc32(body) != checksum:
-            raise ModelFormatError(f"the section {name!r} is damaged: its checksum differs")
+            raise ModelFormatError(f"the section {section!r} is damaged: its checksum differs")
     own = whole[first:]
-    files = [_open(record) for record in header["files"]]
+    files = [_of_cache(record) if name is None else _beside(record, name) for record in header["files"]]
     arrays = [_array(own if row[0] == -1 else files[_count(row[0])], row) for row in header["arrays"]]
     if arrays_bytes <= MOST_CHECKED:
         _check_arrays(arrays, header)
-    return Container(dict(header["facts"]), sections, arrays)
+    return Container(_facts(header["facts"]), sections, arrays)
 
 
 def _check_arrays(arrays: Sequence[Array], header: Mapping[str, Any]) -> None:
@@ -169,32 +177,61 @@ def _array(memory: Array, row: Sequence[Any]) -> Array:
     return memory[offset : offset + nbytes].view(element).reshape(sizes)
 
 
-def _file(place: Place, hashed: bool) -> dict[str, Any]:
-    if not hashed:
+def _file(place: Place, beside: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """How a file is named, in an artifact that lies beside it or in the cache."""
+    if beside is None:
         return {"path": place.path, "identity": list(place.identity)}
+    folder = os.path.dirname(os.path.realpath(beside))
+    inside = os.path.relpath(os.path.realpath(place.path), folder)
+    if inside.startswith(os.pardir) or os.path.isabs(inside):
+        raise OptionError(
+            f"save(external=True): weights lie in {place.path!r}, which is not in the folder of the artifact, "
+            f"{folder!r}: save it beside that file, or with its weights"
+        )
     with open(place.path, "rb") as file:
-        return {"path": place.path, "sha256": _file_hash(file)}
+        return {"path": inside.replace(os.sep, "/"), "sha256": _digest(map_file(file.fileno(), place.path))}
 
 
-def _file_hash(file: BufferedReader) -> str:
-    from hashlib import file_digest  # slow to load, and fast with the many bytes of weights
+def _digest(data: Array) -> str:
+    import hashlib  # slow to load, and fast with the many bytes of weights
 
-    return file_digest(file, "sha256").hexdigest()
+    return hashlib.sha256(data.data).hexdigest()
 
 
-def _open(record: Mapping[str, Any]) -> Array:
-    path = record["path"]
+def _beside(record: Mapping[str, Any], name: str) -> Array:
+    """The bytes of a file in the folder of the artifact `name`, opened as external data of models is."""
+    from rlx.importers.sources import Folder
+
+    path, digest = _text(record["path"]), _text(record["sha256"])
+    source = Folder(name).open(path, "the artifact")
+    view = source.view()
+    if _digest(view) != digest:
+        raise StaleFile(f"it refers to {path!r}, which has changed since: make it again")
+    return view
+
+
+def _of_cache(record: Mapping[str, Any]) -> Array:
+    """The bytes of a file that an entry of the cache refers to."""
+    path = _text(record["path"])
     try:
-        with open(path, "rb") as file:
-            if "sha256" not in record:
-                same = list(identity_of(os.fstat(file.fileno()))) == record["identity"]
-            else:
-                same = _file_hash(file) == record["sha256"]
-            if not same:
+        with open(open_regular(path), "rb") as file:
+            if list(identity_of(os.fstat(file.fileno()))) != record["identity"]:
                 raise StaleFile(f"it refers to {path!r}, which has changed since: make it again")
             return map_file(file.fileno(), path)
     except OSError as error:
         raise StaleFile(f"it refers to {path!r}, which can't be read: {error.strerror or error}") from None
+
+
+def _facts(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise ModelFormatError(f"the header of the artifact is damaged: {value!r:.80} are no facts")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ModelFormatError(f"the header of the artifact is damaged: {value!r} is no text")
+    return value
 
 
 def _count(value: Any) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.backends import restorer_named
 from rlx.backends.base import Executable, Image
-from rlx.errors import ModelFormatError
+from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.stored import StoredAdmission
 from rlx.ir.graph import Array, Graph
 from rlx.options import CompileOptions
@@ -132,4 +132,7 @@ def merged(file: Container, options: CompileOptions) -> CompileOptions:
         return options
     default = CompileOptions()
     known = {k: v for k, v in stored.items() if k in CODE_OPTIONS and getattr(options, k) == getattr(default, k)}
-    return options.with_options(known)
+    try:
+        return options.with_options(known)
+    except OptionError as error:
+        raise ModelFormatError(f"the options of the artifact are damaged: {error}") from None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
-from rlx.disk import check_regular, path_of
+from rlx.disk import check_regular, open_regular, path_of
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
@@ -19,7 +19,7 @@ from rlx.options import CompileOptions
 from rlx.records import names_of
 from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.container import MAGIC, is_container
+from rlx.runtime.container import ENDING, MAGIC, is_container
 from rlx.runtime.memory import Resident
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlx.runtime.policy import DevicePolicy
     from rlx.runtime.weights import WeightRegistry
 
-__all__ = ["FORMATS", "Session", "compile", "load"]
+__all__ = ["FORMATS", "Session", "compile", "load", "load_artifact"]
 
 FORMATS: dict[str, str] = {
     ".onnx": "rlx.importers.onnx:load"
@@ -134,18 +134,29 @@ class Session:
         *,
         policy: DevicePolicy | str | None = None,
         transform: Callable[[Graph], Graph] | None = None,
+        allow_code: bool = False,
+        portable_only: bool = False,
         **options: Any,
     ) -> CompiledGraph:
         """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read.
 
         `transform` is applied to the graph before it is compiled, as `rlx.lora` and `rlx.bind_cache` are. With it, or a
         registry, a model file is compiled anew, not taken from the cache.
+
+        An artifact, whose machine code is trusted like a shared library, is only read under its own ending, .rlxart;
+        `allow_code` reads it under any name. With `portable_only` only its graph and weights are taken, which are
+        compiled here: so an artifact of a stranger can be loaded.
         """
-        chosen = self.options.with_options(options, "policy", "transform")
+        chosen = self.options.with_options(options, "policy", "transform", "allow_code", "portable_only")
+        for name, given in (("allow_code", allow_code), ("portable_only", portable_only)):
+            if not isinstance(given, bool):
+                raise OptionError(f"{name}={given!r}: expected True or False")
+        if allow_code and portable_only:
+            raise OptionError("allow_code and portable_only contradict each other: give one of them")
         if isinstance(source, Graph):
             return self.compile(_transformed(source, transform), policy=policy, **options)
         rules = self._policy(policy, chosen)
-        path, kind = kind_of(source)
+        path, kind = kind_of(source, artifacts=allow_code or portable_only)
         if kind == ARTIFACT:
             if transform is not None:
                 raise OptionError(f"{path}: transform= is for model files; an artifact is compiled already")
@@ -155,7 +166,7 @@ class Session:
                 _bring_device(asked)
                 return self._compile(graph, asked, rules, Resident.read())
 
-            return load_artifact(path, chosen, compile_again)
+            return load_artifact(path, chosen, compile_again, portable_only)
         # An importer settles dims by itself; what comes after it goes without.
         settled = chosen if kind == TEXT else chosen.with_options({"dims": None})
         kept = chosen.cache and kind != TEXT and self.registry is None and transform is None
@@ -212,10 +223,10 @@ def _decided(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Dec
     return decided(graph, policy, options)
 
 
-def kind_of(source: str | os.PathLike[str]) -> tuple[Path, str]:
+def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple[Path, str]:
     """The path of a model file, and the ending of its format: its own, or what the contents say.
 
-    Raises `ModelFormatError`.
+    Raises `ModelFormatError`, also for an artifact without its ending, unless `artifacts` may have any.
     """
     if not isinstance(source, str | os.PathLike):
         raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
@@ -223,11 +234,17 @@ def kind_of(source: str | os.PathLike[str]) -> tuple[Path, str]:
     ending = path.suffix.lower()
     check_regular(path)
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             head = file.read(len(MAGIC))
     except OSError as error:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
     if is_container(head):
+        if ending != ENDING and not artifacts:
+            raise ModelFormatError(
+                f"{path}: is an artifact of rlx, whose machine code would be run, under the name of something else. If "
+                f"you trust who made it, rename it to end in {ENDING} or load it by rlx.load_artifact(path), or with "
+                "allow_code=True; with portable_only=True its code is not touched"
+            )
         return path, ARTIFACT
     if ending in (*FORMATS, TEXT):
         return path, ending
@@ -278,3 +295,15 @@ def compile(graph: Graph, **options: Any) -> CompiledGraph:
 def load(source: Source, **options: Any) -> CompiledGraph:
     """Loads and compiles a model file: `rlx.Session(**options).load(source)`."""
     return Session().load(source, **options)
+
+
+def load_artifact(path: str | os.PathLike[str], *, portable_only: bool = False, **options: Any) -> CompiledGraph:
+    """Loads what `CompiledGraph.save` wrote, under any name; its machine code is trusted like a shared library.
+
+    With `portable_only` only its graph and weights are taken, and compiled here. Raises `ModelFormatError` for what is
+    no artifact.
+    """
+    name, kind = kind_of(path, artifacts=True)
+    if kind != ARTIFACT:
+        raise ModelFormatError(f"{name}: is no artifact of rlx; rlx.load takes model files")
+    return Session().load(path, allow_code=not portable_only, portable_only=portable_only, **options)

@@ -329,8 +329,8 @@ def test_graphs_and_artifacts(tmp_path: Any) -> None:
     described = rlx.TensorType((rlx.Dim("n", 1, 8), 6), "f32")
     model = f.compile(described, {"w": w})
     assert [str(spec) for spec in model.inputs] == ["x: f32[n, 6]", "p.w: f32[6, 2]"]
-    model.save(tmp_path / "f.rlxa")
-    again = rlx.load(tmp_path / "f.rlxa")
+    model.save(tmp_path / "f.rlxart")
+    again = rlx.load(tmp_path / "f.rlxart")
     np.testing.assert_allclose(again.run({"x": X, "p.w": w})[0], X @ w)
     assert f.lower(X, {"w": w}).nodes
     assert not f.traces

@@ -1,4 +1,4 @@
-"""Recurrent cells on the CPU: their sizes, how their work is split, and the code that a step is made of."""
+"""Recurrent cells on the CPU: their sizes, and the code that a step is made of."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.builder import Function, vec
 from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.recurrence_cut import RecurrenceCut
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size
@@ -14,18 +15,8 @@ from rlx.ops.recurrent import Function as Activation
 from rlx.ops.recurrent import Recurrence
 from rlx.records import dataclass
 
-__all__ = ["BLOCKS", "LINE", "MEMBERS", "ROUNDED", "STEP", "TEAM_ROWS", "Cut", "Shape"]
-__all__ += ["activation", "cut", "product", "shape_of", "tile_rows"]
+__all__ = ["ROUNDED", "STEP", "Shape", "activation", "cut_of", "product", "shape_of", "tile_rows"]
 
-TEAM_ROWS = 12  # rows of the batch that a team takes
-TEAM_WORK = 65536  # multiplications in a step from which on a team is worth its waiting
-CHUNK_WORK = 2_500_000  # multiplications in a chunk of few steps or a small cell: some 50 us
-BLOCK_WORK = 16384  # multiplications in a block that a member claims
-BLOCKS = 16  # most blocks of a team
-MEMBERS = 8
-ENTRY_WORK = 100_000_000  # multiplications for which a member may leave and come back once more: a turn of a CPU
-LOOK_WORK = 4_000_000  # of a team between two looks whether a member should give way: some 30 us
-LINE = 8  # i64 in a cache line
 ROUNDED, STEP = 3, 4  # planes of a cell that rounds its state: whole numbers, and at the front the size of their step
 
 
@@ -86,40 +77,11 @@ class Shape:
         return len(self.stages) + self.op.round_state
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How the work is split: chunk = entry * teams + team; each entry lets a thread into the team."""
-
-    row_chunk: int
-    row_blocks: int
-    teams: int
-    members: int
-    blocks: int
-    block_groups: int
-    entries: int
-    rare: int  # these bits of the number of a turn are 0 where a member looks whether to give way
-
-
-def cut(s: Shape, steps: int, batch: int) -> Cut:
-    """The teams and their blocks, by the sizes of the run only."""
-    a_row = s.gates * s.padded * s.hidden
-    row_blocks = 1 if s.op.round_state else max(-(-batch // TEAM_ROWS), 1)  # the range is that of all rows
-    rows = max(-(-batch // row_blocks), 1)
-    together = a_row * rows >= TEAM_WORK and a_row * rows * steps >= 8 * TEAM_WORK
-    if not together and not s.op.round_state:
-        tile = tile_rows(len(s.stages[0]))
-        rows = -(-CHUNK_WORK // (a_row * max(steps, 1)))
-        rows = max(min(-(-rows // tile) * tile, batch), 1)
-        row_blocks = max(-(-batch // rows), 1)
-    blocks = max(min(a_row * rows // BLOCK_WORK, s.groups, BLOCKS), 1) if together else 1
-    block_groups = -(-s.groups // blocks)
-    blocks = -(-s.groups // block_groups)
-    teams = s.op.directions * row_blocks
-    members = min(blocks, MEMBERS)
-    entries = members + a_row * rows * steps // ENTRY_WORK if members > 1 else 1
-    turns = max(LOOK_WORK // (a_row * rows), 1)  # from look to look, but for the power of two that it is cut to
-    rare = (1 << turns.bit_length() >> 1) - 1 if members > 1 else 0
-    return Cut(rows, row_blocks, teams, members, blocks, block_groups, entries, rare)
+def cut_of(s: Shape) -> RecurrenceCut:
+    """How the work of a recurrence is split."""
+    at_once = tile_rows(len(s.stages[0]))
+    sizes = s.gates, s.hidden, s.padded, s.groups, at_once, s.op.directions
+    return RecurrenceCut(s.steps, s.batch, *sizes, s.op.round_state)
 
 
 def tile_rows(gates: int) -> int:

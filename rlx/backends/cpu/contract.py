@@ -7,12 +7,12 @@ from typing import cast
 
 from rlx.backends.cpu import block_codes, block_panels, byte_conv, conv, gemm, packing, scalar, short_panels
 from rlx.backends.cpu.builder import Function, size_of, vec
-from rlx.backends.cpu.cuts import Part, part
+from rlx.backends.cpu.cuts import PackCut, Part, part
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.loops import is_costly
 from rlx.backends.cpu.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.product_cut import ProductCut
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
+from rlx.backends.cpu.words import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate, size_product, upper
 from rlx.kernels.affine import Affine, linear_index
@@ -356,12 +356,7 @@ def emit_pack(kernel: Kernel) -> KernelCode:
     batch_step = index.coefs.get(Var(f"i{len(used) - 1}"), 0) if used else 0
     n, count = anchor.n, size_product(used)
 
-    def per_chunk(extents: Extents) -> int:
-        return short_panels.TOGETHER if short else max(1, 65536 // max(evaluate(depth * width, extents), 1))
-
-    def chunks(extents: Extents) -> int:
-        return evaluate(count, extents) * -(-evaluate(panels, extents) // per_chunk(extents))
-
+    cut = once(PackCut(count, panels, depth * width, short_panels.TOGETHER if short else None))
     words: list[Word] = [
         Pointer(anchor.b.source, index.constant * out.dtype.itemsize),
         index.coefs.get(DEPTH, 0),
@@ -372,10 +367,10 @@ def emit_pack(kernel: Kernel) -> KernelCode:
         depth,
         n,
         count,
-        Computed(per_chunk),
+        part(cut, "step"),
     ]
     symbol, ir = name_kernel(packing.pack_b(_tile(out.dtype), PLACEHOLDER, short=short).text())
-    return KernelCode(symbol, ir, tuple(words), chunks)
+    return KernelCode(symbol, ir, tuple(words), Part(cut, "chunks"))
 
 
 def _is_short(panels: Buffer) -> bool:

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlx.backends.cpu.shares import wants_shares
 from rlx.backends.cpu.words import Computed, Extents, thread_count
-from rlx.ir.shape import Shape, Size, evaluate, size_product
+from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["FEW_ROWS", "MIN_CHUNKS", "Grid", "Part", "Product", "aligned", "part", "pieces"]
+__all__ = [
+    "CHUNK", "FEW_ROWS", "MIN_CHUNKS", "Grid", "LineCut", "LineParts", "PackCut", "Part", "Product", "RowCut",
+    "RowParts", "aligned", "part", "pieces",
+]  # fmt: skip
 
 MIN_CHUNKS = 4
 LOOP_COST = 400_000  # simple operations that one chunk of a nest should hold at least: some tens of microseconds
 LEAST_LOOP_COST = 50_000  # and where work is cut into a few chunks for several threads: some 2 us, a join takes 1
+CHUNK = 16384  # elementary steps in a chunk of a kernel for one op: some 20 us
+NARROW = 64  # elements of a slice that a chunk takes at least, so that lines of cache are not shared
+PACKED = 65536  # elements that a chunk packs
 FEW_ROWS = 4  # query rows that attention computes without panels
 
 
@@ -50,12 +56,87 @@ class Product:
         return prod(evaluate(s, extents) for s in self.sizes)
 
 
+# ---- kernels for one op, and packing
+
+
+class RowParts(NamedTuple):
+    """Rows of a chunk, and the chunks."""
+
+    step: int
+    chunks: int
+
+
+@dataclass(eq=False, repr=False)
+class RowCut:
+    """Rows that take `cost` steps each."""
+
+    count: Size
+    cost: Size
+
+    def __call__(self, extents: Extents) -> RowParts:
+        return _rows(evaluate(self.count, extents), evaluate(self.cost, extents))
+
+
+class LineParts(NamedTuple):
+    """As `RowParts`, with the elements of a line that a row has, and the rows."""
+
+    step: int
+    chunks: int
+    width: int
+    rows: int
+
+
+@dataclass(eq=False, repr=False)
+class LineCut:
+    """Rows are lines, cut into widths of `inner` where `times` updates of each element make them long."""
+
+    lines: Size
+    inner: Size
+    times: Size
+
+    def __call__(self, extents: Extents) -> LineParts:
+        lines, inner, times = (evaluate(s, extents) for s in (self.lines, self.inner, self.times))
+        width = max(1, min(inner, max(NARROW, CHUNK // max(1, times))))
+        rows = lines * -(-inner // width)
+        return LineParts(*_rows(rows, width * times), width, rows)
+
+
+def _rows(count: int, cost: int) -> RowParts:
+    step = max(1, CHUNK // max(1, cost))
+    return RowParts(step, -(-count // step))
+
+
+@dataclass(eq=False, repr=False)
+class PackCut:
+    """Panels of `elements` each, of `count` matrices; `together` go into one chunk, if that is given."""
+
+    count: Size
+    panels: Size
+    elements: Size
+    together: int | None
+
+    def __call__(self, extents: Extents) -> RowParts:
+        step = self.together or max(1, PACKED // max(evaluate(self.elements, extents), 1))
+        return RowParts(step, evaluate(self.count, extents) * -(-evaluate(self.panels, extents) // step))
+
+
 # ---- loop nests
 
 
-@dataclass(frozen=True)
+class GridParts(NamedTuple):
+    """Sizes of a nest and of its chunks."""
+
+    rows: int
+    row_chunk: int
+    columns: int
+    column_chunk: int
+    column_chunks: int
+    chunks: int
+
+
+@dataclass(eq=False, repr=False)
 class Grid:
-    """How the work of a nest is cut into chunks."""
+    """How the work of a nest is cut into chunks: of some whole rows, or of columns (a multiple of 64) of them."""
 
     outer: tuple[Size, ...]
     last: Size
@@ -63,33 +144,18 @@ class Grid:
     row_weight: Size  # of what its elements share
     whole_rows: bool  # a row is not split, because its reductions are shared by all its elements
 
-    def rows(self, extents: Extents) -> int:
-        return evaluate(size_product(self.outer), extents)
-
-    def columns(self, extents: Extents) -> int:
-        return evaluate(self.last, extents)
-
-    def column_chunk(self, extents: Extents) -> int:
-        """Columns of a chunk, a multiple of 64 unless it is the whole row."""
-        columns = max(self.columns(extents), 1)
-        if self.whole_rows:
-            return columns
-        parts = _parts(columns * evaluate(self.weight, extents), thread_count(extents))
-        return columns if parts == 1 else -(-columns // (64 * parts)) * 64
-
-    def column_chunks(self, extents: Extents) -> int:
-        return max(-(-self.columns(extents) // self.column_chunk(extents)), 1)
-
-    def row_chunk(self, extents: Extents) -> int:
-        a_row = self.column_chunk(extents) * evaluate(self.weight, extents) + evaluate(self.row_weight, extents)
-        rows = max(self.rows(extents), 1)
-        return -(-rows // min(_parts(rows * a_row, thread_count(extents)), rows))
-
-    def chunks(self, extents: Extents) -> int:
-        rows = self.rows(extents)
-        if rows == 0 or self.columns(extents) == 0:
-            return 0
-        return -(-rows // self.row_chunk(extents)) * self.column_chunks(extents)
+    def __call__(self, extents: Extents) -> GridParts:
+        rows, columns = prod(evaluate(s, extents) for s in self.outer), evaluate(self.last, extents)
+        weight, threads = evaluate(self.weight, extents), thread_count(extents)
+        column_chunk = max(columns, 1)
+        parts = 1 if self.whole_rows else _parts(column_chunk * weight, threads)
+        if parts > 1:
+            column_chunk = -(-column_chunk // (64 * parts)) * 64
+        column_chunks = max(-(-columns // column_chunk), 1)
+        a_row = column_chunk * weight + evaluate(self.row_weight, extents)
+        row_chunk = -(-max(rows, 1) // min(_parts(max(rows, 1) * a_row, threads), max(rows, 1)))
+        chunks = -(-rows // row_chunk) * column_chunks if rows and columns else 0
+        return GridParts(rows, row_chunk, columns, column_chunk, column_chunks, chunks)
 
 
 def _parts(cost: int, threads: int) -> int:

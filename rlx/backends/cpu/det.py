@@ -6,7 +6,7 @@ from rlx.backends.cpu import scalar
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.words import KernelCode
 from rlx.ir.graph import Node
-from rlx.ir.shape import evaluate, size_product
+from rlx.ir.shape import size_product
 from rlx.kernels.lowering import accumulator
 from rlx.kernels.program import Kernel
 
@@ -28,7 +28,7 @@ def emit(kernel: Kernel) -> list[KernelCode]:
     size, wide = x.shape[-1], accumulator(x.dtype)
     real, memory = scalar.llvm_type(wide), scalar.memory_type(x.dtype)
     start, stop = frame.rows(size_product(x.shape[:-2]), size * size * size + 1)
-    work = frame.scratch(lambda e: evaluate(size, e) ** 2 * wide.itemsize)
+    work = frame.scratch(size * size * wide.itemsize)
     n, source, target = frame.size(size), frame.pointer(x), frame.pointer(out)
     area = f.mul(n, n, "i64")
 

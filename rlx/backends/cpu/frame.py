@@ -5,26 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.builder import Function, Module, Operand, Typed
+from rlx.backends.cpu.cuts import LineParts, Part, Product, RowCut, RowParts, part
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.looks import TURNS, looking_loop
 from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.ir.dtype import DType
-from rlx.ir.shape import Size, evaluate, size_product
+from rlx.ir.shape import Size, size_product
 from rlx.kernels.program import Buffer
 
 __all__ = ["Frame", "bits_type"]
-
-CHUNK = 16384  # elementary steps in a chunk: some 20 µs
 
 
 def bits_type(dtype: DType) -> str:
     """The LLVM integer type that holds an element as it is in memory, of any type."""
     return f"i{8 * dtype.numpy.itemsize}"
-
-
-def number(size: Size | Computed, extents: Extents) -> int:
-    """A size in a run."""
-    return size.fn(extents) if isinstance(size, Computed) else evaluate(size, extents)
 
 
 class Frame:
@@ -39,8 +33,8 @@ class Frame:
         self.table = WordTable()
         self.loaded: dict[object, str] = {}
         self.sites: list[str] = []
-        self.scratch_bytes: Callable[[Extents], int] | None = None
-        self.chunks: Callable[[Extents], int] = lambda _: 1
+        self.scratch_bytes: Size | Computed = 0
+        self.chunks: Callable[[Extents], int] = Product(())
 
     def word(self, word: Word) -> str:
         """A word of the kernel, loaded in the entry block."""
@@ -63,26 +57,20 @@ class Frame:
         """The address of a buffer's first element."""
         return self.word(Pointer(buffer))
 
-    def rows(self, count: Size | Computed, cost: Size | Computed) -> tuple[str, str]:
+    def rows(self, count: Size, cost: Size) -> tuple[str, str]:
         """The first row of this call's chunk and the row after its last."""
+        return self.rows_of(once(RowCut(count, cost)), count)
 
-        @once
-        def chunk(extents: Extents) -> int:
-            return max(1, CHUNK // max(1, number(cost, extents)))
-
-        self.chunks = lambda extents: -(-number(count, extents) // chunk(extents))
-        step = self.word(Computed(chunk))
+    def rows_of(self, cut: Callable[[Extents], RowParts | LineParts], count: Size | Computed) -> tuple[str, str]:
+        """The same for rows that are cut in another way."""
+        self.chunks = Part(cut, "chunks")
+        step = self.word(part(cut, "step"))
         start = self.f.mul("%chunk", step, "i64")
         return start, self.f.min(self.f.add(start, step, "i64"), self.word(count), "i64")
 
-    def scratch(self, size: Callable[[Extents], int]) -> str:
+    def scratch(self, size: Size | Computed) -> str:
         """The address of this worker's working memory, of `size` bytes."""
-
-        @once
-        def rounded(extents: Extents) -> int:
-            return -(-size(extents) // 64) * 64
-
-        self.scratch_bytes = rounded
+        self.scratch_bytes = size
         own = self.f.mul("%worker", self.word(ScratchStride()), "i64")
         return self.f.offset(self.word(Scratch()), own)
 
@@ -126,13 +114,12 @@ class Frame:
         """The kernel."""
         self.f.ret()
         symbol, ir = name_kernel(Module([self.f]).text())
-        bytes_of = self.scratch_bytes
         return KernelCode(
             symbol,
             ir,
             tuple(self.table.words),
             self.chunks,
             tuple(self.sites),
-            Computed(bytes_of) if bytes_of is not None else 0,
+            self.scratch_bytes,
             optimize,
         )

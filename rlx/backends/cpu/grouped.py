@@ -395,7 +395,7 @@ class _Product:
         number, depth, columns = sizes_of(kernel.special)
         cut = once(GroupCut(size_product(out.shape[:-1]), number, columns, depth, self.wide.itemsize))
         frame.chunks = Part(cut, "chunks")
-        self.own = frame.scratch(Part(cut, "scratch"))
+        self.own = frame.scratch(part(cut, "scratch"))
         self.step, self.blocks, self.sums_at, self.panels_at = (
             frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks", "sums", "panels")
         )

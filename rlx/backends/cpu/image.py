@@ -1,56 +1,37 @@
 """A compiled graph on the CPU as data: tables, objects and arrays, from which it runs again without any compiling.
 
-The tables are a pickle of the phases, buffers and the plan; kernels are reduced to what a run needs of them, functions
-of the extents to their value where that is fixed. After it comes a pickle of the functions that few runs ask for.
-`rlx.backends.cpu.imaging` makes both. Reading calls only classes and functions of this package. Objects are machine
-code: an image is trusted like a shared library.
+The tables are the phases, buffers and the plan, as `rlx.backends.cpu.schema` declares them; kernels are reduced to what
+a run needs of them, functions of the extents to their value where that is fixed. After them come tables of the
+functions that few runs ask for. `rlx.backends.cpu.imaging` makes both. Objects are machine code: an image is trusted
+like a shared library.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-from collections.abc import Callable, Sequence
-from types import FunctionType, MethodType
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from rlx.backends.base import DeviceMemory, Image, Restorer, host_memory
 from rlx.backends.cpu import loader, processor
 from rlx.backends.cpu.beside import Span
 from rlx.backends.cpu.binding import Phase
 from rlx.backends.cpu.executable import CpuExecutable
+from rlx.backends.cpu.schema import SCHEMA
 from rlx.backends.cpu.weights import Shared
 from rlx.backends.cpu.words import FEW_THREADS, Extents, thread_count
 from rlx.errors import ModelFormatError
-from rlx.ir.graph import Array, Graph, Value
+from rlx.ir.dtype import dtype_of
+from rlx.ir.encoding import encoding_named
+from rlx.ir.graph import Array, Graph, Node, TensorType, Value
+from rlx.ir.shape import Atom, Dim, Guard, dim_of_terms
 from rlx.kernels.program import Buffer, Flow, Program
 from rlx.options import CompileOptions
 from rlx.plan.arena import MemoryPlan, Schedule
-from rlx.records import cached_property, dataclass, names_of
+from rlx.records import cached_property, dataclass
+from rlx.tables import read_tables
 
-__all__ = ["CpuRestorer", "Tables", "restore_image"]
-
-T = TypeVar("T")
-FUNCTIONS = -1  # in the place of an array's number: the `Functions` of the image
-PLAIN = {("builtins", "set"), ("builtins", "frozenset"), ("numpy", "dtype")}
-
-
-class _Reader(pickle.Unpickler):
-    """Reads a pickle that has the image's arrays, and `Functions`, by number."""
-
-    def __init__(self, source: io.BytesIO, arrays: Sequence[Array], functions: Functions) -> None:
-        super().__init__(source)
-        self.arrays, self.functions = arrays, functions
-
-    def persistent_load(self, number: Any) -> Any:
-        return self.functions if number == FUNCTIONS else self.arrays[number]
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in PLAIN or (module.startswith("rlx.") and "." not in name):
-            found = super().find_class(module, name)
-            if isinstance(found, type | FunctionType) and found.__module__ == module:
-                return found
-        raise ModelFormatError(f"it holds a {module}.{name}, which has no place there")
+__all__ = ["ByThreads", "Constant", "CpuRestorer", "Functions", "Tables", "restore_image"]
 
 
 @dataclass(frozen=True)
@@ -64,15 +45,14 @@ class Constant:
 
 
 class Functions:
-    """Functions that few runs ask for, as a pickle that is read when the first is; they hold no arrays."""
+    """Functions that few runs ask for, as tables that are read when the first is; they hold no arrays."""
 
     stored = b""
 
     @cached_property
-    def all(self) -> list[Callable[[Extents], int]]:
+    def all(self) -> tuple[Callable[[Extents], int], ...]:
         """All of them."""
-        found: list[Callable[[Extents], int]] = _Reader(io.BytesIO(self.stored), (), self).load()
-        return found
+        return read_tables(self.stored, "(Function)", SCHEMA, _makers((), self))[0]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -94,7 +74,7 @@ class ByThreads:
 
 @dataclass
 class Tables:
-    """What is pickled."""
+    """What is stored."""
 
     source: Graph
     graph: Graph
@@ -114,11 +94,9 @@ class Tables:
 def restore_image(image: Image, options: CompileOptions) -> tuple[CpuExecutable, Graph]:
     """The executable of an image, and the leaves of the graph that users see. Raises `ModelFormatError`."""
     try:
-        functions, source = Functions(), io.BytesIO(image.tables)
-        tables = _Reader(source, image.arrays, functions).load()
-        if not isinstance(tables, Tables):
-            raise ModelFormatError("it holds no tables")
-        functions.stored = source.read()
+        functions = Functions()
+        tables, end = read_tables(image.tables, "Tables", SCHEMA, _makers(image.arrays, functions))
+        functions.stored = image.tables[end:]
         count = len(tables.kernels)
         loader.runtime_objects.update(zip(tables.runtime, image.objects[count:], strict=True))
         addresses = loader.load_stored(list(zip(image.objects[:count], tables.kernels, strict=True)))
@@ -138,7 +116,7 @@ def restore_image(image: Image, options: CompileOptions) -> tuple[CpuExecutable,
         return CpuExecutable(shared, tables.schedule, tables.plan), tables.source
     except ModelFormatError:
         raise
-    except Exception as error:  # whatever a damaged or foreign pickle may lead to
+    except Exception as error:  # whatever tables of a foreign build may lead to
         raise ModelFormatError(f"the compiled code is damaged or of another version ({error!r})") from error
 
 
@@ -160,21 +138,49 @@ class CpuRestorer(Restorer):
         return host_memory()
 
 
-def record(cls: type[T], *values: Any) -> T:
-    """An object of a dataclass from the values of all its fields."""
-    made = object.__new__(cls)  # its own `__init__` would be compiled for these few
-    vars(made).update(zip(names_of(cls), values, strict=True))
+def _makers(arrays: Sequence[Array], functions: Functions) -> dict[str, Callable[..., Any]]:
+    """How the records are made that are not what their fields say."""
+    return {
+        "Array": partial(_array, arrays),
+        "ByThreads": lambda few, number: ByThreads(few, functions, number),
+        "Dim": _dim,
+        "DType": dtype_of,
+        "Encoding": encoding_named,
+        "Graph": _graph,
+        "Node": _node,
+    }
+
+
+def _dim(parts: tuple[Atom | int, ...]) -> Dim:
+    """The sum of products that are given one after another, each as its coefficient and its atoms."""
+    starts = [at for at, part in enumerate(parts) if isinstance(part, int)]
+    terms = [(parts[a + 1 : b], parts[a]) for a, b in zip(starts, [*starts[1:], len(parts)], strict=True)]
+    made = dim_of_terms(terms)  # type: ignore[arg-type]
+    if not isinstance(made, Dim) or starts[:1] != [0]:
+        raise ModelFormatError(f"the size {made} is none that depends on the run")
     return made
 
 
-def method(owner: object, name: str) -> Callable[..., Any]:
-    found = getattr(owner, name)
-    if not isinstance(found, MethodType) or not type(owner).__module__.startswith("rlx."):
-        raise ModelFormatError(f"{type(owner).__name__} has no method {name!r}")
-    return found
+def _array(arrays: Sequence[Array], number: int) -> Array:
+    if not 0 <= number < len(arrays):
+        raise ModelFormatError(f"there is no array number {number}")
+    return arrays[number]
 
 
-def graph_of(name: str, inputs: Any, params: Any, states: Any, outputs: Any, guards: Any) -> Graph:
+def _node(name: str, attributes: Mapping[str, Any], provenance: tuple[str, ...]) -> Node:
+    """A node that a run calls the reference of."""
+    import rlx.ops  # noqa: F401  # registers ops
+    from rlx.ir.text import make_op
+
+    return Node(make_op(name, attributes), (), (), provenance)
+
+
+Leaves = Sequence[tuple[str, TensorType]]
+
+
+def _graph(
+    name: str, inputs: Leaves, params: Leaves, states: Leaves, outputs: Leaves, guards: Sequence[Guard]
+) -> Graph:
     """A graph of leaves and outputs only."""
     graph = Graph(name)
     for kind, where, rows in (

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-import sys
 from collections.abc import Callable, Sequence
-from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 
 from rlx.backends.base import Image
-from rlx.backends.cpu import cuts, functions, loader, processor
+from rlx.backends.cpu import loader, processor
 from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.facts import facts_of
-from rlx.backends.cpu.image import FUNCTIONS, ByThreads, Constant, Functions, Tables, graph_of, method, record
+from rlx.backends.cpu.image import ByThreads, Constant, Tables
 from rlx.backends.cpu.jit import objects_of
+from rlx.backends.cpu.schema import SCHEMA
 from rlx.backends.cpu.words import FEW_THREADS, THREADS, Extents, KernelCode, Routine
 from rlx.errors import OptionError
+from rlx.ir.dtype import DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Array, Graph, Node, Value
+from rlx.ir.shape import Dim
 from rlx.kernels.program import Kernel
-from rlx.records import names_of, replace
+from rlx.records import names_of
+from rlx.table_writer import write_tables
 
 __all__ = ["image_of"]
 
+FUNCTIONS = SCHEMA.allowed("Function")
+
 
 def image_of(executable: CpuExecutable, source: Graph) -> Image:
-    """The image; weights are packed for it first, if they are all there. `source` is the graph that users see."""
+    """The image; weights are packed for it first, if they are all there. `source` is the graph that users see.
+
+    Raises `OptionError` for what can't be stored.
+    """
     shared = executable.shared
     if shared.residency.masks:
         raise OptionError("save: some experts are not resident; set_resident_experts(None) packs them all")
@@ -50,99 +56,71 @@ def image_of(executable: CpuExecutable, source: Graph) -> Image:
         [symbols for _, symbols in bundles],
         list(loader.runtime_objects),
     )
-    arrays: list[Array] = []
     late: list[Callable[[Extents], int]] = []
-    written = _written(tables, arrays, late) + _written(late, [], None)
+    first = _Parts(late)
+    written = write_tables(tables, "Tables", SCHEMA, first)
+    written += write_tables(tuple(late), "(Function)", SCHEMA, _Parts(None))
     objects = [*(obj for obj, _ in bundles), *loader.runtime_objects.values()]
-    return Image(processor.identity(), written, objects, arrays)
+    return Image(processor.identity(), written, objects, first.arrays)
 
 
-def _written(made: object, arrays: list[Array], late: list[Callable[[Extents], int]] | None) -> bytes:
-    out = io.BytesIO()
-    _Writer(out, arrays, late).dump(made)
-    return out.getvalue()
+class _Parts:
+    """What stands for a thing in the tables; functions that few runs ask for go to `late`, if that is there."""
 
+    def __init__(self, late: list[Callable[[Extents], int]] | None) -> None:
+        self.late = late
+        self.arrays: list[Array] = []
 
-class _Writer(pickle.Pickler):
-    """Writes a pickle, with `arrays` beside it; functions that few runs ask for go to `late`, if that is there."""
-
-    def __init__(self, out: io.BytesIO, arrays: list[Array], late: list[Callable[[Extents], int]] | None) -> None:
-        super().__init__(out, protocol=5)
-        self.arrays, self.late = arrays, late
-        self.numbers: dict[int, int] = {}
-        self.functions = Functions()
-
-    def persistent_id(self, obj: Any) -> int | None:
-        if obj is self.functions:
-            return FUNCTIONS
-        if type(obj) is not np.ndarray:
-            return None
-        if self.late is None:
-            raise TypeError("a function of the extents holds an array: give it the sizes that it needs instead")
-        if id(obj) not in self.numbers:
-            self.numbers[id(obj)] = len(self.arrays)
-            self.arrays.append(obj)
-        return self.numbers[id(obj)]
-
-    def reducer_override(self, obj: Any) -> Any:
-        match obj:
+    def __call__(self, thing: Any) -> tuple[str, tuple[Any, ...]] | None:
+        match thing:
             case Kernel():
-                return _as_record(facts_of(obj))
+                facts = facts_of(thing)
+                return "KernelFacts", tuple(getattr(facts, name) for name in SCHEMA.records["KernelFacts"])
             case KernelCode() | Routine():
-                return _as_record(replace(obj, ir=""))
+                values = ("" if name == "ir" else getattr(thing, name) for name in names_of(thing))
+                return type(thing).__name__, tuple(values)
+            case Dim():
+                return "Dim", (tuple(part for atoms, coefficient in thing.terms for part in (coefficient, *atoms)),)
+            case DType() | Encoding():
+                return "DType" if isinstance(thing, DType) else "Encoding", (thing.name,)
             case Node():
-                return Node, (obj.op, (), (), obj.provenance)
+                op: Any = thing.op
+                return "Node", (op.op_name, op.attributes(), thing.provenance)
             case Graph():
-                return graph_of, _leaves(obj)
-            case FunctionType() | MethodType() | cuts.Part() | cuts.Product():
-                return self.reduce_function(obj)
-            case ByThreads():
-                return self.reduce_function(obj.function)
-        return NotImplemented
+                return "Graph", _leaves(thing)
+            case np.ndarray() if self.late is not None:
+                self.arrays.append(thing)
+                return "Array", (len(self.arrays) - 1,)
+        named = type(thing).__name__ in FUNCTIONS
+        return self.function(thing) if named and not isinstance(thing, Constant) else None
 
-    def reduce_function(self, function: Any) -> Any:
-        """A function with a name by that, others by their value where it is fixed, or by what makes them again."""
-        if getattr(sys.modules[function.__module__], getattr(function, "__qualname__", ""), None) is function:
-            return NotImplemented
+    def function(self, function: Any) -> tuple[str, tuple[Any, ...]] | None:
+        """A function of the extents by its value where that is fixed."""
+        if isinstance(function, ByThreads):
+            function = function.function
         value = _fixed(function, {})
         if value is not None:
-            return _as_record(Constant(value))
+            return "Constant", (value,)
         few = None if self.late is None else _fixed(function, {THREADS: FEW_THREADS})
-        described = _described(function)
-        if few is None or self.late is None or described is NotImplemented:
-            return described
+        if few is None or self.late is None:
+            name = type(function).__name__
+            return name, tuple(getattr(function, field) for field in SCHEMA.records[name])
         self.late.append(function)
-        return _as_record(ByThreads(few, self.functions, len(self.late) - 1))
+        return "ByThreads", (few, len(self.late) - 1)
 
 
-def _as_record(made: Any) -> tuple[Any, ...]:
-    return record, (type(made), *(getattr(made, name) for name in names_of(made)))
-
-
-def _fixed(function: Callable[..., Any], extents: Extents) -> int | None:
+def _fixed(function: Callable[[Extents], int], extents: Extents) -> int | None:
     """What a function gives for all extents that have these, if it does."""
     try:
         value = function(extents)
-    except Exception:  # noqa: BLE001  # it is no function of the extents, or depends on others
+    except Exception:  # noqa: BLE001  # it depends on others
         return None
     return value if type(value) is int else None
 
 
-def _described(function: Any) -> Any:
-    """What makes a function again, and its arguments."""
-    if isinstance(function, cuts.Part):
-        return cuts.Part, (function.cut, function.name, function.index)
-    if isinstance(function, cuts.Product):
-        return cuts.Product, (function.sizes,)
-    if isinstance(function, MethodType):
-        return method, (function.__self__, function.__name__)
-    described = functions.describe(function) if isinstance(function, FunctionType) else None
-    return NotImplemented if described is None else (functions.restore, described)
-
-
 def _leaves(graph: Graph) -> tuple[Any, ...]:
-    def listed(values: Sequence[Value]) -> list[tuple[str, Any]]:
-        return [(v.name, v.type) for v in values]
+    def listed(values: Sequence[Value]) -> tuple[tuple[str, Any], ...]:
+        return tuple((v.name, v.type) for v in values)
 
-    outputs = [(o.name, o.value.type) for o in graph.outputs]
+    outputs = tuple((o.name, o.value.type) for o in graph.outputs)
     return graph.name, listed(graph.inputs), listed(graph.params), listed(graph.states), outputs, graph.guards

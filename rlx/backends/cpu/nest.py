@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu import reductions, scalar
 from rlx.backends.cpu.builder import Function, Module
-from rlx.backends.cpu.cuts import Grid
+from rlx.backends.cpu.cuts import Grid, Part, part
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.interior import drop_tests, index_tests, interior
 from rlx.backends.cpu.looks import is_long, looking_loop
@@ -29,7 +29,7 @@ from rlx.backends.cpu.loops import (
 )
 from rlx.backends.cpu.reductions import is_short
 from rlx.backends.cpu.tiles import emit_tile, tile_axis
-from rlx.backends.cpu.words import Computed, KernelCode, WordTable
+from rlx.backends.cpu.words import KernelCode, WordTable, once
 from rlx.ir.shape import Size, ceildiv
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Reduce, Var, loads, substitute_vars, transform, walk
@@ -77,11 +77,11 @@ def _keep(
         var = x.vars[0]
         parts = [p for p in walk(x.body) if p.dtype is dtype and var in emitter.depends(p) and is_costly(p)]
         back = Load(store.buffer, (target,), dtype)
-        for part in reversed(parts):  # the largest first
-            changed = _replaced(expr, substitute_vars(part, {var: last}), back)
+        for costly in reversed(parts):  # the largest first
+            changed = _replaced(expr, substitute_vars(costly, {var: last}), back)
             if changed != expr:
                 kept = Load(store.buffer, (substitute_vars(target, {last: var}),), dtype)
-                emitter.kept[x] = (part, kept)
+                emitter.kept[x] = (costly, kept)
                 return changed
     return expr
 
@@ -149,7 +149,7 @@ class _Nest:
             outer, outer_sizes = [*names[:at], *names[at + 1 : -1]], [*sizes[:at], *sizes[at + 1 : -1]]
             common = [x for x in walk(expr) if isinstance(x, Reduce) and self.turn not in emitter.depends(x)]
             a_turn = self.turns * weight(expr, common) + total_weight(common)
-        self.grid = Grid(tuple(outer_sizes), last_size, a_turn, a_row, self.hoisted)
+        self.cut = once(Grid(tuple(outer_sizes), last_size, a_turn, a_row, self.hoisted))
         self.names, self.sizes, self.outer, self.outer_sizes = names, sizes, outer, outer_sizes
         self.last, self.last_size, self.expr = last, last_size, expr
         self.destination = Load(store.buffer, (target,), store.buffer.dtype)
@@ -168,14 +168,13 @@ class _Nest:
         _row_loop(f, emitter, self.outer_sizes, row0, row1, self.row)
         f.ret()
         symbol, ir = name_kernel(Module([f]).text())
-        return KernelCode(symbol, ir, tuple(self.table.words), self.grid.chunks, tuple(emitter.sites))
+        return KernelCode(symbol, ir, tuple(self.table.words), Part(self.cut, "chunks"), tuple(emitter.sites))
 
     def chunk(self) -> tuple[str, str]:
         """The rows of this chunk; its columns are `column0` to `column1`."""
-        f, table, grid = self.f, self.table, self.grid
-        words = [table.load(f, Computed(fn)) for fn in (grid.rows, grid.row_chunk, grid.columns, grid.column_chunk)]
-        rows, row_chunk, columns, column_chunk = words
-        column_chunks = table.load(f, Computed(grid.column_chunks))
+        f, names = self.f, ("rows", "row_chunk", "columns", "column_chunk", "column_chunks")
+        words = [self.table.load(f, part(self.cut, name)) for name in names]
+        rows, row_chunk, columns, column_chunk, column_chunks = words
         at_row = f.binary("udiv", "%chunk", column_chunks, "i64")
         at_column = f.binary("urem", "%chunk", column_chunks, "i64")
         row0 = f.mul(at_row, row_chunk, "i64")

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from rlx.disk import cache_folder, evict, replacing
+from rlx.disk import NotOwn, cache_folder, check_owner, evict, open_regular, own_folder, replacing
 from rlx.lean import log, sha256
 
 __all__ = ["ObjectCache"]
@@ -37,7 +37,12 @@ class ObjectCache:
         """Returns the bytes stored under a key, or None; a hit counts as a use."""
         path = self.path(key)
         try:
-            blob = path.read_bytes()
+            check_owner(os.lstat(self.folder), self.folder)
+            with open(open_regular(path, own=True), "rb") as file:
+                blob = file.read(self.max_bytes)
+        except NotOwn as error:
+            log.warning("ignoring a file of the cache: %s: %s", error.filename, error.strerror)
+            return None
         except OSError:
             return None
         body = blob[len(MAGIC) + DIGEST_BYTES :]
@@ -56,8 +61,8 @@ class ObjectCache:
         if len(blob) > self.max_bytes:
             return False
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path(key)) as file:
+            own_folder(self.folder)
+            with replacing(self.path(key), own=True) as file:
                 file.write(blob)
         except OSError as error:
             log.debug("the object cache at %s can't be written: %s", self.folder, error)

@@ -11,7 +11,7 @@ from rlx.backends.cpu.topk import DIGIT, RadixSort, Sorted, sort_key
 from rlx.backends.cpu.words import KernelCode
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
-from rlx.ir.shape import evaluate, size_product
+from rlx.ir.shape import size_product
 from rlx.kernels.program import Kernel
 from rlx.ops.places import NonMaxPlaces
 
@@ -82,8 +82,8 @@ class _NonMax:
 
     def code(self) -> KernelCode:
         frame, f = self.frame, self.frame.f
-        n, size = frame.size(self.size), self.size
-        counts = frame.scratch(lambda e: (8 << DIGIT) + (evaluate(size, e) + self.lanes) * 4 * (4 + SIDES))
+        n = frame.size(self.size)
+        counts = frame.scratch((8 << DIGIT) + (self.size + self.lanes) * (4 * (4 + SIDES)))
         room = f.add(n, self.lanes, "i64")
         areas = [f.offset(counts, f.add(8 << DIGIT, f.mul(room, 4 * i, "i64"), "i64")) for i in range(4 + SIDES)]
         first, second, self.taken = Sorted(areas[0], areas[1]), Sorted(areas[2], areas[3]), areas[4:]

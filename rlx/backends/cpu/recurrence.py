@@ -18,27 +18,17 @@ from collections.abc import Callable
 from typing import Literal, cast
 
 from rlx.backends.cpu.builder import Function, Module, constant, vec
-from rlx.backends.cpu.cells import (
-    BLOCKS,
-    LINE,
-    MEMBERS,
-    ROUNDED,
-    STEP,
-    TEAM_ROWS,
-    activation,
-    cut,
-    product,
-    shape_of,
-    tile_rows,
-)
+from rlx.backends.cpu.cells import ROUNDED, STEP, activation, cut_of, product, shape_of, tile_rows
+from rlx.backends.cpu.cuts import Part, part
 from rlx.backends.cpu.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.looks import look, looking_loop
 from rlx.backends.cpu.pool_system import NO_PAUSE, PAUSE
+from rlx.backends.cpu.recurrence_cut import BLOCKS, LINE, MEMBERS, TEAM_ROWS
 from rlx.backends.cpu.runner_native import MIDWAY
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, Pointer, Word, WordTable, once
+from rlx.backends.cpu.words import Computed, KernelCode, Pointer, Word, WordTable, once
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
-from rlx.ir.shape import Size, ceildiv, evaluate
+from rlx.ir.shape import Size, ceildiv
 from rlx.kernels.expr import Load, Select, const, guarded
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
@@ -118,32 +108,23 @@ class _Code:
         self.x_strides: tuple[Size, Size] = (row, t * row) if op.batch_first else (b * row, row)  # of steps, of rows
         self.y_strides: tuple[Size, Size, Size] = (d * h, h, t * d * h) if op.batch_first else (d * b * h, b * h, h)
         self.last_strides: tuple[Size, Size] = (h, d * h) if op.batch_first else (b * h, h)  # of directions, of rows
-        self.cut = once(lambda e: cut(s, evaluate(t, e), evaluate(b, e)))
+        self.cut = once(cut_of(s))
 
     def codes(self) -> list[KernelCode]:
-        s = self.s
         main = self.kernel()
         symbol, ir = name_kernel(Module([main]).text())
         words = tuple(self.table.words)
+        return [self.clear(), KernelCode(symbol, ir, words, Part(self.cut, "chunks"), ("index",))]
 
-        def chunks(extents: Extents) -> int:
-            made = self.cut(extents)
-            return made.teams * made.entries if evaluate(s.batch, extents) else 0
-
-        def clears(extents: Extents) -> int:
-            return int(self.cut(extents).members > 1)
-
-        return [self.clear(clears), KernelCode(symbol, ir, words, chunks, ("index",))]
-
-    def clear(self, chunks: Callable[[Extents], int]) -> KernelCode:
+    def clear(self) -> KernelCode:
         """Sets the counters of all teams to zero."""
         f, table = Function(PLACEHOLDER, ARGS), WordTable()
         start = table.load(f, Pointer(self.sync))
-        count = table.load(f, Computed(lambda e: self.cut(e).teams * (1 + BLOCKS) * LINE))
+        count = table.load(f, part(self.cut, "counters"))
         f.loop(0, count, 1, [], lambda i, _: f.store(0, f.gep(start, i, "i64"), ty="i64"))
         f.ret()
         symbol, ir = name_kernel(Module([f]).text())
-        return KernelCode(symbol, ir, tuple(table.words), chunks)
+        return KernelCode(symbol, ir, tuple(table.words), Part(self.cut, "clears"))
 
     def word(self, f: Function, word: Word) -> str:
         return self.table.load(f, word)
@@ -155,7 +136,7 @@ class _Code:
     def _computed(self, field: str) -> Computed:
         made: dict[str, Computed] = self.__dict__.setdefault("_fields", {})
         if field not in made:
-            made[field] = Computed(lambda e: int(getattr(self.cut(e), field)))
+            made[field] = part(self.cut, field)
         return made[field]
 
     # -- the chunk

@@ -11,10 +11,10 @@ from itertools import product
 from rlx.backends.cpu import scalar
 from rlx.backends.cpu.builder import suffix
 from rlx.backends.cpu.frame import Frame
-from rlx.backends.cpu.words import Extents, KernelCode
+from rlx.backends.cpu.words import KernelCode
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
-from rlx.ir.shape import Size, evaluate
+from rlx.ir.shape import Size
 from rlx.kernels.lowering import accumulator
 from rlx.kernels.program import Kernel
 from rlx.ops.roi import MaxRoiPool, RoiAlignAdaptive
@@ -208,11 +208,8 @@ class _AlignCode(_Regions):
         axes = ((self.rows, self.height), (self.columns, self.width))
         sizes = [8 * (count + 1) + ENTRY * self.most((count, size)) for count, size in axes]
 
-        def bytes_of(extents: Extents) -> int:
-            return sum(evaluate(s, extents) for s in sizes)
-
         start, stop = frame.rows(self.rois.shape[0], 16 * self.channels * self.rows * self.columns + 1)
-        scratch = frame.scratch(bytes_of)
+        scratch = frame.scratch(sizes[0] + sizes[1])
         ends = f.offset(scratch, frame.size(sizes[0]))
         ys = _Axis(f.offset(scratch, frame.size(8 * (self.rows + 1))), scratch, *axes[0], self.width)
         xs = _Axis(f.offset(ends, frame.size(8 * (self.columns + 1))), ends, *axes[1], 1)

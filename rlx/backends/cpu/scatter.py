@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu import scalar
-from rlx.backends.cpu.frame import CHUNK, Frame, bits_type
-from rlx.backends.cpu.words import Computed, Extents, KernelCode, once
+from rlx.backends.cpu.cuts import LineCut, Product, part
+from rlx.backends.cpu.frame import Frame, bits_type
+from rlx.backends.cpu.words import KernelCode, once
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
-from rlx.ir.shape import Shape, Size, evaluate, size_product
+from rlx.ir.shape import Shape, Size, ceildiv, size_product
 from rlx.kernels.affine import row_major
 from rlx.kernels.program import Buffer, Kernel
 from rlx.ops.scatter import ScatterElements, ScatterNd
@@ -23,7 +24,8 @@ __all__ = ["accepts", "emit"]
 F32 = DTYPES["f32"]
 COPIED = 1 << 16  # bytes that a chunk copies
 ROWS = 1024  # of one width, between looks whether the run goes on
-NARROW = 64  # elements of a slice that a chunk takes at least, so that lines of cache are not shared
+
+Plan = tuple[Size, Size, Size, Callable[[str, str], None]]  # lines, inner and times of a `LineCut`; what emits rows
 
 
 def accepts(node: Node) -> bool:
@@ -55,7 +57,7 @@ def _copy(source: Buffer, target: Buffer) -> KernelCode:
         _memcpy(frame, f.offset(to, start), f.offset(from_, start), count)
 
     f.if_(f.cmp("ne", from_, to, "ptr"), move)
-    frame.chunks = lambda extents: -(-evaluate(total, extents) // COPIED)
+    frame.chunks = Product((ceildiv(total, COPIED),))
     return frame.finish()
 
 
@@ -67,7 +69,7 @@ def _memcpy(frame: Frame, to: str, from_: str, count: str) -> None:
 def _updates(op: ScatterElements | ScatterNd, kernel: Kernel) -> KernelCode:
     frame = Frame()
     code = _Code(frame, op, kernel, frame.pointer(kernel.results[0]), kernel.operands[0].dtype)
-    start, stop = frame.rows(code.rows, code.cost)
+    start, stop = frame.rows_of(code.cut, part(code.cut, "rows"))
     code.emit(start, stop)
     return frame.finish()
 
@@ -76,7 +78,7 @@ def _in_wide(op: ScatterElements | ScatterNd, kernel: Kernel) -> KernelCode:
     """All in one chunk: x as f32 in scratch, the updates, and the result rounded."""
     frame, x, out = Frame(), kernel.operands[0], kernel.results[0]
     f, count, ty = frame.f, size_product(x.shape), scalar.memory_type(x.dtype)
-    wide = frame.scratch(lambda extents: 4 * evaluate(count, extents))
+    wide = frame.scratch(4 * count)
     source, target = frame.pointer(x), frame.pointer(out)
 
     def widen(i: str, _: list[str]) -> None:
@@ -87,7 +89,7 @@ def _in_wide(op: ScatterElements | ScatterNd, kernel: Kernel) -> KernelCode:
 
     frame.loop(0, frame.size(count), [], widen)
     code = _Code(frame, op, kernel, wide, F32)
-    code.emit("0", frame.word(code.rows))
+    code.emit("0", frame.word(part(code.cut, "rows")))
     frame.loop(0, frame.size(count), [], narrow)
     return frame.finish()
 
@@ -95,40 +97,20 @@ def _in_wide(op: ScatterElements | ScatterNd, kernel: Kernel) -> KernelCode:
 class _Code:
     """The loops over updates, into elements of `dtype` at `out`; a row is what one chunk at least takes."""
 
-    rows: Computed
-    cost: Computed
-
     def __init__(self, frame: Frame, op: ScatterElements | ScatterNd, kernel: Kernel, out: str, dtype: DType) -> None:
         self.frame, self.op, self.out, self.dtype = frame, op, out, dtype
         self.x, self.indices, self.updates = kernel.operands
         moved = op.reduction == "none"
         self.given = bits_type(self.x.dtype) if moved else scalar.memory_type(self.x.dtype)
         self.kept = self.given if moved else scalar.memory_type(dtype)
-        plan = self.plan_elements(op) if isinstance(op, ScatterElements) else self.plan_slices()
-        self.rows, self.cost, self.width, self.emit = plan
-
-    def plan(
-        self, lines: Size, inner: Size, times: Size, loops: Callable[[str, str], None]
-    ) -> tuple[Computed, Computed, Computed, Callable[[str, str], None]]:
-        """Rows are lines, cut into widths of `inner` where `times` updates of each element make them long."""
-
-        @once
-        def width(extents: Extents) -> int:
-            wanted = max(NARROW, CHUNK // max(1, evaluate(times, extents)))
-            return max(1, min(evaluate(inner, extents), wanted))
-
-        def rows(extents: Extents) -> int:
-            return evaluate(lines, extents) * -(-evaluate(inner, extents) // width(extents))
-
-        def cost(extents: Extents) -> int:
-            return width(extents) * evaluate(times, extents)
-
-        self.inner = inner
-        return Computed(once(rows)), Computed(cost), Computed(width), loops
+        lines, self.inner, times, self.emit = (
+            self.plan_elements(op) if isinstance(op, ScatterElements) else self.plan_slices()
+        )
+        self.cut = once(LineCut(lines, self.inner, times))
 
     # ---- elements
 
-    def plan_elements(self, op: ScatterElements) -> tuple[Computed, Computed, Computed, Callable[[str, str], None]]:
+    def plan_elements(self, op: ScatterElements) -> Plan:
         axis = op.axis % len(self.x.shape)
         shape = self.indices.shape
         whole = shape[axis + 1 :] == self.x.shape[axis + 1 :]  # then the axes after it are one
@@ -139,7 +121,7 @@ class _Code:
         def loops(start: str, stop: str) -> None:
             self.element_loops(axis, outer, start, stop)
 
-        return self.plan(lines, inner, shape[axis], loops)
+        return lines, inner, shape[axis], loops
 
     def element_loops(self, axis: int, outer: Sequence[int], start: str, stop: str) -> None:
         frame, f = self.frame, self.frame.f
@@ -171,7 +153,7 @@ class _Code:
 
     # ---- slices
 
-    def plan_slices(self) -> tuple[Computed, Computed, Computed, Callable[[str, str], None]]:
+    def plan_slices(self) -> Plan:
         depth = self.indices.shape[-1]
         assert isinstance(depth, int)
         tuples = size_product(self.indices.shape[:-1])
@@ -179,7 +161,7 @@ class _Code:
         def loops(start: str, stop: str) -> None:
             self.slice_loops(depth, tuples, start, stop)
 
-        return self.plan(1, size_product(self.x.shape[depth:]), tuples, loops)
+        return 1, size_product(self.x.shape[depth:]), tuples, loops
 
     def slice_loops(self, depth: int, tuples: Size, start: str, stop: str) -> None:
         frame, f = self.frame, self.frame.f
@@ -222,7 +204,7 @@ class _Code:
     def row_loop(self, start: str, stop: str, row: Callable[[str, str, str], None]) -> None:
         """Calls `row` with the number of a line and the part of its inner elements, for each row."""
         frame, f = self.frame, self.frame.f
-        inner, width = frame.size(self.inner), frame.word(self.width)
+        inner, width = frame.size(self.inner), frame.word(part(self.cut, "width"))
         blocks = f.binary("udiv", f.sub(f.add(inner, width, "i64"), 1, "i64"), width, "i64")
 
         def turn(r: str, _: list[str]) -> None:

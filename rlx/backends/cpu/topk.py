@@ -11,10 +11,10 @@ from rlx.backends.cpu.builder import vec
 from rlx.backends.cpu.frame import Frame
 from rlx.backends.cpu.jit import host
 from rlx.backends.cpu.looks import looking_loop
-from rlx.backends.cpu.words import Extents, KernelCode
+from rlx.backends.cpu.words import KernelCode
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
-from rlx.ir.shape import evaluate, size_product
+from rlx.ir.shape import min_size, size_product
 from rlx.kernels.program import Buffer, Kernel
 from rlx.ops.select import TopK
 from rlx.records import dataclass
@@ -150,8 +150,8 @@ class _Code:
     def code(self) -> KernelCode:
         frame, f = self.frame, self.frame.f
         n, k = frame.size(self.length), frame.size(self.op.k)
-        start, stop = frame.rows(self.count, 4 * self.length + 1)
-        scratch = frame.scratch(self.scratch)
+        start, stop = frame.rows(self.count * min_size(self.op.k, 1), 4 * self.length + 1)
+        scratch = frame.scratch((8 << DIGIT) + self.length * (3 * self.key_bytes + 8))
         inner = frame.size(self.inner)
         area = f.mul(n, self.key_bytes, "i64")
         keys = f.offset(scratch, 8 << DIGIT)
@@ -182,12 +182,7 @@ class _Code:
             self.write(best, k, source, target, inner)
 
         f.loop(start, stop, 1, [], row)
-        whole = frame.chunks
-        frame.chunks = lambda extents: whole(extents) if evaluate(self.op.k, extents) else 0
         return frame.finish()
-
-    def scratch(self, extents: Extents) -> int:
-        return (8 << DIGIT) + evaluate(self.length, extents) * (3 * self.key_bytes + 8)
 
     def make_keys(self, keys: str, n: str, source: str, step: str) -> None:
         frame, f = self.frame, self.frame.f

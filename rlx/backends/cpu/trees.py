@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu import scalar
+from rlx.backends.cpu.cuts import CHUNK
 from rlx.backends.cpu.frame import Frame
-from rlx.backends.cpu.words import Extents, KernelCode
+from rlx.backends.cpu.words import KernelCode
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
-from rlx.ir.shape import Size, ceildiv, evaluate, upper
+from rlx.ir.shape import Size, ceildiv, upper
 from rlx.kernels.program import Buffer, Kernel
 from rlx.kernels.tags import PACK
 from rlx.ops.ml import MODES, TreeEnsemble
@@ -231,13 +232,15 @@ class _Walk:
     def code(self) -> KernelCode:
         frame, f, op = self.frame, self.frame.f, self.op
         depth = max(op.depth, 1)
-        start, stop = frame.rows(ceildiv(self.count, SIDE), 4 * (self.at.trees * depth) + 1)
+        cost = 4 * (self.at.trees * depth) + 1
+        start, stop = frame.rows(ceildiv(self.count, SIDE), cost)
         first, last = f.mul(start, SIDE, "i64"), f.min(f.mul(stop, SIDE, "i64"), frame.size(self.count), "i64")
         self.nodes = f.offset(self.packed, HEAD)
         self.lows = f.offset(self.packed, frame.size(self.at.lows))
         self.roots = f.offset(self.packed, frame.size(self.at.roots))
         self.kind, highest, single = (frame.element(self.packed, n, "i64") for n in (PLAIN, HIGHEST, SINGLE))
-        self.seen = frame.scratch(self.seen_bytes) if self.picks else ""
+        # a byte for each score of a chunk, whatever its rows: that of the most
+        self.seen = frame.scratch((CHUNK // cost + 1) * (SIDE * op.targets)) if self.picks else ""
         trees = frame.size(self.at.trees)
 
         def work() -> None:
@@ -265,11 +268,6 @@ class _Walk:
         fits = f.cmp("lt", highest, frame.size(self.features), "i64")
         f.if_(fits, work, lambda: frame.fail("index", highest))
         return frame.finish(optimize=False)
-
-    def seen_bytes(self, extents: Extents) -> int:
-        """A byte for each score of a chunk, whatever its rows: that of the most."""
-        cost = 4 * evaluate(self.at.trees, extents) * max(self.op.depth, 1) + 1
-        return (16384 // cost + 1) * SIDE * self.op.targets
 
     # ---- walks
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rlx.backends.cpu.cuts import Product
 from rlx.backends.cpu.frame import Frame, bits_type
 from rlx.backends.cpu.words import KernelCode
 from rlx.ir.graph import Node
-from rlx.ir.shape import evaluate, size_product
+from rlx.ir.shape import ceildiv, size_product
 from rlx.kernels.affine import row_major
 from rlx.kernels.program import Kernel
 from rlx.ops.pool_more import MaxUnpool
@@ -36,7 +37,7 @@ def _zeros(kernel: Kernel) -> KernelCode:
     count = f.min(f.sub(frame.size(total), start, "i64"), CLEARED, "i64")
     f.declare("llvm.memset.p0.i64", "void", ["ptr", "i8", "i64", "i1"])
     f.do(f"call void @llvm.memset.p0.i64(ptr {f.offset(frame.pointer(out), start)}, i8 0, i64 {count}, i1 false)")
-    frame.chunks = lambda extents: -(-evaluate(total, extents) // CLEARED)
+    frame.chunks = Product((ceildiv(total, CLEARED),))
     return frame.finish()
 
 

@@ -7,7 +7,7 @@ extents only rewrites words.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer, Flow
@@ -35,17 +35,15 @@ def thread_count(extents: Extents) -> int:
 class Once(Generic[T]):
     """A function of the extents that keeps its result for the last ones; stored without it."""
 
+    last: tuple[Extents, T] | None = None
+
     def __init__(self, fn: Callable[[Extents], T]) -> None:
         self.fn = fn
-        self.last: tuple[Extents, T] | None = None
 
     def __call__(self, extents: Extents) -> T:
         if self.last is None or self.last[0] is not extents:
             self.last = (extents, self.fn(extents))
         return self.last[1]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Once, (self.fn,)
 
 
 def once(fn: Callable[[Extents], T]) -> Callable[[Extents], T]:

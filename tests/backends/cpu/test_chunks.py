@@ -16,7 +16,7 @@ import pytest
 from rlx import Dim, Graph, attention, conv, gelu, relu, softmax, transpose
 from rlx.backends.cpu import cuts
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.cuts import Grid
+from rlx.backends.cpu.cuts import Grid, Part
 from rlx.backends.cpu.words import KernelCode
 from rlx.compiler import lower_graph
 from rlx.ir.extents import bind_extents
@@ -59,7 +59,7 @@ class Alone:
             return
         wanted = [array.copy() for array in results.values()]
         owned = [np.zeros(array.size, np.bool_) for array in results.values()]
-        stores_once = isinstance(getattr(code.chunks, "__self__", None), Grid)
+        stores_once = isinstance(code.chunks, Part) and isinstance(getattr(code.chunks.cut, "fn", None), Grid)
         for chunk in range(count):
             touched = [np.zeros(array.size, np.bool_) for array in results.values()]
             for turn in (0, 1):

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.cells import cut, shape_of
+from rlx.backends.cpu.cells import Shape, cut_of, shape_of
+from rlx.backends.cpu.recurrence_cut import RecurrenceParts
 from rlx.compiler import compile_graph
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph
 from rlx.ops.recurrent import ACTIVATIONS, CELLS, Gru, Lstm, Rnn
+from rlx.records import replace
 
 LAYERS: dict[str, Any] = {"rnn": Rnn, "gru": Gru, "lstm": Lstm}
 PARAMS = ("w", "r", "bias", "peepholes")
@@ -118,6 +120,10 @@ def test_same_bits_for_any_threads_batch_and_kind_of_size(cell: str) -> None:
         assert np.array_equal(a[..., 1:2, :], c)
 
 
+def cut(s: Shape, steps: int, batch: int) -> RecurrenceParts:
+    return replace(cut_of(s), steps=steps, batch=batch)({})
+
+
 def test_long_sequences_let_members_come_back() -> None:
     """Who leaves a team as its turn of a CPU is over comes back by another chunk: longer ones have more."""
     g, _ = built(Lstm(("bias",)), arrays("lstm", 30, 4, 263, 1))
@@ -139,13 +145,13 @@ LEAVING = """
 import signal
 import numpy as np
 import rlx
-from rlx.backends.cpu import cells, pool_system, runner, runner_native
+from rlx.backends.cpu import pool_system, recurrence_cut, runner, runner_native
 from rlx.backends.cpu.pool import pool
 from rlx.ops.recurrent import Gru, Lstm
 signal.alarm(240)
 runner_native.RUNTIME += " without turns"
 pool_system.TURN_NS = -1
-cells.LOOK_WORK = 1
+recurrence_cut.LOOK_WORK = 1
 runner.native()
 pool.start(workers=5)
 rng = np.random.default_rng(0)
