@@ -15,8 +15,8 @@ from rlx.errors import ModelFormatError, OptionError
 from rlx.lean import log, sha256
 
 __all__ = [
-    "NotOwn", "cache_folder", "check_owner", "check_regular", "content_key", "evict", "open_regular", "own_folder", "path_of",
-    "read_kept", "replacing", "saving", "write_kept",
+    "NotOwn", "cache_folder", "check_owner", "check_regular", "content_key", "evict", "open_regular", "own_folder",
+    "path_of", "read_kept", "replacing", "saving", "write_kept",
 ]  # fmt: skip
 
 

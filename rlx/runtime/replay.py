@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.disk import check_regular, path_of, saving
+from rlx.backends.base import TensorSpec
+from rlx.disk import path_of, saving
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Array
 from rlx.records import dataclass
+from rlx.runtime.archives import npy_array, open_archive
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
@@ -79,15 +80,10 @@ def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
     file, `OptionError` for one without runs or of a model with other inputs or outputs.
     """
     name = path_of(path, "replay")
-    check_regular(name)
-    try:
-        with np.load(name, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except OSError as error:
-        raise ModelFormatError(f"{name}: can't be read: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError):
-        raise ModelFormatError(f"{name}: not a recording, which `CompiledGraph.record` writes, or not whole") from None
-    count = 1 + max((int(n) for name in arrays if (n := name.partition("/")[0]).isdigit()), default=-1)
+    with open_archive(name, "recording, which `CompiledGraph.record` writes") as bundle:
+        arrays = {entry.removesuffix(".npy"): npy_array(bundle, entry) for entry in bundle.namelist()}
+    numbers = [n for key in arrays if (n := key.partition("/")[0]).isdecimal() and len(n) <= 9]
+    count = 1 + max(map(int, numbers), default=-1)
     if not count:
         raise OptionError(f"{name}: no runs are recorded there")
     differing = []
@@ -95,7 +91,7 @@ def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
         keys = {f"{run}/{kind}/{s.name}" for kind, specs in _specs(model) for s in specs}
         if missing := sorted(keys - arrays.keys()):
             raise OptionError(f"{name}: recorded of another model: there is no {missing[0]!r}")
-        given = [arrays[f"{run}/in/{s.name}"].view(s.dtype.numpy) for s in model.inputs]
+        given = [_typed(name, arrays[f"{run}/in/{s.name}"], s) for s in model.inputs]
         for spec, got in zip(model.outputs, model.run(given), strict=True):
             want = arrays[f"{run}/out/{spec.name}"]
             if got.shape != want.shape or got.tobytes() != want.tobytes():
@@ -105,6 +101,14 @@ def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
 
 def _specs(model: CompiledGraph) -> tuple[tuple[str, Sequence[Any]], ...]:
     return ("in", model.inputs), ("out", model.outputs)
+
+
+def _typed(path: str, array: Array, spec: TensorSpec) -> Array:
+    """An array as `_plain` wrote it."""
+    try:
+        return array.view(spec.dtype.numpy)
+    except (TypeError, ValueError) as error:
+        raise ModelFormatError(f"{path}: {spec.name!r} has elements of {array.dtype}, not {spec.dtype}") from error
 
 
 def _plain(array: Array) -> Array:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import TensorSpec
-from rlx.disk import check_regular, path_of, saving
+from rlx.disk import path_of, saving
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array
+from rlx.runtime.archives import open_archive, read_stored
 from rlx.runtime.arrays import to_array
 
 if TYPE_CHECKING:
@@ -173,23 +174,13 @@ class States(Mapping[str, State]):
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
-    import zipfile
-
-    check_regular(path)
-    try:
-        with zipfile.ZipFile(path) as bundle:
-            header = json.loads(bundle.read(HEADER))
-            if header["version"] != VERSION:
-                raise ModelFormatError(f"{path}: states of version {header['version']}; this rlx reads {VERSION}")
-            found = {}
-            for number, (name, entry) in enumerate(header["states"].items()):
-                dtype = DTYPES[entry["dtype"]].numpy
-                data = np.frombuffer(bundle.read(f"{number}.bin"), dtype)
-                found[name] = data.reshape([int(n) for n in entry["shape"]])
-            return found
-    except OSError as error:
-        raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError, EOFError) as error:
-        if isinstance(error, ModelFormatError):
-            raise
-        raise ModelFormatError(f"{path}: is not a whole file of states: {error}") from None
+    with open_archive(path, "file of states") as bundle:
+        header = json.loads(read_stored(bundle, HEADER))
+        if header["version"] != VERSION:
+            raise ModelFormatError(f"{path}: states of version {header['version']}; this rlx reads {VERSION}")
+        found = {}
+        for number, (name, entry) in enumerate(header["states"].items()):
+            dtype = DTYPES[entry["dtype"]].numpy
+            data = np.frombuffer(read_stored(bundle, f"{number}.bin"), dtype)
+            found[name] = data.reshape([int(n) for n in entry["shape"]])
+        return found

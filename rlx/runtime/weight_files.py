@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,10 +12,11 @@ import numpy as np
 
 from rlx.disk import check_regular
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError
-from rlx.ir.dtype import DTYPES, dtype_of
+from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.encoding import ENCODINGS
 from rlx.ir.graph import Array, TensorType
 from rlx.records import dataclass
+from rlx.runtime.archives import npy_array, npy_header, open_archive
 
 if TYPE_CHECKING:
     from rlx.importers.gguf import GgufFile
@@ -119,39 +117,24 @@ def _onnx(path: Path) -> Iterator[tuple[str, Stored]]:
 
 
 def _npz(path: Path) -> Iterator[tuple[str, Stored]]:
+    with open_archive(path, "npz file") as bundle:
+        for entry in bundle.namelist():
+            if entry.endswith(".npy"):
+                shape, dtype = npy_header(bundle, entry)
+                type = TensorType(shape, _known(path, entry, dtype))
+                yield entry.removesuffix(".npy"), Stored(type, None, partial(_npz_array, path, entry))
+
+
+def _known(path: Path, entry: str, dtype: np.dtype[Any]) -> DType:
     try:
-        with zipfile.ZipFile(path) as file:
-            for entry in file.namelist():
-                if entry.endswith(".npy"):
-                    with file.open(entry) as data:
-                        version = np.lib.format.read_magic(data)
-                        shape, _, dtype = _NPY_HEADERS[version](data)
-                    name = entry.removesuffix(".npy")
-                    need, have = math.prod(shape) * dtype.itemsize, file.getinfo(entry).file_size
-                    if need > have:  # before memory is taken for it
-                        raise ModelFormatError(f"{path}: {name!r} needs {need} bytes, the file has {have}")
-                    yield name, Stored(TensorType(shape, dtype_of(dtype)), None, partial(_npz_array, path, entry))
+        return dtype_of(dtype)
     except DTypeError as error:
-        raise ModelFormatError(f"{path}: {error}") from None
-    except ModelFormatError:
-        raise
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ModelFormatError(f"{path}: is no npz file: {error}") from None
-
-
-_NPY_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
+        raise ModelFormatError(f"{path}: {entry}: {error}") from None
 
 
 def _npz_array(path: Path, entry: str) -> Array:
-    try:
-        with zipfile.ZipFile(path) as file, file.open(entry) as data:
-            made: Array = np.lib.format.read_array(data, allow_pickle=False)
-            return made.astype(made.dtype.newbyteorder("="), copy=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ModelFormatError(f"{path}: {entry}: {error}") from None
+    with open_archive(path, "npz file") as bundle:
+        return npy_array(bundle, entry)
 
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[str, Stored]]]] = {

@@ -1,0 +1,77 @@
+"""Zip archives of arrays, as states, recordings and npz files are, read such that a damaged one is a clear error.
+
+What rlx writes itself is not compressed, so that no file takes more memory than its own size.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlx.disk import open_regular
+from rlx.errors import ModelFormatError, RlxError
+from rlx.ir.graph import Array
+
+if TYPE_CHECKING:
+    from zipfile import ZipFile
+
+__all__ = ["npy_array", "npy_header", "open_archive", "read_stored"]
+
+MOST_RATIO = 1100  # no compression that zip files have makes bytes into more
+
+
+@contextmanager
+def open_archive(path: str | os.PathLike[str], what: str) -> Iterator[ZipFile]:
+    """An archive to read in the block; whatever goes wrong there is a `ModelFormatError` that names the file."""
+    import zipfile  # slow to import
+
+    try:
+        with open(open_regular(path), "rb") as file, zipfile.ZipFile(file) as bundle:
+            if sum(entry.compress_size for entry in bundle.infolist()) > os.fstat(file.fileno()).st_size:
+                raise ValueError("its entries overlap")
+            yield bundle
+    except RlxError:
+        raise
+    except OSError as error:
+        raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
+    except Exception as error:  # noqa: BLE001  # zipfile, zlib and NumPy raise many things for damaged bytes
+        raise ModelFormatError(f"{path}: is not a whole {what}: {error}") from None
+
+
+def read_stored(bundle: ZipFile, name: str) -> bytes:
+    """The bytes of an entry, which must not be compressed."""
+    entry = bundle.getinfo(name)
+    if entry.compress_type or entry.file_size != entry.compress_size:
+        raise ValueError(f"its entry {name!r} is compressed")
+    return bundle.read(entry)
+
+
+def npy_header(bundle: ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an entry in NumPy's format; it is long enough for them."""
+    entry = bundle.getinfo(name)
+    with bundle.open(entry) as data:
+        version = np.lib.format.read_magic(data)
+        shape, _, dtype = _HEADERS[version](data)
+    need = math.prod(shape) * dtype.itemsize
+    if need > entry.file_size or entry.file_size > MOST_RATIO * (entry.compress_size + 1):
+        raise ValueError(f"{name!r} needs {need} bytes, the file has {entry.file_size}")  # before memory is taken
+    return shape, dtype
+
+
+def npy_array(bundle: ZipFile, name: str) -> Array:
+    """An entry in NumPy's format, without pickled objects."""
+    npy_header(bundle, name)
+    with bundle.open(name) as data:
+        made: Array = np.lib.format.read_array(data, allow_pickle=False)
+    return made.astype(made.dtype.newbyteorder("="), copy=False)
+
+
+_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
