@@ -57,7 +57,7 @@ def kept_ceilings(device: str, threads: int | None = None) -> Ceilings | None:
     facts = read_kept(_path(device, count), machine_key(backend))
     try:
         made = None if facts is None else Ceilings.from_dict(facts)
-    except (RlxError, KeyError, TypeError, ValueError, AttributeError):
+    except (RlxError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
     if made is not None:
         _loaded[device, count] = made

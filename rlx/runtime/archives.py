@@ -26,8 +26,8 @@ MOST_RATIO = 1100  # no compression that zip files have makes bytes into more
 
 
 @contextmanager
-def open_archive(path: str | os.PathLike[str], what: str) -> Iterator[ZipFile]:
-    """An archive to read in the block; whatever goes wrong there is a `ModelFormatError` that names the file."""
+def open_archive(path: str | os.PathLike[str], bad: str) -> Iterator[ZipFile]:
+    """An archive to read in the block; whatever goes wrong there is a `ModelFormatError` that says it is `bad`."""
     import zipfile  # slow to import
 
     try:
@@ -40,7 +40,7 @@ def open_archive(path: str | os.PathLike[str], what: str) -> Iterator[ZipFile]:
     except OSError as error:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
     except Exception as error:  # noqa: BLE001  # zipfile, zlib and NumPy raise many things for damaged bytes
-        raise ModelFormatError(f"{path}: is not a whole {what}: {error}") from None
+        raise ModelFormatError(f"{path}: {bad}: {error}") from None
 
 
 def read_stored(bundle: ZipFile, name: str) -> bytes:

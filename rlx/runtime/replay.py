@@ -80,7 +80,7 @@ def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
     file, `OptionError` for one without runs or of a model with other inputs or outputs.
     """
     name = path_of(path, "replay")
-    with open_archive(name, "recording, which `CompiledGraph.record` writes") as bundle:
+    with open_archive(name, "not a recording, which `CompiledGraph.record` writes, or not whole") as bundle:
         arrays = {entry.removesuffix(".npy"): npy_array(bundle, entry) for entry in bundle.namelist()}
     numbers = [n for key in arrays if (n := key.partition("/")[0]).isdecimal() and len(n) <= 9]
     count = 1 + max(map(int, numbers), default=-1)

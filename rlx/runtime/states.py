@@ -174,7 +174,7 @@ class States(Mapping[str, State]):
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
-    with open_archive(path, "file of states") as bundle:
+    with open_archive(path, "is not a whole file of states") as bundle:
         header = json.loads(read_stored(bundle, HEADER))
         if header["version"] != VERSION:
             raise ModelFormatError(f"{path}: states of version {header['version']}; this rlx reads {VERSION}")

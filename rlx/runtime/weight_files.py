@@ -117,7 +117,7 @@ def _onnx(path: Path) -> Iterator[tuple[str, Stored]]:
 
 
 def _npz(path: Path) -> Iterator[tuple[str, Stored]]:
-    with open_archive(path, "npz file") as bundle:
+    with open_archive(path, "is no npz file") as bundle:
         for entry in bundle.namelist():
             if entry.endswith(".npy"):
                 shape, dtype = npy_header(bundle, entry)
@@ -133,7 +133,7 @@ def _known(path: Path, entry: str, dtype: np.dtype[Any]) -> DType:
 
 
 def _npz_array(path: Path, entry: str) -> Array:
-    with open_archive(path, "npz file") as bundle:
+    with open_archive(path, "is no npz file") as bundle:
         return npy_array(bundle, entry)
 
 

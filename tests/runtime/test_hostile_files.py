@@ -336,7 +336,14 @@ def calibration(model: rlx.CompiledGraph, folder: Path) -> tuple[Path, Take]:
         found = read_kept(path, ["key", 1])
         try:
             return found and kept.Ceilings.from_dict(found)
-        except (RlxError, KeyError, TypeError, ValueError, AttributeError) as error:  # as `kept_ceilings` does
+        except (
+            RlxError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:  # as `kept_ceilings` does
             raise ModelFormatError(str(error)) from error
 
     return path, take

@@ -22,6 +22,7 @@ from rlx import disk
 from rlx.backends.cpu import loader
 from rlx.backends.cpu.objcache import ObjectCache
 from rlx.backends.cpu.schema import SCHEMA
+from rlx.cli.main import cli
 from rlx.disk import open_regular, read_kept, write_kept
 from rlx.errors import ModelFormatError, OptionError
 from rlx.runtime import container
@@ -116,6 +117,25 @@ def test_an_older_format_is_refused_with_a_hint(model: rlx.CompiledGraph, tmp_pa
     path.write_bytes(container.MAGIC + struct.pack("<I", 3) + b"\xff" * 5000)
     with pytest.raises(ModelFormatError, match="format 3, this rlx reads format 4: save the model again"):
         rlx.load(path)
+
+
+def test_the_command_line_is_the_same(
+    model: rlx.CompiledGraph, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An artifact under another name: one line and exit status 1, and the two flags."""
+    path = tmp_path / "m.onnx"
+    model.save(path)
+
+    def status(*args: str) -> int:
+        with pytest.raises(SystemExit) as exited:
+            cli([*args, str(path)])
+        return int(exited.value.code or 0)
+
+    for command in ("run", "bench", "verify", "explain", "profile"):
+        assert status(command) == 1
+        assert "allow_code" in capfd.readouterr().err
+    assert status("run", "--allow-code") == 0
+    assert status("run", "--portable-only") == 0
 
 
 # ---- tables
@@ -285,7 +305,7 @@ def test_weights_of_an_artifact_fit_its_graph(model: rlx.CompiledGraph, tmp_path
     for old, new in ((b"[4, 4]]", b"[2, 8]]"), (b'"f32", [4, 4]', b'"i32", [4, 4]'), (b"[4, 4]]", b"[16]]  ")):
         length = struct.unpack_from("<I", data, 12)[0]
         text = data[container.HEAD.size :][:length].replace(old, new)
-        assert len(text) == length and text.count(new) == 1
+        assert (len(text), text.count(new)) == (length, 1)
         head = container.HEAD.pack(container.MAGIC, container.FORMAT, length, container.sha256(text).digest())
         path.write_bytes(head + text + data[len(head) + length :])
         with pytest.raises(ModelFormatError, match="'w'"):
@@ -382,7 +402,8 @@ def test_what_is_no_file_is_not_followed(make: str, tmp_path: Path, no_code: Non
         write_kept(kept, ["k"], 8)
         assert objects.put("k", b"new")
         assert (read_kept(kept, ["k"]), objects.get("k")) == (8, b"new")
-        assert entry.is_file() and not entry.is_symlink()
+        assert entry.is_file()
+        assert not entry.is_symlink()
 
 
 @posix
