@@ -114,7 +114,7 @@ def known_overhead(device: str) -> Overhead:
 
 
 def _kept(device: str) -> Overhead | None:
-    with suppress(AttributeError, TypeError, ValueError):
+    with suppress(AttributeError, TypeError, ValueError, ArithmeticError):
         found: dict[str, Any] = {name: int(size) for name, size in read_kept(_path(device), _key(device)).items()}
         return Overhead(**found)
     return None
