@@ -47,9 +47,9 @@ def measured(
     sizes = [[name, n] for name, n in sorted(at.items())]
     key = [sizes, runs, options.threads, *(machine_key(backend_named(d)) for d in devices)]
     kept = read_kept(path, key)
-    if isinstance(kept, dict) and set(kept) <= set(devices) and kept:
-        if all(isinstance(seconds, float) for seconds in kept.values()):
-            return kept
+    plain = isinstance(kept, dict) and all(isinstance(seconds, float) for seconds in kept.values())
+    if plain and kept and set(kept) <= set(devices):
+        return dict(kept)
     inputs, params = invented(graph, at)
     taken: dict[str, list[float]] = {}
     with ExitStack() as opened:
