@@ -15,6 +15,8 @@ from rlx.tables import HEAD, SCALARS, Schema
 
 __all__ = ["write_tables"]
 
+IDENTITY: tuple[Any, ...] = (None, object.__hash__)  # of classes whose equal objects are not one
+
 Parts = Callable[[Any], tuple[str, tuple[Any, ...]] | None]  # of a thing: its record, and the values of the fields
 
 
@@ -119,7 +121,7 @@ class _Writer:
         return found
 
     def container(self, value: Any, allowed: frozenset[str]) -> _Item | None:
-        bracket = {tuple: "(", list: "[", dict: "{"}[type(value)]
+        bracket = "(" if type(value) is tuple else "[" if type(value) is list else "{"
         for kind in sorted(allowed):
             if kind[0] != bracket:
                 continue
@@ -140,7 +142,7 @@ class _Writer:
                 return None
             of = values if values is not None else [getattr(value, name) for name in fields]
             parts = tuple(self.item(v, k) for v, k in zip(of, fields.values(), strict=True))
-            by_value = type(value).__hash__ not in (None, object.__hash__)
+            by_value = type(value).__hash__ not in IDENTITY
             self.records[id(value)] = value, self.put(kind, parts, by_value)
         made = self.records[id(value)][1]
         return made if made.kind in allowed else None
