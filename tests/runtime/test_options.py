@@ -162,7 +162,7 @@ def test_unknown_options_are_told_what_a_call_takes() -> None:
     calls: dict[str, Any] = {
         "policy, registry": lambda: rlx.Session(polcy="only=cpu"),
         "policy, registry, weights": lambda: rlx.compile(g, polcy="only=cpu"),
-        "policy, transform": lambda: rlx.load("any.onnx", transfrom=None),
+        "policy, transform, allow_code, portable_only": lambda: rlx.load("any.onnx", transfrom=None),
     }
     for own, call in calls.items():
         with pytest.raises(OptionError, match=f"unknown option '(polcy|transfrom)': known are device, .*debug, {own}$"):
