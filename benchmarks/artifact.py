@@ -56,7 +56,7 @@ def measure(name: str, folder: Path, rounds: int, threads: int) -> dict[str, Any
     path, feed = folder / f"{name}.onnx", folder / f"{name}.npz"
     compiled, loaded, digests = list[float](), list[float](), set[str]()
     with tempfile.TemporaryDirectory() as scratch:
-        saved = Path(scratch) / "model.rlxa"
+        saved = Path(scratch) / "model.rlxart"
         for number in range(rounds):
             for times, source, target in ((compiled, path, saved), (loaded, saved, None)):
                 seconds, digest = start(source, feed, target, threads, Path(scratch) / f"cache{number}")

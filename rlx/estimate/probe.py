@@ -18,7 +18,7 @@ __all__ = ["again", "main"]
 
 LOADED = ("rlx.importers.onnx", "rlx.runtime.session")  # what loading a file takes besides the compiler
 MANY = 192  # nodes
-ARTIFACT = "tiny.rlxa"
+ARTIFACT = "tiny.rlxart"
 
 
 def main(device: str, folder: str) -> None:

@@ -106,9 +106,9 @@ def test_overhead_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stored_code_does_not_count_as_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     g = rlx.Graph("small")
     g.output(rlx.relu(g.input("x", (4,))), "y")
-    rlx.compile(g, device="cpu").save(tmp_path / "m.rlxa")
+    rlx.compile(g, device="cpu").save(tmp_path / "m.rlxart")
     monkeypatch.setattr("rlx.runtime.memory.COMPILED", compiled := set[str]())
-    rlx.load(tmp_path / "m.rlxa", device="cpu")
+    rlx.load(tmp_path / "m.rlxart", device="cpu")
     assert not compiled
     assert "cpu" in RESTORED
 

@@ -117,8 +117,8 @@ def test_places_of_a_stored_model(tmp_path: Path) -> None:
     """An artifact's plan finds the same places, by the values of its graph and by name."""
     g, made = network()
     model = rlx.compile(g, device="cpu")
-    model.save(tmp_path / "m.rlxa")
-    stored = rlx.load(tmp_path / "m.rlxa")
+    model.save(tmp_path / "m.rlxart")
+    stored = rlx.load(tmp_path / "m.rlxart")
     assert stored.plan is not None
     assert model.plan is not None
     source = stored.compilation.source
