@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from rlx.boundary import bounded_class
 from rlx.errors import OptionError
 from rlx.records import dataclass, names_of, replace
 
@@ -17,6 +18,7 @@ DimSpec = int | tuple[int, int]
 DEVICE_OPTIONS = ("threads", "alignment", "search", "reuse", "packing", "trap", "debug")
 
 
+@bounded_class(OptionError)
 @dataclass(frozen=True)
 class CompileOptions:
     """What a compile can be told. Unknown names and values are `OptionError`s."""

@@ -18,9 +18,10 @@ PACKAGE = ROOT / "rlx"
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"}
 
 # part -> the parts that it may import, besides itself and ANYONE
-ANYONE = {"arithmetic", "errors", "forks", "lean", "options", "disk", "records", "tables", "table_writer", "texts"}
+ANYONE = {"arithmetic", "boundary", "errors", "forks", "lean", "options", "disk", "records", "tables", "table_writer", "texts"}
 ALLOWED: dict[str, set[str]] = {
     "arithmetic": set(),
+    "boundary": set(),
     "errors": set(),
     "options": {"ir"},
     "disk": set(),
@@ -51,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
 }
 A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base", "backends.granted", "backends.library"}
-BASE_PARTS = {"errors", "ir", "disk", "lean", "records"}  # below `options`
+BASE_PARTS = {"boundary", "errors", "ir", "disk", "lean", "records"}  # below `options`
 
 
 def part_of(module: str) -> str:
@@ -74,7 +75,7 @@ def may_import(part: str) -> set[str] | None:
         return A_BACKEND | ANYONE
     if part not in ALLOWED:
         return None
-    return ALLOWED[part] | ({"arithmetic", "errors", "lean", "records"} if part in BASE_PARTS else ANYONE)
+    return ALLOWED[part] | ({"arithmetic", "boundary", "errors", "lean", "records"} if part in BASE_PARTS else ANYONE)
 
 
 def module_name(path: Path) -> str:

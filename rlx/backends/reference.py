@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Turns
+from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, RlxError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, bind_result, check_guards
 from rlx.ir.finite import bad_elements, is_trappable, trapped
@@ -278,6 +279,7 @@ class ReferenceExecutable(Executable):
 
     @property
     def slots(self) -> Callable[..., object]:
+        @bounded("run_slots", ExecutionError)
         def call(*arrays: Any) -> object:
             admitted = self.admit(arrays)
             with self.turns.taken(self.waits):

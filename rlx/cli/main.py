@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 import rlx
-from rlx.errors import RlxError
+from rlx.boundary import converted
+from rlx.errors import ExecutionError, RlxError
 
 __all__ = ["cli", "main"]
 
@@ -40,11 +41,16 @@ class Commands(click.Group):
             raise click.ClickException(str(error)) from error
         except MemoryError as error:
             raise click.ClickException(f"out of memory: {error}" if str(error) else "out of memory") from error
-        except BrokenPipeError:
+        except (BrokenPipeError, click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise click.ClickException(f"{where}{error.strerror or error}") from error
+        except Exception as error:
+            clear = converted(error, f"rlx {ctx.invoked_subcommand}", ExecutionError)
+            if clear is None:
+                raise
+            raise click.ClickException(str(clear)) from error
 
 
 @click.group(

@@ -14,8 +14,9 @@ from typing import Any
 
 from rlx.backends import backend_named, choose_backend
 from rlx.backends.base import Backend
+from rlx.boundary import bounded
 from rlx.cost.lowered import Lowered, extents_at, lower, lowered_from, needed, results_of, rounds_of
-from rlx.errors import ModelFormatError, OptionError, no_such
+from rlx.errors import CompileError, ModelFormatError, OptionError, no_such
 from rlx.ir.graph import OPERATORS, Graph
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.kernels.work import kernel_work
@@ -168,6 +169,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+@bounded("profile", CompileError)
 def profile(
     model: Any,
     device: str | Backend = "auto",

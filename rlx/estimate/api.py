@@ -9,8 +9,9 @@ from typing import Any
 
 from rlx.backends import choose_backend, device_named
 from rlx.backends.granted import run_threads
+from rlx.boundary import bounded
 from rlx.disk import check_regular, path_of
-from rlx.errors import ModelFormatError, OptionError
+from rlx.errors import CompileError, ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
 from rlx.estimate.memory import MemoryEstimate
@@ -24,6 +25,7 @@ __all__ = ["estimate"]
 LISTED = 128  # bytes that importing takes for a number in an attribute: as an object of Python, and in arrays
 
 
+@bounded("estimate", CompileError)
 def estimate(
     model: Graph | str | os.PathLike[str],
     device: str = "auto",

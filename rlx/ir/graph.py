@@ -10,7 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
-from rlx.errors import DTypeError, NameNotFound, OptionError, RlxError, ShapeError
+from rlx.boundary import bounded_class
+from rlx.errors import CompileError, DTypeError, NameNotFound, OptionError, RlxError, ShapeError
 from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import Encoding
 from rlx.ir.mapped import lies_in_file
@@ -45,6 +46,7 @@ class Operator(Protocol):
     def infer_types(self, inputs: Sequence[TensorType], regions: Sequence[Graph]) -> tuple[TensorType, ...]: ...
 
 
+MAX_NESTING = 48  # regions within each other
 OPERATORS: dict[str, Any] = {}  # op classes by name, filled in by rlx.ops so that the text form can name them
 
 
@@ -79,6 +81,7 @@ class Output:
     value: Value
 
 
+@bounded_class(CompileError)
 @dataclass(eq=False)
 class Graph:
     """A computation from inputs, params, constants and states to named outputs; nodes are in topological order.
@@ -209,6 +212,8 @@ class Graph:
             if value.graph is not self:
                 raise OptionError(f"{op.op_name}: {value!r} belongs to another graph ({value.graph.name!r})")
         source = tuple(provenance)
+        if regions and _nesting(regions) > MAX_NESTING:
+            raise OptionError(f"{op.op_name}: more than {MAX_NESTING} regions within each other")
         try:
             with collect_guards() as guards:
                 types = op.infer_types([v.type.decoded for v in inputs], regions)
@@ -307,6 +312,14 @@ class Graph:
         from rlx.ir.text import print_graph
 
         return print_graph(self)
+
+
+def _nesting(regions: Sequence[Graph]) -> int:
+    """How many of these regions and those in them lie within each other."""
+    depth, level = 0, list(regions)
+    while level:
+        depth, level = depth + 1, [inner for region in level for node in region.nodes for inner in node.regions]
+    return depth
 
 
 def _attribute_symbols(attribute: object) -> Iterator[Symbol]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import os
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.errors import MemoryDeficit
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -85,7 +87,8 @@ def map_file(fd: int, path: str, *, writable: bool = False) -> NDArray[np.uint8]
     if status.st_size == 0:
         return np.frombuffer(b"", np.uint8)
     access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
-    memory = MappedFile(fd, status.st_size, access=access)
+    with enough_memory(status.st_size, f"{path} as a mapped file"):
+        memory = MappedFile(fd, status.st_size, access=access)
     memory.path, memory.identity = os.path.abspath(path), identity_of(status)
     return np.frombuffer(memory, np.uint8)
 
@@ -117,7 +120,8 @@ class Unread(mmap.mmap):
 
 def unread(row: NDArray[Any], shape: tuple[int, ...], *, aligned: bool) -> NDArray[Any]:
     """A read-only array that stands for one of the file, and takes no memory: this row, over and over."""
-    memory = Unread(-1, max(1, row.nbytes))
+    with enough_memory(row.nbytes, "a row"):
+        memory = Unread(-1, max(1, row.nbytes))
     memory.aligned = aligned
     first = np.frombuffer(memory, np.uint8)[: row.nbytes].view(row.dtype)
     first[...] = row
@@ -142,6 +146,19 @@ def read_in_place(array: NDArray[Any]) -> bool:
     return memory is not None and flags.c_contiguous and flags.aligned and not flags.writeable
 
 
+@contextmanager
+def enough_memory(nbytes: int, what: str) -> Iterator[None]:
+    """Raises `MemoryDeficit` where the system refuses the memory that is taken in the block."""
+    try:
+        yield
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        raise MemoryDeficit(
+            f"the system gives no {nbytes} bytes for {what}: free memory, or raise the limit of this process"
+        ) from error
+
+
 class OwnPages(mmap.mmap):
     """Memory that is written once, before anyone else sees it; `serial` is never given again in this process."""
 
@@ -153,7 +170,8 @@ _serials = itertools.count()
 
 def to_own_pages(array: NDArray[Any]) -> NDArray[Any]:
     """A read-only, compact copy in pages of its own, which devices keep without copying as they do a mapped file."""
-    memory = OwnPages(-1, max(1, array.nbytes), access=mmap.ACCESS_COPY)
+    with enough_memory(array.nbytes, "a weight"):
+        memory = OwnPages(-1, max(1, array.nbytes), access=mmap.ACCESS_COPY)
     memory.serial = next(_serials)
     made = np.frombuffer(memory, np.uint8)[: array.nbytes].view(array.dtype).reshape(array.shape)
     made[...] = array

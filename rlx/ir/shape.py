@@ -65,6 +65,7 @@ class Symbol:
     multiple: int = 1
 
 
+MAX_NESTED = 100  # divisions and extrema within each other in one size
 USUAL = 128  # the size at which a dim without an upper bound is looked at
 
 
@@ -109,7 +110,7 @@ class Dim(Undecided):
     that it is always a multiple of that integer.
     """
 
-    __slots__ = ("_hash", "_text", "terms")
+    __slots__ = ("_hash", "_nested", "_text", "terms")
     terms: tuple[tuple[Monomial, int], ...]
 
     def __init__(self, name: str, lo: int = 1, hi: int | None = None, multiple: int = 1) -> None:
@@ -124,6 +125,7 @@ class Dim(Undecided):
         if hi is not None and -(-lo // multiple) * multiple > hi:
             raise OptionError(f"Dim({name!r}): there is no multiple of {multiple} from {lo} to {hi}")
         self.terms = (((Symbol(name, lo, hi, multiple),), 1),)
+        self._nested = 0  # divisions and extrema within each other
         self._hash = hash(self.terms)
         self._text: str | None = None
 
@@ -134,7 +136,14 @@ class Dim(Undecided):
             return 0
         if len(kept) == 1 and () in kept:
             return kept[()]
+        nested = max((_nested(atom) for mono in kept for atom in mono), default=0)
+        if nested > MAX_NESTED:
+            raise ShapeError(
+                f"a size is the result of more than {MAX_NESTED} divisions, minima and maxima of each other: give the "
+                "dims that it depends on fixed sizes (dims=)"
+            )
         dim = object.__new__(Dim)
+        dim._nested = nested
         dim.terms = tuple(sorted(kept.items(), key=_term_key))
         dim._hash = hash(dim.terms)
         dim._text = None
@@ -223,6 +232,14 @@ def dim_of_terms(terms: Iterable[tuple[Monomial, int]]) -> Size:
 
 Size = int | Dim
 Shape = tuple[Size, ...]
+
+
+def _nested(atom: Atom) -> int:
+    """How many divisions and extrema lie within each other."""
+    if isinstance(atom, Symbol):
+        return 0
+    within = (atom.num, atom.den) if isinstance(atom, FloorDiv) else atom.args
+    return 1 + max(size._nested if isinstance(size, Dim) else 0 for size in within)
 
 
 def _terms(size: Size) -> Iterable[tuple[Monomial, int]]:

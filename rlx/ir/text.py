@@ -32,13 +32,13 @@ from typing import Any
 from rlx.errors import ModelFormatError, OptionError, RlxError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
-from rlx.ir.graph import OPERATORS, Array, Graph, Node, Operator, TensorType, Value, check_array
+from rlx.ir.graph import MAX_NESTING, OPERATORS, Array, Graph, Node, Operator, TensorType, Value, check_array
 from rlx.ir.literal import array_of, content_hash, format_attribute, inline
-from rlx.ir.shape import Dim, Guard, Size, Symbol, format_size, format_symbol, max_size, min_size
+from rlx.ir.shape import MAX_NESTED, Dim, Guard, Size, Symbol, format_size, format_symbol, max_size, min_size
 
 __all__ = ["constants_table", "make_op", "parse_graph", "print_graph", "read_graph"]
 
-MAX_DEPTH = 48  # of nested regions, tuples and sizes in a text
+MAX_DEPTH = MAX_NESTING  # of nested regions and tuples in a text
 MAX_FACTORS = 256  # of one size in a text
 MAX_DIGITS = 40
 
@@ -510,7 +510,7 @@ class _Parser:
 
     def _factor(self, depth: int) -> Size:
         self._factors += 1
-        if self._factors > MAX_FACTORS or depth > MAX_DEPTH:
+        if self._factors > MAX_FACTORS or depth > MAX_NESTED:
             raise ModelFormatError(f"line {self.line}: a size of more than {MAX_FACTORS} factors or too deeply nested")
         if self.kind == "int":
             return self._int()

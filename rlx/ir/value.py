@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.errors import OptionError, ShapeError
+from rlx.boundary import MARK, bounded
+from rlx.errors import CompileError, OptionError, ShapeError
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.encoding import Encoding, encoding_named
-from rlx.ir.shape import Dim, Shape, Size, numel, upper
+from rlx.ir.shape import Dim, Shape, Size, bounds, numel, upper
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["OPEN", "Array", "TensorType", "Value", "const_value", "register_methods"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+MAX_RANK = 64  # axes of a tensor, as in NumPy
+MAX_BYTES = 2**63 - 1  # of a tensor
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class TensorType:
         object.__setattr__(self, "shape", shape if plain else _checked_shape(shape))
         object.__setattr__(self, "dtype", dtype if type(dtype) is DType else dtype_of(dtype))
         object.__setattr__(self, "encoding", encoding if known else encoding_named(encoding))
+        _check_limits(self)
 
     @property
     def rank(self) -> int:
@@ -65,6 +69,20 @@ class TensorType:
         for size in known:
             count *= size
         return self.dtype.nbytes(count)
+
+
+def _check_limits(type: TensorType) -> None:
+    """Raises `ShapeError` for a tensor that no array can hold: NumPy's limits, where axes of size 0 don't help."""
+    if len(type.shape) > MAX_RANK:
+        raise ShapeError(f"a tensor of {len(type.shape)} axes: there may be at most {MAX_RANK}; merge some by a reshape")
+    count = 1
+    for size in type.shape:
+        least = size if isinstance(size, int) else bounds(size)[0]
+        count *= least or 1
+    if count > MAX_BYTES * 8 // type.dtype.bits:
+        raise ShapeError(
+            f"{type}: the sizes other than 0 come to {count} elements, more than any memory can address (2^63 bytes)"
+        )
 
 
 def _checked_shape(shape: object) -> Shape:
@@ -327,7 +345,9 @@ def const_value(value: Value) -> Array | None:
 
 def register_methods(methods: Mapping[str, Any], more: Callable[[], object] | None = None) -> None:
     """Called by rlx.ops: the functions behind the operators and methods of `Value`; `more` registers rarer ones."""
-    _METHODS.update(methods)
+    for name, method in methods.items():
+        known = isinstance(method, type) or hasattr(method, MARK)
+        _METHODS[name] = method if known else bounded(name, CompileError)(method)
     if more is not None:
         _MORE.append(more)
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
-from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
+from rlx.boundary import bounded
+from rlx.errors import CompileError, DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.frames import Frame, frame_of, weakest
 from rlx.ir.graph import OPERATORS, Array, Graph, TensorType, Value
@@ -128,6 +129,7 @@ def tensor_bytes(t: TensorType) -> Size:
 T = TypeVar("T", bound=type[Op])
 
 
+@bounded("register", OptionError)
 @dataclass_transform(frozen_default=True)
 def register(cls: T) -> T:
     """Class decorator: makes the class a frozen dataclass of its attributes and known under its snake_case name."""
@@ -222,6 +224,7 @@ def functional(cls: type[Op]) -> Callable[..., Any]:
     """The function that applies the op: inputs by position, then attributes by position or keyword."""
     least, most = cls.arity
 
+    @bounded(cls.op_name, CompileError)
     def function(*args: Any, name: str = "", **attributes: Any) -> Any:
         given_inputs = len(args) if most is None else min(most, len(args))
         count = given_inputs
@@ -278,7 +281,7 @@ def _signature(cls: type[Op]) -> inspect.Signature:
 
 
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "str": (str,), "None": (type(None),)}
-_KINDS |= {"float": (float, int), "Size": (int, Dim)}
+_KINDS |= {"float": (float, int), "Size": (int, Dim), "DType": (DType,)}
 _TUPLE = re.compile(r"tuple\[(.+?)(, \.\.\.|(?:, \w+)*)\]$")  # of one kind of items; "Shape" is one too
 
 
@@ -303,6 +306,8 @@ def _made(cls: type[Op], given: Mapping[str, Any]) -> Op:
             if f.default is MISSING:
                 raise OptionError(f"{cls.op_name}: the attribute {f.name!r} ({f.type}) is needed")
             continue
+        if f.type in ("DType", "DType | None") and values[f.name] is not None:
+            values[f.name] = dtype_of(values[f.name])
         if not _fits(values[f.name], str(f.type)):
             raise OptionError(f"{cls.op_name}: {f.name}={values[f.name]!r}: expected {f.type}")
     return cls(**values)

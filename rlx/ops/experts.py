@@ -6,7 +6,8 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.boundary import bounded
+from rlx.errors import CompileError, DTypeError, OptionError, ShapeError
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import min_size, numel, same, unify
 from rlx.ops.base import OPS, Op, Work, check_kind, check_same_dtype, functional, register, tensor_bytes, widened
@@ -79,6 +80,7 @@ def _call(op: str, *inputs: Any, **attributes: Any) -> Any:
     return functional(OPS[op])(*inputs, **attributes)
 
 
+@bounded("moe", CompileError)
 def moe(
     x: Value,
     router: Any,

@@ -12,7 +12,8 @@ from collections.abc import Collection
 import numpy as np
 
 from rlx import ops
-from rlx.errors import NameNotFound, OptionError, ShapeError
+from rlx.boundary import bounded
+from rlx.errors import CompileError, NameNotFound, OptionError, ShapeError
 from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN
 from rlx.ir.graph import Graph, Value
 from rlx.ir.shape import Dim, Size, same
@@ -24,6 +25,7 @@ from rlx.records import dataclass, field
 __all__ = ["lora"]
 
 
+@bounded("lora", CompileError)
 def lora(
     graph: Graph,
     *,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import TensorSpec
-from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError, no_such
+from rlx.boundary import bounded_class
+from rlx.errors import DTypeError, ExecutionError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.adapters import A_SUFFIX, B_SUFFIX, GAIN
 from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Size
@@ -23,6 +24,7 @@ __all__ = ["Adapters"]
 Pair = tuple[Array, Array]  # A [r, inputs], B [outputs, r]
 
 
+@bounded_class(ExecutionError)
 class Adapters(Mapping[str, float]):
     """The adapters by name, with their scales. Each clone has its own, which start as those of its original."""
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from rlx import ops
-from rlx.errors import OptionError, ShapeError, no_such
+from rlx.boundary import bounded
+from rlx.errors import CompileError, OptionError, ShapeError, no_such
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Dim, Size, exact_div, same, substitute, symbols
 from rlx.kernels.independence import has_dim, mixing
@@ -33,6 +34,7 @@ from rlx.passes.rewrite import Site, rewrite
 __all__ = ["bind_cache"]
 
 
+@bounded("bind_cache", CompileError)
 def bind_cache(
     graph: Graph,
     capacity: int | None = None,

@@ -23,6 +23,7 @@ import numpy as np
 
 from rlx.backends import choose_backend
 from rlx.backends.base import by_position, spec_of
+from rlx.boundary import bounded_class
 from rlx.cost.kept import ceilings_of
 from rlx.cost.lowered import lower
 from rlx.cost.model import CALLS, predict_lowered
@@ -71,6 +72,7 @@ class CompileEvent:
         return f"{self.kind} compile at {_text(self.ranges)}: {self.reason} ({self.seconds:.3f} s, {self.bytes:,} B)"
 
 
+@bounded_class(ExecutionError)
 class Buckets:
     """A graph or model file compiled for the rungs of a ladder, as runs need them; it runs like a `CompiledGraph`.
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import Backend, CodeGenerator, DeviceMemory
+from rlx.boundary import bounded
 from rlx.cost.ceilings import Ceilings
 from rlx.cost.kept import ceilings_of
 from rlx.cost.lowered import Lowered, extents_at, lower
 from rlx.cost.model import PACE, Prediction, predict_lowered
 from rlx.cost.pace import Pace
-from rlx.errors import DeviceUnavailable, OptionError, RlxError, UnsupportedOp
+from rlx.errors import CompileError, DeviceUnavailable, OptionError, RlxError, UnsupportedOp
 from rlx.estimate.calibrate import Overhead, known_overhead, overhead_of
 from rlx.estimate.graph import estimate_library, lowered_of
 from rlx.estimate.memory import MemoryEstimate
@@ -154,6 +155,7 @@ def _priced(c: Candidate) -> str:
     return ", ".join(parts)
 
 
+@bounded("devices", CompileError)
 def devices() -> list[Device]:
     """Every device that rlx knows, here or not."""
     made = []
@@ -165,11 +167,13 @@ def devices() -> list[Device]:
     return made
 
 
+@bounded("devices_for", CompileError)
 def devices_for(graph: Graph, policy: DevicePolicy | str | None = None, **options: Any) -> list[Candidate]:
     """Every device with its price for the graph or the obstacle; arguments as for `choose`."""
     return _Choice(graph, policy_of(policy), **options).candidates()
 
 
+@bounded("choose", CompileError)
 def choose(
     graph: Graph,
     policy: DevicePolicy | str | None = None,

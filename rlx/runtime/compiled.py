@@ -12,8 +12,9 @@ import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Executable, Joins, TensorSpec, by_position, spec_of
+from rlx.boundary import bounded_class, converted
 from rlx.disk import path_of
-from rlx.errors import NameNotFound, OptionError, ShapeError, no_such
+from rlx.errors import ExecutionError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.extents import check_extent
 from rlx.ir.graph import Array, Value, refuse_masked
 from rlx.ir.shape import symbols
@@ -64,6 +65,7 @@ class Results(Mapping[str, Array]):
         return "{" + ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()) + "}"
 
 
+@bounded_class(ExecutionError, but=("run", "run_views"))
 class CompiledGraph(Lifetime, ExpertControl):
     """A compiled model: set its params, then run it.
 
@@ -246,10 +248,23 @@ class CompiledGraph(Lifetime, ExpertControl):
             from rlx.runtime.misuse import one_set_of_inputs
 
             raise one_set_of_inputs(more)
-        if outputs is None and out is None and not self._executable.bound_inputs:
-            made = self._executable.run_fresh(by_position(self.inputs, inputs, "input"))
-            if made is not None:
-                return made
+        try:
+            if outputs is None and out is None and not self._executable.bound_inputs:
+                made = self._executable.run_fresh(by_position(self.inputs, inputs, "input"))
+                if made is not None:
+                    return made
+            return self._run(inputs, outputs, out)
+        except Exception as error:
+            if (clear := converted(error, "run", ExecutionError)) is not None:
+                raise clear from error
+            raise
+
+    def _run(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        outputs: Sequence[str | int] | None,
+        out: Mapping[str, Any] | Sequence[Any] | None,
+    ) -> list[Array]:
         given = self._admit(self._given(inputs))
         wanted = range(len(self.outputs)) if outputs is None else self._positions(outputs)
         own: list[Any] = [None] * len(self.outputs) if out is None else self._by_output(out)
@@ -274,7 +289,12 @@ class CompiledGraph(Lifetime, ExpertControl):
 
     def run_views(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Views:
         """Runs once and returns read-only views of the outputs in the arena, valid until the next run."""
-        views: Views = self.run_slots(*self._given(inputs))
+        try:
+            views: Views = self.run_slots(*self._given(inputs))
+        except Exception as error:
+            if (clear := converted(error, "run_views", ExecutionError)) is not None:
+                raise clear from error
+            raise
         return views
 
     def _run_slots_debug(self, *arrays: Any) -> Views:

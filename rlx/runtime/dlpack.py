@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.boundary import bounded
 from rlx.errors import DTypeError
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array, refuse_masked
@@ -58,6 +59,7 @@ class DLPackArray:
         return 1, 0
 
 
+@bounded("to_dlpack", DTypeError)
 def to_dlpack(array: Any) -> DLPackArray:
     """A NumPy array of any element type of rlx for `torch.from_dlpack` and others; nothing is copied.
 

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Executable, ExpertFigures, ExpertLayerSpec
-from rlx.errors import OptionError, ShapeError
+from rlx.boundary import bounded_class
+from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.graph import Array, refuse_masked
 from rlx.runtime.memory import ModelMemory, give_back
 
 __all__ = ["ExpertControl"]
 
 
+@bounded_class(ExecutionError)
 class ExpertControl:
     """The calls of a compiled graph on its mixture-of-experts layers.
 

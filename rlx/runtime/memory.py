@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rlx.backends.base import Executable
-from rlx.errors import ClosedError
+from rlx.boundary import bounded_class
+from rlx.errors import ClosedError, ExecutionError
 from rlx.estimate.resident import peak_bytes, resident_bytes
 from rlx.estimate.stored import StoredAdmission
 from rlx.estimate.system import COMPILED, RESTORED
@@ -183,6 +184,7 @@ class Closed:
         self.__getattr__("")
 
 
+@bounded_class(ExecutionError)
 class Lifetime(Queued):
     """Closing and trimming, for a compiled graph; it is a context manager that closes at the end of the block."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlx.backends import BACKENDS
 from rlx.backends.base import CAPABILITIES, Backend
+from rlx.boundary import bounded_class
 from rlx.errors import OptionError
 from rlx.options import CompileOptions
 from rlx.records import dataclass, names_of
@@ -18,6 +19,7 @@ OBJECTIVES = ("latency", "throughput", "memory")
 VARIABLE = "RLX_DEVICE_POLICY"
 
 
+@bounded_class(OptionError)
 @dataclass(frozen=True)
 class DevicePolicy:
     """How `device="auto"` chooses. By default: among all devices, the one with the shortest predicted run.

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlx.errors import OptionError
+from rlx.boundary import bounded, bounded_class
+from rlx.errors import ExecutionError, OptionError
 from rlx.ir.graph import Array
 from rlx.options import CompileOptions
 
@@ -20,6 +21,7 @@ __all__ = ["Queued"]
 DEPTH = 4  # of a queue where nothing else was asked for
 
 
+@bounded_class(ExecutionError)
 class Queued:
     """The calls of a compiled graph that don't wait, and those that wait for these."""
 
@@ -118,6 +120,7 @@ class Queued:
             raise
         return await asyncio.wrap_future(future)
 
+    @bounded("submit", ExecutionError)
     def _call(self, inputs: Any, outputs: Sequence[str | int] | None) -> Call:
         """The run of these inputs as they are now."""
         given = self._snapshot(inputs)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import TensorSpec
+from rlx.boundary import bounded, bounded_class
 from rlx.disk import path_of, saving
-from rlx.errors import ModelFormatError, OptionError
+from rlx.errors import ExecutionError, ModelFormatError, OptionError
 from rlx.ir.graph import Array
 from rlx.records import dataclass
 from rlx.runtime.archives import npy_array, open_archive
@@ -35,6 +36,7 @@ class Replay:
         return not self.differing
 
 
+@bounded_class(ExecutionError)
 class Recorder:
     """Runs a model and keeps copies of what goes in and comes out."""
 
@@ -73,6 +75,7 @@ def record(model: CompiledGraph, path: str | os.PathLike[str]) -> Iterator[Recor
             np.savez(file, **recorder.arrays)  # type: ignore[arg-type]
 
 
+@bounded("replay", ExecutionError)
 def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
     """Runs the model on recorded inputs, in order, and compares the outputs to the bit.
 

@@ -137,7 +137,10 @@ class RunQueue:
                 raise ClosedError("the compiled graph is closed, or the interpreter is about to exit")
             if self.thread is None:
                 thread = threading.Thread(target=self.work, name="rlx-queue", daemon=True)
-                thread.start()  # raises while the interpreter shuts down
+                try:
+                    thread.start()
+                except RuntimeError as error:  # also while the interpreter shuts down
+                    raise ExecutionError(f"submit: no thread can be started for the queue ({error}); use run") from error
                 self.thread = thread
                 weakref.finalize(owner, self.jobs.put, None).atexit = False
             self.jobs.put((future, call, place))

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
+from rlx.boundary import bounded, bounded_class
 from rlx.disk import check_regular, open_regular, path_of
-from rlx.errors import ModelFormatError, OptionError
+from rlx.errors import CompileError, ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
 from rlx.options import CompileOptions
@@ -39,6 +40,7 @@ ARTIFACT = "artifact"
 Source = Graph | str | os.PathLike[str]
 
 
+@bounded_class(CompileError)
 class Session:
     """Options that several compiles share; the keywords are the fields of `CompileOptions`.
 
@@ -223,6 +225,7 @@ def _decided(graph: Graph, policy: DevicePolicy, options: CompileOptions) -> Dec
     return decided(graph, policy, options)
 
 
+@bounded("load", ModelFormatError)
 def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple[Path, str]:
     """The path of a model file, and the ending of its format: its own, or what the contents say.
 
@@ -257,6 +260,7 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
     raise ModelFormatError(f"{path}: {found}; known are {known}")
 
 
+@bounded("load", ModelFormatError)
 def import_graph(
     path: Path,
     kind: str,
@@ -287,11 +291,13 @@ def parse_text(path: Path) -> Graph:
         raise ModelFormatError(f"{path}: {error}") from None
 
 
+@bounded("compile", CompileError)
 def compile(graph: Graph, **options: Any) -> CompiledGraph:
     """Compiles a graph: `rlx.Session(**options).compile(graph)`."""
     return Session().compile(graph, **options)
 
 
+@bounded("load", CompileError)
 def load(source: Source, **options: Any) -> CompiledGraph:
     """Loads and compiles a model file: `rlx.Session(**options).load(source)`."""
     return Session().load(source, **options)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import TensorSpec
+from rlx.boundary import bounded_class
 from rlx.disk import path_of, saving
-from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError, ShapeError, no_such
+from rlx.errors import DTypeError, ExecutionError, ModelFormatError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array
@@ -30,6 +31,7 @@ HEADER = "rlx-states.json"  # the entry of a file of states that says what the o
 VERSION = 1
 
 
+@bounded_class(ExecutionError)
 class State:
     """One state: `spec` has its name, shape and element type."""
 
@@ -87,6 +89,7 @@ class State:
         model._executable.feed_state(name, number)
 
 
+@bounded_class(ExecutionError)
 class States(Mapping[str, State]):
     """The states of a compiled graph by name: declared ones, and inputs that are bound."""
 

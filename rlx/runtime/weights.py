@@ -14,7 +14,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 import numpy as np
 
-from rlx.errors import DTypeError, NameNotFound, OptionError, ShapeError
+from rlx.boundary import bounded_class
+from rlx.errors import CompileError, DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.forks import restart_in_child
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.encoding import ENCODINGS
@@ -96,6 +97,7 @@ class Weight:
         return f"<Weight {self.name!r}: {self.dtype}{stored}{list(self.shape)}, {self.kind}{tied}>"
 
 
+@bounded_class(CompileError)
 class WeightRegistry(Mapping[str, Weight]):
     """Weights by name, each held once however many compiled graphs use it.
 

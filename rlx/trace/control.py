@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import OptionError, ShapeError
+from rlx.boundary import bounded
+from rlx.errors import CompileError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.frames import Frame, frame_of, number_type
 from rlx.ir.graph import Graph, TensorType, Value, refuse_masked
@@ -112,6 +113,7 @@ def _number_fits(value: Value, dtype: DType) -> bool:
 # ---- cond
 
 
+@bounded("cond", CompileError)
 def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any) -> Any:
     """`true_fn(*operands)` where the bool scalar `pred` holds, else `false_fn(*operands)`; only one is run.
 
@@ -207,6 +209,7 @@ def _way(old: Value, new: Value) -> str:
     return "start with an array of the shape that the body returns; a carry can't change in shape"
 
 
+@bounded("while_loop", CompileError)
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init: Any) -> Any:
     """`while cond_fun(carry): carry = body_fun(carry)` from `init` on, as long as the data say. (jax.lax.while_loop)
 
@@ -229,6 +232,7 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     return fill(init, _marked(made, weak))
 
 
+@bounded("fori_loop", CompileError)
 def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init: Any) -> Any:
     """`for i in range(lower, upper): carry = body_fun(i, carry)` from `init` on. (jax.lax.fori_loop)
 
@@ -249,6 +253,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init:
     return carry
 
 
+@bounded("scan", CompileError)
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,

@@ -14,7 +14,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
-from rlx.errors import OptionError
+from rlx.boundary import bounded, bounded_class, converted
+from rlx.errors import CompileError, ExecutionError, OptionError
 from rlx.forks import restart_in_child
 from rlx.ir.frames import Frame, current
 from rlx.ir.graph import Array, Graph, Value
@@ -71,6 +72,7 @@ class _Made:
             self.idle.put(model)
 
 
+@bounded_class(CompileError, but=("__call__",))
 class Traced:
     """A function made by `rlx.jit`: called with arrays it compiles, runs and returns NumPy arrays."""
 
@@ -109,11 +111,16 @@ class Traced:
         """
         if current() is not None:
             return self._function(*args, **kwargs)
-        arrays, key = self._arguments.read(args, kwargs)
-        made = self._made.get(key)
-        if made is None:
-            made = self._make(key, self._arguments.bind(args, kwargs))
-        return made.run(arrays)
+        try:
+            arrays, key = self._arguments.read(args, kwargs)
+            made = self._made.get(key)
+            if made is None:
+                made = self._make(key, self._arguments.bind(args, kwargs))
+            return made.run(arrays)
+        except Exception as error:
+            if (clear := converted(error, f"jit {self.__name__}", ExecutionError)) is not None:
+                raise clear from error
+            raise
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -283,6 +290,7 @@ def _count(function: Callable[..., Any]) -> None:
         )
 
 
+@bounded("jit", CompileError)
 def jit(
     function: Callable[..., Any] | None = None,
     *,

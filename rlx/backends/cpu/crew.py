@@ -36,8 +36,12 @@ class Crew:
             self.changed.notify()
             if len(self.threads) < self.most and self.idle < len(self.jobs):
                 thread = threading.Thread(target=self.work, name="rlx compiler", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the system has no more of them: those that there are do it, or `finish`
+                    self.most = len(self.threads)
+                    return
                 self.threads.append(thread)
-                thread.start()
 
     def work(self) -> None:
         """Does jobs until there are no more and none will come."""

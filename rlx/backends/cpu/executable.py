@@ -19,6 +19,7 @@ from rlx.backends.cpu.runner import RunBlock, phase_table
 from rlx.backends.cpu.runner_native import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL, VALUE
 from rlx.backends.cpu.states import StateCalls, StateMemory
 from rlx.backends.cpu.weights import Shared
+from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
@@ -611,6 +612,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
             ready.append(made.copy() if first < stop and start < first + made.nbytes else made)
         return ready
 
+    @bounded("run_slots", ExecutionError)
     def fallback(self, arrays: tuple[Any, ...]) -> Any:
         """The native check found something else than last time, or another thread: bind to it, or say what is wrong."""
         admitted = self.admit(arrays)

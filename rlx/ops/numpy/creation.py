@@ -7,7 +7,8 @@ from typing import Any
 import numpy
 
 from rlx import ops
-from rlx.errors import OptionError
+from rlx.boundary import bounded
+from rlx.errors import CompileError, OptionError
 from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Value
 from rlx.ir.shape import Dim, Shape, Size, ceildiv, max_size
@@ -120,10 +121,11 @@ def _has_values(object: Any) -> bool:
     return isinstance(object, Value | Dim)
 
 
-CREATION = {
+_MADE = {
     "arange": arange, "array": array, "asarray": array, "empty": empty, "eye": eye, "full": full, "identity": identity,
     "linspace": linspace, "ones": ones, "zeros": zeros,
 }  # fmt: skip
+CREATION = {name: bounded(name, CompileError)(function) for name, function in _MADE.items()}
 
 
 # ---- like another array

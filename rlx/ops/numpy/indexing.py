@@ -8,7 +8,8 @@ from typing import Any
 import numpy
 
 from rlx import ops
-from rlx.errors import DTypeError, OptionError, ShapeError
+from rlx.boundary import bounded_class
+from rlx.errors import CompileError, DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Dim, Size, bounds, ceildiv, max_size, min_size, numel
@@ -220,6 +221,7 @@ class At:
         return Place(self._x, key)
 
 
+@bounded_class(CompileError)
 class Place:
     """Elements of a graph value, for changes that give a new one. An index outside stops the run, as in NumPy.
 
