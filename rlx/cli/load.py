@@ -66,10 +66,17 @@ def crowd(model: CompiledGraph, arrays: Sequence[Array], clones: int, seconds: f
             start_line.abort()
 
     threads = [threading.Thread(target=work, args=pair) for pair in zip(models, taken, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    begun: list[threading.Thread] = []
+    try:
+        for thread in threads:
+            thread.start()
+            begun.append(thread)
+    except RuntimeError:  # the system has no more: those that wait for it must not
+        start_line.abort()
+        raise
+    finally:
+        for thread in begun:
+            thread.join()
     for error in failed:
         if not isinstance(error, threading.BrokenBarrierError):
             raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from rlx.errors import ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Size, Symbol, evaluate, symbols
+from rlx.ir.value import MAX_BYTES
 from rlx.kernels.program import Buffer, Flow, Kernel
 from rlx.records import dataclass
 
@@ -63,8 +65,16 @@ def aligned_bytes(count: int, alignment: int = 64) -> np.ndarray[Any, np.dtype[n
 def as_array(memory: Array, buffer: Buffer, offset: int, extents: Mapping[str, int]) -> Array:
     """The buffer's contents as an array over `memory`."""
     shape = tuple(evaluate(s, extents) for s in buffer.shape)
-    nbytes = int(np.prod(shape, dtype=np.int64)) * buffer.dtype.numpy.itemsize
-    return memory[offset : offset + nbytes].view(buffer.dtype.numpy).reshape(shape)
+    element = buffer.dtype.numpy
+    if math.prod(size or 1 for size in shape) * element.itemsize > MAX_BYTES:
+        raise ExecutionError(
+            f"{_at(extents)} the shape of {buffer.name!r} is {shape}: no array holds that, empty axes aside"
+        )
+    return memory[offset : offset + math.prod(shape) * element.itemsize].view(element).reshape(shape)
+
+
+def _at(extents: Mapping[str, int]) -> str:
+    return f"at the extents {', '.join(f'{name}={n}' for name, n in extents.items())}"
 
 
 class Table:
@@ -238,7 +248,12 @@ class Binding:
         self.places: dict[Buffer, dict[int, int]] = {}  # root -> word -> byte offset, of all pointers into it
         for number, root, size in table.pointers:
             self.places.setdefault(root, {})[number] = values[size]
-        self.words = np.array([*words, 0], np.int64)
+        try:
+            self.words = np.array([*words, 0], np.int64)
+        except OverflowError:
+            raise ExecutionError(
+                f"{_at(self.extents)} a tensor on the way has more elements, empty axes aside, than 63 bits count"
+            ) from None
         base = int(self.words.ctypes.data)
         for number, cell in table.cells:
             self.words[number] = base + 8 * cell
