@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from rlx.errors import MemoryDeficit, RlxError
 
-__all__ = ["MARK", "bounded", "bounded_class", "converted"]
+__all__ = ["MARK", "bounded", "bounded_class", "converted", "is_out_of_memory"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
@@ -27,6 +27,7 @@ Kind = type[RlxError]
 MARK = "__bounded__"  # an attribute of the functions that are bounded, for tests
 DEFERRED = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR of a code's flags
 SPECIAL = {"__init__", "__call__", "__getitem__", "__contains__", "__iter__", "__len__", "__str__"}
+DECORATORS = {"contextlib", "functools", "rlx.boundary"}  # modules of which a call may pass the frames
 OURS = frozenset({"rlx", "numpy", "ml_dtypes", "llvmlite", "platformdirs", "psutil", "jax", "jaxlib", "mlx"})
 
 
@@ -85,7 +86,7 @@ def converted(error: Exception, what: str, kind: Kind) -> RlxError | None:
     """What to raise, `from error`, where `error` was just caught; None: the error itself."""
     if isinstance(error, RlxError | Warning) or _is_callers(error):
         return None
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    if is_out_of_memory(error):
         return MemoryDeficit(f"{what}: the system has not enough memory: {_text(error)}")
     if isinstance(error, RecursionError):
         return kind(f"{what}: something is nested too deeply: Python's recursion limit was reached")
@@ -94,9 +95,14 @@ def converted(error: Exception, what: str, kind: Kind) -> RlxError | None:
     if isinstance(error, OSError) and error.strerror:
         return kind(f"{what}: {'' if error.filename is None else f'{error.filename}: '}{error.strerror}")
     return kind(
-        f"{what}: an unexpected {_text(error)}. No check of rlx saw it coming: if the arguments are right, please report "
-        "it with the traceback"
+        f"{what}: an unexpected {_text(error)}. No check of rlx saw it coming: if the arguments are right, please "
+        "report it with the traceback"
     )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the system had no more memory to give, which says nothing about what was read or made."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def _text(error: Exception) -> str:
@@ -106,11 +112,11 @@ def _text(error: Exception) -> str:
 def _is_callers(error: Exception) -> bool:
     """Whether it is for callers as it is: from their code, or of a call with other arguments than a function has."""
     step = error.__traceback__ and error.__traceback__.tb_next  # the first frame is the one that caught it
-    if step is None:
-        return isinstance(error, TypeError)
+    modules = []
     while step is not None:
-        package = str(step.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in OURS and package not in sys.stdlib_module_names:
-            return True
+        modules.append(str(step.tb_frame.f_globals.get("__name__", "")))
         step = step.tb_next
-    return False
+    if isinstance(error, TypeError) and set(modules) <= DECORATORS:
+        return True
+    packages = {module.partition(".")[0] for module in modules}
+    return not packages <= OURS | sys.stdlib_module_names

@@ -18,7 +18,10 @@ PACKAGE = ROOT / "rlx"
 COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"}
 
 # part -> the parts that it may import, besides itself and ANYONE
-ANYONE = {"arithmetic", "boundary", "errors", "forks", "lean", "options", "disk", "records", "tables", "table_writer", "texts"}
+ANYONE = {
+    "arithmetic", "boundary", "errors", "forks", "lean", "options", "disk", "records", "tables", "table_writer",
+    "texts",
+}  # fmt: skip
 ALLOWED: dict[str, set[str]] = {
     "arithmetic": set(),
     "boundary": set(),

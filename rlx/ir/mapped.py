@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import mmap
 import os
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.boundary import is_out_of_memory
 from rlx.errors import MemoryDeficit
 from rlx.records import dataclass
 
@@ -152,7 +152,7 @@ def enough_memory(nbytes: int, what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+        if not is_out_of_memory(error):
             raise
         raise MemoryDeficit(
             f"the system gives no {nbytes} bytes for {what}: free memory, or raise the limit of this process"

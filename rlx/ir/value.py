@@ -74,7 +74,9 @@ class TensorType:
 def _check_limits(type: TensorType) -> None:
     """Raises `ShapeError` for a tensor that no array can hold: NumPy's limits, where axes of size 0 don't help."""
     if len(type.shape) > MAX_RANK:
-        raise ShapeError(f"a tensor of {len(type.shape)} axes: there may be at most {MAX_RANK}; merge some by a reshape")
+        raise ShapeError(
+            f"a tensor of {len(type.shape)} axes: there may be at most {MAX_RANK}; merge some by a reshape"
+        )
     count = 1
     for size in type.shape:
         least = size if isinstance(size, int) else bounds(size)[0]

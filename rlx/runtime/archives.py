@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.boundary import is_out_of_memory
 from rlx.disk import open_regular
 from rlx.errors import ModelFormatError, RlxError
 from rlx.ir.graph import Array
@@ -38,8 +39,12 @@ def open_archive(path: str | os.PathLike[str], bad: str) -> Iterator[ZipFile]:
     except RlxError:
         raise
     except OSError as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
-    except Exception as error:  # noqa: BLE001  # zipfile, zlib and NumPy raise many things for damaged bytes
+    except Exception as error:  # zipfile, zlib and NumPy raise many things for damaged bytes
+        if is_out_of_memory(error):
+            raise
         raise ModelFormatError(f"{path}: {bad}: {error}") from None
 
 

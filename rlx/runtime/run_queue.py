@@ -140,7 +140,9 @@ class RunQueue:
                 try:
                     thread.start()
                 except RuntimeError as error:  # also while the interpreter shuts down
-                    raise ExecutionError(f"submit: no thread can be started for the queue ({error}); use run") from error
+                    raise ExecutionError(
+                        f"submit: no thread can be started for the queue ({error}); use run"
+                    ) from error
                 self.thread = thread
                 weakref.finalize(owner, self.jobs.put, None).atexit = False
             self.jobs.put((future, call, place))

@@ -303,6 +303,7 @@ def load(source: Source, **options: Any) -> CompiledGraph:
     return Session().load(source, **options)
 
 
+@bounded("load_artifact", CompileError)
 def load_artifact(path: str | os.PathLike[str], *, portable_only: bool = False, **options: Any) -> CompiledGraph:
     """Loads what `CompiledGraph.save` wrote, under any name; its machine code is trusted like a shared library.
 

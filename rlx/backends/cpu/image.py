@@ -20,6 +20,7 @@ from rlx.backends.cpu.executable import CpuExecutable
 from rlx.backends.cpu.schema import SCHEMA
 from rlx.backends.cpu.weights import Shared
 from rlx.backends.cpu.words import FEW_THREADS, Extents, thread_count
+from rlx.boundary import is_out_of_memory
 from rlx.errors import ModelFormatError
 from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import encoding_named
@@ -117,6 +118,8 @@ def restore_image(image: Image, options: CompileOptions) -> tuple[CpuExecutable,
     except ModelFormatError:
         raise
     except Exception as error:  # whatever tables of a foreign build may lead to
+        if is_out_of_memory(error):
+            raise
         raise ModelFormatError(f"the compiled code is damaged or of another version ({error!r})") from error
 
 
