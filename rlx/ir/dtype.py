@@ -104,7 +104,7 @@ def dtype_of(spec: object) -> DType:
         return DTYPES[spec]
     try:
         found = None if spec is None else _of_numpy(spec)
-    except TypeError:
+    except (TypeError, ValueError):
         found = None
     if found is None:
         raise DTypeError(f"unknown element type {spec!r}: expected one of {', '.join(DTYPES)} or their NumPy types")

@@ -189,6 +189,8 @@ class Graph:
 
     def update(self, state: Value, new: Value) -> None:
         """Makes `new` the value of `state` after each run."""
+        if not isinstance(state, Value) or not isinstance(new, Value):
+            raise OptionError(f"update takes a state and its new value, got {state!r:.40} and {new!r:.40}")
         if state.kind != "state" or state.graph is not self:
             raise OptionError(f"update: {state!r} is not a state of graph {self.name!r}")
         if new.type != state.type:
@@ -209,6 +211,8 @@ class Graph:
     ) -> tuple[Value, ...]:
         """Appends a node and returns its outputs; types are inferred, and the guards that this needs recorded."""
         for value in inputs:
+            if not isinstance(value, Value):
+                raise OptionError(f"graph {self.name!r}: the inputs of a node are graph values, got {value!r:.40}")
             if value.graph is not self:
                 raise OptionError(f"{op.op_name}: {value!r} belongs to another graph ({value.graph.name!r})")
         source = tuple(provenance)
@@ -303,7 +307,7 @@ class Graph:
     def find(self, name: str) -> Value:
         """The input, param or state of that name; `NameNotFound` lists what there is."""
         for value in (*self.inputs, *self.params, *self.states):
-            if value.name == name:
+            if isinstance(name, str) and value.name == name:
                 return value
         names = ", ".join(repr(v.name) for v in (*self.inputs, *self.params, *self.states))
         raise NameNotFound(f"graph {self.name!r} has no leaf {name!r}; it has {names or 'none'}")

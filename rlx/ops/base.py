@@ -154,7 +154,9 @@ def op_named(name: str) -> type[Op]:
 
 
 def axis_of(axis: int, rank: int, op: str) -> int:
-    """A possibly negative axis as 0 <= axis < rank; `ShapeError` when it is outside."""
+    """A possibly negative axis as 0 <= axis < rank; `ShapeError` when it is outside, `OptionError` for no int."""
+    if not isinstance(axis, int | np.integer):
+        raise OptionError(f"{op}: an axis is an int, got {axis!r}")
     if not -rank <= axis < rank:
         raise ShapeError(f"{op}: axis {axis} is outside a tensor of rank {rank}")
     return axis % rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlx.errors import NameNotFound
+from rlx.errors import NameNotFound, OptionError
 from rlx.ir.graph import Graph, Value
 from rlx.kernels.fuse import Fuser, Target
 from rlx.kernels.program import Buffer
@@ -34,6 +34,8 @@ class Places:
             if len(named) > 1:
                 raise NameNotFound(f"{len(named)} values are named {value!r}: look up the one that is meant itself")
             return self.of(named[0]) if named else None
+        if not isinstance(value, Value):
+            raise OptionError(f"the plan has places of graph values and of names, got {value!r:.40}")
         return self.of(value)
 
     def of(self, value: Value) -> Buffer:

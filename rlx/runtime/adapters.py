@@ -50,7 +50,7 @@ class Adapters(Mapping[str, float]):
         return f"<Adapters: {', '.join(f'{name!r} x {scale:g}' for name, scale in self.items()) or 'none'}>"
 
     def _slot(self, name: str) -> int:
-        if name not in self._slots:
+        if not isinstance(name, str) or name not in self._slots:
             raise no_such("adapter", name, self._slots)
         return self._slots[name]
 

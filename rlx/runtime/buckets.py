@@ -478,6 +478,8 @@ def _ranges(graph: Graph, name: str, steps: str | Iterable[int | Range]) -> list
         if steps != "pow2" or symbol.hi is None:
             raise OptionError(f"buckets: ladder {steps!r} of {name!r}: expected 'pow2' for a dim with an upper bound")
         steps = [2**i for i in range(symbol.hi.bit_length()) if symbol.lo <= 2**i < symbol.hi] + [symbol.hi]
+    if not isinstance(steps, Iterable) or not np.iterable(steps):
+        raise OptionError(f"buckets: ladder {steps!r:.40} of {name!r}: expected 'pow2' or a list of sizes or ranges")
     found: list[Range] = []
     for step in steps:
         after = found[-1][1] + 1 if found else symbol.lo

@@ -51,7 +51,7 @@ class Results(Mapping[str, Array]):
     def __getitem__(self, key: str | int) -> Array:
         if isinstance(key, int) and -len(self) <= key < len(self):
             return list(self._arrays.values())[key]
-        if isinstance(key, int) or key not in self._arrays:
+        if not isinstance(key, str) or key not in self._arrays:
             raise no_such("output", key, self._arrays)
         return self._arrays[key]
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args
 import numpy as np
 
 from rlx.boundary import bounded_class
+from rlx.disk import path_of
 from rlx.errors import CompileError, DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.forks import restart_in_child
 from rlx.ir.dtype import DTYPES, DType, dtype_of
@@ -116,7 +117,7 @@ class WeightRegistry(Mapping[str, Weight]):
         self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> Weight:
-        if name not in self._weights:
+        if not isinstance(name, str) or name not in self._weights:
             some = ", ".join(map(repr, list(self._weights)[:8])) or "none"
             raise NameNotFound(f"the registry has no weight {name!r}; it has {some}{', …' * (len(self) > 8)}")
         return self._weights[name]
@@ -202,7 +203,7 @@ class WeightRegistry(Mapping[str, Weight]):
         `ModelFormatError`, `NameNotFound` for a pattern that matches nothing, and what `add` does; then nothing is
         taken in.
         """
-        path = Path(path)
+        path = Path(path_of(path, "registry.load"))
         stored = read_weights(path)
         chosen = chosen_names(stored, names, path)
         swapped = [transpose] if isinstance(transpose, str) else list(transpose)
@@ -301,6 +302,10 @@ class WeightRegistry(Mapping[str, Weight]):
         A param without value gets the weight of its name, or of the one that `names` gives for it; one of `names` is
         replaced. Others are taken in. Raises `DTypeError` or `ShapeError` for a weight that is not of the param's type.
         """
+        if not isinstance(graph, Graph) or not isinstance(names, Mapping | None):
+            raise OptionError(
+                f"registry.fill takes a Graph and a mapping of names, got {graph!r:.40} and {names!r:.40}"
+            )
         holding = Holding()
         chosen = dict(names or {})
         for name in chosen:

@@ -68,7 +68,7 @@ class Arguments:
     def _static_name(self, one: str | int) -> str:
         if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < len(self.names):
             return self.names[one]
-        if one not in self.names:
+        if not isinstance(one, str) or one not in self.names:
             raise OptionError(f"jit: {self.name} has no argument {one!r} to be static; it has {', '.join(self.names)}")
         return str(one)
 

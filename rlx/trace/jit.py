@@ -319,5 +319,9 @@ def jit(
     _count(function)
     chosen: list[str | int] = []
     for given in (static, static_argnums, static_argnames):
+        if not isinstance(given, str | int | Sequence) or isinstance(given, bytes):
+            raise OptionError(f"jit: static arguments are names or positions, got {given!r:.40}")
         chosen += [given] if isinstance(given, str | int) else list(given)
+    if not isinstance(dims, Mapping | None):
+        raise OptionError(f"jit: dims={dims!r:.40}: expected a mapping of arguments or names")
     return Traced(function, chosen, dims or {}, options)

@@ -312,7 +312,9 @@ def _real(val: Any) -> Any:
 
 def astype(x: Any, dtype: Any, copy: bool = True) -> Any:
     """x in an element type: floats to integers truncate, integers wrap. (numpy.ndarray.astype)"""
-    return cast(value_of("astype", x), {float: np.float64, int: np.int64, bool: np.bool_}.get(dtype, dtype))
+    if isinstance(dtype, type):
+        dtype = {float: np.float64, int: np.int64, bool: np.bool_}.get(dtype, dtype)
+    return cast(value_of("astype", x), dtype)
 
 
 of(np.astype)(astype)
