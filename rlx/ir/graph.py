@@ -50,6 +50,10 @@ MAX_NESTING = 48  # regions within each other
 OPERATORS: dict[str, Any] = {}  # op classes by name, filled in by rlx.ops so that the text form can name them
 
 
+class NumberTooLarge(DTypeError, OverflowError):
+    """A number that an element type does not hold."""
+
+
 @dataclass(eq=False)
 class Node:
     """One application of an op. `regions` are closed graphs: whatever they use of the outside is an input here.
@@ -161,7 +165,9 @@ class Graph:
                 array = np.array(value, dtype=element, order="C")
                 if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
                     array = array.astype(np.float32)  # a Python float is an f32, as in the field
-        except (TypeError, ValueError) as error:  # an OverflowError is for callers, who know the op
+        except OverflowError as error:  # callers that know the op say it better
+            raise NumberTooLarge(f"constant: {value!r:.40} does not fit: {error}") from None
+        except (TypeError, ValueError) as error:
             raise DTypeError(f"constant: {type(value).__name__} can't be made an array: {error}") from None
         array.flags.writeable = False
         return self._constant(array, name, value)

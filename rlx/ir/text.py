@@ -39,7 +39,7 @@ from rlx.ir.shape import MAX_NESTED, Dim, Guard, Size, Symbol, format_size, form
 __all__ = ["constants_table", "make_op", "parse_graph", "print_graph", "read_graph"]
 
 MAX_DEPTH = MAX_NESTING  # of nested regions and tuples in a text
-MAX_FACTORS = 1024  # of one size in a text
+MAX_FACTORS = 400  # of one size in a text
 MAX_DIGITS = 40
 
 _KEYWORDS = frozenset({"graph", "dim", "input", "param", "state", "const", "guard", "update", "output"})

@@ -24,6 +24,10 @@ NUMBERS = (float, int, bool)
 _Layout = tuple[str, list[tuple[str, Any]]]  # the names of arguments; each with its position in calls, or keyword
 
 
+class WrongCall(OptionError, TypeError):
+    """A call with other arguments than the function has."""
+
+
 @dataclass(frozen=True)
 class Leaf:
     """An array argument: where it is in the call, its type, and whether it was a Python number."""
@@ -206,7 +210,10 @@ class Arguments:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, in the order of the parameters."""
-        return dict(self.signature.bind(*args, **kwargs).arguments)
+        try:
+            return dict(self.signature.bind(*args, **kwargs).arguments)
+        except TypeError as error:
+            raise WrongCall(f"{self.name}: {error}") from None
 
     def leaves(self, bound: Mapping[str, Any]) -> list[Leaf]:
         """What the array arguments are, in the order of `read`. Raises errors that name the leaf."""

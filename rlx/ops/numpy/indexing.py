@@ -119,7 +119,7 @@ def _entry(x: Value, axis: int, k: Any, arrays: bool) -> Entry:
     if isinstance(k, np.ndarray) and k.dtype.kind in "iu" and isinstance(extent, int) and k.size:
         beyond = k[(k < -extent) | (k >= extent)]
         if beyond.size:
-            raise IndexError(f"index {beyond[0]} is out of bounds for axis {axis} of {x!r}")
+            raise OutOfBounds(f"index {beyond[0]} is out of bounds for axis {axis} of {x!r}")
     if not isinstance(k, Value | np.ndarray):
         raise OptionError(
             f"axis {axis} of {x!r}: {k!r} is no index: expected ints, slices, None, '...' or integer arrays"
@@ -131,7 +131,7 @@ def _entry(x: Value, axis: int, k: Any, arrays: bool) -> Entry:
 
 def _place(k: Size, extent: Size, axis: int, x: Value) -> Size:
     if isinstance(k, int) and isinstance(extent, int) and not -extent <= k < extent:
-        raise IndexError(f"index {k} is out of bounds for axis {axis} of {x!r}")
+        raise OutOfBounds(f"index {k} is out of bounds for axis {axis} of {x!r}")
     return extent + k if isinstance(k, int) and k < 0 else k
 
 
@@ -219,6 +219,10 @@ class At:
 
     def __getitem__(self, key: Any) -> Place:
         return Place(self._x, key)
+
+
+class OutOfBounds(ShapeError, IndexError):
+    """An index that an axis does not have."""
 
 
 @bounded_class(CompileError)
