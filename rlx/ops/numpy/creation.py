@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -121,7 +122,7 @@ def _has_values(object: Any) -> bool:
     return isinstance(object, Value | Dim)
 
 
-_MADE = {
+_MADE: dict[str, Callable[..., Any]] = {
     "arange": arange, "array": array, "asarray": array, "empty": empty, "eye": eye, "full": full, "identity": identity,
     "linspace": linspace, "ones": ones, "zeros": zeros,
 }  # fmt: skip
