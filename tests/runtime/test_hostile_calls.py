@@ -1,4 +1,4 @@
-"""Hostile arguments to every call: nothing but errors of rlx comes out, of ops only such as a check saw coming."""
+"""Hostile arguments to every call: nothing but errors of rlx comes out; of building ops only what a check foresaw."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_what_can_be_built_compiles_and_runs_or_is_refused(name: str, device: st
             model.run([np.ones(spec.shape, spec.dtype.numpy) for spec in model.inputs])
 
         if not any(large(value) for value in attributes.values()):
-            check(run, (name, device, types, attributes))
+            check(run, (name, device, types, attributes), foreseen=False)
 
 
 def large(value: Any) -> bool:
