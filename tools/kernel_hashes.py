@@ -1,0 +1,118 @@
+"""What code the compiler makes, as hashes: a change that should change none, such as moving files, is compared by it.
+
+python tools/kernel_hashes.py TARGET MODEL.onnx ... > before     one line a function of a model's program
+python tools/kernel_hashes.py TARGET --cases > before            the same for a graph of all test cases of each op
+
+TARGET is avx2, avx512 or amx: code is made for it, and neither compiled nor run, on any x86-64 machine. A line is the
+model, the kernel's number and name, the symbol of its function (the hash of its IR), and, for 1, 2 and 8 threads, the
+number of its chunks and the hash of its arguments and scratch bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlx.backends.cpu import gemm, jit, processor
+from rlx.backends.cpu.words import THREADS, Computed, Extents, KernelCode, Link, Pointer, Routine, Word
+from rlx.compiler import stages_of
+from rlx.errors import RlxError
+from rlx.importers.onnx import load
+from rlx.ir.graph import Graph
+from rlx.ir.shape import Dim, evaluate
+from rlx.ops.base import OPS
+from rlx.options import CompileOptions
+from rlx.plan.order import usual_extents
+from rlx.testing.cases import cases_of, covered
+from rlx.testing.oracle import Batch
+
+VECTORS = "+sse,+sse2,+sse4.2,+avx,+avx2,+fma,+f16c"
+WIDE = f"{VECTORS},+avx512f,+avx512bw,+avx512dq,+avx512vl"
+TARGETS = {  # features, bytes of a vector, tile registers
+    "avx2": (VECTORS, 32, False),
+    "avx512": (f"{WIDE},+avx512vnni", 64, False),
+    "amx": (f"{WIDE},+avx512vnni,+amx-tile,+amx-bf16,+amx-int8", 64, True),
+}
+THREAD_COUNTS = (1, 2, 8)
+SIZES = ((7, 9), (16, 33))
+
+
+def pretend(name: str) -> None:
+    """Code is made for a target, whatever this machine is."""
+    features, vector_bytes, tiles = TARGETS[name]
+    target = dataclasses.replace(jit.host(), features=features, vector_bytes=vector_bytes, tiles=tiles)
+    jit.host = lambda: target
+    processor.identity = lambda: name
+    gemm.floats_by_tiles = lambda: tiles
+
+
+def lines_of(graph: Graph, name: str) -> Iterator[str]:
+    """A line for each function of a program."""
+    from rlx.backends import backend_named
+
+    backend = backend_named("cpu")
+    try:
+        program = stages_of(graph, backend, CompileOptions(device="cpu")).program
+    except RlxError as error:
+        yield f"{name} {type(error).__name__}"
+        return
+    extents = usual_extents(program)
+    for entry, kernels in (("prepare", program.prepare), ("run", program.run)):
+        for number, kernel in enumerate(kernels):
+            if kernel.host is not None or kernel.extents is not None:
+                yield f"{name} {entry} {number} {kernel.name} host"
+                continue
+            for code in backend.emit_kernel(kernel):
+                runs = (described(code, {**extents, THREADS: count}) for count in THREAD_COUNTS)
+                yield f"{name} {entry} {number} {kernel.name} {code.symbol} {' '.join(runs)}"
+
+
+def described(code: KernelCode, extents: Extents) -> str:
+    text = "\n".join(word_text(word, extents) for word in code.words)
+    scratch = code.scratch_bytes(extents)
+    return f"{code.chunks(extents)}:{hashlib.sha256(f'{text} {scratch}'.encode()).hexdigest()[:12]}"
+
+
+def word_text(word: Word, extents: Extents) -> str:
+    """An argument at these extents."""
+    match word:
+        case Pointer():
+            return f"{word.buffer.name}+{evaluate(word.offset, extents)}"
+        case Computed():
+            return str(word.fn(extents))
+        case Routine():
+            return f"{word.symbol} {hashlib.sha256(word.ir.encode()).hexdigest()}"
+        case Link():
+            return word.what
+        case int() | Dim():
+            return str(evaluate(word, extents))
+    return type(word).__name__
+
+
+def graphs_of_cases() -> Iterator[tuple[str, Graph]]:
+    """For each op the graphs of its test cases, at fixed sizes and at open ones."""
+    for name in sorted(OPS):
+        if covered(name):
+            for sizes in (*SIZES, (Dim("n", 1, 64), Dim("m", 1, 64))):
+                yield f"{name} {sizes[0]}x{sizes[1]}", Batch(cases_of(name, *sizes)).graph
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--cases", action="store_true", help="test cases of all ops too")
+    arguments = parser.parse_args()
+    pretend(arguments.target)
+    graphs = [(path.stem, load(path)) for path in arguments.models]
+    for name, graph in (*graphs, *(graphs_of_cases() if arguments.cases else ())):
+        for line in lines_of(graph, name):
+            sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    main()
