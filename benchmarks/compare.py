@@ -9,6 +9,8 @@ where enough are left; the row is marked with `~` where not.
 The ratio is the best other runtime's median over ours: above 1, rlx is ahead. Work is counted on rlx's graph of the
 model: what its products, convolutions and recurrent cells compute, and the weights that they read once.
 
+`--peers rlx --before CHECKOUT` compares with rlx as it is in another checkout: the ratio is how much faster it became.
+
 With `--busy N` each slot is followed by two beside N processes that only take time: of the same session (one terminal),
 and of another (a second terminal, a service); Linux shares processors by sessions first. Two tables say how many times
 as long as alone the runs took, by mean, which is what throughput loses and counts stalls, and by median, which hides
@@ -45,6 +47,7 @@ from workloads import NAMES, ROOT, chosen, ensure
 HERE = Path(__file__).resolve().parent
 PATIENCE = 600  # seconds that a runtime may take to load and compile
 DIRTY = 0.15  # processors that others may use in a slot
+BEFORE = "before"  # the name of rlx in another checkout
 LOADS = {"same": "of the same session", "other": "of another session"}
 
 
@@ -89,7 +92,9 @@ def times_of(slots: Sequence[Slot], allowed: float) -> dict[str, Any]:
 class Worker:
     """One runtime with one model, in a process that is stopped while others are measured."""
 
-    def __init__(self, peer: str, name: str, folder: Path, threads: int, cache: Path | None) -> None:
+    def __init__(
+        self, peer: str, name: str, folder: Path, threads: int, cache: Path | None, checkout: Path = ROOT
+    ) -> None:
         self.peer, self.slots = peer, list[Slot]()
         self.loaded = {key: list[Slot]() for key in LOADS}
         command = [sys.executable, str(HERE / "peers.py"), peer, name, str(folder), str(threads)]
@@ -99,7 +104,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(checkout)},
             text=True,
             process_group=0,
         )
@@ -254,6 +259,10 @@ def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namesp
                         first = Worker(peer, name, folder, args.threads, Path(scratch))
                         row.cold_s = first.start_s
                         first.end()
+                    if peer == BEFORE:
+                        own, checkout = Path(scratch) / BEFORE, args.before.resolve()
+                        workers.append(Worker(peer, name, folder, args.threads, own, checkout))
+                        continue
                     workers.append(Worker(peer, name, folder, args.threads, Path(scratch) if ours else None))
                 except Failed as failure:
                     row.failures[peer] = str(failure)
@@ -391,7 +400,9 @@ def main() -> int:
     """Prints the tables; exit status 1 if rlx failed anywhere."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="only workloads with one of these words (a,b) in their names")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {','.join(PEERS)}")
+    others = ",".join(peer for peer in PEERS if peer != BEFORE)
+    parser.add_argument("--peers", default=others, help=f"of {others}")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="also rlx as it is in another checkout")
     parser.add_argument("--folder", type=Path, default=ROOT / "models" / "benchmark", help="where the models are made")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--rounds", type=int, default=8, help="slots of each runtime")
@@ -401,13 +412,16 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write everything there")
     parser.add_argument("--plot", type=Path, help="also draw the ratios (SVG)")
     args = parser.parse_args()
-    unknown = set(args.peers.split(",")) - set(PEERS)
+    unknown = set(args.peers.split(",")) - set(others.split(","))
     if unknown:
         parser.error(f"--peers: unknown {', '.join(sorted(unknown))}")
+    if args.before and not (args.before / "rlx" / "__init__.py").is_file():
+        parser.error(f"--before: {args.before} is no checkout of rlx")
     names = chosen(parser, args.only, NAMES)
 
-    compileall.compile_dir(ROOT / "rlx", quiet=1)  # as an installer does for every other package
-    peers = present(args.peers.split(","))
+    peers = present([*args.peers.split(","), *([BEFORE] if args.before else [])])
+    for checkout in (ROOT, args.before) if args.before else (ROOT,):
+        compileall.compile_dir(checkout / "rlx", quiet=1)  # as an installer does for every other package
     peaks = Peaks().measure(args.threads)
     rows: list[Row] = []
     loads = {key: Load(args.busy, apart=key == "other") for key in LOADS} if args.busy else {}

@@ -241,6 +241,7 @@ class LlamaCpp(Peer):
 PEERS: dict[str, type[Peer]] = {
     "rlx": Rlx,
     "rlx-run": RlxRun,
+    "before": Rlx,  # of another checkout, which is on the path
     "ort": Ort,
     "ort-fused": OrtFused,
     "openvino": OpenVino,

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlx.backends.cpu import gemm, jit, processor
+from rlx.backends.cpu import jit, processor, tile_pace
 from rlx.backends.cpu.words import THREADS, Computed, Extents, KernelCode, Link, Pointer, Routine, Word
 from rlx.compiler import stages_of
 from rlx.errors import RlxError
@@ -42,24 +42,28 @@ SIZES = ((7, 9), (16, 33))
 
 
 def pretend(name: str) -> None:
-    """Code is made for a target, whatever this machine is."""
+    """Code is made for a target, whatever this machine is; called before the modules that make code are imported."""
     features, vector_bytes, tiles = TARGETS[name]
     target = dataclasses.replace(jit.host(), features=features, vector_bytes=vector_bytes, tiles=tiles)
-    jit.host = lambda: target
-    processor.identity = lambda: name
-    gemm.floats_by_tiles = lambda: tiles
+    for module, function, value in (
+        (jit, "host", target),
+        (processor, "identity", name),
+        (tile_pace, "floats_by_tiles", tiles),
+    ):
+        setattr(module, function, lambda value=value: value)
 
 
 def lines_of(graph: Graph, name: str) -> Iterator[str]:
     """A line for each function of a program."""
-    from rlx.backends import backend_named
+    from rlx.backends.cpu.backend import CpuBackend
 
-    backend = backend_named("cpu")
+    backend = CpuBackend()
     try:
         program = stages_of(graph, backend, CompileOptions(device="cpu")).program
     except RlxError as error:
         yield f"{name} {type(error).__name__}"
         return
+    assert program is not None
     extents = usual_extents(program)
     for entry, kernels in (("prepare", program.prepare), ("run", program.run)):
         for number, kernel in enumerate(kernels):
