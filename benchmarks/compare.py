@@ -98,13 +98,14 @@ class Worker:
         self.peer, self.slots = peer, list[Slot]()
         self.loaded = {key: list[Slot]() for key in LOADS}
         command = [sys.executable, str(HERE / "peers.py"), peer, name, str(folder), str(threads)]
+        path = [str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])]
         start = time.time()
         self.process = subprocess.Popen(
             command + ([str(cache)] if cache else []),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(checkout)},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(path)},
             text=True,
             process_group=0,
         )
