@@ -151,9 +151,10 @@ def _raised(site: Site, position: dict[Node, int], variables: dict[Node, set[Val
 def _cones(root: Node, position: dict[Node, int], variables: dict[Node, set[Value]]) -> Iterator[_Cone]:
     """The groups below the root through which one value alone comes in, smallest first; none of arithmetic alone.
 
-    `variables` remembers which inputs of a node are no numbers.
+    None has an op twice that is not arithmetic, as no function of the tables has. `variables` remembers which inputs of
+    a node are no numbers.
     """
-    nodes, curved = [root], not isinstance(root.op, ARITHMETIC)
+    nodes, curved = [root], set[type[Any]]() if isinstance(root.op, ARITHMETIC) else {type(root.op)}
     front = {v for v in root.inputs if uniform(v) is None}
     while front and len(nodes) <= LARGEST:
         if curved and len(front) == 1 and len(nodes) > 1:
@@ -170,7 +171,10 @@ def _cones(root: Node, position: dict[Node, int], variables: dict[Node, set[Valu
             variables[last] = {v for v in last.inputs if uniform(v) is None}
         front = (front - set(last.outputs)) | variables[last]
         nodes.append(last)
-        curved = curved or not isinstance(last.op, ARITHMETIC)
+        if not isinstance(last.op, ARITHMETIC):
+            if type(last.op) in curved:
+                return
+            curved.add(type(last.op))
 
 
 def _found(cone: _Cone, dtype: DType, find: Find) -> Op | None:

@@ -48,9 +48,9 @@ class State:
 
     def write(self, array: Any) -> None:
         """Sets the value. Raises `DTypeError` or `ShapeError`, and then changes nothing."""
-        self._model._executable.write_state(self.spec.name, self.check(array))
+        self._model._executable.write_state(self.spec.name, self._check(array))
 
-    def check(self, array: Any) -> Array:
+    def _check(self, array: Any) -> Array:
         """The value as an array of the state's type. Raises `DTypeError` or `ShapeError`."""
         name = self.spec.name
         given = to_array(self.spec, array, f"state {name!r}")
@@ -166,7 +166,7 @@ class States(Mapping[str, State]):
                 raise NameNotFound(f"{path}: its state {name!r} is neither a state nor an input of this graph")
             to_array(specs[name], array, f"{path}: state {name!r}")
             if name in self._declared:
-                self._declared[name].check(array)
+                self._declared[name]._check(array)
             else:
                 bind_extents(self._model._compilation.source, {name: array.shape})
         for name in sorted(entries, key=self._declared.__contains__):  # inputs take memory, which there may not be

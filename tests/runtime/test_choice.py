@@ -167,7 +167,8 @@ def test_the_extent_where_the_choice_turns(fakes: dict[str, Fake]) -> None:
 
 def test_memory_is_what_the_estimate_says(fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each device the same sum: the model at the bounds, and the device itself unless it is here already."""
-    monkeypatch.setattr(choice, "COMPILED", {"right"})
+    for module in ("rlx.runtime.choice", "rlx.estimate.calibrate"):
+        monkeypatch.setattr(f"{module}.COMPILED", {"right"})
     overheads = {"cpu": Overhead(3 << 20), "left": Overhead(2 << 20), "right": Overhead(9 << 20)}
     monkeypatch.setattr(choice, "known_overhead", overheads.__getitem__)
     g = graph(Dim("n", 1, 512))

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_code_imports_no_allocator(monkeypatch: pytest.MonkeyPatch, tmp_path: An
     seen: list[bytes] = []
     check = jit.check_object
     monkeypatch.setattr(jit, "check_object", lambda obj: (seen.append(obj), check(obj))[1])
-    monkeypatch.setattr(jit, "addresses", {})  # compile anew
+    monkeypatch.setattr(jit, "loaded", WeakValueDictionary())  # compile anew
     mixed(cache_dir=tmp_path)
     assert seen
     for obj in seen:

@@ -508,12 +508,12 @@ def test_an_artifact_keeps_its_groups(tmp_path: Path) -> None:
     """As it keeps the costs that they are chosen by; another number of threads chooses for itself."""
     model, x = compiled(projections()), normal(32, 256)
     expected = {name: a.copy() for name, a in model({"x": x}).items()}
-    model.save(tmp_path / "model.rlx")
+    model.save(tmp_path / "model.rlxart")
     for threads in (2, 3):
-        other = rlx.load(tmp_path / "model.rlx", device="cpu", threads=threads)
+        other = rlx.load(tmp_path / "model.rlxart", device="cpu", threads=threads)
         same(expected, other({"x": x}))
         assert groups(other) == groups(model)
-    alone = rlx.load(tmp_path / "model.rlx", device="cpu", threads=1)
+    alone = rlx.load(tmp_path / "model.rlxart", device="cpu", threads=1)
     same(expected, alone({"x": x}))
     assert groups(alone) == []
     assert alone.joins is None

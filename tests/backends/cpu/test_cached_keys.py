@@ -192,7 +192,7 @@ def test_as_a_model(fresh: Size, tmp_path: Path) -> None:
         got = model.run(arrays, out=[into, None, None])
         assert got[0] is into
         assert np.array_equal(into, k)
-    model.save(tmp_path / "model.rlx")
-    for other in (watched, rlx.load(tmp_path / "model.rlx")):
+    model.save(tmp_path / "model.rlxart")
+    for other in (watched, rlx.load(tmp_path / "model.rlxart")):
         assert all(np.array_equal(a, b) for a, b in zip(other.run(arrays), got, strict=True))
     assert np.array_equal(model.run(arrays, outputs=["k"])[0], k)
