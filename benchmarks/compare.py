@@ -261,8 +261,9 @@ def measure(name: str, peers: Sequence[str], folder: Path, args: argparse.Namesp
                         row.cold_s = first.start_s
                         first.end()
                     if peer == BEFORE:
-                        own, checkout = Path(scratch) / BEFORE, args.before.resolve()
-                        workers.append(Worker(peer, name, folder, args.threads, own, checkout))
+                        there = (Path(scratch) / BEFORE, args.before.resolve())
+                        Worker(peer, name, folder, args.threads, *there).end()  # fills its cache
+                        workers.append(Worker(peer, name, folder, args.threads, *there))
                         continue
                     workers.append(Worker(peer, name, folder, args.threads, Path(scratch) if ours else None))
                 except Failed as failure:
