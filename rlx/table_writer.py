@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OptionError
-from rlx.tables import HEAD, SCALARS, Schema
+from rlx.tables import HEAD, MOST, SCALARS, Schema
 
 __all__ = ["write_tables"]
 
@@ -116,6 +116,8 @@ class _Writer:
         kind = SCALARS[type(value)]
         found = self.shown.get(f"{kind} {value!r}")
         if found is None:
+            if type(value) is int and abs(value) >= MOST:
+                raise OptionError(f"save: an int of more than 64 bits can't be stored: {value:#x}")
             found = self.shown[f"{kind} {value!r}"] = _Item(kind, (), len(self.scalars))
             self.scalars.append(value)
         return found

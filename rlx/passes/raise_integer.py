@@ -90,8 +90,8 @@ def _operands(site: Site, statics: Statics, axis: int) -> tuple[_Bytes, _Bytes] 
     if not all(v in statics for v in (w.data, w.scale, w.zero)):
         return None
     terms = numel([n for d, n in enumerate(w.data.shape) if d != axis % w.data.rank])
-    assert isinstance(terms, int)
-    return (x, w) if terms * _largest(x) * _largest(w) < 1 << 31 else None
+    fits = isinstance(terms, int) and terms * _largest(x) * _largest(w) < 1 << 31
+    return (x, w) if fits else None
 
 
 def _largest(p: _Bytes) -> int:

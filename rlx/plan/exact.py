@@ -124,10 +124,9 @@ class _Search:
             "width": [width * (max(sizes) + 1) + size for width, size in zip(widths, sizes, strict=True)],
             "area": [width * size for width, size in zip(widths, sizes, strict=True)],
         }
-        compiled = None if plain else compiled_search()
-        self.run = run_search if compiled is None else compiled
-        self.array: Callable[[Sequence[int]], Any] = list if compiled is None else _int64
-        self.zeros: Callable[[int], Any] = _zeros if compiled is None else _int64_zeros
+        self.run: Callable[..., int] = run_search if plain else compiled_search()
+        self.array: Callable[[Sequence[int]], Any] = list if plain else _int64
+        self.zeros: Callable[[int], Any] = _zeros if plain else _int64_zeros
         self.random = random.Random(count)
         frames = 4 * count + sections
         together = max(self.cross, default=0) + 1  # nearly the largest live set

@@ -205,7 +205,7 @@ class _Translation:
                 self.branch(test, inside, end)
                 self.start(inside, falls_through=False)
                 self.looped(body, head, end)
-            case ast.For(ast.Name(name), ast.Call(ast.Name("range"), bounds), body, []):
+            case ast.For(ast.Name(name), ast.Call(ast.Name("range"), ([_] | [_, _]) as bounds), body, []):
                 self.for_range(name, [self.value(bound)[1] for bound in bounds], body)
             case ast.Return(value):
                 self.give(value)
@@ -337,6 +337,8 @@ class _Translation:
                 return self.short_circuit(isinstance(operator, ast.And), values)
             case ast.UnaryOp(ast.Not(), operand):
                 return self.emit(f"xor i1 {self.truth(operand)}, true")
+            case ast.Compare():
+                raise self.refused(node)
         return self.compare(node, ast.NotEq(), self.value(node), (INT, "0"))
 
     def short_circuit(self, is_and: bool, values: Sequence[ast.expr]) -> str:

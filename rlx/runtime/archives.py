@@ -21,7 +21,7 @@ from rlx.ir.graph import Array
 if TYPE_CHECKING:
     from zipfile import ZipFile
 
-__all__ = ["npy_array", "npy_header", "open_archive", "read_stored"]
+__all__ = ["check_stored", "npy_array", "npy_header", "open_archive", "read_stored"]
 
 MOST_RATIO = 1100  # no compression that zip files have makes bytes into more
 
@@ -48,12 +48,17 @@ def open_archive(path: str | os.PathLike[str], bad: str) -> Iterator[ZipFile]:
         raise ModelFormatError(f"{path}: {bad}: {error}") from None
 
 
-def read_stored(bundle: ZipFile, name: str) -> bytes:
-    """The bytes of an entry, which must not be compressed."""
+def check_stored(bundle: ZipFile, name: str) -> None:
+    """Raises `ValueError` for an entry that is compressed."""
     entry = bundle.getinfo(name)
     if entry.compress_type or entry.file_size != entry.compress_size:
         raise ValueError(f"its entry {name!r} is compressed")
-    return bundle.read(entry)
+
+
+def read_stored(bundle: ZipFile, name: str) -> bytes:
+    """The bytes of an entry, which must not be compressed."""
+    check_stored(bundle, name)
+    return bundle.read(name)
 
 
 def npy_header(bundle: ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -18,7 +18,7 @@ from rlx.errors import ModelFormatError, OptionError, RlxError
 from rlx.ir.graph import Array, Graph, check_array
 from rlx.ir.mapped import place_of
 from rlx.lean import log
-from rlx.options import CompileOptions
+from rlx.options import DEVICE_OPTIONS, CompileOptions
 from rlx.runtime.build import build_identity
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import Container, read_container, write_container
@@ -154,7 +154,17 @@ def load_artifact(
         )
     say = log.info if portable_only or "code" not in file.facts else log.warning
     say("%s: %s: compiling it again", name, why)
-    return _with_adapters(compile(_graph(file, name), merged(file, options)), file, name)
+    return _with_adapters(compile(_graph(file, name), _honoured(merged(file, options), options)), file, name)
+
+
+def _honoured(chosen: CompileOptions, asked: CompileOptions) -> CompileOptions:
+    """The options of an artifact for another device: those that it does not honour are left as they were asked for."""
+    if asked.device == "auto":
+        return chosen
+    from rlx.backends import backend_named
+
+    honours = backend_named(asked.device).honours
+    return chosen.with_options({name: getattr(asked, name) for name in DEVICE_OPTIONS if name not in honours})
 
 
 def _with_adapters(model: CompiledGraph, file: Container, name: str) -> CompiledGraph:

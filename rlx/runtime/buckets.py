@@ -242,8 +242,8 @@ class Buckets:
         ranges = dict(zip(self.ladder, key, strict=True))
         model, size = self._compiled(ranges)
         self._models[key] = model
-        self._admit(key, size)
         try:
+            self._admit(key, size)
             self._warm(model, ranges)
         except BaseException:
             self._drop(key)

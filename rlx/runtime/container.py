@@ -90,6 +90,8 @@ def write_container(path: str | os.PathLike[str], made: Container, places: Mappi
     header: dict[str, Any] = {"facts": made.facts, "sections": sections, "arrays": rows}
     header |= {"files": list(files.values()), "arrays_bytes": at, "arrays_crc32": crc}
     text = json.dumps(header).encode()
+    if len(text) > MOST_HEADER:
+        raise OptionError(f"{path}: the header would have {len(text)} bytes, an artifact's has {MOST_HEADER} at most")
     starts, first = _layout([len(body) for body in made.sections.values()], len(text))
     pieces: list[tuple[int, Any]] = [(0, HEAD.pack(MAGIC, FORMAT, len(text), sha256(text).digest()) + text)]
     pieces += list(zip(starts, made.sections.values(), strict=True))
@@ -183,7 +185,7 @@ def _file(place: Place, beside: str | os.PathLike[str] | None) -> dict[str, Any]
         return {"path": place.path, "identity": list(place.identity)}
     folder = os.path.dirname(os.path.realpath(beside))
     inside = os.path.relpath(os.path.realpath(place.path), folder)
-    if inside.startswith(os.pardir) or os.path.isabs(inside):
+    if inside.split(os.sep)[0] == os.pardir or os.path.isabs(inside):
         raise OptionError(
             f"save(external=True): weights lie in {place.path!r}, which is not in the folder of the artifact, "
             f"{folder!r}: save it beside that file, or with its weights"

@@ -15,7 +15,7 @@ from rlx.disk import path_of, saving
 from rlx.errors import ExecutionError, ModelFormatError, OptionError
 from rlx.ir.graph import Array
 from rlx.records import dataclass
-from rlx.runtime.archives import npy_array, open_archive
+from rlx.runtime.archives import check_stored, npy_array, open_archive
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
@@ -84,6 +84,8 @@ def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
     """
     name = path_of(path, "replay")
     with open_archive(name, "not a recording, which `CompiledGraph.record` writes, or not whole") as bundle:
+        for entry in bundle.namelist():
+            check_stored(bundle, entry)
         arrays = {entry.removesuffix(".npy"): npy_array(bundle, entry) for entry in bundle.namelist()}
     numbers = [n for key in arrays if (n := key.partition("/")[0]).isdecimal() and len(n) <= 9]
     count = 1 + max(map(int, numbers), default=-1)

@@ -156,6 +156,8 @@ class Session:
         if allow_code and portable_only:
             raise OptionError("allow_code and portable_only contradict each other: give one of them")
         if isinstance(source, Graph):
+            if allow_code or portable_only:
+                raise OptionError("allow_code and portable_only are for files: a graph has no machine code")
             return self.compile(_transformed(source, transform), policy=policy, **options)
         rules = self._policy(policy, chosen)
         path, kind = kind_of(source, artifacts=allow_code or portable_only)

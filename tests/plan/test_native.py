@@ -117,6 +117,16 @@ def uses_a_remainder(s: Lists) -> int:
     return len(s.a) % 2
 
 
+def compares_in_a_chain(s: Lists) -> int:
+    return 1 if 0 < s.a[0] < 9 else 2
+
+
+def goes_by_steps(s: Lists) -> int:
+    for i in range(0, 9, 2):
+        s.a[i] = i
+    return 0
+
+
 def handles_errors(s: Lists) -> int:
     try:
         return 1
@@ -131,6 +141,8 @@ def handles_errors(s: Lists) -> int:
         (uses_a_slice, "1:2"),
         (uses_an_unknown_field, r"s\.c"),
         (uses_a_remainder, "%"),
+        (compares_in_a_chain, "0 < "),
+        (goes_by_steps, "range"),
         (handles_errors, "try"),
     ],
 )

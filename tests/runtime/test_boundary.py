@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import inspect
 import json
 import os
@@ -358,3 +359,17 @@ def test_a_file_that_the_system_has_no_room_for_is_not_called_damaged(portable: 
     kind, message = json.loads(done.stdout)
     assert kind == "MemoryDeficit"
     assert "damaged" not in message
+
+
+def test_a_command_that_fails_unexpectedly_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frames of the library that reads the command line are none of a caller's."""
+    from click.testing import CliRunner
+
+    from rlx.cli.devices import devices
+    from rlx.cli.main import cli
+
+    monkeypatch.setattr(devices, "params", [])
+    monkeypatch.setattr(devices, "callback", functools.partial({}.__getitem__, "x"))
+    done = CliRunner().invoke(cli, ["devices"])
+    assert (done.exit_code, type(done.exception)) == (1, SystemExit)
+    assert "unexpected KeyError" in done.output

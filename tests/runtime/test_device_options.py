@@ -140,6 +140,18 @@ def test_an_option_is_honoured_or_refused(device: str, option: str, monkeypatch:
         assert "device='auto'" in str(caught.value)
 
 
+def test_an_artifact_brings_a_device_only_what_it_honours(tmp_path: Path) -> None:
+    """The options that it was made with are those of its code; another device compiles it again without them."""
+    g = rlx.Graph("double")
+    g.output(g.input("x", (3,)) * 2.0, "y")
+    rlx.compile(g, device="cpu", packing="shared", alignment=128).save(tmp_path / "m.rlxart")
+    for device in ("reference", "cpu"):
+        model = rlx.load(tmp_path / "m.rlxart", device=device)
+        assert model.run([np.ones(3, np.float32)])[0].tolist() == [2, 2, 2]
+    with pytest.raises(OptionError, match="alignment"):
+        rlx.load(tmp_path / "m.rlxart", device="reference", alignment=256)
+
+
 def test_a_report_that_can_not_be_timed_is_refused(tmp_path: Path) -> None:
     model = rlx.compile(graph(), device="reference")
     with pytest.raises(OptionError, match="report: device 'reference' can't time its kernels: leave inputs= out"):

@@ -111,6 +111,12 @@ def test_the_options_are_checked(model: rlx.CompiledGraph, tmp_path: Path) -> No
     assert isinstance(rlx.load(ROOT / "rlx/demo/digits.onnx", portable_only=True, cache=False), rlx.CompiledGraph)
 
 
+def test_code_is_a_matter_of_files() -> None:
+    for option in ("allow_code", "portable_only"):
+        with pytest.raises(OptionError, match=r"for files"):
+            rlx.load(rlx.Graph("empty"), **{option: True})
+
+
 def test_an_older_format_is_refused_with_a_hint(model: rlx.CompiledGraph, tmp_path: Path) -> None:
     """Nothing of it is read: what follows the version here is nonsense."""
     path = tmp_path / "m.rlxart"
@@ -219,6 +225,8 @@ def test_tables_give_what_was_written() -> None:
     assert end == len(data)
     with pytest.raises(OptionError, match="can't be stored"):
         write_tables(Flow("x", None, (1.5,)), "Flow", TOY, lambda thing: None)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="64 bits"):
+        write_tables(Flow("x", None, (1 << 64,)), "Flow", TOY, lambda thing: None)  # type: ignore[arg-type]
 
 
 # ---- files that a file names
@@ -416,6 +424,25 @@ def test_regular_files_only(own: bool, tmp_path: Path) -> None:
 
 
 # ---- other archives
+
+
+def test_a_compressed_recording_is_refused(tmp_path: Path) -> None:
+    import zipfile
+
+    g = rlx.Graph("double")
+    g.output(g.input("x", (1 << 20,)) * 2.0, "y")
+    model = rlx.compile(g, device="reference")
+    with model.record(tmp_path / "plain.npz") as recorded:
+        recorded.run([np.zeros(1 << 20, np.float32)])
+    rlx.replay(model, tmp_path / "plain.npz")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.npz") as plain,
+        zipfile.ZipFile(tmp_path / "small.npz", "w", zipfile.ZIP_DEFLATED) as small,
+    ):
+        for name in plain.namelist():
+            small.writestr(name, plain.read(name))
+    with pytest.raises(ModelFormatError, match="compressed"):
+        rlx.replay(model, tmp_path / "small.npz")
 
 
 def archive(path: Path, make: Callable[[Any], None]) -> Path:
