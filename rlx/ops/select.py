@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -167,15 +166,18 @@ class Unique(Produced):
 
 
 def range_count(start: float, limit: float, delta: float) -> int:
-    """ceil((limit - start) / delta), exactly, of the numbers as they are stored; as ONNX Runtime counts.
+    """ceil((limit - start) / delta) or 0: exact for integers, in f64 for floats, as NumPy and ONNX Runtime count.
 
-    `ExecutionError` where one isn't finite, or the delta is 0.
+    For numbers that f32 holds that is exact too. `ExecutionError` where one isn't finite, or the delta is 0.
     """
-    if not all(map(math.isfinite, (start, limit, delta))) or delta == 0:
+    if isinstance(start, int) and isinstance(limit, int) and isinstance(delta, int) and delta:
+        return max(0, -((start - limit) // delta))
+    steps = (limit - start) / delta if delta else math.nan
+    if not all(map(math.isfinite, (start, limit, delta, steps))):
         raise ExecutionError(
             f"arange: from {start} to {limit} by {delta} has no count: expected numbers, and no 0 as delta"
         )
-    return max(0, math.ceil((Fraction(limit) - Fraction(start)) / Fraction(delta)))
+    return max(0, math.ceil(steps))
 
 
 @register

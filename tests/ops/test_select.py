@@ -85,6 +85,10 @@ def test_ranges_of_floats_are_counted_exactly() -> None:
         want = max(0, math.ceil(exact))
         assert range_count(float(start), float(limit), float(delta)) == want
         assert len(Arange(COUNT).reference(*map(np.array, (start, limit, delta)))) == want
+    for start, limit, delta in [(0, 10, 1 / 3), (0, 3, 0.3), (0, 1, 1 / 7), *rng.uniform(-10, 10, (300, 3))]:
+        assert range_count(float(start), float(limit), float(delta)) == len(np.arange(start, limit, delta))
+    assert range_count(0, 2**62 + 1, 2**61) == 3
+    assert range_count(2**62 + 1, 0, -(2**61)) == 3
     for wrong in ((0.0, np.nan, 1.0), (0.0, np.inf, 1.0), (0.0, 1.0, np.nan), (0.0, 1.0, 0.0)):
         with pytest.raises(ExecutionError, match="count"):
             range_count(*wrong)
