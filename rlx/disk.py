@@ -132,7 +132,7 @@ def check_owner(status: os.stat_result, path: str | os.PathLike[str]) -> None:
 def open_regular(path: str | os.PathLike[str], *, own: bool = False) -> int:
     """A descriptor of a regular file for reading; raises `OSError`, at once for pipes, devices and folders.
 
-    An `own` file must be this user's, such that no other can write to it, and no link.
+    An `own` file must be this user's, in a folder of this user, no link, and such that no other can write to it.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     fd = os.open(path, flags | (getattr(os, "O_NOFOLLOW", 0) if own else 0))
@@ -142,6 +142,8 @@ def open_regular(path: str | os.PathLike[str], *, own: bool = False) -> int:
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise OSError(errno.EINVAL, f"is {kind}; expected a file", os.fspath(path))
         if own:
+            folder = os.path.dirname(path) or os.curdir
+            check_owner(os.lstat(folder), folder)
             check_owner(status, path)
         if own and os.name == "posix" and status.st_mode & 0o022:
             raise NotOwn(errno.EPERM, "can be written to by other users", os.fspath(path))

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from rlx.disk import NotOwn, cache_folder, check_owner, evict, open_regular, own_folder, replacing
+from rlx.disk import NotOwn, cache_folder, evict, open_regular, own_folder, replacing
 from rlx.lean import log, sha256
 
 __all__ = ["ObjectCache"]
@@ -37,7 +37,6 @@ class ObjectCache:
         """Returns the bytes stored under a key, or None; a hit counts as a use."""
         path = self.path(key)
         try:
-            check_owner(os.lstat(self.folder), self.folder)
             with open(open_regular(path, own=True), "rb") as file:
                 blob = file.read(self.max_bytes)
         except NotOwn as error:
