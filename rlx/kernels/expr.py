@@ -25,6 +25,7 @@ __all__ = [
     "Select",
     "SizeOf",
     "Var",
+    "checks",
     "children",
     "const",
     "guarded",
@@ -306,7 +307,7 @@ def _sub(a: Expr, b: Expr) -> Expr:
 def _mul(a: Expr, b: Expr) -> Expr:
     if a.dtype is I64:
         for x, y in ((a, b), (b, a)):
-            if as_size(x) == 0:
+            if as_size(x) == 0 and not checks(y):
                 return x
             if as_size(x) == 1:
                 return y
@@ -325,7 +326,7 @@ def _floordiv(a: Expr, b: Expr) -> Expr:
 
 
 def _mod(a: Expr, b: Expr) -> Expr:
-    if as_size(b) == 1:
+    if as_size(b) == 1 and not checks(a):
         return const(0, a.dtype)
     folded = _fold(a, b, lambda x, y: x % y)
     return folded if folded is not None else Apply("mod", (a, b), a.dtype)
@@ -418,6 +419,11 @@ def _walk(e: Expr) -> Iterator[Expr]:
 def loads(e: Expr) -> Iterator[Load]:
     """Every distinct load in the expression."""
     return (x for x in walk(e) if isinstance(x, Load))
+
+
+def checks(e: Expr) -> bool:
+    """Whether a test in the expression may stop the run: then it is computed even where its value is known."""
+    return any(isinstance(x, Check) for x in walk(e))
 
 
 def guarded(expr: Expr, where: Expr) -> Expr:

@@ -33,6 +33,7 @@ from rlx.kernels.expr import (
     Select,
     Var,
     _lift,
+    checks,
     const,
     index,
     size_expr,
@@ -85,9 +86,10 @@ class Operand:
 
     def __call__(self, *indices: ExprLike, where: Expr | None = None) -> Expr:
         assert len(indices) == self.rank, f"{len(indices)} indices for a tensor of rank {self.rank}"
-        if self.value.kind == "const" and self.value.data is not None and self.value.data.size == 1 and where is None:
-            return const(self.value.data.item(), self.dtype)
-        return Load(self.value, tuple(index(i) for i in indices), self.dtype, where)
+        at, data = tuple(index(i) for i in indices), self.value.data if self.value.kind == "const" else None
+        if data is not None and data.size == 1 and where is None and not any(checks(i) for i in at):
+            return const(data.item(), self.dtype)
+        return Load(self.value, at, self.dtype, where)
 
     def broadcast(self, *indices: Expr) -> Expr:
         """The element for indices of a shape that this operand is broadcast to (NumPy rules)."""

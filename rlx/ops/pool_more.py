@@ -114,6 +114,8 @@ class MaxUnpool(Op):
             raise ShapeError(
                 f"max_unpool: expected x [N, C, spatial..] and a size for each axis, got {x}, {self.sizes}"
             )
+        if any(isinstance(s, int) and s < 0 for s in self.pooled or ()):
+            raise ShapeError(f"max_unpool: the sizes of what was pooled must be >= 0, got {self.pooled}")
         if indices.dtype is not DTYPES["i64"] or indices.rank != x.rank:
             raise DTypeError(f"max_unpool: expected i64 indices of the shape of {x}, got {indices}")
         for d, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True)):

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.errors import ExecutionError, ModelFormatError, OptionError, UnsupportedOp
+from rlx.errors import ExecutionError, ModelFormatError, OptionError, ShapeError, UnsupportedOp
 from rlx.importers.onnx import load, preflight
 from rlx.ir.graph import Graph
 from rlx.ir.shape import upper
@@ -549,3 +549,18 @@ def test_carries_that_shrink(first: int, last: int) -> None:
     }}""").SerializeToString()
     for n in (3, 8, 3000 if last < 0 else 500):
         same(model, {"x": np.arange(n, dtype=np.float32)})
+
+
+@pytest.mark.parametrize("opset", [8, 11])
+@pytest.mark.parametrize("count", [-(1 << 63), -1, 3, 1 << 40, (1 << 63) - 1])
+def test_a_hostile_count_of_scanned_inputs_is_refused(count: int, opset: int) -> None:
+    """It was multiplied before it was compared with the inputs that there are."""
+    a, b = (helper.make_tensor_value_info(name, 1, []) for name in "ab")
+    body = helper.make_graph([helper.make_node("Identity", ["a"], ["b"])], "b", [a], [b])
+    node = helper.make_node("Scan", ["", "x"] if opset == 8 else ["x"], ["y"], body=body, num_scan_inputs=count)
+    x, y = (helper.make_tensor_value_info(name, 1, [2, 3]) for name in "xy")
+    model = helper.make_model(
+        helper.make_graph([node], "g", [x], [y]), opset_imports=[helper.make_opsetid("", opset)], ir_version=7
+    )
+    with pytest.raises(ShapeError, match=f"for {count} scanned inputs"):
+        load(model.SerializeToString())

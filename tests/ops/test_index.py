@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ops_oracle import check, ort, values
 
+import rlx
 from rlx.errors import DTypeError, ExecutionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, TensorType
@@ -82,6 +83,21 @@ def test_positions_outside_stop_the_run(op: Op, bad: int) -> None:
     node = make_node(op, (x.shape, x.dtype), (indices.shape, indices.dtype))
     with pytest.raises(ExecutionError, match=str(bad)):
         interpret(node, [x, indices])
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("factor", [1, 0])
+@pytest.mark.parametrize("op", [Gather(), GatherND(), GatherElements()], ids=lambda op: op.op_name)
+def test_a_known_element_does_not_hide_a_position_outside(op: Op, factor: int, device: str) -> None:
+    """The only element of a constant, or a product with 0, is known without the position; the run still stops."""
+    g = rlx.Graph("g")
+    indices = g.input("i", (1, 1), "i64")
+    g.output(g.add(op, g.constant(np.array([[7]])), indices)[0] * factor, name="y")
+    model = rlx.compile(g, device=device)
+    assert model.run({"i": np.array([[-1]])})[0].ravel() == [7 * factor]
+    for bad in (1, -2, 1 << 40):
+        with pytest.raises(ExecutionError, match=str(bad)):
+            model.run({"i": np.array([[bad]])})
 
 
 def test_type_and_shape_errors() -> None:

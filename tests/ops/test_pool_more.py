@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ops_oracle import check, ort, values
 
-from rlx.errors import DTypeError, ExecutionError, OptionError
+from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import TensorType
 from rlx.ops.pool_more import GlobalLpPool, LpPool, MaxUnpool
@@ -51,3 +51,5 @@ def test_errors() -> None:
         LpPool((2, 2), p=0).infer(t)
     with pytest.raises(DTypeError, match="i64"):
         MaxUnpool((2, 2)).infer(t, t)
+    with pytest.raises(ShapeError, match="must be >= 0"):
+        MaxUnpool((2, 2), (-2, -2)).infer(t, TensorType(t.shape, DTYPES["i64"]))

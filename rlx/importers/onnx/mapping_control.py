@@ -398,15 +398,24 @@ def _written_out(ctx: NodeContext, body: GraphProto, rounds: int) -> tuple[Mappe
 # ---- Scan
 
 
+def _scan_counts(ctx: NodeContext, inputs: int, results: int) -> tuple[int, int, int]:
+    """How many of the inputs are scanned, how many are carried, and how many results are stacked."""
+    scanned = ctx.integer("num_scan_inputs")
+    carries = inputs - scanned
+    if not 0 <= carries <= inputs or carries > results:
+        raise ShapeError(f"scan: {inputs} inputs and {results} results for {scanned} scanned inputs")
+    return scanned, carries, results - carries
+
+
 @onnx_op("Scan", since=8, until=8)
 def _scan_8(ctx: NodeContext) -> tuple[Mapped, ...]:
     """Over a batch too: a scan of scans."""
-    scope, body, scanned = scope_of(ctx), ctx.subgraph("body"), ctx.integer("num_scan_inputs")
+    scope, body = scope_of(ctx), ctx.subgraph("body")
     if ctx.has(0):
         ctx.fail("sequence_lens is not supported")
-    directions = ctx.ints("directions", (0,) * scanned)
     inputs = [ctx.value(i) for i in range(1, len(ctx.node.inputs))]
-    carries = len(inputs) - scanned
+    scanned, carries, _ = _scan_counts(ctx, len(inputs), len(body.outputs))
+    directions = ctx.ints("directions", (0,) * scanned)
     batch = _open(scope, ctx.label, "batch")
     rows = [batch.input(f"in{i}", TensorType(v.shape[1:], v.dtype)) for i, v in enumerate(inputs)]
     within = Scope(scope.run, batch, scope.opsets, scope, scope.prefix, scope.attributes)
@@ -423,12 +432,9 @@ def _scan_8(ctx: NodeContext) -> tuple[Mapped, ...]:
 
 @onnx_op("Scan", since=9)
 def _scan_9(ctx: NodeContext) -> tuple[Mapped, ...]:
-    scope, body, scanned = scope_of(ctx), ctx.subgraph("body"), ctx.integer("num_scan_inputs")
+    scope, body = scope_of(ctx), ctx.subgraph("body")
     inputs = [ctx.value(i) for i in range(len(ctx.node.inputs))]
-    carries = len(inputs) - scanned
-    stacked = len(body.outputs) - carries
-    if carries < 0 or stacked < 0:
-        raise ShapeError(f"scan: {len(inputs)} inputs and {len(body.outputs)} results for {scanned} scanned inputs")
+    scanned, carries, stacked = _scan_counts(ctx, len(inputs), len(body.outputs))
     axes, directions = ctx.ints("scan_input_axes", (0,) * scanned), ctx.ints("scan_input_directions", (0,) * scanned)
     sequences = [
         _turned(scope.graph, x, axis_of(a, x.rank, "scan"), d)
