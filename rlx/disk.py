@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlx.errors import ModelFormatError, OptionError
-from rlx.lean import log, sha256
+from rlx.lazy_imports import log, sha256
 
 __all__ = [
     "NotOwn", "cache_folder", "check_owner", "check_regular", "content_key", "evict", "open_regular", "own_folder",

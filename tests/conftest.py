@@ -54,15 +54,16 @@ def pretend_vectors(option: str) -> None:
 
     Shorter than the machine's: LLVM crashes where it has to cut those of 64 bytes for AVX2.
     """
-    from rlx.backends.cpu import jit, processor
+    from rlx.backends.cpu.jit import compile as jit
+    from rlx.backends.cpu.jit import cpuid
 
     other = 32 if jit.host().vector_bytes == 64 else 16
     count = other if option == "other" else int(option)
     features = ",".join(name for name in jit.host().features.split(",") if not name.endswith("vnni"))
     target = dataclasses.replace(jit.host(), vector_bytes=count, features=features, tiles=False)
-    identity = f"{processor.identity()}, pretending vectors of {count} bytes"
+    identity = f"{cpuid.identity()}, pretending vectors of {count} bytes"
     jit.host = lambda: target
-    processor.identity = lambda: identity
+    cpuid.identity = lambda: identity
 
 
 def pytest_report_header(config: pytest.Config) -> str:

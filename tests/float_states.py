@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from rlx.backends.cpu import loader
+from rlx.backends.cpu.jit import load as loader
 
 __all__ = ["STATES", "control", "on_x86", "state"]
 

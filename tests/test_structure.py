@@ -19,8 +19,8 @@ COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backend
 
 # part -> the parts that it may import, besides itself and ANYONE
 ANYONE = {
-    "arithmetic", "boundary", "errors", "forks", "lean", "options", "disk", "records", "tables", "table_writer",
-    "texts",
+    "arithmetic", "boundary", "errors", "forks", "lazy_imports", "options", "disk", "records", "tables", "table_writer",
+    "units",
 }  # fmt: skip
 ALLOWED: dict[str, set[str]] = {
     "arithmetic": set(),
@@ -29,11 +29,11 @@ ALLOWED: dict[str, set[str]] = {
     "options": {"ir"},
     "disk": set(),
     "forks": set(),
-    "lean": set(),
+    "lazy_imports": set(),
     "records": set(),
     "tables": set(),
     "table_writer": set(),
-    "texts": set(),
+    "units": set(),
     "ir": set(),
     "ops": {"ir"},
     "passes": {"ir", "ops"},
@@ -55,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
 }
 A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base", "backends.granted", "backends.library"}
-BASE_PARTS = {"boundary", "errors", "ir", "disk", "lean", "records"}  # below `options`
+BASE_PARTS = {"boundary", "errors", "ir", "disk", "lazy_imports", "records"}  # below `options`
 
 
 def part_of(module: str) -> str:
@@ -78,7 +78,9 @@ def may_import(part: str) -> set[str] | None:
         return A_BACKEND | ANYONE
     if part not in ALLOWED:
         return None
-    return ALLOWED[part] | ({"arithmetic", "boundary", "errors", "lean", "records"} if part in BASE_PARTS else ANYONE)
+    return ALLOWED[part] | (
+        {"arithmetic", "boundary", "errors", "lazy_imports", "records"} if part in BASE_PARTS else ANYONE
+    )
 
 
 def module_name(path: Path) -> str:

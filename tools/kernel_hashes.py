@@ -17,8 +17,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlx.backends.cpu import jit, processor, tile_pace
-from rlx.backends.cpu.words import THREADS, Computed, Extents, KernelCode, Link, Pointer, Routine, Word
+from rlx.backends.cpu.jit import compile as jit
+from rlx.backends.cpu.jit import cpuid, probe_amx
+from rlx.backends.cpu.schedule.arguments import THREADS, Computed, Extents, KernelCode, Link, Pointer, Routine, Word
 from rlx.compiler import stages_of
 from rlx.errors import RlxError
 from rlx.importers.onnx import load
@@ -47,8 +48,8 @@ def pretend(name: str) -> None:
     target = dataclasses.replace(jit.host(), features=features, vector_bytes=vector_bytes, tiles=tiles)
     for module, function, value in (
         (jit, "host", target),
-        (processor, "identity", name),
-        (tile_pace, "floats_by_tiles", tiles),
+        (cpuid, "identity", name),
+        (probe_amx, "floats_by_tiles", tiles),
     ):
         setattr(module, function, lambda value=value: value)
 

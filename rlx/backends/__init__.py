@@ -26,7 +26,7 @@ BACKENDS: dict[str, str] = {
     "xla": "rlx.backends.xla.backend:XlaBackend",
     "mlx": "rlx.backends.mlx.backend:MlxBackend",
 }
-RESTORERS: dict[str, str] = {"cpu": "rlx.backends.cpu.image:CpuRestorer"}  # devices with stored code
+RESTORERS: dict[str, str] = {"cpu": "rlx.backends.cpu.runtime.image:CpuRestorer"}  # devices with stored code
 
 
 @cache

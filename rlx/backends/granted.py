@@ -6,7 +6,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from rlx.lean import log
+from rlx.lazy_imports import log
 
 __all__ = ["MAX_THREADS", "allowed_cpus", "cpu_count", "run_threads"]
 

@@ -24,7 +24,7 @@ from rlx.cli.run import load_model
 from rlx.cli.show import Timing, fastest, measure, print_json, residual_lines, table, working
 from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
-from rlx.texts import bytes_text, seconds_text
+from rlx.units import bytes_text, seconds_text
 
 __all__ = ["bench", "kernel_rows", "needs_json"]
 

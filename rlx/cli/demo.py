@@ -16,7 +16,7 @@ from rlx.demo import Digits, load_digits_model, read, side_by_side
 from rlx.ir.graph import Array
 from rlx.ir.shape import upper
 from rlx.runtime.compiled import CompiledGraph
-from rlx.texts import bytes_text, seconds_text
+from rlx.units import bytes_text, seconds_text
 
 __all__ = ["demo"]
 

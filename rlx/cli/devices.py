@@ -12,7 +12,7 @@ from rlx.backends import BACKENDS, backend_named
 from rlx.cli.options import json_option
 from rlx.cli.show import print_json, table
 from rlx.cost.kept import kept_ceilings
-from rlx.texts import bytes_text
+from rlx.units import bytes_text
 
 __all__ = ["devices"]
 

@@ -12,7 +12,7 @@ from rlx.cli.show import fastest
 from rlx.ir.graph import Array
 from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
-from rlx.texts import seconds_text
+from rlx.units import seconds_text
 
 __all__ = ["Crowd", "Scaling", "crowd", "crowd_rows", "scaling_rows", "thread_scaling"]
 

@@ -15,7 +15,7 @@ from rlx.errors import RlxError
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.page import report_page
 from rlx.runtime.rooflines import Rooflines, learn, rooflines
-from rlx.texts import seconds_text
+from rlx.units import seconds_text
 
 __all__ = ["profile", "report"]
 

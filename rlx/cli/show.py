@@ -13,7 +13,7 @@ import click
 import numpy as np
 
 from rlx.records import dataclass
-from rlx.texts import bytes_text
+from rlx.units import bytes_text
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph

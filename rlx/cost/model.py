@@ -24,7 +24,7 @@ from rlx.kernels.program import Kernel, Store
 from rlx.kernels.tags import WINOGRAD
 from rlx.kernels.work import GROUPED, LOOP, SCATTERED, Work, kernel_work, recurrence
 from rlx.records import dataclass
-from rlx.texts import seconds_text
+from rlx.units import seconds_text
 
 __all__ = ["KernelCost", "Prediction", "kind_of", "predict", "predict_lowered", "price_kernel"]
 

@@ -12,10 +12,10 @@ from rlx.estimate.memory import MemoryEstimate, deficit_details
 from rlx.estimate.stored import SMALL, Device
 from rlx.estimate.system import ADDRESS_SPACE, UNKNOWN, Budget, read_figures
 from rlx.ir.graph import Graph
-from rlx.lean import log
+from rlx.lazy_imports import log
 from rlx.options import CompileOptions
 from rlx.records import cached_property, dataclass, names_of, replace
-from rlx.texts import bytes_text
+from rlx.units import bytes_text
 
 if TYPE_CHECKING:
     from rlx.compiler import Stages

@@ -23,7 +23,7 @@ from rlx.plan.arena import Schedule
 from rlx.plan.liveness import schedule
 from rlx.plan.plan import make_plan
 from rlx.records import dataclass, replace
-from rlx.texts import bytes_text
+from rlx.units import bytes_text
 
 __all__ = ["Lowered", "estimate_graph", "estimate_library", "lowered_of"]
 

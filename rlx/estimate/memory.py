@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rlx.errors import MemoryDeficit, OptionError
 from rlx.options import parse_bytes
 from rlx.records import dataclass, field, replace
-from rlx.texts import bytes_text
+from rlx.units import bytes_text
 
 if TYPE_CHECKING:
     from rlx.estimate.experts import ExpertPlan, ExpertTotals

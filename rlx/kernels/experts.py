@@ -29,7 +29,7 @@ class ExpertWeight:
 class ExpertLayer:
     """The products that go by the same numbers of experts: `rows` of them, `top_k` for each token.
 
-    `block` is what a run keeps of its routing: see `rlx.backends.cpu.grouped`.
+    `block` is what a run keeps of its routing: see `rlx.backends.cpu.kernels.grouped_matmul`.
     """
 
     name: str

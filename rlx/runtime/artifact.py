@@ -17,7 +17,7 @@ from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError, RlxError
 from rlx.ir.graph import Array, Graph, check_array
 from rlx.ir.mapped import place_of
-from rlx.lean import log
+from rlx.lazy_imports import log
 from rlx.options import DEVICE_OPTIONS, CompileOptions
 from rlx.runtime.build import build_identity
 from rlx.runtime.compiled import CompiledGraph

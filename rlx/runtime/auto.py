@@ -13,7 +13,7 @@ from rlx.cost.patience import long_kernels
 from rlx.errors import DeviceUnavailable
 from rlx.estimate.admit import Admission, plenty
 from rlx.ir.graph import Graph
-from rlx.lean import log
+from rlx.lazy_imports import log
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.records import names_of
@@ -22,7 +22,7 @@ from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.memory import ModelMemory, Resident
 from rlx.runtime.policy import DevicePolicy
 from rlx.runtime.split import Part, compile_split, copy_seconds, partition
-from rlx.texts import long_text
+from rlx.units import long_text
 
 __all__ = ["compile_chosen", "compile_on", "decided", "named"]
 

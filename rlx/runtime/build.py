@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from rlx.lean import sha256
+from rlx.lazy_imports import sha256
 
 __all__ = ["build_identity", "source_times"]
 

@@ -19,7 +19,7 @@ from rlx.disk import cache_folder, evict, own_folder
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import FileIdentity, identity_of
-from rlx.lean import log, sha256
+from rlx.lazy_imports import log, sha256
 from rlx.options import CompileOptions
 from rlx.runtime.build import build_identity, source_times
 from rlx.runtime.container import ENDING, FORMAT, StaleFile, read_container

@@ -26,7 +26,7 @@ from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
 from rlx.records import dataclass
 from rlx.runtime.policy import DevicePolicy, policy_of
-from rlx.texts import seconds_text
+from rlx.units import seconds_text
 
 __all__ = ["Candidate", "Decision", "Device", "Turn", "choose", "devices", "devices_for", "usual_extents"]
 

@@ -29,7 +29,7 @@ from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array
 from rlx.ir.mapped import Place, identity_of, map_file
-from rlx.lean import sha256
+from rlx.lazy_imports import sha256
 from rlx.records import dataclass, field
 
 __all__ = ["ENDING", "FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]

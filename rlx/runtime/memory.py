@@ -163,7 +163,7 @@ class ModelMemory:
         }
 
     def __str__(self) -> str:
-        from rlx.texts import bytes_text
+        from rlx.units import bytes_text
 
         lines = [f"{name:11} {bytes_text(size):>12}" for name, size in self.parts.items()]
         for name, size in (("predicted", self.predicted_bytes), ("measured", self.measured)):

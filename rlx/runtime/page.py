@@ -15,7 +15,7 @@ from rlx.plan.render import short_name
 from rlx.runtime.choice import Decision, usual_extents
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.rooflines import KernelRow, Rooflines, rooflines
-from rlx.texts import seconds_text
+from rlx.units import seconds_text
 
 __all__ = ["report_page", "write_report"]
 

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 from rlx.errors import BusyError, ClosedError, ExecutionError
 from rlx.forks import restart_in_child
 from rlx.ir.graph import Array
-from rlx.lean import log
+from rlx.lazy_imports import log
 
 __all__ = ["Call", "Place", "RunFuture", "RunQueue", "wait"]
 

@@ -12,11 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.cpu.binding import host_function
-from rlx.backends.cpu.jit import compile_kernels
-from rlx.backends.cpu.runner import native
-from rlx.backends.cpu.runner_native import LOOK, USER_WORDS
-from rlx.backends.cpu.words import THREADS, Computed, KernelCode, Link, Pointer, Routine, Scratch, ScratchStride, Word
+from rlx.backends.cpu.jit.compile import compile_kernels
+from rlx.backends.cpu.native.runner import native
+from rlx.backends.cpu.native.runner_ir import LOOK, USER_WORDS
+from rlx.backends.cpu.runtime.binding import host_function
+from rlx.backends.cpu.schedule.arguments import (
+    THREADS,
+    Computed,
+    KernelCode,
+    Link,
+    Pointer,
+    Routine,
+    Scratch,
+    ScratchStride,
+    Word,
+)
 from rlx.errors import CompileError, ExecutionError
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate

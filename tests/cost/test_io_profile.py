@@ -11,7 +11,7 @@ import pytest
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.gemm import has_tiles
+from rlx.backends.cpu.gemm.kernel import has_tiles
 from rlx.cost import IoProfile
 from rlx.cost.ceilings import guess
 from rlx.errors import ModelFormatError, NameNotFound, OptionError, ShapeError

@@ -298,8 +298,8 @@ def test_strings_that_a_model_looks_up_become_their_numbers(name: str) -> None:
     whole = onnx.load_from_string(model(op, [a for a in inputs if a.dtype != object], 1, attributes))
     whole.opset_import[1].version = opset
     if inputs[0].dtype == object:
-        whole.graph.initializer.append(numpy_helper.from_array(inputs[0], "texts"))
-        whole.graph.node[0].input.insert(0, "texts")
+        whole.graph.initializer.append(numpy_helper.from_array(inputs[0], "units"))
+        whole.graph.node[0].input.insert(0, "units")
     source = whole.SerializeToString()
     feed = {"x0": inputs[-1]}
     peer = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, feed)[0]
@@ -319,8 +319,8 @@ def test_strings_of_other_encodings_stay_different(form: str) -> None:
         values = {"values_tensor": helper.make_tensor("v", TensorProto.STRING, [3], labels)}
     if form == "looked up":
         whole = onnx.load_from_string(model("ArrayFeatureExtractor", [np.array([1, 2, 0])], 1, {}))
-        whole.graph.initializer.append(helper.make_tensor("texts", TensorProto.STRING, [3], labels))
-        whole.graph.node[0].input.insert(0, "texts")
+        whole.graph.initializer.append(helper.make_tensor("units", TensorProto.STRING, [3], labels))
+        whole.graph.node[0].input.insert(0, "units")
     else:
         keys = helper.make_tensor("k", TensorProto.INT64, [3], [0, 1, 2])
         given = {"keys_tensor": keys} if form == "tensor" else {"keys_int64s": [0, 1, 2]}

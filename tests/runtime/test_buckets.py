@@ -10,8 +10,8 @@ import pytest
 
 import rlx
 from rlx.backends import backend_named
-from rlx.backends.cpu import gemm
-from rlx.backends.cpu.jit import host
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.jit.compile import host
 from rlx.cost.lowered import Lowered
 from rlx.cost.model import Prediction
 from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, ShapeError

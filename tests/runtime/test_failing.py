@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import binding, executable, pool, prepare, residency, results, states, weights
-from rlx.backends.cpu.executable import CpuExecutable
+from rlx.backends.cpu.native import pool
+from rlx.backends.cpu.runtime import binding, executable, prepare, residency, results, shared, states
+from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.errors import MemoryDeficit, RlxError
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim
 from rlx.ops.select import Arange, NonZero
 
 F32 = np.float32
-MODULES = [binding, executable, pool, prepare, residency, results, states, weights]
+MODULES = [binding, executable, pool, prepare, residency, results, states, shared]
 FILES = {str(Path(module.__file__)) for module in MODULES}  # type: ignore[arg-type]
 
 

@@ -13,8 +13,8 @@ import pytest
 from float_states import STATES, control, on_x86, state
 
 import rlx
-from rlx.backends.cpu.float_state import float_state_ir
-from rlx.backends.cpu.pool_native import filled
+from rlx.backends.cpu.native.float_state import float_state_ir
+from rlx.backends.cpu.native.pool_ir import filled
 from rlx.errors import ExecutionError, NanTrapped
 from rlx.ir.graph import Array, TensorType
 from rlx.ops.base import Op, register

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import image
+from rlx.backends.cpu.runtime import image
 from rlx.cost import kept
 from rlx.disk import read_kept, write_kept
 from rlx.errors import ModelFormatError, RlxError

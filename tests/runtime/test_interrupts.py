@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import runner
-from rlx.backends.cpu.runner_native import CHECK_NS, INTERRUPTED_STATUS, THREAD_STATE
+from rlx.backends.cpu.native import runner
+from rlx.backends.cpu.native.runner_ir import CHECK_NS, INTERRUPTED_STATUS, THREAD_STATE
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ops import OPS

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import results as results_module
-from rlx.backends.cpu.binding import aligned_bytes
+from rlx.backends.cpu.runtime import results as results_module
+from rlx.backends.cpu.runtime.binding import aligned_bytes
 
 ROWS = 1 << 19  # of 4 floats: 8 MiB
 

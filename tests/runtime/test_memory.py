@@ -14,7 +14,7 @@ import pytest
 from growth import growth, traced_growth
 
 import rlx
-from rlx.backends.cpu import jit
+from rlx.backends.cpu.jit import compile as jit
 from rlx.errors import MemoryDeficit
 
 Array = np.ndarray[Any, Any]

@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rlx
 from rlx import disk
-from rlx.backends.cpu import loader
-from rlx.backends.cpu.objcache import ObjectCache
-from rlx.backends.cpu.schema import SCHEMA
+from rlx.backends.cpu.jit import load as loader
+from rlx.backends.cpu.jit.object_cache import ObjectCache
+from rlx.backends.cpu.runtime.schema import SCHEMA
 from rlx.cli.main import cli
 from rlx.disk import open_regular, read_kept, write_kept
 from rlx.errors import ModelFormatError, OptionError
@@ -375,7 +375,7 @@ def test_what_others_may_have_written_is_not_loaded(
             if stat.S_ISDIR(status.st_mode) == (of_folders is not None):
                 raise disk.NotOwn(1, "belongs to user 1234, not to 0", os.fspath(path))
 
-        for module in ("rlx.disk", "rlx.runtime.cache", "rlx.backends.cpu.objcache"):
+        for module in ("rlx.disk", "rlx.runtime.cache", "rlx.backends.cpu.jit.object_cache"):
             monkeypatch.setattr(import_module(module), "check_owner", other, raising=False)
     with caplog.at_level(logging.WARNING, "rlx"):
         assert not is_hit(rlx.load(path, device="cpu", cache_dir=folder))

@@ -392,7 +392,7 @@ def test_more_sessions_over_one_registry_take_no_more_weights() -> None:
 
 
 def test_packed_weights_go_with_the_last_graph() -> None:
-    from rlx.backends.cpu import packed
+    from rlx.backends.cpu.runtime import packed_weights
 
     registry = rlx.WeightRegistry()
     registry.add("w", numbers(64, 40))
@@ -403,10 +403,10 @@ def test_packed_weights_go_with_the_last_graph() -> None:
         next(b for b in models[0]._executable.shared.memory if b.kind == "prepared")
     ]
     models[0].close()
-    assert packed.find(key) is not None
+    assert packed_weights.find(key) is not None
     models[1].close()
     gc.collect()
-    assert packed.find(key) is None
+    assert packed_weights.find(key) is None
 
 
 # ---- equal weights of one file

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import loader
+from rlx.backends.cpu.jit import load as loader
 from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)

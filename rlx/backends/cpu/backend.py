@@ -7,31 +7,25 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, host_memory
-from rlx.backends.cpu import (
-    attention,
-    byte_conv,
-    cached_keys,
-    contract,
-    conv,
-    entry_native,
-    flow,
-    processor,
-    quads,
-    ringed,
-    runner_native,
-    short_panels,
-)
 from rlx.backends.cpu.build import build, compile_codes
-from rlx.backends.cpu.channels import channels_last
-from rlx.backends.cpu.executable import CpuExecutable
-from rlx.backends.cpu.grouped import find_layers
-from rlx.backends.cpu.jit import Compiling, host
-from rlx.backends.cpu.nest import emit_nest
-from rlx.backends.cpu.objcache import ObjectCache
-from rlx.backends.cpu.result_sizes import result_bytes
-from rlx.backends.cpu.scalar import LLVM
-from rlx.backends.cpu.specials import SPECIALS
-from rlx.backends.cpu.words import THREADS, KernelCode, Routine
+from rlx.backends.cpu.gemm.panels import f28
+from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.jit import cpuid
+from rlx.backends.cpu.jit.compile import Compiling, host
+from rlx.backends.cpu.jit.object_cache import ObjectCache
+from rlx.backends.cpu.kernels import control, matmul
+from rlx.backends.cpu.kernels.attention import attention, decode_cache
+from rlx.backends.cpu.kernels.conv import conv, fused_depthwise
+from rlx.backends.cpu.kernels.conv import int8 as int8_conv
+from rlx.backends.cpu.kernels.grouped_matmul import find_layers
+from rlx.backends.cpu.kernels.registry import SPECIALS
+from rlx.backends.cpu.layout.channels_last import channels_last
+from rlx.backends.cpu.llvm.convert import LLVM
+from rlx.backends.cpu.loops.nest import emit_nest
+from rlx.backends.cpu.native import entry_ir, runner_ir
+from rlx.backends.cpu.runtime.executable import CpuExecutable
+from rlx.backends.cpu.runtime.result_sizes import result_bytes
+from rlx.backends.cpu.schedule.arguments import THREADS, KernelCode, Routine
 from rlx.backends.granted import cpu_count, run_threads
 from rlx.errors import DeviceUnavailable
 from rlx.ir.dtype import DType
@@ -77,9 +71,9 @@ class CpuBackend(CodeGenerator):
             AttributeError,
         ) as error:  # llvmlite missing or broken: that is what is to be reported
             return Availability(False, f"LLVM can't be used: {error}", "pip install --force-reinstall llvmlite")
-        features = {"VNNI": quads.instructions().dots, "AMX": target.tiles}
+        features = {"VNNI": int8_panels.instructions().dots, "AMX": target.tiles}
         has = "".join(f", {feature}" for feature, here in features.items() if here)
-        what = f"{processor.name() or target.cpu}, {8 * target.vector_bytes}-bit vectors{has}, {target.cores} cores"
+        what = f"{cpuid.name() or target.cpu}, {8 * target.vector_bytes}-bit vectors{has}, {target.cores} cores"
         return Availability(True, what)
 
     def memory(self) -> DeviceMemory:
@@ -112,7 +106,7 @@ class CpuBackend(CodeGenerator):
         dtype = node.outputs[0].dtype
         match anchor:
             case Contract():
-                return contract.accepts(anchor, dtype)
+                return matmul.accepts(anchor, dtype)
             case Conv():
                 return conv.accepts(anchor, dtype)
             case Attention():
@@ -121,7 +115,7 @@ class CpuBackend(CodeGenerator):
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
         match anchor:
             case Contract():
-                return contract.accepts_operand(index)
+                return matmul.accepts_operand(index)
             case Conv():
                 return conv.accepts_operand(role, shape, index)
             case Attention():
@@ -133,7 +127,7 @@ class CpuBackend(CodeGenerator):
         run: list[Kernel] = []
         weights = sum(b.bound() or 0 for b in (*program.params, *program.constants))
         shared = packing == "shared"
-        short = not shared and weights >= short_panels.STREAMED
+        short = not shared and weights >= f28.STREAMED
         for kernels, own in ((program.prepare, prepare), (program.run, run)):
             for kernel in kernels:
                 for made in self.laid_out(kernel, short=short, shared=shared):
@@ -141,8 +135,8 @@ class CpuBackend(CodeGenerator):
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
         make_once(program)
-        ringed.join(program)
-        cached_keys.join(program)
+        fused_depthwise.join(program)
+        decode_cache.join(program)
         find_layers(program)
         return program
 
@@ -151,7 +145,7 @@ class CpuBackend(CodeGenerator):
             return SPECIALS[kernel.special.op.op_name].layout(kernel)
         match kernel.anchor:
             case Contract():
-                return contract.layout(kernel, short=short, shared=shared)
+                return matmul.layout(kernel, short=short, shared=shared)
             case Conv():
                 return conv.layout(kernel)
             case Attention():
@@ -161,16 +155,16 @@ class CpuBackend(CodeGenerator):
     def emit_kernel(self, kernel: Kernel) -> list[KernelCode]:
         """Native code for one kernel: one function, or one for each store of a loop nest or step of a special."""
         if kernel.mark is not None:
-            return flow.emit_mark(kernel.mark)
+            return control.emit_mark(kernel.mark)
         if kernel.special is not None:
             return SPECIALS[kernel.special.op.op_name].emit(kernel)
         match kernel.anchor:
             case Contract() if kernel.tag == PACK:
-                return [contract.emit_pack(kernel)]
+                return [matmul.emit_pack(kernel)]
             case Contract():
-                return [contract.emit(kernel)]
-            case Conv() if kernel.tag == ringed.TAG:
-                return [ringed.emit(kernel)]
+                return [matmul.emit(kernel)]
+            case Conv() if kernel.tag == fused_depthwise.TAG:
+                return [fused_depthwise.emit(kernel)]
             case Conv():
                 return conv.emit(kernel)
             case Attention():
@@ -208,7 +202,7 @@ class CpuBackend(CodeGenerator):
             words=8 * sum(len(c.words) for c in every),
             scratch=scratch,
             prepare_scratch=threads * max((c.scratch_bytes({THREADS: threads}) for c in prepare), default=0),
-            spare=sum(byte_conv.spare_bytes(kernel) for kernel in program.prepare),
+            spare=sum(int8_conv.spare_bytes(kernel) for kernel in program.prepare),
             results=lambda plan, sizes: result_bytes(program, plan, sizes),
         )
 
@@ -231,9 +225,9 @@ class CpuBackend(CodeGenerator):
         made = self.made.pop(program, {})
         work = self.work.get(program) or Compiling(cache_of(options), threads=1)
         # after the kernels, of which one may take longer than all else
-        work.prepare(runner_native.RUNTIME, runner_native.runtime_ir)
-        if runner_native.CPYTHON:
-            work.prepare(entry_native.NAME, entry_native.entry_ir)
+        work.prepare(runner_ir.RUNTIME, runner_ir.runtime_ir)
+        if runner_ir.CPYTHON:
+            work.prepare(entry_ir.NAME, entry_ir.entry_ir)
         return build(graph, program, options, lambda kernel: made.get(kernel) or self.emit_kernel(kernel), work)
 
 

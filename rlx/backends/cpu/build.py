@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from rlx.backends.cpu.beside import priced
-from rlx.backends.cpu.binding import Phase
-from rlx.backends.cpu.executable import FIRST_ROOM, CpuExecutable, settable
-from rlx.backends.cpu.jit import Compiling
-from rlx.backends.cpu.weights import Shared
-from rlx.backends.cpu.words import KernelCode, Routine
+from rlx.backends.cpu.jit.compile import Compiling
+from rlx.backends.cpu.runtime.binding import Phase
+from rlx.backends.cpu.runtime.concurrent_phases import priced
+from rlx.backends.cpu.runtime.executable import FIRST_ROOM, CpuExecutable, settable
+from rlx.backends.cpu.runtime.shared import Shared
+from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
 from rlx.errors import UnsupportedNode, UnsupportedOp
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, symbols

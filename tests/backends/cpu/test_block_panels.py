@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import block_codes, block_panels, gemm
-from rlx.backends.cpu.gemm import gemm_kernel, tile_for
-from rlx.backends.cpu.jit import compile_object, host
-from rlx.backends.cpu.loader import load_object
-from rlx.backends.cpu.product_cut import decoded_room, tile_room
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.kernel import gemm_kernel, tile_for
+from rlx.backends.cpu.gemm.panels import block_formats
+from rlx.backends.cpu.gemm.panels import blocks as block_panels
+from rlx.backends.cpu.jit.compile import compile_object, host
+from rlx.backends.cpu.jit.load import load_object
+from rlx.backends.cpu.schedule.matmul import decoded_room, tile_room
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array
@@ -25,7 +27,7 @@ from rlx.kernels.tags import BLOCKS, GEMM
 from tests.backends.cpu.test_gemm import Code, Guarded, load
 
 WIDTHS = [b for b in (32, 64) if b <= host().vector_bytes]
-ENCODINGS = pytest.mark.parametrize("encoding", block_codes.CODES)
+ENCODINGS = pytest.mark.parametrize("encoding", block_formats.CODES)
 pytestmark = pytest.mark.skipif(not WIDTHS, reason="needs vectors of 32 bytes")
 
 
@@ -49,7 +51,7 @@ def allowed(x: Array, w: Array) -> Array:
 def most(encoding: str) -> int:
     """Rows of products that decode in registers."""
     if gemm.has_tiles("f32"):
-        return block_codes.CODES[encoding].tiles_from - 1
+        return block_formats.CODES[encoding].tiles_from - 1
     return block_panels.few_rows(host().vector_bytes)
 
 

@@ -7,9 +7,9 @@ import struct
 import numpy as np
 import pytest
 
-from rlx.backends.cpu.builder import Function, Module, constant, int_of, suffix, vec, width
-from rlx.backends.cpu.jit import compile_object
-from rlx.backends.cpu.loader import load_object
+from rlx.backends.cpu.jit.compile import compile_object
+from rlx.backends.cpu.jit.load import load_object
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, int_of, suffix, vec, width
 
 keep = []
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from rlx import Dim, Graph, attention, conv, gelu, relu, softmax, transpose
-from rlx.backends.cpu import cuts
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.cuts import Grid, Part
-from rlx.backends.cpu.words import KernelCode
+from rlx.backends.cpu.schedule import base as schedule
+from rlx.backends.cpu.schedule.arguments import KernelCode
+from rlx.backends.cpu.schedule.base import Grid, Part
 from rlx.compiler import lower_graph
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array
@@ -189,8 +189,8 @@ def test_attention(rows: int, keys: int, depth: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_op_in_many_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each case of an op, whose loops are cut far finer than it pays off."""
-    monkeypatch.setattr(cuts, "LOOP_COST", 150)
-    monkeypatch.setattr(cuts, "LEAST_LOOP_COST", 50)
+    monkeypatch.setattr(schedule, "LOOP_COST", 150)
+    monkeypatch.setattr(schedule, "LEAST_LOOP_COST", 50)
     batch = Batch(fixed_cases(name))
     inputs, params = batch.arrays()
     sizes = bind_extents(batch.graph, {k: a.shape for k, a in inputs.items()})

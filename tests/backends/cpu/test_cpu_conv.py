@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.backends.cpu import winograd
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.conv_cut import conv_by_tiles
-from rlx.backends.cpu.jit import host
-from rlx.backends.cpu.winograd_cut import WinogradCut
-from rlx.backends.cpu.words import THREADS
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.conv import winograd
+from rlx.backends.cpu.schedule.arguments import THREADS
+from rlx.backends.cpu.schedule.conv import conv_by_tiles
+from rlx.backends.cpu.schedule.winograd import WinogradCut
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate

@@ -19,10 +19,11 @@ import pytest
 from growth import growth, traced_growth
 from interrupts import interrupt_at
 
-from rlx.backends.cpu import entry as entries
-from rlx.backends.cpu import jit, runner_native
-from rlx.backends.cpu.entry import InputSpec, make_entry
-from rlx.backends.cpu.runner import RunBlock, host_call
+from rlx.backends.cpu.jit import compile as jit
+from rlx.backends.cpu.native import entry as entries
+from rlx.backends.cpu.native import runner_ir
+from rlx.backends.cpu.native.entry import InputSpec, make_entry
+from rlx.backends.cpu.native.runner import RunBlock, host_call
 from rlx.errors import ShapeError
 
 # *word1 = first 8 bytes at word0
@@ -258,7 +259,7 @@ def test_a_status_goes_to_on_error(native: bool, release_gil: bool) -> None:
     fail = jit.compile_kernels([("fail", FAIL, False)])["fail"]
     block = RunBlock([(fail, 0, 1)])
     run = make([], block=block, release_gil=release_gil, native=native)
-    assert run() == ("error", runner_native.INDEX_OUT_OF_RANGE | 2 << 8)
+    assert run() == ("error", runner_ir.INDEX_OUT_OF_RANGE | 2 << 8)
     block.acquire()
     assert run() == ("fallback", ())
     block.release()

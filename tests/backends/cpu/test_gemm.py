@@ -8,19 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from rlx.backends.cpu import gemm, jit, vmath
-from rlx.backends.cpu.builder import Module, size_of, vec
-from rlx.backends.cpu.gemm import (
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.kernel import (
     GemmWord,
     block_routine,
     gemm_kernel,
     packed_elements,
     tile_for,
 )
-from rlx.backends.cpu.jit import compile_object, host
-from rlx.backends.cpu.loader import load_object
-from rlx.backends.cpu.packing import pack_b
-from rlx.backends.cpu.product_cut import Chunking, chunking, k_block
+from rlx.backends.cpu.gemm.panels.plain import pack_b
+from rlx.backends.cpu.jit import compile as jit
+from rlx.backends.cpu.jit.compile import compile_object, host
+from rlx.backends.cpu.jit.load import load_object
+from rlx.backends.cpu.llvm import math as vmath
+from rlx.backends.cpu.llvm.builder import Module, size_of, vec
+from rlx.backends.cpu.schedule.matmul import Chunking, chunking, k_block
 
 DTYPES = {"f32": np.float32, "f64": np.float64}
 TOLERANCE = {"f32": 2e-6, "f64": 4e-15}

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import binding, executable, weights
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.specials import SPECIALS
+from rlx.backends.cpu.kernels.registry import SPECIALS
+from rlx.backends.cpu.runtime import binding, executable, shared
 from rlx.backends.reference import run_graph
 from rlx.compiler import lower_graph
 from rlx.ir.extents import bind_extents
@@ -107,7 +107,7 @@ def check_run(name: str, patch: pytest.MonkeyPatch) -> None:
     def bytes_at_a_guard(count: int, alignment: int = 64) -> Array:
         return GuardedMemory(count).bytes
 
-    for module in (binding, executable, weights):
+    for module in (binding, executable, shared):
         patch.setattr(module, "aligned_bytes", bytes_at_a_guard)
     batch = Batch([*cases_of(name, 7, 33), *cases_of(name, 16, 17), *cases_of(name, 0, 5)])
     inputs, params = batch.arrays()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import quads
-from rlx.backends.cpu.requantise import _not_stored
+from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.requantise import _not_stored
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array
 from rlx.kernels.expr import Acc, Apply, Cast, const
@@ -20,10 +20,10 @@ from rlx.ops.quant import ConvInteger, DynamicQuantizeLinear, MatMulInteger, QLi
 from rlx.runtime.compiled import CompiledGraph
 
 KINDS = {
-    "avx2": quads.Instructions(8, dots=False, tiles=False),
-    "vnni": quads.Instructions(8, dots=True, tiles=False),
-    "avx512": quads.Instructions(16, dots=True, tiles=False),
-    "amx": quads.Instructions(16, dots=True, tiles=True),
+    "avx2": int8_panels.Instructions(8, dots=False, tiles=False),
+    "vnni": int8_panels.Instructions(8, dots=True, tiles=False),
+    "avx512": int8_panels.Instructions(16, dots=True, tiles=False),
+    "amx": int8_panels.Instructions(16, dots=True, tiles=True),
 }
 
 ENDS = {"u8": np.array([0, 255], np.uint8), "i8": np.array([-128, 127], np.int8)}
@@ -31,10 +31,10 @@ ENDS = {"u8": np.array([0, 255], np.uint8), "i8": np.array([-128, 127], np.int8)
 
 @pytest.fixture(params=KINDS, autouse=True)
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, found = KINDS[request.param], quads.instructions()
+    kind, found = KINDS[request.param], int8_panels.instructions()
     if kind.lanes > found.lanes or kind.dots > found.dots or kind.tiles > found.tiles:
         pytest.skip("not on this machine")
-    monkeypatch.setattr(quads, "instructions", lambda: kind)
+    monkeypatch.setattr(int8_panels, "instructions", lambda: kind)
 
 
 def compiled(op: Any, given: list[Array], params: tuple[int, ...] = (), dims: dict[int, Any] | None = None) -> Any:
@@ -67,7 +67,7 @@ def test_ends_of_the_ranges(left: str, right: str) -> None:
         a, b = rng.choice(ENDS[left], (m, k)), rng.choice(ENDS[right], (k, n))
         given = [a, b]
         model = compiled(MatMulInteger(), given, (1,))
-        assert "[byte conv]" in model.explain("fuse") or not quads.available()
+        assert "[byte conv]" in model.explain("fuse") or not int8_panels.available()
         wanted = a.astype(np.int64) @ b.astype(np.int64)
         assert np.array_equal(run(model, given, (1,))[0], wanted)
         full = [np.full_like(a, ENDS[left][-1]), b]

@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.backends.cpu import elf, jit, loader
-from rlx.backends.cpu.code import is_code, read_code
-from rlx.backends.cpu.objcache import ObjectCache
+from rlx.backends.cpu.jit import compile as jit
+from rlx.backends.cpu.jit import elf
+from rlx.backends.cpu.jit import load as loader
+from rlx.backends.cpu.jit.code import is_code, read_code
+from rlx.backends.cpu.jit.object_cache import ObjectCache
 from rlx.disk import content_key
 from rlx.errors import CompileError
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.nest import emit_nest
-from rlx.backends.cpu.words import THREADS
+from rlx.backends.cpu.loops.nest import emit_nest
+from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph
 from rlx.kernels.expr import Load, Reduce

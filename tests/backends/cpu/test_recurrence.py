@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.cells import Shape, cut_of, shape_of
-from rlx.backends.cpu.recurrence_cut import RecurrenceParts
+from rlx.backends.cpu.kernels.recurrence.cells import Shape, cut_of, shape_of
+from rlx.backends.cpu.schedule.recurrence import RecurrenceParts
 from rlx.compiler import compile_graph
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph

@@ -11,8 +11,9 @@ import pytest
 from interrupts import interrupt_at
 from numpy.typing import NDArray
 
-from rlx.backends.cpu import jit, runner_native
-from rlx.backends.cpu.runner import RunBlock, host_call
+from rlx.backends.cpu.jit import compile as jit
+from rlx.backends.cpu.native import runner_ir
+from rlx.backends.cpu.native.runner import RunBlock, host_call
 from rlx.errors import BusyError, ExecutionError, OptionError
 
 HEAD = "(ptr %words, i64 %chunk, ptr %ctx, i64 %worker) {\n"
@@ -96,8 +97,8 @@ def test_an_error_stops_the_run(kernels: dict[str, int], threads: int) -> None:
     mark = (kernels["mark"], operands.ctypes.data, 1)
     block = RunBlock([mark, (kernels["fail"], 0, 6), mark], threads=threads)
     for runs in (1, 2):
-        assert block.run() == runner_native.INDEX_OUT_OF_RANGE | 7 << 8
-        assert (block.status, block.value, block.failed_phase) == (runner_native.INDEX_OUT_OF_RANGE | 7 << 8, 3, 1)
+        assert block.run() == runner_ir.INDEX_OUT_OF_RANGE | 7 << 8
+        assert (block.status, block.value, block.failed_phase) == (runner_ir.INDEX_OUT_OF_RANGE | 7 << 8, 3, 1)
         assert out[0] == runs
     block.set_nchunks(1, 3)
     assert block.run() == 0
@@ -135,11 +136,11 @@ def test_a_busy_block_is_not_run_again(kernels: dict[str, int]) -> None:
     inner = host_call(lambda: states.append(block.run()))
     block = RunBlock([(inner.address, 0, 1)])
     assert block.run() == 0
-    assert states == [runner_native.BUSY_STATUS]
+    assert states == [runner_ir.BUSY_STATUS]
     block.acquire()
     with pytest.raises(BusyError):
         block.acquire()
-    assert block.run() == runner_native.BUSY_STATUS
+    assert block.run() == runner_ir.BUSY_STATUS
     assert block.run_acquired() == 0
     block.release()
     assert block.run() == 0
@@ -213,7 +214,7 @@ def test_an_exception_in_a_host_call_stops_the_run(kernels: dict[str, int]) -> N
     operands = words(out)
     broken = host_call(lambda: {}["key"])
     block = RunBlock([(broken.address, 0, 1), (kernels["mark"], operands.ctypes.data, 1)])
-    assert block.run() == runner_native.HOST_CALL_RAISED
+    assert block.run() == runner_ir.HOST_CALL_RAISED
     assert block.failed_phase == 0
     assert out[0] == 0
     with pytest.raises(ExecutionError, match="KeyError") as caught:
@@ -227,6 +228,6 @@ def test_the_state_block_is_aligned_and_has_room_for_the_graph() -> None:
     block = RunBlock(user_words=5)
     assert block.address % 64 == 0
     block.user[:] = 7
-    assert block.words[runner_native.USER_WORDS :].tolist() == [7] * 5
+    assert block.words[runner_ir.USER_WORDS :].tolist() == [7] * 5
     with pytest.raises(OptionError, match="0"):
         block.threads = 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu.specials import SPECIALS
+from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES, dtype_of

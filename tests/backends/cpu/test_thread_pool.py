@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from rlx.backends import granted
-from rlx.backends.cpu import jit, pool_native
-from rlx.backends.cpu.pool import aligned_words, pool
-from rlx.backends.cpu.runner import RunBlock
-from rlx.backends.cpu.runner_native import runtime_ir
+from rlx.backends.cpu.jit import compile as jit
+from rlx.backends.cpu.native import pool_ir
+from rlx.backends.cpu.native.pool import aligned_words, pool
+from rlx.backends.cpu.native.runner import RunBlock
+from rlx.backends.cpu.native.runner_ir import runtime_ir
 
 # out[base + chunk] += 1 and seen[worker] += 1 without atomics: wrong if two threads had one worker id at once
 KERNEL = """
@@ -225,7 +226,7 @@ for threads, chunks in ((2, 2), (4, 4), (16, 16), (16, 5)):
 def test_more_runs_than_slots() -> None:
     """Runs that find every slot taken are done by their caller alone."""
     work = Work(threads=2, chunks=4, phases=3)
-    active = pool.memory[pool_native.ACTIVE // 8 :][:1]
+    active = pool.memory[pool_ir.ACTIVE // 8 :][:1]
     assert work.block.run() == 0
     assert active[0] == 0
     active[0] = -1

@@ -1,0 +1,1 @@
+"""The matrix product of a tile, for each panel format and instruction set."""

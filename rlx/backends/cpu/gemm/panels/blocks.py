@@ -1,0 +1,251 @@
+"""Products with weights that are encoded in blocks, which stay so in panels: see `block_codes`.
+
+With few rows, which wait for memory, the numbers of a block are multiplied as they are, and their sum by the scale: a
+product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) With more rows, two panels at
+a time are decoded to memory that stays in a cache, and multiplied as others are: a decoded weight is exact in f32. Tile
+registers multiply the numbers of blocks too (`tile_blocks`).
+
+Which of the three it is depends on M, N and K, and the order in which an element of C is added up on that and on K
+only: blocks of k are as those of other products (whole blocks of the encoding here), and within one with few rows the
+steps that a row of a panel holds follow one another.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from rlx.backends.cpu.gemm import amx_blocks, amx_f32
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.panels import block_formats
+from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, ROW, SCALE, BlockCode
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.llvm.builder import Function, Module, void
+from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.matmul import WIDTH
+from rlx.ir.shape import Size
+from rlx.kernels.affine import affine
+from rlx.kernels.encoded import encoded_element
+from rlx.kernels.expr import Expr, Load, Var
+from rlx.kernels.program import Buffer
+from rlx.records import dataclass, replace
+
+__all__ = ["Blocks", "block_routine", "few_rows", "find"]
+
+AHEAD = 2048  # bytes: how far ahead is prefetched, of all panels that are read at a time
+TOGETHER = 4  # rows of a panel that a turn of the loop reads: a line of memory
+
+
+def few_rows(vector_bytes: int) -> int:
+    """Rows of a product whose weights are decoded in registers, at most."""
+    return 12 if vector_bytes == 64 else 4
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Weights [K, N] as they are stored: element k, n is number `start + n * column + k`, in the bytes of `stored`."""
+
+    stored: Buffer
+    code: BlockCode
+    start: int
+    column: int
+
+    def panels(self, name: str, n: int, k: int) -> Buffer:
+        """Their panels [ceil(N / 16), blocks, bytes of a block, 16]."""
+        shape = (-(-n // WIDTH), k // BLOCK, self.code.encoding.block_bytes, ROW)
+        return Buffer(name, "prepared", shape, block_formats.BYTE)
+
+    def byte(self, column: Expr, block: Expr, row: Expr) -> Load:
+        """The byte of a panel: a load of the stored ones, as bytes."""
+        size = self.code.encoding.block_bytes
+        at = column * (self.column // BLOCK * size) + block * size + self.start // BLOCK * size + row
+        return Load(self.stored, (at,), block_formats.BYTE)
+
+
+def find(b: Expr, n: Size, k: Size, depth: Var, column: Var) -> Blocks | None:
+    """The blocks along k of which the elements of B are; None where they are others, or this machine has no code."""
+    found = encoded_element(b)
+    if found is None or not isinstance(n, int) or not isinstance(k, int) or k == 0 or not _has_code():
+        return None
+    stored, encoding, flat = found
+    walked = affine(flat)
+    start, step = walked.constant, walked.coefs.get(column, 0)
+    fits = (
+        encoding.name in block_formats.CODES
+        and walked.coefs.get(depth) == 1
+        and walked.coefs.keys() <= {depth, column}
+        and isinstance(start, int)
+        and isinstance(step, int)
+        and not (k % BLOCK or start % BLOCK or step % BLOCK)
+    )
+    return Blocks(stored, block_formats.CODES[encoding.name], start, step) if fits else None  # type: ignore[arg-type]
+
+
+def _has_code() -> bool:
+    return host().vector_bytes == 64 or (host().vector_bytes == 32 and "+f16c" in host().features.split(","))
+
+
+# ---- code
+
+
+def _product(tile: gemm.Tile, code: BlockCode, rows: int) -> Function:
+    """A block of C of so many rows: as `gemm.gemm_block`, but for `stride`, which is in bytes."""
+    lanes, halves = tile.lanes, WIDTH // tile.lanes
+    f = Function(f"rlx_{code.name}_{tile.name}_{rows}", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+    block = f.and_(f.add(gemm.block_steps(f), BLOCK - 1), -BLOCK)
+    line = f.mul("%lda", 4)
+    double = f.mul(line, 2)
+
+    def together(panels: int, column: str) -> None:
+        vectors = panels * halves
+        first = f.offset("%b", f.mul(f.lshr(column, WIDTH.bit_length() - 1), "%stride"))
+        starts = [first]
+        for _ in range(panels - 1):
+            starts.append(f.offset(starts[-1], "%stride"))
+        top = f.gep("%c", column, tile.scalar)
+        c_rows = [f.gep(top, f.mul("%ldc", i), tile.scalar) for i in range(rows)]
+
+        def k_block(k0: str, at: list[str]) -> list[str]:
+            stop = f.min(f.add(k0, block), "%k")
+            zeros = [(tile.vector, "zeroinitializer")] * (rows * vectors)
+            after = f.loop(k0, stop, BLOCK, [*(("ptr", p) for p in at), *zeros], one_block, runs=True)
+            gemm.put_tile(f, tile, after[panels:], c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
+            return after[:panels]
+
+        def one_block(step: str, state: list[str]) -> list[str]:
+            at, totals = state[:panels], state[panels:]
+            scales = [code.scale(f, f.offset(p, h * lanes), lanes) for p in at for h in range(halves)]
+
+            def some_rows(row: str, state: list[str]) -> list[str]:
+                sums = state
+                # three rows of A to a pointer: pointer, pointer + line, pointer + 2 lines are addressing modes
+                a = [
+                    f.opaque(f.gep("%a", f.add(f.add(step, row), f.mul("%lda", i)), tile.scalar))
+                    for i in range(0, rows, 3)
+                ]
+                own = [f.offset(p, f.add(f.mul(row, ROW), SCALE)) for p in at]
+                for p in own:
+                    f.prefetch(f.offset(p, AHEAD // panels))
+                for r in range(TOGETHER):
+                    numbers = [
+                        code.numbers(f, f.offset(p, r * ROW + h * lanes), lanes) for p in own for h in range(halves)
+                    ]
+                    for s in range(code.steps):
+                        for i in range(rows):
+                            q = a[i // 3] if i % 3 == 0 else f.offset(a[i // 3], line if i % 3 == 1 else double)
+                            x = f.splat(f.load(tile.scalar, f.offset(q, 4 * (r + s * code.apart))), lanes)
+                            for j in range(vectors):
+                                total = f.fma(x, numbers[j][s], sums[i * vectors + j])
+                                sums[i * vectors + j] = tile.ordered(f, total) if rows > 2 else total
+                return sums
+
+            zeros = [(tile.vector, "zeroinitializer")] * len(totals)
+            sums = f.loop(0, code.rows, TOGETHER, zeros, some_rows, runs=True)
+            # while a block is read, totals that find no register lie in memory
+            totals = [
+                f.fma(x, scales[i % vectors], total) for i, (x, total) in enumerate(zip(sums, totals, strict=True))
+            ]
+            return [*(f.offset(p, code.block_bytes) for p in at), *totals]
+
+        f.loop(0, "%k", block, [("ptr", p) for p in starts], k_block, runs=True)
+
+    panels = _panels(tile, rows)
+    whole = f.and_(f.add("%columns", WIDTH - 1), -panels * WIDTH)
+    f.loop(0, whole, panels * WIDTH, [], lambda column, _: together(panels, column))
+    if panels > 1:
+        f.loop(whole, "%columns", WIDTH, [], lambda column, _: together(1, column))
+    f.ret()
+    return f
+
+
+def _panels(tile: gemm.Tile, rows: int) -> int:
+    """Panels at a time: sums, weights of a step with their scales and some more never exceed the registers."""
+    halves = WIDTH // tile.lanes
+    return next(p for p in (4, 2, 1) if (rows + 2) * p * halves + 2 <= tile.registers or p == 1)
+
+
+def _few(tile: gemm.Tile, code: BlockCode) -> Function:
+    """Decodes in registers: `most_rows` rows at a time."""
+    f = Function(f"rlx_{code.name}_few", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+    arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
+    most = few_rows(4 * tile.lanes)
+    products = {rows: _product(tile, code, rows) for rows in range(1, most + 1)}
+
+    def band(row: str, _: list[str]) -> None:
+        a, c = f.gep("%a", f.mul(row, "%lda"), tile.scalar), f.gep("%c", f.mul(row, "%ldc"), tile.scalar)
+        given = {"%a": a, "%c": c}
+
+        def of_rows(rows: int) -> Callable[[], None]:
+            return lambda: void(f.call(products[rows], [given.get(x, x) for x in arguments]))
+
+        f.switch(f.min(f.sub("%rows", row), most), {rows: of_rows(rows) for rows in products})
+
+    f.loop(0, "%rows", most, [], band)
+    f.ret()
+    return f
+
+
+def _decode(tile: gemm.Tile, code: BlockCode) -> Function:
+    """A panel as one of f32."""
+    f = Function(f"rlx_{code.name}_decode", [("ptr", "b"), ("ptr", "out"), ("i64", "k")], internal=True)
+    lanes = tile.lanes
+
+    def one_block(_: str, state: list[str]) -> list[str]:
+        at, out = state
+        for h in range(0, WIDTH, lanes):
+            scale = code.scale(f, f.offset(at, h), lanes)
+
+            def rows(row: str, _: list[str], h: int = h, scale: str = scale) -> None:
+                own = f.offset(at, f.add(f.mul(row, ROW), SCALE + h))
+                to = f.offset(out, f.add(f.mul(row, 4 * WIDTH), 4 * h))
+                for r in range(TOGETHER):
+                    for s, x in enumerate(code.numbers(f, f.offset(own, r * ROW), lanes)):
+                        f.store(f.mul(x, scale), f.offset(to, 4 * WIDTH * (r + s * code.apart)))
+
+            f.loop(0, code.rows, TOGETHER, [], rows, runs=True)
+        return [f.offset(at, code.block_bytes), f.offset(out, 4 * WIDTH * BLOCK)]
+
+    f.loop(0, "%k", BLOCK, [("ptr", "%b"), ("ptr", "%out")], one_block)
+    f.ret()
+    return f
+
+
+def _many(tile: gemm.Tile, code: BlockCode) -> Function:
+    """Decodes two panels at a time to `copy`, which other products then read."""
+    f = Function(f"rlx_{code.name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+    plain, decode = gemm.gemm_block(replace(tile, stored=""), internal=True), _decode(tile, code)
+    stride = f.mul("%k", WIDTH)
+
+    def two_panels(column: str, _: list[str]) -> None:
+        columns = f.min(f.sub("%columns", column), 2 * WIDTH)
+
+        def one(i: str, _: list[str]) -> None:
+            panel = f.offset("%b", f.mul(f.lshr(f.add(column, i), WIDTH.bit_length() - 1), "%stride"))
+            f.call(decode, [panel, f.gep("%copy", f.mul(i, "%k"), tile.scalar), "%k"])
+
+        f.loop(0, columns, WIDTH, [], one)
+        c = f.gep("%c", column, tile.scalar)
+        sizes = ["%rows", columns, "%k", "%most"]
+        f.call(plain, ["%a", "%lda", "%copy", stride, c, "%ldc", *sizes, ("ptr", "null")])
+
+    f.loop(0, "%columns", 2 * WIDTH, [], two_panels)
+    f.ret()
+    return f
+
+
+@functools.cache
+def block_routine(tile: gemm.Tile) -> Routine:
+    """What `gemm.block_routine` is for other panels: decodes in registers where `copy` is null, else to that room."""
+    code = block_formats.CODES[tile.stored]
+    f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
+    arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
+    few, many = _few(tile, code), _many(tile, code)
+    f.if_(
+        f.cmp("eq", "%copy", "null"),
+        lambda: void(f.call(few, arguments)),
+        lambda: void(f.call(many, arguments)),
+    )
+    f.ret()
+    if gemm.has_tiles(tile.dtype) and tile.lanes == WIDTH:
+        f = amx_f32.with_tiles(f, block=amx_blocks.block(f, code))
+    return Routine(f.name, Module([f]).text())

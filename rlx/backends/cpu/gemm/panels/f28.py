@@ -1,0 +1,246 @@
+"""Panels of f32 in 28 bits a number, without loss, for products of so few rows that they wait for memory.
+
+The numbers of a panel lie within 16 powers of two, but for a few: four bits tell which, and eight steps of k take the
+room of seven. A word holds the sign, these four bits and the mantissa of an element of the first seven where f32 has
+them, and in the four bits that this leaves (27 to 30) a part of the eighth element. Steps in which a number is further
+from the largest (zero is, too) are kept as they are: a byte for each eight of them says so. Numbers are unpacked in
+registers, so a product has the bits that it has with plain panels.
+
+A panel is, in bytes: what is added to words to make f32 of them (i32, in 64 bytes), a byte for each eight steps of k,
+filled up to a multiple of 64, and the steps, 448 or 512 each eight. Panels follow one another, up to `TOGETHER` of
+them; the next ones begin where they would if nothing were shortened. Before all lies where each begins (i64, bytes).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.llvm.builder import Function, Module, vec, void
+from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.matmul import WIDTH
+from rlx.ir.shape import Size, upper
+
+__all__ = ["STREAMED", "TOGETHER", "begin", "block_routine", "elements", "most_rows", "pack_panel", "room", "suits"]
+
+GROUP = 8  # steps of k that are kept together
+TOGETHER = 16  # panels without gaps between them
+STREAMED = 8 << 20  # bytes of weights of a model from which on they are read from memory in every run
+LEAST, LARGE = 1 << 18, 4 << 20  # bytes of the weights of a product
+AHEAD = 4096  # bytes: how far ahead is prefetched, of all panels that are read at a time
+HEAD = 64  # bytes of what is added to words
+STEP = 4 * WIDTH  # bytes of a step of a panel
+SIGN, EXPONENT, KEPT, FOREIGN = -(1 << 31), 0x7F800000, 0x87FFFFFF - (1 << 32), 27
+SPAN = 16 << 23  # exponents within 16 of each other differ by less
+
+
+def most_rows(vector_bytes: int, weights: int) -> int:
+    """Rows of a product with so many bytes of weights, at most: with more, unpacking takes longer than it saves."""
+    if vector_bytes < 64:
+        return 4
+    return 12 if weights >= LARGE else 8
+
+
+def suits(m: Size, n: Size, k: Size) -> bool:
+    """Whether panels [K, N] for products of m rows are to be shortened, in a model whose weights are streamed."""
+    most = upper(m)
+    if most is None or not isinstance(k, int) or not isinstance(n, int) or k % GROUP or host().vector_bytes < 32:
+        return False
+    return 4 * k * n >= LEAST and most <= most_rows(host().vector_bytes, 4 * k * n)
+
+
+def elements(k: int, n: int) -> int:
+    """Elements of f32 of [K, N] in such panels, at most."""
+    panels = -(-n // WIDTH)
+    return (-(-panels // 8) * 64 + panels * (HEAD + -(-k // (GROUP * 64)) * 64 + k * STEP)) // 4
+
+
+def begin(f: Function, k: str) -> str:
+    """Bytes of a panel before its steps."""
+    flags = f.lshr(f.add(k, GROUP * 64 - 1), (GROUP * 64).bit_length() - 1)
+    return f.add(f.mul(flags, 64), HEAD)
+
+
+def room(f: Function, panels: str, panel: str, k: str) -> str:
+    """Bytes before a panel if nothing were shortened; the places come first."""
+    places = f.mul(f.lshr(f.add(panels, 7), 3), 64)
+    return f.add(places, f.mul(panel, f.add(f.mul(k, STEP), begin(f, k))))
+
+
+def pieces(row: int) -> list[tuple[int, int]]:
+    """Which bits of the eighth element the word of a step holds: masks, and how far left they have to go there."""
+    if row < 6:
+        return [(0xF << 4 * row, FOREIGN - 4 * row)]
+    return [(0x7 << 24, FOREIGN - 24), (1 << 31, -1)]
+
+
+def shift(f: Function, x: str, left: int) -> str:
+    return f.shl(x, left) if left >= 0 else f.lshr(x, -left)
+
+
+def signed(bits: int) -> int:
+    """The i32 of these bits."""
+    return bits - (1 << 32) if bits >> 31 else bits
+
+
+# ---- packing
+
+
+def pack_panel(f: Function, lanes: int, source: str, panel: str, k: str, columns: str) -> str:
+    """Emits the packing of a panel that lies at `source` as [K][16]; gives where the next one begins.
+
+    `source` may be in the room of the panel, for which nothing is shortened: what is written lies before what is still
+    to be read. Columns from `columns` on are padding.
+    """
+    v, words = vec("i32", lanes), range(0, WIDTH, lanes)
+
+    def bits(step: str | int, j: int) -> str:
+        return f.load(v, f.offset(source, f.add(f.mul(step, STEP), 4 * j)))
+
+    def largest(step: str, state: list[str]) -> list[str]:
+        exponents = [f.and_(bits(step, j), EXPONENT) for j in words]
+        return [functools.reduce(f.max, exponents, state[0])]
+
+    top = f.loop(0, k, 1, [(v, "zeroinitializer")], largest)[0]
+    base = f.max(f.sub(f.reduce(top, f.max), SPAN - (1 << 23)), 0)
+    f.store(base, panel)
+    lowest = f.splat(base, lanes)
+    inside = [f.mask_below(f.sub(columns, j), lanes) for j in words]
+
+    def group(g: str, state: list[str]) -> list[str]:
+        out = state[0]
+        first = f.mul(g, GROUP)
+        rows = [
+            [f.select(inside[i], bits(f.add(first, r), j), lowest) for i, j in enumerate(words)] for r in range(GROUP)
+        ]
+        distance = [[f.sub(f.and_(x, EXPONENT | 0x7FFFFF), lowest) for x in row] for row in rows]
+        far = functools.reduce(f.or_, [f.cmp("uge", x, SPAN) for row in distance for x in row])
+        whole = f.cmp("ne", f.cast("bitcast", far, f"i{lanes}"), 0)
+        f.store(f.cast("zext", whole, "i8"), f.offset(panel, f.add(g, HEAD)))
+
+        def keep() -> None:
+            for r in range(GROUP):
+                for i, j in enumerate(words):
+                    f.store(rows[r][i], f.offset(out, STEP * r + 4 * j))
+
+        def pack() -> None:
+            for i, j in enumerate(words):
+                own = [f.or_(f.and_(rows[r][i], SIGN), distance[r][i]) for r in range(GROUP)]
+                for r in range(GROUP - 1):
+                    word = own[r]
+                    for mask, left in pieces(r):
+                        word = f.or_(word, shift(f, f.and_(own[-1], signed(mask)), left))
+                    f.store(word, f.offset(out, STEP * r + 4 * j))
+
+        f.if_(whole, keep, pack)
+        return [f.offset(out, f.select(whole, GROUP * STEP, (GROUP - 1) * STEP))]
+
+    first = f.offset(panel, begin(f, k))
+    return f.loop(0, f.lshr(k, GROUP.bit_length() - 1), 1, [("ptr", first)], group)[0]
+
+
+# ---- products
+
+
+def product(tile: gemm.Tile, rows: int) -> Function:
+    """A block of C of so many rows: as `gemm.gemm_block`, but `b` is all of B and `stride` the first panel's number."""
+    v, halves = tile.vector, WIDTH // tile.lanes
+    f = Function(f"rlx_short_{tile.name}_{rows}", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+    block, before = gemm.block_steps(f), begin(f, "%k")
+    a_rows = [f.gep("%a", f.mul("%lda", i), tile.scalar) for i in range(rows)]
+
+    def together(panels: int, column: str) -> None:
+        """So many panels at a time: two streams come from memory faster than one."""
+        number = f.add("%stride", f.lshr(column, WIDTH.bit_length() - 1))
+        starts = [f.offset("%b", f.load("i64", f.gep("%b", f.add(number, q), "i64"))) for q in range(panels)]
+        bases = [f.splat(f.load("i32", start), tile.lanes) for start in starts]
+        flags = [f.offset(start, HEAD) for start in starts]
+        top = f.gep("%c", column, tile.scalar)
+        c_rows = [f.gep(top, f.mul("%ldc", i), tile.scalar) for i in range(rows)]
+        vectors = panels * halves
+
+        def k_block(k0: str, state: list[str]) -> list[str]:
+            stop = f.min(f.add(k0, block), "%k")
+            zeros = [(v, "zeroinitializer")] * (rows * vectors)
+            after = f.loop(k0, stop, GROUP, [*(("ptr", p) for p in state), *zeros], group, runs=True)
+            gemm.put_tile(f, tile, after[panels:], c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
+            return after[:panels]
+
+        def group(step: str, state: list[str]) -> list[str]:
+            at, sums = state[:panels], state[panels:]
+            for q in range(panels):
+                own = [i * vectors + q * halves + h for i in range(rows) for h in range(halves)]
+                plain = f.cmp("ne", f.load("i8", f.offset(flags[q], f.lshr(step, GROUP.bit_length() - 1))), 0)
+                for r in range(GROUP - 1):
+                    f.prefetch(f.offset(at[q], AHEAD // panels + STEP * r))
+                a = [f.gep(row, step, tile.scalar) for row in a_rows]
+                at[q], *made = eight_steps(f, tile, plain, at[q], a, bases[q], [sums[x] for x in own])
+                for x, value in zip(own, made, strict=True):
+                    sums[x] = value
+            return [*at, *sums]
+
+        f.loop(0, "%k", block, [("ptr", f.offset(start, before)) for start in starts], k_block, runs=True)
+
+    # sums have three quarters of the registers at most: words, what they are made of and splats take the rest
+    panels = 2 if rows * 2 * halves <= tile.registers * 3 // 4 else 1
+    whole = f.and_("%columns", -panels * WIDTH)
+    f.loop(0, whole, panels * WIDTH, [], lambda column, _: together(panels, column))
+    f.loop(whole, "%columns", WIDTH, [], lambda column, _: together(1, column))
+    f.ret()
+    return f
+
+
+def eight_steps(
+    f: Function, tile: gemm.Tile, plain: str, p: str, a: list[str], base: str, sums: list[str]
+) -> list[str]:
+    """Adds the steps of a panel at `p` to the sums of each row, of which `a` are the addresses: of numbers or of words.
+
+    Gives where the next steps begin, and the sums.
+    """
+    v, words, halves = tile.vector, vec("i32", tile.lanes), range(WIDTH // tile.lanes)
+
+    def load(ty: str, r: int) -> list[str]:
+        return [f.load(ty, f.offset(p, STEP * r + 4 * tile.lanes * h)) for h in halves]
+
+    def add(r: int, weights: list[str], sums: list[str]) -> list[str]:
+        splats = [f.splat(f.load(tile.scalar, f.gep(row, r, tile.scalar)), tile.lanes) for row in a]
+        pairs = [(x, w) for x in splats for w in weights]
+        return [f.fma(x, w, total) for (x, w), total in zip(pairs, sums, strict=True)]
+
+    def after(steps: int, sums: list[str]) -> list[tuple[str, str]]:
+        return [("ptr", f.offset(p, steps * STEP)), *((v, x) for x in sums)]
+
+    def of_numbers() -> list[tuple[str, str]]:
+        made = sums
+        for r in range(GROUP):
+            made = add(r, load(v, r), made)
+        return after(GROUP, made)
+
+    def of_words() -> list[tuple[str, str]]:
+        made, last = sums, [""] * len(halves)
+        for r in range(GROUP - 1):
+            held = load(words, r)
+            for mask, left in pieces(r):
+                parts = [f.and_(shift(f, x, -left), signed(mask)) for x in held]
+                last = [f.or_(x, y) if x else y for x, y in zip(last, parts, strict=True)]
+            made = add(r, [f.cast("bitcast", f.add(f.and_(x, KEPT), base), v) for x in held], made)
+        made = add(GROUP - 1, [f.cast("bitcast", f.add(x, base), v) for x in last], made)
+        return after(GROUP - 1, made)
+
+    return f.if_(plain, of_numbers, of_words)
+
+
+@functools.cache
+def block_routine(tile: gemm.Tile) -> Routine:
+    """What `gemm.block_routine` is for plain panels, for up to `most_rows` rows."""
+    f = Function(f"rlx_short_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
+    arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
+
+    def of_rows(rows: int) -> Callable[[], None]:
+        return lambda: void(f.call(product(tile, rows), arguments))
+
+    f.switch("%rows", {rows: of_rows(rows) for rows in range(1, most_rows(4 * tile.lanes, LARGE) + 1)})
+    f.ret()
+    return Routine(f.name, Module([f]).text())

@@ -1,0 +1,639 @@
+"""Attention on the CPU: a block of query rows at a time, its scores in the worker's scratch.
+
+Keys and values are packed into the panels of the matrix product first, once for each batch and key head. For a few
+query rows (decoding) that would cost more than it saves: these are computed from keys and values as they are, and may
+copy those of a cache on the way (`cached_keys`). Biases and masks are evaluated where scores are: they never have
+memory of their own. Where the number of keys is data, those beyond it are not read, and sums are taken as they are over
+an axis of that length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.attention.decode import (
+    Rows,
+    block_rows,
+    copy_rows,
+    end_streams,
+    rows_times_rows,
+    weighted_rows,
+)
+from rlx.backends.cpu.kernels.attention.decode_cache import OldRows, in_place, old_rows
+from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
+from rlx.backends.cpu.kernels.attention.pack_kv import (
+    count_words,
+    counted,
+    emit_pack,
+    pack_columns,
+    pack_rows,
+    row_words,
+)
+from rlx.backends.cpu.kernels.conv.geometry import affine_expr
+from rlx.backends.cpu.llvm import convert
+from rlx.backends.cpu.llvm import math as vmath
+from rlx.backends.cpu.llvm.builder import Module, Typed, constant, vec
+from rlx.backends.cpu.loops.looks import look_if
+from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, emit_nest, linear_load, name_kernel
+from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
+from rlx.backends.cpu.schedule.attention import AttentionCut, ManyRowsOnly
+from rlx.backends.cpu.schedule.base import FEW_ROWS, Part, part
+from rlx.backends.cpu.schedule.matmul import K_BLOCK
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Shape, Size, ceildiv
+from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.expr import (
+    BOOL,
+    I64,
+    Acc,
+    Expr,
+    Load,
+    Select,
+    children,
+    const,
+    guarded,
+    size_expr,
+    substitute_vars,
+    transform,
+    walk,
+)
+from rlx.kernels.lowering import Attention, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.kernels.tags import EITHER, FEW, MANY, PACK, STREAMING, WHOLE
+from rlx.records import replace
+
+__all__ = ["accepts", "accepts_operand", "emit", "layout"]
+
+F32 = DTYPES["f32"]
+WIDTH = AttentionCut.WIDTH
+INF = float("inf")
+MANY_KEYS = 1 << 14  # from which on a few rows take so long that it is looked whether the run goes on
+AT_ONCE = 4  # vectors of scores whose powers are computed side by side
+I0, I1, I2, I3 = out_vars(4)
+
+
+class AttentionWord(IntEnum):
+    """The words of an attention kernel; strides are in elements, of (batch, head, row) each."""
+
+    Q = 0
+    Q_B = 1
+    Q_H = 2
+    Q_L = 3
+    K = 4
+    K_B = 5
+    K_H = 6
+    K_L = 7
+    V = 8
+    V_B = 9
+    V_H = 10
+    V_L = 11
+    OUT = 12
+    OUT_B = 13
+    OUT_H = 14
+    OUT_L = 15
+    K_PANELS = 16
+    V_PANELS = 17
+    HEADS = 18
+    KEY_HEADS = 19
+    ROWS = 20
+    KEYS = 21
+    DEPTH = 22
+    VALUE_DEPTH = 23
+    ROW_CHUNK = 24
+    SCORE_STRIDE = 25  # elements of a row of scores
+    SCRATCH = 26
+    SCRATCH_STRIDE = 27  # bytes
+    ROW_SUMS = 28  # where they start in scratch, in bytes
+    RESULTS = 29  # where results start in scratch, in bytes, if they go there
+    BLOCK = 30  # the routine
+    COUNT = 31  # where it is said how many keys there are, of those that there is room for; 0: all of them
+    COUNT_B = 32  # elements from batch entry to batch entry
+    PANELS = 33  # where panels start in scratch, in bytes, if they are made there
+    ROW_PART = 34  # rows of a chunk that are computed at a time
+
+
+class OldWord(IntEnum):
+    """The words after those, for keys or values whose first rows are copied from elsewhere; strides as there."""
+
+    ROWS = 0
+    ROWS_B = 1
+    ROWS_H = 2
+    ROWS_L = 3
+    COUNT = 4
+
+
+def accepts(anchor: Attention, dtype: DType) -> bool:
+    """f32 throughout."""
+    return dtype is F32 and anchor.q.dtype is F32
+
+
+def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
+    """Rows may lie anywhere, with their elements next to each other."""
+    return index.is_linear and index.coefs.get(I3, 0) == 1
+
+
+def layout(kernel: Kernel) -> list[Kernel]:
+    """The kernel, after one that packs keys and values into panels, unless there are few query rows.
+
+    A chunk that has all query rows of a head packs for itself, and panels never leave the cache.
+
+    Where the number of query rows is known at the run only, both ways are kept.
+    """
+    anchor = kernel.anchor
+    assert isinstance(anchor, Attention)
+    rows = anchor.q_shape[2]
+    if isinstance(rows, int) and rows <= FEW_ROWS:
+        return [replace(heads_as_rows(kernel), tag=FEW)]
+    batch, heads, keys, depth = anchor.k_shape
+    if anchor.q_shape[1] == heads and AttentionCut.fits(rows, keys):
+        return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=WHOLE)]
+    value_depth = anchor.v_shape[3]
+    b, h, panel, row, lane = out_vars(5)
+    column = panel * WIDTH + lane
+
+    def panels(role: str, operand: Expr, shape: Shape, at: tuple[Expr, ...], size: Size) -> tuple[Expr, Store]:
+        buffer = Buffer(f"{kernel.stores[0].buffer.name}.{role}", "arena", shape, F32)
+        element = substitute_vars(operand, dict(zip((I0, I1, I2, I3), at, strict=True)))
+        inside = column < size_expr(size)
+        value = Select(inside, guarded(element, inside), const(0.0, F32))
+        packed = Load(buffer, (b, h, const(0, I64), const(0, I64), const(0, I64)), F32)
+        few = size_expr(rows) <= FEW_ROWS
+        chosen = packed if isinstance(rows, int) else Select(few, operand, packed)
+        return chosen, Store(buffer, shape, (b, h, panel, row, lane), value)
+
+    k_shape = (batch, heads, ceildiv(keys, WIDTH), depth, WIDTH)
+    v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
+    k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
+    v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
+    keys_only = replace(anchor, q=anchor.k, score=None)
+    pack = Kernel("pack k, v", (k_store, v_store), keys_only, nodes=kernel.nodes, tag=PACK)
+    tag = MANY if isinstance(rows, int) else EITHER
+    return [pack, Kernel(kernel.name, kernel.stores, replace(anchor, k=k, v=v), nodes=kernel.nodes, tag=tag)]
+
+
+def emit(kernel: Kernel) -> list[KernelCode]:
+    """The attention kernel, or the one that packs for it.
+
+    Where it makes its keys and values, what of these is neither copied by it nor packed is stored before.
+    """
+    if kernel.tag == PACK:
+        return [emit_pack(kernel)]
+    if len(kernel.stores) == 1:
+        return [_emit_attention(kernel)]
+    anchor = kernel.anchor
+    assert isinstance(anchor, Attention)
+    lanes, rows, codes = host().vector_bytes // 4, anchor.q_shape[2], []
+    either = kernel.tag.removesuffix(STREAMING) == EITHER
+    panels, made = (kernel.stores[1:3], kernel.stores[3:]) if either else ((), kernel.stores[1:])
+    copied = [old.store for old in _old_rows(kernel) if old is not None]
+    for store in made:
+        code = emit_nest(store, lanes)
+        if store not in copied:
+            codes.append(code)
+        elif either:
+            codes.append(replace(code, chunks=ManyRowsOnly(rows, code.chunks)))
+    if either:
+        k, v = in_place(anchor.k), in_place(anchor.v)
+        codes.append(emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, score=None))))
+    return [*codes, _emit_attention(kernel)]
+
+
+def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
+    """Which first rows of keys and values the kernel copies."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Attention)
+    if len(kernel.stores) == 1:
+        return None, None
+    pairs = ((anchor.k, anchor.k_shape), (anchor.v, anchor.v_shape))
+    k, v = (old_rows(in_place(x), shape, kernel.stores[1:]) for x, shape in pairs)
+    return k, v
+
+
+# ---- the kernel
+
+
+def _emit_attention(kernel: Kernel) -> KernelCode:
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Attention)
+    out = linear_index(store.index, store.buffer.shape)
+    to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
+    whole = kernel.tag == WHOLE
+    ways = {FEW: (FEW,), MANY: (MANY,), WHOLE: (MANY,), EITHER: (FEW, MANY)}[kernel.tag.removesuffix(STREAMING)]
+
+    cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal))
+    nothing: list[Word] = [0, 0, 0, 0]
+    panels: list[Word] = []
+    rows: list[Word] = []
+    for x in (anchor.k, anchor.v):
+        packed = x.b if isinstance(x, Select) else x
+        assert isinstance(packed, Load)
+        panels.append(Pointer(packed.source) if MANY in ways and not whole else 0)
+        rows += row_words(in_place(x)) if FEW in ways or whole else nothing
+    words: list[Word] = [
+        *row_words(anchor.q),
+        *rows,
+        Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
+        *(out.coefs.get(v, 0) for v in (I0, I1, I2)),
+        *panels,
+        anchor.q_shape[1],
+        anchor.k_shape[1],
+        anchor.q_shape[2],
+        anchor.k_shape[2],
+        anchor.q_shape[3],
+        anchor.v_shape[3],
+        part(cut, "rows"),
+        part(cut, "score_stride"),
+        Scratch(),
+        ScratchStride(),
+        part(cut, "sums"),
+        part(cut, "results"),
+        gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if MANY in ways else 0,
+        *count_words(anchor),
+        part(cut, "panels"),
+        part(cut, "part"),
+    ]
+    for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
+        words += [*nothing, 0] if old is None else [*row_words(old.source), old.count]
+    table = WordTable(words)
+    made = _Code(anchor, kernel, table, to_scratch)
+    made.emit(ways)
+    symbol, ir = name_kernel(Module([made.f]).text())
+    scratch = part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(made.emitter.sites), scratch)
+
+
+class _Code:
+    """Emits one block of query rows."""
+
+    def __init__(self, anchor: Attention, kernel: Kernel, table: WordTable, to_scratch: bool) -> None:
+        self.anchor, self.to_scratch = anchor, to_scratch
+        self.whole = kernel.tag == WHOLE
+        self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
+        self.streaming = kernel.tag.endswith(STREAMING)
+        self.f = gemm.kernel_function(PLACEHOLDER)
+        self.lanes = host().vector_bytes // 4
+        self.vector = f"<{self.lanes} x float>"
+        self.emitter = Emitter(self.f, table, self.lanes)
+        store = kernel.stores[0]
+        self.expr = transform(store.expr, linear_load)
+        target = affine_expr(linear_index(store.index, store.buffer.shape))
+        self.destination = Load(store.buffer, (target,), store.buffer.dtype)
+        self.score = None if anchor.score is None else transform(anchor.score, linear_load)
+        self.emitter.preload([self.expr, self.destination, *([self.score] if self.score else [])], [])
+        for x in walk(self.expr):
+            if isinstance(x, Acc):
+                self.emitter.free[x] = frozenset((I3,))
+
+    def word(self, index: AttentionWord) -> str:
+        pointers = ("Q", "K", "V", "OUT", "K_PANELS", "V_PANELS", "SCRATCH", "BLOCK")
+        return gemm.load_word(self.f, index, "ptr" if index.name in pointers else "i64")
+
+    def emit(self, ways: tuple[str, ...]) -> None:
+        f, word = self.f, self.word
+        heads, rows, room = word(AttentionWord.HEADS), word(AttentionWord.ROWS), word(AttentionWord.KEYS)
+        take = word(AttentionWord.ROW_CHUNK)
+        blocks = f.div(f.sub(f.add(rows, take), 1), take)
+        rest, block = f.div("%chunk", blocks), f.rem("%chunk", blocks)
+        b, h = f.div(rest, heads), f.rem(rest, heads)
+        keys = counted(f, self.anchor, AttentionWord.COUNT, b, room)
+        key_heads = word(AttentionWord.KEY_HEADS)
+        key_head = f.div(f.mul(h, key_heads), heads)
+        row0 = f.mul(block, take)
+        row1 = f.min(f.add(row0, take), rows)
+        stride = word(AttentionWord.SCORE_STRIDE)
+        scores = f.offset(word(AttentionWord.SCRATCH), f.mul("%worker", word(AttentionWord.SCRATCH_STRIDE)))
+        sums = f.offset(scores, word(AttentionWord.ROW_SUMS))
+        depth, value_depth = word(AttentionWord.DEPTH), word(AttentionWord.VALUE_DEPTH)
+        heights = [block_rows(f, columns) if FEW in ways else "" for columns in (depth, value_depth)]
+        seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
+        few = f.cmp("le", rows, FEW_ROWS)
+        self.long = long = f.cmp("ge", keys, MANY_KEYS)
+
+        def operand(base: AttentionWord, head: str) -> tuple[str, str]:
+            at = f.add(f.mul(b, word(AttentionWord(base + 1))), f.mul(head, word(AttentionWord(base + 2))))
+            return f.gep(word(base), at, "float"), word(AttentionWord(base + 3))
+
+        def whole_for_one(height: str) -> str:
+            """A single row uses each key once: there is nothing that a block would keep near."""
+            return f.select(f.cmp("eq", rows, 1), f.add(room, 1), height)
+
+        def share() -> tuple[str, str]:
+            """Which of how many shares of the old rows is copied: heads of the same keys, and blocks, have one each."""
+            alike = f.div(heads, key_heads)
+            return f.add(f.mul(f.rem(h, alike), blocks), block), f.mul(alike, blocks)
+
+        q, q_step = operand(AttentionWord.Q, h)
+        out, out_step = ("", "") if self.to_scratch else operand(AttentionWord.OUT, h)
+        matrix = f.add(f.mul(b, key_heads), key_head)
+        k_size, v_size = (
+            f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((room, depth), (value_depth, room))
+        )
+        if self.whole:
+            k_panels = f.offset(scores, word(AttentionWord.PANELS))
+            v_panels = f.gep(k_panels, k_size, "float")
+            k, k_step = operand(AttentionWord.K, key_head)
+            v, v_step = operand(AttentionWord.V, key_head)
+            pack_columns(f, self.lanes, k, k_step, k_panels, keys, depth)
+            pack_rows(f, self.lanes, v, v_step, v_panels, keys, value_depth, room)
+        else:
+            k_panels = f.gep(word(AttentionWord.K_PANELS), f.mul(matrix, k_size), "float")
+            v_panels = f.gep(word(AttentionWord.V_PANELS), f.mul(matrix, v_size), "float")
+        scope = Scope(1, None, {I0: b, I1: h})
+        shared = self.shared_by_rows(scope, sums, stride, keys)
+
+        def some_rows(first: str, _: list[str]) -> None:
+            last = f.min(f.add(first, word(AttentionWord.ROW_PART)), row1)
+            count = f.sub(last, first)
+            limit = f.max(f.min(f.add(last, seen), keys), 0) if self.anchor.causal else keys
+            # zeros stand after a row's last key; sums over more than one block of keys take them all, for equal blocks
+            summed = f.select(f.cmp("gt", keys, K_BLOCK), keys, limit) if self.anchor.causal else keys
+            lines = f.gep(q, f.mul(first, q_step), "float")
+            if self.to_scratch:
+                result, step = f.offset(scores, word(AttentionWord.RESULTS)), f.and_(f.add(value_depth, 15), -16)
+            else:
+                result, step = f.gep(out, f.mul(first, out_step), "float"), out_step
+
+            def few_scores() -> None:
+                def times(k: Rows, first: str, stop: str) -> None:
+                    to, keys = (f.gep(scores, first, "float"), stride), f.max(f.sub(stop, first), 0)
+                    rows_times_rows(f, self.lanes, (lines, q_step), k, to, count, keys, depth)
+
+                k, done = operand(AttentionWord.K, key_head), "0"
+                if self.copies["k"] is not None:
+                    done = self.old_part("k", k, (b, key_head), share(), (heights[0], depth), limit, times)
+                self.in_blocks(k, done, limit, whole_for_one(heights[0]), times)
+
+            def few_results() -> None:
+                def weighted(v: Rows, first: str, stop: str) -> None:
+                    weights, keys = (f.gep(scores, first, "float"), stride), f.max(f.sub(stop, first), 0)
+                    to, more = (result, step), f.cmp("gt", first, 0, "i64")
+                    weighted_rows(f, self.lanes, weights, v, to, count, keys, value_depth, more)
+
+                v, done = operand(AttentionWord.V, key_head), "0"
+                if self.copies["v"] is not None:
+                    done = self.old_part("v", v, (b, key_head), share(), (heights[1], value_depth), summed, weighted)
+                # at least once: without keys, sums are 0
+                self.in_blocks(
+                    v, done, f.max(summed, f.add(done, 1, "i64")), whole_for_one(heights[1]), weighted, summed
+                )
+
+            def by_panels(a: Rows, panels: str, height: str, to: Rows, columns: str, along: str) -> None:
+                """Rows of products with panels of `height` rows each, of which the first `along` are multiplied."""
+                sizes: list[Typed] = [count, columns, along, ("i64", K_BLOCK)]
+                size = f.mul(height, WIDTH)
+                f.call(word(AttentionWord.BLOCK), [*a, panels, size, *to, *sizes, "null"])
+
+            def many_scores() -> None:
+                by_panels((lines, q_step), k_panels, depth, (scores, stride), limit, depth)
+
+            def many_results() -> None:
+                by_panels((scores, stride), v_panels, room, (result, step), value_depth, summed)
+
+            self.either(ways, few, few_scores, many_scores)
+            look_if(f, long)
+            self.softmax(scope, first, last, scores, stride, sums, (keys, seen, summed), shared)
+            look_if(f, long)
+            self.either(ways, few, few_results, many_results)
+            self.finish(scope, first, last, sums, result, step, value_depth)
+
+        f.loop(row0, row1, word(AttentionWord.ROW_PART), [], some_rows)
+        if self.streaming:
+            end_streams(f)
+        f.ret()
+
+    def old_word(self, role: str, index: OldWord) -> str:
+        number = len(AttentionWord) + "kv".index(role) * len(OldWord) + index
+        return gemm.load_word(self.f, number, "ptr" if index is OldWord.ROWS else "i64")
+
+    def old_part(
+        self,
+        role: str,
+        target: Rows,
+        at: tuple[str, str],
+        share: tuple[str, str],
+        block: tuple[str, str],
+        seen: str,
+        use: Callable[[Rows, str, str], None],
+    ) -> str:
+        """Copies a share of the old rows and uses those below `seen`, block by block; returns how many that are.
+
+        `use` gets the block's rows, the first one's number, and the number after the last one's. `block` is the rows of
+        one and their columns.
+        """
+        f = self.f
+        start, batch, head, step, count = (self.old_word(role, index) for index in OldWord)
+        source = f.gep(start, f.add(f.mul(at[0], batch), f.mul(at[1], head)), "float"), step
+        copied0, copied1 = (f.div(f.mul(count, n), share[1]) for n in (share[0], f.add(share[0], 1)))
+        streams = None
+        if self.streaming:
+            bits = f.or_(f.cast("ptrtoint", target[0], "i64"), f.mul(target[1], 4))
+            streams = f.cmp("eq", f.and_(bits, 63), 0)
+
+        def some(first: str, _: list[str]) -> None:
+            stop = f.min(f.add(first, block[0]), count)
+            copy_rows(f, self.lanes, source, target, (f.max(first, copied0), f.min(stop, copied1)), block, streams)
+            use((f.gep(source[0], f.mul(first, step), "float"), step), first, f.min(stop, seen))
+
+        f.loop(0, count, block[0], [], some)
+        return f.min(count, seen)
+
+    def in_blocks(
+        self, rows: Rows, first: str, stop: str, height: str, use: Callable[[Rows, str, str], None], last: str = ""
+    ) -> None:
+        """Uses keys or values from the first up to `stop`, block by block; those after `last` do not count."""
+        f = self.f
+
+        def block(at: str, _: list[str]) -> None:
+            look_if(f, f.and_(self.long, f.cmp("ne", at, first, "i64"), "i1"))
+            use((f.gep(rows[0], f.mul(at, rows[1]), "float"), rows[1]), at, f.min(f.add(at, height), last or stop))
+
+        f.loop(first, stop, height, [], block)
+
+    def shared_by_rows(self, scope: Scope, sums: str, stride: str, keys: str) -> tuple[Expr, str] | None:
+        """What all rows have of the score (a bias, or where a mask is true) is computed once, in the row before the
+        sums: the expression, and that row's address. A bool is 1 or 0 there.
+        """
+        f = self.f
+        if self.score is None:
+            return None
+        self.emitter.hoist(self.score, frozenset((I2, I3)), scope)
+        part = self.shared_part(self.score)
+        if part is None:
+            return None
+        line = f.gep(sums, f.neg(stride), "float")
+        self.fill(scope, part, line, keys)
+        return part, line
+
+    def shared_part(self, score: Expr) -> Expr | None:
+        """A computed part of the score, f32 or bool, that depends on the key but on neither row nor product."""
+        rest, seen = [score], set()
+        while rest:
+            e = rest.pop()
+            own = self.emitter.depends(e)
+            if e in seen or isinstance(e, Load) or I3 not in own:
+                continue
+            seen.add(e)
+            if e.dtype in (F32, BOOL) and I2 not in own and not any(isinstance(x, Acc) for x in walk(e)):
+                return e
+            rest.extend(reversed(tuple(children(e))))
+        return None
+
+    def either(self, ways: tuple[str, ...], few: str, one: Callable[[], None], other: Callable[[], None]) -> None:
+        if len(ways) == 2:
+            self.f.if_(few, one, other)
+        else:
+            (one if ways[0] == FEW else other)()
+
+    def softmax(
+        self,
+        scope: Scope,
+        row0: str,
+        row1: str,
+        scores: str,
+        stride: str,
+        sums: str,
+        sizes: tuple[str, str, str],
+        shared: tuple[Expr, str] | None,
+    ) -> None:
+        """Scores become exp(score - largest of the row); the sum and the largest of each row are kept."""
+        f, lanes, vector, emitter = self.f, self.lanes, self.vector, self.emitter
+        keys, seen, summed = sizes
+
+        def places(i: str) -> tuple[str, str, str]:
+            """The row of scores, where its sum and largest go, and the keys that it sees."""
+            at = f.sub(i, row0)
+            n = f.max(f.min(f.add(f.add(i, 1), seen), keys), 0) if self.anchor.causal else keys
+            return f.gep(scores, f.mul(at, stride), "float"), f.gep(sums, f.mul(at, 2), "float"), n
+
+        def padded(n: str) -> str:
+            return f.and_(f.add(n, lanes - 1), -lanes)
+
+        def largest(i: str, _: list[str]) -> None:
+            line, place, n = places(i)
+            inside = scope.inner({I2: i})
+            if self.score is not None:
+                emitter.hoist(self.score, frozenset((I3,)), inside)
+
+            def scaled(j: str, w: int) -> str:
+                p = f.gep(line, j, "float")
+                ty = vector if w > 1 else "float"
+                value = f.mul(f.load(ty, p), self.anchor.scale, ty)
+                if self.score is not None:
+                    here = inside.inner({I3: j}, w, I3 if w > 1 else None)
+                    if shared is not None:
+                        part, at = shared
+                        found = f.load(ty, f.gep(at, j, "float"))
+                        here.cache[part] = (f.cmp("ne", found, 0.0, ty) if part.dtype is BOOL else found), w
+                    emitter.acc = lambda _: (value, w)
+                    value = emitter.lanes_of(self.score, here)
+                f.store(value, p)
+                return value
+
+            whole = f.and_(n, -lanes)
+            low = constant(-INF, vector)
+            tops = f.loop(0, whole, lanes, [(vector, low)], lambda j, a: [f.max(scaled(j, lanes), a[0], vector)])
+            last = f.loop(whole, n, 1, [("float", -INF)], lambda j, a: [f.max(scaled(j, 1), a[0], "float")])
+            f.loop(n, padded(n), 1, [], lambda j, _: f.store(-INF, f.gep(line, j, "float"), ty="float"))
+            top = f.max(f.reduce(tops[0], f.max), last[0], "float")
+            if self.anchor.empty_row == "zero":
+                lowest = f.cmp("eq", top, -INF, "float")
+                (top,) = f.if_(lowest, lambda: [("float", unless_nan(line, n))], lambda: [("float", top)])
+            f.store(top, f.gep(place, 1, "float"))
+
+        def unless_nan(line: str, n: str) -> str:
+            """-inf, which the largest of scores of NaN and -inf is too, or NaN where one of them is."""
+
+            def worst(j: str, found: list[str]) -> list[str]:
+                score = f.load("float", f.gep(line, j, "float"))
+                return [f.select(f.cmp("ne", score, score, "float"), score, found[0], "float")]
+
+            return f.loop(0, n, 1, [("float", -INF)], worst)[0]
+
+        def powers(i: str, _: list[str]) -> None:
+            line, place, n = places(i)
+            top = f.load("float", f.gep(place, 1, "float"))
+
+            def power(count: int) -> Callable[[str, list[str]], list[str]]:
+                """So many vectors at once, whose chains of operations would else wait for one another."""
+
+                def body(j: str, a: list[str]) -> list[str]:
+                    p, w = f.gep(line, j, "float"), count * lanes
+                    value = vmath.exp_below(f, f.sub(f.load(vec("float", w), p), f.splat(top, w)), w)
+                    f.store(value, p)
+                    total = a[0]
+                    for q in range(0, w, lanes):
+                        total = f.add(total, f.shuffle(value, None, list(range(q, q + lanes))) if w > lanes else value)
+                    return [total]
+
+                return body
+
+            end = padded(n)
+            whole = f.and_(end, -AT_ONCE * lanes)
+            added = f.loop(0, whole, AT_ONCE * lanes, [(vector, constant(0.0, vector))], power(AT_ONCE))
+            added = f.loop(whole, end, lanes, [(vector, added[0])], power(1))
+            total = f.reduce(added[0], f.add)
+            if self.anchor.empty_row == "mended":
+
+                def mend() -> list[Typed]:
+                    f.loop(0, end, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
+                    return [("float", constant(1.0, "float"))]
+
+                (total,) = f.if_(f.cmp("ne", total, total, "float"), mend, lambda: [("float", total)])
+            f.store(f.select(f.cmp("eq", keys, 0, "i64"), 1.0, total, "float"), place)  # no keys: sums are 0
+            f.loop(end, summed, lanes, [], lambda j, _: f.store(0.0, f.gep(line, j, "float"), ty=vector))
+
+        # two turns over the rows: in each of them no row waits for what another one ends with
+        f.loop(row0, row1, 1, [], largest)
+        f.loop(row0, row1, 1, [], powers)
+
+    def fill(self, scope: Scope, part: Expr, line: str, keys: str) -> None:
+        """Stores this part of the score for each key."""
+        f, lanes = self.f, self.lanes
+        part = part if part.dtype is F32 else Select(part, const(1.0, F32), const(0.0, F32))
+
+        def put(j: str, w: int) -> None:
+            here = scope.inner({I3: j}, w, I3 if w > 1 else None)
+            f.store(self.emitter.lanes_of(part, here), f.gep(line, j, "float"), ty=vec("float", w))
+
+        whole = f.and_(keys, -lanes)
+        f.loop(0, whole, lanes, [], lambda j, _: put(j, lanes))
+        f.loop(whole, keys, 1, [], lambda j, _: put(j, 1))
+
+    def finish(self, scope: Scope, row0: str, row1: str, sums: str, result: str, step: str, columns: str) -> None:
+        """Divides each row by its sum and stores what the epilogue makes of it."""
+        f, lanes, emitter = self.f, self.lanes, self.emitter
+        emitter.hoist(self.expr, frozenset((I2, I3)), scope)
+
+        def row(i: str, _: list[str]) -> None:
+            at = f.sub(i, row0)
+            line = f.gep(result, f.mul(at, step), "float")
+            place = f.gep(sums, f.mul(at, 2), "float")
+            factor = f.div(1.0, f.load("float", place), "float")
+            empty = f.cmp("eq", f.load("float", f.gep(place, 1, "float")), -INF, "float")
+            inside = scope.inner({I2: i})
+            emitter.hoist(self.expr, frozenset((I3,)), inside)
+            if self.to_scratch:
+                emitter.hoist(self.destination, frozenset((I3,)), inside)
+
+            def put(j: str, w: int) -> None:
+                ty = self.vector if w > 1 else "float"
+                p = f.gep(line, j, "float")
+                value = f.mul(f.load(ty, p), f.splat(factor, w), ty)
+                if self.anchor.empty_row == "zero":
+                    value = f.select(f.splat(empty, w, "i1"), constant(0.0, ty), value, ty)
+                here = inside.inner({I3: j}, w, I3 if w > 1 else None)
+                emitter.acc = lambda _: (value, w)
+                text = convert.to_memory(f, emitter.lanes_of(self.expr, here), self.destination.dtype, w)
+                if self.to_scratch:
+                    emitter.store(self.destination, text, here)
+                else:
+                    f.store(text, p, ty=ty)
+
+            whole = f.and_(columns, -lanes)
+            f.loop(0, whole, lanes, [], lambda j, _: put(j, lanes))
+            f.loop(whole, columns, 1, [], lambda j, _: put(j, 1))
+
+        f.loop(row0, row1, 1, [], row)

@@ -1,0 +1,421 @@
+"""Convolutions on the CPU: a matrix product, windows of pixels [pixels, K] times weights [K, O].
+
+Images have their channels last, so a window is a few contiguous pieces, and that of a 1x1 kernel lies in the image as
+it is: nothing is moved then. Windows of several pixels are read row by row where they lie (see `direct`); only where
+that can't be done (strides of 1x1 kernels, groups, gaps between columns), or where there are tile registers and many
+outputs, a chunk gathers the windows of its pixels into its worker's scratch. Weights are packed in panels, K in the
+order (row, column, channel). Depthwise convolutions and those that Winograd's transforms save products in have code of
+their own.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal, cast
+
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.conv import depthwise, few_outputs, im2col, implicit_gemm, register_tiles, winograd
+from rlx.backends.cpu.kernels.conv import int8 as int8_conv
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
+from rlx.backends.cpu.llvm.builder import Module, size_of
+from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
+from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
+from rlx.backends.cpu.schedule.base import Part, part
+from rlx.backends.cpu.schedule.conv import ConvCut, PixelsOnly, conv_by_tiles
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Shape, Size, ceildiv
+from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.expr import Apply, Cast, Expr, Load, Select, const, guarded, loads, size_expr, substitute_vars
+from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
+
+__all__ = ["accepts", "accepts_operand", "emit", "in_image", "layout"]
+
+MANY = 1 << 20  # stands for the pixels of an image, and for a size that is not known
+FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
+
+
+class ConvWord(IntEnum):
+    """The words of a product; strides are in elements."""
+
+    X = 0
+    A_STEP = 1  # from window to window, in the image or in scratch
+    WEIGHTS = 2
+    CHANNELS = 3  # of a group
+    OUTPUTS = 4  # of a group
+    DEPTH = 5
+    GROUPS = 6
+    PIXELS = 7
+    PIXEL_CHUNK = 8
+    PANEL_CHUNK = 9
+    OUT = 10
+    OUT_STEP = 11  # from pixel to pixel
+    SCRATCH = 12
+    SCRATCH_STRIDE = 13  # bytes
+    SUMS = 14  # where a block of sums starts in scratch, in bytes
+    COPY = 15  # where a copy of a block of A starts in scratch, in bytes; negative: it is read in place
+    STEPS = 16  # of k in a block, at most; 0: by tiles, which use the room for a copy
+    PART = 17  # pixels
+    BLOCK = 18  # routines
+    WINDOWS = 19
+    FIRST = 20  # of the words of `windows`
+
+
+def accepts(anchor: Conv, dtype: DType) -> bool:
+    """f32, f64 and bytes in one or two spatial axes."""
+    return int8_conv.accepts(anchor, dtype) or (dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4))
+
+
+def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
+    """Any linear walk will do: what is not in place becomes a copy."""
+    return index.is_linear
+
+
+# ---- layout
+
+
+def layout(kernel: Kernel) -> list[Kernel]:
+    """The kernel, after those that pack its weights and, where the image's channels are not last, copy that."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    made: list[Kernel] = []
+    if not _channels_together(anchor) and not _from_planes(kernel):
+        x, copy = _channels_last(kernel, anchor)
+        anchor = replace(anchor, x=x)
+        made.append(copy)
+    plain = Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=kernel.tag)
+    if anchor.x.dtype.bits == 8:
+        return [*made, *int8_conv.layout(plain)]
+    tag = winograd.choose(plain)
+    few = winograd.has_few(plain, tag) if tag else True
+    if few is False:
+        return [*made, *winograd.layout(plain, tag)]
+    if depthwise.suits(plain):
+        buffer, store = depthwise.weights(plain)
+    else:
+        buffer, store = _packed(plain)
+    weights = Kernel("pack w", (store,), nodes=kernel.nodes)
+    if few is None:  # runs take the way that a compile for their size would: results have the same bits
+        transform, transformed = winograd.layout(plain, tag)
+        return [*made, weights, transform, replace(transformed, operands=(buffer,))]
+    return [*made, weights, _with_panels(plain, buffer)]
+
+
+def _with_panels(kernel: Kernel, packed: Buffer) -> Kernel:
+    """The kernel, which reads its weights from where they are packed."""
+    assert isinstance(kernel.anchor, Conv)
+    anchor = replace(kernel.anchor, w=Load(packed, (const_zero(),) * len(packed.shape), packed.dtype))
+    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=kernel.tag)
+
+
+def const_zero() -> Expr:
+    """Index 0."""
+    return size_expr(0)
+
+
+def _channels_together(anchor: Conv) -> bool:
+    """Whether the image lies in memory with the channels of a pixel next to each other."""
+    e, dtype = anchor.x, anchor.x.dtype
+    if not isinstance(e, Load) or e.dtype is not dtype or e.where is not None:
+        return False
+    index = linear_index(e.indices, e.source.shape)
+    return index.is_linear and (anchor.x_shape[1] == 1 or index.coefs.get(out_vars(2)[1], 0) == 1)
+
+
+def _from_planes(kernel: Kernel) -> bool:
+    """Whether the kernel itself reads an image whose channels are not together."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    if anchor.x.dtype.bits == 8:
+        return int8_conv.from_planes(anchor)
+    return (
+        implicit_gemm.from_planes(kernel) and not few_outputs.is_few(anchor.w_shape[0]) and not winograd.choose(kernel)
+    )
+
+
+def _channels_last(kernel: Kernel, anchor: Conv) -> tuple[Expr, Kernel]:
+    """A copy of the image with channels last, and the load that reads it."""
+    shape, dtype = anchor.x_shape, anchor.x.dtype
+    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.x))
+    n, c, *space = out_vars(len(shape))
+    buffer = Buffer(
+        f"{kernel.stores[0].buffer.name}.x", "prepared" if static else "arena", (shape[0], *shape[2:], shape[1]), dtype
+    )
+    expr: Expr = anchor.x if anchor.x.dtype is dtype else Cast(anchor.x, dtype)
+    load = Load(buffer, (n, *space, c), dtype)
+    channels = shape[1]
+    if isinstance(channels, int) and channels < FEW_CHANNELS:
+        store = Store(buffer, shape, (n, *space, c), expr)
+    else:
+        own = out_vars(len(shape))
+        order = dict(zip((n, *space, c), own, strict=True))
+        store = Store(buffer, buffer.shape, own, substitute_vars(expr, dict(order)))
+    return load, Kernel("channels last", (store,), nodes=kernel.nodes)
+
+
+def is_static(w: Expr, shape: Shape) -> bool:
+    """Whether weights of that shape can be made by `prepare`."""
+    return all(x.source.kind in ("param", "const", "prepared") for x in loads(w)) and all(
+        isinstance(s, int) for s in shape
+    )
+
+
+def _packed(kernel: Kernel) -> tuple[Buffer, Store]:
+    """Weights [O, C, *kernel] as panels [groups, O / width, kernel, C, width] padded with zeros, or [O, kernel, C]."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    dtype = few_outputs.weight_type(kernel) if few_outputs.suits(kernel) else anchor.x.dtype
+    window, channels = anchor.w_shape[2:], anchor.w_shape[1]
+    outputs = anchor.w_shape[0] // anchor.groups
+    width = _tile(anchor.x.dtype).width
+    name = f"{kernel.stores[0].buffer.name}.w"
+    o, c, *taps = out_vars(len(anchor.w_shape))
+    shape: Shape
+    if few_outputs.is_few(outputs):
+        shape = (anchor.w_shape[0], *window, channels)
+        own = out_vars(len(shape))
+        element = substitute_vars(anchor.w, {**dict(zip(taps, own[1:-1], strict=True)), o: own[0], c: own[-1]})
+    else:
+        shape = (anchor.groups, ceildiv(outputs, width), *window, channels, width)
+        own = out_vars(len(shape))
+        at = own[1] * width + own[-1]
+        whole = own[0] * size_expr(outputs) + at
+        element = substitute_vars(anchor.w, {**dict(zip(taps, own[2:-2], strict=True)), o: whole, c: own[-2]})
+        if not (isinstance(outputs, int) and outputs % width == 0):
+            inside = at < size_expr(outputs)
+            element = Select(inside, guarded(element, inside), const(0, element.dtype))
+    static = is_static(anchor.w, shape)
+    buffer = Buffer(name, "prepared" if static else "arena", shape, dtype)
+    element = element if element.dtype is dtype else Cast(element, dtype)
+    if static and dtype.name == "f32":
+        element = without_denormals(element)
+    return buffer, Store(buffer, shape, own, element)
+
+
+def without_denormals(w: Expr) -> Expr:
+    """A weight of f32, 0 in the place of a denormal: many processors take a hundred times as long for those.
+
+    Training that lets channels die leaves them behind. Not exact: a term of the sum is lost that is below 2^-126 |x|,
+    which shows only where |x| is beyond 2^100 or all of a filter is denormal.
+    """
+    return Select(Apply("abs", (w,), w.dtype) < const(2.0**-126, w.dtype), const(0, w.dtype), w)
+
+
+def _tile(dtype: DType) -> gemm.Tile:
+    return gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes)
+
+
+# ---- code
+
+
+def emit(kernel: Kernel) -> list[KernelCode]:
+    """The convolution with its epilogue, or the transform of its weights; two ways where the run decides which."""
+    if kernel.tag not in winograd.TAGS or not kernel.operands:
+        return [_emit(kernel)]
+    most, pixels = winograd.few_pixels(kernel.tag), geometry(kernel).pixels
+    plain = _with_panels(replace(kernel, tag=""), *kernel.operands)
+    ways = ((_emit(plain), True), (_emit(kernel), False))
+    return [replace(code, chunks=PixelsOnly(code.chunks, pixels, most, few)) for code, few in ways]
+
+
+def _emit(kernel: Kernel) -> KernelCode:
+    """One of these."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    if kernel.tag in int8_conv.TAGS:
+        return int8_conv.emit_weights(kernel)
+    if kernel.tag == int8_conv.TAG:
+        return int8_conv.emit(kernel)
+    if kernel.tag == winograd.WEIGHTS:
+        return winograd.emit_weights(kernel)
+    if kernel.tag in winograd.TAGS:
+        return winograd.emit(kernel)
+    if depthwise.suits(kernel):
+        return depthwise.emit(kernel)
+    if implicit_gemm.suits(kernel) and not gathers_for_tiles(kernel):
+        return few_outputs.emit(kernel) if few_outputs.suits(kernel) else implicit_gemm.emit(kernel)
+    return _emit_product(kernel)
+
+
+def gathers_for_tiles(kernel: Kernel) -> bool:
+    """Whether windows of several pixels are gathered for tile registers: so many outputs are worth more than that.
+
+    A question of channels only, so that images of known and of unknown size give the same bits.
+    """
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    geo = geometry(kernel)
+    outputs, depth = (s if isinstance(s, int) else MANY for s in (geo.outputs, geo.depth))
+    return gemm.has_tiles(anchor.x.dtype.name) and conv_by_tiles(MANY, outputs, depth)
+
+
+def in_image(geo: Geometry) -> Size | None:
+    """The step from window to window where all of them lie in the image as they are, else None."""
+    if not geo.no_pads:
+        return None
+    even = geo.x_h == geo.width * geo.x_w and geo.x_n == geo.height * geo.x_h
+    if geo.kernel == (1, 1) and geo.strides == (1, 1) and even:
+        return geo.x_w
+    # a window of several pixels of the only row
+    lone = geo.batch == 1 and geo.height == 1 and geo.kernel[0] == 1 and geo.dilations[1] == 1
+    if lone and geo.groups == 1 and geo.x_w == geo.channels:
+        return geo.strides[1] * geo.x_w
+    return None
+
+
+def last_columns(outputs: Size, tile: gemm.Tile) -> int:
+    """Columns after the last whole group of panels that get code of their own, if any: in vectors or halves of them."""
+    known = outputs if isinstance(outputs, int) and tile.lanes == tile.width else 0
+    last = known % (tile.panels * tile.width)
+    return last if last % 8 == 0 else 0
+
+
+def _emit_product(kernel: Kernel) -> KernelCode:
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.w, Load)
+    assert isinstance(anchor.x, Load)
+    dtype = anchor.x.dtype
+    wide = _tile(dtype)  # of whole blocks; windows are gathered, and finished in registers, by another
+    tile = wide.of_one_panel
+    geo, finish = geometry(kernel), finish_of(kernel, dtype)
+    from_window = in_image(geo)
+    few = few_outputs.is_few(geo.outputs)
+    in_registers = not few and register_tiles.suits(finish)
+    together = tile.panels * tile.width
+    last = last_columns(geo.outputs, tile) if in_registers else 0
+
+    cut = once(
+        ConvCut(
+            geo.outputs,
+            geo.depth,
+            geo.pixels,
+            geo.groups,
+            size_of(tile.scalar),
+            tile.width,
+            tile.rows,
+            from_window,
+            finish.in_place,
+            gemm.has_tiles(dtype.name) and not few,
+        )
+    )
+    words: list[Word] = [
+        Pointer(anchor.x.source, geo.x.constant * dtype.itemsize),
+        part(cut, "a_step"),
+        Pointer(anchor.w.source),
+        geo.channels,
+        geo.outputs,
+        geo.depth,
+        geo.groups,
+        geo.pixels,
+        part(cut, "pixel_chunk"),
+        part(cut, "panel_chunk"),
+        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
+        Scratch(),
+        ScratchStride(),
+        part(cut, "sums"),
+        part(cut, "copy"),
+        part(cut, "steps"),
+        part(cut, "part"),
+        im2col.dots_routine(tile) if few else gemm.block_routine(wide),
+        im2col.routine(tile),
+        *im2col.words(geo),
+    ]
+    table = WordTable(words)
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    if not finish.plain or not finish.in_place:
+        finish.prepare(emitter)
+    ty, width = tile.scalar, tile.width
+    pointers = (ConvWord.X, ConvWord.WEIGHTS, ConvWord.OUT, ConvWord.SCRATCH, ConvWord.BLOCK, ConvWord.WINDOWS)
+    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in ConvWord if i != ConvWord.FIRST}
+    outputs, depth, pixels = w[ConvWord.OUTPUTS], w[ConvWord.DEPTH], w[ConvWord.PIXELS]
+    columns = f.mul(w[ConvWord.PANEL_CHUNK], width)
+    panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+    rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
+    block, group = f.div(rest, w[ConvWord.GROUPS]), f.rem(rest, w[ConvWord.GROUPS])
+    p0 = f.mul(block, w[ConvWord.PIXEL_CHUNK])
+    p1 = f.min(f.add(p0, w[ConvWord.PIXEL_CHUNK]), pixels)
+    n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, width)
+    own = f.offset(w[ConvWord.SCRATCH], f.mul("%worker", w[ConvWord.SCRATCH_STRIDE]))
+    x = f.gep(w[ConvWord.X], f.mul(group, w[ConvWord.CHANNELS]), ty)
+    first = f.add(f.mul(group, outputs), n0)  # of the output channels
+    count = f.sub(n1, n0)
+
+    def some_pixels(q0: str, _: list[str]) -> None:
+        q1 = f.min(f.add(q0, w[ConvWord.PART]), p1)
+        if from_window is None:
+            f.call(
+                w[ConvWord.WINDOWS], [x, own, f.gep("%words", int(ConvWord.FIRST), "i64"), q0, q1, w[ConvWord.A_STEP]]
+            )
+            a = own
+        else:
+            a = f.gep(x, f.mul(q0, w[ConvWord.A_STEP]), ty)
+        rows = f.sub(q1, q0)
+        if not in_registers:
+            sums_of(a, (q0, q1), "0")
+            return
+        # rather than with a last tile of few rows of its own, the block routine ends with two even ones
+        over = f.rem(rows, tile.rows)
+        uneven = f.and_(f.cmp("gt", over, 0), f.cmp("le", f.mul(over, 2), tile.rows))
+        even = f.sub(rows, f.select(uneven, f.add(over, tile.rows), 0))
+        ready = f.and_(f.cmp("le", depth, w[ConvWord.STEPS]), f.cmp("ge", even, tile.rows))
+        whole = f.select(ready, f.mul(f.div(count, together), together), 0)
+        narrow = f.select(f.and_(ready, f.cmp("eq", f.sub(count, whole), last)), last, 0) if last else "0"
+        done = f.add(whole, narrow)
+        middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
+        matrix, block, stride = register_tiles.Matrix(a, w[ConvWord.A_STEP]), (q0, middle), f.mul(depth, width)
+        panels = register_tiles.Panels(panel_at(n0), stride, depth)
+        register_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, block, first, whole)
+        if last:
+            one, panels = replace(tile, panels=-(-last // width)), replace(panels, b=panel_at(f.add(n0, whole)))
+            at = f.add(first, whole)
+            register_tiles.emit_tiles(emitter, finish, one, matrix, tile.rows, panels, block, at, narrow, last=last)
+
+        def rest(e: str, _: list[str]) -> None:
+            """The columns that are left, then the rows."""
+            above = f.cmp("eq", e, 0)
+            start, stop = f.select(above, q0, middle), f.select(above, middle, q1)
+            column = f.select(above, done, 0)
+            here = f.gep(a, f.mul(f.sub(start, q0), w[ConvWord.A_STEP]), ty)
+            some = f.and_(f.cmp("lt", column, count), f.cmp("lt", start, stop))
+            f.if_(some, lambda: sums_of(here, (start, stop), column))
+
+        f.loop(0, 2, 1, [], rest)
+
+    def panel_at(column: str) -> str:
+        panels = f.div(f.add(outputs, width - 1), width)
+        panel = f.add(f.mul(group, panels), f.div(column, width))
+        return f.gep(w[ConvWord.WEIGHTS], f.mul(panel, f.mul(depth, width)), ty)
+
+    def sums_of(a: str, pixels: tuple[str, str], done: str) -> None:
+        """The results in the columns from `done`, by a block of sums in memory."""
+        start, left = f.add(first, done), f.sub(count, done)
+        q0, q1 = pixels
+        rows = f.sub(q1, q0)
+        if finish.in_place:
+            step = w[ConvWord.OUT_STEP]
+            c = f.gep(w[ConvWord.OUT], f.add(f.mul(q0, step), start), ty)
+        else:
+            step, c = columns, f.offset(own, w[ConvWord.SUMS])
+        if few:
+            at = f.gep(w[ConvWord.WEIGHTS], f.mul(start, depth), ty)
+            f.call(w[ConvWord.BLOCK], [a, w[ConvWord.A_STEP], at, c, step, rows, depth, left])
+        else:
+            at = panel_at(f.add(n0, done))
+            copy = f.select(f.cmp("ge", w[ConvWord.COPY], 0), f.offset(own, w[ConvWord.COPY]), "null", "ptr")
+            f.call(
+                w[ConvWord.BLOCK],
+                [a, w[ConvWord.A_STEP], at, f.mul(depth, width), c, step, rows, left, depth, w[ConvWord.STEPS], copy],
+            )
+        if not finish.plain or not finish.in_place:
+            finish.rows(emitter, (q0, q1), (start, f.add(start, left)), c, step)
+
+    f.loop(p0, p1, w[ConvWord.PART], [], some_pixels)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    scratch = part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)

@@ -1,0 +1,386 @@
+"""Depthwise convolutions: direct sums, in vectors of channels of several neighbouring pixels at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import cast
+
+from rlx.backends.cpu.gemm.kernel import kernel_function, load_word
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
+from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Word, WordTable, once
+from rlx.backends.cpu.schedule.base import Part, part
+from rlx.backends.cpu.schedule.depthwise import DepthwiseCut, InnerColumns
+from rlx.kernels.expr import Apply, Cast, Expr, Load, loads, size_expr, substitute_vars
+from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import dataclass
+
+__all__ = [
+    "Body", "Place", "Plane", "chunk_parts", "emit", "has_few_taps", "image_words", "inner_columns", "plane_words",
+    "suits", "weights",
+]  # fmt: skip
+
+MAX_TAPS = 128
+FEW_TAPS = 9
+LONE_COLUMNS = 5  # summed together where there are no others: a row of 7 pixels in windows of 3
+
+
+class Plane(IntEnum):
+    """The words of a depthwise kernel; strides are in elements."""
+
+    X = 0
+    X_N = 1
+    X_H = 2
+    X_W = 3
+    HEIGHT = 4
+    WIDTH = 5
+    STRIDE_H = 6
+    STRIDE_W = 7
+    DILATION_H = 8
+    DILATION_W = 9
+    PAD_H = 10
+    PAD_W = 11
+    OUT_HEIGHT = 12
+    OUT_WIDTH = 13
+    WEIGHTS = 14
+    CHANNELS = 15
+    ROWS = 16  # of a strip
+    STRIPS = 17  # of an image
+    BLOCK = 18  # channels of a chunk
+    BLOCKS = 19
+    INNER_FROM = 20  # columns [INNER_FROM, INNER_TO) have their whole windows inside the image
+    INNER_TO = 21
+
+
+def suits(kernel: Kernel) -> bool:
+    """f32, one channel a group and one output each, few taps."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    return anchor.groups > 1 and anchor.x.dtype.name == "f32" and has_few_taps(anchor)
+
+
+def has_few_taps(anchor: Conv) -> bool:
+    """One channel a group and one output each, and a window of few taps whose sizes are fixed."""
+    outputs, channels, *window = anchor.w_shape
+    if channels != 1 or outputs != anchor.groups:
+        return False
+    taps = 1
+    for size in window:
+        if not isinstance(size, int):
+            return False
+        taps *= size
+    return taps <= MAX_TAPS
+
+
+def weights(kernel: Kernel) -> tuple[Buffer, Store]:
+    """Weights [C, 1, *kernel] as [blocks, *kernel, lanes]; the last block of channels overlaps the one before."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    channels = anchor.groups
+    lanes = _lanes(channels)
+    o, c, *taps = out_vars(len(anchor.w_shape))
+    shape = (-(-channels // lanes), *anchor.w_shape[2:], lanes)
+    own = out_vars(len(shape))
+    first: Expr = own[0] * lanes
+    if channels % lanes:
+        first = Apply("min", (first, size_expr(channels - lanes)), first.dtype)
+    places = {**dict(zip(taps, own[1:-1], strict=True)), o: first + own[-1], c: size_expr(0)}
+    element = substitute_vars(anchor.w, places)
+    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(element))
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if static else "arena", shape, anchor.x.dtype)
+    return buffer, Store(buffer, shape, own, element if element.dtype is buffer.dtype else Cast(element, buffer.dtype))
+
+
+def _lanes(channels: int) -> int:
+    """Channels that are computed together: a vector, or where there are fewer, a power of two."""
+    return min(host().vector_bytes // 4, 1 << max(channels.bit_length() - 1, 0))
+
+
+def image_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Word], Part]:
+    """The words that `Plane` names, and the number of chunks; `lanes` channels are computed together."""
+    assert isinstance(anchor.x, Load)
+    kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
+    cut = once(DepthwiseCut((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, lanes))
+    image = [Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize), geo.x_n, geo.x_h, geo.x_w]
+    return plane_words(anchor, geo, image, cut), Part(cut, "chunks")
+
+
+def plane_words(anchor: Conv, geo: Geometry, image: Sequence[Word], cut: Callable[..., object]) -> list[Word]:
+    """The words that `Plane` names; `image` is where it lies and its strides, `cut` gives the chunks."""
+    assert isinstance(anchor.w, Load)
+    inner = once(_inner(geo))
+    return [
+        *image,
+        geo.height,
+        geo.width,
+        *geo.strides,
+        *geo.dilations,
+        *geo.pads,
+        geo.out_height,
+        geo.out_width,
+        Pointer(anchor.w.source),
+        geo.groups,
+        part(cut, "rows"),
+        part(cut, "strips"),
+        part(cut, "block"),
+        part(cut, "blocks"),
+        part(inner, "first"),
+        part(inner, "stop"),
+    ]
+
+
+def _inner(geo: Geometry) -> InnerColumns:
+    return InnerColumns((geo.pads[1], geo.width, geo.out_width, geo.kernel[1]), geo.strides[1], geo.dilations[1])
+
+
+def inner_columns(geo: Geometry) -> int | None:
+    """The columns of results whose whole windows lie inside the image, where that does not depend on extents."""
+    cut = _inner(geo)
+    if not all(isinstance(s, int) for s in cut.sizes):
+        return None
+    made = cut({})
+    return made.stop - made.first
+
+
+def chunk_parts(f: Function, w: Mapping[Plane, str]) -> tuple[str, str, str, str, str]:
+    """What `%chunk` is: the image, its rows of results from .. to, the channels from .. to."""
+    rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
+    image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
+    row0 = f.mul(strip, w[Plane.ROWS])
+    row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
+    c0 = f.mul(block, w[Plane.BLOCK])
+    return image, row0, row1, c0, f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The depthwise convolution with its epilogue, which is computed in registers."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
+    lanes = host().vector_bytes // 4
+    words, chunks = image_words(anchor, geo, lanes)
+    table = WordTable(words)
+    f = kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, lanes)
+    finish.prepare(emitter)
+    w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
+    window = cast(tuple[int, int], geo.kernel)
+    inner = inner_columns(geo)
+    Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups), inner).emit()
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites))
+
+
+@dataclass(frozen=True)
+class Body:
+    """Emits the code of one chunk.
+
+    Windows inside the image are summed by blocks of neighbouring pixels, which share what they read and whose taps are
+    unrolled; others leave out the taps that lie outside. Channels are the innermost loop: all is read in order.
+    """
+
+    f: Function
+    emitter: Emitter
+    finish: Finish
+    w: dict[Plane, str]
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    lanes: int
+    inner: int | None  # columns whose whole windows lie inside the image, if that is known when code is made
+
+    @property
+    def few(self) -> bool:
+        return self.kernel[0] * self.kernel[1] <= FEW_TAPS
+
+    @property
+    def columns(self) -> int:
+        """Pixels of a row that are summed together."""
+        return (LONE_COLUMNS if self.inner == LONE_COLUMNS else 4) if self.few else 8
+
+    @property
+    def rows(self) -> int:
+        """Rows that are summed together: two share what they read where the window has several."""
+        return 2 if self.few and self.kernel[0] > self.strides[0] else 1
+
+    def emit(self) -> None:
+        f, w = self.f, self.w
+        image, row0, row1, c0, c1 = chunk_parts(f, w)
+        top = Scope(1, None, {})
+        self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), top)
+        x = f.gep(w[Plane.X], f.mul(image, w[Plane.X_N]), "float")
+        place = Place(top, x, f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
+        # rows whose windows lie inside the image
+        (inner0, inner1) = self.inner_rows()
+        first = f.min(f.max(row0, inner0), row1)
+        stop = f.max(f.min(row1, inner1), first)
+        paired = f.sub(stop, f.rem(f.sub(stop, first), self.rows))
+        f.loop(first, paired, self.rows, [], lambda oy, _: self.line(place, oy, self.rows))
+        others = f.sub(f.sub(row1, row0), f.sub(paired, first))
+        before = f.sub(first, row0)
+
+        def other(e: str, _: list[str]) -> None:
+            oy = f.select(f.cmp("lt", e, before), f.add(row0, e), f.add(paired, f.sub(e, before)))
+            self.line(place, oy, 0)
+
+        f.loop(0, others, 1, [], other)
+
+    def inner_rows(self) -> tuple[str, str]:
+        """The rows of results whose windows lie inside the image: first and one after the last."""
+        f, w = self.f, self.w
+        reach, stride = (self.kernel[0] - 1) * self.dilations[0], self.strides[0]
+        pad = w[Plane.PAD_H]
+        first = f.div(f.max(f.add(pad, stride - 1), 0), stride)
+        last = f.sub(f.add(w[Plane.HEIGHT], pad), 1 + reach)  # where the last window begins, from the padding's start
+        return first, f.select(f.cmp("ge", last, 0), f.add(f.div(last, stride), 1), 0)
+
+    def lines(self, place: Place, y0: str, x0: str) -> Callable[[str | int], str]:
+        """Where pixel x0 of a row of the image is, of the one so many rows after y0."""
+        f, w = self.f, self.w
+        corner = f.gep(place.x, f.add(f.mul(y0, w[Plane.X_H]), f.mul(x0, w[Plane.X_W])), "float")
+        return lambda step: f.gep(corner, f.mul(w[Plane.X_H], step), "float")
+
+    def line(self, place: Place, oy: str, rows: int) -> None:
+        """So many rows of pixels whose windows have all rows; with 0 one that may lack some."""
+        f, w, count = self.f, self.w, self.columns
+        inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
+        enough = f.cmp("ge", f.sub(inner_to, inner_from), count)
+        groups = f.select(enough, f.div(f.add(f.sub(inner_to, inner_from), count - 1), count), 0)
+
+        def group(i: str, _: list[str]) -> None:
+            # the last one overlaps the one before it
+            ox = f.min(f.add(inner_from, f.mul(i, count)), f.sub(inner_to, count))
+            self.block(place, oy, ox, rows, count)
+
+        f.loop(0, groups, 1, [], group)
+        left = f.select(enough, inner_from, w[Plane.OUT_WIDTH])
+        right = f.select(enough, f.sub(w[Plane.OUT_WIDTH], inner_to), 0)
+
+        def lone(e: str, _: list[str]) -> None:
+            ox = f.select(f.cmp("lt", e, left), e, f.add(f.sub(e, left), inner_to))
+            self.block(place, oy, ox, rows, 0)
+
+        f.loop(0, f.add(left, right), 1, [], lone)
+
+    def taps(self, start: str, axis: int, extent: str) -> tuple[str, str]:
+        """The taps of a window that begins at `start` which lie inside the image."""
+        f, dilation = self.f, self.dilations[axis]
+        first = f.min(f.div(f.max(f.add(f.sub(0, start), dilation - 1), 0), dilation), self.kernel[axis])
+        last = f.div(f.max(f.add(f.sub(extent, start), dilation - 1), 0), dilation)
+        return first, f.max(f.min(last, self.kernel[axis]), first)
+
+    def block(self, place: Place, oy: str, ox: str, rows: int, columns: int) -> None:
+        """Sums pixels for all channels. 0 rows or columns: one whose window may lie outside the image in part."""
+        f, w, lanes = self.f, self.w, self.lanes
+        kernel_h, kernel_w = self.kernel
+        ty = vec("float", lanes)
+        y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
+        x0 = f.sub(f.mul(ox, w[Plane.STRIDE_W]), w[Plane.PAD_W])
+        line_at = self.lines(place, y0, x0)
+        number = f.add(f.mul(f.add(place.first_row, oy), w[Plane.OUT_WIDTH]), ox)
+        pixels = []
+        for r in range(max(rows, 1)):
+            for i in range(max(columns, 1)):
+                at = f.add(number, f.mul(w[Plane.OUT_WIDTH], r)) if r else number
+                pixels.append(self.finish.pixel(self.emitter, place.top, f.add(at, i) if i else at))
+        read: dict[int, list[tuple[int, int]]] = {}  # by line of the image: rows of results, and of the window there
+        for r in range(rows):
+            for k in range(kernel_h):
+                read.setdefault(r * self.strides[0] + k * self.dilations[0], []).append((r, k))
+        lines = sorted(read)
+        starts = {y: line_at(y) for y in lines}
+        # three columns to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
+        step = f.mul(w[Plane.X_W], 4)
+        double_step, triple_step = f.mul(step, 2), f.mul(step, 3)
+        k0, k1 = ("0", "0") if rows else self.taps(y0, 0, w[Plane.HEIGHT])
+        j0, j1 = ("0", "0") if columns else self.taps(x0, 1, w[Plane.WIDTH])
+        column_step = f.mul(w[Plane.X_W], self.dilations[1])
+
+        def add_line(p: str, at: str, k: int, totals: list[str | None]) -> None:
+            """Adds the products of the pixels of one row, whose elements begin at `p`, with row k of the weights."""
+            loaded: dict[int, str] = {}
+            thirds = [p]
+
+            def column(x: int) -> str:
+                while len(thirds) <= x // 3:
+                    thirds.append(f.offset(thirds[-1], triple_step))
+                return f.offset(thirds[x // 3], (0, step, double_step)[x % 3])
+
+            for j in range(kernel_w):
+                weight = f.load(ty, f.gep(at, (k * kernel_w + j) * lanes, "float"))
+                for i in range(columns):
+                    x = i * self.strides[1] + j * self.dilations[1]
+                    if x not in loaded:
+                        loaded[x] = f.load(ty, column(x))
+                    old = totals[i]
+                    totals[i] = f.mul(loaded[x], weight) if old is None else f.fma(loaded[x], weight, old)
+
+        def vectors(c: str, _: list[str]) -> None:
+            number = f.div(c, lanes) if lanes > 1 else c
+            if lanes > 1:
+                c = f.min(c, f.sub(w[Plane.CHANNELS], lanes))  # the last vector overlaps the one before it
+            at = f.gep(w[Plane.WEIGHTS], f.mul(number, kernel_h * kernel_w * lanes), "float")
+            zero = constant(0.0, ty)
+            totals: list[str]
+            if not columns:  # column by column of the window, whether all of its rows lie inside or not
+
+                def tap(j: str, state: list[str]) -> list[str]:
+                    here, column = f.gep(at, f.mul(j, lanes), "float"), f.mul(j, column_step)
+
+                    def product(line: str, weight: str, total: str) -> str:
+                        value = f.load(ty, f.gep(f.gep(line, c, "float"), column, "float"))
+                        return f.fma(value, f.load(ty, weight), total)
+
+                    if rows:
+                        new = list(state)
+                        for y in lines:
+                            for r, k in read[y]:
+                                new[r] = product(starts[y], f.gep(here, k * kernel_w * lanes, "float"), new[r])
+                        return new
+
+                    def some_line(k: str, inner: list[str]) -> list[str]:
+                        line = line_at(f.mul(k, self.dilations[0]))
+                        return [product(line, f.gep(here, f.mul(k, kernel_w * lanes), "float"), inner[0])]
+
+                    return list(f.loop(k0, k1, 1, [(ty, state[0])], some_line))
+
+                totals = list(f.loop(j0, j1, 1, [(ty, zero)] * max(rows, 1), tap))
+            elif rows:
+                sums: list[list[str | None]] = [[None] * columns for _ in range(rows)]
+                for y in lines:
+                    p = f.gep(starts[y], c, "float")
+                    for r, k in read[y]:
+                        add_line(p, at, k, sums[r])
+                totals = [t for line in sums for t in line if t is not None]
+            else:
+
+                def some_line(k: str, state: list[str]) -> list[str]:
+                    p = f.gep(line_at(f.mul(k, self.dilations[0])), c, "float")
+                    here = f.gep(at, f.mul(k, kernel_w * lanes), "float")
+                    new: list[str | None] = list(state)
+                    add_line(p, here, 0, new)
+                    return [t for t in new if t is not None]
+
+                totals = f.loop(k0, k1, 1, [(ty, zero)] * columns, some_line)
+            shared = place.top.inner({self.finish.channel: c}, lanes, self.finish.channel if lanes > 1 else None)
+            self.emitter.hoist(self.finish.expr, frozenset(self.finish.space), shared)
+            for pixel, total in zip(pixels, totals, strict=True):
+                self.finish.put(self.emitter, pixel, c, total, lanes, shared)
+
+        f.loop(place.c0, place.c1, lanes, [], vectors)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the pixels of a chunk share: the image, the number of its first row among all, and the channels."""
+
+    top: Scope
+    x: str
+    first_row: str
+    c0: str
+    c1: str

@@ -1,0 +1,178 @@
+"""Convolutions to few channels: dot products of weights and windows, which are read where they lie in the image.
+
+A product by panels would leave most of its columns empty. Here some pixels at once take the dot product of their window
+and the weights of each output, in vectors along the pieces of a window (see `direct`); the sums are kept plane by
+plane, so that the epilogue runs in vectors along the pixels.
+
+Filters of a signal (one channel in) are summed in float64: what they let through is often a small part of what they
+sum, as in the bands of a spectrum, and a logarithm after them makes much of the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Literal, cast
+
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.conv import implicit_gemm
+from rlx.backends.cpu.kernels.conv.geometry import finish_of
+from rlx.backends.cpu.kernels.conv.implicit_gemm import DirectWord
+from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, size_of, vec, void
+from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Size
+from rlx.kernels.expr import Load
+from rlx.kernels.lowering import Conv
+from rlx.kernels.program import Kernel
+
+__all__ = ["emit", "is_few", "suits", "weight_type"]
+
+FEW_OUTPUTS = 4
+PIXELS = {1: 8, 2: 4, 3: 4, 4: 2}  # at once, by outputs: enough sums under way, and few enough for the registers
+
+
+def is_few(outputs: Size) -> bool:
+    """Whether so many outputs are better summed as dot products of windows and weights than by panels."""
+    return isinstance(outputs, int) and outputs <= FEW_OUTPUTS
+
+
+def suits(kernel: Kernel) -> bool:
+    """Few outputs of windows whose rows are contiguous."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    return is_few(anchor.w_shape[0]) and implicit_gemm.suits(kernel)
+
+
+def weight_type(kernel: Kernel) -> DType:
+    """What the weights are stored in, and products summed in."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    return DTYPES["f64"] if anchor.w_shape[1] == 1 else anchor.x.dtype
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The convolution with its epilogue; weights are [O, *window, C]."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.w, Load)
+    assert anchor.w.dtype is weight_type(kernel), "the weights are packed for another kernel"
+    outputs = cast(int, anchor.w_shape[0])
+    dtype, finish = anchor.x.dtype, finish_of(kernel, anchor.x.dtype)
+    in_place = finish.in_place and finish.pixel_step == outputs == 1  # sums lie as results do
+    here = implicit_gemm.frame(kernel, FEW_OUTPUTS, _routine(dtype.name, anchor.w.dtype.name, outputs), in_place)
+    f, w, ty = here.f, here.w, "float" if dtype.name == "f32" else "double"
+
+    def some_pixels(at: str, q0: str, q1: str) -> None:
+        rows = f.sub(q1, q0)
+        c = f.gep(w[DirectWord.OUT], q0, ty) if in_place else here.sums
+        f.call(w[DirectWord.BLOCK], [here.a, at, "%words", w[DirectWord.WEIGHTS], c, rows, rows, outputs])
+        if not finish.plain or not in_place:
+            finish.planes(here.emitter, (q0, q1), outputs, c, rows)
+
+    return here.parts(some_pixels)
+
+
+@cache
+def _routine(dtype: str, sums: str, outputs: int) -> Routine:
+    vector_bytes = host().vector_bytes
+    tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype), vector_bytes)
+    function = _dots(tile.scalar, "float" if sums == "f32" else "double", vector_bytes, outputs)
+    return Routine(function.name, Module([function]).text())
+
+
+def _dots(ty: str, sums: str, vector_bytes: int, outputs: int) -> Function:
+    """Sums of some pixels: `c[column * ldc + pixel]`.
+
+    `(ptr a, ptr offsets, ptr words, ptr b, ptr c, i64 ldc, i64 pixels, i64 columns)`: `offsets` is at the first pixel,
+    `b` has the weights of one output after those of the other, as `sums`; elements of `a` and `c` are `ty`.
+    """
+    lanes = vector_bytes // size_of(sums)
+    source, vector = vec(ty, lanes), vec(sums, lanes)
+    names = [("ptr", "a"), ("ptr", "offsets"), ("ptr", "words"), ("ptr", "b"), ("ptr", "c"), ("i64", "ldc")]
+    f = Function(
+        f"rlx_dots_{ty}_{sums}x{lanes}_{outputs}", [*names, ("i64", "pixels"), ("i64", "columns")], attrs="nounwind"
+    )
+    w = {i: gemm.load_word(f, i) for i in (DirectWord.PIECES, DirectWord.RUN, DirectWord.PIECE_STEP, DirectWord.DEPTH)}
+    run = w[DirectWord.RUN]
+    whole = f.and_(run, -lanes)
+    mask_type = "i32" if ty == "float" and sums == "float" else "i64"
+    rest = f.mask_below(f.sub(run, whole), lanes, mask_type)
+    some_rest = f.cmp("lt", whole, run)
+
+    def widened(x: str) -> str:
+        return x if source == vector else f.cast("fpext", x, vector)
+
+    def window_sums(first: str, count: int) -> list[str]:
+        """The sums of `count` pixels, those of one output after those of the other."""
+        starts = [f.gep("%a", f.load("i64", f.gep("%offsets", f.add(first, i), "i64")), ty) for i in range(count)]
+
+        def piece(_: str, state: list[str]) -> list[str]:
+            lines, b, acc = state[:count], state[count], state[count + 1 :]
+
+            def add(k: str, acc: list[str], load: Callable[[str, str], str]) -> list[str]:
+                columns = [b, *(f.gep(b, f.mul(w[DirectWord.DEPTH], j), sums) for j in range(1, outputs))]
+                y = [load(vector, f.gep(p, k, sums)) for p in columns]
+                x = [widened(load(source, f.gep(p, k, ty))) for p in lines]
+                return [f.fma(x[n % count], y[n // count], acc[n], vector) for n in range(len(acc))]
+
+            def typed(acc: list[str]) -> list[Typed]:
+                return [(vector, x) for x in acc]
+
+            acc = f.loop(0, whole, lanes, typed(acc), lambda k, acc: add(k, acc, f.load))
+            acc = f.if_(
+                some_rest,
+                lambda: add(whole, acc, lambda kind, p: f.masked_load(kind, p, rest)),
+                lambda: acc,
+            )
+            return [*(f.gep(p, w[DirectWord.PIECE_STEP], ty) for p in lines), f.gep(b, run, sums), *acc]
+
+        zeros: list[Typed] = [(vector, constant(0.0, vector))] * (count * outputs)
+        state: list[Typed] = [*(("ptr", p) for p in starts), ("ptr", "%b"), *zeros]
+        return f.loop(0, w[DirectWord.PIECES], 1, state, piece)[count + 1 :]
+
+    together = min(PIXELS[outputs], lanes) if outputs > 1 else PIXELS[1]
+
+    def group(i: str, _: list[str]) -> None:
+        first = f.min(i, f.sub("%pixels", together))  # the last pixels once more, the same sums
+        found = window_sums(first, together)
+        found += [found[-1]] * (-len(found) % lanes)
+        totals = [_totals(f, found[n : n + lanes]) for n in range(0, len(found), lanes)]
+        if sums != ty:
+            totals = [f.cast("fptrunc", x, source) for x in totals]
+        for j in range(outputs):
+            c = f.gep("%c", f.add(f.mul("%ldc", j), first), ty)
+            for n in range(0, together, lanes):
+                at, width = (j * together + n) % lanes, min(together, lanes)
+                part = totals[(j * together + n) // lanes]
+                piece = part if width == lanes else f.shuffle(part, None, list(range(at, at + width)))
+                f.store(piece, f.gep(c, n, ty))
+
+    def single(i: str, _: list[str]) -> None:
+        for j, x in enumerate(window_sums(i, 1)):
+            total = f.reduce(x, f.add)
+            if sums != ty:
+                total = f.cast("fptrunc", total, ty)
+            f.store(total, f.gep("%c", f.add(f.mul("%ldc", j), i), ty))
+
+    f.if_(
+        f.cmp("ge", "%pixels", together),
+        lambda: void(f.loop(0, "%pixels", together, [], group)),
+        lambda: void(f.loop(0, "%pixels", 1, [], single)),
+    )
+    f.ret()
+    return f
+
+
+def _totals(f: Function, vectors: list[str]) -> str:
+    """The sums of the lanes of as many vectors as they have lanes, each in the order of `Function.reduce`."""
+    lanes, width = len(vectors), len(vectors)
+    while len(vectors) > 1:
+        half = width // 2
+        low = [s + i for s in range(0, 2 * lanes, width) for i in range(half)]
+        high = [i + half for i in low]
+        pairs = zip(vectors[::2], vectors[1::2], strict=True)
+        vectors = [f.add(f.shuffle(a, b, low), f.shuffle(a, b, high)) for a, b in pairs]
+        width = half
+    return vectors[0]

@@ -1,0 +1,348 @@
+"""Depthwise convolutions of an image that sums of few products make, a few rows at a time.
+
+In an inverted residual, or where a net for pictures begins, the image between both is by far the largest tensor. Here a
+chunk makes the rows that its next windows need in a ring of rows in scratch, which stays in the caches; the image is
+never in memory as a whole. Rows where two strips meet are made twice. Each sum is that of the two kernels alone, in
+their order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import IntEnum
+from typing import cast
+
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.kernel import load_word
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.conv import conv, depthwise, few_outputs, implicit_gemm, register_tiles
+from rlx.backends.cpu.kernels.conv.depthwise import Body, Place, Plane, chunk_parts, plane_words
+from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.implicit_gemm import DirectWord
+from rlx.backends.cpu.llvm.builder import Function, Module
+from rlx.backends.cpu.loops.analysis import RESULT, is_costly
+from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
+from rlx.backends.cpu.schedule.base import Part, part
+from rlx.backends.cpu.schedule.fused_depthwise import RingCut
+from rlx.ir.dtype import DTYPES
+from rlx.kernels.expr import Acc, Load, loads, walk
+from rlx.kernels.lowering import Conv
+from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.records import dataclass
+
+__all__ = ["TAG", "emit", "join"]
+
+TAG = "ringed"
+MOST_DEPTH = 48  # channels of an image that is read once for each block of results' channels
+LEAST_BYTES = 512 * 1024  # of an image: smaller ones stay in the caches of a core
+F32 = DTYPES["f32"]
+WIDTH = 16  # columns of a panel
+
+
+class RingWord(IntEnum):
+    """The words after those of `Plane`, whose image is here the ring."""
+
+    SOURCE = len(Plane)  # what the product reads, and its step from pixel to pixel
+    SOURCE_STEP = len(Plane) + 1
+    PANELS = len(Plane) + 2
+    DEPTH = len(Plane) + 3
+    SCRATCH_STRIDE = len(Plane) + 4
+    OFFSETS = len(Plane) + 5  # places in scratch
+    COPIES = len(Plane) + 6
+
+
+WINDOWS = len(Plane) + len(RingWord)  # where those of `DirectWord` begin, if there are any
+
+
+# ---- which kernels
+
+
+def join(program: Program) -> None:
+    """Makes one kernel of each convolution to a large image and the depthwise one that alone reads that."""
+    readers = Counter(b.base for k in (*program.prepare, *program.run) for b in k.reads())
+    kept = {b.base for _, b in program.outputs} | {b.base for b in program.updates.values()}
+    kept |= {b.base for b in program.copied.values()}
+    made: dict[Buffer, Kernel] = {}
+    run: list[Kernel] = []
+    for kernel in program.run:
+        if kernel.mark is not None or kernel.extents is not None:
+            made.clear()  # what a branch has made may not be there after it
+        elif _is_window(kernel):
+            source = cast(Load, cast(Conv, kernel.anchor).x).source
+            maker = made.get(source)
+            if maker is not None and readers[source] == 1 and source not in kept:
+                run.remove(maker)
+                nodes = (*maker.nodes, *kernel.nodes)
+                kernel = replace(kernel, name=f"{maker.name}+{kernel.name}", nodes=nodes, tag=TAG, before=maker)
+        elif _makes_image(kernel):
+            made[kernel.stores[0].buffer] = kernel
+        run.append(kernel)
+    program.run = run
+
+
+def _makes_image(kernel: Kernel) -> bool:
+    """Sums of few products to a large image of f32, with an epilogue that is the same for all pixels and cheap.
+
+    Either a product, or windows of few planes.
+    """
+    anchor = kernel.anchor
+    if not isinstance(anchor, Conv) or kernel.tag or anchor.groups != 1 or anchor.x.dtype is not F32:
+        return False
+    geo, buffer, outputs = geometry(kernel), kernel.stores[0].buffer, anchor.w_shape[0]
+    sizes = [*buffer.shape, *anchor.x_shape, geo.depth]
+    if not all(isinstance(s, int) for s in sizes) or buffer.root is not None or buffer.dtype is not F32:
+        return False
+    if cast(int, geo.depth) > MOST_DEPTH or few_outputs.is_few(outputs) or cast(int, outputs) % WIDTH:
+        return False
+    an_image = buffer.nbytes({}) // max(cast(int, anchor.x_shape[0]), 1)
+    if an_image < LEAST_BYTES or any(b.base.kind == "state" for b in kernel.reads()):
+        return False
+    finish = finish_of(kernel, F32)
+    compact = finish.channels_together and finish.pixel_step == outputs and finish.constant == 0
+    if conv.in_image(geo) is None and not _reads_planes(kernel):
+        return False
+    if len(anchor.x_shape) != 4 or not compact or is_costly(finish.expr):
+        return False
+    emitter = Emitter(Function("", []), WordTable(), 1)
+    return not any(isinstance(x, Load) and emitter.depends(x) & set(finish.space) for x in walk(finish.expr))
+
+
+def _reads_planes(kernel: Kernel) -> bool:
+    return implicit_gemm.suits(kernel) and implicit_gemm.planes_of(kernel) > 0
+
+
+def _is_window(kernel: Kernel) -> bool:
+    """A depthwise convolution of a compact image, which it does not read otherwise."""
+    anchor = kernel.anchor
+    if not isinstance(anchor, Conv) or kernel.tag or len(anchor.x_shape) != 4 or not depthwise.suits(kernel):
+        return False
+    x = anchor.x
+    if not isinstance(x, Load) or x.where is not None or x.source.root is not None or anchor.groups % WIDTH:
+        return False
+    if any(y.source.base is x.source for s in kernel.stores for e in (s.expr, *s.index) for y in loads(e)):
+        return False
+    geo = geometry(kernel)
+    steps = (geo.x_n, geo.x_h, geo.x_w, geo.x.constant)
+    return steps == (geo.height * geo.width * geo.groups, geo.width * geo.groups, geo.groups, 0)
+
+
+# ---- code
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """Both with their epilogues, which are computed in registers."""
+    anchor, before = kernel.anchor, kernel.before
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.w, Load)
+    assert before is not None
+    assert isinstance(before.anchor, Conv)
+    geo, finish = geometry(kernel), finish_of(kernel, F32)
+    first, first_finish = before.anchor, finish_of(before, F32)
+    assert isinstance(first.x, Load)
+    assert isinstance(first.w, Load)
+    taps = cast(tuple[int, int], geo.kernel)
+    reach = (taps[0] - 1) * geo.dilations[0] + 1
+    together = _rows_together(taps, geo.strides)
+    ring = 1 << ((together - 1) * geo.strides[0] + reach - 1).bit_length()
+    sizes = (geo.batch, geo.groups, geo.height, geo.width, geo.out_height, geo.out_width)
+    windows = implicit_gemm.cut_of(before, WIDTH, in_place=True) if _reads_planes(before) else None
+    tile = gemm.tile_for("f32", host().vector_bytes)
+    panels = tile.panels if tile.lanes == WIDTH else 1
+    window = (taps[0] * taps[1], reach, geo.strides[0])
+    cut = once(RingCut(sizes, geometry(before).depth, *window, ring, panels, windows))
+    words = _words(anchor, geo, before, cut)
+    if windows is not None:
+        words += implicit_gemm.words_of(before, once(windows), 0, 0, 0)
+    table = WordTable(words)
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    finish.prepare(emitter)
+    emitter.preload([first_finish.expr], [])
+    for x in (*walk(finish.expr), *walk(first_finish.expr)):
+        if isinstance(x, Acc):  # of either, whatever the variables of their pixels are
+            emitter.free[x] = RESULT | {finish.channel, *finish.space, *first_finish.space}
+    pointers = (Plane.X, Plane.WEIGHTS, RingWord.SOURCE, RingWord.PANELS)
+    w = {i: load_word(f, i, "ptr" if i in pointers else "i64") for i in (*Plane, *RingWord)}
+    own = {i: w[i] for i in Plane}
+    lanes, inner = host().vector_bytes // 4, depthwise.inner_columns(geo)
+    body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, inner, before, w, ring)
+    body.emit()
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    sites, scratch = tuple(emitter.sites), part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), sites, scratch)
+
+
+def _rows_together(taps: tuple[int, int], strides: tuple[int, int]) -> int:
+    """Rows of results that are summed together: with steps of two or more they would take a ring twice as large."""
+    return 2 if taps[0] * taps[1] <= depthwise.FEW_TAPS and taps[0] > strides[0] == 1 else 1
+
+
+def _words(anchor: Conv, geo: Geometry, before: Kernel, cut: Callable[..., object]) -> list[Word]:
+    assert isinstance(before.anchor, Conv)
+    assert isinstance(before.anchor.x, Load)
+    assert isinstance(before.anchor.w, Load)
+    first, x = geometry(before), before.anchor.x
+    return [
+        *plane_words(anchor, geo, [Scratch(), 0, part(cut, "line"), part(cut, "block")], cut),
+        Pointer(x.source, first.x.constant * x.dtype.itemsize),
+        conv.in_image(first) or 0,
+        Pointer(before.anchor.w.source),
+        first.depth,
+        ScratchStride(),
+        part(cut, "offsets"),
+        part(cut, "copies"),
+    ]
+
+
+@dataclass(frozen=True)
+class RingBody(Body):
+    """Emits the code of one chunk, whose image is a ring of `ring` rows of the chunk's channels."""
+
+    before: Kernel
+    more: dict[int, str]
+    ring: int
+
+    @property
+    def rows(self) -> int:
+        return _rows_together(self.kernel, self.strides)
+
+    @property
+    def first(self) -> Finish:
+        """The epilogue of the image."""
+        return finish_of(self.before, F32)
+
+    def emit(self) -> None:
+        f, w, more = self.f, self.w, self.more
+        image, row0, row1, c0, c1 = chunk_parts(f, w)
+        top, before = Scope(1, None, {}), Scope(1, None, {})
+        channel, space = self.finish.channel, frozenset((*self.finish.space, *self.first.space))
+        self.emitter.hoist(self.finish.expr, space | {channel}, top)
+        self.emitter.hoist(self.first.expr, space | {channel}, before)
+        own = f.offset(w[Plane.X], f.mul("%worker", more[RingWord.SCRATCH_STRIDE]))
+        place = Place(top, f.gep(own, f.sub(0, c0), "float"), f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
+        first_row = f.mul(image, w[Plane.HEIGHT])
+        inner0, inner1 = self.inner_rows()
+
+        def some_rows(state: list[str]) -> list[str]:
+            oy, made = state
+            inside = f.and_(f.cmp("ge", oy, inner0), f.cmp("le", f.add(oy, self.rows), f.min(inner1, row1)))
+            count = f.select(inside, self.rows, 1)
+            start = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
+            reach = (self.kernel[0] - 1) * self.dilations[0] + 1
+            stop = f.add(start, f.add(f.mul(f.sub(count, 1), w[Plane.STRIDE_H]), reach))
+            y0, y1 = f.max(made, start), f.min(stop, w[Plane.HEIGHT])
+
+            def make(state: list[str]) -> list[str]:
+                return [self.make(own, first_row, place, before, state[0], y1, (oy, row1))]
+
+            f.while_([("i64", y0)], lambda s: f.cmp("lt", s[0], y1), make)
+            f.if_(inside, lambda: self.line(place, oy, self.rows), lambda: self.line(place, oy, 0))
+            return [f.add(oy, count), f.max(made, y1)]
+
+        f.while_([("i64", row0), ("i64", 0)], lambda s: f.cmp("lt", s[0], row1), some_rows)
+
+    def fetch_results(
+        self, place: Place, results: tuple[str, str], row: str, height: int, channels: Sequence[str]
+    ) -> None:
+        """Fetches the places of results while pixels of the image are made: as many as these are there for.
+
+        They are the next rows to be written, and on their way while there is enough to compute.
+        """
+        f, w = self.f, self.w
+        first, stop = (f.mul(f.add(place.first_row, y), w[Plane.OUT_WIDTH]) for y in results)
+        last, apart = f.sub(stop, 1), self.strides[0] * self.strides[1]
+        for r in range(0, height, apart):
+            number = f.min(f.add(first, f.div(f.add(row, r), apart)), last)
+            pixel = place.top.inner(self.finish.at(self.emitter, number))
+            for c in channels:
+                here = pixel.inner({self.finish.channel: c}, self.lanes, self.finish.channel)
+                f.prefetch(self.emitter.address(self.finish.destination, here), write=True)
+
+    def lines(self, place: Place, y0: str, x0: str) -> Callable[[str | int], str]:
+        f, w = self.f, self.w
+        column = f.gep(place.x, f.mul(x0, w[Plane.X_W]), "float")
+
+        def line_at(step: str | int) -> str:
+            return f.gep(column, f.mul(f.and_(f.add(y0, step), self.ring - 1), w[Plane.X_H]), "float")
+
+        return line_at
+
+    def rows_of(self, own: str, r0: str, r1: str) -> register_tiles.Rows:
+        """What the pixels of rows r0..r1 of all images sum products of; `own` is this worker's scratch."""
+        f, more = self.f, self.more
+        if not _reads_planes(self.before):
+            step = more[RingWord.SOURCE_STEP]
+            start = f.mul(f.mul(r0, self.w[Plane.WIDTH]), step)
+            return register_tiles.Matrix(f.gep(more[RingWord.SOURCE], start, "float"), step)
+        words = f.gep("%words", WINDOWS, "i64")
+        lines, x = (f.load("ptr", f.gep(words, int(i), "i64")) for i in (DirectWord.LINES, DirectWord.X))
+        offsets, copies = (f.offset(own, more[i]) for i in (RingWord.OFFSETS, RingWord.COPIES))
+        f.call(lines, [x, copies, offsets, words, r0, r1])
+        wanted = (DirectWord.PIECE_STEP, DirectWord.PIECES, DirectWord.RUN)
+        step, pieces, run = (f.load("i64", f.gep(words, int(i), "i64")) for i in wanted)
+        known = geometry(self.before).kernel[1] * geometry(self.before).channels
+        unrolled = isinstance(known, int) and known <= register_tiles.UNROLLED
+        return register_tiles.Windows(copies, offsets, step, pieces, run, cast(int, known) if unrolled else 0)
+
+    def make(
+        self, own: str, first_row: str, place: Place, top: Scope, y: str, stop: str, results: tuple[str, str]
+    ) -> str:
+        """Makes rows of the image from `y` to `stop` or to the end of the ring; returns the first one not made.
+
+        `results` are the row of results that comes next and the one after the chunk's last.
+        """
+        f, w, more = self.f, self.w, self.more
+        end = f.min(stop, f.add(f.or_(y, self.ring - 1), 1))
+        count = f.mul(f.sub(end, y), w[Plane.WIDTH])
+        source = self.rows_of(own, f.add(first_row, y), f.add(first_row, end))
+        out = f.gep(place.x, f.mul(f.and_(y, self.ring - 1), w[Plane.X_H]), "float")
+        first, depth = self.first, more[RingWord.DEPTH]
+        panels = register_tiles.Panels(more[RingWord.PANELS], f.mul(depth, WIDTH), depth)
+
+        def height_of(most: int) -> int:
+            return min(most, implicit_gemm.ROWS) if isinstance(source, register_tiles.Windows) else most
+
+        def panels_from(tile: gemm.Tile) -> Callable[[str, list[str]], None]:
+            """All pixels in the channels of one tile's panels."""
+
+            def body(c: str, _: list[str]) -> None:
+                b = f.gep(panels.b, f.mul(c, depth), "float")
+                shared: list[tuple[str, Scope]] = []
+                for j in range(tile.panels * WIDTH // tile.lanes):
+                    at = f.add(c, j * tile.lanes)
+                    scope = top.inner({first.channel: at}, tile.lanes, first.channel)
+                    self.emitter.hoist(first.expr, frozenset(first.space), scope)
+                    shared.append((at, scope))
+
+                def some_pixels(height: int, row: str) -> None:
+                    if tile.lanes == WIDTH and self.finish.channels_together:
+                        self.fetch_results(place, results, row, height, [at for at, _ in shared])
+                    ahead = source.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
+                    sums = source.sums(f, tile, row, height, panels, b, ahead)
+                    for r in range(height):
+                        pixel = f.gep(out, f.mul(f.add(row, r), w[Plane.X_W]), "float")
+                        for j, (at, scope) in enumerate(shared):
+                            text = first.value(self.emitter, scope.inner({}), sums[r * len(shared) + j], tile.lanes)
+                            f.store(text, f.gep(pixel, at, "float"))
+
+                enough = f.cmp("ge", count, tile.rows)
+                tiled = f.select(enough, count, 0)
+                # the last one overlaps the one before it
+                f.loop(0, tiled, tile.rows, [], lambda i, _: some_pixels(tile.rows, f.min(i, f.sub(count, tile.rows))))
+                f.loop(tiled, count, 1, [], lambda i, _: some_pixels(1, i))
+
+            return body
+
+        wide = gemm.tile_for("f32", host().vector_bytes)
+        single = replace(wide, rows=height_of(wide.single_rows), panels=1)
+        paired = place.c0
+        if wide.lanes == WIDTH:  # a panel is one vector: two of them share what is read of the pixels
+            paired = f.sub(place.c1, f.and_(f.sub(place.c1, place.c0), WIDTH))
+            double = replace(wide, rows=height_of(wide.rows))
+            f.loop(place.c0, paired, 2 * WIDTH, [], panels_from(double))
+        f.loop(paired, place.c1, WIDTH, [], panels_from(single))
+        return end

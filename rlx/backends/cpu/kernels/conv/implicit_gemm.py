@@ -1,0 +1,607 @@
+"""Convolutions of windows of several pixels as matrix products whose rows are read where they lie in the image.
+
+A window is some pieces of `run` contiguous elements, one a row of the kernel, a constant step apart. Where each window
+begins is in a table of offsets, so that a tile may hold any pixels: of several rows, or of several images.
+Rows of a padded image are copied into the worker's scratch, with zeros around them; others are read in place.
+Of a few planes (the colours of a picture) the copies are made with the channels of a pixel together.
+
+A sum is a chain of fma over the pieces in blocks of at most `K_BLOCK` steps, whole lines or even parts of one; blocks
+are added up in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from functools import cache
+from typing import Literal, cast
+
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.conv import register_tiles
+from rlx.backends.cpu.kernels.conv.geometry import Finish, finish_of, geometry
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
+from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
+from rlx.backends.cpu.schedule.arguments import (
+    Extents,
+    KernelCode,
+    Pointer,
+    Routine,
+    Scratch,
+    ScratchStride,
+    Word,
+    WordTable,
+    once,
+)
+from rlx.backends.cpu.schedule.base import Part, part
+from rlx.backends.cpu.schedule.conv import DirectCut, DirectParts
+from rlx.backends.cpu.schedule.matmul import K_BLOCK
+from rlx.ir.shape import Size, size_product
+from rlx.kernels.affine import linear_index
+from rlx.kernels.expr import Load
+from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.program import Kernel
+from rlx.records import dataclass
+
+__all__ = ["DirectWord", "Frame", "emit", "frame", "from_planes", "suits"]
+
+ROWS = 8  # of a tile at most: each needs a register for its address
+MOST_PLANES = 4  # whose pixels are as many elements of a vector
+HALF = gemm.HALF
+
+
+class DirectWord(IntEnum):
+    """The words of a kernel; strides and steps are in elements, places in scratch in bytes."""
+
+    X = 0
+    WEIGHTS = 1
+    OUT = 2
+    SCRATCH = 3
+    BLOCK = 4  # routines
+    LINES = 5
+    HEIGHT = 6  # of an image
+    WIDTH = 7
+    CHANNELS = 8
+    X_N = 9
+    X_H = 10
+    STRIDE_H = 11
+    STRIDE_W = 12
+    PAD_H = 13
+    PAD_W = 14
+    EXTENT_H = 15  # rows of an image that a window covers
+    OUT_HEIGHT = 16
+    OUT_WIDTH = 17
+    PADDED = 18  # pixels of a copied row
+    COPIED = 19  # from copied row to copied row; 0: rows are read in place
+    PIECES = 20  # of a window
+    RUN = 21
+    PIECE_STEP = 22
+    OUTPUTS = 23
+    DEPTH = 24
+    ROWS = 25  # of all images
+    ROW_CHUNK = 26
+    PANEL_CHUNK = 27
+    PART = 28  # pixels
+    OUT_STEP = 29  # from pixel to pixel
+    SCRATCH_STRIDE = 30
+    COPIES = 31  # places in scratch, after the table of offsets
+    SUMS = 32
+    GROUP = 33  # pieces of a block of steps
+    STEPS = 34  # of one of these pieces
+    X_C = 35  # from plane to plane of an image whose channels are not together
+
+
+POINTERS = (
+    DirectWord.X,
+    DirectWord.WEIGHTS,
+    DirectWord.OUT,
+    DirectWord.SCRATCH,
+    DirectWord.BLOCK,
+    DirectWord.LINES,
+)
+
+
+def suits(kernel: Kernel) -> bool:
+    """Windows of several pixels in one group, whose rows are contiguous or few planes; several outputs."""
+    geo = geometry(kernel)
+    together = geo.x_w == geo.channels and (geo.dilations[1] == 1 or geo.kernel[1] == 1)
+    return geo.groups == 1 and geo.kernel != (1, 1) and (together or from_planes(kernel))
+
+
+def from_planes(kernel: Kernel) -> bool:
+    """Whether it is a convolution of a few planes, each of contiguous rows, by weights that are read once a chunk."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    x, channels, outputs = anchor.x, anchor.x_shape[1], anchor.w_shape[0]
+    if not isinstance(x, Load) or x.where is not None or anchor.groups != 1:
+        return False
+    if x.dtype.name != "f32" or not isinstance(channels, int) or not isinstance(outputs, int):
+        return False
+    index, taps = linear_index(x.indices, x.source.shape), size_product(anchor.w_shape[2:])
+    if not index.is_linear or index.coefs.get(out_vars(len(anchor.x_shape))[-1], 0) != 1 or not isinstance(taps, int):
+        return False
+    few = 1 < channels <= MOST_PLANES and 4 * taps * channels * (outputs + 15) <= 2 * DirectCut.FEW_WEIGHTS
+    return few and taps > 1 and (anchor.dilations[-1] == 1 or anchor.w_shape[-1] == 1)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A kernel after its first steps: the words, and what the rows of results of this chunk need lies ready."""
+
+    f: Function
+    emitter: Emitter
+    finish: Finish
+    run: Size  # steps of a piece of a window
+    w: dict[DirectWord, str]
+    cut: Callable[[Extents], DirectParts]
+    columns: tuple[str, str]  # of this chunk
+    pixels: tuple[str, str]
+    a: str  # what the offsets count from
+    offsets: str  # of the windows of this chunk's pixels
+    sums: str  # room for those of a part
+
+    def parts(self, body: Callable[[str, str, str], None]) -> KernelCode:
+        """Emits `body(offsets, first pixel, last)` for one part of the pixels after the other, and ends the kernel."""
+        f, (p0, p1) = self.f, self.pixels
+
+        def some_pixels(q0: str, _: list[str]) -> None:
+            q1 = f.min(f.add(q0, self.w[DirectWord.PART]), p1)
+            body(f.gep(self.offsets, f.sub(q0, p0), "i64"), q0, q1)
+
+        f.loop(p0, p1, self.w[DirectWord.PART], [], some_pixels)
+        f.ret()
+        symbol, ir = name_kernel(Module([f]).text())
+        words, sites = tuple(self.emitter.table.words), tuple(self.emitter.sites)
+        return KernelCode(symbol, ir, words, Part(self.cut, "chunks"), sites, part(self.cut, "ends", 2))
+
+
+def planes_of(kernel: Kernel) -> int:
+    """The number of planes that an image is read from, 0 where the channels of its pixels are together."""
+    anchor, geo = kernel.anchor, geometry(kernel)
+    assert isinstance(anchor, Conv)
+    step = geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1)
+    return cast(int, geo.channels) if step != 1 else 0
+
+
+def cut_of(kernel: Kernel, width: int, *, in_place: bool) -> DirectCut:
+    """How it is split where a block of sums takes `width` columns; `in_place`: that needs no room."""
+    anchor, geo = kernel.anchor, geometry(kernel)
+    assert isinstance(anchor, Conv)
+    in_image = geo.no_pads and not planes_of(kernel)
+    sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
+    itemsize = anchor.x.dtype.itemsize
+    return DirectCut(sizes, geo.kernel, geo.strides, geo.dilations[0], itemsize, width, in_image, in_place)
+
+
+def words_of(
+    kernel: Kernel, cut: Callable[[Extents], DirectParts], block: Word, out: Word, out_step: Size
+) -> list[Word]:
+    """The words that `DirectWord` names."""
+    anchor, geo = kernel.anchor, geometry(kernel)
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.w, Load)
+    assert isinstance(anchor.x, Load)
+    planes = planes_of(kernel)
+    in_image = geo.no_pads and not planes
+    return [
+        Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
+        Pointer(anchor.w.source),
+        out,
+        Scratch(),
+        block,
+        lines_routine(kernel),
+        geo.height,
+        geo.width,
+        geo.channels,
+        geo.x_n,
+        geo.x_h,
+        *geo.strides,
+        *geo.pads,
+        (geo.kernel[0] - 1) * geo.dilations[0] + 1,
+        geo.out_height,
+        geo.out_width,
+        part(cut, "padded"),
+        part(cut, "copied"),
+        geo.kernel[0],
+        geo.kernel[1] * geo.channels,
+        geo.x_h * geo.dilations[0] if in_image else part(cut, "piece_step"),
+        geo.outputs,
+        geo.depth,
+        geo.batch * geo.out_height,
+        part(cut, "row_chunk"),
+        part(cut, "panel_chunk"),
+        part(cut, "part"),
+        out_step,
+        ScratchStride(),
+        part(cut, "ends", 0),
+        part(cut, "ends", 1),
+        part(cut, "group"),
+        part(cut, "steps"),
+        geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
+    ]
+
+
+def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
+    """Begins a kernel whose `block` of sums takes `width` columns at once; `in_place`: it needs no room for them."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    dtype = anchor.x.dtype
+    geo, finish = geometry(kernel), finish_of(kernel, dtype)
+    cut = once(cut_of(kernel, width, in_place=in_place))
+    out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
+    out_step = finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0
+    words = words_of(kernel, cut, block, out, out_step)
+    table = WordTable(words)
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    if not finish.plain or not in_place:
+        finish.prepare(emitter)
+    w = _load_words(f)
+    outputs = w[DirectWord.OUTPUTS]
+    columns = f.mul(w[DirectWord.PANEL_CHUNK], width)
+    panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+    row_block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
+    r0 = f.mul(row_block, w[DirectWord.ROW_CHUNK])
+    r1 = f.min(f.add(r0, w[DirectWord.ROW_CHUNK]), w[DirectWord.ROWS])
+    n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, width)
+    offsets = f.offset(w[DirectWord.SCRATCH], f.mul("%worker", w[DirectWord.SCRATCH_STRIDE]))
+    copies, sums = (f.offset(offsets, w[i]) for i in (DirectWord.COPIES, DirectWord.SUMS))
+    f.call(w[DirectWord.LINES], [w[DirectWord.X], copies, offsets, "%words", r0, r1])
+    a = f.select(f.cmp("ne", w[DirectWord.COPIED], 0), copies, w[DirectWord.X], "ptr")
+    pixels = (f.mul(r0, w[DirectWord.OUT_WIDTH]), f.mul(r1, w[DirectWord.OUT_WIDTH]))
+    return Frame(f, emitter, finish, geo.kernel[1] * geo.channels, w, cut, (n0, n1), pixels, a, offsets, sums)
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The convolution with its epilogue."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    dtype = anchor.x.dtype
+    tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes).of_one_panel
+    here = frame(kernel, tile.width, _block_routine(tile), finish_of(kernel, dtype).in_place)
+    f, emitter, finish, w, a, (n0, n1) = here.f, here.emitter, here.finish, here.w, here.a, here.columns
+    ty, width, depth = tile.scalar, tile.width, w[DirectWord.DEPTH]
+    columns = f.mul(w[DirectWord.PANEL_CHUNK], width)
+    b = f.gep(w[DirectWord.WEIGHTS], f.mul(n0, depth), ty)
+
+    def some_pixels(at: str, q0: str, q1: str) -> None:
+        if not register_tiles.suits(finish):
+            sums_of(at, (q0, q1), "0")
+            return
+        height, together, count = min(tile.rows, ROWS), tile.panels * width, f.sub(n1, n0)
+        ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", f.sub(q1, q0), height))
+        done = f.select(ready, f.mul(f.div(count, together), together), 0)
+        panels = register_tiles.Panels(b, f.mul(depth, width), depth)
+        known = here.run if isinstance(here.run, int) and here.run <= register_tiles.UNROLLED else 0
+        step, pieces, each = (w[i] for i in (DirectWord.PIECE_STEP, DirectWord.PIECES, DirectWord.RUN))
+        windows = register_tiles.Windows(a, at, step, pieces, each, known)
+        register_tiles.emit_tiles(emitter, finish, tile, windows, height, panels, (q0, q1), n0, done)
+        f.if_(f.cmp("lt", done, count), lambda: sums_of(at, (q0, q1), done))
+
+    def sums_of(at: str, pixels: tuple[str, str], done: str) -> None:
+        """The results in the columns from `done`, by a block of sums in memory."""
+        (q0, q1), start = pixels, f.add(n0, done)
+        if finish.in_place:
+            step = w[DirectWord.OUT_STEP]
+            c = f.gep(w[DirectWord.OUT], f.add(f.mul(q0, step), start), ty)
+        else:
+            step, c = columns, here.sums
+        panel = f.gep(b, f.mul(done, depth), ty)
+        f.call(w[DirectWord.BLOCK], [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
+        if not finish.plain or not finish.in_place:
+            finish.rows(emitter, (q0, q1), (start, n1), c, step)
+
+    return here.parts(some_pixels)
+
+
+def _load_words(f: Function) -> dict[DirectWord, str]:
+    return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in DirectWord}
+
+
+def lines_routine(kernel: Kernel) -> Routine:
+    """What prepares the rows of a kernel's results."""
+    assert isinstance(kernel.anchor, Conv)
+    name = cast(Literal["f32", "f64"], kernel.anchor.x.dtype.name)
+    return _lines_routine(gemm.tile_for(name, host().vector_bytes).of_one_panel, planes_of(kernel))
+
+
+@cache
+def _lines_routine(tile: gemm.Tile, planes: int) -> Routine:
+    function = _lines(tile, planes)
+    return Routine(function.name, Module([function]).text())
+
+
+def _lines(tile: gemm.Tile, planes: int) -> Function:
+    """`(ptr x, ptr copies, ptr offsets, ptr words, i64 r0, i64 r1)`: what rows r0..r1 of results need.
+
+    With 0 `planes` the channels of a pixel lie together, else there are so many planes.
+
+    Writes the offset of the window of each of their pixels. With copies, these get the rows of the images that the
+    windows cover, zeros around them, the rows of an image after those of the one before.
+    """
+    ty, lanes = tile.scalar, tile.lanes
+    arguments = [("ptr", "x"), ("ptr", "copies"), ("ptr", "offsets"), ("ptr", "words"), ("i64", "r0"), ("i64", "r1")]
+    f = Function(f"rlx_lines_{tile.dtype}x{lanes}" + (f"_{planes}" if planes else ""), arguments)
+    w = {i: gemm.load_word(f, i) for i in DirectWord if i not in POINTERS}
+    channels, width, stride_h = w[DirectWord.CHANNELS], w[DirectWord.WIDTH], w[DirectWord.STRIDE_H]
+    step, out_width = w[DirectWord.COPIED], w[DirectWord.OUT_WIDTH]
+    pixel_step = f.mul(w[DirectWord.STRIDE_W], channels)
+    copied = f.cmp("ne", step, 0)
+    zero = constant(0.0, tile.vector)
+    # the part of a copied row that the image has, in elements
+    first = f.max(f.min(w[DirectWord.PAD_W], w[DirectWord.PADDED]), 0)
+    last = f.max(f.min(f.add(w[DirectWord.PAD_W], width), w[DirectWord.PADDED]), first)
+    pixels, before = f.sub(last, first), f.sub(first, w[DirectWord.PAD_W])
+    skipped = before if planes else f.mul(before, channels)
+    first, count, whole = (
+        f.mul(first, channels),
+        f.mul(pixels, channels),
+        f.mul(w[DirectWord.PADDED], channels),
+    )
+    after = f.mul(last, channels)
+
+    def clear(place: str, start: str | int, stop: str) -> None:
+        """Sets elements start..stop to zero, those beyond in vectors that fit."""
+        vectors = f.sub(stop, f.and_(f.sub(stop, start), lanes - 1))
+        f.loop(start, vectors, lanes, [], lambda i, _: f.store(zero, f.gep(place, i, ty), ty=tile.vector))
+        f.loop(vectors, stop, 1, [], lambda i, _: f.store(0.0, f.gep(place, i, ty), ty=ty))
+
+    def copy(source: str, place: str) -> None:
+        vectors = f.and_(count, -lanes)
+
+        def move(i: str, _: list[str]) -> None:
+            f.store(f.load(tile.vector, f.gep(source, i, ty)), f.gep(place, i, ty))
+
+        f.loop(0, vectors, lanes, [], move)
+        f.loop(
+            vectors, count, 1, [], lambda i, _: f.store(f.load(ty, f.gep(source, i, ty)), f.gep(place, i, ty), ty=ty)
+        )
+
+    def gather(source: str, place: str) -> None:
+        """A row of each plane, so that the channels of a pixel are together."""
+        sources = [f.gep(source, f.mul(w[DirectWord.X_C], c), ty) for c in range(planes)]
+        vector, step = vec(ty, MOST_PLANES), MOST_PLANES
+        whole = f.and_(pixels, -lanes) if size_of(ty) * lanes == 64 else "0"
+        vectors = f.and_(pixels, -step)
+
+        def wide(i: str, _: list[str]) -> None:
+            """A vector of pixels, where any lanes of two registers are brought together by one instruction."""
+            rows = [f.load(tile.vector, f.gep(p, i, ty)) for p in sources]
+            out = f.gep(place, f.mul(i, planes), ty)
+            for n in range(planes):
+                places = [divmod(n * lanes + lane, planes) for lane in range(lanes)]  # (pixel, plane)
+                merged = rows[0]
+                for c in range(1, planes):
+                    before = [pixel if c == 1 else lane for lane, (pixel, _) in enumerate(places)]
+                    picks = [
+                        lanes + pixel if plane == c else before[lane] for lane, (pixel, plane) in enumerate(places)
+                    ]
+                    merged = f.shuffle(merged, rows[c], picks)
+                f.store(merged, f.gep(out, n * lanes, ty))
+
+        def move(i: str, _: list[str]) -> None:
+            rows = [f.load(vector, f.gep(p, i, ty)) for p in sources]
+            rows += [rows[-1]] * (step - planes)
+            out = f.gep(place, f.mul(i, planes), ty)
+            for j, row in enumerate(gemm.transpose(f, rows)):  # what a pixel has too much the next one covers
+                f.store(row, f.gep(out, j * planes, ty))
+
+        def one(i: str, _: list[str]) -> None:
+            out = f.gep(place, f.mul(i, planes), ty)
+            for c, p in enumerate(sources):
+                f.store(f.load(ty, f.gep(p, i, ty)), f.gep(out, c, ty), ty=ty)
+
+        if whole != "0":
+            f.loop(0, whole, lanes, [], wide)
+        f.loop(whole, vectors, step, [], move)
+        f.loop(vectors, pixels, 1, [], one)
+
+    def image(r: str, state: list[str]) -> list[str]:
+        """The rows of results that lie in one image."""
+        (base,) = state
+        number, y0 = f.div(r, w[DirectWord.OUT_HEIGHT]), f.rem(r, w[DirectWord.OUT_HEIGHT])
+        rows = f.min(f.sub(w[DirectWord.OUT_HEIGHT], y0), f.sub("%r1", r))
+        plane = f.mul(number, w[DirectWord.X_N])
+        top = f.sub(f.mul(y0, stride_h), w[DirectWord.PAD_H])
+        lines = f.add(f.mul(f.sub(rows, 1), stride_h), w[DirectWord.EXTENT_H])
+
+        def line(j: str, _: list[str]) -> None:
+            place = f.gep("%copies", f.add(base, f.mul(j, step)), ty)
+            y = f.add(top, j)
+
+            def inside() -> None:
+                clear(place, 0, first)
+                source = f.gep("%x", f.add(plane, f.add(f.mul(y, w[DirectWord.X_H]), skipped)), ty)
+                (gather if planes else copy)(source, f.gep(place, first, ty))
+                clear(place, after, whole)
+
+            f.if_(f.cmp("ult", y, w[DirectWord.HEIGHT]), inside, lambda: clear(place, 0, whole))
+
+        f.if_(copied, lambda: void(f.loop(0, lines, 1, [], line)))
+        here = f.select(copied, base, f.add(plane, f.mul(top, w[DirectWord.X_H])))
+        row_step = f.mul(stride_h, f.select(copied, step, w[DirectWord.X_H]))
+        table = f.gep("%offsets", f.mul(f.sub(r, "%r0"), out_width), "i64")
+
+        def row(j: str, _: list[str]) -> None:
+            start, places = f.add(here, f.mul(j, row_step)), f.gep(table, f.mul(j, out_width), "i64")
+
+            def pixel(i: str, _: list[str]) -> None:
+                f.store(f.add(start, f.mul(i, pixel_step)), f.gep(places, i, "i64"))
+
+            f.loop(0, out_width, 1, [], pixel)
+
+        f.loop(0, rows, 1, [], row)
+        return [f.add(base, f.mul(lines, step)), f.add(r, rows)]
+
+    f.while_(
+        [("i64", 0), ("i64", "%r0")],
+        lambda state: f.cmp("lt", state[1], "%r1"),
+        lambda state: image(state[1], state[:1]),
+    )
+    f.ret()
+    return f
+
+
+@cache
+def _block_routine(tile: gemm.Tile) -> Routine:
+    block = _block(tile)
+    return Routine(block.name, Module([block]).text())
+
+
+def _block(tile: gemm.Tile) -> Function:
+    """Sums of some pixels.
+
+    `(ptr a, ptr offsets, ptr words, ptr b, ptr c, i64 ldc, i64 pixels, i64 columns)`: `offsets` is at the first pixel,
+    `b` at the first panel, `c` at the first result, `ldc` elements from pixel to pixel.
+    """
+    ty, width = tile.scalar, tile.width
+    names = [("ptr", "a"), ("ptr", "offsets"), ("ptr", "words"), ("ptr", "b"), ("ptr", "c"), ("i64", "ldc")]
+    f = Function(f"rlx_direct_{tile.name}", [*names, ("i64", "pixels"), ("i64", "columns")], attrs="nounwind noinline")
+    wanted = (
+        DirectWord.PIECES,
+        DirectWord.RUN,
+        DirectWord.PIECE_STEP,
+        DirectWord.GROUP,
+        DirectWord.STEPS,
+        DirectWord.DEPTH,
+    )
+    w = {i: gemm.load_word(f, i) for i in wanted}
+    full, half = min(tile.rows, ROWS), min(tile.half_rows, ROWS)
+    kernels: dict[tuple[int, int], Function] = {}
+    stride = f.mul(w[DirectWord.DEPTH], width)
+
+    def kernel(rows: int, panels: int) -> Function:
+        if (rows, panels) not in kernels:
+            kernels[rows, panels] = _tile(tile, rows, panels)
+        return kernels[rows, panels]
+
+    def steps(first: str, start: str) -> None:
+        pieces = f.min(w[DirectWord.GROUP], f.sub(w[DirectWord.PIECES], first))
+        run = f.min(w[DirectWord.STEPS], f.sub(w[DirectWord.RUN], start))
+        done = f.add(f.mul(first, w[DirectWord.RUN]), start)
+        more = f.cast("zext", f.cmp("ne", done, 0), "i64")
+        a = f.gep("%a", f.add(f.mul(first, w[DirectWord.PIECE_STEP]), start), ty)
+        b = f.gep("%b", f.mul(done, width), ty)
+
+        def rows_of(count: int, height: int, column: str, n: str) -> None:
+            panel = f.gep(b, f.mul(f.lshr(column, width.bit_length() - 1), stride), ty)
+            next_panel = f.gep(panel, f.mul(stride, max(count, 1)), ty)
+            ahead_step = f.mul(f.mul(pieces, f.and_(run, -tile.unroll)), tile.fetched // size_of(ty))
+
+            def take_tile(state: list[str]) -> list[str]:
+                row, ahead = state
+                left = f.sub("%pixels", row)
+                even = f.and_(f.cmp("gt", left, height), f.cmp("lt", left, 2 * height))
+                take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
+                c = f.gep("%c", f.add(f.mul(row, "%ldc"), column), ty)
+                places = f.gep("%offsets", row, "i64")
+                step = w[DirectWord.PIECE_STEP]
+
+                def call(rows: int) -> None:
+                    operands = [a, places, step, pieces, run, panel, stride, c, "%ldc", n, more, ahead]
+                    f.call(kernel(rows, count), operands)
+
+                f.switch(take, {r: (lambda r=r: call(r)) for r in range(1, height + 1)})  # type: ignore[misc]
+                return [f.add(row, take), f.gep(ahead, ahead_step, ty)]
+
+            f.while_([("i64", 0), ("ptr", next_panel)], lambda state: f.cmp("lt", state[0], "%pixels"), take_tile)
+
+        def sweep(count: int) -> Callable[[str, list[str]], None]:
+            def body(column: str, _: list[str]) -> None:
+                n = f.min(f.sub("%columns", column), count * width)
+                if count == 1 and half:
+                    narrow = f.cmp("le", n, width // 2)
+                    f.if_(narrow, lambda: rows_of(HALF, half, column, n), lambda: rows_of(1, full, column, n))
+                else:
+                    rows_of(count, full, column, n)
+
+            return body
+
+        group = tile.panels * width
+        grouped = f.mul(f.div("%columns", group), group) if tile.panels > 1 else "%columns"
+        f.loop(0, grouped, group, [], sweep(tile.panels))
+        if tile.panels > 1:
+            f.loop(grouped, "%columns", width, [], sweep(1))
+
+    def group_of_pieces(first: str, _: list[str]) -> None:
+        f.loop(0, w[DirectWord.RUN], w[DirectWord.STEPS], [], lambda start, _: steps(first, start))
+
+    f.loop(0, w[DirectWord.PIECES], w[DirectWord.GROUP], [], group_of_pieces)
+    f.ret()
+    return f
+
+
+def _tile(tile: gemm.Tile, rows: int, panels: int) -> Function:
+    """A tile of results: rows x panels panels over `pieces` pieces of `run` steps; panels 0: half a panel.
+
+    `(ptr a, ptr offsets, i64 step, i64 pieces, i64 run, ptr b, i64 stride, ptr c, i64 ldc, i64 n, i64 add, ptr next)`:
+    `step` is from piece to piece, `stride` from panel to panel, `n` the columns of C that exist, `add` whether C is
+    added to or set, `next` the memory to prefetch.
+    """
+    ty, v, lanes, size = tile.scalar, tile.vector, tile.lanes, size_of(tile.scalar)
+    per_panel = tile.width // lanes
+    vectors = per_panel // 2 if panels == HALF else per_panel * panels
+    unroll = tile.unroll
+    numbers = ("step", "pieces", "run")
+    f = Function(
+        f"rlx_direct_{tile.name}_{rows}x{panels or 'half'}",
+        [
+            ("ptr", "a"),
+            ("ptr", "offsets"),
+            *(("i64", i) for i in numbers),
+            ("ptr", "b"),
+            ("i64", "stride"),
+            ("ptr", "c"),
+            ("i64", "ldc"),
+            ("i64", "n"),
+            ("i64", "add"),
+            ("ptr", "next"),
+        ],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    c_rows = ["%c"]
+    for _ in range(rows - 1):
+        c_rows.append(f.gep(c_rows[-1], "%ldc", ty))
+    for row in c_rows:
+        f.prefetch(row, write=True)
+    starts = [f.gep("%a", f.load("i64", f.gep("%offsets", i, "i64")), ty) for i in range(rows)]
+    panel_step = f.mul("%stride", size)
+    whole = f.and_("%run", -unroll)
+
+    def steps(count: int, k: str, windows: list[str], state: list[str]) -> list[str]:
+        b, ahead, acc = state[0], state[1], state[2:]
+        for line in range(0, count * tile.fetched if count > 1 else 0, 64):
+            f.prefetch(f.offset(ahead, line), locality=2)
+        for i in range(count):
+            panel = [b]
+            for _ in range(max(panels, 1) - 1):
+                panel.append(f.offset(panel[-1], panel_step))
+            y = [
+                f.load(v, f.offset(panel[j // per_panel], (i * tile.width + j % per_panel * lanes) * size))
+                for j in range(vectors)
+            ]
+            for r in range(rows):
+                x = f.splat(f.load(ty, f.offset(f.gep(windows[r], k, ty), i * size)), lanes)
+                for j in range(vectors):
+                    total = f.fma(x, y[j], acc[r * vectors + j], v)
+                    acc[r * vectors + j] = tile.ordered(f, total) if count > 1 else total
+        coming = f.offset(ahead, count * tile.fetched) if count > 1 else ahead
+        return [f.offset(b, count * tile.width * size), coming, *acc]
+
+    def piece(_: str, state: list[str]) -> list[str]:
+        windows, inner = state[:rows], state[rows:]
+
+        def typed(values: list[str]) -> list[tuple[str, str]]:
+            return [("ptr", values[0]), ("ptr", values[1]), *((v, x) for x in values[2:])]
+
+        inner = f.loop(0, whole, unroll, typed(inner), lambda k, s: steps(unroll, k, windows, s))
+        inner = f.loop(whole, "%run", 1, typed(inner), lambda k, s: steps(1, k, windows, s))
+        return [*(f.gep(p, "%step", ty) for p in windows), *inner]
+
+    state: list[tuple[str, str]] = [("ptr", p) for p in (*starts, "%b", "%next")]
+    state += [(v, "zeroinitializer")] * (rows * vectors)
+    acc = f.loop(0, "%pieces", 1, state, piece)[rows + 2 :]
+    gemm.put_tile(f, tile, acc, c_rows, "%n", f.cmp("ne", "%add", 0))
+    f.ret()
+    return f

@@ -1,0 +1,435 @@
+"""Convolutions of 8-bit images in i32, as products of windows and weights packed in fours; results may be 8-bit too.
+
+Images have their channels last. Windows of whole pixels that lie in the image as they are, eights of channels, are read
+in place; others are gathered. Where what is done to the sums is a requantisation, the product does it in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from math import prod
+
+from rlx.backends.cpu.gemm import int8, requantise
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.conv import im2col, int8_depthwise
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
+from rlx.backends.cpu.llvm.builder import Function, Module
+from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
+from rlx.backends.cpu.schedule.arguments import (
+    Extents,
+    KernelCode,
+    Pointer,
+    Scratch,
+    ScratchStride,
+    Word,
+    WordTable,
+    once,
+)
+from rlx.backends.cpu.schedule.base import Part, Product, part
+from rlx.backends.cpu.schedule.conv import ConvParts
+from rlx.backends.cpu.schedule.int8 import ByteCut
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.graph import Value
+from rlx.ir.shape import Shape, Size, ceildiv, evaluate
+from rlx.kernels.affine import linear_index
+from rlx.kernels.expr import Cast, Expr, Load, Var, const, loads, size_expr, substitute_vars, transform
+from rlx.kernels.lowering import Contract, Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import dataclass, replace
+
+__all__ = [
+    "FEW_CHANNELS", "TAG", "TAGS", "accepts", "accepts_product", "as_convolution", "emit", "emit_weights",
+    "from_planes", "layout",
+]  # fmt: skip
+
+F32, I32, I64, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"], DTYPES["u8"]
+TAG, WEIGHTS, PLANES = "byte conv", "pack bytes", "pack bytes of planes"
+TAGS = (WEIGHTS, PLANES)  # of kernels that pack weights
+FEW_CHANNELS = 4  # so many are read from planes
+FEW_ROWS = 32  # of a window, of all channels
+
+
+class ByteWord(IntEnum):
+    """The words of a product; strides are in bytes."""
+
+    X = 0
+    A_STEP = 1  # from window to window, in the image or in scratch
+    WEIGHTS = 2
+    CHANNELS = 3  # of a group
+    OUTPUTS = 4  # of a group
+    OCTETS = 5  # of k
+    GROUPS = 6
+    PIXELS = 7
+    PIXEL_CHUNK = 8
+    PANEL_CHUNK = 9
+    OUT = 10
+    OUT_STEP = 11  # from pixel to pixel
+    SCRATCH = 12
+    SCRATCH_STRIDE = 13
+    SUMS = 14  # where a block of sums starts in scratch
+    PART = 15  # pixels that are computed from windows to results before the next ones
+    SPARE = 16  # of the further fours of a panel
+    PLACES = 17
+    BLOCK = 18  # routines
+    WINDOWS = 19
+    FIRST = 20  # of the words of `windows`
+
+
+def accepts(anchor: Conv, dtype: DType) -> bool:
+    """8-bit images of one or two spatial axes, on machines with the instructions."""
+    if anchor.groups > 1 and anchor.w_shape[1] == 1 and not int8_depthwise.suits(anchor):
+        return False
+    if any(size == 0 for size in anchor.w_shape[1:]):
+        return False
+    return (
+        dtype is I32
+        and anchor.x.dtype.name in ("u8", "i8")
+        and len(anchor.x_shape) in (3, 4)
+        and int8_panels.available()
+    )
+
+
+# ---- products
+
+
+def accepts_product(anchor: Contract) -> bool:
+    """Products with weights that `prepare` can pack, on machines with the instructions."""
+    few_axes = isinstance(anchor.a, Load) and len(anchor.a.indices) <= 4 and anchor.k != 0
+    return few_axes and int8_panels.available() and all(_is_weight(x.source) for x in loads(anchor.b))
+
+
+def _is_weight(value: Value) -> bool:
+    """Whether it depends on params and constants only."""
+    pending, seen = [value], {value}
+    while pending:
+        v = pending.pop()
+        if v.node is None:
+            if v.kind not in ("param", "const"):
+                return False
+            continue
+        fresh = [x for x in v.node.inputs if x not in seen]
+        seen.update(fresh)
+        pending.extend(fresh)
+    return True
+
+
+def as_convolution(kernel: Kernel) -> Kernel:
+    """A product as a convolution of one pixel: rows are pixels, what a and b share are channels."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Contract)
+    *batch, row, column = out_vars(len(store.extents))
+    image: list[Size] = [1] if not batch else list(store.extents[: len(batch)])
+    space = (*image[1:], anchor.m)
+    extents = (image[0], anchor.n, *space)
+    vars = out_vars(len(extents))
+    renamed: dict[Var, Expr] = {row: vars[-1], column: vars[1]}
+    renamed.update(zip(batch, (vars[0], *vars[2:-1]), strict=False))
+    x = substitute_vars(anchor.a, {**renamed, Var("k"): vars[1]})
+    w = substitute_vars(anchor.b, {column: vars[0], Var("k"): vars[1]})
+    ones, taps = (1,) * len(space), (1,) * len(space)
+    conv = Conv(
+        x, w, (image[0], anchor.k, *space), (anchor.n, anchor.k, *taps), ones, ones, (0,) * (2 * len(space)), 1, True,
+        anchor.zero,
+    )  # fmt: skip
+    index = tuple(substitute_vars(i, renamed) for i in store.index)
+    made = Store(store.buffer, extents, index, substitute_vars(store.expr, renamed))
+    return Kernel(kernel.name, (made,), conv, nodes=kernel.nodes)
+
+
+# ---- layout
+
+
+def from_planes(anchor: Conv) -> bool:
+    """Whether windows are gathered from an image whose columns, not channels, lie next to each other."""
+    e, channels, (*rows, columns) = anchor.x, anchor.x_shape[1], anchor.w_shape[2:]
+    sizes = [channels, columns, *rows]
+    if not all(isinstance(size, int) for size in sizes) or anchor.groups > 1 or anchor.dilations[-1] != 1:
+        return False
+    few = 1 < channels <= FEW_CHANNELS and channels * prod(rows) <= FEW_ROWS
+    short = columns <= im2col.PIECES[-1]
+    if not few or not short or not isinstance(e, Load) or e.where is not None:
+        return False
+    index = linear_index(e.indices, e.source.shape)
+    vars = out_vars(len(anchor.x_shape))
+    return index.is_linear and index.coefs.get(vars[-1], 0) == 1 and index.coefs.get(vars[1], 0) != 1
+
+
+def layout(kernel: Kernel) -> list[Kernel]:
+    """The kernel, whose image has its channels last, after those that pack its weights and what its sums are scaled by.
+
+    The load that stands for the weights names the packed buffer.
+    """
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    direct = int8_depthwise.suits(anchor)
+    groups, outputs = (1, anchor.groups) if direct else (anchor.groups, anchor.w_shape[0] // anchor.groups)
+    scaled, kernel = requantise.layout(kernel, groups, outputs)
+    if direct:
+        made, sums = int8_depthwise.weights(kernel)
+    else:
+        made, sums = [_packed(kernel)], ()
+    buffer = made[0].stores[0].buffer
+    packed = replace(anchor, w=Load(buffer, (size_expr(0),) * len(buffer.shape), buffer.dtype))
+    return [*scaled, *made, Kernel(kernel.name, kernel.stores, packed, operands=sums, nodes=kernel.nodes, tag=TAG)]
+
+
+def _static(anchor: Conv) -> tuple[int, int, int]:
+    """Channels, rows and columns of a window."""
+    size = (*anchor.w_shape[1:2], *([1] if len(anchor.w_shape) == 3 else []), *anchor.w_shape[2:])
+    channels, rows, columns = (evaluate(s, {}) for s in size)
+    return channels, rows, columns
+
+
+def _packed(kernel: Kernel) -> Kernel:
+    """The kernel that packs the weights in panels."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    outputs = anchor.w_shape[0] // anchor.groups
+    panel = int8_panels.panel_bytes(_depth(anchor), anchor.w.dtype.name == "i8")
+    shape: Shape = (anchor.groups, ceildiv(outputs, int8_panels.WIDTH), panel)
+    fixed = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.w))
+    fixed = fixed and all(isinstance(s, int) for s in shape)
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if fixed else "arena", shape, U8)
+    store = Store(buffer, shape, out_vars(3), const(0, U8))
+    only = replace(anchor, x=const(0, anchor.x.dtype), zero=None)
+    tag = PLANES if from_planes(anchor) else WEIGHTS
+    return Kernel(tag, (store,), only, nodes=kernel.nodes, tag=tag)
+
+
+def spare_bytes(kernel: Kernel) -> int:
+    """The bytes that a kernel which packs weights keeps for further fours: most weights need none, and don't fill it.
+
+    They are 1.6 times the weights' own: what the hardest weights need is only known once they are read.
+    """
+    if kernel.tag not in (WEIGHTS, PLANES):
+        return 0
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    groups, panels, _ = kernel.stores[0].buffer.shape
+    return evaluate(groups * panels * int8_panels.spare_bytes(_depth(anchor), anchor.w.dtype.name == "i8"), {})
+
+
+def _depth(anchor: Conv) -> Size:
+    depth: Size = anchor.w_shape[1]
+    for size in anchor.w_shape[2:]:
+        depth = depth * size
+    return depth
+
+
+# ---- code
+
+
+def emit_weights(kernel: Kernel) -> KernelCode:
+    """Packs the weights; chunk = group * panels + panel."""
+    anchor, buffer = kernel.anchor, kernel.stores[0].buffer
+    assert isinstance(anchor, Conv)
+    narrow = anchor.w.dtype.name == "i8"
+    depth, channels = _depth(anchor), anchor.w_shape[1]
+    groups, panels, _ = buffer.shape
+    words: list[Word] = [
+        Pointer(buffer), int8_panels.spare_bytes(depth, narrow), panels, anchor.w_shape[0] // anchor.groups, depth,
+        channels,
+        ceildiv(depth, int8_panels.DEPTH), int8_panels.places_bytes(depth, narrow), anchor.w_shape[-1],
+        groups * panels,
+    ]  # fmt: skip
+    table = WordTable(words)
+    f = gemm.kernel_function(PLACEHOLDER)
+    expr = Cast(transform(anchor.w, linear_load), I32)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    emitter.preload([expr], [])
+    out, spare, count, outputs, deep, per_pixel, octets, places, wide, all_panels = (
+        gemm.load_word(f, i, "i64" if i else "ptr") for i in range(10)
+    )
+    per_plane = f.div(deep, per_pixel)
+    group, panel = f.div("%chunk", count), f.rem("%chunk", count)
+    o, c, *taps = out_vars(len(anchor.w_shape))
+
+    def element(k: str, lane: str) -> str:
+        column = f.add(f.mul(panel, int8_panels.WIDTH), lane)
+
+        def load() -> list[str]:
+            if kernel.tag == PLANES:
+                tap, channel = f.rem(k, per_plane), f.div(k, per_plane)
+            else:
+                tap, channel = f.div(k, per_pixel), f.rem(k, per_pixel)
+            at = {o: f.add(f.mul(group, outputs), column), c: channel, taps[-1]: f.rem(tap, wide)}
+            if len(taps) == 2:
+                at[taps[0]] = f.div(tap, wide)
+            return [emitter.lanes_of(expr, Scope(1, None, at))]
+
+        inside = f.and_(f.cmp("lt", k, deep), f.cmp("lt", column, outputs), "i1")
+        return f.if_(inside, load, lambda: [("i32", 0)])[0]
+
+    step = f.add(f.mul(octets, 128), int8_panels.HEAD)
+    more = f.offset(out, f.add(f.mul(all_panels, step), f.mul("%chunk", spare)))
+    int8_panels.pack_panel(f, f.offset(out, f.mul("%chunk", step)), more, octets, places, element)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    return KernelCode(symbol, ir, tuple(table.words), Product((groups, panels)), tuple(emitter.sites))
+
+
+def _in_image(geo: Geometry) -> Size | None:
+    """The step from window to window where all of them lie in the image as they are, in whole eights; else None."""
+    if not geo.no_pads or not isinstance(geo.depth, int) or geo.depth % int8_panels.DEPTH:
+        return None
+    even = geo.x_h == geo.width * geo.x_w and geo.x_n == geo.height * geo.x_h
+    if geo.kernel == (1, 1) and geo.strides == (1, 1) and even:
+        return geo.x_w
+    return None
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The convolution with its epilogue."""
+    assert isinstance(kernel.anchor, Conv)
+    return int8_depthwise.emit(kernel) if kernel.operands else _emit_product(kernel)
+
+
+def _emit_product(kernel: Kernel) -> KernelCode:
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.x, Load)
+    geo, finish = geometry(kernel), finish_of(kernel, I32)
+    signed = anchor.x.dtype.name == "i8"
+    in_image = None if from_planes(anchor) else _in_image(geo)
+    direct = finish.pixel_step is not None and finish.channels_together
+    fused = requantise.found(kernel) if direct else None
+    clamped = fused is not None and fused.clamped
+    tile = int8_panels.Tile(
+        signed, "i32" if fused is None else store.buffer.dtype.name, clamped, int8_panels.instructions()
+    )
+    direct = direct and (fused is not None or finish.plain)
+
+    deep = ceildiv(geo.depth, int8_panels.DEPTH) * int8_panels.DEPTH
+    cut = once(
+        ByteCut(
+            geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, int8_panels.WIDTH, in_image, direct, *tile.by.times
+        )
+    )
+    step = finish.pixel_step if direct and finish.pixel_step is not None else 0
+    out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
+    table = WordTable(_product_words(anchor, geo, tile, cut, out, step * tile.item))
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    if not direct:
+        finish.prepare(emitter)
+    pointers = (ByteWord.X, ByteWord.WEIGHTS, ByteWord.OUT, ByteWord.SCRATCH, ByteWord.BLOCK, ByteWord.WINDOWS)
+    w: dict[ByteWord, str] = {}
+    for i in ByteWord:
+        if i != ByteWord.FIRST:
+            w[i] = gemm.load_word(f, i, "ptr" if i in pointers else "i64")
+
+    top = Scope(1, None, {})
+    finishing = f.alloca("i64", int8_panels.FINISH)
+    if fused is not None:
+        requantise.store_finishing(emitter, fused, top, finishing, store.buffer.dtype)
+    shift = requantise.number(emitter, anchor.zero, top)
+    fill = f.cast("trunc", shift, "i8")
+    if signed:
+        shift = f.add(shift, 128, "i64")
+    chunk = _Chunk.begin(f, w)
+
+    def some_pixels(q0: str, _: list[str]) -> None:
+        q1 = f.min(f.add(q0, w[ByteWord.PART]), chunk.p1)
+        a_step = w[ByteWord.A_STEP]
+        if in_image is None:
+            words = f.gep("%words", int(ByteWord.FIRST), "i64")
+            f.call(w[ByteWord.WINDOWS], [chunk.x, chunk.own, words, q0, q1, a_step, ("i8", fill)])
+            a = chunk.own
+        else:
+            a = f.offset(chunk.x, f.mul(q0, a_step))
+        if direct:
+            c_step = w[ByteWord.OUT_STEP]
+            c = f.offset(w[ByteWord.OUT], f.add(f.mul(q0, c_step), f.mul(chunk.first, tile.item)))
+        else:
+            c_step, c = f.mul(chunk.columns, 4), f.offset(chunk.own, w[ByteWord.SUMS])
+        weights = (chunk.weights, chunk.more, w[ByteWord.SPARE])
+        sizes = (f.sub(q1, q0), chunk.count, w[ByteWord.OCTETS])
+        finish_with = (w[ByteWord.PLACES], shift, finishing, f.mul(chunk.panel, 4 * int8_panels.WIDTH))
+        f.call(w[ByteWord.BLOCK], [a, a_step, *weights, c, c_step, *sizes, *finish_with])
+        if not direct:
+            finish.rows(emitter, (q0, q1), (chunk.first, f.add(chunk.first, chunk.count)), c, chunk.columns)
+
+    f.loop(chunk.p0, chunk.p1, w[ByteWord.PART], [], some_pixels)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    scratch = part(cut, "scratch")
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+
+
+def _product_words(
+    anchor: Conv,
+    geo: Geometry,
+    tile: int8_panels.Tile,
+    cut: Callable[[Extents], ConvParts],
+    out: Pointer,
+    out_step: Size,
+) -> list[Word]:
+    """The words of a kernel in the order of `ByteWord`; `out_step`: bytes from pixel to pixel where sums end there."""
+    assert isinstance(anchor.w, Load)
+    assert isinstance(anchor.x, Load)
+    weights, planes = anchor.w.source, from_planes(anchor)
+    narrow = weights.shape[2] == int8_panels.panel_bytes(geo.depth, True)
+    return [
+        Pointer(anchor.x.source, geo.x.constant),
+        part(cut, "a_step"),
+        Pointer(weights),
+        geo.channels,
+        geo.outputs,
+        ceildiv(geo.depth, int8_panels.DEPTH),
+        geo.groups,
+        geo.pixels,
+        part(cut, "pixel_chunk"),
+        part(cut, "panel_chunk"),
+        out,
+        out_step,
+        Scratch(),
+        ScratchStride(),
+        part(cut, "sums"),
+        part(cut, "part"),
+        int8_panels.spare_bytes(geo.depth, narrow),
+        int8_panels.places_bytes(geo.depth, narrow),
+        int8.block_routine(tile),
+        im2col.planar_routine(*_static(anchor)) if planes else im2col.byte_routine(),
+        *(im2col.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else im2col.words(geo)),
+    ]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk's values in the code: pixels `p0` to `p1`, `count` outputs from `first` on, where their weights lie."""
+
+    p0: str
+    p1: str
+    columns: str  # outputs of a chunk but the last
+    first: str
+    count: str
+    panel: str  # the first, counted through all groups
+    x: str  # the image from the group's first channel on
+    own: str  # this worker's scratch
+    weights: str
+    more: str  # the panels' further fours
+
+    @staticmethod
+    def begin(f: Function, w: dict[ByteWord, str]) -> _Chunk:
+        outputs, octets = w[ByteWord.OUTPUTS], w[ByteWord.OCTETS]
+        columns = f.mul(w[ByteWord.PANEL_CHUNK], int8_panels.WIDTH)
+        panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+        rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
+        block, group = f.div(rest, w[ByteWord.GROUPS]), f.rem(rest, w[ByteWord.GROUPS])
+        p0 = f.mul(block, w[ByteWord.PIXEL_CHUNK])
+        p1 = f.min(f.add(p0, w[ByteWord.PIXEL_CHUNK]), w[ByteWord.PIXELS])
+        n0 = f.mul(panel_block, columns)
+        n1 = f.min(f.add(n0, columns), outputs)
+        own = f.offset(w[ByteWord.SCRATCH], f.mul("%worker", w[ByteWord.SCRATCH_STRIDE]))
+        x = f.offset(w[ByteWord.X], f.mul(group, w[ByteWord.CHANNELS]))
+        first = f.add(f.mul(group, outputs), n0)
+        panels = f.div(f.add(outputs, int8_panels.WIDTH - 1), int8_panels.WIDTH)
+        panel = f.add(f.mul(group, panels), f.mul(panel_block, w[ByteWord.PANEL_CHUNK]))
+        panel_step = f.add(f.mul(octets, 128), int8_panels.HEAD)
+        behind = f.add(f.mul(f.mul(panels, w[ByteWord.GROUPS]), panel_step), f.mul(panel, w[ByteWord.SPARE]))
+        more = f.offset(w[ByteWord.WEIGHTS], behind)
+        weights = f.offset(w[ByteWord.WEIGHTS], f.mul(panel, panel_step))
+        return _Chunk(p0, p1, columns, first, f.sub(n1, n0), panel, x, own, weights, more)

@@ -1,0 +1,104 @@
+"""Depthwise convolutions of 8-bit images: direct sums in i32, of many channels and some neighbouring pixels at once."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from rlx.backends.cpu.gemm.kernel import kernel_function, load_word
+from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.requantise import found, number, store_finishing
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.conv import int8_depthwise_pairs, int8_depthwise_vnni
+from rlx.backends.cpu.kernels.conv.depthwise import Plane, has_few_taps, image_words
+from rlx.backends.cpu.kernels.conv.geometry import finish_of, geometry
+from rlx.backends.cpu.llvm.builder import Module
+from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, WordTable
+from rlx.ir.dtype import DTYPES
+from rlx.ir.shape import ceildiv
+from rlx.kernels.expr import Apply, Cast, Expr, Reduce, Var, const, loads, size_expr, substitute_vars
+from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+
+__all__ = ["emit", "suits", "weights"]
+
+I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
+
+
+def suits(anchor: Conv) -> bool:
+    """One channel a group and one output each, at least a vector of them, few taps."""
+    return anchor.groups >= int8_depthwise_pairs.CHANNELS and has_few_taps(anchor)
+
+
+def weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
+    """The kernels that arrange the weights, and add them up for each channel, in the buffer that is returned too."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    o, c, *taps = out_vars(len(anchor.w_shape))
+    channels, size = anchor.groups, cast(tuple[int, ...], anchor.w_shape[2:])
+    rows, columns = size if len(size) == 2 else (1, size[0])
+    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.w))
+    kind, name = "prepared" if static else "arena", kernel.stores[0].buffer.name
+
+    def weight(channel: Expr, row: Expr, column: Expr) -> Expr:
+        at = {o: channel, c: size_expr(0), taps[-1]: column} | ({taps[0]: row} if len(taps) == 2 else {})
+        element = substitute_vars(anchor.w, at)
+        if element.dtype is I8:
+            return element
+        low, high = const(-255, I16), const(255, I16)
+        return Apply("max", (Apply("min", (element, high), I16), low), I16)
+
+    form = int8_depthwise_vnni if int8_panels.instructions().dots and anchor.w.dtype is I8 else int8_depthwise_pairs
+    packed = form.pack(f"{name}.w", kind, channels, (rows, columns), weight)
+    sums = Buffer(f"{name}.sums", kind, (channels,), I32)
+    y, x = Var("r0"), Var("r1")
+    total = Reduce("add", (y, x), (rows, columns), Cast(weight(out_vars(1)[0], y, x), I32), I32)
+    pack = Kernel("pack w", tuple(packed), nodes=kernel.nodes)
+    add_up = Kernel("sums of w", (Store(sums, (channels,), out_vars(1), total),), nodes=kernel.nodes)
+    return [pack, add_up], (sums,)
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The depthwise convolution with its epilogue, which is computed in registers."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Conv)
+    geo, finish = geometry(kernel), finish_of(kernel, I32)
+    kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
+    direct = found(kernel) if finish.pixel_step is not None and finish.channels_together else None
+
+    signed = anchor.x.dtype.name == "i8"
+    fours = anchor.w.dtype is I8  # the form that the weights were packed in
+    words, chunks = image_words(anchor, geo, int8_depthwise_vnni.widest() if fours else int8_depthwise_pairs.CHANNELS)
+    scratch = int8_depthwise_vnni.scratch_bytes(geo.groups) if fours else ceildiv(geo.groups, 64) * 64
+    words += [
+        Pointer(kernel.operands[0]),
+        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        0 if direct is None or finish.pixel_step is None else finish.pixel_step,
+        Scratch(),
+        ScratchStride(),
+    ]
+    table = WordTable(words)
+    f = kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, host().vector_bytes // 4)
+    top = Scope(1, None, {})
+    if direct is None:
+        finish.prepare(emitter)
+    finishing = f.alloca("i64", int8_panels.FINISH)
+    if direct is not None:
+        store_finishing(emitter, direct, top, finishing, store.buffer.dtype)
+    fill = f.cast("trunc", number(emitter, anchor.zero, top), "i8")
+    w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
+    given = (
+        f, emitter, finish, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1], signed,
+        store.buffer.dtype.name if direct is not None else "", direct is not None and direct.bias is not None,
+        direct is not None and direct.clamped, fill, finishing, top,
+    )  # fmt: skip
+    body = (
+        int8_depthwise_vnni.Fours(*given, int8_depthwise_vnni.tails(geo.groups))
+        if fours
+        else int8_depthwise_pairs.Pairs(*given)
+    )
+    body.emit()
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites), scratch)

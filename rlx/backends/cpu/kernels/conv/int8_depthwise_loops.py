@@ -1,0 +1,164 @@
+"""How chunks of depthwise convolutions of 8-bit images walk through rows, pixels and channels."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from rlx.backends.cpu.gemm.kernel import load_word
+from rlx.backends.cpu.gemm.panels.int8 import Finishing
+from rlx.backends.cpu.kernels.conv.depthwise import Plane, chunk_parts
+from rlx.backends.cpu.kernels.conv.geometry import Finish
+from rlx.backends.cpu.llvm.builder import Function, void
+from rlx.backends.cpu.loops.emitter import Emitter, Scope
+from rlx.records import dataclass
+
+__all__ = ["OUT", "OUT_STEP", "SUMS", "Body", "Pixels"]
+
+# words after those of `Plane`: where the sums of the weights are, where results go, and the scratch of a worker
+SUMS, OUT, OUT_STEP, SCRATCH, SCRATCH_STRIDE = range(len(Plane), len(Plane) + 5)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Neighbouring pixels of a row of results, from `ox` on."""
+
+    places: list[tuple[str, str]]  # of each row of the first one's window: where it starts, the step along it
+    padding: str  # a pixel of it
+    ox: str
+    count: int
+    edge: bool  # whether columns may be outside the image
+    row: str  # the number of the row's first one
+
+
+@dataclass(frozen=True)
+class Body(ABC):
+    """Emits the code of one chunk; those that derive from it say how pixels are computed."""
+
+    f: Function
+    emitter: Emitter
+    finish: Finish
+    w: dict[Plane, str]
+    kernel: tuple[int, int]
+    stride: int
+    dilation: int
+    signed: bool
+    result: str  # "u8" or "i8" where results are requantised in registers, else ""
+    biased: bool
+    clamped: bool
+    fill: str  # i8: what padding holds
+    finishing: str
+    top: Scope
+
+    @property
+    def at_once(self) -> int:
+        """Pixels that are computed at once."""
+        return 4
+
+    def begin(self, c0: str, c1: str) -> None:  # noqa: B027 - for most there is nothing to do
+        """Emits what comes before all pixels of channels [c0, c1)."""
+
+    @abstractmethod
+    def channels(self, c0: str, c1: str, pixels: Pixels) -> None:
+        """Emits the results of these channels."""
+
+    def emit(self) -> None:
+        f, w = self.f, self.w
+        image, row0, row1, c0, c1 = chunk_parts(f, w)
+        padding = self.scratch()
+        fill = f.splat(self.fill, 64)
+        f.loop(0, w[Plane.CHANNELS], 64, [], lambda i, _: f.store(fill, f.offset(padding, i)))
+        x = f.offset(w[Plane.X], f.mul(image, w[Plane.X_N]))
+        if not self.result:
+            self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), self.top)
+        self.begin(c0, c1)
+
+        def row(oy: str, _: list[str]) -> None:
+            first = f.mul(f.add(f.mul(image, w[Plane.OUT_HEIGHT]), oy), w[Plane.OUT_WIDTH])
+            lines = self.lines(x, padding, oy)
+
+            def pixels(ox: str, count: int, *, edge: bool) -> None:
+                """Neighbouring pixels, all their channels: an image of many is read once, line by line."""
+                places = [(f.offset(p, f.mul(f.mul(ox, w[Plane.STRIDE_W]), step)), step) for p, step in lines]
+                self.channels(c0, c1, Pixels(places, padding, ox, count, edge, first))
+
+            def group(ox: str, _: list[str]) -> None:  # the last one overlaps the one before it
+                at = f.min(ox, f.sub(w[Plane.OUT_WIDTH], self.at_once))
+                inside = f.and_(
+                    f.cmp("ge", at, w[Plane.INNER_FROM]),
+                    f.cmp("le", f.add(at, self.at_once), w[Plane.INNER_TO]),
+                    "i1",
+                )
+                f.if_(inside, lambda: pixels(at, self.at_once, edge=False), lambda: pixels(at, self.at_once, edge=True))
+
+            f.if_(
+                f.cmp("ge", w[Plane.OUT_WIDTH], self.at_once),
+                lambda: void(f.loop(0, w[Plane.OUT_WIDTH], self.at_once, [], group)),
+                lambda: void(f.loop(0, w[Plane.OUT_WIDTH], 1, [], lambda ox, _: pixels(ox, 1, edge=True))),
+            )
+
+        f.loop(row0, row1, 1, [], row)
+
+    def scratch(self) -> str:
+        """Where the scratch of the worker starts: with a pixel of padding, in whole vectors of 64."""
+        return self.f.offset(
+            load_word(self.f, SCRATCH, "ptr"), self.f.mul("%worker", load_word(self.f, SCRATCH_STRIDE))
+        )
+
+    def bias(self) -> str:
+        """The address of the biases."""
+        return self.f.load("ptr", self.f.gep(self.finishing, int(Finishing.BIAS), "i64"))
+
+    def minus(self, lanes: int) -> str:
+        """What the sums of the weights are multiplied by: the zero point, negated."""
+        f = self.f
+        shift = f.cast("sext" if self.signed else "zext", self.fill, "i32", "i8")
+        return f.splat(f.sub(0, shift, "i32"), lanes, "i32")
+
+    def lines(self, x: str, padding: str, oy: str) -> list[tuple[str, str]]:
+        """For each row of a window that starts in column 0: its first pixel, and the step from pixel to pixel.
+
+        A row outside the image is one pixel of padding, over and over.
+        """
+        f, w = self.f, self.w
+        y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
+        found = []
+        for k in range(self.kernel[0]):
+            y = f.add(y0, f.mul(w[Plane.DILATION_H], k))
+            inside = f.cmp("ult", y, w[Plane.HEIGHT])
+            step = f.select(inside, w[Plane.X_W], 0)
+            p = f.select(inside, f.offset(x, f.mul(y, w[Plane.X_H])), padding, "ptr")
+            found.append((f.offset(p, f.sub(0, f.mul(w[Plane.PAD_W], step))), step))
+        return found
+
+    def place(self, pixels: Pixels, c: str) -> tuple[str, str]:
+        """Where the results of the first pixel go, from channel c on, and the step to those of the next."""
+        f = self.f
+        step = load_word(f, OUT_STEP)
+        number = f.add(pixels.row, pixels.ox)
+        return f.offset(load_word(f, OUT, "ptr"), f.add(f.mul(number, step), c)), step
+
+    def columns(self, pixels: Pixels, c: str) -> Iterator[tuple[list[str], list[tuple[int, int]]]]:
+        """For each column of the image under these pixels: where the rows of windows are, from channel c on, and users.
+
+        A user is a pixel and the column of its window.
+        """
+        f, w = self.f, self.w
+        users: dict[int, list[tuple[int, int]]] = {}
+        for r in range(pixels.count):
+            for j in range(self.kernel[1]):
+                users.setdefault(r * self.stride + j * self.dilation, []).append((r, j))
+        at = [f.offset(p, c) for p, _ in pixels.places]
+        padding = f.offset(pixels.padding, c)
+        before = 0
+        for column in sorted(users):
+            if column > before:
+                steps = (step for _, step in pixels.places)
+                at = [f.offset(p, f.mul(step, column - before)) for p, step in zip(at, steps, strict=True)]
+            before = column
+            if pixels.edge:
+                there = f.add(f.sub(f.mul(pixels.ox, w[Plane.STRIDE_W]), w[Plane.PAD_W]), column)
+                inside = f.cmp("ult", there, w[Plane.WIDTH])
+                yield [f.select(inside, p, padding, "ptr") for p in at], users[column]
+            else:
+                yield at, users[column]

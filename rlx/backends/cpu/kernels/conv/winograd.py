@@ -1,0 +1,622 @@
+"""Convolutions with fewer products: Winograd's F(4x4, 3x3) and F(2x2, 3x3), and F(m, r) along one axis.
+
+A tile of m x m results comes from (m + 2)^2 products instead of 9 m^2: tiles of the image and the weights are
+transformed, one matrix product [tiles, C] x [C, O] is made for each of the (m + 2)^2 positions, and its results are
+transformed back. Images have their channels last, so transforms run in vectors of channels. Windows of r pixels of one
+row or column take m + r - 1 products for m results: F(4, 3), F(4, 5) and F(2, 7).
+With normal inputs and 256 channels the largest error in f32, relative to the largest result, is 6e-7 for F(2x2), 5e-6
+for F(4x4), 2e-6 for F(4, 3), 3e-6 for F(4, 5) and F(2, 7); plain sums have 4e-7 to 7e-7. The usual points 0, 1, -1, 2,
+-2 would give three times the error of those used here.
+An infinity or nan in the image spoils the results of its whole tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from fractions import Fraction
+from functools import cache
+from math import prod
+
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.conv.geometry import Finish, finish_of, geometry
+from rlx.backends.cpu.llvm.builder import Function, Module
+from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
+from rlx.backends.cpu.schedule.arguments import (
+    Extents,
+    KernelCode,
+    Pointer,
+    Routine,
+    Scratch,
+    ScratchStride,
+    Word,
+    WordTable,
+    once,
+)
+from rlx.backends.cpu.schedule.base import Part, Product, part
+from rlx.backends.cpu.schedule.matmul import K_BLOCK
+from rlx.backends.cpu.schedule.winograd import WinogradCut, WinogradParts
+from rlx.ir.shape import bounds
+from rlx.kernels.affine import linear_index
+from rlx.kernels.expr import Load, const, size_expr
+from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.kernels.tags import WINOGRAD
+
+__all__ = [
+    "TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "few_pixels", "has_few", "layout", "possible", "transforms",
+]  # fmt: skip
+
+WEIGHTS = f"{WINOGRAD} weights"
+MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
+WIDTH = WinogradCut.WIDTH
+# Transformed by F(4x4) these would be four times as many bytes, read for few pixels. The widest vectors compute twice
+# as fast as others, and wait for memory as long.
+MANY_WEIGHTS, MANY_FOR_WIDE = 512 * 384, 256 * 256
+A_PRODUCT = 8  # steps of a sum that the start and the end of a product cost
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Tiles of `m` results for windows of `r` pixels, down and across; `cycles` for a channel of a tile, one way."""
+
+    m: tuple[int, int]
+    r: tuple[int, int]
+    cycles: float
+
+    @property
+    def n(self) -> tuple[int, int]:
+        """Positions of a tile."""
+        return self.m[0] + self.r[0] - 1, self.m[1] + self.r[1] - 1
+
+    @property
+    def positions(self) -> int:
+        return self.n[0] * self.n[1]
+
+
+def _lines(m: int, r: int, cycles: float) -> dict[str, Form]:
+    """Windows of one column and of one row."""
+    return {
+        f"{WINOGRAD}{m}x1 {r}x1": Form((m, 1), (r, 1), cycles),
+        f"{WINOGRAD}1x{m} 1x{r}": Form((1, m), (1, r), cycles),
+    }
+
+
+TAGS = {
+    f"{WINOGRAD}2": Form((2, 2), (3, 3), 5.0),
+    f"{WINOGRAD}4": Form((4, 4), (3, 3), 14.0),
+    **_lines(4, 3, 2.0),
+    **_lines(4, 5, 3.0),
+    **_lines(2, 7, 3.0),
+}
+
+
+@cache
+def transforms(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
+    """The matrices (A, G, B) of F(m, r) by Toom and Cook: y = A [(G g) * (B d)], m + r - 1 inputs d, r weights g."""
+    points = [Fraction(p) for p in (0, 1, -1, Fraction(1, 2), -2, 2, Fraction(-1, 2))[: m + r - 2]]
+
+    def product(roots: Sequence[Fraction]) -> list[Fraction]:
+        found = [Fraction(1)]
+        for root in roots:
+            shifted = [Fraction(0), *found]
+            found = [s - root * c for s, c in zip(shifted, [*found, Fraction(0)], strict=True)]
+        return found
+
+    a = tuple(tuple([p**i for p in points] + [Fraction(i == m - 1)]) for i in range(m))
+    g, b = [], []
+    for j, p in enumerate(points):
+        others = points[:j] + points[j + 1 :]
+        scale = Fraction(1)
+        for q in others:
+            scale *= p - q
+        lead = abs(next(c for c in product(others) if c))  # a coefficient of 1 needs no multiplication
+        g.append(tuple(p**i / scale * lead for i in range(r)))
+        b.append(tuple([c / lead for c in product(others)] + [Fraction(0)]))
+    g.append(tuple(Fraction(i == r - 1) for i in range(r)))
+    b.append(tuple(product(points)))
+    return a, tuple(g), tuple(b)
+
+
+class WinoWord(IntEnum):
+    """The words of a kernel; strides and steps are in elements, places in scratch in bytes."""
+
+    X = 0
+    X_N = 1
+    X_H = 2
+    X_W = 3
+    HEIGHT = 4
+    WIDTH = 5
+    CHANNELS = 6
+    PAD_H = 7
+    PAD_W = 8
+    OUT_HEIGHT = 9
+    OUT_WIDTH = 10
+    WEIGHTS = 11
+    OUTPUTS = 12
+    OUT = 13
+    OUT_STEP = 14  # from pixel to pixel
+    TILES_H = 15
+    TILES_W = 16
+    TILES = 17  # of all images
+    TILE_CHUNK = 18
+    PANEL_CHUNK = 19
+    LDA = 20  # from tile to tile of the transformed image
+    LDC = 21  # from tile to tile of the products
+    COLUMN_STEP = 22  # from position to position of the transformed image
+    PRODUCT_STEP = 23  # and of the products
+    SCRATCH = 24
+    SCRATCH_STRIDE = 25
+    COLUMNS = 26  # places in scratch, after a pixel of zeros
+    PRODUCTS = 27
+    SUMS = 28
+    BLOCK = 29  # routines
+    INPUT = 30
+    OUTPUT = 31
+
+
+POINTERS = (
+    WinoWord.X,
+    WinoWord.WEIGHTS,
+    WinoWord.OUT,
+    WinoWord.SCRATCH,
+    WinoWord.BLOCK,
+    WinoWord.INPUT,
+    WinoWord.OUTPUT,
+)
+
+
+def possible(kernel: Kernel) -> list[str]:
+    """The tags of the forms that can compute a convolution of f32."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    plain = {*anchor.strides, *anchor.dilations, anchor.groups} == {1}
+    fixed = all(isinstance(p, int) and p >= 0 for p in anchor.pads)
+    sized = all(isinstance(s, int) and s >= MIN_CHANNELS for s in anchor.w_shape[:2])
+    static = isinstance(anchor.w, Load) and anchor.w.source.kind in ("param", "const", "prepared")
+    if not (plain and fixed and sized and static) or anchor.exact or anchor.x.dtype.name != "f32":
+        return []
+    window = anchor.w_shape[2:] if len(anchor.w_shape) == 4 else (1, *anchor.w_shape[2:])
+    return [tag for tag, form in TAGS.items() if form.r == window]
+
+
+def choose(kernel: Kernel) -> str:
+    """The tag of the form that is thought to be fastest for more than `few_pixels`, "" for none: by channels only."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    tags = possible(kernel)
+    if not tags:
+        return ""
+    outputs, channels = anchor.w_shape[:2]
+    assert isinstance(outputs, int)
+    assert isinstance(channels, int)
+    panels = -(-outputs // (WIDTH // 2)) / 2
+
+    def cycles(form: Form) -> float:
+        """Of one result pixel."""
+        moved = form.cycles * (channels + outputs)
+        return (form.positions * (channels + A_PRODUCT) * panels + moved) / prod(form.m)
+
+    costs = {tag: cycles(TAGS[tag]) for tag in tags}
+    if channels * outputs >= (MANY_FOR_WIDE if host().vector_bytes == 64 else MANY_WEIGHTS):
+        costs.pop(f"{WINOGRAD}4", None)
+    best = min(costs, key=lambda tag: costs[tag])
+    return best if costs[best] < prod(TAGS[best].r) * channels * panels else ""
+
+
+def few_pixels(tag: str) -> int:
+    """Up to how many pixels of results plain sums take less time: those of one tile, for windows of a line.
+
+    They read half of the weights and make hardly more products, which the widest vectors do faster than they read.
+    """
+    form = TAGS[tag]
+    return prod(form.m) if 1 in form.m and host().vector_bytes == 64 else 0
+
+
+def has_few(kernel: Kernel, tag: str) -> bool | None:
+    """Whether a convolution has so few pixels; None where that is known at the run only."""
+    most, (low, high) = few_pixels(tag), bounds(geometry(kernel).pixels)
+    if most == 0 or (low is not None and low > most):
+        return False
+    return True if high is not None and high <= most else None
+
+
+def layout(kernel: Kernel, tag: str) -> list[Kernel]:
+    """The kernel that transforms the weights, and the convolution that reads them."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    outputs, channels = anchor.w_shape[:2]
+    assert isinstance(outputs, int)
+    shape = (TAGS[tag].positions, -(-outputs // WIDTH), channels, WIDTH)
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.winograd", "prepared", shape, anchor.x.dtype)
+    vars = out_vars(4)
+    store = Store(buffer, shape, vars, const(0, buffer.dtype))
+    weights = Kernel(WEIGHTS, (store,), replace(anchor, x=const(0, buffer.dtype)), nodes=kernel.nodes, tag=WEIGHTS)
+    made = replace(anchor, w=Load(buffer, (size_expr(0),) * 4, buffer.dtype))
+    return [weights, Kernel(kernel.name, kernel.stores, made, nodes=kernel.nodes, tag=tag)]
+
+
+def emit_weights(kernel: Kernel) -> KernelCode:
+    """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once; chunk = output.
+
+    Outputs beyond the last are zeros.
+    """
+    anchor, buffer = kernel.anchor, kernel.stores[0].buffer
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.w, Load)
+    positions, panels, channels, _ = buffer.shape
+    rank = len(anchor.w_shape)
+    window = anchor.w_shape[2:] if rank == 4 else (1, *anchor.w_shape[2:])
+    form = next(form for form in TAGS.values() if form.r == window and form.positions == positions)
+    down, across = (transforms(m, r)[1] for m, r in zip(form.m, form.r, strict=True))
+    index = linear_index(anchor.w.indices, anchor.w.source.shape)
+    o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(rank))
+    taps = taps if rank == 4 else [0, *taps]
+    words: list[Word] = [
+        Pointer(anchor.w.source, index.constant * 4),
+        Pointer(buffer),
+        channels,
+        anchor.w_shape[0],
+        panels * channels * WIDTH,
+        o,
+        c,
+        *taps,
+    ]
+    f = gemm.kernel_function(PLACEHOLDER)
+    w, out = gemm.load_word(f, 0, "ptr"), gemm.load_word(f, 1, "ptr")
+    depth, outputs, step, o_step, c_step, *tap_steps = (gemm.load_word(f, i) for i in range(2, 9))
+    w = f.gep(w, f.mul("%chunk", o_step), "float")
+    panel, lane = f.lshr("%chunk", 4), f.and_("%chunk", WIDTH - 1)
+    out = f.gep(out, f.add(f.mul(f.mul(panel, depth), WIDTH), lane), "float")
+
+    def put(c: str, value: Callable[[int], str]) -> None:
+        for i in range(form.positions):
+            f.store(value(i), f.gep(out, f.add(f.mul(step, i), f.mul(c, WIDTH)), "float"), ty="float")
+
+    def channel(c: str, _: list[str]) -> None:
+        p = f.gep(w, f.mul(c, c_step), "float")
+
+        def tap(i: int, j: int) -> str:
+            at = f.add(f.mul(tap_steps[0], i), f.mul(tap_steps[1], j))
+            return f.cast("fpext", f.load("float", f.gep(p, at, "float")), "double")
+
+        half = [_combine(f, across, [tap(i, j) for j in range(form.r[1])], "double") for i in range(form.r[0])]
+        made = [_combine(f, down, [line[j] for line in half], "double") for j in range(form.n[1])]
+        put(c, lambda i: f.cast("fptrunc", made[i % form.n[1]][i // form.n[1]], "float"))
+
+    def transform() -> None:
+        f.loop(0, depth, 1, [], channel)
+
+    def clear() -> None:
+        f.loop(0, depth, 1, [], lambda c, _: put(c, lambda _: "0.0"))
+
+    f.if_(f.cmp("lt", "%chunk", outputs), transform, clear)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    return KernelCode(symbol, ir, tuple(words), Product((panels, WIDTH)))
+
+
+def _combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[str]:
+    """The matrix times a column of values."""
+    found = []
+    for line in matrix:
+        terms = sorted(((c, x) for c, x in zip(line, values, strict=True) if c), key=lambda t: t[0] != 1)
+        (c, x), *rest = terms
+        total = x if c == 1 else f.mul(x, float(c), ty)
+        for c, x in rest:
+            if abs(c) == 1:
+                total = f.add(total, x, ty) if c == 1 else f.sub(total, x, ty)
+            else:
+                total = f.fma(x, float(c), total, ty)
+        found.append(total)
+    return found
+
+
+def emit(kernel: Kernel) -> KernelCode:
+    """The convolution with its epilogue."""
+    anchor, form = kernel.anchor, TAGS[kernel.tag]
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.x, Load)
+    geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
+    tile = gemm.tile_for("f32", host().vector_bytes)
+    sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
+    cut = once(WinogradCut(form.m, form.n, sizes, finish.in_place))
+    table = WordTable(_words(kernel, cut, tile, finish))
+    f = gemm.kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, tile.lanes)
+    if not finish.plain or not finish.in_place:
+        finish.prepare(emitter)
+    chunk = _Chunk.begin(f, form)
+    _transform_images(f, chunk)
+    _multiply(f, chunk, tile)
+    _transform_back(f, chunk, finish, emitter)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    scratch = part(cut, "ends", 3)
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+
+
+def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, finish: Finish) -> list[Word]:
+    """The words of a kernel in the order of `WinoWord`."""
+    anchor, store, form = kernel.anchor, kernel.stores[0], TAGS[kernel.tag]
+    assert isinstance(anchor, Conv)
+    assert isinstance(anchor.x, Load)
+    assert isinstance(anchor.w, Load)
+    geo = geometry(kernel)
+    return [
+        Pointer(anchor.x.source, geo.x.constant * 4),
+        geo.x_n,
+        geo.x_h,
+        geo.x_w,
+        geo.height,
+        geo.width,
+        geo.channels,
+        *geo.pads,
+        geo.out_height,
+        geo.out_width,
+        Pointer(anchor.w.source),
+        geo.outputs,
+        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
+        part(cut, "tiles_h"),
+        part(cut, "tiles_w"),
+        part(cut, "tiles"),
+        part(cut, "tile_chunk"),
+        part(cut, "panel_chunk"),
+        part(cut, "lda"),
+        part(cut, "ldc"),
+        part(cut, "column_step"),
+        part(cut, "product_step"),
+        Scratch(),
+        ScratchStride(),
+        part(cut, "ends", 0),
+        part(cut, "ends", 1),
+        part(cut, "ends", 2),
+        gemm.block_routine(tile),
+        _routine("input", form, tile),
+        _routine("output", form, tile),
+    ]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk's values in the code: words, tiles `t0` to `t1`, outputs `n0` to `n1`, and its places in scratch."""
+
+    form: Form
+    words: dict[WinoWord, str]
+    columns: str  # outputs of a chunk but the last
+    t0: str
+    t1: str
+    n0: str
+    n1: str
+    zeros: str  # a pixel of zeros
+    made: str  # the transformed image
+    products: str
+    sums: str  # results that can't be made where they belong
+
+    @staticmethod
+    def begin(f: Function, form: Form) -> _Chunk:
+        w = _load_words(f, list(WinoWord))
+        outputs, tiles = w[WinoWord.OUTPUTS], w[WinoWord.TILES]
+        columns, rows = f.mul(w[WinoWord.PANEL_CHUNK], WIDTH), w[WinoWord.TILE_CHUNK]
+        panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
+        blocks = f.div(f.sub(f.add(tiles, rows), 1), rows)
+        t0, t1 = gemm.share(f, f.div("%chunk", panel_blocks), blocks, tiles, 1)
+        n0, n1 = gemm.share(f, f.rem("%chunk", panel_blocks), panel_blocks, outputs, WIDTH)
+        zeros = f.offset(w[WinoWord.SCRATCH], f.mul("%worker", w[WinoWord.SCRATCH_STRIDE]))
+        f.loop(0, w[WinoWord.CHANNELS], 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
+        made, products, sums = (f.offset(zeros, w[i]) for i in (WinoWord.COLUMNS, WinoWord.PRODUCTS, WinoWord.SUMS))
+        return _Chunk(form, w, columns, t0, t1, n0, n1, zeros, made, products, sums)
+
+    def place(self, f: Function, t: str) -> tuple[str, str, str]:
+        """Image, first row and first column of a tile's results."""
+        rest, across = f.div(t, self.words[WinoWord.TILES_W]), f.rem(t, self.words[WinoWord.TILES_W])
+        image, down = f.div(rest, self.words[WinoWord.TILES_H]), f.rem(rest, self.words[WinoWord.TILES_H])
+        return image, f.mul(down, self.form.m[0]), f.mul(across, self.form.m[1])
+
+
+def _transform_images(f: Function, chunk: _Chunk) -> None:
+    """All channels of a chunk's tiles to the transformed image."""
+    w = chunk.words
+
+    def turn(t: str, _: list[str]) -> None:
+        image, oy, ox = chunk.place(f, t)
+        x = f.gep(w[WinoWord.X], f.mul(image, w[WinoWord.X_N]), "float")
+        out = f.gep(chunk.made, f.mul(f.sub(t, chunk.t0), w[WinoWord.LDA]), "float")
+        top, left = f.sub(oy, w[WinoWord.PAD_H]), f.sub(ox, w[WinoWord.PAD_W])
+        f.call(w[WinoWord.INPUT], [x, chunk.zeros, out, "%words", top, left])
+
+    f.loop(chunk.t0, chunk.t1, 1, [], turn)
+
+
+def _multiply(f: Function, chunk: _Chunk, tile: gemm.Tile) -> None:
+    """Each position's product of the transformed image with its weights."""
+    w, depth = chunk.words, chunk.words[WinoWord.CHANNELS]
+    panels = f.div(f.add(w[WinoWord.OUTPUTS], WIDTH - 1), WIDTH)
+    panel = f.mul(depth, WIDTH)
+    weights = f.gep(w[WinoWord.WEIGHTS], f.mul(chunk.n0, depth), "float")
+    rows, count = f.sub(chunk.t1, chunk.t0), f.sub(chunk.n1, chunk.n0)
+    whole = WIDTH // 2 if tile.half_rows else WIDTH  # there is room for whole tiles, and no masks are needed
+    columns = f.and_(f.add(count, whole - 1), -whole)
+
+    def position(i: str, _: list[str]) -> None:
+        a = f.gep(chunk.made, f.mul(i, w[WinoWord.COLUMN_STEP]), "float")
+        b = f.gep(weights, f.mul(i, f.mul(panels, panel)), "float")
+        c = f.gep(chunk.products, f.mul(i, w[WinoWord.PRODUCT_STEP]), "float")
+        sizes = (rows, columns, depth, ("i64", K_BLOCK))
+        f.call(w[WinoWord.BLOCK], [a, w[WinoWord.LDA], b, panel, c, w[WinoWord.LDC], *sizes, "null"])
+
+    f.loop(0, chunk.form.positions, 1, [], position)
+
+
+def _transform_back(f: Function, chunk: _Chunk, finish: Finish, emitter: Emitter) -> None:
+    """The products to pixels, with the epilogue."""
+    w, form = chunk.words, chunk.form
+    count = f.sub(chunk.n1, chunk.n0)
+
+    def turn(t: str, _: list[str]) -> None:
+        image, oy, ox = chunk.place(f, t)
+        rows = f.min(f.sub(w[WinoWord.OUT_HEIGHT], oy), form.m[0])
+        cols = f.min(f.sub(w[WinoWord.OUT_WIDTH], ox), form.m[1])
+        source = f.gep(chunk.products, f.mul(f.sub(t, chunk.t0), w[WinoWord.LDC]), "float")
+        line = f.mul(f.add(f.mul(image, w[WinoWord.OUT_HEIGHT]), oy), w[WinoWord.OUT_WIDTH])
+        first = f.add(line, ox)
+        if finish.in_place:
+            step = w[WinoWord.OUT_STEP]
+            target = f.gep(w[WinoWord.OUT], f.add(f.mul(first, step), chunk.n0), "float")
+            line_step = f.mul(w[WinoWord.OUT_WIDTH], step)
+        else:
+            step, target = chunk.columns, chunk.sums
+            line_step = f.mul(step, form.m[1])
+        f.call(w[WinoWord.OUTPUT], [source, target, "%words", step, line_step, count, rows, cols])
+        if finish.plain and finish.in_place:
+            return
+
+        def row(r: str, _: list[str]) -> None:
+            p = f.add(first, f.mul(r, w[WinoWord.OUT_WIDTH]))
+            at = f.gep(target, f.mul(r, line_step), "float")
+            finish.rows(emitter, (p, f.add(p, cols)), (chunk.n0, chunk.n1), at, step)
+
+        f.loop(0, rows, 1, [], row)
+
+    f.loop(chunk.t0, chunk.t1, 1, [], turn)
+
+
+def _load_words(f: Function, wanted: list[WinoWord]) -> dict[WinoWord, str]:
+    return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in wanted}
+
+
+@cache
+def _routine(which: str, form: Form, tile: gemm.Tile) -> Routine:
+    function = (_input if which == "input" else _output)(form, tile)
+    return Routine(function.name, Module([function]).text())
+
+
+def _name(which: str, form: Form, tile: gemm.Tile) -> str:
+    sizes = "_".join(f"{m}_{r}" for m, r in zip(form.m, form.r, strict=True))
+    return f"rlx_winograd_{which}_{sizes}x{tile.lanes}"
+
+
+def _both_ways(
+    f: Function,
+    matrices: tuple[Matrix, Matrix],
+    room: str,
+    vector: str,
+    load: Callable[[int, int], str],
+    put: Callable[[int, int, str], None],
+) -> None:
+    """Transforms a tile by a matrix down and one across; the values between them are kept at `room`."""
+    down, across = matrices
+    rows, columns, made = len(down[0]), len(across[0]), len(across)
+    lines = [[load(r, j) for j in range(columns)] for r in range(rows)] if 1 in (rows, columns) else []
+    if rows == 1:
+        for j, value in enumerate(_combine(f, across, lines[0], vector)):
+            put(0, j, value)
+        return
+    if columns == 1:
+        for i, value in enumerate(_combine(f, down, [line[0] for line in lines], vector)):
+            put(i, 0, value)
+        return
+    for r in range(rows):
+        for j, value in enumerate(_combine(f, across, [load(r, j) for j in range(columns)], vector)):
+            f.store(value, f.gep(room, r * made + j, vector))
+    for j in range(made):
+        d = [f.load(vector, f.gep(room, r * made + j, vector)) for r in range(rows)]
+        for i, value in enumerate(_combine(f, down, d, vector)):
+            put(i, j, value)
+
+
+def _input(form: Form, tile: gemm.Tile) -> Function:
+    """Transforms all channels of one tile of an image: position i goes to out + i * COLUMN_STEP.
+
+    `(ptr x, ptr zeros, ptr out, ptr words, i64 top, i64 left)`: `x` is the image, `zeros` a pixel for those outside.
+    """
+    lanes, (high, wide), vector = tile.lanes, form.n, tile.vector
+    names = ("x", "zeros", "out", "words")
+    f = Function(_name("input", form, tile), [*(("ptr", i) for i in names), ("i64", "top"), ("i64", "left")])
+    w = _load_words(f, [i for i in WinoWord if i not in POINTERS])
+    room = f.alloca(vector, form.positions)
+    pixels = f.alloca("ptr", form.positions)
+    down, across = (transforms(m, r)[2] for m, r in zip(form.m, form.r, strict=True))
+    last = f.sub(w[WinoWord.CHANNELS], lanes)
+
+    def channels(load: Callable[[int, int, str], str]) -> None:
+        def turn(c: str, _: list[str]) -> None:
+            at = f.min(c, last)
+            out = f.gep("%out", at, "float")
+
+            def put(i: int, j: int, value: str) -> None:
+                f.store(value, f.gep(out, f.mul(w[WinoWord.COLUMN_STEP], i * wide + j), "float"))
+
+            _both_ways(f, (down, across), room, vector, lambda r, j: load(r, j, at), put)
+
+        f.loop(0, w[WinoWord.CHANNELS], lanes, [], turn)
+
+    rows = [f.gep("%x", f.mul(f.add("%top", r), w[WinoWord.X_H]), "float") for r in range(high)]
+    columns = [f.mul(f.add("%left", j), w[WinoWord.X_W]) for j in range(wide)]
+
+    def inside() -> None:
+        channels(lambda r, j, c: f.load(vector, f.gep(rows[r], f.add(columns[j], c), "float")))
+
+    def border() -> None:
+        for r in range(high):
+            for j in range(wide):
+                y = f.cmp("ult", f.add("%top", r), w[WinoWord.HEIGHT])
+                x = f.cmp("ult", f.add("%left", j), w[WinoWord.WIDTH])
+                p = f.select(f.and_(y, x), f.gep(rows[r], columns[j], "float"), "%zeros", "ptr")
+                f.store(p, f.gep(pixels, r * wide + j, "ptr"))
+        channels(lambda r, j, c: f.load(vector, f.gep(f.load("ptr", f.gep(pixels, r * wide + j, "ptr")), c, "float")))
+
+    begins = f.and_(f.cmp("ge", "%top", 0), f.cmp("ge", "%left", 0))
+    below, beside = f.add("%top", high), f.add("%left", wide)
+    ends = f.and_(f.cmp("le", below, w[WinoWord.HEIGHT]), f.cmp("le", beside, w[WinoWord.WIDTH]))
+    f.if_(f.and_(begins, ends), inside, border)
+    f.ret()
+    return f
+
+
+def _output(form: Form, tile: gemm.Tile) -> Function:
+    """Transforms `count` outputs of one tile back and stores its pixels.
+
+    `(ptr products, ptr target, ptr words, i64 step, i64 line_step, i64 count, i64 rows, i64 cols)`: pixels are `step`
+    elements apart in a row, rows `line_step`; only the first `rows` x `cols` of them exist.
+    """
+    lanes, vector, (_, wide) = tile.lanes, tile.vector, form.n
+    numbers = ("step", "line_step", "count", "rows", "cols")
+    f = Function(
+        _name("output", form, tile),
+        [("ptr", "products"), ("ptr", "target"), ("ptr", "words"), *(("i64", i) for i in numbers)],
+    )
+    step = gemm.load_word(f, WinoWord.PRODUCT_STEP)
+    room = f.alloca(vector, form.positions)
+    down, across = (transforms(m, r)[0] for m, r in zip(form.m, form.r, strict=True))
+    last = f.sub("%count", lanes)
+    whole = f.and_(f.cmp("eq", "%rows", form.m[0]), f.cmp("eq", "%cols", form.m[1]))
+
+    def outputs(put: Callable[[int, int, str, str], None]) -> None:
+        def turn(o: str, _: list[str]) -> None:
+            at = f.min(o, last)
+            source = f.gep("%products", at, "float")
+
+            def load(i: int, j: int) -> str:
+                return f.load(vector, f.gep(source, f.mul(step, i * wide + j), "float"))
+
+            def store(i: int, j: int, value: str) -> None:
+                place = f.add(f.add(f.mul("%line_step", i), f.mul("%step", j)), at)
+                put(i, j, value, f.gep("%target", place, "float"))
+
+            _both_ways(f, (down, across), room, vector, load, store)
+
+        f.loop(0, "%count", lanes, [], turn)
+
+    def some(i: int, j: int, value: str, place: str) -> None:
+        exists = f.and_(f.cmp("lt", i, "%rows"), f.cmp("lt", j, "%cols"))
+        f.if_(exists, lambda: f.store(value, place))
+
+    f.if_(whole, lambda: outputs(lambda _i, _j, value, place: f.store(value, place)), lambda: outputs(some))
+    f.ret()
+    return f

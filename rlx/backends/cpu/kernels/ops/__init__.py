@@ -1,0 +1,1 @@
+"""Ops that are no loops over elements: a file for each."""

@@ -1,0 +1,1 @@
+"""LSTM, GRU and RNN: whole sequences in one kernel."""

@@ -1,0 +1,577 @@
+"""Recurrent steps on the CPU: all steps of a direction and some rows of the batch in one chunk.
+
+The recurrent weights are packed once, in *groups* of vectors of units: [D, groups, H, panels, gates, lanes], so
+that a step reads a group's weights in order, and has all gates of the group's units in registers at its end. Each
+gate's sum is one chain of fma over the state, so its bits depend neither on the batch nor on the threads.
+
+Large cells are computed by several threads together: a *team* for each direction and block of rows. A chunk is a
+thread's way into a team; members claim blocks of groups step by step (each from its own place, so that it finds the
+same weights in its cache again), and begin the next step once all blocks are done. A member waits only for blocks that
+somebody has claimed, and who comes late finds less to do or nothing: the work gets done by one thread too. A worker
+whose turn of a CPU is over leaves, as long as another member stays, and comes back by another chunk.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Literal, cast
+
+from rlx.backends.cpu.kernels.recurrence.cells import ROUNDED, STEP, activation, cut_of, product, shape_of, tile_rows
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
+from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
+from rlx.backends.cpu.loops.looks import look, looking_loop
+from rlx.backends.cpu.native.os_ir import NO_PAUSE, PAUSE
+from rlx.backends.cpu.native.runner_ir import MIDWAY
+from rlx.backends.cpu.schedule.arguments import Computed, KernelCode, Pointer, Word, WordTable, once
+from rlx.backends.cpu.schedule.base import Part, part
+from rlx.backends.cpu.schedule.recurrence import BLOCKS, LINE, MEMBERS, TEAM_ROWS
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Node
+from rlx.ir.shape import Size, ceildiv
+from rlx.kernels.expr import Load, Select, const, guarded
+from rlx.kernels.lowering import out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.ops.recurrent import Function as Activation
+from rlx.ops.recurrent import Recurrence
+from rlx.records import replace
+
+__all__ = ["accepts", "emit", "layout"]
+
+
+ALONE = 4  # turns of a member without a team, between looks whether the run goes on
+LONG = 1024  # pauses of a member that waits, until it gives way
+
+
+def accepts(node: Node) -> bool:
+    """Cells of a fixed size in f32 or f64."""
+    op, (x, r, *extra) = node.op, node.inputs
+    assert isinstance(op, Recurrence)
+    lengths = [v.dtype.name for name, v in zip(op.optional, extra, strict=True) if name == "lengths"]
+    sized = isinstance(r.shape[2], int) and r.shape[2] > 0
+    return sized and x.dtype.name in ("f32", "f64") and set(lengths) <= {"i32", "u32"}
+
+
+def layout(kernel: Kernel) -> list[Kernel]:
+    """The kernels that pack the recurrent weights, and the recurrence on them, with its state."""
+    node = kernel.special
+    assert node is not None
+    s = shape_of(node)
+    x, r, *extra = kernel.operands
+    made: list[Kernel] = []
+    packed: list[Buffer] = []
+    name = kernel.results[0].name
+    kind = "prepared" if r.base.kind in ("param", "const", "prepared") else "arena"
+    for number, stage in enumerate(s.stages):
+        shape = (s.op.directions, s.groups, s.hidden, s.panels, len(stage), s.lanes)
+        buffer = Buffer(f"{name}.r{number}", kind, shape, s.dtype)
+        d, group, depth, panel, gate, lane = own = out_vars(6)
+        unit = (group * s.panels + panel) * s.lanes + lane
+        element = Load(r, (d, (gate + stage[0]) * s.hidden + unit, depth), s.dtype)
+        inside = unit < s.hidden
+        filled = Select(inside, guarded(element, inside), const(0, s.dtype)) if s.padded != s.hidden else element
+        made.append(Kernel("pack r", (Store(buffer, shape, own, filled),), nodes=kernel.nodes))
+        packed.append(buffer)
+    d_size = s.op.directions
+    state = Buffer(f"{name}.state", "arena", (s.planes, d_size, s.batch, s.padded), s.dtype)
+    sync = Buffer(f"{name}.sync", "arena", (d_size, ceildiv(s.batch, TEAM_ROWS), 1 + BLOCKS, LINE), DTYPES["i64"])
+    made.append(replace(kernel, operands=(x, *packed, *extra), results=(*kernel.results, state, sync)))
+    return made
+
+
+# ---- code
+
+
+def emit(kernel: Kernel) -> list[KernelCode]:
+    """What clears the counters of the teams, and the recurrence."""
+    return _Code(kernel).codes()
+
+
+class _Code:
+    """The functions of one recurrence; strides are in elements."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        assert kernel.special is not None
+        self.s = s = shape_of(kernel.special)
+        self.op = op = s.op
+        self.ty = "float" if s.dtype.name == "f32" else "double"
+        self.name = cast(Literal["f32", "f64"], s.dtype.name)
+        self.table = WordTable()
+        count = len(s.stages)
+        operands = kernel.operands
+        self.x, self.packed = operands[0], operands[1 : 1 + count]
+        self.given = dict(zip(op.optional, operands[1 + count :], strict=True))
+        self.every, *self.last = kernel.results[:-2]
+        self.state, self.sync = kernel.results[-2:]
+        d, b, t, h = op.directions, s.batch, s.steps, s.hidden
+        row = d * s.gates * h
+        self.x_strides: tuple[Size, Size] = (row, t * row) if op.batch_first else (b * row, row)  # of steps, of rows
+        self.y_strides: tuple[Size, Size, Size] = (d * h, h, t * d * h) if op.batch_first else (d * b * h, b * h, h)
+        self.last_strides: tuple[Size, Size] = (h, d * h) if op.batch_first else (b * h, h)  # of directions, of rows
+        self.cut = once(cut_of(s))
+
+    def codes(self) -> list[KernelCode]:
+        main = self.kernel()
+        symbol, ir = name_kernel(Module([main]).text())
+        words = tuple(self.table.words)
+        return [self.clear(), KernelCode(symbol, ir, words, Part(self.cut, "chunks"), ("index",))]
+
+    def clear(self) -> KernelCode:
+        """Sets the counters of all teams to zero."""
+        f, table = Function(PLACEHOLDER, ARGS), WordTable()
+        start = table.load(f, Pointer(self.sync))
+        count = table.load(f, part(self.cut, "counters"))
+        f.loop(0, count, 1, [], lambda i, _: f.store(0, f.gep(start, i, "i64"), ty="i64"))
+        f.ret()
+        symbol, ir = name_kernel(Module([f]).text())
+        return KernelCode(symbol, ir, tuple(table.words), Part(self.cut, "clears"))
+
+    def word(self, f: Function, word: Word) -> str:
+        return self.table.load(f, word)
+
+    def computed(self, f: Function, field: str) -> str:
+        """A number of the cut."""
+        return self.table.load(f, self._computed(field))
+
+    def _computed(self, field: str) -> Computed:
+        made: dict[str, Computed] = self.__dict__.setdefault("_fields", {})
+        if field not in made:
+            made[field] = part(self.cut, field)
+        return made[field]
+
+    # -- the chunk
+
+    def kernel(self) -> Function:
+        """A member of a team, until the end or its turn is over."""
+        s = self.s
+        f = Function(PLACEHOLDER, ARGS)
+        teams, row_blocks, blocks = (self.computed(f, key) for key in ("teams", "row_blocks", "blocks"))
+        members, row_chunk, per_block = (self.computed(f, key) for key in ("members", "row_chunk", "block_groups"))
+        team = f.rem("%chunk", teams)
+        d, row_block = f.div(team, row_blocks), f.rem(team, row_blocks)
+        row0 = f.mul(row_block, row_chunk)
+        row1 = f.min(f.add(row0, row_chunk), self.word(f, s.batch))
+        turns = f.add(f.mul(self.word(f, s.steps), s.turns), 2)
+        groups = self.word(f, s.groups)
+        functions = self.op.functions()
+        steps = [self.block(functions[0], "a")]
+        if len(functions) > 1 and functions[1] != functions[0]:
+            steps.append(self.block(functions[1], "b"))
+
+        def run(first: str, last: str, turn: str) -> None:
+            args = ["%words", "%ctx", d, row0, row1, first, last, turn]
+            if len(steps) == 1:
+                f.call(steps[0], args)
+            else:
+                f.if_(f.cmp("eq", d, 0), lambda: _none(f.call(steps[0], args)), lambda: _none(f.call(steps[1], args)))
+
+        def alone() -> None:
+            looking_loop(f, 0, turns, 1, [], lambda turn, _: run("0", groups, turn), ALONE)
+
+        def together() -> None:
+            done = f.gep(self.word(f, Pointer(self.sync)), f.mul(team, (1 + BLOCKS) * LINE), "i64")
+            present = f.gep(done, 1, "i64")
+            claims = f.gep(done, LINE, "i64")
+            rare = self.computed(f, "rare")
+            midway = f.load("i64", f.gep("%ctx", MIDWAY, "i64"))
+            pooled = f.cmp("ne", midway, 0)  # else one thread runs alone
+            function = f.cast("inttoptr", midway, "ptr")
+            # where 2, 4 or 8 begin: far apart
+            place = f.add(f.add(f.mul(f.and_("%worker", 1), 4), f.and_("%worker", 2)), f.lshr(f.and_("%worker", 4), 2))
+            shift = f.div(f.mul(place, blocks), MEMBERS)
+
+            def ask(do: int) -> str:
+                return f.call(function, ["%ctx", "%worker", ("i64", str(do))], "i64")
+
+            def reached() -> str:
+                return f.div(f.atomic_load("i64", done), blocks)
+
+            def leave() -> str:
+                """1 if another member stays, 0 if this one has to."""
+
+                def tried(state: list[str]) -> list[str]:
+                    found, left = f.cmpxchg(present, state[0], f.sub(state[0], 1), "acq_rel", "monotonic")
+                    return [found, f.cast("zext", left, "i64")]
+
+                def untried(state: list[str]) -> str:
+                    return f.and_(f.cmp("gt", state[0], 1), f.cmp("eq", state[1], 0))
+
+                first = ("i64", f.atomic_load("i64", present, "monotonic"))
+                return f.while_([first, ("i64", "0")], untried, tried)[1]
+
+            def midst() -> list[str]:
+                """Gives way if it is time to; the turn that the team is at then, `turns` for who has left."""
+
+                def over() -> list[str]:
+                    left = f.cmp("ne", leave(), 0)
+                    f.if_(left, lambda: None, lambda: _none(ask(1)))
+                    return [f.select(left, turns, reached())]
+
+                look(f)
+                return f.if_(f.cmp("ne", ask(0), 0), over, lambda: [reached()])
+
+            def take(turn: str, i: str, mine: str) -> list[str]:
+                """Computes the i-th block that this member looks at, unless somebody else has it."""
+                at = f.rem(f.add(i, shift), blocks)
+                claim = f.gep(claims, f.mul(at, LINE), "i64")
+                free = f.cmp("eq", f.atomic_load("i64", claim, "monotonic"), turn)
+
+                def claimed() -> list[str]:
+                    first = f.mul(at, per_block)
+                    run(first, f.min(f.add(first, per_block), groups), turn)
+                    return [f.add(mine, 1)]
+
+                def tried() -> list[str]:
+                    _, own = f.cmpxchg(claim, turn, f.add(turn, 1), "acq_rel", "monotonic")
+                    return f.if_(own, claimed, lambda: [mine])
+
+                return f.if_(free, tried, lambda: [mine])
+
+            def one(turn: str) -> list[str]:
+                (mine,) = f.loop(0, blocks, 1, [0], lambda i, carried: take(turn, i, carried[0]))
+                f.if_(f.cmp("gt", mine, 0), lambda: _none(f.atomic_rmw("add", done, mine, "acq_rel")))
+                target = f.mul(f.add(turn, 1), blocks)
+
+                def waiting(state: list[str]) -> str:
+                    return f.cmp("lt", f.atomic_load("i64", done), target)
+
+                def pause(state: list[str]) -> list[str]:
+                    text = PAUSE.get(platform.machine(), NO_PAUSE)
+                    if "@llvm.x86.sse2.pause" in text:
+                        f.declare("llvm.x86.sse2.pause", "void", [])
+                    f.do(text)
+                    waited = f.add(state[0], 1)
+                    long = f.and_(f.cmp("eq", f.and_(waited, LONG - 1), 0), pooled)
+
+                    def rest() -> None:
+                        look(f)  # who had the block may have left, as all are to
+                        ask(1)
+
+                    f.if_(long, rest)
+                    return [waited]
+
+                (waited,) = f.while_([("i64", "0")], waiting, pause)
+                following = f.add(turn, 1)
+                due = f.or_(f.cmp("eq", f.and_(following, rare), 0), f.cmp("ge", waited, LONG))
+                return f.if_(f.and_(due, pooled), midst, lambda: [following])
+
+            before = f.atomic_rmw("add", present, 1, "acq_rel")
+            (outside,) = f.if_(f.cmp("ge", before, members), lambda: [leave()], lambda: [("i64", "0")])
+            first = f.select(f.cmp("ne", outside, 0), turns, reached())
+            f.while_([("i64", first)], lambda s: f.cmp("lt", s[0], turns), lambda s: one(s[0]))
+
+        f.if_(f.cmp("le", members, 1), alone, together)
+        f.ret()
+        return f
+
+    # -- a block of groups in one turn
+
+    def block(self, functions: list[Activation], suffix: str) -> Function:
+        """`(words, ctx, d, row0, row1, group0, group1, turn)`: turn 0 brings the state in, the last takes it out."""
+        s = self.s
+        args = [("ptr", "words"), ("ptr", "ctx")]
+        args += [("i64", n) for n in ("d", "row0", "row1", "group0", "group1", "turn")]
+        f = Function(f"{PLACEHOLDER}_{suffix}", args, internal=True, attrs="nounwind noinline")
+        steps = self.word(f, s.steps)
+        count = s.turns
+        last = f.add(f.mul(steps, count), 1)
+
+        def step() -> None:
+            at = f.sub("%turn", 1)
+            number = f.div(at, count) if count > 1 else at
+            if count == 1:
+                self.step(f, functions, 0, number, steps)
+                return
+            f.if_(
+                f.cmp("eq", f.rem(at, count), 0),
+                lambda: self.round(f, number) if self.op.round_state else self.step(f, functions, 0, number, steps),
+                lambda: self.step(f, functions, 0 if self.op.round_state else 1, number, steps),
+            )
+
+        f.if_(
+            f.cmp("eq", "%turn", 0),
+            lambda: self.begin(f, steps),
+            lambda: _none(f.if_(f.cmp("eq", "%turn", last), lambda: self.end(f, steps), step)),
+        )
+        f.ret()
+        return f
+
+    def plane(self, f: Function, number: str | int, row: str) -> str:
+        """The address of a row of one of the vectors kept."""
+        s = self.s
+        plane, rows = self.word(f, s.op.directions * s.batch), self.word(f, s.batch)
+        index = f.add(f.mul(number, plane, "i64"), f.add(f.mul("%d", rows), row))
+        return f.gep(self.word(f, Pointer(self.state)), f.mul(index, self.word(f, s.padded)), self.ty)
+
+    def at_last(self, f: Function, buffer: Buffer, row: str) -> str:
+        """The address of a row of the first or last state."""
+        of_d, of_row = self.last_strides
+        index = f.add(f.mul("%d", self.word(f, of_d)), f.mul(row, self.word(f, of_row)))
+        return f.gep(self.word(f, Pointer(buffer)), index, self.ty)
+
+    def mask(self, f: Function, unit: str) -> str:
+        """The lanes of a group that starts at `unit` which exist."""
+        return f.mask_below(f.sub(self.word(f, self.s.hidden), unit), self.s.units, f"i{8 * self.s.dtype.itemsize}")
+
+    def each_group(self, f: Function, body: Callable[[str, str | None], None]) -> None:
+        """Runs body(first unit, mask) for each group of the block; the mask is None for whole groups."""
+        s = self.s
+
+        def group(g: str, _: list[str]) -> None:
+            unit = f.mul(g, s.units)
+            if s.padded == s.hidden:
+                body(unit, None)
+                return
+            whole = f.cmp("le", f.add(unit, s.units), self.word(f, s.hidden))
+            f.if_(whole, lambda: body(unit, None), lambda: body(unit, self.mask(f, unit)))
+
+        f.loop("%group0", "%group1", 1, [], group)
+
+    def get(self, f: Function, p: str, mask: str | None) -> str:
+        v = vec(self.ty, self.s.units)
+        return f.load(v, p) if mask is None else f.masked_load(v, p, mask)
+
+    def put(self, f: Function, value: str, p: str, mask: str | None) -> None:
+        if mask is None:
+            f.store(value, p, ty=vec(self.ty, self.s.units))
+        else:
+            f.masked_store(value, p, mask, vec(self.ty, self.s.units))
+
+    def kept(self) -> list[tuple[str, int]]:
+        """The initial state that goes into each plane."""
+        return [("initial_h", 0), ("initial_c", 2)][: 2 if self.op.cell == "lstm" else 1]
+
+    def begin(self, f: Function, steps: str) -> None:
+        def row(i: str, _: list[str]) -> None:
+            if "lengths" in self.given:
+                length = self.length(f, i)
+                bad = f.or_(f.cmp("lt", length, 0), f.cmp("gt", length, steps))
+                f.if_(bad, lambda: report(f, STATUS["index"], length))
+            for name, plane in self.kept():
+                target = self.plane(f, plane, i)
+                source = self.at_last(f, self.given[name], i) if name in self.given else None
+
+                def copy(unit: str, mask: str | None, source: str | None = source, target: str = target) -> None:
+                    value = "zeroinitializer" if source is None else self.get(f, f.gep(source, unit, self.ty), mask)
+                    self.put(f, value, f.gep(target, unit, self.ty), None)
+
+                self.each_group(f, copy)
+
+        f.loop("%row0", "%row1", 1, [], row)
+
+    def end(self, f: Function, steps: str) -> None:
+        def row(i: str, _: list[str]) -> None:
+            for number, buffer in enumerate(self.last):
+                source = self.plane(f, 2 if number else f.and_(steps, 1), i)
+                target = self.at_last(f, buffer, i)
+
+                def copy(unit: str, mask: str | None, source: str = source, target: str = target) -> None:
+                    self.put(f, self.get(f, f.gep(source, unit, self.ty), None), f.gep(target, unit, self.ty), mask)
+
+                self.each_group(f, copy)
+
+        f.loop("%row0", "%row1", 1, [], row)
+
+    def length(self, f: Function, row: str) -> str:
+        lengths = self.word(f, Pointer(self.given["lengths"]))
+        kind = "sext" if self.given["lengths"].dtype.kind == "i" else "zext"
+        return f.cast(kind, f.load("i32", f.gep(lengths, row, "i32")), "i64")
+
+    def time(self, f: Function, number: str, length: str) -> str:
+        """The step of x that is taken as the `number`th of a sequence of `length`."""
+        if self.op.direction == "forward":
+            return number
+        back = f.sub(f.sub(length, 1), number)
+        return back if self.op.direction == "reverse" else f.select(f.cmp("eq", "%d", 0), number, back)
+
+    def round(self, f: Function, number: str) -> None:
+        """Rounds the state of the block's groups to 8 bits over the range of the whole state of the direction.
+
+        Sequences that were over before the step before are no part of it.
+        """
+        s, ty = self.s, self.ty
+        v, old = vec(ty, s.units), f.and_(number, 1)
+        zero = constant(0.0, v)
+
+        def row_range(row: str, state: list[str]) -> list[str]:
+            own = self.plane(f, old, row)
+
+            def group(g: str, state: list[str]) -> list[str]:
+                unit = f.mul(g, s.units)
+                p = f.gep(own, unit, ty)
+                x = self.get(f, p, None if s.padded == s.hidden else self.mask(f, unit))
+                return [f.min(state[0], x, v), f.max(state[1], x, v)]
+
+            groups = self.word(f, s.groups)
+            if "lengths" in self.given:
+                groups = f.select(f.cmp("gt", number, self.length(f, row)), 0, groups)
+            return f.loop(0, groups, 1, [(v, state[0]), (v, state[1])], group)
+
+        lows, highs = f.loop("%row0", "%row1", 1, [(v, zero), (v, zero)], row_range)
+        low, high = f.reduce(lows, f.min), f.reduce(highs, f.max)
+        step = f.select(f.cmp("eq", low, high), 1.0, f.div(f.sub(high, low), 255.0), ty)
+        nought = f.intrinsic("roundeven", f.max(0.0, f.min(255.0, f.div(f.neg(low), step), ty), ty))
+        least, most = (f.splat(x, s.units) for x in (f.neg(nought), f.sub(255.0, nought)))
+        steps = f.splat(step, s.units)
+        first = f.cmp("eq", "%group0", 0)
+        f.if_(first, lambda: f.store(step, self.plane(f, STEP, "%row0")))
+
+        def row(i: str, _: list[str]) -> None:
+            source, target = self.plane(f, old, i), self.plane(f, ROUNDED, i)
+
+            def group(unit: str, mask: str | None) -> None:
+                x = f.intrinsic("roundeven", f.div(self.get(f, f.gep(source, unit, ty), None), steps))
+                self.put(f, f.max(least, f.min(most, x, v), v), f.gep(target, unit, ty), None)
+
+            self.each_group(f, group)
+
+        f.loop("%row0", "%row1", 1, [], row)
+
+    def step(self, f: Function, functions: list[Activation], stage: int, number: str, steps: str) -> None:
+        """One stage of step `number` for the rows and groups of the block."""
+        s, op, ty = self.s, self.op, self.ty
+        gates = s.stages[stage]
+        old, new = f.and_(number, 1), f.xor(f.and_(number, 1), 1)
+        source = 3 if stage else ROUNDED if op.round_state else old  # the plane that is multiplied
+        padded, hidden = self.word(f, s.padded), self.word(f, s.hidden)
+        a_group = f.mul(hidden, s.units * len(gates))
+        weights = f.gep(
+            self.word(f, Pointer(self.packed[stage])), f.mul(f.mul("%d", self.word(f, s.groups)), a_group), ty
+        )
+        x_step, x_row = (self.word(f, w) for w in self.x_strides)
+        y_step, y_d, y_row = (self.word(f, w) for w in self.y_strides)
+        x0 = f.gep(self.word(f, Pointer(self.x)), f.mul("%d", f.mul(hidden, s.gates)), ty)
+        y0 = f.gep(self.word(f, Pointer(self.every)), f.mul("%d", y_d), ty)
+
+        def at_time(t: str) -> tuple[str, str]:
+            return f.gep(x0, f.mul(t, x_step), ty), f.gep(y0, f.mul(t, y_step), ty)
+
+        everywhere = at_time(self.time(f, number, steps))
+        most = tile_rows(len(gates))
+        sums = f.alloca(ty, most * len(gates) * s.units)
+        kernels = {rows: product(s, len(gates), rows) for rows in range(1, most + 1)}
+
+        def group(unit: str, mask: str | None) -> None:
+            r = f.gep(weights, f.mul(f.lshr(unit, s.units.bit_length() - 1), a_group), ty)
+
+            def finish(row: str, at: str) -> None:
+                place = f.gep(sums, f.mul(at, len(gates) * s.units), ty)
+                gate_sums = [f.load(vec(ty, s.units), f.gep(place, k * s.units, ty)) for k in range(len(gates))]
+                x, y = everywhere
+                alive = None
+                if "lengths" in self.given:
+                    length = f.min(self.length(f, row), steps)  # longer ones are reported, and computed nonetheless
+                    alive = f.cmp("lt", number, length)
+                    x, y = at_time(f.select(alive, self.time(f, number, length), number))
+                own_x = f.gep(x, f.add(f.mul(row, x_row), unit), ty)
+                own_y = f.gep(y, f.add(f.mul(row, y_row), unit), ty)
+                inputs = [self.get(f, f.gep(own_x, f.mul(gate, hidden), ty), mask) for gate in gates]
+                planes = [f.gep(self.plane(f, n, row), unit, ty) for n in (old, new, *range(2, s.planes))]
+
+                def live() -> None:
+                    self.finish(f, functions, stage, gate_sums, inputs, planes, own_y, unit, mask)
+
+                def over() -> None:
+                    if stage == len(s.stages) - 1:
+                        self.put(f, self.get(f, planes[0], None), planes[1], None)
+                        self.put(f, "zeroinitializer", own_y, mask)
+
+                if alive is None:
+                    live()
+                else:
+                    f.if_(alive, live, over)
+
+            def tile(state: list[str]) -> list[str]:
+                (row,) = state
+                left = f.sub("%row1", row)
+                take: str = f.min(left, most)
+                if most > 2:
+                    even = f.and_(f.cmp("gt", left, most), f.cmp("lt", left, 2 * most))
+                    take = f.select(even, f.lshr(f.add(left, 1), 1), take)
+                a = self.plane(f, source, row)
+
+                def call(rows: int) -> None:
+                    for panel in range(1 if rows == 1 else s.panels):
+                        own_r, own = f.gep(r, panel * s.lanes * len(gates), ty), f.gep(sums, panel * s.lanes, ty)
+                        f.call(kernels[rows], [a, padded, own_r, own, hidden])
+
+                f.switch(take, {rows: (lambda rows=rows: call(rows)) for rows in kernels})  # type: ignore[misc]
+                f.loop(0, take, 1, [], lambda at, _: finish(f.add(row, at), at))
+                return [f.add(row, take)]
+
+            f.while_([("i64", "%row0")], lambda state: f.cmp("lt", state[0], "%row1"), tile)
+
+        self.each_group(f, group)
+
+    def finish(
+        self,
+        f: Function,
+        functions: list[Activation],
+        stage: int,
+        sums: list[str],
+        inputs: list[str],
+        planes: list[str],
+        y: str,
+        unit: str,
+        mask: str | None,
+    ) -> None:
+        """The functions of the gates of one row, and its new state."""
+        s, op = self.s, self.op
+
+        def parameter(name: str, number: int, per_direction: int) -> str:
+            at = f.add(f.mul("%d", self.word(f, per_direction * s.hidden)), unit)
+            at = f.add(at, f.mul(self.word(f, s.hidden), number)) if number else at
+            return self.get(f, f.gep(self.word(f, Pointer(self.given[name])), at, self.ty), mask)
+
+        def apply(number: int, x: str, gate: int | None = None) -> str:
+            if not op.round_state:
+                return activation(f, functions[number], x, s.units, self.name)
+            if gate is not None and "bias" in self.given:
+                x = f.add(x, parameter("bias", gate, 4))
+            wide = f.cast("fpext", x, vec("double", s.units))
+            return f.cast("fptrunc", activation(f, functions[number], wide, s.units, "f64"), vec("float", s.units))
+
+        def multiply_add(a: str, b: str, c: str) -> str:
+            return f.add(f.mul(a, b), c) if op.round_state else f.fma(a, b, c)
+
+        if op.round_state:
+            step = f.splat(f.load(self.ty, self.plane(f, STEP, "%row0")), s.units)
+            sums = [f.mul(a, f.mul(step, parameter("scale", n, 4))) for n, a in enumerate(sums)]
+        gates = [f.add(a, b) for a, b in zip(sums, inputs, strict=True)]
+        if op.cell == "rnn":
+            h = apply(0, gates[0])
+        elif op.cell == "lstm":
+            i, o, forget, c = gates
+            cell = self.get(f, planes[2], None)
+            peep = "peepholes" in self.given
+            i = apply(0, multiply_add(parameter("peepholes", 0, 3), cell, i) if peep else i, 0)
+            if op.input_forget:
+                forget = f.sub(1.0, i)
+            else:
+                forget = apply(0, multiply_add(parameter("peepholes", 2, 3), cell, forget) if peep else forget, 2)
+            cell = multiply_add(forget, cell, f.mul(i, apply(1, c, 3)))
+            self.put(f, cell, planes[2], None)
+            o = apply(0, multiply_add(parameter("peepholes", 1, 3), cell, o) if peep else o, 1)
+            h = f.mul(o, apply(2, cell))
+        elif stage == 0 and len(s.stages) == 2:
+            z, reset = apply(0, gates[0]), apply(0, gates[1])
+            self.put(f, z, planes[2], None)
+            self.put(f, f.mul(reset, self.get(f, planes[0], None)), planes[3], None)
+            return
+        else:
+            before = self.get(f, planes[0], None)
+            if op.linear_before_reset:
+                z, reset = apply(0, gates[0]), apply(0, gates[1])
+                kept = f.add(sums[2], parameter("bias", 0, 1)) if "bias" in self.given else sums[2]
+                given = f.fma(reset, kept, inputs[2])
+            else:
+                z = self.get(f, planes[2], None)
+                given = f.add(gates[0], parameter("bias", 0, 1)) if "bias" in self.given else gates[0]
+            g = apply(1, given)
+            h = f.fma(z, before, f.mul(f.sub(1.0, z), g))
+        self.put(f, h, planes[1], None)
+        self.put(f, h, y, mask)
+
+
+def _none(_: object) -> None:
+    """Drops a value, for callbacks that return none."""

@@ -1,0 +1,1 @@
+"""Which layout tensors have on the CPU where the program may choose it."""

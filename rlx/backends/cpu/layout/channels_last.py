@@ -1,0 +1,183 @@
+"""Channels last: the images between convolutions are stored as [N, *spatial, C] instead of [N, C, *spatial].
+
+Kernels name elements by one index an axis, so a buffer changes its layout by having its axes, and the indices of all
+that read or write it, in another order. It is done for the whole program: what a convolution reads or writes, and what
+is computed from or into such images channel by channel. Inputs, outputs, states and what is seen through a view that
+joins channels with pixels keep their layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from rlx.backends.cpu.kernels.conv.int8 import FEW_CHANNELS
+from rlx.ir.shape import Shape, Size, numel
+from rlx.kernels.affine import affine
+from rlx.kernels.expr import Expr, Load, Var, loads, substitute_vars, transform
+from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Program, Store
+from rlx.records import dataclass, replace
+
+__all__ = ["channels_last"]
+
+T = TypeVar("T")
+
+SHORT = 8  # pixels of a row that are fewer than a vector holds
+
+
+def channels_last(program: Program) -> None:
+    """Changes the layout of images in place of the program's kernels."""
+    kernels = [*program.prepare, *program.run]
+    if not any(isinstance(k.anchor, Conv) for k in kernels):
+        return
+    chosen = _chosen(kernels, _fit(program))
+    if not chosen:
+        return
+    made: dict[Buffer, _Turned] = {}
+    for b in dict.fromkeys(program.touched()):
+        if b.base in chosen:
+            root = made.setdefault(b.base, _turned(b.base, None))
+            if b is not b.base:
+                made[b] = _turned(b, root.buffer)
+    program.prepare = [_rewritten(k, made) for k in program.prepare]
+    program.run = [_rewritten(k, made) for k in program.run]
+
+
+def _fit(program: Program) -> set[Buffer]:
+    """The buffers that may change their layout."""
+    found: dict[Buffer, bool] = {}
+    for b in program.touched():
+        root = b.base
+        whole = root.kind == "arena" and len(root.shape) > 2 and any(s != 1 for s in root.shape[2:])
+        kept = whole and b.offset == 0 and b.dtype is root.dtype and _order(b, root) is not None
+        found[root] = found.get(root, True) and kept and whole
+    fixed = [b for _, b in program.outputs] + list(program.updates.values())
+    for k in (*program.prepare, *program.run):
+        fixed += [*k.operands, *k.results]
+    for b in fixed:
+        found[b.base] = False
+    return {b for b, fits in found.items() if fits}
+
+
+def _chosen(kernels: Sequence[Kernel], fit: set[Buffer]) -> set[Buffer]:
+    """Those next to convolutions, and those that are computed channel by channel next to chosen ones."""
+    chosen: set[Buffer] = set()
+    for k in kernels:
+        if isinstance(k.anchor, Conv):
+            near = [k.stores[0].buffer.base, *(x.source.base for x in loads(k.anchor.x) if not byte_planes(k.anchor))]
+            chosen.update(b for b in near if b in fit)
+    links = [(a.base, b.base) for k in kernels for store in k.stores for a, b in _links(store)]
+    grown = True
+    while grown:
+        new = {b for link in links if any(x in chosen for x in link) for b in link if b in fit} - chosen
+        chosen |= new
+        grown = bool(new)
+    return chosen
+
+
+def _links(store: Store) -> Iterator[tuple[Buffer, Buffer]]:
+    """What is written, with each image read whose channels are its channels and whose pixels are its pixels."""
+    if len(store.index) < 3:
+        return
+    axes = [_lone_var(i) for i in store.index]
+    for load in loads(store.expr):
+        if len(load.indices) == len(store.index):
+            read = [affine(i).coefs for i in load.indices]
+            if axes[1] in read[1] and any(v is not None and v in c for v, c in zip(axes[2:], read[2:], strict=True)):
+                yield store.buffer, load.source
+
+
+def byte_planes(anchor: Conv) -> bool:
+    """Whether the image is of bytes and few channels, which are read from planes."""
+    channels = anchor.x_shape[1]
+    return anchor.x.dtype.bits == 8 and isinstance(channels, int) and channels <= FEW_CHANNELS
+
+
+def _lone_var(e: Expr) -> Expr | None:
+    coefs = affine(e).coefs
+    return next(iter(coefs)) if len(coefs) == 1 else None
+
+
+def _order(b: Buffer, root: Buffer) -> tuple[int, ...] | None:
+    """The axes of a buffer or view with those of the channels at the end; None where it joins them with others."""
+    ends: list[int] = []
+    at = 0
+    for size in (root.shape[0], root.shape[1]):
+        while at < len(b.shape) and numel(b.shape[(ends or [0])[-1] : at]) != size:
+            at += 1
+        ends.append(at)
+    first, last = ends
+    if numel(b.shape[first:last]) != root.shape[1] or numel(b.shape[last:]) != numel(root.shape[2:]):
+        return None
+    return (*range(first), *range(last, len(b.shape)), *range(first, last))
+
+
+@dataclass(frozen=True)
+class _Turned:
+    """A buffer with channels last, and the order that its axes were put in."""
+
+    buffer: Buffer
+    order: tuple[int, ...]
+
+    def last(self, items: Sequence[T]) -> tuple[T, ...]:
+        return tuple(items[d] for d in self.order)
+
+
+def _turned(b: Buffer, root: Buffer | None) -> _Turned:
+    order = _order(b, b.base)
+    assert order is not None
+    shape = tuple(b.shape[d] for d in order)
+    return _Turned(Buffer(b.name, b.kind, shape, b.dtype, b.encoding, b.data, root, b.offset), order)
+
+
+def _rewritten(kernel: Kernel, made: dict[Buffer, _Turned]) -> Kernel:
+    """The kernel on the new buffers."""
+    if not any(b in made for b in (*kernel.reads(), *kernel.writes())):
+        return kernel
+
+    def turn(x: Expr) -> Expr | None:
+        if isinstance(x, Load) and x.source in made:
+            turned = made[x.source]
+            return replace(x, source=turned.buffer, indices=turned.last(x.indices))
+        return None
+
+    def new(e: Expr) -> Expr:
+        return transform(e, turn)
+
+    stores = tuple(_store(s, made, new, reorder=kernel.anchor is None) for s in kernel.stores)
+    return Kernel(kernel.name, stores, _anchor(kernel.anchor, new), nodes=kernel.nodes, tag=kernel.tag)
+
+
+def _store(store: Store, made: dict[Buffer, _Turned], new: Callable[[Expr], Expr], *, reorder: bool) -> Store:
+    index = tuple(new(i) for i in store.index)
+    expr = new(store.expr)
+    buffer, names = store.buffer, out_vars(len(store.extents))
+    channel: Var | None = None
+    if buffer in made:
+        turned = made[buffer]
+        buffer, index = turned.buffer, turned.last(index)
+        channel = next((t for t in affine(index[-1]).coefs if isinstance(t, Var)), None)
+    elif len(names) > 2 and expr is not store.expr and _is_short(store.extents[-1]):
+        channel = names[1]  # too few pixels for a vector: it runs along the channels, whose results are far apart
+    if not reorder or channel is None or channel not in names:
+        return Store(buffer, store.extents, index, expr)
+    order = [v for v in names if v != channel] + [channel]
+    renamed: dict[Var, Expr] = dict(zip(order, names, strict=True))
+    extents: Shape = tuple(store.extents[names.index(v)] for v in order)
+    return Store(buffer, extents, tuple(substitute_vars(i, renamed) for i in index), substitute_vars(expr, renamed))
+
+
+def _is_short(size: Size) -> bool:
+    return isinstance(size, int) and size < SHORT
+
+
+def _anchor(anchor: Anchor | None, new: Callable[[Expr], Expr]) -> Anchor | None:
+    match anchor:
+        case Conv(x=x, w=w):
+            return replace(anchor, x=new(x), w=new(w))
+        case Contract(a=a, b=b):
+            return replace(anchor, a=new(a), b=new(b))
+        case Attention(q=q, k=k, v=v, score=score):
+            return replace(anchor, q=new(q), k=new(k), v=new(v), score=None if score is None else new(score))
+    return None

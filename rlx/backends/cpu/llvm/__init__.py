@@ -1,0 +1,1 @@
+"""Text of LLVM's IR: functions, types, conversions, mathematical functions, and the instructions of AMX."""

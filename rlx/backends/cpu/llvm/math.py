@@ -1,0 +1,588 @@
+"""Elementary functions as emitters of vector (or scalar) code: no call to a math library is ever made.
+
+An emitter has the signature `(f, x, w, dtype) -> value`: it prints code into `f` for `w` lanes of "f32" or "f64".
+Results are within 2 ulp in f32 and 4 ulp in f64 unless an emitter says otherwise, with IEEE results for inf, nan,
+signed zeros and subnormal numbers.
+Polynomials are minimax fits (Remez exchange at 200 bits, then rounded); the formulas are in the docstrings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Literal
+
+from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec
+from rlx.records import dataclass
+
+__all__ = [
+    "FUNCTIONS",
+    "DType",
+    "Emitter",
+    "ceil",
+    "copysign",
+    "cos",
+    "erf",
+    "exp",
+    "exp2",
+    "exp_below",
+    "expm1",
+    "fabs",
+    "floor",
+    "log",
+    "log1p",
+    "normal_cdf",
+    "pow_",
+    "round_even",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+]
+
+DType = Literal["f32", "f64"]
+Emitter = Callable[[Function, str, int, DType], str]
+
+INF = float("inf")
+NAN = float("nan")
+LOG2E = 1.4426950408889634
+LN2_64 = 0.6931471805599453  # ln 2 rounded to f64
+PI_2 = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)  # pi/2 as a sum of three f64
+TWO_PI = 0.6366197723675814
+
+
+@dataclass(frozen=True)
+class Format:
+    """What the emitters need to know about a float format; polynomials have their lowest coefficient first."""
+
+    scalar: str
+    integer: str
+    mantissa: int  # stored bits
+    bias: int
+    magic: float  # adding it rounds to an integer, which then stands in the low bits
+    ln2: tuple[float, float]
+    exp_range: tuple[float, float]  # beyond these exp is 0 and inf
+    expm1_low: float  # below this expm1 is -1
+    tanh_limit: float  # above this (of 2|x|) tanh is 1
+    erf_limit: float  # above this erf is 1
+    erf_split: float
+    min_normal: float
+    denormal_scale: int  # power of two that makes every subnormal normal
+    sqrt_half: int  # bits of sqrt(1/2)
+    exp: tuple[float, ...]  # (e^r - 1 - r) / r^2 on |r| <= ln2 / 2
+    sin: tuple[float, ...]  # (sin(r) / r - 1) / z with z = r^2, on |r| <= pi/4
+    cos: tuple[float, ...]  # (cos(r) - 1 + z/2) / z^2
+    log: tuple[float, ...]
+    tanh: tuple[float, ...]  # (tanh(x) / x - 1) / x^2 in x^2, on |x| <= 1/2; none where t / (t + 2) does
+    erf_small: tuple[float, ...]  # erf(x) / x - 1 in x^2, on |x| <= erf_split
+    erf_large: tuple[float, ...]  # log(1 - erf(x)), on erf_split .. erf_limit, weighted by 1 - erf(x)
+
+
+# fmt: off
+FORMATS: dict[str, Format] = {
+    "f32": Format(
+        scalar="float", integer="i32", mantissa=23, bias=127, magic=1.5 * 2.0**23,
+        ln2=(0.6931471824645996, -1.9046542121259336e-09), exp_range=(-104.0, 89.0), expm1_low=-30.0,
+        tanh_limit=40.0, erf_limit=4.0, erf_split=0.92, min_normal=2.0**-126, denormal_scale=24,
+        sqrt_half=0x3F3504F3,
+        exp=(0.5, 0.1666666716337204, 0.04166634380817413, 0.008333270438015461, 0.0013942039804533124,
+             0.00019915483426302671),
+        sin=(-0.16666653752326965, 0.00833213236182928, -0.00019510905258357525),
+        cos=(0.04166664555668831, -0.0013887309469282627, 2.4431523343082517e-05),
+        log=(0.3333331048488617, -0.24999986588954926, 0.20002147555351257, -0.16669218242168427, 0.14219991862773895,
+             -0.12385497987270355, 0.11865280568599701, -0.11781047284603119, 0.06921135634183884),
+        tanh=(-0.333333283662796, 0.13332973420619965, -0.05390019714832306, 0.02130267210304737,
+              -0.0066550360061228275),
+        erf_small=(0.12837916612625122, -0.37612634897232056, 0.11283694207668304, -0.02685927040874958,
+                   0.005200634710490704, -0.000813744030892849, 8.345225069206208e-05),
+        erf_large=(0.0001758630678523332, -1.1295207738876343, -0.633334755897522, -0.10829389095306396,
+                   0.02512860670685768, -0.004174644593149424, 0.00043522095074877143, -2.1162246412131935e-05),
+    ),
+    "f64": Format(
+        scalar="double", integer="i64", mantissa=52, bias=1023, magic=1.5 * 2.0**52,
+        ln2=(LN2_64, 2.3190468138462996e-17), exp_range=(-746.0, 710.0), expm1_low=-60.0,
+        tanh_limit=80.0, erf_limit=6.0, erf_split=1.0, min_normal=2.0**-1022, denormal_scale=53,
+        sqrt_half=0x3FE6A09E667F3BCD,
+        exp=(0.5, 0.16666666666666677, 0.041666666666666706, 0.008333333333320663, 0.001388888888886494,
+             0.00019841269888873822, 2.4801587364291372e-05, 2.755724118131475e-06, 2.75572395820446e-07,
+             2.511017341763435e-08, 2.0925420576514555e-09),
+        sin=(-0.16666666666666627, 0.00833333333332134, -0.00019841269828905171, 2.7557313366078087e-06,
+             -2.5050705358491964e-08, 1.589364853752355e-10),
+        cos=(0.041666666666666595, -0.0013888888888872921, 2.4801587288662287e-05, -2.7557314099084684e-07,
+             2.0875686970481837e-09, -1.1357684233496744e-11),
+        log=(0.6666666666666724, 0.3999999999946788, 0.28571428732249154, 0.2222219949700907, 0.18183520718567905,
+             0.1531507975932937, 0.1478634183868159),
+        tanh=(),
+        erf_small=(0.1283791670955126, -0.3761263890318375, 0.11283791670954885, -0.026866170645077875,
+                   0.005223977624828431, -0.0008548326981425542, 0.0001205533113295582, -1.4925595772180906e-05,
+                   1.64610084778027e-06, -1.6350396222864617e-07, 1.466032872274226e-08, -1.137495573607015e-09,
+                   5.960685338520971e-11),
+        erf_large=(-2.445179810167164e-08, -1.1283789495914485, -0.6366205740276809, -0.10277128646674445,
+                   0.01912900883444064, 0.000200843135775786, -0.0016732643244372473, 0.0005508056718426945,
+                   2.314140730352556e-05, -0.00011144772003337318, 6.507510677616602e-05, -2.4400046623555037e-05,
+                   6.820868922557884e-06, -1.478671487560533e-06, 2.498573843000114e-07, -3.2447332937039455e-08,
+                   3.135653255513303e-09, -2.1260680782823816e-10, 9.026686370744286e-12, -1.8053949384038528e-13),
+    ),
+}
+
+# log2((1 - Phi(x)) / Phi(x)) / -x in x^2 up to 5.5^2 (beyond, it goes on growing), and (2^f - 1) / f on |f| <= 1/2
+NORMAL_ODDS = (2.302208334659407, 0.10483739549143681, -9.552264957205035e-05, -0.00015922768706150303,
+               1.1409431848506657e-05, -3.8127943723888257e-07, 5.104280033760796e-09)
+EXP2 = (0.6931469775988565, 0.24022242084984843, 0.05550733743426903, 0.009671512657336501, 0.0013264727185865084)
+
+# 2/pi as 64-bit words, most significant first, after one word of zeros
+TWO_OVER_PI = (
+    0, 0xA2F9836E4E441529, 0xFC2757D1F534DDC0, 0xDB6295993C439041, 0xFE5163ABDEBBC561, 0xB7246E3A424DD2E0,
+    0x06492EEA09D1921C, 0xFE1DEB1CB129A73E, 0xE88235F52EBB4484, 0xE99C7026B45F7E41, 0x3991D639835339F4,
+    0x9C845F8BBDF9283B, 0x1FF897FFDE05980F, 0xEF2F118B5A0A6D1F, 0x6D367ECF27CB09B7, 0x4F463F669E5FEA2D,
+    0x7527BAC7EBE5F17B, 0x3D0739F78A5292EA, 0x6BFB5FB11F8D5D08, 0x56033046FC7B6BAB, 0xF0CFBC209AF4361D,
+)
+# fmt: on
+
+
+def horner(f: Function, x: str, coefficients: tuple[float, ...], ty: str) -> str:
+    p = constant(coefficients[-1], ty)
+    for c in reversed(coefficients[:-1]):
+        p = f.fma(p, x, c, ty)
+    return p
+
+
+def pow2(f: Function, i: str, w: int, fmt: Format) -> str:
+    """2^i for integer lanes i whose result is a normal number."""
+    bits = f.shl(f.add(i, fmt.bias), fmt.mantissa)
+    return f.cast("bitcast", bits, vec(fmt.scalar, w))
+
+
+def split(f: Function, x: str, w: int, fmt: Format) -> tuple[str, str]:
+    """x = i ln2 + r with |r| <= ln2 / 2: returns (integer lanes i, r). Two-step subtraction of Cody and Waite."""
+    ty, ity = vec(fmt.scalar, w), vec(fmt.integer, w)
+    shifted = f.fma(x, LOG2E, fmt.magic, ty)
+    i = f.sub(f.cast("bitcast", shifted, ity), f.cast("bitcast", constant(fmt.magic, ty), ity, ty))
+    n = f.sub(shifted, fmt.magic)
+    r = f.fma(n, -fmt.ln2[0], x, ty)
+    return i, f.fma(n, -fmt.ln2[1], r, ty)
+
+
+def reduced_expm1(f: Function, r: str, ty: str, fmt: Format) -> str:
+    """e^r - 1 = r + r^2 P(r), of small relative error."""
+    return f.fma(f.mul(r, r), horner(f, r, fmt.exp, ty), r, ty)
+
+
+def exp(f: Function, x: str, w: int, dtype: DType) -> str:
+    """e^x = 2^i (1 + r + r^2 P(r)); scaled in two steps so that subnormal results and overflow come out right."""
+    fmt = FORMATS[dtype]
+    ty = vec(fmt.scalar, w)
+    low, high = fmt.exp_range
+    clamped = f.max(low, f.min(high, x, ty), ty)  # a nan passes: the second operand is kept
+    i, r = split(f, clamped, w, fmt)
+    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, w, fmt)
+
+
+def exp_below(f: Function, x: str, w: int) -> str:
+    """e^x of f32 lanes x <= 0: half the work of `exp`, within 1.5 ulp where the result is normal, else 0."""
+    fmt = FORMATS["f32"]
+    ty = vec(fmt.scalar, w)
+    i, r = split(f, f.max(-88.0, x, ty), w, fmt)  # down to i = -127, whose power of two is 0; a nan passes
+    return f.mul(f.add(reduced_expm1(f, r, ty, fmt), 1.0), pow2(f, i, w, fmt))
+
+
+def exp2(f: Function, x: str, w: int, dtype: DType) -> str:
+    """2^x = 2^i e^(ln2 (x - i))."""
+    fmt = FORMATS[dtype]
+    ty, ity = vec(fmt.scalar, w), vec(fmt.integer, w)
+    low, high = fmt.exp_range
+    clamped = f.max(round(low * LOG2E) - 1.0, f.min(round(high * LOG2E) + 1.0, x, ty), ty)
+    shifted = f.add(clamped, fmt.magic)
+    i = f.sub(f.cast("bitcast", shifted, ity), f.cast("bitcast", constant(fmt.magic, ty), ity, ty))
+    part = f.sub(clamped, f.sub(shifted, fmt.magic))
+    r = f.fma(part, fmt.ln2[0], f.mul(part, fmt.ln2[1]), ty)
+    return scale(f, f.add(reduced_expm1(f, r, ty, fmt), 1.0), i, w, fmt)
+
+
+def scale(f: Function, y: str, i: str, w: int, fmt: Format) -> str:
+    """y * 2^i, where 2^i itself may be out of range."""
+    half = f.ashr(i, 1)
+    return f.mul(f.mul(y, pow2(f, half, w, fmt)), pow2(f, f.sub(i, half), w, fmt))
+
+
+def expm1(f: Function, x: str, w: int, dtype: DType) -> str:
+    """e^x - 1 = 2 (2^(i-1) q + (2^(i-1) - 1/2)) with q = e^r - 1, and q itself for i = 0."""
+    fmt = FORMATS[dtype]
+    ty = vec(fmt.scalar, w)
+    clamped = f.max(fmt.expm1_low, f.min(fmt.exp_range[1], x, ty), ty)
+    i, r = split(f, clamped, w, fmt)
+    q = reduced_expm1(f, r, ty, fmt)
+    s = pow2(f, f.sub(i, 1), w, fmt)
+    y = f.mul(f.fma(s, q, f.sub(s, 0.5)), 2.0)
+    return copysign(f, f.select(f.cmp("eq", i, 0), q, y), x)
+
+
+def tanh(f: Function, x: str, w: int, dtype: DType) -> str:
+    """tanh |x| = t / (t + 2) with t = e^(2|x|) - 1: exactly 1 once t + 2 rounds to t. f32: x + x z T(z) below 1/2."""
+    fmt = FORMATS[dtype]
+    ty = vec(fmt.scalar, w)
+    a = fabs(f, x)
+    i, r = split(f, f.min(fmt.tanh_limit, f.add(a, a), ty), w, fmt)
+    s = pow2(f, i, w, fmt)
+    t = f.fma(s, reduced_expm1(f, r, ty, fmt), f.sub(s, 1.0), ty)
+    y = copysign(f, f.div(t, f.add(t, 2.0)), x)
+    if not fmt.tanh:
+        return y
+    z = f.mul(x, x)
+    small = copysign(f, f.fma(f.mul(x, z), horner(f, z, fmt.tanh, ty), x), x)
+    return f.select(f.cmp("lt", a, 0.5), small, y)
+
+
+def sigmoid(f: Function, x: str, w: int, dtype: DType) -> str:
+    """1 / (1 + e^-x), as e / (1 + e) with e = e^-|x| for negative x, so that the lower tail keeps its precision.
+
+    One correction of the quotient by its remainder takes in the rounding errors of e and of the division.
+    """
+    fmt = FORMATS[dtype]
+    ty = vec(fmt.scalar, w)
+    i, r = split(f, f.max(fmt.exp_range[0], f.neg(fabs(f, x)), ty), w, fmt)
+    q = reduced_expm1(f, r, ty, fmt)
+    y = f.add(q, 1.0)
+    e = scale(f, y, i, w, fmt)
+    e_low = scale(f, f.sub(q, f.sub(y, 1.0)), i, w, fmt)
+    upper = f.cmp("ge", x, 0.0)
+    top = f.select(upper, 1.0, e, ty)
+    below = f.add(e, 1.0)
+    inverse = f.div(1.0, below)
+    quotient = f.mul(top, inverse)
+    rest = f.add(f.fma(f.neg(quotient), below, top), f.select(upper, 0.0, e_low, ty))
+    return f.fma(rest, inverse, quotient)
+
+
+def erf(f: Function, x: str, w: int, dtype: DType) -> str:
+    """erf x = x + x P(x^2) for small |x|, else 1 - e^G(|x|) with G a fit of log(1 - erf)."""
+    fmt = FORMATS[dtype]
+    ty = vec(fmt.scalar, w)
+    a = f.min(fmt.erf_limit, fabs(f, x), ty)
+    small = f.fma(x, horner(f, f.mul(x, x), fmt.erf_small, ty), x, ty)
+    i, r = split(f, horner(f, a, fmt.erf_large, ty), w, fmt)
+    s = f.neg(pow2(f, i, w, fmt))
+    large = f.fma(s, reduced_expm1(f, r, ty, fmt), f.add(s, 1.0), ty)
+    return f.select(f.cmp("lt", a, fmt.erf_split), small, copysign(f, large, x))
+
+
+def normal_cdf(f: Function, x: str, w: int, dtype: DType) -> str:
+    """Phi(x) = (1 + erf(x / sqrt(2))) / 2, the share of a normal distribution below x.
+
+    f32: 1 / (1 + 2^s) with s a fit of the logarithm of the odds, to 2e-7 in absolute terms; s = 128 makes it 0.
+    """
+    fmt = FORMATS[dtype]
+    ty, ity = vec(fmt.scalar, w), vec(fmt.integer, w)
+    if dtype != "f32":
+        return f.fma(erf(f, f.mul(x, 0.7071067811865476), w, dtype), 0.5, constant(0.5, ty))
+    z = f.min(1024.0, f.mul(x, x), ty)  # no inf - inf in the polynomial
+    s = f.mul(f.neg(x), in_pairs(f, z, NORMAL_ODDS, ty))
+    s = f.max(-126.0, f.min(128.0, s, ty), ty)  # a nan passes: the second operand is kept
+    shifted = f.add(s, fmt.magic)
+    part = f.sub(s, f.sub(shifted, fmt.magic))
+    power = f.cast("bitcast", in_pairs(f, part, (1.0, *EXP2), ty), ity)
+    odds = f.add(power, f.shl(f.cast("bitcast", shifted, ity), fmt.mantissa))  # of `shifted` only the integer stays
+    return f.div(1.0, f.add(f.cast("bitcast", odds, ty), 1.0))
+
+
+def in_pairs(f: Function, x: str, coefficients: tuple[float, ...], ty: str) -> str:
+    """A polynomial as an even and an odd one, two chains of operations half as long."""
+    square = f.mul(x, x)
+    even, odd = (horner(f, square, coefficients[i::2], ty) for i in (0, 1))
+    return f.fma(odd, x, even)
+
+
+def mantissa_exponent(f: Function, x: str, w: int, fmt: Format) -> tuple[str, str]:
+    """x = 2^e m with sqrt(1/2) <= m < sqrt(2) for finite x > 0: returns (m - 1, which is exact, and e as a float)."""
+    ty, ity = vec(fmt.scalar, w), vec(fmt.integer, w)
+    tiny = f.cmp("lt", x, fmt.min_normal)
+    normal = f.select(tiny, f.mul(x, 2.0**fmt.denormal_scale), x)
+    bits = f.sub(f.cast("bitcast", normal, ity), fmt.sqrt_half)
+    e = f.sub(f.ashr(bits, fmt.mantissa), f.select(tiny, fmt.denormal_scale, 0, ity))
+    m = f.add(f.and_(bits, (1 << fmt.mantissa) - 1), fmt.sqrt_half)
+    exponent = f.add(e, f.cast("bitcast", constant(fmt.magic, ty), ity, ty))  # to float without an i64 conversion
+    return f.sub(f.cast("bitcast", m, ty), 1.0), f.sub(f.cast("bitcast", exponent, ty), fmt.magic)
+
+
+def log(f: Function, x: str, w: int, dtype: DType) -> str:
+    """log x = e ln2 + log(1 + u).
+
+    f32: log(1 + u) = u - u^2/2 + u^3 P(u). f64: u - (h - s (h + z L(z))) with h = u^2/2, s = u / (2 + u), z = s^2, from
+    log(1 + u) = 2 atanh s.
+    """
+    fmt = FORMATS[dtype]
+    ty = vec(fmt.scalar, w)
+    u, e = mantissa_exponent(f, x, w, fmt)
+    if dtype == "f32":
+        square = f.mul(u, u)
+        tail = f.mul(f.mul(u, square), horner(f, u, fmt.log, ty))
+        tail = f.fma(square, -0.5, f.fma(e, fmt.ln2[1], tail))
+    else:
+        s = f.div(u, f.add(u, 2.0))
+        z = f.mul(s, s)
+        h = f.mul(f.mul(u, 0.5), u)
+        tail = f.fma(s, f.fma(z, horner(f, z, fmt.log, ty), h), f.mul(e, fmt.ln2[1]))
+        tail = f.sub(tail, h)
+    return log_specials(f, x, f.fma(e, fmt.ln2[0], f.add(u, tail)), ty)
+
+
+def log_specials(f: Function, x: str, y: str, ty: str) -> str:
+    """Replaces y where x is nan or inf (x itself), zero (-inf) or negative (nan)."""
+    y = f.select(f.cmp("lt", x, INF), y, x, ty)
+    y = f.select(f.cmp("eq", x, 0.0), -INF, y, ty)
+    return f.select(f.cmp("lt", x, 0.0), NAN, y, ty)
+
+
+def log1p(f: Function, x: str, w: int, dtype: DType) -> str:
+    """log(1 + x) = log u + (x - (u - 1)) / u with u the rounded 1 + x (Kahan)."""
+    fmt = FORMATS[dtype]
+    ty = vec(fmt.scalar, w)
+    u = f.add(x, 1.0)
+    # what rounding lost, by the larger of 1 and |x|
+    lost = f.select(f.cmp("gt", x, 1.0), f.sub(1.0, f.sub(u, x)), f.sub(x, f.sub(u, 1.0)), ty)
+    usable = f.and_(f.cmp("gt", u, 0.0), f.cmp("lt", u, INF))
+    fix = f.select(usable, f.div(lost, u), 0.0, ty)
+    return copysign(f, f.add(log(f, u, w, dtype), fix), x)
+
+
+@cache
+def large_reduction() -> Function:
+    """`(ptr x, ptr r, ptr q, i64 n)`: x = q pi/2 + r for any f64, by Payne and Hanek; q is modulo 4, r is nan for inf.
+
+    Takes 192 bits of 2/pi from where x makes them matter, multiplies by the mantissa, and rounds the 128-bit count of
+    quarter turns (2 integer bits). Meant for |x| > 1.
+    """
+    f = Function(
+        "rlx_reduce_large",
+        [("ptr", "x"), ("ptr", "r"), ("ptr", "q"), ("i64", "n")],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    table = f.array("rlx_two_over_pi", "i64", [v - (v >> 63 << 64) for v in TWO_OVER_PI])
+
+    def body(i: str, _: list[str]) -> None:
+        x = f.load("double", f.gep("%x", i, "double"))
+        bits = f.cast("bitcast", x, "i64")
+        biased = f.and_(f.lshr(bits, 52), 0x7FF)
+        m = f.or_(f.and_(bits, (1 << 52) - 1), 1 << 52)
+        first = f.max(f.sub(biased, 1075 - 62), 0)  # bit of the padded table that has weight 2 in the product
+        at, shift = f.lshr(first, 6), f.and_(first, 63)
+        words = [f.load("i64", f.gep(table, f.min(f.add(at, k), len(TWO_OVER_PI) - 1), "i64")) for k in range(4)]
+        a = [f.intrinsic("fshl", words[k], words[k + 1], shift) for k in range(3)]
+        wide = [f.mul(f.cast("zext", m, "i128"), f.cast("zext", a[k], "i128")) for k in range(3)]
+        turns = f.add(f.add(f.shl(wide[0], 64), wide[1]), f.lshr(wide[2], 64))
+        q = f.lshr(f.add(turns, 1 << 125), 126)
+        rest = f.sub(turns, f.shl(q, 126))
+        negative = f.cmp("lt", rest, 0)
+        size = f.select(negative, f.sub(0, rest), rest)
+        zeros = f.intrinsic("umin", f.intrinsic("ctlz", size, tail="i1 false"), "100")
+        top = f.cast("trunc", f.lshr(f.shl(size, zeros), 65), "i64")
+        exponent = f.shl(f.sub(1023 - 61, f.cast("trunc", zeros, "i64")), 52)
+        r = f.mul(f.mul(f.cast("sitofp", top, "double"), PI_2[0]), f.cast("bitcast", exponent, "double"))
+        down = f.cmp("lt", bits, 0)
+        r = f.select(f.xor(negative, down), f.neg(r), r)
+        count = f.cast("trunc", q, "i64")
+        count = f.and_(f.select(down, f.sub(0, count), count), 3)
+        f.store(f.select(f.cmp("eq", biased, 0x7FF), NAN, r), f.gep("%r", i, "double"))
+        f.store(count, f.gep("%q", i, "i64"))
+
+    f.loop(0, "%n", 1, [], body)
+    f.ret()
+    return f
+
+
+def quadrant(f: Function, x: str, w: int, dtype: DType) -> tuple[str, str]:
+    """x = q pi/2 + r with |r| <= pi/4 (a little more is possible): returns (r, integer lanes q).
+
+    In f64 for both dtypes: up to 2^20 by three-step Cody-Waite with fma (the first step is exact), lanes beyond by
+    `large_reduction`, which is entered only if there are any.
+    """
+    fmt = FORMATS[dtype]
+    double, long = vec("double", w), vec("i64", w)
+    wide = f.cast("fpext", x, "double")
+    shifted = f.fma(wide, TWO_PI, FORMATS["f64"].magic)
+    n = f.sub(shifted, FORMATS["f64"].magic)
+    r = wide
+    for part in PI_2:
+        r = f.fma(n, -part, r)
+    q = f.cast("bitcast", shifted, long)
+    large = f.cmp("gt", fabs(f, wide), 2.0**20)
+    x_at, r_at, q_at = f.alloca("double", w), f.alloca("double", w), f.alloca("i64", w)
+
+    def slow() -> list[str]:
+        f.store(wide, x_at)
+        f.call(large_reduction(), [x_at, r_at, q_at, w])
+        return [
+            f.select(large, f.load(double, r_at), r, double),
+            f.select(large, f.load(long, q_at), q, long),
+        ]
+
+    any_large = large if w == 1 else f.cmp("ne", f.cast("bitcast", large, f"i{w}"), 0)
+    r, q = f.if_(any_large, slow, lambda: [r, q])
+    if dtype == "f32":
+        r, q = f.cast("fptrunc", r, "float"), f.cast("trunc", q, fmt.integer)
+    return r, q
+
+
+def sin_cos_of(f: Function, r: str, ty: str, fmt: Format) -> tuple[str, str]:
+    """sin and cos of |r| <= pi/4: r + r z S(z) and 1 - z/2 + z^2 C(z) with z = r^2."""
+    z = f.mul(r, r)
+    sine = f.fma(f.mul(r, z), horner(f, z, fmt.sin, ty), r)
+    half = f.mul(z, 0.5)
+    top = f.sub(1.0, half)
+    lost = f.sub(f.sub(1.0, top), half)  # the rounding error of 1 - z/2
+    return sine, f.add(top, f.fma(f.mul(z, z), horner(f, z, fmt.cos, ty), lost))
+
+
+def turned(f: Function, sine: str, cosine: str, q: str, w: int, fmt: Format) -> str:
+    """The sine of r + q pi/2."""
+    ty, ity = vec(fmt.scalar, w), vec(fmt.integer, w)
+    y = f.select(f.cmp("ne", f.and_(q, 1), 0), cosine, sine)
+    sign = f.shl(f.and_(q, 2), 8 * size_of(fmt.scalar) - 2)
+    return f.cast("bitcast", f.xor(f.cast("bitcast", y, ity), sign), ty)
+
+
+def sin(f: Function, x: str, w: int, dtype: DType) -> str:
+    """sin x by reduction to |r| <= pi/4; exact argument reduction at any size."""
+    fmt = FORMATS[dtype]
+    r, q = quadrant(f, x, w, dtype)
+    sine, cosine = sin_cos_of(f, r, vec(fmt.scalar, w), fmt)
+    return f.select(f.cmp("eq", x, 0.0), x, turned(f, sine, cosine, q, w, fmt))  # keeps -0
+
+
+def cos(f: Function, x: str, w: int, dtype: DType) -> str:
+    """cos x = sin(x + pi/2), see `sin`."""
+    fmt = FORMATS[dtype]
+    r, q = quadrant(f, x, w, dtype)
+    sine, cosine = sin_cos_of(f, r, vec(fmt.scalar, w), fmt)
+    return turned(f, sine, cosine, f.add(q, 1), w, fmt)
+
+
+def tan(f: Function, x: str, w: int, dtype: DType) -> str:
+    """tan x = sin x / cos x (up to 3 ulp in f32)."""
+    fmt = FORMATS[dtype]
+    r, q = quadrant(f, x, w, dtype)
+    sine, cosine = sin_cos_of(f, r, vec(fmt.scalar, w), fmt)
+    odd = f.cmp("ne", f.and_(q, 1), 0)
+    y = f.div(f.select(odd, cosine, sine), f.select(odd, f.neg(sine), cosine))
+    return f.select(f.cmp("eq", x, 0.0), x, y)
+
+
+def log_pair(f: Function, x: str, w: int) -> tuple[str, str]:
+    """log x for f64 lanes x > 0 as an unevaluated sum (high, low) good to about 2^-60: see `log` for the formula."""
+    fmt = FORMATS["f64"]
+    ty = vec("double", w)
+    u, e = mantissa_exponent(f, x, w, fmt)
+    below = f.add(u, 2.0)
+    below_low = f.sub(u, f.sub(below, 2.0))
+    s = f.div(u, below)
+    s_low = f.div(f.sub(f.fma(f.neg(s), below, u), f.mul(s, below_low)), below)
+    z = f.mul(s, s)
+    b = f.add(s, s)
+    b_low = f.fma(f.mul(s, z), horner(f, z, fmt.log, ty), f.add(s_low, s_low))
+    a = f.mul(e, fmt.ln2[0])
+    a_low = f.fma(e, fmt.ln2[1], f.fma(e, fmt.ln2[0], f.neg(a)))
+    total = f.add(a, b)
+    rest = f.add(f.add(a_low, b_low), f.sub(b, f.sub(total, a)))
+    high = f.add(total, rest)
+    return high, f.sub(rest, f.sub(high, total))
+
+
+def pow_(f: Function, x: str, y: str, w: int, dtype: DType) -> str:
+    """x^y = +-e^(y log|x|), computed in f64 with the logarithm as a sum of two; special cases as IEEE pow.
+
+    f32 is within 1 ulp; f64 within 4 ulp for |y log x| up to about 200 and 16 ulp at the ends of the range.
+    """
+    if dtype == "f32":
+        wide = pow_(f, f.cast("fpext", x, "double"), f.cast("fpext", y, "double"), w, "f64")
+        return f.cast("fptrunc", wide, "float")
+    ty = vec("double", w)
+    a = fabs(f, x)
+    high, low = log_pair(f, a, w)
+    regular = f.and_(f.cmp("gt", a, 0.0), f.cmp("lt", a, INF))
+    high, low = log_specials(f, a, high, ty), f.select(regular, low, 0.0, ty)
+    p = f.mul(y, high)
+    p_low = f.fma(y, low, f.fma(y, high, f.neg(p)))
+    p_low = f.select(f.cmp("lt", fabs(f, p), 800.0), p_low, 0.0, ty)
+    size = exp(f, p, w, "f64")
+    size = f.select(f.cmp("lt", size, INF), f.fma(size, p_low, size), size)
+    size = f.select(f.cmp("eq", a, 1.0), f.select(f.cmp("ord", y, y), 1.0, y, ty), size)
+    half = f.mul(y, 0.5)
+    whole = f.cmp("eq", trunc(f, y), y)
+    odd = f.and_(whole, f.cmp("ne", trunc(f, half), half))
+    sign_source = f.select(odd, x, 1.0, ty)
+    signed = copysign(f, size, sign_source)
+    undefined = f.and_(f.and_(f.cmp("lt", x, 0.0), f.cmp("gt", x, -INF)), f.not_(whole))
+    result = f.select(undefined, NAN, signed, ty)
+    return f.select(f.or_(f.cmp("eq", y, 0.0), f.cmp("eq", x, 1.0)), 1.0, result, ty)
+
+
+def fabs(f: Function, x: str) -> str:
+    """|x|: clears the sign bit."""
+    return f.intrinsic("fabs", x)
+
+
+def copysign(f: Function, x: str, sign: str) -> str:
+    """|x| with the sign of `sign`."""
+    return f.intrinsic("copysign", x, sign)
+
+
+def floor(f: Function, x: str) -> str:
+    """Largest integer <= x; one instruction (SSE4.1, AVX, NEON), as are the three below."""
+    return f.intrinsic("floor", x)
+
+
+def ceil(f: Function, x: str) -> str:
+    """Smallest integer >= x."""
+    return f.intrinsic("ceil", x)
+
+
+def trunc(f: Function, x: str) -> str:
+    """x towards zero."""
+    return f.intrinsic("trunc", x)
+
+
+def round_even(f: Function, x: str) -> str:
+    """Nearest integer, ties to even."""
+    return f.intrinsic("roundeven", x)
+
+
+def sqrt(f: Function, x: str) -> str:
+    """Correctly rounded square root."""
+    return f.intrinsic("sqrt", x)
+
+
+def rsqrt(f: Function, x: str) -> str:
+    """1 / sqrt(x) by a square root and a division (1.5 ulp)."""
+    return f.div(1.0, sqrt(f, x))
+
+
+def plain(emit: Callable[[Function, str], str]) -> Emitter:
+    """Gives an emitter that needs neither width nor dtype the common signature."""
+    return lambda f, x, w, dtype: emit(f, x)
+
+
+FUNCTIONS: dict[str, Emitter] = {
+    "exp": exp,
+    "exp2": exp2,
+    "expm1": expm1,
+    "log": log,
+    "log1p": log1p,
+    "tanh": tanh,
+    "erf": erf,
+    "normal_cdf": normal_cdf,
+    "sigmoid": sigmoid,
+    "sin": sin,
+    "cos": cos,
+    "tan": tan,
+    "abs": plain(fabs),
+    "floor": plain(floor),
+    "ceil": plain(ceil),
+    "trunc": plain(trunc),
+    "round_even": plain(round_even),
+    "sqrt": plain(sqrt),
+    "rsqrt": plain(rsqrt),
+}

@@ -1,0 +1,416 @@
+"""Expressions as code: values by the scope that they are computed in, vector loads, stores, and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+import numpy as np
+
+from rlx.backends.cpu.llvm import convert
+from rlx.backends.cpu.llvm.builder import Function, constant, element, size_of, suffix, vec, width
+from rlx.backends.cpu.loops import reductions
+from rlx.backends.cpu.loops.analysis import RESULT, free_vars
+from rlx.backends.cpu.schedule.arguments import Pointer, WordTable
+from rlx.ir.casting import cast, ends
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Size
+from rlx.kernels.affine import Affine, affine
+from rlx.kernels.expr import (
+    Acc,
+    Apply,
+    Cast,
+    Check,
+    Const,
+    Expr,
+    Load,
+    Reduce,
+    Select,
+    SizeOf,
+    Var,
+    children,
+    walk,
+)
+from rlx.kernels.program import Buffer
+from rlx.records import dataclass, field
+
+__all__ = ["ARGS", "PLACEHOLDER", "Emitter", "Scope", "Value", "name_kernel", "report"]
+
+STATUS = {"index": 1, "division": 2, "guard": 3}
+ARGS = [("ptr", "words"), ("i64", "chunk"), ("ptr", "ctx"), ("i64", "worker")]
+PLACEHOLDER = "rlx_kernel"
+
+Value = tuple[str, int]  # SSA text and the number of lanes: 1 for what is the same in all lanes
+
+
+def name_kernel(text: str) -> tuple[str, str]:
+    """Names a kernel by its text, so that equal kernels are one: (symbol, IR)."""
+    symbol = "k_" + sha256(text.encode()).hexdigest()[:20]
+    return symbol, text.replace(PLACEHOLDER, symbol)
+
+
+def report(f: Function, code: int, value: str) -> None:
+    """Sets the run's status and the value shown with it, unless another error came first."""
+    _, first = f.cmpxchg("%ctx", 0, code)
+    f.if_(first, lambda: f.store(value, f.gep("%ctx", 1, "i64"), ty="i64"))
+
+
+def _within(e: Expr, target: DType) -> bool:
+    """Whether it is an f32 between limits that are values of a smaller integer type (or NaN)."""
+    if e.dtype.name != "f32" or target.kind not in "iu" or target.bits > 16:
+        return False
+    low, high = ends(target)
+    match e:
+        case Apply(fn="max", args=(Apply(fn="min", args=(_, Const(value=top))), Const(value=bottom))):
+            pass
+        case Apply(fn="min", args=(Apply(fn="max", args=(_, Const(value=bottom))), Const(value=top))):
+            pass
+        case _:
+            return False
+    return all(not isinstance(end, complex) and low <= end <= high for end in (bottom, top))
+
+
+@dataclass
+class Scope:
+    """A place in the loops: the variables visible there, the one that runs over lanes, and what is already computed."""
+
+    width: int
+    vec: Var | None
+    vars: dict[Var, str]
+    parent: Scope | None = None
+    cache: dict[object, Value] = field(default_factory=dict)
+    added: dict[object, frozenset[Expr]] = field(default_factory=dict)  # terms that a cached address contains
+
+    def find(self, key: object) -> Value | None:
+        """A value computed here or further out."""
+        scope: Scope | None = self
+        while scope is not None:
+            if key in scope.cache:
+                return scope.cache[key]
+            scope = scope.parent
+        return None
+
+    def inner(self, vars: dict[Var, str], width: int | None = None, vec: Var | None = None) -> Scope:
+        """A scope inside this one, with more variables."""
+        w = self.width if width is None else width
+        return Scope(w, vec if width is not None else self.vec, {**self.vars, **vars}, self)
+
+
+class Emitter:
+    """Emits expressions into a function; shared by loop nests and by the epilogues of anchors."""
+
+    def __init__(self, f: Function, table: WordTable, lanes: int) -> None:
+        self.f = f
+        self.table = table
+        self.lanes = lanes  # f32 elements in a vector register
+        self.free: dict[Expr, frozenset[Var]] = {}
+        self.sites: list[str] = []
+        self.loaded: dict[object, str] = {}
+        self.kept: dict[Reduce, tuple[Expr, Load]] = {}  # part of a body that is stored while the reduction runs
+        self.acc: Callable[[Scope], Value] | None = None  # how an epilogue gets the anchor's result
+
+    # -- words
+
+    def word(self, word: Buffer | Size) -> str:
+        """A pointer or size word; all are loaded at the function's entry by `preload`."""
+        if isinstance(word, int):
+            return str(word)
+        return self.loaded[word]
+
+    def preload(self, exprs: Sequence[Expr], sizes: Sequence[Size]) -> None:
+        """Loads every word that the expressions and sizes need."""
+        for e in exprs:
+            for x in walk(e):
+                if isinstance(x, Load):
+                    self._need(x.source)
+                    self._need_affine(affine(x.indices[0]))
+                elif isinstance(x, SizeOf):
+                    self._need(x.size)
+                elif isinstance(x, Reduce):
+                    for s in x.extents:
+                        self._need(s)
+        for s in sizes:
+            self._need(s)
+
+    def _need_affine(self, a: Affine) -> None:
+        self._need(a.constant)
+        for coef in a.coefs.values():
+            self._need(coef)
+
+    def _need(self, word: Buffer | Size) -> None:
+        """Static strides and extents other than tiny ones are words too, so that kernels can be shared."""
+        key: object = word
+        if (isinstance(word, int) and abs(word) <= 1) or key in self.loaded:
+            return
+        start = len(self.f.lines)
+        self.loaded[key] = self.table.load(self.f, Pointer(word) if isinstance(word, Buffer) else word)
+        self.f.slots.extend(self.f.lines[start:])  # in the entry block, wherever this is needed first
+        del self.f.lines[start:]
+
+    def size(self, size: Size) -> str:
+        return self.loaded.get(size, str(size)) if isinstance(size, int) else self.loaded[size]
+
+    # -- expressions
+
+    def depends(self, e: Expr) -> frozenset[Var]:
+        return free_vars(e, self.free)
+
+    def hoist(self, e: Expr, inner: frozenset[Var], scope: Scope) -> None:
+        """Computes, in `scope`, every largest part of `e` that does not depend on the inner variables."""
+        seen: set[tuple[Expr, frozenset[Var]]] = set()  # parts are shared: each is visited once
+
+        def visit(x: Expr, inner: frozenset[Var]) -> None:
+            if isinstance(x, Const | Var | SizeOf) or (x, inner) in seen:
+                return
+            seen.add((x, inner))
+            if not (self.depends(x) & (inner | RESULT)):
+                self.value(x, scope)
+                return
+            if isinstance(x, Load):
+                index = affine(x.indices[0])
+                self._base(x, index, inner, scope)
+                for part in (*index.coefs, *(() if x.where is None else (x.where,))):
+                    visit(part, inner)
+                return
+            bound = inner | frozenset(x.vars) if isinstance(x, Reduce) else inner
+            for child in children(x):
+                visit(child, bound)
+
+        visit(e, inner)
+
+    def _base(self, e: Load, index: Affine, inner: frozenset[Var], scope: Scope) -> None:
+        """The address of the part of the index that does not depend on the inner variables."""
+        lane = scope.vec if scope.width > 1 else None
+        fixed = {
+            t: c
+            for t, c in index.coefs.items()
+            if not (self.depends(t) & inner) and (isinstance(t, Var) or lane not in self.depends(t))
+        }
+        key = ("base", e.source, e.indices[0])
+        if scope.find(key) is None or any(self.depends(t) for t in fixed):
+            address = self._offset(e.source, Affine(index.constant, fixed), scope)
+            scope.cache[key] = (address, 1)
+            scope.added[key] = frozenset(fixed)
+
+    def _offset(self, source: Buffer, index: Affine, scope: Scope) -> str:
+        total = self.sum(index, scope)
+        pointer = self.word(source)
+        return pointer if total == "0" else self.f.gep(pointer, total, convert.memory_type(source.dtype))
+
+    def sum(self, index: Affine, scope: Scope) -> str:
+        """An i64 of the linear form; every term must be the same in all lanes."""
+        total = self.size(index.constant)
+        for term, coef in index.coefs.items():
+            text = scope.vars[term] if isinstance(term, Var) else self.value(term, scope)[0]
+            part = text if coef == 1 else self.f.mul(text, self.size(coef), "i64")
+            total = part if total == "0" else self.f.add(total, part, "i64")
+        return total
+
+    def value(self, e: Expr, scope: Scope) -> Value:
+        """The value of an expression in a scope: its text, and 1 lane where it is the same in all."""
+        found = scope.find(e)
+        if found is None:
+            found = self._compute(e, scope)
+            scope.cache[e] = found
+        return found
+
+    def lanes_of(self, e: Expr, scope: Scope) -> str:
+        """The value spread over the scope's lanes."""
+        return self.spread(self.value(e, scope), e.dtype, scope.width)
+
+    def spread(self, value: Value, dtype: DType, w: int) -> str:
+        text, have = value
+        if have == w:
+            return text
+        ty = convert.llvm_type(dtype)
+        if text.startswith("%"):
+            return self.f.splat(text, w, ty)
+        lanes = f"<{', '.join([f'{ty} {text}'] * w)}>"  # a constant stays one, of which it is known that it is no NaN
+        self.f.types[lanes] = vec(ty, w)
+        return lanes
+
+    def _compute(self, e: Expr, scope: Scope) -> Value:
+        match e:
+            case Const(value=v, dtype=dtype):
+                assert not isinstance(v, complex)
+                return convert.literal(v, dtype), 1
+            case Var():
+                if (e is not scope.vec and e != scope.vec) or scope.width == 1:
+                    return scope.vars[e], 1
+                base = self.f.splat(scope.vars[e], scope.width, "i64")
+                return self.f.add(base, self.f.iota(scope.width), vec("i64", scope.width)), scope.width
+            case SizeOf(size=size):
+                return self.size(size), 1
+            case Acc():
+                assert self.acc is not None
+                return self.acc(scope)
+            case Load():
+                return self._load(e, scope)
+            case Reduce():
+                return reductions.emit(self, e, scope)
+            case Check():
+                return self._check(e, scope)
+        operands = [self.value(c, scope) for c in children(e)]
+        w = max(lanes for _, lanes in operands)
+        texts = [self.spread(v, c.dtype, w) for v, c in zip(operands, children(e), strict=True)]
+        match e:
+            case Apply(fn="bitcast", args=(a,), dtype=dtype):
+                stored, made = (vec(convert.memory_type(d), w) for d in (a.dtype, dtype))  # a bool is a byte
+                raw = self.f.cast("bitcast", convert.to_memory(self.f, texts[0], a.dtype, w), made, stored)
+                return convert.from_memory(self.f, raw, dtype, w), w
+            case Apply(fn=fn, args=args):
+                return convert.apply(self.f, fn, texts, args[0].dtype, w), w
+            case Select(a=a):
+                return self.f.select(texts[0], texts[1], texts[2], vec(convert.llvm_type(a.dtype), w)), w
+            case Cast(value=Const(value=v, dtype=own), dtype=dtype):
+                return convert.literal(cast(np.asarray(v, own.numpy), dtype).item(), dtype), 1
+            case Cast(value=source, dtype=dtype) if _within(source, dtype):
+                return convert.convert_within(self.f, texts[0], dtype, w), w
+            case Cast(value=source, dtype=dtype):
+                return convert.convert(self.f, texts[0], source.dtype, dtype, w), w
+        raise AssertionError(f"no code for {type(e).__name__}")
+
+    # -- loads
+
+    def _load(self, e: Load, scope: Scope) -> Value:
+        index = affine(e.indices[0])
+        varying = scope.vec if scope.width > 1 else None
+        where = None if e.where is None else self.value(e.where, scope)
+        moving = {t for t in index.coefs if varying is not None and varying in self.depends(t)}
+        ty = convert.memory_type(e.dtype)
+        if not moving and (where is None or where[1] == 1):
+            address = self._address(e, index, scope)
+            raw = self.f.load(ty, address) if where is None else self.f.masked_load(ty, address, where[0])
+            return convert.from_memory(self.f, raw, e.dtype, 1), 1
+        w = scope.width
+        vty = vec(ty, w)
+        mask = None if where is None else self.f.splat(where[0], w, "i1") if where[1] == 1 else where[0]
+        if not moving:
+            assert mask is not None
+            any_lane = self._any(mask, w)
+            one = self.f.masked_load(ty, self._address(e, index, scope), any_lane)
+            raw = self.f.select(mask, self.f.splat(one, w, ty), constant(convert.zero(ty), vty), vty)
+        elif varying is not None and moving == {varying}:
+            raw = self._walked(self._address(e, index, scope), index.coefs[varying], mask, vty)
+        else:
+            raw = self._gather(e, index, moving, mask, scope, vty)
+        return convert.from_memory(self.f, raw, e.dtype, w), w
+
+    def address(self, e: Load, scope: Scope) -> str:
+        """The address of the element (of lane 0)."""
+        return self._address(e, affine(e.indices[0]), scope)
+
+    def _address(self, e: Load, index: Affine, scope: Scope) -> str:
+        """The address of the element (of lane 0), starting from what an outer scope has already added up."""
+        key = ("base", e.source, e.indices[0])
+        at: Scope | None = scope
+        while at is not None and key not in at.added:
+            at = at.parent
+        if at is None:
+            return self._offset(e.source, index, scope)
+        done = at.added[key]
+        rest = Affine(0, {t: c for t, c in index.coefs.items() if t not in done})
+        total = self.sum(rest, scope)
+        base = at.cache[key][0]
+        return base if total == "0" else self.f.gep(base, total, convert.memory_type(e.source.dtype))
+
+    def _walked(self, address: str, stride: Size, mask: str | None, vty: str) -> str:
+        """Lanes a fixed stride apart. Masks are nearly always all true (they are paddings), so that case is fast."""
+        if mask is None:
+            return self._strided(address, stride, vty)
+        if stride == 1 and size_of(vty) >= 4:
+            return self.f.masked_load(vty, address, mask)
+
+        def few() -> list[str]:
+            w = width(vty)
+            steps = self.f.mul(self.f.iota(w), self.f.splat(self.size(stride), w, "i64"), vec("i64", w))
+            return [self._masked_gather(address, steps, mask, vty)]
+
+        return self.f.if_(self._all(mask, width(vty)), lambda: [self._strided(address, stride, vty)], few)[0]
+
+    def _strided(self, address: str, stride: Size, vty: str) -> str:
+        f, w, ty = self.f, width(vty), element(vty)
+        if stride == 1:
+            return f.load(vty, address)
+        if stride == 2:  # two loads that end with the last lane's element
+            low, high = f.load(vty, address), f.load(vty, f.gep(address, w - 1, ty))
+            return f.shuffle(low, high, [2 * j if 2 * j < w else 2 * j + 1 for j in range(w)])
+        step, total, raw = self.size(stride), "0", "poison"
+        for lane in range(w):
+            raw = f.insert(raw, f.load(ty, f.gep(address, total, ty) if lane else address), lane, vty)
+            total = step if lane == 0 else f.add(total, step, "i64")
+        return raw
+
+    def _masked_gather(self, base: str, indices: str, mask: str, vty: str) -> str:
+        """Elements at base + indices where the mask holds, 0 elsewhere; other lanes touch no memory."""
+        f, w = self.f, width(vty)
+        pointers = f.op(f"getelementptr {element(vty)}, ptr {base}, {vec('i64', w)} {indices}", vec("ptr", w))
+        name = f"llvm.masked.gather.{suffix(vty)}.v{w}p0"
+        f.declare(name, vty, [vec("ptr", w), "i32", vec("i1", w), vty])
+        zero = constant(convert.zero(element(vty)), vty)
+        lanes = f"{vec('ptr', w)} {pointers}, i32 {size_of(vty)}, {vec('i1', w)} {mask}, {vty} {zero}"
+        return f.op(f"call {vty} @{name}({lanes})", vty)
+
+    def _gather(self, e: Load, index: Affine, moving: set[Expr], mask: str | None, scope: Scope, vty: str) -> str:
+        w, ity = scope.width, vec("i64", scope.width)
+        fixed = Affine(index.constant, {t: c for t, c in index.coefs.items() if t not in moving})
+        total = self.f.splat(self.sum(fixed, scope), w, "i64")
+        for term in index.coefs:
+            if term in moving:
+                part = self.lanes_of(term, scope)
+                coef = index.coefs[term]
+                part = part if coef == 1 else self.f.mul(part, self.f.splat(self.size(coef), w, "i64"), ity)
+                total = self.f.add(total, part, ity)
+        ty = convert.memory_type(e.dtype)
+        pointer = self.word(e.source)
+        if mask is None:
+            return self.f.gather(ty, pointer, total)
+        return self._masked_gather(pointer, total, mask, vty)
+
+    def _all(self, mask: str, w: int) -> str:
+        bits = self.f.cast("bitcast", mask, f"i{w}", vec("i1", w))
+        return self.f.cmp("eq", bits, -1, f"i{w}")
+
+    def _any(self, mask: str, w: int) -> str:
+        bits = self.f.cast("bitcast", mask, f"i{w}", vec("i1", w))
+        return self.f.cmp("ne", bits, 0, f"i{w}")
+
+    def store(self, destination: Load, text: str, scope: Scope) -> None:
+        """Stores a value of the scope's lanes at the destination's index."""
+        f, w = self.f, scope.width
+        index = affine(destination.indices[0])
+        ty = convert.memory_type(destination.dtype)
+        step = index.coefs.get(scope.vec, 0) if scope.vec is not None and w > 1 else 1
+        address = self._address(destination, index, scope)
+        if w == 1 or step == 1:
+            f.store(text, address, ty=vec(ty, w))
+            return
+        stride, offset = self.size(step), "0"
+        for lane in range(w):
+            f.store(f.extract(text, lane), f.gep(address, offset, ty) if lane else address, ty=ty)
+            offset = stride if lane == 0 else f.add(offset, stride, "i64")
+
+    # -- checks
+
+    def _check(self, e: Check, scope: Scope) -> Value:
+        ok = self.value(e.ok, scope)
+        shown = self.value(e.shown, scope)
+        f, w = self.f, ok[1]
+        code = STATUS[e.kind] | len(self.sites) << 8
+        self.sites.append(e.kind)
+
+        def failed() -> None:
+            if shown[1] == 1:
+                report(f, code, shown[0])
+                return
+            bad = f.cast("bitcast", f.xor(ok[0], 1, vec("i1", w)), f"i{w}", vec("i1", w))
+            f.declare(f"llvm.cttz.i{w}", f"i{w}", [f"i{w}", "i1"])
+            lane = f.op(f"call i{w} @llvm.cttz.i{w}(i{w} {bad}, i1 true)", f"i{w}")
+            report(f, code, f.op(f"extractelement {vec('i64', w)} {shown[0]}, i{w} {lane}", "i64"))
+
+        if w == 1:
+            f.if_(f.xor(ok[0], 1, "i1"), failed)
+        else:
+            bits = f.cast("bitcast", ok[0], f"i{w}", vec("i1", w))
+            f.if_(f.cmp("ne", bits, -1, f"i{w}"), failed)
+        return self.value(e.value, scope)

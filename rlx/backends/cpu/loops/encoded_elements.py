@@ -1,0 +1,47 @@
+"""Elements of encoded matrices as values of a function that is written by hand."""
+
+from __future__ import annotations
+
+from rlx.backends.cpu.llvm.builder import Function
+from rlx.backends.cpu.loops.emitter import Emitter, Scope
+from rlx.backends.cpu.schedule.arguments import WordTable
+from rlx.ir.dtype import DType
+from rlx.ir.encoding import Encoding
+from rlx.kernels.encoded import element
+from rlx.kernels.expr import Apply, Const, Expr, Var, transform
+from rlx.kernels.lowering import Lowering
+from rlx.kernels.program import Buffer
+
+__all__ = ["Decoder"]
+
+AT, LANE = Var("at"), Var("lane")
+
+
+class Decoder:
+    """Decodes elements of the blocks at `base`, as `dtype`, one by one or `lanes` that lie side by side in a block."""
+
+    def __init__(self, f: Function, encoding: Encoding, dtype: DType, base: str, lanes: int) -> None:
+        blocks = Buffer("blocks", "param", (encoding.block_bytes,), Lowering.byte)
+        self.emitter = Emitter(f, WordTable(), lanes)
+        self.emitter.loaded[blocks] = base
+        k = Lowering(())
+        self.one = k.cast(element(blocks, encoding, AT), dtype)
+        several = k.cast(element(blocks, encoding, AT + LANE), dtype)
+        # elsewhere lanes may be in different blocks
+        self.several = transform(several, lambda x: _same_block(x, lanes)) if encoding.block % lanes == 0 else several
+
+    def elements(self, number: str, lanes: int) -> str:
+        """Those from element `number` on, which is a multiple of `lanes`."""
+        if lanes == 1:
+            return self.emitter.lanes_of(self.one, Scope(1, None, {AT: number}))
+        return self.emitter.lanes_of(self.several, Scope(lanes, LANE, {AT: number, LANE: "0"}))
+
+
+def _same_block(x: Expr, lanes: int) -> Expr | None:
+    """Quotients and remainders of x + lane by multiples of the lanes, of which x is one too: as those of x."""
+    match x:
+        case Apply(fn="floordiv", args=(Apply(fn="add", args=(at, lane)), Const(value=int(by)) as n)):
+            return at // n if lane == LANE and by % lanes == 0 else None
+        case Apply(fn="mod", args=(Apply(fn="add", args=(at, lane)), Const(value=int(by)) as n)):
+            return at % n + LANE if lane == LANE and by % lanes == 0 else None
+    return None

@@ -1,0 +1,103 @@
+"""The part of a row in which tests of indices hold, such as the windows of a pool that don't reach into the padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlx.backends.cpu.loops.emitter import Emitter, Scope
+from rlx.ir.shape import Size
+from rlx.kernels.affine import Affine, affine
+from rlx.kernels.expr import Apply, Expr, Load, Reduce, Select, Var, transform, walk
+from rlx.records import replace
+
+__all__ = ["drop_tests", "index_tests", "interior"]
+
+
+def index_tests(expr: Expr, last: Var) -> dict[Expr, Affine]:
+    """The tests of loads and selections as forms that are >= 0 where the test holds, lowest over reduction variables.
+
+    Only tests that are linear in the loops; those of a row alone are among them.
+    """
+    extents: dict[Var, Size] = {}
+    for x in walk(expr):
+        if isinstance(x, Reduce):
+            for var, size in zip(x.vars, x.extents, strict=True):
+                if extents.setdefault(var, size) != size:
+                    return {}
+    found: dict[Expr, Affine] = {}
+    for x in walk(expr):
+        condition = x.where if isinstance(x, Load) else x.cond if isinstance(x, Select) else None
+        for test in _conjuncts(condition):
+            form = _lowest(test, extents)
+            if form is not None and isinstance(form.coefs.get(last, 0), int):
+                found[test] = form
+    return found
+
+
+def _conjuncts(test: Expr | None) -> Iterator[Expr]:
+    if isinstance(test, Apply) and test.fn == "and":
+        for part in test.args:
+            yield from _conjuncts(part)
+    elif test is not None:
+        yield test
+
+
+def _lowest(test: Expr, extents: dict[Var, Size]) -> Affine | None:
+    """The form that is >= 0 exactly where a comparison of indices holds, at its lowest over the reductions."""
+    if not isinstance(test, Apply) or test.fn not in ("ge", "gt", "le", "lt") or test.args[0].dtype.name != "i64":
+        return None
+    a, b = (affine(e) for e in (test.args if test.fn[0] == "g" else test.args[::-1]))
+    form = a.plus(b, -1).plus(Affine(-1 if test.fn[1] == "t" else 0))
+    for term, coef in form.coefs.items():
+        if not isinstance(term, Var):
+            return None
+        if term in extents:
+            if not isinstance(coef, int):
+                return None
+            worst = coef * (extents[term] - 1) if coef < 0 else 0
+            form = Affine(form.constant + worst, {t: c for t, c in form.coefs.items() if t != term})
+    return form
+
+
+def drop_tests(expr: Expr, tests: dict[Expr, Affine]) -> Expr:
+    """The expression where all of the tests hold."""
+
+    def visit(x: Expr) -> Expr | None:
+        if isinstance(x, Load) and x.where is not None:
+            rest = None
+            for test in _conjuncts(x.where):
+                if test not in tests:
+                    rest = test if rest is None else rest & test
+            return replace(x, where=rest)
+        if isinstance(x, Select) and all(test in tests for test in _conjuncts(x.cond)):
+            return x.a
+        return None
+
+    return transform(expr, visit)
+
+
+def interior(
+    emitter: Emitter, tests: dict[Expr, Affine], last: Var, start: str, stop: str, scope: Scope
+) -> tuple[str, str]:
+    """The part of [start, stop) of the loop over `last` in which all tests hold, found at the scope of a row."""
+    f = emitter.f
+    low, high = start, stop
+    for form in tests.values():
+        step = form.coefs.get(last, 0)
+        rest = Affine(form.constant, {t: c for t, c in form.coefs.items() if t != last})
+        emitter.preload([], [rest.constant, *rest.coefs.values()])
+        value = emitter.sum(rest, scope)  # the test is step * last + value >= 0
+        assert isinstance(step, int)
+        if step == 0:
+            high = f.select(f.cmp("ge", value, 0, "i64"), high, low, "i64")
+        elif step > 0:
+            needed = f.max(f.sub(0, value, "i64"), 0, "i64")
+            low = f.max(low, _divided(emitter, f.add(needed, step - 1, "i64"), step), "i64")
+        else:
+            high = f.min(high, _divided(emitter, f.max(f.sub(value, step, "i64"), 0, "i64"), -step), "i64")
+    low = f.min(low, stop, "i64")
+    return low, f.max(low, high, "i64")
+
+
+def _divided(emitter: Emitter, value: str, by: int) -> str:
+    return value if by == 1 else emitter.f.binary("udiv", value, by, "i64")

@@ -1,0 +1,167 @@
+"""Packing the weights that the clones of a compiled graph have in common: after compiling, and when params change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlx.backends.cpu.native.runner import RunBlock
+from rlx.backends.cpu.runtime import packed_weights
+from rlx.backends.cpu.runtime.binding import Binding, Phase, Table, aligned_bytes
+from rlx.backends.cpu.runtime.residency import Mask
+from rlx.ir.graph import Array
+from rlx.ir.mapped import mapping_of
+from rlx.kernels.program import Buffer
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.runtime.shared import Shared
+
+__all__ = ["allocated", "needed_params", "pack_outdated", "place_experts"]
+
+BLOCK = 32 << 20  # bytes of packed weights that are allocated together
+
+
+def pack_outdated(shared: Shared) -> None:
+    """Runs the part of `prepare` that depends on the params that have changed."""
+    outdated = _outdated(shared)
+    partly = {b for phase in outdated for b in phase.kernel.writes()} & shared.residency.masks.keys()
+    outdated = [phase for phase in outdated if partly.isdisjoint(phase.kernel.writes())]
+    table = Table(_unshared(shared, outdated), shared.addresses, threads=shared.threads)
+    scratch = aligned_bytes(table.scratch_bytes({}) * shared.threads)
+    binding = Binding(table, {}, shared.address, int(scratch.ctypes.data), lambda b, _: shared.contents(b))
+    block = RunBlock(binding.rows, threads=shared.threads)
+    status = block.run()
+    if status:
+        raise binding.error(block, status)
+    for buffer in {b.base for phase in table.phases for b in phase.kernel.writes()}:
+        packed_weights.offer(shared.keys[buffer], shared.memory[buffer])
+    for panels in partly:
+        _place(shared, panels, shared.residency.masks[panels], None)
+    shared.prepared = True
+    shared.dirty.clear()
+    _drop_packed(shared)
+
+
+def place_experts(shared: Shared, masks: Mapping[Buffer, Mask]) -> None:
+    """Has panels of these experts only, by weight."""
+    for panels, mask in masks.items():
+        if np.array_equal(mask, shared.residency.mask(shared.residency.weights[panels])):
+            continue
+        if shared.prepared:
+            _place(shared, panels, mask, shared.memory[panels])
+        elif mask.all():
+            shared.residency.masks.pop(panels, None)
+        else:
+            shared.residency.masks[panels] = mask
+    if shared.prepared:
+        _drop_packed(shared)
+
+
+def _place(shared: Shared, panels: Buffer, mask: Mask, have: Array | None) -> None:
+    source = shared.residency.weights[panels].source
+    root = source.base
+    there = root in shared.params or root.kind == "const"
+    stays = there and (root.kind != "param" or mapping_of(shared.params[root]) is not None)
+    whole = shared.contents(source) if there else None
+    shared.memory[panels] = shared.residency.place(shared.residency.weights[panels], mask, have, whole, stays)
+    shared.keys[panels] = None
+    shared.lent.discard(panels)
+
+
+def allocated(shared: Shared, buffers: Sequence[Buffer]) -> dict[Buffer, Array]:
+    """Memory for prepared buffers; that of experts' panels is given back by itshared."""
+    alone = shared.residency.weights
+    return _in_blocks([b for b in buffers if b not in alone]) | {
+        b: aligned_bytes(8 if b in shared.residency.masks else max(b.nbytes({}), 8)) for b in buffers if b in alone
+    }
+
+
+def _outdated(shared: Shared) -> list[Phase]:
+    changed = set(shared.dirty)
+    phases = []
+    for phase in shared.prepare:
+        reads = {b.base for b in phase.kernel.reads()}
+        if reads & changed or not shared.prepared:
+            changed.update(b.base for b in phase.kernel.writes())
+            phases.append(phase)
+    return phases
+
+
+def _unshared(shared: Shared, phases: Sequence[Phase]) -> list[Phase]:
+    """Those of the phases that are left to run: what they, or another graph, make of equal weights is made once.
+
+    The rest get memory of their own to write to, where others may read what they had before.
+    """
+    writers: dict[Buffer, list[Phase]] = {}
+    for phase in shared.prepare:
+        for root in {b.base for b in phase.kernel.writes()}:
+            writers.setdefault(root, []).append(phase)
+    found: set[Buffer] = set()
+    own: dict[str | None, Array] = {}  # what these phases make, by its key
+    for root in dict.fromkeys(b.base for phase in phases for b in phase.kernel.writes()):
+        was_common = shared.keys.get(root) is not None or root in shared.lent
+        key = shared.keys[root] = packed_weights.key_of(writers[root], shared.keys)
+        have = own.get(key) if key in own else packed_weights.find(key)
+        if have is not None and have.nbytes == shared.memory[root].nbytes:
+            shared.memory[root] = have
+            found.add(root)
+        elif was_common:
+            old = shared.memory[root]
+            shared.memory[root] = aligned_bytes(old.nbytes)
+            if len(writers[root]) > 1:  # of which some may not run again
+                shared.memory[root][...] = old
+        if key is not None:
+            own.setdefault(key, shared.memory[root])
+        shared.lent.discard(root)
+    return [p for p in phases if any(b.base not in found for b in p.kernel.writes())]
+
+
+def needed_params(shared: Shared) -> set[Buffer]:
+    """The params that runs read, or that kernels pack together with others; among them constants that runs read."""
+    needed = {b.base for phase in shared.run.phases for b in phase.kernel.reads()}
+    sources: dict[Buffer, set[Buffer]] = {}  # prepared buffer -> the params that it depends on
+    for phase in shared.prepare:
+        own: set[Buffer] = set()
+        for b in phase.kernel.reads():
+            own |= {b.base} if b.base.kind == "param" else sources.get(b.base, set())
+        for b in phase.kernel.writes():
+            sources.setdefault(b.base, set()).update(own)
+        if len(own) > 1:
+            needed |= own
+    return needed
+
+
+def _drop_packed(shared: Shared) -> None:
+    """Lets go of what nothing will read again: params that kernels have packed alone, copies of packed constants."""
+    needed = needed_params(shared)
+    for buffer in shared.params.keys() - needed - shared.residency.sources(shared.params):
+        del shared.params[buffer]
+    for buffer in [b for b in shared.memory if b.kind == "const" and b not in needed]:
+        del shared.memory[buffer]
+
+
+def _in_blocks(buffers: Sequence[Buffer]) -> dict[Buffer, Array]:
+    """Memory for packed weights, in blocks that the system can map by large pages: streamed weights are read faster so.
+
+    A block stays until nobody has any of its buffers, so it is not too large.
+    """
+    sizes = {b: max(-(-b.nbytes({}) // 64) * 64, 64) for b in buffers}
+    blocks: list[list[Buffer]] = []
+    room = 0
+    for buffer in buffers:
+        if sizes[buffer] > room or not blocks:
+            blocks.append([])
+            room = BLOCK
+        blocks[-1].append(buffer)
+        room -= sizes[buffer]
+    found: dict[Buffer, Array] = {}
+    for block in blocks:
+        count = sum(sizes[b] for b in block)
+        memory = aligned_bytes(count)
+        at = 0
+        for buffer in block:
+            found[buffer] = memory[at : at + max(buffer.nbytes({}), 8)]
+            at += sizes[buffer]
+    return found

@@ -1,0 +1,124 @@
+"""What an image of the CPU may hold: its records by module, their fields, and the kinds of these; see `rlx.tables`.
+
+Fields that are not listed have their defaults.
+"""
+
+from __future__ import annotations
+
+from rlx.tables import Schema
+
+__all__ = ["SCHEMA"]
+
+NAMES = {
+    "Size": "int|Dim",
+    "Shape": "(Size)",
+    "Atom": "Symbol|FloorDiv|Extremum",
+    "Attribute": "none|bool|int|float|str|DType|Dim|(Attribute)",
+    "Word": "Pointer|Computed|Scratch|ScratchStride|Routine|Link|Size",
+    "Function": "Constant|ByThreads|Part|Product|KeyChunks|ManyRowsOnly|PixelsOnly",  # an int of the extents
+    "Cut": "Grid|RowCut|LineCut|PackCut|AttentionCut|ByteCut|ConvCut|DirectCut|DepthwiseCut|InnerColumns|GroupCut|"
+    "ProductCut|RecurrenceCut|RingCut|WinogradCut",
+}
+
+RECORDS = """
+rlx.ir.shape
+    Symbol name:str lo:int hi:int|none multiple:int
+    FloorDiv num:Size den:Size
+    Extremum kind:str args:Shape
+    Dim parts:(Atom|int)
+    Guard lhs:Size rhs:Size why:str
+rlx.ir.dtype
+    DType name:str
+rlx.ir.encoding
+    Encoding name:str
+rlx.ir.value
+    TensorType shape:Shape dtype:DType encoding:Encoding|none
+(none)
+    Array number:int
+rlx.ir.graph
+    Graph name:str inputs:((str,TensorType)) params:((str,TensorType)) states:((str,TensorType))
+        outputs:((str,TensorType)) guards:[Guard]
+    Node op:str attributes:{str:Attribute} provenance:(str)
+rlx.kernels.program
+    Buffer name:str kind:str shape:Shape dtype:DType encoding:Encoding|none data:Array|none root:Buffer|none
+        offset:Size
+    Flow name:str round:Symbol|none trips:Size|none count:Symbol|none
+    Mark flow:Flow part:str test:Buffer|none
+    Extents sizes:((Symbol,Size|Flow)) checks:(Guard)
+rlx.backends.cpu.runtime.kernel_facts
+    KernelFacts name:str host:Node|none operands:(Buffer) results:(Buffer) tag:str mark:Mark|none extents:Extents|none
+        makes:(Symbol) shown:(str,str,str) read:(Buffer) written:(Buffer) replaceable:(Buffer) sizes:(str)
+rlx.kernels.experts
+    ExpertWeight name:str source:Buffer panels:Buffer table:Buffer transposed:bool routine:str
+    ExpertLayer name:str experts:int top_k:int rows:Size block:Buffer weights:[ExpertWeight]
+rlx.kernels.program
+    Program name:str inputs:[Buffer] params:[Buffer] states:[Buffer] constants:[Buffer] prepare:[KernelFacts]
+        run:[KernelFacts] outputs:[(str,Buffer)] updates:{str:Buffer} copied:{str:Buffer} dims:{str:Symbol}
+        guards:[Guard] made:{str:Size|none} experts:[ExpertLayer]
+rlx.plan.interval
+    Interval name:str start:int stop:int size:int alignment:int fixed:int|none guard:int space:str
+    Placement offsets:(int) height:int method:str bound:int
+rlx.plan.arena
+    Row name:str type:str start:int stop:int offset:int nbytes:int made_by:str into:str
+    Schedule ranges:{Buffer:(int,int)} makers:{Buffer:KernelFacts} operands:{Buffer:(Buffer)} bounds:{str:int}|none
+        kernels:(KernelFacts) outside:{Buffer:(int,int)} views:(Buffer)
+    MemoryPlan at:{str:int} alignment:int offsets:{Buffer:int} scratch:{int:{str:int}} intervals:(Interval)
+        placement:Placement held:((Buffer)) rows:(Row) schedule:(KernelFacts) views:(Buffer) element_width:int|none
+rlx.backends.cpu.schedule.arguments
+    Pointer buffer:Buffer offset:Size
+    Computed fn:Function
+    Scratch
+    ScratchStride
+    Routine symbol:str ir:str
+    Link flow:Flow what:str
+    KernelCode symbol:str ir:str words:(Word) chunks:Function sites:(str) scratch:Size|Computed optimize:bool
+        notes:{str:str}
+rlx.backends.cpu.runtime.binding
+    Phase kernel:KernelFacts code:KernelCode|none piece:bool cost:int
+rlx.backends.cpu.runtime.image
+    Constant value:int
+    ByThreads few:int number:int
+rlx.backends.cpu.schedule.arguments
+    Once fn:Cut
+rlx.backends.cpu.schedule.base
+    Part cut:Once|Cut name:str index:int|none
+    Product sizes:Shape
+    Grid outer:Shape last:Size weight:Size row_weight:Size whole_rows:bool
+    RowCut count:Size cost:Size
+    LineCut lines:Size inner:Size times:Size
+    PackCut count:Size panels:Size elements:Size together:int|none
+rlx.backends.cpu.schedule.attention
+    AttentionCut q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool
+    KeyChunks rows:Size batch:Size heads:Size
+    ManyRowsOnly rows:Size chunks:Function
+rlx.backends.cpu.schedule.int8
+    ByteCut outputs:Size depth:Size pixels:Size groups:int rows:int width:int in_image:Size|none direct:bool
+        speed:float result:float
+rlx.backends.cpu.schedule.conv
+    ConvCut outputs:Size depth:Size pixels:Size groups:int size:int width:int rows:int in_image:Size|none in_place:bool
+        tiles:bool
+    DirectCut sizes:Shape kernel:(Size,Size) strides:(int,int) dilation:int size:int width:int in_image:bool
+        in_place:bool
+    PixelsOnly chunks:Function pixels:Size most:int few:bool
+rlx.backends.cpu.schedule.depthwise
+    DepthwiseCut sizes:Shape taps:int lanes:int
+    InnerColumns sizes:Shape stride:int dilation:int
+rlx.backends.cpu.schedule.grouped_matmul
+    GroupCut rows:Size experts:Size n:Size k:Size size:int
+rlx.backends.cpu.schedule.matmul
+    ProductCut m:Size n:Size k:Size count:Size size:int shape:Shape to_scratch:bool tiles:bool pairs:bool whole:bool
+        few:int|none tiles_from:int
+rlx.backends.cpu.schedule.recurrence
+    RecurrenceCut steps:Size batch:Size gates:int hidden:int padded:int groups:int at_once:int directions:int
+        round_state:bool
+rlx.backends.cpu.schedule.fused_depthwise
+    RingCut sizes:Shape depth:Size taps:int reach:int stride:int ring:int together:int windows:DirectCut|none
+rlx.backends.cpu.schedule.winograd
+    WinogradCut m:(int,int) n:(int,int) sizes:Shape in_place:bool
+rlx.backends.cpu.runtime.image
+    Tables source:Graph graph:Graph program:Program prepare:(Phase) run:(Phase) marks:{(Flow,str):int}
+        schedule:Schedule plan:MemoryPlan|none spans:((int,int)) prepared:{Buffer:Array}|none params:{Buffer:Array}
+        kernels:[{str:str}] runtime:[str]
+"""
+
+SCHEMA = Schema(RECORDS, NAMES)

@@ -1,0 +1,1 @@
+"""How a kernel's work is cut into chunks for threads, and its argument table. Nothing here makes code."""

@@ -1,0 +1,115 @@
+"""How attention, and the packing of its keys and values, is cut into chunks: see `cuts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.backends.cpu.schedule.arguments import Extents, thread_count
+from rlx.backends.cpu.schedule.balance import shares, wants_shares
+from rlx.backends.cpu.schedule.base import FEW_ROWS, aligned
+from rlx.ir.shape import Shape, Size, evaluate
+from rlx.records import dataclass
+
+__all__ = ["AttentionCut", "KeyChunks", "ManyRowsOnly"]
+
+
+@dataclass(frozen=True)
+class AttentionParts:
+    """How query rows are cut: chunk = (batch * heads + head) * row blocks + row block."""
+
+    rows: int
+    part: int  # rows of a chunk that are computed to results before the next ones
+    chunks: int
+    score_stride: int
+    sums: int
+    results: int
+    panels: int
+    scratch: int
+
+
+@dataclass(eq=False, repr=False)
+class AttentionCut:
+    """The chunks of attention: `q_shape` is [batch, heads, rows, depth].
+
+    `packs`: each chunk brings its keys and values into panels itself.
+    """
+
+    q_shape: Shape
+    keys: Size
+    value_depth: Size
+    to_scratch: bool
+    packs: bool
+    causal: bool
+
+    WIDTH = 16  # columns of a panel
+    MAX_ROWS = 128
+    SCORE_BYTES = 192 * 1024  # of one block of rows
+    FLOPS = 6.4e6  # of a chunk: some 80 us of one core
+    MOST_ROWS = 256  # of a chunk that packs
+    HEADS = 8  # that are chunks enough
+    CAUSAL_ROWS = 24  # that are computed at a time if causal: keys that none of them sees cost nothing
+
+    @classmethod
+    def fits(cls, rows: Size, keys: Size) -> bool:
+        """Whether all query rows of a head are one chunk, for which it packs keys and values itself."""
+        if not isinstance(rows, int) or not isinstance(keys, int):
+            return False
+        return FEW_ROWS < rows <= cls.MOST_ROWS and 4 * rows * cls.stride(keys) <= cls.SCORE_BYTES
+
+    @classmethod
+    def stride(cls, keys: int) -> int:
+        """Elements of a row of scores: not a power of two, and room to finish vectors."""
+        return -(-keys // cls.WIDTH) * cls.WIDTH + cls.WIDTH
+
+    def __call__(self, extents: Extents) -> AttentionParts:
+        batch, heads, rows, depth = (evaluate(s, extents) for s in self.q_shape)
+        keys, value_depth = evaluate(self.keys, extents), evaluate(self.value_depth, extents)
+        stride = self.stride(keys)
+        per_row = 2 * keys * (depth + value_depth) + 60 * keys + 1
+        take = min(int(self.FLOPS / per_row), self.SCORE_BYTES // (4 * stride), self.MAX_ROWS)
+        take = max(min(max(take // 6 * 6, 12), rows), 1)
+        blocks = -(-rows // take)
+        take = max(-(-rows // max(blocks, 1)), 1)
+        if self.packs and batch * heads >= self.HEADS:
+            take = max(rows, 1)
+        packing = keys * (depth + value_depth) * 4 / 10e9 if self.packs else 0.0
+        threads = thread_count(extents)
+        if wants_shares(batch * heads * -(-rows // take), threads):
+
+            def cost(some: int, _: int) -> float:
+                return some * per_row / 80e9 + keys * (depth + value_depth) * 4 / 40e9 + packing
+
+            take, _ = shares(rows, 1, threads, cost, copies=batch * heads, most_rows=take)
+        part = min(self.CAUSAL_ROWS, take) if self.causal else take
+        sums = (part + 1) * stride * 4  # a row more, for what all rows have of the scores
+        results = sums + aligned(part * 8)
+        panels = results + (part * -(-value_depth // self.WIDTH) * self.WIDTH * 4 if self.to_scratch else 0)
+        padded = (-(-n // self.WIDTH) * self.WIDTH for n in (keys, value_depth))
+        total = panels + (4 * sum(n * k for n, k in zip(padded, (depth, keys), strict=True)) if self.packs else 0)
+        count = batch * heads * -(-rows // take) if value_depth else 0
+        return AttentionParts(take, part, count, stride, sums, results, panels, aligned(total))
+
+
+@dataclass(eq=False, repr=False)
+class KeyChunks:
+    """The chunks that keys and values are packed in: one a batch and key head, none for few query rows."""
+
+    rows: Size
+    batch: Size
+    heads: Size
+
+    def __call__(self, extents: Extents) -> int:
+        if evaluate(self.rows, extents) <= FEW_ROWS:
+            return 0
+        return evaluate(self.batch, extents) * evaluate(self.heads, extents)
+
+
+@dataclass(eq=False, repr=False)
+class ManyRowsOnly:
+    """Chunks of what is done only where there are not few query rows."""
+
+    rows: Size
+    chunks: Callable[[Extents], int]
+
+    def __call__(self, extents: Extents) -> int:
+        return 0 if evaluate(self.rows, extents) <= FEW_ROWS else self.chunks(extents)

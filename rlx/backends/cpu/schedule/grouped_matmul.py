@@ -1,0 +1,60 @@
+"""How a product by groups of rows is cut into chunks: by its sizes only, never by where the rows go."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rlx.backends.cpu.schedule.arguments import Extents
+from rlx.backends.cpu.schedule.matmul import COPY_PAD, PANEL_BYTES
+from rlx.ir.shape import Size, evaluate
+from rlx.records import dataclass
+
+__all__ = ["GroupCut", "GroupParts"]
+
+ROWS = 72  # of a group that are copied side by side
+FETCHED = 2 << 20  # bytes of panels of a chunk, which stay in L2
+SECONDS = 60e-6  # of a chunk
+LEAST_SHARED = 16  # panels for which it pays to copy rows side by side
+
+
+class GroupParts(NamedTuple):
+    """Chunk = group * panel_blocks + panel block. Scratch holds rows of x, then sums, then panels."""
+
+    panel_chunk: int
+    panel_blocks: int
+    chunks: int
+    sums: int
+    panels: int
+    scratch: int
+
+
+@dataclass(eq=False, repr=False)
+class GroupCut:
+    """The chunks of `rows` rows [k] times the matrices [k, n] of `experts`, of elements of `size` bytes."""
+
+    rows: Size
+    experts: Size
+    n: Size
+    k: Size
+    size: int
+
+    def __call__(self, extents: Extents) -> GroupParts:
+        rows, experts, n, k = (evaluate(s, extents) for s in (self.rows, self.experts, self.n, self.k))
+        width, groups = PANEL_BYTES // self.size, min(rows, experts)
+        panels, each = max(-(-n // width), 1), -(-rows // max(groups, 1))
+        # 10 GB/s of weights that are read once, 80 Gflop/s in f32
+        seconds = max(k * PANEL_BYTES / 10e9, 2.0 * each * k * width / 80e9 * (self.size / 4), 1e-9)
+        wanted = max(int(SECONDS / seconds), LEAST_SHARED if each > 1 else 1)
+        most = max(FETCHED // max(k * PANEL_BYTES, 1), 1)
+        blocks = -(-panels // min(wanted, most, panels))
+        chunk = -(-panels // blocks)
+        blocks = -(-panels // chunk)
+        held = min(rows, ROWS)
+        sums = _aligned(held * (k + COPY_PAD) * self.size)
+        fetched = sums + held * chunk * PANEL_BYTES
+        chunks = groups * blocks if n else 0
+        return GroupParts(chunk, blocks, chunks, sums, fetched, fetched + chunk * k * PANEL_BYTES)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // 64) * 64
