@@ -1,6 +1,6 @@
-"""Which part of the package imports which: a table of folders, the circles of modules, and files that are too long.
+"""Which part of a package imports which, as a table of its folders, and the circles of its modules.
 
-`python tools/import_table.py [rlx.backends.cpu]` prints them for a package; imports inside functions count too.
+`python tools/import_table.py [rlx.backends.cpu]` prints them for a package; imports in functions count too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -72,6 +72,12 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def listed(pairs: Collection[str], most: int = 9) -> str:
+    """The first of some names, and how many are left."""
+    more = f", {len(pairs) - most} more" if len(pairs) > most else ""
+    return ", ".join(sorted(pairs)[:most]) + more
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", nargs="?", default="rlx.backends.cpu")
@@ -88,8 +94,9 @@ def main() -> None:
         for target in targets:
             if part(name) != part(target):
                 table[part(name)][part(target)].append(f"{name.rpartition('.')[2]}→{target.rpartition('.')[2]}")
-    for row in sorted(table):
-        print(f"{row}: " + "; ".join(f"{c} ({', '.join(sorted(table[row][c])[:9])}{' …' if len(table[row][c]) > 9 else ''})" for c in sorted(table[row])))
+    for row, columns in sorted(table.items()):
+        cells = (f"{column} ({listed(pairs)})" for column, pairs in sorted(columns.items()))
+        print(f"{row}: {'; '.join(cells)}")
     for circle in circles(graph):
         print("circle:", ", ".join(n.removeprefix(f"{package}.") for n in circle))
 
