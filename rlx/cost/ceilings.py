@@ -10,7 +10,6 @@ from typing import Any
 
 from rlx.cost.pace import Pace, Probe, present
 from rlx.errors import OptionError
-from rlx.kernels.tags import GEMM, STREAMING, is_gemm
 from rlx.records import cached_property, dataclass, field, replace
 
 __all__ = ["Ceilings", "guess"]
@@ -134,8 +133,7 @@ class Ceilings:
 
     def correction(self, kind: str, seconds: float, sizes: Sequence[float] = ()) -> float:
         """Measured over predicted time of kernels of that kind, predicted to take so long, of those sizes."""
-        plain = kind.removesuffix(" plus planes").removesuffix(STREAMING)  # the nearest kind that has points
-        plain = GEMM if is_gemm(plain) else plain
+        plain = kind.removesuffix(" plus planes").partition("+")[0]  # without what makes it a variant of that
         points = self.corrections.get(kind) or self.corrections.get(plain, ())
         return nearest(points, (seconds, *sizes))
 

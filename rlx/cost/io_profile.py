@@ -282,7 +282,7 @@ def _counted(kernels: Sequence[Kernel], extents: dict[str, int], sync: bool, tim
         roots = {b.base: b.base.nbytes(extents) for k in kernels for b in k.reads()}
         read = min(sum(w.read for w in works), sum(roots.values()))
     return KernelIo(
-        first.tag or first.kind,
+        first.how,
         first.name,
         "" if first.label == first.name else first.label,
         read,

@@ -21,7 +21,6 @@ from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Reduce, loads, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Kernel, Store
-from rlx.kernels.tags import WINOGRAD
 from rlx.kernels.work import GROUPED, LOOP, SCATTERED, Work, kernel_work, recurrence
 from rlx.records import dataclass
 from rlx.units import seconds_text
@@ -191,24 +190,17 @@ def kind_of(kernel: Kernel) -> str:
     node = kernel.host or kernel.special
     if node is not None:
         return f"{kernel.kind} {node.op.op_name}"
-    if isinstance(kernel.anchor, Conv):
-        return _conv_kind(kernel, kernel.anchor)
-    kind = kernel.tag or kernel.kind
+    if kernel.strategy is not None:
+        kind = kernel.strategy.measured_as
+        return _conv_kind(kernel, kind) if isinstance(kernel.anchor, Conv) else kind
+    kind = kernel.kind
     if kind in ("row", "reduce") and _across(kernel):
         return f"{kind} across"
     return kind
 
 
-def _conv_kind(kernel: Kernel, anchor: Conv) -> str:
+def _conv_kind(kernel: Kernel, kind: str) -> str:
     store = kernel.stores[0]
-    name, _, window = kernel.tag.partition(" ")
-    kind = kernel.tag
-    if name.startswith(WINOGRAD) and window[:1].isdigit():
-        kind = "winograd of lines"
-    elif not kind and anchor.w_shape[1] == 1 and anchor.groups > 1:
-        kind = "depthwise"
-    elif not kind:
-        kind = "pointwise" if all(s == 1 for s in anchor.w_shape[2:]) else "conv"
     last = store.index[-1] == out_vars(len(store.extents))[1] or all(s == 1 for s in store.extents[2:])
     kind = kind if last else f"{kind} to planes"  # the channels of a pixel do not lie together
     return f"{kind} plus planes" if _plus_planes(store) else kind

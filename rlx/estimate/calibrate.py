@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FUNCTION", "NODE", "Overhead", "known_overhead", "overhead_of"]
 
-FORMAT = 8
+FORMAT = 9
 CACHE = "XDG_CACHE_HOME"  # set to an empty folder, so that all code is compiled
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")

@@ -79,7 +79,7 @@ def _key(kernel: Kernel, same: Mapping[Buffer, Buffer]) -> Key:
         op,
         tuple(map(name, kernel.operands)),
         tuple(map(name, kernel.results)),
-        kernel.tag,
+        kernel.strategy,
     )
 
 

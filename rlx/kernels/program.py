@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # a stored program runs without expressions
     from rlx.kernels.experts import ExpertLayer
     from rlx.kernels.expr import Expr
     from rlx.kernels.lowering import Anchor
+    from rlx.kernels.strategy import Strategy
 
 __all__ = ["Buffer", "Extents", "Flow", "Kernel", "Mark", "Program", "Store", "loop_spans", "node_names"]
 
@@ -131,7 +132,8 @@ class Kernel:
     operands: tuple[Buffer, ...] = ()
     results: tuple[Buffer, ...] = ()
     nodes: tuple[Node, ...] = ()
-    tag: str = ""  # set by a backend that has made a special kernel of it
+    strategy: Strategy | None = None  # how the device computes it; None for plain loops, and before that is chosen
+    refused: tuple[tuple[str, str], ...] = ()  # the strategies that were tried before, and why they were not taken
     before: Kernel | None = None
     mark: Mark | None = None  # control flow: nothing is computed
     extents: Extents | None = None
@@ -149,6 +151,11 @@ class Kernel:
         from rlx.kernels import accesses
 
         return accesses.loop_kind(self)
+
+    @property
+    def how(self) -> str:
+        """The name of the strategy, or the kind of what has none."""
+        return self.kind if self.strategy is None else self.strategy.name
 
     def expressions(self) -> Iterator[Expr]:
         """Every expression of the kernel: operands of the anchor, stores and their indices."""

@@ -123,9 +123,9 @@ def _kernel_lines(number: int, kernel: Kernel) -> Iterator[str]:
     writes = ", ".join(f"{b.name} {_type(b)}" for b in kernel.writes())
     sources = dict.fromkeys(p for n in kernel.nodes for p in n.provenance)
     origin = f"  from {', '.join(map(json.dumps, sources))}" if sources else ""
-    tag = f" [{kernel.tag}]" if kernel.tag else ""
+    strategy = f" [{kernel.how}]" if kernel.strategy is not None else ""
     origin += f"  decides {', '.join(s.name for s in kernel.makes)}" if kernel.makes else ""
-    yield f"{number} {kernel.kind}{tag} {kernel.name} ({reads}) -> {writes}{origin}"
+    yield f"{number} {kernel.kind}{strategy} {kernel.name} ({reads}) -> {writes}{origin}"
     if kernel.before is not None:
         for line in (*_anchor_lines(kernel.before), *_store_lines(kernel.before)):
             yield f"  before: {line}"

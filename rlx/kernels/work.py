@@ -11,7 +11,6 @@ from rlx.kernels.affine import affine, linear_index
 from rlx.kernels.expr import Acc, Apply, Cast, Check, Const, Expr, Load, Reduce, Select, SizeOf, Var, children, walk
 from rlx.kernels.lowering import Attention, Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.kernels.tags import EITHER, GEMM_OF_SHORT, MANY, PACK, STREAMING, is_gemm
 from rlx.records import dataclass, field, replace
 
 __all__ = ["GROUPED", "Work", "kernel_work"]
@@ -155,23 +154,11 @@ def _read(kernel: Kernel, extents: Extents) -> int:
             nbytes, encoding = count * buffer.dtype.numpy.itemsize, buffer.base.encoding
             if encoding is not None:  # some bytes of a block for each element
                 nbytes, key = -(-count // encoding.block) * encoding.block_bytes, (buffer.offset, frozenset(used))
-            elif load in _panels(kernel):
-                nbytes = whole * 7 // 8 if kernel.tag == GEMM_OF_SHORT else whole  # but for a few steps
+            elif kernel.strategy is not None and load in kernel.strategy.panels(kernel):
+                nbytes = kernel.strategy.panel_bytes(whole)
             places = reached.setdefault(buffer.base, {})
             places[key] = max(places.get(key, 0), min(whole, nbytes))
     return sum(min(b.nbytes(at), sum(places.values())) for b, places in reached.items())
-
-
-def _panels(kernel: Kernel) -> tuple[Expr, ...]:
-    """Operands that the device has brought into a layout of its own: their loads name where it starts."""
-    match kernel.anchor:
-        case Contract(b=b) if is_gemm(kernel.tag):
-            return (b,)
-        case Conv(w=Load(source=source) as w) if source.base.kind == "prepared":
-            return (w,)
-        case Attention(k=k, v=v) if kernel.tag.removesuffix(STREAMING) in (MANY, EITHER):
-            return tuple(e.b if isinstance(e, Select) else e for e in (k, v))
-    return ()
 
 
 def linear_key(load: Load) -> object:
@@ -186,7 +173,7 @@ def _spaces(kernel: Kernel, extents: Extents) -> Iterator[tuple[Expr, dict[Var, 
     def box(shape: Shape) -> dict[Var, int]:
         return dict(zip(out_vars(len(shape)), (evaluate(s, extents) for s in shape), strict=True))
 
-    packs = kernel.tag == PACK
+    packs = kernel.strategy is not None and kernel.strategy.packs
     match kernel.anchor:
         case Contract(m=m, n=n, k=k, a=a, b=b) if not packs:
             loops = {**box((*kernel.stores[0].extents[:-2], m, n)), Var("k"): evaluate(k, extents)}
@@ -329,7 +316,7 @@ def _in_vectors(load: Load, inner: frozenset[Var]) -> bool:
 def _anchor_flops(kernel: Kernel, extents: Extents) -> tuple[int, tuple[int, ...]]:
     """Flops of the anchor, and its sizes; nothing for the kernels that bring operands into a layout."""
     anchor, store = kernel.anchor, kernel.stores[0]
-    if anchor is None or kernel.tag == PACK or _made_before(kernel):
+    if anchor is None or (kernel.strategy is not None and kernel.strategy.packs):
         return 0, ()
     match anchor:
         case Contract():
@@ -346,11 +333,6 @@ def _anchor_flops(kernel: Kernel, extents: Extents) -> tuple[int, tuple[int, ...
     seen = min(rows, keys)  # rows that see keys at all: the last one all of them, each before it one less
     pairs = seen * (2 * keys - seen + 1) // 2 if anchor.causal else rows * keys
     return 2 * batch * heads * pairs * (depth + width), (batch, heads, rows, keys, depth, width)
-
-
-def _made_before(kernel: Kernel) -> bool:
-    """Whether its anchor only says what for it arranges weights."""
-    return isinstance(kernel.anchor, Conv) and not any(isinstance(x, Acc) for s in kernel.stores for x in walk(s.expr))
 
 
 def _result_shape(kernel: Kernel) -> Shape:

@@ -35,7 +35,7 @@ from rlx.records import dataclass, field
 __all__ = ["ENDING", "FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]
 
 MAGIC = b"\x93rlxart\n"
-FORMAT = 4
+FORMAT = 5
 ENDING = ".rlxart"
 HEAD = struct.Struct("<8sII32s")
 PAGE = 4096

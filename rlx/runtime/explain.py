@@ -91,7 +91,7 @@ def summary(model: CompiledGraph) -> str:
     counts = Counter(d.how for d in made.dispatch)
     lines.append("dispatch " + (", ".join(f"{n} {how}" for how, n in sorted(counts.items())) or "no nodes"))
     if made.program is not None:
-        kinds = Counter(k.tag or k.kind for k in made.program.run)
+        kinds = Counter(k.how for k in made.program.run)
         lines.append(
             f"kernels  {len(made.program.prepare)} in prepare, {len(made.program.run)} a run: " + _listed(kinds)
         )

@@ -13,11 +13,14 @@ from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import Compiling, host
 from rlx.backends.cpu.jit.object_cache import ObjectCache
-from rlx.backends.cpu.kernels import control, matmul
-from rlx.backends.cpu.kernels.attention import attention, decode_cache
-from rlx.backends.cpu.kernels.conv import conv, fused_depthwise
+from rlx.backends.cpu.kernels import control
+from rlx.backends.cpu.kernels.attention import decode_cache
+from rlx.backends.cpu.kernels.attention import strategies as attention
+from rlx.backends.cpu.kernels.conv import fused_depthwise
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
+from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.grouped_matmul import find_layers
+from rlx.backends.cpu.kernels.matmul import strategies as matmul
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.layout.channels_last import channels_last
 from rlx.backends.cpu.llvm.convert import LLVM
@@ -26,6 +29,8 @@ from rlx.backends.cpu.native import entry_ir, runner_ir
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.result_sizes import result_bytes
 from rlx.backends.cpu.schedule.arguments import THREADS, KernelCode, Routine
+from rlx.backends.cpu.select import laid_out
+from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.granted import cpu_count, run_threads
 from rlx.errors import DeviceUnavailable
 from rlx.ir.dtype import DType
@@ -35,7 +40,6 @@ from rlx.kernels.affine import Affine
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.prepared import make_once
 from rlx.kernels.program import Kernel, Program
-from rlx.kernels.tags import PACK
 from rlx.ops.control import Control
 from rlx.options import DEVICE_OPTIONS, CompileOptions
 
@@ -126,11 +130,10 @@ class CpuBackend(CodeGenerator):
         prepare: list[Kernel] = []
         run: list[Kernel] = []
         weights = sum(b.bound() or 0 for b in (*program.params, *program.constants))
-        shared = packing == "shared"
-        short = not shared and weights >= f28.STREAMED
+        setting = Setting(streamed=weights >= f28.STREAMED, shared=packing == "shared")
         for kernels, own in ((program.prepare, prepare), (program.run, run)):
             for kernel in kernels:
-                for made in self.laid_out(kernel, short=short, shared=shared):
+                for made in laid_out(kernel, setting):
                     static = bool(made.writes()) and all(b.kind == "prepared" for b in made.writes())
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
@@ -140,35 +143,13 @@ class CpuBackend(CodeGenerator):
         find_layers(program)
         return program
 
-    def laid_out(self, kernel: Kernel, *, short: bool, shared: bool) -> list[Kernel]:
-        if kernel.special is not None:
-            return SPECIALS[kernel.special.op.op_name].layout(kernel)
-        match kernel.anchor:
-            case Contract():
-                return matmul.layout(kernel, short=short, shared=shared)
-            case Conv():
-                return conv.layout(kernel)
-            case Attention():
-                return attention.layout(kernel)
-        return [kernel]
-
     def emit_kernel(self, kernel: Kernel) -> list[KernelCode]:
         """Native code for one kernel: one function, or one for each store of a loop nest or step of a special."""
         if kernel.mark is not None:
             return control.emit_mark(kernel.mark)
-        if kernel.special is not None:
-            return SPECIALS[kernel.special.op.op_name].emit(kernel)
-        match kernel.anchor:
-            case Contract() if kernel.tag == PACK:
-                return [matmul.emit_pack(kernel)]
-            case Contract():
-                return [matmul.emit(kernel)]
-            case Conv() if kernel.tag == fused_depthwise.TAG:
-                return [fused_depthwise.emit(kernel)]
-            case Conv():
-                return conv.emit(kernel)
-            case Attention():
-                return attention.emit(kernel)
+        if kernel.strategy is not None:
+            assert isinstance(kernel.strategy, CpuStrategy)
+            return kernel.strategy.emit(kernel)
         lanes = host().vector_bytes // 4
         return [emit_nest(store, lanes) for store in kernel.stores]
 

@@ -126,7 +126,7 @@ def layout(kernel: Kernel, groups: int, outputs: Size) -> tuple[list[Kernel], Ke
     q, store = found(kernel), kernel.stores[0]
     if q is None or not isinstance(outputs, int):
         plain = transform(store.expr, _not_stored)
-        return [], Kernel(kernel.name, (replace(store, expr=plain),), kernel.anchor, nodes=kernel.nodes, tag=kernel.tag)
+        return [], Kernel(kernel.name, (replace(store, expr=plain),), kernel.anchor, nodes=kernel.nodes)
     panels = ceildiv(outputs, int8_panels.WIDTH)
     place: Expr = out_vars(len(store.extents))[1]
     if groups > 1 and outputs % int8_panels.WIDTH:
@@ -143,7 +143,7 @@ def layout(kernel: Kernel, groups: int, outputs: Size) -> tuple[list[Kernel], Ke
             parts[name] = Load(array, (place,), dtype)
             made.append(kernel_of)
     expr = _put_together(replace(q, **parts), store.buffer.dtype)
-    return made, Kernel(kernel.name, (replace(store, expr=expr),), kernel.anchor, nodes=kernel.nodes, tag=kernel.tag)
+    return made, Kernel(kernel.name, (replace(store, expr=expr),), kernel.anchor, nodes=kernel.nodes)
 
 
 def _not_stored(e: Expr) -> Expr | None:

@@ -26,6 +26,7 @@ from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.grouped_matmul import ROWS, GroupCut
 from rlx.backends.cpu.schedule.matmul import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.routing import CALLS, CAPACITY, RING, SLOTS, STATS
+from rlx.backends.cpu.strategy import Setting, Step
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Node
@@ -38,10 +39,9 @@ from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import replace
 
-__all__ = ["accepts", "emit", "find_layers", "layout"]
+__all__ = ["accepts", "find_layers", "layout"]
 
 F32, F64, I64 = DTYPES["f32"], DTYPES["f64"], DTYPES["i64"]
-GROUP, PACK, PRODUCT = "group rows", "pack experts", "grouped matmul"
 TOGETHER, AHEAD = 8, 8  # panels that are packed together, and rows that are fetched ahead
 GROUPS = 1  # where the groups (expert, first row, rows) start, after their number
 
@@ -78,7 +78,7 @@ def blocks_of(w: Buffer) -> Buffer:
     return replace(bytes_of(w), shape=(experts, w.nbytes({}) // max(experts, 1)))
 
 
-def layout(kernel: Kernel) -> list[Kernel]:
+def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     """The rows are grouped first; weights that no run changes are packed in `prepare`."""
     assert kernel.special is not None
     op = kernel.special.op
@@ -98,18 +98,19 @@ def layout(kernel: Kernel) -> list[Kernel]:
             dtype = computed_in(w.dtype)
             shape = (number, ceildiv(columns, tile_of(dtype).width), depth, tile_of(dtype).width)
         panels = Buffer(f"{out.name}.panels", "prepared", shape, dtype)
-        made.append(Kernel(PACK, special=node, operands=(w,), results=(panels,), nodes=nodes, tag=PACK))
+        made.append(Kernel("pack experts", special=node, operands=(w,), results=(panels,), nodes=nodes, strategy=PACK))
         table = Buffer(f"{out.name}.table", "table", (2 * number,), I64)
         block = Buffer(f"{out.name}.block", "table", (STATS + 3 * number,), I64)
         read, tables = [x, groups, panels, table], [block, table]
-    made.append(Kernel(GROUP, special=node, operands=(experts, *tables), results=(groups,), nodes=nodes, tag=GROUP))
-    made.append(replace(kernel, operands=tuple(read), tag=PRODUCT))
+    operands = (experts, *tables)
+    made.append(Kernel("group rows", special=node, operands=operands, results=(groups,), nodes=nodes, strategy=GROUP))
+    made.append(replace(kernel, operands=tuple(read), strategy=PRODUCT))
     return made
 
 
 def find_layers(program: Program) -> None:
     """Products that go by the same numbers are one layer, whose rows are grouped once."""
-    packs = {kernel.results[0]: kernel for kernel in program.prepare if kernel.tag == PACK}
+    packs = {kernel.results[0]: kernel for kernel in program.prepare if kernel.strategy is PACK}
     first: dict[tuple[Buffer, Size], Kernel] = {}
     layers: dict[Buffer, ExpertLayer] = {}  # by the groups of its rows
     same_as: dict[Buffer, Buffer] = {}
@@ -117,13 +118,13 @@ def find_layers(program: Program) -> None:
     for kernel in program.run:
         if kernel.mark is not None:
             first.clear()  # what a branch has grouped may not be there after it
-        if kernel.tag == GROUP:
+        if kernel.strategy is GROUP:
             (groups,), numbers = kernel.results, kernel.operands[0]
             earlier = first.setdefault((numbers, groups.shape[0]), kernel)
             if earlier is not kernel and numbers.base.kind != "state" and len(earlier.operands) == len(kernel.operands):
                 same_as[groups] = earlier.results[0]
                 continue
-        elif kernel.tag == PRODUCT:
+        elif kernel.strategy is PRODUCT:
             x, groups, *weights = kernel.operands
             groups = same_as.get(groups, groups)
             kernel = replace(kernel, operands=(x, groups, *weights))
@@ -160,16 +161,6 @@ def _weight(pack: Kernel, table: Buffer) -> ExpertWeight:
     (source,), (panels,) = pack.operands, pack.results
     packs = "" if encoding_of(pack.special) is not None else fetch_routine(source.dtype).symbol
     return ExpertWeight(source.base.name, source, panels, table, op.transposed, packs)
-
-
-def emit(kernel: Kernel) -> list[KernelCode]:
-    """One of the three steps."""
-    assert kernel.special is not None
-    op = kernel.special.op
-    assert isinstance(op, GroupedMatMul)
-    if kernel.tag == GROUP:
-        return [_group(kernel)]
-    return [_pack(op, kernel) if kernel.tag == PACK else _Product(op, kernel).code()]
 
 
 # ---- grouping
@@ -545,3 +536,22 @@ def _convert_row(f: Function, source: str, own: DType, target: str, to: DType, c
     whole = f.and_(count, -lanes, "i64")
     f.loop(0, whole, lanes, [], some(lanes))
     f.loop(whole, count, 1, [], some(1))
+
+
+def _emit_pack(kernel: Kernel) -> KernelCode:
+    return _pack(_op(kernel), kernel)
+
+
+def _emit_product(kernel: Kernel) -> KernelCode:
+    return _Product(_op(kernel), kernel).code()
+
+
+def _op(kernel: Kernel) -> GroupedMatMul:
+    assert kernel.special is not None
+    assert isinstance(kernel.special.op, GroupedMatMul)
+    return kernel.special.op
+
+
+GROUP = Step("grouped_matmul.group", _group, packs=False)
+PACK = Step("grouped_matmul.pack", _emit_pack)
+PRODUCT = Step("grouped_matmul.product", _emit_product, packs=False)

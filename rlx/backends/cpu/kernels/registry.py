@@ -8,42 +8,60 @@ from rlx.backends.cpu.kernels import grouped_matmul
 from rlx.backends.cpu.kernels.ops import determinant, max_unpool, nonzero_nms, roi, scatter, topk, tree_ensemble
 from rlx.backends.cpu.kernels.recurrence import recurrence
 from rlx.backends.cpu.schedule.arguments import KernelCode
+from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.ir.graph import Node
 from rlx.kernels.program import Kernel
-from rlx.records import dataclass
+from rlx.records import replace
 
 __all__ = ["SPECIALS", "Special"]
 
 
-def as_it_is(kernel: Kernel) -> list[Kernel]:
+def as_it_is(kernel: Kernel, setting: Setting) -> list[Kernel]:
     """Operands as they come."""
     return [kernel]
 
 
-@dataclass(frozen=True)
-class Special:
-    """How an op is run: `emit` gives one function for each step; `layout` may put kernels before it.
+class Special(CpuStrategy):
+    """An op with code of its own: `code` gives a function for each step; `before` may put kernels before it.
 
-    `encoded` are the numbers of the operands that may be stored blocks; others are decoded before.
+    `accepts` says for which nodes. `encoded` are the numbers of the operands that may be stored blocks; others are
+    decoded before.
     """
 
-    accepts: Callable[[Node], bool]
-    emit: Callable[[Kernel], list[KernelCode]]
-    layout: Callable[[Kernel], list[Kernel]] = as_it_is
-    encoded: Collection[int] = ()
+    def __init__(
+        self,
+        name: str,
+        accepts: Callable[[Node], bool],
+        code: Callable[[Kernel], list[KernelCode]] | None = None,
+        before: Callable[[Kernel, Setting], list[Kernel]] = as_it_is,
+        encoded: Collection[int] = (),
+    ) -> None:
+        super().__init__(name)
+        self.accepts, self.code, self.before, self.encoded = accepts, code, before, encoded
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        *before, last = self.before(kernel, setting)
+        return [*before, last if last.strategy is not None else replace(last, strategy=self)]
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        assert self.code is not None
+        return self.code(kernel)
 
 
 SPECIALS = {
-    "det": Special(determinant.accepts, determinant.emit),
-    "grouped_matmul": Special(grouped_matmul.accepts, grouped_matmul.emit, grouped_matmul.layout, encoded=(1,)),
-    "max_roi_pool": Special(roi.accepts, roi.emit_max),
-    "max_unpool": Special(max_unpool.accepts, max_unpool.emit),
-    "non_max_places": Special(nonzero_nms.accepts_boxes, nonzero_nms.emit_non_max),
-    "non_zero_places": Special(nonzero_nms.accepts_any, nonzero_nms.emit_non_zero),
-    "recurrence": Special(recurrence.accepts, recurrence.emit, recurrence.layout),
-    "roi_align_adaptive": Special(roi.accepts, roi.emit_align),
-    "scatter_elements": Special(scatter.accepts, scatter.emit),
-    "scatter_nd": Special(scatter.accepts, scatter.emit),
-    "top_k": Special(topk.accepts, topk.emit),
-    "tree_ensemble": Special(tree_ensemble.accepts, tree_ensemble.emit, tree_ensemble.layout),
+    special.name: special
+    for special in (
+        Special("det", determinant.accepts, determinant.emit),
+        Special("grouped_matmul", grouped_matmul.accepts, before=grouped_matmul.layout, encoded=(1,)),
+        Special("max_roi_pool", roi.accepts, roi.emit_max),
+        Special("max_unpool", max_unpool.accepts, max_unpool.emit),
+        Special("non_max_places", nonzero_nms.accepts_boxes, nonzero_nms.emit_non_max),
+        Special("non_zero_places", nonzero_nms.accepts_any, nonzero_nms.emit_non_zero),
+        Special("recurrence", recurrence.accepts, recurrence.emit, recurrence.layout),
+        Special("roi_align_adaptive", roi.accepts, roi.emit_align),
+        Special("scatter_elements", scatter.accepts, scatter.emit),
+        Special("scatter_nd", scatter.accepts, scatter.emit),
+        Special("top_k", topk.accepts, topk.emit),
+        Special("tree_ensemble", tree_ensemble.accepts, tree_ensemble.emit, tree_ensemble.layout),
+    )
 }

@@ -146,7 +146,7 @@ def _rewritten(kernel: Kernel, made: dict[Buffer, _Turned]) -> Kernel:
         return transform(e, turn)
 
     stores = tuple(_store(s, made, new, reorder=kernel.anchor is None) for s in kernel.stores)
-    return Kernel(kernel.name, stores, _anchor(kernel.anchor, new), nodes=kernel.nodes, tag=kernel.tag)
+    return Kernel(kernel.name, stores, _anchor(kernel.anchor, new), nodes=kernel.nodes)
 
 
 def _store(store: Store, made: dict[Buffer, _Turned], new: Callable[[Expr], Expr], *, reorder: bool) -> Store:

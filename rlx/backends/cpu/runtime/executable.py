@@ -253,7 +253,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
                     self.states.array(root)[...] = array
         seconds = np.median(taken, axis=0) / 1e9  # of one that was interrupted others say nothing
         pairs = zip(self.profiled, seconds, strict=True)
-        return [(k.tag or k.kind, f"{k.name} [{k.label}]", float(s)) for k, s in pairs]
+        return [(k.how, f"{k.name} [{k.label}]", float(s)) for k, s in pairs]
 
     @cached_property
     def selection(self) -> Selection:

@@ -16,7 +16,12 @@ __all__ = ["KernelFacts", "facts_of", "mentioned", "tested_names"]
 class KernelFacts(Kernel):
     """A kernel that was stored: `stores`, `anchor`, `nodes` and `before` are gone, and what they told is listed."""
 
-    shown: tuple[str, str, str] = ("", "", "")  # kind, label, names of the nodes whose own code can stop a run
+    shown: tuple[str, str, str, str] = (
+        "",
+        "",
+        "",
+        "",
+    )  # kind, how, label, names of the nodes whose code can stop a run
     read: tuple[Buffer, ...] = ()
     written: tuple[Buffer, ...] = ()
     replaceable: tuple[Buffer, ...] = ()  # as `in_place_operands` says
@@ -27,8 +32,12 @@ class KernelFacts(Kernel):
         return self.shown[0]
 
     @property
-    def label(self) -> str:
+    def how(self) -> str:
         return self.shown[1]
+
+    @property
+    def label(self) -> str:
+        return self.shown[2]
 
     def reads(self) -> tuple[Buffer, ...]:
         return self.read
@@ -45,10 +54,18 @@ def facts_of(kernel: Kernel) -> KernelFacts:
     if isinstance(kernel, KernelFacts):
         return kernel
     kept: dict[str, Any] = {name: getattr(kernel, name) for name in names_of(Kernel)}
-    kept |= {"stores": (), "anchor": None, "special": None, "nodes": (), "before": None}
+    kept |= {
+        "stores": (),
+        "anchor": None,
+        "special": None,
+        "nodes": (),
+        "strategy": None,
+        "refused": (),
+        "before": None,
+    }
     return KernelFacts(
         **kept,
-        shown=(kernel.kind, kernel.label, tested_names(kernel)),
+        shown=(kernel.kind, kernel.how, kernel.label, tested_names(kernel)),
         read=kernel.reads(),
         written=kernel.writes(),
         replaceable=kernel.in_place_operands(),
@@ -59,7 +76,7 @@ def facts_of(kernel: Kernel) -> KernelFacts:
 def tested_names(kernel: Kernel) -> str:
     """The names of the nodes whose own code can stop a run, and not of those that were fused with them."""
     if isinstance(kernel, KernelFacts):
-        return kernel.shown[2]
+        return kernel.shown[3]
     return node_names([node for node in kernel.nodes if _tests(node)])
 
 

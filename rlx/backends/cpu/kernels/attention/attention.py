@@ -2,7 +2,7 @@
 
 Keys and values are packed into the panels of the matrix product first, once for each batch and key head. For a few
 query rows (decoding) that would cost more than it saves: these are computed from keys and values as they are, and may
-copy those of a cache on the way (`cached_keys`). Biases and masks are evaluated where scores are: they never have
+copy those of a cache on the way (`decode_cache`). Biases and masks are evaluated where scores are: they never have
 memory of their own. Where the number of keys is data, those beyond it are not read, and sums are taken as they are over
 an axis of that length.
 """
@@ -22,8 +22,7 @@ from rlx.backends.cpu.kernels.attention.decode import (
     rows_times_rows,
     weighted_rows,
 )
-from rlx.backends.cpu.kernels.attention.decode_cache import OldRows, in_place, old_rows
-from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
+from rlx.backends.cpu.kernels.attention.old_rows import OldRows, in_place, old_rows
 from rlx.backends.cpu.kernels.attention.pack_kv import (
     count_words,
     counted,
@@ -42,30 +41,24 @@ from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, Sc
 from rlx.backends.cpu.schedule.attention import AttentionCut, ManyRowsOnly
 from rlx.backends.cpu.schedule.base import FEW_ROWS, Part, part
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
-from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Shape, Size, ceildiv
-from rlx.kernels.affine import Affine, linear_index
+from rlx.ir.dtype import DTYPES
+from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import (
     BOOL,
-    I64,
     Acc,
     Expr,
     Load,
     Select,
     children,
     const,
-    guarded,
-    size_expr,
-    substitute_vars,
     transform,
     walk,
 )
 from rlx.kernels.lowering import Attention, out_vars
-from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.kernels.tags import EITHER, FEW, MANY, PACK, STREAMING, WHOLE
-from rlx.records import replace
+from rlx.kernels.program import Kernel
+from rlx.records import dataclass, replace
 
-__all__ = ["accepts", "accepts_operand", "emit", "layout"]
+__all__ = ["Ways", "emit"]
 
 F32 = DTYPES["f32"]
 WIDTH = AttentionCut.WIDTH
@@ -115,6 +108,20 @@ class AttentionWord(IntEnum):
     ROW_PART = 34  # rows of a chunk that are computed at a time
 
 
+@dataclass(frozen=True)
+class Ways:
+    """What an attention kernel has code for: `few` and `many` query rows, or both, of which the run's size decides.
+
+    `own_panels`: a chunk packs keys and values for itself. `streaming`: copies of a cache's rows are stored past the
+    processor's caches.
+    """
+
+    few: bool = False
+    many: bool = False
+    own_panels: bool = False
+    streaming: bool = False
+
+
 class OldWord(IntEnum):
     """The words after those, for keys or values whose first rows are copied from elsewhere; strides as there."""
 
@@ -125,68 +132,17 @@ class OldWord(IntEnum):
     COUNT = 4
 
 
-def accepts(anchor: Attention, dtype: DType) -> bool:
-    """f32 throughout."""
-    return dtype is F32 and anchor.q.dtype is F32
-
-
-def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
-    """Rows may lie anywhere, with their elements next to each other."""
-    return index.is_linear and index.coefs.get(I3, 0) == 1
-
-
-def layout(kernel: Kernel) -> list[Kernel]:
-    """The kernel, after one that packs keys and values into panels, unless there are few query rows.
-
-    A chunk that has all query rows of a head packs for itself, and panels never leave the cache.
-
-    Where the number of query rows is known at the run only, both ways are kept.
-    """
-    anchor = kernel.anchor
-    assert isinstance(anchor, Attention)
-    rows = anchor.q_shape[2]
-    if isinstance(rows, int) and rows <= FEW_ROWS:
-        return [replace(heads_as_rows(kernel), tag=FEW)]
-    batch, heads, keys, depth = anchor.k_shape
-    if anchor.q_shape[1] == heads and AttentionCut.fits(rows, keys):
-        return [Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=WHOLE)]
-    value_depth = anchor.v_shape[3]
-    b, h, panel, row, lane = out_vars(5)
-    column = panel * WIDTH + lane
-
-    def panels(role: str, operand: Expr, shape: Shape, at: tuple[Expr, ...], size: Size) -> tuple[Expr, Store]:
-        buffer = Buffer(f"{kernel.stores[0].buffer.name}.{role}", "arena", shape, F32)
-        element = substitute_vars(operand, dict(zip((I0, I1, I2, I3), at, strict=True)))
-        inside = column < size_expr(size)
-        value = Select(inside, guarded(element, inside), const(0.0, F32))
-        packed = Load(buffer, (b, h, const(0, I64), const(0, I64), const(0, I64)), F32)
-        few = size_expr(rows) <= FEW_ROWS
-        chosen = packed if isinstance(rows, int) else Select(few, operand, packed)
-        return chosen, Store(buffer, shape, (b, h, panel, row, lane), value)
-
-    k_shape = (batch, heads, ceildiv(keys, WIDTH), depth, WIDTH)
-    v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
-    k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
-    v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
-    keys_only = replace(anchor, q=anchor.k, score=None)
-    pack = Kernel("pack k, v", (k_store, v_store), keys_only, nodes=kernel.nodes, tag=PACK)
-    tag = MANY if isinstance(rows, int) else EITHER
-    return [pack, Kernel(kernel.name, kernel.stores, replace(anchor, k=k, v=v), nodes=kernel.nodes, tag=tag)]
-
-
-def emit(kernel: Kernel) -> list[KernelCode]:
-    """The attention kernel, or the one that packs for it.
+def emit(kernel: Kernel, ways: Ways) -> list[KernelCode]:
+    """The attention kernel.
 
     Where it makes its keys and values, what of these is neither copied by it nor packed is stored before.
     """
-    if kernel.tag == PACK:
-        return [emit_pack(kernel)]
     if len(kernel.stores) == 1:
-        return [_emit_attention(kernel)]
+        return [_emit_attention(kernel, ways)]
     anchor = kernel.anchor
     assert isinstance(anchor, Attention)
     lanes, rows, codes = host().vector_bytes // 4, anchor.q_shape[2], []
-    either = kernel.tag.removesuffix(STREAMING) == EITHER
+    either = ways.few and ways.many
     panels, made = (kernel.stores[1:3], kernel.stores[3:]) if either else ((), kernel.stores[1:])
     copied = [old.store for old in _old_rows(kernel) if old is not None]
     for store in made:
@@ -198,7 +154,7 @@ def emit(kernel: Kernel) -> list[KernelCode]:
     if either:
         k, v = in_place(anchor.k), in_place(anchor.v)
         codes.append(emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, score=None))))
-    return [*codes, _emit_attention(kernel)]
+    return [*codes, _emit_attention(kernel, ways)]
 
 
 def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
@@ -215,13 +171,12 @@ def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
 # ---- the kernel
 
 
-def _emit_attention(kernel: Kernel) -> KernelCode:
+def _emit_attention(kernel: Kernel, ways: Ways) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Attention)
     out = linear_index(store.index, store.buffer.shape)
     to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
-    whole = kernel.tag == WHOLE
-    ways = {FEW: (FEW,), MANY: (MANY,), WHOLE: (MANY,), EITHER: (FEW, MANY)}[kernel.tag.removesuffix(STREAMING)]
+    whole = ways.own_panels
 
     cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal))
     nothing: list[Word] = [0, 0, 0, 0]
@@ -230,8 +185,8 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
     for x in (anchor.k, anchor.v):
         packed = x.b if isinstance(x, Select) else x
         assert isinstance(packed, Load)
-        panels.append(Pointer(packed.source) if MANY in ways and not whole else 0)
-        rows += row_words(in_place(x)) if FEW in ways or whole else nothing
+        panels.append(Pointer(packed.source) if ways.many and not whole else 0)
+        rows += row_words(in_place(x)) if ways.few or whole else nothing
     words: list[Word] = [
         *row_words(anchor.q),
         *rows,
@@ -250,7 +205,7 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
         ScratchStride(),
         part(cut, "sums"),
         part(cut, "results"),
-        gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if MANY in ways else 0,
+        gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if ways.many else 0,
         *count_words(anchor),
         part(cut, "panels"),
         part(cut, "part"),
@@ -258,8 +213,8 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
     for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
         words += [*nothing, 0] if old is None else [*row_words(old.source), old.count]
     table = WordTable(words)
-    made = _Code(anchor, kernel, table, to_scratch)
-    made.emit(ways)
+    made = _Code(anchor, kernel, table, to_scratch, ways)
+    made.emit()
     symbol, ir = name_kernel(Module([made.f]).text())
     scratch = part(cut, "scratch")
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(made.emitter.sites), scratch)
@@ -268,11 +223,9 @@ def _emit_attention(kernel: Kernel) -> KernelCode:
 class _Code:
     """Emits one block of query rows."""
 
-    def __init__(self, anchor: Attention, kernel: Kernel, table: WordTable, to_scratch: bool) -> None:
-        self.anchor, self.to_scratch = anchor, to_scratch
-        self.whole = kernel.tag == WHOLE
+    def __init__(self, anchor: Attention, kernel: Kernel, table: WordTable, to_scratch: bool, ways: Ways) -> None:
+        self.anchor, self.to_scratch, self.ways = anchor, to_scratch, ways
         self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
-        self.streaming = kernel.tag.endswith(STREAMING)
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = host().vector_bytes // 4
         self.vector = f"<{self.lanes} x float>"
@@ -291,7 +244,7 @@ class _Code:
         pointers = ("Q", "K", "V", "OUT", "K_PANELS", "V_PANELS", "SCRATCH", "BLOCK")
         return gemm.load_word(self.f, index, "ptr" if index.name in pointers else "i64")
 
-    def emit(self, ways: tuple[str, ...]) -> None:
+    def emit(self) -> None:
         f, word = self.f, self.word
         heads, rows, room = word(AttentionWord.HEADS), word(AttentionWord.ROWS), word(AttentionWord.KEYS)
         take = word(AttentionWord.ROW_CHUNK)
@@ -307,7 +260,7 @@ class _Code:
         scores = f.offset(word(AttentionWord.SCRATCH), f.mul("%worker", word(AttentionWord.SCRATCH_STRIDE)))
         sums = f.offset(scores, word(AttentionWord.ROW_SUMS))
         depth, value_depth = word(AttentionWord.DEPTH), word(AttentionWord.VALUE_DEPTH)
-        heights = [block_rows(f, columns) if FEW in ways else "" for columns in (depth, value_depth)]
+        heights = [block_rows(f, columns) if self.ways.few else "" for columns in (depth, value_depth)]
         seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
         few = f.cmp("le", rows, FEW_ROWS)
         self.long = long = f.cmp("ge", keys, MANY_KEYS)
@@ -331,7 +284,7 @@ class _Code:
         k_size, v_size = (
             f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((room, depth), (value_depth, room))
         )
-        if self.whole:
+        if self.ways.own_panels:
             k_panels = f.offset(scores, word(AttentionWord.PANELS))
             v_panels = f.gep(k_panels, k_size, "float")
             k, k_step = operand(AttentionWord.K, key_head)
@@ -392,15 +345,15 @@ class _Code:
             def many_results() -> None:
                 by_panels((scores, stride), v_panels, room, (result, step), value_depth, summed)
 
-            self.either(ways, few, few_scores, many_scores)
+            self.either(few, few_scores, many_scores)
             look_if(f, long)
             self.softmax(scope, first, last, scores, stride, sums, (keys, seen, summed), shared)
             look_if(f, long)
-            self.either(ways, few, few_results, many_results)
+            self.either(few, few_results, many_results)
             self.finish(scope, first, last, sums, result, step, value_depth)
 
         f.loop(row0, row1, word(AttentionWord.ROW_PART), [], some_rows)
-        if self.streaming:
+        if self.ways.streaming:
             end_streams(f)
         f.ret()
 
@@ -428,7 +381,7 @@ class _Code:
         source = f.gep(start, f.add(f.mul(at[0], batch), f.mul(at[1], head)), "float"), step
         copied0, copied1 = (f.div(f.mul(count, n), share[1]) for n in (share[0], f.add(share[0], 1)))
         streams = None
-        if self.streaming:
+        if self.ways.streaming:
             bits = f.or_(f.cast("ptrtoint", target[0], "i64"), f.mul(target[1], 4))
             streams = f.cmp("eq", f.and_(bits, 63), 0)
 
@@ -481,11 +434,11 @@ class _Code:
             rest.extend(reversed(tuple(children(e))))
         return None
 
-    def either(self, ways: tuple[str, ...], few: str, one: Callable[[], None], other: Callable[[], None]) -> None:
-        if len(ways) == 2:
+    def either(self, few: str, one: Callable[[], None], other: Callable[[], None]) -> None:
+        if self.ways.few and self.ways.many:
             self.f.if_(few, one, other)
         else:
-            (one if ways[0] == FEW else other)()
+            (one if self.ways.few else other)()
 
     def softmax(
         self,

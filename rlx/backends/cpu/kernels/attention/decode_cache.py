@@ -12,17 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+from rlx.backends.cpu.kernels.attention.old_rows import in_place, old_rows
+from rlx.backends.cpu.kernels.attention.strategies import PACK, Attend
 from rlx.backends.cpu.schedule.base import MIN_CHUNKS
 from rlx.ir.dtype import DTYPES
-from rlx.ir.shape import Shape, Size
-from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import I64, Expr, Load, Select, Var, const, loads, substitute_vars
+from rlx.kernels.expr import loads
 from rlx.kernels.lowering import Attention, out_vars
-from rlx.kernels.program import Buffer, Kernel, Program, Store
-from rlx.kernels.tags import EITHER, FEW, PACK, STREAMING
-from rlx.records import dataclass, replace
+from rlx.kernels.program import Buffer, Kernel, Program
+from rlx.records import replace
 
-__all__ = ["OldRows", "in_place", "join", "old_rows"]
+__all__ = ["join"]
 
 LARGE = 64 << 20  # bytes that runs touch of which caches hold little until the next run
 F32 = DTYPES["f32"]
@@ -30,27 +29,19 @@ AXES = out_vars(4)
 KEYS = AXES[2]
 
 
-@dataclass(frozen=True, eq=False)
-class OldRows:
-    """The first `count` rows of keys or values are those of `source` (over the axes of attention): `store` copies."""
-
-    store: Store
-    source: Load
-    count: Size
-
-
 def join(program: Program) -> None:
     """Has attention that may be for few rows make the copies of old keys and values that it alone reads so far."""
     copies: dict[Buffer, Kernel] = {}  # by what they make: kernels of which nothing was read yet
-    suffix = STREAMING if _touched(program) >= LARGE else ""
+    streaming = _touched(program) >= LARGE
     run: list[Kernel] = []
     for group in _groups(program.run):
         if any(k.mark is not None or k.extents is not None for k in group):
             copies.clear()  # what a branch has made may not be there after it
-        makers = _makers(group[-1], copies) if group[-1].tag in (FEW, EITHER) else []
+        strategy = group[-1].strategy
+        makers = _makers(group[-1], copies) if isinstance(strategy, Attend) and strategy.ways.few else []
         if makers:
             run = [k for k in run if k not in makers]
-            group = (_joined(group, makers, suffix),)
+            group = (_joined(group, makers, streaming),)
         for kernel in group:
             read, written = ({b.base for b in buffers} for buffers in (kernel.reads(), kernel.writes()))
             copies = {
@@ -68,20 +59,22 @@ def _groups(kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, ...]]:
     """The kernels one by one, but attention together with what packs for it."""
     waiting: tuple[Kernel, ...] = ()
     for kernel in kernels:
-        if kernel.tag == PACK and isinstance(kernel.anchor, Attention):
+        if kernel.strategy is PACK:
             waiting = (kernel,)
         else:
             yield (*waiting, kernel)
             waiting = ()
 
 
-def _joined(group: tuple[Kernel, ...], makers: Sequence[Kernel], suffix: str) -> Kernel:
+def _joined(group: tuple[Kernel, ...], makers: Sequence[Kernel], streaming: bool) -> Kernel:
     """One kernel of attention and those before it: its result, its panels if there are some, and its cache."""
     kernel = group[-1]
     stores = (*kernel.stores, *(store for k in (*group[:-1], *makers) for store in k.stores))
     nodes = tuple(dict.fromkeys(node for k in (*makers, kernel) for node in k.nodes))
     name = "+".join(dict.fromkeys(k.name for k in (*makers, kernel)))
-    return replace(kernel, name=name, stores=stores, nodes=nodes, tag=kernel.tag + suffix)
+    assert isinstance(kernel.strategy, Attend)
+    strategy = kernel.strategy.past_caches() if streaming else kernel.strategy
+    return replace(kernel, name=name, stores=stores, nodes=nodes, strategy=strategy)
 
 
 def _touched(program: Program) -> int:
@@ -115,41 +108,3 @@ def _makers(kernel: Kernel, copies: dict[Buffer, Kernel]) -> list[Kernel]:
         if maker is not None and old_rows(operand, shape, maker.stores) is not None:
             found.append(maker)
     return found
-
-
-def in_place(operand: Expr) -> Load:
-    """How few rows read keys or values: as they are."""
-    operand = operand.a if isinstance(operand, Select) else operand
-    assert isinstance(operand, Load)
-    return operand
-
-
-def old_rows(operand: Load, shape: Shape, stores: Sequence[Store]) -> OldRows | None:
-    """The one of the stores that copies the first rows of this operand of attention, of that shape, if there is one."""
-    buffer, place = operand.source, linear_index(operand.indices, operand.source.shape)
-    if buffer.offset != 0 or place.constant != 0:
-        return None
-    for store in stores:
-        source, target = store.expr, linear_index(store.index, store.buffer.shape)
-        if store.buffer is not buffer.base or not isinstance(source, Load) or source.where is not None:
-            continue
-        if source.dtype is not F32 or source.source.encoding is not None or target.constant != 0:
-            continue
-        axes = [(place.coefs.get(v, 0), v, size) for v, size in zip(AXES, shape, strict=True) if size != 1]
-        count: Size = 1
-        as_read: dict[Var, Expr] = {}
-        for v, size in zip(out_vars(len(store.extents)), store.extents, strict=True):
-            step = target.coefs.get(v, 0)
-            axis = next((axis for axis in axes if axis[0] == step and (axis[1] is KEYS or axis[2] == size)), None)
-            if size == 1:
-                as_read[v] = const(0, I64)
-            elif axis is not None:
-                as_read[v] = axis[1]
-                count = size if axis[1] is KEYS else count
-                axes.remove(axis)
-        index = linear_index([substitute_vars(i, as_read) for i in source.indices], source.source.shape)
-        whole = len(as_read) == len(store.extents) and all(axis[1] is KEYS for axis in axes)
-        if whole and target.is_linear and index.is_linear and index.coefs.get(AXES[3], 0) == 1:
-            rows = replace(source, indices=tuple(substitute_vars(i, as_read) for i in source.indices))
-            return OldRows(store, rows, count)
-    return None

@@ -9,11 +9,13 @@ from typing import cast
 from rlx.backends.cpu.gemm.kernel import kernel_function, load_word
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Word, WordTable, once
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.depthwise import DepthwiseCut, InnerColumns
+from rlx.backends.cpu.strategy import Setting
 from rlx.kernels.expr import Apply, Cast, Expr, Load, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
@@ -384,3 +386,16 @@ class Place:
     first_row: str
     c0: str
     c1: str
+
+
+class Depthwise(PackedWeights):
+    """f32 with one channel and one output a group, and few taps: sums of whole vectors of channels in registers."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        return None if suits(kernel) else f"it is not depthwise in f32 with at most {MAX_TAPS} taps of fixed sizes"
+
+    def packed(self, kernel: Kernel) -> tuple[Buffer, Store]:
+        return weights(kernel)
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [emit(kernel)]

@@ -19,23 +19,19 @@ from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import implicit_gemm
 from rlx.backends.cpu.kernels.conv.geometry import finish_of
 from rlx.backends.cpu.kernels.conv.implicit_gemm import DirectWord
+from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
+from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few, packed
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, size_of, vec, void
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
+from rlx.backends.cpu.strategy import Setting
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Size
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import Conv
-from rlx.kernels.program import Kernel
+from rlx.kernels.program import Buffer, Kernel, Store
 
 __all__ = ["emit", "is_few", "suits", "weight_type"]
 
-FEW_OUTPUTS = 4
 PIXELS = {1: 8, 2: 4, 3: 4, 4: 2}  # at once, by outputs: enough sums under way, and few enough for the registers
-
-
-def is_few(outputs: Size) -> bool:
-    """Whether so many outputs are better summed as dot products of windows and weights than by panels."""
-    return isinstance(outputs, int) and outputs <= FEW_OUTPUTS
 
 
 def suits(kernel: Kernel) -> bool:
@@ -176,3 +172,22 @@ def _totals(f: Function, vectors: list[str]) -> str:
         vectors = [f.add(f.shuffle(a, b, low), f.shuffle(a, b, high)) for a, b in pairs]
         width = half
     return vectors[0]
+
+
+class FewOutputs(PackedWeights):
+    """Few outputs of windows whose rows are contiguous: dot products of windows and weights, along k."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        if suits(kernel) and not gathers_for_tiles(kernel):
+            return None
+        return f"it has more than {FEW_OUTPUTS} outputs, or windows whose rows are not contiguous"
+
+    def packed(self, kernel: Kernel) -> tuple[Buffer, Store]:
+        return packed(kernel, weight_type(kernel))
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [emit(kernel)]
+
+    @property
+    def measured_as(self) -> str:
+        return "conv"

@@ -17,25 +17,27 @@ from typing import cast
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.kernel import load_word
 from rlx.backends.cpu.jit.compile import host
-from rlx.backends.cpu.kernels.conv import conv, depthwise, few_outputs, implicit_gemm, register_tiles
-from rlx.backends.cpu.kernels.conv.depthwise import Body, Place, Plane, chunk_parts, plane_words
+from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, register_tiles
+from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, Plane, chunk_parts, plane_words
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
-from rlx.backends.cpu.kernels.conv.implicit_gemm import DirectWord
+from rlx.backends.cpu.kernels.conv.implicit_gemm import DirectWord, ImplicitGemm
+from rlx.backends.cpu.kernels.conv.product import Im2col, InImage, in_image
+from rlx.backends.cpu.kernels.conv.weights import is_few, prepared_weights
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.analysis import RESULT, is_costly
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.fused_depthwise import RingCut
+from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.ir.dtype import DTYPES
-from rlx.kernels.expr import Acc, Load, loads, walk
+from rlx.kernels.expr import Acc, Expr, Load, loads, walk
 from rlx.kernels.lowering import Conv
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.records import dataclass
 
-__all__ = ["TAG", "emit", "join"]
+__all__ = ["join"]
 
-TAG = "ringed"
 MOST_DEPTH = 48  # channels of an image that is read once for each block of results' channels
 LEAST_BYTES = 512 * 1024  # of an image: smaller ones stay in the caches of a core
 F32 = DTYPES["f32"]
@@ -76,7 +78,7 @@ def join(program: Program) -> None:
             if maker is not None and readers[source] == 1 and source not in kept:
                 run.remove(maker)
                 nodes = (*maker.nodes, *kernel.nodes)
-                kernel = replace(kernel, name=f"{maker.name}+{kernel.name}", nodes=nodes, tag=TAG, before=maker)
+                kernel = replace(kernel, name=f"{maker.name}+{kernel.name}", nodes=nodes, strategy=FUSED, before=maker)
         elif _makes_image(kernel):
             made[kernel.stores[0].buffer] = kernel
         run.append(kernel)
@@ -89,20 +91,22 @@ def _makes_image(kernel: Kernel) -> bool:
     Either a product, or windows of few planes.
     """
     anchor = kernel.anchor
-    if not isinstance(anchor, Conv) or kernel.tag or anchor.groups != 1 or anchor.x.dtype is not F32:
+    if not isinstance(anchor, Conv) or not isinstance(kernel.strategy, InImage | Im2col | ImplicitGemm):
+        return False
+    if anchor.groups != 1 or anchor.x.dtype is not F32:
         return False
     geo, buffer, outputs = geometry(kernel), kernel.stores[0].buffer, anchor.w_shape[0]
     sizes = [*buffer.shape, *anchor.x_shape, geo.depth]
     if not all(isinstance(s, int) for s in sizes) or buffer.root is not None or buffer.dtype is not F32:
         return False
-    if cast(int, geo.depth) > MOST_DEPTH or few_outputs.is_few(outputs) or cast(int, outputs) % WIDTH:
+    if cast(int, geo.depth) > MOST_DEPTH or is_few(outputs) or cast(int, outputs) % WIDTH:
         return False
     an_image = buffer.nbytes({}) // max(cast(int, anchor.x_shape[0]), 1)
     if an_image < LEAST_BYTES or any(b.base.kind == "state" for b in kernel.reads()):
         return False
     finish = finish_of(kernel, F32)
     compact = finish.channels_together and finish.pixel_step == outputs and finish.constant == 0
-    if conv.in_image(geo) is None and not _reads_planes(kernel):
+    if in_image(geo) is None and not _reads_planes(kernel):
         return False
     if len(anchor.x_shape) != 4 or not compact or is_costly(finish.expr):
         return False
@@ -117,7 +121,7 @@ def _reads_planes(kernel: Kernel) -> bool:
 def _is_window(kernel: Kernel) -> bool:
     """A depthwise convolution of a compact image, which it does not read otherwise."""
     anchor = kernel.anchor
-    if not isinstance(anchor, Conv) or kernel.tag or len(anchor.x_shape) != 4 or not depthwise.suits(kernel):
+    if not isinstance(anchor, Conv) or not isinstance(kernel.strategy, Depthwise) or len(anchor.x_shape) != 4:
         return False
     x = anchor.x
     if not isinstance(x, Load) or x.where is not None or x.source.root is not None or anchor.groups % WIDTH:
@@ -132,7 +136,7 @@ def _is_window(kernel: Kernel) -> bool:
 # ---- code
 
 
-def emit(kernel: Kernel) -> KernelCode:
+def _emit(kernel: Kernel) -> KernelCode:
     """Both with their epilogues, which are computed in registers."""
     anchor, before = kernel.anchor, kernel.before
     assert isinstance(anchor, Conv)
@@ -189,7 +193,7 @@ def _words(anchor: Conv, geo: Geometry, before: Kernel, cut: Callable[..., objec
     return [
         *plane_words(anchor, geo, [Scratch(), 0, part(cut, "line"), part(cut, "block")], cut),
         Pointer(x.source, first.x.constant * x.dtype.itemsize),
-        conv.in_image(first) or 0,
+        in_image(first) or 0,
         Pointer(before.anchor.w.source),
         first.depth,
         ScratchStride(),
@@ -346,3 +350,22 @@ class RingBody(Body):
             f.loop(place.c0, paired, 2 * WIDTH, [], panels_from(double))
         f.loop(paired, place.c1, WIDTH, [], panels_from(single))
         return end
+
+
+class FusedDepthwise(CpuStrategy):
+    """A depthwise convolution that makes the image it alone reads, row by row; `join` makes one kernel of both."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        return "it is made of two kernels, by join"
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        return [kernel]
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [_emit(kernel)]
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        return prepared_weights(kernel)
+
+
+FUSED = FusedDepthwise("conv.fused_depthwise")

@@ -20,6 +20,8 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Finish, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
+from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -36,6 +38,7 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.conv import DirectCut, DirectParts
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
+from rlx.backends.cpu.strategy import Setting
 from rlx.ir.shape import Size, size_product
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load
@@ -605,3 +608,19 @@ def _tile(tile: gemm.Tile, rows: int, panels: int) -> Function:
     gemm.put_tile(f, tile, acc, c_rows, "%n", f.cmp("ne", "%add", 0))
     f.ret()
     return f
+
+
+class ImplicitGemm(PackedWeights):
+    """Windows of several pixels in one group, whose rows are contiguous: read where they lie, row by row."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        if not suits(kernel):
+            return "its windows are single pixels, of several groups, or their rows are not contiguous"
+        return "gathered windows are worth tile registers for so many outputs" if gathers_for_tiles(kernel) else None
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [emit(kernel)]
+
+    @property
+    def measured_as(self) -> str:
+        return "conv"

@@ -16,6 +16,7 @@ from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import im2col, int8_depthwise
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.weights import prepared_weights, scaled
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -31,23 +32,22 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.base import Part, Product, part
 from rlx.backends.cpu.schedule.conv import ConvParts
 from rlx.backends.cpu.schedule.int8 import ByteCut
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import Cast, Expr, Load, Var, const, loads, size_expr, substitute_vars, transform
+from rlx.kernels.expr import Cast, Expr, Load, Var, const, loads, substitute_vars, transform
 from rlx.kernels.lowering import Contract, Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
 __all__ = [
-    "FEW_CHANNELS", "TAG", "TAGS", "accepts", "accepts_product", "as_convolution", "emit", "emit_weights",
-    "from_planes", "layout",
+    "FEW_CHANNELS", "Int8", "accepts", "accepts_product", "as_convolution",
+    "from_planes", "spare_bytes",
 ]  # fmt: skip
 
 F32, I32, I64, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"], DTYPES["u8"]
-TAG, WEIGHTS, PLANES = "byte conv", "pack bytes", "pack bytes of planes"
-TAGS = (WEIGHTS, PLANES)  # of kernels that pack weights
 FEW_CHANNELS = 4  # so many are read from planes
 FEW_ROWS = 32  # of a window, of all channels
 
@@ -157,25 +157,6 @@ def from_planes(anchor: Conv) -> bool:
     return index.is_linear and index.coefs.get(vars[-1], 0) == 1 and index.coefs.get(vars[1], 0) != 1
 
 
-def layout(kernel: Kernel) -> list[Kernel]:
-    """The kernel, whose image has its channels last, after those that pack its weights and what its sums are scaled by.
-
-    The load that stands for the weights names the packed buffer.
-    """
-    anchor = kernel.anchor
-    assert isinstance(anchor, Conv)
-    direct = int8_depthwise.suits(anchor)
-    groups, outputs = (1, anchor.groups) if direct else (anchor.groups, anchor.w_shape[0] // anchor.groups)
-    scaled, kernel = requantise.layout(kernel, groups, outputs)
-    if direct:
-        made, sums = int8_depthwise.weights(kernel)
-    else:
-        made, sums = [_packed(kernel)], ()
-    buffer = made[0].stores[0].buffer
-    packed = replace(anchor, w=Load(buffer, (size_expr(0),) * len(buffer.shape), buffer.dtype))
-    return [*scaled, *made, Kernel(kernel.name, kernel.stores, packed, operands=sums, nodes=kernel.nodes, tag=TAG)]
-
-
 def _static(anchor: Conv) -> tuple[int, int, int]:
     """Channels, rows and columns of a window."""
     size = (*anchor.w_shape[1:2], *([1] if len(anchor.w_shape) == 3 else []), *anchor.w_shape[2:])
@@ -195,8 +176,8 @@ def _packed(kernel: Kernel) -> Kernel:
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if fixed else "arena", shape, U8)
     store = Store(buffer, shape, out_vars(3), const(0, U8))
     only = replace(anchor, x=const(0, anchor.x.dtype), zero=None)
-    tag = PLANES if from_planes(anchor) else WEIGHTS
-    return Kernel(tag, (store,), only, nodes=kernel.nodes, tag=tag)
+    strategy = PLANES if from_planes(anchor) else WEIGHTS
+    return Kernel("pack bytes", (store,), only, nodes=kernel.nodes, strategy=strategy)
 
 
 def spare_bytes(kernel: Kernel) -> int:
@@ -204,7 +185,7 @@ def spare_bytes(kernel: Kernel) -> int:
 
     They are 1.6 times the weights' own: what the hardest weights need is only known once they are read.
     """
-    if kernel.tag not in (WEIGHTS, PLANES):
+    if kernel.strategy not in (WEIGHTS, PLANES):
         return 0
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
@@ -222,7 +203,7 @@ def _depth(anchor: Conv) -> Size:
 # ---- code
 
 
-def emit_weights(kernel: Kernel) -> KernelCode:
+def _emit_weights(kernel: Kernel) -> KernelCode:
     """Packs the weights; chunk = group * panels + panel."""
     anchor, buffer = kernel.anchor, kernel.stores[0].buffer
     assert isinstance(anchor, Conv)
@@ -251,7 +232,7 @@ def emit_weights(kernel: Kernel) -> KernelCode:
         column = f.add(f.mul(panel, int8_panels.WIDTH), lane)
 
         def load() -> list[str]:
-            if kernel.tag == PLANES:
+            if kernel.strategy is PLANES:
                 tap, channel = f.rem(k, per_plane), f.div(k, per_plane)
             else:
                 tap, channel = f.div(k, per_pixel), f.rem(k, per_pixel)
@@ -281,10 +262,10 @@ def _in_image(geo: Geometry) -> Size | None:
     return None
 
 
-def emit(kernel: Kernel) -> KernelCode:
+def _emit(kernel: Kernel) -> KernelCode:
     """The convolution with its epilogue."""
     assert isinstance(kernel.anchor, Conv)
-    return int8_depthwise.emit(kernel) if kernel.operands else _emit_product(kernel)
+    return _emit_product(kernel)
 
 
 def _emit_product(kernel: Kernel) -> KernelCode:
@@ -433,3 +414,29 @@ class _Chunk:
         more = f.offset(w[ByteWord.WEIGHTS], behind)
         weights = f.offset(w[ByteWord.WEIGHTS], f.mul(panel, panel_step))
         return _Chunk(p0, p1, columns, first, f.sub(n1, n0), panel, x, own, weights, more)
+
+
+# ---- strategies
+
+
+class Int8(CpuStrategy):
+    """Images of bytes: windows gathered where they do not lie in the image, sums of products in i32 by four along k."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        assert isinstance(kernel.anchor, Conv)
+        return None if kernel.anchor.x.dtype.bits == 8 else "its image is not of bytes"
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Conv)
+        return scaled(kernel, anchor.groups, anchor.w_shape[0] // anchor.groups, lambda k: ([_packed(k)], ()))
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [_emit(kernel)]
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        return prepared_weights(kernel)
+
+
+WEIGHTS = Step("conv.int8_pack", _emit_weights)
+PLANES = Step("conv.int8_pack+planes", _emit_weights)  # for windows that are gathered from planes

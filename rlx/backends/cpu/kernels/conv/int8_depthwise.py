@@ -11,16 +11,18 @@ from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import int8_depthwise_pairs, int8_depthwise_vnni
 from rlx.backends.cpu.kernels.conv.depthwise import Plane, has_few_taps, image_words
 from rlx.backends.cpu.kernels.conv.geometry import finish_of, geometry
+from rlx.backends.cpu.kernels.conv.weights import prepared_weights, scaled
 from rlx.backends.cpu.llvm.builder import Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, WordTable
+from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import ceildiv
 from rlx.kernels.expr import Apply, Cast, Expr, Reduce, Var, const, loads, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 
-__all__ = ["emit", "suits", "weights"]
+__all__ = ["Int8Depthwise", "suits"]
 
 I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 
@@ -30,7 +32,7 @@ def suits(anchor: Conv) -> bool:
     return anchor.groups >= int8_depthwise_pairs.CHANNELS and has_few_taps(anchor)
 
 
-def weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
+def _weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
     """The kernels that arrange the weights, and add them up for each channel, in the buffer that is returned too."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
@@ -58,7 +60,7 @@ def weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
     return [pack, add_up], (sums,)
 
 
-def emit(kernel: Kernel) -> KernelCode:
+def _emit(kernel: Kernel) -> KernelCode:
     """The depthwise convolution with its epilogue, which is computed in registers."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
@@ -102,3 +104,22 @@ def emit(kernel: Kernel) -> KernelCode:
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites), scratch)
+
+
+class Int8Depthwise(CpuStrategy):
+    """Images of bytes with one channel and one output a group, and few taps: vectors of channels in registers."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Conv)
+        return None if anchor.x.dtype.bits == 8 and suits(anchor) else "it is no depthwise one of bytes with few taps"
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        assert isinstance(kernel.anchor, Conv)
+        return scaled(kernel, 1, kernel.anchor.groups, _weights)
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [_emit(kernel)]
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        return prepared_weights(kernel)

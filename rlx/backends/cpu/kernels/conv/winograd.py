@@ -22,6 +22,7 @@ from math import prod
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv.geometry import Finish, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.weights import prepared_weights, with_weights
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -36,20 +37,20 @@ from rlx.backends.cpu.schedule.arguments import (
     once,
 )
 from rlx.backends.cpu.schedule.base import Part, Product, part
+from rlx.backends.cpu.schedule.conv import PixelsOnly
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.schedule.winograd import WinogradCut, WinogradParts
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
 from rlx.ir.shape import bounds
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import Load, const, size_expr
+from rlx.kernels.expr import Expr, Load, const, size_expr
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.kernels.tags import WINOGRAD
 
 __all__ = [
-    "TAGS", "WEIGHTS", "choose", "emit", "emit_weights", "few_pixels", "has_few", "layout", "possible", "transforms",
+    "FORMS", "OrSums", "Winograd", "choose", "few_pixels", "has_few", "possible", "transforms",
 ]  # fmt: skip
 
-WEIGHTS = f"{WINOGRAD} weights"
 MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
 WIDTH = WinogradCut.WIDTH
 # Transformed by F(4x4) these would be four times as many bytes, read for few pixels. The widest vectors compute twice
@@ -81,14 +82,15 @@ class Form:
 def _lines(m: int, r: int, cycles: float) -> dict[str, Form]:
     """Windows of one column and of one row."""
     return {
-        f"{WINOGRAD}{m}x1 {r}x1": Form((m, 1), (r, 1), cycles),
-        f"{WINOGRAD}1x{m} 1x{r}": Form((1, m), (1, r), cycles),
+        f"conv.winograd_lines+f{m}x1_{r}x1": Form((m, 1), (r, 1), cycles),
+        f"conv.winograd_lines+f1x{m}_1x{r}": Form((1, m), (1, r), cycles),
     }
 
 
-TAGS = {
-    f"{WINOGRAD}2": Form((2, 2), (3, 3), 5.0),
-    f"{WINOGRAD}4": Form((4, 4), (3, 3), 14.0),
+F4X4 = "conv.winograd_f4x4_3x3"
+FORMS = {  # by the name of the strategy
+    "conv.winograd_f2x2_3x3": Form((2, 2), (3, 3), 5.0),
+    F4X4: Form((4, 4), (3, 3), 14.0),
     **_lines(4, 3, 2.0),
     **_lines(4, 5, 3.0),
     **_lines(2, 7, 3.0),
@@ -171,7 +173,7 @@ POINTERS = (
 
 
 def possible(kernel: Kernel) -> list[str]:
-    """The tags of the forms that can compute a convolution of f32."""
+    """The names of the forms that can compute a convolution of f32."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     plain = {*anchor.strides, *anchor.dilations, anchor.groups} == {1}
@@ -181,15 +183,15 @@ def possible(kernel: Kernel) -> list[str]:
     if not (plain and fixed and sized and static) or anchor.exact or anchor.x.dtype.name != "f32":
         return []
     window = anchor.w_shape[2:] if len(anchor.w_shape) == 4 else (1, *anchor.w_shape[2:])
-    return [tag for tag, form in TAGS.items() if form.r == window]
+    return [name for name, form in FORMS.items() if form.r == window]
 
 
 def choose(kernel: Kernel) -> str:
-    """The tag of the form that is thought to be fastest for more than `few_pixels`, "" for none: by channels only."""
+    """The name of the form that is thought to be fastest for more than `few_pixels`, "" for none: by channels only."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    tags = possible(kernel)
-    if not tags:
+    names = possible(kernel)
+    if not names:
         return ""
     outputs, channels = anchor.w_shape[:2]
     assert isinstance(outputs, int)
@@ -201,46 +203,47 @@ def choose(kernel: Kernel) -> str:
         moved = form.cycles * (channels + outputs)
         return (form.positions * (channels + A_PRODUCT) * panels + moved) / prod(form.m)
 
-    costs = {tag: cycles(TAGS[tag]) for tag in tags}
+    costs = {name: cycles(FORMS[name]) for name in names}
     if channels * outputs >= (MANY_FOR_WIDE if host().vector_bytes == 64 else MANY_WEIGHTS):
-        costs.pop(f"{WINOGRAD}4", None)
-    best = min(costs, key=lambda tag: costs[tag])
-    return best if costs[best] < prod(TAGS[best].r) * channels * panels else ""
+        costs.pop(F4X4, None)
+    best = min(costs, key=lambda name: costs[name])
+    return best if costs[best] < prod(FORMS[best].r) * channels * panels else ""
 
 
-def few_pixels(tag: str) -> int:
+def few_pixels(name: str) -> int:
     """Up to how many pixels of results plain sums take less time: those of one tile, for windows of a line.
 
     They read half of the weights and make hardly more products, which the widest vectors do faster than they read.
     """
-    form = TAGS[tag]
+    form = FORMS[name]
     return prod(form.m) if 1 in form.m and host().vector_bytes == 64 else 0
 
 
-def has_few(kernel: Kernel, tag: str) -> bool | None:
+def has_few(kernel: Kernel, name: str) -> bool | None:
     """Whether a convolution has so few pixels; None where that is known at the run only."""
-    most, (low, high) = few_pixels(tag), bounds(geometry(kernel).pixels)
+    most, (low, high) = few_pixels(name), bounds(geometry(kernel).pixels)
     if most == 0 or (low is not None and low > most):
         return False
     return True if high is not None and high <= most else None
 
 
-def layout(kernel: Kernel, tag: str) -> list[Kernel]:
+def _layout(kernel: Kernel, name: str) -> list[Kernel]:
     """The kernel that transforms the weights, and the convolution that reads them."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     outputs, channels = anchor.w_shape[:2]
     assert isinstance(outputs, int)
-    shape = (TAGS[tag].positions, -(-outputs // WIDTH), channels, WIDTH)
+    shape = (FORMS[name].positions, -(-outputs // WIDTH), channels, WIDTH)
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.winograd", "prepared", shape, anchor.x.dtype)
     vars = out_vars(4)
     store = Store(buffer, shape, vars, const(0, buffer.dtype))
-    weights = Kernel(WEIGHTS, (store,), replace(anchor, x=const(0, buffer.dtype)), nodes=kernel.nodes, tag=WEIGHTS)
+    packed = replace(anchor, x=const(0, buffer.dtype))
+    weights = Kernel("winograd weights", (store,), packed, nodes=kernel.nodes, strategy=WEIGHTS)
     made = replace(anchor, w=Load(buffer, (size_expr(0),) * 4, buffer.dtype))
-    return [weights, Kernel(kernel.name, kernel.stores, made, nodes=kernel.nodes, tag=tag)]
+    return [weights, Kernel(kernel.name, kernel.stores, made, nodes=kernel.nodes)]
 
 
-def emit_weights(kernel: Kernel) -> KernelCode:
+def _emit_weights(kernel: Kernel) -> KernelCode:
     """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once; chunk = output.
 
     Outputs beyond the last are zeros.
@@ -251,7 +254,7 @@ def emit_weights(kernel: Kernel) -> KernelCode:
     positions, panels, channels, _ = buffer.shape
     rank = len(anchor.w_shape)
     window = anchor.w_shape[2:] if rank == 4 else (1, *anchor.w_shape[2:])
-    form = next(form for form in TAGS.values() if form.r == window and form.positions == positions)
+    form = next(form for form in FORMS.values() if form.r == window and form.positions == positions)
     down, across = (transforms(m, r)[1] for m, r in zip(form.m, form.r, strict=True))
     index = linear_index(anchor.w.indices, anchor.w.source.shape)
     o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(rank))
@@ -316,9 +319,9 @@ def _combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[st
     return found
 
 
-def emit(kernel: Kernel) -> KernelCode:
+def _emit(kernel: Kernel) -> KernelCode:
     """The convolution with its epilogue."""
-    anchor, form = kernel.anchor, TAGS[kernel.tag]
+    anchor, form = kernel.anchor, form_of(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
     geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
@@ -342,7 +345,7 @@ def emit(kernel: Kernel) -> KernelCode:
 
 def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, finish: Finish) -> list[Word]:
     """The words of a kernel in the order of `WinoWord`."""
-    anchor, store, form = kernel.anchor, kernel.stores[0], TAGS[kernel.tag]
+    anchor, store, form = kernel.anchor, kernel.stores[0], form_of(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
     assert isinstance(anchor.w, Load)
@@ -620,3 +623,58 @@ def _output(form: Form, tile: gemm.Tile) -> Function:
     f.if_(whole, lambda: outputs(lambda _i, _j, value, place: f.store(value, place)), lambda: outputs(some))
     f.ret()
     return f
+
+
+class Winograd(CpuStrategy):
+    """f32, strides of 1, one group, 16 channels and outputs or more: transforms save products. One form of F(m, r).
+
+    Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015; the matrices are those of Toom and Cook.
+    """
+
+    @property
+    def form(self) -> Form:
+        return FORMS[self.name]
+
+    @property
+    def measured_as(self) -> str:
+        return self.name.partition("+")[0]
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        chosen = choose(kernel)
+        if not chosen:
+            return "it needs f32, strides of 1, one group, a window of this form, and channels enough to save products"
+        if chosen != self.name:
+            return f"{chosen} takes less time, or the window is another"
+        return f"it has at most {few_pixels(chosen)} pixels" if has_few(kernel, chosen) else None
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        return _layout(kernel, self.name)
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [_emit(kernel)]
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        return prepared_weights(kernel)
+
+
+class OrSums(Winograd):
+    """By transforms or, for few pixels, by the sums of another strategy: which, a run's sizes decide."""
+
+    def __init__(self, winograd: Winograd, sums: CpuStrategy) -> None:
+        super().__init__(winograd.name)
+        self.sums = sums
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        most, pixels = few_pixels(self.name), geometry(kernel).pixels
+        (packed,) = kernel.operands
+        ways = ((self.sums.emit(with_weights(kernel, packed)), True), (super().emit(kernel), False))
+        return [replace(code, chunks=PixelsOnly(code.chunks, pixels, most, few)) for (code,), few in ways]
+
+
+WEIGHTS = Step("conv.winograd_weights", _emit_weights)
+
+
+def form_of(kernel: Kernel) -> Form:
+    """The form by which a kernel is computed."""
+    assert isinstance(kernel.strategy, Winograd)
+    return kernel.strategy.form

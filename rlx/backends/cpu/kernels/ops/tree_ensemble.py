@@ -13,11 +13,11 @@ from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.schedule.base import CHUNK
+from rlx.backends.cpu.strategy import Setting, Step
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv, upper
 from rlx.kernels.program import Buffer, Kernel
-from rlx.kernels.tags import PACK
 from rlx.ops.ml import MODES, TreeEnsemble
 from rlx.records import dataclass
 
@@ -69,7 +69,7 @@ class _Layout:
         return self.roots + self.trees * 4
 
 
-def layout(kernel: Kernel) -> list[Kernel]:
+def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     """The packing first, in `prepare` where the tables are constants."""
     assert kernel.special is not None
     x, *tables = kernel.operands
@@ -78,19 +78,27 @@ def layout(kernel: Kernel) -> list[Kernel]:
     static = isinstance(made.total, int) and all(b.kind in ("param", "const", "prepared") for b in tables)
     packed = Buffer(f"{kernel.results[0].name}.trees", "prepared" if static else "arena", (made.total,), U8)
     node, nodes = kernel.special, kernel.nodes
-    pack = Kernel("pack trees", special=node, operands=tuple(tables), results=(packed,), nodes=nodes, tag=PACK)
+    pack = Kernel("pack trees", special=node, operands=tuple(tables), results=(packed,), nodes=nodes, strategy=PACK)
     walk = Kernel(kernel.name, special=node, operands=(x, *tables, packed), results=kernel.results, nodes=nodes)
     return [pack, walk]
 
 
 def emit(kernel: Kernel) -> list[KernelCode]:
-    """The packing, or the walks."""
+    """The walks."""
+    return [_Walk(_op(kernel), kernel).code()]
+
+
+def _emit_pack(kernel: Kernel) -> KernelCode:
+    return _Pack(_op(kernel), kernel).code()
+
+
+def _op(kernel: Kernel) -> TreeEnsemble:
     assert kernel.special is not None
-    op = kernel.special.op
-    assert isinstance(op, TreeEnsemble)
-    if kernel.tag == PACK:
-        return [_Pack(op, kernel).code()]
-    return [_Walk(op, kernel).code()]
+    assert isinstance(kernel.special.op, TreeEnsemble)
+    return kernel.special.op
+
+
+PACK = Step("tree_ensemble.pack", _emit_pack)
 
 
 class _Pack:

@@ -26,6 +26,7 @@ from rlx.backends.cpu.native.runner_ir import MIDWAY
 from rlx.backends.cpu.schedule.arguments import Computed, KernelCode, Pointer, Word, WordTable, once
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.recurrence import BLOCKS, LINE, MEMBERS, TEAM_ROWS
+from rlx.backends.cpu.strategy import Setting
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv
@@ -52,7 +53,7 @@ def accepts(node: Node) -> bool:
     return sized and x.dtype.name in ("f32", "f64") and set(lengths) <= {"i32", "u32"}
 
 
-def layout(kernel: Kernel) -> list[Kernel]:
+def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     """The kernels that pack the recurrent weights, and the recurrence on them, with its state."""
     node = kernel.special
     assert node is not None

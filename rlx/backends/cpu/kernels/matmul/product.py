@@ -6,21 +6,28 @@ from collections.abc import Sequence
 from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.gemm.panels import block_formats, f28
-from rlx.backends.cpu.gemm.panels import blocks as block_panels
+from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import plain as packing
 from rlx.backends.cpu.jit.compile import host
-from rlx.backends.cpu.kernels.conv import conv
-from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, size_of, vec
 from rlx.backends.cpu.loops.analysis import is_costly
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
-from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
+from rlx.backends.cpu.schedule.arguments import (
+    KernelCode,
+    Pointer,
+    Routine,
+    Scratch,
+    ScratchStride,
+    Word,
+    WordTable,
+    once,
+)
 from rlx.backends.cpu.schedule.base import PackCut, Part, part
 from rlx.backends.cpu.schedule.matmul import ProductCut
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Shape, Size, ceildiv, evaluate, size_product, upper
+from rlx.ir.shape import Shape, Size, ceildiv, size_product
 from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import (
     I64,
@@ -42,30 +49,14 @@ from rlx.kernels.expr import (
 )
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
-from rlx.kernels.tags import BLOCKS, GEMM, GEMM_OF_BYTES, GEMM_OF_SHORT, PACK
 from rlx.records import replace
 
-__all__ = ["accepts", "accepts_operand", "emit", "emit_pack", "layout"]
+__all__ = ["DEPTH", "PACK", "Product", "accumulates_in", "compact", "extents_of", "is_static", "is_whole", "tile_of"]
 
 F32, F64, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i32"]
 I8, U8, I16 = DTYPES["i8"], DTYPES["u8"], DTYPES["i16"]
 DEPTH = Var("k")
 COLUMN = Var("n")
-
-
-def accepts(anchor: Contract, dtype: DType) -> bool:
-    """Products of floats that are accumulated in f32 or f64, of i16 in i32, and of bytes with weights."""
-    if anchor.a.dtype.bits == 8 and dtype is I32:
-        return int8_conv.accepts_product(anchor)
-    operands = {x.dtype for x in (anchor.a, anchor.b)}
-    if dtype is I32:
-        return anchor.a.dtype is I16 and anchor.b.dtype in (I16, I8)
-    return dtype.is_float and dtype.bits >= 16 and all(d.is_float and d.bits >= 16 for d in operands)
-
-
-def accepts_operand(index: Affine) -> bool:
-    """Any linear walk will do: what is not in place becomes a compact copy."""
-    return index.is_linear
 
 
 def accumulates_in(anchor: Contract) -> DType:
@@ -75,76 +66,18 @@ def accumulates_in(anchor: Contract) -> DType:
     return F64 if F64 in (anchor.a.dtype, anchor.b.dtype) else F32
 
 
-def layout(kernel: Kernel, *, short: bool, shared: bool) -> list[Kernel]:
-    """The kernel preceded by those that pack B into panels and, where A can't be read in place, copy A.
-
-    `short`: panels may be those of `short_panels`. `shared`: they are the same for any number of rows.
-    """
-    anchor = kernel.anchor
-    assert isinstance(anchor, Contract)
-    if anchor.a.dtype.bits == 8:
-        return conv.layout(int8_conv.as_convolution(kernel))
-    kernel = _rows_together(kernel, anchor)
-    anchor = kernel.anchor
-    assert isinstance(anchor, Contract)
-    dtype = accumulates_in(anchor)
-    blocks = block_panels.find(anchor.b, anchor.n, anchor.k, DEPTH, out_vars(len(kernel.stores[0].extents))[-1])
-    if dtype is F32 and blocks is None:  # for any number of rows, known or not: results have the same bits
-        kernel = _scaled_behind(kernel, anchor)
-        anchor = kernel.anchor
-        assert isinstance(anchor, Contract)
-    as_bytes = dtype is F32 and blocks is None and _is_whole(anchor.b) and _reads_bytes(anchor.m, shared=shared)
-    store = kernel.stores[0]
-    vars = out_vars(len(store.extents))
-    batch, row, column = vars[:-2], vars[-2], vars[-1]
-    made: list[Kernel] = []
-    if dtype is I32:
-        return _paired(kernel, anchor)
-    a = anchor.a
-    in_place = isinstance(a, Load) and a.dtype is dtype and a.where is None
-    if in_place:
-        assert isinstance(a, Load)
+def _rows_in_place(kernel: Kernel, anchor: Contract, dtype: DType) -> tuple[Expr, list[Kernel]]:
+    """A with its rows contiguous, and the kernel that copies it where they do not lie so."""
+    a, store = anchor.a, kernel.stores[0]
+    if isinstance(a, Load) and a.dtype is dtype and a.where is None:
         index = linear_index(a.indices, a.source.shape)
-        in_place = (index.is_linear and index.coefs.get(DEPTH, 0) == 1) or (anchor.k == 1 and index.is_linear)
-    if not in_place:
-        used = [v for v in batch if v in set(walk(a))]
-        a, copy = _compact(kernel, a, [*used, row, DEPTH], [*_extents(used, store.extents), anchor.m, anchor.k], dtype)
-        made.append(copy)
-    if blocks is not None and dtype is F32:
-        panels, pack = _pack_blocks(kernel, anchor, blocks)
-        return [*made, pack, replace_kernel(kernel, replace(anchor, a=a, b=panels), BLOCKS + blocks.code.name)]
-    panels, pack = _pack(kernel, anchor, dtype, batch, column, store.extents, as_bytes=as_bytes)
-    tag = GEMM_OF_BYTES if as_bytes else GEMM
-    if short and dtype is F32 and _can_be_short(pack) and f28.suits(anchor.m, anchor.n, anchor.k):
-        panels, pack = _shortened(panels, pack)
-        tag = GEMM_OF_SHORT
-    made.append(pack)
-    made.append(replace_kernel(kernel, replace(anchor, a=a, b=panels), tag))
-    return made
-
-
-def _rows_together(kernel: Kernel, anchor: Contract) -> Kernel:
-    """Matrices of one row, along one axis, with the same B: as the rows of one matrix, which reads B once."""
-    store = kernel.stores[0]
-    *batch, row, column = out_vars(len(store.extents))
-    wide = [v for v, size in zip(batch, store.extents, strict=False) if size != 1]
-    if anchor.m != 1 or len(kernel.stores) > 1 or len(wide) != 1 or set(batch) & set(walk(anchor.b)):
-        return kernel
-    new_row, new_column = out_vars(2)
-    to: dict[Var, Expr] = {**dict.fromkeys([*batch, row], const(0, I64)), wide[0]: new_row, column: new_column}
-    extents = (store.extents[batch.index(wide[0])], store.extents[-1])
-    index, expr = tuple(substitute_vars(i, to) for i in store.index), substitute_vars(store.expr, to)
-    a, b = substitute_vars(anchor.a, to), substitute_vars(anchor.b, to)
-    return replace(
-        kernel, stores=(Store(store.buffer, extents, index, expr),), anchor=replace(anchor, m=extents[0], a=a, b=b)
-    )
-
-
-def _reads_bytes(m: Size, *, shared: bool) -> bool:
-    """Whether weights of bytes stay bytes in products of m rows: tiles take them as they are, few rows await memory."""
-    most = upper(m)
-    few = f28.most_rows(host().vector_bytes, f28.LARGE)
-    return gemm.has_tiles("f32") or (not shared and most is not None and most <= few)
+        if index.is_linear and (index.coefs.get(DEPTH, 0) == 1 or anchor.k == 1):
+            return a, []
+    *batch, row, _ = out_vars(len(store.extents))
+    used = [v for v in batch if v in set(walk(a))]
+    extents = [*extents_of(used, store.extents), anchor.m, anchor.k]
+    copied, copy = compact(kernel, a, [*used, row, DEPTH], extents, dtype)
+    return copied, [copy]
 
 
 def _scaled_behind(kernel: Kernel, anchor: Contract) -> Kernel:
@@ -154,7 +87,7 @@ def _scaled_behind(kernel: Kernel, anchor: Contract) -> Kernel:
     """
     column = out_vars(len(kernel.stores[0].extents))[-1]
     match anchor.b:
-        case Apply(fn="mul", args=(value, scale)) if _is_whole(value) and _is_of(scale, column):
+        case Apply(fn="mul", args=(value, scale)) if is_whole(value) and _is_of(scale, column):
             behind = tuple(
                 replace(s, expr=transform(s.expr, lambda e: e * scale if isinstance(e, Acc) else None))
                 for s in kernel.stores
@@ -163,13 +96,13 @@ def _scaled_behind(kernel: Kernel, anchor: Contract) -> Kernel:
     return kernel
 
 
-def _is_whole(e: Expr) -> bool:
+def is_whole(e: Expr) -> bool:
     """Whether it is a byte as a float, or the difference of two of one type: a bf16, as 9 bits wouldn't be."""
     match e:
         case Cast(value=value) if e.dtype is F32:
             return value.dtype in (I8, U8)
         case Apply(fn="sub", args=(Cast(value=x), Cast(value=y)) as both):
-            return x.dtype is y.dtype and all(map(_is_whole, both))
+            return x.dtype is y.dtype and all(map(is_whole, both))
     return False
 
 
@@ -179,63 +112,16 @@ def _is_of(scale: Expr, column: Var) -> bool:
     return fixed and scale.dtype is F32 and {x for x in walk(scale) if isinstance(x, Var)} <= {column}
 
 
-def _paired(kernel: Kernel, anchor: Contract) -> list[Kernel]:
-    """A product of i16 with i16 or i8, whose operands are read as pairs of neighbours along k."""
-    store = kernel.stores[0]
-    *batch, row, column = out_vars(len(store.extents))
-    pairs, made = ceildiv(anchor.k, 2), []
-    a = anchor.a
-    even = isinstance(anchor.k, int) and anchor.k % 2 == 0
-    if not (even and _has_pairs(a, anchor.k)):
-        used = [v for v in batch if v in set(walk(a))]
-        inside = size_expr(anchor.k) > DEPTH
-        padded = a if even else Select(inside, guarded(a, inside), const(0, I16))
-        extents = [*_extents(used, store.extents), anchor.m, pairs * 2]
-        a, copy = _compact(kernel, padded, [*used, row, DEPTH], extents, I16)
-        made.append(copy)
-    assert isinstance(a, Load)
-    source = a.source
-    view = _view(source, (*source.shape[:-1], pairs), I32)
-    width = _tile(I32).width
-    b = anchor.b
-    used = [v for v in batch if v in set(walk(b))]
-    shape = (*_extents(used, store.extents), ceildiv(anchor.n, width), pairs, width)
-    buffer = Buffer(f"{store.buffer.name}.panels", "prepared" if is_static(b, shape) else "arena", (*shape, 2), b.dtype)
-    *outer, panel, depth, lane, half = own = out_vars(len(shape) + 1)
-    n, k = panel * width + lane, depth * 2 + half
-    element = substitute_vars(b, {**dict(zip(used, outer, strict=True)), DEPTH: k, column: n})
-    inside = (n < size_expr(anchor.n)) & (k < size_expr(anchor.k))
-    element = Select(inside, guarded(element, inside), const(0, b.dtype))
-    made.append(Kernel("pack b", (Store(buffer, buffer.shape, own, element),), nodes=kernel.nodes))
-    panels = _view(buffer, shape, I32 if b.dtype is I16 else I16)
-    zero = const(0, I64)
-    left, right = Load(view, (*a.indices[:-1], DEPTH), I32), Load(panels, (*used, zero, DEPTH, zero), panels.dtype)
-    made.append(replace_kernel(kernel, replace(anchor, a=left, b=right, k=pairs)))
-    return made
-
-
-def _has_pairs(a: Expr, k: Size) -> bool:
-    """Whether each row is one of the k elements of the last axis of a buffer."""
-    if not isinstance(a, Load) or a.where is not None or a.indices[-1] != DEPTH or a.source.shape[-1] != k:
-        return False
-    return DEPTH not in {x for i in a.indices[:-1] for x in walk(i)}
-
-
-def _view(source: Buffer, shape: Shape, dtype: DType) -> Buffer:
-    """Pairs of elements as elements of twice the size."""
-    return Buffer(f"{source.name}.pairs", source.kind, shape, dtype, None, None, source.base, source.offset)
-
-
-def replace_kernel(kernel: Kernel, anchor: Contract, tag: str = GEMM) -> Kernel:
+def replace_kernel(kernel: Kernel, anchor: Contract) -> Kernel:
     """The kernel with another anchor."""
-    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=tag)
+    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes)
 
 
-def _extents(vars: list[Var], extents: Shape) -> list[Size]:
+def extents_of(vars: list[Var], extents: Shape) -> list[Size]:
     return [extents[int(v.name[1:])] for v in vars]
 
 
-def _compact(kernel: Kernel, a: Expr, vars: list[Var], extents: list[Size], dtype: DType) -> tuple[Expr, Kernel]:
+def compact(kernel: Kernel, a: Expr, vars: list[Var], extents: list[Size], dtype: DType) -> tuple[Expr, Kernel]:
     """A copy of the operand with one axis for each variable, and the load that reads it."""
     kind = "prepared" if is_static(a, extents) else "arena"
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.a", kind, tuple(extents), dtype)
@@ -256,7 +142,7 @@ def is_static(e: Expr, shape: Sequence[Size]) -> bool:
     return fixed and all(x.source.kind in ("param", "const", "prepared") for x in walk(e) if isinstance(x, Load))
 
 
-def _pack(
+def pack(
     kernel: Kernel,
     anchor: Contract,
     dtype: DType,
@@ -268,14 +154,14 @@ def _pack(
 ) -> tuple[Expr, Kernel]:
     """B as panels [batch..., ceil(N / width), K, width], padded with zeros.
 
-    With `as_bytes`, of a B that `_is_whole`: as bytes, or as i16 where it is a difference of two.
+    With `as_bytes`, of a B that `is_whole`: as bytes, or as i16 where it is a difference of two.
     """
-    b, width = anchor.b, _tile(dtype).width
+    b, width = anchor.b, tile_of(dtype).width
     if as_bytes:
         b = b.value if isinstance(b, Cast) else Cast(b, I16)
         dtype = b.dtype
     used = [v for v in batch if v in set(walk(b))]
-    shape = (*_extents(used, extents), ceildiv(anchor.n, width), anchor.k, width)
+    shape = (*extents_of(used, extents), ceildiv(anchor.n, width), anchor.k, width)
     buffer = Buffer(
         f"{kernel.stores[0].buffer.name}.panels", "prepared" if is_static(b, shape) else "arena", shape, dtype
     )
@@ -296,40 +182,10 @@ def _pack(
         (store,),
         replace(anchor, a=const(0, dtype), b=walked) if simple else None,
         nodes=kernel.nodes,
-        tag=PACK,
+        strategy=PACK if simple else None,
     )
     zero = const(0, I64)
     return Load(buffer, (*used, zero, DEPTH, zero), dtype), pack
-
-
-def _pack_blocks(kernel: Kernel, anchor: Contract, blocks: block_panels.Blocks) -> tuple[Expr, Kernel]:
-    """B as the blocks that it is stored in, those of 16 columns together."""
-    n = evaluate(anchor.n, {})
-    buffer = blocks.panels(f"{kernel.stores[0].buffer.name}.panels", n, evaluate(anchor.k, {}))
-    panel, block, row, lane = own = out_vars(4)
-    column = panel * buffer.shape[-1] + lane
-    element: Expr = blocks.byte(column, block, row)
-    if n % evaluate(buffer.shape[-1], {}):
-        inside = column < size_expr(n)
-        element = Select(inside, guarded(element, inside), const(0, element.dtype))
-    pack = Kernel("pack b", (Store(buffer, buffer.shape, own, element),), nodes=kernel.nodes, tag=PACK)
-    return Load(buffer, (const(0, I64),) * 4, buffer.dtype), pack
-
-
-def _can_be_short(pack: Kernel) -> bool:
-    """Whether it packs one matrix of weights as it lies in memory."""
-    buffer = pack.stores[0].buffer
-    return pack.anchor is not None and buffer.kind == "prepared" and len(buffer.shape) == 3
-
-
-def _shortened(panels: Expr, pack: Kernel) -> tuple[Expr, Kernel]:
-    """The same panels, shortened."""
-    assert isinstance(pack.anchor, Contract)
-    plain = pack.stores[0].buffer
-    shape = (f28.elements(evaluate(pack.anchor.k, {}), evaluate(pack.anchor.n, {})),)
-    buffer = Buffer(plain.name, plain.kind, shape, F32)
-    store = Store(buffer, shape, out_vars(1), const(0, F32))
-    return Load(buffer, (DEPTH,), F32), replace(pack, stores=(store,))
 
 
 def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
@@ -343,21 +199,21 @@ def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
     )
 
 
-def _tile(dtype: DType, *, stored: str = "") -> gemm.Tile:
+def tile_of(dtype: DType, *, stored: str = "") -> gemm.Tile:
     return gemm.tile_for(cast(gemm.DType, dtype.name), host().vector_bytes, stored=stored)
 
 
 # ---- code
 
 
-def emit_pack(kernel: Kernel) -> KernelCode:
+def _emit_pack(kernel: Kernel) -> KernelCode:
     """The packing kernel for a B that lies in memory as matrices."""
     anchor, out = kernel.anchor, kernel.stores[0].buffer
     assert isinstance(anchor, Contract)
     assert isinstance(anchor.b, Load)
     index = linear_index(anchor.b.indices, anchor.b.source.shape)
     short, used = _is_short(out), out.shape[:-3]
-    depth, width = anchor.k, _tile(out.dtype).width
+    depth, width = anchor.k, tile_of(out.dtype).width
     panels = ceildiv(anchor.n, width)
     batch_step = index.coefs.get(Var(f"i{len(used) - 1}"), 0) if used else 0
     n, count = anchor.n, size_product(used)
@@ -375,7 +231,7 @@ def emit_pack(kernel: Kernel) -> KernelCode:
         count,
         part(cut, "step"),
     ]
-    symbol, ir = name_kernel(packing.pack_b(_tile(out.dtype), PLACEHOLDER, short=short).text())
+    symbol, ir = name_kernel(packing.pack_b(tile_of(out.dtype), PLACEHOLDER, short=short).text())
     return KernelCode(symbol, ir, tuple(words), Part(cut, "chunks"))
 
 
@@ -384,7 +240,7 @@ def _is_short(panels: Buffer) -> bool:
     return len(panels.shape) == 1
 
 
-def emit(kernel: Kernel) -> KernelCode:
+def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
     """The product with its epilogue."""
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
@@ -392,9 +248,7 @@ def emit(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor.b, Load)
     store = kernel.stores[0]
     dtype = anchor.a.dtype
-    blocks = kernel.tag.startswith(BLOCKS)
-    stored = "" if anchor.b.dtype is dtype else anchor.b.dtype.name
-    tile = _tile(dtype, stored=kernel.tag.removeprefix(BLOCKS) if blocks else stored)
+    tile = tile_of(dtype, stored=strategy.stored(anchor.b, dtype))
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
     a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))
@@ -405,14 +259,11 @@ def emit(kernel: Kernel) -> KernelCode:
     m, n, k = anchor.m, anchor.n, anchor.k
     count = size_product(store.extents[:-2])
 
-    short = kernel.tag == GEMM_OF_SHORT
-    tiles = gemm.has_tiles(dtype.name) and not short
-    whole = kernel.tag == GEMM_OF_BYTES
-    product = ProductCut(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, short, whole)
-    if blocks:
-        code = block_formats.CODES[tile.stored]
-        product = replace(product, few=block_panels.few_rows(host().vector_bytes), tiles_from=code.tiles_from)
-    cut = once(product)
+    tiles = gemm.has_tiles(dtype.name) and not strategy.short
+    product = ProductCut(
+        m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, strategy.short, strategy.of_bytes
+    )
+    cut = once(strategy.schedule(product))
     words: list[Word] = [
         Pointer(anchor.a.source, a.constant * dtype.itemsize),
         a.coefs.get(row, 0),
@@ -432,7 +283,7 @@ def emit(kernel: Kernel) -> KernelCode:
         ScratchStride(),
         part(cut, "copy_bytes"),
         part(cut, "steps"),
-        (f28 if short else block_panels if blocks else gemm).block_routine(tile),
+        strategy.block_routine(tile),
     ]
     table = WordTable(words)
     sites: list[str] = []
@@ -455,7 +306,7 @@ def emit(kernel: Kernel) -> KernelCode:
         None if plain and not to_scratch else epilogue,
         to_scratch=to_scratch,
         batch_offsets=offsets if batch else None,
-        placed=short,
+        placed=strategy.short,
     )
     symbol, ir = name_kernel(module.text())
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(sites), part(cut, "scratch"))
@@ -529,3 +380,56 @@ def run_block(
             at = whole
 
     f.loop(block.m0, block.m1, 1, [], one_row)
+
+
+# ---- strategies
+
+
+PACK = Step("matmul.pack", _emit_pack)  # a B that lies in memory as matrices
+
+
+class Product(CpuStrategy):
+    """Rows of A, read where they lie, times B in panels; `short` and `of_bytes` say what the panels hold."""
+
+    short = False
+    of_bytes = False
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        kernel = self.normal(kernel)
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        a, copies = _rows_in_place(kernel, anchor, accumulates_in(anchor))
+        b, pack = self.packed(kernel, anchor)
+        return [*copies, pack, replace_kernel(kernel, replace(anchor, a=a, b=b))]
+
+    def normal(self, kernel: Kernel) -> Kernel:
+        """The kernel as panels are made of it: in f32 the scale by column of weights of bytes comes after the sums."""
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        # for any number of rows, known or not: results have the same bits
+        return _scaled_behind(kernel, anchor) if accumulates_in(anchor) is F32 else kernel
+
+    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
+        """What reads B in panels, and the kernel that packs them."""
+        vars = out_vars(len(kernel.stores[0].extents))
+        dtype, extents = accumulates_in(anchor), kernel.stores[0].extents
+        return pack(kernel, anchor, dtype, vars[:-2], vars[-1], extents, as_bytes=self.of_bytes)
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [_emit(kernel, self)]
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        assert isinstance(kernel.anchor, Contract)
+        return (kernel.anchor.b,)
+
+    def stored(self, b: Expr, dtype: DType) -> str:
+        """What panels hold where it is not what sums are kept in."""
+        return "" if b.dtype is dtype else b.dtype.name
+
+    def schedule(self, product: ProductCut) -> ProductCut:
+        """How the work is cut into chunks."""
+        return product
+
+    def block_routine(self, tile: gemm.Tile) -> Routine:
+        """The function that computes a block of sums."""
+        return gemm.block_routine(tile)

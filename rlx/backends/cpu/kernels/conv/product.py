@@ -1,40 +1,33 @@
-"""Convolutions on the CPU: a matrix product, windows of pixels [pixels, K] times weights [K, O].
+"""Convolutions as a matrix product of windows and weights, [pixels, K] times [K, O], in blocks of pixels.
 
-Images have their channels last, so a window is a few contiguous pieces, and that of a 1x1 kernel lies in the image as
-it is: nothing is moved then. Windows of several pixels are read row by row where they lie (see `direct`); only where
-that can't be done (strides of 1x1 kernels, groups, gaps between columns), or where there are tile registers and many
-outputs, a chunk gathers the windows of its pixels into its worker's scratch. Weights are packed in panels, K in the
-order (row, column, channel). Depthwise convolutions and those that Winograd's transforms save products in have code of
-their own.
+Where all windows lie in the image as they are (1x1 kernels), they are read there; else a chunk gathers the windows of
+its pixels into its worker's scratch first.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Literal, cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
-from rlx.backends.cpu.kernels.conv import depthwise, few_outputs, im2col, implicit_gemm, register_tiles, winograd
-from rlx.backends.cpu.kernels.conv import int8 as int8_conv
+from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.weights import PackedWeights, is_few, tile_of
 from rlx.backends.cpu.llvm.builder import Module, size_of
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
 from rlx.backends.cpu.schedule.base import Part, part
-from rlx.backends.cpu.schedule.conv import ConvCut, PixelsOnly, conv_by_tiles
-from rlx.ir.dtype import DType
-from rlx.ir.shape import Shape, Size, ceildiv
-from rlx.kernels.affine import Affine, linear_index
-from rlx.kernels.expr import Apply, Cast, Expr, Load, Select, const, guarded, loads, size_expr, substitute_vars
-from rlx.kernels.lowering import Conv, out_vars
-from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.backends.cpu.schedule.conv import ConvCut, conv_by_tiles
+from rlx.backends.cpu.strategy import Setting
+from rlx.ir.shape import Size
+from rlx.kernels.expr import Load
+from rlx.kernels.lowering import Conv
+from rlx.kernels.program import Kernel
 from rlx.records import replace
 
-__all__ = ["accepts", "accepts_operand", "emit", "in_image", "layout"]
+__all__ = ["Im2col", "InImage", "gathers_for_tiles", "in_image", "last_columns"]
 
 MANY = 1 << 20  # stands for the pixels of an image, and for a size that is not known
-FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
 
 
 class ConvWord(IntEnum):
@@ -61,182 +54,6 @@ class ConvWord(IntEnum):
     BLOCK = 18  # routines
     WINDOWS = 19
     FIRST = 20  # of the words of `windows`
-
-
-def accepts(anchor: Conv, dtype: DType) -> bool:
-    """f32, f64 and bytes in one or two spatial axes."""
-    return int8_conv.accepts(anchor, dtype) or (dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4))
-
-
-def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
-    """Any linear walk will do: what is not in place becomes a copy."""
-    return index.is_linear
-
-
-# ---- layout
-
-
-def layout(kernel: Kernel) -> list[Kernel]:
-    """The kernel, after those that pack its weights and, where the image's channels are not last, copy that."""
-    anchor = kernel.anchor
-    assert isinstance(anchor, Conv)
-    made: list[Kernel] = []
-    if not _channels_together(anchor) and not _from_planes(kernel):
-        x, copy = _channels_last(kernel, anchor)
-        anchor = replace(anchor, x=x)
-        made.append(copy)
-    plain = Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=kernel.tag)
-    if anchor.x.dtype.bits == 8:
-        return [*made, *int8_conv.layout(plain)]
-    tag = winograd.choose(plain)
-    few = winograd.has_few(plain, tag) if tag else True
-    if few is False:
-        return [*made, *winograd.layout(plain, tag)]
-    if depthwise.suits(plain):
-        buffer, store = depthwise.weights(plain)
-    else:
-        buffer, store = _packed(plain)
-    weights = Kernel("pack w", (store,), nodes=kernel.nodes)
-    if few is None:  # runs take the way that a compile for their size would: results have the same bits
-        transform, transformed = winograd.layout(plain, tag)
-        return [*made, weights, transform, replace(transformed, operands=(buffer,))]
-    return [*made, weights, _with_panels(plain, buffer)]
-
-
-def _with_panels(kernel: Kernel, packed: Buffer) -> Kernel:
-    """The kernel, which reads its weights from where they are packed."""
-    assert isinstance(kernel.anchor, Conv)
-    anchor = replace(kernel.anchor, w=Load(packed, (const_zero(),) * len(packed.shape), packed.dtype))
-    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes, tag=kernel.tag)
-
-
-def const_zero() -> Expr:
-    """Index 0."""
-    return size_expr(0)
-
-
-def _channels_together(anchor: Conv) -> bool:
-    """Whether the image lies in memory with the channels of a pixel next to each other."""
-    e, dtype = anchor.x, anchor.x.dtype
-    if not isinstance(e, Load) or e.dtype is not dtype or e.where is not None:
-        return False
-    index = linear_index(e.indices, e.source.shape)
-    return index.is_linear and (anchor.x_shape[1] == 1 or index.coefs.get(out_vars(2)[1], 0) == 1)
-
-
-def _from_planes(kernel: Kernel) -> bool:
-    """Whether the kernel itself reads an image whose channels are not together."""
-    anchor = kernel.anchor
-    assert isinstance(anchor, Conv)
-    if anchor.x.dtype.bits == 8:
-        return int8_conv.from_planes(anchor)
-    return (
-        implicit_gemm.from_planes(kernel) and not few_outputs.is_few(anchor.w_shape[0]) and not winograd.choose(kernel)
-    )
-
-
-def _channels_last(kernel: Kernel, anchor: Conv) -> tuple[Expr, Kernel]:
-    """A copy of the image with channels last, and the load that reads it."""
-    shape, dtype = anchor.x_shape, anchor.x.dtype
-    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.x))
-    n, c, *space = out_vars(len(shape))
-    buffer = Buffer(
-        f"{kernel.stores[0].buffer.name}.x", "prepared" if static else "arena", (shape[0], *shape[2:], shape[1]), dtype
-    )
-    expr: Expr = anchor.x if anchor.x.dtype is dtype else Cast(anchor.x, dtype)
-    load = Load(buffer, (n, *space, c), dtype)
-    channels = shape[1]
-    if isinstance(channels, int) and channels < FEW_CHANNELS:
-        store = Store(buffer, shape, (n, *space, c), expr)
-    else:
-        own = out_vars(len(shape))
-        order = dict(zip((n, *space, c), own, strict=True))
-        store = Store(buffer, buffer.shape, own, substitute_vars(expr, dict(order)))
-    return load, Kernel("channels last", (store,), nodes=kernel.nodes)
-
-
-def is_static(w: Expr, shape: Shape) -> bool:
-    """Whether weights of that shape can be made by `prepare`."""
-    return all(x.source.kind in ("param", "const", "prepared") for x in loads(w)) and all(
-        isinstance(s, int) for s in shape
-    )
-
-
-def _packed(kernel: Kernel) -> tuple[Buffer, Store]:
-    """Weights [O, C, *kernel] as panels [groups, O / width, kernel, C, width] padded with zeros, or [O, kernel, C]."""
-    anchor = kernel.anchor
-    assert isinstance(anchor, Conv)
-    dtype = few_outputs.weight_type(kernel) if few_outputs.suits(kernel) else anchor.x.dtype
-    window, channels = anchor.w_shape[2:], anchor.w_shape[1]
-    outputs = anchor.w_shape[0] // anchor.groups
-    width = _tile(anchor.x.dtype).width
-    name = f"{kernel.stores[0].buffer.name}.w"
-    o, c, *taps = out_vars(len(anchor.w_shape))
-    shape: Shape
-    if few_outputs.is_few(outputs):
-        shape = (anchor.w_shape[0], *window, channels)
-        own = out_vars(len(shape))
-        element = substitute_vars(anchor.w, {**dict(zip(taps, own[1:-1], strict=True)), o: own[0], c: own[-1]})
-    else:
-        shape = (anchor.groups, ceildiv(outputs, width), *window, channels, width)
-        own = out_vars(len(shape))
-        at = own[1] * width + own[-1]
-        whole = own[0] * size_expr(outputs) + at
-        element = substitute_vars(anchor.w, {**dict(zip(taps, own[2:-2], strict=True)), o: whole, c: own[-2]})
-        if not (isinstance(outputs, int) and outputs % width == 0):
-            inside = at < size_expr(outputs)
-            element = Select(inside, guarded(element, inside), const(0, element.dtype))
-    static = is_static(anchor.w, shape)
-    buffer = Buffer(name, "prepared" if static else "arena", shape, dtype)
-    element = element if element.dtype is dtype else Cast(element, dtype)
-    if static and dtype.name == "f32":
-        element = without_denormals(element)
-    return buffer, Store(buffer, shape, own, element)
-
-
-def without_denormals(w: Expr) -> Expr:
-    """A weight of f32, 0 in the place of a denormal: many processors take a hundred times as long for those.
-
-    Training that lets channels die leaves them behind. Not exact: a term of the sum is lost that is below 2^-126 |x|,
-    which shows only where |x| is beyond 2^100 or all of a filter is denormal.
-    """
-    return Select(Apply("abs", (w,), w.dtype) < const(2.0**-126, w.dtype), const(0, w.dtype), w)
-
-
-def _tile(dtype: DType) -> gemm.Tile:
-    return gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes)
-
-
-# ---- code
-
-
-def emit(kernel: Kernel) -> list[KernelCode]:
-    """The convolution with its epilogue, or the transform of its weights; two ways where the run decides which."""
-    if kernel.tag not in winograd.TAGS or not kernel.operands:
-        return [_emit(kernel)]
-    most, pixels = winograd.few_pixels(kernel.tag), geometry(kernel).pixels
-    plain = _with_panels(replace(kernel, tag=""), *kernel.operands)
-    ways = ((_emit(plain), True), (_emit(kernel), False))
-    return [replace(code, chunks=PixelsOnly(code.chunks, pixels, most, few)) for code, few in ways]
-
-
-def _emit(kernel: Kernel) -> KernelCode:
-    """One of these."""
-    anchor = kernel.anchor
-    assert isinstance(anchor, Conv)
-    if kernel.tag in int8_conv.TAGS:
-        return int8_conv.emit_weights(kernel)
-    if kernel.tag == int8_conv.TAG:
-        return int8_conv.emit(kernel)
-    if kernel.tag == winograd.WEIGHTS:
-        return winograd.emit_weights(kernel)
-    if kernel.tag in winograd.TAGS:
-        return winograd.emit(kernel)
-    if depthwise.suits(kernel):
-        return depthwise.emit(kernel)
-    if implicit_gemm.suits(kernel) and not gathers_for_tiles(kernel):
-        return few_outputs.emit(kernel) if few_outputs.suits(kernel) else implicit_gemm.emit(kernel)
-    return _emit_product(kernel)
 
 
 def gathers_for_tiles(kernel: Kernel) -> bool:
@@ -278,11 +95,11 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     dtype = anchor.x.dtype
-    wide = _tile(dtype)  # of whole blocks; windows are gathered, and finished in registers, by another
+    wide = tile_of(dtype)  # of whole blocks; windows are gathered, and finished in registers, by another
     tile = wide.of_one_panel
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
     from_window = in_image(geo)
-    few = few_outputs.is_few(geo.outputs)
+    few = is_few(geo.outputs)
     in_registers = not few and register_tiles.suits(finish)
     together = tile.panels * tile.width
     last = last_columns(geo.outputs, tile) if in_registers else 0
@@ -419,3 +236,27 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+
+
+# ---- strategies
+
+
+class InImage(PackedWeights):
+    """1x1 windows, and others that lie in the image as they are: a matrix product of pixels and weights."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        return "its windows do not lie in the image as they are" if in_image(geometry(kernel)) is None else None
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [_emit_product(kernel)]
+
+
+class Im2col(PackedWeights):
+    """Any windows, gathered into scratch a block of pixels at a time."""
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [_emit_product(kernel)]
+
+    @property
+    def measured_as(self) -> str:
+        return "conv"

@@ -1,0 +1,159 @@
+"""Which way attention is computed."""
+
+from __future__ import annotations
+
+from rlx.backends.cpu.kernels.attention.attention import Ways, emit
+from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
+from rlx.backends.cpu.kernels.attention.pack_kv import emit_pack
+from rlx.backends.cpu.schedule.arguments import KernelCode
+from rlx.backends.cpu.schedule.attention import AttentionCut
+from rlx.backends.cpu.schedule.base import FEW_ROWS
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, select
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Shape, Size, ceildiv
+from rlx.kernels.affine import Affine
+from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr, substitute_vars
+from rlx.kernels.lowering import Attention, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
+
+__all__ = ["ATTENTION", "PACK", "Attend", "accepts", "accepts_operand", "layout"]
+
+F32 = DTYPES["f32"]
+WIDTH = AttentionCut.WIDTH
+I0, I1, I2, I3 = out_vars(4)
+
+
+def accepts(anchor: Attention, dtype: DType) -> bool:
+    """f32 throughout."""
+    return dtype is F32 and anchor.q.dtype is F32
+
+
+def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
+    """Rows may lie anywhere, with their elements next to each other."""
+    return index.is_linear and index.coefs.get(I3, 0) == 1
+
+
+def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
+    """The kernel, computed by the first strategy that takes it, after those that bring its operands into a layout."""
+    strategy, refused = select(kernel, ATTENTION, setting)
+    *before, last = strategy.layout(kernel, setting)
+    return [*before, replace(last, strategy=strategy, refused=refused)]
+
+
+def _packed(kernel: Kernel) -> list[Kernel]:
+    """The kernel that packs keys and values into panels, and the one that reads those, or for few rows the operands."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Attention)
+    rows = anchor.q_shape[2]
+    batch, heads, keys, depth = anchor.k_shape
+    value_depth = anchor.v_shape[3]
+    b, h, panel, row, lane = out_vars(5)
+    column = panel * WIDTH + lane
+
+    def panels(role: str, operand: Expr, shape: Shape, at: tuple[Expr, ...], size: Size) -> tuple[Expr, Store]:
+        buffer = Buffer(f"{kernel.stores[0].buffer.name}.{role}", "arena", shape, F32)
+        element = substitute_vars(operand, dict(zip((I0, I1, I2, I3), at, strict=True)))
+        inside = column < size_expr(size)
+        value = Select(inside, guarded(element, inside), const(0.0, F32))
+        packed = Load(buffer, (b, h, const(0, I64), const(0, I64), const(0, I64)), F32)
+        few = size_expr(rows) <= FEW_ROWS
+        chosen = packed if isinstance(rows, int) else Select(few, operand, packed)
+        return chosen, Store(buffer, shape, (b, h, panel, row, lane), value)
+
+    k_shape = (batch, heads, ceildiv(keys, WIDTH), depth, WIDTH)
+    v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
+    k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
+    v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
+    keys_only = replace(anchor, q=anchor.k, score=None)
+    pack = Kernel("pack k, v", (k_store, v_store), keys_only, nodes=kernel.nodes, strategy=PACK)
+    return [pack, Kernel(kernel.name, kernel.stores, replace(anchor, k=k, v=v), nodes=kernel.nodes)]
+
+
+PACK = Step("attention.pack", emit_pack)
+
+
+class Attend(CpuStrategy):
+    """A block of query rows at a time, whose scores over all keys stay in scratch: softmax needs no second pass."""
+
+    ways = Ways(many=True)
+
+    def past_caches(self) -> Attend:
+        """The same, with copies of a cache's rows that are stored past the processor's caches."""
+        made = type(self)(f"{self.name}+streaming")
+        made.ways = replace(self.ways, streaming=True)
+        return made
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        return _packed(kernel)
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return emit(kernel, self.ways)
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Attention)
+        return tuple(e.b if isinstance(e, Select) else e for e in (anchor.k, anchor.v))
+
+
+class _Decode(Attend):
+    """A few query rows: keys and values are read where they lie, each once; packing would cost more than it saves."""
+
+    ways = Ways(few=True)
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        rows = _query_rows(kernel)
+        return None if isinstance(rows, int) and rows <= FEW_ROWS else f"it may have more than {FEW_ROWS} query rows"
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        return [heads_as_rows(kernel)]
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        return ()
+
+
+class _OwnPanels(Attend):
+    """All query rows of a head in a chunk, which packs its keys and values for itself: they never leave the cache."""
+
+    ways = Ways(many=True, own_panels=True)
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Attention)
+        if anchor.q_shape[1] != anchor.k_shape[1]:
+            return "several query heads read the same keys"
+        fits = AttentionCut.fits(anchor.q_shape[2], anchor.k_shape[2])
+        return None if fits else "the scores of a head are more than a chunk's scratch should hold, or of open size"
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        return [Kernel(kernel.name, kernel.stores, kernel.anchor, nodes=kernel.nodes)]
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        return ()
+
+
+class _Packed(Attend):
+    """Keys and values are packed into panels once for each batch entry and key head, which all chunks then read."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        return None if isinstance(_query_rows(kernel), int) else "the number of query rows is known at the run only"
+
+
+class _DecodeOrPacked(Attend):
+    """Where the number of query rows is known at the run only, that decides: both ways are kept."""
+
+    ways = Ways(few=True, many=True)
+
+
+def _query_rows(kernel: Kernel) -> Size:
+    assert isinstance(kernel.anchor, Attention)
+    return kernel.anchor.q_shape[2]
+
+
+# The first that does not refuse attention computes it.
+ATTENTION: tuple[CpuStrategy, ...] = (
+    _Decode("attention.decode"),
+    _OwnPanels("attention.own_panels"),
+    _Packed("attention.packed"),
+    _DecodeOrPacked("attention.decode_or_packed"),
+)

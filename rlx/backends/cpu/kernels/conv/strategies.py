@@ -1,0 +1,117 @@
+"""Which way a convolution is computed.
+
+Images have their channels last, so a window is a few contiguous pieces, and that of a 1x1 kernel lies in the image as
+it is: nothing is moved then. Windows of several pixels are read row by row where they lie; only where that can't be
+done (strides of 1x1 kernels, groups, gaps between columns), or where there are tile registers and many outputs, they
+are gathered. Depthwise convolutions and those that Winograd's transforms save products in have code of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cpu.kernels.conv import implicit_gemm, winograd
+from rlx.backends.cpu.kernels.conv import int8 as int8_conv
+from rlx.backends.cpu.kernels.conv.depthwise import Depthwise
+from rlx.backends.cpu.kernels.conv.few_outputs import FewOutputs
+from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
+from rlx.backends.cpu.kernels.conv.int8_depthwise import Int8Depthwise
+from rlx.backends.cpu.kernels.conv.product import Im2col, InImage
+from rlx.backends.cpu.kernels.conv.weights import is_few
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, select
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Shape
+from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.expr import Cast, Expr, Load, loads, substitute_vars
+from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
+
+__all__ = ["CONV", "accepts", "accepts_operand", "layout"]
+
+FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
+
+# The first that does not refuse a convolution computes it.
+SUMS: tuple[CpuStrategy, ...] = (
+    Depthwise("conv.depthwise"),
+    FewOutputs("conv.few_outputs"),
+    ImplicitGemm("conv.implicit_gemm"),
+    InImage("conv.in_image"),
+    Im2col("conv.im2col"),
+)
+CONV: tuple[CpuStrategy, ...] = (
+    Int8Depthwise("conv.int8_depthwise"),
+    int8_conv.Int8("conv.int8"),
+    *map(winograd.Winograd, winograd.FORMS),
+    *SUMS,
+)
+
+
+def accepts(anchor: Conv, dtype: DType) -> bool:
+    """f32, f64 and bytes in one or two spatial axes."""
+    return int8_conv.accepts(anchor, dtype) or (dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4))
+
+
+def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
+    """Any linear walk will do: what is not in place becomes a copy."""
+    return index.is_linear
+
+
+def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] = CONV) -> list[Kernel]:
+    """The kernel, computed by the first strategy that takes it, after those that bring its operands into a layout."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    made: list[Kernel] = []
+    if not _channels_together(anchor) and not _from_planes(kernel):
+        x, copy = _channels_last(kernel, anchor)
+        made.append(copy)
+        kernel = Kernel(kernel.name, kernel.stores, replace(anchor, x=x), nodes=kernel.nodes)
+    strategy, refused = select(kernel, strategies, setting)
+    *before, last = strategy.layout(kernel, setting)
+    if isinstance(strategy, winograd.Winograd) and winograd.has_few(kernel, strategy.name) is None:
+        # runs take the way that a compile for their size would: results have the same bits
+        sums, _ = select(kernel, SUMS, setting)
+        *more, plain = sums.layout(kernel, setting)
+        assert isinstance(plain.anchor, Conv)
+        assert isinstance(plain.anchor.w, Load)
+        last, before = replace(last, operands=(plain.anchor.w.source,)), [*more, *before]
+        strategy = winograd.OrSums(strategy, sums)
+    return [*made, *before, replace(last, strategy=strategy, refused=refused)]
+
+
+def _channels_together(anchor: Conv) -> bool:
+    """Whether the image lies in memory with the channels of a pixel next to each other."""
+    e, dtype = anchor.x, anchor.x.dtype
+    if not isinstance(e, Load) or e.dtype is not dtype or e.where is not None:
+        return False
+    index = linear_index(e.indices, e.source.shape)
+    return index.is_linear and (anchor.x_shape[1] == 1 or index.coefs.get(out_vars(2)[1], 0) == 1)
+
+
+def _from_planes(kernel: Kernel) -> bool:
+    """Whether the kernel itself reads an image whose channels are not together."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
+    if anchor.x.dtype.bits == 8:
+        return int8_conv.from_planes(anchor)
+    return implicit_gemm.from_planes(kernel) and not is_few(anchor.w_shape[0]) and not winograd.choose(kernel)
+
+
+def _channels_last(kernel: Kernel, anchor: Conv) -> tuple[Expr, Kernel]:
+    """A copy of the image with channels last, and the load that reads it."""
+    shape, dtype = anchor.x_shape, anchor.x.dtype
+    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.x))
+    n, c, *space = out_vars(len(shape))
+    buffer = Buffer(
+        f"{kernel.stores[0].buffer.name}.x", "prepared" if static else "arena", (shape[0], *shape[2:], shape[1]), dtype
+    )
+    expr: Expr = anchor.x if anchor.x.dtype is dtype else Cast(anchor.x, dtype)
+    load = Load(buffer, (n, *space, c), dtype)
+    channels = shape[1]
+    if isinstance(channels, int) and channels < FEW_CHANNELS:
+        store = Store(buffer, shape, (n, *space, c), expr)
+    else:
+        own = out_vars(len(shape))
+        order = dict(zip((n, *space, c), own, strict=True))
+        store = Store(buffer, buffer.shape, own, substitute_vars(expr, dict(order)))
+    return load, Kernel("channels last", (store,), nodes=kernel.nodes)

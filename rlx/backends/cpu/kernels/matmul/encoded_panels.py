@@ -1,0 +1,80 @@
+"""Products with weights in encoded blocks (q8_0, q4_0), which stay as they are stored."""
+
+from __future__ import annotations
+
+from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.panels import block_formats
+from rlx.backends.cpu.gemm.panels import blocks as block_panels
+from rlx.backends.cpu.jit.compile import host
+from rlx.backends.cpu.kernels.matmul.product import (
+    DEPTH,
+    Product,
+    accumulates_in,
+)
+from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.matmul import ProductCut
+from rlx.backends.cpu.strategy import Setting
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import evaluate
+from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr
+from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.program import Kernel, Store
+from rlx.records import replace
+
+__all__ = ["EncodedPanels"]
+
+F32 = DTYPES["f32"]
+
+
+class EncodedPanels(Product):
+    """B stays in blocks along k as it is stored (q8_0, q4_0): decoded in registers, or by tile registers."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(f"matmul.panels+{encoding}")
+        self.encoding = encoding
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        found = _blocks(kernel, anchor)
+        if accumulates_in(anchor) is not F32 or found is None or found.code.name != self.encoding:
+            return f"its second operand is not {self.encoding} in blocks along k"
+        return None
+
+    def normal(self, kernel: Kernel) -> Kernel:
+        return kernel
+
+    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
+        blocks = _blocks(kernel, anchor)
+        assert blocks is not None
+        return _pack_blocks(kernel, anchor, blocks)
+
+    def stored(self, b: Expr, dtype: DType) -> str:
+        return self.encoding
+
+    def schedule(self, product: ProductCut) -> ProductCut:
+        code = block_formats.CODES[self.encoding]
+        return replace(product, few=block_panels.few_rows(host().vector_bytes), tiles_from=code.tiles_from)
+
+    def block_routine(self, tile: gemm.Tile) -> Routine:
+        return block_panels.block_routine(tile)
+
+
+def _blocks(kernel: Kernel, anchor: Contract) -> block_panels.Blocks | None:
+    """The encoded blocks that B is read from, if it is."""
+    column = out_vars(len(kernel.stores[0].extents))[-1]
+    return block_panels.find(anchor.b, anchor.n, anchor.k, DEPTH, column)
+
+
+def _pack_blocks(kernel: Kernel, anchor: Contract, blocks: block_panels.Blocks) -> tuple[Expr, Kernel]:
+    """B as the blocks that it is stored in, those of 16 columns together."""
+    n = evaluate(anchor.n, {})
+    buffer = blocks.panels(f"{kernel.stores[0].buffer.name}.panels", n, evaluate(anchor.k, {}))
+    panel, block, row, lane = own = out_vars(4)
+    column = panel * buffer.shape[-1] + lane
+    element: Expr = blocks.byte(column, block, row)
+    if n % evaluate(buffer.shape[-1], {}):
+        inside = column < size_expr(n)
+        element = Select(inside, guarded(element, inside), const(0, element.dtype))
+    pack = Kernel("pack b", (Store(buffer, buffer.shape, own, element),), nodes=kernel.nodes)
+    return Load(buffer, (const(0, I64),) * 4, buffer.dtype), pack

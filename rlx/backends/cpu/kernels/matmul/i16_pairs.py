@@ -1,0 +1,83 @@
+"""Products of i16 with i16 or i8 in i32, as quantised nets of 16 bits have them."""
+
+from __future__ import annotations
+
+from rlx.backends.cpu.kernels.matmul.product import (
+    DEPTH,
+    Product,
+    accumulates_in,
+    compact,
+    extents_of,
+    is_static,
+    replace_kernel,
+    tile_of,
+)
+from rlx.backends.cpu.strategy import Setting
+from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import Shape, Size, ceildiv
+from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr, substitute_vars, walk
+from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
+
+__all__ = ["Pairs"]
+
+I16, I32 = DTYPES["i16"], DTYPES["i32"]
+
+
+class Pairs(Product):
+    """i16 times i16 or i8 in i32, by pairs of neighbours along k that an instruction multiplies and adds up."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        return None if accumulates_in(anchor) is I32 else "its operands are floats"
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        store = kernel.stores[0]
+        *batch, row, column = out_vars(len(store.extents))
+        pairs, made = ceildiv(anchor.k, 2), []
+        a = anchor.a
+        even = isinstance(anchor.k, int) and anchor.k % 2 == 0
+        if not (even and _has_pairs(a, anchor.k)):
+            used = [v for v in batch if v in set(walk(a))]
+            inside = size_expr(anchor.k) > DEPTH
+            padded = a if even else Select(inside, guarded(a, inside), const(0, I16))
+            extents = [*extents_of(used, store.extents), anchor.m, pairs * 2]
+            a, copy = compact(kernel, padded, [*used, row, DEPTH], extents, I16)
+            made.append(copy)
+        assert isinstance(a, Load)
+        source = a.source
+        view = _view(source, (*source.shape[:-1], pairs), I32)
+        width = tile_of(I32).width
+        b = anchor.b
+        used = [v for v in batch if v in set(walk(b))]
+        shape = (*extents_of(used, store.extents), ceildiv(anchor.n, width), pairs, width)
+        buffer = Buffer(
+            f"{store.buffer.name}.panels", "prepared" if is_static(b, shape) else "arena", (*shape, 2), b.dtype
+        )
+        *outer, panel, depth, lane, half = own = out_vars(len(shape) + 1)
+        n, k = panel * width + lane, depth * 2 + half
+        element = substitute_vars(b, {**dict(zip(used, outer, strict=True)), DEPTH: k, column: n})
+        inside = (n < size_expr(anchor.n)) & (k < size_expr(anchor.k))
+        element = Select(inside, guarded(element, inside), const(0, b.dtype))
+        made.append(Kernel("pack b", (Store(buffer, buffer.shape, own, element),), nodes=kernel.nodes))
+        panels = _view(buffer, shape, I32 if b.dtype is I16 else I16)
+        zero = const(0, I64)
+        left, right = Load(view, (*a.indices[:-1], DEPTH), I32), Load(panels, (*used, zero, DEPTH, zero), panels.dtype)
+        made.append(replace_kernel(kernel, replace(anchor, a=left, b=right, k=pairs)))
+        return made
+
+
+def _has_pairs(a: Expr, k: Size) -> bool:
+    """Whether each row is one of the k elements of the last axis of a buffer."""
+    if not isinstance(a, Load) or a.where is not None or a.indices[-1] != DEPTH or a.source.shape[-1] != k:
+        return False
+    return DEPTH not in {x for i in a.indices[:-1] for x in walk(i)}
+
+
+def _view(source: Buffer, shape: Shape, dtype: DType) -> Buffer:
+    """Pairs of elements as elements of twice the size."""
+    return Buffer(f"{source.name}.pairs", source.kind, shape, dtype, None, None, source.base, source.offset)

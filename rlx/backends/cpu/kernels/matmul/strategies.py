@@ -1,0 +1,80 @@
+"""Which way a matrix product is computed."""
+
+from __future__ import annotations
+
+from rlx.backends.cpu.gemm.panels import block_formats
+from rlx.backends.cpu.kernels.conv import int8 as int8_conv
+from rlx.backends.cpu.kernels.conv import strategies as conv
+from rlx.backends.cpu.kernels.matmul.byte_panels import BytePanels
+from rlx.backends.cpu.kernels.matmul.encoded_panels import EncodedPanels
+from rlx.backends.cpu.kernels.matmul.f28_panels import F28Panels
+from rlx.backends.cpu.kernels.matmul.i16_pairs import Pairs
+from rlx.backends.cpu.kernels.matmul.product import (
+    Product,
+)
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, select
+from rlx.ir.dtype import DTYPES, DType
+from rlx.kernels.affine import Affine
+from rlx.kernels.expr import I64, Expr, Var, const, substitute_vars, walk
+from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.program import Kernel, Store
+from rlx.records import replace
+
+__all__ = ["INT8", "MATMUL", "accepts", "accepts_operand", "layout"]
+
+
+I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
+
+
+INT8 = int8_conv.Int8("matmul.int8")  # computed as a convolution of one pixel
+# The first that does not refuse a product of others than bytes computes it.
+MATMUL: tuple[CpuStrategy, ...] = (
+    Pairs("matmul.i16_pairs"),
+    *map(EncodedPanels, block_formats.CODES),
+    BytePanels("matmul.panels+bytes"),
+    F28Panels("matmul.panels+f28"),
+    Product("matmul.panels"),
+)
+
+
+def accepts(anchor: Contract, dtype: DType) -> bool:
+    """Products of floats that are accumulated in f32 or f64, of i16 in i32, and of bytes with weights."""
+    if anchor.a.dtype.bits == 8 and dtype is I32:
+        return int8_conv.accepts_product(anchor)
+    operands = {x.dtype for x in (anchor.a, anchor.b)}
+    if dtype is I32:
+        return anchor.a.dtype is I16 and anchor.b.dtype in (I16, I8)
+    return dtype.is_float and dtype.bits >= 16 and all(d.is_float and d.bits >= 16 for d in operands)
+
+
+def accepts_operand(index: Affine) -> bool:
+    """Any linear walk will do: what is not in place becomes a compact copy."""
+    return index.is_linear
+
+
+def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
+    """The kernel, computed by the first strategy that takes it, after those that bring its operands into a layout."""
+    assert isinstance(kernel.anchor, Contract)
+    if kernel.anchor.a.dtype.bits == 8:
+        return conv.layout(int8_conv.as_convolution(kernel), setting, (INT8,))
+    kernel = _rows_together(kernel, kernel.anchor)
+    strategy, refused = select(kernel, MATMUL, setting)
+    *before, last = strategy.layout(kernel, setting)
+    return [*before, replace(last, strategy=strategy, refused=refused)]
+
+
+def _rows_together(kernel: Kernel, anchor: Contract) -> Kernel:
+    """Matrices of one row, along one axis, with the same B: as the rows of one matrix, which reads B once."""
+    store = kernel.stores[0]
+    *batch, row, column = out_vars(len(store.extents))
+    wide = [v for v, size in zip(batch, store.extents, strict=False) if size != 1]
+    if anchor.m != 1 or len(kernel.stores) > 1 or len(wide) != 1 or set(batch) & set(walk(anchor.b)):
+        return kernel
+    new_row, new_column = out_vars(2)
+    to: dict[Var, Expr] = {**dict.fromkeys([*batch, row], const(0, I64)), wide[0]: new_row, column: new_column}
+    extents = (store.extents[batch.index(wide[0])], store.extents[-1])
+    index, expr = tuple(substitute_vars(i, to) for i in store.index), substitute_vars(store.expr, to)
+    a, b = substitute_vars(anchor.a, to), substitute_vars(anchor.b, to)
+    return replace(
+        kernel, stores=(Store(store.buffer, extents, index, expr),), anchor=replace(anchor, m=extents[0], a=a, b=b)
+    )

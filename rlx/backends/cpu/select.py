@@ -1,0 +1,41 @@
+"""Which strategy computes each kernel: the lists, in the order in which they are tried, and what asks them.
+
+A kernel is given to the first strategy of its anchor's list that does not refuse it; `Kernel.refused` keeps why each
+before it did. Loops over elements without an anchor have no strategy: there is one way to compute them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlx.backends.cpu.kernels.attention import strategies as attention
+from rlx.backends.cpu.kernels.conv import strategies as conv
+from rlx.backends.cpu.kernels.conv.fused_depthwise import FUSED
+from rlx.backends.cpu.kernels.matmul import strategies as matmul
+from rlx.backends.cpu.kernels.registry import SPECIALS
+from rlx.backends.cpu.strategy import CpuStrategy, Setting
+from rlx.kernels.lowering import Attention, Contract, Conv
+from rlx.kernels.program import Kernel
+
+__all__ = ["STRATEGIES", "laid_out"]
+
+STRATEGIES: Mapping[str, Sequence[CpuStrategy]] = {  # by what they compute, in the order in which they are tried
+    "matrix products": (matmul.INT8, *matmul.MATMUL),
+    "convolutions": (*conv.CONV, FUSED),
+    "attention": attention.ATTENTION,
+    "ops with code of their own": tuple(SPECIALS.values()),
+}
+
+
+def laid_out(kernel: Kernel, setting: Setting) -> list[Kernel]:
+    """The kernel with its strategy, after those that bring its operands into a layout."""
+    if kernel.special is not None:
+        return SPECIALS[kernel.special.op.op_name].layout(kernel, setting)
+    match kernel.anchor:
+        case Contract():
+            return matmul.layout(kernel, setting)
+        case Conv():
+            return conv.layout(kernel, setting)
+        case Attention():
+            return attention.layout(kernel, setting)
+    return [kernel]

@@ -1,0 +1,72 @@
+"""Strategies of the CPU: each is one way to compute an anchor, and the lists of them say which is tried first."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from rlx.backends.cpu.schedule.arguments import KernelCode
+from rlx.kernels.program import Kernel
+from rlx.kernels.strategy import Strategy
+from rlx.records import dataclass
+
+__all__ = ["CpuStrategy", "Setting", "Step", "select"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a choice depends on besides the kernel.
+
+    `streamed`: the program's weights don't stay in caches between runs. `shared`: packed weights have to be the same
+    for any number of rows.
+    """
+
+    streamed: bool
+    shared: bool
+
+
+class CpuStrategy(Strategy, ABC):
+    """One way to compute kernels on the CPU. Its class says in its docstring what it needs and where it comes from."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        """Why it can't compute the kernel, or why it would lose; None where it takes it.
+
+        A strategy that is chosen is the same for all sizes of a run: results of open and fixed sizes have equal bits.
+        """
+        return None
+
+    @abstractmethod
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        """The kernels that bring operands into its layout, and last the kernel that reads those."""
+
+    @abstractmethod
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        """The code of a kernel that `layout` has made: a function for each step."""
+
+
+class Step(CpuStrategy):
+    """A kernel that the layout of a strategy makes besides its own; `packs`: it only packs operands for that."""
+
+    def __init__(self, name: str, code: Callable[[Kernel], KernelCode], *, packs: bool = True) -> None:
+        super().__init__(name)
+        self.code = code
+        self.packs = packs
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        return [kernel]
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [self.code(kernel)]
+
+
+def select(
+    kernel: Kernel, strategies: Sequence[CpuStrategy], setting: Setting
+) -> tuple[CpuStrategy, tuple[tuple[str, str], ...]]:
+    """The first of the strategies that does not refuse the kernel, and why each before it did."""
+    refused: list[tuple[str, str]] = []
+    for strategy in strategies:
+        why = strategy.refuses(kernel, setting)
+        if why is None:
+            return strategy, tuple(refused)
+        refused.append((strategy.name, why))
+    raise AssertionError(f"no strategy for kernel {kernel.name!r}: {refused}")
