@@ -105,9 +105,10 @@ def plan_at(
 @model_argument
 @compile_options
 @click.option("--stage", type=click.Choice(STAGES), default="summary", show_default=True)
+@click.option("--why", is_flag=True, help="With --stage kernels: why other strategies were not taken.")
 @click.option("--preflight", is_flag=True, help="Only say whether the file can be imported, and what it needs.")
 @json_option
-def explain(model: Path, stage: str, preflight: bool, as_json: bool, **options: Any) -> None:
+def explain(model: Path, stage: str, why: bool, preflight: bool, as_json: bool, **options: Any) -> None:
     if preflight:
         from rlx.importers.onnx import preflight as look
         from rlx.runtime.session import kind_of
@@ -126,7 +127,7 @@ def explain(model: Path, stage: str, preflight: bool, as_json: bool, **options: 
             raise click.ClickException(f"{model}: {standing} nodes, inputs or shapes can't be imported")
         return
     compiled = load_model(model, options)
-    text = compiled.explain(stage)
+    text = compiled.explain(stage, why=why)
     decision = compiled.decision if stage == "summary" else None
     if not as_json:
         click.echo(text)

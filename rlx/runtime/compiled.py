@@ -551,10 +551,16 @@ class CompiledGraph(Lifetime, ExpertControl):
             raise OptionError(f"report: device {self.device!r} can't time its kernels: leave inputs= out")
         write_report(self, path, None if inputs is None else self._admit(self._given(inputs)), self._options.threads)
 
-    def explain(self, stage: str = "summary") -> str:
-        """What was decided, as text: "summary", "graph", "passes", "dispatch", "fuse" or "plan"."""
+    def explain(self, stage: str = "summary", *, why: bool = False) -> str:
+        """What was decided, as text: "summary", "graph", "passes", "dispatch", "fuse", "kernels" or "plan".
+
+        "kernels" names the strategy of each kernel; with `why` also those that were tried before it, and why they were
+        not taken.
+        """
         from rlx.runtime.explain import STAGES, explain
 
         if not isinstance(stage, str) or stage not in STAGES:
             raise OptionError(f"explain: unknown stage {stage!r}; there are {', '.join(STAGES)}")
-        return explain(self, stage)
+        if why and stage != "kernels":
+            raise OptionError(f"explain: why=True goes with stage 'kernels', not {stage!r}")
+        return explain(self, stage, why=why)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = ["STAGES", "explain"]
 
-STAGES = ("summary", "graph", "passes", "dispatch", "fuse", "plan")
+STAGES = ("summary", "graph", "passes", "dispatch", "fuse", "kernels", "plan")
 
 
-def explain(model: CompiledGraph, stage: str) -> str:
-    """The text of one stage."""
+def explain(model: CompiledGraph, stage: str, *, why: bool = False) -> str:
+    """The text of one stage; `why`: of the kernels, with why other strategies were not taken."""
     made = model.compilation
     match stage:
         case "graph":
@@ -29,9 +29,26 @@ def explain(model: CompiledGraph, stage: str) -> str:
             return dispatch_table(model)
         case "fuse":
             return str(made.program) if made.program is not None else str(made.legal)
+        case "kernels":
+            return kernel_table(model, why)
         case "plan":
             return plan_text(model)
     return summary(model)
+
+
+def kernel_table(model: CompiledGraph, why: bool) -> str:
+    """The strategy of each kernel; `why`: also those that were tried before it, and why they were not taken."""
+    program = model.compilation.program
+    if program is None:
+        return f"no kernels: the device {model.device!r} makes its own"
+    lines: list[str] = []
+    for entry, kernels in (("prepare", program.prepare), ("run", program.run)):
+        lines.append(entry)
+        for number, kernel in enumerate(kernels):
+            lines.append(f"  {number:<4} {kernel.how:28} {kernel.label}")
+            if why:
+                lines += [f"         not {name}: {reason}" for name, reason in kernel.refused]
+    return "\n".join(lines)
 
 
 def plan_text(model: CompiledGraph) -> str:

@@ -158,7 +158,7 @@ def test_calibrating_the_processor() -> None:
     c = measure.calibrate("cpu", threads=1, seconds=3.0)
     assert not c.guessed
     assert len(c.products) == 80
-    assert {"conv", "row", "map", "many"} <= set(c.corrections)
+    assert {"conv", "row", "map", "attention.packed"} <= set(c.corrections)
     assert not rlx.cost.predict(product(16, 16, 16), c).guessed
 
 
@@ -173,12 +173,12 @@ def test_corrections_go_by_sizes_too() -> None:
 
 
 def test_kinds_without_points_take_those_of_the_plain_kind() -> None:
-    factors = {"gemm": 2.0, "conv": 3.0, "conv plus planes": 4.0, "few": 5.0}
+    factors = {"matmul.panels": 2.0, "conv": 3.0, "conv plus planes": 4.0, "attention.decode": 5.0}
     own = replace(PLAIN, corrections={kind: ((1e-5, factor),) for kind, factor in factors.items()})
-    for kind in ("gemm", "gemm of bytes", "gemm of short floats"):
+    for kind in ("matmul.panels", "matmul.panels+bytes", "matmul.panels+f28"):
         assert own.correction(kind, 1e-5) == pytest.approx(2.0)
     assert own.correction("conv plus planes", 1e-5) == pytest.approx(4.0)
-    assert own.correction("few streaming", 1e-5) == pytest.approx(5.0)
+    assert own.correction("attention.decode+streaming", 1e-5) == pytest.approx(5.0)
 
 
 def test_outputs_and_their_copies_cost() -> None:

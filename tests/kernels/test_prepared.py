@@ -12,7 +12,6 @@ import rlx
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Graph, Value
 from rlx.kernels.program import Program
-from rlx.kernels.tags import PACK
 from rlx.ops.quant import ConvInteger
 from rlx.ops.recurrent import Gru, Lstm
 from rlx.testing.oracle import compare_results, tolerances
@@ -107,7 +106,7 @@ def test_unequal_forms_stay_apart() -> None:
     for b in (w, v, w * 2, w * 3, w[:, 32:], w[:, :32], w[:, :32].T, w[::2].reshape(32, 32), rlx.concat(w, v, axis=1)):
         g.output(x @ b, f"y{len(g.outputs)}")
     model = rlx.compile(g, device="cpu", threads=1)
-    packs = [k for k in program_of(model).prepare if k.tag == PACK]
+    packs = [k for k in program_of(model).prepare if k.name == "pack b"]
     assert len(packs) == len(g.outputs)
     values = {name: rng.standard_normal((32, 64)).astype(np.float32) for name in "wv"}
     for param in g.params:

@@ -108,7 +108,7 @@ def test_changing_scales_neither_compiles_nor_binds_nor_packs() -> None:
     model = rlx.compile(rlx.lora(network(), rank=4, slots=2), device="cpu")
     program = model.compilation.program
     assert program is not None
-    assert not [k for k in program.run if k.tag == "pack"]
+    assert not [k for k in program.run if k.strategy is not None and k.strategy.packs]
     model.adapters.put("one", adapter(10))
     model.run({"x": X})
     executable: Any = model._executable

@@ -16,7 +16,6 @@ from rlx.cost.lowered import Lowered
 from rlx.cost.model import Prediction
 from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, ShapeError
 from rlx.kernels.independence import mixing
-from rlx.kernels.tags import GEMM_OF_SHORT
 from rlx.ops import cast
 from rlx.ops.layout import Iota, SizeOf
 from rlx.passes import run_passes
@@ -166,17 +165,17 @@ def test_the_policy_goes_by_cost() -> None:
 def test_the_packing_that_is_priced_is_the_one_compiled(
     options: dict[str, Any], short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tags: set[str] = set()
+    strategies: set[str] = set()
     predict = buckets_module.predict_lowered
 
     def seen(lowered: Lowered, *args: Any, **more: Any) -> Prediction:
-        tags.update(kernel.tag for kernel in lowered.program.run)
+        strategies.update(kernel.how for kernel in lowered.program.run)
         return predict(lowered, *args, **more)
 
     monkeypatch.setattr(buckets_module, "predict_lowered", seen)
     rlx.Buckets(large(), {"n": [1, 40]}, device="cpu", **options).close()
-    assert tags
-    assert (GEMM_OF_SHORT in tags) == (short and host().vector_bytes >= 32)
+    assert strategies
+    assert ("matmul.panels+f28" in strategies) == (short and host().vector_bytes >= 32)
 
 
 def test_params_reach_every_rung() -> None:

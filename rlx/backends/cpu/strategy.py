@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -27,6 +28,11 @@ class Setting:
 
 class CpuStrategy(Strategy, ABC):
     """One way to compute kernels on the CPU. Its class says in its docstring what it needs and where it comes from."""
+
+    @property
+    def summary(self) -> str:
+        """What it computes and needs, in a sentence."""
+        return " ".join((inspect.getdoc(type(self)) or "").split("\n\n")[0].split())
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         """Why it can't compute the kernel, or why it would lose; None where it takes it.

@@ -23,7 +23,6 @@ from rlx.kernels.encoded import bytes_of, decoded, encoded_element
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer
-from rlx.kernels.tags import BLOCKS, GEMM
 from tests.backends.cpu.test_gemm import Code, Guarded, load
 
 WIDTHS = [b for b in (32, 64) if b <= host().vector_bytes]
@@ -62,9 +61,9 @@ def compiled(encoding: str, n: int, k: int, rows: Size, threads: int = 2) -> rlx
     return rlx.compile(g, device="cpu", threads=threads)
 
 
-def tag(model: rlx.CompiledGraph) -> str:
+def strategy(model: rlx.CompiledGraph) -> str:
     (kernel,) = (k for k in model._executable.shared.program.run if k.anchor is not None)  # type: ignore[attr-defined]
-    return str(kernel.tag)
+    return kernel.how
 
 
 @ENCODINGS
@@ -74,7 +73,7 @@ def test_products(encoding: str) -> None:
         stored, w = weights(encoding, n, k)
         model, bias = compiled(encoding, n, k, rlx.Dim("m", 1, 400)), np.linspace(-1, 1, n, dtype=np.float32)
         model.set_params({"w": stored, "bias": bias})
-        assert tag(model) == BLOCKS + encoding
+        assert strategy(model) == f"matmul.panels+{encoding}"
         rng = np.random.default_rng(1)
         for m in (*range(1, 10), *range(11, 17), 24, 39, 40, 130, 400):
             x = (rng.standard_normal((m, k)) * 10.0 ** rng.integers(-3, 4, (m, 1))).astype(np.float32)
@@ -192,7 +191,7 @@ def test_which_products_take_them(encoding: str) -> None:
         g.output(g.input("x", (3, matrix.shape[0])) @ matrix, name="y")
         model = rlx.compile(g, device="cpu")
         model.set_params({"w": stored})
-        assert tag(model) == (BLOCKS + encoding if blocks else GEMM)
+        assert strategy(model) == (f"matmul.panels+{encoding}" if blocks else "matmul.panels")
         used = pick(w).T  # type: ignore[operator]
         own = x[:, : used.shape[1]]
         wrong = np.abs(model.run({"x": own})[0] - own.astype(float) @ used.T.astype(float))
@@ -215,7 +214,7 @@ def test_heads_of_a_batch() -> None:
         g.output(g.input("x", shape) @ g.param("w", (100, 64), encoding="q8_0").T, name="y")
         model = rlx.compile(g, device="cpu")
         model.set_params({"w": stored})
-        assert tag(model) == BLOCKS + "q8_0"
+        assert strategy(model) == "matmul.panels+q8_0"
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         flat = x.reshape(-1, 64)
         wrong = np.abs(model.run({"x": x})[0].reshape(-1, 100) - flat.astype(float) @ w.T.astype(float))
@@ -242,7 +241,7 @@ def test_machines_without_code(monkeypatch: pytest.MonkeyPatch) -> None:
     model = compiled("q8_0", 40, 64, 2)
     model.set_params({"w": stored, "bias": np.zeros(40, np.float32)})
     x = np.ones((2, 64), np.float32)
-    assert tag(model) == GEMM
+    assert strategy(model) == "matmul.panels"
     assert np.all(np.abs(model.run({"x": x})[0] - w.astype(float).sum(1)) <= allowed(x, w))
 
 

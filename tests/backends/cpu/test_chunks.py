@@ -69,7 +69,7 @@ class Alone:
                 for array, start, want, mine in zip(results.values(), starts, wanted, touched, strict=True):
                     changed = array != start[turn]
                     mine |= changed
-                    what = f"{kernel.name} [{kernel.tag}]: chunk {chunk} of {count}"
+                    what = f"{kernel.name} [{kernel.how}]: chunk {chunk} of {count}"
                     assert np.array_equal(array[changed], want[changed]), f"{what} writes what is not left by all"
             for mine, others in zip(touched, owned, strict=True):
                 assert stores_once or not (mine & others).any(), f"{what} writes what another one writes"

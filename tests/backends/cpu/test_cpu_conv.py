@@ -490,12 +490,12 @@ def test_images_in_other_layouts() -> None:
         check(g)
 
 
-def tags(run: GuardedRun) -> list[str]:
-    return [k.tag for k in run.program.run if isinstance(k.anchor, Anchor)]
+def strategies(run: GuardedRun) -> list[str]:
+    return [k.how for k in run.program.run if isinstance(k.anchor, Anchor)]
 
 
-@pytest.fixture(params=list(winograd.TAGS))
-def tag(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=list(winograd.FORMS))
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each transform in turn, for every convolution that it can compute."""
     chosen: str = request.param
 
@@ -520,57 +520,57 @@ def tag(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         ((1, 256, 9, 10), 130, (1, 1, 1, 1)),  # several blocks of rows of weights, of padded weights
     ],
 )
-def test_winograd(x: tuple[int, ...], outputs: int, pads: tuple[int, ...], tag: str) -> None:
+def test_winograd(x: tuple[int, ...], outputs: int, pads: tuple[int, ...], name: str) -> None:
     """Odd sizes and tile edges, within the error that the module states."""
     for post in (None, residual):
-        g = conv_graph(x, (outputs, x[1], *winograd.TAGS[tag].r), post, pads=pads)
+        g = conv_graph(x, (outputs, x[1], *winograd.FORMS[name].r), post, pads=pads)
         run = compiled(g)
-        assert tags(run) == [tag]
-        check(g, run=run, tolerance=1e-6 if tag == "winograd2" else 6e-6)
+        assert strategies(run) == [name]
+        check(g, run=run, tolerance=1e-6 if name == "conv.winograd_f2x2_3x3" else 6e-6)
 
 
 @pytest.mark.parametrize("length", [7, 8, 9, 10, 11, 33])
-def test_winograd_of_signals(length: int, tag: str) -> None:
+def test_winograd_of_signals(length: int, name: str) -> None:
     """Convolutions with one spatial axis, of every rest of a tile."""
-    if winograd.TAGS[tag].r[0] == 1:
-        g = conv_graph((2, 16, length), (40, 16, winograd.TAGS[tag].r[1]), scaled_signal, pads=(1, 0))
+    if winograd.FORMS[name].r[0] == 1:
+        g = conv_graph((2, 16, length), (40, 16, winograd.FORMS[name].r[1]), scaled_signal, pads=(1, 0))
         run = compiled(g)
-        assert tags(run) == [tag]
+        assert strategies(run) == [name]
         check(g, run=run, tolerance=6e-6)
 
 
 @pytest.mark.parametrize("post", [scaled, by_column, by_row])
-def test_epilogues_of_winograd(post: Post, tag: str) -> None:
-    g = conv_graph((2, 16, 13, 11), (18, 16, *winograd.TAGS[tag].r), post, pads=(1, 1, 1, 1))
+def test_epilogues_of_winograd(post: Post, name: str) -> None:
+    g = conv_graph((2, 16, 13, 11), (18, 16, *winograd.FORMS[name].r), post, pads=(1, 1, 1, 1))
     run = compiled(g)
-    assert tags(run) == [tag]
+    assert strategies(run) == [name]
     assert [k.kind for k in run.program.run if k.name != "channels last"] == ["conv"]
     check(g, run=run, tolerance=6e-6)
 
 
-def test_winograd_may_change_the_type(tag: str) -> None:
-    g = conv_graph((2, 16, 13, 11), (18, 16, *winograd.TAGS[tag].r), positive, pads=(1, 1, 1, 1))
+def test_winograd_may_change_the_type(name: str) -> None:
+    g = conv_graph((2, 16, 13, 11), (18, 16, *winograd.FORMS[name].r), positive, pads=(1, 1, 1, 1))
     arrays = arrays_of(g, {})
     run = compiled(g)
-    assert tags(run) == [tag]
+    assert strategies(run) == [name]
     got = run(arrays, workers=2)["y"]
     assert got.dtype == np.bool_
     assert np.mean(got != widened_result(g, arrays)) < 0.001
     assert np.array_equal(got, run(arrays, workers=3, reverse=True, at_end=False)["y"])
 
 
-def test_winograd_of_sizes_known_at_the_run(tag: str) -> None:
+def test_winograd_of_sizes_known_at_the_run(name: str) -> None:
     n, h, w = Dim("n", 0, 4), Dim("h", 3, 64), Dim("w", 3, 64)
-    g = conv_graph((n, 16, h, w), (16, 16, *winograd.TAGS[tag].r), residual, pads=(2, 2, 2, 2))
+    g = conv_graph((n, 16, h, w), (16, 16, *winograd.FORMS[name].r), residual, pads=(2, 2, 2, 2))
     run = compiled(g)
-    assert tags(run) == [tag]
+    assert strategies(run) == [name]
     for sizes in ((1, 3, 3), (2, 9, 16), (3, 40, 33), (0, 5, 5), (1, 64, 64)):
         check(g, dict(zip("nhw", sizes, strict=True)), run, tolerance=6e-6)
 
 
-def test_winograd_is_not_for_every_window(tag: str) -> None:
+def test_winograd_is_not_for_every_window(name: str) -> None:
     """Strides, dilations, groups, other windows, f64 and weights that are computed have none."""
-    r = winograd.TAGS[tag].r
+    r = winograd.FORMS[name].r
     cases: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
         ((16, 16, *r), "f32", {"strides": (2, 1)}),
         ((16, 16, *r), "f32", {"dilations": (1, 2)}),
@@ -580,17 +580,18 @@ def test_winograd_is_not_for_every_window(tag: str) -> None:
         ((16, 16, *r), "f32", {"pads": (-1, 1, 1, 1)}),
     ]
     for w, dtype, attributes in cases:
-        assert tag not in tags(compiled(conv_graph((1, 16, 12, 12), w, dtype=dtype, **attributes)))
+        assert name not in strategies(compiled(conv_graph((1, 16, 12, 12), w, dtype=dtype, **attributes)))
 
 
 def test_winograd_is_chosen_where_it_pays() -> None:
     """By the channels alone: were it by the size of the image too, a dynamic compile would have other bits."""
     for channels, outputs, expected in ((64, 64, True), (512, 512, True), (3, 64, False)):
         made = [
-            tags(compiled(conv_graph((1, channels, n, n), (outputs, channels, 3, 3), pads=(1,) * 4))) for n in (7, 56)
+            strategies(compiled(conv_graph((1, channels, n, n), (outputs, channels, 3, 3), pads=(1,) * 4)))
+            for n in (7, 56)
         ]
         assert made[0] == made[1]
-        assert made[0][0].startswith("winograd") == expected
+        assert made[0][0].startswith("conv.winograd") == expected
 
 
 @pytest.mark.parametrize("window, tile", [(3, 4), (5, 4), (7, 2)])
@@ -604,7 +605,7 @@ def test_one_tile_of_a_line_is_summed_plainly(window: int, tile: int) -> None:
     either = compiled(signal(Dim("n", 0, 4), Dim("length", 1, 32)))
     for n, length in ((1, 1), (1, tile), (1, tile + 1), (2, tile // 2), (2, tile), (3, 20), (0, 5)):
         known = compiled(signal(n, length))
-        assert bool(tags(known)[0]) == (few == 0 or n * length > few)
+        assert strategies(known)[0].startswith("conv.winograd") == (few == 0 or n * length > few)
         extents = {"n": n, "length": length}
         want = check(signal(n, length), run=known, tolerance=6e-6)
         assert np.array_equal(check(signal(n, length), extents, either, tolerance=6e-6), want)
@@ -612,7 +613,7 @@ def test_one_tile_of_a_line_is_summed_plainly(window: int, tile: int) -> None:
 
 def test_transforms_are_exact() -> None:
     """In rational numbers the transforms give the sums of products themselves."""
-    for m, r in {(m, r) for form in winograd.TAGS.values() for m, r in zip(form.m, form.r, strict=True)}:
+    for m, r in {(m, r) for form in winograd.FORMS.values() for m, r in zip(form.m, form.r, strict=True)}:
         a, g, b = winograd.transforms(m, r)
         for i in range(m + r - 1):
             for k in range(r):
@@ -629,10 +630,10 @@ def test_half_precision_has_no_kernel() -> None:
 
 
 @pytest.mark.parametrize("channels, outputs, size", [(96, 128, 14), (128, 128, 14), (96, 96, 14), (64, 192, 10)])
-@pytest.mark.parametrize("tag", ["winograd2", "winograd4"])
-def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: int, size: int, tag: str) -> None:
+@pytest.mark.parametrize("name", ["conv.winograd_f2x2_3x3", "conv.winograd_f4x4_3x3"])
+def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: int, size: int, name: str) -> None:
     """By tiles, of a small image with large weights: two threads have a half of it each, and all of it is done."""
-    form = winograd.TAGS[tag]
+    form = winograd.FORMS[name]
     for threads in (1, 2, 3, 8):
         cut = WinogradCut(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
         panels = -(-outputs // WinogradCut.WIDTH)
@@ -645,7 +646,7 @@ def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: 
 @pytest.mark.parametrize("channels, size", [(96, 12), (96, 16), (96, 8), (24, 48)])
 def test_half_a_panel_at_the_end_is_not_a_chunk_of_its_own(outputs: int, channels: int, size: int) -> None:
     """Its vectors overlap those before them, which are another chunk's then."""
-    for form in winograd.TAGS.values():
+    for form in winograd.FORMS.values():
         for threads in (1, 2, 3, 8, 64):
             cut = WinogradCut(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
             assert cut.panel_chunk >= -(-outputs // WinogradCut.WIDTH)

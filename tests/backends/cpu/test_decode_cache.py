@@ -16,7 +16,6 @@ from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.fuse import fuse
 from rlx.kernels.program import Kernel, Program
-from rlx.kernels.tags import PACK
 from rlx.kernels.work import kernel_work
 from rlx.ops import attention, concat, relu, transpose
 from rlx.testing.guarded import GuardedRun
@@ -55,7 +54,11 @@ def apart(g: Graph, monkeypatch: pytest.MonkeyPatch) -> Program:
 
 
 def joined(program: Program) -> list[Kernel]:
-    return [k for k in program.run if k.anchor is not None and k.tag != PACK and len(k.stores) > 1]
+    return [
+        k
+        for k in program.run
+        if k.anchor is not None and not (k.strategy is not None and k.strategy.packs) and len(k.stores) > 1
+    ]
 
 
 def arrays_of(g: Graph, extents: Mapping[str, int]) -> dict[str, Array]:

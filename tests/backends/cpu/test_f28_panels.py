@@ -12,7 +12,6 @@ from rlx.backends.cpu.gemm.panels.plain import pack_b
 from rlx.backends.cpu.jit.compile import compile_object, host
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import chunking, in_pairs
-from rlx.kernels.tags import GEMM_OF_SHORT
 from tests.backends.cpu.test_gemm import Guarded, load, multiply, random
 
 WIDTHS = [b for b in (32, 64) if b <= host().vector_bytes]
@@ -179,7 +178,7 @@ def test_weights_that_several_matrices_share(batch, rows):
     for threads in (1, 2, 16):
         model = rlx.compile(g, device="cpu", threads=threads)
         model.set_params({"w": w})
-        assert (GEMM_OF_SHORT in {kernel.tag for kernel in model._executable.shared.program.run}) == short
+        assert ("matmul.panels+f28" in {kernel.how for kernel in model._executable.shared.program.run}) == short
         for count in (1, 3) if not isinstance(batch, int) else (batch,):
             x = rng.normal(size=(count, rows, k)).astype(np.float32)
             np.testing.assert_allclose(model.run({"x": x})[0], x.astype(np.float64) @ w, atol=2e-3)

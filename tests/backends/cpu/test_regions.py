@@ -176,7 +176,7 @@ def test_scan_over_rows(reverse: bool, threads: int) -> None:
     model = check(recurrent(reverse), *feeds, threads=threads)
     program = model.compilation.program
     assert program is not None
-    assert [k.tag for k in program.prepare] == ["pack"]
+    assert [k.how for k in program.prepare] == ["matmul.pack"]
 
 
 def test_nested_regions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
 
 from rlx.backends.cpu.kernels import grouped_matmul
@@ -38,6 +39,10 @@ class Special(CpuStrategy):
     ) -> None:
         super().__init__(name)
         self.accepts, self.code, self.before, self.encoded = accepts, code, before, encoded
+
+    @property
+    def summary(self) -> str:
+        return (inspect.getdoc(inspect.getmodule(self.accepts)) or "").split("\n\n")[0].replace("\n", " ")
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         *before, last = self.before(kernel, setting)

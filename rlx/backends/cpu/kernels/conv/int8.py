@@ -420,7 +420,7 @@ class _Chunk:
 
 
 class Int8(CpuStrategy):
-    """Images of bytes: windows gathered where they do not lie in the image, sums of products in i32 by four along k."""
+    """Bytes: windows (or rows) that do not lie in memory as they are are gathered; sums in i32, by four along k."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         assert isinstance(kernel.anchor, Conv)

@@ -626,7 +626,7 @@ def _output(form: Form, tile: gemm.Tile) -> Function:
 
 
 class Winograd(CpuStrategy):
-    """f32, strides of 1, one group, 16 channels and outputs or more: transforms save products. One form of F(m, r).
+    """One form of F(m, r): transforms save products.
 
     Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015; the matrices are those of Toom and Cook.
     """
@@ -636,15 +636,24 @@ class Winograd(CpuStrategy):
         return FORMS[self.name]
 
     @property
+    def summary(self) -> str:
+        (m, n), (r, s) = self.form.m, self.form.r
+        return (
+            f"Windows of {r}x{s} in f32 with steps of 1, one group, {MIN_CHANNELS} channels or more: tiles of {m}x{n}"
+            f" results by transforms, with {self.form.positions} products in the place of {m * n * r * s}."
+        )
+
+    @property
     def measured_as(self) -> str:
         return self.name.partition("+")[0]
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        if self.name not in possible(kernel):
+            down, across = self.form.r
+            return f"it is for {down}x{across} windows of f32 with steps of 1, one group, {MIN_CHANNELS} channels or more"
         chosen = choose(kernel)
-        if not chosen:
-            return "it needs f32, strides of 1, one group, a window of this form, and channels enough to save products"
         if chosen != self.name:
-            return f"{chosen} takes less time, or the window is another"
+            return f"{chosen} takes less time" if chosen else "its transforms take longer than the products they save"
         return f"it has at most {few_pixels(chosen)} pixels" if has_few(kernel, chosen) else None
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:

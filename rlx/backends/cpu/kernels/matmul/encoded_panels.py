@@ -27,7 +27,7 @@ F32 = DTYPES["f32"]
 
 
 class EncodedPanels(Product):
-    """B stays in blocks along k as it is stored (q8_0, q4_0): decoded in registers, or by tile registers."""
+    """B stays in encoded blocks along k, as it is stored: decoded in registers, or multiplied by tile registers."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__(f"matmul.panels+{encoding}")

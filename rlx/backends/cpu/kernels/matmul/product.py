@@ -389,7 +389,10 @@ PACK = Step("matmul.pack", _emit_pack)  # a B that lies in memory as matrices
 
 
 class Product(CpuStrategy):
-    """Rows of A, read where they lie, times B in panels; `short` and `of_bytes` say what the panels hold."""
+    """Rows of A, read where they lie, times B in panels of as many columns as a few vectors have, for any types.
+
+    `short` and `of_bytes` say what the panels of a variant hold.
+    """
 
     short = False
     of_bytes = False

@@ -1,0 +1,62 @@
+"""docs/strategies.md: the ways in which the CPU computes each kind of kernel. `python tools/strategy_table.py` writes it.
+
+A test checks that the page is current.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlx.backends.cpu.kernels.registry import Special
+from rlx.backends.cpu.select import STRATEGIES
+from rlx.backends.cpu.strategy import CpuStrategy
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "strategies.md"
+HEAD = """# Strategies of the CPU
+
+The ways in which the CPU computes each kind of kernel, in the order in which they are tried: the first that does not
+refuse a kernel computes it. `rlx explain MODEL --stage kernels` names the strategy of each kernel of a model, and with
+`--why` says why those before it were not taken. Loops over elements without a product, a convolution or attention have
+no strategy: they are shown as `map`, `row`, `reduce` or `copy`.
+
+What follows a plus sign is a variant. The choice never depends on the sizes of a run, so results of a model that was
+compiled for open sizes have the bits of one that was compiled for fixed sizes.
+
+Written by `python tools/strategy_table.py`.
+"""
+
+
+def file_of(strategy: CpuStrategy) -> str:
+    """The file that a strategy is in."""
+    path = inspect.getsourcefile(strategy.accepts if isinstance(strategy, Special) else type(strategy))
+    return Path(str(path)).relative_to(ROOT / "rlx" / "backends" / "cpu").as_posix()
+
+
+def rows() -> Iterator[str]:
+    """The tables, line by line."""
+    for kind, strategies in STRATEGIES.items():
+        yield from ("", f"## {kind[:1].upper()}{kind[1:]}", "", "| strategy | what it computes | file |", "|---|---|---|")
+        for strategy in strategies:
+            yield f"| `{strategy.name}` | {strategy.summary} | `{file_of(strategy)}` |"
+
+
+def page() -> str:
+    """The whole document."""
+    return HEAD + "\n".join(rows()) + "\n"
+
+
+def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()  # it takes no arguments but --help
+    sys.stdout.write(f"{PAGE.relative_to(ROOT)}\n")
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
