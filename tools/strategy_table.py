@@ -1,6 +1,6 @@
-"""docs/strategies.md: the ways in which the CPU computes each kind of kernel. `python tools/strategy_table.py` writes it.
+"""docs/strategies.md: the ways in which the CPU computes each kind of kernel.
 
-A test checks that the page is current.
+`python tools/strategy_table.py` writes it; a test checks that it is current.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def file_of(strategy: CpuStrategy) -> str:
 def rows() -> Iterator[str]:
     """The tables, line by line."""
     for kind, strategies in STRATEGIES.items():
-        yield from ("", f"## {kind[:1].upper()}{kind[1:]}", "", "| strategy | what it computes | file |", "|---|---|---|")
+        yield from ("", f"## {kind[:1].upper()}{kind[1:]}", "")
+        yield from ("| strategy | what it computes | file |", "|---|---|---|")
         for strategy in strategies:
             yield f"| `{strategy.name}` | {strategy.summary} | `{file_of(strategy)}` |"
 

@@ -56,8 +56,8 @@ for form in FORMS.values():
         CASES[f"conv.winograd_lines+f{m}x{n}_{r}x{s}"] = conv(out, "f32[1, 64, 40, 40]", w), True
 # chosen by tests of their own: of i16, of encoded weights, of weights of bytes, of images of bytes, of fused kernels
 ELSEWHERE = {
-    "matmul.i16_pairs", "matmul.panels+q8_0", "matmul.panels+q4_0", "matmul.panels+bytes", "conv.int8", "conv.int8_depthwise",
-    "conv.fused_depthwise",
+    "matmul.i16_pairs", "matmul.panels+q8_0", "matmul.panels+q4_0", "matmul.panels+bytes", "conv.int8",
+    "conv.int8_depthwise", "conv.fused_depthwise",
 }  # fmt: skip
 
 

@@ -650,7 +650,7 @@ class Winograd(CpuStrategy):
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         if self.name not in possible(kernel):
             down, across = self.form.r
-            return f"it is for {down}x{across} windows of f32 with steps of 1, one group, {MIN_CHANNELS} channels or more"
+            return f"it needs {down}x{across} windows of f32, steps of 1, one group, {MIN_CHANNELS} channels or more"
         chosen = choose(kernel)
         if chosen != self.name:
             return f"{chosen} takes less time" if chosen else "its transforms take longer than the products they save"
