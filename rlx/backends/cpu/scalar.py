@@ -143,21 +143,11 @@ def _float(f: Function, fn: str, args: list[str], dtype: DType, ty: str, w: int)
         zero = constant(0.0, ty)
         one = f.intrinsic("copysign", constant(1.0, ty), a, ty=ty)
         return f.select(f.cmp("one", a, zero, ty), one, a, ty)  # zero and NaN give themselves
-    if fn in ("floordiv", "mod", "irem"):
-        return _float_remainder(f, fn, a, args[1], ty)
-    emitter: Any = vmath.pow_ if fn == "pow" else vmath.FUNCTIONS.get(fn)
+    emitter: Any = vmath.BINARY.get(fn) or vmath.FUNCTIONS.get(fn)
     if emitter is None or dtype.name not in ("f32", "f64"):
         raise CompileError(f"the scalar function {fn!r} has no code for {dtype}")
     named = [x if x.startswith("%") else f.op(f"bitcast {ty} {x} to {ty}", ty) for x in args]  # constants get a type
     return str(emitter(f, *named, w, dtype.name))
-
-
-def _float_remainder(f: Function, fn: str, a: str, b: str, ty: str) -> str:
-    """floor(a / b), a - b floor(a / b), or the remainder with the sign of a: by division, as for small quotients."""
-    whole = f.intrinsic("trunc" if fn == "irem" else "floor", f.div(a, b, ty), ty=ty)
-    if fn == "floordiv":
-        return whole
-    return f.fma(f.op(f"fneg {ty} {whole}", ty), b, a, ty)
 
 
 def _integer(f: Function, fn: str, args: list[str], dtype: DType, ty: str, w: int) -> str:
