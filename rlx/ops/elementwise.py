@@ -410,8 +410,8 @@ class Mod(Binary):
     """Remainder of a / b with the sign of b (Python, np.mod) or, with `fmod`, of a (C).
 
     Of integers a zero divisor stops the run with `ExecutionError`, and the remainder by -1 is 0. Floats are exact for
-    any quotient (with the sign of b: rounded once, where b is added): NaN for a zero divisor or infinite a, a itself for
-    an infinite b (b where the signs differ). A zero has the sign of b or, with `fmod`, of a. (ONNX Mod)
+    any quotient (with the sign of b: rounded once, where b is added): NaN for a zero divisor or infinite a, a itself
+    for an infinite b (b where the signs differ). A zero has the sign of b or, with `fmod`, of a. (ONNX Mod)
     """
 
     fmod: bool = False

@@ -169,7 +169,7 @@ def near_middles(source: DType, to: str) -> Any:
     """Numbers of the source in and close beside the middles of two neighbours in another type."""
     rng, bits = np.random.default_rng(BITS[to]), BITS[to]
     made: list[int | float] = []
-    for exponent in range(bits + 1, 64) if source.is_integer else range(LAST[to], LAST[to] + 220, 7):
+    for exponent in range(bits + 1, 64) if source.is_integer else range(LAST[to], 60, 60 - LAST[to] >> 5):
         odd = int(rng.integers(1 << bits, 1 << bits + 1)) | 1
         if source.is_integer:
             middle = odd << exponent - bits - 1
@@ -186,6 +186,7 @@ def near_middles(source: DType, to: str) -> Any:
     return wide[np.isfinite(wide)]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("device", ["cpu", "xla", "mlx"])
 @pytest.mark.parametrize("source", ["f64", "f32", "i32", "u32", "i64", "u64"])
 @pytest.mark.parametrize("target", LAST)
@@ -193,6 +194,8 @@ def test_to_floats_is_rounded_once(target: str, source: str, device: str) -> Non
     """By the rule, folded, by the lowering, and on devices as vectors, alone, and fused with what computes them."""
     if device != "cpu":
         pytest.importorskip({"xla": "jax", "mlx": "mlx.core"}[device])
+    if device == "mlx" and DTYPES[target].bits < 16:
+        pytest.skip("MLX has no such type")
     dtype = DTYPES[source]
     values = near_middles(dtype, target)
     want = np.array([nearest(x.item(), target) for x in values])

@@ -162,7 +162,7 @@ def test_integers_at_the_ends_of_their_type(dtype: str, op: Any) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floor_division_is_that_of_numpy(dtype: str) -> None:
-    """`a // b` of traced values, and by a number: no quotient that rounds to the next whole number, signs of zero too."""
+    """`a // b` of traced values, and by a number: where a / b rounds up to a whole number too, and signs of zero."""
     a, b = pairs(DTYPES[dtype], 500)
     model = rlx.jit(lambda x, y: (x // y, np.floor_divide(x, y), x // 0.1, 0.1 // x), device="cpu")
     tenth = a.dtype.type(0.1)

@@ -242,7 +242,7 @@ def convert(f: Function, x: str, source: DType, target: DType, w: int) -> str:
 
 
 def _sticky(f: Function, x: str, source: DType, w: int) -> str:
-    """A 64-bit integer as one of 53 bits that rounds alike to few bits: beyond 2^53 bit 11 says that a lower one is 1."""
+    """A 64-bit integer as one of 53 bits that rounds alike to few bits: beyond 2^53, bit 11 tells of lower ones."""
     ty = vec("i64", w)
     if source.kind == "i":
         large = f.cmp("ugt", f.add(f.ashr(x, 53, ty), 1, ty), 1, ty)
