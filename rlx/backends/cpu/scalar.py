@@ -216,8 +216,8 @@ def convert(f: Function, x: str, source: DType, target: DType, w: int) -> str:
     if target.name == "bf16" and not source.is_float:
         if source.bits == 64:
             x = _sticky(f, x, source, w)
-        via = DTYPES["f64" if source.bits >= 32 else "f32"]  # it holds the integer
-        return _float_to_float(f, convert(f, x, source, via, w), via, target, w)
+        whole = DTYPES["f64" if source.bits >= 32 else "f32"]  # it holds the integer
+        return _float_to_float(f, convert(f, x, source, whole, w), whole, target, w)
     src, dst = vec(llvm_type(source), w), vec(llvm_type(target), w)
     if target.kind == "b":
         zero = constant(0.0 if source.is_float else 0, src)
