@@ -547,13 +547,13 @@ def fmod(f: Function, x: str, y: str, w: int, dtype: DType) -> str:
 
     quotient = f.div(a, b)
     large = f.cmp("ge", quotient, 2.0**fmt.mantissa)
-    kept = f.or_(f.cmp("lt", quotient, 1.0), large)  # an infinite y leaves x as it is
-    first = f.select(kept, a, step(a, b, quotient))
-    (r,) = f.if_(
-        any_lane(f, large, w),
-        lambda: f.while_([first], lambda r: any_lane(f, f.cmp("ge", fabs(f, r[0]), b), w), more),
-        lambda: [first],
-    )
+    first = f.select(f.cmp("lt", quotient, 1.0), a, step(a, b, quotient))  # an infinite y leaves x as it is
+
+    def slow() -> list[str]:
+        start = f.select(large, a, first)
+        return f.while_([start], lambda r: any_lane(f, f.cmp("ge", fabs(f, r[0]), b), w), more)
+
+    (r,) = f.if_(any_lane(f, large, w), slow, lambda: [first])
     return copysign(f, f.select(f.cmp("lt", r, 0.0), f.add(r, b), r, ty), x)
 
 

@@ -135,7 +135,7 @@ class XlaArrays(Arrays):
         return self.jax.lax.dynamic_update_index_in_dim(x, row, at, 0)
 
     def compile(self, fn: Flat, x: Sequence[Any], pure: bool) -> Flat:
-        """Casts to narrower floats and back round, which XLA would leave out where it may."""
+        """A cast to a narrower float and back rounds, where XLA would leave out both."""
         jitted: Flat = self.jax.jit(fn, compiler_options={"xla_allow_excess_precision": False})
         return jitted
 

@@ -73,13 +73,16 @@ class Static:
 
     def array(self) -> Array:
         """The numbers of a concrete array, in its element type."""
-        if self.dtype.is_integer:
-            low, high = casting.ends(self.dtype)
-            if any(not low <= item <= high for item in self.items.flat):
-                found = ", ".join(map(_text, self.items.flat[:4]))
-                raise ModelFormatError(f"numbers computed at import do not fit {self.dtype}: {found}")
         wide = DTYPES.get({"i": "i64", "u": "u64", "f": "f64"}.get(self.dtype.kind, ""), self.dtype)
-        return casting.cast(self.items.astype(wide.numpy), self.dtype)
+        try:
+            if self.dtype.is_integer:
+                low, high = casting.ends(self.dtype)
+                if not all(low <= item <= high for item in self.items.flat):
+                    raise OverflowError
+            return casting.cast(self.items.astype(wide.numpy), self.dtype)
+        except OverflowError:
+            found = ", ".join(map(_text, self.items.flat[:4]))
+            raise ModelFormatError(f"numbers computed at import do not fit {self.dtype}: {found}") from None
 
     def sizes(self) -> list[Size]:
         """The elements as sizes; `NotStaticError` if one is not whole."""
