@@ -8,7 +8,7 @@ import numpy as np
 
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 
-__all__ = ["cast", "ends", "held"]
+__all__ = ["cast", "ends", "held", "rounds_twice"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 WIDE = frozenset(map(np.dtype, ("f8", "i4", "u4", "i8", "u8")))  # f32 doesn't hold all of their values
@@ -36,7 +36,7 @@ def cast(x: Array, to: DType) -> Array:
             return np.asarray(x != 0)
         if (source.is_integer and source.bits < 8) or (source.kind == "b" and not to.native):
             x = x.astype(np.int8)
-        if to.is_float and not to.native and x.dtype in WIDE:
+        if rounds_twice(to) and x.dtype in WIDE:
             x = _odd_f32(_odd_f64(x))
         return x.astype(to.numpy)
 
@@ -45,6 +45,11 @@ def held(value: int | float | bool, dtype: DType) -> Any:
     """A number as an element of the type holds it (int, float or bool)."""
     wide = np.asarray(value)
     return cast(wide if wide.dtype != object else np.asarray(float(value)), dtype).item()
+
+
+def rounds_twice(dtype: DType) -> bool:
+    """Whether NumPy's own conversions to the type go through f32, so that `cast` has to make them."""
+    return dtype.is_float and not dtype.native
 
 
 def _odd_f64(x: Array) -> Array:

@@ -12,7 +12,7 @@ import pytest
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.ir.casting import cast, ends
+from rlx.ir.casting import cast, ends, held
 from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.expr import Const
 from rlx.kernels.lowering import Lowering
@@ -223,3 +223,21 @@ def test_to_floats_is_rounded_once(target: str, source: str, device: str) -> Non
     if "fused" in got:
         np.testing.assert_array_equal(got["fused"], -want)
     check_op(op, values, rtol=0)
+
+
+@pytest.mark.parametrize("target", [name for name in LAST if not DTYPES[name].native])
+def test_python_numbers_are_rounded_once(target: str) -> None:
+    """As constants, as inputs, and as what a pass takes an element to hold; whole numbers too."""
+    middle = 1 + 2.0 ** -BITS[target]  # between 1 and the number after it
+    for number in (middle * (1 + 2.0**-40), middle * (1 - 2.0**-40), -middle * (1 + 2.0**-40), middle):
+        want = nearest(number, target)
+        g = rlx.Graph("numbers")
+        x = g.input("x", (2,), target)
+        g.output(apply(Cast(F64), x), "x")
+        g.output(apply(Cast(F64), g.constant([number, number], dtype=target)), "constant")
+        got = rlx.compile(g, device="cpu")(x=[number, number])
+        assert got["x"].tolist() == got["constant"].tolist() == [want, want]
+        assert held(number, DTYPES[target]) == want
+    g = rlx.Graph("whole")
+    g.output(apply(Cast(F64), g.constant([2**25 + 2**17 + 1], dtype="bf16")), "y")
+    assert rlx.compile(g, device="cpu")()["y"].tolist() == [nearest(2**25 + 2**17 + 1, "bf16")]
