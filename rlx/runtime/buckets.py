@@ -29,13 +29,13 @@ from rlx.cost.lowered import lower
 from rlx.cost.model import CALLS, predict_lowered
 from rlx.errors import BusyError, ClosedError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError, no_such
 from rlx.forks import restart_in_child
-from rlx.ir.extents import bind_extents
+from rlx.ir.extents import bind_extents, of_parts
 from rlx.ir.graph import Array, Graph
-from rlx.ir.shape import evaluate
+from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.independence import mixing
 from rlx.options import CompileOptions, parse_bytes
 from rlx.passes import run_passes
-from rlx.passes.dims import apply_dims
+from rlx.passes.dims import apply_dims, with_dims
 from rlx.runtime.arrays import to_array
 from rlx.runtime.choice import usual_extents
 from rlx.runtime.compiled import CompiledGraph, Results
@@ -102,6 +102,7 @@ class Buckets:
         graph = _graph_of(source, chosen)
         if graph.states:
             raise OptionError(f"buckets: graph {graph.name!r} has states, which only one compile can hold: rlx.compile")
+        graph = _undivided(graph, ladder)
         self.ladder = {name: _ranges(graph, name, steps) for name, steps in ladder.items()}
         if not self.ladder or prod(map(len, self.ladder.values())) > LARGEST_LADDER:
             raise OptionError(f"buckets: the ladder has no rung, or more than {LARGEST_LADDER}")
@@ -467,6 +468,18 @@ def _graph_of(source: Source, options: CompileOptions) -> Graph:
         raise OptionError(f"buckets: {path} is compiled already; give the model file or graph")
     graph = import_graph(path, kind, options.dims)
     return apply_dims(graph, options.dims) if kind == TEXT else graph
+
+
+def _undivided(graph: Graph, names: Iterable[str]) -> Graph:
+    """The graph with all parts of these dims as one, as a rung is a range of one size."""
+    known = graph.dims()
+    values: dict[str, Size] = {}
+    for name in names:
+        whole = known.get(name)
+        if whole is not None:
+            dim = Dim(whole.name, whole.lo, whole.hi, whole.multiple)
+            values |= {part: dim for part in of_parts({name: None}, known) if part != name}
+    return with_dims(graph, values) if values else graph
 
 
 def _ranges(graph: Graph, name: str, steps: str | Iterable[int | Range]) -> list[Range]:

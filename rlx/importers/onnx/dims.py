@@ -7,9 +7,9 @@ from typing import Any
 
 from rlx.errors import OptionError, ShapeError
 from rlx.importers.onnx.model import ValueInfo
-from rlx.ir.shape import Dim, Shape, Size, check_text
+from rlx.ir.shape import Dim, Shape, Size, check_text, symbols
 
-__all__ = ["Bound", "DimsOption", "input_shapes", "settled", "unknown_dims"]
+__all__ = ["Bound", "DimsOption", "input_shapes", "own_names", "settled", "unknown_dims"]
 
 Bound = int | tuple[int, int | None] | Dim | None
 DimsOption = Mapping[str, Bound | str | Sequence[Bound | str] | Mapping[int, Bound | str]]
@@ -110,6 +110,17 @@ def _part(declared: dict[str, tuple[int | str, ...]], given: dict[str, Any], nam
         given[name] = tuple(None if isinstance(b, str) else b for b in entry)
     else:
         del given[name]
+
+
+def own_names(dims: DimsOption | None) -> set[str]:
+    """The names that `dims` give to single sizes: each is one dim wherever it stands."""
+    found: set[str] = set()
+    for entry in (dims or {}).values():
+        bounds = entry.values() if isinstance(entry, Mapping) else entry if isinstance(entry, tuple | list) else ()
+        for bound in bounds:
+            if isinstance(bound, str | Dim):
+                found |= {bound} if isinstance(bound, str) else {s.name for s in symbols(bound)}
+    return found
 
 
 def settled(name: str, bound: Bound) -> Size:
