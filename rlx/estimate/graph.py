@@ -14,7 +14,7 @@ from rlx.estimate.experts import ExpertTotals
 from rlx.estimate.memory import Axis, MemoryEstimate
 from rlx.ir.graph import Graph, TensorType
 from rlx.ir.mapped import lies_in_file, read_in_place
-from rlx.ir.shape import Symbol, evaluate, numel
+from rlx.ir.shape import Symbol, evaluate, numel, symbols
 from rlx.ir.verify import verify
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
@@ -333,21 +333,27 @@ def estimate_library(
     overhead: Overhead,
     options: CompileOptions,
     extents: Mapping[str, int] | None = None,
+    *,
+    known: bool = False,
 ) -> MemoryEstimate:
     """For a device that manages its memory itself: no more than every value of the graph at once.
 
-    At the extents of all dims, or (None) at their upper bounds.
+    At the extents of all dims, or (None) at their upper bounds; `known`: without what has other dims.
     """
 
     def total(types: list[TensorType]) -> int:
+        if known and extents is not None:
+            types = [t for t in types if all(s.name in extents for size in t.shape for s in symbols(size))]
         return sum(_type_bytes(t, extents or {}, extents is None) for t in types)
 
     constants = total([v.type for v in legal.constants])
+    # encoded weights stay as the caller has them, beside what the device reads
     params = total([v.type for v in legal.params])
+    decoded = total([v.type.decoded for v in legal.params if v.type.encoding is not None])
     return MemoryEstimate(
         model=graph.name,
         device=device,
-        weight_bytes=params + constants,
+        weight_bytes=params + decoded + constants,
         activation_bytes=total([v.type for node in legal.nodes for v in node.outputs]),
         input_bytes=options.input_sets * total([v.type for v in graph.inputs]),
         output_bytes=total([o.value.type for o in graph.outputs]),

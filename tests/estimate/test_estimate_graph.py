@@ -10,12 +10,17 @@ import onnx
 import pytest
 
 import rlx
+from rlx.backends import BACKENDS, backend_named
+from rlx.backends.base import CodeGenerator
 from rlx.backends.cpu import quads
 from rlx.errors import MemoryDeficit, OptionError, ShapeError
+from rlx.estimate.calibrate import known_overhead
+from rlx.estimate.graph import estimate_graph
 from rlx.estimate.memory import MemoryEstimate
 from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.dtype import DTYPES
 from rlx.ops.quant import ConvInteger
+from rlx.options import CompileOptions
 from rlx.texts import bytes_text
 
 
@@ -260,3 +265,49 @@ def test_weights_in_constant_nodes_are_not_read(tmp_path: Path, monkeypatch: pyt
     assert found.constant_bytes == loaded.memory.predicted.constant_bytes
     assert found.weight_bytes == loaded.memory.predicted.weight_bytes >= 2 * 64 * 64 * 4
     assert found.activation_bytes == loaded.memory.predicted.activation_bytes
+
+
+# those of the devices that manage their memory themselves that are here
+LIBRARIES = [n for n in BACKENDS if not isinstance(b := backend_named(n), CodeGenerator) and b.available().present]
+
+
+def _open(bounds: tuple[int, int | None]) -> rlx.Graph:
+    g = rlx.Graph("g")
+    x = g.input("x", (rlx.Dim("n", *bounds), 64))
+    w = g.param("w", (64, 64), data=np.eye(64, dtype=np.float32))
+    g.output(rlx.softmax(x @ w), "y")
+    return g
+
+
+@pytest.mark.parametrize("device", ["cpu", *LIBRARIES])
+def test_a_budget_means_the_same_bytes_on_each_device(device: str) -> None:
+    """The least budget that a compile takes is what the estimate says, activations and all."""
+    g = _open((1, 4096))
+    least = estimate_graph(g, backend_named(device), CompileOptions(), known_overhead(device)).own.peak_bytes
+    assert least > 4096 * 64 * 4
+    y = rlx.compile(g, device=device, budget=least).run([np.ones((4, 64), np.float32)])[0]
+    assert y.shape == (4, 64)
+    with pytest.raises(MemoryDeficit, match=f"1 B more than the {least - 1:,} B allowed by budget="):
+        rlx.compile(g, device=device, budget=least - 1)
+
+
+@pytest.mark.parametrize("device", LIBRARIES)
+def test_without_bounds_a_run_asks(device: str) -> None:
+    """A run at sizes that the budget has no room for is refused before it is made; others go on."""
+    model = rlx.compile(_open((1, None)), device=device, budget="1MB")
+    small, large = (np.ones((n, 64), np.float32) for n in (8, 4096))
+    before = model.run([small])[0]
+    for _ in range(2):
+        with pytest.raises(MemoryDeficit, match="1,000,000 B allowed by budget="):
+            model.run([large])
+    np.testing.assert_array_equal(model.run([small])[0], before)
+
+
+@pytest.mark.parametrize("device", LIBRARIES)
+def test_encoded_weights_count_as_they_are_and_decoded(device: str) -> None:
+    """A device that decodes its weights holds both forms."""
+    g = rlx.Graph("g")
+    w = g.param("w", (64, 64), encoding="q8_0")
+    g.output(g.input("x", (4, 64)) @ w.T, "y")
+    found = rlx.estimate(g, device, overhead=0)
+    assert found.weight_bytes == w.type.nbytes() + 64 * 64 * 4
