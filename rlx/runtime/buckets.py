@@ -135,6 +135,9 @@ class Buckets:
         """No other thread compiles or runs: at first, and in a forked child."""
         self._lock = threading.RLock()
         self._running: Counter[Key] = Counter()  # which are not dropped
+        self._changed = threading.Condition(self._lock)  # no rung runs any more, or nobody sets params
+        self._setting = 0  # threads that set params, or wait for it: no run begins meanwhile
+        self._setter = 0  # the thread that sets them, whose `on_compile` may run
 
     def __repr__(self) -> str:
         rungs = ", ".join(f"{name} in {len(ranges)} rungs" for name, ranges in self.ladder.items())
@@ -314,6 +317,8 @@ class Buckets:
     def _held(self, key: Key, extents: Mapping[str, int]) -> Iterator[CompiledGraph]:
         """The compiled graph of a rung, which is not dropped meanwhile."""
         with self._lock:
+            while self._setting and self._setter != threading.get_ident():
+                self._changed.wait()
             model = self._model(key, extents)
             self._running[key] += 1
         try:
@@ -321,6 +326,7 @@ class Buckets:
         finally:
             with self._lock:
                 self._running[key] -= 1
+                self._changed.notify_all()
 
     def run(
         self,
@@ -397,14 +403,15 @@ class Buckets:
         self.set_params({name: array}, convert=convert)
 
     def set_params(self, arrays: Mapping[str, Any], *, convert: bool = False) -> None:
-        """Sets params by name on every rung, or on none where one can't take them; the values are copied."""
-        with self._lock:
+        """Sets params by name on every rung, or on none where one can't take them; the values are copied.
+
+        With busy="wait" it waits until no rung runs; runs that come meanwhile wait for it.
+        """
+        with self._idle():
             if not self._live:
                 self._model(self._key(self._first()), self._first(), "params were set")
             copies = {name: np.array(array) for name, array in arrays.items()}
             models = list(dict.fromkeys(self._models.values()))
-            if self._session.options.busy == "error" and any(self._running.values()):
-                raise BusyError("set_params: a rung is running in another thread: wait for it, or give busy='wait'")
             try:
                 for model in models:
                     model.set_params(copies, convert=convert)
@@ -414,6 +421,23 @@ class Buckets:
                         self._drop(key)
                 raise
             self._given |= {name: (array, convert) for name, array in copies.items()}
+
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """No rung runs in the block, so that each may be dropped. Raises `BusyError` unless it may wait for that."""
+        with self._lock:
+            if self._session.options.busy == "error" and any(self._running.values()):
+                raise BusyError("set_params: a rung is running in another thread: wait for it, or give busy='wait'")
+            self._setting += 1
+            try:
+                while any(self._running.values()):
+                    self._changed.wait()
+                self._setter = threading.get_ident()
+                yield
+            finally:
+                self._setter = 0
+                self._setting -= 1
+                self._changed.notify_all()
 
     def _first(self) -> dict[str, int]:
         return {name: ranges[0][1] for name, ranges in self.ladder.items()}
