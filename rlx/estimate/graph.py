@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from shlex import quote
 from typing import Any
 
 from rlx.backends import check_options
@@ -109,7 +110,7 @@ def check_bounded(graph: Graph) -> None:
     if free:
         have = f"dim {free[0]!r} has" if len(free) == 1 else f"dims {', '.join(map(repr, free))} have"
         dims = ", ".join(f"{name!r}: (1, 512)" for name in free)
-        flags = " ".join(f"--dims {name}=1:512" for name in free)
+        flags = " ".join(f"--dims {quote(f'{name}=1:512')}" for name in free)
         raise ShapeError(
             f"graph {graph.name!r}: {have} no upper bound, so its memory has none; give bounds, such as "
             f"dims={{{dims}}}, on the command line {flags}"
