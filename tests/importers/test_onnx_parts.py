@@ -225,8 +225,13 @@ def test_options_by_the_old_name_are_for_all_parts() -> None:
     bounded = load(source, dims={"N": (1, 9), "N (b)": (2, 4)})
     assert [v.shape for v in bounded.inputs] == [(Dim("N", 1, 9),), (Dim("N (b)", 2, 4),)]
     assert [v.shape for v in load(source, dims={"N": 4}).inputs] == [(4,), (4,)]
-    with pytest.raises(OptionError, match=r"'N \(c\)' is no dim or input"):
-        load(source, dims={"N (c)": 4})
+    assert [v.shape for v in load(source, dims={"N": 3, "N (b)": 4}).inputs] == [(3,), (4,)]
+    for wrong in ({"N (c)": 4}, {"N": 4, "N (c)": 4}):
+        with pytest.raises(OptionError, match=r"'N \(c\)' is no dim or input"):
+            load(source, dims=wrong)
+    whole = _model([_node("Add", "a b")], {"a": ("N",), "b": ("N",)}, ["y"])
+    with pytest.raises(OptionError, match=r"'N \(b\)' is no dim or input"):
+        load(whole, dims={"N": 4, "N (b)": 4})
     graph = load(source)
     later = rlx.compile(graph, device="cpu", dims={"N": (1, 8)})
     assert [s.shape for s in later.inputs] == [(Dim("N", 1, 8),), (Dim("N (b)", 1, 8),)]
@@ -254,3 +259,11 @@ def test_a_name_that_stands_once_takes_one_import(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(importer.Scope, "_node", lambda scope, node: (seen.append(node.op_type), handler(scope, node)))
     load(_model(nodes, {"a": ("N",), "b": ("N",)}, ["v50"]))
     assert (len(walked), seen.count("Add"), seen.count("Relu")) == (3, 2, 50)
+
+
+def test_a_file_with_very_many_places_keeps_its_names() -> None:
+    """What is looked at is bounded: 400 inputs have a dim each, 600 one."""
+    for count_, dims in ((400, 400), (600, 1)):
+        nodes = [_node("Relu", f"x{i}", f"y{i}") for i in range(count_)]
+        graph = load(_model(nodes, {f"x{i}": ("N",) for i in range(count_)}, [f"y{i}" for i in range(count_)]))
+        assert len(graph.dims()) == dims

@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping
 from rlx.errors import DTypeError, ModelFormatError, OptionError, ShapeError, UnsupportedOp
 from rlx.importers.onnx import mappings
 from rlx.importers.onnx.dead import remove_dead
-from rlx.importers.onnx.dims import Bound, DimsOption, input_shapes, own_names, settled, unknown_dims
+from rlx.importers.onnx.dims import (
+    Bound,
+    DimsOption,
+    input_shapes,
+    of_names_and_parts,
+    own_names,
+    settled,
+    unknown_dims,
+)
 from rlx.importers.onnx.mapping import TAINTED, ListOf, StackOf, UnsupportedError, element_dtype
 from rlx.importers.onnx.model import ModelFile, ValueInfo, read_model
 from rlx.importers.onnx.parts import Parts, parted
@@ -16,6 +24,7 @@ from rlx.importers.onnx.reads import in_order, live_nodes, sources_of_sizes
 from rlx.importers.onnx.scope import Import, MissingNode, Region, Run, Scope
 from rlx.importers.onnx.symbolic import LIMIT
 from rlx.importers.onnx.tensor import STRING
+from rlx.ir.extents import of_parts
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 
@@ -65,16 +74,19 @@ def check(done: Import) -> None:
 def import_model(model: ModelFile, *, dims: DimsOption | None = None, weights: bool = True) -> Import:
     """Imports as much as can be; params have no data with `weights=False`."""
     inputs = _true_inputs(model)
-    shapes, others = input_shapes(inputs, dims)
+    late = of_names_and_parts(inputs, dims or {})
+    shapes, others = input_shapes(inputs, {name: bound for name, bound in (dims or {}).items() if name not in late})
 
     def trial(shapes: Mapping[str, Shape], parts: Parts | None) -> Graph | None:
         done = _imported(model, shapes, others, False, parts)
         return None if done.missing or done.misfits else done.graph
 
     parts = parted(inputs, shapes, own_names(dims), trial)
-    if parts is not None:
-        own = {part: others.pop(part) for part in parts.undivided if part in others}
+    if parts is not None and late.keys() <= parts.undivided.keys():
+        own = of_parts(late, parts.undivided)
         shapes = parts.shapes({part: settled(part, bound) for part, bound in own.items() if bound is not None})
+    elif late:  # there are no such parts, which is told
+        shapes, others = input_shapes(inputs, dims)
     result = _imported(model, shapes, others, weights)
     unused = {name: bound for name, bound in others.items() if name not in result.produced}
     if unused:

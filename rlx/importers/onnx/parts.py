@@ -30,6 +30,7 @@ from rlx.ops.base import Op
 __all__ = ["Parts", "parted"]
 
 TRIALS = 8  # of one file; a file that needs more keeps its names undivided
+MOST_PLACES = 512  # of all names; a file that has more keeps its names undivided too
 
 Place = tuple[str, int]  # input, axis
 Row = dict[tuple[Atom, ...], Fraction]  # a sum of products that is 0
@@ -179,10 +180,6 @@ class Parts:
             self.found = True
 
 
-def _dim(like: Symbol, name: str) -> Dim:
-    return Dim(name, like.lo, like.hi, like.multiple)
-
-
 def parted(
     inputs: Sequence[ValueInfo],
     shapes: Mapping[str, Shape],
@@ -195,6 +192,8 @@ def parted(
     isn't complete.
     """
     parts = Parts(inputs, shapes, kept)
+    if sum(map(len, parts.places.values())) > MOST_PLACES:
+        return None
     for _ in range(TRIALS):
         if not parts.apart:
             return None
