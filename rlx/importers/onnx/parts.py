@@ -23,7 +23,7 @@ from fractions import Fraction
 from rlx.errors import RlxError
 from rlx.importers.onnx.model import ValueInfo
 from rlx.ir.fingerprint import equal_with
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Atom, Dim, Guard, Shape, Size, Symbol, substitute, symbols
 from rlx.ops.base import Op
 
@@ -113,8 +113,10 @@ class Parts:
 
     # ---- what a trial tells
 
-    def learn(self, guards: Iterable[Guard]) -> None:
-        """Puts together what these equalities need to be one. Raises `_Together` once nothing is apart."""
+    def learn(self, guards: Iterable[Guard], nodes: Iterable[Node]) -> None:
+        """Puts together what these equalities and nodes need to be one. Raises `_Together` once nothing is apart."""
+        for node in nodes:
+            self._look_up(node)
         new = False
         for guard in guards:
             difference = guard.lhs - guard.rhs
@@ -137,14 +139,17 @@ class Parts:
     def learn_all(self, graph: Graph) -> None:
         """Learns from a graph and its regions all that they tell."""
         for node in graph.nodes:
-            at = node.op.places if isinstance(node.op, Op) else None
-            if at is not None and node.inputs[at].kind != "const":
-                used = {s.name for size in node.inputs[0].shape for s in symbols(size)} & self._parts.keys()
-                for part in used:
-                    self._join(next(places for places in self.places.values() if self._parts[part] in places))
             for region in node.regions:
                 self.learn_all(region)
-        self.learn(graph.guards)
+        self.learn(graph.guards, graph.nodes)
+
+    def _look_up(self, node: Node) -> None:
+        """Puts together the names of a value in which data choose places."""
+        at = node.op.places if isinstance(node.op, Op) else None
+        if at is not None and node.inputs[at].kind != "const":
+            used = {s.name for size in node.inputs[0].shape for s in symbols(size)} & self._parts.keys()
+            for part in used:
+                self._join(next(places for places in self.places.values() if self._parts[part] in places))
 
     def _rest(self, row: Row) -> Row:
         """What is left of a sum once the rows that are known to be 0 are taken off: one form for equal sums."""

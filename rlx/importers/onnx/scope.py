@@ -418,10 +418,10 @@ class Scope:
         self.made = {name for node in live for name in node.outputs}
         self.wanted = frozenset(name for node in live for name in reads(node)).union(outputs)
         for node in live:
-            known = len(self.graph.guards)
+            known = len(self.graph.guards), len(self.graph.nodes)
             self._node(node)
-            if self.run.parts is not None and len(self.graph.guards) > known:
-                self.run.parts.learn(self.graph.guards[known:])
+            if self.run.parts is not None:
+                self.run.parts.learn(self.graph.guards[known[0] :], self.graph.nodes[known[1] :])
         for name in outputs:
             if not self.exists(name):
                 raise ModelFormatError(f"{self.run.model.path}: nothing makes the output {name!r}")
