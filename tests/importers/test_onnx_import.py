@@ -279,6 +279,7 @@ def test_bounds_reach_the_symbols() -> None:
         ({"m": ("other", 3)}, ShapeError, "has 2 sizes, the input has 4"),
         ({"batch": (4, 2)}, OptionError, "expected an int"),
         ({"batch": -1}, OptionError, "expected an int"),
+        ({3: 4}, OptionError, "3 is no dim or input"),
         ({"batch": 2, "x": (3, 3, None, None)}, OptionError, "'batch' is 3 here and 2 elsewhere"),
     ],
 )

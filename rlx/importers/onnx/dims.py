@@ -119,7 +119,7 @@ def of_names_and_parts(inputs: Sequence[ValueInfo], dims: DimsOption) -> dict[st
     found: dict[str, Any] = {}
     for part, bound in dims.items():
         for name in names if part not in known else ():
-            if part.startswith(f"{name} ("):
+            if isinstance(part, str) and part.startswith(f"{name} ("):
                 found |= {part: bound} | {n: dims[n] for n in (name,) if n in dims}
     return found
 
