@@ -235,7 +235,7 @@ class Graph:
             if source:
                 error.args = (f"node {source[0]!r}: {error}",)
             raise
-        self._guard(guards, source)
+        self.require(guards, source)
         node = Node(op, tuple(inputs), (), source, tuple(regions))
         names = [name] if len(types) == 1 else [f"{name}.{i}" if name else "" for i in range(len(types))]
         numbered = enumerate(zip(types, names, strict=True))
@@ -243,7 +243,7 @@ class Graph:
         self.nodes.append(node)
         return node.outputs
 
-    def _guard(self, guards: Sequence[Guard], source: Sequence[str]) -> None:
+    def require(self, guards: Sequence[Guard], source: Sequence[str]) -> None:
         """Adds guards that are new; one says which node needs it."""
         for guard in guards:
             if not any(g.lhs == guard.lhs and g.rhs == guard.rhs for g in self.guards):
