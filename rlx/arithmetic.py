@@ -15,6 +15,7 @@ from typing import Any
 
 __all__ = ["usual_arithmetic"]
 
+LIBRARIES = (None, "libm.so.6")  # what the process has (macOS, musl), and where glibc keeps them
 ROOM = 64  # words, more than any system's `fenv_t` takes
 
 
@@ -22,7 +23,8 @@ ROOM = 64  # words, more than any system's `fenv_t` takes
 def usual_arithmetic() -> Iterator[None]:
     """Code in which this thread has the usual arithmetic; it has its own again afterwards. Also a decorator.
 
-    The C library does that, in some 2 µs. On Windows the thread's is left as it is.
+    The C library does that, in some 2 µs. On Windows, and where no library has the functions, the thread's is left as
+    it is; runs of the CPU set the register itself.
     """
     read, write, usual = _calls()
     if read is None:
@@ -40,11 +42,14 @@ def usual_arithmetic() -> Iterator[None]:
 @functools.cache
 def _calls() -> tuple[Any, Any, Any]:
     """`fegetenv`, `fesetenv` and the usual environment; None for each where there are none."""
-    if sys.platform == "win32":
-        return None, None, None
-    library = ctypes.PyDLL(None)  # these are too short to let other threads go on
-    if sys.platform == "darwin":
-        usual: Any = ctypes.byref(ctypes.c_char.in_dll(library, "_FE_DFL_ENV"))
-    else:
-        usual = ctypes.c_void_p(-1)  # of glibc and musl
-    return library.fegetenv, library.fesetenv, usual
+    for name in () if sys.platform == "win32" else LIBRARIES:
+        try:
+            library = ctypes.PyDLL(name)  # these are too short to let other threads go on
+            if sys.platform == "darwin":
+                usual: Any = ctypes.byref(ctypes.c_char.in_dll(library, "_FE_DFL_ENV"))
+            else:
+                usual = ctypes.c_void_p(-1)  # of glibc and musl
+            return library.fegetenv, library.fesetenv, usual
+        except (OSError, AttributeError, ValueError):  # no such library, function or variable
+            continue
+    return None, None, None

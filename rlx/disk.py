@@ -15,19 +15,33 @@ from rlx.errors import ModelFormatError, OptionError
 from rlx.lazy_imports import log, sha256
 
 __all__ = [
-    "NotOwn", "cache_folder", "check_owner", "check_regular", "content_key", "evict", "open_regular", "own_folder",
-    "path_of", "read_kept", "replacing", "saving", "write_kept",
+    "MAGIC", "NotOwn", "cache_folder", "check_owner", "check_regular", "content_key", "evict", "is_artifact",
+    "keep_in", "open_regular", "own_folder", "path_of", "read_kept", "replacing", "saving", "write_kept",
 ]  # fmt: skip
 
 
+MAGIC = b"\x93rlxart\n"  # what an artifact begins with
+_named: list[Path] = []  # the folders in the place of the user's, the last one counts
 MOST_KEPT = 1 << 20  # bytes of a kept measurement
 
 
 def cache_folder() -> Path:
-    """The user's cache folder of rlx."""
+    """The user's cache folder of rlx, or what `keep_in` named."""
+    if _named:
+        return _named[-1]
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("rlx"))
+
+
+def keep_in(folder: str | os.PathLike[str]) -> None:
+    """Makes this the cache folder of this process, as of one that measures what an empty cache costs."""
+    _named.append(Path(folder))
+
+
+def is_artifact(head: bytes) -> bool:
+    """Whether a file that begins so is an artifact, whatever its name."""
+    return head[: len(MAGIC)] == MAGIC
 
 
 def content_key(*parts: str) -> str:

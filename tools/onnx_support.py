@@ -50,9 +50,14 @@ type named: strings, FLOAT8E4M3FNUZ, FLOAT8E5M2FNUZ, FLOAT8E8M0, INT2, UINT2, FL
 - Sequences and optionals are lists known at import. A sequence as output `y` is given as `y.0`, `y.1` ...; as input of
   the model it is refused. One whose length the run decides (appended to in a loop, or an open axis split up) is the
   rows of one tensor, also as an output: its tensors are of one shape.
-- Sizes of one name are one dim in all inputs. Files that give one name to sizes that differ are run with a name of its
-  own for one of them, by input and axis: `dims={"b": {0: "M"}}`, or a size or bounds for it (`{0: 4}`, `{0: (1, 64)}`;
-  `--dims 'b[0]=M'`). Where a node needs the two to be equal, each run checks it.
+- A name of sizes is one dim where the graph needs the sizes to be equal: each run checks it. Where it never does, the
+  others get names of their own, after their input: `N`, `N (b)`, `N (x.1)` for axis 1 of an x that has the name twice.
+  What `dims`, `at=` or a ladder of `Buckets` say of `N` is said of all of them, unless one has an entry itself
+  (`{"N": (1, 8), "N (b)": (1, 64)}`); a ladder makes them one. A name stays whole where a branch or a loop's body needs
+  it to be, where data choose places along the axis, and where the graph decides something by comparing the two sizes;
+  so do all names of a file in which they stand at more than 512 axes of inputs.
+  `dims` give one a name of its own by input and axis, `{"b": {0: "M"}}`, or a size or bounds (`{0: 4}`, `{0: (1, 64)}`;
+  `--dims 'b[0]=M'`); the name of another, `{"b": {0: "N"}}`, makes them one.
 - Sizes that data decide (NonZero, NonMaxSuppression, Reshape by computed shapes ...) are dims named after the output,
   `boxes.count`; `dims={"boxes.count": (0, 300)}` bounds them.
 - Random ops draw by their own counter-based generator from the node's seed, or its name where it has none.

@@ -171,6 +171,7 @@ class ReferenceExecutable(Executable):
         self.asked: set[int] | None = None  # the outputs that the last run was asked for, None: all
         self.inputs: dict[str, tuple[Array, Array]] = {}  # bound ones: first and present value
         self.fed: dict[str, int] = {}
+        self.asked_for: dict[str, tuple[int, ...]] = {}  # the shapes of inputs whose memory was asked for
         self.turns = Turns()
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
@@ -249,12 +250,20 @@ class ReferenceExecutable(Executable):
     def run_all(self, inputs: Sequence[Array]) -> list[Array]:
         names = [v.name for v in self.graph.inputs]
         given = dict(zip(names, inputs, strict=True))
+        self.ask(given)
         watch = None if self.trap == "off" else self.watch(given)
         made = run_graph(self.graph, given, self.values, self.states, trace=watch)
         self.outputs, self.asked = list(made.values()), None
         for name, number in self.fed.items():
             self.put_state(name, self.outputs[number])
         return list(made.values())
+
+    def ask(self, inputs: Mapping[str, Array]) -> None:
+        """Asks whether a run at these sizes may have its memory, once for runs of the same sizes."""
+        shapes = {name: a.shape for name, a in inputs.items()}
+        if shapes != self.asked_for:
+            self.reserve(bind_extents(self.graph, shapes), 0)
+            self.asked_for = shapes
 
     def watch(self, inputs: Mapping[str, Array]) -> Trace:
         """Raises `NanTrapped` for the first node that gives what is trapped."""

@@ -22,6 +22,7 @@ NEAR = 0.01  # square of a distance (of logarithms) within which points are as g
 FUNCTIONS: dict[str, float] = {
     "plain": 0.2, "loop": 1, "scattered": 4, "div": 4, "sqrt": 4, "exp": 10, "log": 12, "tanh": 14, "sigmoid": 14,
     "erf": 16, "normal_cdf": 12, "sin": 16, "cos": 16, "pow": 28, "floordiv": 16, "mod": 16, "idiv": 16, "irem": 16,
+    "fmod": 8,
 }  # fmt: skip
 
 

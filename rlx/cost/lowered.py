@@ -8,7 +8,7 @@ from rlx.backends.base import Backend, CodeGenerator
 from rlx.compiler import legal_graph, lower_graph
 from rlx.errors import OptionError, ShapeError, no_such
 from rlx.ir.dtype import DType
-from rlx.ir.extents import check_extent
+from rlx.ir.extents import check_extent, of_parts
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape, evaluate
 from rlx.ir.verify import verify
@@ -102,7 +102,7 @@ def _lowerable(node: Node) -> str | None:
 def extents_at(graph: Graph, at: Mapping[str, int] | None) -> dict[str, int]:
     """The extent of every dim: as given, else its upper bound. `ShapeError` names a dim that has neither."""
     dims = graph.dims()
-    given = dict(at or {})
+    given = of_parts(at or {}, dims)
     for name, extent in given.items():
         if name not in dims:
             raise no_such("dim", name, dims, call="at")

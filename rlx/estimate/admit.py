@@ -45,7 +45,8 @@ class Admission:
     def __init__(self, backend: Device, options: CompileOptions) -> None:
         self.backend, self.options = backend, options
         self.lowered: Lowered | None = None
-        self.library: MemoryEstimate | None = None
+        self.library: MemoryEstimate | None = None  # at the upper bounds, of a device that manages its memory itself
+        self.library_at: Callable[[Mapping[str, int] | None], MemoryEstimate] | None = None
         self.model = ""
         self.taken = 0  # bytes of the model once it is there, of `budget=`
 
@@ -60,11 +61,21 @@ class Admission:
 
         self.model = graph.name
         if program is None or not isinstance(self.backend, CodeGenerator):
+            name, overhead, options = self.backend.name, self.overhead, self.options
+
+            def at(extents: Mapping[str, int] | None) -> MemoryEstimate:
+                return estimate_library(graph, legal, name, overhead, options, extents, known=extents is not None)
+
+            self.library_at = at
             if all(s.hi is not None for s in graph.dims().values()):
-                self.library = estimate_library(graph, legal, self.backend.name, self.overhead, self.options)
-            # The device frees activations as it likes; what is sure to be there is the weights.
-            self.taken = sum(v.type.nbytes() or 0 for v in (*legal.params, *legal.constants))
-            self.ask(MemoryEstimate(graph.name, self.backend.name, weight_bytes=self.taken))
+                self.library = at(None)
+            # A budget is what the model may take at the most. What the system has is compared with what is sure to be
+            # taken, the weights: the device frees activations as it likes.
+            sure = at({})
+            needs = self.library or sure
+            self.taken = needs.own.peak_bytes
+            weights = MemoryEstimate(graph.name, name, weight_bytes=sure.weight_bytes)
+            self.ask(weights if options.budget_bytes is None else needs)
             return
         self.lowered = lowered_of(graph, program, self.backend, self.options, self.overhead)
         needs = self.lowered.at_bounds() or self.lowered.fixed()
@@ -77,7 +88,11 @@ class Admission:
 
     def room(self, extents: Mapping[str, int], nbytes: int) -> None:
         """The question before an arena grows by that many bytes for a run at `extents`."""
-        if self.lowered is None or self.options.over_budget == "allow":
+        if self.options.over_budget == "allow":
+            return
+        if self.lowered is None:
+            if self.library_at is not None and self.library is None and self.options.budget_bytes is not None:
+                self.ask(self.library_at(extents))
             return
         if self.options.budget_bytes is None:
             self.ask(MemoryEstimate(self.lowered.graph.name, self.backend.name, activation_bytes=nbytes))

@@ -1,24 +1,29 @@
-"""`rlx.estimate`: from a model in any form to its memory, reading headers only."""
+"""`rlx.estimate`: from a model in any form to its memory, reading headers and the ends of weights that may be equal."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlx.backends import choose_backend, device_named
 from rlx.backends.granted import run_threads
 from rlx.boundary import bounded
-from rlx.disk import check_regular, path_of
+from rlx.disk import MAGIC, check_regular, is_artifact, open_regular, path_of
 from rlx.errors import CompileError, ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
 from rlx.estimate.memory import MemoryEstimate
 from rlx.importers.formats import is_onnx
 from rlx.ir.graph import Graph
+from rlx.ir.literal import equal_arrays
 from rlx.options import CompileOptions
 from rlx.records import replace
+
+if TYPE_CHECKING:
+    from rlx.importers.onnx.tensor import TensorRef
 
 __all__ = ["estimate"]
 
@@ -41,38 +46,42 @@ def estimate(
 ) -> MemoryEstimate:
     """What a model will take in memory: a Graph, or the path of an ONNX, GGUF, safetensors or .rlx file.
 
-    Only headers are read. `dims` as in `rlx.load`; `context` (tokens), `batch` (sequences), `kv_dtype` and `prefill`
-    (tokens of a prompt at once) are for language models: GGUF files, and safetensors with their config.json. `weights`
-    are those that are in memory already, arrays by name. `overhead` gives the device's own bytes; None: those measured
-    once on this machine. Further keywords are those of `rlx.compile`. Raises `ShapeError` where a size has no bound,
-    `OptionError`, and what reading and compiling raise.
+    Only headers are read, and of an ONNX file the ends of weights of one type and shape: equal ones count once. `dims`
+    as in `rlx.load`; `context` (tokens), `batch` (sequences), `kv_dtype` and `prefill` (tokens of a prompt at once) are
+    for language models: GGUF files, and safetensors with their config.json. `weights` are those that are in memory
+    already, arrays by name. `overhead` gives the device's own bytes; None: those measured once on this machine. Further
+    keywords are those of `rlx.compile`. Raises `ShapeError` where a size has no bound, `OptionError`, and what reading
+    and compiling raise.
     """
     chosen = CompileOptions(device=device).with_options({**options, "dims": dims})
     name = device_named(device)
-    own = Overhead(overhead) if isinstance(overhead, int) else overhead or overhead_of(name)
     language: dict[str, Any] = {"context": context, "batch": batch, "kv_dtype": kv_dtype, "prefill": prefill}
     given = {name: value for name, value in language.items() if value is not None}
     if isinstance(model, Graph):
         from rlx.estimate.graph import estimate_graph  # brings the compiler, which headers alone don't need
 
         _refuse(given, "a graph")
-        return estimate_graph(model, choose_backend(name), chosen, own, held=weights)
+        return estimate_graph(model, choose_backend(name), chosen, _overhead(overhead, name), held=weights)
     if not isinstance(model, str | os.PathLike):
         raise OptionError(f"estimate takes a Graph or the path of a model, got {type(model).__name__}")
     path = Path(path_of(model, "estimate"))
     ending = _ending(path)
     if ending in (".onnx", ".rlx"):
         _refuse(given, f"{path.name}, whose sizes are given by dims=")
-        if ending == ".onnx":
-            return _onnx(path, choose_backend(name), chosen, own, weights)
-        return _text(path, choose_backend(name), chosen, own, weights)
+        own, backend = _overhead(overhead, name), choose_backend(name)
+        return (_onnx if ending == ".onnx" else _text)(path, backend, chosen, own, weights)
     if dims is not None:
         raise OptionError(f"dims={dims!r}: {path.name} is a language model: give context= and batch=")
     if weights is not None:
         raise OptionError(f"weights=: {path.name} is a language model, whose weights are shared by mapping its file")
     file = read_gguf_model(path) if ending == ".gguf" else read_hf_model(path)
     threads = run_threads(chosen.threads)
-    return estimate_language_model(file, name, own, threads=threads, **given)
+    return estimate_language_model(file, name, _overhead(overhead, name), threads=threads, **given)
+
+
+def _overhead(given: Overhead | int | None, device: str) -> Overhead:
+    """What the device takes by itself: as given, else as measured, once on a machine."""
+    return Overhead(given) if isinstance(given, int) else given or overhead_of(device)
 
 
 def _refuse(given: Mapping[str, Any], what: str) -> None:
@@ -86,14 +95,19 @@ def _ending(path: Path) -> str:
     if os.path.isdir(path) or path.name.endswith(".safetensors.index.json"):
         return ".safetensors"
     check_regular(path)
-    if ending in (".onnx", ".rlx", ".gguf", ".safetensors"):
-        return ending
     try:
-        with path.open("rb") as file:
-            head = file.read(4)
+        with open(open_regular(path), "rb") as file:
+            head = file.read(len(MAGIC))
     except OSError as error:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
-    if head == b"GGUF":
+    if is_artifact(head):
+        raise ModelFormatError(
+            f"{path}: is an artifact of rlx, which is planned already: load it by rlx.load_artifact(path) and read its "
+            "memory.predicted, or give the model file that it was made from"
+        )
+    if ending in (".onnx", ".rlx", ".gguf", ".safetensors"):
+        return ending
+    if head.startswith(b"GGUF"):
         return ".gguf"
     if is_onnx(head):
         return ".onnx"
@@ -151,5 +165,16 @@ def _onnx(
         mapped=mapped,
         held=held,
         file_bytes=touched,
+        equal=_equal({name: refs[name] for name in params & refs.keys()}),
     )
     return replace(made, model=path.name, import_bytes=listed * LISTED)
+
+
+def _equal(refs: Mapping[str, TensorRef]) -> dict[str, str]:
+    """The weights that have the bytes of an earlier one, which memory then holds once.
+
+    Of those of one type and shape the ends are read, and the rest of those whose ends are equal; others stay unread.
+    """
+    forms = Counter((ref.elem_type, ref.dims) for ref in refs.values())
+    found = {name: ref for name, ref in refs.items() if forms[ref.elem_type, ref.dims] > 1 and not ref.is_copied}
+    return equal_arrays({name: (None, ref.array(aligned=False)) for name, ref in found.items() if not ref.lacks()})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["FUNCTION", "NODE", "Overhead", "known_overhead", "overhead_of"]
 
 FORMAT = 9
-CACHE = "XDG_CACHE_HOME"  # set to an empty folder, so that all code is compiled
 SECONDS = 300  # the longest that a measurement may take
 MEASURED_WITH = ("rlx", "llvmlite", "numpy", "ml-dtypes")
 MAPPED = 16 << 20  # address space that loading a file takes in passing, at most
@@ -39,7 +37,8 @@ STAGES = 16 << 10  # bytes of a node in what the stages of the compiler pass on,
 class Overhead:
     """Growth of the resident set, in bytes: `fixed` from `import rlx` to the first run of a tiny graph.
 
-    Beyond that, a larger graph adds `per_node` for each node, on devices that don't say what their code takes.
+    Beyond that, a larger graph adds `per_node` for each node, on devices that don't say what their code takes (others
+    have 0).
     `compiling` is the part of `fixed` that comes only
     once something is compiled, kernels of every kind and by all threads that compile: how much of the compiler's
     library that brings into memory depends on what is compiled. `cached` is the growth where the code of a tiny graph
@@ -149,7 +148,10 @@ def _probed(function: str, device: str, folder: str) -> dict[str, int]:
     """What a function of the probe prints in a fresh process."""
     import subprocess
 
-    code = f"import rlx, numpy\nfrom rlx.estimate.probe import {function}\n{function}({device!r}, {folder!r})"
+    code = (
+        f"import rlx, numpy\nfrom rlx.disk import keep_in\nkeep_in({folder!r})\n"  # empty: all code is compiled
+        f"from rlx.estimate.probe import {function}\n{function}({device!r}, {folder!r})"
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -157,7 +159,6 @@ def _probed(function: str, device: str, folder: str) -> dict[str, int]:
             text=True,
             timeout=SECONDS,
             check=True,
-            env={**os.environ, CACHE: folder},
         )
         return {str(name): int(size) for name, size in json.loads(done.stdout.splitlines()[-1]).items()}
     except subprocess.CalledProcessError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from shlex import quote
 from typing import Any
 
 from rlx.backends import check_options
@@ -13,9 +14,11 @@ from rlx.estimate.calibrate import Overhead
 from rlx.estimate.experts import ExpertTotals
 from rlx.estimate.memory import Axis, MemoryEstimate
 from rlx.ir.graph import Graph, TensorType
+from rlx.ir.literal import equal_arrays
 from rlx.ir.mapped import lies_in_file, read_in_place
-from rlx.ir.shape import Symbol, evaluate, numel
+from rlx.ir.shape import Symbol, evaluate, numel, symbols
 from rlx.ir.verify import verify
+from rlx.kernels.prepared import alike
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
 from rlx.passes.dims import apply_dims
@@ -45,13 +48,15 @@ def estimate_graph(
     mapped: Mapped | None = None,
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
+    equal: Mapping[str, str] | None = None,
 ) -> MemoryEstimate:
     """What a compiled graph takes, at the upper bounds of its dims.
 
     `mapped` says of a param whether kernels can read it where it lies in a mapped file (default: whether its data is
     such an array); `held` are weights by name that a registry has already; `file_bytes` gives the pages of the model's
-    file that loading touches, besides those of the params named, which stay in use. Raises `ShapeError` where a size
-    has no bound, and what the compiler raises.
+    file that loading touches, besides those of the params named, which stay in use; `equal` are params that have the
+    bytes of an earlier one (default: by their data). Raises `ShapeError` where a size has no bound, and what the
+    compiler raises.
     """
     check_options(backend, options)
     graph = apply_dims(graph, options.dims)
@@ -70,6 +75,7 @@ def estimate_graph(
         mapped=mapped,
         held=held,
         file_bytes=file_bytes,
+        equal=equal,
     ).at_bounds()
     if made is None:
         raise ShapeError(f"graph {graph.name!r}: a size of its activations has no upper bound; bound it with dims=")
@@ -86,11 +92,14 @@ def lowered_of(
     mapped: Mapped | None = None,
     held: Mapping[str, Any] | None = None,
     file_bytes: Callable[[Collection[str]], int] = lambda kept: 0,
+    equal: Mapping[str, str] | None = None,
 ) -> Lowered:
     """The program of a graph with all that its memory depends on; arguments as in `estimate_graph`."""
     data = {p.name: p.data for p in graph.params}
     in_file = mapped if mapped is not None else lambda name: (a := data.get(name)) is not None and read_in_place(a)
-    weights = weigh(program, in_file, _checked_held(graph, held or {}))
+    if equal is None:
+        equal = equal_arrays({p.name: (p.type.encoding, p.data) for p in graph.params if p.data is not None})
+    weights = weigh(program, in_file, _checked_held(graph, held or {}), equal)
     sizes = backend.code_sizes(program, options)
     return Lowered(graph, program, schedule(program), options, sizes, weights, backend.name, overhead, file_bytes)
 
@@ -101,7 +110,7 @@ def check_bounded(graph: Graph) -> None:
     if free:
         have = f"dim {free[0]!r} has" if len(free) == 1 else f"dims {', '.join(map(repr, free))} have"
         dims = ", ".join(f"{name!r}: (1, 512)" for name in free)
-        flags = " ".join(f"--dims {name}=1:512" for name in free)
+        flags = " ".join(f"--dims {quote(f'{name}=1:512')}" for name in free)
         raise ShapeError(
             f"graph {graph.name!r}: {have} no upper bound, so its memory has none; give bounds, such as "
             f"dims={{{dims}}}, on the command line {flags}"
@@ -137,20 +146,34 @@ class Weights:
     twice: tuple[Buffer, ...]  # the leaves that are kept as they are and packed too
 
 
-def weigh(program: Program, in_file: Mapped, held: Mapping[str, int]) -> Weights:
-    """Adds up params, constants and what `prepare` makes; each param once, however often it is used."""
+def weigh(program: Program, in_file: Mapped, held: Mapping[str, int], equal: Mapping[str, str]) -> Weights:
+    """Adds up params, constants and what `prepare` makes; each param once, however often it is used.
+
+    Of `equal` params there is one copy, and one of what is packed of them; those that are read in a file lie there.
+    """
+    by_name = {p.name: p for p in program.params}
+    same = {by_name[a]: by_name[b] for a, b in equal.items() if a in by_name and b in by_name}
+    packed, _ = alike(program, same)
+
+    def place(b: Buffer) -> Buffer:
+        """The param whose memory a param has."""
+        return b if in_file(b.name) else same.get(b, b)
+
     kept = kept_leaves(program)
     new = [p for p in program.params if p.name not in held]
-    kept_new = [p for p in new if p in kept]
+    kept_new = [p for p in dict.fromkeys(map(place, (p for p in new if p in kept))) if p.name not in held]
     in_place = [b for b in program.constants if b.data is not None and read_in_place(b.data)]
     from_file = [b for b in program.constants if b.data is not None and b not in kept and lies_in_file(b.data)]
     kept_mapped = [*(p for p in kept_new if in_file(p.name)), *(b for b in in_place if b in kept)]
-    copied = [p for p in new if p not in kept and not in_file(p.name)] + [b for b in from_file if b not in in_place]
+    packed_new = dict.fromkeys(map(place, (p for p in new if p not in kept)))
+    copied = [p for p in packed_new if p not in kept_new and p.name not in held and not in_file(p.name)] + [
+        b for b in from_file if b not in in_place
+    ]
     return Weights(
         stored=sum(_bound(p) for p in program.params),
         kept=sum(_bound(p) for p in kept_new),
         kept_mapped=sum(map(_bound, kept_mapped)),
-        packed=sum(max(_bound(b), 8) for b in program.buffers("prepared")),
+        packed=sum(max(_bound(b), 8) for b in program.buffers("prepared") if b not in packed),
         constants=sum(_bound(b) for b in program.constants if b not in from_file),
         copies=sum(map(_bound, copied)),
         held=sum(held.values()),
@@ -333,21 +356,27 @@ def estimate_library(
     overhead: Overhead,
     options: CompileOptions,
     extents: Mapping[str, int] | None = None,
+    *,
+    known: bool = False,
 ) -> MemoryEstimate:
     """For a device that manages its memory itself: no more than every value of the graph at once.
 
-    At the extents of all dims, or (None) at their upper bounds.
+    At the extents of all dims, or (None) at their upper bounds; `known`: without what has other dims.
     """
 
     def total(types: list[TensorType]) -> int:
+        if known and extents is not None:
+            types = [t for t in types if all(s.name in extents for size in t.shape for s in symbols(size))]
         return sum(_type_bytes(t, extents or {}, extents is None) for t in types)
 
     constants = total([v.type for v in legal.constants])
+    # encoded weights stay as the caller has them, beside what the device reads
     params = total([v.type for v in legal.params])
+    decoded = total([v.type.decoded for v in legal.params if v.type.encoding is not None])
     return MemoryEstimate(
         model=graph.name,
         device=device,
-        weight_bytes=params + constants,
+        weight_bytes=params + decoded + constants,
         activation_bytes=total([v.type for node in legal.nodes for v in node.outputs]),
         input_bytes=options.input_sets * total([v.type for v in graph.inputs]),
         output_bytes=total([o.value.type for o in graph.outputs]),

@@ -35,12 +35,14 @@ def main(device: str, folder: str) -> None:
     backend = choose_backend(device)
     ready, loaded = resident_bytes(), address_bytes()
     kept = [_run(_small(2), device)]
-    if isinstance(backend, CodeGenerator):
+    says = isinstance(backend, CodeGenerator)  # what its code takes
+    if says:
         kept.append(_run(_every_kind(), device))
     fixed, compiling = peak_bytes() - start, peak_bytes() - ready
     address, address_compiling = address_bytes() - mapped, address_bytes() - loaded
     before = resident_bytes()
-    kept.append(_run(_small(MANY), device))
+    if not says:
+        kept.append(_run(_small(MANY), device))
     found = {
         "fixed": fixed,
         "per_node": max(0, resident_bytes() - before) // MANY,

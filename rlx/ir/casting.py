@@ -8,9 +8,10 @@ import numpy as np
 
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 
-__all__ = ["cast", "ends"]
+__all__ = ["cast", "ends", "held", "rounds_twice"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+WIDE = frozenset(map(np.dtype, ("f8", "i4", "u4", "i8", "u8")))  # f32 doesn't hold all of their values
 
 
 def ends(dtype: DType) -> tuple[int, int]:
@@ -35,7 +36,40 @@ def cast(x: Array, to: DType) -> Array:
             return np.asarray(x != 0)
         if (source.is_integer and source.bits < 8) or (source.kind == "b" and not to.native):
             x = x.astype(np.int8)
+        if rounds_twice(to) and x.dtype in WIDE:
+            x = _odd_f32(_odd_f64(x))
         return x.astype(to.numpy)
+
+
+def held(value: int | float | bool, dtype: DType) -> Any:
+    """A number as an element of the type holds it (int, float or bool)."""
+    wide = np.asarray(value)
+    return cast(wide if wide.dtype != object else np.asarray(float(value)), dtype).item()
+
+
+def rounds_twice(dtype: DType) -> bool:
+    """Whether NumPy's own conversions to the type go through f32, so that `cast` has to make them."""
+    return dtype.is_float and not dtype.native
+
+
+def _odd_f64(x: Array) -> Array:
+    """As f64; integers that it doesn't hold are rounded to odd, see `_odd_f32`."""
+    if x.dtype.itemsize == 8 and x.dtype.kind in "iu":
+        inexact = ((x > 2**53) | (x < -(2**53))) & (x % 2048 != 0)
+        x = np.where(inexact, x // 4096 * 4096 + 2048, x)
+    return x.astype(np.float64)
+
+
+def _odd_f32(x: Array) -> Array:
+    """f64 as f32, of the two next to what it doesn't hold the one whose last bit is 1.
+
+    That is in no middle of two numbers of fewer bits, so rounding it to those gives what rounding once would have.
+    """
+    near = x.astype(np.float32)
+    back = near.astype(np.float64)
+    bits = near.view(np.uint32)
+    odd = (bits - (np.abs(back) > np.abs(x))) | 1
+    return np.where((back == x) | np.isnan(x), bits, odd).astype(np.uint32).view(np.float32)
 
 
 def _whole(x: Array, to: DType) -> Array:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from rlx.errors import ExecutionError, ShapeError, no_such
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, Guard, Shape, Size, Symbol, evaluate, symbols
 
-__all__ = ["bind_extents", "bind_result", "check_all", "check_extent", "check_guards", "check_shape"]
+__all__ = ["bind_extents", "bind_result", "check_all", "check_extent", "check_guards", "check_shape", "of_parts"]
 
 
+T = TypeVar("T")
 Solver = Callable[[Dim, int], tuple[Symbol, int] | None]
+
+
+def of_parts(given: Mapping[str, T], known: Iterable[str]) -> dict[str, T]:
+    """What is given by dim, for the parts of each name too: "N (b)" is a part of "N", unless it has an entry itself.
+
+    A model file's name of sizes has parts where the graph doesn't need them to be equal.
+    """
+    names = list(known)
+    found: dict[str, T] = {}
+    for name, value in given.items():
+        parts = [part for part in names if part.startswith(f"{name} (") and part not in given]
+        found |= dict.fromkeys([name] * (name in names or not parts) + parts, value)
+    return found
 
 
 def bind_extents(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
@@ -49,7 +64,7 @@ def _way_out(graph: Graph, name: str, shape: Sequence[int], extents: Mapping[str
             if symbol is not None and extents.get(symbol.name, extent) != extent:
                 return (
                     f"; where a model file gives one name to sizes that may differ, dims={{{name!r}: {{{axis}: "
-                    f"'{symbol.name}2'}}}} gives this one a name of its own"
+                    f"'{symbol.name}2'}}}} gives this one a name of its own, and a node that needs them equal is named"
                 )
     return ""
 

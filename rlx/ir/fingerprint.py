@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
 from rlx.errors import CompileError
 from rlx.ir.graph import Graph, Node, TensorType, Value
 from rlx.ir.literal import content_hash, format_attribute
-from rlx.ir.shape import Dim, Size, Symbol, format_size, symbols
+from rlx.ir.shape import Dim, Size, Symbol, format_size, substitute, symbols
 
-__all__ = ["fingerprint", "graphs_equal"]
+__all__ = ["equal_with", "fingerprint", "graphs_equal"]
 
 FORMAT = "rlx graph 1"
+_FEW = 1024  # elements of a constant
 
 
 def fingerprint(graph: Graph) -> str:
@@ -109,21 +111,45 @@ def graphs_equal(a: Graph, b: Graph) -> bool:
     return _described(a) == _described(b)
 
 
-def _described(graph: Graph) -> list[Any]:
+def equal_with(a: Graph, b: Graph, sizes: Mapping[str, Size]) -> bool:
+    """Whether `a` with the named symbols replaced by sizes has the nodes, types and guards of `b`.
+
+    Guards count as a set without those that hold by themselves; constants of more than 1024 elements aren't compared.
+    """
+    return _described(a, sizes) == _described(b, {})
+
+
+def _described(graph: Graph, sizes: Mapping[str, Size] | None = None) -> list[Any]:
+    def resized(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(resized, value))
+        return substitute(value, sizes) if sizes and isinstance(value, Dim) else value
+
+    def typed(type: TensorType) -> TensorType:
+        return TensorType(resized(type.shape), type.dtype, type.encoding) if sizes else type
+
+    loose = sizes is not None
     numbers = {value: i for i, value in enumerate(graph.values())}
-    leaves = [(v.kind, v.name, v.type) for v in (*graph.inputs, *graph.params, *graph.states)]
-    constants = [(v.type, None if v.data is None else content_hash(v.data)) for v in graph.constants]
+    leaves = [(v.kind, v.name, typed(v.type)) for v in (*graph.inputs, *graph.params, *graph.states)]
+    constants = [
+        (v.type, None if v.data is None or (loose and v.data.size > _FEW) else content_hash(v.data))
+        for v in graph.constants
+    ]
     nodes = [
         (
             type(node.op),
-            {name: format_attribute(value) for name, value in node.op.attributes().items()},
+            {name: format_attribute(resized(value)) for name, value in node.op.attributes().items()},
             [numbers.get(v, -1) for v in node.inputs],
-            [v.type for v in node.outputs],
+            [typed(v.type) for v in node.outputs],
             node.provenance,
-            [_described(region) for region in node.regions],
+            [_described(region, sizes) for region in node.regions],
         )
         for node in graph.nodes
     ]
     outputs = [(o.name, numbers.get(o.value, -1)) for o in graph.outputs]
     updates = {name: numbers.get(v, -1) for name, v in graph.updates.items()}
-    return [graph.name, graph.dims(), leaves, constants, nodes, outputs, updates, graph.guards]
+    found = [graph.name, leaves, constants, nodes, outputs, updates]
+    if loose:
+        pairs = {frozenset((resized(g.lhs), resized(g.rhs))) for g in graph.guards}
+        return [*found, {pair for pair in pairs if len(pair) > 1}]
+    return [*found, graph.dims(), graph.guards]

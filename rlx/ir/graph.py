@@ -12,6 +12,7 @@ import numpy as np
 from rlx.arithmetic import usual_arithmetic
 from rlx.boundary import bounded_class
 from rlx.errors import CompileError, DTypeError, NameNotFound, OptionError, RlxError, ShapeError
+from rlx.ir.casting import cast, rounds_twice
 from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import Encoding
 from rlx.ir.mapped import lies_in_file
@@ -158,11 +159,14 @@ class Graph:
         """A constant array: a copy, read-only, but of what lies in a mapped file, which stays there."""
         if isinstance(value, np.ndarray) and dtype is None and lies_in_file(value):
             return self._constant(value, name)
-        element = dtype_of(dtype).numpy if dtype is not None else None
+        wanted = None if dtype is None else dtype_of(dtype)
         refuse_masked("constant", value)
         try:
             with usual_arithmetic():
-                array = np.array(value, dtype=element, order="C")
+                if wanted is not None and rounds_twice(wanted):
+                    array = np.array(cast(np.asarray(value), wanted), order="C")
+                else:
+                    array = np.array(value, dtype=None if wanted is None else wanted.numpy, order="C")
                 if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
                     array = array.astype(np.float32)  # a Python float is an f32, as in the field
         except OverflowError as error:  # callers that know the op say it better
@@ -231,7 +235,7 @@ class Graph:
             if source:
                 error.args = (f"node {source[0]!r}: {error}",)
             raise
-        self._guard(guards, source)
+        self.require(guards, source)
         node = Node(op, tuple(inputs), (), source, tuple(regions))
         names = [name] if len(types) == 1 else [f"{name}.{i}" if name else "" for i in range(len(types))]
         numbered = enumerate(zip(types, names, strict=True))
@@ -239,7 +243,7 @@ class Graph:
         self.nodes.append(node)
         return node.outputs
 
-    def _guard(self, guards: Sequence[Guard], source: Sequence[str]) -> None:
+    def require(self, guards: Sequence[Guard], source: Sequence[str]) -> None:
         """Adds guards that are new; one says which node needs it."""
         for guard in guards:
             if not any(g.lhs == guard.lhs and g.rhs == guard.rhs for g in self.guards):

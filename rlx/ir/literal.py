@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,9 +15,11 @@ from rlx.ir.dtype import DType
 from rlx.ir.shape import Dim, format_size
 from rlx.ir.value import Array, TensorType
 
-__all__ = ["array_of", "content_hash", "end_bytes", "format_attribute", "inline", "same_bytes"]
+__all__ = ["array_of", "content_hash", "end_bytes", "equal_arrays", "format_attribute", "inline", "same_bytes"]
 
+K = TypeVar("K")
 INLINE_ELEMENTS = 16
+LEAST = 64 << 10  # bytes of an array that is worth finding its equal for
 ENDS = 4 << 10  # bytes
 PART = 1 << 20
 
@@ -39,6 +42,29 @@ def same_bytes(a: Array, b: Array) -> bool:
         return False
     x, y = (array.reshape(-1).view(np.uint8) for array in (a, b))
     return all(np.array_equal(x[at : at + PART], y[at : at + PART]) for at in range(0, x.size, PART))
+
+
+def equal_arrays(arrays: Mapping[K, tuple[object, Array]]) -> dict[K, K]:
+    """What has the form, bytes, type and shape of an earlier one, given by (form, array) -> the first such.
+
+    Arrays below 64 KiB aren't looked at; of others that are unequal, mostly no more than their ends are read.
+    """
+    found: dict[K, K] = {}
+    forms: dict[object, list[K]] = {}
+    for key, (form, a) in arrays.items():
+        if a.nbytes >= LEAST and a.flags.c_contiguous:
+            forms.setdefault((form, a.dtype, a.shape), []).append(key)
+    for alike in forms.values():
+        ends: dict[bytes, list[K]] = {}
+        for key in alike if len(alike) > 1 else ():
+            array = arrays[key][1]
+            others = ends.setdefault(end_bytes(array), [])
+            first = next((other for other in others if same_bytes(array, arrays[other][1])), None)
+            if first is None:
+                others.append(key)
+            else:
+                found[key] = first
+    return found
 
 
 def format_attribute(value: object) -> str:

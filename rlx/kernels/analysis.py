@@ -12,7 +12,7 @@ from rlx.kernels.lowering import out_vars
 __all__ = ["cost", "is_identity", "is_static", "size_of", "static_values", "uses"]
 
 COSTS = {"exp": 10, "log": 10, "tanh": 12, "erf": 12, "sigmoid": 12, "sin": 14, "cos": 14, "pow": 24, "div": 4}
-COSTS |= {"normal_cdf": 12, "sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8}
+COSTS |= {"normal_cdf": 12, "sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8, "fmod": 12}
 DECODE = 20  # an element of an encoded value
 
 

@@ -18,15 +18,15 @@ from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import names_of, replace
 
-__all__ = ["make_once"]
+__all__ = ["alike", "make_once"]
 
 Key = tuple[Any, ...]
 
 
-def make_once(program: Program) -> None:
-    """Leaves of equal kernels of `prepare` the first, and of what they make too."""
+def alike(program: Program, same: Mapping[Buffer, Buffer]) -> tuple[dict[Buffer, Buffer], list[Kernel]]:
+    """Buffers that are told as an earlier one -> that one, and the kernels that are left; `same` are known to be."""
     writers = Counter(b.base for kernel in program.prepare for b in kernel.writes())
-    same: dict[Buffer, Buffer] = {}  # a buffer -> the first that is told alike
+    found = dict(same)
     first: dict[Key, Kernel] = {}
     kept: list[Kernel] = []
     for kernel in program.prepare:
@@ -35,11 +35,17 @@ def make_once(program: Program) -> None:
         if not alone or kernel.host is not None or _is_of_experts(kernel):
             kept.append(kernel)
             continue
-        earlier = first.setdefault(_key(kernel, same), kernel)
+        earlier = first.setdefault(_key(kernel, found), kernel)
         if earlier is kernel:
             kept.append(kernel)
         else:
-            same |= dict(zip(made, earlier.writes(), strict=True))
+            found |= dict(zip(made, earlier.writes(), strict=True))
+    return found, kept
+
+
+def make_once(program: Program) -> None:
+    """Leaves of equal kernels of `prepare` the first, and of what they make too."""
+    same, kept = alike(program, {})
     if not same:
         return
     to = _Replaced(same)

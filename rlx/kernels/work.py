@@ -293,7 +293,7 @@ class _Loops:
 
 FUNCTIONS = frozenset((
     "exp", "log", "tanh", "erf", "normal_cdf", "sigmoid", "sin", "cos", "pow", "div", "sqrt", "floordiv", "mod", "idiv",
-    "irem",
+    "irem", "fmod",
 ))  # fmt: skip
 
 

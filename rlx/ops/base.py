@@ -63,6 +63,7 @@ class Op:
 
     alike: ClassVar[bool] = False  # whether the inputs are of one element type, which Python numbers then take
     overwrites: ClassVar[int | None] = None  # the input whose memory a device's own kernel may put the result into
+    places: ClassVar[int | None] = None  # the input whose numbers say which elements of input 0 are read or written
 
     def work(self, *x: TensorType) -> Work:
         """Cost of one application on inputs of these types; by default one operation an output element."""

@@ -17,7 +17,7 @@ from rlx.ops.conv import Conv, Convolving, WholeConv
 from rlx.ops.elementwise import Add, Cast, Clip, Sub
 from rlx.ops.layout import Reshape, Split
 
-__all__ = ["ByteConv", "ByteMatMul", "centred", "is_nought"]
+__all__ = ["ByteConv", "ByteMatMul", "centred", "check_number", "is_nought"]
 
 F32, I16, I32 = DTYPES["f32"], DTYPES["i16"], DTYPES["i32"]
 
@@ -25,6 +25,13 @@ F32, I16, I32 = DTYPES["f32"], DTYPES["i16"], DTYPES["i32"]
 def is_nought(zero: Value | None) -> bool:
     """Whether there is nothing to subtract."""
     return zero is None or (zero.kind == "const" and zero.data is not None and not zero.data.any())
+
+
+def check_number(op: Op, what: str, p: TensorType, rank: int) -> None:
+    """Checks that a parameter is one number, of no more axes than the tensor of that rank that it belongs to."""
+    if p.rank > max(rank, 1):
+        raise ShapeError(f"{op.op_name}: expected one {what}, of at most {max(rank, 1)} axes, got {p}")
+    unify(numel(p.shape), 1, f"{op.op_name}: expected one {what}, got {p}")
 
 
 def centred(g: Graph, x: Value, zero: Value | None, to: DType = I32) -> Value:
@@ -44,7 +51,7 @@ def _check(op: Op, x: TensorType, w: TensorType, zero: TensorType | None) -> Non
     if zero is not None:
         if zero.dtype is not x.dtype:
             raise DTypeError(f"{op.op_name}: the zero point {zero} must have the type of {x}")
-        unify(numel(zero.shape), 1, f"{op.op_name}: expected one zero point, got {zero}")
+        check_number(op, "zero point", zero, x.rank)
 
 
 def _limited(g: Graph, w: Value) -> Value:

@@ -99,21 +99,25 @@ class AsShape(Op):
 class Extent(Produced):
     """Makes one integer of the data a size: bool [count, 0], which has no elements. A negative one stops the run.
 
-    `largest` says what it can't exceed, where that is known.
+    `largest` says what it can't exceed, where that is known. What the number was made of may be the second input: the
+    error shows that one, and `wanted` says what is expected of it.
     """
 
     count: Size
     largest: Size | None = None
+    wanted: str = "a size can't be negative"
 
     def most(self, *x: TensorType) -> Size | None:
         return self.largest
 
-    def infer(self, x: TensorType) -> TensorType:
+    def infer(self, x: TensorType, origin: TensorType | None = None) -> TensorType:
         check_kind(self, x, "iu")
         check_scalar(self, "the size", x)
+        if origin is not None:
+            check_scalar(self, "what the size is made of", origin)
         return TensorType((self.count, 0), DTYPES["bool"])
 
-    def reference(self, x: Array) -> Array:
+    def reference(self, x: Array, origin: Array | None = None) -> Array:
         if int(x.item()) < 0:
-            raise ExecutionError(f"extent: a size can't be negative, got {int(x.item())}")
+            raise ExecutionError(f"extent: {self.wanted}, got {np.asarray(x if origin is None else origin)[()]!s}")
         return np.empty((int(x.item()), 0), np.bool_)

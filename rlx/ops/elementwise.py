@@ -409,8 +409,9 @@ class Div(Binary):
 class Mod(Binary):
     """Remainder of a / b with the sign of b (Python, np.mod) or, with `fmod`, of a (C).
 
-    A zero divisor of integers stops the run with `ExecutionError`; floats give NaN. Float quotients beyond 2**28 lose
-    accuracy. (ONNX Mod)
+    Of integers a zero divisor stops the run with `ExecutionError`, and the remainder by -1 is 0. Floats are exact for
+    any quotient (with the sign of b: rounded once, where b is added): NaN for a zero divisor or infinite a, a itself
+    for an infinite b (b where the signs differ). A zero has the sign of b or, with `fmod`, of a. (ONNX Mod)
     """
 
     fmod: bool = False
@@ -420,22 +421,11 @@ class Mod(Binary):
         return np.asarray(np.fmod(a, b) if self.fmod else np.mod(a, b))
 
     def scalar(self, k: Any, a: Any, b: Any) -> Any:
-        rest = _float_remainder(k, a, b) if a.dtype.is_float else _divided(k, "irem", a, b, 0 * a)
+        rest = k.call("fmod", a, b) if a.dtype.is_float else _divided(k, "irem", a, b, 0 * a)
         if self.fmod or a.dtype.kind == "u":
             return rest
-        other_sign = k.call("ne", rest, 0, dtype=BOOL) & ((rest < 0) ^ (b < 0))
-        return k.select(other_sign, rest + b, rest)
-
-
-def _float_remainder(k: Any, a: Any, b: Any) -> Any:
-    """C fmod, in f64: exact while the quotient is; then one step of correction either way."""
-    x, y = k.cast(k.call("abs", a), F64), k.cast(k.call("abs", b), F64)
-    rest = x - k.call("floor", x / y) * y
-    rest = k.select(rest < 0, rest + y, rest)
-    rest = k.select(rest >= y, rest - y, rest)
-    whole = k.call("isinf", y, dtype=BOOL) & ~k.call("isinf", x, dtype=BOOL)
-    rest = k.cast(k.select(whole, x, rest), a.dtype)
-    return k.select(a < 0, -rest, rest)
+        none = k.select(b < 0, k.const(-0.0, b.dtype), 0.0) if a.dtype.is_float else rest
+        return k.select(k.equal(rest, 0), none, k.select((rest < 0) ^ (b < 0), rest + b, rest))
 
 
 @register

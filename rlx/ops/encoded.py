@@ -52,7 +52,7 @@ class Dequantize(Op):
 
     def _parameter_shape(self, data: TensorType, scale: TensorType) -> Shape:
         if self.axis is None:
-            return (1,) * scale.rank
+            return (1,) * min(scale.rank, max(data.rank, 1))
         axis = axis_of(self.axis, data.rank, self.op_name)
         if not self.block:
             return (data.shape[axis],)

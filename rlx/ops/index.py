@@ -17,6 +17,8 @@ __all__ = ["Gather", "GatherElements", "GatherND", "check_indices", "wrapped_ind
 class _Gather(Op):
     """Base: reads one element of x for each element of the result."""
 
+    places = 1
+
     def work(self, *x: TensorType) -> Work:
         data, indices = x
         (out,) = self.infer_types(x)

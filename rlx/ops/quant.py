@@ -11,11 +11,11 @@ from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Shape, Size, broadcast, ceildiv, numel, same, unify
 from rlx.ops.base import Op, Work, axis_of, check_kind, register
-from rlx.ops.bytewise import ByteConv, ByteMatMul, centred, is_nought
+from rlx.ops.bytewise import ByteConv, ByteMatMul, centred, check_number, is_nought
 from rlx.ops.contract import MatMul, WideningMatMul
 from rlx.ops.conv import Conv, Convolving
 from rlx.ops.elementwise import Add, Cast, Div, Equal, Maximum, Minimum, Mul, Neg, Round, Sub, Where
-from rlx.ops.layout import Unsqueeze
+from rlx.ops.layout import Reshape, Unsqueeze
 from rlx.ops.reduction import ReduceMax, ReduceMin
 
 __all__ = [
@@ -104,7 +104,7 @@ class Quantize(Op):
 
     def _parameter_shape(self, shape: Shape, rank: int) -> Shape:
         if self.axis is None:
-            return (1,) * rank
+            return (1,) * min(rank, max(len(shape), 1))
         axis = axis_of(self.axis, len(shape), self.op_name)
         if not self.block:
             return (shape[axis],)
@@ -232,6 +232,31 @@ def _check_zero(op: Op, what: str, zero: TensorType | None, like: TensorType) ->
         raise DTypeError(f"{op.op_name}: the zero point {zero} of {what} must have the type of {like}")
 
 
+def _check_along(op: Op, what: str, p: TensorType, t: TensorType, axis: int) -> None:
+    """Checks that a parameter of the matrices t is one number, or has one for each row (axis -2) or column (-1)."""
+    if t.rank < 2:
+        check_number(op, what, p, t.rank)
+        return
+    why = f"{op.op_name}: expected one {what}, or one for each {'row' if axis == -2 else 'column'} of {t}, got {p}"
+    if p.rank == 1 and p.shape[0] != 1:
+        unify(p.shape[0], t.shape[axis], why)
+        return
+    if p.rank > t.rank:
+        raise ShapeError(why)
+    for d in range(-p.rank, 0):
+        if p.shape[d] != 1:
+            unify(p.shape[d], 1 if d == -3 - axis else t.shape[d], why)
+
+
+def _check_channels(op: Op, what: str, p: TensorType, w: TensorType) -> None:
+    """Checks that a parameter of the weight w is one number, or has one for each output channel."""
+    why = f"{op.op_name}: expected one {what}, or one for each output channel of {w}, got {p}"
+    if p.rank > 1:
+        raise ShapeError(why)
+    if p.shape not in ((), (1,)):
+        unify(p.shape[0], w.shape[0], why)
+
+
 def _row_parameter(g: Graph, p: Value) -> Value:
     """A scale or zero point of the left operand of a product: a vector has one for each row."""
     return g.add(Unsqueeze((-1,)), p)[0] if p.rank == 1 and p.shape[0] != 1 else p
@@ -254,13 +279,10 @@ class MatMulInteger(Op):
         self, a: TensorType, b: TensorType, a_zero: TensorType | None = None, b_zero: TensorType | None = None
     ) -> TensorType:
         _check_integers(self, a=a, b=b)
-        _check_zero(self, "a", a_zero, a)
-        _check_zero(self, "b", b_zero, b)
-        for t, zero, axis in ((a, a_zero, -2), (b, b_zero, -1)):
-            if zero is not None and zero.rank == 1 and zero.shape[0] != 1:
-                if t.rank < 2:
-                    raise ShapeError(f"matmul_integer: the zero point {zero} needs a matrix, got {t}")
-                unify(zero.shape[0], t.shape[axis], f"matmul_integer: the zero point {zero} of {t}")
+        for what, t, zero, axis in (("a", a, a_zero, -2), ("b", b, b_zero, -1)):
+            _check_zero(self, what, zero, t)
+            if zero is not None:
+                _check_along(self, f"zero point of {what}", zero, t, axis)
         return MatMul().infer(TensorType(a.shape, I32), TensorType(b.shape, I32))
 
     def work(self, *x: TensorType) -> Work:
@@ -304,9 +326,9 @@ class ConvInteger(Convolving):
         _check_zero(self, "x", x_zero, x)
         _check_zero(self, "w", w_zero, w)
         if x_zero is not None:
-            unify(numel(x_zero.shape), 1, f"conv_integer: expected one zero point of x, got {x_zero}")
-        if w_zero is not None and w_zero.shape not in ((), (1,)):
-            unify(numel(w_zero.shape), w.shape[0], f"conv_integer: zero points {w_zero} and output channels of {w}")
+            check_number(self, "zero point of x", x_zero, 1)
+        if w_zero is not None:
+            _check_channels(self, "zero point of w", w_zero, w)
         return self._conv.infer(TensorType(x.shape, I32), TensorType(w.shape, I32))
 
     def reference(self, x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None) -> Array:
@@ -367,7 +389,16 @@ class QLinearMatMul(Op):
     ) -> TensorType:
         _check_scales(self, a_scale, b_scale, y_scale)
         _check_target(self, y_zero.dtype, y_zero)
-        return TensorType(MatMulInteger().infer(a, b, a_zero, b_zero).shape, y_zero.dtype)
+        y = TensorType(MatMulInteger().infer(a, b, a_zero, b_zero).shape, y_zero.dtype)
+        for what, p, t, axis in (
+            ("scale of a", a_scale, a, -2), ("scale of b", b_scale, b, -1),
+            ("scale of y", y_scale, y, -2), ("zero point of y", y_zero, y, -2),
+        ):  # fmt: skip
+            if min(a.rank, b.rank) < 2:
+                check_number(self, what, p, y.rank)
+            else:
+                _check_along(self, what, p, t, axis)
+        return y
 
     def work(self, *x: TensorType) -> Work:
         return self.elementwise_work(2 * x[0].shape[-1] + 5, *x)
@@ -387,7 +418,10 @@ class QLinearMatMul(Op):
     ) -> Value:  # fmt: skip
         (total,) = g.add(MatMulInteger(), a, b, a_zero, b_zero)
         multiplier = _multiplier(g, _row_parameter(g, a_scale), b_scale, _row_parameter(g, y_scale))
-        return g.add(Requantize(y_zero.dtype), total, multiplier, _row_parameter(g, y_zero))[0]
+        zero = _row_parameter(g, y_zero)
+        if total.rank == 0:
+            multiplier, zero = (g.add(Reshape(()), p)[0] for p in (multiplier, zero))
+        return g.add(Requantize(y_zero.dtype), total, multiplier, zero)[0]
 
 
 @register
@@ -423,6 +457,9 @@ class QLinearConv(Op):
     ) -> TensorType:
         _check_scales(self, x_scale, w_scale, y_scale)
         _check_target(self, y_zero.dtype, y_zero)
+        for what, p in (("scale of x", x_scale), ("scale of y", y_scale), ("zero point of y", y_zero)):
+            check_number(self, what, p, 1)
+        _check_channels(self, "scale of w", w_scale, w)
         if bias is not None:
             if bias.dtype is not I32 or bias.rank != 1:
                 raise DTypeError(f"qlinear_conv: expected an i32 bias of one axis, got {bias}")

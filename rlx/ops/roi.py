@@ -34,6 +34,7 @@ def _check_regions(op: Op, x: TensorType, rois: TensorType, columns: int, out: t
 class _RoiAlign(Op):
     """What the two forms share; see `RoiAlign`."""
 
+    places = 2
     size: tuple[int, int]
     scale: float
     mode: str
@@ -194,6 +195,7 @@ class MaxRoiPool(Op):
     further.
     """
 
+    places = 1
     size: tuple[int, int]
     scale: float = 1.0
 

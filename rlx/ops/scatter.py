@@ -30,6 +30,7 @@ class _Scatter(Op):
     """Base: `reduction` says what becomes of an element and its updates, in row-major order of the updates."""
 
     overwrites = 0
+    places = 1
     reduction: str
 
     def _check(self, x: TensorType, indices: TensorType, updates: TensorType) -> None:

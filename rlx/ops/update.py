@@ -23,6 +23,7 @@ class DynamicUpdateSlice(Op):
     0 of x. Rows that would lie outside (start < 0 or start + n > N) stop the run with `ExecutionError`.
     """
 
+    places = 2
     axis: int = 0
 
     def infer(self, x: TensorType, rows: TensorType, start: TensorType) -> TensorType:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.ir.casting import held
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import collect_guards
@@ -119,8 +120,7 @@ def _sum_is_exact(a: float, b: float, dtype: DType) -> bool:
     """Whether the sum is a finite number of the element type: else x + (a + b) is not x + a + b where x is near -a."""
     if not math.isfinite(a + b):
         return False
-    with np.errstate(over="ignore"):
-        total = float(np.asarray(a + b).astype(dtype.numpy))
+    total = float(held(a + b, dtype))
     return math.isfinite(total) and Fraction(total) == Fraction(a) + Fraction(b)
 
 

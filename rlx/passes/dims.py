@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlx.errors import OptionError, ShapeError
+from rlx.ir.extents import of_parts
 from rlx.ir.graph import Graph, TensorType
 from rlx.ir.shape import Dim, Guard, Size, Symbol, same, substitute
 from rlx.ops.base import Op
@@ -19,7 +20,7 @@ def dim_values(graph: Graph, dims: Mapping[str, Any]) -> dict[str, Size]:
     known = graph.dims()
     inputs = {v.name: v for v in graph.inputs}
     values: dict[str, Size] = {}
-    for name, spec in dims.items():
+    for name, spec in of_parts(dims, known).items():
         if name in known:
             _put(values, known[name], spec)
         elif name in inputs and isinstance(spec, Mapping):

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.ir.dtype import DType
+from rlx.ir.casting import held
 from rlx.ir.graph import Node, Value
 from rlx.ops.activation import HardSigmoid, Relu, Softplus
 from rlx.ops.elementwise import (
@@ -201,13 +201,7 @@ def _clipped(node: Node, args: list[Any]) -> Formula:
     op: Any = node.op
     lo, hi = (0, None) if isinstance(op, Relu) else (op.lo, op.hi)
     dtype = node.outputs[0].dtype
-    return _limited(_lifted(args[0]), _held(lo, dtype), _held(hi, dtype))
-
-
-def _held(number: Any, dtype: DType) -> float | None:
-    """The number as the element type holds it."""
-    with np.errstate(over="ignore"):
-        return None if number is None else float(np.asarray(number, np.float64).astype(dtype.numpy))
+    return _limited(_lifted(args[0]), *(None if n is None else float(held(n, dtype)) for n in (lo, hi)))
 
 
 def _limited(f: Formula, lo: float | None, hi: float | None) -> Formula:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.ir.casting import held
 from rlx.ir.graph import Array, Node, Value
 from rlx.ir.shape import Dim
 from rlx.ops.elementwise import Abs, Add, Cast, Clip, Div, Exp, Mul, Pow, Sigmoid, Sqrt
@@ -34,19 +35,13 @@ def uniform(value: Value) -> Any:
     """The number (int, float or bool) that every element of the value is known to be, else None."""
     node = made_by(value, Expand, Reshape, Full)
     if node is not None:
-        return _held(node.op) if isinstance(node.op, Full) else uniform(node.inputs[0])
+        return held(node.op.value, node.op.dtype) if isinstance(node.op, Full) else uniform(node.inputs[0])
     if value.kind != "const" or value.data is None or not 0 < value.data.size <= LARGEST_UNIFORM:
         return None
     first = value.data.flat[0]
     if not (value.data == first).all() or (first == 0 and _signs_differ(value.data)):
         return None
     return np.asarray(first).item()
-
-
-def _held(full: Full) -> Any:
-    """The number as the element type holds it."""
-    with np.errstate(over="ignore"):
-        return np.full((), full.value, full.dtype.numpy).item()
 
 
 def _signs_differ(zeros: Array) -> bool:
@@ -76,7 +71,7 @@ def is_positive(value: Value, depth: int = 12) -> bool:
         case Pow() if uniform(node.inputs[1]) == 2:
             return True
         case Clip(lo=lo, hi=hi) if lo is not None and lo > 0 and (hi is None or hi >= lo):
-            return float(np.asarray(lo).astype(value.dtype.numpy)) > 0
+            return bool(held(lo, value.dtype) > 0)
         case Add() | Mul() | Div() | Sqrt() | ReduceMean() | ReduceSum() | Expand() | Reshape() | Transpose() | Cast():
             return all(is_positive(v, depth - 1) for v in node.inputs)
     return False

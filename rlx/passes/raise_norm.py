@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
+from rlx.ir.casting import held
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Shape, numel
 from rlx.ops.activation import Relu
@@ -234,8 +233,7 @@ def _averaged(value: Value, nodes: Nodes, *reductions: type[Any]) -> _Mean | Non
 
 def _is_inverse(scale: float, count: int, x: Value) -> bool:
     """Whether the factor is 1 / count as the element type of x has it."""
-    own = x.dtype.numpy
-    return count > 0 and bool(np.asarray(scale).astype(own) == np.asarray(1 / count).astype(own))
+    return count > 0 and bool(held(scale, x.dtype) == held(1 / count, x.dtype))
 
 
 def _square_of(value: Value, nodes: Nodes) -> Value | None:

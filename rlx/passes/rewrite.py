@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rlx.ir.casting import cast
 from rlx.ir.graph import Graph, Node, Operator, Output, TensorType, Value, count_readers
 from rlx.records import dataclass, field
 
@@ -91,7 +92,7 @@ class Site:
 
     def scalar(self, number: float, like: Value) -> Value:
         """A constant of rank 0 and the element type of `like`."""
-        return self.graph.constant(np.asarray(number).astype(like.dtype.numpy))
+        return self.graph.constant(cast(np.asarray(number), like.dtype))
 
 
 Rule = Callable[[Site], Replacement]

@@ -21,8 +21,9 @@ from rlx.ir.graph import Array
 if TYPE_CHECKING:
     from zipfile import ZipFile
 
-__all__ = ["check_stored", "npy_array", "npy_header", "open_archive", "read_stored"]
+__all__ = ["check_shape", "check_stored", "npy_array", "npy_header", "open_archive", "read_stored"]
 
+MOST_AXES = 64
 MOST_RATIO = 1100  # no compression that zip files have makes bytes into more
 
 
@@ -61,12 +62,20 @@ def read_stored(bundle: ZipFile, name: str) -> bytes:
     return bundle.read(name)
 
 
+def check_shape(what: str, shape: object) -> None:
+    """Raises `ValueError` for what a file gives as a shape and is none: sizes from 0 on, of 64 axes at most."""
+    sizes = shape if isinstance(shape, list | tuple) else None
+    if sizes is None or len(sizes) > MOST_AXES or not all(type(n) is int and 0 <= n < 1 << 63 for n in sizes):
+        raise ValueError(f"{what} has no shape but {shape!s:.60}")
+
+
 def npy_header(bundle: ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type of an entry in NumPy's format; it is long enough for them."""
     entry = bundle.getinfo(name)
     with bundle.open(entry) as data:
         version = np.lib.format.read_magic(data)
         shape, _, dtype = _HEADERS[version](data)
+    check_shape(repr(name), shape)
     need = math.prod(shape) * dtype.itemsize
     if need > entry.file_size or entry.file_size > MOST_RATIO * (entry.compress_size + 1):
         raise ValueError(f"{name!r} needs {need} bytes, the file has {entry.file_size}")  # before memory is taken

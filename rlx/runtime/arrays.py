@@ -10,6 +10,7 @@ import numpy as np
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import TensorSpec
 from rlx.errors import DTypeError, OptionError, ShapeError, StaleView, no_such
+from rlx.ir.casting import cast, rounds_twice
 from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Dim, Size
 
@@ -71,7 +72,7 @@ def _from_python(spec: TensorSpec, value: Any, what: str) -> Array:
         exact = np.asarray(value)
         if exact.size == 0 or exact.dtype.kind in kinds:
             with np.errstate(over="ignore", invalid="ignore"):
-                array = exact.astype(spec.dtype.numpy)
+                array = cast(exact, spec.dtype) if rounds_twice(spec.dtype) else exact.astype(spec.dtype.numpy)
             exactly = spec.dtype.kind not in "iub" or np.array_equal(array, exact)
             if exactly and not _overflows(array, exact):
                 return array

@@ -29,13 +29,13 @@ from rlx.cost.lowered import lower
 from rlx.cost.model import CALLS, predict_lowered
 from rlx.errors import BusyError, ClosedError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError, no_such
 from rlx.forks import restart_in_child
-from rlx.ir.extents import bind_extents
+from rlx.ir.extents import bind_extents, of_parts
 from rlx.ir.graph import Array, Graph
-from rlx.ir.shape import evaluate
+from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.independence import mixing
 from rlx.options import CompileOptions, parse_bytes
 from rlx.passes import run_passes
-from rlx.passes.dims import apply_dims
+from rlx.passes.dims import apply_dims, with_dims
 from rlx.runtime.arrays import to_array
 from rlx.runtime.choice import usual_extents
 from rlx.runtime.compiled import CompiledGraph, Results
@@ -102,6 +102,7 @@ class Buckets:
         graph = _graph_of(source, chosen)
         if graph.states:
             raise OptionError(f"buckets: graph {graph.name!r} has states, which only one compile can hold: rlx.compile")
+        graph = _undivided(graph, ladder)
         self.ladder = {name: _ranges(graph, name, steps) for name, steps in ladder.items()}
         if not self.ladder or prod(map(len, self.ladder.values())) > LARGEST_LADDER:
             raise OptionError(f"buckets: the ladder has no rung, or more than {LARGEST_LADDER}")
@@ -134,6 +135,9 @@ class Buckets:
         """No other thread compiles or runs: at first, and in a forked child."""
         self._lock = threading.RLock()
         self._running: Counter[Key] = Counter()  # which are not dropped
+        self._changed = threading.Condition(self._lock)  # no rung runs any more, or nobody sets params
+        self._setting = 0  # threads that set params, or wait for it: no run begins meanwhile
+        self._setter = 0  # the thread that sets them, whose `on_compile` may run
 
     def __repr__(self) -> str:
         rungs = ", ".join(f"{name} in {len(ranges)} rungs" for name, ranges in self.ladder.items())
@@ -313,6 +317,8 @@ class Buckets:
     def _held(self, key: Key, extents: Mapping[str, int]) -> Iterator[CompiledGraph]:
         """The compiled graph of a rung, which is not dropped meanwhile."""
         with self._lock:
+            while self._setting and self._setter != threading.get_ident():
+                self._changed.wait()
             model = self._model(key, extents)
             self._running[key] += 1
         try:
@@ -320,6 +326,7 @@ class Buckets:
         finally:
             with self._lock:
                 self._running[key] -= 1
+                self._changed.notify_all()
 
     def run(
         self,
@@ -396,14 +403,15 @@ class Buckets:
         self.set_params({name: array}, convert=convert)
 
     def set_params(self, arrays: Mapping[str, Any], *, convert: bool = False) -> None:
-        """Sets params by name on every rung, or on none where one can't take them; the values are copied."""
-        with self._lock:
+        """Sets params by name on every rung, or on none where one can't take them; the values are copied.
+
+        With busy="wait" it waits until no rung runs; runs that come meanwhile wait for it.
+        """
+        with self._idle():
             if not self._live:
                 self._model(self._key(self._first()), self._first(), "params were set")
             copies = {name: np.array(array) for name, array in arrays.items()}
             models = list(dict.fromkeys(self._models.values()))
-            if self._session.options.busy == "error" and any(self._running.values()):
-                raise BusyError("set_params: a rung is running in another thread: wait for it, or give busy='wait'")
             try:
                 for model in models:
                     model.set_params(copies, convert=convert)
@@ -413,6 +421,23 @@ class Buckets:
                         self._drop(key)
                 raise
             self._given |= {name: (array, convert) for name, array in copies.items()}
+
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """No rung runs in the block, so that each may be dropped. Raises `BusyError` unless it may wait for that."""
+        with self._lock:
+            if self._session.options.busy == "error" and any(self._running.values()):
+                raise BusyError("set_params: a rung is running in another thread: wait for it, or give busy='wait'")
+            self._setting += 1
+            try:
+                while any(self._running.values()):
+                    self._changed.wait()
+                self._setter = threading.get_ident()
+                yield
+            finally:
+                self._setter = 0
+                self._setting -= 1
+                self._changed.notify_all()
 
     def _first(self) -> dict[str, int]:
         return {name: ranges[0][1] for name, ranges in self.ladder.items()}
@@ -467,6 +492,18 @@ def _graph_of(source: Source, options: CompileOptions) -> Graph:
         raise OptionError(f"buckets: {path} is compiled already; give the model file or graph")
     graph = import_graph(path, kind, options.dims)
     return apply_dims(graph, options.dims) if kind == TEXT else graph
+
+
+def _undivided(graph: Graph, names: Iterable[str]) -> Graph:
+    """The graph with all parts of these dims as one, as a rung is a range of one size."""
+    known = graph.dims()
+    values: dict[str, Size] = {}
+    for name in names:
+        whole = known.get(name)
+        if whole is not None:
+            dim = Dim(whole.name, whole.lo, whole.hi, whole.multiple)
+            values |= {part: dim for part in of_parts({name: None}, known) if part != name}
+    return with_dims(graph, values) if values else graph
 
 
 def _ranges(graph: Graph, name: str, steps: str | Iterable[int | Range]) -> list[Range]:

@@ -20,6 +20,7 @@ from rlx.estimate.calibrate import Overhead, known_overhead, overhead_of
 from rlx.estimate.graph import estimate_library, lowered_of
 from rlx.estimate.memory import MemoryEstimate
 from rlx.estimate.system import COMPILED
+from rlx.ir.extents import of_parts
 from rlx.ir.graph import Graph
 from rlx.ir.shape import usual_size
 from rlx.options import CompileOptions
@@ -194,8 +195,9 @@ def choose(
 
 def usual_extents(graph: Graph, at: Mapping[str, int] | None) -> dict[str, int]:
     """Extents to price a graph at: as given, else the upper bound of a dim, else 128 or what comes next."""
-    given = dict(at or {})
-    for name, symbol in graph.dims().items():
+    dims = graph.dims()
+    given = of_parts(at or {}, dims)
+    for name, symbol in dims.items():
         if name not in given and symbol.hi is None:
             given[name] = usual_size(symbol)
     return extents_at(graph, given)

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.disk import open_regular, replacing
+from rlx.disk import MAGIC, is_artifact, open_regular, replacing
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array
@@ -32,9 +32,8 @@ from rlx.ir.mapped import Place, identity_of, map_file
 from rlx.lazy_imports import sha256
 from rlx.records import dataclass, field
 
-__all__ = ["ENDING", "FORMAT", "MAGIC", "Container", "StaleFile", "is_container", "read_container", "write_container"]
+__all__ = ["ENDING", "FORMAT", "MAGIC", "Container", "StaleFile", "read_container", "write_container"]
 
-MAGIC = b"\x93rlxart\n"
 FORMAT = 5
 ENDING = ".rlxart"
 HEAD = struct.Struct("<8sII32s")
@@ -56,11 +55,6 @@ class Container:
     facts: Mapping[str, Any]
     sections: Mapping[str, bytes]
     arrays: Sequence[Array] = field(default_factory=tuple)
-
-
-def is_container(head: bytes) -> bool:
-    """Whether a file that begins so is an artifact."""
-    return head[: len(MAGIC)] == MAGIC
 
 
 def write_container(path: str | os.PathLike[str], made: Container, places: Mapping[int, Place], hashed: bool) -> int:
@@ -129,7 +123,7 @@ def _parse(whole: Array, name: str | None) -> Container:
     if whole.size < HEAD.size:
         raise ModelFormatError(f"the artifact is cut off: it has {whole.size} bytes")
     magic, version, length, digest = HEAD.unpack(whole[: HEAD.size].tobytes())
-    if not is_container(magic):
+    if not is_artifact(magic):
         raise ModelFormatError("it is no artifact of rlx")
     if version != FORMAT:
         newer = "upgrade rlx" if version > FORMAT else "save the model again with this rlx"

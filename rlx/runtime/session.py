@@ -12,15 +12,15 @@ from rlx.arithmetic import usual_arithmetic
 from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
 from rlx.boundary import bounded, bounded_class
-from rlx.disk import check_regular, open_regular, path_of
-from rlx.errors import CompileError, ModelFormatError, OptionError
+from rlx.disk import MAGIC, check_regular, is_artifact, open_regular, path_of
+from rlx.errors import CompileError, ModelFormatError, OptionError, RlxError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
 from rlx.options import CompileOptions
 from rlx.records import names_of
 from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.container import ENDING, MAGIC, is_container
+from rlx.runtime.container import ENDING, read_container
 from rlx.runtime.memory import Resident
 
 if TYPE_CHECKING:
@@ -243,13 +243,9 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
             head = file.read(len(MAGIC))
     except OSError as error:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
-    if is_container(head):
+    if is_artifact(head):
         if ending != ENDING and not artifacts:
-            raise ModelFormatError(
-                f"{path}: is an artifact of rlx, whose machine code would be run, under the name of something else. If "
-                f"you trust who made it, rename it to end in {ENDING} or load it by rlx.load_artifact(path), or with "
-                "allow_code=True; with portable_only=True its code is not touched"
-            )
+            raise _misnamed(path)
         return path, ARTIFACT
     if ending in (*FORMATS, TEXT):
         return path, ending
@@ -260,6 +256,24 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
     known = ", ".join((*FORMATS, TEXT, "artifacts"))
     found = way_in(head, ending) or "neither its ending nor its contents are those of a model"
     raise ModelFormatError(f"{path}: {found}; known are {known}")
+
+
+def _misnamed(path: Path) -> ModelFormatError:
+    """The error for an artifact that does not bear its ending."""
+    try:
+        portable = "code" not in read_container(path).facts
+    except RlxError:
+        portable = False  # a damaged one is called that once it is loaded as an artifact
+    if portable:
+        return ModelFormatError(
+            f"{path}: is a portable artifact of rlx, a graph with its weights, under the name of something else: "
+            f"rename it to end in {ENDING}, or load it by rlx.load_artifact(path) or with portable_only=True"
+        )
+    return ModelFormatError(
+        f"{path}: is an artifact of rlx, whose machine code would be run, under the name of something else. If you "
+        f"trust who made it, rename it to end in {ENDING} or load it by rlx.load_artifact(path), or with "
+        "allow_code=True; with portable_only=True its code is not touched"
+    )
 
 
 @bounded("load", ModelFormatError)

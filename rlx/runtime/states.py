@@ -6,6 +6,7 @@ A state is declared in the graph, or is an input that was bound. Each clone has 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from rlx.errors import DTypeError, ExecutionError, ModelFormatError, NameNotFoun
 from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array
-from rlx.runtime.archives import open_archive, read_stored
+from rlx.runtime.archives import check_shape, open_archive, read_stored
 from rlx.runtime.arrays import to_array
 
 if TYPE_CHECKING:
@@ -183,7 +184,10 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
             raise ModelFormatError(f"{path}: states of version {header['version']}; this rlx reads {VERSION}")
         found = {}
         for number, (name, entry) in enumerate(header["states"].items()):
-            dtype = DTYPES[entry["dtype"]].numpy
-            data = np.frombuffer(read_stored(bundle, f"{number}.bin"), dtype)
-            found[name] = data.reshape([int(n) for n in entry["shape"]])
+            dtype, shape, kept = DTYPES[entry["dtype"]].numpy, entry["shape"], f"{number}.bin"
+            check_shape(f"state {name!r}", shape)
+            size, need = bundle.getinfo(kept).file_size, math.prod(shape) * dtype.itemsize
+            if size != need:
+                raise ValueError(f"state {name!r} of shape {shape} takes {need} bytes, its entry has {size}")
+            found[name] = np.frombuffer(read_stored(bundle, kept), dtype).reshape(shape)
         return found

@@ -18,6 +18,7 @@ from rlx.boundary import bounded_class
 from rlx.disk import path_of
 from rlx.errors import CompileError, DTypeError, NameNotFound, OptionError, ShapeError
 from rlx.forks import restart_in_child
+from rlx.ir.casting import cast
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.encoding import ENCODINGS
 from rlx.ir.graph import Array, Graph, TensorType, Value, refuse_masked
@@ -236,7 +237,7 @@ class WeightRegistry(Mapping[str, Weight]):
             wanted = TensorType(type.shape, to.dtype, to.encoding)
             if to.encoding is None and encoding is None and array.dtype != to.dtype.numpy:
                 note = f"converted {type.dtype} to {to.dtype}"  # the caller named the type: narrowing is meant too
-                array = array.astype(to.dtype.numpy)
+                array = cast(array, to.dtype)
             else:
                 array, note = converted(array, wanted, what, encoding)
             type, encoding = wanted, None if wanted.encoding is None else wanted.encoding.name

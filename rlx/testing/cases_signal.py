@@ -316,6 +316,7 @@ def _compress(name: str, n: Size, m: Size) -> Cases:
 def _extent(name: str, n: Size, m: Size) -> Cases:
     for dtype in ("u8", "i32", "i64"):
         yield case(_op(name, COUNT), Operand((), dtype, "whole"))
+    yield case(_op(name, COUNT), Operand((), "i64", "whole"), Operand(()))
 
 
 def _non_max_suppression(name: str, n: Size, m: Size) -> Cases:

@@ -28,7 +28,7 @@ SPREADS = frozenset((
     "conv", "conv_transpose", "cum_prod", "det", "dft", "log_mel_spectrogram", "prefix", "reduce_prod", "stft",
     "welch_peaks",
 ))  # fmt: skip
-CANCELS = frozenset(("affine_grid", "grid_sample", "mod"))  # and large float quotients of mod lose accuracy
+CANCELS = frozenset(("affine_grid", "grid_sample"))
 PLACES = frozenset(("interpolate_axis", "max_roi_pool", "resize_nearest", "roi_align", "roi_align_adaptive"))
 
 

@@ -78,6 +78,7 @@ FLOAT_ONLY: dict[str, Any] = {
     "round": np.rint,
     "trunc": np.trunc,
     "pow": np.power,
+    "fmod": np.fmod,
 }
 
 

@@ -10,12 +10,18 @@ import onnx
 import pytest
 
 import rlx
+from rlx.backends import BACKENDS, backend_named
+from rlx.backends.base import CodeGenerator
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
-from rlx.errors import MemoryDeficit, OptionError, ShapeError
+from rlx.errors import MemoryDeficit, ModelFormatError, OptionError, ShapeError
+from rlx.estimate.calibrate import known_overhead
+from rlx.estimate.graph import estimate_graph
 from rlx.estimate.memory import MemoryEstimate
+from rlx.importers.onnx import load as load_onnx
 from rlx.importers.onnx.tensor import TensorRef
 from rlx.ir.dtype import DTYPES
 from rlx.ops.quant import ConvInteger
+from rlx.options import CompileOptions
 from rlx.units import bytes_text
 
 
@@ -260,3 +266,122 @@ def test_weights_in_constant_nodes_are_not_read(tmp_path: Path, monkeypatch: pyt
     assert found.constant_bytes == loaded.memory.predicted.constant_bytes
     assert found.weight_bytes == loaded.memory.predicted.weight_bytes >= 2 * 64 * 64 * 4
     assert found.activation_bytes == loaded.memory.predicted.activation_bytes
+
+
+# those of the devices that manage their memory themselves that are here
+LIBRARIES = [n for n in BACKENDS if not isinstance(b := backend_named(n), CodeGenerator) and b.available().present]
+
+
+def _open(bounds: tuple[int, int | None]) -> rlx.Graph:
+    g = rlx.Graph("g")
+    x = g.input("x", (rlx.Dim("n", *bounds), 64))
+    w = g.param("w", (64, 64), data=np.eye(64, dtype=np.float32))
+    g.output(rlx.softmax(x @ w), "y")
+    return g
+
+
+@pytest.mark.parametrize("device", ["cpu", *LIBRARIES])
+def test_a_budget_means_the_same_bytes_on_each_device(device: str) -> None:
+    """The least budget that a compile takes is what the estimate says, activations and all."""
+    g = _open((1, 4096))
+    least = estimate_graph(g, backend_named(device), CompileOptions(), known_overhead(device)).own.peak_bytes
+    assert least > 4096 * 64 * 4
+    y = rlx.compile(g, device=device, budget=least).run([np.ones((4, 64), np.float32)])[0]
+    assert y.shape == (4, 64)
+    with pytest.raises(MemoryDeficit, match=f"1 B more than the {least - 1:,} B allowed by budget="):
+        rlx.compile(g, device=device, budget=least - 1)
+
+
+@pytest.mark.parametrize("device", LIBRARIES)
+def test_without_bounds_a_run_asks(device: str) -> None:
+    """A run at sizes that the budget has no room for is refused before it is made; others go on."""
+    model = rlx.compile(_open((1, None)), device=device, budget="1MB")
+    small, large = (np.ones((n, 64), np.float32) for n in (8, 4096))
+    before = model.run([small])[0]
+    for _ in range(2):
+        with pytest.raises(MemoryDeficit, match="1,000,000 B allowed by budget="):
+            model.run([large])
+    np.testing.assert_array_equal(model.run([small])[0], before)
+
+
+@pytest.mark.parametrize("device", LIBRARIES)
+def test_encoded_weights_count_as_they_are_and_decoded(device: str) -> None:
+    """A device that decodes its weights holds both forms."""
+    g = rlx.Graph("g")
+    w = g.param("w", (64, 64), encoding="q8_0")
+    g.output(g.input("x", (4, 64)) @ w.T, "y")
+    found = rlx.estimate(g, device, overhead=0)
+    assert found.weight_bytes == w.type.nbytes() + 64 * 64 * 4
+
+
+def _twins(tmp_path: Path, pattern: str, external: bool = False) -> Path:
+    """A file of products with a weight [128, 256] each; equal letters are equal weights of different names."""
+    rng = np.random.default_rng(0)
+    arrays = {c: rng.standard_normal((128, 256)).astype(np.float32) for c in sorted(set(pattern))}
+    if "z" in arrays:
+        arrays["z"] = arrays["a"].copy()
+        arrays["z"][64, 100] += 1  # as the first, but for one number in the middle
+    nodes = [onnx.helper.make_node("MatMul", ["x", f"w{i}"], [f"y{i}"]) for i in range(len(pattern))]
+    proto = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            nodes,
+            "g",
+            [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, (16, 128))],
+            [onnx.helper.make_empty_tensor_value_info(f"y{i}") for i in range(len(pattern))],
+            [onnx.numpy_helper.from_array(arrays[c], f"w{i}") for i, c in enumerate(pattern)],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    path = tmp_path / f"{pattern}.onnx"
+    onnx.save_model(proto, path, save_as_external_data=external, location=f"{pattern}.bin", size_threshold=0)
+    return path
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("pattern", ["ab", "aa", "abab", "aaaa", "az"])
+def test_equal_weights_count_once(pattern: str, external: bool, tmp_path: Path) -> None:
+    """Packed weights are as many bytes as the process then holds: from the file, from a graph, and when compiling."""
+    path = _twins(tmp_path, pattern, external)
+    found = rlx.estimate(path, "cpu", overhead=0)
+    one = rlx.estimate(_twins(tmp_path, "a"), "cpu", overhead=0).packed_weight_bytes
+    assert found.packed_weight_bytes == one * len(set(pattern))
+    graph = load_onnx(path)
+    assert estimate(graph).packed_weight_bytes == found.packed_weight_bytes
+    assert estimate(graph).loading_copy_bytes == found.loading_copy_bytes
+    model = rlx.compile(graph, device="cpu")
+    model.run([np.ones((16, 128), np.float32)])
+    shared = model._executable.shared
+    held = {a.ctypes.data: a.nbytes for b, a in shared.memory.items() if b.kind == "prepared"}
+    assert sum(held.values()) == found.packed_weight_bytes
+    assert model.memory.predicted.packed_weight_bytes == found.packed_weight_bytes
+
+
+def test_equal_weights_that_are_read_as_they_are_count_once() -> None:
+    """Two tables of equal rows, which no kernel packs, are one in memory."""
+    g = rlx.Graph("tables")
+    i = g.input("i", (4,), "i64")
+    rows = np.random.default_rng(0).standard_normal((300, 100)).astype(np.float32)
+    for name in "ab":
+        g.output(rlx.gather(g.param(name, (300, 100), data=rows.copy()), i), name=f"of_{name}")
+    assert estimate(g).weight_bytes == rows.nbytes
+    model = rlx.compile(g, device="cpu")
+    model.run([np.arange(4)])
+    assert len({a.ctypes.data for a in model._executable.shared.params.values()}) == 1
+
+
+@pytest.mark.parametrize("portable", [False, True])
+@pytest.mark.parametrize("name", ["a.onnx", "a.rlxart", "a.gguf"])
+def test_an_artifact_is_called_one(name: str, portable: bool, tmp_path: Path) -> None:
+    """The estimate of an artifact, whatever its name, says what to call; no overhead is measured for it."""
+    path = tmp_path / name
+    rlx.compile(_open((1, 64)), device="cpu").save(path, portable=portable)
+    with pytest.raises(ModelFormatError, match=r"is an artifact of rlx.*load_artifact.*memory.predicted"):
+        rlx.estimate(path, "cpu")
+    if name == "a.onnx":
+        what = (
+            "a portable artifact of rlx, a graph" if portable else "an artifact of rlx, whose machine code would be run"
+        )
+        with pytest.raises(ModelFormatError, match=f"{what}.*rlx.load_artifact"):
+            rlx.load(path)
+        assert rlx.load(path, portable_only=True).run([np.ones((4, 64), np.float32)])[0].shape == (4, 64)

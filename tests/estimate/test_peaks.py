@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +149,20 @@ def test_results_in_a_loop_are_counted(rows: int, kind: str) -> None:
     real, predicted, results = json.loads(done.stdout)
     assert real <= predicted + MIB  # of Python's own
     assert predicted <= real + max(results // 2, 8 * MIB)
+
+
+def test_a_probe_keeps_nothing_in_the_cache_of_the_user(tmp_path: Path) -> None:
+    """On every platform: the folder is named to the process, not by a variable that only some systems look at."""
+    users, own = tmp_path / "users", tmp_path / "own"
+    users.mkdir()
+    code = (
+        f"import rlx, numpy\nfrom rlx.disk import cache_folder, keep_in\nkeep_in({str(own)!r})\n"
+        "g = rlx.Graph('g')\ng.output(rlx.relu(g.input('x', (4,))), 'y')\nrlx.compile(g, device='cpu')\n"
+        "print(cache_folder())"
+    )
+    names = ("XDG_CACHE_HOME", "LOCALAPPDATA", "HOME")
+    env = {**os.environ, **dict.fromkeys(names, str(users))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.strip() == str(own)
+    assert list((own / "objects").iterdir())
+    assert not [p for p in users.rglob("*") if p.is_file()]

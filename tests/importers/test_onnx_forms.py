@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from onnx import helper
 
 import rlx
 from rlx.errors import ExecutionError, RlxError
@@ -226,3 +228,26 @@ def test_sequences_of_no_steps(tmp_path: Path, op: str, direction: str) -> None:
     made.graph.initializer.extend(onnx.numpy_helper.from_array(a, name) for name, a in weights.items())
     cases = [{"x": normal(t, 3, 2), "n": np.array(n, np.int32), **states} for t, n in ((4, (4, 0, 2)), (1, (0, 0, 0)))]
     compared(made, tmp_path / "m.onnx", cases)
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_run_time_scales_that_give_no_size(mode: str, device: str, tmp_path: Path) -> None:
+    """One error that names the axis and shows the scale; later runs are as before."""
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode=mode)
+    given = [helper.make_tensor_value_info("x", 1, [1, 1, 4, 4]), helper.make_tensor_value_info("s", 1, [4])]
+    graph = helper.make_graph([node], "g", given, [helper.make_empty_tensor_value_info("y")])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    model = rlx.load(path, device=device)
+    x = np.ones((1, 1, 4, 4), np.float32)
+    for axis in range(4):
+        for scale in (0.0, -0.0, -1.0, -np.inf, np.nan, np.inf, 3e38, 1e30, 1e19):
+            scales = np.ones(4, np.float32)
+            scales[axis] = scale
+            shown = re.escape(str(np.float32(scale)))
+            with pytest.raises(ExecutionError, match=f"scale of axis {axis} must be above 0 .*, got {shown}"):
+                model(x=x, s=scales)
+        scales = np.ones(4, np.float32)
+        scales[axis] = 2
+        assert model(x=x, s=scales)["y"].shape == tuple(n * int(s) for n, s in zip(x.shape, scales, strict=True))

@@ -279,6 +279,7 @@ def test_bounds_reach_the_symbols() -> None:
         ({"m": ("other", 3)}, ShapeError, "has 2 sizes, the input has 4"),
         ({"batch": (4, 2)}, OptionError, "expected an int"),
         ({"batch": -1}, OptionError, "expected an int"),
+        ({3: 4}, OptionError, "3 is no dim or input"),
         ({"batch": 2, "x": (3, 3, None, None)}, OptionError, "'batch' is 3 here and 2 elsewhere"),
     ],
 )
@@ -295,30 +296,33 @@ def _distances() -> bytes:
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
-def test_one_name_for_two_sizes(device: str, tmp_path: Path) -> None:
-    """The error names the way out, which parts them: by name, size or bounds; each has its own entry in the cache."""
+@pytest.mark.parametrize(
+    "own", [None, {"b": {0: "N2"}}, {"b": {0: 4}}, {"b": {0: (1, 9)}}, {"N": (1, 8)}, {"N (b)": 4}]
+)
+def test_one_name_for_two_sizes(device: str, own: Any, tmp_path: Path) -> None:
+    """They run as they are, and with `dims` for the one or both; each has its own entry in the cache."""
     path = tmp_path / "distances.onnx"
     path.write_bytes(_distances())
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal((n, 3), dtype=np.float32) for n in (6, 4))
-    with pytest.raises(
-        ShapeError, match=r"input 'b': expected \(N, 3\) where N = 6, got \(4, 3\); .* dims=.*"
-    ) as caught:
-        rlx.load(path, device=device).run([a, b])
-    assert "dims={'b': {0: 'N2'}} gives this one a name of its own" in str(caught.value)
-    for own in ("N2", 4, (1, 9)):
-        found = rlx.load(path, device=device, dims={"b": {0: own}})
-        np.testing.assert_allclose(found.run([a, b])[0], a @ b.T, 1e-5, 1e-6)
-    with pytest.raises(ShapeError, match="where N = 6"):
-        rlx.load(path, device=device, dims={"N": (1, 8)}).run([a, b])
+    found = rlx.load(path, device=device, dims=own)
+    np.testing.assert_allclose(found.run([a, b])[0], a @ b.T, 1e-5, 1e-6)
+    if own is None:
+        assert found.inputs[1].shape == (Dim("N (b)"), 3)
+        assert rlx.load(path, device=device, dims={"N": 4}).inputs[0].shape == (4, 3)
+    with pytest.raises((ShapeError, ExecutionError)):
+        rlx.load(path, device=device, dims={"N": (1, 5)}).run([b, a])  # said of the name, said of both
 
 
 def test_one_name_for_two_sizes_of_one_input() -> None:
     source = model([node("Relu", "x")], [tensor("x", ("N", "N"))], ["y"])
     x = np.ones((6, 4), np.float32)
-    with pytest.raises(ShapeError, match=r"dims=\{'x': \{1: 'N2'\}\} gives this one"):
-        rlx.compile(load(source), device="cpu").run([x])
-    assert rlx.compile(load(source, dims={"x": {1: "N2"}}), device="cpu").run([x])[0].shape == (6, 4)
+    for dims in (None, {"x": {1: "N2"}}):
+        assert rlx.compile(load(source, dims=dims), device="cpu").run([x])[0].shape == (6, 4)
+    assert load(source).inputs[0].shape == (Dim("N"), Dim("N (x.1)"))
+    whole = rlx.compile(load(source, dims={"x": {1: "N"}}), device="cpu")  # the user says that they are one
+    with pytest.raises(ShapeError, match=r"dims=\{'x': \{1: 'N2'\}\} gives this one a name of its own"):
+        whole.run([x])
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])

@@ -13,9 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.errors import ExecutionError, UnsupportedOp
+from rlx.errors import ExecutionError, ModelFormatError, UnsupportedOp
 from rlx.importers.onnx import load
 from rlx.importers.onnx.symbolic import NotStaticError, Static, arithmetic, cast, compare, rounded, static_array
+from rlx.ir.casting import ends
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Dim
 from rlx.ir.verify import verify
@@ -420,3 +421,18 @@ def test_casts_of_sizes_with_every_attribute() -> None:
     whole.opset_import[0].version = 24
     graph = load(whole.SerializeToString(), dims={"b": 2, "s": 4})
     assert str(graph.outputs[0].value.type) == "f32[2, 2, 16]"
+
+
+@pytest.mark.parametrize("dtype", [name for name, dtype in DTYPES.items() if dtype.is_integer])
+def test_numbers_of_import_fit_their_type_or_are_an_error(dtype: str) -> None:
+    """At both ends of every integer type, those of 4 bits too."""
+    low, high = ends(DTYPES[dtype])
+    assert [int(x) for x in static_array([low, high], DTYPES[dtype]).array()] == [low, high]
+    for beyond in (low - 1, high + 1, 1 << 70, -(1 << 70)):
+        with pytest.raises(ModelFormatError, match=f"do not fit {dtype}: {beyond}"):
+            static_array([beyond], DTYPES[dtype]).array()
+
+
+def test_a_number_beyond_the_floats_is_an_error() -> None:
+    with pytest.raises(ModelFormatError, match="do not fit f32"):
+        static_array([10**400], DTYPES["f32"]).array()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.ir.casting import cast, ends
+from rlx.ir.casting import cast, ends, held
 from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.expr import Const
 from rlx.kernels.lowering import Lowering
@@ -148,3 +150,94 @@ def test_what_is_clipped_to_the_type_needs_no_limits(target: str) -> None:
     values = np.linspace(2 * low - 3, 2 * high, 100, dtype=np.float32)
     values[::7] = np.nan
     assert np.array_equal(rlx.compile(g, device="cpu")(x=values)["y"], cast(values, DTYPES[target]))
+
+
+LAST = {"f64": -1074, "f32": -149, "f16": -24, "bf16": -133, "f8e4m3": -9, "f8e5m2": -16, "f4e2m1": -1}  # least, as 2^n
+BITS = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8, "f8e4m3": 4, "f8e5m2": 3, "f4e2m1": 2}  # of a number, at most
+
+
+def nearest(x: int | float, to: str) -> float:
+    """The number of the type that is next to x, of two the even one, by exact arithmetic; infinite beyond the range."""
+    size, top = abs(Fraction(x)), Fraction(float(ml_dtypes.finfo(DTYPES[to].numpy).max))
+    exponent = max(math.frexp(size)[1], LAST[to] + BITS[to]) if size else 0
+    last = Fraction(2) ** (exponent - BITS[to])
+    found = round(size / last) * last  # ties go to the even one
+    return math.copysign(float(found) if found <= top else math.inf, x)
+
+
+def near_middles(source: DType, to: str) -> Any:
+    """Numbers of the source in and close beside the middles of two neighbours in another type."""
+    rng, bits = np.random.default_rng(BITS[to]), BITS[to]
+    made: list[int | float] = []
+    for exponent in range(bits + 1, 64) if source.is_integer else range(LAST[to], 60, 60 - LAST[to] >> 5):
+        odd = int(rng.integers(1 << bits, 1 << bits + 1)) | 1
+        if source.is_integer:
+            middle = odd << exponent - bits - 1
+            made += [middle + beside for beside in (0, 1, -1, 2, -3, 1 << max(exponent - 30, 0))]
+        else:
+            real = math.ldexp(odd, exponent - 1)
+            made += [real, math.nextafter(real, 0), math.nextafter(real, math.inf)]
+            made += [real * (1 + sign * 2.0**-k) for k in (13, 25, 26, 27, 40) for sign in (1, -1)]
+    if source.is_integer:
+        low, high = ends(source)
+        return np.array([x for y in made for x in (y, -y) if low <= x <= high], source.numpy)
+    with np.errstate(over="ignore"):
+        wide = np.array([x for y in made for x in (y, -y)]).astype(source.numpy)
+    return wide[np.isfinite(wide)]
+
+
+@pytest.mark.sample(20)
+@pytest.mark.parametrize("device", ["cpu", "xla", "mlx"])
+@pytest.mark.parametrize("source", ["f64", "f32", "i32", "u32", "i64", "u64"])
+@pytest.mark.parametrize("target", LAST)
+def test_to_floats_is_rounded_once(target: str, source: str, device: str) -> None:
+    """By the rule, folded, by the lowering, and on devices as vectors, alone, and fused with what computes them."""
+    if device != "cpu":
+        pytest.importorskip({"xla": "jax", "mlx": "mlx.core"}[device])
+    if device == "mlx" and DTYPES[target].bits < 16:
+        pytest.skip("MLX has no such type")
+    dtype = DTYPES[source]
+    values = near_middles(dtype, target)
+    want = np.array([nearest(x.item(), target) for x in values])
+    values, want = values[np.isfinite(want)], want[np.isfinite(want)]  # not every type has infinity
+    if not len(values):
+        pytest.skip("no integer of these has a middle of numbers beside it")
+    if device != "cpu":
+        usual = np.abs(want) > 2.0**-100
+        values, want = values[usual], want[usual]
+    op = Cast(DTYPES[target])
+    g = rlx.Graph("once")
+    x, one = g.input("x", (len(values),), source), g.input("one", (), source)
+    g.output(apply(op, x), "many")
+    g.output(apply(op, one), "one")
+    if source[0] != "u":
+        g.output(apply(op, apply(Neg(), x)), "fused")
+    g.output(apply(op, g.constant(values)), "folded")
+    model = rlx.compile(g, device=device)
+    for i in range(0, len(values), 1 if device == "cpu" else 50):
+        got = {name: y.astype(np.float64) for name, y in model(x=values, one=values[i]).items()}
+        assert got["one"] == want[i], values[i]
+    np.testing.assert_array_equal(cast(values, DTYPES[target]).astype(np.float64), want)
+    np.testing.assert_array_equal(got["folded"], want)
+    np.testing.assert_array_equal(got["many"], want)
+    if "fused" in got:
+        np.testing.assert_array_equal(got["fused"], -want)
+    check_op(op, values, rtol=0)
+
+
+@pytest.mark.parametrize("target", [name for name in LAST if not DTYPES[name].native])
+def test_python_numbers_are_rounded_once(target: str) -> None:
+    """As constants, as inputs, and as what a pass takes an element to hold; whole numbers too."""
+    middle = 1 + 2.0 ** -BITS[target]  # between 1 and the number after it
+    for number in (middle * (1 + 2.0**-40), middle * (1 - 2.0**-40), -middle * (1 + 2.0**-40), middle):
+        want = nearest(number, target)
+        g = rlx.Graph("numbers")
+        x = g.input("x", (2,), target)
+        g.output(apply(Cast(F64), x), "x")
+        g.output(apply(Cast(F64), g.constant([number, number], dtype=target)), "constant")
+        got = rlx.compile(g, device="cpu")(x=[number, number])
+        assert got["x"].tolist() == got["constant"].tolist() == [want, want]
+        assert held(number, DTYPES[target]) == want
+    g = rlx.Graph("whole")
+    g.output(apply(Cast(F64), g.constant([2**25 + 2**17 + 1], dtype="bf16")), "y")
+    assert rlx.compile(g, device="cpu")()["y"].tolist() == [nearest(2**25 + 2**17 + 1, "bf16")]

@@ -9,9 +9,14 @@ import pytest
 from onnx_reference import onnx_reference
 from ops_oracle import check, ort, values
 
+import rlx
+from rlx.backends.reference import run_graph
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, TensorType
+from rlx.ops.base import apply
+from rlx.ops.bytewise import ByteConv, ByteMatMul
+from rlx.ops.encoded import Dequantize
 from rlx.ops.quant import (
     ConvInteger,
     DynamicQuantizeLinear,
@@ -149,3 +154,78 @@ def test_errors() -> None:
         Requantize().infer(TensorType((3,), DTYPES["i32"]), TensorType((2, 3), DTYPES["f32"]))
     with pytest.raises(DTypeError, match="u8 or i8"):
         MatMulInteger().infer(x, x)
+
+
+ROWS, VECTOR, BATCH, COLUMNS = u8(3, 5), u8(5), u8(2, 3, 5), u8(5, 4)
+IMAGE, KERNEL, SUMS = u8(1, 2, 5, 5), u8(3, 2, 3, 3), RNG.integers(-999, 999, (3, 4)).astype(np.int32)
+SCALE, ZERO, BIAS = f32(0.25), np.uint8(7), np.zeros(3, np.int32)
+PARAMETERS: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...]]] = {  # op, operands, which of them are parameters
+    "quantize": (Quantize(), (f32(values((3, 4))), SCALE, ZERO), (1, 2)),
+    "quantize a number": (Quantize(), (f32(2.5), SCALE, ZERO), (1, 2)),
+    "quantize without a zero point": (Quantize(), (f32(values((3, 4))), SCALE), (1,)),
+    "quantize along an axis": (Quantize(1), (f32(values((3, 4))), f32([1, 2, 3, 4]), u8(4)), (1, 2)),
+    "quantize blocks": (Quantize(1, 2), (f32(values((3, 4))), np.ones((3, 2), np.float32), u8(3, 2)), (1, 2)),
+    "dequantize": (Dequantize(), (ROWS, SCALE, ZERO), (1, 2)),
+    "dequantize a number": (Dequantize(), (ZERO, SCALE, ZERO), (1, 2)),
+    "dequantize without a zero point": (Dequantize(), (ROWS, SCALE), (1,)),
+    "dequantize along an axis": (Dequantize(0), (ROWS, f32([1, 2, 3]), u8(3)), (1, 2)),
+    "dequantize blocks": (Dequantize(0, 3), (ROWS, np.ones((1, 5), np.float32), u8(1, 5)), (1, 2)),
+    "requantize": (Requantize(), (SUMS, SCALE, ZERO, SCALE), (1, 2, 3)),
+    "matmul_integer": (MatMulInteger(), (ROWS, COLUMNS, ZERO, ZERO), (2, 3)),
+    "matmul_integer of a batch": (MatMulInteger(), (BATCH, COLUMNS, ZERO, ZERO), (2, 3)),
+    "matmul_integer of a vector": (MatMulInteger(), (VECTOR, COLUMNS, ZERO, ZERO), (2, 3)),
+    "matmul_integer by a vector": (MatMulInteger(), (BATCH, VECTOR, ZERO, ZERO), (2, 3)),
+    "matmul_integer of vectors": (MatMulInteger(), (VECTOR, VECTOR, ZERO, ZERO), (2, 3)),
+    "conv_integer": (ConvInteger(), (IMAGE, KERNEL, ZERO, ZERO), (2, 3)),
+    "byte_matmul": (ByteMatMul(), (ROWS, i8(5, 4), ZERO), (2,)),
+    "byte_conv": (ByteConv(), (IMAGE, i8(3, 2, 3, 3), ZERO), (2,)),
+    "qlinear_conv": (
+        QLinearConv(), (IMAGE, SCALE, ZERO, KERNEL, SCALE, ZERO, f32(100), ZERO, BIAS), (1, 2, 4, 5, 6, 7, 8),
+    ),
+} | {
+    f"qlinear_matmul {what}": (
+        QLinearMatMul(), (a, SCALE, ZERO, b, SCALE, ZERO, f32(100), ZERO), (1, 2, 4, 5, 6, 7),
+    ) for what, a, b in (
+        ("of matrices", ROWS, COLUMNS), ("of a batch", BATCH, COLUMNS), ("of a vector", VECTOR, COLUMNS),
+        ("by a vector", BATCH, VECTOR), ("of vectors", VECTOR, VECTOR),
+    )
+}  # fmt: skip
+SHAPES = [
+    (), (0,), (1,), (2,), (3,), (4,), (5,), (1, 1), (3, 1), (1, 4), (3, 4), (3, 5), (5, 1), (5, 4), (1, 5), (3, 2),
+    (1, 1, 1), (2, 1, 1), (2, 3, 1), (1, 3, 1), (2, 1, 4), (2, 2, 1), (3, 1, 1, 1), (1, 3, 1, 1), (1, 1, 1, 1),
+    (1,) * 8, (1,) * 63, (1,) * 64, (3, *(1,) * 62), (*(1,) * 62, 4),
+]  # fmt: skip
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_scales_and_zero_points_of_any_shape(name: str) -> None:
+    """Each parameter of a quantised op, of each shape, is refused where the op is added, or it runs and is right."""
+    op, operands, at = PARAMETERS[name]
+    runs: list[tuple[Any, list[Array]]] = []
+    g = rlx.Graph("parameters")
+    inputs: dict[str, Array] = {}
+    taken = dict.fromkeys(at, 0)
+    for which in at:
+        for shape in SHAPES:
+            own = np.asarray(operands[which])
+            made = RNG.integers(1, 9, shape) if own.dtype.kind in "iu" else RNG.integers(1, 9, shape) / 4
+            arrays = [np.asarray(x) for x in operands]
+            arrays[which] = np.asarray(made, own.dtype)
+            names = [f"{which} {shape} {i}" for i in range(len(arrays))]
+            try:
+                op.infer_types([TensorType(a.shape, a.dtype) for a in arrays])
+            except (ShapeError, DTypeError):
+                continue
+            taken[which] += 1
+            inputs |= dict(zip(names, arrays, strict=True))
+            x = [g.input(n, a.shape, a.dtype) for n, a in zip(names, arrays, strict=True)]
+            g.output(apply(op, *x), f"{which} {shape}")
+            runs.append((f"{which} {shape}", arrays))
+    assert all(taken.values()), taken
+    got = rlx.compile(g, device="cpu")(inputs)
+    expected = run_graph(g, inputs)
+    for output, arrays in runs:
+        want = op.reference(*arrays)
+        assert want.shape == got[output].shape == expected[output].shape, (output, want.shape)
+        np.testing.assert_array_equal(got[output], want, err_msg=output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -188,6 +189,66 @@ def test_params_reach_every_rung() -> None:
         w[:] = 99
         for n in (1, 5):
             np.testing.assert_array_equal(buckets.run([np.ones((n, 2), np.float32)])[0], np.full((n, 2), scale))
+
+
+def test_setting_params_waits_for_a_run_that_has_its_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rung that another thread is about to run isn't closed under it when params can't be set: that run has the old
+    values, the next ones too.
+    """
+    buckets = rlx.Buckets(perceptron(), {"n": [4, 8]}, policy="buckets", device="cpu", busy="wait")
+    want = {n: buckets.run([data(n)])[0] for n in (3, 7)}
+    has_it, go_on = threading.Event(), threading.Event()
+    run, set_params = rlx.CompiledGraph.run, rlx.CompiledGraph.set_params
+    results: list[Array] = []
+
+    def late(model: rlx.CompiledGraph, *args: Any, **more: Any) -> Any:
+        has_it.set()
+        assert go_on.wait(30)
+        return run(model, *args, **more)
+
+    calls: list[rlx.CompiledGraph] = []
+
+    def failing(model: rlx.CompiledGraph, *args: Any, **more: Any) -> Any:
+        calls.append(model)
+        if len(calls) == 2:
+            raise MemoryError("no memory")
+        return set_params(model, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rlx.CompiledGraph, "run", late)
+        runner = threading.Thread(target=lambda: results.append(buckets.run([data(3)])[0]))
+        runner.start()
+        assert has_it.wait(30)
+        patch.setattr(rlx.CompiledGraph, "set_params", failing)
+        params = {p.name: np.zeros(p.shape, np.float32) for p in perceptron().params}
+        setter_done = threading.Event()
+
+        def setting() -> None:
+            with pytest.raises(MemoryError, match="no memory"):
+                buckets.set_params(params)
+            setter_done.set()
+
+        setter = threading.Thread(target=setting)
+        setter.start()
+        assert not setter_done.wait(0.2)  # it waits
+        go_on.set()
+        runner.join(30)
+        setter.join(30)
+    assert len(calls) == 2
+    np.testing.assert_array_equal(results[0], want[3])
+    for n, before in want.items():
+        np.testing.assert_array_equal(buckets.run([data(n)])[0], before)
+
+
+def test_a_callback_may_run_while_params_are_set() -> None:
+    """The first compile of `set_params` calls `on_compile`, which runs: it does not wait for itself."""
+    seen: list[int] = []
+    buckets = rlx.Buckets(
+        perceptron(), {"n": [4]}, policy="buckets", device="cpu", on_compile=lambda event: seen.append(1)
+    )
+    buckets._on_compile = lambda event: seen.append(buckets.run([data(3)])[0].size)
+    buckets.set_params({p.name: np.ones(p.shape, np.float32) for p in perceptron().params})
+    assert seen[0] > 0
 
 
 def test_misuse_is_told() -> None:

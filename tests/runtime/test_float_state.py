@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 from float_states import STATES, control, on_x86, state
 
 import rlx
+from rlx import arithmetic
 from rlx.backends.cpu.native.float_state import float_state_ir
 from rlx.backends.cpu.native.pool_ir import filled
 from rlx.errors import ExecutionError, NanTrapped
@@ -28,6 +30,36 @@ W = RNG.standard_normal((96, 64)).astype(F32)
 HALF = W.astype(np.float16)
 TENTHS = np.full(64, 0.1, F32)
 NUMBERS = (X[:2] + 0.1).tolist()
+
+
+class Without:
+    """A library that lacks the functions."""
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+@pytest.mark.parametrize("found", [None, "libm.so.6", "nowhere"])
+def test_where_the_library_lacks_the_functions(
+    found: str | None, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked for in libm too; without them the arithmetic of the thread stays, and nothing fails."""
+    whole = ctypes.PyDLL(None)
+
+    def load(name: str | None) -> object:
+        if name is not None and found != name:
+            raise OSError(f"{name}: cannot open shared object file")
+        return whole if name == found else Without()
+
+    monkeypatch.setattr(arithmetic.ctypes, "PyDLL", load)
+    monkeypatch.setattr(arithmetic.sys, "platform", platform)
+    arithmetic._calls.cache_clear()
+    try:
+        there = arithmetic._calls()[0] is not None
+        with state(STATES[-1]), arithmetic.usual_arithmetic():
+            kept = control()
+    finally:
+        arithmetic._calls.cache_clear()
+    assert there == (found != "nowhere" and platform == "linux")  # of macOS a library here has no usual environment
+    assert (kept == control()) == there
 
 
 @register

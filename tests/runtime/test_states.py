@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,6 +292,27 @@ def test_files_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ModelFormatError, match="states"):
             model.states.load(path)
+    assert model.states["total"].read()[0] == 11
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [[-1], [1.0], [True], "1", 1, None, {"0": 1}, [[1]], [1] * 65, [1, 1 << 62, 4], [2], [0], [1, 0], [1 << 70]],
+)
+def test_shapes_of_a_file_are_not_believed(shape: Any, tmp_path: Path) -> None:
+    """Every length is a whole number from 0 on, and their product is that of the entry: else nothing is changed."""
+    model = counter()
+    path, other = tmp_path / "states", tmp_path / "other"
+    model.run([ONE])
+    model.states.save(path)
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(other, "w") as new:
+        header = json.loads(old.read("rlx-states.json"))
+        assert [entry["shape"] for entry in header["states"].values()] == [[3]]
+        header["states"]["total"]["shape"] = shape
+        new.writestr("rlx-states.json", json.dumps(header))
+        new.writestr("0.bin", old.read("0.bin"))
+    with pytest.raises(ModelFormatError, match="state 'total'"):
+        model.states.load(other)
     assert model.states["total"].read()[0] == 11
 
 

@@ -175,6 +175,7 @@ class ArrayExecutable(Executable):
         key = tuple(sorted(extents.items()))
         function = self.functions.get(key)
         if function is None:
+            self.reserve(extents, 0)
             function = self.functions[key] = self.specialised(key)
             if len(self.functions) > self.most:
                 self.dropped.add(self.functions.popitem(last=False)[0])

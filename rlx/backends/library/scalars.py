@@ -18,7 +18,7 @@ from rlx.kernels.lowering import Anchor, Contract, Conv, Lowered, out_vars
 
 __all__ = ["Checker", "lacking", "run_lowered"]
 
-F32 = DTYPES["f32"]
+F32, U32 = DTYPES["f32"], DTYPES["u32"]
 Fixed = tuple[Var | None, Array]  # values along a loop index, or one value
 NUMPY = table(
     np,
@@ -114,6 +114,34 @@ def _whole(lib: Arrays, x: Any, source: DType, target: DType) -> Any:
     return lib.xp.where(above, lib.const(high, target, rank), made)
 
 
+def _rounded(lib: Arrays, x: Any, source: DType, target: DType) -> Any:
+    """To a float of fewer than 32 bits, rounded once: libraries go through f32 and round there too.
+
+    f32 rounds to the odd one of two here, and of integers a bit says whether a lower one is 1: neither is in a middle.
+    """
+    rank = len(x.shape)
+    bits = source if source.is_integer else U32
+
+    def number(value: int) -> Any:
+        return lib.const(value, bits, rank)
+
+    if source.is_integer:
+        of = lib.functions
+        for low in range(8, source.bits - 16, 8):  # of numbers beyond 2^(16 + low), of which 24 bits stay
+            top = of["shr"](x, number(16 + low))
+            large = (top != number(0)) & (top != number(-1 if source.kind == "i" else 0))
+            inexact = large & (of["and"](x, number((1 << low) - 1)) != number(0))
+            cut = of["shl"](of["shr"](x, number(low)), number(low))
+            x = lib.xp.where(inexact, of["or"](cut, number(1 << low)), x)
+        return lib.cast(lib.cast(x, F32), target)
+    near = lib.cast(x, F32)
+    back = lib.cast(near, source)
+    raw = lib.bitcast(near, U32)
+    odd = (raw - lib.cast(lib.xp.abs(back) > lib.xp.abs(x), U32)) | number(1)
+    raw = lib.xp.where((back == x) | lib.functions["isnan"](x), raw, odd)
+    return lib.cast(lib.bitcast(raw, F32), target)
+
+
 class _Grid:
     """Evaluates expressions over a box of loop indices; a value has an axis for each, of size 1 where constant."""
 
@@ -199,6 +227,10 @@ class _Grid:
                 return lib.xp.where(self.value(cond), self.value(a), self.value(b))
             case Cast(value=x, dtype=dtype) if x.dtype.is_float and dtype.is_integer:
                 return _whole(lib, self.value(x), x.dtype, dtype)
+            case Cast(value=x, dtype=dtype) if (
+                dtype.is_float and dtype.bits < 32 <= x.dtype.bits and x.dtype is not F32
+            ):
+                return _rounded(lib, self.value(x), x.dtype, dtype)
             case Cast(value=x, dtype=dtype):
                 return lib.cast(self.value(x), dtype)
             case Check(ok=ok, value=x, kind=kind, shown=shown):

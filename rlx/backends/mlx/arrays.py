@@ -42,7 +42,8 @@ class MlxArrays(Arrays):
         self.functions = functions(mx)
         self.native = native(mx)
         names = dict(NAMES)
-        if mx.default_device().type == mx.DeviceType.cpu:
+        self.on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        if self.on_cpu:
             names["f64"] = "float64"
         self.types = frozenset(names)
         self.own = {DTYPES[name]: getattr(mx, own) for name, own in names.items()}
@@ -55,6 +56,8 @@ class MlxArrays(Arrays):
     def lacks(self, fn: str, dtype: DType) -> str | None:
         if dtype.name == "f64" and fn in SINGLE:
             return f"MLX computes {fn} of f64 in single precision"
+        if fn == "fmod" and not self.on_cpu:
+            return "Metal computes remainders of floats from rounded quotients"
         return super().lacks(fn, dtype)
 
     def refuses(self, node: Node) -> str | None:

@@ -26,6 +26,11 @@ def functions(mx: Any) -> dict[str, Callable[..., Any]]:
         zero = mx.zeros_like(r)
         return mx.where((r != zero) & ((a < zero) != (b < zero)), r - b, r)
 
+    def fmod(a: Any, b: Any) -> Any:
+        """With the sign of a; of numbers that are not negative MLX's own is the same."""
+        r = mx.remainder(mx.abs(a), mx.abs(b))
+        return mx.where((r == 0) & (a == 0), a, mx.where(a < 0, -r, r))
+
     def erf(x: Any) -> Any:
         """By its series near 0, where that of MLX is good to 4 digits only."""
         square, total = x * x, mx.zeros_like(x)
@@ -42,6 +47,7 @@ def functions(mx: Any) -> dict[str, Callable[..., Any]]:
         mx,
         erf=erf,
         floordiv=lambda a, b: (a - mx.remainder(a, b)) // b,
+        fmod=fmod,
         idiv=lambda a, b: (a - remainder(a, b)) // b,
         irem=remainder,
         mod=mx.remainder,

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx.backends.library.arrays import Arrays, Flat
 from rlx.backends.xla.ops import functions, native, refusal
-from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, Node
 from rlx.ir.shape import evaluate
 from rlx.kernels.lowering import Conv
@@ -88,26 +88,40 @@ class XlaArrays(Arrays):
         )
 
     def host(self, fn: Callable[..., Sequence[Array]], results: Sequence[tuple[tuple[int, ...], DType]], x: Any) -> Any:
-        """Elements of 64 bits travel as pairs of u32: jax calls back outside of `session`, where it has none."""
+        """Elements of 64 bits travel as pairs of u32: jax calls back outside of `session`, where it has none.
+
+        Those of 4 bits travel as u8: of an odd number of them a GPU hands over all but the last.
+        """
         lax, wanted = self.jax.lax, [(shape, dtype.numpy) for shape, dtype in results]
         given = [(array.shape, np.dtype(array.dtype)) for array in x]
-        parts = [lax.bitcast_convert_type(a, np.uint32) if _wide(t) else a for a, (_, t) in zip(x, given, strict=True)]
-        types = [
-            self.jax.ShapeDtypeStruct((*shape, 2), np.uint32) if _wide(t) else self.jax.ShapeDtypeStruct(shape, t)
-            for shape, t in wanted
-        ]
+        half = DTYPES["u4"].numpy
+
+        def packed(a: Any, t: np.dtype[Any]) -> Any:
+            if _narrow(t):
+                return lax.convert_element_type(lax.bitcast_convert_type(a, half), np.uint8)
+            return lax.bitcast_convert_type(a, np.uint32) if _wide(t) else a
+
+        def unpacked(a: Any, t: np.dtype[Any]) -> Any:
+            if _narrow(t):
+                return lax.bitcast_convert_type(lax.convert_element_type(a, half), t)
+            return lax.bitcast_convert_type(a, t) if _wide(t) else a
+
+        def carrier(shape: tuple[int, ...], t: np.dtype[Any]) -> Any:
+            shape, t = ((*shape, 2), np.dtype("u4")) if _wide(t) else (shape, np.dtype("u1") if _narrow(t) else t)
+            return self.jax.ShapeDtypeStruct(shape, t)
 
         def call(*arrays: Any) -> list[Array]:
             raw = [np.ascontiguousarray(a) for a in arrays]
-            whole = [a.view(t).reshape(s) if _wide(t) else a.reshape(s) for a, (s, t) in zip(raw, given, strict=True)]
+            whole = [a.view(t).reshape(s) for a, (s, t) in zip(raw, given, strict=True)]
             made = [np.ascontiguousarray(a) for a in fn(*whole)]
             return [
-                a.reshape(*s, 1).view(np.uint32) if _wide(t) else a.reshape(s)
-                for a, (s, t) in zip(made, wanted, strict=True)
+                a.reshape(*s, 1).view(c.dtype).reshape(c.shape)
+                for a, (s, _), c in zip(made, wanted, types, strict=True)
             ]
 
-        made = self.jax.pure_callback(call, types, *parts)
-        return [lax.bitcast_convert_type(a, t) if _wide(t) else a for a, (_, t) in zip(made, wanted, strict=True)]
+        types = [carrier(*result) for result in wanted]
+        made = self.jax.pure_callback(call, types, *(packed(a, t) for a, (_, t) in zip(x, given, strict=True)))
+        return [unpacked(a, t) for a, (_, t) in zip(made, wanted, strict=True)]
 
     def cond(self, test: Any, then: Flat, otherwise: Flat, x: Sequence[Any]) -> list[Any]:
         return list(self.jax.lax.cond(test, then, otherwise, list(x)))
@@ -121,8 +135,14 @@ class XlaArrays(Arrays):
         return self.jax.lax.dynamic_update_index_in_dim(x, row, at, 0)
 
     def compile(self, fn: Flat, x: Sequence[Any], pure: bool) -> Flat:
-        jitted: Flat = self.jax.jit(fn)
+        """A cast to a narrower float and back rounds, where XLA would leave out both."""
+        jitted: Flat = self.jax.jit(fn, compiler_options={"xla_allow_excess_precision": False})
         return jitted
+
+
+def _narrow(dtype: np.dtype[Any]) -> bool:
+    """Whether an element has 4 bits, and NumPy's a byte."""
+    return dtype_of(dtype).bits < 8
 
 
 def _wide(dtype: np.dtype[Any]) -> bool:

@@ -20,6 +20,7 @@ def functions(jax: Any) -> dict[str, Callable[..., Any]]:
         jnp,
         erf=lax.erf,
         floordiv=jnp.floor_divide,
+        fmod=lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)),
         idiv=lambda a, b: lax.div(*jnp.broadcast_arrays(a, b)),
         irem=lambda a, b: lax.rem(*jnp.broadcast_arrays(a, b)),
         mod=jnp.remainder,

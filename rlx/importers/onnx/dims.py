@@ -7,9 +7,9 @@ from typing import Any
 
 from rlx.errors import OptionError, ShapeError
 from rlx.importers.onnx.model import ValueInfo
-from rlx.ir.shape import Dim, Shape, Size, check_text
+from rlx.ir.shape import Dim, Shape, Size, check_text, symbols
 
-__all__ = ["Bound", "DimsOption", "input_shapes", "settled", "unknown_dims"]
+__all__ = ["Bound", "DimsOption", "input_shapes", "of_names_and_parts", "own_names", "settled", "unknown_dims"]
 
 Bound = int | tuple[int, int | None] | Dim | None
 DimsOption = Mapping[str, Bound | str | Sequence[Bound | str] | Mapping[int, Bound | str]]
@@ -110,6 +110,29 @@ def _part(declared: dict[str, tuple[int | str, ...]], given: dict[str, Any], nam
         given[name] = tuple(None if isinstance(b, str) else b for b in entry)
     else:
         del given[name]
+
+
+def of_names_and_parts(inputs: Sequence[ValueInfo], dims: DimsOption) -> dict[str, Any]:
+    """The entries by parts of names, as "N (b)", and those by the names themselves, which are for the other parts."""
+    names = {size for info in inputs for size in info.shape or () if isinstance(size, str)}
+    known = names | {info.name for info in inputs}
+    found: dict[str, Any] = {}
+    for part, bound in dims.items():
+        for name in names if part not in known else ():
+            if isinstance(part, str) and part.startswith(f"{name} ("):
+                found |= {part: bound} | {n: dims[n] for n in (name,) if n in dims}
+    return found
+
+
+def own_names(dims: DimsOption | None) -> set[str]:
+    """The names that `dims` give to single sizes: each is one dim wherever it stands."""
+    found: set[str] = set()
+    for entry in (dims or {}).values():
+        bounds = entry.values() if isinstance(entry, Mapping) else entry if isinstance(entry, tuple | list) else ()
+        for bound in bounds:
+            if isinstance(bound, str | Dim):
+                found |= {bound} if isinstance(bound, str) else {s.name for s in symbols(bound)}
+    return found
 
 
 def settled(name: str, bound: Bound) -> Size:

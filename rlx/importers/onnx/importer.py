@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rlx.errors import DTypeError, ModelFormatError, OptionError, ShapeError, UnsupportedOp
 from rlx.importers.onnx import mappings
 from rlx.importers.onnx.dead import remove_dead
-from rlx.importers.onnx.dims import DimsOption, input_shapes, unknown_dims
+from rlx.importers.onnx.dims import (
+    Bound,
+    DimsOption,
+    input_shapes,
+    of_names_and_parts,
+    own_names,
+    settled,
+    unknown_dims,
+)
 from rlx.importers.onnx.mapping import TAINTED, ListOf, StackOf, UnsupportedError, element_dtype
 from rlx.importers.onnx.model import ModelFile, ValueInfo, read_model
+from rlx.importers.onnx.parts import Parts, parted
 from rlx.importers.onnx.reads import in_order, live_nodes, sources_of_sizes
 from rlx.importers.onnx.scope import Import, MissingNode, Region, Run, Scope
 from rlx.importers.onnx.symbolic import LIMIT
 from rlx.importers.onnx.tensor import STRING
+from rlx.ir.extents import of_parts
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
 
@@ -64,15 +74,39 @@ def check(done: Import) -> None:
 def import_model(model: ModelFile, *, dims: DimsOption | None = None, weights: bool = True) -> Import:
     """Imports as much as can be; params have no data with `weights=False`."""
     inputs = _true_inputs(model)
-    shapes, others = input_shapes(inputs, dims)
-    graph = Graph(model.graph.name or "graph")
-    result = Import(model, graph)
-    scope = Scope(Run(result, others, weights), Region(graph), model.opsets)
-    _define_leaves(scope, inputs, shapes)
-    result.unused = scope.walk(model.graph.nodes, [o.name for o in model.graph.outputs])
+    late = of_names_and_parts(inputs, dims or {})
+    shapes, others = input_shapes(inputs, {name: bound for name, bound in (dims or {}).items() if name not in late})
+
+    def trial(shapes: Mapping[str, Shape], parts: Parts | None) -> Graph | None:
+        done = _imported(model, shapes, others, False, parts)
+        return None if done.missing or done.misfits else done.graph
+
+    parts = parted(inputs, shapes, own_names(dims), trial)
+    if parts is not None and late.keys() <= parts.undivided.keys():
+        own = of_parts(late, parts.undivided)
+        shapes = parts.shapes({part: settled(part, bound) for part, bound in own.items() if bound is not None})
+    elif late:  # there are no such parts, which is told
+        shapes, others = input_shapes(inputs, dims)
+    result = _imported(model, shapes, others, weights)
     unused = {name: bound for name, bound in others.items() if name not in result.produced}
     if unused:
         raise unknown_dims(unused, inputs, result.produced)
+    return result
+
+
+def _imported(
+    model: ModelFile,
+    shapes: Mapping[str, Shape],
+    bounds: Mapping[str, Bound],
+    weights: bool,
+    parts: Parts | None = None,
+) -> Import:
+    """Imports a model with inputs of these shapes; `bounds` are those of dims that nodes produce."""
+    graph = Graph(model.graph.name or "graph")
+    result = Import(model, graph)
+    scope = Scope(Run(result, bounds, weights, parts), Region(graph), model.opsets)
+    _define_leaves(scope, _true_inputs(model), shapes)
+    result.unused = scope.walk(model.graph.nodes, [o.name for o in model.graph.outputs])
     for info in model.graph.outputs:
         if not scope.is_tainted(info.name):
             _output(scope, info.name)
@@ -98,7 +132,7 @@ def _message(done: Import) -> str:
     return f"{done.model.path}: {count} or inputs can't be imported:\n" + "\n".join(lines)
 
 
-def _define_leaves(scope: Scope, inputs: list[ValueInfo], shapes: dict[str, Shape]) -> None:
+def _define_leaves(scope: Scope, inputs: list[ValueInfo], shapes: Mapping[str, Shape]) -> None:
     model = scope.run.model
     refs = model.graph.initializers
     listed = {i.name for i in model.graph.inputs} if model.ir_version >= 4 else set()

@@ -9,20 +9,22 @@ from math import floor
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.importers.onnx.dynamic import known_items, sizes_of
+from rlx.importers.onnx.dynamic import known_items
 from rlx.importers.onnx.mapping import Mapped, NodeContext, onnx_op
 from rlx.importers.onnx.symbolic import Ratio
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Value, const_value
 from rlx.ir.shape import Dim, Size, bounds, same
 from rlx.ops.base import Op, axis_of
-from rlx.ops.elementwise import Cast, Div, Floor, Greater, Mul, Where
+from rlx.ops.dynamic import Extent
+from rlx.ops.elementwise import And, Cast, Div, Floor, Greater, Less, Mul, Where
 from rlx.ops.interpolate import Interpolate, InterpolateAxis
 from rlx.ops.layout import Concat, Reshape, SizeOf, Slice, Squeeze, Unsqueeze
 from rlx.ops.resize import ResizeNearest
 from rlx.records import dataclass
 
 MOST_SIZES = 1 << 20  # for which a fraction is tried in place of a factor
+MOST_ELEMENTS = 2.0**60  # of an axis
 
 
 @dataclass(frozen=True)
@@ -203,12 +205,16 @@ def _by_data(ctx: NodeContext, x: Value, way: _Way, decided: Sequence[tuple[int,
 
 
 def _run_time_size(ctx: NodeContext, axis: int, scale: Value) -> Size:
-    """floor(size * scale) of an axis of the input, in f32 in each run; an error for a scale that is not above 0."""
+    """floor(size * scale) of an axis of the input, in f32 in each run; an error for a scale that gives none."""
     f32 = DTYPES["f32"]
     size = ctx.add(Mul(), ctx.cast(ctx.add(SizeOf(ctx.value().shape[axis])), f32), scale)
-    size = ctx.add(Where(), ctx.add(Greater(), scale, ctx.constant(0, f32)), size, ctx.constant(-1, f32))
-    whole = ctx.cast(ctx.add(Floor(), size), DTYPES["i64"])
-    return sizes_of(ctx.graph, whole, "the size", lambda n: ctx.fresh(f"size{axis}", 0, None), ctx.label)[0]
+    fits = ctx.add(Less(), size, ctx.constant(MOST_ELEMENTS, f32))
+    usable = ctx.add(And(), ctx.add(Greater(), scale, ctx.constant(0, f32)), fits)
+    whole = ctx.cast(ctx.add(Floor(), ctx.add(Where(), usable, size, ctx.constant(-1, f32))), DTYPES["i64"])
+    made = ctx.fresh(f"size{axis}", 0, None)
+    wanted = f"the scale of axis {axis} must be above 0 and give fewer than 2^60 elements"
+    ctx.add(Extent(made, None, wanted), whole, scale)
+    return made
 
 
 def _scaled_size(ctx: NodeContext, axis: int, scale: float) -> Size:

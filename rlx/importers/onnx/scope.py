@@ -31,13 +31,14 @@ from rlx.importers.onnx.mapping import (
     run_static,
 )
 from rlx.importers.onnx.model import Attribute, FunctionProto, GraphProto, ModelFile, NodeProto
+from rlx.importers.onnx.parts import Parts
 from rlx.importers.onnx.reads import in_order, inner_nodes, live_nodes, reads, subgraphs_of
 from rlx.importers.onnx.symbolic import LIMIT, NotStaticError, Ratio, Static, static_array
 from rlx.importers.onnx.tensor import STRING, TensorRef, text_of
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
 from rlx.ir.mapped import unread
-from rlx.ir.shape import Dim, Size, upper
+from rlx.ir.shape import Dim, Size, collect_guards, upper
 from rlx.ops.elementwise import Cast, Div
 from rlx.ops.layout import Concat, Reshape, SizeOf
 from rlx.records import dataclass, field
@@ -89,7 +90,8 @@ class Import:
 class Run:
     """What all scopes of one import share."""
 
-    def __init__(self, result: Import, bounds: Mapping[str, Bound], weights: bool) -> None:
+    def __init__(self, result: Import, bounds: Mapping[str, Bound], weights: bool, parts: Parts | None = None) -> None:
+        self.parts = parts  # of names of sizes, which learn from a trial
         self.model = result.model
         self.result = result
         self.bounds = bounds  # of produced dims, as the user gave them
@@ -416,7 +418,10 @@ class Scope:
         self.made = {name for node in live for name in node.outputs}
         self.wanted = frozenset(name for node in live for name in reads(node)).union(outputs)
         for node in live:
+            known = len(self.graph.guards), len(self.graph.nodes)
             self._node(node)
+            if self.run.parts is not None:
+                self.run.parts.learn(self.graph.guards[known[0] :], self.graph.nodes[known[1] :])
         for name in outputs:
             if not self.exists(name):
                 raise ModelFormatError(f"{self.run.model.path}: nothing makes the output {name!r}")
@@ -445,7 +450,9 @@ class Scope:
             if name and (self.has(name) or name in node.outputs[:i]):
                 raise ModelFormatError(f"{self.run.model.path}: node {self.label!r} makes {name!r} a second time")
         try:
-            outputs = self._mapped(self._resolved(node))
+            with collect_guards() as guards:  # of shapes that become no node, as where Expand changes nothing
+                outputs = self._mapped(self._resolved(node))
+            self.graph.require(guards, (self.label,))
         except NotStaticError as error:
             self._missing(node, f"a size can't be told at import: {error}")
         except ModelFormatError:

@@ -73,10 +73,13 @@ class Static:
 
     def array(self) -> Array:
         """The numbers of a concrete array, in its element type."""
-        if self.dtype.is_integer and self.dtype.bits < 8:
-            return self.items.astype(np.int8).astype(self.dtype.numpy)
+        wide = DTYPES.get({"i": "i64", "u": "u64", "f": "f64"}.get(self.dtype.kind, ""), self.dtype)
         try:
-            return self.items.astype(self.dtype.numpy)
+            if self.dtype.is_integer:
+                low, high = casting.ends(self.dtype)
+                if not all(low <= item <= high for item in self.items.flat):
+                    raise OverflowError
+            return casting.cast(self.items.astype(wide.numpy), self.dtype)
         except OverflowError:
             found = ", ".join(map(_text, self.items.flat[:4]))
             raise ModelFormatError(f"numbers computed at import do not fit {self.dtype}: {found}") from None
@@ -118,10 +121,8 @@ def static_array(value: Any, dtype: DType | None = None) -> Static:
     """A `Static` of numbers or sizes: an array, a list, or one item (of i64 where no type is given)."""
     if isinstance(value, np.ndarray) and value.dtype != object:
         found = dtype_of(value.dtype)
-        if found.kind == "f" and not found.native:
-            value = value.astype(np.float32)
-        elif found.is_integer and found.bits < 8:
-            value = value.astype(np.int8)
+        if not found.native:  # these make no Python numbers
+            value = casting.cast(value, DTYPES["f32" if found.is_float else "i8"])
         return Static(value.astype(object), dtype or found)
     shape = np.shape(value) if isinstance(value, np.ndarray) else (len(value),) if isinstance(value, list) else ()
     items = np.empty(shape, object)

@@ -48,17 +48,6 @@ def _ignoring_nan(choose: Compute) -> Compute:
     return lambda a, b: of_floats(a, b) if a.dtype.is_float else choose(a, b)
 
 
-def _floor_divide(a: Value, b: Value) -> Any:
-    if not a.dtype.is_float:
-        return floor_div(a, b)
-    exact = ops.round(ops.div(ops.sub(a, ops.mod(a, b)), b))  # the quotient without the rest is whole
-    return ops.where(ops.equal(b, 0), ops.div(a, b), exact)
-
-
-def _float_mod(a: Value, b: Value) -> Any:
-    return ops.mod(a, b)
-
-
 def _expm1(x: Value) -> Any:
     return ops.mul(ops.tanh(ops.mul(x, 0.5)), ops.add(ops.exp(x), 1))
 
@@ -140,8 +129,8 @@ UFUNCS: dict[Any, Compute] = {
     np.subtract: ops.sub,
     np.multiply: _bool_or(ops.and_, ops.mul),
     np.divide: ops.div,
-    np.floor_divide: _floor_divide,
-    np.remainder: _float_mod,
+    np.floor_divide: floor_div,
+    np.remainder: ops.mod,
     np.fmod: lambda a, b: ops.mod(a, b, fmod=True),
     np.power: ops.pow,
     np.float_power: ops.pow,

@@ -226,8 +226,8 @@ def test_a_graph_whose_rows_are_now_few_and_now_many():
 def test_a_process_without_leave_computes_by_fma(tmp_path):
     """Compiled code that a process with tiles has stored is not for one without, and the other way round."""
     code = (
-        "import sys, numpy as np, rlx\nfrom rlx.backends.cpu import processor\n"
-        "if sys.argv[2] == 'refused': processor.request = lambda: -1\n"
+        "import sys, numpy as np, rlx\nfrom rlx.backends.cpu.jit import cpuid\n"
+        "if sys.argv[2] == 'refused': cpuid.request = lambda: -1\n"
         "g = rlx.Graph('p')\nx, w = g.input('x', (64, 300)), g.param('w', (300, 160))\ng.output(x @ w, name='y')\n"
         "rng = np.random.default_rng(0)\na, b = (rng.normal(size=s).astype('f4') for s in ((64, 300), (300, 160)))\n"
         "m = rlx.compile(g, device='cpu', cache_dir=sys.argv[1])\nm.set_param('w', b)\ny = m.run({'x': a})[0]\n"

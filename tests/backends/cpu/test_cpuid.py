@@ -68,11 +68,11 @@ def test_other_systems_are_not_asked(linux, platform, machine):
 def test_identities_tell_whether_there_are_tiles():
     """What is compiled with tiles is found neither by a process without nor the other way round."""
     code = (
-        "import sys\nfrom rlx.backends.cpu import processor\n"
-        "if sys.argv[1] == 'refused': processor.request = lambda: -1\n"
-        "print(processor.identity())\nassert 'llvmlite' not in sys.modules or sys.platform != 'linux'\n"
-        "from rlx.backends.cpu import jit\nassert jit.host().tiles <= processor.has_tiles()\n"
-        "assert processor.identity() in jit.compiler_identity()\n"
+        "import sys\nfrom rlx.backends.cpu.jit import cpuid\n"
+        "if sys.argv[1] == 'refused': cpuid.request = lambda: -1\n"
+        "print(cpuid.identity())\nassert 'llvmlite' not in sys.modules or sys.platform != 'linux'\n"
+        "from rlx.backends.cpu.jit import compile as jit\nassert jit.host().tiles <= cpuid.has_tiles()\n"
+        "assert cpuid.identity() in jit.compiler_identity()\n"
     )
 
     def identity(how):

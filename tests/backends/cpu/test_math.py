@@ -89,10 +89,11 @@ def library():
                 f.loop(0, "%n", w, [], below)
                 f.ret()
                 functions.append(f)
-            f = Function(f"pow_{dtype}_{w}", [("ptr", "x"), ("ptr", "z"), ("ptr", "y"), ("i64", "n")])
-            f.loop(0, "%n", w, [], functools.partial(turn, f, ty, w, vmath.pow_, dtype))
-            f.ret()
-            functions.append(f)
+            for name, emit in vmath.BINARY.items():
+                f = Function(f"{name}_{dtype}_{w}", [("ptr", "x"), ("ptr", "z"), ("ptr", "y"), ("i64", "n")])
+                f.loop(0, "%n", w, [], functools.partial(turn, f, ty, w, emit, dtype))
+                f.ret()
+                functions.append(f)
     return load_object(compile_object(Module(functions).text(), optimize=False))
 
 

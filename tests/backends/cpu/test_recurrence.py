@@ -145,13 +145,16 @@ LEAVING = """
 import signal
 import numpy as np
 import rlx
-from rlx.backends.cpu import pool_system, recurrence_cut, runner, runner_native
-from rlx.backends.cpu.pool import pool
+from rlx.backends.cpu.native import os_ir
+from rlx.backends.cpu.schedule import recurrence
+from rlx.backends.cpu.native import runner
+from rlx.backends.cpu.native import runner_ir
+from rlx.backends.cpu.native.pool import pool
 from rlx.ops.recurrent import Gru, Lstm
 signal.alarm(240)
-runner_native.RUNTIME += " without turns"
-pool_system.TURN_NS = -1
-recurrence_cut.LOOK_WORK = 1
+runner_ir.RUNTIME += " without turns"
+os_ir.TURN_NS = -1
+recurrence.LOOK_WORK = 1
 runner.native()
 pool.start(workers=5)
 rng = np.random.default_rng(0)

@@ -40,9 +40,11 @@ define void @tally(ptr %words, i64 %chunk, ptr %ctx, i64 %worker) {
 PRELUDE = f"""
 import os, sys, threading, signal
 import numpy as np
-from rlx.backends.cpu import jit, runner, runner_native
-from rlx.backends.cpu.pool import pool
-from rlx.backends.cpu.runner import RunBlock
+from rlx.backends.cpu.jit import compile as jit
+from rlx.backends.cpu.native import runner
+from rlx.backends.cpu.native import runner_ir
+from rlx.backends.cpu.native.pool import pool
+from rlx.backends.cpu.native.runner import RunBlock
 signal.alarm(100)
 tally = jit.compile_kernels([("tally", '''{KERNEL}''', False)])["tally"]
 def make(threads, chunks, phases):
@@ -211,7 +213,7 @@ while out.tolist() != [0, 0, 0, 0, 1, 1, 1, 1]:
 def test_nothing_is_left_to_look_for() -> None:
     """After a run no share has its mark of unclaimed chunks, which would keep workers awake for ever."""
     done = script("""
-from rlx.backends.cpu.pool_native import LEFT, SLOT_BYTES, SLOT_TABLE
+from rlx.backends.cpu.native.pool_ir import LEFT, SLOT_BYTES, SLOT_TABLE
 runner.native()
 pool.start(workers=3)
 for threads, chunks in ((2, 2), (4, 4), (16, 16), (16, 5)):
@@ -338,7 +340,7 @@ assert block.run() == 0 and set(out.tolist()) == {6} and pool.state == 2 and not
 def test_the_portable_variant_works() -> None:
     """Without a futex, sleeping workers poll: same results, and they still help."""
     done = script("""
-portable = runner_native.Native(futex=False)
+portable = runner_ir.Native(futex=False)
 pool.attach(portable.library)
 runner.native = lambda: portable
 pool.start(workers=2)
@@ -359,7 +361,7 @@ def test_a_worker_that_is_slow_to_fall_asleep_is_woken(step: str) -> None:
     done = script(
         f"""
 import ctypes, random, time
-plain, step = runner_native.runtime_ir, {step!r}
+plain, step = runner_ir.runtime_ir, {step!r}
 """
         """
 def slow(**options):
@@ -371,9 +373,9 @@ runner.native()
 start = time.perf_counter()
 ctypes.CFUNCTYPE(None, ctypes.c_size_t)(runner.native().library.address("rlx_spin"))(spins)
 count = int(spins * 1e-3 / (time.perf_counter() - start))
-runner_native.runtime_ir = slow
-runner_native.RUNTIME += step
-delayed = runner_native.Native()
+runner_ir.runtime_ir = slow
+runner_ir.RUNTIME += step
+delayed = runner_ir.Native()
 pool.attach(delayed.library)
 runner.native = lambda: delayed
 pool.start(workers=1)
@@ -434,7 +436,7 @@ def test_workers_have_the_cpus_of_the_process() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one CPU")
     done = script("""
-from rlx.backends.cpu.pool import spare_cpus
+from rlx.backends.cpu.native.pool import spare_cpus
 cpus = os.sched_getaffinity(0)
 def first():
     os.sched_setaffinity(0, {min(cpus)})
@@ -465,8 +467,8 @@ def test_a_caller_that_changes_its_cpu() -> None:
     """With bounds of time at which it moves after every chunk: all chunks run once, and its CPUs stay the same."""
     done = script("""
 from rlx.backends import granted
-from rlx.backends.cpu import pool_system
-pool_system.TURN_NS, pool_system.LOST_NS, pool_system.STAY_NS = -1, -1, -1
+from rlx.backends.cpu.native import os_ir
+os_ir.TURN_NS, os_ir.LOST_NS, os_ir.STAY_NS = -1, -1, -1
 cpus = os.sched_getaffinity(0)
 block, out, seen = make(2, 50, 10)
 for mask in (cpus, {min(cpus)}):
@@ -482,17 +484,18 @@ assert set(out.tolist()) == {10 * 40}
 # The pool's functions by themselves, on memory of the test's own, words of 8 bytes: `state` and in it the first `slot`.
 PROBE = """
 import ctypes, time
-from rlx.backends.cpu import loader, pool_native
-from rlx.backends.cpu.pool import aligned_words
+from rlx.backends.cpu.jit import load as loader
+from rlx.backends.cpu.native import pool_ir
+from rlx.backends.cpu.native.pool import aligned_words
 def probe(arguments, call):
-    ir = runner_native.runtime_ir() + f"define void @probe({arguments}) {{ call void {call} ret void }}"
-    library = loader.build(f"probe {call}", lambda: ir, symbols=runner_native.runtime_symbols())
+    ir = runner_ir.runtime_ir() + f"define void @probe({arguments}) {{ call void {call} ret void }}"
+    library = loader.build(f"probe {call}", lambda: ir, symbols=runner_ir.runtime_symbols())
     types = [ctypes.c_int64 if a.startswith("i64") else ctypes.c_size_t for a in arguments.split(", ")]
     return ctypes.CFUNCTYPE(None, *types)(library.keep().address("probe"))
-state = aligned_words((pool_native.SLOT_TABLE + pool_native.SLOT_BYTES) // 8)
-slot = state[pool_native.SLOT_TABLE // 8 :]
+state = aligned_words((pool_ir.SLOT_TABLE + pool_ir.SLOT_BYTES) // 8)
+slot = state[pool_ir.SLOT_TABLE // 8 :]
 def thread_of(worker):
-    start = pool_native.SHARES + worker * pool_native.SHARE_BYTES + pool_native.THREAD
+    start = pool_ir.SHARES + worker * pool_ir.SHARE_BYTES + pool_ir.THREAD
     return slot[start // 8 :].view(np.int32)[:1]
 """
 
@@ -522,18 +525,18 @@ def looks(t):
     return thread_of(1)[0] < 0
 t = 10**9
 assert not looks(t)  # nobody works for the run
-slot[pool_native.TAKEN // 8] = 0b110
-state[pool_native.MOVING // 8] = 1
+slot[pool_ir.TAKEN // 8] = 0b110
+state[pool_ir.MOVING // 8] = 1
 for _ in range(5):  # another one is being moved
     t += 10**9
     assert not looks(t)
-state[pool_native.MOVING // 8] = 0
+state[pool_ir.MOVING // 8] = 0
 assert not looks(t + 1)  # too soon
 while not looks(t := t + 10**9):  # it may still be about to sleep
     pass
 assert thread_of(1)[0] == -still.native_id
 assert os.sched_getaffinity(still.native_id) == cpus
-assert not state[pool_native.MOVING // 8]
+assert not state[pool_ir.MOVING // 8]
 os.sched_setaffinity(0, {min(cpus)})
 os.sched_setaffinity(still.native_id, {max(cpus)})
 thread_of(1)[:] = still.native_id
@@ -556,11 +559,11 @@ def test_a_caller_does_not_flee_from_its_worker() -> None:
         PROBE
         + """
 change = probe("ptr %slot", "@change_cpu(ptr %slot)")
-slot[pool_native.MET // 8] = 1
+slot[pool_ir.MET // 8] = 1
 change(slot.ctypes.data)
-assert not slot[pool_native.MET // 8] and not slot[pool_native.CALLER_MOVED // 8]
+assert not slot[pool_ir.MET // 8] and not slot[pool_ir.CALLER_MOVED // 8]
 change(slot.ctypes.data)
-assert slot[pool_native.CALLER_MOVED // 8]
+assert slot[pool_ir.CALLER_MOVED // 8]
 """
     )
     assert done.returncode == 0, done.stderr
@@ -577,7 +580,7 @@ def test_a_worker_stopped_inside_a_chunk_goes_on_beside_the_caller() -> None:
         pytest.skip("one CPU")
     done = script(f"""
 import subprocess
-from rlx.backends.cpu.pool_native import MET, SLOT_TABLE
+from rlx.backends.cpu.native.pool_ir import MET, SLOT_TABLE
 runner.native()
 pool.start(workers=1)
 cpus = os.sched_getaffinity(0)

@@ -143,21 +143,11 @@ def _float(f: Function, fn: str, args: list[str], dtype: DType, ty: str, w: int)
         zero = constant(0.0, ty)
         one = f.intrinsic("copysign", constant(1.0, ty), a, ty=ty)
         return f.select(f.cmp("one", a, zero, ty), one, a, ty)  # zero and NaN give themselves
-    if fn in ("floordiv", "mod", "irem"):
-        return _float_remainder(f, fn, a, args[1], ty)
-    emitter: Any = vmath.pow_ if fn == "pow" else vmath.FUNCTIONS.get(fn)
+    emitter: Any = vmath.BINARY.get(fn) or vmath.FUNCTIONS.get(fn)
     if emitter is None or dtype.name not in ("f32", "f64"):
         raise CompileError(f"the scalar function {fn!r} has no code for {dtype}")
     named = [x if x.startswith("%") else f.op(f"bitcast {ty} {x} to {ty}", ty) for x in args]  # constants get a type
     return str(emitter(f, *named, w, dtype.name))
-
-
-def _float_remainder(f: Function, fn: str, a: str, b: str, ty: str) -> str:
-    """floor(a / b), a - b floor(a / b), or the remainder with the sign of a: by division, as for small quotients."""
-    whole = f.intrinsic("trunc" if fn == "irem" else "floor", f.div(a, b, ty), ty=ty)
-    if fn == "floordiv":
-        return whole
-    return f.fma(f.op(f"fneg {ty} {whole}", ty), b, a, ty)
 
 
 def _integer(f: Function, fn: str, args: list[str], dtype: DType, ty: str, w: int) -> str:
@@ -224,7 +214,10 @@ def convert(f: Function, x: str, source: DType, target: DType, w: int) -> str:
     if source.name == "bf16" and not target.is_float:
         return convert(f, _from_bf16(f, x, w), DTYPES["f32"], target, w)
     if target.name == "bf16" and not source.is_float:
-        return _to_bf16(f, convert(f, x, source, DTYPES["f32"], w), w)
+        if source.bits == 64:
+            x = _sticky(f, x, source, w)
+        whole = DTYPES["f64" if source.bits >= 32 else "f32"]  # it holds the integer
+        return _float_to_float(f, convert(f, x, source, whole, w), whole, target, w)
     src, dst = vec(llvm_type(source), w), vec(llvm_type(target), w)
     if target.kind == "b":
         zero = constant(0.0 if source.is_float else 0, src)
@@ -246,6 +239,17 @@ def convert(f: Function, x: str, source: DType, target: DType, w: int) -> str:
     if source.bits == target.bits:
         return x
     return f.cast("trunc" if source.bits > target.bits else "sext" if source.kind == "i" else "zext", x, dst, src)
+
+
+def _sticky(f: Function, x: str, source: DType, w: int) -> str:
+    """A 64-bit integer as one of 53 bits that rounds alike to few bits: beyond 2^53, bit 11 tells of lower ones."""
+    ty = vec("i64", w)
+    if source.kind == "i":
+        large = f.cmp("ugt", f.add(f.ashr(x, 53, ty), 1, ty), 1, ty)
+    else:
+        large = f.cmp("ne", f.lshr(x, 53, ty), 0, ty)
+    inexact = f.and_(large, f.cmp("ne", f.and_(x, 2047, ty), 0, ty))
+    return f.select(inexact, f.or_(f.and_(x, -2048, ty), 2048, ty), x, ty)
 
 
 def convert_within(f: Function, x: str, target: DType, w: int) -> str:

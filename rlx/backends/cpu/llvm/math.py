@@ -16,6 +16,7 @@ from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec
 from rlx.records import dataclass
 
 __all__ = [
+    "BINARY",
     "FUNCTIONS",
     "DType",
     "Emitter",
@@ -29,6 +30,7 @@ __all__ = [
     "expm1",
     "fabs",
     "floor",
+    "fmod",
     "log",
     "log1p",
     "normal_cdf",
@@ -420,8 +422,7 @@ def quadrant(f: Function, x: str, w: int, dtype: DType) -> tuple[str, str]:
             f.select(large, f.load(long, q_at), q, long),
         ]
 
-    any_large = large if w == 1 else f.cmp("ne", f.cast("bitcast", large, f"i{w}"), 0)
-    r, q = f.if_(any_large, slow, lambda: [r, q])
+    r, q = f.if_(any_lane(f, large, w), slow, lambda: [r, q])
     if dtype == "f32":
         r, q = f.cast("fptrunc", r, "float"), f.cast("trunc", q, fmt.integer)
     return r, q
@@ -520,6 +521,47 @@ def pow_(f: Function, x: str, y: str, w: int, dtype: DType) -> str:
     return f.select(f.or_(f.cmp("eq", y, 0.0), f.cmp("eq", x, 1.0)), 1.0, result, ty)
 
 
+def fmod(f: Function, x: str, y: str, w: int, dtype: DType) -> str:
+    """x - y trunc(x / y) with the sign of x, exact for any quotient (C's fmod).
+
+    A step from r to r - n d with n = trunc(r / d), r / d rounded to p bits, is exact. Where r / d < 2^(p-1), n is the
+    true quotient or one more: r - n d is smaller than d, and a multiple of the last place of d or, if no larger than r,
+    of that of r. Beyond, r / d is whole with an error of half its last place, 2^k: r - n d is a multiple of 2^k times
+    the last place of d, of at most p bits. So one step does for quotients below 2^(p-1). Others lose p - 1 bits a step,
+    where d is y or, so that r / d stays finite, y times a power of two. What is one step too low gets y once, exactly.
+    """
+    fmt = FORMATS[dtype]
+    ty = vec(fmt.scalar, w)
+    scale = 2.0**100 if dtype == "f32" else 2.0**600
+    a, b = fabs(f, x), fabs(f, y)
+
+    def step(r: str, d: str, quotient: str) -> str:
+        return f.fma(f.neg(trunc(f, quotient)), d, r)
+
+    def more(values: list[str]) -> list[str]:
+        (r,) = values
+        size, far = fabs(f, r), f.mul(b, scale)
+        farther = f.mul(far, scale)
+        d = f.select(f.cmp("ge", size, far), f.select(f.cmp("ge", size, farther), farther, far), b)
+        return [f.select(f.cmp("ge", size, b), step(r, d, f.div(r, d)), r)]
+
+    quotient = f.div(a, b)
+    large = f.cmp("ge", quotient, 2.0**fmt.mantissa)
+    first = f.select(f.cmp("lt", quotient, 1.0), a, step(a, b, quotient))  # an infinite y leaves x as it is
+
+    def slow() -> list[str]:
+        start = f.select(large, a, first)
+        return f.while_([start], lambda r: any_lane(f, f.cmp("ge", fabs(f, r[0]), b), w), more)
+
+    (r,) = f.if_(any_lane(f, large, w), slow, lambda: [first])
+    return copysign(f, f.select(f.cmp("lt", r, 0.0), f.add(r, b), r, ty), x)
+
+
+def any_lane(f: Function, mask: str, w: int) -> str:
+    """Whether any lane is set."""
+    return mask if w == 1 else f.cmp("ne", f.cast("bitcast", mask, f"i{w}"), 0)
+
+
 def fabs(f: Function, x: str) -> str:
     """|x|: clears the sign bit."""
     return f.intrinsic("fabs", x)
@@ -565,6 +607,7 @@ def plain(emit: Callable[[Function, str], str]) -> Emitter:
     return lambda f, x, w, dtype: emit(f, x)
 
 
+BINARY: dict[str, Callable[[Function, str, str, int, DType], str]] = {"fmod": fmod, "pow": pow_}
 FUNCTIONS: dict[str, Emitter] = {
     "exp": exp,
     "exp2": exp2,

@@ -15,14 +15,12 @@ import numpy as np
 from rlx.backends.cpu.runtime.binding import Phase
 from rlx.backends.cpu.schedule.arguments import THREADS, Computed, Pointer, Routine, Scratch, ScratchStride, Word
 from rlx.ir.graph import Array
-from rlx.ir.literal import end_bytes, same_bytes
 from rlx.ir.mapped import same_memory
 from rlx.ir.shape import Dim, evaluate
 from rlx.kernels.program import Buffer
 
-__all__ = ["equals", "find", "key_of", "memory_key", "new_key", "offer"]
+__all__ = ["find", "key_of", "memory_key", "new_key", "offer"]
 
-LEAST = 64 << 10  # bytes of a param that is worth finding its equal for
 ALONE = {THREADS: 1}  # what is packed is the same for any number of threads
 Keys = Mapping[Buffer, str | None]
 
@@ -50,28 +48,6 @@ def memory_key(array: Array) -> str | None:
 def new_key() -> str:
     """The key of contents that are nobody else's."""
     return _digest(("own", next(_serials)))
-
-
-def equals(arrays: Mapping[Buffer, Array]) -> dict[Buffer, Buffer]:
-    """The buffers whose array has the bytes, type and shape of that of an earlier one -> the first such.
-
-    Small ones aren't looked at; of others that are unequal, mostly no more than their ends are read.
-    """
-    found: dict[Buffer, Buffer] = {}
-    forms: dict[object, list[Buffer]] = {}
-    for b, a in arrays.items():
-        if a.nbytes >= LEAST and a.flags.c_contiguous:
-            forms.setdefault((b.encoding, a.dtype, a.shape), []).append(b)
-    for alike in forms.values():
-        ends: dict[bytes, list[Buffer]] = {}
-        for b in alike if len(alike) > 1 else ():
-            others = ends.setdefault(end_bytes(arrays[b]), [])
-            first = next((other for other in others if same_bytes(arrays[b], arrays[other])), None)
-            if first is None:
-                others.append(b)
-            else:
-                found[b] = first
-    return found
 
 
 def key_of(writers: Sequence[Phase], keys: Keys) -> str | None:

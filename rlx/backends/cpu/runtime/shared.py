@@ -144,13 +144,14 @@ class Shared:
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         """Takes the values over, for the only clone that is left, which is not running."""
-        from rlx.backends.cpu.runtime.packed_weights import equals, memory_key, new_key
+        from rlx.backends.cpu.runtime.packed_weights import memory_key, new_key
+        from rlx.ir.literal import equal_arrays
 
         by_name = {b.name: b for b in self.program.params}
         given = {by_name[name]: a for name, a in arrays.items()}
         keys = {b: memory_key(a) for b, a in given.items()}
         ready: dict[Buffer, Array] = {}
-        equal = equals(given)
+        equal = equal_arrays({b: (b.encoding, a) for b, a in given.items()})
         for b, a in given.items():
             first = equal.get(b)
             if first is not None:
