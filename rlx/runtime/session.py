@@ -12,7 +12,7 @@ from rlx.arithmetic import usual_arithmetic
 from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
 from rlx.boundary import bounded, bounded_class
-from rlx.disk import MAGIC, check_regular, is_artifact, open_regular, path_of
+from rlx.disk import MAGIC, is_artifact, path_of, read_regular
 from rlx.errors import CompileError, ModelFormatError, OptionError, RlxError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
@@ -237,10 +237,8 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
         raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
     path = Path(path_of(source, "load"))
     ending = path.suffix.lower()
-    check_regular(path)
     try:
-        with open(open_regular(path), "rb") as file:
-            head = file.read(len(MAGIC))
+        head = read_regular(path, len(MAGIC))
     except OSError as error:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
     if is_artifact(head):
@@ -297,10 +295,11 @@ def import_graph(
 
 def parse_text(path: Path) -> Graph:
     """The graph of a file in the text form."""
+    from rlx.importers.sources import read_file
     from rlx.ir.text import parse_graph
 
     try:
-        return parse_graph(path.read_text(encoding="utf-8"))
+        return parse_graph(read_file(path).decode())
     except UnicodeDecodeError as error:
         raise ModelFormatError(f"{path}: is not text: {error}") from None
     except ModelFormatError as error:
