@@ -109,6 +109,12 @@ def select_quick(items: Iterable[pytest.Item], always: frozenset[str], seed: int
 
 
 @pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether every case is wanted (--full): tests that repeat one thing do it less often in a quick run."""
+    return bool(pytestconfig.option.full)
+
+
+@pytest.fixture(scope="session")
 def models_dir() -> Path:
     """./models with every real model as <package>/<file>, downloaded when it is not there; a failed download fails."""
     try:
