@@ -90,9 +90,12 @@ class Session:
         registry: WeightRegistry | None,
         names: Mapping[str, str] | None = None,
         *,
-        known: bool = True,
+        tracked: bool = True,
     ) -> CompiledGraph:
-        """Compiles it with weights of the registry; `known`: whether the caller may ask for values of the graph."""
+        """Compiles it with weights of the registry.
+
+        `tracked`: the caller has the graph and may ask where its values are; else nothing of it is kept.
+        """
         if registry is None:
             if names is not None:
                 raise OptionError("weights= maps params to the weights of a registry: give registry= too")
@@ -102,8 +105,8 @@ class Session:
         if not isinstance(registry, WeightRegistry):
             raise OptionError(f"registry={registry!r}: expected a WeightRegistry")
         filled, holding = registry.fill(graph, names)
-        if not known:
-            filled.became = None  # else the graph would live on, with weights of its own
+        if not tracked:
+            filled.became = None  # whose keys would keep the graph alive, with weights of its own
         made = self._compile(filled, chosen, policy, before)
         made.holding = holding
         return made
@@ -188,7 +191,7 @@ class Session:
         with collect_files() as files:
             graph = import_graph(path, kind, chosen.dims, admit)
         graph = _transformed(graph, transform)
-        model = self._compile_shared(graph, settled, rules, before, self.registry, known=False)
+        model = self._compile_shared(graph, settled, rules, before, self.registry, tracked=False)
         if cache is not None:
             cache.keep(path, chosen, model, files)
         return model

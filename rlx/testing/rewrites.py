@@ -17,7 +17,7 @@ from rlx.errors import RlxError
 from rlx.ir.extents import bind_result
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.passes.regions import inside_regions
-from rlx.passes.rewrite import follow
+from rlx.passes.rewrite import track_values
 from rlx.records import dataclass
 from rlx.testing.nodewise import STANDARD, Comparison, allowed_for, compare, largest
 from rlx.testing.oracle import Tolerance
@@ -72,7 +72,7 @@ def first_wrong_pass(
 
 def _after(graph: Graph, count: int) -> Graph:
     """The graph after so many steps of `run_passes`: the passes, then those inside of regions."""
-    follow(graph)
+    track_values(graph)
     whole = len(passes.PASSES)
     for _, one in passes.PASSES[:count]:
         graph = one(graph)
