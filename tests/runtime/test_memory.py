@@ -18,6 +18,7 @@ from rlx.backends.cpu import jit
 from rlx.errors import MemoryDeficit
 
 Array = np.ndarray[Any, Any]
+CALLS = 1000
 
 
 def mixed(**options: Any) -> rlx.CompiledGraph:
@@ -42,20 +43,14 @@ def inputs(n: int) -> list[Array]:
     return [x, np.arange(n, dtype=np.int64)[::-1].copy()]
 
 
-def repeat(call: Callable[[], Any], count: int) -> None:
-    for _ in itertools.repeat(None, count):
+def repeat(call: Callable[[], Any]) -> None:
+    for _ in itertools.repeat(None, CALLS):
         call()
 
 
-@pytest.fixture
-def count(full: bool) -> int:
-    """How often a call is made: what each leaves behind shows."""
-    return 1000 if full else 200
-
-
 @pytest.mark.parametrize("threads", [1, 2])
-def test_calls_at_repeated_extents_allocate_nothing_that_stays(threads: int, count: int) -> None:
-    """Many calls of run_slots and run_views: net 0 Python blocks and no growth of the native heap."""
+def test_calls_at_repeated_extents_allocate_nothing_that_stays(threads: int) -> None:
+    """1000 calls of run_slots and run_views: net 0 Python blocks and no growth of the native heap."""
     model = mixed(threads=threads)
     long = inputs(60)
     by_name = {"x": long[0], "i": long[1]}
@@ -67,13 +62,13 @@ def test_calls_at_repeated_extents_allocate_nothing_that_stays(threads: int, cou
     for call in calls:
         for _ in range(50):
             call()
-        blocks, native = growth(functools.partial(repeat, call, count))
+        blocks, native = growth(functools.partial(repeat, call))
         assert blocks < 20  # those of the measurement
         assert native <= 0
-        assert traced_growth(functools.partial(repeat, call, count))[0] < 1000  # the same: at most 5 bytes a call
+        assert traced_growth(functools.partial(repeat, call))[0] < 1000  # the same: less than a byte a call
 
 
-def test_lengths_that_alternate_leave_nothing(count: int) -> None:
+def test_lengths_that_alternate_leave_nothing() -> None:
     """What is bound anew is taken from the bindings that are kept; nothing grows with the calls."""
     model = mixed(threads=1)
     short, long = inputs(5), inputs(60)
@@ -82,8 +77,8 @@ def test_lengths_that_alternate_leave_nothing(count: int) -> None:
         model.run_slots(*short)
         model.run_slots(*long)
 
-    repeat(call, count)
-    blocks, native = growth(functools.partial(repeat, call, count))
+    repeat(call)
+    blocks, native = growth(functools.partial(repeat, call))
     assert blocks < 20  # those of the measurement
     assert native < 1000
 
