@@ -118,10 +118,13 @@ def full(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture
 def some(full: bool, request: pytest.FixtureRequest) -> Callable[[Sequence[T], int], list[T]]:
-    """A call that gives n of the cases that one test goes through, chosen by --seed; all of them with --full."""
+    """A call that gives n of the cases that one test goes through, chosen by --seed.
+
+    It gives all of them with --full, and in a test that tests/regressions.txt names.
+    """
 
     def choose(cases: Sequence[T], n: int) -> list[T]:
-        if full or n >= len(cases):
+        if full or n >= len(cases) or request.node.nodeid in regressions(REGRESSIONS):
             return list(cases)
         chosen = random.Random(f"{request.config.option.seed} {request.node.nodeid}").sample(range(len(cases)), n)
         return [cases[i] for i in sorted(chosen)]

@@ -80,6 +80,7 @@ def streaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cached_keys, "LARGE", request.param)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -111,6 +112,7 @@ def test_sizes_told_by_the_inputs(old: int, monkeypatch: pytest.MonkeyPatch) -> 
     check(step(sizes, mask=True), monkeypatch, {"batch": 2, "old": old})
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 40])
 @pytest.mark.parametrize("old", [0, 70])
 def test_rows_told_by_the_inputs(rows: int, old: int, monkeypatch: pytest.MonkeyPatch) -> None:
