@@ -37,7 +37,7 @@ NAMES = [name for name in NATIVE if covered(name) and not issubclass(OPS[name], 
 E2E = ("add", "softmax", "conv", "matmul", "attention", "gather", "reduce_max", "pad", "cast")  # whole runs too
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_op_stays_inside_its_buffers(name: str, some: Callable[[Sequence[int], int], list[int]]) -> None:
     """Each case of an op (25 in a quick run), with every buffer against a guard page at its end, then at its start."""

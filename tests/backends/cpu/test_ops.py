@@ -28,14 +28,14 @@ MOST_CASES = 50  # of an op in a quick run
 Some = Callable[[Sequence[Case], int], list[Case]]  # as in tests/conftest.py
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", RUN)
 def test_op(name: str, some: Some) -> None:
     """All dtypes, odd and zero sizes, broadcasts, transposed operands, params and special values."""
     assert check(some(fixed_cases(name), MOST_CASES)) > 0
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", RUN)
 def test_op_of_symbolic_sizes(name: str, some: Some) -> None:
     """One compile serves all extents within the bounds, zero among them where the op takes it."""
