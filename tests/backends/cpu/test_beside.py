@@ -221,7 +221,7 @@ def check_spans(made: CpuExecutable, plan: MemoryPlan) -> int:
 
 def test_spans_of_random_graphs_share_no_memory(some: Some) -> None:
     pairs = 0
-    for seed in some(range(60), 15):
+    for seed in some(range(60), 10):
         graph, make_inputs = random_graph(seed, 20, dtypes=("f32", "i32"), sizes=(1, 2, 3, 8, 17))
         model = compiled(graph)
         model(make_inputs(1))
@@ -300,7 +300,7 @@ def graphs(seeds: Iterable[int]) -> Iterator[tuple[Graph, dict[str, Array]]]:
 
 def test_phases_touch_what_they_are_known_to_touch(some: Some) -> None:
     """Each changes no byte of the arena and of states but what `beside` takes it to write, and reads no others."""
-    count, seeds = 0, some(range(40), 10)
+    count, seeds = 0, some(range(40), 7)
     for graph, inputs in graphs(seeds):
         model = compiled(graph)
         for _ in range(2):

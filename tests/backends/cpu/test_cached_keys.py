@@ -80,7 +80,7 @@ def streaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cached_keys, "LARGE", request.param)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -106,6 +106,7 @@ def test_heads_side_by_side(sizes: Sizes, monkeypatch: pytest.MonkeyPatch) -> No
     check(step(sizes, rows_first=True, mask=True), monkeypatch)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("old", [0, 1, 63, 64, 200])
 def test_sizes_told_by_the_inputs(old: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = (Dim("batch", 1, 4), 4, 2, 1, Dim("old", 0, 200), 1, 64, 64)

@@ -151,7 +151,7 @@ def test_depthwise_convolutions(channels: int, size: int, stride: int) -> None:
     assert check(g, arrays_of(g, {}))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("columns, depth", [(200, 128), (48, 384), (1000, 64), (33, 100), (513, 256)])
 def test_products(columns: int, depth: int, dtype: str) -> None:
@@ -185,7 +185,7 @@ def test_attention(rows: int, keys: int, depth: int) -> None:
     assert check(g, arrays_of(g, {}))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_op_in_many_chunks(
     name: str, some: Callable[[Sequence[Case], int], list[Case]], monkeypatch: pytest.MonkeyPatch

@@ -147,6 +147,7 @@ def test_heads_that_share_keys_are_rows_of_one(
     assert np.array_equal(got, apart(arrays)["y"])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("mask", [(1, 1, 1, 21), (2, 4, 9, 21), (9, 21), (2, 1, 1, 1), (4, 9, 1)])
 @pytest.mark.parametrize("empty_row", ["nan", "zero"])
 @pytest.mark.parametrize("rows", [3, 9])
@@ -255,6 +256,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     assert np.array_equal(got[:, :, :30], compiled(few)({**arrays, "q": arrays["q"][:, :, :30]})["y"])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("per_entry", [False, True], ids=["one count", "counts"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 7, 40])
