@@ -23,7 +23,7 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 REGRESSIONS = Path(__file__).parent / "regressions.txt"
 
-hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=30, deadline=None)
 hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
 
 
