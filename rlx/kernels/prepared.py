@@ -46,7 +46,7 @@ def alike(program: Program, same: Mapping[Buffer, Buffer]) -> tuple[dict[Buffer,
 
 
 def make_once(program: Program) -> None:
-    """Leaves of equal kernels of `prepare` the first, and of what they make too."""
+    """Removes every kernel of `prepare` that does what an earlier one does, and reads that one's results instead."""
     same, kept = alike(program, {})
     if not same:
         return
