@@ -21,10 +21,10 @@ ROOM = 64  # words, more than any system's `fenv_t` takes
 
 @contextmanager
 def usual_arithmetic() -> Iterator[None]:
-    """Code in which this thread has the usual arithmetic; it has its own again afterwards. Also a decorator.
+    """Within the block (or decorated function) this thread has the usual arithmetic; afterwards its own again.
 
-    The C library does that, in some 2 µs. On Windows, and where no library has the functions, the thread's is left as
-    it is; runs of the CPU set the register itself.
+    Costs some 2 µs (two calls of the C library). On Windows, and where no library has the functions, it does nothing;
+    runs of the CPU set the register themselves.
     """
     read, write, usual = _calls()
     if read is None:

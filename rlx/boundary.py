@@ -1,10 +1,10 @@
 """The boundary between rlx and its callers: what goes wrong within comes out as a class of `rlx.errors`.
 
-An error that a message was written for is one already. What is left (a `KeyError` that nobody thought of, memory or
-threads that the system has no more of, a recursion that is too deep) is turned into one here, with the original as
-`__cause__`. Four kinds stay as they are: what the callers' own code raises (a function or op that they gave, a signal
-handler), Python's `TypeError` for arguments that a function doesn't take, warnings made errors, and what is no
-`Exception` (`KeyboardInterrupt`).
+Errors that the code expects are raised as such a class. All others (a `KeyError` that nobody thought of, a system
+without memory or threads left, a recursion that is too deep) are turned into one here; `__cause__` is the original.
+Four kinds stay as they are: what the caller's own code raises (a function or op that it gave, a signal handler),
+Python's `TypeError` for arguments that a function doesn't take, warnings that were made errors, and `KeyboardInterrupt`
+and others that are no `Exception`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OURS = frozenset({"rlx", "click", "numpy", "ml_dtypes", "llvmlite", "platformdir
 
 
 def bounded(what: str, kind: Kind) -> Callable[[F], F]:
-    """Decorator: errors that are not of rlx become `kind`, in a message that begins with `what`."""
+    """Decorator: other errors than those of rlx become errors of the class `kind`; their message begins with `what`."""
 
     def decorate(function: F) -> F:
         @wraps(function)
@@ -56,8 +56,8 @@ def bounded(what: str, kind: Kind) -> Callable[[F], F]:
 def bounded_class(kind: Kind, *, but: Collection[str] = ()) -> Callable[[C], C]:
     """Decorator of a class: its public methods and properties are `bounded`.
 
-    `but` names those that are called so often that they do without or see to it themselves, by `converted`.
-    Generators and coroutines only call others.
+    Not those named in `but`: they are called so often that the decorator would cost too much, and use `converted`
+    themselves where they can fail. Nor generators and coroutines, which only call bounded ones.
     """
 
     def decorate(cls: C) -> C:
@@ -83,7 +83,7 @@ def _is_deferred(function: FunctionType) -> bool:
 
 
 def converted(error: Exception, what: str, kind: Kind) -> RlxError | None:
-    """What to raise, `from error`, where `error` was just caught; None: the error itself."""
+    """The error of rlx to raise in place of one that was just caught; None: raise that one itself."""
     if isinstance(error, RlxError | Warning) or _is_callers(error):
         return None
     if is_out_of_memory(error):
@@ -101,7 +101,7 @@ def converted(error: Exception, what: str, kind: Kind) -> RlxError | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the system had no more memory to give, which says nothing about what was read or made."""
+    """Whether the error means that the system had no memory left, and not that something is wrong with a file."""
     return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
@@ -110,7 +110,7 @@ def _text(error: Exception) -> str:
 
 
 def _is_callers(error: Exception) -> bool:
-    """Whether it is for callers as it is: from their code, or of a call with other arguments than a function has."""
+    """Whether the error comes from the caller's code, or from a call with arguments that the function doesn't take."""
     step = error.__traceback__ and error.__traceback__.tb_next  # the first frame is the one that caught it
     modules = []
     while step is not None:

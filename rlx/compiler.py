@@ -18,7 +18,7 @@ from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import Dispatch, legalise
-from rlx.passes.rewrite import follow
+from rlx.passes.rewrite import track_values
 from rlx.plan.order import reorder, usual_extents
 from rlx.records import dataclass, field
 
@@ -89,9 +89,9 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
 
 def legal_graph(graph: Graph, backend: Backend) -> tuple[Graph, Graph, list[Dispatch]]:
     """The graph after the passes, the same in ops that the device runs, and what became of each node."""
-    follow(graph)
+    track_values(graph)
     optimised = run_passes(graph) if backend.rewrites else graph
-    follow(optimised)
+    track_values(optimised)
     return optimised, *legalise(optimised, backend.claims)
 
 

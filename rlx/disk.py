@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import stat
@@ -11,12 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rlx.errors import ModelFormatError, OptionError
+from rlx.errors import OptionError
 from rlx.lazy_imports import log, sha256
 
 __all__ = [
-    "MAGIC", "NotOwn", "cache_folder", "check_owner", "check_regular", "content_key", "evict", "is_artifact",
-    "keep_in", "open_regular", "own_folder", "path_of", "read_kept", "replacing", "saving", "write_kept",
+    "MAGIC", "NotOwn", "cache_folder", "check_own", "content_key", "evict", "is_artifact", "keep_in", "log_unused",
+    "open_regular", "own_folder", "path_of", "read_kept", "read_regular", "replacing", "saving", "write_kept",
 ]  # fmt: skip
 
 
@@ -113,9 +114,10 @@ def _private(path: str, flags: int) -> int:
 
 
 def own_folder(folder: Path) -> None:
-    """Makes a folder that only this user can look into; raises `OSError` where it can't be, or is another user's.
+    """Makes a folder that only this user can look into; raises `OSError` where it can't be made.
 
-    A folder of this user that others could look into or write to is closed to them.
+    Raises `NotOwn` for one that another user can write to: closing it would leave in it what they have written. One
+    that others can only look into is closed to them.
     """
     missing = []
     while not os.path.lexists(folder):
@@ -125,60 +127,88 @@ def own_folder(folder: Path) -> None:
         with suppress(FileExistsError):
             os.mkdir(each, 0o700)
         folder = each
-    status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(folder))
-    check_owner(status, folder)
-    if os.name == "posix" and status.st_mode & 0o077:
-        os.chmod(folder, 0o700)
+    if os.name == "posix":
+        with _own_folder_opened(folder) as fd:
+            mode = stat.S_IMODE(os.fstat(fd).st_mode)
+            if mode & 0o077:
+                os.fchmod(fd, mode & 0o700)
 
 
 class NotOwn(OSError):
     """A file or folder that another user can write to."""
 
 
-def check_owner(status: os.stat_result, path: str | os.PathLike[str]) -> None:
-    """Raises `NotOwn` for a file or folder of another user."""
-    if os.name == "posix" and status.st_uid != os.geteuid():
+def check_own(status: os.stat_result, path: str | os.PathLike[str]) -> None:
+    """Raises `NotOwn` for a file or folder that belongs to another user, or that another user can write to."""
+    if os.name != "posix":
+        return
+    if status.st_uid != os.geteuid():
         raise NotOwn(errno.EPERM, f"belongs to user {status.st_uid}, not to {os.geteuid()}", os.fspath(path))
+    if status.st_mode & 0o022:
+        raise NotOwn(errno.EPERM, "can be written to by other users; delete it", os.fspath(path))
 
 
 def open_regular(path: str | os.PathLike[str], *, own: bool = False) -> int:
     """A descriptor of a regular file for reading; raises `OSError`, at once for pipes, devices and folders.
 
-    An `own` file must be this user's, in a folder of this user, no link, and such that no other can write to it.
+    An `own` file is no link, and neither it nor its folder belongs to another user or can be written to by one. What is
+    checked is what was opened, whatever the path leads to meanwhile.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    fd = os.open(path, flags | (getattr(os, "O_NOFOLLOW", 0) if own else 0))
+    flags = os.O_RDONLY | _flags("O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
+    if own and os.open in os.supports_dir_fd:
+        folder, name = os.path.split(path)
+        with _own_folder_opened(folder or os.curdir) as folder_fd:
+            fd = os.open(name, flags | _flags("O_NOFOLLOW"), dir_fd=folder_fd)
+    else:
+        fd = os.open(path, flags)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise OSError(errno.EINVAL, f"is {kind}; expected a file", os.fspath(path))
         if own:
-            folder = os.path.dirname(path) or os.curdir
-            check_owner(os.lstat(folder), folder)
-            check_owner(status, path)
-        if own and os.name == "posix" and status.st_mode & 0o022:
-            raise NotOwn(errno.EPERM, "can be written to by other users", os.fspath(path))
+            check_own(status, path)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def check_regular(path: str | os.PathLike[str], name: str | None = None) -> None:
-    """Raises `ModelFormatError` for what is there and no regular file: pipes may never begin, devices never end.
+def read_regular(path: str | os.PathLike[str], most: int = -1, *, own: bool = False) -> bytes:
+    """The first `most` bytes of a file, -1 for all, opened as `open_regular` does."""
+    with open(open_regular(path, own=own), "rb") as file:
+        return file.read(most)
 
-    What isn't there is left to who opens it.
-    """
+
+@contextmanager
+def _own_folder_opened(folder: str | os.PathLike[str]) -> Iterator[int]:
+    fd = os.open(folder, os.O_RDONLY | _flags("O_DIRECTORY", "O_NOFOLLOW", "O_CLOEXEC"))
     try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
-        raise ModelFormatError(f"{name or os.fspath(path)}: is {kind}; expected a file")
+        check_own(os.fstat(fd), folder)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _flags(*names: str) -> int:
+    """Those flags of `os.open` that this system has."""
+    flags = 0
+    for name in names:
+        flags |= getattr(os, name, 0)
+    return flags
+
+
+def log_unused(path: str | os.PathLike[str], error: OSError) -> None:
+    """Logs that a file or folder of the cache isn't used: a warning, once each, where another user can write to it."""
+    if isinstance(error, NotOwn):
+        _warn_unused(error.filename, error.strerror)
+    else:
+        log.debug("not used as a cache: %s: %s", path, error)
+
+
+@functools.lru_cache(256)
+def _warn_unused(path: str, why: str) -> None:
+    log.warning("not used as a cache: %s: %s", path, why)
 
 
 @contextmanager
@@ -195,21 +225,20 @@ def saving(path: Any, what: str) -> Iterator[BinaryIO]:
 def read_kept(path: Path, key: Sequence[Any]) -> Any:
     """The value of a file that was written for this key; None for one that is old, damaged, missing, or no file."""
     try:
-        with open(open_regular(path, own=True), "rb") as file:
-            kept = json.loads(file.read(MOST_KEPT))
+        kept = json.loads(read_regular(path, MOST_KEPT, own=True))
         return kept["value"] if kept["key"] == list(key) else None
-    except NotOwn as error:
-        log.warning("ignoring a file of the cache: %s: %s", path, error.strerror)
+    except OSError as error:
+        log_unused(path, error)
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def write_kept(path: Path, key: Sequence[Any], value: Any) -> None:
-    """Writes a value for a key, whole or not at all; where that can't be done, or there is no file, is only logged."""
+    """Writes a value for a key, whole or not at all; that it can't be done is only logged."""
     try:
         own_folder(path.parent)
         with replacing(path, own=True) as file:
             file.write(json.dumps({"key": list(key), "value": value}).encode())
     except OSError as error:
-        log.debug("%s can't be kept: %s", path, error)
+        log_unused(path, error)

@@ -1,4 +1,4 @@
-"""Writing what `rlx.tables` reads."""
+"""Writes the tables that `rlx.tables` reads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from rlx.tables import HEAD, MOST, SCALARS, Schema
 
 __all__ = ["write_tables"]
 
-IDENTITY: tuple[Any, ...] = (None, object.__hash__)  # of classes whose equal objects are not one
+IDENTITY: tuple[Any, ...] = (None, object.__hash__)  # the hash of classes whose objects are never merged
 
-Parts = Callable[[Any], tuple[str, tuple[Any, ...]] | None]  # of a thing: its record, and the values of the fields
+Parts = Callable[[Any], tuple[str, tuple[Any, ...]] | None]  # an object -> its record's name and the fields' values
 
 
 def write_tables(value: Any, kinds: str, schema: Schema, parts: Parts) -> bytes:
-    """The bytes that `read_tables` reads; a class has its fields stored unless `parts` gives what stands for it.
+    """The bytes that `read_tables` reads.
 
+    `parts` may give another record for an object; where it gives None, the fields of the object's class are stored.
     Raises `OptionError` for what the schema has no place for.
     """
     writer = _Writer(schema, parts)
@@ -38,10 +39,10 @@ def write_tables(value: Any, kinds: str, schema: Schema, parts: Parts) -> bytes:
 
 
 def _groups(items: list[_Item]) -> Iterator[list[_Item]]:
-    """The objects, each after its parts, in few groups of one kind: reading takes its time for each of these."""
+    """The objects in groups of one kind, each object after its parts; few groups, because each costs time to read."""
     left, readers = Counter(item.kind for item in items), dict[_Item, list[_Item]]()
     ready: dict[str, list[_Item]] = {}
-    below: dict[str, set[str]] = {kind: set() for kind in left}  # the kinds that one needs, and what these need
+    below: dict[str, set[str]] = {kind: set() for kind in left}  # a kind -> all kinds that its objects may be made of
     for item in items:
         wanted = {part for part in item.parts if part.number < 0}
         below[item.kind].update(part.kind for part in wanted)
@@ -150,7 +151,7 @@ class _Writer:
         return made if made.kind in allowed else None
 
     def put(self, kind: str, parts: tuple[_Item, ...], by_value: bool) -> _Item:
-        """A new object, or an equal one where it doesn't matter which of them it is."""
+        """A new object; with `by_value` an equal earlier one, if there is one."""
         if by_value and (kind, parts) in self.equal:
             return self.equal[kind, parts]
         made = self.equal[kind, parts] = _Item(kind, parts)

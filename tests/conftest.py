@@ -11,17 +11,19 @@ import datetime
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import fetch_models
 import hypothesis
 import pytest
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 REGRESSIONS = Path(__file__).parent / "regressions.txt"
 
-hypothesis.settings.register_profile("quick", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("quick", max_examples=30, deadline=None)
 hypothesis.settings.register_profile("full", max_examples=500, deadline=None)
 
 
@@ -107,6 +109,28 @@ def select_quick(items: Iterable[pytest.Item], always: frozenset[str], seed: int
         # Seeded by the function too, so that its choice does not depend on which others were collected.
         kept.update(random.Random(f"{seed} {function}").sample(cases, min(count, len(cases))))
     return kept
+
+
+@pytest.fixture(scope="session")
+def full(pytestconfig: pytest.Config) -> bool:
+    """Whether every case is wanted (--full): tests that repeat one thing do it less often in a quick run."""
+    return bool(pytestconfig.option.full)
+
+
+@pytest.fixture
+def some(full: bool, request: pytest.FixtureRequest) -> Callable[[Sequence[T], int], list[T]]:
+    """A call that gives n of the cases that one test goes through, chosen by --seed.
+
+    It gives all of them with --full, and in a test that tests/regressions.txt names.
+    """
+
+    def choose(cases: Sequence[T], n: int) -> list[T]:
+        if full or n >= len(cases) or request.node.nodeid in regressions(REGRESSIONS):
+            return list(cases)
+        chosen = random.Random(f"{request.config.option.seed} {request.node.nodeid}").sample(range(len(cases)), n)
+        return [cases[i] for i in sorted(chosen)]
+
+    return choose
 
 
 @pytest.fixture(scope="session")

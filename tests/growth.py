@@ -11,7 +11,8 @@ import ctypes
 import gc
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 
@@ -42,36 +43,45 @@ def native_bytes() -> int:
     return int(info.uordblks + info.hblkhd)
 
 
+@contextmanager
+def quiet_collector() -> Iterator[None]:
+    """The garbage collector runs only when called, and looks at new objects alone: a large process has many others."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
 def growth(one_round: Callable[[], object], rounds: int = 5) -> Growth:
     """The second least of what rounds leave behind; what only the garbage collector frees is left behind too."""
     grown = []
-    for _ in range(rounds):
-        gc.collect()
-        gc.disable()
-        try:
+    with quiet_collector():
+        for _ in range(rounds):
+            gc.collect()
             native, blocks = native_bytes(), sys.getallocatedblocks()
             one_round()
             cyclic = gc.collect()  # which empties Python's free lists too
             grown.append(Growth(sys.getallocatedblocks() - blocks + cyclic, native_bytes() - native))
-        finally:
-            gc.enable()
     return Growth(*(sorted(column)[1] for column in zip(*grown, strict=True)))
 
 
 def traced_growth(one_round: Callable[[], object], rounds: int = 5) -> tuple[int, int]:
     """The second least of the traced bytes that rounds leave behind, and of their peak meanwhile."""
     grown = []
-    for _ in range(rounds):
-        gc.collect()
-        gc.disable()
-        tracemalloc.start()  # sees NumPy's memory too
-        try:
-            start = tracemalloc.get_traced_memory()[0]
-            one_round()
-            now, peak = tracemalloc.get_traced_memory()
-            grown.append((now - start, peak - start))
-        finally:
-            tracemalloc.stop()
-            gc.enable()
+    with quiet_collector():
+        for _ in range(rounds):
+            gc.collect()
+            tracemalloc.start()  # sees NumPy's memory too
+            try:
+                start = tracemalloc.get_traced_memory()[0]
+                one_round()
+                now, peak = tracemalloc.get_traced_memory()
+                grown.append((now - start, peak - start))
+            finally:
+                tracemalloc.stop()
     left, peak = (sorted(column)[1] for column in zip(*grown, strict=True))
     return left, peak

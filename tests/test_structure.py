@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,20 +89,26 @@ def module_name(path: Path) -> str:
     return ".".join(names[:-1] if names[-1] == "__init__" else names)
 
 
+@cache
 def modules() -> dict[str, Path]:
     return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
+def tree_of(source: str) -> ast.Module:
+    return ast.parse(source)
 
 
 def parts() -> set[str]:
     return {part_of(name) for name in modules()}
 
 
-def walk(node: ast.AST, into_functions: bool) -> Iterator[ast.AST]:
-    """All nodes below a node; optionally without those in functions, which do not run on import."""
+def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below a node that run on import: not those in functions."""
     for child in ast.iter_child_nodes(node):
         yield child
-        if into_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from walk(child, into_functions)
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from outside_functions(child)
 
 
 def imports(
@@ -109,7 +116,8 @@ def imports(
 ) -> Iterator[tuple[int, str]]:
     """(line, module) for every import in a source text; `from a import b` gives a.b when that is a known module."""
     base = module.split(".") if is_package else module.split(".")[:-1]
-    for node in walk(ast.parse(source), into_functions):
+    tree = tree_of(source)
+    for node in ast.walk(tree) if into_functions else outside_functions(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -120,6 +128,7 @@ def imports(
                 yield node.lineno, full if full in known else origin
 
 
+@cache
 def imports_of(module: str, path: Path, into_functions: bool = True) -> list[tuple[int, str]]:
     is_package = path.name == "__init__.py"
     found = imports(path.read_text(), module, is_package=is_package, known=modules(), into_functions=into_functions)
@@ -197,7 +206,7 @@ def test_only_required_dependencies_are_imported_at_start() -> None:
 
 def test_what_subclasses_must_write_is_abstract() -> None:
     """A class that lacks what its subclasses must write derives from `ABC`: it can't be made."""
-    trees = {path: ast.parse(path.read_text()) for path in modules().values()}
+    trees = {path: tree_of(path.read_text()) for path in modules().values()}
     classes = [(path, x) for path, tree in trees.items() for x in ast.walk(tree) if isinstance(x, ast.ClassDef)]
     named = {node.name: node for _, node in classes}
 

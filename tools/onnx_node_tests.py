@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import pickle
 import re
 import warnings
 from collections import Counter, defaultdict
@@ -28,7 +30,8 @@ from rlx.importers.onnx.model import read_model
 from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Graph
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "onnx-node-tests.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "onnx-node-tests.md"
 DEVICES = ("cpu", "reference")
 
 # why a case is left out, by a pattern of its name; the importer must refuse it with an error that matches the second
@@ -74,7 +77,28 @@ class Outcome:
 
 @cache
 def cases() -> list[Any]:
-    """All node tests of the onnx package, single nodes and expanded functions."""
+    """All node tests of the onnx package, single nodes and expanded functions.
+
+    It takes 13 s to make them, so they are kept in build/; of several processes that need them one makes them.
+    """
+    path = ROOT / "build" / f"onnx-node-tests-{onnx.__version__}.pickle"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a+b") as file:
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
+        file.seek(0)
+        try:
+            kept: list[Any] = pickle.load(file)
+        except (EOFError, pickle.UnpicklingError):  # new, or cut off
+            kept = _made()
+            file.truncate(0)
+            pickle.dump(kept, file)
+        return kept
+
+
+def _made() -> list[Any]:
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings():

@@ -9,14 +9,14 @@ import numpy as np
 
 from rlx.backends.base import spec_of
 from rlx.cli.options import Filled, InputSpec
-from rlx.disk import check_regular
-from rlx.errors import ModelFormatError, OptionError, RlxError, ShapeError, no_such
+from rlx.errors import OptionError, RlxError, ShapeError, no_such
 from rlx.ir.dtype import DType
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, Guard, Size, Symbol, evaluate, symbols
 from rlx.ir.value import Value
 from rlx.records import dataclass, replace
+from rlx.runtime.archives import read_npy
 from rlx.runtime.arrays import to_array
 
 __all__ = ["Inputs", "gather_inputs", "with_hint"]
@@ -85,19 +85,15 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
 def read_array(path: Path) -> Array:
     """An array from a .npy file; pickled objects are refused."""
     try:
-        check_regular(path)
-        array = np.load(path, allow_pickle=False)
-    except ModelFormatError as error:
-        raise OptionError(f"--input {error}") from None
+        return read_npy(path)
     except OSError as error:
         raise OptionError(f"--input {path}: {error.strerror or error}") from None
     except MemoryError as error:
         raise OptionError(f"--input {path}: {error}") from None
     except (ValueError, EOFError) as error:
-        raise OptionError(f"--input {path}: not a .npy file of numbers, or not whole: {error}") from None
-    if not isinstance(array, np.ndarray):
-        raise OptionError(f"--input {path}: an archive of arrays; give one .npy file for each input")
-    return array
+        raise OptionError(
+            f"--input {path}: not a .npy file of numbers, or not whole: {error}; give one .npy file for each input"
+        ) from None
 
 
 def filled_array(value: Value, given: Filled) -> Array:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from rlx.backends import choose_backend, device_named
 from rlx.backends.granted import run_threads
 from rlx.boundary import bounded
-from rlx.disk import MAGIC, check_regular, is_artifact, open_regular, path_of
+from rlx.disk import MAGIC, is_artifact, path_of, read_regular
 from rlx.errors import CompileError, ModelFormatError, OptionError
 from rlx.estimate.calibrate import Overhead, overhead_of
 from rlx.estimate.language import estimate_language_model, read_gguf_model, read_hf_model
 from rlx.estimate.memory import MemoryEstimate
 from rlx.importers.formats import is_onnx
+from rlx.importers.sources import read_file
 from rlx.ir.graph import Graph
 from rlx.ir.literal import equal_arrays
 from rlx.options import CompileOptions
@@ -94,10 +95,8 @@ def _ending(path: Path) -> str:
     ending = path.suffix.lower()
     if os.path.isdir(path) or path.name.endswith(".safetensors.index.json"):
         return ".safetensors"
-    check_regular(path)
     try:
-        with open(open_regular(path), "rb") as file:
-            head = file.read(len(MAGIC))
+        head = read_regular(path, len(MAGIC))
     except OSError as error:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
     if is_artifact(head):
@@ -121,9 +120,9 @@ def _text(
     from rlx.ir.text import parse_graph
 
     try:
-        graph = parse_graph(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelFormatError(f"{path}: can't be read: {error}") from None
+        graph = parse_graph(read_file(path).decode())
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(f"{path}: is not text: {error}") from None
     return replace(estimate_graph(graph, backend, options, overhead, held=held), model=path.name)
 
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlx.disk import check_regular
 from rlx.errors import ModelFormatError, OptionError
 from rlx.estimate.architecture import Architecture, from_config, from_gguf
 from rlx.estimate.calibrate import FUNCTION, NODE, Overhead
@@ -16,6 +15,7 @@ from rlx.estimate.experts import ExpertTotals
 from rlx.estimate.memory import PARTS, Axis, MemoryEstimate
 from rlx.importers.gguf import read_gguf_parts
 from rlx.importers.safetensors import SafetensorsFile, read_safetensors, read_safetensors_index
+from rlx.importers.sources import read_file
 from rlx.records import dataclass, replace
 
 __all__ = ["KV_DTYPES", "LanguageModelFile", "Stored", "estimate_language_model", "read_gguf_model", "read_hf_model"]
@@ -91,15 +91,11 @@ def read_hf_model(path: str | os.PathLike[str]) -> LanguageModelFile:
     files: Iterable[SafetensorsFile]
     files = read_safetensors_index(path) if path.suffix == ".json" else [read_safetensors(path)]
     config = path.parent / "config.json"
-    check_regular(config)
     try:
-        if config.stat().st_size > MAX_CONFIG_BYTES:
-            raise ModelFormatError(f"{config}: is larger than the limit of {MAX_CONFIG_BYTES} bytes")
-        fields = json.loads(config.read_bytes())
-    except OSError as error:
+        fields = json.loads(read_file(config, MAX_CONFIG_BYTES))
+    except ModelFormatError as error:
         raise ModelFormatError(
-            f"{config}: can't be read ({error.strerror}): the memory of a safetensors model depends on its "
-            "config.json; put it beside the weights"
+            f"{error}: the memory of a safetensors model depends on its config.json; put it beside the weights"
         ) from None
     except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"{config}: is no JSON: {error}") from None

@@ -13,9 +13,8 @@ from typing import Any, TypeGuard
 
 from numpy.typing import NDArray
 
-from rlx.disk import check_regular
 from rlx.errors import ModelFormatError
-from rlx.importers.sources import FileSource, check_location
+from rlx.importers.sources import FileSource, check_location, read_file
 from rlx.ir.dtype import DTYPES, DType
 from rlx.records import dataclass, field
 
@@ -157,13 +156,7 @@ def read_safetensors_index(path: str | os.PathLike[str]) -> list[SafetensorsFile
     Raises `ModelFormatError`, also for a file outside the index's folder.
     """
     path = Path(path)
-    check_regular(path)
-    try:
-        if path.stat().st_size > MAX_INDEX_BYTES:
-            raise ModelFormatError(f"{path}: is larger than the limit of {MAX_INDEX_BYTES} bytes")
-        index = _json_object(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
+    index = _json_object(read_file(path, MAX_INDEX_BYTES), str(path))
     places = index.get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise ModelFormatError(f"{path}: expected weight_map, a mapping from tensors to files")

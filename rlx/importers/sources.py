@@ -8,11 +8,11 @@ from pathlib import PurePosixPath, PureWindowsPath
 import numpy as np
 from numpy.typing import NDArray
 
-from rlx.disk import check_regular, open_regular
+from rlx.disk import open_regular
 from rlx.errors import ModelFormatError
 from rlx.ir.mapped import identity_of, map_file, note_file
 
-__all__ = ["FileSource", "Folder", "MemorySource"]
+__all__ = ["FileSource", "Folder", "MemorySource", "read_file"]
 
 
 class FileSource:
@@ -68,10 +68,7 @@ class FileSource:
 
     def _open(self) -> int:
         try:
-            check_regular(self._path, self.name)
             return open_regular(self._path)
-        except ModelFormatError:
-            raise
         except OSError as error:
             raise ModelFormatError(f"{self.name}: can't be opened: {error.strerror}") from error
         except ValueError as error:
@@ -100,6 +97,17 @@ class MemorySource:
     def address(self) -> int:
         """Where the bytes start in memory."""
         return int(self.view().ctypes.data) if self.size else 0
+
+
+def read_file(path: str | os.PathLike[str], most: int | None = None) -> bytes:
+    """All bytes of a regular file; raises `ModelFormatError`, also for one of more than `most` bytes."""
+    source = FileSource(os.fspath(path))
+    try:
+        if most is not None and source.size > most:
+            raise ModelFormatError(f"{source.name}: is larger than the limit of {most} bytes")
+        return source.read(0, source.size)
+    finally:
+        source.close()
 
 
 class Folder:

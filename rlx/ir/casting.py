@@ -1,4 +1,4 @@
-"""The one rule by which an element becomes one of another type; every device holds to it."""
+"""The rule of casts, from any element type to any other, which is the same on every device."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def ends(dtype: DType) -> tuple[int, int]:
 def cast(x: Array, to: DType) -> Array:
     """The elements as `to`.
 
-    A float becomes the integer towards zero, the nearer end of the type's range where it is outside, and 0 where it is
-    NaN. An integer becomes the one of the same low bits (two's complement). Anything but 0 is true, NaN too. To a float
-    type it is the nearest value, of two the even one.
+    From float to integer: rounded towards zero; outside of the type's range its nearer end; NaN gives 0.
+    From integer to integer: the low bits are kept (two's complement), so it wraps.
+    To bool: true unless 0; NaN is true. To a float type: the nearest value, ties to even.
     """
     source = dtype_of(x.dtype)
     with np.errstate(all="ignore"):

@@ -1,9 +1,11 @@
-"""Weights in the form that kernels read, each made once: equal kernels of `prepare` over the same weights are one.
+"""Packs each weight once: where several kernels of `prepare` do the same with the same weights, only the first stays.
 
-A buffer that `prepare` makes is told by the kernels that write it: their loops, expressions and layouts, and what they
-read, which is told the same way, down to params and constants (of which equal ones are one since the passes). Of
-buffers that are told alike the first stays, and all that read another read it instead. Those that several kernels write
-part by part, and the experts of each layer, of which others may be in memory, stay apart.
+Two kernels do the same if their keys are equal. A key has the kernel's loops, expressions and layouts, and the buffers
+that it reads: params, constants (the passes have merged equal ones), or what an earlier kernel of `prepare` makes. The
+results of a kernel that is left out are replaced everywhere by those of the first one with its key.
+
+Two kinds of kernels always stay: those that write only a part of a buffer, and those that pack experts, because of each
+layer other experts may be in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ Key = tuple[Any, ...]
 
 
 def alike(program: Program, same: Mapping[Buffer, Buffer]) -> tuple[dict[Buffer, Buffer], list[Kernel]]:
-    """Buffers that are told as an earlier one -> that one, and the kernels that are left; `same` are known to be."""
+    """What removed kernels would write -> what is read instead, and the kernels that stay; `same` is known already."""
     writers = Counter(b.base for kernel in program.prepare for b in kernel.writes())
     found = dict(same)
     first: dict[Key, Kernel] = {}
@@ -44,7 +46,7 @@ def alike(program: Program, same: Mapping[Buffer, Buffer]) -> tuple[dict[Buffer,
 
 
 def make_once(program: Program) -> None:
-    """Leaves of equal kernels of `prepare` the first, and of what they make too."""
+    """Removes every kernel of `prepare` that does what an earlier one does, and reads that one's results instead."""
     same, kept = alike(program, {})
     if not same:
         return
@@ -56,12 +58,12 @@ def make_once(program: Program) -> None:
 
 
 def _is_of_experts(kernel: Kernel) -> bool:
-    """Whether it packs experts."""
+    """Whether the kernel packs experts."""
     return kernel.special is not None and isinstance(kernel.special.op, GroupedMatMul)
 
 
 def _key(kernel: Kernel, same: Mapping[Buffer, Buffer]) -> Key:
-    """All that what a kernel makes depends on, with numbers in the place of the buffers that it writes."""
+    """Everything that decides what a kernel computes; the buffers that it writes itself stand there as numbers."""
     own = {b: number for number, b in enumerate(kernel.writes())}
 
     def name(b: Buffer) -> Key:
@@ -69,7 +71,7 @@ def _key(kernel: Kernel, same: Mapping[Buffer, Buffer]) -> Key:
         form = b.shape, b.dtype, None if b.encoding is None else b.encoding.name
         return own[root] if root in own else same.get(root, root), b.offset, *form
 
-    def told(e: Expr) -> Expr:
+    def named(e: Expr) -> Expr:
         return transform(e, lambda x: replace(x, source=name(x.source)) if isinstance(x, Load) else None)
 
     node, anchor = kernel.special, kernel.anchor
@@ -80,8 +82,8 @@ def _key(kernel: Kernel, same: Mapping[Buffer, Buffer]) -> Key:
     parts = () if anchor is None else tuple(getattr(anchor, field) for field in names_of(anchor))
     return (
         type(anchor).__name__,
-        tuple(told(part) if isinstance(part, Expr) else part for part in parts),
-        tuple((name(s.buffer), s.extents, tuple(map(told, s.index)), told(s.expr)) for s in kernel.stores),
+        tuple(named(part) if isinstance(part, Expr) else part for part in parts),
+        tuple((name(s.buffer), s.extents, tuple(map(named, s.index)), named(s.expr)) for s in kernel.stores),
         op,
         tuple(map(name, kernel.operands)),
         tuple(map(name, kernel.results)),
@@ -90,7 +92,7 @@ def _key(kernel: Kernel, same: Mapping[Buffer, Buffer]) -> Key:
 
 
 class _Replaced:
-    """Buffers, and views of them, with others in their place."""
+    """Puts other buffers in the place of some, in kernels, expressions and views."""
 
     def __init__(self, same: dict[Buffer, Buffer]) -> None:
         self.same = same

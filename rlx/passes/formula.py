@@ -5,10 +5,10 @@
     atom      = ("x",), or a function and its arguments: ("erf", formula), ("clip", formula, lowest, highest), ...
 
 Numbers are exact fractions. Products are multiplied out, so that every order of factors and brackets gives equal sets.
-Formulas are equal as functions of real numbers; what would not be the same for all floats has none (`NoFormula`):
-terms that cancel (they may be there to round), x / x, x + 0 and x * 0, and products of numbers so far from 1 that
-what lies between them may vanish or overflow. The number of a constant or a limit is the one that its element type
-holds; no limit and no condition is ever left out.
+Equal formulas are the same function of real numbers. Nodes that may compute another function of floats have no formula
+(`NoFormula`): terms that cancel (a file may use them to round), x / x, x + 0, x * 0, and products with numbers so large
+or small that an intermediate result may overflow or become 0. A constant or limit has the value that its element type
+holds. No limit and no condition is ever left out.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ Term = tuple[frozenset[Any], Fraction]
 
 
 def _lifted(value: Any) -> Formula:
-    """A formula as it is, a number as a formula; 0, infinities, NaN and conditions have none."""
+    """The value as a formula; raises `NoFormula` for 0, infinities, NaN and conditions."""
     if isinstance(value, Formula) and value:
         return value
     if isinstance(value, Formula | tuple) or value == 0 or not math.isfinite(value):
@@ -154,7 +154,7 @@ def _log(f: Any) -> Formula:
 
 
 def clip(f: Formula, lo: Fraction | None, hi: Fraction | None) -> Formula:
-    """min(max(f, lo), hi), None for no limit; two of them are one where their ranges meet."""
+    """min(max(f, lo), hi), None for no limit. A clip of a clip is one clip, if the two ranges overlap."""
     for factors, c in f:
         match tuple(factors):
             case ((("clip", inner, first, last), 1),) if c == 1 and len(f) == 1:
@@ -281,10 +281,10 @@ KNOWN_OPS = tuple(STEPS)
 
 
 def alike(found: Any, wanted: Any, slack: Fraction) -> bool:
-    """Whether two formulas are the same but for the rounding of numbers.
+    """Whether two formulas are the same, except that numbers may be rounded.
 
-    `slack` is the relative error allowed of those numbers of `wanted` that are neither whole nor halves: these every
-    float type holds, so a file has them exactly.
+    A number of `found` may differ from that of `wanted` by the relative error `slack`; but whole numbers and halves
+    must be equal, because every float type holds them exactly.
     """
     if found == wanted:
         return True

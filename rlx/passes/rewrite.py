@@ -14,7 +14,7 @@ from rlx.ir.casting import cast
 from rlx.ir.graph import Graph, Node, Operator, Output, TensorType, Value, count_readers
 from rlx.records import dataclass, field
 
-__all__ = ["Site", "copy_leaves", "copy_node", "finish", "follow", "joined", "rewrite", "rewrite_all"]
+__all__ = ["Site", "copy_leaves", "copy_node", "finish", "joined", "rewrite", "rewrite_all", "track_values"]
 
 Replacement = Value | tuple[Value, ...] | None
 
@@ -58,13 +58,16 @@ def finish(graph: Graph, new: Graph, values: dict[Value, Value]) -> Graph:
     return new
 
 
-def follow(graph: Graph) -> None:
-    """Makes graphs made from this one, and from its regions, tell what its values became, and not older ones alone."""
+def track_values(graph: Graph) -> None:
+    """Has the graphs that passes make of this one and of its regions say in `became` what each value of it became.
+
+    Without it they say that only of the graph which the first pass was given.
+    """
     if graph.became is not None:
         graph.became.update({v: v for v in graph.values()})
     for node in graph.nodes:
         for region in node.regions:
-            follow(region)
+            track_values(region)
 
 
 def joined(*nodes: Node) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Which buffer holds a value of the graph that was compiled: what passes and fusion made of it."""
+"""Finds the buffer that holds a value of the graph as it was given, after passes and fusion have changed the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Places"]
 
 
 class Places:
-    """The buffers of the values of a graph, by the names that fusion gives them; it fuses the legal graph again."""
+    """The buffers of the values of a graph. Fuses the legal graph again, which gives buffers the same names."""
 
     def __init__(self, source: Graph, legal: Graph, target: Target) -> None:
         self.source, self.became = source, legal.became or {}
@@ -22,9 +22,9 @@ class Places:
         self.buffers = fuser.buffers
 
     def find(self, value: Value | str) -> Buffer | None:
-        """The buffer of a value, an output or a value of that name; None for a name that is none of these.
+        """The buffer of a value, or of the output or value of that name; None if there is no such name.
 
-        Raises `NameNotFound` for a value that is nowhere in memory, which says why.
+        Raises `NameNotFound` for a value that has no memory; the message says why.
         """
         if isinstance(value, str):
             outputs = dict(self.program.outputs)

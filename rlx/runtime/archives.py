@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from rlx.ir.graph import Array
 if TYPE_CHECKING:
     from zipfile import ZipFile
 
-__all__ = ["check_shape", "check_stored", "npy_array", "npy_header", "open_archive", "read_stored"]
+__all__ = ["check_shape", "check_stored", "npy_array", "npy_header", "open_archive", "read_npy", "read_stored"]
 
 MOST_AXES = 64
 MOST_RATIO = 1100  # no compression that zip files have makes bytes into more
@@ -72,21 +72,46 @@ def check_shape(what: str, shape: object) -> None:
 def npy_header(bundle: ZipFile, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type of an entry in NumPy's format; it is long enough for them."""
     entry = bundle.getinfo(name)
+    if entry.file_size > MOST_RATIO * (entry.compress_size + 1):
+        raise ValueError(f"its entry {name!r} can't be as large as it says")
     with bundle.open(entry) as data:
-        version = np.lib.format.read_magic(data)
-        shape, _, dtype = _HEADERS[version](data)
-    check_shape(repr(name), shape)
-    need = math.prod(shape) * dtype.itemsize
-    if need > entry.file_size or entry.file_size > MOST_RATIO * (entry.compress_size + 1):
-        raise ValueError(f"{name!r} needs {need} bytes, the file has {entry.file_size}")  # before memory is taken
-    return shape, dtype
+        return _checked_header(data, entry.file_size, f"its entry {name!r}")
 
 
 def npy_array(bundle: ZipFile, name: str) -> Array:
     """An entry in NumPy's format, without pickled objects."""
     npy_header(bundle, name)
     with bundle.open(name) as data:
-        made: Array = np.lib.format.read_array(data, allow_pickle=False)
+        return _array(data)
+
+
+def read_npy(path: str | os.PathLike[str]) -> Array:
+    """The array of a .npy file, without pickled objects; raises `OSError`, or `ValueError` for what is damaged."""
+    with open(open_regular(path), "rb") as file:
+        if file.peek(2)[:2] == b"PK":
+            raise ValueError("it is an archive of arrays")
+        _checked_header(file, os.fstat(file.fileno()).st_size, "it")
+        file.seek(0)
+        return _array(file)
+
+
+def _checked_header(data: IO[bytes], size: int, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type; raises `ValueError` where a file of `size` bytes is too short for them; takes no memory yet."""
+    version = np.lib.format.read_magic(data)
+    if version not in _HEADERS:
+        raise ValueError(
+            f"{name} is of version {version} of the format of .npy; known are {', '.join(map(str, _HEADERS))}"
+        )
+    shape, _, dtype = _HEADERS[version](data)
+    check_shape(name, shape)
+    need, left = math.prod(shape) * dtype.itemsize, size - data.tell()
+    if need > left:
+        raise ValueError(f"{name} needs {need} bytes, the file has {left}")
+    return shape, dtype
+
+
+def _array(data: IO[bytes]) -> Array:
+    made: Array = np.lib.format.read_array(data, allow_pickle=False)
     return made.astype(made.dtype.newbyteorder("="), copy=False)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends import RESTORERS, restorer_named
-from rlx.disk import cache_folder, evict, own_folder
+from rlx.disk import cache_folder, evict, log_unused, open_regular, own_folder
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import FileIdentity, identity_of
@@ -96,8 +96,10 @@ class ArtifactCache:
             listed = [[name, list(identity)] for name, identity in files.items()]
             store(model, entry, {"key": entry.stem, "files": listed})
             self.evict()
-        except (OSError, OptionError) as error:  # the latter: of what can't be stored
-            log.debug("the cache at %s can't be written: %s", self.folder, error)
+        except OSError as error:
+            log_unused(self.folder, error)
+        except OptionError as error:
+            log.debug("%s: can't be stored in the cache: %s", path, error)
 
     def entry(self, path: Path, options: CompileOptions) -> Path | None:
         """Where the entry for a model file is or would be; None where it can't be told apart from others."""
@@ -107,7 +109,7 @@ class ArtifactCache:
         restorer = restorer_named(device)
         assert restorer is not None
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 identity = identity_of(os.fstat(file.fileno()))
                 head = sha256(file.read(HEAD_BYTES)).hexdigest()
         except OSError:

@@ -184,7 +184,7 @@ def _file(place: Place, beside: str | os.PathLike[str] | None) -> dict[str, Any]
             f"save(external=True): weights lie in {place.path!r}, which is not in the folder of the artifact, "
             f"{folder!r}: save it beside that file, or with its weights"
         )
-    with open(place.path, "rb") as file:
+    with open(open_regular(place.path), "rb") as file:
         return {"path": inside.replace(os.sep, "/"), "sha256": _digest(map_file(file.fileno(), place.path))}
 
 

@@ -12,7 +12,7 @@ from rlx.arithmetic import usual_arithmetic
 from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
 from rlx.boundary import bounded, bounded_class
-from rlx.disk import MAGIC, check_regular, is_artifact, open_regular, path_of
+from rlx.disk import MAGIC, is_artifact, path_of, read_regular
 from rlx.errors import CompileError, ModelFormatError, OptionError, RlxError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
@@ -90,9 +90,12 @@ class Session:
         registry: WeightRegistry | None,
         names: Mapping[str, str] | None = None,
         *,
-        known: bool = True,
+        tracked: bool = True,
     ) -> CompiledGraph:
-        """Compiles it with weights of the registry; `known`: whether the caller may ask for values of the graph."""
+        """Compiles it with weights of the registry.
+
+        `tracked`: the caller has the graph and may ask where its values are; else nothing of it is kept.
+        """
         if registry is None:
             if names is not None:
                 raise OptionError("weights= maps params to the weights of a registry: give registry= too")
@@ -102,8 +105,8 @@ class Session:
         if not isinstance(registry, WeightRegistry):
             raise OptionError(f"registry={registry!r}: expected a WeightRegistry")
         filled, holding = registry.fill(graph, names)
-        if not known:
-            filled.became = None  # else the graph would live on, with weights of its own
+        if not tracked:
+            filled.became = None  # whose keys would keep the graph alive, with weights of its own
         made = self._compile(filled, chosen, policy, before)
         made.holding = holding
         return made
@@ -188,7 +191,7 @@ class Session:
         with collect_files() as files:
             graph = import_graph(path, kind, chosen.dims, admit)
         graph = _transformed(graph, transform)
-        model = self._compile_shared(graph, settled, rules, before, self.registry, known=False)
+        model = self._compile_shared(graph, settled, rules, before, self.registry, tracked=False)
         if cache is not None:
             cache.keep(path, chosen, model, files)
         return model
@@ -237,10 +240,8 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
         raise OptionError(f"load takes the path of a model file, got {type(source).__name__}; rlx.compile takes graphs")
     path = Path(path_of(source, "load"))
     ending = path.suffix.lower()
-    check_regular(path)
     try:
-        with open(open_regular(path), "rb") as file:
-            head = file.read(len(MAGIC))
+        head = read_regular(path, len(MAGIC))
     except OSError as error:
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
     if is_artifact(head):
@@ -297,10 +298,11 @@ def import_graph(
 
 def parse_text(path: Path) -> Graph:
     """The graph of a file in the text form."""
+    from rlx.importers.sources import read_file
     from rlx.ir.text import parse_graph
 
     try:
-        return parse_graph(path.read_text(encoding="utf-8"))
+        return parse_graph(read_file(path).decode())
     except UnicodeDecodeError as error:
         raise ModelFormatError(f"{path}: is not text: {error}") from None
     except ModelFormatError as error:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlx.disk import check_regular
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.encoding import ENCODINGS
@@ -39,7 +38,6 @@ def read_weights(path: Path) -> dict[str, Stored]:
     reader = next((r for ending, r in _READERS.items() if path.name.lower().endswith(ending)), None)
     if reader is None:
         raise ModelFormatError(f"{path}: not a file of weights; known are {', '.join(_READERS)}")
-    check_regular(path)
     return dict(reader(path))
 
 

@@ -1,4 +1,4 @@
-"""Cases of every op with an operand that is stored in blocks, of every encoding: from the other cases of the op."""
+"""Cases with an encoded operand, for every op and encoding, made from the op's other cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["encoded_cases", "encoded_symbolic_cases"]
 
 
 def encoded_cases(name: str, encoding: str) -> list[Case]:
-    """Cases of an op at sizes of one and three blocks, each operand of floats that can be encoded in turn."""
+    """Cases of an op at sizes of one and three blocks; each has one encoded operand, every one that can be in turn."""
     b = encoding_named(encoding).block  # many cases have operands of n + 1 or m + 1
     pairs = ((3, b), (b, 3 * b), (b, 5), (3, b - 1), (b - 1, 5))
     return _with_blocks(encoding, [*(c for n, m in pairs for c in cases_of(name, n, m)), *_wide(name, b)])
@@ -29,7 +29,7 @@ def encoded_symbolic_cases(name: str, encoding: str) -> list[Case]:
 
 
 def _wide(name: str, b: int) -> Iterator[Case]:
-    """Cases of ops whose others have no operand of floats with `b` elements in a row."""
+    """Cases of ops that have no operand of floats with `b` elements in a row in their other cases."""
     match name:
         case "rnn" | "gru" | "lstm":
             gates = {"rnn": 1, "gru": 3, "lstm": 4}[name]
@@ -46,7 +46,7 @@ def _wide(name: str, b: int) -> Iterator[Case]:
 
 
 def _with_blocks(encoding: str, cases: Iterable[Case]) -> list[Case]:
-    """One for each op with its attributes, operand, rank and order of axes in f32, and one for each other type."""
+    """Encodes operands; keeps one case for each op, operand, rank and order of axes in f32, and one for other types."""
     made: dict[tuple[object, ...], Case] = {}
     for plain in cases:
         for number, found in _encoded(plain, encoding):

@@ -1,8 +1,8 @@
 """Compares the graph that the passes make with the graph as imported, and finds the pass that changed a result.
 
-A value that a pass replaced is computed again as the new graph says, from what the imported graph gives before it. So
-errors don't add up, and the tolerance is that of a chain of ops; a rounded value agrees where it lies between the
-results for its operand less and plus what a chain of ops is allowed.
+The nodes that a pass made are computed from the imported graph's values of what they read. So errors don't add up from
+one to the next, and the tolerance is that of a short chain of ops. A value that was rounded (to an integer, or by
+quantizing) agrees if it lies between the results for its operand minus and plus that tolerance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlx.errors import RlxError
 from rlx.ir.extents import bind_result
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.passes.regions import inside_regions
-from rlx.passes.rewrite import follow
+from rlx.passes.rewrite import track_values
 from rlx.records import dataclass
 from rlx.testing.nodewise import STANDARD, Comparison, allowed_for, compare, largest
 from rlx.testing.oracle import Tolerance
@@ -41,14 +41,14 @@ class WrongPass:
 def compare_passes(
     graph: Graph, inputs: Mapping[str, Array], given: Mapping[str, Tolerance] = STANDARD
 ) -> list[Comparison]:
-    """Every value of the graph that passes, those in regions too, make in another way, in the order of the graph."""
+    """Compares every value that the passes, also those inside of regions, compute in another way; in graph order."""
     return compare_rewritten(graph, _after(graph, 2 * len(passes.PASSES)), inputs, given)
 
 
 def first_wrong_pass(
     graph: Graph, inputs: Mapping[str, Array], given: Mapping[str, Tolerance] = STANDARD
 ) -> WrongPass | None:
-    """The first pass after which a value differs, found by halving; None where none does."""
+    """The first pass after which a value differs, found by bisection; None where all values agree."""
 
     def wrong(count: int) -> Comparison | None:
         found = compare_rewritten(graph, _after(graph, count), inputs, given)
@@ -72,7 +72,7 @@ def first_wrong_pass(
 
 def _after(graph: Graph, count: int) -> Graph:
     """The graph after so many steps of `run_passes`: the passes, then those inside of regions."""
-    follow(graph)
+    track_values(graph)
     whole = len(passes.PASSES)
     for _, one in passes.PASSES[:count]:
         graph = one(graph)

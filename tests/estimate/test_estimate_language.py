@@ -178,7 +178,7 @@ def test_safetensors_with_its_config(tmp_path: Path) -> None:
     header = json.dumps({"embed": {"dtype": "BF16", "shape": [10, 8], "data_offsets": [0, 160]}}).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(160))
-    with pytest.raises(ModelFormatError, match=r"config\.json: can't be read"):
+    with pytest.raises(ModelFormatError, match=r"config\.json: can't be opened: No such file.*put it beside"):
         estimate(path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     for given in (path, tmp_path):

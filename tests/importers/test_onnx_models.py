@@ -62,6 +62,7 @@ def _inputs(name: str, graph: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("name", LISTED)
 def test_files_give_what_onnxruntime_gives(name: str, model_path: Callable[[str], Path]) -> None:
     """Imported with all sizes dynamic and run on the reference device at small extents; shapes, dtypes and values."""

@@ -149,6 +149,7 @@ def test_every_model_has_a_case() -> None:
     assert sorted(CASES) == sorted(fetch_models.entries())
 
 
+@pytest.mark.sample(14)
 @pytest.mark.models
 @pytest.mark.parametrize("name", CASES)
 def test_models_agree_with_onnxruntime(name: str, model_path: Callable[[str], Path], tmp_path: Path) -> None:

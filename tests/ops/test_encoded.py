@@ -184,6 +184,7 @@ def experts(encoding: str, transposed: bool, count: int = 32, k: int = 96, n: in
     return g, params
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("encoding", sorted(ENCODINGS))
 def test_products_with_encoded_experts(encoding: str, transposed: bool) -> None:

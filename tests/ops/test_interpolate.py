@@ -24,6 +24,7 @@ TARGETS = (
 )  # fmt: skip
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("sizes, scales", TARGETS)
 @pytest.mark.parametrize("coordinate", COORDINATES)
 @pytest.mark.parametrize("mode", ["linear", "cubic"])

@@ -50,6 +50,7 @@ def compare(cell: str, optional: tuple[str, ...], ours: dict[str, Any], theirs: 
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_matches_onnx_runtime(cell: str, direction: str) -> None:
@@ -116,6 +117,7 @@ def test_backward_steps_begin_at_the_end_of_each_sequence(cell: str, direction: 
     np.testing.assert_allclose(every[:3, :, :1], alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_lengths_that_only_a_run_knows_read_nothing_outside(cell: str, direction: str) -> None:

@@ -134,7 +134,7 @@ def resizer(coordinate: str, rounding: str, device: str) -> Any:
     return rlx.compile(g, device=device)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("block", range(16))
 @pytest.mark.parametrize("coordinate, rounding", MODES)
 def test_all_pairs_of_sizes_are_decided_exactly(coordinate: str, rounding: str, block: int) -> None:
@@ -170,6 +170,7 @@ def ort_resizer(coordinate: str, rounding: str) -> Any:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "n, m, modes", [(20, 6, MODES), (14, 8, MODES), (2**20 + 1, 3, MODES), (2**24 + 3, 2**24 + 7, MODES[1:5:3])]
 )
@@ -187,6 +188,7 @@ def check_fixed(n: int, m: int, coordinate: str, rounding: str) -> None:
     np.testing.assert_array_equal(rlx.compile(g, device="cpu")(x=x)["y"], x[wanted])
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("coordinate", COORDINATES)
 @pytest.mark.parametrize("factor", [Fraction(3, 2), Fraction(5, 4), Fraction(3, 4), Fraction(7, 8), Fraction(11, 2)])

@@ -168,13 +168,15 @@ UNWANTED = [
     "rlx.backends.cpu.llvm.builder",
     "rlx.backends.cpu.loops.emitter",
     "rlx.backends.cpu.gemm.kernel",
-    "rlx.backends.cpu.kernels.matmul",
-    "rlx.backends.cpu.kernels.conv.conv",
+    "rlx.backends.cpu.kernels.matmul.product",
+    "rlx.backends.cpu.select",
+    "rlx.backends.cpu.kernels.conv.product",
     "rlx.backends.cpu.kernels.attention.attention",
     "rlx.backends.cpu.loops.analysis",
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make", [mlp, attention, convs])
 def test_loading_imports_no_compiler(make: Callable[[], rlx.Graph], tmp_path: Path) -> None:
     """A process that loads and runs an artifact has nothing of what compiles, nor modules that are slow to import."""
@@ -556,6 +558,7 @@ def test_a_closed_folder_is_no_model(closed: Path) -> None:
         rlx.estimate(closed, "cpu", overhead=1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of files")
 @pytest.mark.parametrize("why", ["full", "unwritable", "long"])
 def test_a_cache_that_can_not_be_written_is_no_error(why: str, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_every_allocation_may_fail(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_every_line_may_fail(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_line_may_fail(name: str, full: bool, request: pytest.FixtureRequest) -> None:
     """In a quick run some of the lines."""
     make, use, step = STEPS[name]
     want = outcomes(make, use, step)
@@ -225,7 +225,7 @@ def test_every_line_may_fail(name: str, request: pytest.FixtureRequest) -> None:
     use(model)
     with failing_line(0) as count:
         step(model)
-    stride = 1 if request.config.option.full else max(count[0] // 12, 1)
+    stride = 1 if full else max(count[0] // 6, 1)
     for number in range(1 + request.config.option.seed % stride, count[0] + 1, stride):
         model = make()
         use(model)

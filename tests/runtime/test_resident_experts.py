@@ -73,6 +73,7 @@ def rows(count: int, seed: int = 0, hidden: int = HIDDEN) -> Any:
 MASKS = [SOME, ~SOME, np.zeros(EXPERTS, np.bool_), [SOME, ~SOME], [[True] * EXPERTS, SOME], None]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("early", [True, False], ids=["before packing", "after"])
 @pytest.mark.parametrize("file", [True, False], ids=["mapped", "held"])
 def test_every_choice_gives_the_same_bits(tmp_path: Path, file: bool, early: bool) -> None:
@@ -127,6 +128,7 @@ def test_memory_goes_back_to_the_system(tmp_path: Path) -> None:
     assert before - resident_bytes() > 0.9 * gone
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 def test_any_type_and_any_order_of_axes(dtype: Any, transposed: bool) -> None:

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from rlx import disk
 from rlx.backends.cpu.jit import load as loader
 from rlx.backends.cpu.jit.object_cache import ObjectCache
 from rlx.backends.cpu.runtime.schema import SCHEMA
+from rlx.cli.inputs import read_array
 from rlx.cli.main import cli
 from rlx.disk import open_regular, read_kept, write_kept
 from rlx.errors import ModelFormatError, OptionError
 from rlx.runtime import container
+from rlx.runtime.weight_files import read_weights
 from rlx.table_writer import write_tables
 from rlx.tables import Schema, read_tables
 
@@ -342,7 +345,7 @@ def is_hit(model: rlx.CompiledGraph) -> bool:
 
 @posix
 def test_the_cache_is_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders 0700, files 0600, also where the mask of the process would leave more; open ones are closed."""
+    """Folders 0700, files 0600, also where the mask of the process would leave more; one that can be read is closed."""
     before = os.umask(0)
     try:
         path, folder, entry = cached(tmp_path)
@@ -355,40 +358,52 @@ def test_the_cache_is_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.Mo
         assert stat.S_IMODE(each.stat().st_mode) == 0o700
     for each in (entry, tmp_path / "kept" / "a.json", objects.path("k")):
         assert stat.S_IMODE(each.stat().st_mode) == 0o600
-    entry.parent.chmod(0o777)
+    entry.parent.chmod(0o755)
     rlx.load(path, device="cpu", cache_dir=folder, dims={"n": 3})
     assert stat.S_IMODE(entry.parent.stat().st_mode) == 0o700
 
 
 @posix
-@pytest.mark.parametrize("what", ["entry", "folder", "writable"])
+@pytest.mark.parametrize("what", ["another's file", "another's folder", "open file", "open folder"])
 def test_what_others_may_have_written_is_not_loaded(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, no_code: None
 ) -> None:
-    """Entries, objects and measurements of another user are left alone, with a warning."""
+    """Entries, objects and measurements that another user has or can write to are not read, with a warning each.
+
+    Nor is anything written to such a folder: it would stay open, or make what is in it look like this user's.
+    """
     path, folder, entry = cached(tmp_path)
-    write_kept(tmp_path / "kept.json", ["k"], 7)
-    objects = ObjectCache(tmp_path / "objects")
+    kept, objects = tmp_path / "kept" / "a.json", ObjectCache(tmp_path / "objects")
+    write_kept(kept, ["k"], 7)
     objects.put("k", b"body")
-    files = (entry, tmp_path / "kept.json", objects.path("k"))
-    for file in files:
-        file.chmod(0o666 if what == "writable" else 0o600)
-    if what != "writable":
-        of_folders = os.lstat if what == "folder" else None
+    old, files = kept.read_bytes(), (entry, kept, objects.path("k"))
+    of_folder, of_another = "folder" in what, "another" in what
+    places = [file.parent if of_folder else file for file in files]
+    for place in places:
+        place.chmod((0o700 if of_folder else 0o600) | (0 if of_another else 0o020))
+    if of_another:
+        real = disk.check_own
 
-        def other(status: os.stat_result, path: Any) -> None:
-            if stat.S_ISDIR(status.st_mode) == (of_folders is not None):
-                raise disk.NotOwn(1, "belongs to user 1234, not to 0", os.fspath(path))
+        def check(status: os.stat_result, path: Any) -> None:
+            is_place = any(os.path.samestat(status, os.lstat(place)) for place in places if place.exists())
+            real(SimpleNamespace(st_uid=1234, st_mode=status.st_mode) if is_place else status, path)
 
-        for module in ("rlx.disk", "rlx.runtime.cache", "rlx.backends.cpu.jit.object_cache"):
-            monkeypatch.setattr(import_module(module), "check_owner", other, raising=False)
+        monkeypatch.setattr(disk, "check_own", check)
     with caplog.at_level(logging.WARNING, "rlx"):
-        assert not is_hit(rlx.load(path, device="cpu", cache_dir=folder))
         assert objects.get("k") is None
-        if what != "folder":
-            assert read_kept(tmp_path / "kept.json", ["k"]) is None
+        assert read_kept(kept, ["k"]) is None
+        assert not is_hit(rlx.load(path, device="cpu", cache_dir=folder))
+        if of_folder:
+            assert not objects.put("k", b"new")
+            write_kept(kept, ["k"], 8)
+            assert not is_hit(rlx.load(path, device="cpu", cache_dir=folder))
     said = [record.getMessage() for record in caplog.records]
-    assert sum("belongs to user" in m or "written to by other" in m for m in said) >= 2 + (what != "folder"), said
+    why = "belongs to user 1234, not to" if of_another else "can be written to by other users"
+    for place in places:
+        assert any(why in line and str(place) in line for line in said), (place, said)
+    if of_folder:  # still as it was, to be seen and deleted by the user
+        assert kept.read_bytes() == old
+        assert all(stat.S_IMODE(place.stat().st_mode) == (0o700 if of_another else 0o720) for place in places)
 
 
 @posix
@@ -428,7 +443,40 @@ def test_regular_files_only(own: bool, tmp_path: Path) -> None:
             open_regular(path, own=own)
 
 
-# ---- other archives
+# ---- other files
+
+
+def test_files_are_opened_in_one_way() -> None:
+    """By `open_regular`, which checks what it has opened; else only files of the system and of the package."""
+    opened = r"(?<![\w.])(?<!def )open\((?!open_regular\()", r"\.open\(\"", r"\b(?:np\.load|np\.memmap|os\.open)\("
+    calls = re.compile("|".join((*opened, r"\.read_(?:bytes|text)\(")))
+    found = {p.relative_to(ROOT).as_posix(): calls.findall(p.read_text()) for p in (ROOT / "rlx").rglob("*.py")}
+    of_system = ("estimate/resident", "estimate/system", "backends/base", "backends/granted", "backends/cpu/processor")
+    of_packages = ("backends/cpu/jit", "demo/__init__")
+    allowed = {f"rlx/{name}.py" for name in (*of_system, *of_packages, "disk")}
+    assert {path for path, calls in found.items() if calls} == allowed
+
+
+@pytest.mark.parametrize("shape,dtype", [((1 << 40,), "f4"), ((1 << 33, 1 << 33), "f8"), ((5,), "f4"), ((-1,), "f4")])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_an_array_file_is_as_long_as_it_says(
+    shape: tuple[int, ...], dtype: str, version: tuple[int, int], tmp_path: Path
+) -> None:
+    """A header that promises more than the file has is refused before memory is taken, as .npy and in archives."""
+    import tracemalloc
+
+    header = repr({"descr": dtype, "fortran_order": False, "shape": shape}).encode()
+    length = len(header).to_bytes(2 if version == (1, 0) else 4, "little")
+    data = b"\x93NUMPY" + bytes(version) + length + header + bytes(16)
+    (tmp_path / "a.npy").write_bytes(data)
+    packed = archive(tmp_path / "a.npz", lambda bundle: bundle.writestr("w.npy", data))
+    tracemalloc.start()
+    with pytest.raises(OptionError, match=r"a\.npy"):
+        read_array(tmp_path / "a.npy")
+    with pytest.raises(ModelFormatError, match="'w"):
+        read_weights(packed)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
 
 
 def test_a_compressed_recording_is_refused(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def compiled(
     return model
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ENDS)
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("columns", [False, True])

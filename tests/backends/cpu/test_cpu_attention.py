@@ -95,6 +95,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("empty_row", ["nan", "zero"])
 @pytest.mark.parametrize("causal", [False, True])
@@ -104,6 +105,7 @@ def test_sizes(sizes: Sizes, causal: bool, empty_row: str) -> None:
     check(compiled(g), arrays, expected(arrays, causal, empty_row))
 
 
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("keys", [1, 7, 8, 15, 16, 17, 31, 33])
 @pytest.mark.parametrize("depth", [1, 7, 8, 9, 16, 17])
 @pytest.mark.parametrize("rows", [2, 11])
@@ -113,6 +115,7 @@ def test_every_edge(rows: int, keys: int, depth: int) -> None:
     check(compiled(g), arrays, expected(arrays))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("sizes, rows", [
     ((1, 12, 4, 1, 131, 64, 64), 3),
     ((2, 32, 8, 1, 300, 128, 32), 4),
@@ -144,6 +147,7 @@ def test_heads_that_share_keys_are_rows_of_one(
     assert np.array_equal(got, apart(arrays)["y"])
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("mask", [(1, 1, 1, 21), (2, 4, 9, 21), (9, 21), (2, 1, 1, 1), (4, 9, 1)])
 @pytest.mark.parametrize("empty_row", ["nan", "zero"])
 @pytest.mark.parametrize("rows", [3, 9])
@@ -252,6 +256,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     assert np.array_equal(got[:, :, :30], compiled(few)({**arrays, "q": arrays["q"][:, :, :30]})["y"])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("per_entry", [False, True], ids=["one count", "counts"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 7, 40])
@@ -323,7 +328,7 @@ def stepped(
 @pytest.mark.parametrize("empty_row", ["nan", "zero", "mended"])
 @pytest.mark.parametrize("sizes", [(2, 4, 2, 3, 21, 8, 8), (2, 4, 4, 9, 40, 8, 8), (1, 2, 1, 60, 1000, 8, 4)])
 @pytest.mark.parametrize("steps", STEPS, ids="-".join)
-@pytest.mark.sample(40)
+@pytest.mark.sample(15)
 def test_steps(steps: tuple[str, ...], sizes: Sizes, empty_row: str, computed: bool, seed: int) -> None:
     """What happens to scores in the order that is said, NaN and infinities too: as the reference, few rows or many."""
     g, arrays = stepped(steps, sizes, empty_row, computed, seed)

@@ -93,6 +93,7 @@ def check(
     return got
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize(
     "x, w, attributes",
@@ -124,12 +125,14 @@ def test_rows_at_every_tile_edge(outputs: int) -> None:
     check(conv_graph((1, 4, 6, 6), (outputs, 4, 3, 3), pads=(1, 1, 1, 1)))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("width", [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 50])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_pixels_at_every_panel_edge(width: int, stride: int) -> None:
     check(conv_graph((1, 3, 3, width), (5, 3, 3, 3), pads=(1, 1, 1, 1), strides=(1, stride)))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("outputs", [8, 9, 16, 24, 33])
 @pytest.mark.parametrize("width", [1, 2, 5, 6, 7, 8, 9, 11, 13])
 def test_windows_read_in_rows_at_every_tile_edge(width: int, outputs: int) -> None:
@@ -154,6 +157,7 @@ def test_windows_read_in_rows(x: tuple[int, ...], w: tuple[int, ...], attributes
         check(conv_graph(x, w, post, **attributes))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("width", [2, 4, 14, 16, 18])
 @pytest.mark.parametrize("channels", [3, 8, 20])
 def test_an_image_that_becomes_a_row_is_pooled_along_its_channels(width: int, channels: int) -> None:
@@ -166,6 +170,7 @@ def test_an_image_that_becomes_a_row_is_pooled_along_its_channels(width: int, ch
     check(conv_graph((3, 5, 4, width), (channels, 5, 3, 3), pooled, pads=(1, 1, 1, 1)))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("height, width", [(1, 1), (3, 2), (5, 7), (9, 8), (9, 17), (14, 14), (28, 28), (3, 67)])
 @pytest.mark.parametrize("kernel, stride", [(1, 2), (3, 1), (3, 2), (5, 1), (5, 2), (3, 3)])
 def test_depthwise(height: int, width: int, kernel: int, stride: int) -> None:
@@ -176,6 +181,7 @@ def test_depthwise(height: int, width: int, kernel: int, stride: int) -> None:
             check(g)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("channels", [2, 3, 4])
 @pytest.mark.parametrize(
     "x, w, attributes",
@@ -193,6 +199,7 @@ def test_few_planes(channels: int, x: tuple[int, ...], w: tuple[int, ...], attri
     check(conv_graph((x[0], channels, *x[1:]), (w[0], channels, *w[1:]), relu_of, **attributes))
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("pixels", [1, 5, 6, 7, 13, 49, 150])
 @pytest.mark.parametrize("outputs", [8, 15, 16, 24, 40, 48, 56, 64, 80])
 @pytest.mark.parametrize("channels", [16, 27, 390])
@@ -201,6 +208,7 @@ def test_epilogues_in_registers(pixels: int, outputs: int, channels: int) -> Non
     check(conv_graph((1, channels, pixels, 1), (outputs, channels, 1, 1), residual))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("channels", [2, 7, 12, 20])
 @pytest.mark.parametrize("height, width", [(1, 1), (3, 2), (6, 7), (9, 17)])
 @pytest.mark.parametrize(
@@ -273,6 +281,7 @@ def test_images_of_one_column(x: tuple[int, ...], w: tuple[int, ...], attributes
     check(conv_graph(x, w, relu_of, **attributes))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("outputs", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     "x, w, attributes",
@@ -292,6 +301,7 @@ def test_few_outputs(outputs: int, x: tuple[int, ...], w: tuple[int, ...], attri
         check(conv_graph(x, (outputs, *w), post, **attributes))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("pixels", [1, 3, 7, 8, 9, 17])
 @pytest.mark.parametrize("outputs", [1, 2, 4])
 def test_few_outputs_at_every_edge(pixels: int, outputs: int) -> None:
@@ -359,6 +369,7 @@ def gated(_: Graph, y: Value) -> Value:
     return made
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("post", [scaled, residual, by_column, by_row, lambda g, y: hard_swish(y)])
 @pytest.mark.parametrize("groups, w", [(1, (7, 6, 3, 3)), (6, (6, 1, 3, 3)), (2, (4, 3, 1, 1))])
 def test_epilogues_are_fused(post: Post, groups: int, w: tuple[int, ...]) -> None:
@@ -385,6 +396,7 @@ def test_an_epilogue_may_change_the_type(groups: int) -> None:
     assert np.mean(got != widened_result(g, arrays)) < 0.01
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("post", [None, relu_of, scaled, residual, gated])
 @pytest.mark.parametrize(
     "x, w, attributes",
@@ -506,6 +518,7 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return chosen
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "x, outputs, pads",
     [
@@ -539,6 +552,7 @@ def test_winograd_of_signals(length: int, name: str) -> None:
         check(g, run=run, tolerance=6e-6)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("post", [scaled, by_column, by_row])
 def test_epilogues_of_winograd(post: Post, name: str) -> None:
     g = conv_graph((2, 16, 13, 11), (18, 16, *winograd.FORMS[name].r), post, pads=(1, 1, 1, 1))
@@ -642,6 +656,7 @@ def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: 
         assert threads > 2 or cut.chunks % 2 == 0
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("outputs", [24, 40, 136, 200])
 @pytest.mark.parametrize("channels, size", [(96, 12), (96, 16), (96, 8), (24, 48)])
 def test_half_a_panel_at_the_end_is_not_a_chunk_of_its_own(outputs: int, channels: int, size: int) -> None:

@@ -83,6 +83,7 @@ def streaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(decode_cache, "LARGE", request.param)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -108,12 +109,14 @@ def test_heads_side_by_side(sizes: Sizes, monkeypatch: pytest.MonkeyPatch) -> No
     check(step(sizes, rows_first=True, mask=True), monkeypatch)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("old", [0, 1, 63, 64, 200])
 def test_sizes_told_by_the_inputs(old: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = (Dim("batch", 1, 4), 4, 2, 1, Dim("old", 0, 200), 1, 64, 64)
     check(step(sizes, mask=True), monkeypatch, {"batch": 2, "old": old})
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 40])
 @pytest.mark.parametrize("old", [0, 70])
 def test_rows_told_by_the_inputs(rows: int, old: int, monkeypatch: pytest.MonkeyPatch) -> None:

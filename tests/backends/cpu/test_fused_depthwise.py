@@ -62,6 +62,7 @@ def result(program: Program, x: Any, threads: int = 1) -> Any:
     return got
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("height, width", [(1, 1), (5, 7), (9, 8), (3, 67), (23, 9)])
 @pytest.mark.parametrize("kernel, stride, dilation", [(3, 1, 1), (3, 2, 1), (5, 1, 1), (5, 2, 1), (3, 1, 2), (2, 3, 1)])
 def test_the_bits_of_two_kernels(
@@ -81,6 +82,7 @@ def test_the_bits_of_two_kernels(
     assert np.array_equal(result(ring, x, threads=16), want)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("height, width", [(2, 3), (9, 7), (17, 33)])
 @pytest.mark.parametrize("planes, first", [(3, 3), (4, 2), (2, 3)])
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2)])

@@ -117,6 +117,7 @@ def assert_product(c, a, b, dtype):
     assert (np.abs(c - exact) <= bound).all()
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("k", [0, 1, 2, 7, 33, 257, 400, 1024])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_odd_shapes(dtype, k):

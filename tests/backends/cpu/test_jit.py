@@ -50,7 +50,7 @@ def test_host_describes_a_usable_target() -> None:
 
 def test_llvmlite_is_not_imported_with_the_backend() -> None:
     """Importing the modules alone stays cheap: llvmlite comes with the first compilation."""
-    code = "import sys, rlx.backends.cpu.entry; sys.exit('llvmlite' in sys.modules)"
+    code = "import sys, rlx.backends.cpu.native.entry; sys.exit('llvmlite' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
@@ -306,7 +306,7 @@ def test_an_unwritable_folder_means_no_cache(tmp_path: Path) -> None:
 def test_concurrent_processes_share_a_folder(tmp_path: Path) -> None:
     """Writers, readers and evictions of several processes never give a wrong value and leave no temporary files."""
     code = (
-        "import sys; from rlx.backends.cpu.objcache import ObjectCache\n"
+        "import sys; from rlx.backends.cpu.jit.object_cache import ObjectCache\n"
         f"cache = ObjectCache({str(tmp_path)!r}, max_bytes=20000)\n"
         "for i in range(300):\n"
         "    key = str(i % 30)\n"

@@ -82,6 +82,7 @@ def check(op: Any, given: dict[str, Array], tolerance: float = 1e-4, **options: 
     return got
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_switch(cell: str, direction: str) -> None:

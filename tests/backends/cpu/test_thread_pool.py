@@ -355,6 +355,7 @@ assert set(out.tolist()) == {20 * runs}
     assert "syscall" not in runtime_ir(futex=False)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("step", ["%epoch = load", "%s0 = atomicrmw", "%stop2 = load", "%active2 = load", "%stay = or"])
 def test_a_worker_that_is_slow_to_fall_asleep_is_woken(step: str) -> None:
     """Stopped for a millisecond after any step of that, while runs begin and end, it still takes part in later ones."""

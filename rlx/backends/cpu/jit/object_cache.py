@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from rlx.disk import NotOwn, cache_folder, evict, open_regular, own_folder, replacing
+from rlx.disk import cache_folder, evict, log_unused, own_folder, read_regular, replacing
 from rlx.lazy_imports import log, sha256
 
 __all__ = ["ObjectCache"]
@@ -37,12 +37,9 @@ class ObjectCache:
         """Returns the bytes stored under a key, or None; a hit counts as a use."""
         path = self.path(key)
         try:
-            with open(open_regular(path, own=True), "rb") as file:
-                blob = file.read(self.max_bytes)
-        except NotOwn as error:
-            log.warning("ignoring a file of the cache: %s: %s", error.filename, error.strerror)
-            return None
-        except OSError:
+            blob = read_regular(path, self.max_bytes, own=True)
+        except OSError as error:
+            log_unused(path, error)
             return None
         body = blob[len(MAGIC) + DIGEST_BYTES :]
         if blob[: len(MAGIC) + DIGEST_BYTES] != head(key, body):
@@ -64,7 +61,7 @@ class ObjectCache:
             with replacing(self.path(key), own=True) as file:
                 file.write(blob)
         except OSError as error:
-            log.debug("the object cache at %s can't be written: %s", self.folder, error)
+            log_unused(self.folder, error)
             return False
         self.unscanned += len(blob)
         if self.unscanned > self.step:

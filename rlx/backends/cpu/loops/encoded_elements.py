@@ -1,4 +1,4 @@
-"""Elements of encoded matrices as values of a function that is written by hand."""
+"""Decoding of encoded matrices inside of functions that are written by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT, LANE = Var("at"), Var("lane")
 
 
 class Decoder:
-    """Decodes elements of the blocks at `base`, as `dtype`, one by one or `lanes` that lie side by side in a block."""
+    """Emits code that decodes elements of the blocks at `base` to `dtype`: one, or `lanes` adjacent ones of a block."""
 
     def __init__(self, f: Function, encoding: Encoding, dtype: DType, base: str, lanes: int) -> None:
         blocks = Buffer("blocks", "param", (encoding.block_bytes,), Lowering.byte)
@@ -31,14 +31,14 @@ class Decoder:
         self.several = transform(several, lambda x: _same_block(x, lanes)) if encoding.block % lanes == 0 else several
 
     def elements(self, number: str, lanes: int) -> str:
-        """Those from element `number` on, which is a multiple of `lanes`."""
+        """The elements from `number` on, which is a multiple of `lanes`."""
         if lanes == 1:
             return self.emitter.lanes_of(self.one, Scope(1, None, {AT: number}))
         return self.emitter.lanes_of(self.several, Scope(lanes, LANE, {AT: number, LANE: "0"}))
 
 
 def _same_block(x: Expr, lanes: int) -> Expr | None:
-    """Quotients and remainders of x + lane by multiples of the lanes, of which x is one too: as those of x."""
+    """(x + lane) // n -> x // n and (x + lane) % n -> x % n + lane, as x and n are multiples of the lanes."""
     match x:
         case Apply(fn="floordiv", args=(Apply(fn="add", args=(at, lane)), Const(value=int(by)) as n)):
             return at // n if lane == LANE and by % lanes == 0 else None

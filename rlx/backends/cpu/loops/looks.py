@@ -1,7 +1,7 @@
-"""Long chunks look from time to time whether the run goes on: it may have failed elsewhere, or been interrupted.
+"""Code by which long chunks check from time to time whether the run has failed elsewhere or was interrupted: a *look*.
 
-A look takes the caller some 25 ns (it reads the clock), so a loop takes one only after many turns, and none where it
-ends before that. A chunk that is to end returns at once: what it was to write is of no use any more.
+A look costs some 25 ns (it reads the clock), so a loop looks only after many turns, and a short loop never. If the run
+has ended, the chunk returns at once: its results are not needed any more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_long(steps: Size) -> bool:
 
 
 def look(f: Function) -> None:
-    """Returns from a kernel, whose arguments are `ARGS`, if it is to end."""
+    """Code that returns from the kernel if the run has ended; its arguments must be `ARGS`."""
     function = f.cast("inttoptr", f.load("i64", f.gep("%ctx", LOOK, "i64")), "ptr")
     ends, goes_on = f.new_label("ends"), f.new_label("on")
     f.branch(f.cmp("ne", f.call(function, ["%ctx", "%worker"], "i64"), 0), ends, goes_on)
@@ -35,7 +35,7 @@ def look(f: Function) -> None:
 
 
 def look_if(f: Function, condition: str) -> None:
-    """A look where the condition holds."""
+    """A look, taken only if the condition is true."""
     f.if_(condition, lambda: look(f))
 
 

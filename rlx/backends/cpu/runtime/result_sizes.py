@@ -1,7 +1,7 @@
-"""What results take, known before a run.
+"""The memory of results, computed before a run.
 
-Who calls `y = model.run(x)` again and again still has the last results when the next are made: there are two sets of
-them. What of the arena is never touched, as large results are not made there, is taken off.
+`y = model.run(x)` in a loop holds two sets of results: `y` keeps the last ones while the next are made. Large results
+are not made in the arena, so a part of the arena is never touched and takes no memory; it is subtracted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rlx.plan.arena import MemoryPlan
 
 __all__ = ["result_bytes"]
 
-LARGE_PAGE = 2 << 20  # bytes that the system may give at once: where one byte is touched, all are there
+LARGE_PAGE = 2 << 20  # bytes; if one byte of such a page is touched, the whole page may take memory
 
 
 def result_bytes(program: Program, plan: MemoryPlan, sizes: Iterable[int]) -> int:
-    """Bytes that `run` takes for results of these sizes beside an arena that is full, also when called in a loop."""
+    """Bytes that results of these sizes need in addition to a full arena, when `run` is called in a loop."""
     total = sum(sizes)
     if total < DIRECT or program.made:
         return 2 * total

@@ -14,8 +14,8 @@ CHUNK_WORK = 2_500_000  # multiplications in a chunk of few steps or a small cel
 BLOCK_WORK = 16384  # multiplications in a block that a member claims
 BLOCKS = 16  # most blocks of a team
 MEMBERS = 8
-ENTRY_WORK = 100_000_000  # multiplications for which a member may leave and come back once more: a turn of a CPU
-LOOK_WORK = 4_000_000  # of a team between two looks whether a member should give way: some 30 us
+ENTRY_WORK = 100_000_000  # multiplications for each time that a member may leave and come back: a time slice of a CPU
+LOOK_WORK = 4_000_000  # multiplications of a team between two looks whether a member should leave: some 30 us
 LINE = 8  # i64 in a cache line
 
 
@@ -30,7 +30,7 @@ class RecurrenceParts:
     blocks: int
     block_groups: int
     entries: int
-    rare: int  # these bits of the number of a turn are 0 where a member looks whether to give way
+    rare: int  # a member looks whether to leave in the turns whose number has none of these bits set
     chunks: int
     clears: int  # chunks of what sets the counters of the teams to zero
     counters: int  # i64
@@ -38,7 +38,7 @@ class RecurrenceParts:
 
 @dataclass(eq=False, repr=False)
 class RecurrenceCut:
-    """The teams and their blocks, by the sizes of the run only; `at_once` rows have their sums in registers."""
+    """Chooses teams and their blocks, by the sizes of a run only. A kernel sums `at_once` rows in registers."""
 
     steps: Size
     batch: Size
