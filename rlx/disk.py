@@ -199,10 +199,13 @@ def _flags(*names: str) -> int:
 
 
 def log_unused(path: str | os.PathLike[str], error: OSError) -> None:
-    """Logs that a file or folder of the cache isn't used: a warning, once each, where another user can write to it."""
+    """Logs that a file or folder of the cache isn't used, unless it only is not there yet.
+
+    Where another user can write to it that is a warning, once each.
+    """
     if isinstance(error, NotOwn):
         _warn_unused(error.filename, error.strerror)
-    else:
+    elif not isinstance(error, FileNotFoundError):
         log.debug("not used as a cache: %s: %s", path, error)
 
 

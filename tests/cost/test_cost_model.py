@@ -209,7 +209,7 @@ def test_experts_are_read_as_far_as_rows_go_to_them() -> None:
     g.output(rlx.grouped_matmul(x, g.param("w", (16, 32, 48)), numbers), "y")
     found = {n: rlx.profile(g, "cpu", at={"n": n}).kernels for n in (1, 64)}
     for n, groups in ((1, 2), (64, 16)):
-        product = next(k for k in found[n] if k.kind == "grouped matmul")
+        product = next(k for k in found[n] if k.kind == "grouped_matmul.product")
         assert 4 * 32 * 48 * groups <= product.read_bytes < 4 * 32 * 48 * groups + 4 * n * (32 + 2 * 4) + 2048
         assert sum(k.flops for k in found[n]) == 2 * 2 * n * 32 * 48
 

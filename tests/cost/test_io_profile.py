@@ -82,10 +82,10 @@ def test_peaks_by_hand() -> None:
     bins = 17
     spectrum = 4 * 8 * 2 * bins
     expected = [
-        ("gemm", 4 * (8 * 32 + 3 * 32 * 16), spectrum),  # 34 columns are three panels
+        ("matmul.panels", 4 * (8 * 32 + 3 * 32 * 16), spectrum),  # 34 columns are three panels
         ("reduce", spectrum, spectrum // 2),
         ("row", spectrum // 2, 4 * 2 * bins),
-        ("special", 4 * 2 * bins, (4 + 8) * 2 * 2),
+        ("top_k", 4 * 2 * bins, (4 + 8) * 2 * 2),
         ("map", (4 + 8) * 2 * 2, 4 * 2 * 2 * 2),
     ]
     assert [(k.kind, k.read_bytes, k.written_bytes) for k in p.kernels] == expected

@@ -210,7 +210,7 @@ def test_a_hit_reads_little_of_the_package(tmp_path: Path) -> None:
     read = done.stdout.split()
     files = [Path(str(import_module(name).__file__)) for name in read if name.split(".")[0] == "rlx"]
     assert len(files) <= 70, "67 when this was written"
-    assert sum(file.stat().st_size for file in files) <= 525_000, "518 kB when this was written"
+    assert sum(file.stat().st_size for file in files) <= 535_000, "528 kB when this was written"
     assert "dataclasses" not in read
 
 

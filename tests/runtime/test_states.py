@@ -396,7 +396,7 @@ def test_attention_reads_as_many_rows_of_a_state_as_the_data_say() -> None:
     b, h, most, d = 1, 2, 64, 16
     n = rlx.Dim("length", 0, most)
     x, at = g.input("x", (b, h, 1, d)), g.input("at", (), "i64")
-    rlx.extent(at + g.constant(np.int64(1)), n)
+    rlx.extent(at + g.constant(np.int64(1)), count=n)
     keys, values = g.state("keys", (b, h, most, d)), g.state("values", (b, h, most, d))
     caches = []
     for state, rows in ((keys, x * 2.0), (values, rlx.tanh(x))):

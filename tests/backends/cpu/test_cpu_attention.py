@@ -10,7 +10,7 @@ import pytest
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.kernels.attention import attention as attention_module
+from rlx.backends.cpu.kernels.attention import strategies as attention_module
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph
