@@ -7,10 +7,12 @@ import graphlib
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
+import import_table
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -222,3 +224,96 @@ def test_what_subclasses_must_write_is_abstract() -> None:
         if raises or (abstract and not refuses(node)):
             wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}")
     assert not wrong
+
+
+# ---- inside the CPU backend
+
+CPU = "rlx.backends.cpu"
+# part -> the parts that it may import: what makes code is above what describes it, and a run needs no code generator
+CPU_PARTS: dict[str, set[str]] = {
+    "schedule": set(),
+    "llvm": set(),
+    "jit": {"llvm"},
+    "native": {"jit"},
+    "strategy": {"schedule"},
+    "loops": {"llvm", "native", "schedule"},
+    "gemm": {"jit", "llvm", "loops", "schedule"},
+    "kernels": {"gemm", "jit", "llvm", "loops", "native", "schedule", "strategy"},
+    "layout": {"kernels"},
+    "select": {"kernels", "strategy"},
+    "runtime": {"jit", "native", "schedule"},
+    "build": {"jit", "runtime", "schedule"},
+    "backend": {
+        "build", "gemm", "jit", "kernels", "layout", "llvm", "loops", "native", "runtime", "schedule", "select",
+        "strategy",
+    },
+}  # fmt: skip
+CODE_GENERATORS = {f"{CPU}.jit.compile", f"{CPU}.jit.workers", f"{CPU}.jit.elf"}
+# families of strategies that use another's: a product of bytes is a convolution of one pixel
+ACROSS = {("matmul", "conv")}
+CIRCLES = [{"jit.compile", "jit.cpuid", "jit.load"}, {"runtime.executable", "runtime.image", "runtime.save_image"}]
+# What is longer than the rules below allow. These lists only shrink.
+LARGE_FOLDERS = {"rlx/importers/onnx": 37, "rlx/ops": 42, "rlx/runtime": 33}
+LONG_FILES = {
+    "rlx/backends/cpu/gemm/kernel.py": 700, "rlx/backends/cpu/kernels/conv/implicit_gemm.py": 640,
+    "rlx/backends/cpu/kernels/conv/winograd.py": 715, "rlx/backends/cpu/llvm/builder.py": 690,
+    "rlx/backends/cpu/llvm/math.py": 635, "rlx/backends/cpu/native/pool_ir.py": 710,
+    "rlx/backends/cpu/runtime/executable.py": 690, "rlx/importers/onnx/model.py": 615,
+    "rlx/importers/onnx/scope.py": 610, "rlx/ir/shape.py": 645, "rlx/ops/layout.py": 605, "rlx/testing/cases.py": 620,
+}  # fmt: skip
+LONG_FUNCTIONS = 43  # of more than 60 lines
+
+
+def cpu_imports() -> Iterator[tuple[str, str]]:
+    """(module, module that it imports, for more than its types) within the CPU backend."""
+    known = import_table.modules(CPU)
+    for module, path in known.items():
+        yield from ((module, name) for name in import_table.imports(path, set(known)) if CPU not in (module, name))
+
+
+def cpu_part(module: str) -> str:
+    return module.removeprefix(f"{CPU}.").split(".")[0]
+
+
+def test_parts_of_the_cpu_point_one_way() -> None:
+    """Each folder of the CPU backend imports only those that the table names."""
+    assert {cpu_part(m) for m in modules() if m.startswith(f"{CPU}.")} == set(CPU_PARTS)
+    wrong = {
+        f"{module} imports {name}"
+        for module, name in cpu_imports()
+        if cpu_part(name) not in CPU_PARTS[cpu_part(module)] | {cpu_part(module)}
+    }
+    assert not wrong, "\n".join(sorted(wrong))
+    allowed = {f"{CPU}.runtime.save_image"}  # which compiles what artifacts need
+    assert not {m for m, name in cpu_imports() if name in CODE_GENERATORS and cpu_part(m) == "runtime"} - allowed
+
+
+def test_families_of_strategies_stand_alone() -> None:
+    """Ways to compute a convolution know nothing of those to compute attention."""
+
+    def family(module: str) -> str:
+        names = module.removeprefix(f"{CPU}.kernels.").split(".")
+        return names[0] if module.startswith(f"{CPU}.kernels.") and len(names) > 1 else ""
+
+    pairs = {(family(module), family(name)) for module, name in cpu_imports() if family(module) and family(name)}
+    assert {(a, b) for a, b in pairs if a != b} == ACROSS
+
+
+def test_modules_of_the_cpu_have_no_circle() -> None:
+    """But for those that are listed."""
+    graph: dict[str, set[str]] = {module: set() for module in modules() if module.startswith(f"{CPU}.")}
+    for module, name in cpu_imports():
+        graph[module] |= {name} - {module}
+    found = [{m.removeprefix(f"{CPU}.") for m in circle} for circle in import_table.circles(graph)]
+    assert sorted(map(sorted, found)) == sorted(map(sorted, CIRCLES))
+
+
+def test_folders_files_and_functions_are_short() -> None:
+    """At most 20 files a folder, 600 lines a file, and 60 lines a function but for some."""
+    lines = {path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines()) for path in modules().values()}
+    folders = Counter(str(Path(name).parent) for name in lines)
+    assert not {f: n for f, n in folders.items() if n > LARGE_FOLDERS.get(f, 20)}
+    assert not {name: n for name, n in lines.items() if n > LONG_FILES.get(name, 600)}
+    functions = (x for path in modules().values() for x in ast.walk(ast.parse(path.read_text())))
+    long = [f for f in functions if isinstance(f, ast.FunctionDef) and (f.end_lineno or 0) - f.lineno >= 60]
+    assert len(long) <= LONG_FUNCTIONS

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rlx.backends.cpu.jit import compile as jit
 from rlx.backends.cpu.jit import cpuid, probe_amx
-from rlx.backends.cpu.schedule.arguments import THREADS, Computed, Extents, KernelCode, Link, Pointer, Routine, Word
+from rlx.backends.cpu.schedule.arguments import THREADS, Argument, Computed, Extents, KernelCode, Link, Pointer, Routine
 from rlx.compiler import stages_of
 from rlx.errors import RlxError
 from rlx.importers.onnx import load
@@ -82,7 +82,7 @@ def described(code: KernelCode, extents: Extents) -> str:
     return f"{code.chunks(extents)}:{hashlib.sha256(f'{text} {scratch}'.encode()).hexdigest()[:12]}"
 
 
-def word_text(word: Word, extents: Extents) -> str:
+def word_text(word: Argument, extents: Extents) -> str:
     """An argument at these extents."""
     match word:
         case Pointer():

@@ -24,10 +24,15 @@ refuse a kernel computes it. `rlx explain MODEL --stage kernels` names the strat
 `--why` says why those before it were not taken. Loops over elements without a product, a convolution or attention have
 no strategy: they are shown as `map`, `row`, `reduce` or `copy`.
 
-What follows a plus sign is a variant. The choice never depends on the sizes of a run, so results of a model that was
-compiled for open sizes have the bits of one that was compiled for fixed sizes.
+The choice is made when a graph is compiled. Where it would depend on sizes that only a run knows, the kernel holds both
+ways (`attention.decode_or_packed`, or two names with a bar between them), and a run takes the one that a compile for
+its sizes would: results of open and of fixed sizes have the same bits. What follows a plus sign is a variant;
+`+streaming` is one of attention that stores copies of a cache past the processor's caches.
 
-Written by `python tools/strategy_table.py`.
+To add a strategy: a class in a file of its own below `rlx/backends/cpu/kernels`, with `refuses`, `layout` and `emit` of
+`CpuStrategy` (`rlx/backends/cpu/strategy.py`), its place in the list of its anchor (`kernels/*/strategies.py`), and a
+graph that it computes in `tests/backends/cpu/test_strategies.py`. This page is written by
+`python tools/strategy_table.py`.
 """
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlx.ir.shape import Shape, Size, size_product
-from rlx.kernels.expr import Apply, Expr, Load, Var, as_size, walk
+from rlx.kernels.expr import Apply, Expr, Load, Var, as_size, size_expr, walk
 from rlx.records import dataclass, field
 
-__all__ = ["Affine", "affine", "linear_index", "row_major"]
+__all__ = ["Affine", "affine", "index_expr", "linear_index", "row_major"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +82,11 @@ def has_division(e: Expr) -> bool:
         for i in load.indices
         for x in walk(i)
     )
+
+
+def index_expr(a: Affine) -> Expr:
+    """A linear form as an index expression."""
+    total: Expr = size_expr(a.constant)
+    for term, coef in a.coefs.items():
+        total = total + term * size_expr(coef)
+    return total

@@ -11,16 +11,28 @@ layer other experts may be in memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlx.ir.literal import format_attribute
-from rlx.kernels.expr import Expr, Load, transform
+from rlx.ir.shape import Size
+from rlx.kernels.expr import Expr, Load, SizeOf, loads, transform, walk
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.ops.experts import GroupedMatMul
 from rlx.records import names_of, replace
 
-__all__ = ["alike", "make_once"]
+__all__ = ["alike", "is_fixed", "is_static", "make_once"]
+
+
+def is_fixed(e: Expr) -> bool:
+    """Whether `prepare` can compute it: no run changes what it reads, and no size of a run is in it."""
+    return all(x.source.is_fixed for x in loads(e)) and not any(isinstance(x, SizeOf) for x in walk(e))
+
+
+def is_static(e: Expr, shape: Iterable[Size]) -> bool:
+    """Whether `prepare` can make a tensor of that shape of it."""
+    return is_fixed(e) and all(isinstance(size, int) for size in shape)
+
 
 Key = tuple[Any, ...]
 

@@ -46,6 +46,11 @@ class Buffer:
         """The buffer that owns the memory."""
         return self if self.root is None else self.root
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no run changes it: `prepare` may read it."""
+        return self.base.kind in ("param", "const", "prepared")
+
     def nbytes(self, extents: dict[str, int]) -> int:
         """Bytes at given extents: none where a size is below 0, as in a branch that they don't take; guards say so."""
         return self._bytes([max(evaluate(s, extents), 0) for s in self.shape])

@@ -96,36 +96,36 @@ class HardSwish(Unary):
 
 @register
 class Elu(Unary):
-    """x where x > 0, else alpha * (exp(x) - 1). (ONNX Elu)"""
+    """x where x >= 0, else alpha * (exp(x) - 1). (ONNX Elu)"""
 
     flops = 16
     alpha: float = 1.0
 
     def array(self, x: Array) -> Array:
-        return np.where(x > 0, x, self.alpha * np.expm1(np.minimum(x, 0)))
+        return np.where(x >= 0, x, self.alpha * np.expm1(np.minimum(x, 0)))
 
     def scalar(self, k: Any, x: Any) -> Any:
-        return k.select(x > 0, x, _expm1(k, k.min(x, 0)) * self.alpha)
+        return k.select(x >= 0, x, _expm1(k, k.min(x, 0)) * self.alpha)
 
 
 @register
 class Selu(Unary):
-    """gamma * x where x > 0, else gamma * alpha * (exp(x) - 1). (ONNX Selu)"""
+    """gamma * x where x >= 0, else gamma * alpha * (exp(x) - 1). (ONNX Selu)"""
 
     flops = 17
     alpha: float = 1.67326319217681884765625
     gamma: float = 1.05070102214813232421875
 
     def array(self, x: Array) -> Array:
-        return np.where(x > 0, self.gamma * x, self.gamma * self.alpha * np.expm1(np.minimum(x, 0)))
+        return np.where(x >= 0, self.gamma * x, self.gamma * self.alpha * np.expm1(np.minimum(x, 0)))
 
     def scalar(self, k: Any, x: Any) -> Any:
-        return k.select(x > 0, x * self.gamma, _expm1(k, k.min(x, 0)) * (self.gamma * self.alpha))
+        return k.select(x >= 0, x * self.gamma, _expm1(k, k.min(x, 0)) * (self.gamma * self.alpha))
 
 
 @register
 class Celu(Unary):
-    """x where x > 0, else alpha * (exp(x / alpha) - 1), for alpha > 0. (ONNX Celu)"""
+    """x where x >= 0, else alpha * (exp(x / alpha) - 1), for alpha > 0. (ONNX Celu)"""
 
     flops = 17
     alpha: float = 1.0
@@ -136,10 +136,10 @@ class Celu(Unary):
         return super().infer(x)
 
     def array(self, x: Array) -> Array:
-        return np.where(x > 0, x, self.alpha * np.expm1(np.minimum(x, 0) / self.alpha))
+        return np.where(x >= 0, x, self.alpha * np.expm1(np.minimum(x, 0) / self.alpha))
 
     def scalar(self, k: Any, x: Any) -> Any:
-        return k.select(x > 0, x, _expm1(k, k.min(x, 0) / self.alpha) * self.alpha)
+        return k.select(x >= 0, x, _expm1(k, k.min(x, 0) / self.alpha) * self.alpha)
 
 
 @register

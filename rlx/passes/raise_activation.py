@@ -81,15 +81,15 @@ def _leaky(a: Fraction) -> Iterator[Formula]:
 
 
 def _elu(a: Fraction) -> Iterator[Formula]:
-    """x where x > 0, else a * (exp(x) - 1)."""
+    """x where x >= 0, else a * (exp(x) - 1).
+
+    Of -0 that is -0; forms that ask for x > 0, or add what is above 0, make 0 of it, and stay as they are.
+    """
     negative = clip(x, None, ZERO)
     for power in (call("exp", x), call("exp", negative)):
         below = power * a - a
-        yield call("where", ABOVE, x, below)
         yield call("where", NOT_BELOW, x, below)
         yield call("where", BELOW, below, x)
-        yield call("where", NOT_ABOVE, below, x)
-    yield clip(x, ZERO, None) + call("exp", negative) * a - a
 
 
 FAMILIES: tuple[tuple[type[Any], Callable[[Fraction], Iterator[Formula]]], ...] = ((LeakyRelu, _leaky), (Elu, _elu))

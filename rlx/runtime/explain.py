@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -46,9 +47,20 @@ def kernel_table(model: CompiledGraph, why: bool) -> str:
         lines.append(entry)
         for number, kernel in enumerate(kernels):
             lines.append(f"  {number:<4} {kernel.how:28} {kernel.label}")
+            if kernel.before is not None:
+                lines.append(f"       with {kernel.before.how:21} {kernel.before.label}")
             if why:
-                lines += [f"         not {name}: {reason}" for name, reason in kernel.refused]
+                for reason, names in _by_reason([*(kernel.before.refused if kernel.before else ()), *kernel.refused]):
+                    lines.append(f"         not {', '.join(names)}: {reason}")
     return "\n".join(lines)
+
+
+def _by_reason(refused: Sequence[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Each reason with the strategies that it kept out; variants of one by their common name."""
+    found: dict[str, dict[str, None]] = {}
+    for name, reason in refused:
+        found.setdefault(reason, {})[name.partition("+")[0]] = None
+    return ((reason, list(names)) for reason, names in found.items())
 
 
 def plan_text(model: CompiledGraph) -> str:

@@ -18,6 +18,7 @@ from rlx.backends.cpu.native.runner_ir import LOOK, USER_WORDS
 from rlx.backends.cpu.runtime.binding import host_function
 from rlx.backends.cpu.schedule.arguments import (
     THREADS,
+    Argument,
     Computed,
     KernelCode,
     Link,
@@ -25,7 +26,6 @@ from rlx.backends.cpu.schedule.arguments import (
     Routine,
     Scratch,
     ScratchStride,
-    Word,
 )
 from rlx.errors import CompileError, ExecutionError
 from rlx.ir.graph import Array
@@ -115,7 +115,7 @@ class GuardedRun:
             own = GuardedMemory(scratch * workers)
             own.bytes[:] = 0xFF
 
-            def value(word: Word, own: GuardedMemory = own, scratch: int = scratch) -> int:
+            def value(word: Argument, own: GuardedMemory = own, scratch: int = scratch) -> int:
                 match word:
                     case Pointer(buffer=buffer, offset=offset):
                         return place(buffer).address + evaluate(buffer.offset, sizes) + evaluate(offset, sizes)

@@ -17,7 +17,7 @@ import numpy as np
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ops.base import OPS
-from rlx.ops.elementwise import Binary, Cast, Clip, Exp, Mul, Pow, Unary
+from rlx.ops.elementwise import Binary, Cast, Clip, Div, Exp, Mul, Pow, Reciprocal, Unary
 
 MANTISSA = {"f64": 53, "f32": 24, "f16": 11}
 FLOATS, INTEGERS = ("f32", "f32", "f16", "f64"), ("i8", "u8", "i32", "i64", "u16")
@@ -323,6 +323,8 @@ def _over(a: float, b: float) -> float:
 def widely(graph: Graph, x: Array, noise: np.random.Generator | None = None) -> tuple[Array, Array]:
     """The output with every float held in NumPy's widest type, and where something overflowed even so.
 
+    Nor does it say what comes of dividing by a number that is 0 in its own type: which 0, its rounding decides.
+
     With noise the input and each result err by up to a rounding in their own type.
     """
     known = {v: _wide(a) for v, a in ((graph.inputs[0], x), *((c, np.asarray(c.data)) for c in graph.constants))}
@@ -334,6 +336,9 @@ def widely(graph: Graph, x: Array, noise: np.random.Generator | None = None) -> 
             y = known[node.outputs[0]] = _rounded(_step(node, args), node.outputs[0], noise)
             if isinstance(node.op, Exp | Mul | Pow):
                 over |= np.isinf(y) & np.all([np.isfinite(a) & (a != 0) for a in np.broadcast_arrays(*args)], axis=0)
+            if isinstance(node.op, Div | Pow | Reciprocal) and node.outputs[0].dtype.name in MANTISSA:
+                below = abs(args[1 if isinstance(node.op, Div) else 0])
+                over |= (below != 0) & (below <= float(np.finfo(node.outputs[0].dtype.numpy).smallest_subnormal) / 2)
     return np.broadcast_to(known[graph.outputs[0].value], x.shape), over
 
 

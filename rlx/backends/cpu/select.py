@@ -20,9 +20,11 @@ from rlx.kernels.program import Kernel
 __all__ = ["STRATEGIES", "laid_out"]
 
 STRATEGIES: Mapping[str, Sequence[CpuStrategy]] = {  # by what they compute, in the order in which they are tried
-    "matrix products": (matmul.INT8, *matmul.MATMUL),
-    "convolutions": (*conv.CONV, FUSED),
+    "matrix products of bytes": (matmul.INT8,),
+    "matrix products": matmul.MATMUL,
+    "convolutions": conv.CONV,
     "attention": attention.ATTENTION,
+    "convolutions that make the image they read": (FUSED,),
     "ops with code of their own": tuple(SPECIALS.values()),
 }
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.kernels.program import Kernel
 from rlx.kernels.strategy import Strategy
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
-__all__ = ["CpuStrategy", "Setting", "Step", "select"]
+__all__ = ["CpuStrategy", "Setting", "Step", "computed", "select"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,13 @@ class Step(CpuStrategy):
 
     def emit(self, kernel: Kernel) -> list[KernelCode]:
         return [self.code(kernel)]
+
+
+def computed(kernel: Kernel, strategies: Sequence[CpuStrategy], setting: Setting) -> list[Kernel]:
+    """The kernel, computed by the first strategy that takes it, after those that bring its operands into a layout."""
+    strategy, refused = select(kernel, strategies, setting)
+    *before, last = strategy.layout(kernel, setting)
+    return [*before, replace(last, strategy=strategy, refused=refused)]
 
 
 def select(

@@ -14,8 +14,8 @@ from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.schedule.arguments import FEW_THREADS, THREADS
 from rlx.backends.cpu.schedule.balance import shares
-from rlx.backends.cpu.schedule.conv import ConvCut
-from rlx.backends.cpu.schedule.depthwise import DepthwiseCut
+from rlx.backends.cpu.schedule.conv import ConvSchedule
+from rlx.backends.cpu.schedule.depthwise import DepthwiseSchedule
 from rlx.backends.cpu.schedule.matmul import chunking, tile_room
 
 RNG = np.random.default_rng(11)
@@ -147,7 +147,7 @@ def test_one_artifact_for_any_number_of_threads(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("pixels", [49, 196, 784])
 @pytest.mark.parametrize("gathers", [False, True])
 def test_products_by_tiles_are_cut_into_what_the_code_computes(outputs: int, pixels: int, gathers: bool) -> None:
-    cut = ConvCut(outputs, 512, pixels, 1, 4, 16, 6, None if gathers else 512, True, True)({THREADS: 2})
+    cut = ConvSchedule(outputs, 512, pixels, 1, 4, 16, 6, None if gathers else 512, True, True)({THREADS: 2})
     panels, blocks = -(-outputs // 16), -(-pixels // cut.pixel_chunk)
     assert cut.chunks == blocks * -(-panels // cut.panel_chunk)
     if cut.steps == 0:
@@ -159,7 +159,7 @@ def test_products_by_tiles_are_cut_into_what_the_code_computes(outputs: int, pix
 @pytest.mark.parametrize("outputs", [160, 320, 512, 960, 1000, 2048])
 @pytest.mark.parametrize("pixels", [49, 196, 784])
 def test_products_of_windows_are_cut_into_an_even_number_of_chunks(outputs: int, pixels: int) -> None:
-    cut = ConvCut(outputs, 512, pixels, 1, 4, 16, 6, 512, True)({THREADS: 2})
+    cut = ConvSchedule(outputs, 512, pixels, 1, 4, 16, 6, 512, True)({THREADS: 2})
     assert cut.chunks % 2 == 0
     panels, blocks = -(-outputs // 16), -(-pixels // cut.pixel_chunk)
     parts = cut.chunks // blocks  # each takes an even share of the panels, which the code computes from their number
@@ -172,7 +172,7 @@ def test_products_of_windows_are_cut_into_an_even_number_of_chunks(outputs: int,
 @pytest.mark.parametrize("gathers", [False, True])
 def test_two_threads_have_halves_of_the_image(pixels: int, depth: int, rows: int, gathers: bool) -> None:
     """Where an odd number of blocks would do as well."""
-    cut = ConvCut(24, depth, pixels, 1, 4, 16, rows, None if gathers else depth, True)({THREADS: 2})
+    cut = ConvSchedule(24, depth, pixels, 1, 4, 16, rows, None if gathers else depth, True)({THREADS: 2})
     blocks = -(-pixels // cut.pixel_chunk)
     assert blocks == 1 or blocks % 2 == 0
 
@@ -180,7 +180,7 @@ def test_two_threads_have_halves_of_the_image(pixels: int, depth: int, rows: int
 @pytest.mark.parametrize("height", [7, 14, 20, 28, 56, 112])
 @pytest.mark.parametrize("channels", [8, 96, 100, 384, 960])
 def test_depthwise_chunks_cover_rows_and_channels(height: int, channels: int) -> None:
-    cut = DepthwiseCut((2, channels, height, height), 9, 8)({THREADS: 2})
+    cut = DepthwiseSchedule((2, channels, height, height), 9, 8)({THREADS: 2})
     assert cut.rows * (cut.strips - 1) < height <= cut.rows * cut.strips
     assert cut.block * (cut.blocks - 1) < channels <= cut.block * cut.blocks
     assert cut.chunks == 2 * cut.strips * cut.blocks

@@ -14,7 +14,7 @@ from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import winograd
 from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.backends.cpu.schedule.conv import conv_by_tiles
-from rlx.backends.cpu.schedule.winograd import WinogradCut
+from rlx.backends.cpu.schedule.winograd import WinogradSchedule
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
@@ -649,8 +649,8 @@ def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: 
     """By tiles, of a small image with large weights: two threads have a half of it each, and all of it is done."""
     form = winograd.FORMS[name]
     for threads in (1, 2, 3, 8):
-        cut = WinogradCut(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
-        panels = -(-outputs // WinogradCut.WIDTH)
+        cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
+        panels = -(-outputs // WinogradSchedule.WIDTH)
         assert cut.chunks > 1
         assert cut.chunks == -(-cut.tiles // cut.tile_chunk) * -(-panels // cut.panel_chunk)
         assert threads > 2 or cut.chunks % 2 == 0
@@ -663,6 +663,17 @@ def test_half_a_panel_at_the_end_is_not_a_chunk_of_its_own(outputs: int, channel
     """Its vectors overlap those before them, which are another chunk's then."""
     for form in winograd.FORMS.values():
         for threads in (1, 2, 3, 8, 64):
-            cut = WinogradCut(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
-            assert cut.panel_chunk >= -(-outputs // WinogradCut.WIDTH)
+            cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
+            assert cut.panel_chunk >= -(-outputs // WinogradSchedule.WIDTH)
     check(conv_graph((1, channels, size, size), (outputs, channels, 3, 3), relu_of, pads=(1, 1, 1, 1)))
+
+
+def test_an_image_of_params_and_an_open_size_is_made_in_the_run() -> None:
+    """`prepare` knows no size of a run: the copy with channels last was made there, and no compile succeeded."""
+    n = Dim("n", 1, 4)
+    g = Graph("open")
+    x = g.param("x", (1, 8, 9, 9))
+    made = conv(g.add(Expand((n, 8, 9, 9)), x)[0], g.param("w", (16, 8, 3, 3)))
+    g.output(made + g.input("z", (n, 16, 7, 7)), "y")
+    for size in (1, 3):
+        check(g, {"n": size})

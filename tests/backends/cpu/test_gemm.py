@@ -10,7 +10,7 @@ import pytest
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.kernel import (
-    GemmWord,
+    GemmArg,
     block_routine,
     gemm_kernel,
     packed_elements,
@@ -254,8 +254,8 @@ def test_epilogue(to_scratch):
     t = tile("f32")
 
     def epilogue(f, block):
-        bias, c = block.word(0, "ptr"), f.load("ptr", f.gep(block.words, GemmWord.C, "i64"))
-        ldc = f.load("i64", f.gep(block.words, GemmWord.LDC, "i64"))
+        bias, c = block.word(0, "ptr"), f.load("ptr", f.gep(block.words, GemmArg.C, "i64"))
+        ldc = f.load("i64", f.gep(block.words, GemmArg.LDC, "i64"))
 
         def row(i, _):
             def column(j, _):

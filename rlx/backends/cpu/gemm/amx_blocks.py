@@ -1,4 +1,4 @@
-"""Products of f32 with weights that are encoded in blocks, by the tile registers of AMX: see `tile_products`.
+"""Products of f32 with weights that are encoded in blocks, by the tile registers of AMX: see `amx_f32`.
 
 The numbers of a block are bf16 as they are, so three products are enough, those with the three parts of A. A step of
 tiles is a block: its sums leave the tiles, and are added to those of the blocks before times the scale of their column,
@@ -40,7 +40,7 @@ def block(fma: Function, code: BlockCode) -> Function:
     """A block of C, in squares of up to 32 x 32; `fma` is the routine for what has to be done anew.
 
     `room` is for two times the sums of a step, the sums, the tiles of two panels, and the parts of A: it fits into
-    that of `product_cut.tile_room`.
+    that of `schedule.matmul.tile_room`.
     """
     f = routine(f"tile_block_{code.name}", f"{ARGUMENTS}, ptr room")
     split, check, anew = split_rows(), any_nonfinite(), sums_anew(fma)

@@ -1,4 +1,4 @@
-"""Products of f32 of up to 32 rows by the tile registers of AMX: see `tile_products`, whose bits these have.
+"""Products of f32 of up to 32 rows by the tile registers of AMX: see `amx_f32`, whose bits these have.
 
 So few rows read each step of B once or twice, so its parts are made right before: beside the products of one step those
 of the next one of the two panels, and of the first one of the next two, in a place of two steps that stays in L1. That
@@ -44,7 +44,7 @@ def block(fma: Function, of_b: Panels) -> Function:
 
     `room` is for the sums of two panels where C has no place for all of them, for those that are done anew, what is
     seen in two panels, parts of two steps of them, copies of the last steps of this and the next two panels where those
-    are not whole, and the parts of A: from K = 64 on it fits into that of `product_cut.tile_room`.
+    are not whole, and the parts of A: from K = 64 on it fits into that of `schedule.matmul.tile_room`.
     """
     f = routine("tile_rows", f"{ARGUMENTS}, ptr room")
     check, anew, copy, poison = any_nonfinite(), sums_anew(fma), _copy_step(of_b), _poison()

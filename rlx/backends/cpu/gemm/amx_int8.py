@@ -1,4 +1,4 @@
-"""Products of bytes with packed weights (see `quads`) by AMX: 16 rows, 16 columns and 64 steps of k an instruction.
+"""Products of bytes with packed weights (`panels.int8`) by AMX: 16 rows, 16 columns and 64 steps of k an instruction.
 
 A tile of rows of A lies in memory as it is, 16 fours of a panel are one of weights. Strips of up to four panels are
 computed band by band of 16 rows, or two panels by bands of 32 where those of four would not stay in the first cache.
@@ -29,7 +29,7 @@ STRIP = (
 
 
 def block(tile: Tile) -> Function:
-    """The code of a block of C of at least 16 rows; arguments: see `quads.BLOCK`."""
+    """The code of a block of C of at least 16 rows; arguments: see `int8_panels.BLOCK`."""
     f = Function(f"rlx_quads_tiles_{tile.name}", arguments_of(BLOCK), shared=True, attrs="nounwind noinline")
     _configure(f)
     panel = f.add(f.mul("%octets", 128), HEAD)

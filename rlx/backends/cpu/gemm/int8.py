@@ -1,4 +1,4 @@
-"""The code of products of bytes with packed weights (see `quads`): tiles of vectors, with AVX2, VNNI or AVX-512."""
+"""The code of products of bytes with packed weights (`panels.int8`): tiles of vectors, with AVX2, VNNI or AVX-512."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _tile(tile: Tile, rows: int) -> Function:
 
 @cache
 def block_routine(tile: Tile) -> Routine:
-    """The code of a block of C, compiled once a machine; arguments: see `quads.BLOCK`."""
+    """The code of a block of C, compiled once a machine; arguments: see `int8_panels.BLOCK`."""
     function = _block(tile)
     return Routine(function.name, Module([function]).text())
 

@@ -1,4 +1,4 @@
-"""What becomes of sums of products of bytes (see `quads`): stored as they are, or requantised to 8 bits."""
+"""What becomes of sums of products of bytes (see `panels.int8`): stored as they are, or requantised to 8 bits."""
 
 from __future__ import annotations
 

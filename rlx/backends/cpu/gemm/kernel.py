@@ -6,7 +6,7 @@ and written in place with any row stride; nothing outside them is touched.
 
 Every element of C is a chain of fma over k within a block of `k_block(K, most)` steps; blocks are added up in order.
 That order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights. The same
-is true of products by tile registers, in another order; `product_cut` chooses by M, N and K.
+is true of products by tile registers, in another order; `schedule.matmul` chooses by M, N and K.
 
 In an "i32" product an element of A or B is a pair of i16, neighbours along k, and an element of C the i32 sum of the
 products of both: one instruction on x86, exact for all values (the usual one for 8-bit operands saturates).
@@ -30,7 +30,7 @@ from rlx.records import dataclass, replace
 
 __all__ = [
     "Block",
-    "GemmWord",
+    "GemmArg",
     "Tile",
     "block_routine",
     "gemm_block",
@@ -49,7 +49,7 @@ BLOCK_ARGUMENTS = [*OPERANDS, *(("i64", i) for i in ("rows", "columns", "k", "mo
 HALF = 0  # stands for half a panel, in counts of panels
 
 
-class GemmWord(IntEnum):
+class GemmArg(IntEnum):
     """The words of a product kernel; strides are in elements, SCRATCH_STRIDE and COPY_BYTES in bytes."""
 
     A = 0
@@ -84,7 +84,7 @@ class Tile:
     rows: int
     panels: int
     stored: str = ""  # as what an element of B lies in memory, if not as itself: "i16", a pair of i8, for i32;
-    # "i8", "u8" or "i16" for f32, or an encoding of `block_codes`
+    # "i8", "u8" or "i16" for f32, or an encoding of `block_formats`
 
     @property
     def name(self) -> str:
@@ -217,7 +217,7 @@ class Block:
 
     def word(self, index: int, ty: str = "i64") -> str:
         """Loads word `index` of those that follow the kernel's own."""
-        return load_word(self.f, GemmWord.EPILOGUE + index, ty)
+        return load_word(self.f, GemmArg.EPILOGUE + index, ty)
 
 
 Epilogue = Callable[[Function, Block], None]
@@ -414,7 +414,7 @@ def has_tiles(dtype: str) -> bool:
 def block_routine(tile: Tile) -> Routine:
     """The code of `gemm_block`, compiled once a machine; kernels call it through a word that holds its address.
 
-    Where there are tile registers, products of f32 with a `most` of 0 are computed with them: see `tile_products`.
+    Where there are tile registers, products of f32 with a `most` of 0 are computed with them: see `amx_f32`.
     """
     block = gemm_block(tile)
     if has_tiles(tile.dtype) and tile.lanes == tile.width:
@@ -424,7 +424,7 @@ def block_routine(tile: Tile) -> Routine:
 
 
 def block_steps(f: Function) -> str:
-    """The steps of a block of k, from the arguments `k` and `most`: as `product_cut.k_block` has it."""
+    """The steps of a block of k, from the arguments `k` and `most`: as `schedule.matmul.k_block` has it."""
     blocks = f.max(f.div(f.sub(f.add("%k", "%most"), 1), "%most"), 1)
     block = f.div(f.sub(f.add("%k", blocks), 1), blocks)
     return f.max(f.and_(f.add(block, 7), -8), 8)
@@ -620,20 +620,20 @@ def gemm_kernel(
     batch_offsets: BatchOffsets | None = None,
     placed: bool = False,
 ) -> Module:
-    """A kernel `name(words, chunk, ctx, worker)` of the words `GemmWord`, for the chunks of `product_cut.chunking`.
+    """A kernel `name(words, chunk, ctx, worker)` of the words `GemmArg`, for the chunks of `schedule.matmul.chunking`.
 
     `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
     the worker's scratch, after COPY_BYTES (row stride panel_chunk * width), and the epilogue stores it.
     `batch_offsets(f, batch)` gives the element offsets of A, B and C where one stride a matrix does not (several axes),
-    `placed`: the block is given the number of its first panel as its stride, and B as a whole (`short_panels`).
+    `placed`: the block is given the number of its first panel as its stride, and B as a whole (`f28`).
     """
     ty, width = tile.scalar, tile.width
     f = kernel_function(name)
-    addresses = (GemmWord.A, GemmWord.B, GemmWord.C, GemmWord.SCRATCH, GemmWord.BLOCK)
-    w = {word: load_word(f, word) for word in GemmWord if word not in (*addresses, GemmWord.EPILOGUE)}
+    addresses = (GemmArg.A, GemmArg.B, GemmArg.C, GemmArg.SCRATCH, GemmArg.BLOCK)
+    w = {word: load_word(f, word) for word in GemmArg if word not in (*addresses, GemmArg.EPILOGUE)}
     a, b, c, scratch, block = (load_word(f, i, "ptr") for i in addresses)
-    m, n, k = w[GemmWord.M], w[GemmWord.N], w[GemmWord.K]
-    row_chunk, panel_chunk = w[GemmWord.ROW_CHUNK], w[GemmWord.PANEL_CHUNK]
+    m, n, k = w[GemmArg.M], w[GemmArg.N], w[GemmArg.K]
+    row_chunk, panel_chunk = w[GemmArg.ROW_CHUNK], w[GemmArg.PANEL_CHUNK]
     column_chunk = f.mul(panel_chunk, width)
     panel_blocks = f.div(f.sub(f.add(n, column_chunk), 1), column_chunk)
     row_blocks = f.div(f.sub(f.add(m, row_chunk), 1), row_chunk)
@@ -646,12 +646,12 @@ def gemm_kernel(
     if batch_offsets:
         a_at, b_at, c_at = batch_offsets(f, batch)
     else:
-        a_at, b_at, c_at = (f.mul(batch, w[i]) for i in (GemmWord.A_BATCH, GemmWord.B_BATCH, GemmWord.C_BATCH))
-    lda, ldc = w[GemmWord.LDA], w[GemmWord.LDC]
-    own = f.offset(scratch, f.mul("%worker", w[GemmWord.SCRATCH_STRIDE]))
-    copy = f.select(f.cmp("ne", w[GemmWord.COPY_BYTES], 0), own, "null", "ptr")
+        a_at, b_at, c_at = (f.mul(batch, w[i]) for i in (GemmArg.A_BATCH, GemmArg.B_BATCH, GemmArg.C_BATCH))
+    lda, ldc = w[GemmArg.LDA], w[GemmArg.LDC]
+    own = f.offset(scratch, f.mul("%worker", w[GemmArg.SCRATCH_STRIDE]))
+    copy = f.select(f.cmp("ne", w[GemmArg.COPY_BYTES], 0), own, "null", "ptr")
     if to_scratch:
-        out, ldc = f.offset(own, w[GemmWord.COPY_BYTES]), column_chunk
+        out, ldc = f.offset(own, w[GemmArg.COPY_BYTES]), column_chunk
     else:
         out = f.gep(c, f.add(c_at, f.add(f.mul(m0, ldc), n0)), ty)
     first = f.mul(panel_block, panel_chunk)
@@ -669,7 +669,7 @@ def gemm_kernel(
             f.sub(m1, m0),
             f.sub(n1, n0),
             k,
-            w[GemmWord.STEPS],
+            w[GemmArg.STEPS],
             copy,
         ],
     )

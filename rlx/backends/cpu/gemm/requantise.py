@@ -22,13 +22,13 @@ from rlx.kernels.expr import (
     Var,
     const,
     guarded,
-    loads,
     size_expr,
     substitute_vars,
     transform,
     walk,
 )
 from rlx.kernels.lowering import out_vars
+from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
@@ -71,9 +71,8 @@ def found(kernel: Kernel) -> Requantised | None:
 
 def _of_channels(e: Expr, channel: Var | None) -> bool:
     """Whether `prepare` can compute it, from the channel alone."""
-    fixed = all(x.source.kind in ("param", "const", "prepared") for x in loads(e))
     names = {x for x in walk(e) if isinstance(x, Var)}
-    return fixed and names <= {channel} and not any(isinstance(x, Acc) for x in walk(e))
+    return is_fixed(e) and names <= {channel} and not any(isinstance(x, Acc) for x in walk(e))
 
 
 def _taken_apart(e: Expr) -> Requantised | None:
@@ -203,7 +202,7 @@ def _padded(
 
 
 def store_finishing(emitter: Emitter, q: Requantised, top: Scope, at: str, dtype: DType) -> None:
-    """Stores the words of `quads.Finishing`."""
+    """Stores the words of `int8_panels.Finishing`."""
     f = emitter.f
     arrays = {
         int8_panels.Finishing.SCALE: q.scale,

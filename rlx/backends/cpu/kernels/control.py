@@ -11,7 +11,7 @@ from __future__ import annotations
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, name_kernel
 from rlx.backends.cpu.native.runner_ir import EXTENT_BEYOND_BOUND, NEXT, STATUS, VALUE
-from rlx.backends.cpu.schedule.arguments import KernelCode, Link, Pointer, Word, WordTable
+from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, KernelCode, Link, Pointer
 from rlx.kernels.program import Mark
 
 __all__ = ["emit_mark"]
@@ -21,7 +21,7 @@ def emit_mark(mark: Mark) -> list[KernelCode]:
     """The phase of a mark; an end has none."""
     if mark.part == "end":
         return []
-    f, table = Function(PLACEHOLDER, ARGS), WordTable()
+    f, table = Function(PLACEHOLDER, ARGS), ArgumentTable()
     match mark.part:
         case "if":
             assert mark.test is not None
@@ -39,15 +39,15 @@ def emit_mark(mark: Mark) -> list[KernelCode]:
     return [KernelCode(symbol, text, tuple(table.words), lambda _: 1, notes={"loops": "control flow"})]
 
 
-def _fails(f: Function, table: WordTable, test: Pointer) -> str:
+def _fails(f: Function, table: ArgumentTable, test: Pointer) -> str:
     return f.cmp("eq", f.load("i8", table.load(f, test)), 0, "i8")
 
 
-def _go(f: Function, table: WordTable, to: Word) -> None:
+def _go(f: Function, table: ArgumentTable, to: Argument) -> None:
     f.store(table.load(f, to), f.gep("%ctx", NEXT, "i64"), ty="i64")
 
 
-def _loop(f: Function, table: WordTable, mark: Mark) -> None:
+def _loop(f: Function, table: ArgumentTable, mark: Mark) -> None:
     flow = mark.flow
     f.store(0, table.load(f, Link(flow, "counter")), ty="i64")
     _bring_up_to_date(f, table, mark)
@@ -56,7 +56,7 @@ def _loop(f: Function, table: WordTable, mark: Mark) -> None:
         f.if_(none, lambda: _go(f, table, Link(flow, "end")))
 
 
-def _while(f: Function, table: WordTable, mark: Mark) -> None:
+def _while(f: Function, table: ArgumentTable, mark: Mark) -> None:
     flow = mark.flow
     assert mark.test is not None
 
@@ -73,7 +73,7 @@ def _while(f: Function, table: WordTable, mark: Mark) -> None:
     f.if_(_fails(f, table, Pointer(mark.test)), lambda: _go(f, table, Link(flow, "end")), check_room)
 
 
-def _next(f: Function, table: WordTable, mark: Mark) -> None:
+def _next(f: Function, table: ArgumentTable, mark: Mark) -> None:
     flow = mark.flow
     cell = table.load(f, Link(flow, "counter"))
     after = f.add(f.load("i64", cell), 1, "i64")
@@ -89,7 +89,7 @@ def _next(f: Function, table: WordTable, mark: Mark) -> None:
         f.if_(f.cmp("lt", after, table.load(f, flow.trips), "i64"), again)
 
 
-def _bring_up_to_date(f: Function, table: WordTable, mark: Mark) -> None:
+def _bring_up_to_date(f: Function, table: ArgumentTable, mark: Mark) -> None:
     """Computes every word that depends on the number of the round."""
     start, length = table.load(f, Link(mark.flow, "updates")), table.load(f, Link(mark.flow, "length"))
 

@@ -8,17 +8,17 @@ from rlx.backends.cpu.llvm.builder import Function, Module, Operand, Typed
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.loops.looks import TURNS, looking_loop
 from rlx.backends.cpu.schedule.arguments import (
+    Argument,
+    ArgumentTable,
     Computed,
     Extents,
     KernelCode,
     Pointer,
     Scratch,
     ScratchStride,
-    Word,
-    WordTable,
     once,
 )
-from rlx.backends.cpu.schedule.base import LineParts, Part, Product, RowCut, RowParts, part
+from rlx.backends.cpu.schedule.base import LineParts, Part, Product, RowParts, RowSchedule, part
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, size_product
 from rlx.kernels.program import Buffer
@@ -40,13 +40,13 @@ class Frame:
 
     def __init__(self) -> None:
         self.f = Function(PLACEHOLDER, ARGS)
-        self.table = WordTable()
+        self.table = ArgumentTable()
         self.loaded: dict[object, str] = {}
         self.sites: list[str] = []
         self.scratch_bytes: Size | Computed = 0
         self.chunks: Callable[[Extents], int] = Product(())
 
-    def word(self, word: Word) -> str:
+    def word(self, word: Argument) -> str:
         """A word of the kernel, loaded in the entry block."""
         if word not in self.loaded:
             start = len(self.f.lines)
@@ -69,7 +69,7 @@ class Frame:
 
     def rows(self, count: Size, cost: Size) -> tuple[str, str]:
         """The first row of this call's chunk and the row after its last."""
-        return self.rows_of(once(RowCut(count, cost)), count)
+        return self.rows_of(once(RowSchedule(count, cost)), count)
 
     def rows_of(self, cut: Callable[[Extents], RowParts | LineParts], count: Size | Computed) -> tuple[str, str]:
         """The same for rows that are cut in another way."""

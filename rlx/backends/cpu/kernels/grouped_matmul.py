@@ -23,7 +23,7 @@ from rlx.backends.cpu.loops.encoded_elements import Decoder
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, emit_nest, name_kernel
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine, once
 from rlx.backends.cpu.schedule.base import Part, part
-from rlx.backends.cpu.schedule.grouped_matmul import ROWS, GroupCut
+from rlx.backends.cpu.schedule.grouped_matmul import ROWS, GroupedMatmulSchedule
 from rlx.backends.cpu.schedule.matmul import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.routing import CALLS, CAPACITY, RING, SLOTS, STATS
 from rlx.backends.cpu.strategy import Setting, Step
@@ -91,7 +91,7 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     if w.encoding is not None:
         w = blocks_of(w)
     read, tables = [x, groups, w], []
-    static = w.base.kind in ("param", "const", "prepared") and all(isinstance(s, int) for s in w.shape)
+    static = w.is_fixed and all(isinstance(s, int) for s in w.shape)
     if static and out.kind != "prepared":
         dtype, shape = w.dtype, w.shape
         if encoding_of(node) is None:
@@ -346,7 +346,7 @@ def _pack(op: GroupedMatMul, kernel: Kernel) -> KernelCode:
     frame = Frame()
     f = frame.f
     number, depth, columns = sizes(w, op.transposed)
-    cut = once(GroupCut(number, number, columns, depth, panels.dtype.itemsize))
+    cut = once(GroupedMatmulSchedule(number, number, columns, depth, panels.dtype.itemsize))
     frame.chunks = Part(cut, "chunks")
     step, blocks = (frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks"))
     k, n, width = frame.size(depth), frame.size(columns), panels.shape[-1]
@@ -385,7 +385,7 @@ class _Product:
         self.f, self.dtype = frame.f, x.dtype
         self.tile, self.wide = tile_of(x.dtype), computed_in(x.dtype)
         number, depth, columns = sizes_of(kernel.special)
-        cut = once(GroupCut(size_product(out.shape[:-1]), number, columns, depth, self.wide.itemsize))
+        cut = once(GroupedMatmulSchedule(size_product(out.shape[:-1]), number, columns, depth, self.wide.itemsize))
         frame.chunks = Part(cut, "chunks")
         self.own = frame.scratch(part(cut, "scratch"))
         self.step, self.blocks, self.sums_at, self.panels_at = (

@@ -11,7 +11,7 @@ from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, constant, element, size_of, suffix, vec, width
 from rlx.backends.cpu.loops import reductions
 from rlx.backends.cpu.loops.analysis import RESULT, free_vars
-from rlx.backends.cpu.schedule.arguments import Pointer, WordTable
+from rlx.backends.cpu.schedule.arguments import ArgumentTable, Pointer
 from rlx.ir.casting import cast, ends
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
@@ -99,7 +99,7 @@ class Scope:
 class Emitter:
     """Emits expressions into a function; shared by loop nests and by the epilogues of anchors."""
 
-    def __init__(self, f: Function, table: WordTable, lanes: int) -> None:
+    def __init__(self, f: Function, table: ArgumentTable, lanes: int) -> None:
         self.f = f
         self.table = table
         self.lanes = lanes  # f32 elements in a vector register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlx.backends.cpu.llvm.builder import Function
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
-from rlx.backends.cpu.schedule.arguments import WordTable
+from rlx.backends.cpu.schedule.arguments import ArgumentTable
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding
 from rlx.kernels.encoded import element
@@ -22,7 +22,7 @@ class Decoder:
 
     def __init__(self, f: Function, encoding: Encoding, dtype: DType, base: str, lanes: int) -> None:
         blocks = Buffer("blocks", "param", (encoding.block_bytes,), Lowering.byte)
-        self.emitter = Emitter(f, WordTable(), lanes)
+        self.emitter = Emitter(f, ArgumentTable(), lanes)
         self.emitter.loaded[blocks] = base
         k = Lowering(())
         self.one = k.cast(element(blocks, encoding, AT), dtype)

@@ -29,7 +29,7 @@ from rlx.backends.cpu.loops.interior import drop_tests, index_tests, interior
 from rlx.backends.cpu.loops.looks import is_long, looking_loop
 from rlx.backends.cpu.loops.reductions import is_short
 from rlx.backends.cpu.loops.transpose import emit_tile, tile_axis
-from rlx.backends.cpu.schedule.arguments import KernelCode, WordTable, once
+from rlx.backends.cpu.schedule.arguments import ArgumentTable, KernelCode, once
 from rlx.backends.cpu.schedule.base import Grid, Part, part
 from rlx.ir.shape import Size, ceildiv
 from rlx.kernels.affine import affine
@@ -113,7 +113,7 @@ class _Nest:
 
     def __init__(self, store: Store, lanes: int) -> None:
         self.store, self.lanes = store, lanes
-        self.f, self.table = Function(PLACEHOLDER, ARGS), WordTable()
+        self.f, self.table = Function(PLACEHOLDER, ARGS), ArgumentTable()
         self.emitter = emitter = Emitter(self.f, self.table, lanes)
         extents, target, expr = flatten(store)
         names = list(out_vars(len(extents)))

@@ -17,7 +17,7 @@ with no worker at all too (in a forked child, at interpreter exit).
 
 Workers sleep on the epoch word, each with a bit of its own. A publisher that lacks workers moves the epoch and wakes
 the first ones that sleep, so that these are always the same; a worker sets its bit among the sleepers, reads the epoch,
-looks at all slots once more and only then sleeps. What the system does for that is in `pool_system`.
+looks at all slots once more and only then sleeps. What the system does for that is in `os_ir`.
 """
 
 from __future__ import annotations

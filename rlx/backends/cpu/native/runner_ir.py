@@ -51,7 +51,7 @@ __all__ = [
     "symbol_address",
 ]
 
-# Word offsets in the state block.
+# Argument offsets in the state block.
 STATUS, VALUE, PHASE, NEXT, SLOT, MIDWAY, FLOATS, LOOK, BUSY = range(9)
 PHASES = 9  # address of the phase table
 PHASE_COUNT = 10

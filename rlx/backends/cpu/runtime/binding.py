@@ -15,6 +15,7 @@ from rlx.backends.cpu.native.runner_ir import ERROR_KINDS, EXTENT_BEYOND_BOUND, 
 from rlx.backends.cpu.runtime.kernel_facts import mentioned, tested_names
 from rlx.backends.cpu.schedule.arguments import (
     THREADS,
+    Argument,
     Computed,
     KernelCode,
     Link,
@@ -22,7 +23,6 @@ from rlx.backends.cpu.schedule.arguments import (
     Routine,
     Scratch,
     ScratchStride,
-    Word,
 )
 from rlx.errors import ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent
@@ -113,7 +113,7 @@ class Table:
         self.links: list[tuple[int, Link]] = []
         loops = [p.kernel.mark.flow for p in phases if p.kernel.mark is not None and p.kernel.mark.part == "loop"]
         self.rounds = {flow.round.name: flow for flow in loops if flow.round is not None}
-        self.moving: list[tuple[int, Word, tuple[Flow, ...]]] = []  # (word, what it is, the loops it depends on)
+        self.moving: list[tuple[int, Argument, tuple[Flow, ...]]] = []  # (word, what it is, the loops it depends on)
         for number, phase in enumerate(phases):
             self.starts.append(len(self.fixed))
             for word in phase.code.words if phase.code else ():
@@ -123,7 +123,7 @@ class Table:
         self.mentions = [mentioned(p.kernel) if p.kernel.kind != "control" else set() for p in phases]
         self.affected = functools.cache(self._affected)
 
-    def _add(self, word: Word, phase: int) -> None:
+    def _add(self, word: Argument, phase: int) -> None:
         number, value = len(self.fixed), 0
         match word:
             case Pointer(buffer=buffer, offset=offset):
@@ -146,7 +146,7 @@ class Table:
                 self._sized(number, word, word)
         self.fixed.append(value)
 
-    def _sized(self, number: int, word: Word, size: Size) -> None:
+    def _sized(self, number: int, word: Argument, size: Size) -> None:
         loops = tuple(self.rounds[s] for s in dict.fromkeys(s.name for s in symbols(size)) if s in self.rounds)
         if loops:
             self.moving.append((number, word, loops))

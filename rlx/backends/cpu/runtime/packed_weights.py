@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlx.backends.cpu.runtime.binding import Phase
-from rlx.backends.cpu.schedule.arguments import THREADS, Computed, Pointer, Routine, Scratch, ScratchStride, Word
+from rlx.backends.cpu.schedule.arguments import THREADS, Argument, Computed, Pointer, Routine, Scratch, ScratchStride
 from rlx.ir.graph import Array
 from rlx.ir.mapped import same_memory
 from rlx.ir.shape import Dim, evaluate
@@ -75,7 +75,7 @@ def _phase_key(phase: Phase, keys: Keys) -> str | None:
     return _digest((phase.code.ir, phase.code.optimize, phase.code.chunks(ALONE), words))
 
 
-def _word_key(word: Word, names: Mapping[Buffer, str]) -> object:
+def _word_key(word: Argument, names: Mapping[Buffer, str]) -> object:
     match word:
         case Pointer(buffer, offset):
             root = names.get(buffer.base)

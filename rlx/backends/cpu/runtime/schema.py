@@ -14,10 +14,11 @@ NAMES = {
     "Shape": "(Size)",
     "Atom": "Symbol|FloorDiv|Extremum",
     "Attribute": "none|bool|int|float|str|DType|Dim|(Attribute)",
-    "Word": "Pointer|Computed|Scratch|ScratchStride|Routine|Link|Size",
+    "Argument": "Pointer|Computed|Scratch|ScratchStride|Routine|Link|Size",
     "Function": "Constant|ByThreads|Part|Product|KeyChunks|ManyRowsOnly|PixelsOnly",  # an int of the extents
-    "Cut": "Grid|RowCut|LineCut|PackCut|AttentionCut|ByteCut|ConvCut|DirectCut|DepthwiseCut|InnerColumns|GroupCut|"
-    "ProductCut|RecurrenceCut|RingCut|WinogradCut",
+    "Cut": "Grid|RowSchedule|LineSchedule|PackSchedule|AttentionSchedule|Int8Schedule|ConvSchedule|"
+    "ImplicitGemmSchedule|DepthwiseSchedule|InnerColumns|GroupedMatmulSchedule|MatmulSchedule|RecurrenceSchedule|"
+    "FusedDepthwiseSchedule|WinogradSchedule",
 }
 
 RECORDS = """
@@ -71,7 +72,7 @@ rlx.backends.cpu.schedule.arguments
     ScratchStride
     Routine symbol:str ir:str
     Link flow:Flow what:str
-    KernelCode symbol:str ir:str words:(Word) chunks:Function sites:(str) scratch:Size|Computed optimize:bool
+    KernelCode symbol:str ir:str words:(Argument) chunks:Function sites:(str) scratch:Size|Computed optimize:bool
         notes:{str:str}
 rlx.backends.cpu.runtime.binding
     Phase kernel:KernelFacts code:KernelCode|none piece:bool cost:int
@@ -84,37 +85,38 @@ rlx.backends.cpu.schedule.base
     Part cut:Once|Cut name:str index:int|none
     Product sizes:Shape
     Grid outer:Shape last:Size weight:Size row_weight:Size whole_rows:bool
-    RowCut count:Size cost:Size
-    LineCut lines:Size inner:Size times:Size
-    PackCut count:Size panels:Size elements:Size together:int|none
+    RowSchedule count:Size cost:Size
+    LineSchedule lines:Size inner:Size times:Size
+    PackSchedule count:Size panels:Size elements:Size together:int|none
 rlx.backends.cpu.schedule.attention
-    AttentionCut q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool
+    AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool
     KeyChunks rows:Size batch:Size heads:Size
     ManyRowsOnly rows:Size chunks:Function
 rlx.backends.cpu.schedule.int8
-    ByteCut outputs:Size depth:Size pixels:Size groups:int rows:int width:int in_image:Size|none direct:bool
+    Int8Schedule outputs:Size depth:Size pixels:Size groups:int rows:int width:int in_image:Size|none direct:bool
         speed:float result:float
 rlx.backends.cpu.schedule.conv
-    ConvCut outputs:Size depth:Size pixels:Size groups:int size:int width:int rows:int in_image:Size|none in_place:bool
-        tiles:bool
-    DirectCut sizes:Shape kernel:(Size,Size) strides:(int,int) dilation:int size:int width:int in_image:bool
+    ConvSchedule outputs:Size depth:Size pixels:Size groups:int size:int width:int rows:int in_image:Size|none
+        in_place:bool tiles:bool
+    ImplicitGemmSchedule sizes:Shape kernel:(Size,Size) strides:(int,int) dilation:int size:int width:int in_image:bool
         in_place:bool
     PixelsOnly chunks:Function pixels:Size most:int few:bool
 rlx.backends.cpu.schedule.depthwise
-    DepthwiseCut sizes:Shape taps:int lanes:int
+    DepthwiseSchedule sizes:Shape taps:int lanes:int
     InnerColumns sizes:Shape stride:int dilation:int
 rlx.backends.cpu.schedule.grouped_matmul
-    GroupCut rows:Size experts:Size n:Size k:Size size:int
+    GroupedMatmulSchedule rows:Size experts:Size n:Size k:Size size:int
 rlx.backends.cpu.schedule.matmul
-    ProductCut m:Size n:Size k:Size count:Size size:int shape:Shape to_scratch:bool tiles:bool pairs:bool whole:bool
+    MatmulSchedule m:Size n:Size k:Size count:Size size:int shape:Shape to_scratch:bool tiles:bool pairs:bool whole:bool
         few:int|none tiles_from:int
 rlx.backends.cpu.schedule.recurrence
-    RecurrenceCut steps:Size batch:Size gates:int hidden:int padded:int groups:int at_once:int directions:int
+    RecurrenceSchedule steps:Size batch:Size gates:int hidden:int padded:int groups:int at_once:int directions:int
         round_state:bool
 rlx.backends.cpu.schedule.fused_depthwise
-    RingCut sizes:Shape depth:Size taps:int reach:int stride:int ring:int together:int windows:DirectCut|none
+    FusedDepthwiseSchedule sizes:Shape depth:Size taps:int reach:int stride:int ring:int together:int
+        windows:ImplicitGemmSchedule|none
 rlx.backends.cpu.schedule.winograd
-    WinogradCut m:(int,int) n:(int,int) sizes:Shape in_place:bool
+    WinogradSchedule m:(int,int) n:(int,int) sizes:Shape in_place:bool
 rlx.backends.cpu.runtime.image
     Tables source:Graph graph:Graph program:Program prepare:(Phase) run:(Phase) marks:{(Flow,str):int}
         schedule:Schedule plan:MemoryPlan|none spans:((int,int)) prepared:{Buffer:Array}|none params:{Buffer:Array}

@@ -17,8 +17,20 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.llvm.builder import Function
 
 __all__ = [
-    "FEW_THREADS", "THREADS", "Computed", "Extents", "KernelCode", "Link", "Pointer", "Routine", "Scratch",
-    "ScratchStride", "Word", "WordTable", "once", "thread_count",
+    "FEW_THREADS",
+    "THREADS",
+    "Argument",
+    "ArgumentTable",
+    "Computed",
+    "Extents",
+    "KernelCode",
+    "Link",
+    "Pointer",
+    "Routine",
+    "Scratch",
+    "ScratchStride",
+    "once",
+    "thread_count",
 ]  # fmt: skip
 
 THREADS = "\0threads"  # the number of threads of a run, among its extents: no dim has such a name
@@ -100,20 +112,20 @@ class Link:
     what: str
 
 
-Word = Pointer | Computed | Scratch | ScratchStride | Routine | Link | Size
+Argument = Pointer | Computed | Scratch | ScratchStride | Routine | Link | Size
 
 
 ADDRESSES = frozenset({"counter", "updates"})  # links that are
 
 
-class WordTable:
+class ArgumentTable:
     """Hands out word numbers while a kernel is emitted, and emits the loads of the words at its entry."""
 
-    def __init__(self, fixed: Sequence[Word] = ()) -> None:
-        self.words: list[Word] = list(fixed)  # those at numbers that the code has agreed on
+    def __init__(self, fixed: Sequence[Argument] = ()) -> None:
+        self.words: list[Argument] = list(fixed)  # those at numbers that the code has agreed on
         self._slots: dict[object, int] = {}
 
-    def slot(self, word: Word) -> int:
+    def slot(self, word: Argument) -> int:
         """The number of a word; equal pointers and sizes share one."""
         key: object = (type(word).__name__, word)
         if key not in self._slots:
@@ -121,7 +133,7 @@ class WordTable:
             self.words.append(word)
         return self._slots[key]
 
-    def load(self, f: Function, word: Word) -> str:
+    def load(self, f: Function, word: Argument) -> str:
         """The SSA value of a word (a ptr for addresses, else i64), loaded where the builder stands."""
         ty = (
             "ptr"
@@ -137,7 +149,7 @@ class KernelCode:
 
     symbol: str
     ir: str
-    words: tuple[Word, ...]
+    words: tuple[Argument, ...]
     chunks: Callable[[Extents], int]
     sites: tuple[str, ...] = ()  # what each error site of the code stands for
     scratch: Size | Computed = 0  # bytes a worker

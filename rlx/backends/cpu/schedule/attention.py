@@ -1,4 +1,4 @@
-"""How attention, and the packing of its keys and values, is cut into chunks: see `cuts`."""
+"""How attention, and the packing of its keys and values, is cut into chunks: see `base`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlx.backends.cpu.schedule.base import FEW_ROWS, aligned
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["AttentionCut", "KeyChunks", "ManyRowsOnly"]
+__all__ = ["AttentionSchedule", "KeyChunks", "ManyRowsOnly"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class AttentionParts:
 
 
 @dataclass(eq=False, repr=False)
-class AttentionCut:
+class AttentionSchedule:
     """The chunks of attention: `q_shape` is [batch, heads, rows, depth].
 
     `packs`: each chunk brings its keys and values into panels itself.
@@ -50,11 +50,14 @@ class AttentionCut:
     CAUSAL_ROWS = 24  # that are computed at a time if causal: keys that none of them sees cost nothing
 
     @classmethod
-    def fits(cls, rows: Size, keys: Size) -> bool:
-        """Whether all query rows of a head are one chunk, for which it packs keys and values itself."""
+    def too_large(cls, rows: Size, keys: Size) -> str | None:
+        """Why all query rows of a head are not one chunk, which would pack keys and values for itself; None if so."""
         if not isinstance(rows, int) or not isinstance(keys, int):
-            return False
-        return FEW_ROWS < rows <= cls.MOST_ROWS and 4 * rows * cls.stride(keys) <= cls.SCORE_BYTES
+            return "its rows or keys are of open size"
+        if rows > cls.MOST_ROWS:
+            return f"it has more than {cls.MOST_ROWS} query rows"
+        fits = 4 * rows * cls.stride(keys) <= cls.SCORE_BYTES
+        return None if fits else f"the scores of a head take more than {cls.SCORE_BYTES >> 10} KiB"
 
     @classmethod
     def stride(cls, keys: int) -> int:

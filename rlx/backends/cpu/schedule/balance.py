@@ -1,6 +1,6 @@
 """How work is cut for many threads: into chunks with which so many are soonest done.
 
-Up to `FEW_THREADS` the rules of the cuts (`*_cut.py`) give each as much to do as the others. More threads than that
+Up to `FEW_THREADS` the schedules give each as much to do as the others. More threads than that
 want finer chunks, and counts that are multiples of theirs. What is cut is which thread computes a row or a column, and
 never the order of a sum, so results have the same bits for any number of threads.
 """

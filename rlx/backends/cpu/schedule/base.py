@@ -1,6 +1,6 @@
 """How the work of kernels is cut into chunks: by their extents, and finer for many threads.
 
-That of loop nests is here, and what all cuts share; those of other kernels are in `*_cut.py`.
+That of loop nests is here, and what all schedules share; those of other kernels are in the other files.
 
 Objects of these classes are all that is stored of such a choice, so that stored code needs nothing of what emits code.
 """
@@ -17,8 +17,20 @@ from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
 __all__ = [
-    "CHUNK", "FEW_ROWS", "MIN_CHUNKS", "Grid", "LineCut", "LineParts", "PackCut", "Part", "Product", "RowCut",
-    "RowParts", "aligned", "part", "pieces",
+    "CHUNK",
+    "FEW_ROWS",
+    "MIN_CHUNKS",
+    "Grid",
+    "LineParts",
+    "LineSchedule",
+    "PackSchedule",
+    "Part",
+    "Product",
+    "RowParts",
+    "RowSchedule",
+    "aligned",
+    "part",
+    "pieces",
 ]  # fmt: skip
 
 MIN_CHUNKS = 4
@@ -67,7 +79,7 @@ class RowParts(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class RowCut:
+class RowSchedule:
     """Rows that take `cost` steps each."""
 
     count: Size
@@ -87,7 +99,7 @@ class LineParts(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class LineCut:
+class LineSchedule:
     """Rows are lines, cut into widths of `inner` where `times` updates of each element make them long."""
 
     lines: Size
@@ -107,7 +119,7 @@ def _rows(count: int, cost: int) -> RowParts:
 
 
 @dataclass(eq=False, repr=False)
-class PackCut:
+class PackSchedule:
     """Panels of `elements` each, of `count` matrices; `together` go into one chunk, if that is given."""
 
     count: Size

@@ -1,4 +1,4 @@
-"""How convolutions, as products of gathered windows or of windows where they lie, are cut into chunks: see `cuts`."""
+"""How convolutions, as products of gathered windows or of windows where they lie, are cut into chunks: see `base`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,15 @@ from rlx.backends.cpu.schedule.matmul import (
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["ConvCut", "ConvParts", "DirectCut", "DirectParts", "PixelsOnly", "conv_by_tiles", "even_panels"]
+__all__ = [
+    "ConvParts",
+    "ConvSchedule",
+    "DirectParts",
+    "ImplicitGemmSchedule",
+    "PixelsOnly",
+    "conv_by_tiles",
+    "even_panels",
+]
 
 GATHER = 300  # nanoseconds to gather 32 rows of windows, for a step of k
 
@@ -76,7 +84,7 @@ class ConvParts:
 
 
 @dataclass(eq=False, repr=False)
-class ConvCut:
+class ConvSchedule:
     """The chunks of a convolution as a product, by tiles of `rows` pixels and panels of `width` elements of `size`.
 
     `in_image` is the step from window to window where all of them lie in the image, else None; `in_place`: sums are
@@ -190,7 +198,7 @@ class DirectParts:
 
 
 @dataclass(eq=False, repr=False)
-class DirectCut:
+class ImplicitGemmSchedule:
     """The chunks of a convolution that reads its windows in rows; `sizes`: batch, channels, outputs, height, width.
 
     `in_image`: no row is copied; `in_place`: sums are stored where the result is. Height and width are the results'.

@@ -1,4 +1,4 @@
-"""How depthwise convolutions are cut into chunks: see `cuts`."""
+"""How depthwise convolutions are cut into chunks: see `base`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlx.backends.cpu.schedule.base import pieces
 from rlx.ir.shape import Shape, evaluate
 from rlx.records import dataclass
 
-__all__ = ["DepthwiseCut", "InnerColumns"]
+__all__ = ["DepthwiseSchedule", "InnerColumns"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class DepthwiseParts:
 
 
 @dataclass(eq=False, repr=False)
-class DepthwiseCut:
+class DepthwiseSchedule:
     """The chunks of a depthwise convolution of `taps` weights a channel; `sizes`: batch, channels, height, width."""
 
     sizes: Shape

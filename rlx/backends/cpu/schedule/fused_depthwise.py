@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.schedule.arguments import FEW_THREADS, Extents, thread_count
-from rlx.backends.cpu.schedule.conv import DirectCut
+from rlx.backends.cpu.schedule.conv import ImplicitGemmSchedule
 from rlx.backends.cpu.schedule.matmul import PANEL_BYTES
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["RingCut", "RingParts"]
+__all__ = ["FusedDepthwiseSchedule", "RingParts"]
 
 ROOM = 192 * 1024  # bytes of a ring of rows that has several panels of channels
 MOST = 400e-6  # seconds of a chunk of several rows
@@ -34,7 +34,7 @@ class RingParts:
 
 
 @dataclass(eq=False, repr=False)
-class RingCut:
+class FusedDepthwiseSchedule:
     """The chunks of a depthwise convolution; `sizes`: batch, channels, height and width of the image and the results.
 
     An element of the image sums `depth` products; `windows` is how they are read, where they are those of windows. A
@@ -49,7 +49,7 @@ class RingCut:
     stride: int
     ring: int
     together: int
-    windows: DirectCut | None = None
+    windows: ImplicitGemmSchedule | None = None
 
     def __call__(self, extents: Extents) -> RingParts:
         batch, channels, height, width, out_height, out_width = (evaluate(s, extents) for s in self.sizes)

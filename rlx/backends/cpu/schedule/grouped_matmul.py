@@ -9,7 +9,7 @@ from rlx.backends.cpu.schedule.matmul import COPY_PAD, PANEL_BYTES
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["GroupCut", "GroupParts"]
+__all__ = ["GroupParts", "GroupedMatmulSchedule"]
 
 ROWS = 72  # of a group that are copied side by side
 FETCHED = 2 << 20  # bytes of panels of a chunk, which stay in L2
@@ -29,7 +29,7 @@ class GroupParts(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class GroupCut:
+class GroupedMatmulSchedule:
     """The chunks of `rows` rows [k] times the matrices [k, n] of `experts`, of elements of `size` bytes."""
 
     rows: Size

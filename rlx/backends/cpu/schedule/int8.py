@@ -1,4 +1,4 @@
-"""How convolutions and products of bytes are cut into chunks: see `cuts`."""
+"""How convolutions and products of bytes are cut into chunks: see `base`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rlx.backends.cpu.schedule.conv import ConvParts
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["ByteCut"]
+__all__ = ["Int8Schedule"]
 
 
 @dataclass(eq=False, repr=False)
-class ByteCut:
+class Int8Schedule:
     """The chunks of a convolution of bytes, by tiles of `rows` pixels and panels of `width` outputs.
 
-    `depth` is in whole steps of k; `in_image` as in `ConvCut`; `direct`: results take no scratch. `speed` is that of
-    products (a second), `result` the seconds that one result takes besides.
+    `depth` is in whole steps of k; `in_image` as in `ConvSchedule`; `direct`: results take no scratch. `speed` is that
+    of products (a second), `result` the seconds that one result takes besides.
     """
 
     outputs: Size

@@ -1,4 +1,4 @@
-"""How matrix products are cut into chunks, and whether tile registers compute them: see `cuts`."""
+"""How matrix products are cut into chunks, and whether tile registers compute them: see `base`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlx.records import dataclass, replace
 
 __all__ = [
     "Chunking",
-    "ProductCut",
+    "MatmulSchedule",
     "by_tiles",
     "chunking",
     "decoded_room",
@@ -44,7 +44,7 @@ SPLIT, SQUARE, PAIR, FIRST_PAIR = 700, 160, 400, 200
 # the same for up to TILE_ROWS rows: to split 32, and for a square, beside which parts of two panels are made
 SPLIT_FEW, BESIDE = 200, 160
 NEAR = 2 << 20  # bytes of weights that stay in L2 from chunk to chunk
-BLOCKS = 60  # the same for two tiles of encoded blocks, which are made before they are used (`tile_blocks`)
+BLOCKS = 60  # the same for two tiles of encoded blocks, which are made before they are used (`amx_blocks`)
 START_CHUNK = 1000  # nanoseconds
 START_FEW = 2500  # of few rows, beside whose products weights come from memory: that begins slowly in each chunk
 SPREAD = 0.1  # of a chunk's time by which some take longer
@@ -67,7 +67,7 @@ def by_tiles(m: int, n: int, k: int) -> bool:
 
 
 def few_by_tiles(m: int, n: int, k: int, *, whole: bool = False) -> bool:
-    """The same for so few rows that parts of B are made as they are needed (`tile_rows`).
+    """The same for so few rows that parts of B are made as they are needed (`amx_f32_rows`).
 
     Where B is `whole`, of numbers of 8 bits, there is less to be made, and fma has to convert them: it is slower for
     all that `by_tiles` leaves out, but for a few rows or columns.
@@ -218,12 +218,12 @@ class ProductParts:
 
 
 @dataclass(eq=False, repr=False)
-class ProductCut:
+class MatmulSchedule:
     """The chunks of a product [m, k] x [k, n], `count` of them, of elements of `size` bytes; `shape` is the result's.
 
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
     `pairs`: panels are read in pairs. `whole`: B is numbers of up to 8 bits. `few`: B is encoded blocks
-    (`block_panels`), of which two panels at a time are decoded for more rows, where tiles don't compute; those do from
+    (`blocks`), of which two panels at a time are decoded for more rows, where tiles don't compute; those do from
     `tiles_from` rows on.
     """
 

@@ -6,7 +6,7 @@ from rlx.backends.cpu.schedule.arguments import Extents
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["BLOCKS", "LINE", "MEMBERS", "TEAM_ROWS", "RecurrenceCut"]
+__all__ = ["BLOCKS", "LINE", "MEMBERS", "TEAM_ROWS", "RecurrenceSchedule"]
 
 TEAM_ROWS = 12  # rows of the batch that a team takes
 TEAM_WORK = 65536  # multiplications in a step from which on a team is worth its waiting
@@ -37,7 +37,7 @@ class RecurrenceParts:
 
 
 @dataclass(eq=False, repr=False)
-class RecurrenceCut:
+class RecurrenceSchedule:
     """Chooses teams and their blocks, by the sizes of a run only. A kernel sums `at_once` rows in registers."""
 
     steps: Size

@@ -1,4 +1,4 @@
-"""How convolutions by Winograd's transforms are cut into chunks: see `cuts`."""
+"""How convolutions by Winograd's transforms are cut into chunks: see `base`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlx.backends.cpu.schedule.conv import even_panels
 from rlx.ir.shape import Shape, evaluate
 from rlx.records import dataclass
 
-__all__ = ["WinogradCut"]
+__all__ = ["WinogradSchedule"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class WinogradParts:
 
 
 @dataclass(eq=False, repr=False)
-class WinogradCut:
+class WinogradSchedule:
     """The chunks of a convolution by tiles of m outputs of n positions; `sizes`: batch, channels, outputs, plane."""
 
     m: tuple[int, int]

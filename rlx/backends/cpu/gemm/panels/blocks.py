@@ -1,9 +1,9 @@
-"""Products with weights that are encoded in blocks, which stay so in panels: see `block_codes`.
+"""Products with weights that are encoded in blocks, which stay so in panels: see `block_formats`.
 
 With few rows, which wait for memory, the numbers of a block are multiplied as they are, and their sum by the scale: a
 product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) With more rows, two panels at
 a time are decoded to memory that stays in a cache, and multiplied as others are: a decoded weight is exact in f32. Tile
-registers multiply the numbers of blocks too (`tile_blocks`).
+registers multiply the numbers of blocks too (`amx_blocks`).
 
 Which of the three it is depends on M, N and K, and the order in which an element of C is added up on that and on K
 only: blocks of k are as those of other products (whole blocks of the encoding here), and within one with few rows the

@@ -23,7 +23,7 @@ from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import WIDTH
 from rlx.ir.shape import Size, upper
 
-__all__ = ["STREAMED", "TOGETHER", "begin", "block_routine", "elements", "most_rows", "pack_panel", "room", "suits"]
+__all__ = ["STREAMED", "TOGETHER", "begin", "block_routine", "elements", "most_rows", "pack_panel", "room", "unsuited"]
 
 GROUP = 8  # steps of k that are kept together
 TOGETHER = 16  # panels without gaps between them
@@ -43,12 +43,19 @@ def most_rows(vector_bytes: int, weights: int) -> int:
     return 12 if weights >= LARGE else 8
 
 
-def suits(m: Size, n: Size, k: Size) -> bool:
-    """Whether panels [K, N] for products of m rows are to be shortened, in a model whose weights are streamed."""
+def unsuited(m: Size, n: Size, k: Size) -> str | None:
+    """Why panels [K, N] for products of m rows are not shortened, in a model whose weights are streamed; None if so."""
     most = upper(m)
-    if most is None or not isinstance(k, int) or not isinstance(n, int) or k % GROUP or host().vector_bytes < 32:
-        return False
-    return 4 * k * n >= LEAST and most <= most_rows(host().vector_bytes, 4 * k * n)
+    if host().vector_bytes < 32:
+        return "this machine's vectors are too short"
+    if most is None:
+        return "its rows have no bound"
+    if not isinstance(k, int) or not isinstance(n, int) or k % GROUP:
+        return f"its depth is no multiple of {GROUP}, or of open size"
+    if 4 * k * n < LEAST:
+        return f"it has less than {LEAST >> 10} KiB of weights"
+    limit = most_rows(host().vector_bytes, 4 * k * n)
+    return None if most <= limit else f"it may have more than {limit} rows"
 
 
 def elements(k: int, n: int) -> int:

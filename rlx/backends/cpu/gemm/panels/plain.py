@@ -10,10 +10,10 @@ from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.llvm.builder import Module, void
 from rlx.backends.cpu.loops.looks import looking_loop
 
-__all__ = ["PackWord", "pack_b"]
+__all__ = ["PackArg", "pack_b"]
 
 
-class PackWord(IntEnum):
+class PackArg(IntEnum):
     """The words of a packing kernel; strides are in elements."""
 
     B = 0
@@ -29,22 +29,22 @@ class PackWord(IntEnum):
 
 
 def pack_b(tile: Tile, name: str = "rlx_pack_b", *, short: bool = False) -> Module:
-    """A kernel of the words `PackWord` that packs B[batch, K, N], of any strides, into panels.
+    """A kernel of the words `PackArg` that packs B[batch, K, N], of any strides, into panels.
 
     Chunk = batch * panel_blocks + panel block, PANEL_CHUNK panels each. Unit column or row strides are fast.
-    `short`: into those of `short_panels`.
+    `short`: into those of `f28`.
     """
     ty, v, lanes, width = tile.scalar, tile.vector, tile.lanes, tile.width
     f = kernel_function(name)
-    w = {word: load_word(f, word) for word in PackWord if word not in (PackWord.B, PackWord.OUT)}
-    b, out = load_word(f, PackWord.B, "ptr"), load_word(f, PackWord.OUT, "ptr")
-    k, n, per_chunk = w[PackWord.K], w[PackWord.N], w[PackWord.PANEL_CHUNK]
-    row_stride, column_stride = w[PackWord.ROW_STRIDE], w[PackWord.COLUMN_STRIDE]
+    w = {word: load_word(f, word) for word in PackArg if word not in (PackArg.B, PackArg.OUT)}
+    b, out = load_word(f, PackArg.B, "ptr"), load_word(f, PackArg.OUT, "ptr")
+    k, n, per_chunk = w[PackArg.K], w[PackArg.N], w[PackArg.PANEL_CHUNK]
+    row_stride, column_stride = w[PackArg.ROW_STRIDE], w[PackArg.COLUMN_STRIDE]
     panels = f.div(f.add(n, width - 1), width)
     blocks = f.div(f.sub(f.add(panels, per_chunk), 1), per_chunk)
     batch, first = f.div("%chunk", blocks), f.mul(f.rem("%chunk", blocks), per_chunk)
-    b = f.gep(b, f.mul(batch, w[PackWord.B_BATCH]), ty)
-    out = f.gep(out, f.mul(batch, w[PackWord.OUT_BATCH]), ty)
+    b = f.gep(b, f.mul(batch, w[PackArg.B_BATCH]), ty)
+    out = f.gep(out, f.mul(batch, w[PackArg.OUT_BATCH]), ty)
 
     def panel(p: str, state: list[str]) -> list[str]:
         column = f.mul(p, width)

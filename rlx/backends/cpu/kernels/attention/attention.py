@@ -3,8 +3,7 @@
 Keys and values are packed into the panels of the matrix product first, once for each batch and key head. For a few
 query rows (decoding) that would cost more than it saves: these are computed from keys and values as they are, and may
 copy those of a cache on the way (`decode_cache`). Biases and masks are evaluated where scores are: they never have
-memory of their own. Where the number of keys is data, those beyond it are not read, and sums are taken as they are over
-an axis of that length.
+memory of their own. Where the number of keys is data, those beyond it are not read.
 """
 
 from __future__ import annotations
@@ -31,18 +30,25 @@ from rlx.backends.cpu.kernels.attention.pack_kv import (
     pack_rows,
     row_words,
 )
-from rlx.backends.cpu.kernels.conv.geometry import affine_expr
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Module, Typed, constant, vec
 from rlx.backends.cpu.loops.looks import look_if
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, emit_nest, linear_load, name_kernel
-from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
-from rlx.backends.cpu.schedule.attention import AttentionCut, ManyRowsOnly
+from rlx.backends.cpu.schedule.arguments import (
+    Argument,
+    ArgumentTable,
+    KernelCode,
+    Pointer,
+    Scratch,
+    ScratchStride,
+    once,
+)
+from rlx.backends.cpu.schedule.attention import AttentionSchedule, ManyRowsOnly
 from rlx.backends.cpu.schedule.base import FEW_ROWS, Part, part
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.ir.dtype import DTYPES
-from rlx.kernels.affine import linear_index
+from rlx.kernels.affine import index_expr, linear_index
 from rlx.kernels.expr import (
     BOOL,
     Acc,
@@ -61,14 +67,14 @@ from rlx.records import dataclass, replace
 __all__ = ["Ways", "emit"]
 
 F32 = DTYPES["f32"]
-WIDTH = AttentionCut.WIDTH
+WIDTH = AttentionSchedule.WIDTH
 INF = float("inf")
 MANY_KEYS = 1 << 14  # from which on a few rows take so long that it is looked whether the run goes on
 AT_ONCE = 4  # vectors of scores whose powers are computed side by side
 I0, I1, I2, I3 = out_vars(4)
 
 
-class AttentionWord(IntEnum):
+class AttentionArg(IntEnum):
     """The words of an attention kernel; strides are in elements, of (batch, head, row) each."""
 
     Q = 0
@@ -122,7 +128,7 @@ class Ways:
     streaming: bool = False
 
 
-class OldWord(IntEnum):
+class OldRowsArg(IntEnum):
     """The words after those, for keys or values whose first rows are copied from elsewhere; strides as there."""
 
     ROWS = 0
@@ -178,16 +184,18 @@ def _emit_attention(kernel: Kernel, ways: Ways) -> KernelCode:
     to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
     whole = ways.own_panels
 
-    cut = once(AttentionCut(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal))
-    nothing: list[Word] = [0, 0, 0, 0]
-    panels: list[Word] = []
-    rows: list[Word] = []
+    cut = once(
+        AttentionSchedule(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal)
+    )
+    nothing: list[Argument] = [0, 0, 0, 0]
+    panels: list[Argument] = []
+    rows: list[Argument] = []
     for x in (anchor.k, anchor.v):
         packed = x.b if isinstance(x, Select) else x
         assert isinstance(packed, Load)
         panels.append(Pointer(packed.source) if ways.many and not whole else 0)
         rows += row_words(in_place(x)) if ways.few or whole else nothing
-    words: list[Word] = [
+    words: list[Argument] = [
         *row_words(anchor.q),
         *rows,
         Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
@@ -212,7 +220,7 @@ def _emit_attention(kernel: Kernel, ways: Ways) -> KernelCode:
     ]
     for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
         words += [*nothing, 0] if old is None else [*row_words(old.source), old.count]
-    table = WordTable(words)
+    table = ArgumentTable(words)
     made = _Code(anchor, kernel, table, to_scratch, ways)
     made.emit()
     symbol, ir = name_kernel(Module([made.f]).text())
@@ -223,7 +231,7 @@ def _emit_attention(kernel: Kernel, ways: Ways) -> KernelCode:
 class _Code:
     """Emits one block of query rows."""
 
-    def __init__(self, anchor: Attention, kernel: Kernel, table: WordTable, to_scratch: bool, ways: Ways) -> None:
+    def __init__(self, anchor: Attention, kernel: Kernel, table: ArgumentTable, to_scratch: bool, ways: Ways) -> None:
         self.anchor, self.to_scratch, self.ways = anchor, to_scratch, ways
         self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
         self.f = gemm.kernel_function(PLACEHOLDER)
@@ -232,7 +240,7 @@ class _Code:
         self.emitter = Emitter(self.f, table, self.lanes)
         store = kernel.stores[0]
         self.expr = transform(store.expr, linear_load)
-        target = affine_expr(linear_index(store.index, store.buffer.shape))
+        target = index_expr(linear_index(store.index, store.buffer.shape))
         self.destination = Load(store.buffer, (target,), store.buffer.dtype)
         self.score = None if anchor.score is None else transform(anchor.score, linear_load)
         self.emitter.preload([self.expr, self.destination, *([self.score] if self.score else [])], [])
@@ -240,34 +248,34 @@ class _Code:
             if isinstance(x, Acc):
                 self.emitter.free[x] = frozenset((I3,))
 
-    def word(self, index: AttentionWord) -> str:
+    def word(self, index: AttentionArg) -> str:
         pointers = ("Q", "K", "V", "OUT", "K_PANELS", "V_PANELS", "SCRATCH", "BLOCK")
         return gemm.load_word(self.f, index, "ptr" if index.name in pointers else "i64")
 
     def emit(self) -> None:
         f, word = self.f, self.word
-        heads, rows, room = word(AttentionWord.HEADS), word(AttentionWord.ROWS), word(AttentionWord.KEYS)
-        take = word(AttentionWord.ROW_CHUNK)
+        heads, rows, room = word(AttentionArg.HEADS), word(AttentionArg.ROWS), word(AttentionArg.KEYS)
+        take = word(AttentionArg.ROW_CHUNK)
         blocks = f.div(f.sub(f.add(rows, take), 1), take)
         rest, block = f.div("%chunk", blocks), f.rem("%chunk", blocks)
         b, h = f.div(rest, heads), f.rem(rest, heads)
-        keys = counted(f, self.anchor, AttentionWord.COUNT, b, room)
-        key_heads = word(AttentionWord.KEY_HEADS)
+        keys = counted(f, self.anchor, AttentionArg.COUNT, b, room)
+        key_heads = word(AttentionArg.KEY_HEADS)
         key_head = f.div(f.mul(h, key_heads), heads)
         row0 = f.mul(block, take)
         row1 = f.min(f.add(row0, take), rows)
-        stride = word(AttentionWord.SCORE_STRIDE)
-        scores = f.offset(word(AttentionWord.SCRATCH), f.mul("%worker", word(AttentionWord.SCRATCH_STRIDE)))
-        sums = f.offset(scores, word(AttentionWord.ROW_SUMS))
-        depth, value_depth = word(AttentionWord.DEPTH), word(AttentionWord.VALUE_DEPTH)
+        stride = word(AttentionArg.SCORE_STRIDE)
+        scores = f.offset(word(AttentionArg.SCRATCH), f.mul("%worker", word(AttentionArg.SCRATCH_STRIDE)))
+        sums = f.offset(scores, word(AttentionArg.ROW_SUMS))
+        depth, value_depth = word(AttentionArg.DEPTH), word(AttentionArg.VALUE_DEPTH)
         heights = [block_rows(f, columns) if self.ways.few else "" for columns in (depth, value_depth)]
         seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
         few = f.cmp("le", rows, FEW_ROWS)
         self.long = long = f.cmp("ge", keys, MANY_KEYS)
 
-        def operand(base: AttentionWord, head: str) -> tuple[str, str]:
-            at = f.add(f.mul(b, word(AttentionWord(base + 1))), f.mul(head, word(AttentionWord(base + 2))))
-            return f.gep(word(base), at, "float"), word(AttentionWord(base + 3))
+        def operand(base: AttentionArg, head: str) -> tuple[str, str]:
+            at = f.add(f.mul(b, word(AttentionArg(base + 1))), f.mul(head, word(AttentionArg(base + 2))))
+            return f.gep(word(base), at, "float"), word(AttentionArg(base + 3))
 
         def whole_for_one(height: str) -> str:
             """A single row uses each key once: there is nothing that a block would keep near."""
@@ -278,34 +286,34 @@ class _Code:
             alike = f.div(heads, key_heads)
             return f.add(f.mul(f.rem(h, alike), blocks), block), f.mul(alike, blocks)
 
-        q, q_step = operand(AttentionWord.Q, h)
-        out, out_step = ("", "") if self.to_scratch else operand(AttentionWord.OUT, h)
+        q, q_step = operand(AttentionArg.Q, h)
+        out, out_step = ("", "") if self.to_scratch else operand(AttentionArg.OUT, h)
         matrix = f.add(f.mul(b, key_heads), key_head)
         k_size, v_size = (
             f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((room, depth), (value_depth, room))
         )
         if self.ways.own_panels:
-            k_panels = f.offset(scores, word(AttentionWord.PANELS))
+            k_panels = f.offset(scores, word(AttentionArg.PANELS))
             v_panels = f.gep(k_panels, k_size, "float")
-            k, k_step = operand(AttentionWord.K, key_head)
-            v, v_step = operand(AttentionWord.V, key_head)
+            k, k_step = operand(AttentionArg.K, key_head)
+            v, v_step = operand(AttentionArg.V, key_head)
             pack_columns(f, self.lanes, k, k_step, k_panels, keys, depth)
             pack_rows(f, self.lanes, v, v_step, v_panels, keys, value_depth, room)
         else:
-            k_panels = f.gep(word(AttentionWord.K_PANELS), f.mul(matrix, k_size), "float")
-            v_panels = f.gep(word(AttentionWord.V_PANELS), f.mul(matrix, v_size), "float")
+            k_panels = f.gep(word(AttentionArg.K_PANELS), f.mul(matrix, k_size), "float")
+            v_panels = f.gep(word(AttentionArg.V_PANELS), f.mul(matrix, v_size), "float")
         scope = Scope(1, None, {I0: b, I1: h})
         shared = self.shared_by_rows(scope, sums, stride, keys)
 
         def some_rows(first: str, _: list[str]) -> None:
-            last = f.min(f.add(first, word(AttentionWord.ROW_PART)), row1)
+            last = f.min(f.add(first, word(AttentionArg.ROW_PART)), row1)
             count = f.sub(last, first)
             limit = f.max(f.min(f.add(last, seen), keys), 0) if self.anchor.causal else keys
             # zeros stand after a row's last key; sums over more than one block of keys take them all, for equal blocks
             summed = f.select(f.cmp("gt", keys, K_BLOCK), keys, limit) if self.anchor.causal else keys
             lines = f.gep(q, f.mul(first, q_step), "float")
             if self.to_scratch:
-                result, step = f.offset(scores, word(AttentionWord.RESULTS)), f.and_(f.add(value_depth, 15), -16)
+                result, step = f.offset(scores, word(AttentionArg.RESULTS)), f.and_(f.add(value_depth, 15), -16)
             else:
                 result, step = f.gep(out, f.mul(first, out_step), "float"), out_step
 
@@ -314,7 +322,7 @@ class _Code:
                     to, keys = (f.gep(scores, first, "float"), stride), f.max(f.sub(stop, first), 0)
                     rows_times_rows(f, self.lanes, (lines, q_step), k, to, count, keys, depth)
 
-                k, done = operand(AttentionWord.K, key_head), "0"
+                k, done = operand(AttentionArg.K, key_head), "0"
                 if self.copies["k"] is not None:
                     done = self.old_part("k", k, (b, key_head), share(), (heights[0], depth), limit, times)
                 self.in_blocks(k, done, limit, whole_for_one(heights[0]), times)
@@ -325,7 +333,7 @@ class _Code:
                     to, more = (result, step), f.cmp("gt", first, 0, "i64")
                     weighted_rows(f, self.lanes, weights, v, to, count, keys, value_depth, more)
 
-                v, done = operand(AttentionWord.V, key_head), "0"
+                v, done = operand(AttentionArg.V, key_head), "0"
                 if self.copies["v"] is not None:
                     done = self.old_part("v", v, (b, key_head), share(), (heights[1], value_depth), summed, weighted)
                 # at least once: without keys, sums are 0
@@ -337,7 +345,7 @@ class _Code:
                 """Rows of products with panels of `height` rows each, of which the first `along` are multiplied."""
                 sizes: list[Typed] = [count, columns, along, ("i64", K_BLOCK)]
                 size = f.mul(height, WIDTH)
-                f.call(word(AttentionWord.BLOCK), [*a, panels, size, *to, *sizes, "null"])
+                f.call(word(AttentionArg.BLOCK), [*a, panels, size, *to, *sizes, "null"])
 
             def many_scores() -> None:
                 by_panels((lines, q_step), k_panels, depth, (scores, stride), limit, depth)
@@ -352,14 +360,14 @@ class _Code:
             self.either(few, few_results, many_results)
             self.finish(scope, first, last, sums, result, step, value_depth)
 
-        f.loop(row0, row1, word(AttentionWord.ROW_PART), [], some_rows)
+        f.loop(row0, row1, word(AttentionArg.ROW_PART), [], some_rows)
         if self.ways.streaming:
             end_streams(f)
         f.ret()
 
-    def old_word(self, role: str, index: OldWord) -> str:
-        number = len(AttentionWord) + "kv".index(role) * len(OldWord) + index
-        return gemm.load_word(self.f, number, "ptr" if index is OldWord.ROWS else "i64")
+    def old_word(self, role: str, index: OldRowsArg) -> str:
+        number = len(AttentionArg) + "kv".index(role) * len(OldRowsArg) + index
+        return gemm.load_word(self.f, number, "ptr" if index is OldRowsArg.ROWS else "i64")
 
     def old_part(
         self,
@@ -377,7 +385,7 @@ class _Code:
         one and their columns.
         """
         f = self.f
-        start, batch, head, step, count = (self.old_word(role, index) for index in OldWord)
+        start, batch, head, step, count = (self.old_word(role, index) for index in OldRowsArg)
         source = f.gep(start, f.add(f.mul(at[0], batch), f.mul(at[1], head)), "float"), step
         copied0, copied1 = (f.div(f.mul(count, n), share[1]) for n in (share[0], f.add(share[0], 1)))
         streams = None

@@ -9,8 +9,8 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, name_kernel
-from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Word
-from rlx.backends.cpu.schedule.attention import AttentionCut, KeyChunks
+from rlx.backends.cpu.schedule.arguments import Argument, KernelCode, Pointer
+from rlx.backends.cpu.schedule.attention import AttentionSchedule, KeyChunks
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Attention, out_vars
@@ -18,11 +18,11 @@ from rlx.kernels.program import Kernel
 
 __all__ = ["count_words", "counted", "emit_pack", "pack_columns", "pack_rows", "row_words"]
 
-WIDTH = AttentionCut.WIDTH
+WIDTH = AttentionSchedule.WIDTH
 I0, I1, I2, _ = out_vars(4)
 
 
-class PackWord(IntEnum):
+class PackArg(IntEnum):
     """The words of the packing kernel."""
 
     K = 0
@@ -43,14 +43,14 @@ class PackWord(IntEnum):
     COUNT_B = 15
 
 
-def row_words(x: Expr) -> list[Word]:
+def row_words(x: Expr) -> list[Argument]:
     """Address and strides of batches, heads and rows of an operand."""
     assert isinstance(x, Load)
     index = linear_index(x.indices, x.source.shape)
     return [Pointer(x.source, 4 * index.constant), *(index.coefs.get(v, 0) for v in (I0, I1, I2))]
 
 
-def count_words(anchor: Attention) -> list[Word]:
+def count_words(anchor: Attention) -> list[Argument]:
     """Where the counts of keys are, and the step from batch entry to batch entry."""
     if anchor.count is None:
         return [0, 0]
@@ -72,7 +72,7 @@ def emit_pack(kernel: Kernel) -> KernelCode:
     anchor = kernel.anchor
     assert isinstance(anchor, Attention)
     batch, heads, keys, depth = anchor.k_shape
-    words: list[Word] = [
+    words: list[Argument] = [
         *row_words(anchor.k),
         *row_words(anchor.v),
         *(Pointer(s.buffer) for s in kernel.stores),
@@ -84,23 +84,23 @@ def emit_pack(kernel: Kernel) -> KernelCode:
     ]
     f = gemm.kernel_function(PLACEHOLDER)
     lanes = host().vector_bytes // 4
-    pointers = (PackWord.K, PackWord.V, PackWord.K_PANELS, PackWord.V_PANELS)
-    own = [i for i in PackWord if i < PackWord.COUNT]
+    pointers = (PackArg.K, PackArg.V, PackArg.K_PANELS, PackArg.V_PANELS)
+    own = [i for i in PackArg if i < PackArg.COUNT]
     w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in own}
-    b, h = f.div("%chunk", w[PackWord.KEY_HEADS]), f.rem("%chunk", w[PackWord.KEY_HEADS])
+    b, h = f.div("%chunk", w[PackArg.KEY_HEADS]), f.rem("%chunk", w[PackArg.KEY_HEADS])
 
-    def matrix(base: PackWord, depth: PackWord, panels: PackWord, columns: PackWord) -> tuple[str, str, str]:
-        at = f.add(f.mul(b, w[PackWord(base + 1)]), f.mul(h, w[PackWord(base + 2)]))
+    def matrix(base: PackArg, depth: PackArg, panels: PackArg, columns: PackArg) -> tuple[str, str, str]:
+        at = f.add(f.mul(b, w[PackArg(base + 1)]), f.mul(h, w[PackArg(base + 2)]))
         count = f.mul(f.div(f.add(w[columns], WIDTH - 1), WIDTH), f.mul(w[depth], WIDTH))
         out = f.gep(w[panels], f.mul("%chunk", count), "float")
-        return f.gep(w[base], at, "float"), w[PackWord(base + 3)], out
+        return f.gep(w[base], at, "float"), w[PackArg(base + 3)], out
 
-    room = w[PackWord.KEYS]
-    count = counted(f, anchor, PackWord.COUNT, b, room)
-    k, k_step, k_out = matrix(PackWord.K, PackWord.DEPTH, PackWord.K_PANELS, PackWord.KEYS)
-    pack_columns(f, lanes, k, k_step, k_out, count, w[PackWord.DEPTH])
-    v, v_step, v_out = matrix(PackWord.V, PackWord.KEYS, PackWord.V_PANELS, PackWord.VALUE_DEPTH)
-    pack_rows(f, lanes, v, v_step, v_out, count, w[PackWord.VALUE_DEPTH], room)
+    room = w[PackArg.KEYS]
+    count = counted(f, anchor, PackArg.COUNT, b, room)
+    k, k_step, k_out = matrix(PackArg.K, PackArg.DEPTH, PackArg.K_PANELS, PackArg.KEYS)
+    pack_columns(f, lanes, k, k_step, k_out, count, w[PackArg.DEPTH])
+    v, v_step, v_out = matrix(PackArg.V, PackArg.KEYS, PackArg.V_PANELS, PackArg.VALUE_DEPTH)
+    pack_rows(f, lanes, v, v_step, v_out, count, w[PackArg.VALUE_DEPTH], room)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     chunks = KeyChunks(anchor.q_shape[2], batch, heads)

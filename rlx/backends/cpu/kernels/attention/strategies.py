@@ -6,9 +6,9 @@ from rlx.backends.cpu.kernels.attention.attention import Ways, emit
 from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
 from rlx.backends.cpu.kernels.attention.pack_kv import emit_pack
 from rlx.backends.cpu.schedule.arguments import KernelCode
-from rlx.backends.cpu.schedule.attention import AttentionCut
+from rlx.backends.cpu.schedule.attention import AttentionSchedule
 from rlx.backends.cpu.schedule.base import FEW_ROWS
-from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, select
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, computed
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine
@@ -20,7 +20,7 @@ from rlx.records import replace
 __all__ = ["ATTENTION", "PACK", "Attend", "accepts", "accepts_operand", "layout"]
 
 F32 = DTYPES["f32"]
-WIDTH = AttentionCut.WIDTH
+WIDTH = AttentionSchedule.WIDTH
 I0, I1, I2, I3 = out_vars(4)
 
 
@@ -36,9 +36,7 @@ def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
 
 def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     """The kernel, computed by the first strategy that takes it, after those that bring its operands into a layout."""
-    strategy, refused = select(kernel, ATTENTION, setting)
-    *before, last = strategy.layout(kernel, setting)
-    return [*before, replace(last, strategy=strategy, refused=refused)]
+    return computed(kernel, ATTENTION, setting)
 
 
 def _packed(kernel: Kernel) -> list[Kernel]:
@@ -103,7 +101,9 @@ class _Decode(Attend):
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         rows = _query_rows(kernel)
-        return None if isinstance(rows, int) and rows <= FEW_ROWS else f"it may have more than {FEW_ROWS} query rows"
+        if isinstance(rows, int):
+            return None if rows <= FEW_ROWS else f"it has more than {FEW_ROWS} query rows"
+        return f"it may have more than {FEW_ROWS} query rows"
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         return [heads_as_rows(kernel)]
@@ -122,8 +122,7 @@ class _OwnPanels(Attend):
         assert isinstance(anchor, Attention)
         if anchor.q_shape[1] != anchor.k_shape[1]:
             return "several query heads read the same keys"
-        fits = AttentionCut.fits(anchor.q_shape[2], anchor.k_shape[2])
-        return None if fits else "the scores of a head are more than a chunk's scratch should hold, or of open size"
+        return AttentionSchedule.too_large(anchor.q_shape[2], anchor.k_shape[2])
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         return [Kernel(kernel.name, kernel.stores, kernel.anchor, nodes=kernel.nodes)]

@@ -12,12 +12,13 @@ from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, 
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
-from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Word, WordTable, once
+from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, KernelCode, Pointer, once
 from rlx.backends.cpu.schedule.base import Part, part
-from rlx.backends.cpu.schedule.depthwise import DepthwiseCut, InnerColumns
+from rlx.backends.cpu.schedule.depthwise import DepthwiseSchedule, InnerColumns
 from rlx.backends.cpu.strategy import Setting
-from rlx.kernels.expr import Apply, Cast, Expr, Load, loads, size_expr, substitute_vars
+from rlx.kernels.expr import Apply, Cast, Expr, Load, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass
 
@@ -92,8 +93,9 @@ def weights(kernel: Kernel) -> tuple[Buffer, Store]:
         first = Apply("min", (first, size_expr(channels - lanes)), first.dtype)
     places = {**dict(zip(taps, own[1:-1], strict=True)), o: first + own[-1], c: size_expr(0)}
     element = substitute_vars(anchor.w, places)
-    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(element))
-    buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if static else "arena", shape, anchor.x.dtype)
+    buffer = Buffer(
+        f"{kernel.stores[0].buffer.name}.w", "prepared" if is_static(element, shape) else "arena", shape, anchor.x.dtype
+    )
     return buffer, Store(buffer, shape, own, element if element.dtype is buffer.dtype else Cast(element, buffer.dtype))
 
 
@@ -102,16 +104,16 @@ def _lanes(channels: int) -> int:
     return min(host().vector_bytes // 4, 1 << max(channels.bit_length() - 1, 0))
 
 
-def image_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Word], Part]:
+def image_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Argument], Part]:
     """The words that `Plane` names, and the number of chunks; `lanes` channels are computed together."""
     assert isinstance(anchor.x, Load)
     kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
-    cut = once(DepthwiseCut((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, lanes))
+    cut = once(DepthwiseSchedule((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, lanes))
     image = [Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize), geo.x_n, geo.x_h, geo.x_w]
     return plane_words(anchor, geo, image, cut), Part(cut, "chunks")
 
 
-def plane_words(anchor: Conv, geo: Geometry, image: Sequence[Word], cut: Callable[..., object]) -> list[Word]:
+def plane_words(anchor: Conv, geo: Geometry, image: Sequence[Argument], cut: Callable[..., object]) -> list[Argument]:
     """The words that `Plane` names; `image` is where it lies and its strides, `cut` gives the chunks."""
     assert isinstance(anchor.w, Load)
     inner = once(_inner(geo))
@@ -165,7 +167,7 @@ def emit(kernel: Kernel) -> KernelCode:
     geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
     lanes = host().vector_bytes // 4
     words, chunks = image_words(anchor, geo, lanes)
-    table = WordTable(words)
+    table = ArgumentTable(words)
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, lanes)
     finish.prepare(emitter)
@@ -392,7 +394,10 @@ class Depthwise(PackedWeights):
     """f32 with one channel and one output a group, and few taps: sums of whole vectors of channels in registers."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
-        return None if suits(kernel) else f"it is not depthwise in f32 with at most {MAX_TAPS} taps of fixed sizes"
+        assert isinstance(kernel.anchor, Conv)
+        if kernel.anchor.groups == 1:
+            return "it has one group"
+        return None if suits(kernel) else f"it is not of f32, not depthwise, or has more than {MAX_TAPS} taps"
 
     def packed(self, kernel: Kernel) -> tuple[Buffer, Store]:
         return weights(kernel)

@@ -20,16 +20,24 @@ from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, register_tiles
 from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, Plane, chunk_parts, plane_words
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
-from rlx.backends.cpu.kernels.conv.implicit_gemm import DirectWord, ImplicitGemm
-from rlx.backends.cpu.kernels.conv.product import Im2col, InImage, in_image
+from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm, ImplicitGemmArg
+from rlx.backends.cpu.kernels.conv.product import Im2col, in_image
 from rlx.backends.cpu.kernels.conv.weights import is_few, prepared_weights
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.analysis import RESULT, is_costly
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
-from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
+from rlx.backends.cpu.schedule.arguments import (
+    Argument,
+    ArgumentTable,
+    KernelCode,
+    Pointer,
+    Scratch,
+    ScratchStride,
+    once,
+)
 from rlx.backends.cpu.schedule.base import Part, part
-from rlx.backends.cpu.schedule.fused_depthwise import RingCut
-from rlx.backends.cpu.strategy import CpuStrategy, Setting
+from rlx.backends.cpu.schedule.fused_depthwise import FusedDepthwiseSchedule
+from rlx.backends.cpu.strategy import Step
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.expr import Acc, Expr, Load, loads, walk
 from rlx.kernels.lowering import Conv
@@ -44,7 +52,7 @@ F32 = DTYPES["f32"]
 WIDTH = 16  # columns of a panel
 
 
-class RingWord(IntEnum):
+class FusedDepthwiseArg(IntEnum):
     """The words after those of `Plane`, whose image is here the ring."""
 
     SOURCE = len(Plane)  # what the product reads, and its step from pixel to pixel
@@ -56,7 +64,7 @@ class RingWord(IntEnum):
     COPIES = len(Plane) + 6
 
 
-WINDOWS = len(Plane) + len(RingWord)  # where those of `DirectWord` begin, if there are any
+WINDOWS = len(Plane) + len(FusedDepthwiseArg)  # where those of `ImplicitGemmArg` begin, if there are any
 
 
 # ---- which kernels
@@ -91,7 +99,7 @@ def _makes_image(kernel: Kernel) -> bool:
     Either a product, or windows of few planes.
     """
     anchor = kernel.anchor
-    if not isinstance(anchor, Conv) or not isinstance(kernel.strategy, InImage | Im2col | ImplicitGemm):
+    if not isinstance(anchor, Conv) or not isinstance(kernel.strategy, Im2col | ImplicitGemm):
         return False
     if anchor.groups != 1 or anchor.x.dtype is not F32:
         return False
@@ -110,7 +118,7 @@ def _makes_image(kernel: Kernel) -> bool:
         return False
     if len(anchor.x_shape) != 4 or not compact or is_costly(finish.expr):
         return False
-    emitter = Emitter(Function("", []), WordTable(), 1)
+    emitter = Emitter(Function("", []), ArgumentTable(), 1)
     return not any(isinstance(x, Load) and emitter.depends(x) & set(finish.space) for x in walk(finish.expr))
 
 
@@ -156,11 +164,11 @@ def _emit(kernel: Kernel) -> KernelCode:
     tile = gemm.tile_for("f32", host().vector_bytes)
     panels = tile.panels if tile.lanes == WIDTH else 1
     window = (taps[0] * taps[1], reach, geo.strides[0])
-    cut = once(RingCut(sizes, geometry(before).depth, *window, ring, panels, windows))
+    cut = once(FusedDepthwiseSchedule(sizes, geometry(before).depth, *window, ring, panels, windows))
     words = _words(anchor, geo, before, cut)
     if windows is not None:
         words += implicit_gemm.words_of(before, once(windows), 0, 0, 0)
-    table = WordTable(words)
+    table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, host().vector_bytes // 4)
     finish.prepare(emitter)
@@ -168,8 +176,8 @@ def _emit(kernel: Kernel) -> KernelCode:
     for x in (*walk(finish.expr), *walk(first_finish.expr)):
         if isinstance(x, Acc):  # of either, whatever the variables of their pixels are
             emitter.free[x] = RESULT | {finish.channel, *finish.space, *first_finish.space}
-    pointers = (Plane.X, Plane.WEIGHTS, RingWord.SOURCE, RingWord.PANELS)
-    w = {i: load_word(f, i, "ptr" if i in pointers else "i64") for i in (*Plane, *RingWord)}
+    pointers = (Plane.X, Plane.WEIGHTS, FusedDepthwiseArg.SOURCE, FusedDepthwiseArg.PANELS)
+    w = {i: load_word(f, i, "ptr" if i in pointers else "i64") for i in (*Plane, *FusedDepthwiseArg)}
     own = {i: w[i] for i in Plane}
     lanes, inner = host().vector_bytes // 4, depthwise.inner_columns(geo)
     body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, inner, before, w, ring)
@@ -185,7 +193,7 @@ def _rows_together(taps: tuple[int, int], strides: tuple[int, int]) -> int:
     return 2 if taps[0] * taps[1] <= depthwise.FEW_TAPS and taps[0] > strides[0] == 1 else 1
 
 
-def _words(anchor: Conv, geo: Geometry, before: Kernel, cut: Callable[..., object]) -> list[Word]:
+def _words(anchor: Conv, geo: Geometry, before: Kernel, cut: Callable[..., object]) -> list[Argument]:
     assert isinstance(before.anchor, Conv)
     assert isinstance(before.anchor.x, Load)
     assert isinstance(before.anchor.w, Load)
@@ -226,7 +234,7 @@ class RingBody(Body):
         channel, space = self.finish.channel, frozenset((*self.finish.space, *self.first.space))
         self.emitter.hoist(self.finish.expr, space | {channel}, top)
         self.emitter.hoist(self.first.expr, space | {channel}, before)
-        own = f.offset(w[Plane.X], f.mul("%worker", more[RingWord.SCRATCH_STRIDE]))
+        own = f.offset(w[Plane.X], f.mul("%worker", more[FusedDepthwiseArg.SCRATCH_STRIDE]))
         place = Place(top, f.gep(own, f.sub(0, c0), "float"), f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
         first_row = f.mul(image, w[Plane.HEIGHT])
         inner0, inner1 = self.inner_rows()
@@ -279,14 +287,14 @@ class RingBody(Body):
         """What the pixels of rows r0..r1 of all images sum products of; `own` is this worker's scratch."""
         f, more = self.f, self.more
         if not _reads_planes(self.before):
-            step = more[RingWord.SOURCE_STEP]
+            step = more[FusedDepthwiseArg.SOURCE_STEP]
             start = f.mul(f.mul(r0, self.w[Plane.WIDTH]), step)
-            return register_tiles.Matrix(f.gep(more[RingWord.SOURCE], start, "float"), step)
+            return register_tiles.Matrix(f.gep(more[FusedDepthwiseArg.SOURCE], start, "float"), step)
         words = f.gep("%words", WINDOWS, "i64")
-        lines, x = (f.load("ptr", f.gep(words, int(i), "i64")) for i in (DirectWord.LINES, DirectWord.X))
-        offsets, copies = (f.offset(own, more[i]) for i in (RingWord.OFFSETS, RingWord.COPIES))
+        lines, x = (f.load("ptr", f.gep(words, int(i), "i64")) for i in (ImplicitGemmArg.LINES, ImplicitGemmArg.X))
+        offsets, copies = (f.offset(own, more[i]) for i in (FusedDepthwiseArg.OFFSETS, FusedDepthwiseArg.COPIES))
         f.call(lines, [x, copies, offsets, words, r0, r1])
-        wanted = (DirectWord.PIECE_STEP, DirectWord.PIECES, DirectWord.RUN)
+        wanted = (ImplicitGemmArg.PIECE_STEP, ImplicitGemmArg.PIECES, ImplicitGemmArg.RUN)
         step, pieces, run = (f.load("i64", f.gep(words, int(i), "i64")) for i in wanted)
         known = geometry(self.before).kernel[1] * geometry(self.before).channels
         unrolled = isinstance(known, int) and known <= register_tiles.UNROLLED
@@ -304,8 +312,8 @@ class RingBody(Body):
         count = f.mul(f.sub(end, y), w[Plane.WIDTH])
         source = self.rows_of(own, f.add(first_row, y), f.add(first_row, end))
         out = f.gep(place.x, f.mul(f.and_(y, self.ring - 1), w[Plane.X_H]), "float")
-        first, depth = self.first, more[RingWord.DEPTH]
-        panels = register_tiles.Panels(more[RingWord.PANELS], f.mul(depth, WIDTH), depth)
+        first, depth = self.first, more[FusedDepthwiseArg.DEPTH]
+        panels = register_tiles.Panels(more[FusedDepthwiseArg.PANELS], f.mul(depth, WIDTH), depth)
 
         def height_of(most: int) -> int:
             return min(most, implicit_gemm.ROWS) if isinstance(source, register_tiles.Windows) else most
@@ -352,20 +360,11 @@ class RingBody(Body):
         return end
 
 
-class FusedDepthwise(CpuStrategy):
+class FusedDepthwise(Step):
     """A depthwise convolution that makes the image it alone reads, row by row; `join` makes one kernel of both."""
-
-    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
-        return "it is made of two kernels, by join"
-
-    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
-        return [kernel]
-
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [_emit(kernel)]
 
     def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
         return prepared_weights(kernel)
 
 
-FUSED = FusedDepthwise("conv.fused_depthwise")
+FUSED = FusedDepthwise("conv.fused_depthwise", _emit, packs=False)

@@ -14,13 +14,13 @@ from rlx.backends.cpu.loops.analysis import RESULT
 from rlx.backends.cpu.loops.nest import Emitter, Scope, linear_load, merge_loops
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, size_product
-from rlx.kernels.affine import Affine, affine, linear_index
-from rlx.kernels.expr import Acc, Expr, Load, Var, size_expr, transform, walk
+from rlx.kernels.affine import Affine, affine, index_expr, linear_index
+from rlx.kernels.expr import Acc, Expr, Load, Var, transform, walk
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
 from rlx.records import dataclass
 
-__all__ = ["Finish", "Geometry", "affine_expr", "finish_of", "geometry"]
+__all__ = ["Finish", "Geometry", "finish_of", "geometry"]
 
 AnySize = TypeVar("AnySize", int, Size)
 
@@ -249,7 +249,7 @@ def finish_of(kernel: Kernel, sums: DType) -> Finish:
     expr = transform(store.expr, linear_load)
     index = linear_index(store.index, store.buffer.shape)
     pixel_vars, sizes = [image, *space], [store.extents[0], *store.extents[2:]]
-    names, extents, (expr,), target = merge_loops(pixel_vars, sizes, [expr], affine_expr(index))
+    names, extents, (expr,), target = merge_loops(pixel_vars, sizes, [expr], index_expr(index))
     destination = Load(store.buffer, (target,), store.buffer.dtype)
     together = store.extents[1] == 1 or index.coefs.get(channel, 0) == 1
     step = _pixel_step(index, pixel_vars, sizes)
@@ -268,11 +268,3 @@ def _pixel_step(index: Affine, names: list[Var], sizes: list[Size]) -> Size | No
         if index.coefs.get(v, 0) != step * size_product([s for _, s in left[d + 1 :]]):
             return None
     return step
-
-
-def affine_expr(a: Affine) -> Expr:
-    """A linear form as an index expression."""
-    total: Expr = size_expr(a.constant)
-    for term, coef in a.coefs.items():
-        total = total + term * size_expr(coef)
-    return total

@@ -9,7 +9,7 @@ from functools import cache
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.kernels.conv.geometry import Geometry
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, vec
-from rlx.backends.cpu.schedule.arguments import Routine, Word
+from rlx.backends.cpu.schedule.arguments import Argument, Routine
 
 __all__ = ["PIECES", "byte_routine", "dots_routine", "planar_routine", "planar_words", "routine", "words"]
 
@@ -17,7 +17,7 @@ PIECES = (4, 8)  # bytes that a row of a window of planes is moved in
 ARGUMENTS = [("ptr", "x"), ("ptr", "out"), ("ptr", "words"), ("i64", "p0"), ("i64", "p1"), ("i64", "step")]
 
 
-class WindowWord(IntEnum):
+class WindowArg(IntEnum):
     """What the gathering reads; strides are in elements."""
 
     HEIGHT = 0
@@ -39,10 +39,10 @@ class WindowWord(IntEnum):
     CHANNELS = 16
 
 
-def words(geo: Geometry) -> list[Word]:
-    """The words in the order of `WindowWord`."""
+def words(geo: Geometry) -> list[Argument]:
+    """The words in the order of `WindowArg`."""
     joined = geo.dilations[1] == 1 and geo.groups == 1 and geo.x_w == geo.channels
-    runs: tuple[Word, Word] = (1, geo.kernel[1]) if joined else (geo.kernel[1], 1)
+    runs: tuple[Argument, Argument] = (1, geo.kernel[1]) if joined else (geo.kernel[1], 1)
     return [
         geo.height,
         geo.width,
@@ -101,10 +101,10 @@ def byte_routine() -> Routine:
 def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, str, str], None]) -> None:
     """Emits the gathering; `tail(source, place, count)` moves less than a vector."""
     vector = vec(ty, lanes)
-    w = {i: gemm.load_word(f, i) for i in WindowWord}
-    channels, taps, width = w[WindowWord.CHANNELS], w[WindowWord.TAPS], w[WindowWord.WIDTH]
+    w = {i: gemm.load_word(f, i) for i in WindowArg}
+    channels, taps, width = w[WindowArg.CHANNELS], w[WindowArg.TAPS], w[WindowArg.WIDTH]
     piece = f.mul(channels, taps)
-    run_step = f.mul(w[WindowWord.DILATION_W], taps)
+    run_step = f.mul(w[WindowArg.DILATION_W], taps)
 
     def clear(place: str, count: str) -> None:
         f.loop(0, count, lanes, [], lambda i, _: f.store(fill, f.gep(place, i, ty), ty=vector))
@@ -121,15 +121,15 @@ def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, s
 
     def pixel(p: str, state: list[str]) -> list[str]:
         image, oy, ox = state
-        top = f.sub(f.mul(oy, w[WindowWord.STRIDE_H]), w[WindowWord.PAD_H])
-        left = f.sub(f.mul(ox, w[WindowWord.STRIDE_W]), w[WindowWord.PAD_W])
-        origin = f.gep("%x", f.mul(image, w[WindowWord.X_N]), ty)
+        top = f.sub(f.mul(oy, w[WindowArg.STRIDE_H]), w[WindowArg.PAD_H])
+        left = f.sub(f.mul(ox, w[WindowArg.STRIDE_W]), w[WindowArg.PAD_W])
+        origin = f.gep("%x", f.mul(image, w[WindowArg.X_N]), ty)
         out = f.gep("%out", f.mul(f.sub(p, "%p0"), "%step"), ty)
 
         def row(k: str, state: list[str]) -> list[str]:
-            y = f.add(top, f.mul(k, w[WindowWord.DILATION_H]))
-            inside = f.cmp("ult", y, w[WindowWord.HEIGHT])
-            line = f.gep(origin, f.mul(y, w[WindowWord.X_H]), ty)
+            y = f.add(top, f.mul(k, w[WindowArg.DILATION_H]))
+            inside = f.cmp("ult", y, w[WindowArg.HEIGHT])
+            line = f.gep(origin, f.mul(y, w[WindowArg.X_H]), ty)
 
             def run(r: str, state: list[str]) -> list[str]:
                 at, place = state
@@ -137,7 +137,7 @@ def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, s
                 last = f.max(f.min(taps, f.sub(width, at)), 0)
                 first = f.select(inside, f.min(first, last), taps)
                 last = f.select(inside, last, taps)
-                source = f.gep(line, f.mul(f.add(at, first), w[WindowWord.X_W]), ty)
+                source = f.gep(line, f.mul(f.add(at, first), w[WindowArg.X_W]), ty)
                 whole = f.cmp("eq", f.sub(last, first), taps)
 
                 def edge() -> None:
@@ -148,17 +148,17 @@ def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, s
                 f.if_(whole, lambda: copy(source, place, piece), edge)
                 return [f.add(at, run_step), f.gep(place, piece, ty)]
 
-            after = f.loop(0, w[WindowWord.RUNS], 1, [("i64", left), ("ptr", state[0])], run)
+            after = f.loop(0, w[WindowArg.RUNS], 1, [("i64", left), ("ptr", state[0])], run)
             return [after[1]]
 
-        f.loop(0, w[WindowWord.KERNEL_H], 1, [("ptr", out)], row)
-        return _next_pixel(f, w[WindowWord.OUT_HEIGHT], w[WindowWord.OUT_WIDTH], image, oy, ox)
+        f.loop(0, w[WindowArg.KERNEL_H], 1, [("ptr", out)], row)
+        return _next_pixel(f, w[WindowArg.OUT_HEIGHT], w[WindowArg.OUT_WIDTH], image, oy, ox)
 
-    _each_pixel(f, w[WindowWord.OUT_HEIGHT], w[WindowWord.OUT_WIDTH], pixel)
+    _each_pixel(f, w[WindowArg.OUT_HEIGHT], w[WindowArg.OUT_WIDTH], pixel)
     f.ret()
 
 
-class PlanarWord(IntEnum):
+class PlanarArg(IntEnum):
     """What the gathering of bytes from planes reads; the columns of a row lie next to each other."""
 
     HEIGHT = 0
@@ -175,8 +175,8 @@ class PlanarWord(IntEnum):
     PAD_W = 11
 
 
-def planar_words(geo: Geometry, x_c: Word) -> list[Word]:
-    """The words in the order of `PlanarWord`; `x_c` is the step from plane to plane."""
+def planar_words(geo: Geometry, x_c: Argument) -> list[Argument]:
+    """The words in the order of `PlanarArg`; `x_c` is the step from plane to plane."""
     return [
         geo.height,
         geo.width,
@@ -199,18 +199,18 @@ def planar_routine(channels: int, rows: int, columns: int) -> Routine:
     too much is overwritten by the next row.
     """
     f = Function(f"rlx_windows_planes_{channels}x{rows}x{columns}", [*ARGUMENTS, ("i8", "fill")])
-    w = {i: gemm.load_word(f, i) for i in PlanarWord}
+    w = {i: gemm.load_word(f, i) for i in PlanarArg}
     piece = next(size for size in PIECES if columns <= size)
-    width, height = w[PlanarWord.WIDTH], w[PlanarWord.HEIGHT]
-    row_step = f.mul(w[PlanarWord.DILATION_H], w[PlanarWord.X_H])
+    width, height = w[PlanarArg.WIDTH], w[PlanarArg.HEIGHT]
+    row_step = f.mul(w[PlanarArg.DILATION_H], w[PlanarArg.X_H])
     last_column = f.sub(width, piece)
-    last_row = f.sub(f.sub(height, 1), f.mul(w[PlanarWord.DILATION_H], rows - 1))
+    last_row = f.sub(f.sub(height, 1), f.mul(w[PlanarArg.DILATION_H], rows - 1))
 
     def pixel(p: str, state: list[str]) -> list[str]:
         image, oy, ox = state
-        top = f.sub(f.mul(oy, w[PlanarWord.STRIDE_H]), w[PlanarWord.PAD_H])
-        left = f.sub(f.mul(ox, w[PlanarWord.STRIDE_W]), w[PlanarWord.PAD_W])
-        at = f.add(f.add(f.mul(image, w[PlanarWord.X_N]), f.mul(top, w[PlanarWord.X_H])), left)
+        top = f.sub(f.mul(oy, w[PlanarArg.STRIDE_H]), w[PlanarArg.PAD_H])
+        left = f.sub(f.mul(ox, w[PlanarArg.STRIDE_W]), w[PlanarArg.PAD_W])
+        at = f.add(f.add(f.mul(image, w[PlanarArg.X_N]), f.mul(top, w[PlanarArg.X_H])), left)
         origin = f.offset("%x", at)
         out = f.offset("%out", f.mul(f.sub(p, "%p0"), "%step"))
         whole = f.and_(f.cmp("ge", left, 0), f.cmp("le", left, last_column), "i1")
@@ -224,13 +224,13 @@ def planar_routine(channels: int, rows: int, columns: int) -> Routine:
                     value = f.load(f"i{8 * piece}", line, align=1)
                     f.store(value, f.offset(out, (c * rows + k) * columns), align=1)
                     line = f.offset(line, row_step)
-                plane = f.offset(plane, w[PlanarWord.X_C])
+                plane = f.offset(plane, w[PlanarArg.X_C])
 
         def edge() -> None:
             def row(number: str, _: list[str]) -> None:
                 c, k = f.div(number, rows), f.rem(number, rows)
-                line = f.offset(f.offset(origin, f.mul(c, w[PlanarWord.X_C])), f.mul(k, row_step))
-                inside = f.cmp("ult", f.add(top, f.mul(k, w[PlanarWord.DILATION_H])), height)
+                line = f.offset(f.offset(origin, f.mul(c, w[PlanarArg.X_C])), f.mul(k, row_step))
+                inside = f.cmp("ult", f.add(top, f.mul(k, w[PlanarArg.DILATION_H])), height)
                 place = f.offset(out, f.mul(number, columns))
 
                 def single(i: str, _: list[str]) -> None:
@@ -243,9 +243,9 @@ def planar_routine(channels: int, rows: int, columns: int) -> Routine:
             f.loop(0, channels * rows, 1, [], row)
 
         f.if_(whole, inner, edge)
-        return _next_pixel(f, w[PlanarWord.OUT_HEIGHT], w[PlanarWord.OUT_WIDTH], image, oy, ox)
+        return _next_pixel(f, w[PlanarArg.OUT_HEIGHT], w[PlanarArg.OUT_WIDTH], image, oy, ox)
 
-    _each_pixel(f, w[PlanarWord.OUT_HEIGHT], w[PlanarWord.OUT_WIDTH], pixel)
+    _each_pixel(f, w[PlanarArg.OUT_HEIGHT], w[PlanarArg.OUT_WIDTH], pixel)
     f.ret()
     return Routine(f.name, Module([f]).text())
 

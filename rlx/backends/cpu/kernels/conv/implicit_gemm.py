@@ -19,24 +19,24 @@ from typing import Literal, cast
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import register_tiles
-from rlx.backends.cpu.kernels.conv.geometry import Finish, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
 from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Argument,
+    ArgumentTable,
     Extents,
     KernelCode,
     Pointer,
     Routine,
     Scratch,
     ScratchStride,
-    Word,
-    WordTable,
     once,
 )
 from rlx.backends.cpu.schedule.base import Part, part
-from rlx.backends.cpu.schedule.conv import DirectCut, DirectParts
+from rlx.backends.cpu.schedule.conv import DirectParts, ImplicitGemmSchedule
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.strategy import Setting
 from rlx.ir.shape import Size, size_product
@@ -46,14 +46,14 @@ from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
 from rlx.records import dataclass
 
-__all__ = ["DirectWord", "Frame", "emit", "frame", "from_planes", "suits"]
+__all__ = ["Frame", "ImplicitGemmArg", "emit", "frame", "from_planes", "suits"]
 
 ROWS = 8  # of a tile at most: each needs a register for its address
 MOST_PLANES = 4  # whose pixels are as many elements of a vector
 HALF = gemm.HALF
 
 
-class DirectWord(IntEnum):
+class ImplicitGemmArg(IntEnum):
     """The words of a kernel; strides and steps are in elements, places in scratch in bytes."""
 
     X = 0
@@ -95,20 +95,35 @@ class DirectWord(IntEnum):
 
 
 POINTERS = (
-    DirectWord.X,
-    DirectWord.WEIGHTS,
-    DirectWord.OUT,
-    DirectWord.SCRATCH,
-    DirectWord.BLOCK,
-    DirectWord.LINES,
+    ImplicitGemmArg.X,
+    ImplicitGemmArg.WEIGHTS,
+    ImplicitGemmArg.OUT,
+    ImplicitGemmArg.SCRATCH,
+    ImplicitGemmArg.BLOCK,
+    ImplicitGemmArg.LINES,
 )
 
 
 def suits(kernel: Kernel) -> bool:
-    """Windows of several pixels in one group, whose rows are contiguous or few planes; several outputs."""
+    """Windows of several pixels in one group, whose rows are contiguous or few planes."""
     geo = geometry(kernel)
-    together = geo.x_w == geo.channels and (geo.dilations[1] == 1 or geo.kernel[1] == 1)
-    return geo.groups == 1 and geo.kernel != (1, 1) and (together or from_planes(kernel))
+    return geo.groups == 1 and geo.kernel != (1, 1) and (_rows_together(geo) or from_planes(kernel))
+
+
+def _rows_together(geo: Geometry) -> bool:
+    return geo.x_w == geo.channels and (geo.dilations[1] == 1 or geo.kernel[1] == 1)
+
+
+def unsuited(kernel: Kernel) -> str | None:
+    """Why windows are not read where they lie; None where they are."""
+    geo = geometry(kernel)
+    if geo.kernel == (1, 1):
+        return "its windows are single pixels"
+    if geo.groups != 1:
+        return "it has several groups"
+    if not suits(kernel):
+        return "the rows of its windows are not contiguous"
+    return "gathered windows are worth tile registers for so many outputs" if gathers_for_tiles(kernel) else None
 
 
 def from_planes(kernel: Kernel) -> bool:
@@ -123,7 +138,7 @@ def from_planes(kernel: Kernel) -> bool:
     index, taps = linear_index(x.indices, x.source.shape), size_product(anchor.w_shape[2:])
     if not index.is_linear or index.coefs.get(out_vars(len(anchor.x_shape))[-1], 0) != 1 or not isinstance(taps, int):
         return False
-    few = 1 < channels <= MOST_PLANES and 4 * taps * channels * (outputs + 15) <= 2 * DirectCut.FEW_WEIGHTS
+    few = 1 < channels <= MOST_PLANES and 4 * taps * channels * (outputs + 15) <= 2 * ImplicitGemmSchedule.FEW_WEIGHTS
     return few and taps > 1 and (anchor.dilations[-1] == 1 or anchor.w_shape[-1] == 1)
 
 
@@ -135,7 +150,7 @@ class Frame:
     emitter: Emitter
     finish: Finish
     run: Size  # steps of a piece of a window
-    w: dict[DirectWord, str]
+    w: dict[ImplicitGemmArg, str]
     cut: Callable[[Extents], DirectParts]
     columns: tuple[str, str]  # of this chunk
     pixels: tuple[str, str]
@@ -148,10 +163,10 @@ class Frame:
         f, (p0, p1) = self.f, self.pixels
 
         def some_pixels(q0: str, _: list[str]) -> None:
-            q1 = f.min(f.add(q0, self.w[DirectWord.PART]), p1)
+            q1 = f.min(f.add(q0, self.w[ImplicitGemmArg.PART]), p1)
             body(f.gep(self.offsets, f.sub(q0, p0), "i64"), q0, q1)
 
-        f.loop(p0, p1, self.w[DirectWord.PART], [], some_pixels)
+        f.loop(p0, p1, self.w[ImplicitGemmArg.PART], [], some_pixels)
         f.ret()
         symbol, ir = name_kernel(Module([f]).text())
         words, sites = tuple(self.emitter.table.words), tuple(self.emitter.sites)
@@ -166,20 +181,20 @@ def planes_of(kernel: Kernel) -> int:
     return cast(int, geo.channels) if step != 1 else 0
 
 
-def cut_of(kernel: Kernel, width: int, *, in_place: bool) -> DirectCut:
+def cut_of(kernel: Kernel, width: int, *, in_place: bool) -> ImplicitGemmSchedule:
     """How it is split where a block of sums takes `width` columns; `in_place`: that needs no room."""
     anchor, geo = kernel.anchor, geometry(kernel)
     assert isinstance(anchor, Conv)
     in_image = geo.no_pads and not planes_of(kernel)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
     itemsize = anchor.x.dtype.itemsize
-    return DirectCut(sizes, geo.kernel, geo.strides, geo.dilations[0], itemsize, width, in_image, in_place)
+    return ImplicitGemmSchedule(sizes, geo.kernel, geo.strides, geo.dilations[0], itemsize, width, in_image, in_place)
 
 
 def words_of(
-    kernel: Kernel, cut: Callable[[Extents], DirectParts], block: Word, out: Word, out_step: Size
-) -> list[Word]:
-    """The words that `DirectWord` names."""
+    kernel: Kernel, cut: Callable[[Extents], DirectParts], block: Argument, out: Argument, out_step: Size
+) -> list[Argument]:
+    """The words that `ImplicitGemmArg` names."""
     anchor, geo = kernel.anchor, geometry(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
@@ -234,24 +249,24 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
     out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
     out_step = finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0
     words = words_of(kernel, cut, block, out, out_step)
-    table = WordTable(words)
+    table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, host().vector_bytes // 4)
     if not finish.plain or not in_place:
         finish.prepare(emitter)
     w = _load_words(f)
-    outputs = w[DirectWord.OUTPUTS]
-    columns = f.mul(w[DirectWord.PANEL_CHUNK], width)
+    outputs = w[ImplicitGemmArg.OUTPUTS]
+    columns = f.mul(w[ImplicitGemmArg.PANEL_CHUNK], width)
     panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
     row_block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    r0 = f.mul(row_block, w[DirectWord.ROW_CHUNK])
-    r1 = f.min(f.add(r0, w[DirectWord.ROW_CHUNK]), w[DirectWord.ROWS])
+    r0 = f.mul(row_block, w[ImplicitGemmArg.ROW_CHUNK])
+    r1 = f.min(f.add(r0, w[ImplicitGemmArg.ROW_CHUNK]), w[ImplicitGemmArg.ROWS])
     n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, width)
-    offsets = f.offset(w[DirectWord.SCRATCH], f.mul("%worker", w[DirectWord.SCRATCH_STRIDE]))
-    copies, sums = (f.offset(offsets, w[i]) for i in (DirectWord.COPIES, DirectWord.SUMS))
-    f.call(w[DirectWord.LINES], [w[DirectWord.X], copies, offsets, "%words", r0, r1])
-    a = f.select(f.cmp("ne", w[DirectWord.COPIED], 0), copies, w[DirectWord.X], "ptr")
-    pixels = (f.mul(r0, w[DirectWord.OUT_WIDTH]), f.mul(r1, w[DirectWord.OUT_WIDTH]))
+    offsets = f.offset(w[ImplicitGemmArg.SCRATCH], f.mul("%worker", w[ImplicitGemmArg.SCRATCH_STRIDE]))
+    copies, sums = (f.offset(offsets, w[i]) for i in (ImplicitGemmArg.COPIES, ImplicitGemmArg.SUMS))
+    f.call(w[ImplicitGemmArg.LINES], [w[ImplicitGemmArg.X], copies, offsets, "%words", r0, r1])
+    a = f.select(f.cmp("ne", w[ImplicitGemmArg.COPIED], 0), copies, w[ImplicitGemmArg.X], "ptr")
+    pixels = (f.mul(r0, w[ImplicitGemmArg.OUT_WIDTH]), f.mul(r1, w[ImplicitGemmArg.OUT_WIDTH]))
     return Frame(f, emitter, finish, geo.kernel[1] * geo.channels, w, cut, (n0, n1), pixels, a, offsets, sums)
 
 
@@ -263,9 +278,9 @@ def emit(kernel: Kernel) -> KernelCode:
     tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes).of_one_panel
     here = frame(kernel, tile.width, _block_routine(tile), finish_of(kernel, dtype).in_place)
     f, emitter, finish, w, a, (n0, n1) = here.f, here.emitter, here.finish, here.w, here.a, here.columns
-    ty, width, depth = tile.scalar, tile.width, w[DirectWord.DEPTH]
-    columns = f.mul(w[DirectWord.PANEL_CHUNK], width)
-    b = f.gep(w[DirectWord.WEIGHTS], f.mul(n0, depth), ty)
+    ty, width, depth = tile.scalar, tile.width, w[ImplicitGemmArg.DEPTH]
+    columns = f.mul(w[ImplicitGemmArg.PANEL_CHUNK], width)
+    b = f.gep(w[ImplicitGemmArg.WEIGHTS], f.mul(n0, depth), ty)
 
     def some_pixels(at: str, q0: str, q1: str) -> None:
         if not register_tiles.suits(finish):
@@ -276,7 +291,7 @@ def emit(kernel: Kernel) -> KernelCode:
         done = f.select(ready, f.mul(f.div(count, together), together), 0)
         panels = register_tiles.Panels(b, f.mul(depth, width), depth)
         known = here.run if isinstance(here.run, int) and here.run <= register_tiles.UNROLLED else 0
-        step, pieces, each = (w[i] for i in (DirectWord.PIECE_STEP, DirectWord.PIECES, DirectWord.RUN))
+        step, pieces, each = (w[i] for i in (ImplicitGemmArg.PIECE_STEP, ImplicitGemmArg.PIECES, ImplicitGemmArg.RUN))
         windows = register_tiles.Windows(a, at, step, pieces, each, known)
         register_tiles.emit_tiles(emitter, finish, tile, windows, height, panels, (q0, q1), n0, done)
         f.if_(f.cmp("lt", done, count), lambda: sums_of(at, (q0, q1), done))
@@ -285,20 +300,20 @@ def emit(kernel: Kernel) -> KernelCode:
         """The results in the columns from `done`, by a block of sums in memory."""
         (q0, q1), start = pixels, f.add(n0, done)
         if finish.in_place:
-            step = w[DirectWord.OUT_STEP]
-            c = f.gep(w[DirectWord.OUT], f.add(f.mul(q0, step), start), ty)
+            step = w[ImplicitGemmArg.OUT_STEP]
+            c = f.gep(w[ImplicitGemmArg.OUT], f.add(f.mul(q0, step), start), ty)
         else:
             step, c = columns, here.sums
         panel = f.gep(b, f.mul(done, depth), ty)
-        f.call(w[DirectWord.BLOCK], [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
+        f.call(w[ImplicitGemmArg.BLOCK], [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
         if not finish.plain or not finish.in_place:
             finish.rows(emitter, (q0, q1), (start, n1), c, step)
 
     return here.parts(some_pixels)
 
 
-def _load_words(f: Function) -> dict[DirectWord, str]:
-    return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in DirectWord}
+def _load_words(f: Function) -> dict[ImplicitGemmArg, str]:
+    return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in ImplicitGemmArg}
 
 
 def lines_routine(kernel: Kernel) -> Routine:
@@ -325,21 +340,21 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
     ty, lanes = tile.scalar, tile.lanes
     arguments = [("ptr", "x"), ("ptr", "copies"), ("ptr", "offsets"), ("ptr", "words"), ("i64", "r0"), ("i64", "r1")]
     f = Function(f"rlx_lines_{tile.dtype}x{lanes}" + (f"_{planes}" if planes else ""), arguments)
-    w = {i: gemm.load_word(f, i) for i in DirectWord if i not in POINTERS}
-    channels, width, stride_h = w[DirectWord.CHANNELS], w[DirectWord.WIDTH], w[DirectWord.STRIDE_H]
-    step, out_width = w[DirectWord.COPIED], w[DirectWord.OUT_WIDTH]
-    pixel_step = f.mul(w[DirectWord.STRIDE_W], channels)
+    w = {i: gemm.load_word(f, i) for i in ImplicitGemmArg if i not in POINTERS}
+    channels, width, stride_h = w[ImplicitGemmArg.CHANNELS], w[ImplicitGemmArg.WIDTH], w[ImplicitGemmArg.STRIDE_H]
+    step, out_width = w[ImplicitGemmArg.COPIED], w[ImplicitGemmArg.OUT_WIDTH]
+    pixel_step = f.mul(w[ImplicitGemmArg.STRIDE_W], channels)
     copied = f.cmp("ne", step, 0)
     zero = constant(0.0, tile.vector)
     # the part of a copied row that the image has, in elements
-    first = f.max(f.min(w[DirectWord.PAD_W], w[DirectWord.PADDED]), 0)
-    last = f.max(f.min(f.add(w[DirectWord.PAD_W], width), w[DirectWord.PADDED]), first)
-    pixels, before = f.sub(last, first), f.sub(first, w[DirectWord.PAD_W])
+    first = f.max(f.min(w[ImplicitGemmArg.PAD_W], w[ImplicitGemmArg.PADDED]), 0)
+    last = f.max(f.min(f.add(w[ImplicitGemmArg.PAD_W], width), w[ImplicitGemmArg.PADDED]), first)
+    pixels, before = f.sub(last, first), f.sub(first, w[ImplicitGemmArg.PAD_W])
     skipped = before if planes else f.mul(before, channels)
     first, count, whole = (
         f.mul(first, channels),
         f.mul(pixels, channels),
-        f.mul(w[DirectWord.PADDED], channels),
+        f.mul(w[ImplicitGemmArg.PADDED], channels),
     )
     after = f.mul(last, channels)
 
@@ -362,7 +377,7 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
 
     def gather(source: str, place: str) -> None:
         """A row of each plane, so that the channels of a pixel are together."""
-        sources = [f.gep(source, f.mul(w[DirectWord.X_C], c), ty) for c in range(planes)]
+        sources = [f.gep(source, f.mul(w[ImplicitGemmArg.X_C], c), ty) for c in range(planes)]
         vector, step = vec(ty, MOST_PLANES), MOST_PLANES
         whole = f.and_(pixels, -lanes) if size_of(ty) * lanes == 64 else "0"
         vectors = f.and_(pixels, -step)
@@ -402,11 +417,11 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
     def image(r: str, state: list[str]) -> list[str]:
         """The rows of results that lie in one image."""
         (base,) = state
-        number, y0 = f.div(r, w[DirectWord.OUT_HEIGHT]), f.rem(r, w[DirectWord.OUT_HEIGHT])
-        rows = f.min(f.sub(w[DirectWord.OUT_HEIGHT], y0), f.sub("%r1", r))
-        plane = f.mul(number, w[DirectWord.X_N])
-        top = f.sub(f.mul(y0, stride_h), w[DirectWord.PAD_H])
-        lines = f.add(f.mul(f.sub(rows, 1), stride_h), w[DirectWord.EXTENT_H])
+        number, y0 = f.div(r, w[ImplicitGemmArg.OUT_HEIGHT]), f.rem(r, w[ImplicitGemmArg.OUT_HEIGHT])
+        rows = f.min(f.sub(w[ImplicitGemmArg.OUT_HEIGHT], y0), f.sub("%r1", r))
+        plane = f.mul(number, w[ImplicitGemmArg.X_N])
+        top = f.sub(f.mul(y0, stride_h), w[ImplicitGemmArg.PAD_H])
+        lines = f.add(f.mul(f.sub(rows, 1), stride_h), w[ImplicitGemmArg.EXTENT_H])
 
         def line(j: str, _: list[str]) -> None:
             place = f.gep("%copies", f.add(base, f.mul(j, step)), ty)
@@ -414,15 +429,15 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
 
             def inside() -> None:
                 clear(place, 0, first)
-                source = f.gep("%x", f.add(plane, f.add(f.mul(y, w[DirectWord.X_H]), skipped)), ty)
+                source = f.gep("%x", f.add(plane, f.add(f.mul(y, w[ImplicitGemmArg.X_H]), skipped)), ty)
                 (gather if planes else copy)(source, f.gep(place, first, ty))
                 clear(place, after, whole)
 
-            f.if_(f.cmp("ult", y, w[DirectWord.HEIGHT]), inside, lambda: clear(place, 0, whole))
+            f.if_(f.cmp("ult", y, w[ImplicitGemmArg.HEIGHT]), inside, lambda: clear(place, 0, whole))
 
         f.if_(copied, lambda: void(f.loop(0, lines, 1, [], line)))
-        here = f.select(copied, base, f.add(plane, f.mul(top, w[DirectWord.X_H])))
-        row_step = f.mul(stride_h, f.select(copied, step, w[DirectWord.X_H]))
+        here = f.select(copied, base, f.add(plane, f.mul(top, w[ImplicitGemmArg.X_H])))
+        row_step = f.mul(stride_h, f.select(copied, step, w[ImplicitGemmArg.X_H]))
         table = f.gep("%offsets", f.mul(f.sub(r, "%r0"), out_width), "i64")
 
         def row(j: str, _: list[str]) -> None:
@@ -461,17 +476,17 @@ def _block(tile: gemm.Tile) -> Function:
     names = [("ptr", "a"), ("ptr", "offsets"), ("ptr", "words"), ("ptr", "b"), ("ptr", "c"), ("i64", "ldc")]
     f = Function(f"rlx_direct_{tile.name}", [*names, ("i64", "pixels"), ("i64", "columns")], attrs="nounwind noinline")
     wanted = (
-        DirectWord.PIECES,
-        DirectWord.RUN,
-        DirectWord.PIECE_STEP,
-        DirectWord.GROUP,
-        DirectWord.STEPS,
-        DirectWord.DEPTH,
+        ImplicitGemmArg.PIECES,
+        ImplicitGemmArg.RUN,
+        ImplicitGemmArg.PIECE_STEP,
+        ImplicitGemmArg.GROUP,
+        ImplicitGemmArg.STEPS,
+        ImplicitGemmArg.DEPTH,
     )
     w = {i: gemm.load_word(f, i) for i in wanted}
     full, half = min(tile.rows, ROWS), min(tile.half_rows, ROWS)
     kernels: dict[tuple[int, int], Function] = {}
-    stride = f.mul(w[DirectWord.DEPTH], width)
+    stride = f.mul(w[ImplicitGemmArg.DEPTH], width)
 
     def kernel(rows: int, panels: int) -> Function:
         if (rows, panels) not in kernels:
@@ -479,11 +494,11 @@ def _block(tile: gemm.Tile) -> Function:
         return kernels[rows, panels]
 
     def steps(first: str, start: str) -> None:
-        pieces = f.min(w[DirectWord.GROUP], f.sub(w[DirectWord.PIECES], first))
-        run = f.min(w[DirectWord.STEPS], f.sub(w[DirectWord.RUN], start))
-        done = f.add(f.mul(first, w[DirectWord.RUN]), start)
+        pieces = f.min(w[ImplicitGemmArg.GROUP], f.sub(w[ImplicitGemmArg.PIECES], first))
+        run = f.min(w[ImplicitGemmArg.STEPS], f.sub(w[ImplicitGemmArg.RUN], start))
+        done = f.add(f.mul(first, w[ImplicitGemmArg.RUN]), start)
         more = f.cast("zext", f.cmp("ne", done, 0), "i64")
-        a = f.gep("%a", f.add(f.mul(first, w[DirectWord.PIECE_STEP]), start), ty)
+        a = f.gep("%a", f.add(f.mul(first, w[ImplicitGemmArg.PIECE_STEP]), start), ty)
         b = f.gep("%b", f.mul(done, width), ty)
 
         def rows_of(count: int, height: int, column: str, n: str) -> None:
@@ -498,7 +513,7 @@ def _block(tile: gemm.Tile) -> Function:
                 take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
                 c = f.gep("%c", f.add(f.mul(row, "%ldc"), column), ty)
                 places = f.gep("%offsets", row, "i64")
-                step = w[DirectWord.PIECE_STEP]
+                step = w[ImplicitGemmArg.PIECE_STEP]
 
                 def call(rows: int) -> None:
                     operands = [a, places, step, pieces, run, panel, stride, c, "%ldc", n, more, ahead]
@@ -527,9 +542,9 @@ def _block(tile: gemm.Tile) -> Function:
             f.loop(grouped, "%columns", width, [], sweep(1))
 
     def group_of_pieces(first: str, _: list[str]) -> None:
-        f.loop(0, w[DirectWord.RUN], w[DirectWord.STEPS], [], lambda start, _: steps(first, start))
+        f.loop(0, w[ImplicitGemmArg.RUN], w[ImplicitGemmArg.STEPS], [], lambda start, _: steps(first, start))
 
-    f.loop(0, w[DirectWord.PIECES], w[DirectWord.GROUP], [], group_of_pieces)
+    f.loop(0, w[ImplicitGemmArg.PIECES], w[ImplicitGemmArg.GROUP], [], group_of_pieces)
     f.ret()
     return f
 
@@ -614,9 +629,7 @@ class ImplicitGemm(PackedWeights):
     """Windows of several pixels in one group, whose rows are contiguous: read where they lie, row by row."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
-        if not suits(kernel):
-            return "its windows are single pixels, of several groups, or their rows are not contiguous"
-        return "gathered windows are worth tile registers for so many outputs" if gathers_for_tiles(kernel) else None
+        return unsuited(kernel)
 
     def emit(self, kernel: Kernel) -> list[KernelCode]:
         return [emit(kernel)]

@@ -20,18 +20,18 @@ from rlx.backends.cpu.kernels.conv.weights import prepared_weights, scaled
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Argument,
+    ArgumentTable,
     Extents,
     KernelCode,
     Pointer,
     Scratch,
     ScratchStride,
-    Word,
-    WordTable,
     once,
 )
 from rlx.backends.cpu.schedule.base import Part, Product, part
 from rlx.backends.cpu.schedule.conv import ConvParts
-from rlx.backends.cpu.schedule.int8 import ByteCut
+from rlx.backends.cpu.schedule.int8 import Int8Schedule
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
@@ -39,6 +39,7 @@ from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Cast, Expr, Load, Var, const, loads, substitute_vars, transform
 from rlx.kernels.lowering import Contract, Conv, out_vars
+from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
@@ -52,7 +53,7 @@ FEW_CHANNELS = 4  # so many are read from planes
 FEW_ROWS = 32  # of a window, of all channels
 
 
-class ByteWord(IntEnum):
+class Int8Arg(IntEnum):
     """The words of a product; strides are in bytes."""
 
     X = 0
@@ -171,8 +172,7 @@ def _packed(kernel: Kernel) -> Kernel:
     outputs = anchor.w_shape[0] // anchor.groups
     panel = int8_panels.panel_bytes(_depth(anchor), anchor.w.dtype.name == "i8")
     shape: Shape = (anchor.groups, ceildiv(outputs, int8_panels.WIDTH), panel)
-    fixed = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.w))
-    fixed = fixed and all(isinstance(s, int) for s in shape)
+    fixed = is_static(anchor.w, shape)
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if fixed else "arena", shape, U8)
     store = Store(buffer, shape, out_vars(3), const(0, U8))
     only = replace(anchor, x=const(0, anchor.x.dtype), zero=None)
@@ -210,13 +210,13 @@ def _emit_weights(kernel: Kernel) -> KernelCode:
     narrow = anchor.w.dtype.name == "i8"
     depth, channels = _depth(anchor), anchor.w_shape[1]
     groups, panels, _ = buffer.shape
-    words: list[Word] = [
+    words: list[Argument] = [
         Pointer(buffer), int8_panels.spare_bytes(depth, narrow), panels, anchor.w_shape[0] // anchor.groups, depth,
         channels,
         ceildiv(depth, int8_panels.DEPTH), int8_panels.places_bytes(depth, narrow), anchor.w_shape[-1],
         groups * panels,
     ]  # fmt: skip
-    table = WordTable(words)
+    table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     expr = Cast(transform(anchor.w, linear_load), I32)
     emitter = Emitter(f, table, host().vector_bytes // 4)
@@ -285,21 +285,21 @@ def _emit_product(kernel: Kernel) -> KernelCode:
 
     deep = ceildiv(geo.depth, int8_panels.DEPTH) * int8_panels.DEPTH
     cut = once(
-        ByteCut(
+        Int8Schedule(
             geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, int8_panels.WIDTH, in_image, direct, *tile.by.times
         )
     )
     step = finish.pixel_step if direct and finish.pixel_step is not None else 0
     out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
-    table = WordTable(_product_words(anchor, geo, tile, cut, out, step * tile.item))
+    table = ArgumentTable(_product_words(anchor, geo, tile, cut, out, step * tile.item))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, host().vector_bytes // 4)
     if not direct:
         finish.prepare(emitter)
-    pointers = (ByteWord.X, ByteWord.WEIGHTS, ByteWord.OUT, ByteWord.SCRATCH, ByteWord.BLOCK, ByteWord.WINDOWS)
-    w: dict[ByteWord, str] = {}
-    for i in ByteWord:
-        if i != ByteWord.FIRST:
+    pointers = (Int8Arg.X, Int8Arg.WEIGHTS, Int8Arg.OUT, Int8Arg.SCRATCH, Int8Arg.BLOCK, Int8Arg.WINDOWS)
+    w: dict[Int8Arg, str] = {}
+    for i in Int8Arg:
+        if i != Int8Arg.FIRST:
             w[i] = gemm.load_word(f, i, "ptr" if i in pointers else "i64")
 
     top = Scope(1, None, {})
@@ -313,27 +313,27 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     chunk = _Chunk.begin(f, w)
 
     def some_pixels(q0: str, _: list[str]) -> None:
-        q1 = f.min(f.add(q0, w[ByteWord.PART]), chunk.p1)
-        a_step = w[ByteWord.A_STEP]
+        q1 = f.min(f.add(q0, w[Int8Arg.PART]), chunk.p1)
+        a_step = w[Int8Arg.A_STEP]
         if in_image is None:
-            words = f.gep("%words", int(ByteWord.FIRST), "i64")
-            f.call(w[ByteWord.WINDOWS], [chunk.x, chunk.own, words, q0, q1, a_step, ("i8", fill)])
+            words = f.gep("%words", int(Int8Arg.FIRST), "i64")
+            f.call(w[Int8Arg.WINDOWS], [chunk.x, chunk.own, words, q0, q1, a_step, ("i8", fill)])
             a = chunk.own
         else:
             a = f.offset(chunk.x, f.mul(q0, a_step))
         if direct:
-            c_step = w[ByteWord.OUT_STEP]
-            c = f.offset(w[ByteWord.OUT], f.add(f.mul(q0, c_step), f.mul(chunk.first, tile.item)))
+            c_step = w[Int8Arg.OUT_STEP]
+            c = f.offset(w[Int8Arg.OUT], f.add(f.mul(q0, c_step), f.mul(chunk.first, tile.item)))
         else:
-            c_step, c = f.mul(chunk.columns, 4), f.offset(chunk.own, w[ByteWord.SUMS])
-        weights = (chunk.weights, chunk.more, w[ByteWord.SPARE])
-        sizes = (f.sub(q1, q0), chunk.count, w[ByteWord.OCTETS])
-        finish_with = (w[ByteWord.PLACES], shift, finishing, f.mul(chunk.panel, 4 * int8_panels.WIDTH))
-        f.call(w[ByteWord.BLOCK], [a, a_step, *weights, c, c_step, *sizes, *finish_with])
+            c_step, c = f.mul(chunk.columns, 4), f.offset(chunk.own, w[Int8Arg.SUMS])
+        weights = (chunk.weights, chunk.more, w[Int8Arg.SPARE])
+        sizes = (f.sub(q1, q0), chunk.count, w[Int8Arg.OCTETS])
+        finish_with = (w[Int8Arg.PLACES], shift, finishing, f.mul(chunk.panel, 4 * int8_panels.WIDTH))
+        f.call(w[Int8Arg.BLOCK], [a, a_step, *weights, c, c_step, *sizes, *finish_with])
         if not direct:
             finish.rows(emitter, (q0, q1), (chunk.first, f.add(chunk.first, chunk.count)), c, chunk.columns)
 
-    f.loop(chunk.p0, chunk.p1, w[ByteWord.PART], [], some_pixels)
+    f.loop(chunk.p0, chunk.p1, w[Int8Arg.PART], [], some_pixels)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
@@ -347,8 +347,8 @@ def _product_words(
     cut: Callable[[Extents], ConvParts],
     out: Pointer,
     out_step: Size,
-) -> list[Word]:
-    """The words of a kernel in the order of `ByteWord`; `out_step`: bytes from pixel to pixel where sums end there."""
+) -> list[Argument]:
+    """The words of a kernel in the order of `Int8Arg`; `out_step`: bytes from pixel to pixel where sums end there."""
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     weights, planes = anchor.w.source, from_planes(anchor)
@@ -394,25 +394,25 @@ class _Chunk:
     more: str  # the panels' further fours
 
     @staticmethod
-    def begin(f: Function, w: dict[ByteWord, str]) -> _Chunk:
-        outputs, octets = w[ByteWord.OUTPUTS], w[ByteWord.OCTETS]
-        columns = f.mul(w[ByteWord.PANEL_CHUNK], int8_panels.WIDTH)
+    def begin(f: Function, w: dict[Int8Arg, str]) -> _Chunk:
+        outputs, octets = w[Int8Arg.OUTPUTS], w[Int8Arg.OCTETS]
+        columns = f.mul(w[Int8Arg.PANEL_CHUNK], int8_panels.WIDTH)
         panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
         rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-        block, group = f.div(rest, w[ByteWord.GROUPS]), f.rem(rest, w[ByteWord.GROUPS])
-        p0 = f.mul(block, w[ByteWord.PIXEL_CHUNK])
-        p1 = f.min(f.add(p0, w[ByteWord.PIXEL_CHUNK]), w[ByteWord.PIXELS])
+        block, group = f.div(rest, w[Int8Arg.GROUPS]), f.rem(rest, w[Int8Arg.GROUPS])
+        p0 = f.mul(block, w[Int8Arg.PIXEL_CHUNK])
+        p1 = f.min(f.add(p0, w[Int8Arg.PIXEL_CHUNK]), w[Int8Arg.PIXELS])
         n0 = f.mul(panel_block, columns)
         n1 = f.min(f.add(n0, columns), outputs)
-        own = f.offset(w[ByteWord.SCRATCH], f.mul("%worker", w[ByteWord.SCRATCH_STRIDE]))
-        x = f.offset(w[ByteWord.X], f.mul(group, w[ByteWord.CHANNELS]))
+        own = f.offset(w[Int8Arg.SCRATCH], f.mul("%worker", w[Int8Arg.SCRATCH_STRIDE]))
+        x = f.offset(w[Int8Arg.X], f.mul(group, w[Int8Arg.CHANNELS]))
         first = f.add(f.mul(group, outputs), n0)
         panels = f.div(f.add(outputs, int8_panels.WIDTH - 1), int8_panels.WIDTH)
-        panel = f.add(f.mul(group, panels), f.mul(panel_block, w[ByteWord.PANEL_CHUNK]))
+        panel = f.add(f.mul(group, panels), f.mul(panel_block, w[Int8Arg.PANEL_CHUNK]))
         panel_step = f.add(f.mul(octets, 128), int8_panels.HEAD)
-        behind = f.add(f.mul(f.mul(panels, w[ByteWord.GROUPS]), panel_step), f.mul(panel, w[ByteWord.SPARE]))
-        more = f.offset(w[ByteWord.WEIGHTS], behind)
-        weights = f.offset(w[ByteWord.WEIGHTS], f.mul(panel, panel_step))
+        behind = f.add(f.mul(f.mul(panels, w[Int8Arg.GROUPS]), panel_step), f.mul(panel, w[Int8Arg.SPARE]))
+        more = f.offset(w[Int8Arg.WEIGHTS], behind)
+        weights = f.offset(w[Int8Arg.WEIGHTS], f.mul(panel, panel_step))
         return _Chunk(p0, p1, columns, first, f.sub(n1, n0), panel, x, own, weights, more)
 
 
@@ -420,7 +420,7 @@ class _Chunk:
 
 
 class Int8(CpuStrategy):
-    """Bytes: windows (or rows) that do not lie in memory as they are are gathered; sums in i32, by four along k."""
+    """Bytes: windows that do not lie in the image as they are, are gathered first; sums in i32, by four along k."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         assert isinstance(kernel.anchor, Conv)

@@ -14,12 +14,13 @@ from rlx.backends.cpu.kernels.conv.geometry import finish_of, geometry
 from rlx.backends.cpu.kernels.conv.weights import prepared_weights, scaled
 from rlx.backends.cpu.llvm.builder import Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
-from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, WordTable
+from rlx.backends.cpu.schedule.arguments import ArgumentTable, KernelCode, Pointer, Scratch, ScratchStride
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import ceildiv
-from rlx.kernels.expr import Apply, Cast, Expr, Reduce, Var, const, loads, size_expr, substitute_vars
+from rlx.kernels.expr import Apply, Cast, Expr, Reduce, Var, const, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Buffer, Kernel, Store
 
 __all__ = ["Int8Depthwise", "suits"]
@@ -39,8 +40,7 @@ def _weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
     o, c, *taps = out_vars(len(anchor.w_shape))
     channels, size = anchor.groups, cast(tuple[int, ...], anchor.w_shape[2:])
     rows, columns = size if len(size) == 2 else (1, size[0])
-    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.w))
-    kind, name = "prepared" if static else "arena", kernel.stores[0].buffer.name
+    kind, name = "prepared" if is_fixed(anchor.w) else "arena", kernel.stores[0].buffer.name
 
     def weight(channel: Expr, row: Expr, column: Expr) -> Expr:
         at = {o: channel, c: size_expr(0), taps[-1]: column} | ({taps[0]: row} if len(taps) == 2 else {})
@@ -79,7 +79,7 @@ def _emit(kernel: Kernel) -> KernelCode:
         Scratch(),
         ScratchStride(),
     ]
-    table = WordTable(words)
+    table = ArgumentTable(words)
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, host().vector_bytes // 4)
     top = Scope(1, None, {})
@@ -112,7 +112,11 @@ class Int8Depthwise(CpuStrategy):
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         anchor = kernel.anchor
         assert isinstance(anchor, Conv)
-        return None if anchor.x.dtype.bits == 8 and suits(anchor) else "it is no depthwise one of bytes with few taps"
+        if anchor.x.dtype.bits != 8:
+            return "its image is not of bytes"
+        if anchor.groups < int8_depthwise_pairs.CHANNELS:
+            return f"it has fewer than {int8_depthwise_pairs.CHANNELS} groups"
+        return None if suits(anchor) else "it is not depthwise, or has too many taps"
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         assert isinstance(kernel.anchor, Conv)

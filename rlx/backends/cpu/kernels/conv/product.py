@@ -12,12 +12,20 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
-from rlx.backends.cpu.kernels.conv.weights import PackedWeights, is_few, tile_of
+from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few, tile_of
 from rlx.backends.cpu.llvm.builder import Module, size_of
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
-from rlx.backends.cpu.schedule.arguments import KernelCode, Pointer, Scratch, ScratchStride, Word, WordTable, once
+from rlx.backends.cpu.schedule.arguments import (
+    Argument,
+    ArgumentTable,
+    KernelCode,
+    Pointer,
+    Scratch,
+    ScratchStride,
+    once,
+)
 from rlx.backends.cpu.schedule.base import Part, part
-from rlx.backends.cpu.schedule.conv import ConvCut, conv_by_tiles
+from rlx.backends.cpu.schedule.conv import ConvSchedule, conv_by_tiles
 from rlx.backends.cpu.strategy import Setting
 from rlx.ir.shape import Size
 from rlx.kernels.expr import Load
@@ -30,7 +38,7 @@ __all__ = ["Im2col", "InImage", "gathers_for_tiles", "in_image", "last_columns"]
 MANY = 1 << 20  # stands for the pixels of an image, and for a size that is not known
 
 
-class ConvWord(IntEnum):
+class ConvArg(IntEnum):
     """The words of a product; strides are in elements."""
 
     X = 0
@@ -89,7 +97,8 @@ def last_columns(outputs: Size, tile: gemm.Tile) -> int:
     return last if last % 8 == 0 else 0
 
 
-def _emit_product(kernel: Kernel) -> KernelCode:
+def _emit_product(kernel: Kernel, from_window: Size | None, few: bool) -> KernelCode:
+    """`from_window`: the step from window to window where all lie in the image. `few`: sums are dot products."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
@@ -98,14 +107,12 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     wide = tile_of(dtype)  # of whole blocks; windows are gathered, and finished in registers, by another
     tile = wide.of_one_panel
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
-    from_window = in_image(geo)
-    few = is_few(geo.outputs)
     in_registers = not few and register_tiles.suits(finish)
     together = tile.panels * tile.width
     last = last_columns(geo.outputs, tile) if in_registers else 0
 
     cut = once(
-        ConvCut(
+        ConvSchedule(
             geo.outputs,
             geo.depth,
             geo.pixels,
@@ -118,7 +125,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             gemm.has_tiles(dtype.name) and not few,
         )
     )
-    words: list[Word] = [
+    words: list[Argument] = [
         Pointer(anchor.x.source, geo.x.constant * dtype.itemsize),
         part(cut, "a_step"),
         Pointer(anchor.w.source),
@@ -141,36 +148,34 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         im2col.routine(tile),
         *im2col.words(geo),
     ]
-    table = WordTable(words)
+    table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, host().vector_bytes // 4)
     if not finish.plain or not finish.in_place:
         finish.prepare(emitter)
     ty, width = tile.scalar, tile.width
-    pointers = (ConvWord.X, ConvWord.WEIGHTS, ConvWord.OUT, ConvWord.SCRATCH, ConvWord.BLOCK, ConvWord.WINDOWS)
-    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in ConvWord if i != ConvWord.FIRST}
-    outputs, depth, pixels = w[ConvWord.OUTPUTS], w[ConvWord.DEPTH], w[ConvWord.PIXELS]
-    columns = f.mul(w[ConvWord.PANEL_CHUNK], width)
+    pointers = (ConvArg.X, ConvArg.WEIGHTS, ConvArg.OUT, ConvArg.SCRATCH, ConvArg.BLOCK, ConvArg.WINDOWS)
+    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in ConvArg if i != ConvArg.FIRST}
+    outputs, depth, pixels = w[ConvArg.OUTPUTS], w[ConvArg.DEPTH], w[ConvArg.PIXELS]
+    columns = f.mul(w[ConvArg.PANEL_CHUNK], width)
     panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
     rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    block, group = f.div(rest, w[ConvWord.GROUPS]), f.rem(rest, w[ConvWord.GROUPS])
-    p0 = f.mul(block, w[ConvWord.PIXEL_CHUNK])
-    p1 = f.min(f.add(p0, w[ConvWord.PIXEL_CHUNK]), pixels)
+    block, group = f.div(rest, w[ConvArg.GROUPS]), f.rem(rest, w[ConvArg.GROUPS])
+    p0 = f.mul(block, w[ConvArg.PIXEL_CHUNK])
+    p1 = f.min(f.add(p0, w[ConvArg.PIXEL_CHUNK]), pixels)
     n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, width)
-    own = f.offset(w[ConvWord.SCRATCH], f.mul("%worker", w[ConvWord.SCRATCH_STRIDE]))
-    x = f.gep(w[ConvWord.X], f.mul(group, w[ConvWord.CHANNELS]), ty)
+    own = f.offset(w[ConvArg.SCRATCH], f.mul("%worker", w[ConvArg.SCRATCH_STRIDE]))
+    x = f.gep(w[ConvArg.X], f.mul(group, w[ConvArg.CHANNELS]), ty)
     first = f.add(f.mul(group, outputs), n0)  # of the output channels
     count = f.sub(n1, n0)
 
     def some_pixels(q0: str, _: list[str]) -> None:
-        q1 = f.min(f.add(q0, w[ConvWord.PART]), p1)
+        q1 = f.min(f.add(q0, w[ConvArg.PART]), p1)
         if from_window is None:
-            f.call(
-                w[ConvWord.WINDOWS], [x, own, f.gep("%words", int(ConvWord.FIRST), "i64"), q0, q1, w[ConvWord.A_STEP]]
-            )
+            f.call(w[ConvArg.WINDOWS], [x, own, f.gep("%words", int(ConvArg.FIRST), "i64"), q0, q1, w[ConvArg.A_STEP]])
             a = own
         else:
-            a = f.gep(x, f.mul(q0, w[ConvWord.A_STEP]), ty)
+            a = f.gep(x, f.mul(q0, w[ConvArg.A_STEP]), ty)
         rows = f.sub(q1, q0)
         if not in_registers:
             sums_of(a, (q0, q1), "0")
@@ -179,12 +184,12 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         over = f.rem(rows, tile.rows)
         uneven = f.and_(f.cmp("gt", over, 0), f.cmp("le", f.mul(over, 2), tile.rows))
         even = f.sub(rows, f.select(uneven, f.add(over, tile.rows), 0))
-        ready = f.and_(f.cmp("le", depth, w[ConvWord.STEPS]), f.cmp("ge", even, tile.rows))
+        ready = f.and_(f.cmp("le", depth, w[ConvArg.STEPS]), f.cmp("ge", even, tile.rows))
         whole = f.select(ready, f.mul(f.div(count, together), together), 0)
         narrow = f.select(f.and_(ready, f.cmp("eq", f.sub(count, whole), last)), last, 0) if last else "0"
         done = f.add(whole, narrow)
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
-        matrix, block, stride = register_tiles.Matrix(a, w[ConvWord.A_STEP]), (q0, middle), f.mul(depth, width)
+        matrix, block, stride = register_tiles.Matrix(a, w[ConvArg.A_STEP]), (q0, middle), f.mul(depth, width)
         panels = register_tiles.Panels(panel_at(n0), stride, depth)
         register_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, block, first, whole)
         if last:
@@ -197,7 +202,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
             above = f.cmp("eq", e, 0)
             start, stop = f.select(above, q0, middle), f.select(above, middle, q1)
             column = f.select(above, done, 0)
-            here = f.gep(a, f.mul(f.sub(start, q0), w[ConvWord.A_STEP]), ty)
+            here = f.gep(a, f.mul(f.sub(start, q0), w[ConvArg.A_STEP]), ty)
             some = f.and_(f.cmp("lt", column, count), f.cmp("lt", start, stop))
             f.if_(some, lambda: sums_of(here, (start, stop), column))
 
@@ -206,7 +211,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     def panel_at(column: str) -> str:
         panels = f.div(f.add(outputs, width - 1), width)
         panel = f.add(f.mul(group, panels), f.div(column, width))
-        return f.gep(w[ConvWord.WEIGHTS], f.mul(panel, f.mul(depth, width)), ty)
+        return f.gep(w[ConvArg.WEIGHTS], f.mul(panel, f.mul(depth, width)), ty)
 
     def sums_of(a: str, pixels: tuple[str, str], done: str) -> None:
         """The results in the columns from `done`, by a block of sums in memory."""
@@ -214,24 +219,24 @@ def _emit_product(kernel: Kernel) -> KernelCode:
         q0, q1 = pixels
         rows = f.sub(q1, q0)
         if finish.in_place:
-            step = w[ConvWord.OUT_STEP]
-            c = f.gep(w[ConvWord.OUT], f.add(f.mul(q0, step), start), ty)
+            step = w[ConvArg.OUT_STEP]
+            c = f.gep(w[ConvArg.OUT], f.add(f.mul(q0, step), start), ty)
         else:
-            step, c = columns, f.offset(own, w[ConvWord.SUMS])
+            step, c = columns, f.offset(own, w[ConvArg.SUMS])
         if few:
-            at = f.gep(w[ConvWord.WEIGHTS], f.mul(start, depth), ty)
-            f.call(w[ConvWord.BLOCK], [a, w[ConvWord.A_STEP], at, c, step, rows, depth, left])
+            at = f.gep(w[ConvArg.WEIGHTS], f.mul(start, depth), ty)
+            f.call(w[ConvArg.BLOCK], [a, w[ConvArg.A_STEP], at, c, step, rows, depth, left])
         else:
             at = panel_at(f.add(n0, done))
-            copy = f.select(f.cmp("ge", w[ConvWord.COPY], 0), f.offset(own, w[ConvWord.COPY]), "null", "ptr")
+            copy = f.select(f.cmp("ge", w[ConvArg.COPY], 0), f.offset(own, w[ConvArg.COPY]), "null", "ptr")
             f.call(
-                w[ConvWord.BLOCK],
-                [a, w[ConvWord.A_STEP], at, f.mul(depth, width), c, step, rows, left, depth, w[ConvWord.STEPS], copy],
+                w[ConvArg.BLOCK],
+                [a, w[ConvArg.A_STEP], at, f.mul(depth, width), c, step, rows, left, depth, w[ConvArg.STEPS], copy],
             )
         if not finish.plain or not finish.in_place:
             finish.rows(emitter, (q0, q1), (start, f.add(start, left)), c, step)
 
-    f.loop(p0, p1, w[ConvWord.PART], [], some_pixels)
+    f.loop(p0, p1, w[ConvArg.PART], [], some_pixels)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
@@ -241,22 +246,36 @@ def _emit_product(kernel: Kernel) -> KernelCode:
 # ---- strategies
 
 
-class InImage(PackedWeights):
-    """1x1 windows, and others that lie in the image as they are: a matrix product of pixels and weights."""
+class Im2col(PackedWeights):
+    """Any windows, gathered into scratch a block of pixels at a time; of few outputs as dot products."""
+
+    def __init__(self, name: str, *, few: bool = False) -> None:
+        super().__init__(name)
+        self.few = few
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
-        return "its windows do not lie in the image as they are" if in_image(geometry(kernel)) is None else None
+        few = is_few(geometry(kernel).outputs)
+        return None if few or not self.few else f"it has more than {FEW_OUTPUTS} outputs a group"
 
     def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [_emit_product(kernel)]
-
-
-class Im2col(PackedWeights):
-    """Any windows, gathered into scratch a block of pixels at a time."""
-
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [_emit_product(kernel)]
+        return [_emit_product(kernel, None, self.few)]
 
     @property
     def measured_as(self) -> str:
         return "conv"
+
+
+class InImage(Im2col):
+    """1x1 windows, and others that lie in the image as they are: pixels times weights, or dot products."""
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        if in_image(geometry(kernel)) is None:
+            return "its windows do not lie in the image as they are"
+        return super().refuses(kernel, setting)
+
+    def emit(self, kernel: Kernel) -> list[KernelCode]:
+        return [_emit_product(kernel, in_image(geometry(kernel)), self.few)]
+
+    @property
+    def measured_as(self) -> str:
+        return "conv.in_image"

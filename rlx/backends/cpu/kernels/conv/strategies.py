@@ -18,12 +18,13 @@ from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
 from rlx.backends.cpu.kernels.conv.int8_depthwise import Int8Depthwise
 from rlx.backends.cpu.kernels.conv.product import Im2col, InImage
 from rlx.backends.cpu.kernels.conv.weights import is_few
-from rlx.backends.cpu.strategy import CpuStrategy, Setting, select
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine, linear_index
-from rlx.kernels.expr import Cast, Expr, Load, loads, substitute_vars
+from rlx.kernels.expr import Expr, Load, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
@@ -36,7 +37,9 @@ SUMS: tuple[CpuStrategy, ...] = (
     Depthwise("conv.depthwise"),
     FewOutputs("conv.few_outputs"),
     ImplicitGemm("conv.implicit_gemm"),
+    InImage("conv.in_image+few", few=True),
     InImage("conv.in_image"),
+    Im2col("conv.im2col+few", few=True),
     Im2col("conv.im2col"),
 )
 CONV: tuple[CpuStrategy, ...] = (
@@ -66,23 +69,24 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
         x, copy = _channels_last(kernel, anchor)
         made.append(copy)
         kernel = Kernel(kernel.name, kernel.stores, replace(anchor, x=x), nodes=kernel.nodes)
-    strategy, refused = select(kernel, strategies, setting)
-    *before, last = strategy.layout(kernel, setting)
+    *before, last = computed(kernel, strategies, setting)
+    strategy = last.strategy
     if isinstance(strategy, winograd.Winograd) and winograd.has_few(kernel, strategy.name) is None:
         # runs take the way that a compile for their size would: results have the same bits
-        sums, _ = select(kernel, SUMS, setting)
-        *more, plain = sums.layout(kernel, setting)
+        *more, plain = computed(kernel, SUMS, setting)
         assert isinstance(plain.anchor, Conv)
         assert isinstance(plain.anchor.w, Load)
-        last, before = replace(last, operands=(plain.anchor.w.source,)), [*more, *before]
-        strategy = winograd.OrSums(strategy, sums)
-    return [*made, *before, replace(last, strategy=strategy, refused=refused)]
+        assert isinstance(plain.strategy, CpuStrategy)
+        both = winograd.OrSums(strategy, plain.strategy)
+        before = [*more, *before]
+        last = replace(last, strategy=both, operands=(plain.anchor.w.source,), refused=(*last.refused, *plain.refused))
+    return [*made, *before, last]
 
 
 def _channels_together(anchor: Conv) -> bool:
     """Whether the image lies in memory with the channels of a pixel next to each other."""
-    e, dtype = anchor.x, anchor.x.dtype
-    if not isinstance(e, Load) or e.dtype is not dtype or e.where is not None:
+    e = anchor.x
+    if not isinstance(e, Load) or e.where is not None:
         return False
     index = linear_index(e.indices, e.source.shape)
     return index.is_linear and (anchor.x_shape[1] == 1 or index.coefs.get(out_vars(2)[1], 0) == 1)
@@ -94,24 +98,21 @@ def _from_planes(kernel: Kernel) -> bool:
     assert isinstance(anchor, Conv)
     if anchor.x.dtype.bits == 8:
         return int8_conv.from_planes(anchor)
-    return implicit_gemm.from_planes(kernel) and not is_few(anchor.w_shape[0]) and not winograd.choose(kernel)
+    return implicit_gemm.from_planes(kernel) and not is_few(anchor.w_shape[0])
 
 
 def _channels_last(kernel: Kernel, anchor: Conv) -> tuple[Expr, Kernel]:
     """A copy of the image with channels last, and the load that reads it."""
     shape, dtype = anchor.x_shape, anchor.x.dtype
-    static = all(x.source.kind in ("param", "const", "prepared") for x in loads(anchor.x))
     n, c, *space = out_vars(len(shape))
-    buffer = Buffer(
-        f"{kernel.stores[0].buffer.name}.x", "prepared" if static else "arena", (shape[0], *shape[2:], shape[1]), dtype
-    )
-    expr: Expr = anchor.x if anchor.x.dtype is dtype else Cast(anchor.x, dtype)
+    kind = "prepared" if is_static(anchor.x, shape) else "arena"
+    buffer = Buffer(f"{kernel.stores[0].buffer.name}.x", kind, (shape[0], *shape[2:], shape[1]), dtype)
     load = Load(buffer, (n, *space, c), dtype)
     channels = shape[1]
     if isinstance(channels, int) and channels < FEW_CHANNELS:
-        store = Store(buffer, shape, (n, *space, c), expr)
+        store = Store(buffer, shape, (n, *space, c), anchor.x)
     else:
         own = out_vars(len(shape))
         order = dict(zip((n, *space, c), own, strict=True))
-        store = Store(buffer, buffer.shape, own, substitute_vars(expr, dict(order)))
+        store = Store(buffer, buffer.shape, own, substitute_vars(anchor.x, dict(order)))
     return load, Kernel("channels last", (store,), nodes=kernel.nodes)

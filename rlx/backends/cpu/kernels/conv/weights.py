@@ -11,13 +11,14 @@ from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, Size, ceildiv
-from rlx.kernels.expr import Apply, Cast, Expr, Load, Select, const, guarded, loads, size_expr, substitute_vars
+from rlx.kernels.expr import Apply, Cast, Expr, Load, Select, const, guarded, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
+from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
 __all__ = [
-    "FEW_OUTPUTS", "PackedWeights", "is_few", "is_static", "packed", "prepared_weights", "scaled", "tile_of",
+    "FEW_OUTPUTS", "PackedWeights", "is_few", "packed", "prepared_weights", "scaled", "tile_of",
     "with_weights", "without_denormals",
 ]  # fmt: skip
 
@@ -28,13 +29,6 @@ FEW_OUTPUTS = 4
 def is_few(outputs: Size) -> bool:
     """Whether so many outputs are better summed as dot products of windows and weights than by panels."""
     return isinstance(outputs, int) and outputs <= FEW_OUTPUTS
-
-
-def is_static(w: Expr, shape: Shape) -> bool:
-    """Whether weights of that shape can be made by `prepare`."""
-    return all(x.source.kind in ("param", "const", "prepared") for x in loads(w)) and all(
-        isinstance(s, int) for s in shape
-    )
 
 
 def packed(kernel: Kernel, dtype: DType) -> tuple[Buffer, Store]:

@@ -26,22 +26,22 @@ from rlx.backends.cpu.kernels.conv.weights import prepared_weights, with_weights
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Argument,
+    ArgumentTable,
     Extents,
     KernelCode,
     Pointer,
     Routine,
     Scratch,
     ScratchStride,
-    Word,
-    WordTable,
     once,
 )
 from rlx.backends.cpu.schedule.base import Part, Product, part
 from rlx.backends.cpu.schedule.conv import PixelsOnly
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
-from rlx.backends.cpu.schedule.winograd import WinogradCut, WinogradParts
+from rlx.backends.cpu.schedule.winograd import WinogradParts, WinogradSchedule
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
-from rlx.ir.shape import bounds
+from rlx.ir.shape import Shape, bounds
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Expr, Load, const, size_expr
 from rlx.kernels.lowering import Conv, out_vars
@@ -52,7 +52,7 @@ __all__ = [
 ]  # fmt: skip
 
 MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
-WIDTH = WinogradCut.WIDTH
+WIDTH = WinogradSchedule.WIDTH
 # Transformed by F(4x4) these would be four times as many bytes, read for few pixels. The widest vectors compute twice
 # as fast as others, and wait for memory as long.
 MANY_WEIGHTS, MANY_FOR_WIDE = 512 * 384, 256 * 256
@@ -124,7 +124,7 @@ def transforms(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
     return a, tuple(g), tuple(b)
 
 
-class WinoWord(IntEnum):
+class WinogradArg(IntEnum):
     """The words of a kernel; strides and steps are in elements, places in scratch in bytes."""
 
     X = 0
@@ -162,28 +162,47 @@ class WinoWord(IntEnum):
 
 
 POINTERS = (
-    WinoWord.X,
-    WinoWord.WEIGHTS,
-    WinoWord.OUT,
-    WinoWord.SCRATCH,
-    WinoWord.BLOCK,
-    WinoWord.INPUT,
-    WinoWord.OUTPUT,
+    WinogradArg.X,
+    WinogradArg.WEIGHTS,
+    WinogradArg.OUT,
+    WinogradArg.SCRATCH,
+    WinogradArg.BLOCK,
+    WinogradArg.INPUT,
+    WinogradArg.OUTPUT,
 )
 
 
-def possible(kernel: Kernel) -> list[str]:
-    """The names of the forms that can compute a convolution of f32."""
+def unsuited(kernel: Kernel) -> str | None:
+    """Why no form can compute a convolution; None where one can."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    plain = {*anchor.strides, *anchor.dilations, anchor.groups} == {1}
-    fixed = all(isinstance(p, int) and p >= 0 for p in anchor.pads)
-    sized = all(isinstance(s, int) and s >= MIN_CHANNELS for s in anchor.w_shape[:2])
-    static = isinstance(anchor.w, Load) and anchor.w.source.kind in ("param", "const", "prepared")
-    if not (plain and fixed and sized and static) or anchor.exact or anchor.x.dtype.name != "f32":
+    reasons = {
+        "it is not of f32": anchor.x.dtype.name != "f32",
+        "its sums have to be exact": anchor.exact,
+        "it has strides": {*anchor.strides} != {1},
+        "its windows are dilated": {*anchor.dilations} != {1},
+        "it has several groups": anchor.groups != 1,
+        "its pads are negative, or known at the run only": any(not isinstance(p, int) or p < 0 for p in anchor.pads),
+        f"it has fewer than {MIN_CHANNELS} channels or outputs, or as many as the run says": any(
+            not isinstance(s, int) or s < MIN_CHANNELS for s in anchor.w_shape[:2]
+        ),
+        "its weights are computed": not (isinstance(anchor.w, Load) and anchor.w.source.is_fixed),
+        f"its windows are {'x'.join(map(str, anchor.w_shape[2:]))}": all(f.r != window(anchor) for f in FORMS.values()),
+    }
+    return next((why for why, holds in reasons.items() if holds), None)
+
+
+def window(anchor: Conv) -> Shape:
+    """Rows and columns of a window."""
+    return anchor.w_shape[2:] if len(anchor.w_shape) == 4 else (1, *anchor.w_shape[2:])
+
+
+def possible(kernel: Kernel) -> list[str]:
+    """The names of the forms that can compute a convolution."""
+    assert isinstance(kernel.anchor, Conv)
+    if unsuited(kernel) is not None:
         return []
-    window = anchor.w_shape[2:] if len(anchor.w_shape) == 4 else (1, *anchor.w_shape[2:])
-    return [name for name, form in FORMS.items() if form.r == window]
+    return [name for name, form in FORMS.items() if form.r == window(kernel.anchor)]
 
 
 def choose(kernel: Kernel) -> str:
@@ -259,7 +278,7 @@ def _emit_weights(kernel: Kernel) -> KernelCode:
     index = linear_index(anchor.w.indices, anchor.w.source.shape)
     o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(rank))
     taps = taps if rank == 4 else [0, *taps]
-    words: list[Word] = [
+    words: list[Argument] = [
         Pointer(anchor.w.source, index.constant * 4),
         Pointer(buffer),
         channels,
@@ -327,8 +346,8 @@ def _emit(kernel: Kernel) -> KernelCode:
     geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
     tile = gemm.tile_for("f32", host().vector_bytes)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
-    cut = once(WinogradCut(form.m, form.n, sizes, finish.in_place))
-    table = WordTable(_words(kernel, cut, tile, finish))
+    cut = once(WinogradSchedule(form.m, form.n, sizes, finish.in_place))
+    table = ArgumentTable(_words(kernel, cut, tile, finish))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, tile.lanes)
     if not finish.plain or not finish.in_place:
@@ -343,8 +362,8 @@ def _emit(kernel: Kernel) -> KernelCode:
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
 
 
-def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, finish: Finish) -> list[Word]:
-    """The words of a kernel in the order of `WinoWord`."""
+def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, finish: Finish) -> list[Argument]:
+    """The words of a kernel in the order of `WinogradArg`."""
     anchor, store, form = kernel.anchor, kernel.stores[0], form_of(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
@@ -390,7 +409,7 @@ class _Chunk:
     """A chunk's values in the code: words, tiles `t0` to `t1`, outputs `n0` to `n1`, and its places in scratch."""
 
     form: Form
-    words: dict[WinoWord, str]
+    words: dict[WinogradArg, str]
     columns: str  # outputs of a chunk but the last
     t0: str
     t1: str
@@ -403,22 +422,24 @@ class _Chunk:
 
     @staticmethod
     def begin(f: Function, form: Form) -> _Chunk:
-        w = _load_words(f, list(WinoWord))
-        outputs, tiles = w[WinoWord.OUTPUTS], w[WinoWord.TILES]
-        columns, rows = f.mul(w[WinoWord.PANEL_CHUNK], WIDTH), w[WinoWord.TILE_CHUNK]
+        w = _load_words(f, list(WinogradArg))
+        outputs, tiles = w[WinogradArg.OUTPUTS], w[WinogradArg.TILES]
+        columns, rows = f.mul(w[WinogradArg.PANEL_CHUNK], WIDTH), w[WinogradArg.TILE_CHUNK]
         panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
         blocks = f.div(f.sub(f.add(tiles, rows), 1), rows)
         t0, t1 = gemm.share(f, f.div("%chunk", panel_blocks), blocks, tiles, 1)
         n0, n1 = gemm.share(f, f.rem("%chunk", panel_blocks), panel_blocks, outputs, WIDTH)
-        zeros = f.offset(w[WinoWord.SCRATCH], f.mul("%worker", w[WinoWord.SCRATCH_STRIDE]))
-        f.loop(0, w[WinoWord.CHANNELS], 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
-        made, products, sums = (f.offset(zeros, w[i]) for i in (WinoWord.COLUMNS, WinoWord.PRODUCTS, WinoWord.SUMS))
+        zeros = f.offset(w[WinogradArg.SCRATCH], f.mul("%worker", w[WinogradArg.SCRATCH_STRIDE]))
+        f.loop(0, w[WinogradArg.CHANNELS], 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
+        made, products, sums = (
+            f.offset(zeros, w[i]) for i in (WinogradArg.COLUMNS, WinogradArg.PRODUCTS, WinogradArg.SUMS)
+        )
         return _Chunk(form, w, columns, t0, t1, n0, n1, zeros, made, products, sums)
 
     def place(self, f: Function, t: str) -> tuple[str, str, str]:
         """Image, first row and first column of a tile's results."""
-        rest, across = f.div(t, self.words[WinoWord.TILES_W]), f.rem(t, self.words[WinoWord.TILES_W])
-        image, down = f.div(rest, self.words[WinoWord.TILES_H]), f.rem(rest, self.words[WinoWord.TILES_H])
+        rest, across = f.div(t, self.words[WinogradArg.TILES_W]), f.rem(t, self.words[WinogradArg.TILES_W])
+        image, down = f.div(rest, self.words[WinogradArg.TILES_H]), f.rem(rest, self.words[WinogradArg.TILES_H])
         return image, f.mul(down, self.form.m[0]), f.mul(across, self.form.m[1])
 
 
@@ -428,30 +449,30 @@ def _transform_images(f: Function, chunk: _Chunk) -> None:
 
     def turn(t: str, _: list[str]) -> None:
         image, oy, ox = chunk.place(f, t)
-        x = f.gep(w[WinoWord.X], f.mul(image, w[WinoWord.X_N]), "float")
-        out = f.gep(chunk.made, f.mul(f.sub(t, chunk.t0), w[WinoWord.LDA]), "float")
-        top, left = f.sub(oy, w[WinoWord.PAD_H]), f.sub(ox, w[WinoWord.PAD_W])
-        f.call(w[WinoWord.INPUT], [x, chunk.zeros, out, "%words", top, left])
+        x = f.gep(w[WinogradArg.X], f.mul(image, w[WinogradArg.X_N]), "float")
+        out = f.gep(chunk.made, f.mul(f.sub(t, chunk.t0), w[WinogradArg.LDA]), "float")
+        top, left = f.sub(oy, w[WinogradArg.PAD_H]), f.sub(ox, w[WinogradArg.PAD_W])
+        f.call(w[WinogradArg.INPUT], [x, chunk.zeros, out, "%words", top, left])
 
     f.loop(chunk.t0, chunk.t1, 1, [], turn)
 
 
 def _multiply(f: Function, chunk: _Chunk, tile: gemm.Tile) -> None:
     """Each position's product of the transformed image with its weights."""
-    w, depth = chunk.words, chunk.words[WinoWord.CHANNELS]
-    panels = f.div(f.add(w[WinoWord.OUTPUTS], WIDTH - 1), WIDTH)
+    w, depth = chunk.words, chunk.words[WinogradArg.CHANNELS]
+    panels = f.div(f.add(w[WinogradArg.OUTPUTS], WIDTH - 1), WIDTH)
     panel = f.mul(depth, WIDTH)
-    weights = f.gep(w[WinoWord.WEIGHTS], f.mul(chunk.n0, depth), "float")
+    weights = f.gep(w[WinogradArg.WEIGHTS], f.mul(chunk.n0, depth), "float")
     rows, count = f.sub(chunk.t1, chunk.t0), f.sub(chunk.n1, chunk.n0)
     whole = WIDTH // 2 if tile.half_rows else WIDTH  # there is room for whole tiles, and no masks are needed
     columns = f.and_(f.add(count, whole - 1), -whole)
 
     def position(i: str, _: list[str]) -> None:
-        a = f.gep(chunk.made, f.mul(i, w[WinoWord.COLUMN_STEP]), "float")
+        a = f.gep(chunk.made, f.mul(i, w[WinogradArg.COLUMN_STEP]), "float")
         b = f.gep(weights, f.mul(i, f.mul(panels, panel)), "float")
-        c = f.gep(chunk.products, f.mul(i, w[WinoWord.PRODUCT_STEP]), "float")
+        c = f.gep(chunk.products, f.mul(i, w[WinogradArg.PRODUCT_STEP]), "float")
         sizes = (rows, columns, depth, ("i64", K_BLOCK))
-        f.call(w[WinoWord.BLOCK], [a, w[WinoWord.LDA], b, panel, c, w[WinoWord.LDC], *sizes, "null"])
+        f.call(w[WinogradArg.BLOCK], [a, w[WinogradArg.LDA], b, panel, c, w[WinogradArg.LDC], *sizes, "null"])
 
     f.loop(0, chunk.form.positions, 1, [], position)
 
@@ -463,24 +484,24 @@ def _transform_back(f: Function, chunk: _Chunk, finish: Finish, emitter: Emitter
 
     def turn(t: str, _: list[str]) -> None:
         image, oy, ox = chunk.place(f, t)
-        rows = f.min(f.sub(w[WinoWord.OUT_HEIGHT], oy), form.m[0])
-        cols = f.min(f.sub(w[WinoWord.OUT_WIDTH], ox), form.m[1])
-        source = f.gep(chunk.products, f.mul(f.sub(t, chunk.t0), w[WinoWord.LDC]), "float")
-        line = f.mul(f.add(f.mul(image, w[WinoWord.OUT_HEIGHT]), oy), w[WinoWord.OUT_WIDTH])
+        rows = f.min(f.sub(w[WinogradArg.OUT_HEIGHT], oy), form.m[0])
+        cols = f.min(f.sub(w[WinogradArg.OUT_WIDTH], ox), form.m[1])
+        source = f.gep(chunk.products, f.mul(f.sub(t, chunk.t0), w[WinogradArg.LDC]), "float")
+        line = f.mul(f.add(f.mul(image, w[WinogradArg.OUT_HEIGHT]), oy), w[WinogradArg.OUT_WIDTH])
         first = f.add(line, ox)
         if finish.in_place:
-            step = w[WinoWord.OUT_STEP]
-            target = f.gep(w[WinoWord.OUT], f.add(f.mul(first, step), chunk.n0), "float")
-            line_step = f.mul(w[WinoWord.OUT_WIDTH], step)
+            step = w[WinogradArg.OUT_STEP]
+            target = f.gep(w[WinogradArg.OUT], f.add(f.mul(first, step), chunk.n0), "float")
+            line_step = f.mul(w[WinogradArg.OUT_WIDTH], step)
         else:
             step, target = chunk.columns, chunk.sums
             line_step = f.mul(step, form.m[1])
-        f.call(w[WinoWord.OUTPUT], [source, target, "%words", step, line_step, count, rows, cols])
+        f.call(w[WinogradArg.OUTPUT], [source, target, "%words", step, line_step, count, rows, cols])
         if finish.plain and finish.in_place:
             return
 
         def row(r: str, _: list[str]) -> None:
-            p = f.add(first, f.mul(r, w[WinoWord.OUT_WIDTH]))
+            p = f.add(first, f.mul(r, w[WinogradArg.OUT_WIDTH]))
             at = f.gep(target, f.mul(r, line_step), "float")
             finish.rows(emitter, (p, f.add(p, cols)), (chunk.n0, chunk.n1), at, step)
 
@@ -489,7 +510,7 @@ def _transform_back(f: Function, chunk: _Chunk, finish: Finish, emitter: Emitter
     f.loop(chunk.t0, chunk.t1, 1, [], turn)
 
 
-def _load_words(f: Function, wanted: list[WinoWord]) -> dict[WinoWord, str]:
+def _load_words(f: Function, wanted: list[WinogradArg]) -> dict[WinogradArg, str]:
     return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in wanted}
 
 
@@ -541,11 +562,11 @@ def _input(form: Form, tile: gemm.Tile) -> Function:
     lanes, (high, wide), vector = tile.lanes, form.n, tile.vector
     names = ("x", "zeros", "out", "words")
     f = Function(_name("input", form, tile), [*(("ptr", i) for i in names), ("i64", "top"), ("i64", "left")])
-    w = _load_words(f, [i for i in WinoWord if i not in POINTERS])
+    w = _load_words(f, [i for i in WinogradArg if i not in POINTERS])
     room = f.alloca(vector, form.positions)
     pixels = f.alloca("ptr", form.positions)
     down, across = (transforms(m, r)[2] for m, r in zip(form.m, form.r, strict=True))
-    last = f.sub(w[WinoWord.CHANNELS], lanes)
+    last = f.sub(w[WinogradArg.CHANNELS], lanes)
 
     def channels(load: Callable[[int, int, str], str]) -> None:
         def turn(c: str, _: list[str]) -> None:
@@ -553,14 +574,14 @@ def _input(form: Form, tile: gemm.Tile) -> Function:
             out = f.gep("%out", at, "float")
 
             def put(i: int, j: int, value: str) -> None:
-                f.store(value, f.gep(out, f.mul(w[WinoWord.COLUMN_STEP], i * wide + j), "float"))
+                f.store(value, f.gep(out, f.mul(w[WinogradArg.COLUMN_STEP], i * wide + j), "float"))
 
             _both_ways(f, (down, across), room, vector, lambda r, j: load(r, j, at), put)
 
-        f.loop(0, w[WinoWord.CHANNELS], lanes, [], turn)
+        f.loop(0, w[WinogradArg.CHANNELS], lanes, [], turn)
 
-    rows = [f.gep("%x", f.mul(f.add("%top", r), w[WinoWord.X_H]), "float") for r in range(high)]
-    columns = [f.mul(f.add("%left", j), w[WinoWord.X_W]) for j in range(wide)]
+    rows = [f.gep("%x", f.mul(f.add("%top", r), w[WinogradArg.X_H]), "float") for r in range(high)]
+    columns = [f.mul(f.add("%left", j), w[WinogradArg.X_W]) for j in range(wide)]
 
     def inside() -> None:
         channels(lambda r, j, c: f.load(vector, f.gep(rows[r], f.add(columns[j], c), "float")))
@@ -568,15 +589,15 @@ def _input(form: Form, tile: gemm.Tile) -> Function:
     def border() -> None:
         for r in range(high):
             for j in range(wide):
-                y = f.cmp("ult", f.add("%top", r), w[WinoWord.HEIGHT])
-                x = f.cmp("ult", f.add("%left", j), w[WinoWord.WIDTH])
+                y = f.cmp("ult", f.add("%top", r), w[WinogradArg.HEIGHT])
+                x = f.cmp("ult", f.add("%left", j), w[WinogradArg.WIDTH])
                 p = f.select(f.and_(y, x), f.gep(rows[r], columns[j], "float"), "%zeros", "ptr")
                 f.store(p, f.gep(pixels, r * wide + j, "ptr"))
         channels(lambda r, j, c: f.load(vector, f.gep(f.load("ptr", f.gep(pixels, r * wide + j, "ptr")), c, "float")))
 
     begins = f.and_(f.cmp("ge", "%top", 0), f.cmp("ge", "%left", 0))
     below, beside = f.add("%top", high), f.add("%left", wide)
-    ends = f.and_(f.cmp("le", below, w[WinoWord.HEIGHT]), f.cmp("le", beside, w[WinoWord.WIDTH]))
+    ends = f.and_(f.cmp("le", below, w[WinogradArg.HEIGHT]), f.cmp("le", beside, w[WinogradArg.WIDTH]))
     f.if_(f.and_(begins, ends), inside, border)
     f.ret()
     return f
@@ -594,7 +615,7 @@ def _output(form: Form, tile: gemm.Tile) -> Function:
         _name("output", form, tile),
         [("ptr", "products"), ("ptr", "target"), ("ptr", "words"), *(("i64", i) for i in numbers)],
     )
-    step = gemm.load_word(f, WinoWord.PRODUCT_STEP)
+    step = gemm.load_word(f, WinogradArg.PRODUCT_STEP)
     room = f.alloca(vector, form.positions)
     down, across = (transforms(m, r)[0] for m, r in zip(form.m, form.r, strict=True))
     last = f.sub("%count", lanes)
@@ -649,8 +670,8 @@ class Winograd(CpuStrategy):
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         if self.name not in possible(kernel):
-            down, across = self.form.r
-            return f"it needs {down}x{across} windows of f32, steps of 1, one group, {MIN_CHANNELS} channels or more"
+            assert isinstance(kernel.anchor, Conv)
+            return unsuited(kernel) or f"its windows are {'x'.join(map(str, kernel.anchor.w_shape[2:]))}"
         chosen = choose(kernel)
         if chosen != self.name:
             return f"{chosen} takes less time" if chosen else "its transforms take longer than the products they save"
@@ -670,11 +691,15 @@ class OrSums(Winograd):
     """By transforms or, for few pixels, by the sums of another strategy: which, a run's sizes decide."""
 
     def __init__(self, winograd: Winograd, sums: CpuStrategy) -> None:
-        super().__init__(winograd.name)
-        self.sums = sums
+        super().__init__(f"{winograd.name}|{sums.name}")
+        self.winograd, self.sums = winograd, sums
+
+    @property
+    def form(self) -> Form:
+        return self.winograd.form
 
     def emit(self, kernel: Kernel) -> list[KernelCode]:
-        most, pixels = few_pixels(self.name), geometry(kernel).pixels
+        most, pixels = few_pixels(self.winograd.name), geometry(kernel).pixels
         (packed,) = kernel.operands
         ways = ((self.sums.emit(with_weights(kernel, packed)), True), (super().emit(kernel), False))
         return [replace(code, chunks=PixelsOnly(code.chunks, pixels, most, few)) for (code,), few in ways]

@@ -22,7 +22,7 @@ F32 = DTYPES["f32"]
 
 
 class BytePanels(Product):
-    """f32 with weights of bytes, or differences of two as i16, that become f32 in registers.
+    """f32 times weights kept as bytes (or i16, a byte less a byte, as of a zero point), converted in registers.
 
     Tile registers take bytes as they are; without them few rows wait for memory, and read a quarter of it.
     """
@@ -32,7 +32,9 @@ class BytePanels(Product):
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         anchor = self.normal(kernel).anchor
         assert isinstance(anchor, Contract)
-        if accumulates_in(anchor) is not F32 or not is_whole(anchor.b):
+        if accumulates_in(anchor) is not F32:
+            return "its sums are not f32"
+        if not is_whole(anchor.b):
             return "its second operand is no byte, nor the difference of two"
         if gemm.has_tiles("f32"):
             return None

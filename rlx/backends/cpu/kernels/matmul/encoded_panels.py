@@ -12,10 +12,11 @@ from rlx.backends.cpu.kernels.matmul.product import (
     accumulates_in,
 )
 from rlx.backends.cpu.schedule.arguments import Routine
-from rlx.backends.cpu.schedule.matmul import ProductCut
+from rlx.backends.cpu.schedule.matmul import MatmulSchedule
 from rlx.backends.cpu.strategy import Setting
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import evaluate
+from rlx.kernels.encoded import encoded_element
 from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Kernel, Store
@@ -36,10 +37,13 @@ class EncodedPanels(Product):
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
-        found = _blocks(kernel, anchor)
-        if accumulates_in(anchor) is not F32 or found is None or found.code.name != self.encoding:
-            return f"its second operand is not {self.encoding} in blocks along k"
-        return None
+        if accumulates_in(anchor) is not F32:
+            return "its sums are not f32"
+        stored = encoded_element(anchor.b)
+        if stored is None or stored[1].name != self.encoding:
+            return f"its second operand is not {self.encoding}"
+        fits = _blocks(kernel, anchor) is not None
+        return None if fits else "its rows are no whole blocks along k, or this machine has no code for them"
 
     def normal(self, kernel: Kernel) -> Kernel:
         return kernel
@@ -52,7 +56,7 @@ class EncodedPanels(Product):
     def stored(self, b: Expr, dtype: DType) -> str:
         return self.encoding
 
-    def schedule(self, product: ProductCut) -> ProductCut:
+    def schedule(self, product: MatmulSchedule) -> MatmulSchedule:
         code = block_formats.CODES[self.encoding]
         return replace(product, few=block_panels.few_rows(host().vector_bytes), tiles_from=code.tiles_from)
 

@@ -17,6 +17,7 @@ from rlx.kernels.expr import Expr, Load, const
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
+from rlx.units import bytes_text
 
 __all__ = ["F28Panels"]
 
@@ -34,11 +35,14 @@ class F28Panels(Product):
         assert isinstance(anchor, Contract)
         if accumulates_in(anchor) is not F32:
             return "its sums are not f32"
-        if setting.shared or not setting.streamed:
-            return "packing='shared', or the model's weights stay in the caches between runs"
-        if not f28.suits(anchor.m, anchor.n, anchor.k):
-            return "its rows are too many, its weights too few, or their depth is no multiple of 8"
-        return None if _can_be_short(super().packed(kernel, anchor)[1]) else "B is not one matrix of weights in memory"
+        if setting.shared:
+            return "packing='shared'"
+        if not setting.streamed:
+            return f"the model has less than {bytes_text(f28.STREAMED)} of weights"
+        why = f28.unsuited(anchor.m, anchor.n, anchor.k)
+        if why is not None or _can_be_short(super().packed(kernel, anchor)[1]):
+            return why
+        return "its second operand is not one matrix of weights in memory"
 
     def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
         return _shortened(*super().packed(kernel, anchor))

@@ -8,7 +8,6 @@ from rlx.backends.cpu.kernels.matmul.product import (
     accumulates_in,
     compact,
     extents_of,
-    is_static,
     replace_kernel,
     tile_of,
 )
@@ -17,6 +16,7 @@ from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr, substitute_vars, walk
 from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 

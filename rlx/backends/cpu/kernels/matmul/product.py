@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
@@ -14,21 +13,21 @@ from rlx.backends.cpu.llvm.builder import Function, size_of, vec
 from rlx.backends.cpu.loops.analysis import is_costly
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Argument,
+    ArgumentTable,
     KernelCode,
     Pointer,
     Routine,
     Scratch,
     ScratchStride,
-    Word,
-    WordTable,
     once,
 )
-from rlx.backends.cpu.schedule.base import PackCut, Part, part
-from rlx.backends.cpu.schedule.matmul import ProductCut
+from rlx.backends.cpu.schedule.base import PackSchedule, Part, part
+from rlx.backends.cpu.schedule.matmul import MatmulSchedule
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv, size_product
-from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.affine import index_expr, linear_index
 from rlx.kernels.expr import (
     I64,
     Acc,
@@ -37,21 +36,20 @@ from rlx.kernels.expr import (
     Expr,
     Load,
     Select,
-    SizeOf,
     Var,
     const,
     guarded,
-    loads,
     size_expr,
     substitute_vars,
     transform,
     walk,
 )
 from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.prepared import is_fixed, is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["DEPTH", "PACK", "Product", "accumulates_in", "compact", "extents_of", "is_static", "is_whole", "tile_of"]
+__all__ = ["DEPTH", "PACK", "Product", "accumulates_in", "compact", "extents_of", "is_whole", "tile_of"]
 
 F32, F64, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i32"]
 I8, U8, I16 = DTYPES["i8"], DTYPES["u8"], DTYPES["i16"]
@@ -108,8 +106,7 @@ def is_whole(e: Expr) -> bool:
 
 def _is_of(scale: Expr, column: Var) -> bool:
     """Whether it is a number of f32 that depends on params and constants and the column only."""
-    fixed = all(x.source.kind in ("param", "const", "prepared") for x in loads(scale))
-    return fixed and scale.dtype is F32 and {x for x in walk(scale) if isinstance(x, Var)} <= {column}
+    return is_fixed(scale) and scale.dtype is F32 and {x for x in walk(scale) if isinstance(x, Var)} <= {column}
 
 
 def replace_kernel(kernel: Kernel, anchor: Contract) -> Kernel:
@@ -134,12 +131,6 @@ def compact(kernel: Kernel, a: Expr, vars: list[Var], extents: list[Size], dtype
 def scalar_cast(expr: Expr, dtype: DType) -> Expr:
     """The expression converted to `dtype`."""
     return expr if expr.dtype is dtype else Cast(expr, dtype)
-
-
-def is_static(e: Expr, shape: Sequence[Size]) -> bool:
-    """Whether a copy of this shape reads params, constants and prepared buffers only, and no size of a run."""
-    fixed = all(isinstance(size, int) for size in shape) and not any(isinstance(x, SizeOf) for x in walk(e))
-    return fixed and all(x.source.kind in ("param", "const", "prepared") for x in walk(e) if isinstance(x, Load))
 
 
 def pack(
@@ -218,8 +209,8 @@ def _emit_pack(kernel: Kernel) -> KernelCode:
     batch_step = index.coefs.get(Var(f"i{len(used) - 1}"), 0) if used else 0
     n, count = anchor.n, size_product(used)
 
-    cut = once(PackCut(count, panels, depth * width, f28.TOGETHER if short else None))
-    words: list[Word] = [
+    cut = once(PackSchedule(count, panels, depth * width, f28.TOGETHER if short else None))
+    words: list[Argument] = [
         Pointer(anchor.b.source, index.constant * out.dtype.itemsize),
         index.coefs.get(DEPTH, 0),
         index.coefs.get(COLUMN, 0),
@@ -260,11 +251,11 @@ def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
     count = size_product(store.extents[:-2])
 
     tiles = gemm.has_tiles(dtype.name) and not strategy.short
-    product = ProductCut(
+    product = MatmulSchedule(
         m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, strategy.short, strategy.of_bytes
     )
     cut = once(strategy.schedule(product))
-    words: list[Word] = [
+    words: list[Argument] = [
         Pointer(anchor.a.source, a.constant * dtype.itemsize),
         a.coefs.get(row, 0),
         0,
@@ -285,7 +276,7 @@ def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
         part(cut, "steps"),
         strategy.block_routine(tile),
     ]
-    table = WordTable(words)
+    table = ArgumentTable(words)
     sites: list[str] = []
 
     def offsets(f: Function, number: str) -> tuple[str, str, str]:
@@ -294,7 +285,7 @@ def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
 
     def epilogue(f: Function, block: gemm.Block) -> None:
         emitter = Emitter(f, table, host().vector_bytes // 4)
-        destination = Load(store.buffer, (as_index(c),), store.buffer.dtype)
+        destination = Load(store.buffer, (index_expr(c),), store.buffer.dtype)
         emitter.preload([expr, destination], store.extents)
         at = _batch_indices(f, table, block.batch, store.extents[:-2])
         run_block(emitter, expr, destination, dict(zip(batch, at, strict=True)), row, column, block, to_scratch, dtype)
@@ -312,15 +303,7 @@ def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(sites), part(cut, "scratch"))
 
 
-def as_index(a: Affine) -> Expr:
-    """A linear form as an index expression."""
-    total: Expr = size_expr(a.constant)
-    for term, coef in a.coefs.items():
-        total = total + term * size_expr(coef)
-    return total
-
-
-def _batch_indices(f: Function, table: WordTable, number: str, extents: Shape) -> list[str]:
+def _batch_indices(f: Function, table: ArgumentTable, number: str, extents: Shape) -> list[str]:
     """The index along each batch axis of matrix `number`."""
     out: list[str] = []
     for size in reversed(extents[1:]):
@@ -330,7 +313,7 @@ def _batch_indices(f: Function, table: WordTable, number: str, extents: Shape) -
     return [number, *out] if extents else []
 
 
-def _dot(f: Function, table: WordTable, at: list[str], strides: list[Size]) -> str:
+def _dot(f: Function, table: ArgumentTable, at: list[str], strides: list[Size]) -> str:
     total = "0"
     for i, stride in zip(at, strides, strict=True):
         if stride != 0:
@@ -429,7 +412,7 @@ class Product(CpuStrategy):
         """What panels hold where it is not what sums are kept in."""
         return "" if b.dtype is dtype else b.dtype.name
 
-    def schedule(self, product: ProductCut) -> ProductCut:
+    def schedule(self, product: MatmulSchedule) -> MatmulSchedule:
         """How the work is cut into chunks."""
         return product
 

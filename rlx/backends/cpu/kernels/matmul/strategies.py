@@ -12,7 +12,7 @@ from rlx.backends.cpu.kernels.matmul.i16_pairs import Pairs
 from rlx.backends.cpu.kernels.matmul.product import (
     Product,
 )
-from rlx.backends.cpu.strategy import CpuStrategy, Setting, select
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.affine import Affine
 from rlx.kernels.expr import I64, Expr, Var, const, substitute_vars, walk
@@ -58,9 +58,7 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     if kernel.anchor.a.dtype.bits == 8:
         return conv.layout(int8_conv.as_convolution(kernel), setting, (INT8,))
     kernel = _rows_together(kernel, kernel.anchor)
-    strategy, refused = select(kernel, MATMUL, setting)
-    *before, last = strategy.layout(kernel, setting)
-    return [*before, replace(last, strategy=strategy, refused=refused)]
+    return computed(kernel, MATMUL, setting)
 
 
 def _rows_together(kernel: Kernel, anchor: Contract) -> Kernel:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from rlx.backends.cpu.kernels.frame import Frame, bits_type
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.schedule.arguments import KernelCode, once
-from rlx.backends.cpu.schedule.base import LineCut, Product, part
+from rlx.backends.cpu.schedule.base import LineSchedule, Product, part
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Shape, Size, ceildiv, size_product
@@ -25,7 +25,9 @@ F32 = DTYPES["f32"]
 COPIED = 1 << 16  # bytes that a chunk copies
 ROWS = 1024  # of one width, between looks whether the run goes on
 
-Plan = tuple[Size, Size, Size, Callable[[str, str], None]]  # lines, inner and times of a `LineCut`; what emits rows
+Plan = tuple[
+    Size, Size, Size, Callable[[str, str], None]
+]  # lines, inner and times of a `LineSchedule`; what emits rows
 
 
 def accepts(node: Node) -> bool:
@@ -106,7 +108,7 @@ class _Code:
         lines, self.inner, times, self.emit = (
             self.plan_elements(op) if isinstance(op, ScatterElements) else self.plan_slices()
         )
-        self.cut = once(LineCut(lines, self.inner, times))
+        self.cut = once(LineSchedule(lines, self.inner, times))
 
     # ---- elements
 

@@ -75,7 +75,7 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     x, *tables = kernel.operands
     named = dict(zip(TABLES, tables, strict=True))
     made = _Layout(x.dtype, named["feature"].shape[0], named["roots"].shape[0])
-    static = isinstance(made.total, int) and all(b.kind in ("param", "const", "prepared") for b in tables)
+    static = isinstance(made.total, int) and all(b.is_fixed for b in tables)
     packed = Buffer(f"{kernel.results[0].name}.trees", "prepared" if static else "arena", (made.total,), U8)
     node, nodes = kernel.special, kernel.nodes
     pack = Kernel("pack trees", special=node, operands=tuple(tables), results=(packed,), nodes=nodes, strategy=PACK)

@@ -7,7 +7,7 @@ from typing import Literal
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, vec
-from rlx.backends.cpu.schedule.recurrence import RecurrenceCut
+from rlx.backends.cpu.schedule.recurrence import RecurrenceSchedule
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size
@@ -77,11 +77,11 @@ class Shape:
         return len(self.stages) + self.op.round_state
 
 
-def cut_of(s: Shape) -> RecurrenceCut:
+def cut_of(s: Shape) -> RecurrenceSchedule:
     """How the work of a recurrence is split."""
     at_once = tile_rows(len(s.stages[0]))
     sizes = s.gates, s.hidden, s.padded, s.groups, at_once, s.op.directions
-    return RecurrenceCut(s.steps, s.batch, *sizes, s.op.round_state)
+    return RecurrenceSchedule(s.steps, s.batch, *sizes, s.op.round_state)
 
 
 def tile_rows(gates: int) -> int:

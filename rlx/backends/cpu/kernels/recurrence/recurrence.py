@@ -23,7 +23,7 @@ from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kerne
 from rlx.backends.cpu.loops.looks import look, looking_loop
 from rlx.backends.cpu.native.os_ir import NO_PAUSE, PAUSE
 from rlx.backends.cpu.native.runner_ir import MIDWAY
-from rlx.backends.cpu.schedule.arguments import Computed, KernelCode, Pointer, Word, WordTable, once
+from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, Computed, KernelCode, Pointer, once
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.recurrence import BLOCKS, LINE, MEMBERS, TEAM_ROWS
 from rlx.backends.cpu.strategy import Setting
@@ -62,7 +62,7 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     made: list[Kernel] = []
     packed: list[Buffer] = []
     name = kernel.results[0].name
-    kind = "prepared" if r.base.kind in ("param", "const", "prepared") else "arena"
+    kind = "prepared" if r.is_fixed else "arena"
     for number, stage in enumerate(s.stages):
         shape = (s.op.directions, s.groups, s.hidden, s.panels, len(stage), s.lanes)
         buffer = Buffer(f"{name}.r{number}", kind, shape, s.dtype)
@@ -97,7 +97,7 @@ class _Code:
         self.op = op = s.op
         self.ty = "float" if s.dtype.name == "f32" else "double"
         self.name = cast(Literal["f32", "f64"], s.dtype.name)
-        self.table = WordTable()
+        self.table = ArgumentTable()
         count = len(s.stages)
         operands = kernel.operands
         self.x, self.packed = operands[0], operands[1 : 1 + count]
@@ -119,7 +119,7 @@ class _Code:
 
     def clear(self) -> KernelCode:
         """Sets the counters of all teams to zero."""
-        f, table = Function(PLACEHOLDER, ARGS), WordTable()
+        f, table = Function(PLACEHOLDER, ARGS), ArgumentTable()
         start = table.load(f, Pointer(self.sync))
         count = table.load(f, part(self.cut, "counters"))
         f.loop(0, count, 1, [], lambda i, _: f.store(0, f.gep(start, i, "i64"), ty="i64"))
@@ -127,7 +127,7 @@ class _Code:
         symbol, ir = name_kernel(Module([f]).text())
         return KernelCode(symbol, ir, tuple(table.words), Part(self.cut, "clears"))
 
-    def word(self, f: Function, word: Word) -> str:
+    def word(self, f: Function, word: Argument) -> str:
         return self.table.load(f, word)
 
     def computed(self, f: Function, field: str) -> str:
