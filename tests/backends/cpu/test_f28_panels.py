@@ -174,7 +174,7 @@ def test_weights_that_several_matrices_share(batch, rows):
     rng = np.random.default_rng(0)
     w = rng.normal(size=(k, n)).astype(np.float32)
     together = rows if rows > 1 else getattr(batch, "hi", batch)  # matrices of one row are one product
-    short = f28.suits(together, n, k)
+    short = f28.unsuited(together, n, k) is None
     for threads in (1, 2, 16):
         model = rlx.compile(g, device="cpu", threads=threads)
         model.set_params({"w": w})
