@@ -155,12 +155,15 @@ def open_regular(path: str | os.PathLike[str], *, own: bool = False) -> int:
     checked is what was opened, whatever the path leads to meanwhile.
     """
     flags = os.O_RDONLY | _flags("O_NONBLOCK", "O_CLOEXEC", "O_BINARY")
-    if own and os.open in os.supports_dir_fd:
-        folder, name = os.path.split(path)
-        with _own_folder_opened(folder or os.curdir) as folder_fd:
-            fd = os.open(name, flags | _flags("O_NOFOLLOW"), dir_fd=folder_fd)
-    else:
-        fd = os.open(path, flags)
+    try:
+        if own and os.open in os.supports_dir_fd:
+            folder, name = os.path.split(path)
+            with _own_folder_opened(folder or os.curdir) as folder_fd:
+                fd = os.open(name, flags | _flags("O_NOFOLLOW"), dir_fd=folder_fd)
+        else:
+            fd = os.open(path, flags)
+    except ValueError as error:  # a NUL in it, or half of a surrogate pair
+        raise OSError(errno.EINVAL, f"is no path: {error}", os.fspath(path)) from None
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

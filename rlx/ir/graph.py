@@ -164,7 +164,9 @@ class Graph:
         try:
             with usual_arithmetic():
                 if wanted is not None and rounds_twice(wanted):
-                    array = np.array(cast(np.asarray(value), wanted), order="C")
+                    exact = np.asarray(value)
+                    exact = exact.astype(np.float64) if exact.dtype == object else exact  # integers beyond i64
+                    array = np.array(cast(exact, wanted), order="C")
                 else:
                     array = np.array(value, dtype=None if wanted is None else wanted.numpy, order="C")
                 if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):

@@ -8,6 +8,8 @@ no result depends on added entries (`rlx.kernels.independence`); along others ev
 
 from __future__ import annotations
 
+import copy
+import math
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -30,7 +32,7 @@ from rlx.cost.model import CALLS, predict_lowered
 from rlx.errors import BusyError, ClosedError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError, no_such
 from rlx.forks import restart_in_child
 from rlx.ir.extents import bind_extents, of_parts
-from rlx.ir.graph import Array, Graph
+from rlx.ir.graph import Array, Graph, refuse_masked
 from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.independence import mixing
 from rlx.options import CompileOptions, parse_bytes
@@ -410,7 +412,7 @@ class Buckets:
         with self._idle():
             if not self._live:
                 self._model(self._key(self._first()), self._first(), "params were set")
-            copies = {name: np.array(array) for name, array in arrays.items()}
+            copies = {name: _copied(name, array) for name, array in arrays.items()}
             models = list(dict.fromkeys(self._models.values()))
             try:
                 for model in models:
@@ -432,10 +434,12 @@ class Buckets:
             try:
                 while any(self._running.values()):
                     self._changed.wait()
-                self._setter = threading.get_ident()
-                yield
+                outer, self._setter = self._setter, threading.get_ident()
+                try:
+                    yield
+                finally:
+                    self._setter = outer  # this thread, where an `on_compile` sets params too
             finally:
-                self._setter = 0
                 self._setting -= 1
                 self._changed.notify_all()
 
@@ -494,6 +498,12 @@ def _graph_of(source: Source, options: CompileOptions) -> Graph:
     return apply_dims(graph, options.dims) if kind == TEXT else graph
 
 
+def _copied(name: str, value: Any) -> Any:
+    """A value for a param that no later change of it reaches; numbers of Python stay such, which have no type yet."""
+    refuse_masked(f"param {name!r}", value)
+    return copy.deepcopy(value) if isinstance(value, list | tuple | int | float) else np.array(value)
+
+
 def _undivided(graph: Graph, names: Iterable[str]) -> Graph:
     """The graph with all parts of these dims as one, as a rung is a range of one size."""
     known = graph.dims()
@@ -501,8 +511,14 @@ def _undivided(graph: Graph, names: Iterable[str]) -> Graph:
     for name in names:
         whole = known.get(name)
         if whole is not None:
-            dim = Dim(whole.name, whole.lo, whole.hi, whole.multiple)
-            values |= {part: dim for part in of_parts({name: None}, known) if part != name}
+            parts = {part: known[part] for part in of_parts({name: None}, known)}
+            tops = [part.hi for part in parts.values() if part.hi is not None]
+            lo, hi = max(part.lo for part in parts.values()), min(tops, default=None)
+            if hi is not None and lo > hi:
+                bounds = ", ".join(f"{n!r} in {p.lo}..{'' if p.hi is None else p.hi}" for n, p in parts.items())
+                raise OptionError(f"buckets: a rung of {name!r} is a range of one size, but dims= leaves {bounds}")
+            dim = Dim(whole.name, lo, hi, math.lcm(*(part.multiple for part in parts.values())))
+            values |= dict.fromkeys(parts, dim)
     return with_dims(graph, values) if values else graph
 
 

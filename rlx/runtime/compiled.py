@@ -561,6 +561,8 @@ class CompiledGraph(Lifetime, ExpertControl):
 
         if not isinstance(stage, str) or stage not in STAGES:
             raise OptionError(f"explain: unknown stage {stage!r}; there are {', '.join(STAGES)}")
+        if not isinstance(why, bool):
+            raise OptionError(f"explain: why={why!r}: expected True or False")
         if why and stage != "kernels":
             raise OptionError(f"explain: why=True goes with stage 'kernels', not {stage!r}")
         return explain(self, stage, why=why)

@@ -15,7 +15,15 @@ from onnx.reference import ReferenceEvaluator
 
 import rlx
 from rlx.backends.reference import run_graph
-from rlx.errors import DTypeError, ExecutionError, ModelFormatError, OptionError, ShapeError, UnsupportedOp
+from rlx.errors import (
+    DTypeError,
+    ExecutionError,
+    ModelFormatError,
+    OptionError,
+    RlxError,
+    ShapeError,
+    UnsupportedOp,
+)
 from rlx.importers.onnx import load, preflight
 from rlx.importers.onnx.importer import MissingNode
 from rlx.ir.graph import Graph
@@ -500,3 +508,18 @@ def test_external_data_beyond_two_gigabytes(tmp_path: Path) -> None:
     loaded = load(tmp_path / "model.onnx")
     found = run_graph(loaded, {"at": np.array([0, 7, size // 4 - 1])})["y"]
     np.testing.assert_array_equal(found, [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "shape", [[1, 2, 4, 4], [0, 0, 0, 0], [1 << 40, 1, 1 << 30, 1 << 30], [1, 1, 4], [1, 1, -4, 4]]
+)
+def test_a_result_of_max_unpool_of_another_shape_is_refused(shape: list[int]) -> None:
+    """Images and channels are those of x; the first two sizes were not looked at."""
+    x, i = (helper.make_tensor_value_info(n, t, [1, 1, 2, 2]) for n, t in (("x", 1), ("i", 7)))
+    size = helper.make_tensor("s", 7, [len(shape)], shape)
+    node = helper.make_node("MaxUnpool", ["x", "i", "s"], ["y"], kernel_shape=[2, 2], strides=[2, 2])
+    y = helper.make_tensor_value_info("y", 1, None)
+    graph = helper.make_graph([node], "g", [x, i], [y], [size])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(RlxError, match="MaxUnpool"):
+        load(model.SerializeToString())

@@ -98,3 +98,11 @@ def test_leaves_say_which_of_them_is_wrong() -> None:
             declare("x", (2, -1))
         with pytest.raises(DTypeError, match=rf"{declare.__name__} 'x': unknown element type"):
             declare("x", (2,), "f7")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32", "f64"])
+def test_integers_beyond_64_bits_are_constants_of_floats(dtype: str) -> None:
+    g = Graph("g")
+    assert g.constant([2**70], dtype).data == [2.0**70]
+    with pytest.raises(DTypeError, match="does not fit"):
+        g.constant([2**2000], dtype)

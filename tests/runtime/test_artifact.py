@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import rlx
 from rlx.backends.cpu.jit import cpuid
 from rlx.errors import ModelFormatError, OptionError
+from rlx.importers.onnx import load as load_onnx
 from rlx.ir.fingerprint import graphs_equal
 from rlx.runtime import artifact, cache, container, restore
 
@@ -99,6 +101,21 @@ def chosen() -> rlx.Graph:
     return g
 
 
+def branching() -> rlx.Graph:
+    """An If, and a loop whose rounds the data decide."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[4, 6] x, int64[5] i) => (y, z) {
+      a = ReduceSum <keepdims = 0> (x)  zero = Constant <value_float = 0.0> ()  one = Constant <value_float = 1.0> ()
+      c = Greater (a, zero)
+      y = If (c) <then_branch = t () => (float[4, 6] p) { p = Add (x, one) },
+                  else_branch = e () => (float[4, 6] q) { q = Tanh (x) }>
+      n = ReduceMax <keepdims = 0> (i)  yes = Constant <value = bool {1}> ()
+      z = Loop (n, yes, x) <body = b (int64 k, bool go, float[4, 6] v) => (bool on, float[4, 6] w) {
+        on = Identity (go)  half = Constant <value_float = 0.5> ()  w = Mul (v, half) }>
+    }""")
+    return load_onnx(model.SerializeToString())
+
+
 def inputs_of(model: rlx.CompiledGraph, extent: int) -> dict[str, Any]:
     def array(spec: Any) -> Any:
         shape = [s if isinstance(s, int) else extent for s in spec.shape]
@@ -112,7 +129,7 @@ def assert_same(a: list[Any], b: list[Any]) -> None:
         assert left.tobytes() == right.tobytes()
 
 
-@pytest.mark.parametrize("make", [mlp, attention, convs, lookup, sorting, counter, chosen])
+@pytest.mark.parametrize("make", [mlp, attention, convs, lookup, sorting, counter, chosen, branching])
 @pytest.mark.parametrize("portable", [False, True])
 def test_save_and_load_give_equal_bits(make: Callable[[], rlx.Graph], portable: bool, tmp_path: Path) -> None:
     """An artifact runs as the model that it was made of at several extents, and so do its clones and its own copy."""

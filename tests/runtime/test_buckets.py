@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import rlx
 from rlx.backends import backend_named
@@ -15,7 +16,8 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
 from rlx.cost.lowered import Lowered
 from rlx.cost.model import Prediction
-from rlx.errors import ClosedError, ExecutionError, NameNotFound, OptionError, ShapeError
+from rlx.errors import ClosedError, DTypeError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
+from rlx.importers.onnx import load as load_onnx
 from rlx.kernels.independence import mixing
 from rlx.ops import cast
 from rlx.ops.layout import Iota, SizeOf
@@ -362,3 +364,51 @@ def test_a_specialising_device_is_padded_where_that_is_proved() -> None:
         np.testing.assert_allclose(exact.run([data(n)])[0], data(n).sum(0), rtol=1e-4, atol=1e-5)
         exact.run([data(m)])
     assert [e.kind for e in exact.events] == ["exact", "exact"]
+
+
+def test_set_params_within_on_compile() -> None:
+    """The thread that sets params may set them again where a rung is compiled for that, and run."""
+    g = rlx.Graph("t")
+    x, w = g.input("x", (rlx.Dim("N", 1, 64), 4)), g.param("w", (4, 4))
+    g.output(x @ w, name="o")
+    ok, sums = {"w": np.eye(4, dtype=np.float32)}, []
+
+    def again(_: object) -> None:
+        if len(buckets.events) == 1:
+            buckets.set_params(ok)
+            sums.append(float(buckets.run({"x": np.ones((3, 4), np.float32)})[0].sum()))
+
+    buckets = rlx.Buckets(g, {"N": [4, 64]}, device="cpu", policy="buckets", on_compile=again)
+    thread = threading.Thread(target=buckets.set_params, args=(ok,), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert sums == [12.0]
+
+
+@pytest.mark.parametrize(
+    "value, error", [(np.ma.array(np.eye(4), mask=np.eye(4)), "masked"), ([[1.0], [2.0, 3.0]], "can't make")]
+)
+def test_params_of_buckets_are_checked_as_those_of_a_graph(value: Any, error: str) -> None:
+    g = rlx.Graph("t")
+    g.output(g.input("x", (rlx.Dim("N", 1, 64), 4)) @ g.param("w", (4, 4)), name="o")
+    buckets = rlx.Buckets(g, {"N": [4, 64]}, device="cpu", policy="buckets")
+    with pytest.raises(DTypeError, match=error):
+        buckets.set_params({"w": value})
+    buckets.set_params({"w": [[float(i == j) for j in range(4)] for i in range(4)]})
+    assert buckets.run({"x": np.ones((3, 4), np.float32)})[0].sum() == 12.0
+
+
+def test_a_ladder_keeps_what_dims_say_of_parts() -> None:
+    """A rung is a range of one size: of sizes with one name that differ, what all of them may be."""
+    inputs = [helper.make_tensor_value_info(name, 1, ["N", 3]) for name in "ab"]
+    outputs = [helper.make_tensor_value_info(name, 1, ["N", 3]) for name in "yz"]
+    nodes = [helper.make_node("Relu", ["a"], ["y"]), helper.make_node("Neg", ["b"], ["z"])]
+    graph = load_onnx(helper.make_model(helper.make_graph(nodes, "p", inputs, outputs), ir_version=9,
+                                        opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())  # fmt: skip
+    feed = {"a": np.ones((12, 3), np.float32), "b": np.ones((12, 3), np.float32)}
+    buckets = rlx.Buckets(graph, {"N": [4, 8]}, dims={"N (b)": (1, 8)}, device="cpu", policy="buckets")
+    with pytest.raises(RlxError, match="N"):
+        buckets.run(feed)
+    with pytest.raises(OptionError, match="16"):
+        rlx.Buckets(graph, {"N": [4, 16]}, dims={"N (b)": (1, 8)}, device="cpu", policy="buckets")

@@ -9,7 +9,7 @@ from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_
 from rlx.importers.onnx.mapping_window import window_attributes
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
-from rlx.ir.shape import Size, numel
+from rlx.ir.shape import Size, numel, unify
 from rlx.ops import bitwise, channel_norm, mask, pool_more, space, trigonometry
 from rlx.ops.base import Op, axis_of
 from rlx.ops.cumulative import CumProd, CumSum
@@ -273,8 +273,12 @@ def _max_unpool(ctx: NodeContext) -> Mapped:
     )
     if not ctx.has(2):
         return ctx.add(pool_more.MaxUnpool(own), x, places)
-    wanted = tuple(ctx.sizes(2, "the shape of the result"))[2:]
-    return ctx.add(pool_more.MaxUnpool(wanted, own), x, places)
+    wanted = tuple(ctx.sizes(2, "the shape of the result"))
+    if len(wanted) != x.rank:
+        raise ShapeError(f"MaxUnpool: the shape {wanted} of the result is none of rank {x.rank}")
+    for axis in range(2):
+        unify(wanted[axis], x.shape[axis], f"MaxUnpool: axis {axis} of the result and of {x.type}")
+    return ctx.add(pool_more.MaxUnpool(wanted[2:], own), x, places)
 
 
 @onnx_op("GridSample", since=16)

@@ -12,6 +12,7 @@ from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, name_kernel
 from rlx.backends.cpu.native.runner_ir import EXTENT_BEYOND_BOUND, NEXT, STATUS, VALUE
 from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, KernelCode, Link, Pointer
+from rlx.backends.cpu.schedule.base import Product
 from rlx.kernels.program import Mark
 
 __all__ = ["emit_mark"]
@@ -36,7 +37,7 @@ def emit_mark(mark: Mark) -> list[KernelCode]:
             _next(f, table, mark)
     f.ret()
     symbol, text = name_kernel(Module([f]).text())
-    return [KernelCode(symbol, text, tuple(table.words), lambda _: 1, notes={"loops": "control flow"})]
+    return [KernelCode(symbol, text, tuple(table.words), Product(()), notes={"loops": "control flow"})]
 
 
 def _fails(f: Function, table: ArgumentTable, test: Pointer) -> str:

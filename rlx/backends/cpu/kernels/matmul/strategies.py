@@ -9,9 +9,7 @@ from rlx.backends.cpu.kernels.matmul.byte_panels import BytePanels
 from rlx.backends.cpu.kernels.matmul.encoded_panels import EncodedPanels
 from rlx.backends.cpu.kernels.matmul.f28_panels import F28Panels
 from rlx.backends.cpu.kernels.matmul.i16_pairs import Pairs
-from rlx.backends.cpu.kernels.matmul.product import (
-    Product,
-)
+from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.affine import Affine
@@ -21,7 +19,6 @@ from rlx.kernels.program import Kernel, Store
 from rlx.records import replace
 
 __all__ = ["INT8", "MATMUL", "accepts", "accepts_operand", "layout"]
-
 
 I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 
