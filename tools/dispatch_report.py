@@ -32,7 +32,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "backends.md"
 DEVICES = tuple(name for name in BACKENDS if name != "reference")  # which runs everything, slowly
 SIZES = (7, 9)
 
-HEAD = """# Backends
+HEAD = """# Ops on each device
 
 How every op runs on every device, over the test cases of all its element types and attributes. Written by
 `python tools/dispatch_report.py`.

@@ -54,7 +54,7 @@ type named: strings, FLOAT8E4M3FNUZ, FLOAT8E5M2FNUZ, FLOAT8E8M0, INT2, UINT2, FL
   others get names of their own, after their input: `N`, `N (b)`, `N (x.1)` for axis 1 of an x that has the name twice.
   What `dims`, `at=` or a ladder of `Buckets` say of `N` is said of all of them, unless one has an entry itself
   (`{"N": (1, 8), "N (b)": (1, 64)}`); a ladder makes them one. A name stays whole where a branch or a loop's body needs
-  it to be, where data choose places along the axis, and where the graph decides something by comparing the two sizes;
+  it to be, where data choose places along the axis, and where the graph computes with both sizes at once;
   so do all names of a file in which they stand at more than 512 axes of inputs.
   `dims` give one a name of its own by input and axis, `{"b": {0: "M"}}`, or a size or bounds (`{0: 4}`, `{0: (1, 64)}`;
   `--dims 'b[0]=M'`); the name of another, `{"b": {0: "N"}}`, makes them one.

@@ -56,6 +56,8 @@ PANEL = 1024  # bytes of a tile: 16 rows of 64
 AHEAD = 4096  # bytes of a panel by which it is fetched before its parts are made
 SHARES = (16, 8, 4, 2, 1)  # pairs of rows of both panels whose parts are made in a step
 
+STORED = {"i8": "i8", "u8": "i8", "i16": "i16"}  # the types of LLVM of numbers that become f32 in registers
+
 
 @dataclass(frozen=True)
 class Panels:
@@ -69,7 +71,7 @@ class Panels:
 
     @property
     def scalar(self) -> str:
-        return f"i{self.stored[1:]}" if self.stored else "float"
+        return STORED[self.stored] if self.stored else "float"
 
     @property
     def step(self) -> int:

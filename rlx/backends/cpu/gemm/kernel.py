@@ -96,7 +96,7 @@ class Tile:
         """The type of an element of B in memory."""
         if self.stored in CODES:
             return "i8"
-        return f"i{self.stored[1:]}" if self.stored else self.scalar
+        return amx_f32.STORED[self.stored] if self.stored else self.scalar
 
     @property
     def scalar(self) -> str:
