@@ -56,11 +56,11 @@ def test_dynamic_sizes_give_the_same_or_are_refused(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", onnx_node_tests.DEVICES)
 def test_nearly_all_numeric_cases_pass(device: str) -> None:
-    """At least 98 % of those whose types are numeric, and no case fails."""
+    """At least 97 % of those whose types are numeric, and no case fails."""
     found = onnx_node_tests.outcomes(device)
     counts = Counter(o.result for o in found if o.numeric)
     assert not [o.name for o in found if o.result == "fail"]
-    assert counts["pass"] >= 0.98 * sum(counts.values()), counts
+    assert counts["pass"] >= 0.97 * sum(counts.values()), counts
 
 
 @pytest.mark.slow
