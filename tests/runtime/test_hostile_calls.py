@@ -152,6 +152,7 @@ class Made:
         self.folder = folder
         self.x = np.ones((3, 4), np.float32)
         self.model = rlx.compile(graph(), device="cpu")
+        self.model.run([self.x])  # before which there is no plan
         lora = rlx.lora(graph(), rank=2, slots=2)
         self.adapted = rlx.compile(lora, device="cpu")
         self.registry = rlx.WeightRegistry()
