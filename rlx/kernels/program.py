@@ -158,6 +158,15 @@ class Kernel:
         return accesses.loop_kind(self)
 
     @property
+    def packs(self) -> bool:
+        """Whether it only brings operands into a layout of the device."""
+        return self.strategy is not None and self.strategy.packs
+
+    def with_anchor(self, anchor: Anchor | None) -> Kernel:
+        """A kernel with the same name, stores and nodes, and this anchor."""
+        return Kernel(self.name, self.stores, anchor, nodes=self.nodes)
+
+    @property
     def how(self) -> str:
         """The name of the strategy, or the kind of what has none."""
         return self.kind if self.strategy is None else self.strategy.name

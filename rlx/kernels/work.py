@@ -173,7 +173,7 @@ def _spaces(kernel: Kernel, extents: Extents) -> Iterator[tuple[Expr, dict[Var, 
     def box(shape: Shape) -> dict[Var, int]:
         return dict(zip(out_vars(len(shape)), (evaluate(s, extents) for s in shape), strict=True))
 
-    packs = kernel.strategy is not None and kernel.strategy.packs
+    packs = kernel.packs
     match kernel.anchor:
         case Contract(m=m, n=n, k=k, a=a, b=b) if not packs:
             loops = {**box((*kernel.stores[0].extents[:-2], m, n)), Var("k"): evaluate(k, extents)}
@@ -316,7 +316,7 @@ def _in_vectors(load: Load, inner: frozenset[Var]) -> bool:
 def _anchor_flops(kernel: Kernel, extents: Extents) -> tuple[int, tuple[int, ...]]:
     """Flops of the anchor, and its sizes; nothing for the kernels that bring operands into a layout."""
     anchor, store = kernel.anchor, kernel.stores[0]
-    if anchor is None or (kernel.strategy is not None and kernel.strategy.packs):
+    if anchor is None or kernel.packs:
         return 0, ()
     match anchor:
         case Contract():

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Literal
+from typing import Literal, cast
 
 from rlx.backends.cpu.gemm import amx_f32, amx_f32_rows
 from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, CODES
@@ -26,6 +26,7 @@ from rlx.backends.cpu.jit.probe_amx import floats_by_tiles
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, element, size_of, vec, width
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import COPY_PAD
+from rlx.ir.dtype import DType as Element
 from rlx.records import dataclass, replace
 
 __all__ = [
@@ -188,6 +189,11 @@ def tile_for(dtype: DType, vector_bytes: int, registers: int = 0, *, stored: str
         return replace(tile, rows=3, panels=2)
     most = 12 if dtype == "i32" else 14
     return replace(tile, rows=min((registers - 1) // (tile.panels * 64 // vector_bytes) - 1, most))
+
+
+def tile_of(dtype: Element, *, stored: str = "") -> Tile:
+    """The tile of this machine for sums in a type."""
+    return tile_for(cast(DType, dtype.name), host().vector_bytes, stored=stored)
 
 
 def packed_elements(k: int, n: int, dtype: DType = "f32") -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
@@ -58,7 +57,7 @@ def computed_in(dtype: DType) -> DType:
 
 
 def tile_of(dtype: DType) -> gemm.Tile:
-    return gemm.tile_for(cast(gemm.DType, computed_in(dtype).name), host().vector_bytes)
+    return gemm.tile_of(computed_in(dtype))
 
 
 def sizes(w: Buffer, transposed: bool) -> tuple[Size, Size, Size]:

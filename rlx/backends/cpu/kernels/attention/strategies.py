@@ -65,7 +65,7 @@ def _packed(kernel: Kernel) -> list[Kernel]:
     v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
     keys_only = replace(anchor, q=anchor.k, score=None)
     pack = Kernel("pack k, v", (k_store, v_store), keys_only, nodes=kernel.nodes, strategy=PACK)
-    return [pack, Kernel(kernel.name, kernel.stores, replace(anchor, k=k, v=v), nodes=kernel.nodes)]
+    return [pack, kernel.with_anchor(replace(anchor, k=k, v=v))]
 
 
 PACK = Step("attention.pack", emit_pack)
@@ -82,16 +82,8 @@ class Attend(CpuStrategy):
         made.ways = replace(self.ways, streaming=True)
         return made
 
-    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
-        return _packed(kernel)
-
     def emit(self, kernel: Kernel) -> list[KernelCode]:
         return emit(kernel, self.ways)
-
-    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
-        anchor = kernel.anchor
-        assert isinstance(anchor, Attention)
-        return tuple(e.b if isinstance(e, Select) else e for e in (anchor.k, anchor.v))
 
 
 class _Decode(Attend):
@@ -108,9 +100,6 @@ class _Decode(Attend):
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         return [heads_as_rows(kernel)]
 
-    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
-        return ()
-
 
 class _OwnPanels(Attend):
     """All query rows of a head in a chunk, which packs its keys and values for itself: they never leave the cache."""
@@ -125,23 +114,30 @@ class _OwnPanels(Attend):
         return AttentionSchedule.too_large(anchor.q_shape[2], anchor.k_shape[2])
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
-        return [Kernel(kernel.name, kernel.stores, kernel.anchor, nodes=kernel.nodes)]
-
-    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
-        return ()
-
-
-class _Packed(Attend):
-    """Keys and values are packed into panels once for each batch entry and key head, which all chunks then read."""
-
-    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
-        return None if isinstance(_query_rows(kernel), int) else "the number of query rows is known at the run only"
+        return [kernel.with_anchor(kernel.anchor)]
 
 
 class _DecodeOrPacked(Attend):
     """Where the number of query rows is known at the run only, that decides: both ways are kept."""
 
     ways = Ways(few=True, many=True)
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        return _packed(kernel)
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Attention)
+        return tuple(e.b if isinstance(e, Select) else e for e in (anchor.k, anchor.v))
+
+
+class _Packed(_DecodeOrPacked):
+    """Keys and values are packed into panels once for each batch entry and key head, which all chunks then read."""
+
+    ways = Ways(many=True)
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        return None if isinstance(_query_rows(kernel), int) else "the number of query rows is known at the run only"
 
 
 def _query_rows(kernel: Kernel) -> Size:

@@ -22,7 +22,7 @@ from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, Plan
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm, ImplicitGemmArg
 from rlx.backends.cpu.kernels.conv.product import Im2col, in_image
-from rlx.backends.cpu.kernels.conv.weights import is_few, prepared_weights
+from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, is_few
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.analysis import RESULT, is_costly
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
@@ -39,7 +39,7 @@ from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.fused_depthwise import FusedDepthwiseSchedule
 from rlx.backends.cpu.strategy import Step
 from rlx.ir.dtype import DTYPES
-from rlx.kernels.expr import Acc, Expr, Load, loads, walk
+from rlx.kernels.expr import Acc, Load, loads, walk
 from rlx.kernels.lowering import Conv
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.records import dataclass
@@ -360,11 +360,8 @@ class RingBody(Body):
         return end
 
 
-class FusedDepthwise(Step):
+class FusedDepthwise(ConvStrategy, Step):
     """A depthwise convolution that makes the image it alone reads, row by row; `join` makes one kernel of both."""
-
-    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
-        return prepared_weights(kernel)
 
 
 FUSED = FusedDepthwise("conv.fused_depthwise", _emit, packs=False)

@@ -16,7 +16,7 @@ from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import im2col, int8_depthwise
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
-from rlx.backends.cpu.kernels.conv.weights import prepared_weights, scaled
+from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -32,7 +32,7 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.base import Part, Product, part
 from rlx.backends.cpu.schedule.conv import ConvParts
 from rlx.backends.cpu.schedule.int8 import Int8Schedule
-from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
+from rlx.backends.cpu.strategy import Setting, Step
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
@@ -419,7 +419,7 @@ class _Chunk:
 # ---- strategies
 
 
-class Int8(CpuStrategy):
+class Int8(ConvStrategy):
     """Bytes: windows that do not lie in the image as they are, are gathered first; sums in i32, by four along k."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
@@ -433,9 +433,6 @@ class Int8(CpuStrategy):
 
     def emit(self, kernel: Kernel) -> list[KernelCode]:
         return [_emit(kernel)]
-
-    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
-        return prepared_weights(kernel)
 
 
 WEIGHTS = Step("conv.int8_pack", _emit_weights)

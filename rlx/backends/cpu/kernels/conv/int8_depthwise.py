@@ -11,11 +11,11 @@ from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import int8_depthwise_pairs, int8_depthwise_vnni
 from rlx.backends.cpu.kernels.conv.depthwise import Plane, has_few_taps, image_words
 from rlx.backends.cpu.kernels.conv.geometry import finish_of, geometry
-from rlx.backends.cpu.kernels.conv.weights import prepared_weights, scaled
+from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
 from rlx.backends.cpu.llvm.builder import Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import ArgumentTable, KernelCode, Pointer, Scratch, ScratchStride
-from rlx.backends.cpu.strategy import CpuStrategy, Setting
+from rlx.backends.cpu.strategy import Setting
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import ceildiv
 from rlx.kernels.expr import Apply, Cast, Expr, Reduce, Var, const, size_expr, substitute_vars
@@ -106,7 +106,7 @@ def _emit(kernel: Kernel) -> KernelCode:
     return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites), scratch)
 
 
-class Int8Depthwise(CpuStrategy):
+class Int8Depthwise(ConvStrategy):
     """Images of bytes with one channel and one output a group, and few taps: vectors of channels in registers."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
@@ -124,6 +124,3 @@ class Int8Depthwise(CpuStrategy):
 
     def emit(self, kernel: Kernel) -> list[KernelCode]:
         return [_emit(kernel)]
-
-    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
-        return prepared_weights(kernel)

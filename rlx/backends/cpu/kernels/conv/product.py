@@ -12,7 +12,7 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
-from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few, tile_of
+from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
 from rlx.backends.cpu.llvm.builder import Module, size_of
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -104,7 +104,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool) -> Kernel
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     dtype = anchor.x.dtype
-    wide = tile_of(dtype)  # of whole blocks; windows are gathered, and finished in registers, by another
+    wide = gemm.tile_of(dtype)  # of whole blocks; windows are gathered, and finished in registers, by another
     tile = wide.of_one_panel
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
     in_registers = not few and register_tiles.suits(finish)

@@ -68,7 +68,7 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
     if not _channels_together(anchor) and not _from_planes(kernel):
         x, copy = _channels_last(kernel, anchor)
         made.append(copy)
-        kernel = Kernel(kernel.name, kernel.stores, replace(anchor, x=x), nodes=kernel.nodes)
+        kernel = kernel.with_anchor(replace(anchor, x=x))
     *before, last = computed(kernel, strategies, setting)
     strategy = last.strategy
     if isinstance(strategy, winograd.Winograd) and winograd.has_few(kernel, strategy.name) is None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm import requantise
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, Size, ceildiv
@@ -18,7 +16,7 @@ from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
 __all__ = [
-    "FEW_OUTPUTS", "PackedWeights", "is_few", "packed", "prepared_weights", "scaled", "tile_of",
+    "FEW_OUTPUTS", "ConvStrategy", "PackedWeights", "is_few", "packed", "scaled",
     "with_weights", "without_denormals",
 ]  # fmt: skip
 
@@ -37,7 +35,7 @@ def packed(kernel: Kernel, dtype: DType) -> tuple[Buffer, Store]:
     assert isinstance(anchor, Conv)
     window, channels = anchor.w_shape[2:], anchor.w_shape[1]
     outputs = anchor.w_shape[0] // anchor.groups
-    width = tile_of(anchor.x.dtype).width
+    width = gemm.tile_of(anchor.x.dtype).width
     name = f"{kernel.stores[0].buffer.name}.w"
     o, c, *taps = out_vars(len(anchor.w_shape))
     shape: Shape
@@ -71,18 +69,24 @@ def without_denormals(w: Expr) -> Expr:
     return Select(Apply("abs", (w,), w.dtype) < const(2.0**-126, w.dtype), const(0, w.dtype), w)
 
 
-def tile_of(dtype: DType) -> gemm.Tile:
-    return gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes)
-
-
 def with_weights(kernel: Kernel, packed: Buffer) -> Kernel:
     """The kernel, which reads its weights from where they are packed."""
     assert isinstance(kernel.anchor, Conv)
-    anchor = replace(kernel.anchor, w=Load(packed, (size_expr(0),) * len(packed.shape), packed.dtype))
-    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes)
+    w = Load(packed, (size_expr(0),) * len(packed.shape), packed.dtype)
+    return kernel.with_anchor(replace(kernel.anchor, w=w))
 
 
-class PackedWeights(CpuStrategy):
+class ConvStrategy(CpuStrategy):
+    """A way to compute convolutions, whose weights are packed before any run where they can be."""
+
+    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
+        match kernel.anchor:
+            case Conv(w=Load(source=source) as w) if source.base.kind == "prepared":
+                return (w,)
+        return ()
+
+
+class PackedWeights(ConvStrategy):
     """Sums of products with packed weights."""
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
@@ -94,17 +98,6 @@ class PackedWeights(CpuStrategy):
         assert isinstance(kernel.anchor, Conv)
         return packed(kernel, kernel.anchor.x.dtype)
 
-    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
-        return prepared_weights(kernel)
-
-
-def prepared_weights(kernel: Kernel) -> tuple[Expr, ...]:
-    """The load of the weights, where they were packed before any run."""
-    match kernel.anchor:
-        case Conv(w=Load(source=source) as w) if source.base.kind == "prepared":
-            return (w,)
-    return ()
-
 
 Packing = Callable[[Kernel], tuple[list[Kernel], tuple[Buffer, ...]]]
 
@@ -115,9 +108,5 @@ def scaled(kernel: Kernel, groups: int, outputs: Size, pack: Packing) -> list[Ke
     The load that stands for the weights names the packed buffer.
     """
     made, kernel = requantise.layout(kernel, groups, outputs)
-    anchor = kernel.anchor
-    assert isinstance(anchor, Conv)
     packing, sums = pack(kernel)
-    buffer = packing[0].stores[0].buffer
-    read = replace(anchor, w=Load(buffer, (size_expr(0),) * len(buffer.shape), buffer.dtype))
-    return [*made, *packing, Kernel(kernel.name, kernel.stores, read, operands=sums, nodes=kernel.nodes)]
+    return [*made, *packing, replace(with_weights(kernel, packing[0].stores[0].buffer), operands=sums)]

@@ -22,7 +22,7 @@ from math import prod
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv.geometry import Finish, finish_of, geometry
-from rlx.backends.cpu.kernels.conv.weights import prepared_weights, with_weights
+from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -43,7 +43,7 @@ from rlx.backends.cpu.schedule.winograd import WinogradParts, WinogradSchedule
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
 from rlx.ir.shape import Shape, bounds
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import Expr, Load, const, size_expr
+from rlx.kernels.expr import Load, const
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 
@@ -258,8 +258,7 @@ def _layout(kernel: Kernel, name: str) -> list[Kernel]:
     store = Store(buffer, shape, vars, const(0, buffer.dtype))
     packed = replace(anchor, x=const(0, buffer.dtype))
     weights = Kernel("winograd weights", (store,), packed, nodes=kernel.nodes, strategy=WEIGHTS)
-    made = replace(anchor, w=Load(buffer, (size_expr(0),) * 4, buffer.dtype))
-    return [weights, Kernel(kernel.name, kernel.stores, made, nodes=kernel.nodes)]
+    return [weights, with_weights(kernel, buffer)]
 
 
 def _emit_weights(kernel: Kernel) -> KernelCode:
@@ -272,8 +271,7 @@ def _emit_weights(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor.w, Load)
     positions, panels, channels, _ = buffer.shape
     rank = len(anchor.w_shape)
-    window = anchor.w_shape[2:] if rank == 4 else (1, *anchor.w_shape[2:])
-    form = next(form for form in FORMS.values() if form.r == window and form.positions == positions)
+    form = next(form for form in FORMS.values() if form.r == window(anchor) and form.positions == positions)
     down, across = (transforms(m, r)[1] for m, r in zip(form.m, form.r, strict=True))
     index = linear_index(anchor.w.indices, anchor.w.source.shape)
     o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(rank))
@@ -646,7 +644,7 @@ def _output(form: Form, tile: gemm.Tile) -> Function:
     return f
 
 
-class Winograd(CpuStrategy):
+class Winograd(ConvStrategy):
     """One form of F(m, r): transforms save products.
 
     Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015; the matrices are those of Toom and Cook.
@@ -682,9 +680,6 @@ class Winograd(CpuStrategy):
 
     def emit(self, kernel: Kernel) -> list[KernelCode]:
         return [_emit(kernel)]
-
-    def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
-        return prepared_weights(kernel)
 
 
 class OrSums(Winograd):

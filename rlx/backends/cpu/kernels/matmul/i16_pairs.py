@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.kernels.matmul.product import (
     DEPTH,
     Product,
     accumulates_in,
     compact,
     extents_of,
-    replace_kernel,
-    tile_of,
 )
 from rlx.backends.cpu.strategy import Setting
 from rlx.ir.dtype import DTYPES, DType
@@ -51,7 +50,7 @@ class Pairs(Product):
         assert isinstance(a, Load)
         source = a.source
         view = _view(source, (*source.shape[:-1], pairs), I32)
-        width = tile_of(I32).width
+        width = gemm.tile_of(I32).width
         b = anchor.b
         used = [v for v in batch if v in set(walk(b))]
         shape = (*extents_of(used, store.extents), ceildiv(anchor.n, width), pairs, width)
@@ -67,7 +66,7 @@ class Pairs(Product):
         panels = _view(buffer, shape, I32 if b.dtype is I16 else I16)
         zero = const(0, I64)
         left, right = Load(view, (*a.indices[:-1], DEPTH), I32), Load(panels, (*used, zero, DEPTH, zero), panels.dtype)
-        made.append(replace_kernel(kernel, replace(anchor, a=left, b=right, k=pairs)))
+        made.append(kernel.with_anchor(replace(anchor, a=left, b=right, k=pairs)))
         return made
 
 

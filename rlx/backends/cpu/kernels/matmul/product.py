@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import plain as packing
@@ -49,7 +47,7 @@ from rlx.kernels.prepared import is_fixed, is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["DEPTH", "PACK", "Product", "accumulates_in", "compact", "extents_of", "is_whole", "tile_of"]
+__all__ = ["DEPTH", "PACK", "Product", "accumulates_in", "compact", "extents_of", "is_whole"]
 
 F32, F64, I32 = DTYPES["f32"], DTYPES["f64"], DTYPES["i32"]
 I8, U8, I16 = DTYPES["i8"], DTYPES["u8"], DTYPES["i16"]
@@ -90,7 +88,7 @@ def _scaled_behind(kernel: Kernel, anchor: Contract) -> Kernel:
                 replace(s, expr=transform(s.expr, lambda e: e * scale if isinstance(e, Acc) else None))
                 for s in kernel.stores
             )
-            return replace_kernel(replace(kernel, stores=behind), replace(anchor, b=value))
+            return replace(kernel, stores=behind).with_anchor(replace(anchor, b=value))
     return kernel
 
 
@@ -107,11 +105,6 @@ def is_whole(e: Expr) -> bool:
 def _is_of(scale: Expr, column: Var) -> bool:
     """Whether it is a number of f32 that depends on params and constants and the column only."""
     return is_fixed(scale) and scale.dtype is F32 and {x for x in walk(scale) if isinstance(x, Var)} <= {column}
-
-
-def replace_kernel(kernel: Kernel, anchor: Contract) -> Kernel:
-    """The kernel with another anchor."""
-    return Kernel(kernel.name, kernel.stores, anchor, nodes=kernel.nodes)
 
 
 def extents_of(vars: list[Var], extents: Shape) -> list[Size]:
@@ -147,7 +140,7 @@ def pack(
 
     With `as_bytes`, of a B that `is_whole`: as bytes, or as i16 where it is a difference of two.
     """
-    b, width = anchor.b, tile_of(dtype).width
+    b, width = anchor.b, gemm.tile_of(dtype).width
     if as_bytes:
         b = b.value if isinstance(b, Cast) else Cast(b, I16)
         dtype = b.dtype
@@ -190,10 +183,6 @@ def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
     )
 
 
-def tile_of(dtype: DType, *, stored: str = "") -> gemm.Tile:
-    return gemm.tile_for(cast(gemm.DType, dtype.name), host().vector_bytes, stored=stored)
-
-
 # ---- code
 
 
@@ -204,7 +193,7 @@ def _emit_pack(kernel: Kernel) -> KernelCode:
     assert isinstance(anchor.b, Load)
     index = linear_index(anchor.b.indices, anchor.b.source.shape)
     short, used = _is_short(out), out.shape[:-3]
-    depth, width = anchor.k, tile_of(out.dtype).width
+    depth, width = anchor.k, gemm.tile_of(out.dtype).width
     panels = ceildiv(anchor.n, width)
     batch_step = index.coefs.get(Var(f"i{len(used) - 1}"), 0) if used else 0
     n, count = anchor.n, size_product(used)
@@ -222,7 +211,7 @@ def _emit_pack(kernel: Kernel) -> KernelCode:
         count,
         part(cut, "step"),
     ]
-    symbol, ir = name_kernel(packing.pack_b(tile_of(out.dtype), PLACEHOLDER, short=short).text())
+    symbol, ir = name_kernel(packing.pack_b(gemm.tile_of(out.dtype), PLACEHOLDER, short=short).text())
     return KernelCode(symbol, ir, tuple(words), Part(cut, "chunks"))
 
 
@@ -239,7 +228,7 @@ def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
     assert isinstance(anchor.b, Load)
     store = kernel.stores[0]
     dtype = anchor.a.dtype
-    tile = tile_of(dtype, stored=strategy.stored(anchor.b, dtype))
+    tile = gemm.tile_of(dtype, stored=strategy.stored(anchor.b, dtype))
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
     a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))
@@ -386,7 +375,7 @@ class Product(CpuStrategy):
         assert isinstance(anchor, Contract)
         a, copies = _rows_in_place(kernel, anchor, accumulates_in(anchor))
         b, pack = self.packed(kernel, anchor)
-        return [*copies, pack, replace_kernel(kernel, replace(anchor, a=a, b=b))]
+        return [*copies, pack, kernel.with_anchor(replace(anchor, a=a, b=b))]
 
     def normal(self, kernel: Kernel) -> Kernel:
         """The kernel as panels are made of it: in f32 the scale by column of weights of bytes comes after the sums."""
