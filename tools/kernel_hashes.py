@@ -11,15 +11,14 @@ number of its chunks and the hash of its arguments and scratch bytes.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlx.backends.cpu.jit import compile as jit
-from rlx.backends.cpu.jit import cpuid, probe_amx
+from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.schedule.arguments import THREADS, Argument, Computed, Extents, KernelCode, Link, Pointer, Routine
+from rlx.backends.cpu.target import Target
 from rlx.compiler import stages_of
 from rlx.errors import RlxError
 from rlx.importers.onnx import load
@@ -42,23 +41,14 @@ THREAD_COUNTS = (1, 2, 8)
 SIZES = ((7, 9), (16, 33))
 
 
-def pretend(name: str) -> None:
-    """Code is made for a target, whatever this machine is; called before the modules that make code are imported."""
+def target_named(name: str) -> Target:
+    """A target, whatever this machine is."""
     features, vector_bytes, tiles = TARGETS[name]
-    target = dataclasses.replace(jit.host(), features=features, vector_bytes=vector_bytes, tiles=tiles)
-    for module, function, value in (
-        (jit, "host", target),
-        (cpuid, "identity", name),
-        (probe_amx, "floats_by_tiles", tiles),
-    ):
-        setattr(module, function, lambda value=value: value)
+    return Target(name, features, "x86_64-unknown-linux-gnu", vector_bytes, 1, tiles, tiles)
 
 
-def lines_of(graph: Graph, name: str) -> Iterator[str]:
+def lines_of(graph: Graph, name: str, backend: CpuBackend) -> Iterator[str]:
     """A line for each function of a program."""
-    from rlx.backends.cpu.backend import CpuBackend
-
-    backend = CpuBackend()
     try:
         program = stages_of(graph, backend, CompileOptions(device="cpu")).program
     except RlxError as error:
@@ -112,10 +102,10 @@ def main() -> None:
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--cases", action="store_true", help="test cases of all ops too")
     arguments = parser.parse_args()
-    pretend(arguments.target)
+    backend = CpuBackend(target_named(arguments.target))
     graphs = [(path.stem, load(path)) for path in arguments.models]
     for name, graph in (*graphs, *(graphs_of_cases() if arguments.cases else ())):
-        for line in lines_of(graph, name):
+        for line in lines_of(graph, name, backend):
             sys.stdout.write(f"{line}\n")
 
 

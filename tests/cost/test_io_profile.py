@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from targets import machine
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.gemm.kernel import has_tiles
 from rlx.cost import IoProfile
 from rlx.cost.ceilings import guess
 from rlx.errors import ModelFormatError, NameNotFound, OptionError, ShapeError
@@ -305,5 +305,5 @@ def test_weights_of_bytes_are_read(rows: int) -> None:
     x, w, scale = g.input("x", (rows, 96)), g.param("w", (96, 160), dtype="i8"), g.param("scale", (160,))
     g.output(x @ g.add(Dequantize(1), w, scale)[0], "y")
     *_, kernel = rlx.profile(g, "cpu").kernels
-    size = 1 if rows == 1 or has_tiles("f32") else 4
+    size = 1 if rows == 1 or machine().float_tiles else 4
     assert kernel.read_bytes == 4 * rows * 96 + size * 96 * 160 + 4 * 160

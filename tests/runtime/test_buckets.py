@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
+from targets import machine, pretend
 
 import rlx
 from rlx.backends import backend_named
-from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.jit.compile import host
 from rlx.cost.lowered import Lowered
 from rlx.cost.model import Prediction
 from rlx.errors import ClosedError, DTypeError, ExecutionError, NameNotFound, OptionError, RlxError, ShapeError
@@ -100,7 +99,7 @@ def test_large_weights_are_held_once_too() -> None:
 
     first, second = places()
     assert first == second
-    if host().vector_bytes >= 32:
+    if machine().vector_bytes >= 32:
         first, second = places(packing="fast")
         assert first != second
 
@@ -108,8 +107,7 @@ def test_large_weights_are_held_once_too() -> None:
 @pytest.mark.parametrize("tiles", [False, True])
 def test_weights_of_bytes_are_held_once_too(monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
     """Also where they would be bytes for few rows and f32 for many."""
-    monkeypatch.setattr(gemm, "has_tiles", lambda _: tiles and host().tiles)
-    gemm.block_routine.cache_clear()
+    pretend(monkeypatch, float_tiles=tiles and machine().tiles)
     g = rlx.Graph("bytes")
     w = g.param("w", data=np.ones((64, 48), np.int8))
     g.output(g.input("x", (rlx.Dim("n", 1, 40), 64)) @ (cast(w, "f32") * 0.5), "y")
@@ -119,7 +117,6 @@ def test_weights_of_bytes_are_held_once_too(monkeypatch: pytest.MonkeyPatch, til
         first, second = ({one.address(b) for b in one.program.buffers("prepared")} for one in shared)
         for n in (1, 7):
             assert np.all(buckets.run({"x": np.ones((n, 64), np.float32)})[0] == 32)
-    gemm.block_routine.cache_clear()
     assert first == second
 
 
@@ -178,7 +175,7 @@ def test_the_packing_that_is_priced_is_the_one_compiled(
     monkeypatch.setattr(buckets_module, "predict_lowered", seen)
     rlx.Buckets(large(), {"n": [1, 40]}, device="cpu", **options).close()
     assert strategies
-    assert ("matmul.panels+f28" in strategies) == (short and host().vector_bytes >= 32)
+    assert ("matmul.panels+f28" in strategies) == (short and machine().vector_bytes >= 32)
 
 
 def test_params_reach_every_rung() -> None:

@@ -13,6 +13,7 @@ from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import Compiling, host
 from rlx.backends.cpu.jit.object_cache import ObjectCache
+from rlx.backends.cpu.jit.probe_amx import floats_by_tiles
 from rlx.backends.cpu.kernels import control
 from rlx.backends.cpu.kernels.attention import decode_cache
 from rlx.backends.cpu.kernels.attention import strategies as attention
@@ -31,6 +32,7 @@ from rlx.backends.cpu.runtime.result_sizes import result_bytes
 from rlx.backends.cpu.schedule.arguments import THREADS, KernelCode, Routine
 from rlx.backends.cpu.select import laid_out
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
+from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count, run_threads
 from rlx.errors import DeviceUnavailable
 from rlx.ir.dtype import DType
@@ -42,6 +44,7 @@ from rlx.kernels.prepared import make_once
 from rlx.kernels.program import Kernel, Program
 from rlx.ops.control import Control
 from rlx.options import DEVICE_OPTIONS, CompileOptions
+from rlx.records import replace
 
 __all__ = ["CpuBackend"]
 
@@ -61,9 +64,19 @@ class CpuBackend(CodeGenerator):
     def on_processor(self) -> bool:
         return True
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target | None = None) -> None:
+        """`target`: the machine that code is made for, this one if it is not given."""
+        self._target = target
         self.made: WeakKeyDictionary[Program, dict[Kernel, list[KernelCode]]] = WeakKeyDictionary()
         self.work: WeakKeyDictionary[Program, Compiling] = WeakKeyDictionary()
+
+    @property
+    def target(self) -> Target:
+        """The machine that code is made for."""
+        if self._target is None:
+            here = host()
+            self._target = replace(here, float_tiles=here.tiles and floats_by_tiles())
+        return self._target
 
     def available(self) -> Availability:
         try:
@@ -75,7 +88,7 @@ class CpuBackend(CodeGenerator):
             AttributeError,
         ) as error:  # llvmlite missing or broken: that is what is to be reported
             return Availability(False, f"LLVM can't be used: {error}", "pip install --force-reinstall llvmlite")
-        features = {"VNNI": int8_panels.instructions().dots, "AMX": target.tiles}
+        features = {"VNNI": int8_panels.instructions(target).dots, "AMX": target.tiles}
         has = "".join(f", {feature}" for feature, here in features.items() if here)
         what = f"{cpuid.name() or target.cpu}, {8 * target.vector_bytes}-bit vectors{has}, {target.cores} cores"
         return Availability(True, what)
@@ -110,9 +123,9 @@ class CpuBackend(CodeGenerator):
         dtype = node.outputs[0].dtype
         match anchor:
             case Contract():
-                return matmul.accepts(anchor, dtype)
+                return matmul.accepts(anchor, dtype, self.target)
             case Conv():
-                return conv.accepts(anchor, dtype)
+                return conv.accepts(anchor, dtype, self.target)
             case Attention():
                 return attention.accepts(anchor, dtype)
 
@@ -130,7 +143,7 @@ class CpuBackend(CodeGenerator):
         prepare: list[Kernel] = []
         run: list[Kernel] = []
         weights = sum(b.bound() or 0 for b in (*program.params, *program.constants))
-        setting = Setting(streamed=weights >= f28.STREAMED, shared=packing == "shared")
+        setting = Setting(self.target, streamed=weights >= f28.STREAMED, shared=packing == "shared")
         for kernels, own in ((program.prepare, prepare), (program.run, run)):
             for kernel in kernels:
                 for made in laid_out(kernel, setting):
@@ -140,7 +153,7 @@ class CpuBackend(CodeGenerator):
         make_once(program)
         fused_depthwise.join(program)
         decode_cache.join(program)
-        find_layers(program)
+        find_layers(program, self.target)
         return program
 
     def emit_kernel(self, kernel: Kernel) -> list[KernelCode]:
@@ -149,9 +162,8 @@ class CpuBackend(CodeGenerator):
             return control.emit_mark(kernel.mark)
         if kernel.strategy is not None:
             assert isinstance(kernel.strategy, CpuStrategy)
-            return kernel.strategy.emit(kernel)
-        lanes = host().vector_bytes // 4
-        return [emit_nest(store, lanes) for store in kernel.stores]
+            return kernel.strategy.emit(kernel, self.target)
+        return [emit_nest(store, self.target.lanes) for store in kernel.stores]
 
     def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
         made = self.made.setdefault(program, {})  # `emit`, which comes next, need not make it again
@@ -183,7 +195,7 @@ class CpuBackend(CodeGenerator):
             words=8 * sum(len(c.words) for c in every),
             scratch=scratch,
             prepare_scratch=threads * max((c.scratch_bytes({THREADS: threads}) for c in prepare), default=0),
-            spare=sum(int8_conv.spare_bytes(kernel) for kernel in program.prepare),
+            spare=sum(int8_conv.spare_bytes(kernel, self.target) for kernel in program.prepare),
             results=lambda plan, sizes: result_bytes(program, plan, sizes),
         )
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.schedule.arguments import KernelCode
+from rlx.backends.cpu.target import Target
 from rlx.kernels.program import Kernel
 from rlx.kernels.strategy import Strategy
 from rlx.records import dataclass, replace
@@ -18,10 +19,11 @@ __all__ = ["CpuStrategy", "Setting", "Step", "computed", "select"]
 class Setting:
     """What a choice depends on besides the kernel.
 
-    `streamed`: the program's weights don't stay in caches between runs. `shared`: packed weights have to be the same
-    for any number of rows.
+    `target` is the machine. `streamed`: the program's weights don't stay in caches between runs. `shared`: packed
+    weights have to be the same for any number of rows.
     """
 
+    target: Target
     streamed: bool
     shared: bool
 
@@ -46,14 +48,14 @@ class CpuStrategy(Strategy, ABC):
         """The kernels that bring operands into its layout, and last the kernel that reads those."""
 
     @abstractmethod
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        """The code of a kernel that `layout` has made: a function for each step."""
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        """The code of a kernel that `layout` has made, for a machine: a function for each step."""
 
 
 class Step(CpuStrategy):
     """A kernel that the layout of a strategy makes besides its own; `packs`: it only packs operands for that."""
 
-    def __init__(self, name: str, code: Callable[[Kernel], KernelCode], *, packs: bool = True) -> None:
+    def __init__(self, name: str, code: Callable[[Kernel, Target], KernelCode], *, packs: bool = True) -> None:
         super().__init__(name)
         self.code = code
         self.packs = packs
@@ -61,8 +63,8 @@ class Step(CpuStrategy):
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         return [kernel]
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [self.code(kernel)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [self.code(kernel, target)]
 
 
 def computed(kernel: Kernel, strategies: Sequence[CpuStrategy], setting: Setting) -> list[Kernel]:

@@ -7,22 +7,24 @@ import sys
 
 import numpy as np
 import pytest
+from targets import machine
 from test_gemm import Guarded
 
 import rlx
-from rlx.backends.cpu.gemm.kernel import block_routine, has_tiles, tile_for
+from rlx.backends.cpu.gemm.kernel import block_routine, tile_of
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK, by_tiles, tile_chunking, tile_room
+from rlx.ir.dtype import DTYPES
 
-pytestmark = pytest.mark.skipif(not has_tiles("f32"), reason="no tile registers here, or slow ones")
+pytestmark = pytest.mark.skipif(not machine().float_tiles, reason="no tile registers here, or slow ones")
 ULP = 2.0**-24
 SIZES = (1, 15, 16, 17, 31, 32, 33, 47, 64, 65, 100, 129)
 
 
 @functools.cache
 def routine():
-    made = block_routine(tile_for("f32", 64))
+    made = block_routine(tile_of(DTYPES["f32"], machine()))
     library = load_object(compile_object(made.ir, optimize=False))
     return library, ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 11)(library.address(made.symbol))
 

@@ -6,13 +6,13 @@ import functools
 
 import numpy as np
 import pytest
+from targets import machine, pretend
 
 import rlx
-from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.gemm.kernel import gemm_kernel, tile_for
+from rlx.backends.cpu.gemm.kernel import gemm_kernel, tile_of
 from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels import blocks as block_panels
-from rlx.backends.cpu.jit.compile import compile_object, host
+from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import decoded_room, tile_room
 from rlx.ir.dtype import DTYPES
@@ -25,7 +25,7 @@ from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer
 from tests.backends.cpu.test_gemm import Code, Guarded, load
 
-WIDTHS = [b for b in (32, 64) if b <= host().vector_bytes]
+WIDTHS = [b for b in (32, 64) if b <= machine().vector_bytes]
 ENCODINGS = pytest.mark.parametrize("encoding", block_formats.CODES)
 pytestmark = pytest.mark.skipif(not WIDTHS, reason="needs vectors of 32 bytes")
 
@@ -49,9 +49,9 @@ def allowed(x: Array, w: Array) -> Array:
 
 def most(encoding: str) -> int:
     """Rows of products that decode in registers."""
-    if gemm.has_tiles("f32"):
+    if machine().float_tiles:
         return block_formats.CODES[encoding].tiles_from - 1
-    return block_panels.few_rows(host().vector_bytes)
+    return block_panels.few_rows(machine())
 
 
 def compiled(encoding: str, n: int, k: int, rows: Size, threads: int = 2) -> rlx.CompiledGraph:
@@ -84,7 +84,7 @@ def test_products(encoding: str) -> None:
 @functools.cache
 def code(encoding: str, vector_bytes: int) -> tuple[Code, object, int]:
     """The product, and the library and address of its block."""
-    tile = tile_for("f32", vector_bytes, stored=encoding)
+    tile = tile_of(DTYPES["f32"], machine(vector_bytes=vector_bytes), stored=encoding)
     routine = block_panels.block_routine(tile)
     library = load_object(compile_object(routine.ir, optimize=False))
     return load(gemm_kernel(tile), "rlx_gemm"), library, library.address(routine.symbol)
@@ -95,7 +95,7 @@ def code(encoding: str, vector_bytes: int) -> tuple[Code, object, int]:
 @pytest.mark.parametrize("way", ["registers", "memory", "tiles"])
 def test_nothing_else_is_touched(encoding: str, vector_bytes: int, way: str) -> None:
     """Decoded in registers, to memory, or by tiles: the results, with guards around what is read and written."""
-    if way == "tiles" and not (vector_bytes == 64 and gemm.has_tiles("f32")):
+    if way == "tiles" and not (vector_bytes == 64 and machine().float_tiles):
         pytest.skip("needs tile registers")
     size = encoding_named(encoding).block_bytes
     kernel, _, address = code(encoding, vector_bytes)
@@ -248,8 +248,7 @@ def test_machines_without_code(monkeypatch: pytest.MonkeyPatch) -> None:
 @ENCODINGS
 def test_without_tile_registers(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rows by fma: two panels at a time are decoded to memory."""
-    monkeypatch.setattr(gemm, "has_tiles", lambda _: False)
-    block_panels.block_routine.cache_clear()
+    pretend(monkeypatch, float_tiles=False)
     n, k = 130, 1024
     stored, w = weights(encoding, n, k)
     model = compiled(encoding, n, k, rlx.Dim("m", 1, 400))
@@ -257,4 +256,3 @@ def test_without_tile_registers(encoding: str, monkeypatch: pytest.MonkeyPatch) 
     for m in (most(encoding), most(encoding) + 1, 130, 400):
         x = np.random.default_rng(0).standard_normal((m, k)).astype(np.float32)
         assert np.all(np.abs(model.run({"x": x})[0] - x.astype(float) @ w.T.astype(float)) <= allowed(x, w))
-    block_panels.block_routine.cache_clear()

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from targets import machine
 
 from rlx.backends.cpu.backend import CpuBackend
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import winograd
 from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.backends.cpu.schedule.conv import conv_by_tiles
 from rlx.backends.cpu.schedule.winograd import WinogradSchedule
+from rlx.backends.cpu.target import Target
 from rlx.backends.reference import run_graph
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Size, evaluate
@@ -511,7 +512,7 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Each transform in turn, for every convolution that it can compute."""
     chosen: str = request.param
 
-    def choose(kernel: Kernel) -> str:
+    def choose(kernel: Kernel, target: Target) -> str:
         return chosen if chosen in winograd.possible(kernel) else ""
 
     monkeypatch.setattr(winograd, "choose", choose)
@@ -611,7 +612,7 @@ def test_winograd_is_chosen_where_it_pays() -> None:
 @pytest.mark.parametrize("window, tile", [(3, 4), (5, 4), (7, 2)])
 def test_one_tile_of_a_line_is_summed_plainly(window: int, tile: int) -> None:
     """By the widest vectors; a compile for sizes that the run decides gives the bits of one for that size."""
-    few = tile if host().vector_bytes == 64 else 0
+    few = tile if machine().vector_bytes == 64 else 0
 
     def signal(n: Size, length: Size) -> Graph:
         return conv_graph((n, 64, length), (64, 64, window), scaled_signal, pads=(window // 2,) * 2)

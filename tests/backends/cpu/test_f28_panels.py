@@ -4,24 +4,26 @@ import functools
 
 import numpy as np
 import pytest
+from targets import machine
 
 import rlx
-from rlx.backends.cpu.gemm.kernel import gemm_kernel, tile_for
+from rlx.backends.cpu.gemm.kernel import gemm_kernel, tile_of
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels.plain import pack_b
-from rlx.backends.cpu.jit.compile import compile_object, host
+from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import chunking, in_pairs
+from rlx.ir.dtype import DTYPES
 from tests.backends.cpu.test_gemm import Guarded, load, multiply, random
 
-WIDTHS = [b for b in (32, 64) if b <= host().vector_bytes]
+WIDTHS = [b for b in (32, 64) if b <= machine().vector_bytes]
 pytestmark = pytest.mark.skipif(not WIDTHS, reason="needs vectors of 32 bytes")
 
 
 @functools.cache
 def codes(vector_bytes):
     """The packing, the product and the address of its block."""
-    tile = tile_for("f32", vector_bytes)
+    tile = tile_of(DTYPES["f32"], machine(vector_bytes=vector_bytes))
     routine = f28.block_routine(tile)
     library = load_object(compile_object(routine.ir, optimize=False))
     product = load(gemm_kernel(tile, placed=True), "rlx_gemm")
@@ -89,7 +91,7 @@ KINDS = ["normal", "zeros", "all zero", "large", "tiny", "special", "even", "wid
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_are_those_of_plain_panels(kind, vector_bytes):
     sizes = ((1, 100, 264), (2, 16, 8), (3, 130, 512), (4, 65, 520), (1, 1, 1024), (4, 257, 136), (2, 33, 16))
-    rows = range(5, f28.most_rows(vector_bytes, f28.LARGE) + 1)
+    rows = range(5, f28.most_rows(machine(vector_bytes=vector_bytes), f28.LARGE) + 1)
     for m, n, k in (*sizes, *((m, 40 + m, 144) for m in rows)):
         a, b = random((1, m, k), "f32"), weights(kind, k, n)
         with np.errstate(all="ignore"):
@@ -136,7 +138,7 @@ def network(rows, k=1024, n=2560):
     return g
 
 
-MOST = f28.most_rows(host().vector_bytes, 10 << 20)
+MOST = f28.most_rows(machine(), 10 << 20)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_weights_that_several_matrices_share(batch, rows):
     rng = np.random.default_rng(0)
     w = rng.normal(size=(k, n)).astype(np.float32)
     together = rows if rows > 1 else getattr(batch, "hi", batch)  # matrices of one row are one product
-    short = f28.unsuited(together, n, k) is None
+    short = f28.unsuited(together, n, k, machine()) is None
     for threads in (1, 2, 16):
         model = rlx.compile(g, device="cpu", threads=threads)
         model.set_params({"w": w})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from targets import machine
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.kernel import (
@@ -14,7 +15,7 @@ from rlx.backends.cpu.gemm.kernel import (
     block_routine,
     gemm_kernel,
     packed_elements,
-    tile_for,
+    tile_of,
 )
 from rlx.backends.cpu.gemm.panels.plain import pack_b
 from rlx.backends.cpu.jit import compile as jit
@@ -23,6 +24,7 @@ from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Module, size_of, vec
 from rlx.backends.cpu.schedule.matmul import Chunking, chunking, k_block
+from rlx.ir import dtype as rlx_dtype
 
 DTYPES = {"f32": np.float32, "f64": np.float64}
 TOLERANCE = {"f32": 2e-6, "f64": 4e-15}
@@ -47,7 +49,7 @@ def load(module, name):
 
 
 def tile(dtype, vector_bytes=0):
-    return tile_for(dtype, vector_bytes or host().vector_bytes)
+    return tile_of(rlx_dtype.DTYPES[dtype], machine(vector_bytes=vector_bytes or machine().vector_bytes))
 
 
 @functools.cache
@@ -151,7 +153,7 @@ def test_other_vector_widths(dtype, vector_bytes):
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
 def test_tiles_fit_the_registers(dtype, vector_bytes):
     for registers in (16, 32):
-        t = tile_for(dtype, vector_bytes, registers)
+        t = tile_of(rlx_dtype.DTYPES[dtype], machine(vector_bytes=vector_bytes), registers)
         vectors = t.width // t.lanes
         tiles = [(rows, t.panels_for(rows) if rows <= 2 else t.panels) for rows in range(1, t.rows + 1)]
         tiles += [(rows, 1) for rows in range(1, t.single_rows + 1)]
@@ -163,7 +165,7 @@ def test_tiles_fit_the_registers(dtype, vector_bytes):
 
 def test_wide_tiles_print_valid_code():
     """Code for 512-bit vectors, which may not run here, compiles."""
-    text = gemm_kernel(tile_for("f32", 64)).text()
+    text = gemm_kernel(tile("f32", 64)).text()
     assert compile_object(text, optimize=False)
 
 

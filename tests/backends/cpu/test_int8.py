@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from targets import machine
 
 import rlx
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
@@ -31,10 +32,10 @@ ENDS = {"u8": np.array([0, 255], np.uint8), "i8": np.array([-128, 127], np.int8)
 
 @pytest.fixture(params=KINDS, autouse=True)
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, found = KINDS[request.param], int8_panels.instructions()
+    kind, found = KINDS[request.param], int8_panels.instructions(machine())
     if kind.lanes > found.lanes or kind.dots > found.dots or kind.tiles > found.tiles:
         pytest.skip("not on this machine")
-    monkeypatch.setattr(int8_panels, "instructions", lambda: kind)
+    monkeypatch.setattr(int8_panels, "instructions", lambda _: kind)
 
 
 def compiled(op: Any, given: list[Array], params: tuple[int, ...] = (), dims: dict[int, Any] | None = None) -> Any:
@@ -67,7 +68,7 @@ def test_ends_of_the_ranges(left: str, right: str) -> None:
         a, b = rng.choice(ENDS[left], (m, k)), rng.choice(ENDS[right], (k, n))
         given = [a, b]
         model = compiled(MatMulInteger(), given, (1,))
-        assert "matmul.int8" in model.explain("kernels") or not int8_panels.available()
+        assert "matmul.int8" in model.explain("kernels") or not int8_panels.available(machine())
         wanted = a.astype(np.int64) @ b.astype(np.int64)
         assert np.array_equal(run(model, given, (1,))[0], wanted)
         full = [np.full_like(a, ENDS[left][-1]), b]

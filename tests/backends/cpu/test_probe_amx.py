@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from targets import pretend
 
 import rlx
-from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.jit import compile as jit
 from rlx.backends.cpu.jit import cpuid, probe_amx
 from rlx.disk import write_kept
@@ -76,12 +76,9 @@ def test_products_are_right_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((130, 200), (200, 300)))
     exact, found = x.astype(np.float64) @ w.astype(np.float64), []
     for worth in (True, False):
-        monkeypatch.setattr(gemm, "floats_by_tiles", lambda worth=worth: worth)
-        gemm.block_routine.cache_clear()
-        assert gemm.has_tiles("f32") == worth
+        pretend(monkeypatch, float_tiles=worth)
         g = rlx.Graph("product")
         g.output(g.input("x", (130, 200)) @ g.param("w", data=w), "y")
         found.append(rlx.compile(g, device="cpu").run({"x": x})[0])
         np.testing.assert_allclose(found[-1], exact, rtol=0, atol=1e-6 * np.abs(exact).max())
-    gemm.block_routine.cache_clear()
     assert found[0].tobytes() != found[1].tobytes()

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 import strategy_table
+from targets import machine
 
 import rlx
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv.winograd import FORMS
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.select import STRATEGIES
 from rlx.errors import OptionError
 from rlx.ir.text import parse_graph
 
-BYTES = int8_panels.available()
+BYTES = int8_panels.available(machine())
 
 
 def graph(out: str, call: str, **leaves: str) -> str:
@@ -35,7 +35,10 @@ def attention(rows: str, keys: str, heads: tuple[int, int] = (4, 4)) -> str:
 LARGE = "f32[2048, 1024]"  # as of 8 MiB weights are read from memory in every run
 CASES: dict[str, tuple[str, bool]] = {  # the graph, and whether this machine can take it
     "matmul.int8": (graph("i32[4, 48]", "matmul_integer(x, W)", x="u8[4, 64]", W="i8[64, 48]"), BYTES),
-    "matmul.panels+f28": (graph("f32[1, 1024]", "matmul(x, W)", x="f32[1, 2048]", W=LARGE), host().vector_bytes >= 32),
+    "matmul.panels+f28": (
+        graph("f32[1, 1024]", "matmul(x, W)", x="f32[1, 2048]", W=LARGE),
+        machine().vector_bytes >= 32,
+    ),
     "matmul.panels": (graph("f32[40, 48]", "matmul(x, W)", x="f32[40, 64]", W="f32[64, 48]"), True),
     "conv.depthwise": (conv("f32[1, 16, 7, 7]", "f32[1, 16, 9, 9]", "f32[16, 1, 3, 3]", ", groups=16"), True),
     "conv.few_outputs": (conv("f32[1, 2, 7, 7]", "f32[1, 8, 9, 9]", "f32[2, 8, 3, 3]"), True),

@@ -21,11 +21,10 @@ from typing import Literal, cast
 
 from rlx.backends.cpu.gemm import amx_f32, amx_f32_rows
 from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, CODES
-from rlx.backends.cpu.jit.compile import host
-from rlx.backends.cpu.jit.probe_amx import floats_by_tiles
-from rlx.backends.cpu.llvm.builder import Function, Module, Typed, element, size_of, vec, width
+from rlx.backends.cpu.llvm.builder import Function, Module, Typed, size_of, vec
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import COPY_PAD
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType as Element
 from rlx.records import dataclass, replace
 
@@ -36,11 +35,10 @@ __all__ = [
     "block_routine",
     "gemm_block",
     "gemm_kernel",
-    "has_tiles",
     "kernel_function",
     "packed_elements",
     "share",
-    "tile_for",
+    "tile_of",
 ]
 
 DType = Literal["f32", "f64", "i32"]
@@ -77,15 +75,19 @@ class GemmArg(IntEnum):
 
 @dataclass(frozen=True)
 class Tile:
-    """The register tile: `rows` x `panels` panels of accumulators, of `lanes` elements a register."""
+    """The register tile: `rows` x `panels` panels of accumulators, of `lanes` elements a register of the target."""
 
     dtype: DType
-    lanes: int
+    target: Target
     registers: int
     rows: int
     panels: int
     stored: str = ""  # as what an element of B lies in memory, if not as itself: "i16", a pair of i8, for i32;
     # "i8", "u8" or "i16" for f32, or an encoding of `block_formats`
+
+    @property
+    def lanes(self) -> int:
+        return self.target.vector_bytes // size_of(self.scalar)
 
     @property
     def name(self) -> str:
@@ -176,24 +178,20 @@ class Tile:
         return self.panels
 
 
-def tile_for(dtype: DType, vector_bytes: int, registers: int = 0, *, stored: str = "") -> Tile:
-    """Chooses the tile for a vector width in bytes (16, 32, 64) and a register count (0: 32 for AVX-512, else 16).
+def tile_of(dtype: Element, target: Target, registers: int = 0, *, stored: str = "") -> Tile:
+    """Chooses the tile for sums in a type, by the width of vectors and a register count (0: 32 for AVX-512, else 16).
 
     Accumulators, the operands that a step holds (the vectors of B or the splats of A, whichever are fewer) and one more
     never exceed the registers. Floats in AVX2 take 3 x 32: 7 loads for 12 products, where 6 x 16 needs 8. In AVX-512
     the 14 rows divide the 49 and 196 pixels of many nets for pictures well.
     """
+    vector_bytes, name = target.vector_bytes, cast(DType, dtype.name)
     registers = registers or (32 if vector_bytes == 64 else 16)
-    tile = Tile(dtype, vector_bytes // size_of(SCALARS[dtype]), registers, 0, 2 if vector_bytes == 64 else 1, stored)
-    if vector_bytes == 32 and dtype != "i32":  # products of integers need a register of their own
+    tile = Tile(name, target, registers, 0, 2 if vector_bytes == 64 else 1, stored)
+    if vector_bytes == 32 and name != "i32":  # products of integers need a register of their own
         return replace(tile, rows=3, panels=2)
-    most = 12 if dtype == "i32" else 14
+    most = 12 if name == "i32" else 14
     return replace(tile, rows=min((registers - 1) // (tile.panels * 64 // vector_bytes) - 1, most))
-
-
-def tile_of(dtype: Element, *, stored: str = "") -> Tile:
-    """The tile of this machine for sums in a type."""
-    return tile_for(cast(DType, dtype.name), host().vector_bytes, stored=stored)
 
 
 def packed_elements(k: int, n: int, dtype: DType = "f32") -> int:
@@ -246,19 +244,19 @@ def load_word(f: Function, index: int, ty: str = "i64") -> str:
     return f.load(ty, f.gep("%words", int(index), "i64"))
 
 
-def multiply_add(f: Function, a: str, b: str, total: str, v: str) -> str:
+def multiply_add(f: Function, tile: Tile, a: str, b: str, total: str) -> str:
     """total + a * b, lane by lane; of i32 lanes the products of both halves are added."""
-    if element(v) != "i32":
+    v, lanes = tile.vector, tile.lanes
+    if tile.dtype != "i32":
         return f.fma(a, b, total, v)
-    lanes = width(v)
     halves = vec("i16", 2 * lanes)
     x, y = f.cast("bitcast", a, halves), f.cast("bitcast", b, halves)
     feature, name = {
-        4: ("+sse2", "sse2.pmadd.wd"),
-        8: ("+avx2", "avx2.pmadd.wd"),
-        16: ("+avx512bw", "avx512.pmaddw.d.512"),
+        4: ("sse2", "sse2.pmadd.wd"),
+        8: ("avx2", "avx2.pmadd.wd"),
+        16: ("avx512bw", "avx512.pmaddw.d.512"),
     }[lanes]
-    if feature in host().features.split(","):
+    if tile.target.has(feature):
         f.declare(f"llvm.x86.{name}", v, [halves, halves])
         return f.add(total, f.op(f"call {v} @llvm.x86.{name}({halves} {x}, {halves} {y})", v))
     wide = f.mul(f.cast("sext", x, "i32"), f.cast("sext", y, "i32"))
@@ -337,13 +335,13 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
                     for j in range(vectors):
                         b = load_b(f, tile, places[j])
                         for i in range(rows):
-                            acc[i * vectors + j] = multiply_add(f, held[i], b, acc[i * vectors + j], v)
+                            acc[i * vectors + j] = multiply_add(f, tile, held[i], b, acc[i * vectors + j])
                     continue
                 held = [load_b(f, tile, p) for p in places]
                 for i in range(rows):
                     x = f.splat(f.load(ty, f.offset(row_pointers[i], k * size)), lanes)
                     for j in range(vectors):
-                        total = multiply_add(f, x, held[j], acc[i * vectors + j], v)
+                        total = multiply_add(f, tile, x, held[j], acc[i * vectors + j])
                         acc[i * vectors + j] = tile.ordered(f, total) if count > 1 else total
             pa = [f.offset(p, count * size) for p in pa]
             pb = [f.offset(p, count * tile.width * b_size) for p in pb]
@@ -411,11 +409,6 @@ def put_tile(f: Function, tile: Tile, acc: list[str], c_rows: list[str], n: str,
     f.if_(f.cmp("ge", n, vectors * lanes), finish_whole, finish_masked if lanes * size == 64 else finish_tail)
 
 
-def has_tiles(dtype: str) -> bool:
-    """Whether products of that type can be computed by tile registers, and soon enough: see `block_routine`."""
-    return dtype == "f32" and host().tiles and floats_by_tiles()
-
-
 @functools.cache
 def block_routine(tile: Tile) -> Routine:
     """The code of `gemm_block`, compiled once a machine; kernels call it through a word that holds its address.
@@ -423,7 +416,7 @@ def block_routine(tile: Tile) -> Routine:
     Where there are tile registers, products of f32 with a `most` of 0 are computed with them: see `amx_f32`.
     """
     block = gemm_block(tile)
-    if has_tiles(tile.dtype) and tile.lanes == tile.width:
+    if tile.target.multiplies_by_tiles(tile.dtype) and tile.lanes == tile.width:
         few = amx_f32_rows.block(block, amx_f32.Panels(tile.stored))
         block = amx_f32.with_tiles(block, tile.stored, few=few)
     return Routine(block.name, Module([block]).text())

@@ -27,14 +27,13 @@ from rlx.backends.cpu.jit.load import (
     undivided,
 )
 from rlx.backends.cpu.jit.object_cache import ObjectCache
+from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count
 from rlx.disk import content_key
 from rlx.errors import CompileError
-from rlx.records import dataclass
 
 __all__ = [
     "Compiling",
-    "HostTarget",
     "compile_kernels",
     "compile_object",
     "host",
@@ -47,21 +46,6 @@ THREADS = 4  # that compile, at most: each takes some 30 MB
 REFERENCE = b"@"  # starts a cache entry that names the bundle holding the kernel, and the kernel's symbol in it
 
 Item = tuple[str, str, bool]  # name, IR, optimize
-
-
-@dataclass(frozen=True)
-class HostTarget:
-    """The machine that code is compiled for; `features` is LLVM's feature string, `cores` what this process may use.
-
-    `tiles`: code may use AMX (tile registers, products of bf16 and of bytes) beside vectors of 64 bytes.
-    """
-
-    cpu: str
-    features: str
-    triple: str
-    vector_bytes: int
-    cores: int
-    tiles: bool
 
 
 @functools.cache
@@ -77,7 +61,7 @@ def llvm() -> ModuleType:
 
 @functools.cache
 @undivided
-def host() -> HostTarget:
+def host() -> Target:
     """Returns the target of this machine, as LLVM sees it."""
     flags = llvm().get_host_cpu_features()
     triple = llvm().get_process_triple()
@@ -86,7 +70,7 @@ def host() -> HostTarget:
         vector_bytes = 32
     if all(flags.get(name) for name in ("avx512f", "avx512bw", "avx512dq", "avx512vl")):
         vector_bytes = 64
-    return HostTarget(
+    return Target(
         cpu=llvm().get_host_cpu_name(),
         features=flags.flatten(),
         triple=triple,

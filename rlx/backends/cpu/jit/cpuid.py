@@ -64,7 +64,8 @@ def identity() -> str:
     if not said:
         from rlx.backends.cpu.jit.compile import host
 
-        return f"{sys.platform} {host().cpu} {host().features} {host().triple}"
+        here = host()
+        return f"{sys.platform} {here.cpu} {here.features} {here.triple}"
     tiles = WITH if has_tiles() else WITHOUT
     return " ".join((sys.platform, platform.machine(), *(said[name] for name in known if name in said), tiles))
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, vec, void
@@ -26,6 +25,7 @@ from rlx.backends.cpu.schedule.grouped_matmul import ROWS, GroupedMatmulSchedule
 from rlx.backends.cpu.schedule.matmul import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.routing import CALLS, CAPACITY, RING, SLOTS, STATS
 from rlx.backends.cpu.strategy import Setting, Step
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Node
@@ -56,8 +56,8 @@ def computed_in(dtype: DType) -> DType:
     return F64 if dtype is F64 else F32
 
 
-def tile_of(dtype: DType) -> gemm.Tile:
-    return gemm.tile_of(computed_in(dtype))
+def tile_of(dtype: DType, target: Target) -> gemm.Tile:
+    return gemm.tile_of(computed_in(dtype), target)
 
 
 def sizes(w: Buffer, transposed: bool) -> tuple[Size, Size, Size]:
@@ -95,7 +95,8 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
         dtype, shape = w.dtype, w.shape
         if encoding_of(node) is None:
             dtype = computed_in(w.dtype)
-            shape = (number, ceildiv(columns, tile_of(dtype).width), depth, tile_of(dtype).width)
+            width = tile_of(dtype, setting.target).width
+            shape = (number, ceildiv(columns, width), depth, width)
         panels = Buffer(f"{out.name}.panels", "prepared", shape, dtype)
         made.append(Kernel("pack experts", special=node, operands=(w,), results=(panels,), nodes=nodes, strategy=PACK))
         table = Buffer(f"{out.name}.table", "table", (2 * number,), I64)
@@ -107,7 +108,7 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     return made
 
 
-def find_layers(program: Program) -> None:
+def find_layers(program: Program, target: Target) -> None:
     """Products that go by the same numbers are one layer, whose rows are grouped once."""
     packs = {kernel.results[0]: kernel for kernel in program.prepare if kernel.strategy is PACK}
     first: dict[tuple[Buffer, Size], Kernel] = {}
@@ -131,7 +132,7 @@ def find_layers(program: Program) -> None:
                 layer = layers.get(groups)
                 if layer is None:
                     layer = layers[groups] = _layer(next(k for k in run if groups in k.results), layers.values())
-                layer.weights.append(_weight(packs[weights[0]], weights[1]))
+                layer.weights.append(_weight(packs[weights[0]], weights[1], target))
         run.append(kernel)
     program.run = run
     program.experts = list(layers.values())
@@ -153,19 +154,19 @@ def _layer(grouping: Kernel, others: Iterable[ExpertLayer]) -> ExpertLayer:
     return ExpertLayer(unique, experts, top_k, rows, block, [])
 
 
-def _weight(pack: Kernel, table: Buffer) -> ExpertWeight:
+def _weight(pack: Kernel, table: Buffer, target: Target) -> ExpertWeight:
     assert pack.special is not None
     op = pack.special.op
     assert isinstance(op, GroupedMatMul)
     (source,), (panels,) = pack.operands, pack.results
-    packs = "" if encoding_of(pack.special) is not None else fetch_routine(source.dtype).symbol
+    packs = "" if encoding_of(pack.special) is not None else fetch_routine(source.dtype, target).symbol
     return ExpertWeight(source.base.name, source, panels, table, op.transposed, packs)
 
 
 # ---- grouping
 
 
-def _group(kernel: Kernel) -> KernelCode:
+def _group(kernel: Kernel, target: Target) -> KernelCode:
     """A counting sort, which keeps the order of the rows of an expert."""
     frame = Frame()
     f, (numbers, *tables), (groups,) = frame.f, kernel.operands, kernel.results
@@ -254,13 +255,13 @@ def _capture(frame: Frame, block: str, rows: str, number: Callable[[str], str]) 
 
 
 @functools.cache
-def fetch_routine(dtype: DType, encoding: Encoding | None = None) -> Routine:
+def fetch_routine(dtype: DType, target: Target, encoding: Encoding | None = None) -> Routine:
     """Packs panels of a matrix of any strides: `(ptr matrix, ptr panels, i64 k, i64 n, i64 row stride, i64 column
     stride, i64 count, i64 start)`; n are the columns from element number `start` on.
 
     The last axis of an encoded matrix is whole blocks, so vectors of elements are part of one.
     """
-    tile, wide = tile_of(dtype), computed_in(dtype)
+    tile, wide = tile_of(dtype, target), computed_in(dtype)
     memory, ty, lanes, width = convert.memory_type(dtype), tile.scalar, tile.lanes, tile.width
     sizes = [("i64", name) for name in ("k", "n", "row", "column", "count", "start")]
     f = Function(PLACEHOLDER, [("ptr", "b"), ("ptr", "out"), *sizes])
@@ -276,14 +277,14 @@ def fetch_routine(dtype: DType, encoding: Encoding | None = None) -> Routine:
 
     def panel(p: str, _: list[str]) -> None:
         first = f.mul(p, width)
-        source, target = f.add("%start", f.mul(first, "%column")), f.gep("%out", f.mul(first, "%k"), ty)
+        source, out = f.add("%start", f.mul(first, "%column")), f.gep("%out", f.mul(first, "%k"), ty)
         left = f.min(f.sub("%n", first), width)
 
         def at(i: str, j: str | int) -> str:
             return f.add(source, f.add(f.mul(i, "%row"), f.mul(j, "%column")))
 
         def cell(i: str, j: str | int) -> str:
-            return f.gep(target, f.add(f.mul(i, width), j), ty)
+            return f.gep(out, f.add(f.mul(i, width), j), ty)
 
         def one_by_one(i: str, _: list[str]) -> None:
             f.loop(0, left, 1, [], lambda j, _: f.store(read(at(i, j), 1), cell(i, j)))
@@ -309,10 +310,10 @@ def fetch_routine(dtype: DType, encoding: Encoding | None = None) -> Routine:
 
         def row(i: str, _: list[str]) -> None:
             source = f.add("%start", f.mul(i, "%row"))
-            target = f.gep("%out", f.mul(i, width), ty)
+            out = f.gep("%out", f.mul(i, width), ty)
 
             def part(p: str, _: list[str]) -> None:
-                own, to = f.add(source, f.mul(p, width)), f.gep(target, f.mul(p, area), ty)
+                own, to = f.add(source, f.mul(p, width)), f.gep(out, f.mul(p, area), ty)
                 if decoder is None:
                     f.prefetch(f.gep("%b", f.add(own, f.mul("%row", AHEAD)), memory), locality=0)
                 for j in range(0, width, lanes):
@@ -335,13 +336,13 @@ def _strides(depth: str, columns: str, transposed: bool) -> tuple[str, str]:
     return ("1", depth) if transposed else (columns, "1")
 
 
-def _pack(op: GroupedMatMul, kernel: Kernel) -> KernelCode:
+def _pack(op: GroupedMatMul, kernel: Kernel, target: Target) -> KernelCode:
     """A chunk is some panels of one expert."""
     (w,), (panels,) = kernel.operands, kernel.results
     assert kernel.special is not None
     if encoding_of(kernel.special) is not None:
         own = out_vars(2)
-        return emit_nest(Store(panels, panels.shape, own, Load(w, own, w.dtype)), host().vector_bytes // 4)
+        return emit_nest(Store(panels, panels.shape, own, Load(w, own, w.dtype)), target.lanes)
     frame = Frame()
     f = frame.f
     number, depth, columns = sizes(w, op.transposed)
@@ -356,11 +357,11 @@ def _pack(op: GroupedMatMul, kernel: Kernel) -> KernelCode:
     column = f.mul(first, frame.size(width), "i64")
     source = f.gep(frame.pointer(w), f.mul(expert, f.mul(k, n, "i64"), "i64"), convert.memory_type(w.dtype))
     to = f.add(f.mul(expert, of_all, "i64"), f.mul(column, k, "i64"), "i64")
-    target = f.gep(frame.pointer(panels), to, convert.llvm_type(panels.dtype))
+    out = f.gep(frame.pointer(panels), to, convert.llvm_type(panels.dtype))
     taken = f.min(step, f.sub(frame.size(panels.shape[1]), first, "i64"), "i64")
     left = f.sub(n, column, "i64")
     given = [k, left, rows, across, taken, f.mul(column, across, "i64")]
-    f.call(frame.word(fetch_routine(w.dtype)), [source, target, *map(_i, given)])
+    f.call(frame.word(fetch_routine(w.dtype, target)), [source, out, *map(_i, given)])
     return frame.finish(optimize=False)
 
 
@@ -374,7 +375,7 @@ def _i(value: str) -> tuple[str, str]:
 class _Product:
     """A chunk is some columns of all rows of one expert."""
 
-    def __init__(self, op: GroupedMatMul, kernel: Kernel) -> None:
+    def __init__(self, op: GroupedMatMul, kernel: Kernel, target: Target) -> None:
         assert kernel.special is not None
         self.op = op
         x, groups, weights, *tables = kernel.operands
@@ -382,7 +383,7 @@ class _Product:
         (out,) = kernel.results
         self.frame = frame = Frame()
         self.f, self.dtype = frame.f, x.dtype
-        self.tile, self.wide = tile_of(x.dtype), computed_in(x.dtype)
+        self.tile, self.wide = tile_of(x.dtype, target), computed_in(x.dtype)
         number, depth, columns = sizes_of(kernel.special)
         cut = once(GroupedMatmulSchedule(size_product(out.shape[:-1]), number, columns, depth, self.wide.itemsize))
         frame.chunks = Part(cut, "chunks")
@@ -397,7 +398,7 @@ class _Product:
         self.per = frame.size(numbers.shape[-1]) if shared else "1"  # rows of the result that read one row of x
         encoding = encoding_of(kernel.special)
         self.routine = frame.word(gemm.block_routine(self.tile))
-        self.fetch = frame.word(fetch_routine(x.dtype, encoding))
+        self.fetch = frame.word(fetch_routine(x.dtype, target, encoding))
         self.stored = "" if encoding is None else frame.size(blocks_bytes(encoding, depth, columns))
         self.by_table = bool(tables)
         self.table = frame.pointer(tables[0]) if tables else frame.pointer(weights)
@@ -483,11 +484,27 @@ class _Product:
 
             def load_row(i: str, _: list[str]) -> None:
                 row = source(frame.element(listed, i, "i64"))
-                _convert_row(f, row, self.dtype, f.gep(self.own, f.mul(i, lda, "i64"), ty), self.wide, self.k)
+                _convert_row(
+                    f,
+                    self.tile.target.lanes,
+                    row,
+                    self.dtype,
+                    f.gep(self.own, f.mul(i, lda, "i64"), ty),
+                    self.wide,
+                    self.k,
+                )
 
             def store_row(i: str, _: list[str]) -> None:
                 row = target(frame.element(listed, i, "i64"))
-                _convert_row(f, f.gep(sums, f.mul(i, ldc, "i64"), ty), self.wide, row, self.dtype, columns)
+                _convert_row(
+                    f,
+                    self.tile.target.lanes,
+                    f.gep(sums, f.mul(i, ldc, "i64"), ty),
+                    self.wide,
+                    row,
+                    self.dtype,
+                    columns,
+                )
 
             f.loop(0, count, 1, [], load_row)
             block(self.own, lda, sums, ldc)
@@ -518,9 +535,8 @@ def sizes_of(node: Node) -> tuple[Size, Size, Size]:
     return (number, second, first) if op.transposed else (number, first, second)
 
 
-def _convert_row(f: Function, source: str, own: DType, target: str, to: DType, count: str) -> None:
+def _convert_row(f: Function, lanes: int, source: str, own: DType, out: str, to: DType, count: str) -> None:
     """Copies a row of `count` elements, in vectors."""
-    lanes = host().vector_bytes // 4
 
     def some(w: int) -> Callable[[str, list[str]], None]:
         def turn(i: str, _: list[str]) -> None:
@@ -528,7 +544,7 @@ def _convert_row(f: Function, source: str, own: DType, target: str, to: DType, c
             raw = f.load(vec(before, w) if w > 1 else before, f.gep(source, i, before))
             value = convert.convert(f, convert.from_memory(f, raw, own, w), own, to, w)
             stored = convert.to_memory(f, value, to, w)
-            f.store(stored, f.gep(target, i, after), ty=vec(after, w) if w > 1 else after)
+            f.store(stored, f.gep(out, i, after), ty=vec(after, w) if w > 1 else after)
 
         return turn
 
@@ -537,12 +553,12 @@ def _convert_row(f: Function, source: str, own: DType, target: str, to: DType, c
     f.loop(whole, count, 1, [], some(1))
 
 
-def _emit_pack(kernel: Kernel) -> KernelCode:
-    return _pack(_op(kernel), kernel)
+def _emit_pack(kernel: Kernel, target: Target) -> KernelCode:
+    return _pack(_op(kernel), kernel, target)
 
 
-def _emit_product(kernel: Kernel) -> KernelCode:
-    return _Product(_op(kernel), kernel).code()
+def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
+    return _Product(_op(kernel), kernel, target).code()
 
 
 def _op(kernel: Kernel) -> GroupedMatMul:

@@ -10,6 +10,7 @@ from rlx.backends.cpu.kernels.ops import determinant, max_unpool, nonzero_nms, r
 from rlx.backends.cpu.kernels.recurrence import recurrence
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.graph import Node
 from rlx.kernels.program import Kernel
 from rlx.records import replace
@@ -33,7 +34,7 @@ class Special(CpuStrategy):
         self,
         name: str,
         accepts: Callable[[Node], bool],
-        code: Callable[[Kernel], list[KernelCode]] | None = None,
+        code: Callable[[Kernel, Target], list[KernelCode]] | None = None,
         before: Callable[[Kernel, Setting], list[Kernel]] = as_it_is,
         encoded: Collection[int] = (),
     ) -> None:
@@ -48,9 +49,9 @@ class Special(CpuStrategy):
         *before, last = self.before(kernel, setting)
         return [*before, last if last.strategy is not None else replace(last, strategy=self)]
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
         assert self.code is not None
-        return self.code(kernel)
+        return self.code(kernel, target)
 
 
 SPECIALS = {

@@ -1,7 +1,7 @@
 """Instructions of AMX: eight tile registers, numbered by constants, of up to 16 rows of 64 bytes.
 
 Code that uses them starts with `configure`, ends with `release` (a thread whose tiles are in use has 8 KB more to save
-whenever it is interrupted), and calls nothing in between that configures tiles itself. Only for `host().tiles`.
+whenever it is interrupted), and calls nothing in between that configures tiles itself. Only for targets with `tiles`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm.builder import Function, vec, width
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import Encoding, encoding_named
@@ -81,7 +80,7 @@ def _less_eight(f: Function, x: str) -> str:
     """The lowest four bits less 8, as f32."""
     lanes = width(f.type_of(x))
     v = vec("float", lanes)
-    if lanes == 16 and "+avx512f" in host().features.split(","):  # looked up by the lowest four bits
+    if lanes == 16:  # AVX-512: looked up by the lowest four bits
         numbers = f.load(v, f.array("rlx_less_eight", "float", range(-8, 8)))
         name = "x86.avx512.permvar.sf.512"
         f.declare(f"llvm.{name}", v, [v, vec("i32", 16)])

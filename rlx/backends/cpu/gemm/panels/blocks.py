@@ -19,10 +19,10 @@ from rlx.backends.cpu.gemm import amx_blocks, amx_f32
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, ROW, SCALE, BlockCode
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm.builder import Function, Module, void
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import WIDTH
+from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size
 from rlx.kernels.affine import affine
 from rlx.kernels.encoded import encoded_element
@@ -36,9 +36,9 @@ AHEAD = 2048  # bytes: how far ahead is prefetched, of all panels that are read 
 TOGETHER = 4  # rows of a panel that a turn of the loop reads: a line of memory
 
 
-def few_rows(vector_bytes: int) -> int:
+def few_rows(target: Target) -> int:
     """Rows of a product whose weights are decoded in registers, at most."""
-    return 12 if vector_bytes == 64 else 4
+    return 12 if target.vector_bytes == 64 else 4
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Blocks:
         return Load(self.stored, (at,), block_formats.BYTE)
 
 
-def find(b: Expr, n: Size, k: Size, depth: Var, column: Var) -> Blocks | None:
-    """The blocks along k of which the elements of B are; None where they are others, or this machine has no code."""
+def find(b: Expr, n: Size, k: Size, depth: Var, column: Var, target: Target) -> Blocks | None:
+    """The blocks along k of which the elements of B are; None where they are others, or the machine has no code."""
     found = encoded_element(b)
-    if found is None or not isinstance(n, int) or not isinstance(k, int) or k == 0 or not _has_code():
+    if found is None or not isinstance(n, int) or not isinstance(k, int) or k == 0 or not _has_code(target):
         return None
     stored, encoding, flat = found
     walked = affine(flat)
@@ -81,8 +81,8 @@ def find(b: Expr, n: Size, k: Size, depth: Var, column: Var) -> Blocks | None:
     return Blocks(stored, block_formats.CODES[encoding.name], start, step) if fits else None  # type: ignore[arg-type]
 
 
-def _has_code() -> bool:
-    return host().vector_bytes == 64 or (host().vector_bytes == 32 and "+f16c" in host().features.split(","))
+def _has_code(target: Target) -> bool:
+    return target.vector_bytes == 64 or (target.vector_bytes == 32 and target.has("f16c"))
 
 
 # ---- code
@@ -168,7 +168,7 @@ def _few(tile: gemm.Tile, code: BlockCode) -> Function:
     """Decodes in registers: `most_rows` rows at a time."""
     f = Function(f"rlx_{code.name}_few", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
     arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
-    most = few_rows(4 * tile.lanes)
+    most = few_rows(tile.target)
     products = {rows: _product(tile, code, rows) for rows in range(1, most + 1)}
 
     def band(row: str, _: list[str]) -> None:
@@ -246,6 +246,6 @@ def block_routine(tile: gemm.Tile) -> Routine:
         lambda: void(f.call(many, arguments)),
     )
     f.ret()
-    if gemm.has_tiles(tile.dtype) and tile.lanes == WIDTH:
+    if tile.target.multiplies_by_tiles(tile.dtype) and tile.lanes == WIDTH:
         f = amx_f32.with_tiles(f, block=amx_blocks.block(f, code))
     return Routine(f.name, Module([f]).text())

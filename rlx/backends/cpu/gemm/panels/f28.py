@@ -17,10 +17,10 @@ import functools
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm.builder import Function, Module, vec, void
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import WIDTH
+from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size, upper
 
 __all__ = ["STREAMED", "TOGETHER", "begin", "block_routine", "elements", "most_rows", "pack_panel", "room", "unsuited"]
@@ -36,25 +36,25 @@ SIGN, EXPONENT, KEPT, FOREIGN = -(1 << 31), 0x7F800000, 0x87FFFFFF - (1 << 32), 
 SPAN = 16 << 23  # exponents within 16 of each other differ by less
 
 
-def most_rows(vector_bytes: int, weights: int) -> int:
+def most_rows(target: Target, weights: int) -> int:
     """Rows of a product with so many bytes of weights, at most: with more, unpacking takes longer than it saves."""
-    if vector_bytes < 64:
+    if target.vector_bytes < 64:
         return 4
     return 12 if weights >= LARGE else 8
 
 
-def unsuited(m: Size, n: Size, k: Size) -> str | None:
+def unsuited(m: Size, n: Size, k: Size, target: Target) -> str | None:
     """Why panels [K, N] for products of m rows are not shortened, in a model whose weights are streamed; None if so."""
     most = upper(m)
-    if host().vector_bytes < 32:
-        return "this machine's vectors are too short"
+    if target.vector_bytes < 32:
+        return "the machine's vectors are too short"
     if most is None:
         return "its rows have no bound"
     if not isinstance(k, int) or not isinstance(n, int) or k % GROUP:
         return f"its depth is no multiple of {GROUP}, or of open size"
     if 4 * k * n < LEAST:
         return f"it has less than {LEAST >> 10} KiB of weights"
-    limit = most_rows(host().vector_bytes, 4 * k * n)
+    limit = most_rows(target, 4 * k * n)
     return None if most <= limit else f"it may have more than {limit} rows"
 
 
@@ -248,6 +248,6 @@ def block_routine(tile: gemm.Tile) -> Routine:
     def of_rows(rows: int) -> Callable[[], None]:
         return lambda: void(f.call(product(tile, rows), arguments))
 
-    f.switch("%rows", {rows: of_rows(rows) for rows in range(1, most_rows(4 * tile.lanes, LARGE) + 1)})
+    f.switch("%rows", {rows: of_rows(rows) for rows in range(1, most_rows(tile.target, LARGE) + 1)})
     f.ret()
     return Routine(f.name, Module([f]).text())

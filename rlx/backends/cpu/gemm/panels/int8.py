@@ -17,12 +17,11 @@ i8 rows become u8 by adding 128, which the zero point takes off again; AMX takes
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from enum import IntEnum
 
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm.builder import Function, vec, width
+from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size, ceildiv
 from rlx.records import dataclass
 
@@ -82,13 +81,11 @@ class Instructions:
         return f"{4 * self.lanes}{'d' if self.dots else ''}{'t' if self.tiles else ''}"
 
 
-def instructions() -> Instructions:
-    """Those of this machine."""
-    target = host()
-    features = set(target.features.split(","))
-    wide = {"+avx512vnni", "+avx512vl"} <= features
+def instructions(target: Target) -> Instructions:
+    """Those of a machine."""
+    wide = target.has("avx512vnni") and target.has("avx512vl")
     lanes = 16 if wide and target.vector_bytes == 64 else 8
-    return Instructions(lanes, wide or "+avxvnni" in features, target.tiles and lanes == 16)
+    return Instructions(lanes, wide or target.has("avxvnni"), target.tiles and lanes == 16)
 
 
 @dataclass(frozen=True)
@@ -123,14 +120,14 @@ class Tile:
         return 4 if self.result == "i32" else 1
 
 
-def available() -> bool:
-    """Whether this machine has the instructions."""
-    return platform.machine() in ("x86_64", "AMD64") and host().vector_bytes >= 32
+def available(target: Target) -> bool:
+    """Whether a machine has the instructions."""
+    return target.x86 and target.vector_bytes >= 32
 
 
-def further(narrow: bool) -> int:
+def further(narrow: bool, target: Target) -> int:
     """The most further fours that 8 elements of k can need: of weights within -128..127, else -255..255."""
-    if instructions().dots:
+    if instructions(target).dots:
         return 0 if narrow else 4
     return 3 if narrow else 7
 
@@ -139,19 +136,19 @@ def _aligned(count: Size) -> Size:
     return ceildiv(count, 64) * 64
 
 
-def panel_bytes(depth: Size, narrow: bool) -> Size:
+def panel_bytes(depth: Size, narrow: bool, target: Target) -> Size:
     """Bytes of a panel of `depth` rows and its further fours."""
-    return HEAD + ceildiv(depth, DEPTH) * 128 + spare_bytes(depth, narrow)
+    return HEAD + ceildiv(depth, DEPTH) * 128 + spare_bytes(depth, narrow, target)
 
 
-def spare_bytes(depth: Size, narrow: bool) -> Size:
+def spare_bytes(depth: Size, narrow: bool, target: Target) -> Size:
     """Bytes that the further fours of a panel may take, with their places."""
-    return places_bytes(depth, narrow) + ceildiv(depth, DEPTH) * further(narrow) * 64
+    return places_bytes(depth, narrow, target) + ceildiv(depth, DEPTH) * further(narrow, target) * 64
 
 
-def places_bytes(depth: Size, narrow: bool) -> Size:
+def places_bytes(depth: Size, narrow: bool, target: Target) -> Size:
     """Bytes of the places of further fours."""
-    return _aligned(ceildiv(depth, DEPTH) * further(narrow) * 4)
+    return _aligned(ceildiv(depth, DEPTH) * further(narrow, target) * 4)
 
 
 def dot(f: Function, total: str, x: str, y: str, v: str) -> str:
@@ -169,9 +166,17 @@ def pair_sums(f: Function, x: str, y: str) -> str:
     return f.op(f"call {v} @llvm.x86.avx2.pmadd.wd({shorts} {x}, {shorts} {y})", v)
 
 
-def pack_panel(f: Function, out: str, place: str, octets: str, places: str, element: Callable[[str, str], str]) -> None:
+def pack_panel(
+    f: Function,
+    target: Target,
+    out: str,
+    place: str,
+    octets: str,
+    places: str,
+    element: Callable[[str, str], str],
+) -> None:
     """Emits the packing of one panel at `out`, its further fours at `place`; `element(k, column)` gives an i32."""
-    dots = instructions().dots
+    dots = instructions(target).dots
     sums, rest = f.alloca("i32", WIDTH), f.alloca("i32", DEPTH * WIDTH)
     main = f.offset(out, HEAD)
     fours = f.offset(place, places)
@@ -179,10 +184,10 @@ def pack_panel(f: Function, out: str, place: str, octets: str, places: str, elem
     def at(e: str | int, lane: str) -> str:
         return f.gep(rest, f.add(f.mul(e, WIDTH, "i64"), lane, "i64"), "i32")
 
-    def take(four: int | str, pair: int, lane: str, target: str, values: list[str]) -> None:
+    def take(four: int | str, pair: int, lane: str, four_at: str, values: list[str]) -> None:
         """Moves two values from the rest to the panel."""
         for j, value in enumerate(values):
-            f.store(f.cast("trunc", value, "i8"), f.offset(target, f.add(f.mul(lane, 4), 2 * pair + j)))
+            f.store(f.cast("trunc", value, "i8"), f.offset(four_at, f.add(f.mul(lane, 4), 2 * pair + j)))
             p = at(f.add(f.mul(four, 4, "i64"), 2 * pair + j), lane)
             f.store(f.sub(f.load("i32", p), value), p)
 
@@ -222,10 +227,10 @@ def pack_panel(f: Function, out: str, place: str, octets: str, places: str, elem
             for pair in range(2):
                 values = [f.load("i32", at(e, lane)) for e in (2 * pair, 2 * pair + 1, 4 + 2 * pair, 5 + 2 * pair)]
                 all_fit, two_fit = fits(values), fits(values[:2])
-                target = f.offset(main, f.mul(o, 128))
-                take(0, pair, lane, target, part_of(values[:2], two_fit))
+                first = f.offset(main, f.mul(o, 128))
+                take(0, pair, lane, first, part_of(values[:2], two_fit))
                 others = part_of(values[2:], all_fit) if dots else [f.select(all_fit, v, 0, "i32") for v in values[2:]]
-                take(1, pair, lane, f.offset(target, 64), others)
+                take(1, pair, lane, f.offset(first, 64), others)
 
         loop(DEPTH, fill)
         loop(WIDTH, plain)
@@ -241,12 +246,12 @@ def pack_panel(f: Function, out: str, place: str, octets: str, places: str, elem
                 number = state[0]
                 where = f.cast("trunc", f.add(f.mul(o, 2), four), "i32")
                 f.store(where, f.gep(place, number, "i32"))
-                target = f.offset(fours, f.mul(number, 64))
+                own = f.offset(fours, f.mul(number, 64))
 
                 def one(lane: str) -> None:
                     for pair in range(2):
                         values = [f.load("i32", at(4 * four + 2 * pair + j, lane)) for j in range(2)]
-                        take(four, pair, lane, target, part_of(values, fits(values)))
+                        take(four, pair, lane, own, part_of(values, fits(values)))
 
                 loop(WIDTH, one)
                 return [f.add(number, 1)]

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.attention.decode import (
     Rows,
     block_rows,
@@ -47,6 +46,7 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.attention import AttentionSchedule, ManyRowsOnly
 from rlx.backends.cpu.schedule.base import FEW_ROWS, Part, part
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.affine import index_expr, linear_index
 from rlx.kernels.expr import (
@@ -138,16 +138,16 @@ class OldRowsArg(IntEnum):
     COUNT = 4
 
 
-def emit(kernel: Kernel, ways: Ways) -> list[KernelCode]:
+def emit(kernel: Kernel, ways: Ways, target: Target) -> list[KernelCode]:
     """The attention kernel.
 
     Where it makes its keys and values, what of these is neither copied by it nor packed is stored before.
     """
     if len(kernel.stores) == 1:
-        return [_emit_attention(kernel, ways)]
+        return [_emit_attention(kernel, ways, target)]
     anchor = kernel.anchor
     assert isinstance(anchor, Attention)
-    lanes, rows, codes = host().vector_bytes // 4, anchor.q_shape[2], []
+    lanes, rows, codes = target.lanes, anchor.q_shape[2], []
     either = ways.few and ways.many
     panels, made = (kernel.stores[1:3], kernel.stores[3:]) if either else ((), kernel.stores[1:])
     copied = [old.store for old in _old_rows(kernel) if old is not None]
@@ -159,8 +159,8 @@ def emit(kernel: Kernel, ways: Ways) -> list[KernelCode]:
             codes.append(replace(code, chunks=ManyRowsOnly(rows, code.chunks)))
     if either:
         k, v = in_place(anchor.k), in_place(anchor.v)
-        codes.append(emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, score=None))))
-    return [*codes, _emit_attention(kernel, ways)]
+        codes.append(emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, score=None)), target))
+    return [*codes, _emit_attention(kernel, ways, target)]
 
 
 def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
@@ -177,7 +177,7 @@ def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
 # ---- the kernel
 
 
-def _emit_attention(kernel: Kernel, ways: Ways) -> KernelCode:
+def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Attention)
     out = linear_index(store.index, store.buffer.shape)
@@ -213,7 +213,7 @@ def _emit_attention(kernel: Kernel, ways: Ways) -> KernelCode:
         ScratchStride(),
         part(cut, "sums"),
         part(cut, "results"),
-        gemm.block_routine(gemm.tile_for("f32", host().vector_bytes)) if ways.many else 0,
+        gemm.block_routine(gemm.tile_of(F32, target)) if ways.many else 0,
         *count_words(anchor),
         part(cut, "panels"),
         part(cut, "part"),
@@ -221,7 +221,7 @@ def _emit_attention(kernel: Kernel, ways: Ways) -> KernelCode:
     for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
         words += [*nothing, 0] if old is None else [*row_words(old.source), old.count]
     table = ArgumentTable(words)
-    made = _Code(anchor, kernel, table, to_scratch, ways)
+    made = _Code(anchor, kernel, table, to_scratch, ways, target)
     made.emit()
     symbol, ir = name_kernel(Module([made.f]).text())
     scratch = part(cut, "scratch")
@@ -231,17 +231,25 @@ def _emit_attention(kernel: Kernel, ways: Ways) -> KernelCode:
 class _Code:
     """Emits one block of query rows."""
 
-    def __init__(self, anchor: Attention, kernel: Kernel, table: ArgumentTable, to_scratch: bool, ways: Ways) -> None:
-        self.anchor, self.to_scratch, self.ways = anchor, to_scratch, ways
+    def __init__(
+        self,
+        anchor: Attention,
+        kernel: Kernel,
+        table: ArgumentTable,
+        to_scratch: bool,
+        ways: Ways,
+        target: Target,
+    ) -> None:
+        self.anchor, self.to_scratch, self.ways, self.target = anchor, to_scratch, ways, target
         self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
         self.f = gemm.kernel_function(PLACEHOLDER)
-        self.lanes = host().vector_bytes // 4
+        self.lanes = target.lanes
         self.vector = f"<{self.lanes} x float>"
         self.emitter = Emitter(self.f, table, self.lanes)
         store = kernel.stores[0]
         self.expr = transform(store.expr, linear_load)
-        target = index_expr(linear_index(store.index, store.buffer.shape))
-        self.destination = Load(store.buffer, (target,), store.buffer.dtype)
+        place = index_expr(linear_index(store.index, store.buffer.shape))
+        self.destination = Load(store.buffer, (place,), store.buffer.dtype)
         self.score = None if anchor.score is None else transform(anchor.score, linear_load)
         self.emitter.preload([self.expr, self.destination, *([self.score] if self.score else [])], [])
         for x in walk(self.expr):
@@ -362,7 +370,7 @@ class _Code:
 
         f.loop(row0, row1, word(AttentionArg.ROW_PART), [], some_rows)
         if self.ways.streaming:
-            end_streams(f)
+            end_streams(f, self.target)
         f.ret()
 
     def old_word(self, role: str, index: OldRowsArg) -> str:

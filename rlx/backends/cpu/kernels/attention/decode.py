@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm.builder import Function, constant
+from rlx.backends.cpu.target import Target
 
 __all__ = ["Rows", "block_rows", "copy_rows", "end_streams", "rows_times_rows", "weighted_rows"]
 
@@ -174,7 +174,7 @@ def copy_rows(
     f.loop(0, turns, 1, [], row)
 
 
-def end_streams(f: Function) -> None:
+def end_streams(f: Function, target: Target) -> None:
     """Orders what was streamed before what this thread stores next, such as that its chunk is done."""
-    if "+sse" in host().features.split(","):
+    if target.has("sse"):
         f.call("llvm.x86.sse.sfence", [])

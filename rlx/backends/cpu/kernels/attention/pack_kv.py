@@ -6,11 +6,11 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.schedule.arguments import Argument, KernelCode, Pointer
 from rlx.backends.cpu.schedule.attention import AttentionSchedule, KeyChunks
+from rlx.backends.cpu.target import Target
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Attention, out_vars
@@ -67,7 +67,7 @@ def counted(f: Function, anchor: Attention, word: int, b: str, room: str) -> str
     return f.load("i64", f.gep(gemm.load_word(f, word, "ptr"), f.mul(b, step), "i64"))
 
 
-def emit_pack(kernel: Kernel) -> KernelCode:
+def emit_pack(kernel: Kernel, target: Target) -> KernelCode:
     """Chunk = a batch and key head: its keys as columns [keys / 16][depth][16], its values [depth / 16][keys][16]."""
     anchor = kernel.anchor
     assert isinstance(anchor, Attention)
@@ -83,7 +83,7 @@ def emit_pack(kernel: Kernel) -> KernelCode:
         *count_words(anchor),
     ]
     f = gemm.kernel_function(PLACEHOLDER)
-    lanes = host().vector_bytes // 4
+    lanes = target.lanes
     pointers = (PackArg.K, PackArg.V, PackArg.K_PANELS, PackArg.V_PANELS)
     own = [i for i in PackArg if i < PackArg.COUNT]
     w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in own}

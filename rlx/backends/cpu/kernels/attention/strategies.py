@@ -9,6 +9,7 @@ from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
 from rlx.backends.cpu.schedule.base import FEW_ROWS
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, computed
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.affine import Affine
@@ -82,8 +83,8 @@ class Attend(CpuStrategy):
         made.ways = replace(self.ways, streaming=True)
         return made
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return emit(kernel, self.ways)
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return emit(kernel, self.ways, target)
 
 
 class _Decode(Attend):

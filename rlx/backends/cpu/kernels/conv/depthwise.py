@@ -7,7 +7,6 @@ from enum import IntEnum
 from typing import cast
 
 from rlx.backends.cpu.gemm.kernel import kernel_function, load_word
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
@@ -16,6 +15,7 @@ from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, KernelC
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.depthwise import DepthwiseSchedule, InnerColumns
 from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
 from rlx.kernels.expr import Apply, Cast, Expr, Load, size_expr, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.prepared import is_static
@@ -79,12 +79,12 @@ def has_few_taps(anchor: Conv) -> bool:
     return taps <= MAX_TAPS
 
 
-def weights(kernel: Kernel) -> tuple[Buffer, Store]:
+def weights(kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
     """Weights [C, 1, *kernel] as [blocks, *kernel, lanes]; the last block of channels overlaps the one before."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     channels = anchor.groups
-    lanes = _lanes(channels)
+    lanes = _lanes(channels, target)
     o, c, *taps = out_vars(len(anchor.w_shape))
     shape = (-(-channels // lanes), *anchor.w_shape[2:], lanes)
     own = out_vars(len(shape))
@@ -99,9 +99,9 @@ def weights(kernel: Kernel) -> tuple[Buffer, Store]:
     return buffer, Store(buffer, shape, own, element if element.dtype is buffer.dtype else Cast(element, buffer.dtype))
 
 
-def _lanes(channels: int) -> int:
+def _lanes(channels: int, target: Target) -> int:
     """Channels that are computed together: a vector, or where there are fewer, a power of two."""
-    return min(host().vector_bytes // 4, 1 << max(channels.bit_length() - 1, 0))
+    return min(target.lanes, 1 << max(channels.bit_length() - 1, 0))
 
 
 def image_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Argument], Part]:
@@ -160,12 +160,12 @@ def chunk_parts(f: Function, w: Mapping[Plane, str]) -> tuple[str, str, str, str
     return image, row0, row1, c0, f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
 
 
-def emit(kernel: Kernel) -> KernelCode:
+def emit(kernel: Kernel, target: Target) -> KernelCode:
     """The depthwise convolution with its epilogue, which is computed in registers."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
-    lanes = host().vector_bytes // 4
+    lanes = target.lanes
     words, chunks = image_words(anchor, geo, lanes)
     table = ArgumentTable(words)
     f = kernel_function(PLACEHOLDER)
@@ -174,7 +174,7 @@ def emit(kernel: Kernel) -> KernelCode:
     w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
     window = cast(tuple[int, int], geo.kernel)
     inner = inner_columns(geo)
-    Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups), inner).emit()
+    Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups, target), inner).emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites))
@@ -399,8 +399,8 @@ class Depthwise(PackedWeights):
             return "it has one group"
         return None if suits(kernel) else f"it is not of f32, not depthwise, or has more than {MAX_TAPS} taps"
 
-    def packed(self, kernel: Kernel) -> tuple[Buffer, Store]:
-        return weights(kernel)
+    def packed(self, kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
+        return weights(kernel, target)
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [emit(kernel)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [emit(kernel, target)]

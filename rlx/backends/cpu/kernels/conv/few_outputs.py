@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Literal, cast
+from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import implicit_gemm
 from rlx.backends.cpu.kernels.conv.geometry import finish_of
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemmArg
@@ -23,6 +22,7 @@ from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, size_of, vec, void
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
 from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import Conv
@@ -47,7 +47,7 @@ def weight_type(kernel: Kernel) -> DType:
     return DTYPES["f64"] if anchor.w_shape[1] == 1 else anchor.x.dtype
 
 
-def emit(kernel: Kernel) -> KernelCode:
+def emit(kernel: Kernel, target: Target) -> KernelCode:
     """The convolution with its epilogue; weights are [O, *window, C]."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
@@ -56,7 +56,8 @@ def emit(kernel: Kernel) -> KernelCode:
     outputs = cast(int, anchor.w_shape[0])
     dtype, finish = anchor.x.dtype, finish_of(kernel, anchor.x.dtype)
     in_place = finish.in_place and finish.pixel_step == outputs == 1  # sums lie as results do
-    here = implicit_gemm.frame(kernel, FEW_OUTPUTS, _routine(dtype.name, anchor.w.dtype.name, outputs), in_place)
+    routine = _routine(dtype.name, anchor.w.dtype.name, outputs, target)
+    here = implicit_gemm.frame(kernel, FEW_OUTPUTS, routine, in_place, target)
     f, w, ty = here.f, here.w, "float" if dtype.name == "f32" else "double"
 
     def some_pixels(at: str, q0: str, q1: str) -> None:
@@ -70,9 +71,9 @@ def emit(kernel: Kernel) -> KernelCode:
 
 
 @cache
-def _routine(dtype: str, sums: str, outputs: int) -> Routine:
-    vector_bytes = host().vector_bytes
-    tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype), vector_bytes)
+def _routine(dtype: str, sums: str, outputs: int, target: Target) -> Routine:
+    vector_bytes = target.vector_bytes
+    tile = gemm.tile_of(DTYPES[dtype], target)
     function = _dots(tile.scalar, "float" if sums == "f32" else "double", vector_bytes, outputs)
     return Routine(function.name, Module([function]).text())
 
@@ -183,13 +184,13 @@ class FewOutputs(PackedWeights):
         assert isinstance(kernel.anchor, Conv)
         if not is_few(kernel.anchor.w_shape[0]):
             return f"it has more than {FEW_OUTPUTS} outputs"
-        return implicit_gemm.unsuited(kernel)
+        return implicit_gemm.unsuited(kernel, setting.target)
 
-    def packed(self, kernel: Kernel) -> tuple[Buffer, Store]:
-        return packed(kernel, weight_type(kernel))
+    def packed(self, kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
+        return packed(kernel, weight_type(kernel), target)
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [emit(kernel)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [emit(kernel, target)]
 
     @property
     def measured_as(self) -> str:

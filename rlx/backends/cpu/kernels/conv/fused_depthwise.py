@@ -16,7 +16,6 @@ from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.kernel import load_word
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, register_tiles
 from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, Plane, chunk_parts, plane_words
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
@@ -38,6 +37,7 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.fused_depthwise import FusedDepthwiseSchedule
 from rlx.backends.cpu.strategy import Step
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.expr import Acc, Load, loads, walk
 from rlx.kernels.lowering import Conv
@@ -144,7 +144,7 @@ def _is_window(kernel: Kernel) -> bool:
 # ---- code
 
 
-def _emit(kernel: Kernel) -> KernelCode:
+def _emit(kernel: Kernel, target: Target) -> KernelCode:
     """Both with their epilogues, which are computed in registers."""
     anchor, before = kernel.anchor, kernel.before
     assert isinstance(anchor, Conv)
@@ -161,16 +161,16 @@ def _emit(kernel: Kernel) -> KernelCode:
     ring = 1 << ((together - 1) * geo.strides[0] + reach - 1).bit_length()
     sizes = (geo.batch, geo.groups, geo.height, geo.width, geo.out_height, geo.out_width)
     windows = implicit_gemm.cut_of(before, WIDTH, in_place=True) if _reads_planes(before) else None
-    tile = gemm.tile_for("f32", host().vector_bytes)
+    tile = gemm.tile_of(F32, target)
     panels = tile.panels if tile.lanes == WIDTH else 1
     window = (taps[0] * taps[1], reach, geo.strides[0])
     cut = once(FusedDepthwiseSchedule(sizes, geometry(before).depth, *window, ring, panels, windows))
     words = _words(anchor, geo, before, cut)
     if windows is not None:
-        words += implicit_gemm.words_of(before, once(windows), 0, 0, 0)
+        words += implicit_gemm.words_of(before, once(windows), 0, 0, 0, target)
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
-    emitter = Emitter(f, table, host().vector_bytes // 4)
+    emitter = Emitter(f, table, target.lanes)
     finish.prepare(emitter)
     emitter.preload([first_finish.expr], [])
     for x in (*walk(finish.expr), *walk(first_finish.expr)):
@@ -179,8 +179,8 @@ def _emit(kernel: Kernel) -> KernelCode:
     pointers = (Plane.X, Plane.WEIGHTS, FusedDepthwiseArg.SOURCE, FusedDepthwiseArg.PANELS)
     w = {i: load_word(f, i, "ptr" if i in pointers else "i64") for i in (*Plane, *FusedDepthwiseArg)}
     own = {i: w[i] for i in Plane}
-    lanes, inner = host().vector_bytes // 4, depthwise.inner_columns(geo)
-    body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, inner, before, w, ring)
+    lanes, inner = target.lanes, depthwise.inner_columns(geo)
+    body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, inner, before, w, ring, tile)
     body.emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
@@ -217,6 +217,7 @@ class RingBody(Body):
     before: Kernel
     more: dict[int, str]
     ring: int
+    tile: gemm.Tile
 
     @property
     def rows(self) -> int:
@@ -349,7 +350,7 @@ class RingBody(Body):
 
             return body
 
-        wide = gemm.tile_for("f32", host().vector_bytes)
+        wide = self.tile
         single = replace(wide, rows=height_of(wide.single_rows), panels=1)
         paired = place.c0
         if wide.lanes == WIDTH:  # a panel is one vector: two of them share what is read of the pixels

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
-from typing import Literal, cast
+from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
 from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
@@ -39,6 +38,7 @@ from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.conv import DirectParts, ImplicitGemmSchedule
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size, size_product
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load
@@ -114,7 +114,7 @@ def _rows_together(geo: Geometry) -> bool:
     return geo.x_w == geo.channels and (geo.dilations[1] == 1 or geo.kernel[1] == 1)
 
 
-def unsuited(kernel: Kernel) -> str | None:
+def unsuited(kernel: Kernel, target: Target) -> str | None:
     """Why windows are not read where they lie; None where they are."""
     geo = geometry(kernel)
     if geo.kernel == (1, 1):
@@ -123,7 +123,9 @@ def unsuited(kernel: Kernel) -> str | None:
         return "it has several groups"
     if not suits(kernel):
         return "the rows of its windows are not contiguous"
-    return "gathered windows are worth tile registers for so many outputs" if gathers_for_tiles(kernel) else None
+    if gathers_for_tiles(kernel, target):
+        return "gathered windows are worth tile registers for so many outputs"
+    return None
 
 
 def from_planes(kernel: Kernel) -> bool:
@@ -192,7 +194,12 @@ def cut_of(kernel: Kernel, width: int, *, in_place: bool) -> ImplicitGemmSchedul
 
 
 def words_of(
-    kernel: Kernel, cut: Callable[[Extents], DirectParts], block: Argument, out: Argument, out_step: Size
+    kernel: Kernel,
+    cut: Callable[[Extents], DirectParts],
+    block: Argument,
+    out: Argument,
+    out_step: Size,
+    target: Target,
 ) -> list[Argument]:
     """The words that `ImplicitGemmArg` names."""
     anchor, geo = kernel.anchor, geometry(kernel)
@@ -207,7 +214,7 @@ def words_of(
         out,
         Scratch(),
         block,
-        lines_routine(kernel),
+        lines_routine(kernel, target),
         geo.height,
         geo.width,
         geo.channels,
@@ -239,7 +246,7 @@ def words_of(
     ]
 
 
-def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
+def frame(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Target) -> Frame:
     """Begins a kernel whose `block` of sums takes `width` columns at once; `in_place`: it needs no room for them."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
@@ -248,10 +255,10 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
     cut = once(cut_of(kernel, width, in_place=in_place))
     out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
     out_step = finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0
-    words = words_of(kernel, cut, block, out, out_step)
+    words = words_of(kernel, cut, block, out, out_step, target)
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
-    emitter = Emitter(f, table, host().vector_bytes // 4)
+    emitter = Emitter(f, table, target.lanes)
     if not finish.plain or not in_place:
         finish.prepare(emitter)
     w = _load_words(f)
@@ -270,13 +277,13 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool) -> Frame:
     return Frame(f, emitter, finish, geo.kernel[1] * geo.channels, w, cut, (n0, n1), pixels, a, offsets, sums)
 
 
-def emit(kernel: Kernel) -> KernelCode:
+def emit(kernel: Kernel, target: Target) -> KernelCode:
     """The convolution with its epilogue."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     dtype = anchor.x.dtype
-    tile = gemm.tile_for(cast(Literal["f32", "f64"], dtype.name), host().vector_bytes).of_one_panel
-    here = frame(kernel, tile.width, _block_routine(tile), finish_of(kernel, dtype).in_place)
+    tile = gemm.tile_of(dtype, target).of_one_panel
+    here = frame(kernel, tile.width, _block_routine(tile), finish_of(kernel, dtype).in_place, target)
     f, emitter, finish, w, a, (n0, n1) = here.f, here.emitter, here.finish, here.w, here.a, here.columns
     ty, width, depth = tile.scalar, tile.width, w[ImplicitGemmArg.DEPTH]
     columns = f.mul(w[ImplicitGemmArg.PANEL_CHUNK], width)
@@ -316,11 +323,10 @@ def _load_words(f: Function) -> dict[ImplicitGemmArg, str]:
     return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in ImplicitGemmArg}
 
 
-def lines_routine(kernel: Kernel) -> Routine:
+def lines_routine(kernel: Kernel, target: Target) -> Routine:
     """What prepares the rows of a kernel's results."""
     assert isinstance(kernel.anchor, Conv)
-    name = cast(Literal["f32", "f64"], kernel.anchor.x.dtype.name)
-    return _lines_routine(gemm.tile_for(name, host().vector_bytes).of_one_panel, planes_of(kernel))
+    return _lines_routine(gemm.tile_of(kernel.anchor.x.dtype, target).of_one_panel, planes_of(kernel))
 
 
 @cache
@@ -629,10 +635,10 @@ class ImplicitGemm(PackedWeights):
     """Windows of several pixels in one group, whose rows are contiguous: read where they lie, row by row."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
-        return unsuited(kernel)
+        return unsuited(kernel, setting.target)
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [emit(kernel)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [emit(kernel, target)]
 
     @property
     def measured_as(self) -> str:

@@ -13,7 +13,6 @@ from math import prod
 from rlx.backends.cpu.gemm import int8, requantise
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import im2col, int8_depthwise
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
@@ -33,6 +32,7 @@ from rlx.backends.cpu.schedule.base import Part, Product, part
 from rlx.backends.cpu.schedule.conv import ConvParts
 from rlx.backends.cpu.schedule.int8 import Int8Schedule
 from rlx.backends.cpu.strategy import Setting, Step
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
@@ -79,7 +79,7 @@ class Int8Arg(IntEnum):
     FIRST = 20  # of the words of `windows`
 
 
-def accepts(anchor: Conv, dtype: DType) -> bool:
+def accepts(anchor: Conv, dtype: DType, target: Target) -> bool:
     """8-bit images of one or two spatial axes, on machines with the instructions."""
     if anchor.groups > 1 and anchor.w_shape[1] == 1 and not int8_depthwise.suits(anchor):
         return False
@@ -89,17 +89,17 @@ def accepts(anchor: Conv, dtype: DType) -> bool:
         dtype is I32
         and anchor.x.dtype.name in ("u8", "i8")
         and len(anchor.x_shape) in (3, 4)
-        and int8_panels.available()
+        and int8_panels.available(target)
     )
 
 
 # ---- products
 
 
-def accepts_product(anchor: Contract) -> bool:
+def accepts_product(anchor: Contract, target: Target) -> bool:
     """Products with weights that `prepare` can pack, on machines with the instructions."""
     few_axes = isinstance(anchor.a, Load) and len(anchor.a.indices) <= 4 and anchor.k != 0
-    return few_axes and int8_panels.available() and all(_is_weight(x.source) for x in loads(anchor.b))
+    return few_axes and int8_panels.available(target) and all(_is_weight(x.source) for x in loads(anchor.b))
 
 
 def _is_weight(value: Value) -> bool:
@@ -165,12 +165,12 @@ def _static(anchor: Conv) -> tuple[int, int, int]:
     return channels, rows, columns
 
 
-def _packed(kernel: Kernel) -> Kernel:
+def _packed(kernel: Kernel, target: Target) -> Kernel:
     """The kernel that packs the weights in panels."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     outputs = anchor.w_shape[0] // anchor.groups
-    panel = int8_panels.panel_bytes(_depth(anchor), anchor.w.dtype.name == "i8")
+    panel = int8_panels.panel_bytes(_depth(anchor), anchor.w.dtype.name == "i8", target)
     shape: Shape = (anchor.groups, ceildiv(outputs, int8_panels.WIDTH), panel)
     fixed = is_static(anchor.w, shape)
     buffer = Buffer(f"{kernel.stores[0].buffer.name}.w", "prepared" if fixed else "arena", shape, U8)
@@ -180,7 +180,7 @@ def _packed(kernel: Kernel) -> Kernel:
     return Kernel("pack bytes", (store,), only, nodes=kernel.nodes, strategy=strategy)
 
 
-def spare_bytes(kernel: Kernel) -> int:
+def spare_bytes(kernel: Kernel, target: Target) -> int:
     """The bytes that a kernel which packs weights keeps for further fours: most weights need none, and don't fill it.
 
     They are 1.6 times the weights' own: what the hardest weights need is only known once they are read.
@@ -190,7 +190,7 @@ def spare_bytes(kernel: Kernel) -> int:
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     groups, panels, _ = kernel.stores[0].buffer.shape
-    return evaluate(groups * panels * int8_panels.spare_bytes(_depth(anchor), anchor.w.dtype.name == "i8"), {})
+    return evaluate(groups * panels * int8_panels.spare_bytes(_depth(anchor), anchor.w.dtype.name == "i8", target), {})
 
 
 def _depth(anchor: Conv) -> Size:
@@ -203,7 +203,7 @@ def _depth(anchor: Conv) -> Size:
 # ---- code
 
 
-def _emit_weights(kernel: Kernel) -> KernelCode:
+def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     """Packs the weights; chunk = group * panels + panel."""
     anchor, buffer = kernel.anchor, kernel.stores[0].buffer
     assert isinstance(anchor, Conv)
@@ -211,15 +211,16 @@ def _emit_weights(kernel: Kernel) -> KernelCode:
     depth, channels = _depth(anchor), anchor.w_shape[1]
     groups, panels, _ = buffer.shape
     words: list[Argument] = [
-        Pointer(buffer), int8_panels.spare_bytes(depth, narrow), panels, anchor.w_shape[0] // anchor.groups, depth,
+        Pointer(buffer), int8_panels.spare_bytes(depth, narrow, target), panels, anchor.w_shape[0] // anchor.groups,
+        depth,
         channels,
-        ceildiv(depth, int8_panels.DEPTH), int8_panels.places_bytes(depth, narrow), anchor.w_shape[-1],
+        ceildiv(depth, int8_panels.DEPTH), int8_panels.places_bytes(depth, narrow, target), anchor.w_shape[-1],
         groups * panels,
     ]  # fmt: skip
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     expr = Cast(transform(anchor.w, linear_load), I32)
-    emitter = Emitter(f, table, host().vector_bytes // 4)
+    emitter = Emitter(f, table, target.lanes)
     emitter.preload([expr], [])
     out, spare, count, outputs, deep, per_pixel, octets, places, wide, all_panels = (
         gemm.load_word(f, i, "i64" if i else "ptr") for i in range(10)
@@ -246,7 +247,7 @@ def _emit_weights(kernel: Kernel) -> KernelCode:
 
     step = f.add(f.mul(octets, 128), int8_panels.HEAD)
     more = f.offset(out, f.add(f.mul(all_panels, step), f.mul("%chunk", spare)))
-    int8_panels.pack_panel(f, f.offset(out, f.mul("%chunk", step)), more, octets, places, element)
+    int8_panels.pack_panel(f, target, f.offset(out, f.mul("%chunk", step)), more, octets, places, element)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), Product((groups, panels)), tuple(emitter.sites))
@@ -262,13 +263,13 @@ def _in_image(geo: Geometry) -> Size | None:
     return None
 
 
-def _emit(kernel: Kernel) -> KernelCode:
+def _emit(kernel: Kernel, target: Target) -> KernelCode:
     """The convolution with its epilogue."""
     assert isinstance(kernel.anchor, Conv)
-    return _emit_product(kernel)
+    return _emit_product(kernel, target)
 
 
-def _emit_product(kernel: Kernel) -> KernelCode:
+def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
@@ -279,7 +280,7 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     fused = requantise.found(kernel) if direct else None
     clamped = fused is not None and fused.clamped
     tile = int8_panels.Tile(
-        signed, "i32" if fused is None else store.buffer.dtype.name, clamped, int8_panels.instructions()
+        signed, "i32" if fused is None else store.buffer.dtype.name, clamped, int8_panels.instructions(target)
     )
     direct = direct and (fused is not None or finish.plain)
 
@@ -291,9 +292,9 @@ def _emit_product(kernel: Kernel) -> KernelCode:
     )
     step = finish.pixel_step if direct and finish.pixel_step is not None else 0
     out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
-    table = ArgumentTable(_product_words(anchor, geo, tile, cut, out, step * tile.item))
+    table = ArgumentTable(_product_words(anchor, geo, tile, cut, out, step * tile.item, target))
     f = gemm.kernel_function(PLACEHOLDER)
-    emitter = Emitter(f, table, host().vector_bytes // 4)
+    emitter = Emitter(f, table, target.lanes)
     if not direct:
         finish.prepare(emitter)
     pointers = (Int8Arg.X, Int8Arg.WEIGHTS, Int8Arg.OUT, Int8Arg.SCRATCH, Int8Arg.BLOCK, Int8Arg.WINDOWS)
@@ -347,12 +348,13 @@ def _product_words(
     cut: Callable[[Extents], ConvParts],
     out: Pointer,
     out_step: Size,
+    target: Target,
 ) -> list[Argument]:
     """The words of a kernel in the order of `Int8Arg`; `out_step`: bytes from pixel to pixel where sums end there."""
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     weights, planes = anchor.w.source, from_planes(anchor)
-    narrow = weights.shape[2] == int8_panels.panel_bytes(geo.depth, True)
+    narrow = weights.shape[2] == int8_panels.panel_bytes(geo.depth, True, target)
     return [
         Pointer(anchor.x.source, geo.x.constant),
         part(cut, "a_step"),
@@ -370,8 +372,8 @@ def _product_words(
         ScratchStride(),
         part(cut, "sums"),
         part(cut, "part"),
-        int8_panels.spare_bytes(geo.depth, narrow),
-        int8_panels.places_bytes(geo.depth, narrow),
+        int8_panels.spare_bytes(geo.depth, narrow, target),
+        int8_panels.places_bytes(geo.depth, narrow, target),
         int8.block_routine(tile),
         im2col.planar_routine(*_static(anchor)) if planes else im2col.byte_routine(),
         *(im2col.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else im2col.words(geo)),
@@ -429,10 +431,12 @@ class Int8(ConvStrategy):
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         anchor = kernel.anchor
         assert isinstance(anchor, Conv)
-        return scaled(kernel, anchor.groups, anchor.w_shape[0] // anchor.groups, lambda k: ([_packed(k)], ()))
+        return scaled(
+            kernel, anchor.groups, anchor.w_shape[0] // anchor.groups, lambda k: ([_packed(k, setting.target)], ())
+        )
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [_emit(kernel)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [_emit(kernel, target)]
 
 
 WEIGHTS = Step("conv.int8_pack", _emit_weights)

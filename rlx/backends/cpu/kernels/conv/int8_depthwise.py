@@ -7,7 +7,6 @@ from typing import cast
 from rlx.backends.cpu.gemm.kernel import kernel_function, load_word
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.gemm.requantise import found, number, store_finishing
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import int8_depthwise_pairs, int8_depthwise_vnni
 from rlx.backends.cpu.kernels.conv.depthwise import Plane, has_few_taps, image_words
 from rlx.backends.cpu.kernels.conv.geometry import finish_of, geometry
@@ -16,6 +15,7 @@ from rlx.backends.cpu.llvm.builder import Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import ArgumentTable, KernelCode, Pointer, Scratch, ScratchStride
 from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import ceildiv
 from rlx.kernels.expr import Apply, Cast, Expr, Reduce, Var, const, size_expr, substitute_vars
@@ -33,7 +33,7 @@ def suits(anchor: Conv) -> bool:
     return anchor.groups >= int8_depthwise_pairs.CHANNELS and has_few_taps(anchor)
 
 
-def _weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
+def _weights(kernel: Kernel, target: Target) -> tuple[list[Kernel], tuple[Buffer, ...]]:
     """The kernels that arrange the weights, and add them up for each channel, in the buffer that is returned too."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
@@ -50,8 +50,10 @@ def _weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
         low, high = const(-255, I16), const(255, I16)
         return Apply("max", (Apply("min", (element, high), I16), low), I16)
 
-    form = int8_depthwise_vnni if int8_panels.instructions().dots and anchor.w.dtype is I8 else int8_depthwise_pairs
-    packed = form.pack(f"{name}.w", kind, channels, (rows, columns), weight)
+    if int8_panels.instructions(target).dots and anchor.w.dtype is I8:
+        packed = int8_depthwise_vnni.pack(f"{name}.w", kind, channels, (rows, columns), weight, target)
+    else:
+        packed = int8_depthwise_pairs.pack(f"{name}.w", kind, channels, (rows, columns), weight)
     sums = Buffer(f"{name}.sums", kind, (channels,), I32)
     y, x = Var("r0"), Var("r1")
     total = Reduce("add", (y, x), (rows, columns), Cast(weight(out_vars(1)[0], y, x), I32), I32)
@@ -60,7 +62,7 @@ def _weights(kernel: Kernel) -> tuple[list[Kernel], tuple[Buffer, ...]]:
     return [pack, add_up], (sums,)
 
 
-def _emit(kernel: Kernel) -> KernelCode:
+def _emit(kernel: Kernel, target: Target) -> KernelCode:
     """The depthwise convolution with its epilogue, which is computed in registers."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
@@ -70,8 +72,9 @@ def _emit(kernel: Kernel) -> KernelCode:
 
     signed = anchor.x.dtype.name == "i8"
     fours = anchor.w.dtype is I8  # the form that the weights were packed in
-    words, chunks = image_words(anchor, geo, int8_depthwise_vnni.widest() if fours else int8_depthwise_pairs.CHANNELS)
-    scratch = int8_depthwise_vnni.scratch_bytes(geo.groups) if fours else ceildiv(geo.groups, 64) * 64
+    wide = int8_depthwise_vnni.widest(target)
+    words, chunks = image_words(anchor, geo, wide if fours else int8_depthwise_pairs.CHANNELS)
+    scratch = int8_depthwise_vnni.scratch_bytes(geo.groups, target) if fours else ceildiv(geo.groups, 64) * 64
     words += [
         Pointer(kernel.operands[0]),
         Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
@@ -81,7 +84,7 @@ def _emit(kernel: Kernel) -> KernelCode:
     ]
     table = ArgumentTable(words)
     f = kernel_function(PLACEHOLDER)
-    emitter = Emitter(f, table, host().vector_bytes // 4)
+    emitter = Emitter(f, table, target.lanes)
     top = Scope(1, None, {})
     if direct is None:
         finish.prepare(emitter)
@@ -96,7 +99,7 @@ def _emit(kernel: Kernel) -> KernelCode:
         direct is not None and direct.clamped, fill, finishing, top,
     )  # fmt: skip
     body = (
-        int8_depthwise_vnni.Fours(*given, int8_depthwise_vnni.tails(geo.groups))
+        int8_depthwise_vnni.Fours(*given, wide, int8_depthwise_vnni.tails(geo.groups, target))
         if fours
         else int8_depthwise_pairs.Pairs(*given)
     )
@@ -120,7 +123,7 @@ class Int8Depthwise(ConvStrategy):
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         assert isinstance(kernel.anchor, Conv)
-        return scaled(kernel, 1, kernel.anchor.groups, _weights)
+        return scaled(kernel, 1, kernel.anchor.groups, lambda k: _weights(k, setting.target))
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [_emit(kernel)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [_emit(kernel, target)]

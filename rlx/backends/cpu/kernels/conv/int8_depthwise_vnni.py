@@ -16,6 +16,7 @@ from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.kernels.conv.depthwise import Plane
 from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import SUMS, Body, Pixels
 from rlx.backends.cpu.llvm.builder import Function, vec
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.expr import Expr, Select, const, guarded, size_expr
 from rlx.kernels.lowering import out_vars
@@ -28,48 +29,53 @@ I8 = DTYPES["i8"]
 ARRAYS = 3  # of numbers of channels in scratch: what sums start with, scales, shifts
 
 
-def widest() -> int:
+def widest(target: Target) -> int:
     """Channels of a whole vector."""
-    return 4 * int8_panels.instructions().lanes
+    return 4 * int8_panels.instructions(target).lanes
 
 
-def tails(channels: int) -> list[tuple[int, int]]:
+def tails(channels: int, target: Target) -> list[tuple[int, int]]:
     """The vectors behind whole ones: the first channel of each, counted from the last one back, and their number.
 
     The last one may overlap the one before it.
     """
-    left, found = channels % widest(), []
+    left, found = channels % widest(target), []
     while left > 0:
-        size = next((s for s in (16, 32, 64) if left <= s <= min(channels, widest())), 0)
+        size = next((s for s in (16, 32, 64) if left <= s <= min(channels, widest(target))), 0)
         if size:
             found.append((size, size))
             break
-        size = next(s for s in (64, 32, 16) if s <= min(left, widest()))
+        size = next(s for s in (64, 32, 16) if s <= min(left, widest(target)))
         found.append((left, size))
         left -= size
     return found
 
 
-def padded(channels: int) -> int:
+def padded(channels: int, target: Target) -> int:
     """Channels of all vectors."""
-    return channels // widest() * widest() + sum(size for _, size in tails(channels))
+    return channels // widest(target) * widest(target) + sum(size for _, size in tails(channels, target))
 
 
-def scratch_bytes(channels: int) -> int:
+def scratch_bytes(channels: int, target: Target) -> int:
     """Of a worker: a pixel of padding, and the arrays."""
-    return (channels + widest() + 63) // 64 * 64 * (1 + 4 * ARRAYS)
+    return (channels + widest(target) + 63) // 64 * 64 * (1 + 4 * ARRAYS)
 
 
 def pack(
-    name: str, kind: str, channels: int, size: tuple[int, int], weight: Callable[[Expr, Expr, Expr], Expr]
+    name: str,
+    kind: str,
+    channels: int,
+    size: tuple[int, int],
+    weight: Callable[[Expr, Expr, Expr], Expr],
+    target: Target,
 ) -> list[Store]:
     """Weights as [vector of channels, column, four rows, vector of sums, channel and row]."""
     rows, columns = size
     fours = -(-rows // 4)
-    buffer = Buffer(name, kind, (padded(channels) * columns * fours * 4,), I8)
-    whole = channels // widest()
-    parts = [(0, widest(), whole)] if whole else []
-    parts += [(channels - back, size, 1) for back, size in tails(channels)]
+    buffer = Buffer(name, kind, (padded(channels, target) * columns * fours * 4,), I8)
+    whole = channels // widest(target)
+    parts = [(0, widest(target), whole)] if whole else []
+    parts += [(channels - back, size, 1) for back, size in tails(channels, target)]
     made, before = [], 0
     for first, wide, count in parts:
         extents = (count, columns, fours, 4, wide // 4, 4)
@@ -96,13 +102,14 @@ def _steps(extents: tuple[int, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class Fours(Body):
-    """Emits the code of one chunk; `tail` as `tails` gives it."""
+    """Emits the code of one chunk, by `widest` channels at a time; `tail` as `tails` gives it."""
 
+    widest: int
     tail: list[tuple[int, int]]
 
     @property
     def at_once(self) -> int:
-        return 4 if widest() == 64 else 2
+        return 4 if self.widest == 64 else 2
 
     @property
     def taps(self) -> int:
@@ -111,7 +118,7 @@ class Fours(Body):
 
     def each(self, c0: str, c1: str, emit: Callable[[str, str, int], None]) -> None:
         """Calls `emit(channel, place, size)` for the vectors of these channels; places are without overlaps."""
-        f, channels, wide = self.f, self.w[Plane.CHANNELS], widest()
+        f, channels, wide = self.f, self.w[Plane.CHANNELS], self.widest
         whole = f.and_(channels, -wide)
         f.loop(c0, f.min(c1, whole), wide, [], lambda c, _: emit(c, c, wide))
 
@@ -127,7 +134,7 @@ class Fours(Body):
     def array(self, number: int, place: str) -> str:
         """Where the numbers of a vector of channels lie in scratch."""
         f, channels = self.f, self.w[Plane.CHANNELS]
-        room = f.and_(f.add(channels, widest() + 63), -64)  # of padding, more than of a number for each channel
+        room = f.and_(f.add(channels, self.widest + 63), -64)  # of padding, more than of a number for each channel
         return f.offset(self.scratch(), f.add(room, f.mul(f.add(f.mul(room, number), place), 4)))
 
     def minus(self, lanes: int) -> str:

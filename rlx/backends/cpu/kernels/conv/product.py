@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import IntEnum
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
@@ -27,6 +26,7 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.conv import ConvSchedule, conv_by_tiles
 from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import Conv
@@ -64,7 +64,7 @@ class ConvArg(IntEnum):
     FIRST = 20  # of the words of `windows`
 
 
-def gathers_for_tiles(kernel: Kernel) -> bool:
+def gathers_for_tiles(kernel: Kernel, target: Target) -> bool:
     """Whether windows of several pixels are gathered for tile registers: so many outputs are worth more than that.
 
     A question of channels only, so that images of known and of unknown size give the same bits.
@@ -73,7 +73,7 @@ def gathers_for_tiles(kernel: Kernel) -> bool:
     assert isinstance(anchor, Conv)
     geo = geometry(kernel)
     outputs, depth = (s if isinstance(s, int) else MANY for s in (geo.outputs, geo.depth))
-    return gemm.has_tiles(anchor.x.dtype.name) and conv_by_tiles(MANY, outputs, depth)
+    return target.multiplies_by_tiles(anchor.x.dtype.name) and conv_by_tiles(MANY, outputs, depth)
 
 
 def in_image(geo: Geometry) -> Size | None:
@@ -97,14 +97,14 @@ def last_columns(outputs: Size, tile: gemm.Tile) -> int:
     return last if last % 8 == 0 else 0
 
 
-def _emit_product(kernel: Kernel, from_window: Size | None, few: bool) -> KernelCode:
+def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: Target) -> KernelCode:
     """`from_window`: the step from window to window where all lie in the image. `few`: sums are dot products."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     dtype = anchor.x.dtype
-    wide = gemm.tile_of(dtype)  # of whole blocks; windows are gathered, and finished in registers, by another
+    wide = gemm.tile_of(dtype, target)  # of whole blocks; windows are gathered, and finished in registers, by another
     tile = wide.of_one_panel
     geo, finish = geometry(kernel), finish_of(kernel, dtype)
     in_registers = not few and register_tiles.suits(finish)
@@ -122,7 +122,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool) -> Kernel
             tile.rows,
             from_window,
             finish.in_place,
-            gemm.has_tiles(dtype.name) and not few,
+            target.multiplies_by_tiles(dtype.name) and not few,
         )
     )
     words: list[Argument] = [
@@ -150,7 +150,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool) -> Kernel
     ]
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
-    emitter = Emitter(f, table, host().vector_bytes // 4)
+    emitter = Emitter(f, table, target.lanes)
     if not finish.plain or not finish.in_place:
         finish.prepare(emitter)
     ty, width = tile.scalar, tile.width
@@ -257,8 +257,8 @@ class Im2col(PackedWeights):
         few = is_few(geometry(kernel).outputs)
         return None if few or not self.few else f"it has more than {FEW_OUTPUTS} outputs a group"
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [_emit_product(kernel, None, self.few)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [_emit_product(kernel, None, self.few, target)]
 
     @property
     def measured_as(self) -> str:
@@ -273,8 +273,8 @@ class InImage(Im2col):
             return "its windows do not lie in the image as they are"
         return super().refuses(kernel, setting)
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [_emit_product(kernel, in_image(geometry(kernel)), self.few)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [_emit_product(kernel, in_image(geometry(kernel)), self.few, target)]
 
     @property
     def measured_as(self) -> str:

@@ -19,6 +19,7 @@ from rlx.backends.cpu.kernels.conv.int8_depthwise import Int8Depthwise
 from rlx.backends.cpu.kernels.conv.product import Im2col, InImage
 from rlx.backends.cpu.kernels.conv.weights import is_few
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine, linear_index
@@ -50,9 +51,9 @@ CONV: tuple[CpuStrategy, ...] = (
 )
 
 
-def accepts(anchor: Conv, dtype: DType) -> bool:
+def accepts(anchor: Conv, dtype: DType, target: Target) -> bool:
     """f32, f64 and bytes in one or two spatial axes."""
-    return int8_conv.accepts(anchor, dtype) or (dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4))
+    return int8_conv.accepts(anchor, dtype, target) or (dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4))
 
 
 def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
@@ -71,7 +72,7 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
         kernel = kernel.with_anchor(replace(anchor, x=x))
     *before, last = computed(kernel, strategies, setting)
     strategy = last.strategy
-    if isinstance(strategy, winograd.Winograd) and winograd.has_few(kernel, strategy.name) is None:
+    if isinstance(strategy, winograd.Winograd) and winograd.has_few(kernel, strategy.name, setting.target) is None:
         # runs take the way that a compile for their size would: results have the same bits
         *more, plain = computed(kernel, SUMS, setting)
         assert isinstance(plain.anchor, Conv)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm import requantise
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.expr import Apply, Cast, Expr, Load, Select, const, guarded, size_expr, substitute_vars
@@ -29,13 +30,13 @@ def is_few(outputs: Size) -> bool:
     return isinstance(outputs, int) and outputs <= FEW_OUTPUTS
 
 
-def packed(kernel: Kernel, dtype: DType) -> tuple[Buffer, Store]:
+def packed(kernel: Kernel, dtype: DType, target: Target) -> tuple[Buffer, Store]:
     """Weights [O, C, *kernel] as panels [groups, O / width, kernel, C, width] padded with zeros, or [O, kernel, C]."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     window, channels = anchor.w_shape[2:], anchor.w_shape[1]
     outputs = anchor.w_shape[0] // anchor.groups
-    width = gemm.tile_of(anchor.x.dtype).width
+    width = gemm.tile_of(anchor.x.dtype, target).width
     name = f"{kernel.stores[0].buffer.name}.w"
     o, c, *taps = out_vars(len(anchor.w_shape))
     shape: Shape
@@ -90,13 +91,13 @@ class PackedWeights(ConvStrategy):
     """Sums of products with packed weights."""
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
-        buffer, store = self.packed(kernel)
+        buffer, store = self.packed(kernel, setting.target)
         return [Kernel("pack w", (store,), nodes=kernel.nodes), with_weights(kernel, buffer)]
 
-    def packed(self, kernel: Kernel) -> tuple[Buffer, Store]:
+    def packed(self, kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
         """The weights in the layout of the strategy, and what stores them there."""
         assert isinstance(kernel.anchor, Conv)
-        return packed(kernel, kernel.anchor.x.dtype)
+        return packed(kernel, kernel.anchor.x.dtype, target)
 
 
 Packing = Callable[[Kernel], tuple[list[Kernel], tuple[Buffer, ...]]]

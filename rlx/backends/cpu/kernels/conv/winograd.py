@@ -20,7 +20,6 @@ from functools import cache
 from math import prod
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.conv.geometry import Finish, finish_of, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
 from rlx.backends.cpu.llvm.builder import Function, Module
@@ -41,6 +40,7 @@ from rlx.backends.cpu.schedule.conv import PixelsOnly
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.schedule.winograd import WinogradParts, WinogradSchedule
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
+from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Shape, bounds
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Load, const
@@ -205,7 +205,7 @@ def possible(kernel: Kernel) -> list[str]:
     return [name for name, form in FORMS.items() if form.r == window(kernel.anchor)]
 
 
-def choose(kernel: Kernel) -> str:
+def choose(kernel: Kernel, target: Target) -> str:
     """The name of the form that is thought to be fastest for more than `few_pixels`, "" for none: by channels only."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
@@ -223,24 +223,24 @@ def choose(kernel: Kernel) -> str:
         return (form.positions * (channels + A_PRODUCT) * panels + moved) / prod(form.m)
 
     costs = {name: cycles(FORMS[name]) for name in names}
-    if channels * outputs >= (MANY_FOR_WIDE if host().vector_bytes == 64 else MANY_WEIGHTS):
+    if channels * outputs >= (MANY_FOR_WIDE if target.vector_bytes == 64 else MANY_WEIGHTS):
         costs.pop(F4X4, None)
     best = min(costs, key=lambda name: costs[name])
     return best if costs[best] < prod(FORMS[best].r) * channels * panels else ""
 
 
-def few_pixels(name: str) -> int:
+def few_pixels(name: str, target: Target) -> int:
     """Up to how many pixels of results plain sums take less time: those of one tile, for windows of a line.
 
     They read half of the weights and make hardly more products, which the widest vectors do faster than they read.
     """
     form = FORMS[name]
-    return prod(form.m) if 1 in form.m and host().vector_bytes == 64 else 0
+    return prod(form.m) if 1 in form.m and target.vector_bytes == 64 else 0
 
 
-def has_few(kernel: Kernel, name: str) -> bool | None:
+def has_few(kernel: Kernel, name: str, target: Target) -> bool | None:
     """Whether a convolution has so few pixels; None where that is known at the run only."""
-    most, (low, high) = few_pixels(name), bounds(geometry(kernel).pixels)
+    most, (low, high) = few_pixels(name, target), bounds(geometry(kernel).pixels)
     if most == 0 or (low is not None and low > most):
         return False
     return True if high is not None and high <= most else None
@@ -261,7 +261,7 @@ def _layout(kernel: Kernel, name: str) -> list[Kernel]:
     return [weights, with_weights(kernel, buffer)]
 
 
-def _emit_weights(kernel: Kernel) -> KernelCode:
+def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once; chunk = output.
 
     Outputs beyond the last are zeros.
@@ -336,13 +336,13 @@ def _combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[st
     return found
 
 
-def _emit(kernel: Kernel) -> KernelCode:
+def _emit(kernel: Kernel, target: Target) -> KernelCode:
     """The convolution with its epilogue."""
     anchor, form = kernel.anchor, form_of(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
     geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
-    tile = gemm.tile_for("f32", host().vector_bytes)
+    tile = gemm.tile_of(anchor.x.dtype, target)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
     cut = once(WinogradSchedule(form.m, form.n, sizes, finish.in_place))
     table = ArgumentTable(_words(kernel, cut, tile, finish))
@@ -670,16 +670,17 @@ class Winograd(ConvStrategy):
         if self.name not in possible(kernel):
             assert isinstance(kernel.anchor, Conv)
             return unsuited(kernel) or f"its windows are {'x'.join(map(str, kernel.anchor.w_shape[2:]))}"
-        chosen = choose(kernel)
+        chosen = choose(kernel, setting.target)
         if chosen != self.name:
             return f"{chosen} takes less time" if chosen else "its transforms take longer than the products they save"
-        return f"it has at most {few_pixels(chosen)} pixels" if has_few(kernel, chosen) else None
+        most = few_pixels(chosen, setting.target)
+        return f"it has at most {most} pixels" if has_few(kernel, chosen, setting.target) else None
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         return _layout(kernel, self.name)
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [_emit(kernel)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [_emit(kernel, target)]
 
 
 class OrSums(Winograd):
@@ -693,10 +694,10 @@ class OrSums(Winograd):
     def form(self) -> Form:
         return self.winograd.form
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        most, pixels = few_pixels(self.winograd.name), geometry(kernel).pixels
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        most, pixels = few_pixels(self.winograd.name, target), geometry(kernel).pixels
         (packed,) = kernel.operands
-        ways = ((self.sums.emit(with_weights(kernel, packed)), True), (super().emit(kernel), False))
+        ways = ((self.sums.emit(with_weights(kernel, packed), target), True), (super().emit(kernel, target), False))
         return [replace(code, chunks=PixelsOnly(code.chunks, pixels, most, few)) for (code,), few in ways]
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import f28
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.matmul.product import (
     Product,
     accumulates_in,
@@ -36,9 +34,9 @@ class BytePanels(Product):
             return "its sums are not f32"
         if not is_whole(anchor.b):
             return "its second operand is no byte, nor the difference of two"
-        if gemm.has_tiles("f32"):
+        if setting.target.multiplies_by_tiles("f32"):
             return None
-        most, few = upper(anchor.m), f28.most_rows(host().vector_bytes, f28.LARGE)
+        most, few = upper(anchor.m), f28.most_rows(setting.target, f28.LARGE)
         if setting.shared or most is None or most > few:
             return f"without tile registers it needs at most {few} rows, and packing='fast'"
         return None

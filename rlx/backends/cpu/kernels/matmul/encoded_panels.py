@@ -5,7 +5,6 @@ from __future__ import annotations
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels import blocks as block_panels
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.matmul.product import (
     DEPTH,
     Product,
@@ -14,6 +13,7 @@ from rlx.backends.cpu.kernels.matmul.product import (
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import MatmulSchedule
 from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import evaluate
 from rlx.kernels.encoded import encoded_element
@@ -42,32 +42,32 @@ class EncodedPanels(Product):
         stored = encoded_element(anchor.b)
         if stored is None or stored[1].name != self.encoding:
             return f"its second operand is not {self.encoding}"
-        fits = _blocks(kernel, anchor) is not None
-        return None if fits else "its rows are no whole blocks along k, or this machine has no code for them"
+        fits = _blocks(kernel, anchor, setting.target) is not None
+        return None if fits else "its rows are no whole blocks along k, or the machine has no code for them"
 
     def normal(self, kernel: Kernel) -> Kernel:
         return kernel
 
-    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
-        blocks = _blocks(kernel, anchor)
+    def packed(self, kernel: Kernel, anchor: Contract, target: Target) -> tuple[Expr, Kernel]:
+        blocks = _blocks(kernel, anchor, target)
         assert blocks is not None
         return _pack_blocks(kernel, anchor, blocks)
 
     def stored(self, b: Expr, dtype: DType) -> str:
         return self.encoding
 
-    def schedule(self, product: MatmulSchedule) -> MatmulSchedule:
+    def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
         code = block_formats.CODES[self.encoding]
-        return replace(product, few=block_panels.few_rows(host().vector_bytes), tiles_from=code.tiles_from)
+        return replace(product, few=block_panels.few_rows(target), tiles_from=code.tiles_from)
 
     def block_routine(self, tile: gemm.Tile) -> Routine:
         return block_panels.block_routine(tile)
 
 
-def _blocks(kernel: Kernel, anchor: Contract) -> block_panels.Blocks | None:
+def _blocks(kernel: Kernel, anchor: Contract, target: Target) -> block_panels.Blocks | None:
     """The encoded blocks that B is read from, if it is."""
     column = out_vars(len(kernel.stores[0].extents))[-1]
-    return block_panels.find(anchor.b, anchor.n, anchor.k, DEPTH, column)
+    return block_panels.find(anchor.b, anchor.n, anchor.k, DEPTH, column, target)
 
 
 def _pack_blocks(kernel: Kernel, anchor: Contract, blocks: block_panels.Blocks) -> tuple[Expr, Kernel]:

@@ -11,6 +11,7 @@ from rlx.backends.cpu.kernels.matmul.product import (
 )
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import evaluate
 from rlx.kernels.expr import Expr, Load, const
@@ -39,13 +40,13 @@ class F28Panels(Product):
             return "packing='shared'"
         if not setting.streamed:
             return f"the model has less than {bytes_text(f28.STREAMED)} of weights"
-        why = f28.unsuited(anchor.m, anchor.n, anchor.k)
-        if why is not None or _can_be_short(super().packed(kernel, anchor)[1]):
+        why = f28.unsuited(anchor.m, anchor.n, anchor.k, setting.target)
+        if why is not None or _can_be_short(super().packed(kernel, anchor, setting.target)[1]):
             return why
         return "its second operand is not one matrix of weights in memory"
 
-    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
-        return _shortened(*super().packed(kernel, anchor))
+    def packed(self, kernel: Kernel, anchor: Contract, target: Target) -> tuple[Expr, Kernel]:
+        return _shortened(*super().packed(kernel, anchor, target))
 
     def panel_bytes(self, nbytes: int) -> int:
         return nbytes * 7 // 8  # but for a few steps

@@ -50,7 +50,7 @@ class Pairs(Product):
         assert isinstance(a, Load)
         source = a.source
         view = _view(source, (*source.shape[:-1], pairs), I32)
-        width = gemm.tile_of(I32).width
+        width = gemm.tile_of(I32, setting.target).width
         b = anchor.b
         used = [v for v in batch if v in set(walk(b))]
         shape = (*extents_of(used, store.extents), ceildiv(anchor.n, width), pairs, width)

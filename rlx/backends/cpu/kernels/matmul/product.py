@@ -5,7 +5,6 @@ from __future__ import annotations
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import plain as packing
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, size_of, vec
 from rlx.backends.cpu.loops.analysis import is_costly
@@ -23,6 +22,7 @@ from rlx.backends.cpu.schedule.arguments import (
 from rlx.backends.cpu.schedule.base import PackSchedule, Part, part
 from rlx.backends.cpu.schedule.matmul import MatmulSchedule
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv, size_product
 from rlx.kernels.affine import index_expr, linear_index
@@ -133,6 +133,7 @@ def pack(
     batch: tuple[Var, ...],
     column: Var,
     extents: Shape,
+    target: Target,
     *,
     as_bytes: bool,
 ) -> tuple[Expr, Kernel]:
@@ -140,7 +141,7 @@ def pack(
 
     With `as_bytes`, of a B that `is_whole`: as bytes, or as i16 where it is a difference of two.
     """
-    b, width = anchor.b, gemm.tile_of(dtype).width
+    b, width = anchor.b, gemm.tile_of(dtype, target).width
     if as_bytes:
         b = b.value if isinstance(b, Cast) else Cast(b, I16)
         dtype = b.dtype
@@ -186,14 +187,14 @@ def _is_matrix(b: Load, batch: list[Var], shape: Shape) -> bool:
 # ---- code
 
 
-def _emit_pack(kernel: Kernel) -> KernelCode:
+def _emit_pack(kernel: Kernel, target: Target) -> KernelCode:
     """The packing kernel for a B that lies in memory as matrices."""
     anchor, out = kernel.anchor, kernel.stores[0].buffer
     assert isinstance(anchor, Contract)
     assert isinstance(anchor.b, Load)
     index = linear_index(anchor.b.indices, anchor.b.source.shape)
     short, used = _is_short(out), out.shape[:-3]
-    depth, width = anchor.k, gemm.tile_of(out.dtype).width
+    depth, width = anchor.k, gemm.tile_of(out.dtype, target).width
     panels = ceildiv(anchor.n, width)
     batch_step = index.coefs.get(Var(f"i{len(used) - 1}"), 0) if used else 0
     n, count = anchor.n, size_product(used)
@@ -211,7 +212,7 @@ def _emit_pack(kernel: Kernel) -> KernelCode:
         count,
         part(cut, "step"),
     ]
-    symbol, ir = name_kernel(packing.pack_b(gemm.tile_of(out.dtype), PLACEHOLDER, short=short).text())
+    symbol, ir = name_kernel(packing.pack_b(gemm.tile_of(out.dtype, target), PLACEHOLDER, short=short).text())
     return KernelCode(symbol, ir, tuple(words), Part(cut, "chunks"))
 
 
@@ -220,7 +221,7 @@ def _is_short(panels: Buffer) -> bool:
     return len(panels.shape) == 1
 
 
-def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
+def _emit(kernel: Kernel, strategy: Product, target: Target) -> KernelCode:
     """The product with its epilogue."""
     anchor = kernel.anchor
     assert isinstance(anchor, Contract)
@@ -228,7 +229,7 @@ def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
     assert isinstance(anchor.b, Load)
     store = kernel.stores[0]
     dtype = anchor.a.dtype
-    tile = gemm.tile_of(dtype, stored=strategy.stored(anchor.b, dtype))
+    tile = gemm.tile_of(dtype, target, stored=strategy.stored(anchor.b, dtype))
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
     a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))
@@ -239,11 +240,11 @@ def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
     m, n, k = anchor.m, anchor.n, anchor.k
     count = size_product(store.extents[:-2])
 
-    tiles = gemm.has_tiles(dtype.name) and not strategy.short
+    tiles = target.multiplies_by_tiles(dtype.name) and not strategy.short
     product = MatmulSchedule(
         m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, strategy.short, strategy.of_bytes
     )
-    cut = once(strategy.schedule(product))
+    cut = once(strategy.schedule(product, target))
     words: list[Argument] = [
         Pointer(anchor.a.source, a.constant * dtype.itemsize),
         a.coefs.get(row, 0),
@@ -273,7 +274,7 @@ def _emit(kernel: Kernel, strategy: Product) -> KernelCode:
         return tuple(_dot(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (a, b, c))  # type: ignore[return-value]
 
     def epilogue(f: Function, block: gemm.Block) -> None:
-        emitter = Emitter(f, table, host().vector_bytes // 4)
+        emitter = Emitter(f, table, target.lanes)
         destination = Load(store.buffer, (index_expr(c),), store.buffer.dtype)
         emitter.preload([expr, destination], store.extents)
         at = _batch_indices(f, table, block.batch, store.extents[:-2])
@@ -374,7 +375,7 @@ class Product(CpuStrategy):
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
         a, copies = _rows_in_place(kernel, anchor, accumulates_in(anchor))
-        b, pack = self.packed(kernel, anchor)
+        b, pack = self.packed(kernel, anchor, setting.target)
         return [*copies, pack, kernel.with_anchor(replace(anchor, a=a, b=b))]
 
     def normal(self, kernel: Kernel) -> Kernel:
@@ -384,14 +385,14 @@ class Product(CpuStrategy):
         # for any number of rows, known or not: results have the same bits
         return _scaled_behind(kernel, anchor) if accumulates_in(anchor) is F32 else kernel
 
-    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
+    def packed(self, kernel: Kernel, anchor: Contract, target: Target) -> tuple[Expr, Kernel]:
         """What reads B in panels, and the kernel that packs them."""
         vars = out_vars(len(kernel.stores[0].extents))
         dtype, extents = accumulates_in(anchor), kernel.stores[0].extents
-        return pack(kernel, anchor, dtype, vars[:-2], vars[-1], extents, as_bytes=self.of_bytes)
+        return pack(kernel, anchor, dtype, vars[:-2], vars[-1], extents, target, as_bytes=self.of_bytes)
 
-    def emit(self, kernel: Kernel) -> list[KernelCode]:
-        return [_emit(kernel, self)]
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        return [_emit(kernel, self, target)]
 
     def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
         assert isinstance(kernel.anchor, Contract)
@@ -401,7 +402,7 @@ class Product(CpuStrategy):
         """What panels hold where it is not what sums are kept in."""
         return "" if b.dtype is dtype else b.dtype.name
 
-    def schedule(self, product: MatmulSchedule) -> MatmulSchedule:
+    def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
         """How the work is cut into chunks."""
         return product
 

@@ -11,6 +11,7 @@ from rlx.backends.cpu.kernels.matmul.f28_panels import F28Panels
 from rlx.backends.cpu.kernels.matmul.i16_pairs import Pairs
 from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.affine import Affine
 from rlx.kernels.expr import I64, Expr, Var, const, substitute_vars, walk
@@ -34,10 +35,10 @@ MATMUL: tuple[CpuStrategy, ...] = (
 )
 
 
-def accepts(anchor: Contract, dtype: DType) -> bool:
+def accepts(anchor: Contract, dtype: DType, target: Target) -> bool:
     """Products of floats that are accumulated in f32 or f64, of i16 in i32, and of bytes with weights."""
     if anchor.a.dtype.bits == 8 and dtype is I32:
-        return int8_conv.accepts_product(anchor)
+        return int8_conv.accepts_product(anchor, target)
     operands = {x.dtype for x in (anchor.a, anchor.b)}
     if dtype is I32:
         return anchor.a.dtype is I16 and anchor.b.dtype in (I16, I8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.schedule.arguments import KernelCode
+from rlx.backends.cpu.target import Target
 from rlx.ir.graph import Node
 from rlx.ir.shape import size_product
 from rlx.kernels.lowering import accumulator
@@ -21,7 +22,7 @@ def accepts(node: Node) -> bool:
     return dtype.name in convert.LLVM and dtype.is_float
 
 
-def emit(kernel: Kernel) -> list[KernelCode]:
+def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
     """A row is a matrix."""
     frame = Frame()
     f, (x,), (out,) = frame.f, kernel.operands, kernel.results
@@ -29,7 +30,7 @@ def emit(kernel: Kernel) -> list[KernelCode]:
     real, memory = convert.llvm_type(wide), convert.memory_type(x.dtype)
     start, stop = frame.rows(size_product(x.shape[:-2]), size * size * size + 1)
     work = frame.scratch(size * size * wide.itemsize)
-    n, source, target = frame.size(size), frame.pointer(x), frame.pointer(out)
+    n, source, result = frame.size(size), frame.pointer(x), frame.pointer(out)
     area = f.mul(n, n, "i64")
 
     def at(row: str, column: str) -> str:
@@ -47,7 +48,7 @@ def emit(kernel: Kernel) -> list[KernelCode]:
 
         frame.loop(0, area, [], copy)
         (value,) = f.loop(0, n, 1, [(real, f.value(1.0, real))], column)
-        frame.put(convert.convert(f, value, wide, x.dtype, 1), target, m, memory)
+        frame.put(convert.convert(f, value, wide, x.dtype, 1), result, m, memory)
 
     def column(k: str, carried: list[str]) -> list[str]:
         """Swaps the largest element of column k up, and clears it below."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlx.backends.cpu.kernels.frame import Frame, bits_type
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.schedule.base import Product
+from rlx.backends.cpu.target import Target
 from rlx.ir.graph import Node
 from rlx.ir.shape import ceildiv, size_product
 from rlx.kernels.affine import row_major
@@ -21,7 +22,7 @@ def accepts(node: Node) -> bool:
     return isinstance(node.op, MaxUnpool)
 
 
-def emit(kernel: Kernel) -> list[KernelCode]:
+def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
     """Two steps; the second goes through the elements in order, so that of equal places the last wins."""
     assert kernel.special is not None
     op = kernel.special.op

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.kernels.ops.topk import DIGIT, RadixSort, Sorted, sort_key
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import vec
 from rlx.backends.cpu.loops.looks import look_if
 from rlx.backends.cpu.schedule.arguments import KernelCode
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
 from rlx.ir.shape import size_product
@@ -33,12 +33,12 @@ def accepts_boxes(node: Node) -> bool:
     return all(d is F32 for d in real) and all(v.dtype is DTYPES["i64"] for v in node.inputs[2:3])
 
 
-def emit_non_zero(kernel: Kernel) -> list[KernelCode]:
+def emit_non_zero(kernel: Kernel, target: Target) -> list[KernelCode]:
     """One pass over the elements in order."""
     (x,), (places, found) = kernel.operands, kernel.results
     frame = Frame()
     f, ty = frame.f, convert.memory_type(x.dtype)
-    source, target, total = frame.pointer(x), frame.pointer(places), frame.product(x.shape)
+    source, result, total = frame.pointer(x), frame.pointer(places), frame.product(x.shape)
     sizes = [frame.size(s) for s in x.shape[1:]]
 
     def element(n: str, carried: list[str]) -> list[str]:
@@ -51,7 +51,7 @@ def emit_non_zero(kernel: Kernel) -> list[KernelCode]:
                 at = rest
                 if d:
                     at, rest = f.binary("urem", rest, sizes[d - 1], "i64"), f.binary("udiv", rest, sizes[d - 1], "i64")
-                frame.put(at, target, f.add(f.mul(total, d, "i64"), carried[0], "i64"), "i64")
+                frame.put(at, result, f.add(f.mul(total, d, "i64"), carried[0], "i64"), "i64")
 
         f.if_(some, put)
         return [f.add(carried[0], f.cast("zext", some, "i64", "i1"), "i64")]
@@ -61,16 +61,16 @@ def emit_non_zero(kernel: Kernel) -> list[KernelCode]:
     return [frame.finish()]
 
 
-def emit_non_max(kernel: Kernel) -> list[KernelCode]:
+def emit_non_max(kernel: Kernel, target: Target) -> list[KernelCode]:
     """Class by class: the candidates in order of score, each against those that were taken before."""
     assert kernel.special is not None
     op = kernel.special.op
     assert isinstance(op, NonMaxPlaces)
-    return [_NonMax(op, kernel).code()]
+    return [_NonMax(op, kernel, target.lanes).code()]
 
 
 class _NonMax:
-    def __init__(self, op: NonMaxPlaces, kernel: Kernel) -> None:
+    def __init__(self, op: NonMaxPlaces, kernel: Kernel, lanes: int) -> None:
         self.frame, self.op = Frame(), op
         boxes, scores, *given = kernel.operands
         _, self.classes, self.size = scores.shape
@@ -78,7 +78,7 @@ class _NonMax:
         self.places, self.found = (self.frame.pointer(b) for b in kernel.results)
         self.count = size_product(scores.shape[:2])
         self.sort = RadixSort(self.frame, "i32")
-        self.lanes = host().vector_bytes // 4
+        self.lanes = lanes
 
     def code(self) -> KernelCode:
         frame, f = self.frame, self.frame.f

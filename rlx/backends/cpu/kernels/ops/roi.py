@@ -12,6 +12,7 @@ from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import suffix
 from rlx.backends.cpu.schedule.arguments import KernelCode
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size
@@ -93,7 +94,7 @@ class _Regions:
 # ---- MaxRoiPool
 
 
-def emit_max(kernel: Kernel) -> list[KernelCode]:
+def emit_max(kernel: Kernel, target: Target) -> list[KernelCode]:
     """A row is a channel of a region."""
     assert kernel.special is not None
     op = kernel.special.op
@@ -172,7 +173,7 @@ class _MaxCode(_Regions):
 # ---- RoiAlign
 
 
-def emit_align(kernel: Kernel) -> list[KernelCode]:
+def emit_align(kernel: Kernel, target: Target) -> list[KernelCode]:
     """A row is a region."""
     assert kernel.special is not None
     op = kernel.special.op

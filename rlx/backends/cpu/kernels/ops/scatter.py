@@ -12,6 +12,7 @@ from rlx.backends.cpu.kernels.frame import Frame, bits_type
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.schedule.arguments import KernelCode, once
 from rlx.backends.cpu.schedule.base import LineSchedule, Product, part
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Shape, Size, ceildiv, size_product
@@ -37,7 +38,7 @@ def accepts(node: Node) -> bool:
     return op.reduction == "none" or node.inputs[0].dtype.name in convert.LLVM
 
 
-def emit(kernel: Kernel) -> list[KernelCode]:
+def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
     """Two steps, or one where sums have another type than the result."""
     assert kernel.special is not None
     op, x = kernel.special.op, kernel.operands[0]

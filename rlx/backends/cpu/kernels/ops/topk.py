@@ -6,12 +6,12 @@ NaNs are one), so that one code serves all types and both directions. Ties keep 
 
 from __future__ import annotations
 
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import vec
 from rlx.backends.cpu.loops.looks import looking_loop
 from rlx.backends.cpu.schedule.arguments import KernelCode
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import min_size, size_product
@@ -56,13 +56,13 @@ def sort_key(frame: Frame, text: str, dtype: DType, largest: bool) -> str:
     return f.xor(key, -1, ty) if largest else key
 
 
-def emit(kernel: Kernel) -> list[KernelCode]:
+def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
     """One chunk takes some of the rows."""
     assert kernel.special is not None
     op = kernel.special.op
     assert isinstance(op, TopK)
     (x,), (values, places) = kernel.operands, kernel.results
-    return [_Code(op, x, values, places).code()]
+    return [_Code(op, x, values, places, target).code()]
 
 
 @dataclass
@@ -137,7 +137,7 @@ class RadixSort:
 
 
 class _Code:
-    def __init__(self, op: TopK, x: Buffer, values: Buffer, places: Buffer) -> None:
+    def __init__(self, op: TopK, x: Buffer, values: Buffer, places: Buffer, target: Target) -> None:
         self.frame = Frame()
         self.op, self.x, self.values, self.places = op, x, values, places
         axis = op.axis % len(x.shape)
@@ -145,6 +145,7 @@ class _Code:
         self.count = size_product(x.shape[:axis]) * self.inner
         self.key = key_type(x.dtype)
         self.key_bytes = int(self.key[1:]) // 8
+        self.lanes = target.vector_bytes // self.key_bytes
         self.sort = RadixSort(self.frame, self.key)
 
     def code(self) -> KernelCode:
@@ -218,7 +219,7 @@ class _Code:
     def insert_all(self, keys: str, n: str, k: str, best: Sorted) -> None:
         """Keeps the k best so far in order; vectors of elements that are no better than the last are passed over."""
         frame, f = self.frame, self.frame.f
-        lanes = host().vector_bytes // self.key_bytes
+        lanes = self.lanes
         last = f.sub(k, 1, "i64")
 
         def first(j: str, _: list[str]) -> None:

@@ -14,6 +14,7 @@ from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.schedule.base import CHUNK
 from rlx.backends.cpu.strategy import Setting, Step
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv, upper
@@ -83,12 +84,12 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     return [pack, walk]
 
 
-def emit(kernel: Kernel) -> list[KernelCode]:
+def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
     """The walks."""
     return [_Walk(_op(kernel), kernel).code()]
 
 
-def _emit_pack(kernel: Kernel) -> KernelCode:
+def _emit_pack(kernel: Kernel, target: Target) -> KernelCode:
     return _Pack(_op(kernel), kernel).code()
 
 

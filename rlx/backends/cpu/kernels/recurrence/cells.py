@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rlx.backends.cpu.jit.compile import host
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, vec
 from rlx.backends.cpu.schedule.recurrence import RecurrenceSchedule
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size
@@ -22,17 +22,18 @@ ROUNDED, STEP = 3, 4  # planes of a cell that rounds its state: whole numbers, a
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a recurrence, and the layout of its weights."""
+    """The sizes of a recurrence for a machine, and the layout of its weights."""
 
     op: Recurrence
     dtype: DType
     steps: Size
     batch: Size
     hidden: int
+    target: Target
 
     @property
     def lanes(self) -> int:
-        return host().vector_bytes // self.dtype.itemsize
+        return self.target.vector_bytes // self.dtype.itemsize
 
     @property
     def gates(self) -> int:
@@ -89,7 +90,7 @@ def tile_rows(gates: int) -> int:
     return {4: 3, 3: 4, 2: 6, 1: 8}[gates]
 
 
-def shape_of(node: Node) -> Shape:
+def shape_of(node: Node, target: Target) -> Shape:
     """The sizes of a recurrence node."""
     op = node.op
     assert isinstance(op, Recurrence)
@@ -97,7 +98,7 @@ def shape_of(node: Node) -> Shape:
     steps, batch = (x.shape[1], x.shape[0]) if op.batch_first else (x.shape[0], x.shape[1])
     hidden = r.shape[2]
     assert isinstance(hidden, int)
-    return Shape(op, x.dtype, steps, batch, hidden)
+    return Shape(op, x.dtype, steps, batch, hidden, target)
 
 
 def product(s: Shape, gates: int, rows: int) -> Function:

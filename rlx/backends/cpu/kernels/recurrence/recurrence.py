@@ -27,6 +27,7 @@ from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, Compute
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.recurrence import BLOCKS, LINE, MEMBERS, TEAM_ROWS
 from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size, ceildiv
@@ -57,7 +58,7 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     """The kernels that pack the recurrent weights, and the recurrence on them, with its state."""
     node = kernel.special
     assert node is not None
-    s = shape_of(node)
+    s = shape_of(node, setting.target)
     x, r, *extra = kernel.operands
     made: list[Kernel] = []
     packed: list[Buffer] = []
@@ -83,17 +84,17 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
 # ---- code
 
 
-def emit(kernel: Kernel) -> list[KernelCode]:
+def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
     """What clears the counters of the teams, and the recurrence."""
-    return _Code(kernel).codes()
+    return _Code(kernel, target).codes()
 
 
 class _Code:
     """The functions of one recurrence; strides are in elements."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, target: Target) -> None:
         assert kernel.special is not None
-        self.s = s = shape_of(kernel.special)
+        self.s = s = shape_of(kernel.special, target)
         self.op = op = s.op
         self.ty = "float" if s.dtype.name == "f32" else "double"
         self.name = cast(Literal["f32", "f64"], s.dtype.name)
