@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from targets import machine
 
 import rlx
 from rlx.backends.cpu.kernels.recurrence.cells import Shape, cut_of, shape_of
@@ -112,7 +113,7 @@ def test_same_bits_for_any_threads_batch_and_kind_of_size(cell: str) -> None:
     given = arrays(cell, 30, 4, hidden, 2)
     g, _ = built(op, given)
     node = compile_graph(g, *_cpu()).legal.nodes[-1]
-    assert cut(shape_of(node), 30, 4).members > 1, "no team: the test proves nothing"
+    assert cut(shape_of(node, machine()), 30, 4).members > 1, "no team: the test proves nothing"
     both = check(op, given, threads=2)
     one = ours(op, given, dynamic=True, threads=1)
     row = {**given, "x": given["x"][:, 1:2].copy(), "initial_h": given["initial_h"][:, 1:2].copy()}
@@ -128,7 +129,7 @@ def cut(s: Shape, steps: int, batch: int) -> RecurrenceParts:
 def test_long_sequences_let_members_come_back() -> None:
     """Who leaves a team as its turn of a CPU is over comes back by another chunk: longer ones have more."""
     g, _ = built(Lstm(("bias",)), arrays("lstm", 30, 4, 263, 1))
-    s = shape_of(compile_graph(g, *_cpu()).legal.nodes[-1])
+    s = shape_of(compile_graph(g, *_cpu()).legal.nodes[-1], machine())
     short, long = cut(s, 30, 4), cut(s, 3000, 4)
     assert short.members == long.members <= short.entries < long.entries
     assert cut(s, 3000, 48).entries < 1000
