@@ -4,14 +4,16 @@ python tools/kernel_hashes.py TARGET MODEL.onnx ... > before     one line a func
 python tools/kernel_hashes.py TARGET --cases > before            the same for a graph of all test cases of each op
 
 TARGET is avx2, avx512 or amx: code is made for it, and neither compiled nor run, on any x86-64 machine. A line is the
-model, the kernel's number and name, the symbol of its function (the hash of its IR), and, for 1, 2 and 8 threads, the
+model, the kernel's number and name, the hash of its IR, and, for 1, 2 and 8 threads, the
 number of its chunks and the hash of its arguments and scratch bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +49,26 @@ def target_named(name: str) -> Target:
     return Target(name, features, "x86_64-unknown-linux-gnu", vector_bytes, 1, tiles, tiles)
 
 
+@functools.cache
+def hashed(ir: str) -> str:
+    """The hash of code, whatever it is named and in which order it loads its arguments."""
+    lines: list[str] = []
+    names: dict[str, str] = {}
+    places: dict[str, str] = {"%words": "0"}
+    for line in re.sub(r"k_[0-9a-f]{20}", "k_", ir).split("\n"):
+        if line.startswith("define"):
+            names, places = {}, {"%words": "0"}
+        if found := re.fullmatch(r"  (%v\d+) = getelementptr inbounds i64, ptr %words, i64 (\d+)", line):
+            places[found[1]] = found[2]
+            continue
+        if (found := re.fullmatch(r"  (%v\d+) = load (\w+), ptr (%\w+), align 8", line)) and found[3] in places:
+            names[found[1]] = f"%word{places[found[3]]}{found[2]}"
+            continue
+        lines.append(re.sub(r"%v\d+", lambda m: names.setdefault(m[0], f"%v{len(names)}"), line))
+    text = re.sub(r"%v\d+", lambda m, seen={}: seen.setdefault(m[0], f"%v{len(seen)}"), "\n".join(lines))  # type: ignore[misc]
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
 def lines_of(graph: Graph, name: str, backend: CpuBackend) -> Iterator[str]:
     """A line for each function of a program."""
     try:
@@ -63,7 +85,7 @@ def lines_of(graph: Graph, name: str, backend: CpuBackend) -> Iterator[str]:
                 continue
             for code in backend.emit_kernel(kernel):
                 runs = (described(code, {**extents, THREADS: count}) for count in THREAD_COUNTS)
-                yield f"{name} {entry} {number} {kernel.name} {code.symbol} {' '.join(runs)}"
+                yield f"{name} {entry} {number} {kernel.name} {hashed(code.ir)} {' '.join(runs)}"
 
 
 def described(code: KernelCode, extents: Extents) -> str:
@@ -80,7 +102,7 @@ def word_text(word: Argument, extents: Extents) -> str:
         case Computed():
             return str(word.fn(extents))
         case Routine():
-            return f"{word.symbol} {hashlib.sha256(word.ir.encode()).hexdigest()}"
+            return hashed(word.ir)
         case Link():
             return word.what
         case int() | Dim():

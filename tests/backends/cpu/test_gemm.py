@@ -11,7 +11,7 @@ from targets import machine
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.kernel import (
-    GemmArg,
+    GemmArguments,
     block_routine,
     gemm_kernel,
     packed_elements,
@@ -256,8 +256,8 @@ def test_epilogue(to_scratch):
     t = tile("f32")
 
     def epilogue(f, block):
-        bias, c = block.word(0, "ptr"), f.load("ptr", f.gep(block.words, GemmArg.C, "i64"))
-        ldc = f.load("i64", f.gep(block.words, GemmArg.LDC, "i64"))
+        bias, c = block.word(0, "ptr"), GemmArguments.loaded(f, "c").c
+        ldc = GemmArguments.loaded(f, "ldc").ldc
 
         def row(i, _):
             def column(j, _):

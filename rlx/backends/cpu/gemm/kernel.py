@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Literal, cast
 
 from rlx.backends.cpu.gemm import amx_f32, amx_f32_rows
 from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, CODES
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, size_of, vec
-from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number, Routine
 from rlx.backends.cpu.schedule.matmul import COPY_PAD
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType as Element
@@ -30,7 +29,7 @@ from rlx.records import dataclass, replace
 
 __all__ = [
     "Block",
-    "GemmArg",
+    "GemmArguments",
     "Tile",
     "block_routine",
     "gemm_block",
@@ -48,29 +47,28 @@ BLOCK_ARGUMENTS = [*OPERANDS, *(("i64", i) for i in ("rows", "columns", "k", "mo
 HALF = 0  # stands for half a panel, in counts of panels
 
 
-class GemmArg(IntEnum):
-    """The words of a product kernel; strides are in elements, SCRATCH_STRIDE and COPY_BYTES in bytes."""
+class GemmArguments(Arguments):
+    """The arguments of a product kernel; strides are in elements, `scratch_stride` and `copy_bytes` in bytes."""
 
-    A = 0
-    LDA = 1
-    A_BATCH = 2
-    B = 3
-    B_BATCH = 4
-    C = 5
-    LDC = 6
-    C_BATCH = 7
-    M = 8
-    N = 9
-    K = 10
-    BATCH = 11
-    ROW_CHUNK = 12
-    PANEL_CHUNK = 13
-    SCRATCH = 14
-    SCRATCH_STRIDE = 15
-    COPY_BYTES = 16  # room at the start of a worker's scratch for a copy of its rows of A; 0 reads A in place
-    STEPS = 17  # of k in a block, at most; 0: by tiles, with COPY_BYTES for what they need
-    BLOCK = 18  # address of `block_routine`
-    EPILOGUE = 19  # first word of the epilogue
+    a: Address
+    lda: Number
+    a_batch: Number
+    b: Address
+    b_batch: Number
+    c: Address
+    ldc: Number
+    c_batch: Number
+    m: Number
+    n: Number
+    k: Number
+    batch: Number
+    row_chunk: Number
+    panel_chunk: Number
+    scratch: Address
+    scratch_stride: Number
+    copy_bytes: Number  # room at the start of a worker's scratch for a copy of its rows of A; 0 reads A in place
+    steps: Number  # of k in a block, at most; 0: by tiles, with `copy_bytes` for what they need
+    block: Address  # of `block_routine`
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ class Block:
 
     def word(self, index: int, ty: str = "i64") -> str:
         """Loads word `index` of those that follow the kernel's own."""
-        return load_word(self.f, GemmArg.EPILOGUE + index, ty)
+        return load_word(self.f, len(GemmArguments.names()) + index, ty)
 
 
 Epilogue = Callable[[Function, Block], None]
@@ -619,7 +617,7 @@ def gemm_kernel(
     batch_offsets: BatchOffsets | None = None,
     placed: bool = False,
 ) -> Module:
-    """A kernel `name(words, chunk, ctx, worker)` of the words `GemmArg`, for the chunks of `schedule.matmul.chunking`.
+    """A kernel `name(words, chunk, ctx, worker)` of `GemmArguments`, for the chunks of `schedule.matmul.chunking`.
 
     `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
     the worker's scratch, after COPY_BYTES (row stride panel_chunk * width), and the epilogue stores it.
@@ -628,11 +626,8 @@ def gemm_kernel(
     """
     ty, width = tile.scalar, tile.width
     f = kernel_function(name)
-    addresses = (GemmArg.A, GemmArg.B, GemmArg.C, GemmArg.SCRATCH, GemmArg.BLOCK)
-    w = {word: load_word(f, word) for word in GemmArg if word not in (*addresses, GemmArg.EPILOGUE)}
-    a, b, c, scratch, block = (load_word(f, i, "ptr") for i in addresses)
-    m, n, k = w[GemmArg.M], w[GemmArg.N], w[GemmArg.K]
-    row_chunk, panel_chunk = w[GemmArg.ROW_CHUNK], w[GemmArg.PANEL_CHUNK]
+    w = GemmArguments.loaded(f)
+    m, n, k, row_chunk, panel_chunk = w.m, w.n, w.k, w.row_chunk, w.panel_chunk
     column_chunk = f.mul(panel_chunk, width)
     panel_blocks = f.div(f.sub(f.add(n, column_chunk), 1), column_chunk)
     row_blocks = f.div(f.sub(f.add(m, row_chunk), 1), row_chunk)
@@ -645,30 +640,30 @@ def gemm_kernel(
     if batch_offsets:
         a_at, b_at, c_at = batch_offsets(f, batch)
     else:
-        a_at, b_at, c_at = (f.mul(batch, w[i]) for i in (GemmArg.A_BATCH, GemmArg.B_BATCH, GemmArg.C_BATCH))
-    lda, ldc = w[GemmArg.LDA], w[GemmArg.LDC]
-    own = f.offset(scratch, f.mul("%worker", w[GemmArg.SCRATCH_STRIDE]))
-    copy = f.select(f.cmp("ne", w[GemmArg.COPY_BYTES], 0), own, "null", "ptr")
+        a_at, b_at, c_at = (f.mul(batch, step) for step in (w.a_batch, w.b_batch, w.c_batch))
+    lda, ldc = w.lda, w.ldc
+    own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
+    copy = f.select(f.cmp("ne", w.copy_bytes, 0), own, "null", "ptr")
     if to_scratch:
-        out, ldc = f.offset(own, w[GemmArg.COPY_BYTES]), column_chunk
+        out, ldc = f.offset(own, w.copy_bytes), column_chunk
     else:
-        out = f.gep(c, f.add(c_at, f.add(f.mul(m0, ldc), n0)), ty)
+        out = f.gep(w.c, f.add(c_at, f.add(f.mul(m0, ldc), n0)), ty)
     first = f.mul(panel_block, panel_chunk)
     panel = f.mul(k, tile.step_bytes // size_of(tile.b_scalar))
     stride = first if placed else panel
     f.call(
-        block,
+        w.block,
         [
-            f.gep(a, f.add(a_at, f.mul(m0, lda)), ty),
+            f.gep(w.a, f.add(a_at, f.mul(m0, lda)), ty),
             lda,
-            b if placed else f.gep(b, f.add(b_at, f.mul(first, panel)), tile.b_scalar),
+            w.b if placed else f.gep(w.b, f.add(b_at, f.mul(first, panel)), tile.b_scalar),
             stride,
             out,
             ldc,
             f.sub(m1, m0),
             f.sub(n1, n0),
             k,
-            w[GemmArg.STEPS],
+            w.steps,
             copy,
         ],
     )

@@ -7,7 +7,7 @@ extents only rewrites words.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer, Flow
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 __all__ = [
     "FEW_THREADS",
     "THREADS",
+    "Address",
     "Argument",
     "ArgumentTable",
+    "Arguments",
     "Computed",
     "Extents",
     "KernelCode",
     "Link",
+    "Number",
     "Pointer",
     "Routine",
     "Scratch",
@@ -116,6 +119,40 @@ Argument = Pointer | Computed | Scratch | ScratchStride | Routine | Link | Size
 
 
 ADDRESSES = frozenset({"counter", "updates"})  # links that are
+
+
+Address = str  # the SSA value of an argument, a pointer
+Number = str  # the same of an i64
+
+
+class Arguments:
+    """The arguments of a kernel as a record: a subclass annotates their names in order, each `Address` or `Number`.
+
+    `given` puts what they are into that order, for binding; `loaded` has the values in code as attributes.
+    """
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All names, in order."""
+        return tuple(cls.__annotations__)
+
+    @classmethod
+    def given(cls, **words: Argument) -> list[Argument]:
+        """The arguments in order; each has to be there."""
+        if words.keys() != cls.__annotations__.keys():
+            raise TypeError(
+                f"{cls.__name__}: {sorted(words.keys() ^ cls.__annotations__.keys())} is missing or unknown"
+            )
+        return [words[name] for name in cls.__annotations__]
+
+    @classmethod
+    def loaded(cls, f: Function, *names: str, words: str = "%words", first: int = 0) -> Self:
+        """Loads these arguments, or all, where the builder stands; that of number 0 is at `words[first]`."""
+        found = cls()
+        for name in names or cls.__annotations__:
+            ty = "ptr" if cls.__annotations__[name] == "Address" else "i64"
+            setattr(found, name, f.load(ty, f.gep(words, first + cls.names().index(name), "i64")))
+        return found
 
 
 class ArgumentTable:

@@ -3,48 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 
-from rlx.backends.cpu.gemm.kernel import Tile, kernel_function, load_word, transpose
+from rlx.backends.cpu.gemm.kernel import Tile, kernel_function, transpose
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.llvm.builder import Module, void
 from rlx.backends.cpu.loops.looks import looking_loop
+from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number
 
-__all__ = ["PackArg", "pack_b"]
+__all__ = ["PackArguments", "pack_b"]
 
 
-class PackArg(IntEnum):
-    """The words of a packing kernel; strides are in elements."""
+class PackArguments(Arguments):
+    """The arguments of a packing kernel; strides are in elements."""
 
-    B = 0
-    ROW_STRIDE = 1
-    COLUMN_STRIDE = 2
-    B_BATCH = 3
-    OUT = 4
-    OUT_BATCH = 5
-    K = 6
-    N = 7
-    BATCH = 8
-    PANEL_CHUNK = 9
+    b: Address
+    row_stride: Number
+    column_stride: Number
+    b_batch: Number
+    out: Address
+    out_batch: Number
+    k: Number
+    n: Number
+    batch: Number
+    panel_chunk: Number
 
 
 def pack_b(tile: Tile, name: str = "rlx_pack_b", *, short: bool = False) -> Module:
-    """A kernel of the words `PackArg` that packs B[batch, K, N], of any strides, into panels.
+    """A kernel of `PackArguments` that packs B[batch, K, N], of any strides, into panels.
 
     Chunk = batch * panel_blocks + panel block, PANEL_CHUNK panels each. Unit column or row strides are fast.
     `short`: into those of `f28`.
     """
     ty, v, lanes, width = tile.scalar, tile.vector, tile.lanes, tile.width
     f = kernel_function(name)
-    w = {word: load_word(f, word) for word in PackArg if word not in (PackArg.B, PackArg.OUT)}
-    b, out = load_word(f, PackArg.B, "ptr"), load_word(f, PackArg.OUT, "ptr")
-    k, n, per_chunk = w[PackArg.K], w[PackArg.N], w[PackArg.PANEL_CHUNK]
-    row_stride, column_stride = w[PackArg.ROW_STRIDE], w[PackArg.COLUMN_STRIDE]
+    w = PackArguments.loaded(f)
+    k, n, per_chunk = w.k, w.n, w.panel_chunk
+    row_stride, column_stride = w.row_stride, w.column_stride
     panels = f.div(f.add(n, width - 1), width)
     blocks = f.div(f.sub(f.add(panels, per_chunk), 1), per_chunk)
     batch, first = f.div("%chunk", blocks), f.mul(f.rem("%chunk", blocks), per_chunk)
-    b = f.gep(b, f.mul(batch, w[PackArg.B_BATCH]), ty)
-    out = f.gep(out, f.mul(batch, w[PackArg.OUT_BATCH]), ty)
+    b = f.gep(w.b, f.mul(batch, w.b_batch), ty)
+    out = f.gep(w.out, f.mul(batch, w.out_batch), ty)
 
     def panel(p: str, state: list[str]) -> list[str]:
         column = f.mul(p, width)

@@ -159,7 +159,9 @@ def emit(kernel: Kernel, ways: Ways, target: Target) -> list[KernelCode]:
             codes.append(replace(code, chunks=ManyRowsOnly(rows, code.chunks)))
     if either:
         k, v = in_place(anchor.k), in_place(anchor.v)
-        codes.append(emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, score=None)), target))
+        codes.append(
+            emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, score=None)), target)
+        )
     return [*codes, _emit_attention(kernel, ways, target)]
 
 

@@ -10,7 +10,6 @@ from rlx.backends.cpu.llvm.builder import Function, size_of, vec
 from rlx.backends.cpu.loops.analysis import is_costly
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
-    Argument,
     ArgumentTable,
     KernelCode,
     Pointer,
@@ -200,18 +199,18 @@ def _emit_pack(kernel: Kernel, target: Target) -> KernelCode:
     n, count = anchor.n, size_product(used)
 
     cut = once(PackSchedule(count, panels, depth * width, f28.TOGETHER if short else None))
-    words: list[Argument] = [
-        Pointer(anchor.b.source, index.constant * out.dtype.itemsize),
-        index.coefs.get(DEPTH, 0),
-        index.coefs.get(COLUMN, 0),
-        batch_step,
-        Pointer(out),
-        panels * depth * width,
-        depth,
-        n,
-        count,
-        part(cut, "step"),
-    ]
+    words = packing.PackArguments.given(
+        b=Pointer(anchor.b.source, index.constant * out.dtype.itemsize),
+        row_stride=index.coefs.get(DEPTH, 0),
+        column_stride=index.coefs.get(COLUMN, 0),
+        b_batch=batch_step,
+        out=Pointer(out),
+        out_batch=panels * depth * width,
+        k=depth,
+        n=n,
+        batch=count,
+        panel_chunk=part(cut, "step"),
+    )
     symbol, ir = name_kernel(packing.pack_b(gemm.tile_of(out.dtype, target), PLACEHOLDER, short=short).text())
     return KernelCode(symbol, ir, tuple(words), Part(cut, "chunks"))
 
@@ -245,27 +244,27 @@ def _emit(kernel: Kernel, strategy: Product, target: Target) -> KernelCode:
         m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles, strategy.short, strategy.of_bytes
     )
     cut = once(strategy.schedule(product, target))
-    words: list[Argument] = [
-        Pointer(anchor.a.source, a.constant * dtype.itemsize),
-        a.coefs.get(row, 0),
-        0,
-        Pointer(anchor.b.source),
-        0,
-        Pointer(store.buffer, c.constant * store.buffer.dtype.itemsize),
-        c.coefs.get(row, 0),
-        0,
-        m,
-        n,
-        k,
-        count,
-        part(cut, "row_chunk"),
-        part(cut, "panel_chunk"),
-        Scratch(),
-        ScratchStride(),
-        part(cut, "copy_bytes"),
-        part(cut, "steps"),
-        strategy.block_routine(tile),
-    ]
+    words = gemm.GemmArguments.given(
+        a=Pointer(anchor.a.source, a.constant * dtype.itemsize),
+        lda=a.coefs.get(row, 0),
+        a_batch=0,
+        b=Pointer(anchor.b.source),
+        b_batch=0,
+        c=Pointer(store.buffer, c.constant * store.buffer.dtype.itemsize),
+        ldc=c.coefs.get(row, 0),
+        c_batch=0,
+        m=m,
+        n=n,
+        k=k,
+        batch=count,
+        row_chunk=part(cut, "row_chunk"),
+        panel_chunk=part(cut, "panel_chunk"),
+        scratch=Scratch(),
+        scratch_stride=ScratchStride(),
+        copy_bytes=part(cut, "copy_bytes"),
+        steps=part(cut, "steps"),
+        block=strategy.block_routine(tile),
+    )
     table = ArgumentTable(words)
     sites: list[str] = []
 
