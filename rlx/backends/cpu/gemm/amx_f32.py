@@ -29,8 +29,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.llvm import amx
-from rlx.backends.cpu.llvm.builder import Function, arguments_of, size_of, vec, void
+from rlx.backends.cpu.llvm.builder import Function, arguments_of, void
 from rlx.backends.cpu.schedule.matmul import (
     PRODUCT_BLOCK,
     TILE_BLOCK,
@@ -40,11 +41,11 @@ from rlx.backends.cpu.schedule.matmul import (
     TILE_STEP,
     TILE_STEP_BYTES,
 )
-from rlx.records import dataclass
 
 __all__ = [
-    "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "Panels", "any_nonfinite", "begin_sums", "begin_tiles",
-    "copy_square", "is_small", "products_of", "routine", "split_rows", "sums_anew", "with_tiles", "words_of_parts",
+    "ARGUMENTS", "FLOATS", "HIGH", "PANEL", "WORDS", "any_nonfinite", "begin_sums", "begin_tiles", "block",
+    "copy_square", "is_small", "pair_of", "products_of", "routine",
+    "split_rows", "sums_anew", "with_tiles", "words_of_parts",
 ]  # fmt: skip
 
 ARGUMENTS = "ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 rows, i64 columns, i64 k"
@@ -56,46 +57,12 @@ PANEL = 1024  # bytes of a tile: 16 rows of 64
 AHEAD = 4096  # bytes of a panel by which it is fetched before its parts are made
 SHARES = (16, 8, 4, 2, 1)  # pairs of rows of both panels whose parts are made in a step
 
-STORED = {"i8": "i8", "u8": "i8", "i16": "i16"}  # the types of LLVM of numbers that become f32 in registers
 
-
-@dataclass(frozen=True)
-class Panels:
-    """What B is: f32, of three parts, or whole numbers of up to 8 bits, of one, kept as `stored` (see `gemm.Tile`)."""
-
-    stored: str
-
-    @property
-    def parts(self) -> int:
-        return 1 if self.stored else 3
-
-    @property
-    def scalar(self) -> str:
-        return STORED[self.stored] if self.stored else "float"
-
-    @property
-    def step(self) -> int:
-        """Bytes of a step of a panel."""
-        return 16 * size_of(self.scalar)
-
-    def load(self, f: Function, p: str) -> str:
-        """A step, as the words of f32."""
-        if not self.stored:
-            return f.load(WORDS, p)
-        numbers = f.load(vec(self.scalar, 16), p)
-        return f.cast("bitcast", f.cast("uitofp" if self.stored == "u8" else "sitofp", numbers, "float"), WORDS)
-
-    def pair(self, f: Function, p: str) -> tuple[str, str]:
-        """A step and the one 16 after it, which share words of parts."""
-        return self.load(f, p), self.load(f, f.offset(p, 16 * self.step))
-
-
-def with_tiles(fma: Function, stored: str = "", block: Function | None = None, few: Function | None = None) -> Function:
+def with_tiles(fma: Function, block: Function, few: Function | None = None) -> Function:
     """The block routine `fma` (see `gemm.gemm_block`) of f32, which computes by tiles where `most` is 0.
 
-    `copy` then is room of `product_cut.tile_room(rows, k)` bytes. `stored` is that of the panels, see `gemm.Tile`;
-    `block` is the function that computes by tiles, if not that of this file, and `few` that for up to `TILE_ROWS` rows
-    over two steps of k or more, if there is one for them.
+    `copy` then is room of `schedule.matmul.tile_room(rows, k)` bytes. `block` is the function that computes by tiles,
+    and `few` that for up to `TILE_ROWS` rows over two steps of k or more, if there is one for them.
     """
     arguments = arguments_of(f"{ARGUMENTS}, i64 most, ptr copy")
     f = Function(f"{fma.name}_tiles", arguments, attrs="nounwind noinline")
@@ -104,7 +71,7 @@ def with_tiles(fma: Function, stored: str = "", block: Function | None = None, f
     most = f.select(f.cmp("eq", "%most", 0), PRODUCT_BLOCK, "%most")
 
     def many_rows() -> None:
-        f.call(block or _block(fma, Panels(stored)), [*names, "%copy"])
+        f.call(block, [*names, "%copy"])
 
     def by_tiles() -> None:
         if few is None:
@@ -116,6 +83,11 @@ def with_tiles(fma: Function, stored: str = "", block: Function | None = None, f
     f.if_(tiles, by_tiles, lambda: void(f.call(fma, [*names, most, "%copy"])))
     f.ret()
     return f
+
+
+def pair_of(f: Function, of_b: PanelFormat, p: str) -> tuple[str, str]:
+    """A step of a panel and the one 16 after it, which share words of parts."""
+    return of_b.words(f, p), of_b.words(f, f.offset(p, 16 * of_b.f32_step))
 
 
 def routine(name: str, arguments: str, result: str = "void", *, cold: bool = False) -> Function:
@@ -135,7 +107,7 @@ def begin_tiles(f: Function) -> tuple[str, str, str, str]:
     return steps, bands, high, f.shl(high, 1)
 
 
-def _block(fma: Function, of_b: Panels) -> Function:
+def block(fma: Function, of_b: PanelFormat) -> Function:
     """A block of C by tiles, in squares of up to 32 x 32: two panels at a time, all bands of rows for each."""
     f = routine("tile_block", f"{ARGUMENTS}, ptr room")
     split, begin, finish, check, again = (
@@ -147,8 +119,8 @@ def _block(fma: Function, of_b: Panels) -> Function:
     )
     squares = {(share, tall): _square(share, tall, of_b) for share in SHARES for tall in (True, False)}
     fetch, put = copy_square("fetch"), copy_square("put")
-    block, bands, high, twice = begin_tiles(f)
-    size = f.mul(f.lshr(block, 5), TILE_STEP_BYTES)  # of the parts of 32 rows, or of two panels
+    depth, bands, high, twice = begin_tiles(f)
+    size = f.mul(f.lshr(depth, 5), TILE_STEP_BYTES)  # of the parts of 32 rows, or of two panels
     spill, sums, seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
     first = f.offset("%room", TILE_SPARE)
     second = f.offset(first, size)
@@ -158,12 +130,12 @@ def _block(fma: Function, of_b: Panels) -> Function:
 
     def two_panels(column: str | int, k0: str) -> tuple[str, str]:
         """Where they go on at step k0; the second is the first again where there is none."""
-        place = f.gep("%b", f.add(f.mul(f.lshr(column, 4, "i64"), "%stride"), f.shl(k0, 4)), of_b.scalar)
+        place = f.gep("%b", f.add(f.mul(f.lshr(column, 4, "i64"), "%stride"), f.shl(k0, 4)), of_b.f32_scalar)
         there = f.cmp("lt", f.add(column, 16, "i64"), "%columns")
-        return place, f.gep(place, f.select(there, "%stride", 0), of_b.scalar)
+        return place, f.gep(place, f.select(there, "%stride", 0), of_b.f32_scalar)
 
     def some_steps(k0: str, _: list[str]) -> None:
-        k = f.min(block, f.sub("%k", k0))
+        k = f.min(depth, f.sub("%k", k0))
         steps, pairs = f.lshr(f.add(k, TILE_STEP - 1), 5), f.shl(f.lshr(k, 5), 4)
         final, more = f.cmp("ge", f.add(k0, k), "%k"), f.cmp("gt", k0, 0)
         add = f.cast("zext", more, "i64")
@@ -212,7 +184,7 @@ def _block(fma: Function, of_b: Panels) -> Function:
 
                     def anew() -> None:
                         top = f.gep("%a", f.mul(row, "%lda"), "float")
-                        panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), of_b.scalar)
+                        panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), of_b.f32_scalar)
                         f.call(again, [top, "%lda", panel, "%stride", target, step, height, width, "%k", sums])
 
                     f.if_(f.cmp("ne", bad, 0), anew)
@@ -227,7 +199,7 @@ def _block(fma: Function, of_b: Panels) -> Function:
 
         f.loop(0, "%columns", 32, [("ptr", first), ("ptr", second)], columns)
 
-    f.loop(0, "%k", block, [], some_steps)
+    f.loop(0, "%k", depth, [], some_steps)
     amx.release(f)
     f.ret()
     return f
@@ -262,7 +234,7 @@ def products_of(parts: int) -> tuple[tuple[int, int], ...]:
     return ((0, 2), (0, 1), (1, 1), (1, 0), (2, 0), (0, 0)) if parts == 3 else ((2, 0), (1, 0), (0, 0))
 
 
-def _square(share: int, tall: bool, of_b: Panels) -> Function:
+def _square(share: int, tall: bool, of_b: PanelFormat) -> Function:
     """Sums of two tiles by two (one by two unless `tall`) over some steps, while parts are made for the next ones.
 
     `a` and `b` are parts, `line` is the bytes from row to row of C, `add` whether C is added to; of the `wanted` pairs
@@ -311,10 +283,10 @@ def _square(share: int, tall: bool, of_b: Panels) -> Function:
 
         def make(i: int) -> None:
             for j, p in enumerate(panels):
-                at = f.offset(p, of_b.step * i)
+                at = f.offset(p, of_b.f32_step * i)
                 # the other half comes by itself, and more would take the places of lines on their way to the tiles
                 f.prefetch(f.offset(at, AHEAD), locality=2)
-                x, y = of_b.pair(f, at)
+                x, y = pair_of(f, of_b, at)
                 out = f.offset(target, PANEL * j + 64 * i)
                 seen[j] = _parts(f, x, y, out, seen[j], exact=False, parts=of_b.parts)
 
@@ -367,10 +339,12 @@ def words_of_parts(
             )
 
 
-def _pair(f: Function, of_b: Panels, number: str, out: str) -> tuple[str, str]:
+def _pair(f: Function, of_b: PanelFormat, number: str, out: str) -> tuple[str, str]:
     """Where a pair of rows starts in a panel, in bytes, and the address of its parts."""
     step, row = f.lshr(number, 4), f.and_(number, 15)
-    source = f.mul(f.add(number, f.shl(step, 4)), of_b.step)  # a step is 32 rows, each of its pairs one of the first 16
+    source = f.mul(
+        f.add(number, f.shl(step, 4)), of_b.f32_step
+    )  # a step is 32 rows, each of its pairs one of the first 16
     return source, f.offset(out, f.add(f.mul(step, TILE_STEP_BYTES), f.shl(row, 6)))
 
 
@@ -441,14 +415,14 @@ def split_rows(tiles: int = 2) -> Function:
     return f
 
 
-def _parts_of_panels(of_b: Panels) -> Function:
+def _parts_of_panels(of_b: PanelFormat) -> Function:
     """The parts of whole steps of the first two panels, which no tiles are computed beside."""
     f = routine("split_panels", "ptr p0, ptr p1, ptr out, i64 pairs, ptr seen")
 
     def pair(done: str, seen: list[str]) -> list[str]:
         source, target = _pair(f, of_b, done, "%out")
         for j, p in enumerate(("%p0", "%p1")):
-            x, y = of_b.pair(f, f.offset(p, source))
+            x, y = pair_of(f, of_b, f.offset(p, source))
             seen[j] = _parts(f, x, y, f.offset(target, PANEL * j), seen[j], exact=False, parts=of_b.parts)
         return seen
 
@@ -458,7 +432,7 @@ def _parts_of_panels(of_b: Panels) -> Function:
     return f
 
 
-def _finish_panels(of_b: Panels) -> Function:
+def _finish_panels(of_b: PanelFormat) -> Function:
     """The last step of two panels, where it is not whole, and nans in the columns that are too small."""
     f = routine("finish_panels", "ptr p0, ptr p1, ptr out, i64 k, ptr seen")
     whole = f.and_("%k", -TILE_STEP)
@@ -467,16 +441,16 @@ def _finish_panels(of_b: Panels) -> Function:
 
     def last_step() -> None:
         for j, p in enumerate(("%p0", "%p1")):
-            source = f.gep(p, f.shl(whole, 4), of_b.scalar)
+            source = f.gep(p, f.shl(whole, 4), of_b.f32_scalar)
 
             def pair(i: str, state: list[str], source: str = source, j: int = j) -> list[str]:
-                at = f.offset(source, f.mul(i, of_b.step))
+                at = f.offset(source, f.mul(i, of_b.f32_step))
 
                 def row(number: str, q: str) -> str:
                     there = f.cmp("lt", number, left)
-                    return f.if_(there, lambda: [of_b.load(f, q)], lambda: [(WORDS, "zeroinitializer")])[0]
+                    return f.if_(there, lambda: [of_b.words(f, q)], lambda: [(WORDS, "zeroinitializer")])[0]
 
-                x, y = row(i, at), row(f.add(i, 16), f.offset(at, 16 * of_b.step))
+                x, y = row(i, at), row(f.add(i, 16), f.offset(at, 16 * of_b.f32_step))
                 target = f.offset(out, f.add(f.shl(i, 6), PANEL * j))
                 return [_parts(f, x, y, target, state[0], exact=False, parts=of_b.parts)]
 

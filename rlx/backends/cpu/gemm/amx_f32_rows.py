@@ -16,18 +16,19 @@ from rlx.backends.cpu.gemm.amx_f32 import (
     FLOATS,
     PANEL,
     WORDS,
-    Panels,
     any_nonfinite,
     begin_sums,
     begin_tiles,
     copy_square,
     is_small,
+    pair_of,
     products_of,
     routine,
     split_rows,
     sums_anew,
     words_of_parts,
 )
+from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.llvm import amx
 from rlx.backends.cpu.llvm.builder import Function, Typed, void
 from rlx.backends.cpu.schedule.matmul import TILE_STEP
@@ -39,7 +40,7 @@ PAIRS = TILE_STEP // 2  # of rows of a step
 LINE = 4 * 16 * TOGETHER  # bytes of a row of a square of sums
 
 
-def block(fma: Function, of_b: Panels) -> Function:
+def block(fma: Function, of_b: PanelFormat) -> Function:
     """A block of C of up to 32 rows, two panels at a time; `fma` is the routine for what has to be done anew.
 
     `room` is for the sums of two panels where C has no place for all of them, for those that are done anew, what is
@@ -55,7 +56,7 @@ def block(fma: Function, of_b: Panels) -> Function:
     spill, sums, seen = "%room", f.offset("%room", 4 * PANEL), f.offset("%room", 8 * PANEL)
     ring = f.offset(seen, 3 * TOGETHER * 64)
     copies = f.offset(ring, 2 * _step_bytes(of_b))
-    copied = TOGETHER * TILE_STEP * of_b.step
+    copied = TOGETHER * TILE_STEP * of_b.f32_step
     parts = f.offset(copies, 2 * copied)
     line = f.shl("%ldc", 2)
 
@@ -63,22 +64,22 @@ def block(fma: Function, of_b: Panels) -> Function:
         k = f.min(depth, f.sub("%k", k0))
         steps, whole = f.lshr(f.add(k, TILE_STEP - 1), 5), f.lshr(k, 5)
         final, more = f.cmp("ge", f.add(k0, k), "%k"), f.cmp("gt", k0, 0)
-        top, start = f.gep("%a", k0, "float"), f.gep("%b", f.shl(k0, 4), of_b.scalar)
+        top, start = f.gep("%a", k0, "float"), f.gep("%b", f.shl(k0, 4), of_b.f32_scalar)
         left = f.and_(k, TILE_STEP - 1)
-        rest = f.mul(whole, TILE_STEP * of_b.step)
+        rest = f.mul(whole, TILE_STEP * of_b.f32_step)
 
         def panels_at(column: str | int, number: str | int) -> tuple[list[str], list[str], list[str]]:
             """Two panels, the second again the first where there is none; their last steps; and their first ones."""
-            p0 = f.gep(start, f.mul(f.lshr(column, 4, "i64"), "%stride"), of_b.scalar)
-            p1 = f.gep(p0, f.select(f.cmp("lt", f.add(column, 16, "i64"), "%columns"), "%stride", 0), of_b.scalar)
+            p0 = f.gep(start, f.mul(f.lshr(column, 4, "i64"), "%stride"), of_b.f32_scalar)
+            p1 = f.gep(p0, f.select(f.cmp("lt", f.add(column, 16, "i64"), "%columns"), "%stride", 0), of_b.f32_scalar)
             own = f.offset(copies, f.mul(f.and_(number, 1, "i64"), copied))
 
             def copy_both() -> None:
                 for j, p in enumerate((p0, p1)):
-                    f.call(copy, [f.offset(p, rest), left, f.offset(own, j * TILE_STEP * of_b.step)])
+                    f.call(copy, [f.offset(p, rest), left, f.offset(own, j * TILE_STEP * of_b.f32_step)])
 
             f.if_(f.cmp("ne", left, 0), copy_both)
-            last = [f.offset(own, j * TILE_STEP * of_b.step) for j in range(TOGETHER)]
+            last = [f.offset(own, j * TILE_STEP * of_b.f32_step) for j in range(TOGETHER)]
             some = f.cmp("gt", whole, 0)
             return [p0, p1], last, [f.select(some, p, q) for p, q in zip((p0, p1), last, strict=True)]
 
@@ -88,7 +89,7 @@ def block(fma: Function, of_b: Panels) -> Function:
             for p in now[0]:
                 f.prefetch(f.offset(p, at))
 
-        f.loop(0, 2 * TILE_STEP * of_b.step, 64, [], fetch_both)
+        f.loop(0, 2 * TILE_STEP * of_b.f32_step, 64, [], fetch_both)
         split_args = [top, "%lda", "%rows", k, parts, high]
         f.if_(tall, lambda: void(f.call(split_rows(2), split_args)), lambda: void(f.call(split_rows(1), split_args)))
         f.call(first, [*now[2], ring, seen])
@@ -101,7 +102,7 @@ def block(fma: Function, of_b: Panels) -> Function:
 
         def check_sums(column: str, width: str, target: str, step: str) -> None:
             def again() -> None:
-                panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), of_b.scalar)
+                panel = f.gep("%b", f.mul(f.lshr(column, 4), "%stride"), of_b.f32_scalar)
                 f.call(anew, ["%a", "%lda", panel, "%stride", target, step, "%rows", width, "%k", sums])
 
             f.if_(f.cmp("ne", f.call(check, [target, step, stored]), 0), again)
@@ -136,8 +137,8 @@ def block(fma: Function, of_b: Panels) -> Function:
             following = f.add(column, 2 * 16 * TOGETHER)
             coming = panels_at(f.select(f.cmp("lt", following, "%columns"), following, column), f.add(number, 1))
             beyond = f.mul("%stride", TOGETHER)
-            panels = [p0, p1, *(f.gep(p, beyond, of_b.scalar) for p in (p0, p1))]
-            then = [*coming[2], *(f.gep(p, beyond, of_b.scalar) for p in coming[2])]
+            panels = [p0, p1, *(f.gep(p, beyond, of_b.f32_scalar) for p in (p0, p1))]
+            then = [*coming[2], *(f.gep(p, beyond, of_b.f32_scalar) for p in coming[2])]
             add = f.cast("zext", more, "i64")
             c = f.gep("%c", column, "float")
             f.call(_steps_of_four(of_b), [parts, ring, place, steps, *panels, *then, c, line, add, seen])
@@ -167,21 +168,21 @@ def block(fma: Function, of_b: Panels) -> Function:
     return f
 
 
-def _step_bytes(of_b: Panels) -> int:
+def _step_bytes(of_b: PanelFormat) -> int:
     """Bytes of the parts of a step of two panels."""
     return TOGETHER * of_b.parts * PANEL
 
 
-def _make(f: Function, of_b: Panels, p: str, out: str, seen: str) -> str:
+def _make(f: Function, of_b: PanelFormat, p: str, out: str, seen: str) -> str:
     """Puts the parts of a pair of rows of a panel at `p`; returns the bits that are seen in it and before."""
-    x, y = of_b.pair(f, p)
+    x, y = pair_of(f, of_b, p)
     for part, words in enumerate(words_of_parts(f, x, y, exact=False, parts=of_b.parts, in_order=True)):
         f.store(words, f.offset(out, part * PANEL))
     # in this order, for LLVM would regroup these, and keep what it reads for that on the stack
     return f.keep_order(f.or_(f.or_(seen, x), y))
 
 
-def _steps(tiles: int, of_b: Panels) -> Function:
+def _steps(tiles: int, of_b: PanelFormat) -> Function:
     """Sums of one or two tiles by two over some steps, while the parts of the next step are made.
 
     `a` are the parts of A and `ring` has those of the first step at `place`, 0 or 1. The steps after it are at p0 and
@@ -194,7 +195,7 @@ def _steps(tiles: int, of_b: Panels) -> Function:
         "ptr a, ptr ring, i64 place, i64 steps, i64 whole, ptr p0, ptr p1, ptr l0, ptr l1, ptr n0, ptr n1, "
         "ptr c, i64 line, i64 add, ptr seen, i64 high",
     )
-    size, of_step = _step_bytes(of_b), TILE_STEP * of_b.step
+    size, of_step = _step_bytes(of_b), TILE_STEP * of_b.f32_step
     places = [
         (TOGETHER * r + j, f.offset("%c" if r == 0 else f.offset("%c", f.mul("%line", "%high")), 64 * j))
         for r in range(tiles)
@@ -228,7 +229,7 @@ def _steps(tiles: int, of_b: Panels) -> Function:
                 f.prefetch(f.offset(p, i // every * 64))
             row, j = divmod(i, TOGETHER)
             target = f.offset(out, j * of_b.parts * PANEL + 64 * row)
-            seen[j] = _make(f, of_b, f.offset(at[j], of_b.step * row), target, seen[j])
+            seen[j] = _make(f, of_b, f.offset(at[j], of_b.f32_step * row), target, seen[j])
 
         _multiply(f, of_b, tiles, 0, a, b, [None, None], make)
         return [f.offset(a, 3 * tiles * PANEL), other, *ahead, *seen, *before]
@@ -248,7 +249,7 @@ def _steps(tiles: int, of_b: Panels) -> Function:
 
 def _multiply(
     f: Function,
-    of_b: Panels,
+    of_b: PanelFormat,
     tiles: int,
     first: int,
     a: str,
@@ -282,7 +283,7 @@ def _multiply(
                     make(i)
 
 
-def _steps_of_four(of_b: Panels) -> Function:
+def _steps_of_four(of_b: PanelFormat) -> Function:
     """Sums of one tile by four over whole steps, while the parts of the next two panels are made.
 
     Parts of A, which the panels on their way displace from L1, are read for four of them. As `_steps`, but two panels
@@ -293,7 +294,7 @@ def _steps_of_four(of_b: Panels) -> Function:
         "ptr a, ptr ring, i64 place, i64 steps, ptr p0, ptr p1, ptr p2, ptr p3, ptr n0, ptr n1, ptr n2, ptr n3, "
         "ptr c, i64 line, i64 add, ptr seen",
     )
-    size, of_step = _step_bytes(of_b), TILE_STEP * of_b.step
+    size, of_step = _step_bytes(of_b), TILE_STEP * of_b.f32_step
     places = [(t, f.offset("%c", 64 * t)) for t in range(2 * TOGETHER)]
     b = [f.offset("%ring", f.mul(p, size)) for p in ("%place", f.xor("%place", 1))]
 
@@ -315,7 +316,7 @@ def _steps_of_four(of_b: Panels) -> Function:
                     f.prefetch(f.offset(p, i // every * 64))
                 row, j = divmod(i, TOGETHER)
                 target = f.offset(b[1 - number], j * of_b.parts * PANEL + 64 * row)
-                seen[first + j] = _make(f, of_b, f.offset(at[j], of_b.step * row), target, seen[first + j])
+                seen[first + j] = _make(f, of_b, f.offset(at[j], of_b.f32_step * row), target, seen[first + j])
 
             _multiply(f, of_b, 1, number * TOGETHER, a, b[number], in_left, make)
 
@@ -339,14 +340,14 @@ def _steps_of_four(of_b: Panels) -> Function:
     return f
 
 
-def _first_step(of_b: Panels) -> Function:
+def _first_step(of_b: PanelFormat) -> Function:
     """The parts of the first step of the first two panels, and the bits that are seen in it."""
     f = routine("first_of_rows", "ptr p0, ptr p1, ptr ring, ptr seen")
     for j, panel in enumerate(("%p0", "%p1")):
 
         def pair(i: str, state: list[str], j: int = j, panel: str = panel) -> list[str]:
             out = f.offset("%ring", f.add(f.shl(i, 6), j * of_b.parts * PANEL))
-            return [_make(f, of_b, f.offset(panel, f.mul(i, of_b.step)), out, state[0])]
+            return [_make(f, of_b, f.offset(panel, f.mul(i, of_b.f32_step)), out, state[0])]
 
         (bits,) = f.loop(0, PAIRS, 1, [(WORDS, "zeroinitializer")], pair)
         f.store(bits, f.offset("%seen", 64 * (TOGETHER + j)))
@@ -354,13 +355,13 @@ def _first_step(of_b: Panels) -> Function:
     return f
 
 
-def _copy_step(of_b: Panels) -> Function:
+def _copy_step(of_b: PanelFormat) -> Function:
     """A copy of the last step of a panel, which has `left` rows, with zeros in the others."""
     f = routine("copy_step", "ptr p, i64 left, ptr out")
-    ty = f"<16 x {of_b.scalar}>"
+    ty = f"<16 x {of_b.scalar('float')}>"
 
     def row(i: str, _: list[str]) -> None:
-        at = f.mul(i, of_b.step)
+        at = f.mul(i, of_b.f32_step)
 
         def there() -> list[str]:
             return [f.load(ty, f.offset("%p", at))]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Literal, cast
 
 from rlx.backends.cpu.gemm import amx_f32, amx_f32_rows
-from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, CODES
+from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, size_of, vec
 from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number, Routine
 from rlx.backends.cpu.schedule.matmul import COPY_PAD
@@ -80,8 +80,7 @@ class Tile:
     registers: int
     rows: int
     panels: int
-    stored: str = ""  # as what an element of B lies in memory, if not as itself: "i16", a pair of i8, for i32;
-    # "i8", "u8" or "i16" for f32, or an encoding of `block_formats`
+    format: PanelFormat = PanelFormat()  # of the panels of B
 
     @property
     def lanes(self) -> int:
@@ -90,14 +89,12 @@ class Tile:
     @property
     def name(self) -> str:
         """What tells it from other tiles in the names of functions."""
-        return f"{self.dtype}{self.stored and '_' + self.stored}x{self.lanes}"
+        return f"{self.dtype}{self.format.name and '_' + self.format.name}x{self.lanes}"
 
     @property
     def b_scalar(self) -> str:
         """The type of an element of B in memory."""
-        if self.stored in CODES:
-            return "i8"
-        return amx_f32.STORED[self.stored] if self.stored else self.scalar
+        return self.format.scalar(self.scalar)
 
     @property
     def scalar(self) -> str:
@@ -115,9 +112,7 @@ class Tile:
     @property
     def step_bytes(self) -> int:
         """Bytes of a step of a panel, on average."""
-        if self.stored in CODES:
-            return CODES[self.stored].block_bytes // BLOCK
-        return self.width * size_of(self.b_scalar)
+        return self.format.step_bytes(self.scalar)
 
     @property
     def unroll(self) -> int:
@@ -176,7 +171,7 @@ class Tile:
         return self.panels
 
 
-def tile_of(dtype: Element, target: Target, registers: int = 0, *, stored: str = "") -> Tile:
+def tile_of(dtype: Element, target: Target, registers: int = 0, *, format: PanelFormat | None = None) -> Tile:
     """Chooses the tile for sums in a type, by the width of vectors and a register count (0: 32 for AVX-512, else 16).
 
     Accumulators, the operands that a step holds (the vectors of B or the splats of A, whichever are fewer) and one more
@@ -185,7 +180,7 @@ def tile_of(dtype: Element, target: Target, registers: int = 0, *, stored: str =
     """
     vector_bytes, name = target.vector_bytes, cast(DType, dtype.name)
     registers = registers or (32 if vector_bytes == 64 else 16)
-    tile = Tile(name, target, registers, 0, 2 if vector_bytes == 64 else 1, stored)
+    tile = Tile(name, target, registers, 0, 2 if vector_bytes == 64 else 1, format or PanelFormat())
     if vector_bytes == 32 and name != "i32":  # products of integers need a register of their own
         return replace(tile, rows=3, panels=2)
     most = 12 if name == "i32" else 14
@@ -263,17 +258,6 @@ def multiply_add(f: Function, tile: Tile, a: str, b: str, total: str) -> str:
     return total
 
 
-def load_b(f: Function, tile: Tile, p: str) -> str:
-    """A vector of B."""
-    if not tile.stored:
-        return f.load(tile.vector, p)
-    if tile.dtype == "f32":
-        numbers = f.load(vec(tile.b_scalar, tile.lanes), p)
-        return f.cast("uitofp" if tile.stored == "u8" else "sitofp", numbers, "float")
-    pairs = f.load(vec("i8", 2 * tile.lanes), p)
-    return f.cast("bitcast", f.cast("sext", pairs, "i16"), tile.vector)
-
-
 def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> Function:
     """Tiles of C one below another: rows x panels panels each, over `k` steps; with `half`, the first half of a panel.
 
@@ -331,11 +315,11 @@ def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> F
                 if rows < vectors:  # the fewer of both are held in registers
                     held = [f.splat(f.load(ty, f.offset(p, k * size)), lanes) for p in row_pointers]
                     for j in range(vectors):
-                        b = load_b(f, tile, places[j])
+                        b = tile.format.load(f, places[j], tile.vector)
                         for i in range(rows):
                             acc[i * vectors + j] = multiply_add(f, tile, held[i], b, acc[i * vectors + j])
                     continue
-                held = [load_b(f, tile, p) for p in places]
+                held = [tile.format.load(f, p, tile.vector) for p in places]
                 for i in range(rows):
                     x = f.splat(f.load(ty, f.offset(row_pointers[i], k * size)), lanes)
                     for j in range(vectors):
@@ -413,10 +397,13 @@ def block_routine(tile: Tile) -> Routine:
 
     Where there are tile registers, products of f32 with a `most` of 0 are computed with them: see `amx_f32`.
     """
+    found = tile.format.block_routine(tile)
+    if found is not None:
+        return found
     block = gemm_block(tile)
     if tile.target.multiplies_by_tiles(tile.dtype) and tile.lanes == tile.width:
-        few = amx_f32_rows.block(block, amx_f32.Panels(tile.stored))
-        block = amx_f32.with_tiles(block, tile.stored, few=few)
+        few = amx_f32_rows.block(block, tile.format)
+        block = amx_f32.with_tiles(block, amx_f32.block(block, tile.format), few)
     return Routine(block.name, Module([block]).text())
 
 
@@ -615,14 +602,13 @@ def gemm_kernel(
     *,
     to_scratch: bool = False,
     batch_offsets: BatchOffsets | None = None,
-    placed: bool = False,
 ) -> Module:
     """A kernel `name(words, chunk, ctx, worker)` of `GemmArguments`, for the chunks of `schedule.matmul.chunking`.
 
     `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
     the worker's scratch, after COPY_BYTES (row stride panel_chunk * width), and the epilogue stores it.
     `batch_offsets(f, batch)` gives the element offsets of A, B and C where one stride a matrix does not (several axes),
-    `placed`: the block is given the number of its first panel as its stride, and B as a whole (`f28`).
+    A block of a format that is `placed` is given all of B, and the number of its first panel as its stride.
     """
     ty, width = tile.scalar, tile.width
     f = kernel_function(name)
@@ -650,13 +636,13 @@ def gemm_kernel(
         out = f.gep(w.c, f.add(c_at, f.add(f.mul(m0, ldc), n0)), ty)
     first = f.mul(panel_block, panel_chunk)
     panel = f.mul(k, tile.step_bytes // size_of(tile.b_scalar))
-    stride = first if placed else panel
+    stride = first if tile.format.placed else panel
     f.call(
         w.block,
         [
             f.gep(w.a, f.add(a_at, f.mul(m0, lda)), ty),
             lda,
-            w.b if placed else f.gep(w.b, f.add(b_at, f.mul(first, panel)), tile.b_scalar),
+            w.b if tile.format.placed else f.gep(w.b, f.add(b_at, f.mul(first, panel)), tile.b_scalar),
             stride,
             out,
             ldc,

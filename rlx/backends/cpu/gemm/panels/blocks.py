@@ -19,18 +19,25 @@ from rlx.backends.cpu.gemm import amx_blocks, amx_f32
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, ROW, SCALE, BlockCode
+from rlx.backends.cpu.gemm.panels.format import PanelFormat
+from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
 from rlx.backends.cpu.llvm.builder import Function, Module, void
 from rlx.backends.cpu.schedule.arguments import Routine
-from rlx.backends.cpu.schedule.matmul import WIDTH
+from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule
+from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
-from rlx.ir.shape import Size
+from rlx.ir.dtype import DTYPES
+from rlx.ir.shape import Size, evaluate
 from rlx.kernels.affine import affine
 from rlx.kernels.encoded import encoded_element
-from rlx.kernels.expr import Expr, Load, Var
-from rlx.kernels.program import Buffer
+from rlx.kernels.expr import I64, Expr, Load, Select, Var, const, guarded, size_expr
+from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["Blocks", "block_routine", "few_rows", "find"]
+__all__ = ["ENCODED", "block_routine", "few_rows"]
+
+F32 = DTYPES["f32"]
 
 AHEAD = 2048  # bytes: how far ahead is prefetched, of all panels that are read at a time
 TOGETHER = 4  # rows of a panel that a turn of the loop reads: a line of memory
@@ -62,10 +69,10 @@ class Blocks:
         return Load(self.stored, (at,), block_formats.BYTE)
 
 
-def find(b: Expr, n: Size, k: Size, depth: Var, column: Var, target: Target) -> Blocks | None:
-    """The blocks along k of which the elements of B are; None where they are others, or the machine has no code."""
+def find(b: Expr, n: Size, k: Size, depth: Var, column: Var) -> Blocks | None:
+    """The blocks along k of which the elements of B are; None where they are others."""
     found = encoded_element(b)
-    if found is None or not isinstance(n, int) or not isinstance(k, int) or k == 0 or not _has_code(target):
+    if found is None or not isinstance(n, int) or not isinstance(k, int) or k == 0:
         return None
     stored, encoding, flat = found
     walked = affine(flat)
@@ -213,7 +220,7 @@ def _decode(tile: gemm.Tile, code: BlockCode) -> Function:
 def _many(tile: gemm.Tile, code: BlockCode) -> Function:
     """Decodes two panels at a time to `copy`, which other products then read."""
     f = Function(f"rlx_{code.name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
-    plain, decode = gemm.gemm_block(replace(tile, stored=""), internal=True), _decode(tile, code)
+    plain, decode = gemm.gemm_block(replace(tile, format=PanelFormat()), internal=True), _decode(tile, code)
     stride = f.mul("%k", WIDTH)
 
     def two_panels(column: str, _: list[str]) -> None:
@@ -234,9 +241,8 @@ def _many(tile: gemm.Tile, code: BlockCode) -> Function:
 
 
 @functools.cache
-def block_routine(tile: gemm.Tile) -> Routine:
+def block_routine(tile: gemm.Tile, code: BlockCode) -> Routine:
     """What `gemm.block_routine` is for other panels: decodes in registers where `copy` is null, else to that room."""
-    code = block_formats.CODES[tile.stored]
     f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
     arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
     few, many = _few(tile, code), _many(tile, code)
@@ -247,5 +253,66 @@ def block_routine(tile: gemm.Tile) -> Routine:
     )
     f.ret()
     if tile.target.multiplies_by_tiles(tile.dtype) and tile.lanes == WIDTH:
-        f = amx_f32.with_tiles(f, block=amx_blocks.block(f, code))
+        f = amx_f32.with_tiles(f, amx_blocks.block(f, code))
     return Routine(f.name, Module([f]).text())
+
+
+# ---- the format
+
+
+class EncodedBlocks(PanelFormat):
+    """B stays in encoded blocks along k, as it is stored: decoded in registers, or multiplied by tile registers."""
+
+    stored = "i8"
+
+    def __init__(self, code: BlockCode) -> None:
+        self.code, self.name = code, code.name
+
+    def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
+        if accumulates_in(anchor) is not F32:
+            return "its sums are not f32"
+        stored = encoded_element(anchor.b)
+        if stored is None or stored[1].name != self.name:
+            return f"its second operand is not {self.name}"
+        fits = _blocks(kernel, anchor) is not None and _has_code(setting.target)
+        return None if fits else "its rows are no whole blocks along k, or the machine has no code for them"
+
+    def normal(self, kernel: Kernel) -> Kernel:
+        return kernel
+
+    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
+        blocks = _blocks(kernel, anchor)
+        assert blocks is not None
+        return _pack_blocks(kernel, anchor, blocks)
+
+    def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
+        return replace(product, few=few_rows(target), tiles_from=self.code.tiles_from)
+
+    def step_bytes(self, sums: str) -> int:
+        return self.code.block_bytes // BLOCK
+
+    def block_routine(self, tile: gemm.Tile) -> Routine:
+        return block_routine(tile, self.code)
+
+
+def _blocks(kernel: Kernel, anchor: Contract) -> Blocks | None:
+    """The encoded blocks that B is read from, if it is."""
+    column = out_vars(len(kernel.stores[0].extents))[-1]
+    return find(anchor.b, anchor.n, anchor.k, DEPTH, column)
+
+
+def _pack_blocks(kernel: Kernel, anchor: Contract, blocks: Blocks) -> tuple[Expr, Kernel]:
+    """B as the blocks that it is stored in, those of 16 columns together."""
+    n = evaluate(anchor.n, {})
+    buffer = blocks.panels(f"{kernel.stores[0].buffer.name}.panels", n, evaluate(anchor.k, {}))
+    panel, block, row, lane = own = out_vars(4)
+    column = panel * buffer.shape[-1] + lane
+    element: Expr = blocks.byte(column, block, row)
+    if n % evaluate(buffer.shape[-1], {}):
+        inside = column < size_expr(n)
+        element = Select(inside, guarded(element, inside), const(0, element.dtype))
+    pack = Kernel("pack b", (Store(buffer, buffer.shape, own, element),), nodes=kernel.nodes)
+    return Load(buffer, (const(0, I64),) * 4, buffer.dtype), pack
+
+
+ENCODED = tuple(map(EncodedBlocks, block_formats.CODES.values()))

@@ -17,13 +17,25 @@ import functools
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.panels import plain
+from rlx.backends.cpu.gemm.panels.format import PanelFormat
+from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
 from rlx.backends.cpu.llvm.builder import Function, Module, vec, void
 from rlx.backends.cpu.schedule.arguments import Routine
-from rlx.backends.cpu.schedule.matmul import WIDTH
+from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule
+from rlx.backends.cpu.strategy import Setting, Step
 from rlx.backends.cpu.target import Target
-from rlx.ir.shape import Size, upper
+from rlx.ir.dtype import DTYPES
+from rlx.ir.shape import Size, evaluate, upper
+from rlx.kernels.expr import Expr, Load, const
+from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.program import Buffer, Kernel, Store
+from rlx.records import replace
+from rlx.units import bytes_text
 
-__all__ = ["STREAMED", "TOGETHER", "begin", "block_routine", "elements", "most_rows", "pack_panel", "room", "unsuited"]
+__all__ = ["F28_PANELS", "LARGE", "SHORTENING", "STREAMED", "block_routine", "elements", "most_rows", "unsuited"]
+
+F32 = DTYPES["f32"]
 
 GROUP = 8  # steps of k that are kept together
 TOGETHER = 16  # panels without gaps between them
@@ -251,3 +263,75 @@ def block_routine(tile: gemm.Tile) -> Routine:
     f.switch("%rows", {rows: of_rows(rows) for rows in range(1, most_rows(tile.target, LARGE) + 1)})
     f.ret()
     return Routine(f.name, Module([f]).text())
+
+
+# ---- the format
+
+
+class F28(PanelFormat):
+    """f32 weights in 28 bits each, without loss, for products of so few rows that they wait for memory."""
+
+    by_tiles = False
+    placed = True
+
+    def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
+        if accumulates_in(anchor) is not F32:
+            return "its sums are not f32"
+        if setting.shared:
+            return "packing='shared'"
+        if not setting.streamed:
+            return f"the model has less than {bytes_text(STREAMED)} of weights"
+        why = unsuited(anchor.m, anchor.n, anchor.k, setting.target)
+        if why is not None or _can_be_short(plain.PLAIN.packed(kernel, anchor)[1]):
+            return why
+        return "its second operand is not one matrix of weights in memory"
+
+    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
+        return _shortened(*plain.PLAIN.packed(kernel, anchor))
+
+    def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
+        return replace(product, pairs=True)
+
+    def panel_bytes(self, nbytes: int) -> int:
+        return nbytes * 7 // 8  # but for a few steps
+
+    def block_routine(self, tile: gemm.Tile) -> Routine:
+        return block_routine(tile)
+
+
+F28_PANELS = F28()
+
+
+def _can_be_short(pack: Kernel) -> bool:
+    """Whether it packs one matrix of weights as it lies in memory."""
+    buffer = pack.stores[0].buffer
+    return pack.anchor is not None and buffer.kind == "prepared" and len(buffer.shape) == 3
+
+
+def _shortened(panels: Expr, pack: Kernel) -> tuple[Expr, Kernel]:
+    """The same panels, shortened."""
+    assert isinstance(pack.anchor, Contract)
+    plain = pack.stores[0].buffer
+    shape = (elements(evaluate(pack.anchor.k, {}), evaluate(pack.anchor.n, {})),)
+    buffer = Buffer(plain.name, plain.kind, shape, F32)
+    store = Store(buffer, shape, out_vars(1), const(0, F32))
+    return Load(buffer, (DEPTH,), F32), replace(pack, stores=(store,), strategy=PACK)
+
+
+class _Shortening(plain.Repacking):
+    """Panels of 28 bits, in the room of plain ones."""
+
+    together = TOGETHER
+
+    def room(self, f: Function, panels: str, panel: str, k: str) -> str:
+        return room(f, panels, panel, k)
+
+    def begin(self, f: Function, k: str) -> str:
+        return begin(f, k)
+
+    def write(self, f: Function, lanes: int, source: str, panel: str, k: str, columns: str) -> str:
+        return pack_panel(f, lanes, source, panel, k, columns)
+
+
+SHORTENING = _Shortening()
+PACK = Step("matmul.pack+f28", lambda kernel, target: plain.emit_pack(kernel, target, SHORTENING))

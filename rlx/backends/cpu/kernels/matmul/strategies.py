@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.gemm.panels import block_formats
+from rlx.backends.cpu.gemm.panels.blocks import ENCODED
+from rlx.backends.cpu.gemm.panels.bytes import BYTES
+from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
+from rlx.backends.cpu.gemm.panels.pairs import PAIRS
+from rlx.backends.cpu.gemm.panels.plain import PLAIN
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
-from rlx.backends.cpu.kernels.matmul.byte_panels import BytePanels
-from rlx.backends.cpu.kernels.matmul.encoded_panels import EncodedPanels
-from rlx.backends.cpu.kernels.matmul.f28_panels import F28Panels
-from rlx.backends.cpu.kernels.matmul.i16_pairs import Pairs
 from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.backends.cpu.target import Target
@@ -27,11 +27,11 @@ I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 INT8 = int8_conv.Int8("matmul.int8")  # computed as a convolution of one pixel
 # The first that does not refuse a product of others than bytes computes it.
 MATMUL: tuple[CpuStrategy, ...] = (
-    Pairs("matmul.i16_pairs"),
-    *map(EncodedPanels, block_formats.CODES),
-    BytePanels("matmul.panels+bytes"),
-    F28Panels("matmul.panels+f28"),
-    Product("matmul.panels"),
+    Product("matmul.i16_pairs", PAIRS),
+    *(Product(f"matmul.panels+{format.name}", format) for format in ENCODED),
+    Product("matmul.panels+bytes", BYTES),
+    Product("matmul.panels+f28", F28_PANELS),
+    Product("matmul.panels", PLAIN),
 )
 
 

@@ -1,16 +1,13 @@
-"""Products of i16 with i16 or i8 in i32, as quantised nets of 16 bits have them."""
+"""Panels of pairs of i16, neighbours along k, for products of i16 with i16 or i8 in i32: quantised nets of 16 bits."""
 
 from __future__ import annotations
 
-from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.kernels.matmul.product import (
-    DEPTH,
-    Product,
-    accumulates_in,
-    compact,
-    extents_of,
-)
+from rlx.backends.cpu.gemm.panels.format import PanelFormat
+from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, compact, extents_of
+from rlx.backends.cpu.llvm.builder import Function, vec, width
+from rlx.backends.cpu.schedule.matmul import PANEL_BYTES
 from rlx.backends.cpu.strategy import Setting
+from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr, substitute_vars, walk
@@ -19,20 +16,21 @@ from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["Pairs"]
+__all__ = ["PAIRS"]
 
 I16, I32 = DTYPES["i16"], DTYPES["i32"]
 
 
-class Pairs(Product):
+class Pairs(PanelFormat):
     """i16 times i16 or i8 in i32, by pairs of neighbours along k that an instruction multiplies and adds up."""
 
-    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
-        anchor = kernel.anchor
-        assert isinstance(anchor, Contract)
+    def __init__(self, name: str = "", stored: str = "") -> None:
+        self.name, self.stored = name, stored
+
+    def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
         return None if accumulates_in(anchor) is I32 else "its operands are floats"
 
-    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+    def layout(self, kernel: Kernel, target: Target) -> list[Kernel]:
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
         store = kernel.stores[0]
@@ -50,7 +48,7 @@ class Pairs(Product):
         assert isinstance(a, Load)
         source = a.source
         view = _view(source, (*source.shape[:-1], pairs), I32)
-        width = gemm.tile_of(I32, setting.target).width
+        width = PANEL_BYTES // I32.itemsize
         b = anchor.b
         used = [v for v in batch if v in set(walk(b))]
         shape = (*extents_of(used, store.extents), ceildiv(anchor.n, width), pairs, width)
@@ -68,6 +66,18 @@ class Pairs(Product):
         left, right = Load(view, (*a.indices[:-1], DEPTH), I32), Load(panels, (*used, zero, DEPTH, zero), panels.dtype)
         made.append(kernel.with_anchor(replace(anchor, a=left, b=right, k=pairs)))
         return made
+
+    def of(self, dtype: DType) -> PanelFormat:
+        return PAIRS if dtype is I32 else PAIRS_OF_BYTES
+
+    def load(self, f: Function, p: str, v: str) -> str:
+        if not self.stored:
+            return f.load(v, p)
+        return f.cast("bitcast", f.cast("sext", f.load(vec("i8", 2 * width(v)), p), "i16"), v)
+
+
+PAIRS = Pairs()
+PAIRS_OF_BYTES = Pairs("i16", "i16")  # an element in memory is a pair of bytes
 
 
 def _has_pairs(a: Expr, k: Size) -> bool:

@@ -1,0 +1,122 @@
+"""What a panel format is: how panels hold the elements of B, how B gets there, and how registers get numbers of it.
+
+A format is a file in this folder and an entry in the list of `kernels/matmul/strategies.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from rlx.backends.cpu.gemm.panels.operands import accumulates_in, panels_of, rows_in_place, scaled_behind
+from rlx.backends.cpu.llvm.builder import Function, size_of, vec
+from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.matmul import MatmulSchedule
+from rlx.backends.cpu.strategy import Setting, Step
+from rlx.backends.cpu.target import Target
+from rlx.ir.dtype import DTYPES, DType
+from rlx.kernels.expr import Expr
+from rlx.kernels.lowering import Contract
+from rlx.kernels.program import Kernel
+from rlx.records import replace
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.gemm.kernel import Tile
+
+__all__ = ["PanelFormat"]
+
+F32 = DTYPES["f32"]
+
+
+class PanelFormat:
+    """Elements of the type that sums are kept in, [ceil(N / width)][K][width], for any types.
+
+    `stored` is the LLVM type of an element in memory, "" for that of the sums. `parts` is the number of bf16 that an
+    element is the exact sum of, for tile registers: 3, or 1. `by_tiles`: those may compute with it. `placed`: blocks
+    are given all of B and the number of their first panel, since panels are not equally long. `pack` is the kernel that
+    packs a B that lies in memory as matrices; others are packed by loops.
+    """
+
+    name = ""  # of what panels hold, in names of functions
+    stored = ""
+    parts = 3
+    by_tiles = True
+    placed = False
+    pack: Step | None = None
+
+    # ---- choosing it, and packing
+
+    @property
+    def summary(self) -> str:
+        """What it holds and needs, in a sentence."""
+        return " ".join((inspect.getdoc(type(self)) or "").split("\n\n")[0].split())
+
+    def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
+        """Why panels of B can't be in this format, or why that would be slower; None where they are."""
+        return None
+
+    def normal(self, kernel: Kernel) -> Kernel:
+        """The kernel as panels are made of it: in f32 the scale by column of weights of bytes comes after the sums."""
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        # for any number of rows, known or not: results have the same bits
+        return scaled_behind(kernel, anchor) if accumulates_in(anchor) is F32 else kernel
+
+    def layout(self, kernel: Kernel, target: Target) -> list[Kernel]:
+        """The kernels that bring A and B into their layouts, and last the product."""
+        kernel = self.normal(kernel)
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        a, copies = rows_in_place(kernel, anchor, accumulates_in(anchor))
+        b, pack = self.packed(kernel, anchor)
+        return [*copies, pack, kernel.with_anchor(replace(anchor, a=a, b=b))]
+
+    def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
+        """What reads B in panels, and the kernel that packs them."""
+        sums = accumulates_in(anchor)
+        return panels_of(kernel, anchor, anchor.b, sums, sums, self.pack)
+
+    def of(self, dtype: DType) -> PanelFormat:
+        """The variant of the format whose panels hold elements of this type."""
+        return self
+
+    def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
+        """How the work is cut into chunks."""
+        return product
+
+    def panel_bytes(self, nbytes: int) -> int:
+        """How many bytes of panels a product reads, of so many that they take."""
+        return nbytes
+
+    # ---- reading
+
+    def scalar(self, sums: str) -> str:
+        """The LLVM type of an element in memory, where sums are of that type."""
+        return self.stored or sums
+
+    def step_bytes(self, sums: str) -> int:
+        """Bytes of a step of a panel, on average."""
+        return 64 // size_of(sums) * size_of(self.scalar(sums))
+
+    @property
+    def f32_scalar(self) -> str:
+        """The LLVM type of an element in memory, of sums of f32."""
+        return self.scalar("float")
+
+    @property
+    def f32_step(self) -> int:
+        """Bytes of a step of a panel, of sums of f32."""
+        return self.step_bytes("float")
+
+    def load(self, f: Function, p: str, v: str) -> str:
+        """A vector of the elements at `p`, as one of type `v`."""
+        return f.load(v, p)
+
+    def words(self, f: Function, p: str) -> str:
+        """The bits of 16 elements at `p`, as f32."""
+        v = vec("i32", 16)
+        return f.cast("bitcast", self.load(f, p, vec("float", 16)), v) if self.stored else f.load(v, p)
+
+    def block_routine(self, tile: Tile) -> Routine | None:
+        """The function that computes a block of sums; None: `gemm.kernel` has it, by `load`."""
+        return None
