@@ -238,7 +238,7 @@ CPU_PARTS: dict[str, set[str]] = {
     "native": {"jit"},
     "strategy": {"schedule", "target"},
     "loops": {"llvm", "native", "schedule"},
-    "gemm": {"llvm", "loops", "schedule", "target"},
+    "gemm": {"llvm", "loops", "schedule", "strategy", "target"},
     "kernels": {"gemm", "llvm", "loops", "native", "schedule", "strategy", "target"},
     "layout": {"kernels"},
     "select": {"kernels", "strategy"},

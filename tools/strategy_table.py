@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.kernels.registry import Special
 from rlx.backends.cpu.select import STRATEGIES
 from rlx.backends.cpu.strategy import CpuStrategy
@@ -31,14 +32,16 @@ its sizes would: results of open and of fixed sizes have the same bits. What fol
 
 To add a strategy: a class in a file of its own below `rlx/backends/cpu/kernels`, with `refuses`, `layout` and `emit` of
 `CpuStrategy` (`rlx/backends/cpu/strategy.py`), its place in the list of its anchor (`kernels/*/strategies.py`), and a
-graph that it computes in `tests/backends/cpu/test_strategies.py`. This page is written by
-`python tools/strategy_table.py`.
+graph that it computes in `tests/backends/cpu/test_strategies.py`. A way to hold the second operand of products is a
+panel format: a class in a file of its own in `gemm/panels` (`gemm/panels/format.py` says what it has) and its place in
+`MATMUL`. This page is written by `python tools/strategy_table.py`.
 """
 
 
 def file_of(strategy: CpuStrategy) -> str:
     """The file that a strategy is in."""
-    path = inspect.getsourcefile(strategy.accepts if isinstance(strategy, Special) else type(strategy))
+    of: object = strategy.accepts if isinstance(strategy, Special) else type(strategy)
+    path = inspect.getsourcefile(type(strategy.format) if isinstance(strategy, Product) else of)  # type: ignore[arg-type]
     return Path(str(path)).relative_to(ROOT / "rlx" / "backends" / "cpu").as_posix()
 
 

@@ -9,6 +9,7 @@ import pytest
 from targets import machine, pretend
 
 import rlx
+from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.kernel import gemm_kernel, tile_of
 from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels import blocks as block_panels
@@ -26,6 +27,7 @@ from rlx.kernels.program import Buffer
 from tests.backends.cpu.test_gemm import Code, Guarded, load
 
 WIDTHS = [b for b in (32, 64) if b <= machine().vector_bytes]
+FORMATS = {format.name: format for format in block_panels.ENCODED}
 ENCODINGS = pytest.mark.parametrize("encoding", block_formats.CODES)
 pytestmark = pytest.mark.skipif(not WIDTHS, reason="needs vectors of 32 bytes")
 
@@ -84,8 +86,8 @@ def test_products(encoding: str) -> None:
 @functools.cache
 def code(encoding: str, vector_bytes: int) -> tuple[Code, object, int]:
     """The product, and the library and address of its block."""
-    tile = tile_of(DTYPES["f32"], machine(vector_bytes=vector_bytes), stored=encoding)
-    routine = block_panels.block_routine(tile)
+    tile = tile_of(DTYPES["f32"], machine(vector_bytes=vector_bytes), format=FORMATS[encoding])
+    routine = gemm.block_routine(tile)
     library = load_object(compile_object(routine.ir, optimize=False))
     return load(gemm_kernel(tile), "rlx_gemm"), library, library.address(routine.symbol)
 

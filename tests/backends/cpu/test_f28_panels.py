@@ -7,7 +7,7 @@ import pytest
 from targets import machine
 
 import rlx
-from rlx.backends.cpu.gemm.kernel import gemm_kernel, tile_of
+from rlx.backends.cpu.gemm.kernel import block_routine, gemm_kernel, tile_of
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels.plain import pack_b
 from rlx.backends.cpu.jit.compile import compile_object
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.skipif(not WIDTHS, reason="needs vectors of 32 bytes")
 @functools.cache
 def codes(vector_bytes):
     """The packing, the product and the address of its block."""
-    tile = tile_of(DTYPES["f32"], machine(vector_bytes=vector_bytes))
-    routine = f28.block_routine(tile)
+    tile = tile_of(DTYPES["f32"], machine(vector_bytes=vector_bytes), format=f28.F28_PANELS)
+    routine = block_routine(tile)
     library = load_object(compile_object(routine.ir, optimize=False))
-    product = load(gemm_kernel(tile, placed=True), "rlx_gemm")
-    return load(pack_b(tile, short=True), "rlx_pack_b"), product, library, library.address(routine.symbol)
+    product = load(gemm_kernel(tile), "rlx_gemm")
+    return load(pack_b(tile, then=f28.SHORTENING), "rlx_pack_b"), product, library, library.address(routine.symbol)
 
 
 def shortened(b, vector_bytes):

@@ -12,7 +12,6 @@ steps that a row of a panel holds follow one another.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import amx_blocks, amx_f32
@@ -35,7 +34,7 @@ from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "block_routine", "few_rows"]
+__all__ = ["ENCODED", "few_rows"]
 
 F32 = DTYPES["f32"]
 
@@ -240,23 +239,6 @@ def _many(tile: gemm.Tile, code: BlockCode) -> Function:
     return f
 
 
-@functools.cache
-def block_routine(tile: gemm.Tile, code: BlockCode) -> Routine:
-    """What `gemm.block_routine` is for other panels: decodes in registers where `copy` is null, else to that room."""
-    f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
-    arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
-    few, many = _few(tile, code), _many(tile, code)
-    f.if_(
-        f.cmp("eq", "%copy", "null"),
-        lambda: void(f.call(few, arguments)),
-        lambda: void(f.call(many, arguments)),
-    )
-    f.ret()
-    if tile.target.multiplies_by_tiles(tile.dtype) and tile.lanes == WIDTH:
-        f = amx_f32.with_tiles(f, amx_blocks.block(f, code))
-    return Routine(f.name, Module([f]).text())
-
-
 # ---- the format
 
 
@@ -292,7 +274,20 @@ class EncodedBlocks(PanelFormat):
         return self.code.block_bytes // BLOCK
 
     def block_routine(self, tile: gemm.Tile) -> Routine:
-        return block_routine(tile, self.code)
+        """Decodes in registers where `copy` is null, else to that room."""
+        code = self.code
+        f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
+        arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
+        few, many = _few(tile, code), _many(tile, code)
+        f.if_(
+            f.cmp("eq", "%copy", "null"),
+            lambda: void(f.call(few, arguments)),
+            lambda: void(f.call(many, arguments)),
+        )
+        f.ret()
+        if tile.target.multiplies_by_tiles(tile.dtype) and tile.lanes == WIDTH:
+            f = amx_f32.with_tiles(f, amx_blocks.block(f, code))
+        return Routine(f.name, Module([f]).text())
 
 
 def _blocks(kernel: Kernel, anchor: Contract) -> Blocks | None:

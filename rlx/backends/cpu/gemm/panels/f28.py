@@ -33,7 +33,7 @@ from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 from rlx.units import bytes_text
 
-__all__ = ["F28_PANELS", "LARGE", "SHORTENING", "STREAMED", "block_routine", "elements", "most_rows", "unsuited"]
+__all__ = ["F28_PANELS", "LARGE", "SHORTENING", "STREAMED", "elements", "most_rows", "unsuited"]
 
 F32 = DTYPES["f32"]
 
@@ -251,20 +251,6 @@ def eight_steps(
     return f.if_(plain, of_numbers, of_words)
 
 
-@functools.cache
-def block_routine(tile: gemm.Tile) -> Routine:
-    """What `gemm.block_routine` is for plain panels, for up to `most_rows` rows."""
-    f = Function(f"rlx_short_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
-    arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
-
-    def of_rows(rows: int) -> Callable[[], None]:
-        return lambda: void(f.call(product(tile, rows), arguments))
-
-    f.switch("%rows", {rows: of_rows(rows) for rows in range(1, most_rows(tile.target, LARGE) + 1)})
-    f.ret()
-    return Routine(f.name, Module([f]).text())
-
-
 # ---- the format
 
 
@@ -296,7 +282,16 @@ class F28(PanelFormat):
         return nbytes * 7 // 8  # but for a few steps
 
     def block_routine(self, tile: gemm.Tile) -> Routine:
-        return block_routine(tile)
+        """For up to `most_rows` rows."""
+        f = Function(f"rlx_short_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
+        arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
+
+        def of_rows(rows: int) -> Callable[[], None]:
+            return lambda: void(f.call(product(tile, rows), arguments))
+
+        f.switch("%rows", {rows: of_rows(rows) for rows in range(1, most_rows(tile.target, LARGE) + 1)})
+        f.ret()
+        return Routine(f.name, Module([f]).text())
 
 
 F28_PANELS = F28()
