@@ -7,7 +7,7 @@ extents only rewrites words.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
 
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.program import Buffer, Flow
@@ -128,31 +128,49 @@ Number = str  # the same of an i64
 class Arguments:
     """The arguments of a kernel as a record: a subclass annotates their names in order, each `Address` or `Number`.
 
-    `given` puts what they are into that order, for binding; `loaded` has the values in code as attributes.
+    `given` puts what they are into that order, for binding; `loaded` has the values in code as attributes. In code,
+    that of number 0 is at `words[first]`.
     """
+
+    kinds: ClassVar[dict[str, str]] = {}  # by name, in order; those of the record that it extends come first
+
+    def __init_subclass__(cls) -> None:
+        cls.kinds = cls.kinds | cls.__annotations__
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """All names, in order."""
-        return tuple(cls.__annotations__)
+        return tuple(cls.kinds)
 
     @classmethod
     def given(cls, **words: Argument) -> list[Argument]:
         """The arguments in order; each has to be there."""
-        if words.keys() != cls.__annotations__.keys():
-            raise TypeError(
-                f"{cls.__name__}: {sorted(words.keys() ^ cls.__annotations__.keys())} is missing or unknown"
-            )
-        return [words[name] for name in cls.__annotations__]
+        if words.keys() != cls.kinds.keys():
+            raise TypeError(f"{cls.__name__}: {sorted(words.keys() ^ cls.kinds.keys())} is missing or unknown")
+        return [words[name] for name in cls.kinds]
+
+    @classmethod
+    def place(cls, f: Function, name: str, words: str = "%words", first: int = 0) -> str:
+        """The address of one argument."""
+        return f.gep(words, first + cls.names().index(name), "i64")
+
+    @classmethod
+    def load(cls, f: Function, name: str, words: str = "%words", first: int = 0) -> str:
+        """The value of one argument, loaded where the builder stands."""
+        return f.load("ptr" if cls.kinds[name] == "Address" else "i64", cls.place(f, name, words, first))
 
     @classmethod
     def loaded(cls, f: Function, *names: str, words: str = "%words", first: int = 0) -> Self:
-        """Loads these arguments, or all, where the builder stands; that of number 0 is at `words[first]`."""
+        """Loads these arguments, or all, where the builder stands."""
         found = cls()
-        for name in names or cls.__annotations__:
-            ty = "ptr" if cls.__annotations__[name] == "Address" else "i64"
-            setattr(found, name, f.load(ty, f.gep(words, first + cls.names().index(name), "i64")))
+        for name in names or cls.kinds:
+            setattr(found, name, cls.load(f, name, words, first))
         return found
+
+    @classmethod
+    def behind(cls, f: Function) -> str:
+        """The address of the words that follow these."""
+        return f.gep("%words", len(cls.kinds), "i64")
 
 
 class ArgumentTable:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum
+from collections.abc import Callable
 from typing import cast
 
-from rlx.backends.cpu.gemm.kernel import kernel_function, load_word
+from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
-from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, KernelCode, Pointer, once
+from rlx.backends.cpu.schedule.arguments import (
+    Address,
+    Argument,
+    Arguments,
+    ArgumentTable,
+    KernelCode,
+    Number,
+    Pointer,
+    once,
+)
 from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.depthwise import DepthwiseSchedule, InnerColumns
 from rlx.backends.cpu.strategy import Setting
@@ -23,8 +31,8 @@ from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass
 
 __all__ = [
-    "Body", "Place", "Plane", "chunk_parts", "emit", "has_few_taps", "image_words", "inner_columns", "plane_words",
-    "suits", "weights",
+    "Body", "Place", "PlaneArguments", "chunk_parts", "emit", "has_few_taps", "image_words", "inner_columns",
+    "plane_words", "suits", "weights",
 ]  # fmt: skip
 
 MAX_TAPS = 128
@@ -32,31 +40,31 @@ FEW_TAPS = 9
 LONE_COLUMNS = 5  # summed together where there are no others: a row of 7 pixels in windows of 3
 
 
-class Plane(IntEnum):
-    """The words of a depthwise kernel; strides are in elements."""
+class PlaneArguments(Arguments):
+    """The arguments of a depthwise kernel; strides are in elements."""
 
-    X = 0
-    X_N = 1
-    X_H = 2
-    X_W = 3
-    HEIGHT = 4
-    WIDTH = 5
-    STRIDE_H = 6
-    STRIDE_W = 7
-    DILATION_H = 8
-    DILATION_W = 9
-    PAD_H = 10
-    PAD_W = 11
-    OUT_HEIGHT = 12
-    OUT_WIDTH = 13
-    WEIGHTS = 14
-    CHANNELS = 15
-    ROWS = 16  # of a strip
-    STRIPS = 17  # of an image
-    BLOCK = 18  # channels of a chunk
-    BLOCKS = 19
-    INNER_FROM = 20  # columns [INNER_FROM, INNER_TO) have their whole windows inside the image
-    INNER_TO = 21
+    x: Address
+    x_n: Number
+    x_h: Number
+    x_w: Number
+    height: Number
+    width: Number
+    stride_h: Number
+    stride_w: Number
+    dilation_h: Number
+    dilation_w: Number
+    pad_h: Number
+    pad_w: Number
+    out_height: Number
+    out_width: Number
+    weights: Address
+    channels: Number
+    rows: Number  # of a strip
+    strips: Number  # of an image
+    block: Number  # channels of a chunk
+    blocks: Number
+    inner_from: Number  # columns [inner_from, inner_to) have their whole windows inside the image
+    inner_to: Number
 
 
 def suits(kernel: Kernel) -> bool:
@@ -104,37 +112,45 @@ def _lanes(channels: int, target: Target) -> int:
     return min(target.lanes, 1 << max(channels.bit_length() - 1, 0))
 
 
-def image_words(anchor: Conv, geo: Geometry, lanes: int) -> tuple[list[Argument], Part]:
-    """The words that `Plane` names, and the number of chunks; `lanes` channels are computed together."""
+def image_words(
+    record: type[PlaneArguments], anchor: Conv, geo: Geometry, lanes: int, **more: Argument
+) -> tuple[list[Argument], Part]:
+    """The arguments, of which `more` are a kernel's own, and the number of chunks; `lanes`: channels at once."""
     assert isinstance(anchor.x, Load)
     kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
     cut = once(DepthwiseSchedule((geo.batch, geo.groups, geo.out_height, geo.out_width), kernel_h * kernel_w, lanes))
-    image = [Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize), geo.x_n, geo.x_h, geo.x_w]
-    return plane_words(anchor, geo, image, cut), Part(cut, "chunks")
+    x = Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize)
+    words = plane_words(record, anchor, geo, cut, x=x, x_n=geo.x_n, x_h=geo.x_h, x_w=geo.x_w, **more)
+    return words, Part(cut, "chunks")
 
 
-def plane_words(anchor: Conv, geo: Geometry, image: Sequence[Argument], cut: Callable[..., object]) -> list[Argument]:
-    """The words that `Plane` names; `image` is where it lies and its strides, `cut` gives the chunks."""
+def plane_words(
+    record: type[PlaneArguments], anchor: Conv, geo: Geometry, cut: Callable[..., object], **more: Argument
+) -> list[Argument]:
+    """The arguments; `cut` gives the chunks, `more` where the image lies, its strides, and a kernel's own."""
     assert isinstance(anchor.w, Load)
     inner = once(_inner(geo))
-    return [
-        *image,
-        geo.height,
-        geo.width,
-        *geo.strides,
-        *geo.dilations,
-        *geo.pads,
-        geo.out_height,
-        geo.out_width,
-        Pointer(anchor.w.source),
-        geo.groups,
-        part(cut, "rows"),
-        part(cut, "strips"),
-        part(cut, "block"),
-        part(cut, "blocks"),
-        part(inner, "first"),
-        part(inner, "stop"),
-    ]
+    return record.given(
+        height=geo.height,
+        width=geo.width,
+        stride_h=geo.strides[0],
+        stride_w=geo.strides[1],
+        dilation_h=geo.dilations[0],
+        dilation_w=geo.dilations[1],
+        pad_h=geo.pads[0],
+        pad_w=geo.pads[1],
+        out_height=geo.out_height,
+        out_width=geo.out_width,
+        weights=Pointer(anchor.w.source),
+        channels=geo.groups,
+        rows=part(cut, "rows"),
+        strips=part(cut, "strips"),
+        block=part(cut, "block"),
+        blocks=part(cut, "blocks"),
+        inner_from=part(inner, "first"),
+        inner_to=part(inner, "stop"),
+        **more,
+    )
 
 
 def _inner(geo: Geometry) -> InnerColumns:
@@ -150,14 +166,14 @@ def inner_columns(geo: Geometry) -> int | None:
     return made.stop - made.first
 
 
-def chunk_parts(f: Function, w: Mapping[Plane, str]) -> tuple[str, str, str, str, str]:
+def chunk_parts(f: Function, w: PlaneArguments) -> tuple[str, str, str, str, str]:
     """What `%chunk` is: the image, its rows of results from .. to, the channels from .. to."""
-    rest, block = f.div("%chunk", w[Plane.BLOCKS]), f.rem("%chunk", w[Plane.BLOCKS])
-    image, strip = f.div(rest, w[Plane.STRIPS]), f.rem(rest, w[Plane.STRIPS])
-    row0 = f.mul(strip, w[Plane.ROWS])
-    row1 = f.min(f.add(row0, w[Plane.ROWS]), w[Plane.OUT_HEIGHT])
-    c0 = f.mul(block, w[Plane.BLOCK])
-    return image, row0, row1, c0, f.min(f.add(c0, w[Plane.BLOCK]), w[Plane.CHANNELS])
+    rest, block = f.div("%chunk", w.blocks), f.rem("%chunk", w.blocks)
+    image, strip = f.div(rest, w.strips), f.rem(rest, w.strips)
+    row0 = f.mul(strip, w.rows)
+    row1 = f.min(f.add(row0, w.rows), w.out_height)
+    c0 = f.mul(block, w.block)
+    return image, row0, row1, c0, f.min(f.add(c0, w.block), w.channels)
 
 
 def emit(kernel: Kernel, target: Target) -> KernelCode:
@@ -166,12 +182,12 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     assert isinstance(anchor, Conv)
     geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
     lanes = target.lanes
-    words, chunks = image_words(anchor, geo, lanes)
+    words, chunks = image_words(PlaneArguments, anchor, geo, lanes)
     table = ArgumentTable(words)
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, lanes)
     finish.prepare(emitter)
-    w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
+    w = PlaneArguments.loaded(f)
     window = cast(tuple[int, int], geo.kernel)
     inner = inner_columns(geo)
     Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups, target), inner).emit()
@@ -191,7 +207,7 @@ class Body:
     f: Function
     emitter: Emitter
     finish: Finish
-    w: dict[Plane, str]
+    w: PlaneArguments
     kernel: tuple[int, int]
     strides: tuple[int, int]
     dilations: tuple[int, int]
@@ -217,8 +233,8 @@ class Body:
         image, row0, row1, c0, c1 = chunk_parts(f, w)
         top = Scope(1, None, {})
         self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), top)
-        x = f.gep(w[Plane.X], f.mul(image, w[Plane.X_N]), "float")
-        place = Place(top, x, f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
+        x = f.gep(w.x, f.mul(image, w.x_n), "float")
+        place = Place(top, x, f.mul(image, w.out_height), c0, c1)
         # rows whose windows lie inside the image
         (inner0, inner1) = self.inner_rows()
         first = f.min(f.max(row0, inner0), row1)
@@ -238,21 +254,21 @@ class Body:
         """The rows of results whose windows lie inside the image: first and one after the last."""
         f, w = self.f, self.w
         reach, stride = (self.kernel[0] - 1) * self.dilations[0], self.strides[0]
-        pad = w[Plane.PAD_H]
+        pad = w.pad_h
         first = f.div(f.max(f.add(pad, stride - 1), 0), stride)
-        last = f.sub(f.add(w[Plane.HEIGHT], pad), 1 + reach)  # where the last window begins, from the padding's start
+        last = f.sub(f.add(w.height, pad), 1 + reach)  # where the last window begins, from the padding's start
         return first, f.select(f.cmp("ge", last, 0), f.add(f.div(last, stride), 1), 0)
 
     def lines(self, place: Place, y0: str, x0: str) -> Callable[[str | int], str]:
         """Where pixel x0 of a row of the image is, of the one so many rows after y0."""
         f, w = self.f, self.w
-        corner = f.gep(place.x, f.add(f.mul(y0, w[Plane.X_H]), f.mul(x0, w[Plane.X_W])), "float")
-        return lambda step: f.gep(corner, f.mul(w[Plane.X_H], step), "float")
+        corner = f.gep(place.x, f.add(f.mul(y0, w.x_h), f.mul(x0, w.x_w)), "float")
+        return lambda step: f.gep(corner, f.mul(w.x_h, step), "float")
 
     def line(self, place: Place, oy: str, rows: int) -> None:
         """So many rows of pixels whose windows have all rows; with 0 one that may lack some."""
         f, w, count = self.f, self.w, self.columns
-        inner_from, inner_to = w[Plane.INNER_FROM], w[Plane.INNER_TO]
+        inner_from, inner_to = w.inner_from, w.inner_to
         enough = f.cmp("ge", f.sub(inner_to, inner_from), count)
         groups = f.select(enough, f.div(f.add(f.sub(inner_to, inner_from), count - 1), count), 0)
 
@@ -262,8 +278,8 @@ class Body:
             self.block(place, oy, ox, rows, count)
 
         f.loop(0, groups, 1, [], group)
-        left = f.select(enough, inner_from, w[Plane.OUT_WIDTH])
-        right = f.select(enough, f.sub(w[Plane.OUT_WIDTH], inner_to), 0)
+        left = f.select(enough, inner_from, w.out_width)
+        right = f.select(enough, f.sub(w.out_width, inner_to), 0)
 
         def lone(e: str, _: list[str]) -> None:
             ox = f.select(f.cmp("lt", e, left), e, f.add(f.sub(e, left), inner_to))
@@ -283,14 +299,14 @@ class Body:
         f, w, lanes = self.f, self.w, self.lanes
         kernel_h, kernel_w = self.kernel
         ty = vec("float", lanes)
-        y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
-        x0 = f.sub(f.mul(ox, w[Plane.STRIDE_W]), w[Plane.PAD_W])
+        y0 = f.sub(f.mul(oy, w.stride_h), w.pad_h)
+        x0 = f.sub(f.mul(ox, w.stride_w), w.pad_w)
         line_at = self.lines(place, y0, x0)
-        number = f.add(f.mul(f.add(place.first_row, oy), w[Plane.OUT_WIDTH]), ox)
+        number = f.add(f.mul(f.add(place.first_row, oy), w.out_width), ox)
         pixels = []
         for r in range(max(rows, 1)):
             for i in range(max(columns, 1)):
-                at = f.add(number, f.mul(w[Plane.OUT_WIDTH], r)) if r else number
+                at = f.add(number, f.mul(w.out_width, r)) if r else number
                 pixels.append(self.finish.pixel(self.emitter, place.top, f.add(at, i) if i else at))
         read: dict[int, list[tuple[int, int]]] = {}  # by line of the image: rows of results, and of the window there
         for r in range(rows):
@@ -299,11 +315,11 @@ class Body:
         lines = sorted(read)
         starts = {y: line_at(y) for y in lines}
         # three columns to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
-        step = f.mul(w[Plane.X_W], 4)
+        step = f.mul(w.x_w, 4)
         double_step, triple_step = f.mul(step, 2), f.mul(step, 3)
-        k0, k1 = ("0", "0") if rows else self.taps(y0, 0, w[Plane.HEIGHT])
-        j0, j1 = ("0", "0") if columns else self.taps(x0, 1, w[Plane.WIDTH])
-        column_step = f.mul(w[Plane.X_W], self.dilations[1])
+        k0, k1 = ("0", "0") if rows else self.taps(y0, 0, w.height)
+        j0, j1 = ("0", "0") if columns else self.taps(x0, 1, w.width)
+        column_step = f.mul(w.x_w, self.dilations[1])
 
         def add_line(p: str, at: str, k: int, totals: list[str | None]) -> None:
             """Adds the products of the pixels of one row, whose elements begin at `p`, with row k of the weights."""
@@ -327,8 +343,8 @@ class Body:
         def vectors(c: str, _: list[str]) -> None:
             number = f.div(c, lanes) if lanes > 1 else c
             if lanes > 1:
-                c = f.min(c, f.sub(w[Plane.CHANNELS], lanes))  # the last vector overlaps the one before it
-            at = f.gep(w[Plane.WEIGHTS], f.mul(number, kernel_h * kernel_w * lanes), "float")
+                c = f.min(c, f.sub(w.channels, lanes))  # the last vector overlaps the one before it
+            at = f.gep(w.weights, f.mul(number, kernel_h * kernel_w * lanes), "float")
             zero = constant(0.0, ty)
             totals: list[str]
             if not columns:  # column by column of the window, whether all of its rows lie inside or not

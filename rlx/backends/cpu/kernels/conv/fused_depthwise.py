@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import IntEnum
 from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.gemm.kernel import load_word
 from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, register_tiles
-from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, Plane, chunk_parts, plane_words
+from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, PlaneArguments, chunk_parts, plane_words
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm, ImplicitGemmArg
 from rlx.backends.cpu.kernels.conv.product import Im2col, in_image
@@ -26,9 +24,11 @@ from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.analysis import RESULT, is_costly
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Address,
     Argument,
     ArgumentTable,
     KernelCode,
+    Number,
     Pointer,
     Scratch,
     ScratchStride,
@@ -52,19 +52,16 @@ F32 = DTYPES["f32"]
 WIDTH = 16  # columns of a panel
 
 
-class FusedDepthwiseArg(IntEnum):
-    """The words after those of `Plane`, whose image is here the ring."""
+class FusedDepthwiseArguments(PlaneArguments):
+    """The arguments of a kernel of both, before those of `ImplicitGemmArg` if there are any; the image is the ring."""
 
-    SOURCE = len(Plane)  # what the product reads, and its step from pixel to pixel
-    SOURCE_STEP = len(Plane) + 1
-    PANELS = len(Plane) + 2
-    DEPTH = len(Plane) + 3
-    SCRATCH_STRIDE = len(Plane) + 4
-    OFFSETS = len(Plane) + 5  # places in scratch
-    COPIES = len(Plane) + 6
-
-
-WINDOWS = len(Plane) + len(FusedDepthwiseArg)  # where those of `ImplicitGemmArg` begin, if there are any
+    source: Address  # what the product reads, and its step from pixel to pixel
+    source_step: Number
+    panels: Address
+    depth: Number
+    scratch_stride: Number
+    offsets: Number  # places in scratch
+    copies: Number
 
 
 # ---- which kernels
@@ -176,11 +173,9 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     for x in (*walk(finish.expr), *walk(first_finish.expr)):
         if isinstance(x, Acc):  # of either, whatever the variables of their pixels are
             emitter.free[x] = RESULT | {finish.channel, *finish.space, *first_finish.space}
-    pointers = (Plane.X, Plane.WEIGHTS, FusedDepthwiseArg.SOURCE, FusedDepthwiseArg.PANELS)
-    w = {i: load_word(f, i, "ptr" if i in pointers else "i64") for i in (*Plane, *FusedDepthwiseArg)}
-    own = {i: w[i] for i in Plane}
+    w = FusedDepthwiseArguments.loaded(f)
     lanes, inner = target.lanes, depthwise.inner_columns(geo)
-    body = RingBody(f, emitter, finish, own, taps, geo.strides, geo.dilations, lanes, inner, before, w, ring, tile)
+    body = RingBody(f, emitter, finish, w, taps, geo.strides, geo.dilations, lanes, inner, before, ring, tile)
     body.emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
@@ -198,24 +193,31 @@ def _words(anchor: Conv, geo: Geometry, before: Kernel, cut: Callable[..., objec
     assert isinstance(before.anchor.x, Load)
     assert isinstance(before.anchor.w, Load)
     first, x = geometry(before), before.anchor.x
-    return [
-        *plane_words(anchor, geo, [Scratch(), 0, part(cut, "line"), part(cut, "block")], cut),
-        Pointer(x.source, first.x.constant * x.dtype.itemsize),
-        in_image(first) or 0,
-        Pointer(before.anchor.w.source),
-        first.depth,
-        ScratchStride(),
-        part(cut, "offsets"),
-        part(cut, "copies"),
-    ]
+    return plane_words(
+        FusedDepthwiseArguments,
+        anchor,
+        geo,
+        cut,
+        x=Scratch(),
+        x_n=0,
+        x_h=part(cut, "line"),
+        x_w=part(cut, "block"),
+        source=Pointer(x.source, first.x.constant * x.dtype.itemsize),
+        source_step=in_image(first) or 0,
+        panels=Pointer(before.anchor.w.source),
+        depth=first.depth,
+        scratch_stride=ScratchStride(),
+        offsets=part(cut, "offsets"),
+        copies=part(cut, "copies"),
+    )
 
 
 @dataclass(frozen=True)
 class RingBody(Body):
     """Emits the code of one chunk, whose image is a ring of `ring` rows of the chunk's channels."""
 
+    w: FusedDepthwiseArguments
     before: Kernel
-    more: dict[int, str]
     ring: int
     tile: gemm.Tile
 
@@ -229,25 +231,25 @@ class RingBody(Body):
         return finish_of(self.before, F32)
 
     def emit(self) -> None:
-        f, w, more = self.f, self.w, self.more
+        f, w = self.f, self.w
         image, row0, row1, c0, c1 = chunk_parts(f, w)
         top, before = Scope(1, None, {}), Scope(1, None, {})
         channel, space = self.finish.channel, frozenset((*self.finish.space, *self.first.space))
         self.emitter.hoist(self.finish.expr, space | {channel}, top)
         self.emitter.hoist(self.first.expr, space | {channel}, before)
-        own = f.offset(w[Plane.X], f.mul("%worker", more[FusedDepthwiseArg.SCRATCH_STRIDE]))
-        place = Place(top, f.gep(own, f.sub(0, c0), "float"), f.mul(image, w[Plane.OUT_HEIGHT]), c0, c1)
-        first_row = f.mul(image, w[Plane.HEIGHT])
+        own = f.offset(w.x, f.mul("%worker", w.scratch_stride))
+        place = Place(top, f.gep(own, f.sub(0, c0), "float"), f.mul(image, w.out_height), c0, c1)
+        first_row = f.mul(image, w.height)
         inner0, inner1 = self.inner_rows()
 
         def some_rows(state: list[str]) -> list[str]:
             oy, made = state
             inside = f.and_(f.cmp("ge", oy, inner0), f.cmp("le", f.add(oy, self.rows), f.min(inner1, row1)))
             count = f.select(inside, self.rows, 1)
-            start = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
+            start = f.sub(f.mul(oy, w.stride_h), w.pad_h)
             reach = (self.kernel[0] - 1) * self.dilations[0] + 1
-            stop = f.add(start, f.add(f.mul(f.sub(count, 1), w[Plane.STRIDE_H]), reach))
-            y0, y1 = f.max(made, start), f.min(stop, w[Plane.HEIGHT])
+            stop = f.add(start, f.add(f.mul(f.sub(count, 1), w.stride_h), reach))
+            y0, y1 = f.max(made, start), f.min(stop, w.height)
 
             def make(state: list[str]) -> list[str]:
                 return [self.make(own, first_row, place, before, state[0], y1, (oy, row1))]
@@ -266,7 +268,7 @@ class RingBody(Body):
         They are the next rows to be written, and on their way while there is enough to compute.
         """
         f, w = self.f, self.w
-        first, stop = (f.mul(f.add(place.first_row, y), w[Plane.OUT_WIDTH]) for y in results)
+        first, stop = (f.mul(f.add(place.first_row, y), w.out_width) for y in results)
         last, apart = f.sub(stop, 1), self.strides[0] * self.strides[1]
         for r in range(0, height, apart):
             number = f.min(f.add(first, f.div(f.add(row, r), apart)), last)
@@ -277,23 +279,23 @@ class RingBody(Body):
 
     def lines(self, place: Place, y0: str, x0: str) -> Callable[[str | int], str]:
         f, w = self.f, self.w
-        column = f.gep(place.x, f.mul(x0, w[Plane.X_W]), "float")
+        column = f.gep(place.x, f.mul(x0, w.x_w), "float")
 
         def line_at(step: str | int) -> str:
-            return f.gep(column, f.mul(f.and_(f.add(y0, step), self.ring - 1), w[Plane.X_H]), "float")
+            return f.gep(column, f.mul(f.and_(f.add(y0, step), self.ring - 1), w.x_h), "float")
 
         return line_at
 
     def rows_of(self, own: str, r0: str, r1: str) -> register_tiles.Rows:
         """What the pixels of rows r0..r1 of all images sum products of; `own` is this worker's scratch."""
-        f, more = self.f, self.more
+        f, w = self.f, self.w
         if not _reads_planes(self.before):
-            step = more[FusedDepthwiseArg.SOURCE_STEP]
-            start = f.mul(f.mul(r0, self.w[Plane.WIDTH]), step)
-            return register_tiles.Matrix(f.gep(more[FusedDepthwiseArg.SOURCE], start, "float"), step)
-        words = f.gep("%words", WINDOWS, "i64")
+            step = w.source_step
+            start = f.mul(f.mul(r0, w.width), step)
+            return register_tiles.Matrix(f.gep(w.source, start, "float"), step)
+        words = FusedDepthwiseArguments.behind(f)
         lines, x = (f.load("ptr", f.gep(words, int(i), "i64")) for i in (ImplicitGemmArg.LINES, ImplicitGemmArg.X))
-        offsets, copies = (f.offset(own, more[i]) for i in (FusedDepthwiseArg.OFFSETS, FusedDepthwiseArg.COPIES))
+        offsets, copies = (f.offset(own, i) for i in (w.offsets, w.copies))
         f.call(lines, [x, copies, offsets, words, r0, r1])
         wanted = (ImplicitGemmArg.PIECE_STEP, ImplicitGemmArg.PIECES, ImplicitGemmArg.RUN)
         step, pieces, run = (f.load("i64", f.gep(words, int(i), "i64")) for i in wanted)
@@ -308,13 +310,13 @@ class RingBody(Body):
 
         `results` are the row of results that comes next and the one after the chunk's last.
         """
-        f, w, more = self.f, self.w, self.more
+        f, w = self.f, self.w
         end = f.min(stop, f.add(f.or_(y, self.ring - 1), 1))
-        count = f.mul(f.sub(end, y), w[Plane.WIDTH])
+        count = f.mul(f.sub(end, y), w.width)
         source = self.rows_of(own, f.add(first_row, y), f.add(first_row, end))
-        out = f.gep(place.x, f.mul(f.and_(y, self.ring - 1), w[Plane.X_H]), "float")
-        first, depth = self.first, more[FusedDepthwiseArg.DEPTH]
-        panels = register_tiles.Panels(more[FusedDepthwiseArg.PANELS], f.mul(depth, WIDTH), depth)
+        out = f.gep(place.x, f.mul(f.and_(y, self.ring - 1), w.x_h), "float")
+        first, depth = self.first, w.depth
+        panels = register_tiles.Panels(w.panels, f.mul(depth, WIDTH), depth)
 
         def height_of(most: int) -> int:
             return min(most, implicit_gemm.ROWS) if isinstance(source, register_tiles.Windows) else most
@@ -337,7 +339,7 @@ class RingBody(Body):
                     ahead = source.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
                     sums = source.sums(f, tile, row, height, panels, b, ahead)
                     for r in range(height):
-                        pixel = f.gep(out, f.mul(f.add(row, r), w[Plane.X_W]), "float")
+                        pixel = f.gep(out, f.mul(f.add(row, r), w.x_w), "float")
                         for j, (at, scope) in enumerate(shared):
                             text = first.value(self.emitter, scope.inner({}), sums[r * len(shared) + j], tile.lanes)
                             f.store(text, f.gep(pixel, at, "float"))

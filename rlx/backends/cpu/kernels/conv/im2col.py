@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from functools import cache
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.kernels.conv.geometry import Geometry
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, vec
-from rlx.backends.cpu.schedule.arguments import Argument, Routine
+from rlx.backends.cpu.schedule.arguments import Argument, Arguments, Number, Routine
 
 __all__ = ["PIECES", "byte_routine", "dots_routine", "planar_routine", "planar_words", "routine", "words"]
 
@@ -17,47 +16,50 @@ PIECES = (4, 8)  # bytes that a row of a window of planes is moved in
 ARGUMENTS = [("ptr", "x"), ("ptr", "out"), ("ptr", "words"), ("i64", "p0"), ("i64", "p1"), ("i64", "step")]
 
 
-class WindowArg(IntEnum):
+class WindowArguments(Arguments):
     """What the gathering reads; strides are in elements."""
 
-    HEIGHT = 0
-    WIDTH = 1
-    OUT_HEIGHT = 2
-    OUT_WIDTH = 3
-    X_N = 4
-    X_H = 5
-    X_W = 6
-    STRIDE_H = 7
-    STRIDE_W = 8
-    DILATION_H = 9
-    DILATION_W = 10
-    PAD_H = 11
-    PAD_W = 12
-    KERNEL_H = 13
-    RUNS = 14  # pieces that a row of the kernel is gathered in
-    TAPS = 15  # columns of a piece, which lie next to each other
-    CHANNELS = 16
+    height: Number
+    width: Number
+    out_height: Number
+    out_width: Number
+    x_n: Number
+    x_h: Number
+    x_w: Number
+    stride_h: Number
+    stride_w: Number
+    dilation_h: Number
+    dilation_w: Number
+    pad_h: Number
+    pad_w: Number
+    kernel_h: Number
+    runs: Number  # pieces that a row of the kernel is gathered in
+    taps: Number  # columns of a piece, which lie next to each other
+    channels: Number
 
 
 def words(geo: Geometry) -> list[Argument]:
-    """The words in the order of `WindowArg`."""
+    """The words of `WindowArguments`."""
     joined = geo.dilations[1] == 1 and geo.groups == 1 and geo.x_w == geo.channels
-    runs: tuple[Argument, Argument] = (1, geo.kernel[1]) if joined else (geo.kernel[1], 1)
-    return [
-        geo.height,
-        geo.width,
-        geo.out_height,
-        geo.out_width,
-        geo.x_n,
-        geo.x_h,
-        geo.x_w,
-        *geo.strides,
-        *geo.dilations,
-        *geo.pads,
-        geo.kernel[0],
-        *runs,
-        geo.channels,
-    ]
+    return WindowArguments.given(
+        height=geo.height,
+        width=geo.width,
+        out_height=geo.out_height,
+        out_width=geo.out_width,
+        x_n=geo.x_n,
+        x_h=geo.x_h,
+        x_w=geo.x_w,
+        stride_h=geo.strides[0],
+        stride_w=geo.strides[1],
+        dilation_h=geo.dilations[0],
+        dilation_w=geo.dilations[1],
+        pad_h=geo.pads[0],
+        pad_w=geo.pads[1],
+        kernel_h=geo.kernel[0],
+        runs=1 if joined else geo.kernel[1],
+        taps=geo.kernel[1] if joined else 1,
+        channels=geo.channels,
+    )
 
 
 @cache
@@ -101,10 +103,10 @@ def byte_routine() -> Routine:
 def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, str, str], None]) -> None:
     """Emits the gathering; `tail(source, place, count)` moves less than a vector."""
     vector = vec(ty, lanes)
-    w = {i: gemm.load_word(f, i) for i in WindowArg}
-    channels, taps, width = w[WindowArg.CHANNELS], w[WindowArg.TAPS], w[WindowArg.WIDTH]
+    w = WindowArguments.loaded(f)
+    channels, taps, width = w.channels, w.taps, w.width
     piece = f.mul(channels, taps)
-    run_step = f.mul(w[WindowArg.DILATION_W], taps)
+    run_step = f.mul(w.dilation_w, taps)
 
     def clear(place: str, count: str) -> None:
         f.loop(0, count, lanes, [], lambda i, _: f.store(fill, f.gep(place, i, ty), ty=vector))
@@ -121,15 +123,15 @@ def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, s
 
     def pixel(p: str, state: list[str]) -> list[str]:
         image, oy, ox = state
-        top = f.sub(f.mul(oy, w[WindowArg.STRIDE_H]), w[WindowArg.PAD_H])
-        left = f.sub(f.mul(ox, w[WindowArg.STRIDE_W]), w[WindowArg.PAD_W])
-        origin = f.gep("%x", f.mul(image, w[WindowArg.X_N]), ty)
+        top = f.sub(f.mul(oy, w.stride_h), w.pad_h)
+        left = f.sub(f.mul(ox, w.stride_w), w.pad_w)
+        origin = f.gep("%x", f.mul(image, w.x_n), ty)
         out = f.gep("%out", f.mul(f.sub(p, "%p0"), "%step"), ty)
 
         def row(k: str, state: list[str]) -> list[str]:
-            y = f.add(top, f.mul(k, w[WindowArg.DILATION_H]))
-            inside = f.cmp("ult", y, w[WindowArg.HEIGHT])
-            line = f.gep(origin, f.mul(y, w[WindowArg.X_H]), ty)
+            y = f.add(top, f.mul(k, w.dilation_h))
+            inside = f.cmp("ult", y, w.height)
+            line = f.gep(origin, f.mul(y, w.x_h), ty)
 
             def run(r: str, state: list[str]) -> list[str]:
                 at, place = state
@@ -137,7 +139,7 @@ def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, s
                 last = f.max(f.min(taps, f.sub(width, at)), 0)
                 first = f.select(inside, f.min(first, last), taps)
                 last = f.select(inside, last, taps)
-                source = f.gep(line, f.mul(f.add(at, first), w[WindowArg.X_W]), ty)
+                source = f.gep(line, f.mul(f.add(at, first), w.x_w), ty)
                 whole = f.cmp("eq", f.sub(last, first), taps)
 
                 def edge() -> None:
@@ -148,47 +150,49 @@ def _windows(f: Function, ty: str, lanes: int, fill: str, tail: Callable[[str, s
                 f.if_(whole, lambda: copy(source, place, piece), edge)
                 return [f.add(at, run_step), f.gep(place, piece, ty)]
 
-            after = f.loop(0, w[WindowArg.RUNS], 1, [("i64", left), ("ptr", state[0])], run)
+            after = f.loop(0, w.runs, 1, [("i64", left), ("ptr", state[0])], run)
             return [after[1]]
 
-        f.loop(0, w[WindowArg.KERNEL_H], 1, [("ptr", out)], row)
-        return _next_pixel(f, w[WindowArg.OUT_HEIGHT], w[WindowArg.OUT_WIDTH], image, oy, ox)
+        f.loop(0, w.kernel_h, 1, [("ptr", out)], row)
+        return _next_pixel(f, w.out_height, w.out_width, image, oy, ox)
 
-    _each_pixel(f, w[WindowArg.OUT_HEIGHT], w[WindowArg.OUT_WIDTH], pixel)
+    _each_pixel(f, w.out_height, w.out_width, pixel)
     f.ret()
 
 
-class PlanarArg(IntEnum):
+class PlanarArguments(Arguments):
     """What the gathering of bytes from planes reads; the columns of a row lie next to each other."""
 
-    HEIGHT = 0
-    WIDTH = 1
-    OUT_HEIGHT = 2
-    OUT_WIDTH = 3
-    X_N = 4
-    X_C = 5
-    X_H = 6
-    STRIDE_H = 7
-    STRIDE_W = 8
-    DILATION_H = 9
-    PAD_H = 10
-    PAD_W = 11
+    height: Number
+    width: Number
+    out_height: Number
+    out_width: Number
+    x_n: Number
+    x_c: Number
+    x_h: Number
+    stride_h: Number
+    stride_w: Number
+    dilation_h: Number
+    pad_h: Number
+    pad_w: Number
 
 
 def planar_words(geo: Geometry, x_c: Argument) -> list[Argument]:
-    """The words in the order of `PlanarArg`; `x_c` is the step from plane to plane."""
-    return [
-        geo.height,
-        geo.width,
-        geo.out_height,
-        geo.out_width,
-        geo.x_n,
-        x_c,
-        geo.x_h,
-        *geo.strides,
-        geo.dilations[0],
-        *geo.pads,
-    ]
+    """The words of `PlanarArguments`; `x_c` is the step from plane to plane."""
+    return PlanarArguments.given(
+        height=geo.height,
+        width=geo.width,
+        out_height=geo.out_height,
+        out_width=geo.out_width,
+        x_n=geo.x_n,
+        x_c=x_c,
+        x_h=geo.x_h,
+        stride_h=geo.strides[0],
+        stride_w=geo.strides[1],
+        dilation_h=geo.dilations[0],
+        pad_h=geo.pads[0],
+        pad_w=geo.pads[1],
+    )
 
 
 @cache
@@ -199,18 +203,18 @@ def planar_routine(channels: int, rows: int, columns: int) -> Routine:
     too much is overwritten by the next row.
     """
     f = Function(f"rlx_windows_planes_{channels}x{rows}x{columns}", [*ARGUMENTS, ("i8", "fill")])
-    w = {i: gemm.load_word(f, i) for i in PlanarArg}
+    w = PlanarArguments.loaded(f)
     piece = next(size for size in PIECES if columns <= size)
-    width, height = w[PlanarArg.WIDTH], w[PlanarArg.HEIGHT]
-    row_step = f.mul(w[PlanarArg.DILATION_H], w[PlanarArg.X_H])
+    width, height = w.width, w.height
+    row_step = f.mul(w.dilation_h, w.x_h)
     last_column = f.sub(width, piece)
-    last_row = f.sub(f.sub(height, 1), f.mul(w[PlanarArg.DILATION_H], rows - 1))
+    last_row = f.sub(f.sub(height, 1), f.mul(w.dilation_h, rows - 1))
 
     def pixel(p: str, state: list[str]) -> list[str]:
         image, oy, ox = state
-        top = f.sub(f.mul(oy, w[PlanarArg.STRIDE_H]), w[PlanarArg.PAD_H])
-        left = f.sub(f.mul(ox, w[PlanarArg.STRIDE_W]), w[PlanarArg.PAD_W])
-        at = f.add(f.add(f.mul(image, w[PlanarArg.X_N]), f.mul(top, w[PlanarArg.X_H])), left)
+        top = f.sub(f.mul(oy, w.stride_h), w.pad_h)
+        left = f.sub(f.mul(ox, w.stride_w), w.pad_w)
+        at = f.add(f.add(f.mul(image, w.x_n), f.mul(top, w.x_h)), left)
         origin = f.offset("%x", at)
         out = f.offset("%out", f.mul(f.sub(p, "%p0"), "%step"))
         whole = f.and_(f.cmp("ge", left, 0), f.cmp("le", left, last_column), "i1")
@@ -224,13 +228,13 @@ def planar_routine(channels: int, rows: int, columns: int) -> Routine:
                     value = f.load(f"i{8 * piece}", line, align=1)
                     f.store(value, f.offset(out, (c * rows + k) * columns), align=1)
                     line = f.offset(line, row_step)
-                plane = f.offset(plane, w[PlanarArg.X_C])
+                plane = f.offset(plane, w.x_c)
 
         def edge() -> None:
             def row(number: str, _: list[str]) -> None:
                 c, k = f.div(number, rows), f.rem(number, rows)
-                line = f.offset(f.offset(origin, f.mul(c, w[PlanarArg.X_C])), f.mul(k, row_step))
-                inside = f.cmp("ult", f.add(top, f.mul(k, w[PlanarArg.DILATION_H])), height)
+                line = f.offset(f.offset(origin, f.mul(c, w.x_c)), f.mul(k, row_step))
+                inside = f.cmp("ult", f.add(top, f.mul(k, w.dilation_h)), height)
                 place = f.offset(out, f.mul(number, columns))
 
                 def single(i: str, _: list[str]) -> None:
@@ -243,9 +247,9 @@ def planar_routine(channels: int, rows: int, columns: int) -> Routine:
             f.loop(0, channels * rows, 1, [], row)
 
         f.if_(whole, inner, edge)
-        return _next_pixel(f, w[PlanarArg.OUT_HEIGHT], w[PlanarArg.OUT_WIDTH], image, oy, ox)
+        return _next_pixel(f, w.out_height, w.out_width, image, oy, ox)
 
-    _each_pixel(f, w[PlanarArg.OUT_HEIGHT], w[PlanarArg.OUT_WIDTH], pixel)
+    _each_pixel(f, w.out_height, w.out_width, pixel)
     f.ret()
     return Routine(f.name, Module([f]).text())
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
-from rlx.backends.cpu.gemm.kernel import kernel_function, load_word
+from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.gemm.requantise import found, number, store_finishing
 from rlx.backends.cpu.kernels.conv import int8_depthwise_pairs, int8_depthwise_vnni
-from rlx.backends.cpu.kernels.conv.depthwise import Plane, has_few_taps, image_words
+from rlx.backends.cpu.kernels.conv.depthwise import has_few_taps, image_words
 from rlx.backends.cpu.kernels.conv.geometry import finish_of, geometry
+from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import Int8DepthwiseArguments
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
 from rlx.backends.cpu.llvm.builder import Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
@@ -73,15 +74,18 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     signed = anchor.x.dtype.name == "i8"
     fours = anchor.w.dtype is I8  # the form that the weights were packed in
     wide = int8_depthwise_vnni.widest(target)
-    words, chunks = image_words(anchor, geo, wide if fours else int8_depthwise_pairs.CHANNELS)
     scratch = int8_depthwise_vnni.scratch_bytes(geo.groups, target) if fours else ceildiv(geo.groups, 64) * 64
-    words += [
-        Pointer(kernel.operands[0]),
-        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
-        0 if direct is None or finish.pixel_step is None else finish.pixel_step,
-        Scratch(),
-        ScratchStride(),
-    ]
+    words, chunks = image_words(
+        Int8DepthwiseArguments,
+        anchor,
+        geo,
+        wide if fours else int8_depthwise_pairs.CHANNELS,
+        sums=Pointer(kernel.operands[0]),
+        out=Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        out_step=0 if direct is None or finish.pixel_step is None else finish.pixel_step,
+        scratch=Scratch(),
+        scratch_stride=ScratchStride(),
+    )
     table = ArgumentTable(words)
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
@@ -92,7 +96,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     if direct is not None:
         store_finishing(emitter, direct, top, finishing, store.buffer.dtype)
     fill = f.cast("trunc", number(emitter, anchor.zero, top), "i8")
-    w = {i: load_word(f, i, "ptr" if i in (Plane.X, Plane.WEIGHTS) else "i64") for i in Plane}
+    w = Int8DepthwiseArguments.loaded(f)
     given = (
         f, emitter, finish, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1], signed,
         store.buffer.dtype.name if direct is not None else "", direct is not None and direct.bias is not None,

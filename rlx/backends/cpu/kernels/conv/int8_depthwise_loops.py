@@ -5,18 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from rlx.backends.cpu.gemm.kernel import load_word
 from rlx.backends.cpu.gemm.panels.int8 import Finishing
-from rlx.backends.cpu.kernels.conv.depthwise import Plane, chunk_parts
+from rlx.backends.cpu.kernels.conv.depthwise import PlaneArguments, chunk_parts
 from rlx.backends.cpu.kernels.conv.geometry import Finish
 from rlx.backends.cpu.llvm.builder import Function, void
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
+from rlx.backends.cpu.schedule.arguments import Address, Number
 from rlx.records import dataclass
 
-__all__ = ["OUT", "OUT_STEP", "SUMS", "Body", "Pixels"]
+__all__ = ["Body", "Int8DepthwiseArguments", "Pixels"]
 
-# words after those of `Plane`: where the sums of the weights are, where results go, and the scratch of a worker
-SUMS, OUT, OUT_STEP, SCRATCH, SCRATCH_STRIDE = range(len(Plane), len(Plane) + 5)
+
+class Int8DepthwiseArguments(PlaneArguments):
+    """The arguments of a depthwise kernel of bytes."""
+
+    sums: Address  # of the weights
+    out: Address
+    out_step: Number  # from pixel to pixel
+    scratch: Address
+    scratch_stride: Number
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Body(ABC):
     f: Function
     emitter: Emitter
     finish: Finish
-    w: dict[Plane, str]
+    w: Int8DepthwiseArguments
     kernel: tuple[int, int]
     stride: int
     dilation: int
@@ -67,43 +74,41 @@ class Body(ABC):
         image, row0, row1, c0, c1 = chunk_parts(f, w)
         padding = self.scratch()
         fill = f.splat(self.fill, 64)
-        f.loop(0, w[Plane.CHANNELS], 64, [], lambda i, _: f.store(fill, f.offset(padding, i)))
-        x = f.offset(w[Plane.X], f.mul(image, w[Plane.X_N]))
+        f.loop(0, w.channels, 64, [], lambda i, _: f.store(fill, f.offset(padding, i)))
+        x = f.offset(w.x, f.mul(image, w.x_n))
         if not self.result:
             self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), self.top)
         self.begin(c0, c1)
 
         def row(oy: str, _: list[str]) -> None:
-            first = f.mul(f.add(f.mul(image, w[Plane.OUT_HEIGHT]), oy), w[Plane.OUT_WIDTH])
+            first = f.mul(f.add(f.mul(image, w.out_height), oy), w.out_width)
             lines = self.lines(x, padding, oy)
 
             def pixels(ox: str, count: int, *, edge: bool) -> None:
                 """Neighbouring pixels, all their channels: an image of many is read once, line by line."""
-                places = [(f.offset(p, f.mul(f.mul(ox, w[Plane.STRIDE_W]), step)), step) for p, step in lines]
+                places = [(f.offset(p, f.mul(f.mul(ox, w.stride_w), step)), step) for p, step in lines]
                 self.channels(c0, c1, Pixels(places, padding, ox, count, edge, first))
 
             def group(ox: str, _: list[str]) -> None:  # the last one overlaps the one before it
-                at = f.min(ox, f.sub(w[Plane.OUT_WIDTH], self.at_once))
+                at = f.min(ox, f.sub(w.out_width, self.at_once))
                 inside = f.and_(
-                    f.cmp("ge", at, w[Plane.INNER_FROM]),
-                    f.cmp("le", f.add(at, self.at_once), w[Plane.INNER_TO]),
+                    f.cmp("ge", at, w.inner_from),
+                    f.cmp("le", f.add(at, self.at_once), w.inner_to),
                     "i1",
                 )
                 f.if_(inside, lambda: pixels(at, self.at_once, edge=False), lambda: pixels(at, self.at_once, edge=True))
 
             f.if_(
-                f.cmp("ge", w[Plane.OUT_WIDTH], self.at_once),
-                lambda: void(f.loop(0, w[Plane.OUT_WIDTH], self.at_once, [], group)),
-                lambda: void(f.loop(0, w[Plane.OUT_WIDTH], 1, [], lambda ox, _: pixels(ox, 1, edge=True))),
+                f.cmp("ge", w.out_width, self.at_once),
+                lambda: void(f.loop(0, w.out_width, self.at_once, [], group)),
+                lambda: void(f.loop(0, w.out_width, 1, [], lambda ox, _: pixels(ox, 1, edge=True))),
             )
 
         f.loop(row0, row1, 1, [], row)
 
     def scratch(self) -> str:
         """Where the scratch of the worker starts: with a pixel of padding, in whole vectors of 64."""
-        return self.f.offset(
-            load_word(self.f, SCRATCH, "ptr"), self.f.mul("%worker", load_word(self.f, SCRATCH_STRIDE))
-        )
+        return self.f.offset(self.w.scratch, self.f.mul("%worker", self.w.scratch_stride))
 
     def bias(self) -> str:
         """The address of the biases."""
@@ -121,22 +126,21 @@ class Body(ABC):
         A row outside the image is one pixel of padding, over and over.
         """
         f, w = self.f, self.w
-        y0 = f.sub(f.mul(oy, w[Plane.STRIDE_H]), w[Plane.PAD_H])
+        y0 = f.sub(f.mul(oy, w.stride_h), w.pad_h)
         found = []
         for k in range(self.kernel[0]):
-            y = f.add(y0, f.mul(w[Plane.DILATION_H], k))
-            inside = f.cmp("ult", y, w[Plane.HEIGHT])
-            step = f.select(inside, w[Plane.X_W], 0)
-            p = f.select(inside, f.offset(x, f.mul(y, w[Plane.X_H])), padding, "ptr")
-            found.append((f.offset(p, f.sub(0, f.mul(w[Plane.PAD_W], step))), step))
+            y = f.add(y0, f.mul(w.dilation_h, k))
+            inside = f.cmp("ult", y, w.height)
+            step = f.select(inside, w.x_w, 0)
+            p = f.select(inside, f.offset(x, f.mul(y, w.x_h)), padding, "ptr")
+            found.append((f.offset(p, f.sub(0, f.mul(w.pad_w, step))), step))
         return found
 
     def place(self, pixels: Pixels, c: str) -> tuple[str, str]:
         """Where the results of the first pixel go, from channel c on, and the step to those of the next."""
-        f = self.f
-        step = load_word(f, OUT_STEP)
+        f, w = self.f, self.w
         number = f.add(pixels.row, pixels.ox)
-        return f.offset(load_word(f, OUT, "ptr"), f.add(f.mul(number, step), c)), step
+        return f.offset(w.out, f.add(f.mul(number, w.out_step), c)), w.out_step
 
     def columns(self, pixels: Pixels, c: str) -> Iterator[tuple[list[str], list[tuple[int, int]]]]:
         """For each column of the image under these pixels: where the rows of windows are, from channel c on, and users.
@@ -157,8 +161,8 @@ class Body(ABC):
                 at = [f.offset(p, f.mul(step, column - before)) for p, step in zip(at, steps, strict=True)]
             before = column
             if pixels.edge:
-                there = f.add(f.sub(f.mul(pixels.ox, w[Plane.STRIDE_W]), w[Plane.PAD_W]), column)
-                inside = f.cmp("ult", there, w[Plane.WIDTH])
+                there = f.add(f.sub(f.mul(pixels.ox, w.stride_w), w.pad_w), column)
+                inside = f.cmp("ult", there, w.width)
                 yield [f.select(inside, p, padding, "ptr") for p in at], users[column]
             else:
                 yield at, users[column]

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import int8_epilogue
-from rlx.backends.cpu.gemm.kernel import load_word
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
-from rlx.backends.cpu.kernels.conv.depthwise import Plane
-from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import SUMS, Body, Pixels
+from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import Body, Pixels
 from rlx.backends.cpu.llvm.builder import Function, vec
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Shape
@@ -51,13 +49,13 @@ class Pairs(Body):
     """Emits the code of one chunk with AVX2."""
 
     def channels(self, c0: str, c1: str, pixels: Pixels) -> None:
-        f, channels = self.f, self.w[Plane.CHANNELS]
+        f, channels = self.f, self.w.channels
         taps = self.kernel[1] * -(-self.kernel[0] // 2) * 64 // CHANNELS  # bytes of weights for a channel
         starting = self.starting()
 
         def vectors(c: str, _: list[str]) -> None:
             at = f.min(c, f.sub(channels, CHANNELS))
-            weights = f.offset(self.w[Plane.WEIGHTS], f.mul(c, taps))
+            weights = f.offset(self.w.weights, f.mul(c, taps))
             start = starting(at)
             self.put(pixels, at, self.sums(pixels, at, weights, [list(start) for _ in range(pixels.count)]))
 
@@ -73,7 +71,7 @@ class Pairs(Body):
     def starting(self) -> Callable[[str], list[str]]:
         """What gives the sums of 16 channels to start with: what the zero point takes off, and the bias."""
         f = self.f
-        sums = load_word(f, SUMS, "ptr")
+        sums = self.w.sums
         bias = self.bias() if self.biased else ""
         minus = self.minus(8)
 

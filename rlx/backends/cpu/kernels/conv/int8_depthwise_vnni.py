@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import int8_epilogue
-from rlx.backends.cpu.gemm.kernel import load_word
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
-from rlx.backends.cpu.kernels.conv.depthwise import Plane
-from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import SUMS, Body, Pixels
+from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import Body, Pixels
 from rlx.backends.cpu.llvm.builder import Function, vec
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
@@ -118,7 +116,7 @@ class Fours(Body):
 
     def each(self, c0: str, c1: str, emit: Callable[[str, str, int], None]) -> None:
         """Calls `emit(channel, place, size)` for the vectors of these channels; places are without overlaps."""
-        f, channels, wide = self.f, self.w[Plane.CHANNELS], self.widest
+        f, channels, wide = self.f, self.w.channels, self.widest
         whole = f.and_(channels, -wide)
         f.loop(c0, f.min(c1, whole), wide, [], lambda c, _: emit(c, c, wide))
 
@@ -133,7 +131,7 @@ class Fours(Body):
 
     def array(self, number: int, place: str) -> str:
         """Where the numbers of a vector of channels lie in scratch."""
-        f, channels = self.f, self.w[Plane.CHANNELS]
+        f, channels = self.f, self.w.channels
         room = f.and_(f.add(channels, self.widest + 63), -64)  # of padding, more than of a number for each channel
         return f.offset(self.scratch(), f.add(room, f.mul(f.add(f.mul(room, number), place), 4)))
 
@@ -145,7 +143,7 @@ class Fours(Body):
     def begin(self, c0: str, c1: str) -> None:
         f = self.f
         words = (int8_panels.Finishing.SCALE, int8_panels.Finishing.SHIFT)
-        sources = [load_word(f, SUMS, "ptr")]
+        sources = [self.w.sums]
         if self.result:
             sources += [f.load("ptr", f.gep(self.finishing, int(word), "i64")) for word in words]
         bias = self.bias() if self.biased else ""
@@ -179,7 +177,7 @@ class Fours(Body):
 
         start = numbers(0)
         totals = [list(start) for _ in range(pixels.count)]
-        weights = f.offset(self.w[Plane.WEIGHTS], f.mul(place, self.taps))
+        weights = f.offset(self.w.weights, f.mul(place, self.taps))
         fours = -(-self.kernel[0] // 4)
         ty = vec("i8", size)
         for places, users in self.columns(pixels, c):

@@ -6,8 +6,6 @@ its pixels into its worker's scratch first.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
@@ -15,9 +13,11 @@ from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is
 from rlx.backends.cpu.llvm.builder import Module, size_of
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
-    Argument,
+    Address,
+    Arguments,
     ArgumentTable,
     KernelCode,
+    Number,
     Pointer,
     Scratch,
     ScratchStride,
@@ -38,30 +38,29 @@ __all__ = ["Im2col", "InImage", "gathers_for_tiles", "in_image", "last_columns"]
 MANY = 1 << 20  # stands for the pixels of an image, and for a size that is not known
 
 
-class ConvArg(IntEnum):
-    """The words of a product; strides are in elements."""
+class ConvArguments(Arguments):
+    """The arguments of a product, before those of `windows`; strides are in elements."""
 
-    X = 0
-    A_STEP = 1  # from window to window, in the image or in scratch
-    WEIGHTS = 2
-    CHANNELS = 3  # of a group
-    OUTPUTS = 4  # of a group
-    DEPTH = 5
-    GROUPS = 6
-    PIXELS = 7
-    PIXEL_CHUNK = 8
-    PANEL_CHUNK = 9
-    OUT = 10
-    OUT_STEP = 11  # from pixel to pixel
-    SCRATCH = 12
-    SCRATCH_STRIDE = 13  # bytes
-    SUMS = 14  # where a block of sums starts in scratch, in bytes
-    COPY = 15  # where a copy of a block of A starts in scratch, in bytes; negative: it is read in place
-    STEPS = 16  # of k in a block, at most; 0: by tiles, which use the room for a copy
-    PART = 17  # pixels
-    BLOCK = 18  # routines
-    WINDOWS = 19
-    FIRST = 20  # of the words of `windows`
+    x: Address
+    a_step: Number  # from window to window, in the image or in scratch
+    weights: Address
+    channels: Number  # of a group
+    outputs: Number  # of a group
+    depth: Number
+    groups: Number
+    pixels: Number
+    pixel_chunk: Number
+    panel_chunk: Number
+    out: Address
+    out_step: Number  # from pixel to pixel
+    scratch: Address
+    scratch_stride: Number  # bytes
+    sums: Number  # where a block of sums starts in scratch, in bytes
+    copy: Number  # where a copy of a block of A starts in scratch, in bytes; negative: it is read in place
+    steps: Number  # of k in a block, at most; 0: by tiles, which use the room for a copy
+    part: Number  # pixels
+    block: Address  # routines
+    windows: Address
 
 
 def gathers_for_tiles(kernel: Kernel, target: Target) -> bool:
@@ -125,57 +124,55 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
             target.multiplies_by_tiles(dtype.name) and not few,
         )
     )
-    words: list[Argument] = [
-        Pointer(anchor.x.source, geo.x.constant * dtype.itemsize),
-        part(cut, "a_step"),
-        Pointer(anchor.w.source),
-        geo.channels,
-        geo.outputs,
-        geo.depth,
-        geo.groups,
-        geo.pixels,
-        part(cut, "pixel_chunk"),
-        part(cut, "panel_chunk"),
-        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
-        finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
-        Scratch(),
-        ScratchStride(),
-        part(cut, "sums"),
-        part(cut, "copy"),
-        part(cut, "steps"),
-        part(cut, "part"),
-        im2col.dots_routine(tile) if few else gemm.block_routine(wide),
-        im2col.routine(tile),
-        *im2col.words(geo),
-    ]
-    table = ArgumentTable(words)
+    words = ConvArguments.given(
+        x=Pointer(anchor.x.source, geo.x.constant * dtype.itemsize),
+        a_step=part(cut, "a_step"),
+        weights=Pointer(anchor.w.source),
+        channels=geo.channels,
+        outputs=geo.outputs,
+        depth=geo.depth,
+        groups=geo.groups,
+        pixels=geo.pixels,
+        pixel_chunk=part(cut, "pixel_chunk"),
+        panel_chunk=part(cut, "panel_chunk"),
+        out=Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        out_step=finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
+        scratch=Scratch(),
+        scratch_stride=ScratchStride(),
+        sums=part(cut, "sums"),
+        copy=part(cut, "copy"),
+        steps=part(cut, "steps"),
+        part=part(cut, "part"),
+        block=im2col.dots_routine(tile) if few else gemm.block_routine(wide),
+        windows=im2col.routine(tile),
+    )
+    table = ArgumentTable([*words, *im2col.words(geo)])
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
     if not finish.plain or not finish.in_place:
         finish.prepare(emitter)
     ty, width = tile.scalar, tile.width
-    pointers = (ConvArg.X, ConvArg.WEIGHTS, ConvArg.OUT, ConvArg.SCRATCH, ConvArg.BLOCK, ConvArg.WINDOWS)
-    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in ConvArg if i != ConvArg.FIRST}
-    outputs, depth, pixels = w[ConvArg.OUTPUTS], w[ConvArg.DEPTH], w[ConvArg.PIXELS]
-    columns = f.mul(w[ConvArg.PANEL_CHUNK], width)
+    w = ConvArguments.loaded(f)
+    outputs, depth, pixels = w.outputs, w.depth, w.pixels
+    columns = f.mul(w.panel_chunk, width)
     panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
     rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    block, group = f.div(rest, w[ConvArg.GROUPS]), f.rem(rest, w[ConvArg.GROUPS])
-    p0 = f.mul(block, w[ConvArg.PIXEL_CHUNK])
-    p1 = f.min(f.add(p0, w[ConvArg.PIXEL_CHUNK]), pixels)
+    block, group = f.div(rest, w.groups), f.rem(rest, w.groups)
+    p0 = f.mul(block, w.pixel_chunk)
+    p1 = f.min(f.add(p0, w.pixel_chunk), pixels)
     n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, width)
-    own = f.offset(w[ConvArg.SCRATCH], f.mul("%worker", w[ConvArg.SCRATCH_STRIDE]))
-    x = f.gep(w[ConvArg.X], f.mul(group, w[ConvArg.CHANNELS]), ty)
+    own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
+    x = f.gep(w.x, f.mul(group, w.channels), ty)
     first = f.add(f.mul(group, outputs), n0)  # of the output channels
     count = f.sub(n1, n0)
 
     def some_pixels(q0: str, _: list[str]) -> None:
-        q1 = f.min(f.add(q0, w[ConvArg.PART]), p1)
+        q1 = f.min(f.add(q0, w.part), p1)
         if from_window is None:
-            f.call(w[ConvArg.WINDOWS], [x, own, f.gep("%words", int(ConvArg.FIRST), "i64"), q0, q1, w[ConvArg.A_STEP]])
+            f.call(w.windows, [x, own, ConvArguments.behind(f), q0, q1, w.a_step])
             a = own
         else:
-            a = f.gep(x, f.mul(q0, w[ConvArg.A_STEP]), ty)
+            a = f.gep(x, f.mul(q0, w.a_step), ty)
         rows = f.sub(q1, q0)
         if not in_registers:
             sums_of(a, (q0, q1), "0")
@@ -184,12 +181,12 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         over = f.rem(rows, tile.rows)
         uneven = f.and_(f.cmp("gt", over, 0), f.cmp("le", f.mul(over, 2), tile.rows))
         even = f.sub(rows, f.select(uneven, f.add(over, tile.rows), 0))
-        ready = f.and_(f.cmp("le", depth, w[ConvArg.STEPS]), f.cmp("ge", even, tile.rows))
+        ready = f.and_(f.cmp("le", depth, w.steps), f.cmp("ge", even, tile.rows))
         whole = f.select(ready, f.mul(f.div(count, together), together), 0)
         narrow = f.select(f.and_(ready, f.cmp("eq", f.sub(count, whole), last)), last, 0) if last else "0"
         done = f.add(whole, narrow)
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
-        matrix, block, stride = register_tiles.Matrix(a, w[ConvArg.A_STEP]), (q0, middle), f.mul(depth, width)
+        matrix, block, stride = register_tiles.Matrix(a, w.a_step), (q0, middle), f.mul(depth, width)
         panels = register_tiles.Panels(panel_at(n0), stride, depth)
         register_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, block, first, whole)
         if last:
@@ -202,7 +199,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
             above = f.cmp("eq", e, 0)
             start, stop = f.select(above, q0, middle), f.select(above, middle, q1)
             column = f.select(above, done, 0)
-            here = f.gep(a, f.mul(f.sub(start, q0), w[ConvArg.A_STEP]), ty)
+            here = f.gep(a, f.mul(f.sub(start, q0), w.a_step), ty)
             some = f.and_(f.cmp("lt", column, count), f.cmp("lt", start, stop))
             f.if_(some, lambda: sums_of(here, (start, stop), column))
 
@@ -211,7 +208,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     def panel_at(column: str) -> str:
         panels = f.div(f.add(outputs, width - 1), width)
         panel = f.add(f.mul(group, panels), f.div(column, width))
-        return f.gep(w[ConvArg.WEIGHTS], f.mul(panel, f.mul(depth, width)), ty)
+        return f.gep(w.weights, f.mul(panel, f.mul(depth, width)), ty)
 
     def sums_of(a: str, pixels: tuple[str, str], done: str) -> None:
         """The results in the columns from `done`, by a block of sums in memory."""
@@ -219,24 +216,24 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         q0, q1 = pixels
         rows = f.sub(q1, q0)
         if finish.in_place:
-            step = w[ConvArg.OUT_STEP]
-            c = f.gep(w[ConvArg.OUT], f.add(f.mul(q0, step), start), ty)
+            step = w.out_step
+            c = f.gep(w.out, f.add(f.mul(q0, step), start), ty)
         else:
-            step, c = columns, f.offset(own, w[ConvArg.SUMS])
+            step, c = columns, f.offset(own, w.sums)
         if few:
-            at = f.gep(w[ConvArg.WEIGHTS], f.mul(start, depth), ty)
-            f.call(w[ConvArg.BLOCK], [a, w[ConvArg.A_STEP], at, c, step, rows, depth, left])
+            at = f.gep(w.weights, f.mul(start, depth), ty)
+            f.call(w.block, [a, w.a_step, at, c, step, rows, depth, left])
         else:
             at = panel_at(f.add(n0, done))
-            copy = f.select(f.cmp("ge", w[ConvArg.COPY], 0), f.offset(own, w[ConvArg.COPY]), "null", "ptr")
+            copy = f.select(f.cmp("ge", w.copy, 0), f.offset(own, w.copy), "null", "ptr")
             f.call(
-                w[ConvArg.BLOCK],
-                [a, w[ConvArg.A_STEP], at, f.mul(depth, width), c, step, rows, left, depth, w[ConvArg.STEPS], copy],
+                w.block,
+                [a, w.a_step, at, f.mul(depth, width), c, step, rows, left, depth, w.steps, copy],
             )
         if not finish.plain or not finish.in_place:
             finish.rows(emitter, (q0, q1), (start, f.add(start, left)), c, step)
 
-    f.loop(p0, p1, w[ConvArg.PART], [], some_pixels)
+    f.loop(p0, p1, w.part, [], some_pixels)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
