@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -51,22 +52,28 @@ def target_named(name: str) -> Target:
 
 @functools.cache
 def hashed(ir: str) -> str:
-    """The hash of code, whatever it is named and in which order it loads its arguments."""
+    """The hash of code, whatever it is named, its values and labels too, and wherever it loads its arguments."""
     lines: list[str] = []
     names: dict[str, str] = {}
     places: dict[str, str] = {"%words": "0"}
+    numbers = itertools.count()
+
+    def name_of(found: re.Match[str]) -> str:
+        if found[0] not in names:
+            names[found[0]] = f"%v{next(numbers)}"
+        return names[found[0]]
+
     for line in re.sub(r"k_[0-9a-f]{20}", "k_", ir).split("\n"):
         if line.startswith("define"):
-            names, places = {}, {"%words": "0"}
+            names, places, numbers = {}, {"%words": "0"}, itertools.count()
         if found := re.fullmatch(r"  (%v\d+) = getelementptr inbounds i64, ptr %words, i64 (\d+)", line):
             places[found[1]] = found[2]
             continue
         if (found := re.fullmatch(r"  (%v\d+) = load (\w+), ptr (%\w+), align 8", line)) and found[3] in places:
             names[found[1]] = f"%word{places[found[3]]}{found[2]}"
             continue
-        lines.append(re.sub(r"%v\d+", lambda m: names.setdefault(m[0], f"%v{len(names)}"), line))
-    text = re.sub(r"%v\d+", lambda m, seen={}: seen.setdefault(m[0], f"%v{len(seen)}"), "\n".join(lines))  # type: ignore[misc]
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+        lines.append(re.sub(r"%[a-z]+\d+\b", name_of, re.sub(r"^(\w+):", r"%\1:", line)))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:20]
 
 
 def lines_of(graph: Graph, name: str, backend: CpuBackend) -> Iterator[str]:
