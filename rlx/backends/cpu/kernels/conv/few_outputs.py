@@ -17,7 +17,7 @@ from typing import cast
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.kernels.conv import implicit_gemm
 from rlx.backends.cpu.kernels.conv.geometry import finish_of
-from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemmArg
+from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemmArguments
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few, packed
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, size_of, vec, void
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
@@ -62,8 +62,8 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
 
     def some_pixels(at: str, q0: str, q1: str) -> None:
         rows = f.sub(q1, q0)
-        c = f.gep(w[ImplicitGemmArg.OUT], q0, ty) if in_place else here.sums
-        f.call(w[ImplicitGemmArg.BLOCK], [here.a, at, "%words", w[ImplicitGemmArg.WEIGHTS], c, rows, rows, outputs])
+        c = f.gep(w.out, q0, ty) if in_place else here.sums
+        f.call(w.block, [here.a, at, "%words", w.weights, c, rows, rows, outputs])
         if not finish.plain or not in_place:
             finish.planes(here.emitter, (q0, q1), outputs, c, rows)
 
@@ -90,11 +90,8 @@ def _dots(ty: str, sums: str, vector_bytes: int, outputs: int) -> Function:
     f = Function(
         f"rlx_dots_{ty}_{sums}x{lanes}_{outputs}", [*names, ("i64", "pixels"), ("i64", "columns")], attrs="nounwind"
     )
-    w = {
-        i: gemm.load_word(f, i)
-        for i in (ImplicitGemmArg.PIECES, ImplicitGemmArg.RUN, ImplicitGemmArg.PIECE_STEP, ImplicitGemmArg.DEPTH)
-    }
-    run = w[ImplicitGemmArg.RUN]
+    w = ImplicitGemmArguments.loaded(f, "pieces", "run", "piece_step", "depth")
+    run = w.run
     whole = f.and_(run, -lanes)
     mask_type = "i32" if ty == "float" and sums == "float" else "i64"
     rest = f.mask_below(f.sub(run, whole), lanes, mask_type)
@@ -111,7 +108,7 @@ def _dots(ty: str, sums: str, vector_bytes: int, outputs: int) -> Function:
             lines, b, acc = state[:count], state[count], state[count + 1 :]
 
             def add(k: str, acc: list[str], load: Callable[[str, str], str]) -> list[str]:
-                columns = [b, *(f.gep(b, f.mul(w[ImplicitGemmArg.DEPTH], j), sums) for j in range(1, outputs))]
+                columns = [b, *(f.gep(b, f.mul(w.depth, j), sums) for j in range(1, outputs))]
                 y = [load(vector, f.gep(p, k, sums)) for p in columns]
                 x = [widened(load(source, f.gep(p, k, ty))) for p in lines]
                 return [f.fma(x[n % count], y[n // count], acc[n], vector) for n in range(len(acc))]
@@ -125,11 +122,11 @@ def _dots(ty: str, sums: str, vector_bytes: int, outputs: int) -> Function:
                 lambda: add(whole, acc, lambda kind, p: f.masked_load(kind, p, rest)),
                 lambda: acc,
             )
-            return [*(f.gep(p, w[ImplicitGemmArg.PIECE_STEP], ty) for p in lines), f.gep(b, run, sums), *acc]
+            return [*(f.gep(p, w.piece_step, ty) for p in lines), f.gep(b, run, sums), *acc]
 
         zeros: list[Typed] = [(vector, constant(0.0, vector))] * (count * outputs)
         state: list[Typed] = [*(("ptr", p) for p in starts), ("ptr", "%b"), *zeros]
-        return f.loop(0, w[ImplicitGemmArg.PIECES], 1, state, piece)[count + 1 :]
+        return f.loop(0, w.pieces, 1, state, piece)[count + 1 :]
 
     together = min(PIXELS[outputs], lanes) if outputs > 1 else PIXELS[1]
 

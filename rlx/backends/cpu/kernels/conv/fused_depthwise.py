@@ -17,7 +17,7 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, register_tiles
 from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, PlaneArguments, chunk_parts, plane_words
 from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
-from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm, ImplicitGemmArg
+from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm, ImplicitGemmArguments
 from rlx.backends.cpu.kernels.conv.product import Im2col, in_image
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, is_few
 from rlx.backends.cpu.llvm.builder import Function, Module
@@ -53,7 +53,7 @@ WIDTH = 16  # columns of a panel
 
 
 class FusedDepthwiseArguments(PlaneArguments):
-    """The arguments of a kernel of both, before those of `ImplicitGemmArg` if there are any; the image is the ring."""
+    """The arguments of a kernel of both, before `ImplicitGemmArguments` if it has any; the image is the ring."""
 
     source: Address  # what the product reads, and its step from pixel to pixel
     source_step: Number
@@ -294,14 +294,14 @@ class RingBody(Body):
             start = f.mul(f.mul(r0, w.width), step)
             return register_tiles.Matrix(f.gep(w.source, start, "float"), step)
         words = FusedDepthwiseArguments.behind(f)
-        lines, x = (f.load("ptr", f.gep(words, int(i), "i64")) for i in (ImplicitGemmArg.LINES, ImplicitGemmArg.X))
+        inner = ImplicitGemmArguments.loaded(f, "lines", "x", words=words)
         offsets, copies = (f.offset(own, i) for i in (w.offsets, w.copies))
-        f.call(lines, [x, copies, offsets, words, r0, r1])
-        wanted = (ImplicitGemmArg.PIECE_STEP, ImplicitGemmArg.PIECES, ImplicitGemmArg.RUN)
-        step, pieces, run = (f.load("i64", f.gep(words, int(i), "i64")) for i in wanted)
+        f.call(inner.lines, [inner.x, copies, offsets, words, r0, r1])
+        inner = ImplicitGemmArguments.loaded(f, "piece_step", "pieces", "run", words=words)
         known = geometry(self.before).kernel[1] * geometry(self.before).channels
         unrolled = isinstance(known, int) and known <= register_tiles.UNROLLED
-        return register_tiles.Windows(copies, offsets, step, pieces, run, cast(int, known) if unrolled else 0)
+        steps = cast(int, known) if unrolled else 0
+        return register_tiles.Windows(copies, offsets, inner.piece_step, inner.pieces, inner.run, steps)
 
     def make(
         self, own: str, first_row: str, place: Place, top: Scope, y: str, stop: str, results: tuple[str, str]

@@ -12,7 +12,6 @@ are added up in order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from functools import cache
 from typing import cast
 
@@ -24,10 +23,13 @@ from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Address,
     Argument,
+    Arguments,
     ArgumentTable,
     Extents,
     KernelCode,
+    Number,
     Pointer,
     Routine,
     Scratch,
@@ -46,62 +48,52 @@ from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
 from rlx.records import dataclass
 
-__all__ = ["Frame", "ImplicitGemmArg", "emit", "frame", "from_planes", "suits"]
+__all__ = ["Frame", "ImplicitGemmArguments", "emit", "frame", "from_planes", "suits"]
 
 ROWS = 8  # of a tile at most: each needs a register for its address
 MOST_PLANES = 4  # whose pixels are as many elements of a vector
 HALF = gemm.HALF
 
 
-class ImplicitGemmArg(IntEnum):
-    """The words of a kernel; strides and steps are in elements, places in scratch in bytes."""
+class ImplicitGemmArguments(Arguments):
+    """The arguments of a kernel; strides and steps are in elements, places in scratch in bytes."""
 
-    X = 0
-    WEIGHTS = 1
-    OUT = 2
-    SCRATCH = 3
-    BLOCK = 4  # routines
-    LINES = 5
-    HEIGHT = 6  # of an image
-    WIDTH = 7
-    CHANNELS = 8
-    X_N = 9
-    X_H = 10
-    STRIDE_H = 11
-    STRIDE_W = 12
-    PAD_H = 13
-    PAD_W = 14
-    EXTENT_H = 15  # rows of an image that a window covers
-    OUT_HEIGHT = 16
-    OUT_WIDTH = 17
-    PADDED = 18  # pixels of a copied row
-    COPIED = 19  # from copied row to copied row; 0: rows are read in place
-    PIECES = 20  # of a window
-    RUN = 21
-    PIECE_STEP = 22
-    OUTPUTS = 23
-    DEPTH = 24
-    ROWS = 25  # of all images
-    ROW_CHUNK = 26
-    PANEL_CHUNK = 27
-    PART = 28  # pixels
-    OUT_STEP = 29  # from pixel to pixel
-    SCRATCH_STRIDE = 30
-    COPIES = 31  # places in scratch, after the table of offsets
-    SUMS = 32
-    GROUP = 33  # pieces of a block of steps
-    STEPS = 34  # of one of these pieces
-    X_C = 35  # from plane to plane of an image whose channels are not together
-
-
-POINTERS = (
-    ImplicitGemmArg.X,
-    ImplicitGemmArg.WEIGHTS,
-    ImplicitGemmArg.OUT,
-    ImplicitGemmArg.SCRATCH,
-    ImplicitGemmArg.BLOCK,
-    ImplicitGemmArg.LINES,
-)
+    x: Address
+    weights: Address
+    out: Address
+    scratch: Address
+    block: Address  # routines
+    lines: Address
+    height: Number  # of an image
+    width: Number
+    channels: Number
+    x_n: Number
+    x_h: Number
+    stride_h: Number
+    stride_w: Number
+    pad_h: Number
+    pad_w: Number
+    extent_h: Number  # rows of an image that a window covers
+    out_height: Number
+    out_width: Number
+    padded: Number  # pixels of a copied row
+    copied: Number  # from copied row to copied row; 0: rows are read in place
+    pieces: Number  # of a window
+    run: Number
+    piece_step: Number
+    outputs: Number
+    depth: Number
+    rows: Number  # of all images
+    row_chunk: Number
+    panel_chunk: Number
+    part: Number  # pixels
+    out_step: Number  # from pixel to pixel
+    scratch_stride: Number
+    copies: Number  # places in scratch, after the table of offsets
+    sums: Number
+    group: Number  # pieces of a block of steps
+    steps: Number  # of one of these pieces
+    x_c: Number  # from plane to plane of an image whose channels are not together
 
 
 def suits(kernel: Kernel) -> bool:
@@ -146,13 +138,13 @@ def from_planes(kernel: Kernel) -> bool:
 
 @dataclass(frozen=True)
 class Frame:
-    """A kernel after its first steps: the words, and what the rows of results of this chunk need lies ready."""
+    """A kernel after its first steps: the arguments, and what the rows of results of this chunk need lies ready."""
 
     f: Function
     emitter: Emitter
     finish: Finish
     run: Size  # steps of a piece of a window
-    w: dict[ImplicitGemmArg, str]
+    w: ImplicitGemmArguments
     cut: Callable[[Extents], DirectParts]
     columns: tuple[str, str]  # of this chunk
     pixels: tuple[str, str]
@@ -165,10 +157,10 @@ class Frame:
         f, (p0, p1) = self.f, self.pixels
 
         def some_pixels(q0: str, _: list[str]) -> None:
-            q1 = f.min(f.add(q0, self.w[ImplicitGemmArg.PART]), p1)
+            q1 = f.min(f.add(q0, self.w.part), p1)
             body(f.gep(self.offsets, f.sub(q0, p0), "i64"), q0, q1)
 
-        f.loop(p0, p1, self.w[ImplicitGemmArg.PART], [], some_pixels)
+        f.loop(p0, p1, self.w.part, [], some_pixels)
         f.ret()
         symbol, ir = name_kernel(Module([f]).text())
         words, sites = tuple(self.emitter.table.words), tuple(self.emitter.sites)
@@ -201,49 +193,51 @@ def words_of(
     out_step: Size,
     target: Target,
 ) -> list[Argument]:
-    """The words that `ImplicitGemmArg` names."""
+    """What `ImplicitGemmArguments` are."""
     anchor, geo = kernel.anchor, geometry(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     planes = planes_of(kernel)
     in_image = geo.no_pads and not planes
-    return [
-        Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
-        Pointer(anchor.w.source),
-        out,
-        Scratch(),
-        block,
-        lines_routine(kernel, target),
-        geo.height,
-        geo.width,
-        geo.channels,
-        geo.x_n,
-        geo.x_h,
-        *geo.strides,
-        *geo.pads,
-        (geo.kernel[0] - 1) * geo.dilations[0] + 1,
-        geo.out_height,
-        geo.out_width,
-        part(cut, "padded"),
-        part(cut, "copied"),
-        geo.kernel[0],
-        geo.kernel[1] * geo.channels,
-        geo.x_h * geo.dilations[0] if in_image else part(cut, "piece_step"),
-        geo.outputs,
-        geo.depth,
-        geo.batch * geo.out_height,
-        part(cut, "row_chunk"),
-        part(cut, "panel_chunk"),
-        part(cut, "part"),
-        out_step,
-        ScratchStride(),
-        part(cut, "ends", 0),
-        part(cut, "ends", 1),
-        part(cut, "group"),
-        part(cut, "steps"),
-        geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
-    ]
+    return ImplicitGemmArguments.given(
+        x=Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
+        weights=Pointer(anchor.w.source),
+        out=out,
+        scratch=Scratch(),
+        block=block,
+        lines=lines_routine(kernel, target),
+        height=geo.height,
+        width=geo.width,
+        channels=geo.channels,
+        x_n=geo.x_n,
+        x_h=geo.x_h,
+        stride_h=geo.strides[0],
+        stride_w=geo.strides[1],
+        pad_h=geo.pads[0],
+        pad_w=geo.pads[1],
+        extent_h=(geo.kernel[0] - 1) * geo.dilations[0] + 1,
+        out_height=geo.out_height,
+        out_width=geo.out_width,
+        padded=part(cut, "padded"),
+        copied=part(cut, "copied"),
+        pieces=geo.kernel[0],
+        run=geo.kernel[1] * geo.channels,
+        piece_step=geo.x_h * geo.dilations[0] if in_image else part(cut, "piece_step"),
+        outputs=geo.outputs,
+        depth=geo.depth,
+        rows=geo.batch * geo.out_height,
+        row_chunk=part(cut, "row_chunk"),
+        panel_chunk=part(cut, "panel_chunk"),
+        part=part(cut, "part"),
+        out_step=out_step,
+        scratch_stride=ScratchStride(),
+        copies=part(cut, "ends", 0),
+        sums=part(cut, "ends", 1),
+        group=part(cut, "group"),
+        steps=part(cut, "steps"),
+        x_c=geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
+    )
 
 
 def frame(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Target) -> Frame:
@@ -261,19 +255,19 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Ta
     emitter = Emitter(f, table, target.lanes)
     if not finish.plain or not in_place:
         finish.prepare(emitter)
-    w = _load_words(f)
-    outputs = w[ImplicitGemmArg.OUTPUTS]
-    columns = f.mul(w[ImplicitGemmArg.PANEL_CHUNK], width)
+    w = ImplicitGemmArguments.loaded(f)
+    outputs = w.outputs
+    columns = f.mul(w.panel_chunk, width)
     panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
     row_block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    r0 = f.mul(row_block, w[ImplicitGemmArg.ROW_CHUNK])
-    r1 = f.min(f.add(r0, w[ImplicitGemmArg.ROW_CHUNK]), w[ImplicitGemmArg.ROWS])
+    r0 = f.mul(row_block, w.row_chunk)
+    r1 = f.min(f.add(r0, w.row_chunk), w.rows)
     n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, width)
-    offsets = f.offset(w[ImplicitGemmArg.SCRATCH], f.mul("%worker", w[ImplicitGemmArg.SCRATCH_STRIDE]))
-    copies, sums = (f.offset(offsets, w[i]) for i in (ImplicitGemmArg.COPIES, ImplicitGemmArg.SUMS))
-    f.call(w[ImplicitGemmArg.LINES], [w[ImplicitGemmArg.X], copies, offsets, "%words", r0, r1])
-    a = f.select(f.cmp("ne", w[ImplicitGemmArg.COPIED], 0), copies, w[ImplicitGemmArg.X], "ptr")
-    pixels = (f.mul(r0, w[ImplicitGemmArg.OUT_WIDTH]), f.mul(r1, w[ImplicitGemmArg.OUT_WIDTH]))
+    offsets = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
+    copies, sums = (f.offset(offsets, i) for i in (w.copies, w.sums))
+    f.call(w.lines, [w.x, copies, offsets, "%words", r0, r1])
+    a = f.select(f.cmp("ne", w.copied, 0), copies, w.x, "ptr")
+    pixels = (f.mul(r0, w.out_width), f.mul(r1, w.out_width))
     return Frame(f, emitter, finish, geo.kernel[1] * geo.channels, w, cut, (n0, n1), pixels, a, offsets, sums)
 
 
@@ -285,9 +279,9 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     tile = gemm.tile_of(dtype, target).of_one_panel
     here = frame(kernel, tile.width, _block_routine(tile), finish_of(kernel, dtype).in_place, target)
     f, emitter, finish, w, a, (n0, n1) = here.f, here.emitter, here.finish, here.w, here.a, here.columns
-    ty, width, depth = tile.scalar, tile.width, w[ImplicitGemmArg.DEPTH]
-    columns = f.mul(w[ImplicitGemmArg.PANEL_CHUNK], width)
-    b = f.gep(w[ImplicitGemmArg.WEIGHTS], f.mul(n0, depth), ty)
+    ty, width, depth = tile.scalar, tile.width, w.depth
+    columns = f.mul(w.panel_chunk, width)
+    b = f.gep(w.weights, f.mul(n0, depth), ty)
 
     def some_pixels(at: str, q0: str, q1: str) -> None:
         if not register_tiles.suits(finish):
@@ -298,8 +292,7 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
         done = f.select(ready, f.mul(f.div(count, together), together), 0)
         panels = register_tiles.Panels(b, f.mul(depth, width), depth)
         known = here.run if isinstance(here.run, int) and here.run <= register_tiles.UNROLLED else 0
-        step, pieces, each = (w[i] for i in (ImplicitGemmArg.PIECE_STEP, ImplicitGemmArg.PIECES, ImplicitGemmArg.RUN))
-        windows = register_tiles.Windows(a, at, step, pieces, each, known)
+        windows = register_tiles.Windows(a, at, w.piece_step, w.pieces, w.run, known)
         register_tiles.emit_tiles(emitter, finish, tile, windows, height, panels, (q0, q1), n0, done)
         f.if_(f.cmp("lt", done, count), lambda: sums_of(at, (q0, q1), done))
 
@@ -307,20 +300,16 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
         """The results in the columns from `done`, by a block of sums in memory."""
         (q0, q1), start = pixels, f.add(n0, done)
         if finish.in_place:
-            step = w[ImplicitGemmArg.OUT_STEP]
-            c = f.gep(w[ImplicitGemmArg.OUT], f.add(f.mul(q0, step), start), ty)
+            step = w.out_step
+            c = f.gep(w.out, f.add(f.mul(q0, step), start), ty)
         else:
             step, c = columns, here.sums
         panel = f.gep(b, f.mul(done, depth), ty)
-        f.call(w[ImplicitGemmArg.BLOCK], [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
+        f.call(w.block, [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
         if not finish.plain or not finish.in_place:
             finish.rows(emitter, (q0, q1), (start, n1), c, step)
 
     return here.parts(some_pixels)
-
-
-def _load_words(f: Function) -> dict[ImplicitGemmArg, str]:
-    return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in ImplicitGemmArg}
 
 
 def lines_routine(kernel: Kernel, target: Target) -> Routine:
@@ -346,21 +335,21 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
     ty, lanes = tile.scalar, tile.lanes
     arguments = [("ptr", "x"), ("ptr", "copies"), ("ptr", "offsets"), ("ptr", "words"), ("i64", "r0"), ("i64", "r1")]
     f = Function(f"rlx_lines_{tile.dtype}x{lanes}" + (f"_{planes}" if planes else ""), arguments)
-    w = {i: gemm.load_word(f, i) for i in ImplicitGemmArg if i not in POINTERS}
-    channels, width, stride_h = w[ImplicitGemmArg.CHANNELS], w[ImplicitGemmArg.WIDTH], w[ImplicitGemmArg.STRIDE_H]
-    step, out_width = w[ImplicitGemmArg.COPIED], w[ImplicitGemmArg.OUT_WIDTH]
-    pixel_step = f.mul(w[ImplicitGemmArg.STRIDE_W], channels)
+    w = ImplicitGemmArguments.loaded(f)
+    channels, width, stride_h = w.channels, w.width, w.stride_h
+    step, out_width = w.copied, w.out_width
+    pixel_step = f.mul(w.stride_w, channels)
     copied = f.cmp("ne", step, 0)
     zero = constant(0.0, tile.vector)
     # the part of a copied row that the image has, in elements
-    first = f.max(f.min(w[ImplicitGemmArg.PAD_W], w[ImplicitGemmArg.PADDED]), 0)
-    last = f.max(f.min(f.add(w[ImplicitGemmArg.PAD_W], width), w[ImplicitGemmArg.PADDED]), first)
-    pixels, before = f.sub(last, first), f.sub(first, w[ImplicitGemmArg.PAD_W])
+    first = f.max(f.min(w.pad_w, w.padded), 0)
+    last = f.max(f.min(f.add(w.pad_w, width), w.padded), first)
+    pixels, before = f.sub(last, first), f.sub(first, w.pad_w)
     skipped = before if planes else f.mul(before, channels)
     first, count, whole = (
         f.mul(first, channels),
         f.mul(pixels, channels),
-        f.mul(w[ImplicitGemmArg.PADDED], channels),
+        f.mul(w.padded, channels),
     )
     after = f.mul(last, channels)
 
@@ -383,7 +372,7 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
 
     def gather(source: str, place: str) -> None:
         """A row of each plane, so that the channels of a pixel are together."""
-        sources = [f.gep(source, f.mul(w[ImplicitGemmArg.X_C], c), ty) for c in range(planes)]
+        sources = [f.gep(source, f.mul(w.x_c, c), ty) for c in range(planes)]
         vector, step = vec(ty, MOST_PLANES), MOST_PLANES
         whole = f.and_(pixels, -lanes) if size_of(ty) * lanes == 64 else "0"
         vectors = f.and_(pixels, -step)
@@ -423,11 +412,11 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
     def image(r: str, state: list[str]) -> list[str]:
         """The rows of results that lie in one image."""
         (base,) = state
-        number, y0 = f.div(r, w[ImplicitGemmArg.OUT_HEIGHT]), f.rem(r, w[ImplicitGemmArg.OUT_HEIGHT])
-        rows = f.min(f.sub(w[ImplicitGemmArg.OUT_HEIGHT], y0), f.sub("%r1", r))
-        plane = f.mul(number, w[ImplicitGemmArg.X_N])
-        top = f.sub(f.mul(y0, stride_h), w[ImplicitGemmArg.PAD_H])
-        lines = f.add(f.mul(f.sub(rows, 1), stride_h), w[ImplicitGemmArg.EXTENT_H])
+        number, y0 = f.div(r, w.out_height), f.rem(r, w.out_height)
+        rows = f.min(f.sub(w.out_height, y0), f.sub("%r1", r))
+        plane = f.mul(number, w.x_n)
+        top = f.sub(f.mul(y0, stride_h), w.pad_h)
+        lines = f.add(f.mul(f.sub(rows, 1), stride_h), w.extent_h)
 
         def line(j: str, _: list[str]) -> None:
             place = f.gep("%copies", f.add(base, f.mul(j, step)), ty)
@@ -435,15 +424,15 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
 
             def inside() -> None:
                 clear(place, 0, first)
-                source = f.gep("%x", f.add(plane, f.add(f.mul(y, w[ImplicitGemmArg.X_H]), skipped)), ty)
+                source = f.gep("%x", f.add(plane, f.add(f.mul(y, w.x_h), skipped)), ty)
                 (gather if planes else copy)(source, f.gep(place, first, ty))
                 clear(place, after, whole)
 
-            f.if_(f.cmp("ult", y, w[ImplicitGemmArg.HEIGHT]), inside, lambda: clear(place, 0, whole))
+            f.if_(f.cmp("ult", y, w.height), inside, lambda: clear(place, 0, whole))
 
         f.if_(copied, lambda: void(f.loop(0, lines, 1, [], line)))
-        here = f.select(copied, base, f.add(plane, f.mul(top, w[ImplicitGemmArg.X_H])))
-        row_step = f.mul(stride_h, f.select(copied, step, w[ImplicitGemmArg.X_H]))
+        here = f.select(copied, base, f.add(plane, f.mul(top, w.x_h)))
+        row_step = f.mul(stride_h, f.select(copied, step, w.x_h))
         table = f.gep("%offsets", f.mul(f.sub(r, "%r0"), out_width), "i64")
 
         def row(j: str, _: list[str]) -> None:
@@ -481,18 +470,10 @@ def _block(tile: gemm.Tile) -> Function:
     ty, width = tile.scalar, tile.width
     names = [("ptr", "a"), ("ptr", "offsets"), ("ptr", "words"), ("ptr", "b"), ("ptr", "c"), ("i64", "ldc")]
     f = Function(f"rlx_direct_{tile.name}", [*names, ("i64", "pixels"), ("i64", "columns")], attrs="nounwind noinline")
-    wanted = (
-        ImplicitGemmArg.PIECES,
-        ImplicitGemmArg.RUN,
-        ImplicitGemmArg.PIECE_STEP,
-        ImplicitGemmArg.GROUP,
-        ImplicitGemmArg.STEPS,
-        ImplicitGemmArg.DEPTH,
-    )
-    w = {i: gemm.load_word(f, i) for i in wanted}
+    w = ImplicitGemmArguments.loaded(f, "pieces", "run", "piece_step", "group", "steps", "depth")
     full, half = min(tile.rows, ROWS), min(tile.half_rows, ROWS)
     kernels: dict[tuple[int, int], Function] = {}
-    stride = f.mul(w[ImplicitGemmArg.DEPTH], width)
+    stride = f.mul(w.depth, width)
 
     def kernel(rows: int, panels: int) -> Function:
         if (rows, panels) not in kernels:
@@ -500,11 +481,11 @@ def _block(tile: gemm.Tile) -> Function:
         return kernels[rows, panels]
 
     def steps(first: str, start: str) -> None:
-        pieces = f.min(w[ImplicitGemmArg.GROUP], f.sub(w[ImplicitGemmArg.PIECES], first))
-        run = f.min(w[ImplicitGemmArg.STEPS], f.sub(w[ImplicitGemmArg.RUN], start))
-        done = f.add(f.mul(first, w[ImplicitGemmArg.RUN]), start)
+        pieces = f.min(w.group, f.sub(w.pieces, first))
+        run = f.min(w.steps, f.sub(w.run, start))
+        done = f.add(f.mul(first, w.run), start)
         more = f.cast("zext", f.cmp("ne", done, 0), "i64")
-        a = f.gep("%a", f.add(f.mul(first, w[ImplicitGemmArg.PIECE_STEP]), start), ty)
+        a = f.gep("%a", f.add(f.mul(first, w.piece_step), start), ty)
         b = f.gep("%b", f.mul(done, width), ty)
 
         def rows_of(count: int, height: int, column: str, n: str) -> None:
@@ -519,7 +500,7 @@ def _block(tile: gemm.Tile) -> Function:
                 take = f.select(even, f.lshr(f.add(left, 1), 1), f.min(left, height))
                 c = f.gep("%c", f.add(f.mul(row, "%ldc"), column), ty)
                 places = f.gep("%offsets", row, "i64")
-                step = w[ImplicitGemmArg.PIECE_STEP]
+                step = w.piece_step
 
                 def call(rows: int) -> None:
                     operands = [a, places, step, pieces, run, panel, stride, c, "%ldc", n, more, ahead]
@@ -548,9 +529,9 @@ def _block(tile: gemm.Tile) -> Function:
             f.loop(grouped, "%columns", width, [], sweep(1))
 
     def group_of_pieces(first: str, _: list[str]) -> None:
-        f.loop(0, w[ImplicitGemmArg.RUN], w[ImplicitGemmArg.STEPS], [], lambda start, _: steps(first, start))
+        f.loop(0, w.run, w.steps, [], lambda start, _: steps(first, start))
 
-    f.loop(0, w[ImplicitGemmArg.PIECES], w[ImplicitGemmArg.GROUP], [], group_of_pieces)
+    f.loop(0, w.pieces, w.group, [], group_of_pieces)
     f.ret()
     return f
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from fractions import Fraction
 from functools import cache
 from math import prod
@@ -25,10 +24,13 @@ from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Address,
     Argument,
+    Arguments,
     ArgumentTable,
     Extents,
     KernelCode,
+    Number,
     Pointer,
     Routine,
     Scratch,
@@ -124,52 +126,55 @@ def transforms(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
     return a, tuple(g), tuple(b)
 
 
-class WinogradArg(IntEnum):
-    """The words of a kernel; strides and steps are in elements, places in scratch in bytes."""
+class WinogradArguments(Arguments):
+    """The arguments of a kernel; strides and steps are in elements, places in scratch in bytes."""
 
-    X = 0
-    X_N = 1
-    X_H = 2
-    X_W = 3
-    HEIGHT = 4
-    WIDTH = 5
-    CHANNELS = 6
-    PAD_H = 7
-    PAD_W = 8
-    OUT_HEIGHT = 9
-    OUT_WIDTH = 10
-    WEIGHTS = 11
-    OUTPUTS = 12
-    OUT = 13
-    OUT_STEP = 14  # from pixel to pixel
-    TILES_H = 15
-    TILES_W = 16
-    TILES = 17  # of all images
-    TILE_CHUNK = 18
-    PANEL_CHUNK = 19
-    LDA = 20  # from tile to tile of the transformed image
-    LDC = 21  # from tile to tile of the products
-    COLUMN_STEP = 22  # from position to position of the transformed image
-    PRODUCT_STEP = 23  # and of the products
-    SCRATCH = 24
-    SCRATCH_STRIDE = 25
-    COLUMNS = 26  # places in scratch, after a pixel of zeros
-    PRODUCTS = 27
-    SUMS = 28
-    BLOCK = 29  # routines
-    INPUT = 30
-    OUTPUT = 31
+    x: Address
+    x_n: Number
+    x_h: Number
+    x_w: Number
+    height: Number
+    width: Number
+    channels: Number
+    pad_h: Number
+    pad_w: Number
+    out_height: Number
+    out_width: Number
+    weights: Address
+    outputs: Number
+    out: Address
+    out_step: Number  # from pixel to pixel
+    tiles_h: Number
+    tiles_w: Number
+    tiles: Number  # of all images
+    tile_chunk: Number
+    panel_chunk: Number
+    lda: Number  # from tile to tile of the transformed image
+    ldc: Number  # from tile to tile of the products
+    column_step: Number  # from position to position of the transformed image
+    product_step: Number  # and of the products
+    scratch: Address
+    scratch_stride: Number
+    columns: Number  # places in scratch, after a pixel of zeros
+    products: Number
+    sums: Number
+    block: Address  # routines
+    input: Address
+    output: Address
 
 
-POINTERS = (
-    WinogradArg.X,
-    WinogradArg.WEIGHTS,
-    WinogradArg.OUT,
-    WinogradArg.SCRATCH,
-    WinogradArg.BLOCK,
-    WinogradArg.INPUT,
-    WinogradArg.OUTPUT,
-)
+class WeightsArguments(Arguments):
+    """The arguments of the weights' transform; steps are in elements."""
+
+    w: Address
+    out: Address
+    channels: Number
+    outputs: Number
+    position_step: Number
+    o_step: Number
+    c_step: Number
+    row_step: Number
+    column_step: Number
 
 
 def unsuited(kernel: Kernel) -> str | None:
@@ -275,33 +280,32 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     down, across = (transforms(m, r)[1] for m, r in zip(form.m, form.r, strict=True))
     index = linear_index(anchor.w.indices, anchor.w.source.shape)
     o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(rank))
-    taps = taps if rank == 4 else [0, *taps]
-    words: list[Argument] = [
-        Pointer(anchor.w.source, index.constant * 4),
-        Pointer(buffer),
-        channels,
-        anchor.w_shape[0],
-        panels * channels * WIDTH,
-        o,
-        c,
-        *taps,
-    ]
+    words = WeightsArguments.given(
+        w=Pointer(anchor.w.source, index.constant * 4),
+        out=Pointer(buffer),
+        channels=channels,
+        outputs=anchor.w_shape[0],
+        position_step=panels * channels * WIDTH,
+        o_step=o,
+        c_step=c,
+        row_step=taps[0] if rank == 4 else 0,
+        column_step=taps[-1],
+    )
     f = gemm.kernel_function(PLACEHOLDER)
-    w, out = gemm.load_word(f, 0, "ptr"), gemm.load_word(f, 1, "ptr")
-    depth, outputs, step, o_step, c_step, *tap_steps = (gemm.load_word(f, i) for i in range(2, 9))
-    w = f.gep(w, f.mul("%chunk", o_step), "float")
+    w = WeightsArguments.loaded(f)
+    weights = f.gep(w.w, f.mul("%chunk", w.o_step), "float")
     panel, lane = f.lshr("%chunk", 4), f.and_("%chunk", WIDTH - 1)
-    out = f.gep(out, f.add(f.mul(f.mul(panel, depth), WIDTH), lane), "float")
+    out = f.gep(w.out, f.add(f.mul(f.mul(panel, w.channels), WIDTH), lane), "float")
 
     def put(c: str, value: Callable[[int], str]) -> None:
         for i in range(form.positions):
-            f.store(value(i), f.gep(out, f.add(f.mul(step, i), f.mul(c, WIDTH)), "float"), ty="float")
+            f.store(value(i), f.gep(out, f.add(f.mul(w.position_step, i), f.mul(c, WIDTH)), "float"), ty="float")
 
     def channel(c: str, _: list[str]) -> None:
-        p = f.gep(w, f.mul(c, c_step), "float")
+        p = f.gep(weights, f.mul(c, w.c_step), "float")
 
         def tap(i: int, j: int) -> str:
-            at = f.add(f.mul(tap_steps[0], i), f.mul(tap_steps[1], j))
+            at = f.add(f.mul(w.row_step, i), f.mul(w.column_step, j))
             return f.cast("fpext", f.load("float", f.gep(p, at, "float")), "double")
 
         half = [_combine(f, across, [tap(i, j) for j in range(form.r[1])], "double") for i in range(form.r[0])]
@@ -309,12 +313,12 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
         put(c, lambda i: f.cast("fptrunc", made[i % form.n[1]][i // form.n[1]], "float"))
 
     def transform() -> None:
-        f.loop(0, depth, 1, [], channel)
+        f.loop(0, w.channels, 1, [], channel)
 
     def clear() -> None:
-        f.loop(0, depth, 1, [], lambda c, _: put(c, lambda _: "0.0"))
+        f.loop(0, w.channels, 1, [], lambda c, _: put(c, lambda _: "0.0"))
 
-    f.if_(f.cmp("lt", "%chunk", outputs), transform, clear)
+    f.if_(f.cmp("lt", "%chunk", w.outputs), transform, clear)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(words), Product((panels, WIDTH)))
@@ -361,53 +365,54 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
 
 
 def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, finish: Finish) -> list[Argument]:
-    """The words of a kernel in the order of `WinogradArg`."""
+    """What `WinogradArguments` are."""
     anchor, store, form = kernel.anchor, kernel.stores[0], form_of(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
     assert isinstance(anchor.w, Load)
     geo = geometry(kernel)
-    return [
-        Pointer(anchor.x.source, geo.x.constant * 4),
-        geo.x_n,
-        geo.x_h,
-        geo.x_w,
-        geo.height,
-        geo.width,
-        geo.channels,
-        *geo.pads,
-        geo.out_height,
-        geo.out_width,
-        Pointer(anchor.w.source),
-        geo.outputs,
-        Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
-        finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
-        part(cut, "tiles_h"),
-        part(cut, "tiles_w"),
-        part(cut, "tiles"),
-        part(cut, "tile_chunk"),
-        part(cut, "panel_chunk"),
-        part(cut, "lda"),
-        part(cut, "ldc"),
-        part(cut, "column_step"),
-        part(cut, "product_step"),
-        Scratch(),
-        ScratchStride(),
-        part(cut, "ends", 0),
-        part(cut, "ends", 1),
-        part(cut, "ends", 2),
-        gemm.block_routine(tile),
-        _routine("input", form, tile),
-        _routine("output", form, tile),
-    ]
+    return WinogradArguments.given(
+        x=Pointer(anchor.x.source, geo.x.constant * 4),
+        x_n=geo.x_n,
+        x_h=geo.x_h,
+        x_w=geo.x_w,
+        height=geo.height,
+        width=geo.width,
+        channels=geo.channels,
+        pad_h=geo.pads[0],
+        pad_w=geo.pads[1],
+        out_height=geo.out_height,
+        out_width=geo.out_width,
+        weights=Pointer(anchor.w.source),
+        outputs=geo.outputs,
+        out=Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
+        out_step=finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
+        tiles_h=part(cut, "tiles_h"),
+        tiles_w=part(cut, "tiles_w"),
+        tiles=part(cut, "tiles"),
+        tile_chunk=part(cut, "tile_chunk"),
+        panel_chunk=part(cut, "panel_chunk"),
+        lda=part(cut, "lda"),
+        ldc=part(cut, "ldc"),
+        column_step=part(cut, "column_step"),
+        product_step=part(cut, "product_step"),
+        scratch=Scratch(),
+        scratch_stride=ScratchStride(),
+        columns=part(cut, "ends", 0),
+        products=part(cut, "ends", 1),
+        sums=part(cut, "ends", 2),
+        block=gemm.block_routine(tile),
+        input=_routine("input", form, tile),
+        output=_routine("output", form, tile),
+    )
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """A chunk's values in the code: words, tiles `t0` to `t1`, outputs `n0` to `n1`, and its places in scratch."""
+    """A chunk's values in the code: arguments, tiles `t0` to `t1`, outputs `n0` to `n1`, and its places in scratch."""
 
     form: Form
-    words: dict[WinogradArg, str]
+    w: WinogradArguments
     columns: str  # outputs of a chunk but the last
     t0: str
     t1: str
@@ -420,96 +425,90 @@ class _Chunk:
 
     @staticmethod
     def begin(f: Function, form: Form) -> _Chunk:
-        w = _load_words(f, list(WinogradArg))
-        outputs, tiles = w[WinogradArg.OUTPUTS], w[WinogradArg.TILES]
-        columns, rows = f.mul(w[WinogradArg.PANEL_CHUNK], WIDTH), w[WinogradArg.TILE_CHUNK]
+        w = WinogradArguments.loaded(f)
+        outputs, tiles = w.outputs, w.tiles
+        columns, rows = f.mul(w.panel_chunk, WIDTH), w.tile_chunk
         panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
         blocks = f.div(f.sub(f.add(tiles, rows), 1), rows)
         t0, t1 = gemm.share(f, f.div("%chunk", panel_blocks), blocks, tiles, 1)
         n0, n1 = gemm.share(f, f.rem("%chunk", panel_blocks), panel_blocks, outputs, WIDTH)
-        zeros = f.offset(w[WinogradArg.SCRATCH], f.mul("%worker", w[WinogradArg.SCRATCH_STRIDE]))
-        f.loop(0, w[WinogradArg.CHANNELS], 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
-        made, products, sums = (
-            f.offset(zeros, w[i]) for i in (WinogradArg.COLUMNS, WinogradArg.PRODUCTS, WinogradArg.SUMS)
-        )
+        zeros = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
+        f.loop(0, w.channels, 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
+        made, products, sums = (f.offset(zeros, i) for i in (w.columns, w.products, w.sums))
         return _Chunk(form, w, columns, t0, t1, n0, n1, zeros, made, products, sums)
 
     def place(self, f: Function, t: str) -> tuple[str, str, str]:
         """Image, first row and first column of a tile's results."""
-        rest, across = f.div(t, self.words[WinogradArg.TILES_W]), f.rem(t, self.words[WinogradArg.TILES_W])
-        image, down = f.div(rest, self.words[WinogradArg.TILES_H]), f.rem(rest, self.words[WinogradArg.TILES_H])
+        rest, across = f.div(t, self.w.tiles_w), f.rem(t, self.w.tiles_w)
+        image, down = f.div(rest, self.w.tiles_h), f.rem(rest, self.w.tiles_h)
         return image, f.mul(down, self.form.m[0]), f.mul(across, self.form.m[1])
 
 
 def _transform_images(f: Function, chunk: _Chunk) -> None:
     """All channels of a chunk's tiles to the transformed image."""
-    w = chunk.words
+    w = chunk.w
 
     def turn(t: str, _: list[str]) -> None:
         image, oy, ox = chunk.place(f, t)
-        x = f.gep(w[WinogradArg.X], f.mul(image, w[WinogradArg.X_N]), "float")
-        out = f.gep(chunk.made, f.mul(f.sub(t, chunk.t0), w[WinogradArg.LDA]), "float")
-        top, left = f.sub(oy, w[WinogradArg.PAD_H]), f.sub(ox, w[WinogradArg.PAD_W])
-        f.call(w[WinogradArg.INPUT], [x, chunk.zeros, out, "%words", top, left])
+        x = f.gep(w.x, f.mul(image, w.x_n), "float")
+        out = f.gep(chunk.made, f.mul(f.sub(t, chunk.t0), w.lda), "float")
+        top, left = f.sub(oy, w.pad_h), f.sub(ox, w.pad_w)
+        f.call(w.input, [x, chunk.zeros, out, "%words", top, left])
 
     f.loop(chunk.t0, chunk.t1, 1, [], turn)
 
 
 def _multiply(f: Function, chunk: _Chunk, tile: gemm.Tile) -> None:
     """Each position's product of the transformed image with its weights."""
-    w, depth = chunk.words, chunk.words[WinogradArg.CHANNELS]
-    panels = f.div(f.add(w[WinogradArg.OUTPUTS], WIDTH - 1), WIDTH)
+    w, depth = chunk.w, chunk.w.channels
+    panels = f.div(f.add(w.outputs, WIDTH - 1), WIDTH)
     panel = f.mul(depth, WIDTH)
-    weights = f.gep(w[WinogradArg.WEIGHTS], f.mul(chunk.n0, depth), "float")
+    weights = f.gep(w.weights, f.mul(chunk.n0, depth), "float")
     rows, count = f.sub(chunk.t1, chunk.t0), f.sub(chunk.n1, chunk.n0)
     whole = WIDTH // 2 if tile.half_rows else WIDTH  # there is room for whole tiles, and no masks are needed
     columns = f.and_(f.add(count, whole - 1), -whole)
 
     def position(i: str, _: list[str]) -> None:
-        a = f.gep(chunk.made, f.mul(i, w[WinogradArg.COLUMN_STEP]), "float")
+        a = f.gep(chunk.made, f.mul(i, w.column_step), "float")
         b = f.gep(weights, f.mul(i, f.mul(panels, panel)), "float")
-        c = f.gep(chunk.products, f.mul(i, w[WinogradArg.PRODUCT_STEP]), "float")
+        c = f.gep(chunk.products, f.mul(i, w.product_step), "float")
         sizes = (rows, columns, depth, ("i64", K_BLOCK))
-        f.call(w[WinogradArg.BLOCK], [a, w[WinogradArg.LDA], b, panel, c, w[WinogradArg.LDC], *sizes, "null"])
+        f.call(w.block, [a, w.lda, b, panel, c, w.ldc, *sizes, "null"])
 
     f.loop(0, chunk.form.positions, 1, [], position)
 
 
 def _transform_back(f: Function, chunk: _Chunk, finish: Finish, emitter: Emitter) -> None:
     """The products to pixels, with the epilogue."""
-    w, form = chunk.words, chunk.form
+    w, form = chunk.w, chunk.form
     count = f.sub(chunk.n1, chunk.n0)
 
     def turn(t: str, _: list[str]) -> None:
         image, oy, ox = chunk.place(f, t)
-        rows = f.min(f.sub(w[WinogradArg.OUT_HEIGHT], oy), form.m[0])
-        cols = f.min(f.sub(w[WinogradArg.OUT_WIDTH], ox), form.m[1])
-        source = f.gep(chunk.products, f.mul(f.sub(t, chunk.t0), w[WinogradArg.LDC]), "float")
-        line = f.mul(f.add(f.mul(image, w[WinogradArg.OUT_HEIGHT]), oy), w[WinogradArg.OUT_WIDTH])
+        rows = f.min(f.sub(w.out_height, oy), form.m[0])
+        cols = f.min(f.sub(w.out_width, ox), form.m[1])
+        source = f.gep(chunk.products, f.mul(f.sub(t, chunk.t0), w.ldc), "float")
+        line = f.mul(f.add(f.mul(image, w.out_height), oy), w.out_width)
         first = f.add(line, ox)
         if finish.in_place:
-            step = w[WinogradArg.OUT_STEP]
-            target = f.gep(w[WinogradArg.OUT], f.add(f.mul(first, step), chunk.n0), "float")
-            line_step = f.mul(w[WinogradArg.OUT_WIDTH], step)
+            step = w.out_step
+            target = f.gep(w.out, f.add(f.mul(first, step), chunk.n0), "float")
+            line_step = f.mul(w.out_width, step)
         else:
             step, target = chunk.columns, chunk.sums
             line_step = f.mul(step, form.m[1])
-        f.call(w[WinogradArg.OUTPUT], [source, target, "%words", step, line_step, count, rows, cols])
+        f.call(w.output, [source, target, "%words", step, line_step, count, rows, cols])
         if finish.plain and finish.in_place:
             return
 
         def row(r: str, _: list[str]) -> None:
-            p = f.add(first, f.mul(r, w[WinogradArg.OUT_WIDTH]))
+            p = f.add(first, f.mul(r, w.out_width))
             at = f.gep(target, f.mul(r, line_step), "float")
             finish.rows(emitter, (p, f.add(p, cols)), (chunk.n0, chunk.n1), at, step)
 
         f.loop(0, rows, 1, [], row)
 
     f.loop(chunk.t0, chunk.t1, 1, [], turn)
-
-
-def _load_words(f: Function, wanted: list[WinogradArg]) -> dict[WinogradArg, str]:
-    return {i: gemm.load_word(f, i, "ptr" if i in POINTERS else "i64") for i in wanted}
 
 
 @cache
@@ -553,18 +552,18 @@ def _both_ways(
 
 
 def _input(form: Form, tile: gemm.Tile) -> Function:
-    """Transforms all channels of one tile of an image: position i goes to out + i * COLUMN_STEP.
+    """Transforms all channels of one tile of an image: position i goes to out + i * column_step.
 
     `(ptr x, ptr zeros, ptr out, ptr words, i64 top, i64 left)`: `x` is the image, `zeros` a pixel for those outside.
     """
     lanes, (high, wide), vector = tile.lanes, form.n, tile.vector
     names = ("x", "zeros", "out", "words")
     f = Function(_name("input", form, tile), [*(("ptr", i) for i in names), ("i64", "top"), ("i64", "left")])
-    w = _load_words(f, [i for i in WinogradArg if i not in POINTERS])
+    w = WinogradArguments.loaded(f)
     room = f.alloca(vector, form.positions)
     pixels = f.alloca("ptr", form.positions)
     down, across = (transforms(m, r)[2] for m, r in zip(form.m, form.r, strict=True))
-    last = f.sub(w[WinogradArg.CHANNELS], lanes)
+    last = f.sub(w.channels, lanes)
 
     def channels(load: Callable[[int, int, str], str]) -> None:
         def turn(c: str, _: list[str]) -> None:
@@ -572,14 +571,14 @@ def _input(form: Form, tile: gemm.Tile) -> Function:
             out = f.gep("%out", at, "float")
 
             def put(i: int, j: int, value: str) -> None:
-                f.store(value, f.gep(out, f.mul(w[WinogradArg.COLUMN_STEP], i * wide + j), "float"))
+                f.store(value, f.gep(out, f.mul(w.column_step, i * wide + j), "float"))
 
             _both_ways(f, (down, across), room, vector, lambda r, j: load(r, j, at), put)
 
-        f.loop(0, w[WinogradArg.CHANNELS], lanes, [], turn)
+        f.loop(0, w.channels, lanes, [], turn)
 
-    rows = [f.gep("%x", f.mul(f.add("%top", r), w[WinogradArg.X_H]), "float") for r in range(high)]
-    columns = [f.mul(f.add("%left", j), w[WinogradArg.X_W]) for j in range(wide)]
+    rows = [f.gep("%x", f.mul(f.add("%top", r), w.x_h), "float") for r in range(high)]
+    columns = [f.mul(f.add("%left", j), w.x_w) for j in range(wide)]
 
     def inside() -> None:
         channels(lambda r, j, c: f.load(vector, f.gep(rows[r], f.add(columns[j], c), "float")))
@@ -587,15 +586,15 @@ def _input(form: Form, tile: gemm.Tile) -> Function:
     def border() -> None:
         for r in range(high):
             for j in range(wide):
-                y = f.cmp("ult", f.add("%top", r), w[WinogradArg.HEIGHT])
-                x = f.cmp("ult", f.add("%left", j), w[WinogradArg.WIDTH])
+                y = f.cmp("ult", f.add("%top", r), w.height)
+                x = f.cmp("ult", f.add("%left", j), w.width)
                 p = f.select(f.and_(y, x), f.gep(rows[r], columns[j], "float"), "%zeros", "ptr")
                 f.store(p, f.gep(pixels, r * wide + j, "ptr"))
         channels(lambda r, j, c: f.load(vector, f.gep(f.load("ptr", f.gep(pixels, r * wide + j, "ptr")), c, "float")))
 
     begins = f.and_(f.cmp("ge", "%top", 0), f.cmp("ge", "%left", 0))
     below, beside = f.add("%top", high), f.add("%left", wide)
-    ends = f.and_(f.cmp("le", below, w[WinogradArg.HEIGHT]), f.cmp("le", beside, w[WinogradArg.WIDTH]))
+    ends = f.and_(f.cmp("le", below, w.height), f.cmp("le", beside, w.width))
     f.if_(f.and_(begins, ends), inside, border)
     f.ret()
     return f
@@ -613,7 +612,7 @@ def _output(form: Form, tile: gemm.Tile) -> Function:
         _name("output", form, tile),
         [("ptr", "products"), ("ptr", "target"), ("ptr", "words"), *(("i64", i) for i in numbers)],
     )
-    step = gemm.load_word(f, WinogradArg.PRODUCT_STEP)
+    step = WinogradArguments.load(f, "product_step")
     room = f.alloca(vector, form.positions)
     down, across = (transforms(m, r)[0] for m, r in zip(form.m, form.r, strict=True))
     last = f.sub("%count", lanes)
