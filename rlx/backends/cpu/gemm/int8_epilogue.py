@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.gemm.panels.int8 import WIDTH, Finishing, Tile
+from rlx.backends.cpu.gemm.panels.int8 import WIDTH, FinishArguments, Tile
 from rlx.backends.cpu.llvm.builder import Function, constant, vec, width
 from rlx.records import dataclass
 
@@ -31,7 +31,7 @@ def starting(f: Function, tile: Tile, w: str, zero: str, finish: str, column: st
     first = [f.mul(f.load(tile.vector, f.offset(w, size * j)), minus) for j in range(tile.halves)]
     if tile.result == "i32":
         return first
-    bias = f.load("ptr", f.gep(finish, int(Finishing.BIAS), "i64"))
+    bias = FinishArguments.load(f, "bias", finish)
     at = f.offset(bias, column)
     return f.if_(
         f.cmp("ne", bias, "null"),
@@ -71,9 +71,7 @@ class Finish:
 def finishing(f: Function, tile: Tile, finish: str, column: str) -> Finish:
     """What the words at `finish` say of the panel that starts `column` bytes into arrays of 4-byte numbers."""
     floats = vec("float", tile.by.lanes)
-    arrays = [
-        f.offset(f.load("ptr", f.gep(finish, int(word), "i64")), column) for word in (Finishing.SCALE, Finishing.SHIFT)
-    ]
+    arrays = [f.offset(FinishArguments.load(f, name, finish), column) for name in ("scale", "shift")]
     scales, shifts = (
         [f.load(floats, f.offset(p, 4 * tile.by.lanes * j), align=4) for j in range(tile.halves)] for p in arrays
     )
@@ -148,8 +146,8 @@ def quantised(f: Function, result: str, sums: list[str], finish: Finish) -> str:
 
 def limits(f: Function, finish: str, clamped: bool, lanes: int = 16) -> list[str]:
     """The zero point and, with `clamped`, the lowest and highest result, in lanes of i16."""
-    words = (Finishing.ZERO, Finishing.LOW, Finishing.HIGH) if clamped else (Finishing.ZERO,)
-    return [f.splat(f.cast("trunc", f.load("i64", f.gep(finish, int(i), "i64")), "i16"), lanes) for i in words]
+    names = ("zero", "low", "high") if clamped else ("zero",)
+    return [f.splat(f.cast("trunc", FinishArguments.load(f, name, finish), "i16"), lanes) for name in names]
 
 
 def rounded(f: Function, sums: list[str], scales: list[str], shifts: list[str], ends: list[str]) -> str:

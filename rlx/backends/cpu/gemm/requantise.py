@@ -202,28 +202,21 @@ def _padded(
 
 
 def store_finishing(emitter: Emitter, q: Requantised, top: Scope, at: str, dtype: DType) -> None:
-    """Stores the words of `int8_panels.Finishing`."""
+    """Stores `int8_panels.FinishArguments`."""
     f = emitter.f
-    arrays = {
-        int8_panels.Finishing.SCALE: q.scale,
-        int8_panels.Finishing.SHIFT: q.shift,
-        int8_panels.Finishing.BIAS: q.bias,
-    }
-    for word, e in arrays.items():
+    place = int8_panels.FinishArguments.place
+    for name, e in (("scale", q.scale), ("shift", q.shift), ("bias", q.bias)):
         value = "null"
         if e is not None:
             assert isinstance(e, Load)
             emitter.preload([transform(e, linear_load) or e], [])
             value = emitter.word(e.source)
-        f.store(value, f.gep(at, int(word), "i64"), ty="ptr")
+        f.store(value, place(f, name, at), ty="ptr")
     least, most = (-128, 127) if dtype.name == "i8" else (0, 255)
-    ends: dict[int8_panels.Finishing, Expr] = {
-        int8_panels.Finishing.ZERO: q.zero,
-        int8_panels.Finishing.LOW: const(least, I64) if q.low is None else q.low,
-        int8_panels.Finishing.HIGH: const(most, I64) if q.high is None else q.high,
-    }
-    for word, e in ends.items():
-        f.store(number(emitter, e, top), f.gep(at, int(word), "i64"), ty="i64")
+    low = const(least, I64) if q.low is None else q.low
+    high = const(most, I64) if q.high is None else q.high
+    for name, end in (("zero", q.zero), ("low", low), ("high", high)):
+        f.store(number(emitter, end, top), place(f, name, at), ty="i64")
 
 
 def number(emitter: Emitter, e: Expr | None, top: Scope) -> str:

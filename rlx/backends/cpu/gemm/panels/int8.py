@@ -18,16 +18,16 @@ i8 rows become u8 by adding 128, which the zero point takes off again; AMX takes
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 
 from rlx.backends.cpu.llvm.builder import Function, vec, width
+from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number
 from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size, ceildiv
 from rlx.records import dataclass
 
 __all__ = [
-    "BLOCK", "DEPTH", "FINISH", "HEAD", "WIDTH", "Finishing", "Instructions", "Tile", "available", "dot",
-    "instructions", "pack_panel", "pair_sums", "panel_bytes", "places_bytes", "spare_bytes",
+    "BLOCK", "DEPTH", "HEAD", "WIDTH", "FinishArguments", "Instructions", "Tile", "available", "dot", "instructions",
+    "pack_panel", "pair_sums", "panel_bytes", "places_bytes", "spare_bytes",
 ]  # fmt: skip
 
 WIDTH = 16  # columns of a panel
@@ -42,18 +42,15 @@ BLOCK = (
 )
 
 
-class Finishing(IntEnum):
-    """The words of what is done to sums, all of 8 bytes; arrays are padded to whole panels."""
+class FinishArguments(Arguments):
+    """What is done to sums, at `finish`; arrays are padded to whole panels."""
 
-    SCALE = 0  # f32 a column
-    SHIFT = 1  # f32 a column, added after the scale
-    BIAS = 2  # i32 a column, added to the sums; may be null
-    ZERO = 3  # of the result
-    LOW = 4  # limits of the result
-    HIGH = 5
-
-
-FINISH = len(Finishing)
+    scale: Address  # f32 a column
+    shift: Address  # f32 a column, added after the scale
+    bias: Address  # i32 a column, added to the sums; may be null
+    zero: Number  # of the result
+    low: Number  # limits of the result
+    high: Number
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ in place; others are gathered. Where what is done to the sums is a requantisatio
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from math import prod
 
 from rlx.backends.cpu.gemm import int8, requantise
@@ -19,10 +18,13 @@ from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Address,
     Argument,
+    Arguments,
     ArgumentTable,
     Extents,
     KernelCode,
+    Number,
     Pointer,
     Scratch,
     ScratchStride,
@@ -53,30 +55,44 @@ FEW_CHANNELS = 4  # so many are read from planes
 FEW_ROWS = 32  # of a window, of all channels
 
 
-class Int8Arg(IntEnum):
-    """The words of a product; strides are in bytes."""
+class Int8Arguments(Arguments):
+    """The arguments of a product, before those of `windows`; strides are in bytes."""
 
-    X = 0
-    A_STEP = 1  # from window to window, in the image or in scratch
-    WEIGHTS = 2
-    CHANNELS = 3  # of a group
-    OUTPUTS = 4  # of a group
-    OCTETS = 5  # of k
-    GROUPS = 6
-    PIXELS = 7
-    PIXEL_CHUNK = 8
-    PANEL_CHUNK = 9
-    OUT = 10
-    OUT_STEP = 11  # from pixel to pixel
-    SCRATCH = 12
-    SCRATCH_STRIDE = 13
-    SUMS = 14  # where a block of sums starts in scratch
-    PART = 15  # pixels that are computed from windows to results before the next ones
-    SPARE = 16  # of the further fours of a panel
-    PLACES = 17
-    BLOCK = 18  # routines
-    WINDOWS = 19
-    FIRST = 20  # of the words of `windows`
+    x: Address
+    a_step: Number  # from window to window, in the image or in scratch
+    weights: Address
+    channels: Number  # of a group
+    outputs: Number  # of a group
+    octets: Number  # of k
+    groups: Number
+    pixels: Number
+    pixel_chunk: Number
+    panel_chunk: Number
+    out: Address
+    out_step: Number  # from pixel to pixel
+    scratch: Address
+    scratch_stride: Number
+    sums: Number  # where a block of sums starts in scratch
+    part: Number  # pixels that are computed from windows to results before the next ones
+    spare: Number  # of the further fours of a panel
+    places: Number
+    block: Address  # routines
+    windows: Address
+
+
+class PackArguments(Arguments):
+    """The arguments of the packing of weights."""
+
+    out: Address
+    spare: Number  # bytes of the further fours of a panel
+    panels: Number  # of a group
+    outputs: Number  # of a group
+    depth: Number
+    channels: Number  # of a group
+    octets: Number  # of k
+    places: Number  # bytes of the places of further fours
+    columns: Number  # of a window
+    all_panels: Number
 
 
 def accepts(anchor: Conv, dtype: DType, target: Target) -> bool:
@@ -208,25 +224,28 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
     anchor, buffer = kernel.anchor, kernel.stores[0].buffer
     assert isinstance(anchor, Conv)
     narrow = anchor.w.dtype.name == "i8"
-    depth, channels = _depth(anchor), anchor.w_shape[1]
+    depth = _depth(anchor)
     groups, panels, _ = buffer.shape
-    words: list[Argument] = [
-        Pointer(buffer), int8_panels.spare_bytes(depth, narrow, target), panels, anchor.w_shape[0] // anchor.groups,
-        depth,
-        channels,
-        ceildiv(depth, int8_panels.DEPTH), int8_panels.places_bytes(depth, narrow, target), anchor.w_shape[-1],
-        groups * panels,
-    ]  # fmt: skip
+    words = PackArguments.given(
+        out=Pointer(buffer),
+        spare=int8_panels.spare_bytes(depth, narrow, target),
+        panels=panels,
+        outputs=anchor.w_shape[0] // anchor.groups,
+        depth=depth,
+        channels=anchor.w_shape[1],
+        octets=ceildiv(depth, int8_panels.DEPTH),
+        places=int8_panels.places_bytes(depth, narrow, target),
+        columns=anchor.w_shape[-1],
+        all_panels=groups * panels,
+    )
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     expr = Cast(transform(anchor.w, linear_load), I32)
     emitter = Emitter(f, table, target.lanes)
     emitter.preload([expr], [])
-    out, spare, count, outputs, deep, per_pixel, octets, places, wide, all_panels = (
-        gemm.load_word(f, i, "i64" if i else "ptr") for i in range(10)
-    )
-    per_plane = f.div(deep, per_pixel)
-    group, panel = f.div("%chunk", count), f.rem("%chunk", count)
+    w = PackArguments.loaded(f)
+    per_plane = f.div(w.depth, w.channels)
+    group, panel = f.div("%chunk", w.panels), f.rem("%chunk", w.panels)
     o, c, *taps = out_vars(len(anchor.w_shape))
 
     def element(k: str, lane: str) -> str:
@@ -236,18 +255,18 @@ def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
             if kernel.strategy is PLANES:
                 tap, channel = f.rem(k, per_plane), f.div(k, per_plane)
             else:
-                tap, channel = f.div(k, per_pixel), f.rem(k, per_pixel)
-            at = {o: f.add(f.mul(group, outputs), column), c: channel, taps[-1]: f.rem(tap, wide)}
+                tap, channel = f.div(k, w.channels), f.rem(k, w.channels)
+            at = {o: f.add(f.mul(group, w.outputs), column), c: channel, taps[-1]: f.rem(tap, w.columns)}
             if len(taps) == 2:
-                at[taps[0]] = f.div(tap, wide)
+                at[taps[0]] = f.div(tap, w.columns)
             return [emitter.lanes_of(expr, Scope(1, None, at))]
 
-        inside = f.and_(f.cmp("lt", k, deep), f.cmp("lt", column, outputs), "i1")
+        inside = f.and_(f.cmp("lt", k, w.depth), f.cmp("lt", column, w.outputs), "i1")
         return f.if_(inside, load, lambda: [("i32", 0)])[0]
 
-    step = f.add(f.mul(octets, 128), int8_panels.HEAD)
-    more = f.offset(out, f.add(f.mul(all_panels, step), f.mul("%chunk", spare)))
-    int8_panels.pack_panel(f, target, f.offset(out, f.mul("%chunk", step)), more, octets, places, element)
+    step = f.add(f.mul(w.octets, 128), int8_panels.HEAD)
+    more = f.offset(w.out, f.add(f.mul(w.all_panels, step), f.mul("%chunk", w.spare)))
+    int8_panels.pack_panel(f, target, f.offset(w.out, f.mul("%chunk", step)), more, w.octets, w.places, element)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), Product((groups, panels)), tuple(emitter.sites))
@@ -297,14 +316,10 @@ def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
     emitter = Emitter(f, table, target.lanes)
     if not direct:
         finish.prepare(emitter)
-    pointers = (Int8Arg.X, Int8Arg.WEIGHTS, Int8Arg.OUT, Int8Arg.SCRATCH, Int8Arg.BLOCK, Int8Arg.WINDOWS)
-    w: dict[Int8Arg, str] = {}
-    for i in Int8Arg:
-        if i != Int8Arg.FIRST:
-            w[i] = gemm.load_word(f, i, "ptr" if i in pointers else "i64")
+    w = Int8Arguments.loaded(f)
 
     top = Scope(1, None, {})
-    finishing = f.alloca("i64", int8_panels.FINISH)
+    finishing = f.alloca("i64", len(int8_panels.FinishArguments.names()))
     if fused is not None:
         requantise.store_finishing(emitter, fused, top, finishing, store.buffer.dtype)
     shift = requantise.number(emitter, anchor.zero, top)
@@ -314,27 +329,27 @@ def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
     chunk = _Chunk.begin(f, w)
 
     def some_pixels(q0: str, _: list[str]) -> None:
-        q1 = f.min(f.add(q0, w[Int8Arg.PART]), chunk.p1)
-        a_step = w[Int8Arg.A_STEP]
+        q1 = f.min(f.add(q0, w.part), chunk.p1)
+        a_step = w.a_step
         if in_image is None:
-            words = f.gep("%words", int(Int8Arg.FIRST), "i64")
-            f.call(w[Int8Arg.WINDOWS], [chunk.x, chunk.own, words, q0, q1, a_step, ("i8", fill)])
+            words = Int8Arguments.behind(f)
+            f.call(w.windows, [chunk.x, chunk.own, words, q0, q1, a_step, ("i8", fill)])
             a = chunk.own
         else:
             a = f.offset(chunk.x, f.mul(q0, a_step))
         if direct:
-            c_step = w[Int8Arg.OUT_STEP]
-            c = f.offset(w[Int8Arg.OUT], f.add(f.mul(q0, c_step), f.mul(chunk.first, tile.item)))
+            c_step = w.out_step
+            c = f.offset(w.out, f.add(f.mul(q0, c_step), f.mul(chunk.first, tile.item)))
         else:
-            c_step, c = f.mul(chunk.columns, 4), f.offset(chunk.own, w[Int8Arg.SUMS])
-        weights = (chunk.weights, chunk.more, w[Int8Arg.SPARE])
-        sizes = (f.sub(q1, q0), chunk.count, w[Int8Arg.OCTETS])
-        finish_with = (w[Int8Arg.PLACES], shift, finishing, f.mul(chunk.panel, 4 * int8_panels.WIDTH))
-        f.call(w[Int8Arg.BLOCK], [a, a_step, *weights, c, c_step, *sizes, *finish_with])
+            c_step, c = f.mul(chunk.columns, 4), f.offset(chunk.own, w.sums)
+        weights = (chunk.weights, chunk.more, w.spare)
+        sizes = (f.sub(q1, q0), chunk.count, w.octets)
+        finish_with = (w.places, shift, finishing, f.mul(chunk.panel, 4 * int8_panels.WIDTH))
+        f.call(w.block, [a, a_step, *weights, c, c_step, *sizes, *finish_with])
         if not direct:
             finish.rows(emitter, (q0, q1), (chunk.first, f.add(chunk.first, chunk.count)), c, chunk.columns)
 
-    f.loop(chunk.p0, chunk.p1, w[Int8Arg.PART], [], some_pixels)
+    f.loop(chunk.p0, chunk.p1, w.part, [], some_pixels)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
@@ -350,34 +365,34 @@ def _product_words(
     out_step: Size,
     target: Target,
 ) -> list[Argument]:
-    """The words of a kernel in the order of `Int8Arg`; `out_step`: bytes from pixel to pixel where sums end there."""
+    """The words of `Int8Arguments` and of `windows`; `out_step`: bytes from pixel to pixel where sums end there."""
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     weights, planes = anchor.w.source, from_planes(anchor)
     narrow = weights.shape[2] == int8_panels.panel_bytes(geo.depth, True, target)
-    return [
-        Pointer(anchor.x.source, geo.x.constant),
-        part(cut, "a_step"),
-        Pointer(weights),
-        geo.channels,
-        geo.outputs,
-        ceildiv(geo.depth, int8_panels.DEPTH),
-        geo.groups,
-        geo.pixels,
-        part(cut, "pixel_chunk"),
-        part(cut, "panel_chunk"),
-        out,
-        out_step,
-        Scratch(),
-        ScratchStride(),
-        part(cut, "sums"),
-        part(cut, "part"),
-        int8_panels.spare_bytes(geo.depth, narrow, target),
-        int8_panels.places_bytes(geo.depth, narrow, target),
-        int8.block_routine(tile),
-        im2col.planar_routine(*_static(anchor)) if planes else im2col.byte_routine(),
-        *(im2col.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else im2col.words(geo)),
-    ]
+    words = Int8Arguments.given(
+        x=Pointer(anchor.x.source, geo.x.constant),
+        a_step=part(cut, "a_step"),
+        weights=Pointer(weights),
+        channels=geo.channels,
+        outputs=geo.outputs,
+        octets=ceildiv(geo.depth, int8_panels.DEPTH),
+        groups=geo.groups,
+        pixels=geo.pixels,
+        pixel_chunk=part(cut, "pixel_chunk"),
+        panel_chunk=part(cut, "panel_chunk"),
+        out=out,
+        out_step=out_step,
+        scratch=Scratch(),
+        scratch_stride=ScratchStride(),
+        sums=part(cut, "sums"),
+        part=part(cut, "part"),
+        spare=int8_panels.spare_bytes(geo.depth, narrow, target),
+        places=int8_panels.places_bytes(geo.depth, narrow, target),
+        block=int8.block_routine(tile),
+        windows=im2col.planar_routine(*_static(anchor)) if planes else im2col.byte_routine(),
+    )
+    return words + (im2col.planar_words(geo, geo.x.coefs.get(out_vars(2)[1], 0)) if planes else im2col.words(geo))
 
 
 @dataclass(frozen=True)
@@ -396,25 +411,25 @@ class _Chunk:
     more: str  # the panels' further fours
 
     @staticmethod
-    def begin(f: Function, w: dict[Int8Arg, str]) -> _Chunk:
-        outputs, octets = w[Int8Arg.OUTPUTS], w[Int8Arg.OCTETS]
-        columns = f.mul(w[Int8Arg.PANEL_CHUNK], int8_panels.WIDTH)
+    def begin(f: Function, w: Int8Arguments) -> _Chunk:
+        outputs, octets = w.outputs, w.octets
+        columns = f.mul(w.panel_chunk, int8_panels.WIDTH)
         panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
         rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-        block, group = f.div(rest, w[Int8Arg.GROUPS]), f.rem(rest, w[Int8Arg.GROUPS])
-        p0 = f.mul(block, w[Int8Arg.PIXEL_CHUNK])
-        p1 = f.min(f.add(p0, w[Int8Arg.PIXEL_CHUNK]), w[Int8Arg.PIXELS])
+        block, group = f.div(rest, w.groups), f.rem(rest, w.groups)
+        p0 = f.mul(block, w.pixel_chunk)
+        p1 = f.min(f.add(p0, w.pixel_chunk), w.pixels)
         n0 = f.mul(panel_block, columns)
         n1 = f.min(f.add(n0, columns), outputs)
-        own = f.offset(w[Int8Arg.SCRATCH], f.mul("%worker", w[Int8Arg.SCRATCH_STRIDE]))
-        x = f.offset(w[Int8Arg.X], f.mul(group, w[Int8Arg.CHANNELS]))
+        own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
+        x = f.offset(w.x, f.mul(group, w.channels))
         first = f.add(f.mul(group, outputs), n0)
         panels = f.div(f.add(outputs, int8_panels.WIDTH - 1), int8_panels.WIDTH)
-        panel = f.add(f.mul(group, panels), f.mul(panel_block, w[Int8Arg.PANEL_CHUNK]))
+        panel = f.add(f.mul(group, panels), f.mul(panel_block, w.panel_chunk))
         panel_step = f.add(f.mul(octets, 128), int8_panels.HEAD)
-        behind = f.add(f.mul(f.mul(panels, w[Int8Arg.GROUPS]), panel_step), f.mul(panel, w[Int8Arg.SPARE]))
-        more = f.offset(w[Int8Arg.WEIGHTS], behind)
-        weights = f.offset(w[Int8Arg.WEIGHTS], f.mul(panel, panel_step))
+        behind = f.add(f.mul(f.mul(panels, w.groups), panel_step), f.mul(panel, w.spare))
+        more = f.offset(w.weights, behind)
+        weights = f.offset(w.weights, f.mul(panel, panel_step))
         return _Chunk(p0, p1, columns, first, f.sub(n1, n0), panel, x, own, weights, more)
 
 

@@ -92,7 +92,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     top = Scope(1, None, {})
     if direct is None:
         finish.prepare(emitter)
-    finishing = f.alloca("i64", int8_panels.FINISH)
+    finishing = f.alloca("i64", len(int8_panels.FinishArguments.names()))
     if direct is not None:
         store_finishing(emitter, direct, top, finishing, store.buffer.dtype)
     fill = f.cast("trunc", number(emitter, anchor.zero, top), "i8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from rlx.backends.cpu.gemm.panels.int8 import Finishing
+from rlx.backends.cpu.gemm.panels.int8 import FinishArguments
 from rlx.backends.cpu.kernels.conv.depthwise import PlaneArguments, chunk_parts
 from rlx.backends.cpu.kernels.conv.geometry import Finish
 from rlx.backends.cpu.llvm.builder import Function, void
@@ -112,7 +112,7 @@ class Body(ABC):
 
     def bias(self) -> str:
         """The address of the biases."""
-        return self.f.load("ptr", self.f.gep(self.finishing, int(Finishing.BIAS), "i64"))
+        return FinishArguments.load(self.f, "bias", self.finishing)
 
     def minus(self, lanes: int) -> str:
         """What the sums of the weights are multiplied by: the zero point, negated."""

@@ -108,9 +108,8 @@ class Pairs(Body):
                     total = f.shuffle(low, high, [4 * j + i + k for k in (0, 8) for i in range(4)])
                     self.finish.put(self.emitter, here, f.add(c, 8 * j) if j else c, total, 8)
             return
-        words = (int8_panels.Finishing.SCALE, int8_panels.Finishing.SHIFT)
-        arrays = [f.load("ptr", f.gep(self.finishing, int(word), "i64")) for word in words]
-        scales, shifts = (self.halves(p, c, "float") for p in arrays)
+        arrays = int8_panels.FinishArguments.loaded(f, "scale", "shift", words=self.finishing)
+        scales, shifts = (self.halves(p, c, "float") for p in (arrays.scale, arrays.shift))
         ends = int8_epilogue.limits(f, self.finishing, self.clamped)
         place, step = self.place(pixels, c)
         for both in sums:

@@ -142,10 +142,9 @@ class Fours(Body):
 
     def begin(self, c0: str, c1: str) -> None:
         f = self.f
-        words = (int8_panels.Finishing.SCALE, int8_panels.Finishing.SHIFT)
         sources = [self.w.sums]
         if self.result:
-            sources += [f.load("ptr", f.gep(self.finishing, int(word), "i64")) for word in words]
+            sources += [int8_panels.FinishArguments.load(f, name, self.finishing) for name in ("scale", "shift")]
         bias = self.bias() if self.biased else ""
 
         def move(c: str, place: str, size: int) -> None:
