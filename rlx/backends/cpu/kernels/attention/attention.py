@@ -9,7 +9,6 @@ memory of their own. Where the number of keys is data, those beyond it are not r
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.kernels.attention.decode import (
@@ -20,7 +19,7 @@ from rlx.backends.cpu.kernels.attention.decode import (
     rows_times_rows,
     weighted_rows,
 )
-from rlx.backends.cpu.kernels.attention.old_rows import OldRows, in_place, old_rows
+from rlx.backends.cpu.kernels.attention.old_rows import OldRows, OldRowsArguments, in_place, old_rows, old_words
 from rlx.backends.cpu.kernels.attention.pack_kv import (
     count_words,
     counted,
@@ -28,6 +27,7 @@ from rlx.backends.cpu.kernels.attention.pack_kv import (
     pack_columns,
     pack_rows,
     row_words,
+    rows_of,
 )
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm import math as vmath
@@ -35,9 +35,12 @@ from rlx.backends.cpu.llvm.builder import Module, Typed, constant, vec
 from rlx.backends.cpu.loops.looks import look_if
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, emit_nest, linear_load, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Address,
     Argument,
+    Arguments,
     ArgumentTable,
     KernelCode,
+    Number,
     Pointer,
     Scratch,
     ScratchStride,
@@ -74,44 +77,44 @@ AT_ONCE = 4  # vectors of scores whose powers are computed side by side
 I0, I1, I2, I3 = out_vars(4)
 
 
-class AttentionArg(IntEnum):
-    """The words of an attention kernel; strides are in elements, of (batch, head, row) each."""
+class AttentionArguments(Arguments):
+    """The arguments of an attention kernel; strides are in elements, of (batch, head, row) each."""
 
-    Q = 0
-    Q_B = 1
-    Q_H = 2
-    Q_L = 3
-    K = 4
-    K_B = 5
-    K_H = 6
-    K_L = 7
-    V = 8
-    V_B = 9
-    V_H = 10
-    V_L = 11
-    OUT = 12
-    OUT_B = 13
-    OUT_H = 14
-    OUT_L = 15
-    K_PANELS = 16
-    V_PANELS = 17
-    HEADS = 18
-    KEY_HEADS = 19
-    ROWS = 20
-    KEYS = 21
-    DEPTH = 22
-    VALUE_DEPTH = 23
-    ROW_CHUNK = 24
-    SCORE_STRIDE = 25  # elements of a row of scores
-    SCRATCH = 26
-    SCRATCH_STRIDE = 27  # bytes
-    ROW_SUMS = 28  # where they start in scratch, in bytes
-    RESULTS = 29  # where results start in scratch, in bytes, if they go there
-    BLOCK = 30  # the routine
-    COUNT = 31  # where it is said how many keys there are, of those that there is room for; 0: all of them
-    COUNT_B = 32  # elements from batch entry to batch entry
-    PANELS = 33  # where panels start in scratch, in bytes, if they are made there
-    ROW_PART = 34  # rows of a chunk that are computed at a time
+    q: Address
+    q_b: Number
+    q_h: Number
+    q_l: Number
+    k: Address
+    k_b: Number
+    k_h: Number
+    k_l: Number
+    v: Address
+    v_b: Number
+    v_h: Number
+    v_l: Number
+    out: Address
+    out_b: Number
+    out_h: Number
+    out_l: Number
+    k_panels: Address
+    v_panels: Address
+    heads: Number
+    key_heads: Number
+    rows: Number
+    keys: Number
+    depth: Number
+    value_depth: Number
+    row_chunk: Number
+    score_stride: Number  # elements of a row of scores
+    scratch: Address
+    scratch_stride: Number  # bytes
+    row_sums: Number  # where they start in scratch, in bytes
+    results: Number  # where results start in scratch, in bytes, if they go there
+    block: Address  # the routine
+    count: Address  # where it is said how many keys there are, of those that there is room for; 0: all of them
+    count_b: Number  # elements from batch entry to batch entry
+    panels: Number  # where panels start in scratch, in bytes, if they are made there
+    row_part: Number  # rows of a chunk that are computed at a time
 
 
 @dataclass(frozen=True)
@@ -126,16 +129,6 @@ class Ways:
     many: bool = False
     own_panels: bool = False
     streaming: bool = False
-
-
-class OldRowsArg(IntEnum):
-    """The words after those, for keys or values whose first rows are copied from elsewhere; strides as there."""
-
-    ROWS = 0
-    ROWS_B = 1
-    ROWS_H = 2
-    ROWS_L = 3
-    COUNT = 4
 
 
 def emit(kernel: Kernel, ways: Ways, target: Target) -> list[KernelCode]:
@@ -189,39 +182,41 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
     cut = once(
         AttentionSchedule(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal)
     )
-    nothing: list[Argument] = [0, 0, 0, 0]
-    panels: list[Argument] = []
-    rows: list[Argument] = []
-    for x in (anchor.k, anchor.v):
+
+    def panels(x: Expr) -> Argument:
         packed = x.b if isinstance(x, Select) else x
         assert isinstance(packed, Load)
-        panels.append(Pointer(packed.source) if ways.many and not whole else 0)
-        rows += row_words(in_place(x)) if ways.few or whole else nothing
-    words: list[Argument] = [
-        *row_words(anchor.q),
-        *rows,
-        Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
-        *(out.coefs.get(v, 0) for v in (I0, I1, I2)),
-        *panels,
-        anchor.q_shape[1],
-        anchor.k_shape[1],
-        anchor.q_shape[2],
-        anchor.k_shape[2],
-        anchor.q_shape[3],
-        anchor.v_shape[3],
-        part(cut, "rows"),
-        part(cut, "score_stride"),
-        Scratch(),
-        ScratchStride(),
-        part(cut, "sums"),
-        part(cut, "results"),
-        gemm.block_routine(gemm.tile_of(F32, target)) if ways.many else 0,
-        *count_words(anchor),
-        part(cut, "panels"),
-        part(cut, "part"),
-    ]
+        return Pointer(packed.source) if ways.many and not whole else 0
+
+    words = AttentionArguments.given(
+        **row_words("q", anchor.q),
+        **row_words("k", in_place(anchor.k) if ways.few or whole else None),
+        **row_words("v", in_place(anchor.v) if ways.few or whole else None),
+        out=Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
+        out_b=out.coefs.get(I0, 0),
+        out_h=out.coefs.get(I1, 0),
+        out_l=out.coefs.get(I2, 0),
+        k_panels=panels(anchor.k),
+        v_panels=panels(anchor.v),
+        heads=anchor.q_shape[1],
+        key_heads=anchor.k_shape[1],
+        rows=anchor.q_shape[2],
+        keys=anchor.k_shape[2],
+        depth=anchor.q_shape[3],
+        value_depth=anchor.v_shape[3],
+        row_chunk=part(cut, "rows"),
+        score_stride=part(cut, "score_stride"),
+        scratch=Scratch(),
+        scratch_stride=ScratchStride(),
+        row_sums=part(cut, "sums"),
+        results=part(cut, "results"),
+        block=gemm.block_routine(gemm.tile_of(F32, target)) if ways.many else 0,
+        **count_words(anchor),
+        panels=part(cut, "panels"),
+        row_part=part(cut, "part"),
+    )
     for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
-        words += [*nothing, 0] if old is None else [*row_words(old.source), old.count]
+        words += old_words(old)
     table = ArgumentTable(words)
     made = _Code(anchor, kernel, table, to_scratch, ways, target)
     made.emit()
@@ -258,34 +253,24 @@ class _Code:
             if isinstance(x, Acc):
                 self.emitter.free[x] = frozenset((I3,))
 
-    def word(self, index: AttentionArg) -> str:
-        pointers = ("Q", "K", "V", "OUT", "K_PANELS", "V_PANELS", "SCRATCH", "BLOCK")
-        return gemm.load_word(self.f, index, "ptr" if index.name in pointers else "i64")
-
     def emit(self) -> None:
-        f, word = self.f, self.word
-        heads, rows, room = word(AttentionArg.HEADS), word(AttentionArg.ROWS), word(AttentionArg.KEYS)
-        take = word(AttentionArg.ROW_CHUNK)
+        f = self.f
+        w = AttentionArguments.loaded(f)
+        heads, key_heads, rows, room, take = w.heads, w.key_heads, w.rows, w.keys, w.row_chunk
         blocks = f.div(f.sub(f.add(rows, take), 1), take)
         rest, block = f.div("%chunk", blocks), f.rem("%chunk", blocks)
         b, h = f.div(rest, heads), f.rem(rest, heads)
-        keys = counted(f, self.anchor, AttentionArg.COUNT, b, room)
-        key_heads = word(AttentionArg.KEY_HEADS)
+        keys = counted(f, self.anchor, w.count, w.count_b, b, room)
         key_head = f.div(f.mul(h, key_heads), heads)
         row0 = f.mul(block, take)
         row1 = f.min(f.add(row0, take), rows)
-        stride = word(AttentionArg.SCORE_STRIDE)
-        scores = f.offset(word(AttentionArg.SCRATCH), f.mul("%worker", word(AttentionArg.SCRATCH_STRIDE)))
-        sums = f.offset(scores, word(AttentionArg.ROW_SUMS))
-        depth, value_depth = word(AttentionArg.DEPTH), word(AttentionArg.VALUE_DEPTH)
+        scores = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
+        sums = f.offset(scores, w.row_sums)
+        stride, depth, value_depth = w.score_stride, w.depth, w.value_depth
         heights = [block_rows(f, columns) if self.ways.few else "" for columns in (depth, value_depth)]
         seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
         few = f.cmp("le", rows, FEW_ROWS)
         self.long = long = f.cmp("ge", keys, MANY_KEYS)
-
-        def operand(base: AttentionArg, head: str) -> tuple[str, str]:
-            at = f.add(f.mul(b, word(AttentionArg(base + 1))), f.mul(head, word(AttentionArg(base + 2))))
-            return f.gep(word(base), at, "float"), word(AttentionArg(base + 3))
 
         def whole_for_one(height: str) -> str:
             """A single row uses each key once: there is nothing that a block would keep near."""
@@ -296,34 +281,34 @@ class _Code:
             alike = f.div(heads, key_heads)
             return f.add(f.mul(f.rem(h, alike), blocks), block), f.mul(alike, blocks)
 
-        q, q_step = operand(AttentionArg.Q, h)
-        out, out_step = ("", "") if self.to_scratch else operand(AttentionArg.OUT, h)
+        q, q_step = rows_of(f, w, "q", b, h)
+        out, out_step = ("", "") if self.to_scratch else rows_of(f, w, "out", b, h)
         matrix = f.add(f.mul(b, key_heads), key_head)
         k_size, v_size = (
             f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((room, depth), (value_depth, room))
         )
         if self.ways.own_panels:
-            k_panels = f.offset(scores, word(AttentionArg.PANELS))
+            k_panels = f.offset(scores, w.panels)
             v_panels = f.gep(k_panels, k_size, "float")
-            k, k_step = operand(AttentionArg.K, key_head)
-            v, v_step = operand(AttentionArg.V, key_head)
+            k, k_step = rows_of(f, w, "k", b, key_head)
+            v, v_step = rows_of(f, w, "v", b, key_head)
             pack_columns(f, self.lanes, k, k_step, k_panels, keys, depth)
             pack_rows(f, self.lanes, v, v_step, v_panels, keys, value_depth, room)
         else:
-            k_panels = f.gep(word(AttentionArg.K_PANELS), f.mul(matrix, k_size), "float")
-            v_panels = f.gep(word(AttentionArg.V_PANELS), f.mul(matrix, v_size), "float")
+            k_panels = f.gep(w.k_panels, f.mul(matrix, k_size), "float")
+            v_panels = f.gep(w.v_panels, f.mul(matrix, v_size), "float")
         scope = Scope(1, None, {I0: b, I1: h})
         shared = self.shared_by_rows(scope, sums, stride, keys)
 
         def some_rows(first: str, _: list[str]) -> None:
-            last = f.min(f.add(first, word(AttentionArg.ROW_PART)), row1)
+            last = f.min(f.add(first, w.row_part), row1)
             count = f.sub(last, first)
             limit = f.max(f.min(f.add(last, seen), keys), 0) if self.anchor.causal else keys
             # zeros stand after a row's last key; sums over more than one block of keys take them all, for equal blocks
             summed = f.select(f.cmp("gt", keys, K_BLOCK), keys, limit) if self.anchor.causal else keys
             lines = f.gep(q, f.mul(first, q_step), "float")
             if self.to_scratch:
-                result, step = f.offset(scores, word(AttentionArg.RESULTS)), f.and_(f.add(value_depth, 15), -16)
+                result, step = f.offset(scores, w.results), f.and_(f.add(value_depth, 15), -16)
             else:
                 result, step = f.gep(out, f.mul(first, out_step), "float"), out_step
 
@@ -332,7 +317,7 @@ class _Code:
                     to, keys = (f.gep(scores, first, "float"), stride), f.max(f.sub(stop, first), 0)
                     rows_times_rows(f, self.lanes, (lines, q_step), k, to, count, keys, depth)
 
-                k, done = operand(AttentionArg.K, key_head), "0"
+                k, done = rows_of(f, w, "k", b, key_head), "0"
                 if self.copies["k"] is not None:
                     done = self.old_part("k", k, (b, key_head), share(), (heights[0], depth), limit, times)
                 self.in_blocks(k, done, limit, whole_for_one(heights[0]), times)
@@ -343,7 +328,7 @@ class _Code:
                     to, more = (result, step), f.cmp("gt", first, 0, "i64")
                     weighted_rows(f, self.lanes, weights, v, to, count, keys, value_depth, more)
 
-                v, done = operand(AttentionArg.V, key_head), "0"
+                v, done = rows_of(f, w, "v", b, key_head), "0"
                 if self.copies["v"] is not None:
                     done = self.old_part("v", v, (b, key_head), share(), (heights[1], value_depth), summed, weighted)
                 # at least once: without keys, sums are 0
@@ -355,7 +340,7 @@ class _Code:
                 """Rows of products with panels of `height` rows each, of which the first `along` are multiplied."""
                 sizes: list[Typed] = [count, columns, along, ("i64", K_BLOCK)]
                 size = f.mul(height, WIDTH)
-                f.call(word(AttentionArg.BLOCK), [*a, panels, size, *to, *sizes, "null"])
+                f.call(w.block, [*a, panels, size, *to, *sizes, "null"])
 
             def many_scores() -> None:
                 by_panels((lines, q_step), k_panels, depth, (scores, stride), limit, depth)
@@ -370,14 +355,10 @@ class _Code:
             self.either(few, few_results, many_results)
             self.finish(scope, first, last, sums, result, step, value_depth)
 
-        f.loop(row0, row1, word(AttentionArg.ROW_PART), [], some_rows)
+        f.loop(row0, row1, w.row_part, [], some_rows)
         if self.ways.streaming:
             end_streams(f, self.target)
         f.ret()
-
-    def old_word(self, role: str, index: OldRowsArg) -> str:
-        number = len(AttentionArg) + "kv".index(role) * len(OldRowsArg) + index
-        return gemm.load_word(self.f, number, "ptr" if index is OldRowsArg.ROWS else "i64")
 
     def old_part(
         self,
@@ -395,8 +376,9 @@ class _Code:
         one and their columns.
         """
         f = self.f
-        start, batch, head, step, count = (self.old_word(role, index) for index in OldRowsArg)
-        source = f.gep(start, f.add(f.mul(at[0], batch), f.mul(at[1], head)), "float"), step
+        first_word = len(AttentionArguments.names()) + "kv".index(role) * len(OldRowsArguments.names())
+        w = OldRowsArguments.loaded(f, first=first_word)
+        source, count = rows_of(f, w, "rows", *at), w.count
         copied0, copied1 = (f.div(f.mul(count, n), share[1]) for n in (share[0], f.add(share[0], 1)))
         streams = None
         if self.ways.streaming:
@@ -406,7 +388,7 @@ class _Code:
         def some(first: str, _: list[str]) -> None:
             stop = f.min(f.add(first, block[0]), count)
             copy_rows(f, self.lanes, source, target, (f.max(first, copied0), f.min(stop, copied1)), block, streams)
-            use((f.gep(source[0], f.mul(first, step), "float"), step), first, f.min(stop, seen))
+            use((f.gep(source[0], f.mul(first, source[1]), "float"), source[1]), first, f.min(stop, seen))
 
         f.loop(0, count, block[0], [], some)
         return f.min(count, seen)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlx.backends.cpu.kernels.attention.pack_kv import row_words
+from rlx.backends.cpu.schedule.arguments import Address, Argument, Arguments, Number
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Shape, Size
 from rlx.kernels.affine import linear_index
@@ -12,7 +14,7 @@ from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Store
 from rlx.records import dataclass, replace
 
-__all__ = ["OldRows", "in_place", "old_rows"]
+__all__ = ["OldRows", "OldRowsArguments", "in_place", "old_rows", "old_words"]
 
 F32 = DTYPES["f32"]
 AXES = out_vars(4)
@@ -26,6 +28,22 @@ class OldRows:
     store: Store
     source: Load
     count: Size
+
+
+class OldRowsArguments(Arguments):
+    """The arguments that say where copied rows of keys, or values, come from; strides are in elements."""
+
+    rows: Address
+    rows_b: Number  # of (batch, head, row) each
+    rows_h: Number
+    rows_l: Number
+    count: Number
+
+
+def old_words(old: OldRows | None) -> list[Argument]:
+    """What `OldRowsArguments` are; zeros where no rows are copied."""
+    source, count = (None, 0) if old is None else (old.source, old.count)
+    return OldRowsArguments.given(**row_words("rows", source), count=count)
 
 
 def in_place(operand: Expr) -> Load:

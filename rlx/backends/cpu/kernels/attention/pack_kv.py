@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.kernels.attention.decode import Rows
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, name_kernel
-from rlx.backends.cpu.schedule.arguments import Argument, KernelCode, Pointer
+from rlx.backends.cpu.schedule.arguments import Address, Argument, Arguments, KernelCode, Number, Pointer
 from rlx.backends.cpu.schedule.attention import AttentionSchedule, KeyChunks
 from rlx.backends.cpu.target import Target
 from rlx.kernels.affine import linear_index
@@ -16,55 +16,66 @@ from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Kernel
 
-__all__ = ["count_words", "counted", "emit_pack", "pack_columns", "pack_rows", "row_words"]
+__all__ = ["count_words", "counted", "emit_pack", "pack_columns", "pack_rows", "row_words", "rows_of"]
 
 WIDTH = AttentionSchedule.WIDTH
 I0, I1, I2, _ = out_vars(4)
 
 
-class PackArg(IntEnum):
-    """The words of the packing kernel."""
+class PackKvArguments(Arguments):
+    """The arguments of the packing kernel; strides as in `row_names`, in elements."""
 
-    K = 0
-    K_B = 1
-    K_H = 2
-    K_L = 3
-    V = 4
-    V_B = 5
-    V_H = 6
-    V_L = 7
-    K_PANELS = 8
-    V_PANELS = 9
-    KEY_HEADS = 10
-    KEYS = 11
-    DEPTH = 12
-    VALUE_DEPTH = 13
-    COUNT = 14
-    COUNT_B = 15
+    k: Address
+    k_b: Number
+    k_h: Number
+    k_l: Number
+    v: Address
+    v_b: Number
+    v_h: Number
+    v_l: Number
+    k_panels: Address
+    v_panels: Address
+    key_heads: Number
+    keys: Number
+    depth: Number
+    value_depth: Number
+    count: Address
+    count_b: Number
 
 
-def row_words(x: Expr) -> list[Argument]:
-    """Address and strides of batches, heads and rows of an operand."""
+def row_names(name: str) -> tuple[str, str, str, str]:
+    """The arguments of an operand: its address and its strides of batches, heads and rows."""
+    return name, f"{name}_b", f"{name}_h", f"{name}_l"
+
+
+def row_words(name: str, x: Expr | None) -> dict[str, Argument]:
+    """What the arguments `row_names` of an operand are; zeros where it is not read."""
+    if x is None:
+        return dict.fromkeys(row_names(name), 0)
     assert isinstance(x, Load)
     index = linear_index(x.indices, x.source.shape)
-    return [Pointer(x.source, 4 * index.constant), *(index.coefs.get(v, 0) for v in (I0, I1, I2))]
+    words = (Pointer(x.source, 4 * index.constant), *(index.coefs.get(v, 0) for v in (I0, I1, I2)))
+    return dict(zip(row_names(name), words, strict=True))
 
 
-def count_words(anchor: Attention) -> list[Argument]:
+def rows_of(f: Function, w: Arguments, name: str, b: str, head: str) -> Rows:
+    """The rows of a batch entry and head of an operand."""
+    start, b_step, h_step, step = (getattr(w, i) for i in row_names(name))
+    return f.gep(start, f.add(f.mul(b, b_step), f.mul(head, h_step)), "float"), step
+
+
+def count_words(anchor: Attention) -> dict[str, Argument]:
     """Where the counts of keys are, and the step from batch entry to batch entry."""
     if anchor.count is None:
-        return [0, 0]
+        return {"count": 0, "count_b": 0}
     assert isinstance(anchor.count, Load)
     index = linear_index(anchor.count.indices, anchor.count.source.shape)
-    return [Pointer(anchor.count.source, 8 * index.constant), index.coefs.get(I0, 0)]
+    return {"count": Pointer(anchor.count.source, 8 * index.constant), "count_b": index.coefs.get(I0, 0)}
 
 
-def counted(f: Function, anchor: Attention, word: int, b: str, room: str) -> str:
-    """How many keys a batch entry has; `word` is the first of `count_words`."""
-    if anchor.count is None:
-        return room
-    step = gemm.load_word(f, word + 1, "i64")
-    return f.load("i64", f.gep(gemm.load_word(f, word, "ptr"), f.mul(b, step), "i64"))
+def counted(f: Function, anchor: Attention, count: str, step: str, b: str, room: str) -> str:
+    """How many keys a batch entry has; `count` and `step` are those of `count_words`."""
+    return room if anchor.count is None else f.load("i64", f.gep(count, f.mul(b, step), "i64"))
 
 
 def emit_pack(kernel: Kernel, target: Target) -> KernelCode:
@@ -72,35 +83,35 @@ def emit_pack(kernel: Kernel, target: Target) -> KernelCode:
     anchor = kernel.anchor
     assert isinstance(anchor, Attention)
     batch, heads, keys, depth = anchor.k_shape
-    words: list[Argument] = [
-        *row_words(anchor.k),
-        *row_words(anchor.v),
-        *(Pointer(s.buffer) for s in kernel.stores),
-        heads,
-        keys,
-        depth,
-        anchor.v_shape[3],
-        *count_words(anchor),
-    ]
+    k_panels, v_panels = (Pointer(store.buffer) for store in kernel.stores)
+    words = PackKvArguments.given(
+        **row_words("k", anchor.k),
+        **row_words("v", anchor.v),
+        k_panels=k_panels,
+        v_panels=v_panels,
+        key_heads=heads,
+        keys=keys,
+        depth=depth,
+        value_depth=anchor.v_shape[3],
+        **count_words(anchor),
+    )
     f = gemm.kernel_function(PLACEHOLDER)
     lanes = target.lanes
-    pointers = (PackArg.K, PackArg.V, PackArg.K_PANELS, PackArg.V_PANELS)
-    own = [i for i in PackArg if i < PackArg.COUNT]
-    w = {i: gemm.load_word(f, i, "ptr" if i in pointers else "i64") for i in own}
-    b, h = f.div("%chunk", w[PackArg.KEY_HEADS]), f.rem("%chunk", w[PackArg.KEY_HEADS])
+    w = PackKvArguments.loaded(f)
+    b, h = f.div("%chunk", w.key_heads), f.rem("%chunk", w.key_heads)
 
-    def matrix(base: PackArg, depth: PackArg, panels: PackArg, columns: PackArg) -> tuple[str, str, str]:
-        at = f.add(f.mul(b, w[PackArg(base + 1)]), f.mul(h, w[PackArg(base + 2)]))
-        count = f.mul(f.div(f.add(w[columns], WIDTH - 1), WIDTH), f.mul(w[depth], WIDTH))
-        out = f.gep(w[panels], f.mul("%chunk", count), "float")
-        return f.gep(w[base], at, "float"), w[PackArg(base + 3)], out
+    def matrix(name: str, rows: str, panels: str, columns: str) -> tuple[str, str, str]:
+        start, b_step, h_step, step = (getattr(w, i) for i in row_names(name))
+        at = f.add(f.mul(b, b_step), f.mul(h, h_step))
+        count = f.mul(f.div(f.add(columns, WIDTH - 1), WIDTH), f.mul(rows, WIDTH))
+        out = f.gep(panels, f.mul("%chunk", count), "float")
+        return f.gep(start, at, "float"), step, out
 
-    room = w[PackArg.KEYS]
-    count = counted(f, anchor, PackArg.COUNT, b, room)
-    k, k_step, k_out = matrix(PackArg.K, PackArg.DEPTH, PackArg.K_PANELS, PackArg.KEYS)
-    pack_columns(f, lanes, k, k_step, k_out, count, w[PackArg.DEPTH])
-    v, v_step, v_out = matrix(PackArg.V, PackArg.KEYS, PackArg.V_PANELS, PackArg.VALUE_DEPTH)
-    pack_rows(f, lanes, v, v_step, v_out, count, w[PackArg.VALUE_DEPTH], room)
+    count = counted(f, anchor, w.count, w.count_b, b, w.keys)
+    k, k_step, k_out = matrix("k", w.depth, w.k_panels, w.keys)
+    pack_columns(f, lanes, k, k_step, k_out, count, w.depth)
+    v, v_step, v_out = matrix("v", w.keys, w.v_panels, w.value_depth)
+    pack_rows(f, lanes, v, v_step, v_out, count, w.value_depth, w.keys)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     chunks = KeyChunks(anchor.q_shape[2], batch, heads)
