@@ -1,0 +1,193 @@
+"""The epilogue of sums: what is computed of each, and where that is stored, over a block of them in vectors.
+
+A block is [rows, columns]: rows of a matrix, pixels of images (numbered through all of them), or queries of attention.
+What the rows share is computed before them, what the columns of a row share before these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.backends.cpu.llvm import convert
+from rlx.backends.cpu.llvm.builder import vec
+from rlx.backends.cpu.loops.analysis import RESULT, is_costly
+from rlx.backends.cpu.loops.nest import Emitter, Scope, linear_load, merge_loops
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Size, size_product
+from rlx.kernels.affine import Affine, affine, index_expr, linear_index
+from rlx.kernels.expr import Acc, Expr, Load, Var, transform, walk
+from rlx.kernels.program import Store
+from rlx.records import dataclass
+
+__all__ = ["Epilogue", "epilogue_of"]
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """`expr`, over Acc, is the result of the sum at (row, column), `destination` where it is stored.
+
+    The number of a row is taken apart into the variables `rows`, of `extents`.
+    """
+
+    expr: Expr
+    destination: Load
+    column: Var
+    rows: tuple[Var, ...]
+    extents: tuple[Size, ...]
+    sums: DType
+    constant: Size  # of the destination, in elements
+    row_step: Size | None  # from the results of a row to those of the next; None if that is no constant
+    columns_together: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether the sums are the results."""
+        return isinstance(self.expr, Acc) and self.destination.dtype is self.sums
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a result can take the place of its sum in the results' buffer."""
+        return self.destination.dtype is self.sums and self.row_step is not None and self.columns_together
+
+    def prepare(self, emitter: Emitter) -> None:
+        """Loads the arguments that it needs; at the start of the kernel."""
+        emitter.preload([self.expr, self.destination], list(self.extents))
+        for x in walk(self.expr):  # sums change from column to column: none is hoisted
+            if isinstance(x, Acc):
+                emitter.free[x] = RESULT | {self.column, *self.rows}
+
+    def at(self, emitter: Emitter, row: str) -> dict[Var, str]:
+        """The variables of a row by its number."""
+        found: dict[Var, str] = {}
+        for var, extent in zip(self.rows[:0:-1], self.extents[:0:-1], strict=True):
+            size = emitter.size(extent)
+            found[var] = emitter.f.rem(row, size, "i64")
+            row = emitter.f.div(row, size, "i64")
+        if self.rows:
+            found[self.rows[0]] = row
+        return found
+
+    def row(self, emitter: Emitter, top: Scope, row: str) -> Scope:
+        """A scope for the columns of a row, with what they share computed."""
+        scope = top.inner(self.at(emitter, row))
+        emitter.hoist(self.expr, frozenset((self.column,)), scope)
+        emitter.hoist(self.destination, frozenset((self.column,)), scope)
+        return scope
+
+    def put(self, emitter: Emitter, row: Scope, column: str, sums: str, w: int, shared: Scope | None = None) -> None:
+        """Computes and stores the results of `w` columns of a row from their sums.
+
+        `shared` has what rows share of these columns.
+        """
+        here = row.inner({self.column: column}, w, self.column if w > 1 else None)
+        if shared is not None:
+            here.cache.update({key: found for key, found in shared.cache.items() if isinstance(key, Expr)})
+        emitter.store(self.destination, self.value(emitter, here, sums, w), here)
+
+    def value(self, emitter: Emitter, scope: Scope, sums: str, w: int) -> str:
+        """Computes `w` results from their sums."""
+        emitter.acc = lambda _: (sums, w)
+        return convert.to_memory(emitter.f, emitter.lanes_of(self.expr, scope), self.destination.dtype, w)
+
+    def widths(self, emitter: Emitter) -> list[int]:
+        """The numbers of columns that are computed at once: the first as often as they are there, then the next.
+
+        Functions are long chains of operations that wait for one another: four vectors at a time hide that.
+        """
+        lanes = emitter.lanes if self.sums.bits == 32 else emitter.lanes // 2
+        return [*([4 * lanes] if is_costly(self.expr) else []), lanes, *([8] if lanes == 16 else []), 1]
+
+    def block(
+        self,
+        emitter: Emitter,
+        rows: tuple[str, str],
+        columns: tuple[str, str],
+        sums: str,
+        step: str,
+        top: Scope | None = None,
+        of_row: Callable[[str], Callable[[str, int], str]] | None = None,
+    ) -> None:
+        """Emits it over a block of sums that lie at `sums`, `step` elements from row to row.
+
+        `top` has variables that all of them share. `of_row(row)` gives what vectors of the sums of a row become before.
+        """
+        f, ty = emitter.f, convert.llvm_type(self.sums)
+        top = top or Scope(1, None, {})
+        emitter.hoist(self.expr, frozenset((self.column, *self.rows)), top)
+        (r0, r1), (c0, c1) = rows, columns
+        parts, start = [], c0
+        for w in self.widths(emitter):
+            end = f.sub(c1, f.rem(f.sub(c1, start), w), "i64") if w > 1 else c1
+            parts.append((start, end, w))
+            start = end
+
+        def one_row(r: str, _: list[str]) -> None:
+            scope, line = self.row(emitter, top, r), f.gep(sums, f.mul(f.sub(r, r0), step), ty)
+            before = of_row(r) if of_row else None
+
+            def put(c: str, w: int) -> None:
+                address = f.gep(line, f.sub(c, c0), ty)
+                value = f.load(vec(ty, w), address)
+                value = before(value, w) if before else value
+                if not self.in_place:
+                    self.put(emitter, scope, c, value, w)
+                    return
+                here = scope.inner({self.column: c}, w, self.column if w > 1 else None)
+                f.store(self.value(emitter, here, value, w), address, ty=vec(ty, w))
+
+            for first, end, w in parts:
+                f.loop(first, end, w, [], lambda c, _, w=w: put(c, w))  # type: ignore[misc]
+
+        f.loop(r0, r1, 1, [], one_row)
+
+    def planes(self, emitter: Emitter, rows: tuple[str, str], columns: int, sums: str, step: str) -> None:
+        """Emits it over a block of sums at `sums`, a column after the other, `step` elements apart."""
+        f, lanes = emitter.f, emitter.lanes if self.sums.bits == 32 else emitter.lanes // 2
+        ty, (r0, r1) = convert.llvm_type(self.sums), rows
+        top = Scope(1, None, {})
+        emitter.hoist(self.expr, frozenset((self.column, *self.rows)), top)
+        along = self.rows[0] if len(self.rows) == 1 else None
+
+        def put(c: int, plane: Scope, r: str, w: int) -> None:
+            here = plane.inner(self.at(emitter, r), w, along if w > 1 else None)
+            value = f.load(vec(ty, w), f.gep(sums, f.add(f.mul(step, c), f.sub(r, r0)), ty))
+            emitter.store(self.destination, self.value(emitter, here, value, w), here)
+
+        for c in range(columns):
+            plane = top.inner({self.column: str(c)})
+            emitter.hoist(self.expr, frozenset(self.rows), plane)
+            whole = f.sub(r1, f.rem(f.sub(r1, r0), lanes), "i64") if along else r0
+            f.loop(r0, whole, lanes, [], lambda r, _, c=c, plane=plane: put(c, plane, r, lanes))  # type: ignore[misc]
+            f.loop(whole, r1, 1, [], lambda r, _, c=c, plane=plane: put(c, plane, r, 1))  # type: ignore[misc]
+
+    def streams(self) -> list[Load]:
+        """What is read next to the sums, element by element, such as a residual."""
+        place = {self.column, *self.rows}
+        plain = [x for x in walk(self.expr) if isinstance(x, Load) and x.where is None]
+        found = {x: set(affine(x.indices[0]).coefs) for x in plain}
+        return [x for x, at in found.items() if at <= place and self.column in at and len(at) > 1]
+
+
+def epilogue_of(store: Store, rows: list[Var], sizes: list[Size], column: Var, columns: Size, sums: DType) -> Epilogue:
+    """The epilogue of a store, whose rows get one variable where every load walks through them as one."""
+    expr = transform(store.expr, linear_load)
+    index = linear_index(store.index, store.buffer.shape)
+    names, extents, (expr,), place = merge_loops(rows, sizes, [expr], index_expr(index))
+    destination = Load(store.buffer, (place,), store.buffer.dtype)
+    together = columns == 1 or index.coefs.get(column, 0) == 1
+    step = _row_step(index, rows, sizes)
+    if step is None and all(s == 1 for s in sizes):
+        step = columns
+    return Epilogue(expr, destination, column, tuple(names), tuple(extents), sums, index.constant, step, together)
+
+
+def _row_step(index: Affine, names: list[Var], sizes: list[Size]) -> Size | None:
+    """The step from row to row of an index that walks through all of them evenly."""
+    left = [(v, s) for v, s in zip(names, sizes, strict=True) if s != 1]
+    if not left:
+        return None
+    step = index.coefs.get(left[-1][0], 0)
+    for d, (v, _) in enumerate(left):
+        if index.coefs.get(v, 0) != step * size_product([s for _, s in left[d + 1 :]]):
+            return None
+    return step
