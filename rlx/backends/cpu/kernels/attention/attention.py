@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
 from rlx.backends.cpu.kernels.attention.decode import (
     Rows,
     block_rows,
@@ -29,7 +30,6 @@ from rlx.backends.cpu.kernels.attention.pack_kv import (
     row_words,
     rows_of,
 )
-from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Module, Typed, constant, vec
 from rlx.backends.cpu.loops.looks import look_if
@@ -51,7 +51,7 @@ from rlx.backends.cpu.schedule.base import FEW_ROWS, Part, part
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
-from rlx.kernels.affine import index_expr, linear_index
+from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import (
     BOOL,
     Acc,
@@ -176,11 +176,13 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Attention)
     out = linear_index(store.index, store.buffer.shape)
-    to_scratch = store.buffer.dtype is not F32 or out.coefs.get(I3, 1) != 1
+    epilogue = epilogue_of(store, [I2], [anchor.q_shape[2]], I3, anchor.v_shape[3], F32)
     whole = ways.own_panels
 
     cut = once(
-        AttentionSchedule(anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], to_scratch, whole, anchor.causal)
+        AttentionSchedule(
+            anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], not epilogue.in_place, whole, anchor.causal
+        )
     )
 
     def panels(x: Expr) -> Argument:
@@ -218,7 +220,7 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
     for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
         words += old_words(old)
     table = ArgumentTable(words)
-    made = _Code(anchor, kernel, table, to_scratch, ways, target)
+    made = _Code(anchor, kernel, table, epilogue, ways, target)
     made.emit()
     symbol, ir = name_kernel(Module([made.f]).text())
     scratch = part(cut, "scratch")
@@ -233,25 +235,20 @@ class _Code:
         anchor: Attention,
         kernel: Kernel,
         table: ArgumentTable,
-        to_scratch: bool,
+        epilogue: Epilogue,
         ways: Ways,
         target: Target,
     ) -> None:
-        self.anchor, self.to_scratch, self.ways, self.target = anchor, to_scratch, ways, target
+        self.anchor, self.ways, self.target = anchor, ways, target
         self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = target.lanes
         self.vector = f"<{self.lanes} x float>"
         self.emitter = Emitter(self.f, table, self.lanes)
-        store = kernel.stores[0]
-        self.expr = transform(store.expr, linear_load)
-        place = index_expr(linear_index(store.index, store.buffer.shape))
-        self.destination = Load(store.buffer, (place,), store.buffer.dtype)
+        self.epilogue = epilogue
         self.score = None if anchor.score is None else transform(anchor.score, linear_load)
-        self.emitter.preload([self.expr, self.destination, *([self.score] if self.score else [])], [])
-        for x in walk(self.expr):
-            if isinstance(x, Acc):
-                self.emitter.free[x] = frozenset((I3,))
+        self.emitter.preload([self.score] if self.score else [], [])
+        epilogue.prepare(self.emitter)
 
     def emit(self) -> None:
         f = self.f
@@ -282,7 +279,7 @@ class _Code:
             return f.add(f.mul(f.rem(h, alike), blocks), block), f.mul(alike, blocks)
 
         q, q_step = rows_of(f, w, "q", b, h)
-        out, out_step = ("", "") if self.to_scratch else rows_of(f, w, "out", b, h)
+        out, out_step = ("", "") if not self.epilogue.in_place else rows_of(f, w, "out", b, h)
         matrix = f.add(f.mul(b, key_heads), key_head)
         k_size, v_size = (
             f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((room, depth), (value_depth, room))
@@ -307,7 +304,7 @@ class _Code:
             # zeros stand after a row's last key; sums over more than one block of keys take them all, for equal blocks
             summed = f.select(f.cmp("gt", keys, K_BLOCK), keys, limit) if self.anchor.causal else keys
             lines = f.gep(q, f.mul(first, q_step), "float")
-            if self.to_scratch:
+            if not self.epilogue.in_place:
                 result, step = f.offset(scores, w.results), f.and_(f.add(value_depth, 15), -16)
             else:
                 result, step = f.gep(out, f.mul(first, out_step), "float"), out_step
@@ -557,36 +554,20 @@ class _Code:
 
     def finish(self, scope: Scope, row0: str, row1: str, sums: str, result: str, step: str, columns: str) -> None:
         """Divides each row by its sum and stores what the epilogue makes of it."""
-        f, lanes, emitter = self.f, self.lanes, self.emitter
-        emitter.hoist(self.expr, frozenset((I2, I3)), scope)
+        f = self.f
 
-        def row(i: str, _: list[str]) -> None:
-            at = f.sub(i, row0)
-            line = f.gep(result, f.mul(at, step), "float")
-            place = f.gep(sums, f.mul(at, 2), "float")
+        def divided(row: str) -> Callable[[str, int], str]:
+            place = f.gep(sums, f.mul(f.sub(row, row0), 2), "float")
             factor = f.div(1.0, f.load("float", place), "float")
             empty = f.cmp("eq", f.load("float", f.gep(place, 1, "float")), -INF, "float")
-            inside = scope.inner({I2: i})
-            emitter.hoist(self.expr, frozenset((I3,)), inside)
-            if self.to_scratch:
-                emitter.hoist(self.destination, frozenset((I3,)), inside)
 
-            def put(j: str, w: int) -> None:
-                ty = self.vector if w > 1 else "float"
-                p = f.gep(line, j, "float")
-                value = f.mul(f.load(ty, p), f.splat(factor, w), ty)
+            def by(value: str, w: int) -> str:
+                ty = vec("float", w)
+                value = f.mul(value, f.splat(factor, w), ty)
                 if self.anchor.empty_row == "zero":
                     value = f.select(f.splat(empty, w, "i1"), constant(0.0, ty), value, ty)
-                here = inside.inner({I3: j}, w, I3 if w > 1 else None)
-                emitter.acc = lambda _: (value, w)
-                text = convert.to_memory(f, emitter.lanes_of(self.expr, here), self.destination.dtype, w)
-                if self.to_scratch:
-                    emitter.store(self.destination, text, here)
-                else:
-                    f.store(text, p, ty=ty)
+                return value
 
-            whole = f.and_(columns, -lanes)
-            f.loop(0, whole, lanes, [], lambda j, _: put(j, lanes))
-            f.loop(whole, columns, 1, [], lambda j, _: put(j, 1))
+            return by
 
-        f.loop(row0, row1, 1, [], row)
+        self.epilogue.block(self.emitter, (row0, row1), ("0", columns), result, step, scope, divided)

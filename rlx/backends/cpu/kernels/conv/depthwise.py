@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.kernel import kernel_function
-from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
@@ -180,17 +181,17 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     """The depthwise convolution with its epilogue, which is computed in registers."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
+    geo, epilogue = geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
     lanes = target.lanes
     words, chunks = image_words(PlaneArguments, anchor, geo, lanes)
     table = ArgumentTable(words)
     f = kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, lanes)
-    finish.prepare(emitter)
+    epilogue.prepare(emitter)
     w = PlaneArguments.loaded(f)
     window = cast(tuple[int, int], geo.kernel)
     inner = inner_columns(geo)
-    Body(f, emitter, finish, w, window, geo.strides, geo.dilations, _lanes(geo.groups, target), inner).emit()
+    Body(f, emitter, epilogue, w, window, geo.strides, geo.dilations, _lanes(geo.groups, target), inner).emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     return KernelCode(symbol, ir, tuple(table.words), chunks, tuple(emitter.sites))
@@ -206,7 +207,7 @@ class Body:
 
     f: Function
     emitter: Emitter
-    finish: Finish
+    epilogue: Epilogue
     w: PlaneArguments
     kernel: tuple[int, int]
     strides: tuple[int, int]
@@ -232,7 +233,7 @@ class Body:
         f, w = self.f, self.w
         image, row0, row1, c0, c1 = chunk_parts(f, w)
         top = Scope(1, None, {})
-        self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), top)
+        self.emitter.hoist(self.epilogue.expr, frozenset((self.epilogue.column, *self.epilogue.rows)), top)
         x = f.gep(w.x, f.mul(image, w.x_n), "float")
         place = Place(top, x, f.mul(image, w.out_height), c0, c1)
         # rows whose windows lie inside the image
@@ -307,7 +308,7 @@ class Body:
         for r in range(max(rows, 1)):
             for i in range(max(columns, 1)):
                 at = f.add(number, f.mul(w.out_width, r)) if r else number
-                pixels.append(self.finish.pixel(self.emitter, place.top, f.add(at, i) if i else at))
+                pixels.append(self.epilogue.row(self.emitter, place.top, f.add(at, i) if i else at))
         read: dict[int, list[tuple[int, int]]] = {}  # by line of the image: rows of results, and of the window there
         for r in range(rows):
             for k in range(kernel_h):
@@ -387,10 +388,10 @@ class Body:
                     return [t for t in new if t is not None]
 
                 totals = f.loop(k0, k1, 1, [(ty, zero)] * columns, some_line)
-            shared = place.top.inner({self.finish.channel: c}, lanes, self.finish.channel if lanes > 1 else None)
-            self.emitter.hoist(self.finish.expr, frozenset(self.finish.space), shared)
+            shared = place.top.inner({self.epilogue.column: c}, lanes, self.epilogue.column if lanes > 1 else None)
+            self.emitter.hoist(self.epilogue.expr, frozenset(self.epilogue.rows), shared)
             for pixel, total in zip(pixels, totals, strict=True):
-                self.finish.put(self.emitter, pixel, c, total, lanes, shared)
+                self.epilogue.put(self.emitter, pixel, c, total, lanes, shared)
 
         f.loop(place.c0, place.c1, lanes, [], vectors)
 

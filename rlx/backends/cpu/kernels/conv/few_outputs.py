@@ -16,7 +16,7 @@ from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.kernels.conv import implicit_gemm
-from rlx.backends.cpu.kernels.conv.geometry import finish_of
+from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemmArguments
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few, packed
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, size_of, vec, void
@@ -54,8 +54,8 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     assert isinstance(anchor.w, Load)
     assert anchor.w.dtype is weight_type(kernel), "the weights are packed for another kernel"
     outputs = cast(int, anchor.w_shape[0])
-    dtype, finish = anchor.x.dtype, finish_of(kernel, anchor.x.dtype)
-    in_place = finish.in_place and finish.pixel_step == outputs == 1  # sums lie as results do
+    dtype, epilogue = anchor.x.dtype, conv_epilogue(kernel, anchor.x.dtype)
+    in_place = epilogue.in_place and epilogue.row_step == outputs == 1  # sums lie as results do
     routine = _routine(dtype.name, anchor.w.dtype.name, outputs, target)
     here = implicit_gemm.frame(kernel, FEW_OUTPUTS, routine, in_place, target)
     f, w, ty = here.f, here.w, "float" if dtype.name == "f32" else "double"
@@ -64,8 +64,8 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
         rows = f.sub(q1, q0)
         c = f.gep(w.out, q0, ty) if in_place else here.sums
         f.call(w.block, [here.a, at, "%words", w.weights, c, rows, rows, outputs])
-        if not finish.plain or not in_place:
-            finish.planes(here.emitter, (q0, q1), outputs, c, rows)
+        if not epilogue.plain or not in_place:
+            epilogue.planes(here.emitter, (q0, q1), outputs, c, rows)
 
     return here.parts(some_pixels)
 

@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, register_tiles
 from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, PlaneArguments, chunk_parts, plane_words
-from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm, ImplicitGemmArguments
 from rlx.backends.cpu.kernels.conv.product import Im2col, in_image
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, is_few
@@ -109,14 +110,14 @@ def _makes_image(kernel: Kernel) -> bool:
     an_image = buffer.nbytes({}) // max(cast(int, anchor.x_shape[0]), 1)
     if an_image < LEAST_BYTES or any(b.base.kind == "state" for b in kernel.reads()):
         return False
-    finish = finish_of(kernel, F32)
-    compact = finish.channels_together and finish.pixel_step == outputs and finish.constant == 0
+    epilogue = conv_epilogue(kernel, F32)
+    compact = epilogue.columns_together and epilogue.row_step == outputs and epilogue.constant == 0
     if in_image(geo) is None and not _reads_planes(kernel):
         return False
-    if len(anchor.x_shape) != 4 or not compact or is_costly(finish.expr):
+    if len(anchor.x_shape) != 4 or not compact or is_costly(epilogue.expr):
         return False
     emitter = Emitter(Function("", []), ArgumentTable(), 1)
-    return not any(isinstance(x, Load) and emitter.depends(x) & set(finish.space) for x in walk(finish.expr))
+    return not any(isinstance(x, Load) and emitter.depends(x) & set(epilogue.rows) for x in walk(epilogue.expr))
 
 
 def _reads_planes(kernel: Kernel) -> bool:
@@ -148,8 +149,8 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     assert isinstance(anchor.w, Load)
     assert before is not None
     assert isinstance(before.anchor, Conv)
-    geo, finish = geometry(kernel), finish_of(kernel, F32)
-    first, first_finish = before.anchor, finish_of(before, F32)
+    geo, epilogue = geometry(kernel), conv_epilogue(kernel, F32)
+    first, first_epilogue = before.anchor, conv_epilogue(before, F32)
     assert isinstance(first.x, Load)
     assert isinstance(first.w, Load)
     taps = cast(tuple[int, int], geo.kernel)
@@ -168,14 +169,14 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
-    finish.prepare(emitter)
-    emitter.preload([first_finish.expr], [])
-    for x in (*walk(finish.expr), *walk(first_finish.expr)):
+    epilogue.prepare(emitter)
+    emitter.preload([first_epilogue.expr], [])
+    for x in (*walk(epilogue.expr), *walk(first_epilogue.expr)):
         if isinstance(x, Acc):  # of either, whatever the variables of their pixels are
-            emitter.free[x] = RESULT | {finish.channel, *finish.space, *first_finish.space}
+            emitter.free[x] = RESULT | {epilogue.column, *epilogue.rows, *first_epilogue.rows}
     w = FusedDepthwiseArguments.loaded(f)
     lanes, inner = target.lanes, depthwise.inner_columns(geo)
-    body = RingBody(f, emitter, finish, w, taps, geo.strides, geo.dilations, lanes, inner, before, ring, tile)
+    body = RingBody(f, emitter, epilogue, w, taps, geo.strides, geo.dilations, lanes, inner, before, ring, tile)
     body.emit()
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
@@ -226,16 +227,16 @@ class RingBody(Body):
         return _rows_together(self.kernel, self.strides)
 
     @property
-    def first(self) -> Finish:
+    def first(self) -> Epilogue:
         """The epilogue of the image."""
-        return finish_of(self.before, F32)
+        return conv_epilogue(self.before, F32)
 
     def emit(self) -> None:
         f, w = self.f, self.w
         image, row0, row1, c0, c1 = chunk_parts(f, w)
         top, before = Scope(1, None, {}), Scope(1, None, {})
-        channel, space = self.finish.channel, frozenset((*self.finish.space, *self.first.space))
-        self.emitter.hoist(self.finish.expr, space | {channel}, top)
+        channel, space = self.epilogue.column, frozenset((*self.epilogue.rows, *self.first.rows))
+        self.emitter.hoist(self.epilogue.expr, space | {channel}, top)
         self.emitter.hoist(self.first.expr, space | {channel}, before)
         own = f.offset(w.x, f.mul("%worker", w.scratch_stride))
         place = Place(top, f.gep(own, f.sub(0, c0), "float"), f.mul(image, w.out_height), c0, c1)
@@ -272,10 +273,10 @@ class RingBody(Body):
         last, apart = f.sub(stop, 1), self.strides[0] * self.strides[1]
         for r in range(0, height, apart):
             number = f.min(f.add(first, f.div(f.add(row, r), apart)), last)
-            pixel = place.top.inner(self.finish.at(self.emitter, number))
+            pixel = place.top.inner(self.epilogue.at(self.emitter, number))
             for c in channels:
-                here = pixel.inner({self.finish.channel: c}, self.lanes, self.finish.channel)
-                f.prefetch(self.emitter.address(self.finish.destination, here), write=True)
+                here = pixel.inner({self.epilogue.column: c}, self.lanes, self.epilogue.column)
+                f.prefetch(self.emitter.address(self.epilogue.destination, here), write=True)
 
     def lines(self, place: Place, y0: str, x0: str) -> Callable[[str | int], str]:
         f, w = self.f, self.w
@@ -329,12 +330,12 @@ class RingBody(Body):
                 shared: list[tuple[str, Scope]] = []
                 for j in range(tile.panels * WIDTH // tile.lanes):
                     at = f.add(c, j * tile.lanes)
-                    scope = top.inner({first.channel: at}, tile.lanes, first.channel)
-                    self.emitter.hoist(first.expr, frozenset(first.space), scope)
+                    scope = top.inner({first.column: at}, tile.lanes, first.column)
+                    self.emitter.hoist(first.expr, frozenset(first.rows), scope)
                     shared.append((at, scope))
 
                 def some_pixels(height: int, row: str) -> None:
-                    if tile.lanes == WIDTH and self.finish.channels_together:
+                    if tile.lanes == WIDTH and self.epilogue.columns_together:
                         self.fetch_results(place, results, row, height, [at for at, _ in shared])
                     ahead = source.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
                     sums = source.sums(f, tile, row, height, panels, b, ahead)

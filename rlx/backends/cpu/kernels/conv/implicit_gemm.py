@@ -16,8 +16,9 @@ from functools import cache
 from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.conv import register_tiles
-from rlx.backends.cpu.kernels.conv.geometry import Finish, Geometry, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
@@ -142,7 +143,7 @@ class Frame:
 
     f: Function
     emitter: Emitter
-    finish: Finish
+    epilogue: Epilogue
     run: Size  # steps of a piece of a window
     w: ImplicitGemmArguments
     cut: Callable[[Extents], DirectParts]
@@ -245,16 +246,16 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Ta
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     dtype = anchor.x.dtype
-    geo, finish = geometry(kernel), finish_of(kernel, dtype)
+    geo, epilogue = geometry(kernel), conv_epilogue(kernel, dtype)
     cut = once(cut_of(kernel, width, in_place=in_place))
-    out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
-    out_step = finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0
+    out = Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize)
+    out_step = epilogue.row_step if epilogue.in_place and epilogue.row_step is not None else 0
     words = words_of(kernel, cut, block, out, out_step, target)
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
-    if not finish.plain or not in_place:
-        finish.prepare(emitter)
+    if not epilogue.plain or not in_place:
+        epilogue.prepare(emitter)
     w = ImplicitGemmArguments.loaded(f)
     outputs = w.outputs
     columns = f.mul(w.panel_chunk, width)
@@ -268,7 +269,7 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Ta
     f.call(w.lines, [w.x, copies, offsets, "%words", r0, r1])
     a = f.select(f.cmp("ne", w.copied, 0), copies, w.x, "ptr")
     pixels = (f.mul(r0, w.out_width), f.mul(r1, w.out_width))
-    return Frame(f, emitter, finish, geo.kernel[1] * geo.channels, w, cut, (n0, n1), pixels, a, offsets, sums)
+    return Frame(f, emitter, epilogue, geo.kernel[1] * geo.channels, w, cut, (n0, n1), pixels, a, offsets, sums)
 
 
 def emit(kernel: Kernel, target: Target) -> KernelCode:
@@ -277,14 +278,14 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     assert isinstance(anchor, Conv)
     dtype = anchor.x.dtype
     tile = gemm.tile_of(dtype, target).of_one_panel
-    here = frame(kernel, tile.width, _block_routine(tile), finish_of(kernel, dtype).in_place, target)
-    f, emitter, finish, w, a, (n0, n1) = here.f, here.emitter, here.finish, here.w, here.a, here.columns
+    here = frame(kernel, tile.width, _block_routine(tile), conv_epilogue(kernel, dtype).in_place, target)
+    f, emitter, epilogue, w, a, (n0, n1) = here.f, here.emitter, here.epilogue, here.w, here.a, here.columns
     ty, width, depth = tile.scalar, tile.width, w.depth
     columns = f.mul(w.panel_chunk, width)
     b = f.gep(w.weights, f.mul(n0, depth), ty)
 
     def some_pixels(at: str, q0: str, q1: str) -> None:
-        if not register_tiles.suits(finish):
+        if not register_tiles.suits(epilogue):
             sums_of(at, (q0, q1), "0")
             return
         height, together, count = min(tile.rows, ROWS), tile.panels * width, f.sub(n1, n0)
@@ -293,21 +294,21 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
         panels = register_tiles.Panels(b, f.mul(depth, width), depth)
         known = here.run if isinstance(here.run, int) and here.run <= register_tiles.UNROLLED else 0
         windows = register_tiles.Windows(a, at, w.piece_step, w.pieces, w.run, known)
-        register_tiles.emit_tiles(emitter, finish, tile, windows, height, panels, (q0, q1), n0, done)
+        register_tiles.emit_tiles(emitter, epilogue, tile, windows, height, panels, (q0, q1), n0, done)
         f.if_(f.cmp("lt", done, count), lambda: sums_of(at, (q0, q1), done))
 
     def sums_of(at: str, pixels: tuple[str, str], done: str) -> None:
         """The results in the columns from `done`, by a block of sums in memory."""
         (q0, q1), start = pixels, f.add(n0, done)
-        if finish.in_place:
+        if epilogue.in_place:
             step = w.out_step
             c = f.gep(w.out, f.add(f.mul(q0, step), start), ty)
         else:
             step, c = columns, here.sums
         panel = f.gep(b, f.mul(done, depth), ty)
         f.call(w.block, [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
-        if not finish.plain or not finish.in_place:
-            finish.rows(emitter, (q0, q1), (start, n1), c, step)
+        if not epilogue.plain or not epilogue.in_place:
+            epilogue.block(emitter, (q0, q1), (start, n1), c, step)
 
     return here.parts(some_pixels)
 

@@ -13,7 +13,7 @@ from rlx.backends.cpu.gemm import int8, requantise
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.kernels.conv import im2col, int8_depthwise
-from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
@@ -292,16 +292,16 @@ def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
-    geo, finish = geometry(kernel), finish_of(kernel, I32)
+    geo, epilogue = geometry(kernel), conv_epilogue(kernel, I32)
     signed = anchor.x.dtype.name == "i8"
     in_image = None if from_planes(anchor) else _in_image(geo)
-    direct = finish.pixel_step is not None and finish.channels_together
+    direct = epilogue.row_step is not None and epilogue.columns_together
     fused = requantise.found(kernel) if direct else None
     clamped = fused is not None and fused.clamped
     tile = int8_panels.Tile(
         signed, "i32" if fused is None else store.buffer.dtype.name, clamped, int8_panels.instructions(target)
     )
-    direct = direct and (fused is not None or finish.plain)
+    direct = direct and (fused is not None or epilogue.plain)
 
     deep = ceildiv(geo.depth, int8_panels.DEPTH) * int8_panels.DEPTH
     cut = once(
@@ -309,13 +309,13 @@ def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
             geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, int8_panels.WIDTH, in_image, direct, *tile.by.times
         )
     )
-    step = finish.pixel_step if direct and finish.pixel_step is not None else 0
-    out = Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize)
+    step = epilogue.row_step if direct and epilogue.row_step is not None else 0
+    out = Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize)
     table = ArgumentTable(_product_words(anchor, geo, tile, cut, out, step * tile.item, target))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
     if not direct:
-        finish.prepare(emitter)
+        epilogue.prepare(emitter)
     w = Int8Arguments.loaded(f)
 
     top = Scope(1, None, {})
@@ -347,7 +347,7 @@ def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
         finish_with = (w.places, shift, finishing, f.mul(chunk.panel, 4 * int8_panels.WIDTH))
         f.call(w.block, [a, a_step, *weights, c, c_step, *sizes, *finish_with])
         if not direct:
-            finish.rows(emitter, (q0, q1), (chunk.first, f.add(chunk.first, chunk.count)), c, chunk.columns)
+            epilogue.block(emitter, (q0, q1), (chunk.first, f.add(chunk.first, chunk.count)), c, chunk.columns)
 
     f.loop(chunk.p0, chunk.p1, w.part, [], some_pixels)
     f.ret()

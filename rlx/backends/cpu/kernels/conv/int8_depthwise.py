@@ -9,7 +9,7 @@ from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.gemm.requantise import found, number, store_finishing
 from rlx.backends.cpu.kernels.conv import int8_depthwise_pairs, int8_depthwise_vnni
 from rlx.backends.cpu.kernels.conv.depthwise import has_few_taps, image_words
-from rlx.backends.cpu.kernels.conv.geometry import finish_of, geometry
+from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import Int8DepthwiseArguments
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
 from rlx.backends.cpu.llvm.builder import Module
@@ -67,9 +67,9 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     """The depthwise convolution with its epilogue, which is computed in registers."""
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
-    geo, finish = geometry(kernel), finish_of(kernel, I32)
+    geo, epilogue = geometry(kernel), conv_epilogue(kernel, I32)
     kernel_h, kernel_w = cast(tuple[int, int], geo.kernel)
-    direct = found(kernel) if finish.pixel_step is not None and finish.channels_together else None
+    direct = found(kernel) if epilogue.row_step is not None and epilogue.columns_together else None
 
     signed = anchor.x.dtype.name == "i8"
     fours = anchor.w.dtype is I8  # the form that the weights were packed in
@@ -81,8 +81,8 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
         geo,
         wide if fours else int8_depthwise_pairs.CHANNELS,
         sums=Pointer(kernel.operands[0]),
-        out=Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
-        out_step=0 if direct is None or finish.pixel_step is None else finish.pixel_step,
+        out=Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize),
+        out_step=0 if direct is None or epilogue.row_step is None else epilogue.row_step,
         scratch=Scratch(),
         scratch_stride=ScratchStride(),
     )
@@ -91,14 +91,14 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     emitter = Emitter(f, table, target.lanes)
     top = Scope(1, None, {})
     if direct is None:
-        finish.prepare(emitter)
+        epilogue.prepare(emitter)
     finishing = f.alloca("i64", len(int8_panels.FinishArguments.names()))
     if direct is not None:
         store_finishing(emitter, direct, top, finishing, store.buffer.dtype)
     fill = f.cast("trunc", number(emitter, anchor.zero, top), "i8")
     w = Int8DepthwiseArguments.loaded(f)
     given = (
-        f, emitter, finish, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1], signed,
+        f, emitter, epilogue, w, (kernel_h, kernel_w), geo.strides[1], geo.dilations[1], signed,
         store.buffer.dtype.name if direct is not None else "", direct is not None and direct.bias is not None,
         direct is not None and direct.clamped, fill, finishing, top,
     )  # fmt: skip

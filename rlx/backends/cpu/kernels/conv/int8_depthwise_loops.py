@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.panels.int8 import FinishArguments
 from rlx.backends.cpu.kernels.conv.depthwise import PlaneArguments, chunk_parts
-from rlx.backends.cpu.kernels.conv.geometry import Finish
 from rlx.backends.cpu.llvm.builder import Function, void
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.backends.cpu.schedule.arguments import Address, Number
@@ -44,7 +44,7 @@ class Body(ABC):
 
     f: Function
     emitter: Emitter
-    finish: Finish
+    epilogue: Epilogue
     w: Int8DepthwiseArguments
     kernel: tuple[int, int]
     stride: int
@@ -77,7 +77,7 @@ class Body(ABC):
         f.loop(0, w.channels, 64, [], lambda i, _: f.store(fill, f.offset(padding, i)))
         x = f.offset(w.x, f.mul(image, w.x_n))
         if not self.result:
-            self.emitter.hoist(self.finish.expr, frozenset((self.finish.channel, *self.finish.space)), self.top)
+            self.emitter.hoist(self.epilogue.expr, frozenset((self.epilogue.column, *self.epilogue.rows)), self.top)
         self.begin(c0, c1)
 
         def row(oy: str, _: list[str]) -> None:

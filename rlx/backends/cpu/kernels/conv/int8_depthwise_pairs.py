@@ -103,10 +103,10 @@ class Pairs(Body):
         if not self.result:
             scope, first = self.top.inner({}), f.add(pixels.row, pixels.ox)
             for r, (low, high) in enumerate(sums):
-                here = self.finish.pixel(self.emitter, scope, f.add(first, r) if r else first)
+                here = self.epilogue.row(self.emitter, scope, f.add(first, r) if r else first)
                 for j in range(2):  # channels in order
                     total = f.shuffle(low, high, [4 * j + i + k for k in (0, 8) for i in range(4)])
-                    self.finish.put(self.emitter, here, f.add(c, 8 * j) if j else c, total, 8)
+                    self.epilogue.put(self.emitter, here, f.add(c, 8 * j) if j else c, total, 8)
             return
         arrays = int8_panels.FinishArguments.loaded(f, "scale", "shift", words=self.finishing)
         scales, shifts = (self.halves(p, c, "float") for p in (arrays.scale, arrays.shift))

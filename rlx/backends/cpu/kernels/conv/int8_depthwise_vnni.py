@@ -192,10 +192,10 @@ class Fours(Body):
             self.put_plain(c, size, pixels, totals)
             return
         limits = int8_epilogue.limits(f, self.finishing, self.clamped, size // 2)
-        finish = int8_epilogue.Finish(numbers(1), numbers(2), limits)
+        epilogue = int8_epilogue.Finish(numbers(1), numbers(2), limits)
         target, step = self.place(pixels, c)
         for total in totals:
-            f.store(f.cast("bitcast", int8_epilogue.quantised(f, self.result, total, finish), ty), target, align=1)
+            f.store(f.cast("bitcast", int8_epilogue.quantised(f, self.result, total, epilogue), ty), target, align=1)
             target = f.offset(target, step)
 
     def put_plain(self, c: str, size: int, pixels: Pixels, totals: list[list[str]]) -> None:
@@ -204,12 +204,12 @@ class Fours(Body):
         scope, first = self.top.inner({}), f.add(pixels.row, pixels.ox)
         lanes = size // 4
         for r, total in enumerate(totals):
-            here = self.finish.pixel(self.emitter, scope, f.add(first, r) if r else first)
+            here = self.epilogue.row(self.emitter, scope, f.add(first, r) if r else first)
             for q in range(size // 16):
                 for j in range(2):  # channels in order
                     order = [k + 4 * q + i for k in (0, lanes) for i in range(4)]
                     sums = f.shuffle(total[2 * j], total[2 * j + 1], order)
-                    self.finish.put(self.emitter, here, f.add(c, 16 * q + 8 * j), sums, 8)
+                    self.epilogue.put(self.emitter, here, f.add(c, 16 * q + 8 * j), sums, 8)
 
 
 def _mixed(f: Function, rows: list[str], size: int) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
-from rlx.backends.cpu.kernels.conv.geometry import Geometry, finish_of, geometry
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
 from rlx.backends.cpu.llvm.builder import Module, size_of
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
@@ -105,8 +105,8 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     dtype = anchor.x.dtype
     wide = gemm.tile_of(dtype, target)  # of whole blocks; windows are gathered, and finished in registers, by another
     tile = wide.of_one_panel
-    geo, finish = geometry(kernel), finish_of(kernel, dtype)
-    in_registers = not few and register_tiles.suits(finish)
+    geo, epilogue = geometry(kernel), conv_epilogue(kernel, dtype)
+    in_registers = not few and register_tiles.suits(epilogue)
     together = tile.panels * tile.width
     last = last_columns(geo.outputs, tile) if in_registers else 0
 
@@ -120,7 +120,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
             tile.width,
             tile.rows,
             from_window,
-            finish.in_place,
+            epilogue.in_place,
             target.multiplies_by_tiles(dtype.name) and not few,
         )
     )
@@ -135,8 +135,8 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         pixels=geo.pixels,
         pixel_chunk=part(cut, "pixel_chunk"),
         panel_chunk=part(cut, "panel_chunk"),
-        out=Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
-        out_step=finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
+        out=Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize),
+        out_step=epilogue.row_step if epilogue.in_place and epilogue.row_step is not None else 0,
         scratch=Scratch(),
         scratch_stride=ScratchStride(),
         sums=part(cut, "sums"),
@@ -149,8 +149,8 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     table = ArgumentTable([*words, *im2col.words(geo)])
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
-    if not finish.plain or not finish.in_place:
-        finish.prepare(emitter)
+    if not epilogue.plain or not epilogue.in_place:
+        epilogue.prepare(emitter)
     ty, width = tile.scalar, tile.width
     w = ConvArguments.loaded(f)
     outputs, depth, pixels = w.outputs, w.depth, w.pixels
@@ -188,11 +188,11 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
         matrix, block, stride = register_tiles.Matrix(a, w.a_step), (q0, middle), f.mul(depth, width)
         panels = register_tiles.Panels(panel_at(n0), stride, depth)
-        register_tiles.emit_tiles(emitter, finish, tile, matrix, tile.rows, panels, block, first, whole)
+        register_tiles.emit_tiles(emitter, epilogue, tile, matrix, tile.rows, panels, block, first, whole)
         if last:
             one, panels = replace(tile, panels=-(-last // width)), replace(panels, b=panel_at(f.add(n0, whole)))
             at = f.add(first, whole)
-            register_tiles.emit_tiles(emitter, finish, one, matrix, tile.rows, panels, block, at, narrow, last=last)
+            register_tiles.emit_tiles(emitter, epilogue, one, matrix, tile.rows, panels, block, at, narrow, last=last)
 
         def rest(e: str, _: list[str]) -> None:
             """The columns that are left, then the rows."""
@@ -215,7 +215,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         start, left = f.add(first, done), f.sub(count, done)
         q0, q1 = pixels
         rows = f.sub(q1, q0)
-        if finish.in_place:
+        if epilogue.in_place:
             step = w.out_step
             c = f.gep(w.out, f.add(f.mul(q0, step), start), ty)
         else:
@@ -230,8 +230,8 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
                 w.block,
                 [a, w.a_step, at, f.mul(depth, width), c, step, rows, left, depth, w.steps, copy],
             )
-        if not finish.plain or not finish.in_place:
-            finish.rows(emitter, (q0, q1), (start, f.add(start, left)), c, step)
+        if not epilogue.plain or not epilogue.in_place:
+            epilogue.block(emitter, (q0, q1), (start, f.add(start, left)), c, step)
 
     f.loop(p0, p1, w.part, [], some_pixels)
     f.ret()

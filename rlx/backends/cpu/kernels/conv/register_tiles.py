@@ -8,8 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.kernel import Tile
-from rlx.backends.cpu.kernels.conv.geometry import Finish
 from rlx.backends.cpu.llvm.builder import Function, size_of
 from rlx.backends.cpu.loops.analysis import is_costly
 from rlx.backends.cpu.loops.nest import Emitter, Scope
@@ -159,14 +159,15 @@ def _add(f: Function, tile: Tile, rows: list[str], panels: list[str], count: int
     return acc
 
 
-def suits(finish: Finish) -> bool:
+def suits(epilogue: Epilogue) -> bool:
     """Whether the epilogue of sums of f32 is worth registers: some, but no function of many operations."""
-    return finish.sums.name == "f32" and finish.channels_together and not finish.plain and not is_costly(finish.expr)
+    simple = not epilogue.plain and not is_costly(epilogue.expr)
+    return epilogue.sums.name == "f32" and epilogue.columns_together and simple
 
 
 def emit_tiles(
     emitter: Emitter,
-    finish: Finish,
+    epilogue: Epilogue,
     tile: Tile,
     rows: Rows,
     height: int,
@@ -188,8 +189,8 @@ def emit_tiles(
     count, group = f.sub(q1, q0), tile.panels * width
     widths = [min((last or group) - c, tile.lanes) for c in range(0, last or group, tile.lanes)]
     top = Scope(1, None, {})
-    emitter.hoist(finish.expr, frozenset((finish.channel, *finish.space)), top)
-    touched = [finish.destination, *finish.streams()]
+    emitter.hoist(epilogue.expr, frozenset((epilogue.column, *epilogue.rows)), top)
+    touched = [epilogue.destination, *epilogue.streams()]
     fetched = f.mul(f.and_(panels.depth, -tile.unroll), tile.fetched // size_of(tile.scalar))  # elements, by a tile
 
     def some_panels(n: str, _: list[str]) -> None:
@@ -199,19 +200,19 @@ def emit_tiles(
         shared: list[tuple[str, Scope]] = []
         for j, w in enumerate(widths):
             channel = f.add(f.add(first, n), j * tile.lanes)
-            scope = top.inner({finish.channel: channel}, w, finish.channel)
-            emitter.hoist(finish.expr, frozenset(finish.space), scope)
+            scope = top.inner({epilogue.column: channel}, w, epilogue.column)
+            emitter.hoist(epilogue.expr, frozenset(epilogue.rows), scope)
             shared.append((channel, scope))
 
         def some_rows(i: str, state: list[str]) -> list[str]:
             (done,) = state
             row = f.min(i, f.sub(count, height))
             number = f.add(q0, row)
-            places = [finish.pixel(emitter, top, f.add(number, r) if r else number) for r in range(height)]
+            places = [epilogue.row(emitter, top, f.add(number, r) if r else number) for r in range(height)]
             for place in places:
-                at = place.inner({finish.channel: shared[0][0]}, widths[0], finish.channel)
+                at = place.inner({epilogue.column: shared[0][0]}, widths[0], epilogue.column)
                 for x in touched:
-                    f.prefetch(emitter.address(x, at), write=x is finish.destination)
+                    f.prefetch(emitter.address(x, at), write=x is epilogue.destination)
             # once the coming panel is fetched, or where there is none, it is the next rows of A that are wanted
             below = rows.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
             ahead = f.select(f.cmp("lt", done, wanted), f.gep(coming, done, tile.scalar), below, "ptr")
@@ -220,7 +221,7 @@ def emit_tiles(
                 for j, (w, (channel, scope)) in enumerate(zip(widths, shared, strict=True)):
                     value = sums[r * len(shared) + j]
                     value = value if w == tile.lanes else f.shuffle(value, None, list(range(w)))
-                    finish.put(emitter, place, channel, value, w, scope)
+                    epilogue.put(emitter, place, channel, value, w, scope)
             return [f.add(done, fetched)]
 
         f.loop(0, count, height, [("i64", 0)], some_rows)

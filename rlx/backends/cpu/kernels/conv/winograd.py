@@ -19,7 +19,8 @@ from functools import cache
 from math import prod
 
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.kernels.conv.geometry import Finish, finish_of, geometry
+from rlx.backends.cpu.gemm.epilogue import Epilogue
+from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
@@ -345,26 +346,28 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     anchor, form = kernel.anchor, form_of(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
-    geo, finish = geometry(kernel), finish_of(kernel, anchor.x.dtype)
+    geo, epilogue = geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
     tile = gemm.tile_of(anchor.x.dtype, target)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
-    cut = once(WinogradSchedule(form.m, form.n, sizes, finish.in_place))
-    table = ArgumentTable(_words(kernel, cut, tile, finish))
+    cut = once(WinogradSchedule(form.m, form.n, sizes, epilogue.in_place))
+    table = ArgumentTable(_words(kernel, cut, tile, epilogue))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, tile.lanes)
-    if not finish.plain or not finish.in_place:
-        finish.prepare(emitter)
+    if not epilogue.plain or not epilogue.in_place:
+        epilogue.prepare(emitter)
     chunk = _Chunk.begin(f, form)
     _transform_images(f, chunk)
     _multiply(f, chunk, tile)
-    _transform_back(f, chunk, finish, emitter)
+    _transform_back(f, chunk, epilogue, emitter)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "ends", 3)
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
 
 
-def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, finish: Finish) -> list[Argument]:
+def _words(
+    kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, epilogue: Epilogue
+) -> list[Argument]:
     """What `WinogradArguments` are."""
     anchor, store, form = kernel.anchor, kernel.stores[0], form_of(kernel)
     assert isinstance(anchor, Conv)
@@ -385,8 +388,8 @@ def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.T
         out_width=geo.out_width,
         weights=Pointer(anchor.w.source),
         outputs=geo.outputs,
-        out=Pointer(store.buffer, finish.constant * store.buffer.dtype.itemsize),
-        out_step=finish.pixel_step if finish.in_place and finish.pixel_step is not None else 0,
+        out=Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize),
+        out_step=epilogue.row_step if epilogue.in_place and epilogue.row_step is not None else 0,
         tiles_h=part(cut, "tiles_h"),
         tiles_w=part(cut, "tiles_w"),
         tiles=part(cut, "tiles"),
@@ -478,7 +481,7 @@ def _multiply(f: Function, chunk: _Chunk, tile: gemm.Tile) -> None:
     f.loop(0, chunk.form.positions, 1, [], position)
 
 
-def _transform_back(f: Function, chunk: _Chunk, finish: Finish, emitter: Emitter) -> None:
+def _transform_back(f: Function, chunk: _Chunk, epilogue: Epilogue, emitter: Emitter) -> None:
     """The products to pixels, with the epilogue."""
     w, form = chunk.w, chunk.form
     count = f.sub(chunk.n1, chunk.n0)
@@ -490,7 +493,7 @@ def _transform_back(f: Function, chunk: _Chunk, finish: Finish, emitter: Emitter
         source = f.gep(chunk.products, f.mul(f.sub(t, chunk.t0), w.ldc), "float")
         line = f.mul(f.add(f.mul(image, w.out_height), oy), w.out_width)
         first = f.add(line, ox)
-        if finish.in_place:
+        if epilogue.in_place:
             step = w.out_step
             target = f.gep(w.out, f.add(f.mul(first, step), chunk.n0), "float")
             line_step = f.mul(w.out_width, step)
@@ -498,13 +501,13 @@ def _transform_back(f: Function, chunk: _Chunk, finish: Finish, emitter: Emitter
             step, target = chunk.columns, chunk.sums
             line_step = f.mul(step, form.m[1])
         f.call(w.output, [source, target, "%words", step, line_step, count, rows, cols])
-        if finish.plain and finish.in_place:
+        if epilogue.plain and epilogue.in_place:
             return
 
         def row(r: str, _: list[str]) -> None:
             p = f.add(first, f.mul(r, w.out_width))
             at = f.gep(target, f.mul(r, line_step), "float")
-            finish.rows(emitter, (p, f.add(p, cols)), (chunk.n0, chunk.n1), at, step)
+            epilogue.block(emitter, (p, f.add(p, cols)), (chunk.n0, chunk.n1), at, step)
 
         f.loop(0, rows, 1, [], row)
 
