@@ -261,18 +261,18 @@ def test_epilogue(to_scratch):
 
         def row(i, _):
             def column(j, _):
-                left = f.sub(block.n1, j)
+                left = f.sub(block.at.n1, j)
                 mask = f.mask_below(left, t.lanes)
-                at = f.add(f.mul(f.sub(i, block.m0), block.ldc), f.sub(j, block.n0))
+                at = f.add(f.mul(f.sub(i, block.at.r0), block.ldc), f.sub(j, block.at.n0))
                 ty = vec("float", t.lanes)
                 value = f.masked_load(ty, f.gep(block.c, at, "float"), mask)
                 value = f.add(value, f.masked_load(ty, f.gep(bias, j, "float"), mask))
                 target = f.gep(c, f.add(f.mul(i, ldc), j), "float")
                 f.masked_store(vmath.tanh(f, value, t.lanes, "f32"), target, mask)
 
-            f.loop(block.n0, block.n1, t.lanes, [], column)
+            f.loop(block.at.n0, block.at.n1, t.lanes, [], column)
 
-        f.loop(block.m0, block.m1, 1, [], row)
+        f.loop(block.at.r0, block.at.r1, 1, [], row)
 
     code = load(gemm_kernel(t, "rlx_fused", epilogue, to_scratch=to_scratch), "rlx_fused")
     m, n, k, workers = 37, 83, 60, 3

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Literal, cast
 
 from rlx.backends.cpu.gemm import amx_f32, amx_f32_rows
+from rlx.backends.cpu.gemm.chunk import Chunk, chunk_of
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, size_of, vec
 from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number, Routine
@@ -36,7 +37,6 @@ __all__ = [
     "gemm_kernel",
     "kernel_function",
     "packed_elements",
-    "share",
     "tile_of",
 ]
 
@@ -195,20 +195,14 @@ def packed_elements(k: int, n: int, dtype: DType = "f32") -> int:
 
 @dataclass(frozen=True)
 class Block:
-    """What an epilogue gets, as SSA values: the block is rows m0..m1 and columns n0..n1 of matrix `batch`.
+    """What an epilogue gets, as SSA values: the block is that of chunk `at`.
 
     `c` is the address of its first element, `ldc` its row stride in elements; `word(i)` loads epilogue word i.
     """
 
     f: Function
     tile: Tile
-    words: str
-    worker: str
-    batch: str
-    m0: str
-    m1: str
-    n0: str
-    n1: str
+    at: Chunk
     c: str
     ldc: str
 
@@ -224,13 +218,6 @@ BatchOffsets = Callable[[Function, str], tuple[str, str, str]]
 def kernel_function(name: str) -> Function:
     """A function with the signature of every kernel of the phase table."""
     return Function(name, [("ptr", "words"), ("i64", "chunk"), ("ptr", "ctx"), ("i64", "worker")])
-
-
-def share(f: Function, number: str, shares: str, columns: str, width: int) -> tuple[str, str]:
-    """The first column of one of so many even shares of panels, and the column after its last."""
-    panels = f.div(f.add(columns, width - 1), width)
-    first, stop = (f.mul(f.div(f.mul(i, panels), shares), width) for i in (number, f.add(number, 1)))
-    return first, f.min(stop, columns)
 
 
 def load_word(f: Function, index: int, ty: str = "i64") -> str:
@@ -610,51 +597,41 @@ def gemm_kernel(
     `batch_offsets(f, batch)` gives the element offsets of A, B and C where one stride a matrix does not (several axes),
     A block of a format that is `placed` is given all of B, and the number of its first panel as its stride.
     """
-    ty, width = tile.scalar, tile.width
+    ty = tile.scalar
     f = kernel_function(name)
     w = GemmArguments.loaded(f)
-    m, n, k, row_chunk, panel_chunk = w.m, w.n, w.k, w.row_chunk, w.panel_chunk
-    column_chunk = f.mul(panel_chunk, width)
-    panel_blocks = f.div(f.sub(f.add(n, column_chunk), 1), column_chunk)
-    row_blocks = f.div(f.sub(f.add(m, row_chunk), 1), row_chunk)
-    at, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    batch, row_block = f.div(at, row_blocks), f.rem(at, row_blocks)
-    m0 = f.mul(row_block, row_chunk)
-    m1 = f.min(f.add(m0, row_chunk), m)
-    n0 = f.mul(panel_block, column_chunk)
-    n1 = f.min(f.add(n0, column_chunk), n)
+    k, at = w.k, chunk_of(f, w.m, w.row_chunk, w.n, w.panel_chunk, tile.width, batch=True, even_panels=False)
     if batch_offsets:
-        a_at, b_at, c_at = batch_offsets(f, batch)
+        a_at, b_at, c_at = batch_offsets(f, at.copy)
     else:
-        a_at, b_at, c_at = (f.mul(batch, step) for step in (w.a_batch, w.b_batch, w.c_batch))
+        a_at, b_at, c_at = (f.mul(at.copy, step) for step in (w.a_batch, w.b_batch, w.c_batch))
     lda, ldc = w.lda, w.ldc
     own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
     copy = f.select(f.cmp("ne", w.copy_bytes, 0), own, "null", "ptr")
     if to_scratch:
-        out, ldc = f.offset(own, w.copy_bytes), column_chunk
+        out, ldc = f.offset(own, w.copy_bytes), at.room
     else:
-        out = f.gep(w.c, f.add(c_at, f.add(f.mul(m0, ldc), n0)), ty)
-    first = f.mul(panel_block, panel_chunk)
+        out = f.gep(w.c, f.add(c_at, f.add(f.mul(at.r0, ldc), at.n0)), ty)
     panel = f.mul(k, tile.step_bytes // size_of(tile.b_scalar))
-    stride = first if tile.format.placed else panel
+    stride = at.panel if tile.format.placed else panel
     f.call(
         w.block,
         [
-            f.gep(w.a, f.add(a_at, f.mul(m0, lda)), ty),
+            f.gep(w.a, f.add(a_at, f.mul(at.r0, lda)), ty),
             lda,
-            w.b if tile.format.placed else f.gep(w.b, f.add(b_at, f.mul(first, panel)), tile.b_scalar),
+            w.b if tile.format.placed else f.gep(w.b, f.add(b_at, f.mul(at.panel, panel)), tile.b_scalar),
             stride,
             out,
             ldc,
-            f.sub(m1, m0),
-            f.sub(n1, n0),
+            f.sub(at.r1, at.r0),
+            f.sub(at.n1, at.n0),
             k,
             w.steps,
             copy,
         ],
     )
     if epilogue:
-        epilogue(f, Block(f, tile, "%words", "%worker", batch, m0, m1, n0, n1, out, ldc))
+        epilogue(f, Block(f, tile, at, out, ldc))
     f.ret()
     return Module([f])
 

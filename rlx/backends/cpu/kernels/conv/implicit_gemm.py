@@ -16,6 +16,7 @@ from functools import cache
 from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.conv import register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
@@ -257,19 +258,16 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Ta
     if not epilogue.plain or not in_place:
         epilogue.prepare(emitter)
     w = ImplicitGemmArguments.loaded(f)
-    outputs = w.outputs
-    columns = f.mul(w.panel_chunk, width)
-    panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
-    row_block, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    r0 = f.mul(row_block, w.row_chunk)
-    r1 = f.min(f.add(r0, w.row_chunk), w.rows)
-    n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, width)
+    chunk = chunk_of(f, w.rows, w.row_chunk, w.outputs, w.panel_chunk, width)
+    r0, r1 = chunk.r0, chunk.r1
     offsets = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
     copies, sums = (f.offset(offsets, i) for i in (w.copies, w.sums))
     f.call(w.lines, [w.x, copies, offsets, "%words", r0, r1])
     a = f.select(f.cmp("ne", w.copied, 0), copies, w.x, "ptr")
     pixels = (f.mul(r0, w.out_width), f.mul(r1, w.out_width))
-    return Frame(f, emitter, epilogue, geo.kernel[1] * geo.channels, w, cut, (n0, n1), pixels, a, offsets, sums)
+    return Frame(
+        f, emitter, epilogue, geo.kernel[1] * geo.channels, w, cut, (chunk.n0, chunk.n1), pixels, a, offsets, sums
+    )
 
 
 def emit(kernel: Kernel, target: Target) -> KernelCode:

@@ -11,6 +11,7 @@ from math import prod
 
 from rlx.backends.cpu.gemm import int8, requantise
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.kernels.conv import im2col, int8_depthwise
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
@@ -412,25 +413,18 @@ class _Chunk:
 
     @staticmethod
     def begin(f: Function, w: Int8Arguments) -> _Chunk:
-        outputs, octets = w.outputs, w.octets
-        columns = f.mul(w.panel_chunk, int8_panels.WIDTH)
-        panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
-        rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-        block, group = f.div(rest, w.groups), f.rem(rest, w.groups)
-        p0 = f.mul(block, w.pixel_chunk)
-        p1 = f.min(f.add(p0, w.pixel_chunk), w.pixels)
-        n0 = f.mul(panel_block, columns)
-        n1 = f.min(f.add(n0, columns), outputs)
+        width = int8_panels.WIDTH
+        at = chunk_of(f, w.pixels, w.pixel_chunk, w.outputs, w.panel_chunk, width, groups=w.groups, even_panels=False)
         own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
-        x = f.offset(w.x, f.mul(group, w.channels))
-        first = f.add(f.mul(group, outputs), n0)
-        panels = f.div(f.add(outputs, int8_panels.WIDTH - 1), int8_panels.WIDTH)
-        panel = f.add(f.mul(group, panels), f.mul(panel_block, w.panel_chunk))
-        panel_step = f.add(f.mul(octets, 128), int8_panels.HEAD)
+        x = f.offset(w.x, f.mul(at.copy, w.channels))
+        first = f.add(f.mul(at.copy, w.outputs), at.n0)
+        panels = f.div(f.add(w.outputs, width - 1), width)
+        panel = f.add(f.mul(at.copy, panels), at.panel)
+        panel_step = f.add(f.mul(w.octets, 128), int8_panels.HEAD)
         behind = f.add(f.mul(f.mul(panels, w.groups), panel_step), f.mul(panel, w.spare))
         more = f.offset(w.weights, behind)
         weights = f.offset(w.weights, f.mul(panel, panel_step))
-        return _Chunk(p0, p1, columns, first, f.sub(n1, n0), panel, x, own, weights, more)
+        return _Chunk(at.r0, at.r1, at.room, first, f.sub(at.n1, at.n0), panel, x, own, weights, more)
 
 
 # ---- strategies

@@ -7,6 +7,7 @@ its pixels into its worker's scratch first.
 from __future__ import annotations
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
@@ -154,13 +155,8 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     ty, width = tile.scalar, tile.width
     w = ConvArguments.loaded(f)
     outputs, depth, pixels = w.outputs, w.depth, w.pixels
-    columns = f.mul(w.panel_chunk, width)
-    panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
-    rest, panel_block = f.div("%chunk", panel_blocks), f.rem("%chunk", panel_blocks)
-    block, group = f.div(rest, w.groups), f.rem(rest, w.groups)
-    p0 = f.mul(block, w.pixel_chunk)
-    p1 = f.min(f.add(p0, w.pixel_chunk), pixels)
-    n0, n1 = gemm.share(f, panel_block, panel_blocks, outputs, width)
+    chunk = chunk_of(f, pixels, w.pixel_chunk, outputs, w.panel_chunk, width, groups=w.groups)
+    columns, group, p0, p1, n0, n1 = chunk.room, chunk.copy, chunk.r0, chunk.r1, chunk.n0, chunk.n1
     own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
     x = f.gep(w.x, f.mul(group, w.channels), ty)
     first = f.add(f.mul(group, outputs), n0)  # of the output channels

@@ -19,6 +19,7 @@ from functools import cache
 from math import prod
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
@@ -429,16 +430,11 @@ class _Chunk:
     @staticmethod
     def begin(f: Function, form: Form) -> _Chunk:
         w = WinogradArguments.loaded(f)
-        outputs, tiles = w.outputs, w.tiles
-        columns, rows = f.mul(w.panel_chunk, WIDTH), w.tile_chunk
-        panel_blocks = f.div(f.sub(f.add(outputs, columns), 1), columns)
-        blocks = f.div(f.sub(f.add(tiles, rows), 1), rows)
-        t0, t1 = gemm.share(f, f.div("%chunk", panel_blocks), blocks, tiles, 1)
-        n0, n1 = gemm.share(f, f.rem("%chunk", panel_blocks), panel_blocks, outputs, WIDTH)
+        at = chunk_of(f, w.tiles, w.tile_chunk, w.outputs, w.panel_chunk, WIDTH, even_rows=True)
         zeros = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
         f.loop(0, w.channels, 1, [], lambda c, _: f.store(0.0, f.gep(zeros, c, "float"), ty="float"))
         made, products, sums = (f.offset(zeros, i) for i in (w.columns, w.products, w.sums))
-        return _Chunk(form, w, columns, t0, t1, n0, n1, zeros, made, products, sums)
+        return _Chunk(form, w, at.room, at.r0, at.r1, at.n0, at.n1, zeros, made, products, sums)
 
     def place(self, f: Function, t: str) -> tuple[str, str, str]:
         """Image, first row and first column of a tile's results."""

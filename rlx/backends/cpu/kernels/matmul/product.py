@@ -86,9 +86,9 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     def finish(f: Function, block: gemm.Block) -> None:
         emitter = Emitter(f, table, target.lanes)
         epilogue.prepare(emitter)
-        at = _batch_indices(f, table, block.batch, store.extents[:-2])
+        at = _batch_indices(f, table, block.at.copy, store.extents[:-2])
         top = Scope(1, None, dict(zip(batch, at, strict=True)))
-        rows, columns = (block.m0, block.m1), (block.n0, block.n1)
+        rows, columns = (block.at.r0, block.at.r1), (block.at.n0, block.at.n1)
         epilogue.block(emitter, rows, columns, block.c, block.ldc, top)
         sites.extend(emitter.sites)
 
