@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.llvm.builder import vec
+from rlx.backends.cpu.llvm.builder import Function, vec
 from rlx.backends.cpu.loops.analysis import RESULT, is_costly
 from rlx.backends.cpu.loops.nest import Emitter, Scope, linear_load, merge_loops
+from rlx.backends.cpu.schedule.arguments import Pointer
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, size_product
 from rlx.kernels.affine import Affine, affine, index_expr, linear_index
@@ -48,6 +49,30 @@ class Epilogue:
     def in_place(self) -> bool:
         """Whether a result can take the place of its sum in the results' buffer."""
         return self.destination.dtype is self.sums and self.row_step is not None and self.columns_together
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether sums that lie where results belong are the results."""
+        return self.plain and self.in_place
+
+    @property
+    def out(self) -> Pointer:
+        """The address of the first result."""
+        return Pointer(self.destination.source, self.constant * self.destination.dtype.itemsize)
+
+    @property
+    def out_step(self) -> Size:
+        """Elements from row to row of sums that take the places of their results; else 0."""
+        return self.row_step if self.in_place and self.row_step is not None else 0
+
+    def place(self, f: Function, out: tuple[str, str], row: str, column: str, room: tuple[str, str]) -> tuple[str, str]:
+        """The address and the step from row to row of a block of sums that starts at (row, column).
+
+        It is in the results, which are at `out`, where sums can take their places, else in `room`: (address, step).
+        """
+        if not self.in_place:
+            return room
+        return f.gep(out[0], f.add(f.mul(row, out[1]), column), convert.llvm_type(self.sums)), out[1]
 
     def prepare(self, emitter: Emitter) -> None:
         """Loads the arguments that it needs; at the start of the kernel."""
@@ -111,6 +136,8 @@ class Epilogue:
 
         `top` has variables that all of them share. `of_row(row)` gives what vectors of the sums of a row become before.
         """
+        if self.is_nothing:
+            return
         f, ty = emitter.f, convert.llvm_type(self.sums)
         top = top or Scope(1, None, {})
         emitter.hoist(self.expr, frozenset((self.column, *self.rows)), top)

@@ -244,19 +244,15 @@ def words_of(
 
 def frame(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Target) -> Frame:
     """Begins a kernel whose `block` of sums takes `width` columns at once; `in_place`: it needs no room for them."""
-    anchor, store = kernel.anchor, kernel.stores[0]
+    anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    dtype = anchor.x.dtype
-    geo, epilogue = geometry(kernel), conv_epilogue(kernel, dtype)
+    geo, epilogue = geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
     cut = once(cut_of(kernel, width, in_place=in_place))
-    out = Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize)
-    out_step = epilogue.row_step if epilogue.in_place and epilogue.row_step is not None else 0
-    words = words_of(kernel, cut, block, out, out_step, target)
+    words = words_of(kernel, cut, block, epilogue.out, epilogue.out_step, target)
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
-    if not epilogue.plain or not in_place:
-        epilogue.prepare(emitter)
+    epilogue.prepare(emitter)
     w = ImplicitGemmArguments.loaded(f)
     chunk = chunk_of(f, w.rows, w.row_chunk, w.outputs, w.panel_chunk, width)
     r0, r1 = chunk.r0, chunk.r1
@@ -298,15 +294,10 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     def sums_of(at: str, pixels: tuple[str, str], done: str) -> None:
         """The results in the columns from `done`, by a block of sums in memory."""
         (q0, q1), start = pixels, f.add(n0, done)
-        if epilogue.in_place:
-            step = w.out_step
-            c = f.gep(w.out, f.add(f.mul(q0, step), start), ty)
-        else:
-            step, c = columns, here.sums
+        c, step = epilogue.place(f, (w.out, w.out_step), q0, start, (here.sums, columns))
         panel = f.gep(b, f.mul(done, depth), ty)
         f.call(w.block, [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
-        if not epilogue.plain or not epilogue.in_place:
-            epilogue.block(emitter, (q0, q1), (start, n1), c, step)
+        epilogue.block(emitter, (q0, q1), (start, n1), c, step)
 
     return here.parts(some_pixels)
 

@@ -311,7 +311,7 @@ def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
         )
     )
     step = epilogue.row_step if direct and epilogue.row_step is not None else 0
-    out = Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize)
+    out = epilogue.out
     table = ArgumentTable(_product_words(anchor, geo, tile, cut, out, step * tile.item, target))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)

@@ -99,7 +99,7 @@ def last_columns(outputs: Size, tile: gemm.Tile) -> int:
 
 def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: Target) -> KernelCode:
     """`from_window`: the step from window to window where all lie in the image. `few`: sums are dot products."""
-    anchor, store = kernel.anchor, kernel.stores[0]
+    anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
@@ -136,8 +136,8 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         pixels=geo.pixels,
         pixel_chunk=part(cut, "pixel_chunk"),
         panel_chunk=part(cut, "panel_chunk"),
-        out=Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize),
-        out_step=epilogue.row_step if epilogue.in_place and epilogue.row_step is not None else 0,
+        out=epilogue.out,
+        out_step=epilogue.out_step,
         scratch=Scratch(),
         scratch_stride=ScratchStride(),
         sums=part(cut, "sums"),
@@ -150,8 +150,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     table = ArgumentTable([*words, *im2col.words(geo)])
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
-    if not epilogue.plain or not epilogue.in_place:
-        epilogue.prepare(emitter)
+    epilogue.prepare(emitter)
     ty, width = tile.scalar, tile.width
     w = ConvArguments.loaded(f)
     outputs, depth, pixels = w.outputs, w.depth, w.pixels
@@ -211,11 +210,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         start, left = f.add(first, done), f.sub(count, done)
         q0, q1 = pixels
         rows = f.sub(q1, q0)
-        if epilogue.in_place:
-            step = w.out_step
-            c = f.gep(w.out, f.add(f.mul(q0, step), start), ty)
-        else:
-            step, c = columns, f.offset(own, w.sums)
+        c, step = epilogue.place(f, (w.out, w.out_step), q0, start, (f.offset(own, w.sums), columns))
         if few:
             at = f.gep(w.weights, f.mul(start, depth), ty)
             f.call(w.block, [a, w.a_step, at, c, step, rows, depth, left])
@@ -226,8 +221,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
                 w.block,
                 [a, w.a_step, at, f.mul(depth, width), c, step, rows, left, depth, w.steps, copy],
             )
-        if not epilogue.plain or not epilogue.in_place:
-            epilogue.block(emitter, (q0, q1), (start, f.add(start, left)), c, step)
+        epilogue.block(emitter, (q0, q1), (start, f.add(start, left)), c, step)
 
     f.loop(p0, p1, w.part, [], some_pixels)
     f.ret()

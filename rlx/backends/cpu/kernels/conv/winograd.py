@@ -354,8 +354,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     table = ArgumentTable(_words(kernel, cut, tile, epilogue))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, tile.lanes)
-    if not epilogue.plain or not epilogue.in_place:
-        epilogue.prepare(emitter)
+    epilogue.prepare(emitter)
     chunk = _Chunk.begin(f, form)
     _transform_images(f, chunk)
     _multiply(f, chunk, tile)
@@ -370,7 +369,7 @@ def _words(
     kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, epilogue: Epilogue
 ) -> list[Argument]:
     """What `WinogradArguments` are."""
-    anchor, store, form = kernel.anchor, kernel.stores[0], form_of(kernel)
+    anchor, form = kernel.anchor, form_of(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
     assert isinstance(anchor.w, Load)
@@ -389,8 +388,8 @@ def _words(
         out_width=geo.out_width,
         weights=Pointer(anchor.w.source),
         outputs=geo.outputs,
-        out=Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize),
-        out_step=epilogue.row_step if epilogue.in_place and epilogue.row_step is not None else 0,
+        out=epilogue.out,
+        out_step=epilogue.out_step,
         tiles_h=part(cut, "tiles_h"),
         tiles_w=part(cut, "tiles_w"),
         tiles=part(cut, "tiles"),
@@ -489,15 +488,10 @@ def _transform_back(f: Function, chunk: _Chunk, epilogue: Epilogue, emitter: Emi
         source = f.gep(chunk.products, f.mul(f.sub(t, chunk.t0), w.ldc), "float")
         line = f.mul(f.add(f.mul(image, w.out_height), oy), w.out_width)
         first = f.add(line, ox)
-        if epilogue.in_place:
-            step = w.out_step
-            target = f.gep(w.out, f.add(f.mul(first, step), chunk.n0), "float")
-            line_step = f.mul(w.out_width, step)
-        else:
-            step, target = chunk.columns, chunk.sums
-            line_step = f.mul(step, form.m[1])
+        target, step = epilogue.place(f, (w.out, w.out_step), first, chunk.n0, (chunk.sums, chunk.columns))
+        line_step = f.mul(step, w.out_width if epilogue.in_place else form.m[1])
         f.call(w.output, [source, target, "%words", step, line_step, count, rows, cols])
-        if epilogue.plain and epilogue.in_place:
+        if epilogue.is_nothing:
             return
 
         def row(r: str, _: list[str]) -> None:

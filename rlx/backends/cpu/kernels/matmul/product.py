@@ -95,7 +95,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     module = gemm.gemm_kernel(
         tile,
         PLACEHOLDER,
-        None if epilogue.plain and epilogue.in_place else finish,
+        None if epilogue.is_nothing else finish,
         to_scratch=to_scratch,
         batch_offsets=offsets if batch else None,
     )
