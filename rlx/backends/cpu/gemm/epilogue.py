@@ -136,7 +136,7 @@ class Epilogue:
 
         `top` has variables that all of them share. `of_row(row)` gives what vectors of the sums of a row become before.
         """
-        if self.is_nothing:
+        if self.is_nothing and of_row is None:
             return
         f, ty = emitter.f, convert.llvm_type(self.sums)
         top = top or Scope(1, None, {})
