@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import shares, wants_shares
 from rlx.backends.cpu.schedule.base import FEW_ROWS, aligned
+from rlx.backends.cpu.schedule.rates import COPY, FLOPS, READ
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
@@ -44,7 +45,7 @@ class AttentionSchedule:
     WIDTH = 16  # columns of a panel
     MAX_ROWS = 128
     SCORE_BYTES = 192 * 1024  # of one block of rows
-    FLOPS = 6.4e6  # of a chunk: some 80 us of one core
+    MOST_FLOPS = 6.4e6  # of a chunk: some 80 us of one core
     MOST_ROWS = 256  # of a chunk that packs
     HEADS = 8  # that are chunks enough
     CAUSAL_ROWS = 24  # that are computed at a time if causal: keys that none of them sees cost nothing
@@ -69,18 +70,18 @@ class AttentionSchedule:
         keys, value_depth = evaluate(self.keys, extents), evaluate(self.value_depth, extents)
         stride = self.stride(keys)
         per_row = 2 * keys * (depth + value_depth) + 60 * keys + 1
-        take = min(int(self.FLOPS / per_row), self.SCORE_BYTES // (4 * stride), self.MAX_ROWS)
+        take = min(int(self.MOST_FLOPS / per_row), self.SCORE_BYTES // (4 * stride), self.MAX_ROWS)
         take = max(min(max(take // 6 * 6, 12), rows), 1)
         blocks = -(-rows // take)
         take = max(-(-rows // max(blocks, 1)), 1)
         if self.packs and batch * heads >= self.HEADS:
             take = max(rows, 1)
-        packing = keys * (depth + value_depth) * 4 / 10e9 if self.packs else 0.0
+        packing = keys * (depth + value_depth) * 4 / COPY if self.packs else 0.0
         threads = thread_count(extents)
         if wants_shares(batch * heads * -(-rows // take), threads):
 
             def cost(some: int, _: int) -> float:
-                return some * per_row / 80e9 + keys * (depth + value_depth) * 4 / 40e9 + packing
+                return some * per_row / FLOPS + keys * (depth + value_depth) * 4 / READ + packing
 
             take, _ = shares(rows, 1, threads, cost, copies=batch * heads, most_rows=take)
         part = min(self.CAUSAL_ROWS, take) if self.causal else take

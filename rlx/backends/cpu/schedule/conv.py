@@ -19,6 +19,7 @@ from rlx.backends.cpu.schedule.matmul import (
     tile_chunking,
     tile_room,
 )
+from rlx.backends.cpu.schedule.rates import COPY, FLOPS, READ, WRITE
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
@@ -102,7 +103,7 @@ class ConvSchedule:
     in_place: bool
     tiles: bool = False
 
-    FLOPS = 8e6  # of a chunk at most: some 100 us of one core
+    MOST_FLOPS = 8e6  # of a chunk at most: some 100 us of one core
     LEAST_FLOPS = 0.6e6  # of a chunk, where there are few
     GATHERED = 384 * 1024  # bytes of windows of one chunk
     FEW_WEIGHTS = 128 * 1024  # bytes that are read again and again without leaving the caches
@@ -118,13 +119,13 @@ class ConvSchedule:
         size, in_image, groups = self.size, self.in_image, self.groups
         panels = max(-(-outputs // self.width), 1)
         a_pixel = max(2.0 * depth * panels * self.width * size / 4, 1.0)
-        wanted = pieces(a_pixel * pixels * groups, self.FLOPS, self.LEAST_FLOPS)
+        wanted = pieces(a_pixel * pixels * groups, self.MOST_FLOPS, self.LEAST_FLOPS)
         least = 2 * self.rows
         if in_image is not None:
             most = row_limit(depth, panels * self.width, size)
         else:
             many = depth * panels * self.width * size > self.MANY_WEIGHTS
-            most = self.MOST if many else int(self.FLOPS / a_pixel)
+            most = self.MOST if many else int(self.MOST_FLOPS / a_pixel)
             most = max(min(most, self.GATHERED // max(depth * size, 1)), least)
         limit = -(-pixels // least)
         blocks = even_blocks(max(-(-pixels // most), 1), limit)
@@ -141,9 +142,9 @@ class ConvSchedule:
         if wants_shares(blocks * groups * -(-panels // panel_chunk), threads):
 
             def cost(some: int, columns: int) -> float:
-                gathered = 0 if in_image is not None else some * depth * size / 10e9
-                read = columns * self.width * (depth / 40e9 + some / 20e9) * size
-                return (some + 1) * a_pixel * columns / panels / 80e9 + gathered + read
+                gathered = 0 if in_image is not None else some * depth * size / COPY
+                read = columns * self.width * (depth / READ + some / WRITE) * size
+                return (some + 1) * a_pixel * columns / panels / FLOPS + gathered + read
 
             chunk, panel_chunk = shares(pixels, panels, threads, cost, copies=groups, most_rows=chunk)
             blocks = max(-(-pixels // chunk), 1)
@@ -213,7 +214,7 @@ class ImplicitGemmSchedule:
     in_image: bool
     in_place: bool
 
-    FLOPS = 8e6  # of a chunk at most: some 100 us of one core
+    MOST_FLOPS = 8e6  # of a chunk at most: some 100 us of one core
     LEAST_FLOPS = 0.6e6
     FEW_WEIGHTS = 128 * 1024  # bytes that are read again and again without leaving the caches
     MANY_WEIGHTS = 1024 * 1024  # bytes that are better read seldom
@@ -233,7 +234,7 @@ class ImplicitGemmSchedule:
         panels = max(-(-outputs // self.width), 1)
         weights = kernel_h * run * panels * self.width * size
         a_row = max(2.0 * kernel_h * run * panels * self.width * width * size / 4, 1.0)
-        wanted = pieces(a_row * rows, self.FLOPS, self.LEAST_FLOPS)
+        wanted = pieces(a_row * rows, self.MOST_FLOPS, self.LEAST_FLOPS)
         limit = rows
         if not self.in_image:
             room = self.COPIES[weights > self.MANY_WEIGHTS] // max(line * size, 1)
@@ -252,9 +253,9 @@ class ImplicitGemmSchedule:
         if wants_shares(blocks * -(-panels // panel_chunk), threads):
 
             def cost(some: int, columns: int) -> float:
-                copied = 0 if self.in_image else (some * stride_h + more) * line * size / 10e9
-                read = weights * columns / panels / 40e9
-                return some * a_row * columns / panels / 80e9 + copied + read
+                copied = 0 if self.in_image else (some * stride_h + more) * line * size / COPY
+                read = weights * columns / panels / READ
+                return some * a_row * columns / panels / FLOPS + copied + read
 
             row_chunk, panel_chunk = shares(rows, panels, threads, cost, most_rows=row_chunk)
         blocks = -(-rows // row_chunk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlx.backends.cpu.schedule.arguments import FEW_THREADS, Extents, thread_count
 from rlx.backends.cpu.schedule.conv import ImplicitGemmSchedule
 from rlx.backends.cpu.schedule.matmul import PANEL_BYTES
+from rlx.backends.cpu.schedule.rates import FLOPS, READ
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
@@ -68,7 +69,7 @@ class FusedDepthwiseSchedule:
             made = lines * width
             copied = 0 if self.windows is None else lines * self.windows.strides[0] * self.windows(extents).copied
             tiled = mean + LONE * lone
-            products = made * tiled * WIDTH * (2.0 * depth / 80e9 + 4 / 40e9)
+            products = made * tiled * WIDTH * (2.0 * depth / FLOPS + 4 / READ)
             read = made * depth * 4 / 60e9 + copied * 4 / 8e9
             return products + read + rows * out_width * mean * 2 * (self.taps + 4) / 5e9 + START
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rlx.backends.cpu.schedule.arguments import Extents
 from rlx.backends.cpu.schedule.matmul import COPY_PAD, PANEL_BYTES
+from rlx.backends.cpu.schedule.rates import COPY, FLOPS
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass
 
@@ -43,7 +44,7 @@ class GroupedMatmulSchedule:
         width, groups = PANEL_BYTES // self.size, min(rows, experts)
         panels, each = max(-(-n // width), 1), -(-rows // max(groups, 1))
         # 10 GB/s of weights that are read once, 80 Gflop/s in f32
-        seconds = max(k * PANEL_BYTES / 10e9, 2.0 * each * k * width / 80e9 * (self.size / 4), 1e-9)
+        seconds = max(k * PANEL_BYTES / COPY, 2.0 * each * k * width / FLOPS * (self.size / 4), 1e-9)
         wanted = max(int(SECONDS / seconds), LEAST_SHARED if each > 1 else 1)
         most = max(FETCHED // max(k * PANEL_BYTES, 1), 1)
         blocks = -(-panels // min(wanted, most, panels))

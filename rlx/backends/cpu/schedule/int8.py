@@ -6,6 +6,7 @@ from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import shares, wants_shares
 from rlx.backends.cpu.schedule.base import aligned, pieces
 from rlx.backends.cpu.schedule.conv import ConvParts
+from rlx.backends.cpu.schedule.rates import READ
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass
 
@@ -64,7 +65,7 @@ class Int8Schedule:
         if wants_shares(blocks * groups * panel_blocks, threads):
 
             def read(some: int, columns: int) -> float:
-                return cost(some, columns) + columns * self.width * depth / 40e9
+                return cost(some, columns) + columns * self.width * depth / READ
 
             chunk, panel_chunk = shares(pixels, panels, threads, read, copies=groups, most_rows=chunk)
             blocks, panel_blocks = max(-(-pixels // chunk), 1), -(-panels // panel_chunk)

@@ -7,6 +7,7 @@ import functools
 from rlx.backends.cpu.schedule.arguments import FEW_THREADS, Extents, thread_count
 from rlx.backends.cpu.schedule.balance import TURNS, shares, wants_shares
 from rlx.backends.cpu.schedule.base import FEW_ROWS, MIN_CHUNKS, aligned
+from rlx.backends.cpu.schedule.rates import COPY, FLOPS, READ, WRITE
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass, replace
 
@@ -114,7 +115,7 @@ class Chunking:
 
 def row_limit(k: int, columns: int, size: int) -> int:
     """Rows of A in a chunk: 144, or more where those are little work (80 Gflop/s in f32, 10 GB/s of C)."""
-    block_time = 144 * columns * (2.0 * k / 80e9 * (size / 4) + size / 10e9)
+    block_time = 144 * columns * (2.0 * k / FLOPS * (size / 4) + size / COPY)
     return 144 * max(int(40e-6 / max(block_time, 1e-9)), 1)
 
 
@@ -129,7 +130,7 @@ def chunking(m: int, n: int, k: int, batch: int, size: int, threads: int = 1) ->
         row_chunk = -(-row_chunk // 6) * 6
     row_blocks = max(-(-m // row_chunk), 1)
     # the same with 40 GB/s of B; some eight chunks, fewer of a small product, more of a large one
-    per_panel = 2.0 * row_chunk * width * k / 80e9 * (size / 4) + width * k * size / 40e9
+    per_panel = 2.0 * row_chunk * width * k / FLOPS * (size / 4) + width * k * size / READ
     blocks = row_blocks * batch
     target = min(max(per_panel * panels * blocks / 8, 20e-6), 120e-6)
     # small products in two, but none that takes less than 18 us: nets of small ones then run without joins
@@ -140,8 +141,8 @@ def chunking(m: int, n: int, k: int, batch: int, size: int, threads: int = 1) ->
     if wants_shares(blocks * -(-panels // panel_chunk), threads):
 
         def cost(rows: int, some: int) -> float:
-            read = (rows + some * width) * k * size / 40e9
-            return 2.0 * rows * k * some * width / 80e9 * (size / 4) + read + rows * some * PANEL_BYTES / 20e9
+            read = (rows + some * width) * k * size / READ
+            return 2.0 * rows * k * some * width / FLOPS * (size / 4) + read + rows * some * PANEL_BYTES / WRITE
 
         least = min(2, panels) if m > FEW_ROWS else 1  # tiles of two panels
         row_chunk, panel_chunk = shares(m, panels, threads, cost, copies=batch, most_rows=row_chunk, least_panels=least)
