@@ -69,10 +69,11 @@ class _Bench:
 
     def __init__(self, graph: Graph, backend: Backend, threads: int | None) -> None:
         start = time.perf_counter()
-        made: Compilation = compile_graph(graph, backend, CompileOptions(device=backend.name, threads=threads))
+        own = threads if "threads" in backend.honours else None
+        made: Compilation = compile_graph(graph, backend, CompileOptions(device=backend.name, threads=own))
         self.seconds = time.perf_counter() - start
         self.made = made
-        self.executable: Executable = made.executable
+        self.executable: Executable[Any] = made.executable
         self.executable.admit = list
         self.executable.wrap = lambda results: results
         self.inputs = tuple(spec_of(v) for v in graph.inputs)

@@ -7,10 +7,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import rlx
-from rlx.backends import backend_named
+from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import Availability
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.cost import Ceilings, Pace, ceilings_of, kept, measure, pace, predict
@@ -150,6 +151,16 @@ def test_real_runs_refine_a_calibration(folder: Path) -> None:
     assert len(many.corrections["map"]) == 24
     kept._loaded.clear()
     assert kept.kept_ceilings("cpu", 1) == many
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_every_device_that_is_here_can_be_timed(device: str) -> None:
+    """Also one that can't be told how many threads to take: a calibration always names a number."""
+    backend = backend_named(device)
+    if not backend.available().present:
+        pytest.skip(backend.available().why)
+    bench = measure._Bench(measure.tiny(), backend, backend.threads)
+    bench.once({spec.name: np.ones([int(n) for n in spec.shape], spec.dtype.numpy) for spec in bench.inputs})
 
 
 @pytest.mark.slow
