@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 # name -> where it lives; imported at first use, so that `import rlx` is quick and needs no backend
 _PUBLIC: dict[str, str] = {
+    "Array": "rlx.backends.array",
     "Buckets": "rlx.runtime.buckets",
     "CompileOptions": "rlx.options",
     "CompiledGraph": "rlx.runtime.compiled",
@@ -50,11 +51,13 @@ _PUBLIC: dict[str, str] = {
     "register": "rlx.ops.base",
     "replay": "rlx.runtime.replay",
     "scan": "rlx.trace.control",
-    "to_dlpack": "rlx.runtime.dlpack",
+    "to_device": "rlx.runtime.arrays",
+    "to_dlpack": "rlx.backends.dlpack",
     "while_loop": "rlx.trace.control",
 }
 
 __all__ = [
+    "Array",
     "Buckets",
     "CompileOptions",
     "CompiledGraph",
@@ -88,6 +91,7 @@ __all__ = [
     "register",
     "replay",
     "scan",
+    "to_device",
     "to_dlpack",
     "while_loop",
 ]

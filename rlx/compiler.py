@@ -6,6 +6,7 @@ Every arrow is a function of its input and can be printed: `explain(stage)` of a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from rlx.backends import check_options
 from rlx.backends.base import Backend, CodeGenerator, Executable, LibraryBackend
@@ -42,7 +43,7 @@ class Stages:
 class Compilation(Stages):
     """The stages and the executable that they ended in."""
 
-    executable: Executable = field(repr=False)
+    executable: Executable[Any] = field(repr=False)
 
     @property
     def leaves(self) -> Graph:

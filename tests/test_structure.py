@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "rlx"
 
-COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"}
+EXCHANGE = {"backends.array", "backends.dlpack"}  # arrays as the runtime and devices hand them to one another
+COMPILER_PARTS = {"ir", "ops", "passes", "kernels", "plan", "backends", "backends.base", "backends.granted"} | EXCHANGE
 
 # part -> the parts that it may import, besides itself and ANYONE
 ANYONE = {
@@ -42,7 +43,9 @@ ALLOWED: dict[str, set[str]] = {
     "passes": {"ir", "ops"},
     "kernels": {"ir", "ops"},
     "plan": {"ir", "kernels"},
-    "backends.base": {"ir", "ops", "kernels", "plan"},
+    "backends.array": {"ir"},
+    "backends.dlpack": {"ir"},
+    "backends.base": {"ir", "ops", "kernels", "plan", "backends.array"},
     "backends.granted": set(),
     "importers": {"ir", "ops"},
     "compiler": COMPILER_PARTS,
@@ -57,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
 }
-A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base", "backends.granted", "backends.library"}
+A_BACKEND = {"ir", "ops", "kernels", "plan", "backends.base", "backends.granted", "backends.library"} | EXCHANGE
 BASE_PARTS = {"boundary", "errors", "ir", "disk", "lazy_imports", "records"}  # below `options`
 
 
@@ -77,7 +80,7 @@ def may_import(part: str) -> set[str] | None:
         return parts() - {"cli", "demo"}
     if part == "backends":  # the registry knows every backend
         return {other for other in parts() if other.startswith("backends.")} | A_BACKEND | ANYONE
-    if part.startswith("backends.") and part != "backends.base":
+    if part.startswith("backends.") and part not in ALLOWED:
         return A_BACKEND | ANYONE
     if part not in ALLOWED:
         return None

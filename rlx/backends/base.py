@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from threading import Lock, get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlx.errors import BusyError, ExecutionError, NameNotFound, OptionError, ShapeError, no_such
 from rlx.forks import restart_in_child
@@ -17,6 +17,7 @@ from rlx.options import CompileOptions
 from rlx.records import dataclass
 
 if TYPE_CHECKING:
+    from rlx.backends.array import MemorySpace, Tensor
     from rlx.kernels.lowering import Anchor
     from rlx.kernels.program import Kernel, Program
     from rlx.plan.arena import MemoryPlan
@@ -201,36 +202,46 @@ class Joins:
         return f"{here} ({self.serial} one by one); {self.beside} phases run side by side, in {self.groups} groups"
 
 
-class Executable(ABC):
+A = TypeVar("A", bound="Tensor")
+
+
+class Executable(ABC, Generic[A]):
     """A compiled graph on a device: code, memory and the run. Arrays that come in have been checked by the caller.
 
+    `A` is the kind of array that the device takes and gives: NumPy's where kernels read the host's memory. A device
+    with memory of its own gives `rlx.Array`s and takes NumPy's arrays too, which it copies there: then `A` is `Tensor`,
+    which both are. Addresses in the host's memory are known to the CPU's own classes only.
     `capabilities` names the calls of the API that it supports, among `CAPABILITIES`.
     """
 
     capabilities: frozenset[str] = frozenset()
     plan: MemoryPlan | None = None
     program: Program | None = None
-    admit: Callable[[Sequence[Any]], Sequence[Array]]  # set by the runtime: checks and converts what a user passes
-    wrap: Callable[[tuple[Array, ...]], Any]  # set by the runtime: what `slots` returns for the outputs
+    admit: Callable[[Sequence[Any]], Sequence[A]]  # set by the runtime: checks and converts what a user passes
+    wrap: Callable[[tuple[A, ...]], Any]  # set by the runtime: what `slots` returns for the outputs
     waits: bool = False  # set by the runtime: whether calls wait while another thread runs it, and raise no `BusyError`
     # Set by the runtime: asked before an arena takes that many bytes for extents; told of the first run of a binding.
     reserve: Callable[[Mapping[str, int], int], None] = staticmethod(lambda extents, nbytes: None)
     settle: Callable[[Mapping[str, int]], None] = staticmethod(lambda extents: None)
 
+    def adopt(self, value: Any) -> A | None:
+        """What a user gives as an array, if it lies in memory of the device's own already; else None."""
+        return None
+
     @abstractmethod
-    def set_params(self, arrays: Mapping[str, Array]) -> None:
+    def set_params(self, arrays: Mapping[str, A]) -> None:
         """Takes over the values: afterwards the caller may change the arrays (read-only mapped ones are kept)."""
 
     @property
     @abstractmethod
-    def results(self) -> Sequence[Array | None] | None:
+    def results(self) -> Sequence[A | None] | None:
         """The outputs of the last run, None before the first and for one that it was not asked for.
 
         Raises `ExecutionError` when that run failed.
         """
 
     @abstractmethod
-    def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+    def run(self, inputs: Sequence[A], out: Sequence[A | None], wanted: Sequence[int]) -> list[A]:
         """One run on arrays of the specs' types; the outputs numbered `wanted`, as fresh arrays.
 
         What only other outputs need is left out where the device can; updates of states and feeds are always made.
@@ -238,7 +249,7 @@ class Executable(ABC):
         that array is what is returned for it. Raises `ShapeError` for one of another shape, before any is written.
         """
 
-    def run_fresh(self, inputs: Sequence[Any]) -> list[Array] | None:
+    def run_fresh(self, inputs: Sequence[Any]) -> list[A] | None:
         """All outputs as fresh arrays, by the fastest way there is; inputs as for `slots`.
 
         None when there is no such way here, or when another thread ran in between: then `run` gives them, or says so.
@@ -251,8 +262,8 @@ class Executable(ABC):
         """The fastest call: whatever a user passes, by position, checked; gives `wrap` of the outputs."""
 
     @property
-    def arena(self) -> memoryview:
-        """The memory of activations and outputs."""
+    def arena(self) -> A:
+        """The memory of activations and outputs, as elements of u8 that only the device may write."""
         raise OptionError("this device has no arena of its own")
 
     @property
@@ -260,20 +271,20 @@ class Executable(ABC):
         """The joins of threads in runs at the shapes of the last one; None before it, or where that is not known."""
         return None
 
-    def trim(self) -> None:  # noqa: B027 - for most devices there is nothing to do
+    def trim(self) -> None:
         """Lets go of the memory that the next run can take anew; outputs of the last run are then gone."""
 
-    def dispose(self) -> None:  # noqa: B027
+    def dispose(self) -> None:
         """Lets go of all memory, and of what clones share once none is left; nothing is called after that."""
 
-    def clone(self, fresh: bool = False) -> Executable:
+    def clone(self, fresh: bool = False) -> Executable[A]:
         """Another one over the same code and params with its own arena and states: as they are now, or initial ones."""
         raise OptionError("this device can't clone a compiled graph: compile it again")
 
     # ---- states: names, types and shapes have been checked by the caller
 
     @property
-    def bound_inputs(self) -> Mapping[str, Array]:
+    def bound_inputs(self) -> Mapping[str, A]:
         """The inputs that are kept between runs, by name: their memory now."""
         return {}
 
@@ -282,15 +293,15 @@ class Executable(ABC):
         """The states that an output is fed to after each run, with its number."""
         return {}
 
-    def read_state(self, name: str) -> Array:
+    def read_state(self, name: str) -> A:
         """A copy of a state (a declared one or a kept input)."""
         raise self.keeps_none()
 
-    def write_state(self, name: str, array: Array | None) -> None:
+    def write_state(self, name: str, array: A | None) -> None:
         """Sets a state; None: to its initial value."""
         raise self.keeps_none()
 
-    def keep_input(self, name: str, array: Array | None) -> None:
+    def keep_input(self, name: str, array: A | None) -> None:
         """Keeps an input between runs, from this value on; None: no longer."""
         raise self.keeps_none()
 
@@ -314,7 +325,7 @@ class Executable(ABC):
         """Bytes that are not in memory because experts are not resident."""
         return 0
 
-    def set_resident(self, masks: Sequence[Array]) -> None:
+    def set_resident(self, masks: Sequence[A]) -> None:
         """Keeps the weights of these experts ready in memory; a bool for each expert of each layer."""
         raise self.tells_none()
 
@@ -322,7 +333,7 @@ class Executable(ABC):
         """Keeps the numbers of experts of that many calls of each layer, from now on."""
         raise self.tells_none()
 
-    def take_captured(self) -> Mapping[str, list[Array]]:
+    def take_captured(self) -> Mapping[str, list[A]]:
         """The captured numbers (i64 [tokens, top_k]) of each layer's calls, oldest first; they are dropped."""
         raise self.tells_none()
 
@@ -338,13 +349,13 @@ class Executable(ABC):
         """What the calls on states raise where a device does not have them."""
         return OptionError("this device does not offer states to read, write, bind or feed: see model.capabilities")
 
-    def keep_functions(self, most: int) -> None:  # noqa: B027 - for most devices there is nothing to do
+    def keep_functions(self, most: int) -> None:
         """How many functions a device that makes one for every set of extents keeps."""
 
-    def forget_function(self, extents: Mapping[str, int]) -> None:  # noqa: B027
+    def forget_function(self, extents: Mapping[str, int]) -> None:
         """Lets go of the function for these extents."""
 
-    def raw_param(self, name: str) -> Array | None:
+    def raw_param(self, name: str) -> A | None:
         """The value of a param as it was set, None where only what was made of it is left."""
         return None
 
@@ -357,7 +368,7 @@ class Executable(ABC):
         """The kernel of each row of `profile`: one that runs in several phases comes several times."""
         return ()
 
-    def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
+    def profile(self, inputs: Sequence[A], repeat: int) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel."""
         raise OptionError("this device has no per-kernel profile")
 
@@ -418,6 +429,11 @@ class Backend(ABC):
         return 1
 
     @property
+    def space(self) -> MemorySpace | None:
+        """The memory of its own that its runs read and write; None: that of the host."""
+        return None
+
+    @property
     def on_processor(self) -> bool:
         """Whether its kernels run on the processor of the host."""
         return False
@@ -457,7 +473,7 @@ class Restorer(ABC):
         return "another processor"
 
     @abstractmethod
-    def restore(self, image: Image, options: CompileOptions) -> tuple[Executable, Graph]:
+    def restore(self, image: Image, options: CompileOptions) -> tuple[Executable[Any], Graph]:
         """The executable of an image for this machine, and the leaves of its source. Raises `ModelFormatError`."""
 
     @abstractmethod
@@ -496,7 +512,7 @@ class CodeGenerator(Backend):
         return nullcontext()
 
     @abstractmethod
-    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
+    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable[Any]:
         """Machine code and memory for the program."""
 
 
@@ -504,5 +520,5 @@ class LibraryBackend(Backend):
     """A backend that maps each op to a function of a library."""
 
     @abstractmethod
-    def build(self, graph: Graph, options: CompileOptions) -> Executable:
+    def build(self, graph: Graph, options: CompileOptions) -> Executable[Any]:
         """An executable for the graph."""

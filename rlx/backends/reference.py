@@ -12,7 +12,7 @@ from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Turns
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, RlxError, ShapeError, no_such
-from rlx.ir.extents import bind_extents, bind_result, check_guards
+from rlx.ir.extents import bind_extents, bind_result, check_guards, initial_state
 from rlx.ir.finite import bad_elements, is_trappable, trapped
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value, check_array
 from rlx.ir.shape import evaluate, symbols
@@ -157,7 +157,7 @@ def _run_region(
     return tuple(outputs.values())
 
 
-class ReferenceExecutable(Executable):
+class ReferenceExecutable(Executable[Array]):
     """A graph run by `run_graph`; it holds its params and states."""
 
     capabilities = frozenset({"out", "slots", "states", "dynamic"})
@@ -297,17 +297,6 @@ class ReferenceExecutable(Executable):
         return call
 
 
-def initial_state(leaf: Value) -> Array:
-    """The value that a state starts with. Raises `ShapeError` where inputs decide its shape."""
-    if leaf.data is not None:
-        return leaf.data
-    if any(True for size in leaf.shape for _ in symbols(size)):
-        raise ShapeError(
-            f"state {leaf.name!r}: its shape {leaf.type} is known once there was a run: write it, or give dims"
-        )
-    return np.zeros(_shape(leaf.type, {}), leaf.dtype.numpy)
-
-
 class ReferenceBackend(LibraryBackend):
     """NumPy, node by node: the oracle and the debugger, on any machine.
 
@@ -327,5 +316,5 @@ class ReferenceBackend(LibraryBackend):
     def memory(self) -> DeviceMemory:
         return DeviceMemory(None, None)
 
-    def build(self, graph: Graph, options: CompileOptions) -> Executable:
+    def build(self, graph: Graph, options: CompileOptions) -> Executable[Any]:
         return ReferenceExecutable(graph, options.trap)

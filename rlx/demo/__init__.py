@@ -41,7 +41,8 @@ def load_digits_model(device: str = "auto", most: int = 512) -> CompiledGraph:
 
 def read(model: CompiledGraph, images: Array) -> Array:
     """The digit that the model sees in each image."""
-    return np.asarray(model(image=images)["probabilities"].argmax(axis=1))
+    probabilities: Array = np.asarray(model(image=images)["probabilities"])
+    return np.asarray(probabilities.argmax(axis=1))
 
 
 def picture(image: Array) -> list[str]:

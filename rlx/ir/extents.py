@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from rlx.errors import ExecutionError, ShapeError, no_such
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Guard, Shape, Size, Symbol, evaluate, symbols
 
-__all__ = ["bind_extents", "bind_result", "check_all", "check_extent", "check_guards", "check_shape", "of_parts"]
+__all__ = [
+    "bind_extents",
+    "bind_result",
+    "check_all",
+    "check_extent",
+    "check_guards",
+    "check_shape",
+    "initial_state",
+    "of_parts",
+]
 
 
 T = TypeVar("T")
@@ -111,6 +122,17 @@ def check_guards(graph: Graph, extents: Mapping[str, int]) -> list[Guard]:
     open_guards = [g for g in graph.guards if not (_known(g.lhs, extents) and _known(g.rhs, extents))]
     check_all([g for g in graph.guards if g not in open_guards], extents)
     return open_guards
+
+
+def initial_state(leaf: Value) -> Array:
+    """The value that a state starts with. Raises `ShapeError` where inputs decide its shape."""
+    if leaf.data is not None:
+        return leaf.data
+    if any(True for size in leaf.shape for _ in symbols(size)):
+        raise ShapeError(
+            f"state {leaf.name!r}: its shape {leaf.type} is known once there was a run: write it, or give dims"
+        )
+    return np.zeros([evaluate(size, {}) for size in leaf.shape], leaf.dtype.numpy)
 
 
 def check_all(guards: Sequence[Guard], extents: Mapping[str, int]) -> None:

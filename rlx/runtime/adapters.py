@@ -57,7 +57,8 @@ class Adapters(Mapping[str, float]):
     def _gain(self) -> Array:
         if GAIN not in self._model.states:
             raise OptionError("this graph has no room for adapters: compile rlx.lora(graph, rank=..., slots=...)")
-        return self._model.states[GAIN].read()
+        gain: Array = np.asarray(self._model.states[GAIN].read())
+        return gain
 
     @property
     def targets(self) -> tuple[str, ...]:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
+from rlx.backends import backend_named
 from rlx.backends.base import TensorSpec
+from rlx.boundary import bounded
 from rlx.errors import DTypeError, OptionError, ShapeError, StaleView, no_such
 from rlx.ir.casting import cast, rounds_twice
+from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Dim, Size
 
-__all__ = ["Views", "share_memory", "to_array", "to_target", "with_kept"]
+__all__ = ["Views", "on_device", "share_memory", "snapshot", "to_array", "to_device", "to_target", "with_kept"]
+
+Adopt = Callable[[Any], Any]  # `Executable.adopt`
 
 
-def to_array(spec: TensorSpec, value: Any, what: str) -> Array:
+def to_array(spec: TensorSpec, value: Any, what: str, adopt: Adopt | None = None) -> Any:
     """The value as an array of the spec's element type and rank; contiguity is the device's business.
 
     Takes NumPy arrays, DLPack, the buffer protocol, and Python numbers and lists that fit. Element types are never
-    converted silently, except those of Python numbers. Raises `DTypeError` and `ShapeError`.
+    converted silently, except those of Python numbers. What `adopt`, that of an executable, knows as an array of its
+    device stays there; all else is a NumPy array. Raises `DTypeError` and `ShapeError`.
     """
-    array = value if type(value) is np.ndarray else _as_array(spec, value, what)
+    array = value if type(value) is np.ndarray else _as_array(spec, value, what, adopt)
     if array.dtype != spec.dtype.numpy:
         raise DTypeError(f"{what}: expected elements of type {spec.dtype}, got {array.dtype}; convert the array first")
     shape = array.shape
@@ -38,14 +44,25 @@ def _fits(size: Size, extent: int) -> bool:
     return size == extent or isinstance(size, Dim)  # the extents of dims are checked when they are bound
 
 
-def _as_array(spec: TensorSpec, value: Any, what: str) -> Array:
+def _as_array(spec: TensorSpec, value: Any, what: str, adopt: Adopt | None) -> Any:
     refuse_masked(what, value)
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
+    own = None if adopt is None else adopt(value)
+    if own is not None:
+        return own
     if isinstance(value, bool | int | float | complex | list | tuple):
         return _from_python(spec, value, what)
+    array = _read(value, what)
+    if array.dtype == object and array.ndim == 0:
+        raise DTypeError(f"{what}: expected elements of type {spec.dtype}, got {type(value).__name__}, no array")
+    return array
+
+
+def _read(value: Any, what: str) -> Array:
+    """What DLPack, the buffer protocol or `__array__` shows."""
     if hasattr(value, "__dlpack__"):
-        from rlx.runtime.dlpack import read_dlpack
+        from rlx.backends.dlpack import read_dlpack
 
         try:
             return read_dlpack(value)
@@ -60,9 +77,29 @@ def _as_array(spec: TensorSpec, value: Any, what: str) -> Array:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DTypeError(f"{what}: {type(value).__name__} can't be read as an array: {error}") from None
-    if array.dtype == object and array.ndim == 0:
-        raise DTypeError(f"{what}: expected elements of type {spec.dtype}, got {type(value).__name__}, no array")
     return array
+
+
+@bounded("to_device", DTypeError)
+def to_device(array: Any, device: str) -> Any:
+    """An array in the memory of a device, which runs there take as it is: an `rlx.Array`, or on the CPU NumPy's.
+
+    Takes NumPy arrays, anything with DLPack and buffers, of any element type of rlx; what lies there already isn't
+    copied. Raises `OptionError` for an unknown device, `DeviceUnavailable`, and `DTypeError` for what is no array.
+    """
+    space = backend_named(device).space
+    own = None if space is None else space.local(array)
+    if own is not None:
+        return own
+    refuse_masked("to_device", array)
+    if isinstance(array, bool | int | float | complex | list | tuple):
+        raise DTypeError(f"to_device: expected an array, got {type(array).__name__}: np.asarray makes one of it")
+    read = np.asarray(array) if isinstance(array, np.ndarray | np.generic) else _read(array, "to_device")
+    dtype_of(read.dtype)
+    if space is None:
+        return read
+    with space.session():
+        return space.array(space.put(read))
 
 
 @usual_arithmetic()
@@ -85,6 +122,18 @@ def _overflows(array: Array, exact: Array) -> bool:
     return bool((np.isfinite(exact) & ~np.isfinite(array)).any())
 
 
+def on_device(value: Any) -> bool:
+    """Whether it is an `rlx.Array`."""
+    from rlx.backends.array import Array as DeviceArray
+
+    return isinstance(value, DeviceArray)
+
+
+def snapshot(array: Any) -> Any:
+    """A copy where the array is: in the host's memory, or on its device."""
+    return np.array(array, order="C") if isinstance(array, np.ndarray) else array.copy()
+
+
 def share_memory(a: Array, b: Array) -> bool:
     """Whether two arrays have an element in common; True where that is too hard to tell."""
     try:
@@ -97,7 +146,7 @@ def to_target(spec: TensorSpec, value: Any, what: str) -> Array:
     """The caller's buffer for an output as an array over its memory. Raises `OptionError` unless it can be written."""
     array = value
     if not isinstance(value, np.ndarray):
-        from rlx.runtime.dlpack import read_dlpack
+        from rlx.backends.dlpack import read_dlpack
 
         try:
             array = read_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(memoryview(value))
@@ -109,10 +158,11 @@ def to_target(spec: TensorSpec, value: Any, what: str) -> Array:
         from rlx.runtime.misuse import refuse_repeats
 
         refuse_repeats(array, what, type(value).__name__)
-    return to_array(spec, array, what)
+    made: Array = to_array(spec, array, what)
+    return made
 
 
-def with_kept(specs: Sequence[TensorSpec], given: Any, kept: Mapping[str, Array]) -> Any:
+def with_kept(specs: Sequence[TensorSpec], given: Any, kept: Mapping[str, Any]) -> Any:
     """The inputs of a call with those that it leaves out because they are kept; by name, or by position."""
     if isinstance(given, Mapping):
         return {**kept, **given}

@@ -19,6 +19,7 @@ from rlx.ir.graph import Array, Graph, check_array
 from rlx.ir.mapped import place_of
 from rlx.lazy_imports import log
 from rlx.options import DEVICE_OPTIONS, CompileOptions
+from rlx.runtime.arrays import on_device
 from rlx.runtime.build import build_identity
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import Container, read_container, write_container
@@ -84,11 +85,11 @@ def _add_graph(stored: Stored, model: CompiledGraph, portable: bool) -> None:
     values: dict[str, int] = {}  # of params, and initial ones of states
     lost = []
     for value in graph.params:
-        array = model._executable.raw_param(value.name)
+        array: Any = model._executable.raw_param(value.name)
         if array is None:
             array = model.adapters.value_of(value.name) if value.name in model._changed else value.data
         if array is not None:
-            values[value.name] = stored.add(array)
+            values[value.name] = stored.add(array.numpy() if on_device(array) else array)
         elif value.name not in model._unset:
             lost.append(value.name)
     if lost and portable:

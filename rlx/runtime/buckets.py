@@ -38,7 +38,7 @@ from rlx.kernels.independence import mixing
 from rlx.options import CompileOptions, parse_bytes
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims, with_dims
-from rlx.runtime.arrays import to_array
+from rlx.runtime.arrays import on_device, to_array
 from rlx.runtime.choice import usual_extents
 from rlx.runtime.compiled import CompiledGraph, Results
 from rlx.runtime.session import ARTIFACT, TEXT, Session, Source, import_graph, kind_of
@@ -336,7 +336,7 @@ class Buckets:
         *more: Any,
         outputs: Sequence[str | int] | None = None,
         out: Mapping[str, Any] | Sequence[Any] | None = None,
-    ) -> list[Array]:
+    ) -> list[Any]:
         """Runs once, on the rung for the inputs' shapes; arguments and results as of `CompiledGraph.run`.
 
         Raises `ExecutionError` for a size that no rung holds.
@@ -346,7 +346,9 @@ class Buckets:
 
             raise one_set_of_inputs(more)
         given = by_position(self.inputs, inputs, "input")
-        arrays = [to_array(s, a, f"input {s.name!r}") for s, a in zip(self.inputs, given, strict=True)]
+        space = self._backend.space
+        adopt = None if space is None else space.local
+        arrays = [to_array(s, a, f"input {s.name!r}", adopt) for s, a in zip(self.inputs, given, strict=True)]
         extents = bind_extents(self._graph, {s.name: a.shape for s, a in zip(self.inputs, arrays, strict=True)})
         for name in self.ladder:
             if name not in extents:
@@ -366,7 +368,7 @@ class Buckets:
         tops: Mapping[str, int],
         outputs: Sequence[str | int] | None,
         out: Mapping[str, Any] | Sequence[Any] | None,
-    ) -> list[Array]:
+    ) -> list[Any]:
         """A run at the tops of the rungs, on inputs with zeros added, whose outputs are cut."""
         own: list[Any] = [None] * len(self.outputs) if out is None else model._by_output(out)
         targets = model._targets(own)
@@ -380,15 +382,16 @@ class Buckets:
         ready = []
         for spec, array in zip(self.inputs, arrays, strict=True):
             wide = np.zeros([evaluate(s, tops) for s in spec.shape], array.dtype)
-            wide[tuple(map(slice, array.shape))] = array
+            wide[tuple(map(slice, array.shape))] = np.asarray(array)
             ready.append(wide)
         asked = list(dict.fromkeys([*wanted, *(n for n, target in enumerate(targets) if target is not None)]))
         made = dict(zip(asked, model.run(ready, outputs=asked), strict=True))
         results = {n: array[tuple(map(slice, shapes[n]))] for n, array in made.items()}
         for n, target in enumerate(targets):
             if target is not None:
-                target[...] = results[n]
-        return [np.ascontiguousarray(results[n]) if own[n] is None else own[n] for n in wanted]
+                target[...] = np.asarray(results[n])
+        made = {n: np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for n, a in results.items()}
+        return [made[n] if own[n] is None else own[n] for n in wanted]
 
     def __call__(self, *args: Any, **named: Any) -> Results:
         """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""
@@ -501,7 +504,8 @@ def _graph_of(source: Source, options: CompileOptions) -> Graph:
 def _copied(name: str, value: Any) -> Any:
     """A value for a param that no later change of it reaches; numbers of Python stay such, which have no type yet."""
     refuse_masked(f"param {name!r}", value)
-    return copy.deepcopy(value) if isinstance(value, list | tuple | int | float) else np.array(value)
+    plain = isinstance(value, list | tuple | int | float) or on_device(value)
+    return copy.deepcopy(value) if plain else np.array(value)
 
 
 def _undivided(graph: Graph, names: Iterable[str]) -> Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,7 +21,7 @@ from rlx.ir.graph import Array, Value, refuse_masked
 from rlx.ir.shape import symbols
 from rlx.options import CompileOptions
 from rlx.records import replace
-from rlx.runtime.arrays import Views, share_memory, to_array, to_target, with_kept
+from rlx.runtime.arrays import Views, share_memory, snapshot, to_array, to_target, with_kept
 from rlx.runtime.experts import ExpertControl
 from rlx.runtime.memory import Lifetime, ModelMemory
 
@@ -42,13 +43,13 @@ if TYPE_CHECKING:
 __all__ = ["CompiledGraph", "Results"]
 
 
-class Results(Mapping[str, Array]):
+class Results(Mapping[str, Any]):
     """The outputs of a call by name, in order; an int selects by position."""
 
-    def __init__(self, names: Sequence[str], arrays: Sequence[Array]) -> None:
+    def __init__(self, names: Sequence[str], arrays: Sequence[Any]) -> None:
         self._arrays = dict(zip(names, arrays, strict=True))
 
-    def __getitem__(self, key: str | int) -> Array:
+    def __getitem__(self, key: str | int) -> Any:
         if isinstance(key, int) and -len(self) <= key < len(self):
             return list(self._arrays.values())[key]
         if not isinstance(key, str) or key not in self._arrays:
@@ -102,7 +103,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         self._param_types = {v.name: v.type for v in graph.params}
         self._attach(compilation.executable)
 
-    def _attach(self, executable: Executable) -> None:
+    def _attach(self, executable: Executable[Any]) -> None:
         self._executable = executable
         self._runs = 0
         self.__dict__.pop("_own_queue", None)
@@ -181,10 +182,10 @@ class CompiledGraph(Lifetime, ExpertControl):
         self._changed.update(ready)
         return {name: note for name, note in notes.items() if note}
 
-    def _param(self, spec: TensorSpec, array: Any) -> Array:
+    def _param(self, spec: TensorSpec, array: Any) -> Any:
         stored = self._param_types[spec.name]
         if stored.encoding is None:
-            return to_array(spec, array, f"param {spec.name!r}")
+            return to_array(spec, array, f"param {spec.name!r}", self._executable.adopt)
         refuse_masked(f"param {spec.name!r}", array)
         raw = np.asarray(array)
         if raw.dtype != np.uint8 or raw.nbytes != spec.bytes:
@@ -201,7 +202,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         """
         self.adapters.set(name, scale, only=only)
 
-    def _admit(self, arrays: Sequence[Any]) -> list[Array]:
+    def _admit(self, arrays: Sequence[Any]) -> list[Any]:
         """Checks a call's inputs; the native entry comes here when something is not as in the last call."""
         if self._unset:
             names = ", ".join(map(repr, sorted(self._unset)))
@@ -211,21 +212,22 @@ class CompiledGraph(Lifetime, ExpertControl):
         if len(arrays) != len(self.inputs):
             names = ", ".join(spec.name for spec in self.inputs)
             raise ShapeError(f"expected {len(self.inputs)} inputs ({names}), got {len(arrays)}")
-        return [to_array(spec, a, f"input {spec.name!r}") for spec, a in zip(self.inputs, arrays, strict=True)]
+        adopt = self._executable.adopt
+        return [to_array(spec, a, f"input {spec.name!r}", adopt) for spec, a in zip(self.inputs, arrays, strict=True)]
 
     def _given(self, inputs: Any) -> Sequence[Any]:
         """The inputs of a call by position, with those that are bound and left out."""
         kept = self._executable.bound_inputs
         return by_position(self.inputs, with_kept(self.inputs, inputs, kept) if kept else inputs, "input")
 
-    def _snapshot(self, inputs: Any) -> dict[str, Array]:
+    def _snapshot(self, inputs: Any) -> dict[str, Any]:
         """Checked copies of the inputs of a call, by name; those that are kept and left out are left out here too."""
         kept = self._executable.bound_inputs
         given = by_position(self.inputs, with_kept(self.inputs, inputs, kept) if kept else inputs, "input")
         admitted = zip(self.inputs, given, self._admit(given), strict=True)
         taken = {spec.name: array for spec, a, array in admitted if a is not kept.get(spec.name, self)}
         self._queue.admit(sum(array.nbytes for array in taken.values()))
-        return {name: np.array(array, order="C") for name, array in taken.items()}
+        return {name: snapshot(array) for name, array in taken.items()}
 
     # ---- runs
 
@@ -235,8 +237,8 @@ class CompiledGraph(Lifetime, ExpertControl):
         *more: Any,
         outputs: Sequence[str | int] | None = None,
         out: Mapping[str, Any] | Sequence[Any] | None = None,
-    ) -> list[Array]:
-        """Runs once and returns fresh arrays in output order.
+    ) -> list[Any]:
+        """Runs once and returns fresh arrays in output order: NumPy's, or each an `rlx.Array` on a device.
 
         `outputs` names those wanted (or gives their positions): they come in that order, and what only others need is
         not computed; updates of states are always made, so `[]` runs for these alone. `out` gives arrays to write into,
@@ -264,7 +266,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         inputs: Mapping[str, Any] | Sequence[Any],
         outputs: Sequence[str | int] | None,
         out: Mapping[str, Any] | Sequence[Any] | None,
-    ) -> list[Array]:
+    ) -> list[Any]:
         given = self._admit(self._given(inputs))
         wanted = range(len(self.outputs)) if outputs is None else self._positions(outputs)
         own: list[Any] = [None] * len(self.outputs) if out is None else self._by_output(out)
@@ -304,7 +306,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         number = self._runs
         return Views(tuple(results), self._names, lambda: self._runs == number)
 
-    def run_feed(self, inputs: Mapping[str, Any] | Sequence[Any], state: str, output: str | int) -> Array:
+    def run_feed(self, inputs: Mapping[str, Any] | Sequence[Any], state: str, output: str | int) -> Any:
         """Runs once, makes that output the value of the state, and returns it.
 
         For one run; `states[state].feed(output)` does so after each, without a copy.
@@ -372,11 +374,12 @@ class CompiledGraph(Lifetime, ExpertControl):
     # ---- what is there
 
     @property
-    def arena(self) -> memoryview:
-        """The memory of activations and outputs, as a buffer of bytes."""
-        return self._executable.arena
+    def arena(self) -> Any:
+        """The memory of activations and outputs: a buffer of bytes, or an `rlx.Array` of u8 where a device has it."""
+        arena = self._executable.arena
+        return arena.data if isinstance(arena, np.ndarray) else arena
 
-    def read_output_row(self, output: str | int, row: int | tuple[int, ...]) -> Array:
+    def read_output_row(self, output: str | int, row: int | tuple[int, ...]) -> Any:
         """A copy of one row of an output of the last run, at the extents that it had.
 
         It is read where the run left it: in the array of `out=`, or the large one that `run` gave, with what was
@@ -395,14 +398,15 @@ class CompiledGraph(Lifetime, ExpertControl):
         if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in indices):
             raise OptionError(f"read_output_row: a row is an int or a tuple of ints, got {row!r}")
         leading = array.shape[:-1]
-        count = int(np.prod(leading, dtype=np.int64))
+        count = math.prod(leading)
         if isinstance(row, tuple):
-            fits = len(row) <= array.ndim and all(-n <= i < n for i, n in zip(row, array.shape, strict=False))
+            fits = len(row) <= len(array.shape) and all(-n <= i < n for i, n in zip(row, array.shape, strict=False))
         else:
-            fits = array.ndim > 0 and -count <= row < count
+            fits = bool(array.shape) and -count <= row < count
         if not fits:
             raise ShapeError(f"output {name!r} has shape {array.shape}: there is no row {row}")
-        return np.array(array[row] if isinstance(row, tuple) else array.reshape(count, array.shape[-1])[row])
+        part = array[row if isinstance(row, tuple) else tuple(map(int, np.unravel_index(row % count, leading)))]
+        return np.array(part) if isinstance(part, np.ndarray | np.generic) else part
 
     def clone(self, *, fresh: bool = False) -> CompiledGraph:
         """Another one over the same weights and code, with its own arena and states: one a thread.

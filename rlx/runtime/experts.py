@@ -26,7 +26,7 @@ class ExpertControl:
     """
 
     memory: ModelMemory | None
-    _executable: Executable
+    _executable: Executable[Any]
 
     @property
     def expert_layers(self) -> tuple[ExpertLayerSpec, ...]:

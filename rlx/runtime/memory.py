@@ -192,7 +192,7 @@ class Lifetime(Queued):
     run_slots: Callable[..., Any]
     decide: Callable[[], Any] | None
     holding: object = None  # what keeps its weights in a registry; clones have it in common
-    _executable: Executable
+    _executable: Executable[Any]
     _compilation: Compilation | StoredCompilation
 
     def close(self) -> None:

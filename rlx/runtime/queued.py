@@ -29,7 +29,7 @@ class Queued:
     _options: CompileOptions
     _positions: Callable[[Sequence[str | int]], list[int]]
     _snapshot: Callable[[Any], dict[str, Array]]
-    run: Callable[..., list[Array]]
+    run: Callable[..., list[Any]]
 
     @property
     def _queue(self) -> RunQueue:
@@ -72,7 +72,7 @@ class Queued:
         sets: Iterable[Mapping[str, Any] | Sequence[Any]],
         *,
         outputs: Sequence[str | int] | None = None,
-    ) -> Iterator[list[Array]]:
+    ) -> Iterator[list[Any]]:
         """An iterator over the outputs for each set of inputs, in order, as `run` gives them.
 
         While sets are run the next ones are taken from `sets`, up to `queue=` of them, in the thread that iterates.
@@ -82,7 +82,7 @@ class Queued:
             raise OptionError(f"run_many takes an iterable of sets of inputs, got {type(sets).__name__}")
         return self._pipelined(iter(sets), outputs)
 
-    def _pipelined(self, sets: Iterator[Any], outputs: Sequence[str | int] | None) -> Iterator[list[Array]]:
+    def _pipelined(self, sets: Iterator[Any], outputs: Sequence[str | int] | None) -> Iterator[list[Any]]:
         from rlx.runtime.run_queue import wait
 
         pending: deque[RunFuture] = deque()
@@ -101,7 +101,7 @@ class Queued:
 
     async def arun(
         self, inputs: Mapping[str, Any] | Sequence[Any], *, outputs: Sequence[str | int] | None = None
-    ) -> list[Array]:
+    ) -> list[Any]:
         """`submit` for asyncio: awaits its place in the queue and the outputs, and never blocks the event loop.
 
         Inputs are copied once it has its place. When it is cancelled, the run is dropped unless it has begun.

@@ -16,6 +16,7 @@ from rlx.errors import ExecutionError, ModelFormatError, OptionError
 from rlx.ir.graph import Array
 from rlx.records import dataclass
 from rlx.runtime.archives import check_stored, npy_array, open_archive
+from rlx.runtime.arrays import snapshot
 
 if TYPE_CHECKING:
     from rlx.runtime.compiled import CompiledGraph
@@ -45,17 +46,17 @@ class Recorder:
         self.arrays: dict[str, Array] = {}
         self.runs = 0
 
-    def run(self, inputs: Mapping[str, Any] | Sequence[Any], *more: Any) -> list[Array]:
+    def run(self, inputs: Mapping[str, Any] | Sequence[Any], *more: Any) -> list[Any]:
         """As `CompiledGraph.run`; a run that raises is not kept."""
         if more:
             from rlx.runtime.misuse import one_set_of_inputs
 
             raise one_set_of_inputs(more)
-        given = [np.array(a) for a in self.model._admit(self.model._given(inputs))]
+        given = [snapshot(a) for a in self.model._admit(self.model._given(inputs))]
         made = self.model.run(given)
         for kind, specs, arrays in (("in", self.model.inputs, given), ("out", self.model.outputs, made)):
             for spec, array in zip(specs, arrays, strict=True):
-                self.arrays[f"{self.runs}/{kind}/{spec.name}"] = _plain(array).copy()
+                self.arrays[f"{self.runs}/{kind}/{spec.name}"] = _plain(np.asarray(array)).copy()
         self.runs += 1
         return made
 
@@ -99,7 +100,7 @@ def replay(model: CompiledGraph, path: str | os.PathLike[str]) -> Replay:
         given = [_typed(name, arrays[f"{run}/in/{s.name}"], s) for s in model.inputs]
         for spec, got in zip(model.outputs, model.run(given), strict=True):
             want = arrays[f"{run}/out/{spec.name}"]
-            if got.shape != want.shape or got.tobytes() != want.tobytes():
+            if got.shape != want.shape or np.asarray(got).tobytes() != want.tobytes():
                 differing.append((run, spec.name))
     return Replay(count, tuple(differing))
 

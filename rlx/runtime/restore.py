@@ -35,7 +35,7 @@ class StoredCompilation:
     memory: ModelMemory
 
     def __init__(
-        self, executable: Executable, leaves: Graph, read: Callable[[], Graph], make: Callable[[Graph], Stages]
+        self, executable: Executable[Any], leaves: Graph, read: Callable[[], Graph], make: Callable[[Graph], Stages]
     ) -> None:
         self.executable = executable
         self.leaves = leaves

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
+from typing import Any
 
 from rlx.errors import BusyError, ClosedError, ExecutionError
 from rlx.forks import restart_in_child
-from rlx.ir.graph import Array
 from rlx.lazy_imports import log
 
 __all__ = ["Call", "Place", "RunFuture", "RunQueue", "wait"]
@@ -29,12 +29,12 @@ FAILED = 16  # errors that nobody has looked at, kept for `sync`
 EXIT_SECONDS = 2.0  # for which submitted runs wait at exit for a thread that has their graph
 BUSY_SECONDS = 2e-5, 1e-3  # between looks at a graph that another thread runs: the first, and the longest
 
-Call = Callable[[], list[Array]]
+Call = Callable[[], list[Any]]
 Job = tuple["RunFuture", Call, "Place"]
 Place = Future[None]  # one of the queue's `depth`; done once it is held, where it had to be waited for
 
 
-class RunFuture(Future[list[Array]]):
+class RunFuture(Future[list[Any]]):
     """The outputs of a submitted run, its own copies: a `concurrent.futures.Future`.
 
     In a forked child, one that was not finished raises `ExecutionError`: its run goes on in the parent only.
@@ -46,7 +46,7 @@ class RunFuture(Future[list[Array]]):
         self.settled = False  # its run has ended
         self.seen = False  # somebody has looked at how
 
-    def result(self, timeout: float | None = None) -> list[Array]:
+    def result(self, timeout: float | None = None) -> list[Any]:
         """The outputs, once they are there. Raises what the run raised, `CancelledError` or `TimeoutError`."""
         self._check()
         try:
@@ -217,7 +217,7 @@ class RunQueue:
             future.set_result(made)
             future.settled = True
 
-    def unless_busy(self, call: Call) -> list[Array]:
+    def unless_busy(self, call: Call) -> list[Any]:
         """What the call gives, once no other thread has the graph. At exit that may be never: `BusyError` then."""
         delay, longest = BUSY_SECONDS
         while True:

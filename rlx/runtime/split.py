@@ -167,12 +167,12 @@ def compile_split(graph: Graph, parts: Sequence[Part], options: CompileOptions) 
     return Compilation(graph, graph, graph, dispatch, None, executable)
 
 
-class SplitExecutable(Executable):
+class SplitExecutable(Executable[Array]):
     """Runs the parts one after the other; what crosses goes through the host."""
 
     capabilities = frozenset({"out", "dynamic"})
 
-    def __init__(self, graph: Graph, parts: Sequence[Part], executables: Sequence[Executable]) -> None:
+    def __init__(self, graph: Graph, parts: Sequence[Part], executables: Sequence[Executable[Any]]) -> None:
         self.graph = graph
         self.parts = parts
         self.executables = executables
@@ -211,7 +211,7 @@ class SplitExecutable(Executable):
             for part, executable in zip(self.parts, self.executables, strict=True):
                 count = len(part.graph.outputs)
                 made = executable.run([values[v.name] for v in part.graph.inputs], [None] * count, range(count))
-                values.update({o.name: a for o, a in zip(part.graph.outputs, made, strict=True)})
+                values.update({o.name: np.asarray(a) for o, a in zip(part.graph.outputs, made, strict=True)})
             every = {**self.held, **values}
             last = [np.array(every[name]) for name in self.shown]
             self.states |= {name: np.array(every[new]) for name, new in self.updates.items()}

@@ -43,18 +43,18 @@ class State:
     def __repr__(self) -> str:
         return f"<State {self.spec}>"
 
-    def read(self) -> Array:
-        """A copy of the value now."""
+    def read(self) -> Any:
+        """A copy of the value now: a NumPy array, or an `rlx.Array` on a device."""
         return self._model._executable.read_state(self.spec.name)
 
     def write(self, array: Any) -> None:
         """Sets the value. Raises `DTypeError` or `ShapeError`, and then changes nothing."""
         self._model._executable.write_state(self.spec.name, self._check(array))
 
-    def _check(self, array: Any) -> Array:
+    def _check(self, array: Any) -> Any:
         """The value as an array of the state's type. Raises `DTypeError` or `ShapeError`."""
         name = self.spec.name
-        given = to_array(self.spec, array, f"state {name!r}")
+        given = to_array(self.spec, array, f"state {name!r}", self._model._executable.adopt)
         have = self._model._executable.read_state(name).shape
         if given.shape != have:
             raise ShapeError(f"state {name!r}: its shape is {have}, got {given.shape}")
@@ -130,7 +130,9 @@ class States(Mapping[str, State]):
         if array is None:
             self._model._executable.keep_input(name, None)
             return
-        given = np.ascontiguousarray(to_array(spec, array, f"input {name!r}")).reshape(np.shape(array))
+        given = to_array(spec, array, f"input {name!r}", self._model._executable.adopt)
+        if isinstance(given, np.ndarray):
+            given = np.ascontiguousarray(given).reshape(given.shape)
         bind_extents(self._model._compilation.source, {name: given.shape})
         self._model._executable.keep_input(name, given)
 
@@ -139,7 +141,7 @@ class States(Mapping[str, State]):
 
         Raises `OptionError` where it can't be written.
         """
-        arrays = {name: state.read() for name, state in self.items()}
+        arrays = {name: np.asarray(state.read()) for name, state in self.items()}
         entries = {n: {"dtype": str(self[n].spec.dtype), "shape": list(a.shape)} for n, a in arrays.items()}
         header = json.dumps({"version": VERSION, "graph": self._model._compilation.source.name, "states": entries})
         import zipfile  # slow to import

@@ -94,7 +94,7 @@ def compare_outputs(
     `given` has tolerances by the name of an element type, in the place of the standard ones.
     """
     expected = run_graph(model.compilation.source, inputs)
-    got = model(dict(inputs))
+    got = {name: np.asarray(array) for name, array in model(dict(inputs)).items()}
     return [
         compare(name, "", got[name], a, allowed_for(a.dtype, None, given), largest(a)) for name, a in expected.items()
     ]
@@ -193,7 +193,7 @@ class _Walk:
             )
             for value in made:
                 island.output(value, f"r{len(island.outputs)}")
-        got = iter(compile(island, device=self.device).run(given))
+        got = map(np.asarray, compile(island, device=self.device).run(given))
         for node in nodes:
             inputs = node.inputs if node.op.op_name in SUMS else ()
             op = None if node.regions else node.op.op_name  # what a region computes is a chain of ops

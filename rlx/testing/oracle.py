@@ -143,8 +143,9 @@ def tolerance(dtype: object, op: str | None = None) -> Tolerance:
     return Tolerance(base.relative * factor, base.absolute * factor)
 
 
-def compare_arrays(what: str, got: Array, expected: Array, allowed: Tolerance) -> None:
+def compare_arrays(what: str, got: Any, expected: Array, allowed: Tolerance) -> None:
     """AssertionError naming `what` and the first bad element unless type, shape and elements agree."""
+    got = np.asarray(got)
     assert got.dtype == expected.dtype, f"{what}: got {got.dtype}, expected {expected.dtype}"
     assert got.shape == expected.shape, f"{what}: got shape {got.shape}, expected {expected.shape}"
     with np.errstate(all="ignore"):
@@ -192,7 +193,7 @@ def tolerances(graph: Graph) -> dict[str, Tolerance]:
 
 
 def compare_results(
-    expected: Mapping[str, Array], got: Mapping[str, Array], allowed: Mapping[str, Tolerance], names: Any = None
+    expected: Mapping[str, Array], got: Mapping[str, Any], allowed: Mapping[str, Tolerance], names: Any = None
 ) -> None:
     """Compares outputs by name; one AssertionError for all that differ."""
     wrong = []

@@ -60,7 +60,7 @@ def compare_between_roundings(
     for output in fixed.outputs:
         cut.output(values[output.value], output.name)
     starts = dict(zip((v.name for v in cut.inputs[len(fixed.inputs) :]), walk.rounded, strict=True))
-    got = iter(compile(cut, device=device).run({**inputs, **starts}))
+    got = map(np.asarray, compile(cut, device=device).run({**inputs, **starts}))
 
     found = [compare_rounded(node, next(got), *walk.ranges[node]) for node in walk.ranges]
     for name, array in expected.items():

@@ -16,6 +16,7 @@ from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, TensorType, refuse_masked
 from rlx.ir.shape import Dim, Shape, Size
 from rlx.records import dataclass
+from rlx.runtime.arrays import on_device
 from rlx.trace.tree import is_record, leaves_of, ordered, structure
 
 __all__ = ["Arguments", "Leaf"]
@@ -272,11 +273,11 @@ def _hashable(name: str, value: Any) -> Any:
     return value
 
 
-def _array(path: str, leaf: Any) -> Array:
+def _array(path: str, leaf: Any) -> Any:
     if type(leaf) is np.ndarray:
         return leaf
     refuse_masked(f"jit: {path}", leaf)
-    return np.asarray(leaf)
+    return leaf if on_device(leaf) else np.asarray(leaf)
 
 
 def _flat(tree: Any, arrays: list[Array], key: list[Any]) -> None:

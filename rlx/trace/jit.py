@@ -74,7 +74,7 @@ class _Made:
 
 @bounded_class(CompileError, but=("__call__",))
 class Traced:
-    """A function made by `rlx.jit`: called with arrays it compiles, runs and returns NumPy arrays."""
+    """A function made by `rlx.jit`: called with arrays it compiles, runs and returns what `CompiledGraph.run` does."""
 
     __name__: str
 

@@ -34,5 +34,6 @@ def test_64_bits_do_not_leak() -> None:
     graph = Graph("wide")
     graph.output(graph.input("x", (2,), "i64") + graph.constant(2**40, "i64"), "y")
     before = jax.config.jax_enable_x64
-    assert rlx.compile(graph, device="xla").run([np.array([1, 2])])[0].tolist() == [2**40 + 1, 2**40 + 2]
+    (got,) = rlx.compile(graph, device="xla").run([np.array([1, 2])])
+    assert got.numpy().tolist() == [2**40 + 1, 2**40 + 2]
     assert jax.config.jax_enable_x64 == before

@@ -168,7 +168,7 @@ def test_an_input_of_one_value(dtype: int, text: str, value: float, shape: tuple
 
 def test_over_budget() -> None:
     """What does not fit is refused, with every figure once; the way out that the message names is an option here."""
-    command = ["run", MODEL, "--budget", "1KiB", "--dims", "batch=1:8"]
+    command = ["run", MODEL, "--device", "cpu", "--budget", "1KiB", "--dims", "batch=1:8"]
     refused = rlx(*command)
     assert refused.exit_code == 1
     assert refused.stderr.count("more than") == refused.stderr.count("1,024 B") == 1

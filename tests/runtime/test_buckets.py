@@ -348,7 +348,7 @@ def test_a_specialising_device_is_padded_where_that_is_proved() -> None:
     target = np.zeros((7, 24), np.float32)
     for n in (7, 5, 40, 33):
         for got, want in zip(buckets.run({"x": data(n)}), whole.run({"x": data(n)}), strict=True):
-            assert got.flags.c_contiguous
+            assert type(got) is rlx.Array
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     assert buckets.run([data(7)], outputs=["y"], out={"y": target})[0] is target
     np.testing.assert_allclose(target, whole(data(7))["y"], rtol=1e-4, atol=1e-5)

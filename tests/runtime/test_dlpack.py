@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.backends.dlpack import _type_of, read_dlpack
 from rlx.errors import DTypeError, OptionError, RlxError, ShapeError, StaleView
-from rlx.runtime.dlpack import _type_of, read_dlpack
 
 Array = np.ndarray[Any, Any]
 BF16 = np.dtype(ml_dtypes.bfloat16)

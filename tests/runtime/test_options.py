@@ -16,10 +16,10 @@ import rlx
 from rlx.errors import OptionError, RlxError
 
 PUBLIC = [
-    "Buckets", "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "RunTrace",
+    "Array", "Buckets", "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "RunTrace",
     "Session", "TensorType", "WeightRegistry", "bind_cache", "choose", "compile", "cond", "cost", "devices",
     "devices_for", "errors", "estimate", "fori_loop", "jit", "load", "load_artifact", "lora", "moe", "numpy", "ops",
-    "profile", "register", "replay", "scan", "to_dlpack", "while_loop",
+    "profile", "register", "replay", "scan", "to_device", "to_dlpack", "while_loop",
 ]  # fmt: skip
 
 OPTIONS = [

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, host_memory
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, host_memory
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
@@ -211,7 +211,7 @@ class CpuBackend(CodeGenerator):
             finally:
                 del self.work[program]
 
-    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
+    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> CpuExecutable:
         found = self.available()
         if not found.present:
             raise DeviceUnavailable(f"device 'cpu': {found.reason}. {found.remedy}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from rlx.backends.array import MemorySpace
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, Node
 from rlx.kernels.lowering import Conv
@@ -19,7 +19,7 @@ Native = Callable[..., Any]  # (library, node with sizes as ints, check, *arrays
 Flat = Callable[[Sequence[Any]], list[Any]]  # arrays -> arrays
 
 
-class Arrays(ABC):
+class Arrays(MemorySpace):
     """A library: `xp` is its NumPy-like module, `functions` the scalar functions of expressions on whole arrays.
 
     `native` maps ops that it has a function for; `types` names the element types that it has.
@@ -42,21 +42,16 @@ class Arrays(ABC):
     def dtype(self, dtype: DType) -> Any:
         """Its own name of an element type."""
 
-    @abstractmethod
-    def put(self, array: Array) -> Any:
-        """An array of the library with the elements of a NumPy array, which may change afterwards."""
+    def type_of(self, held: Any) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = held.dtype
+        return dtype
+
+    def wait(self, x: Sequence[Any]) -> None:
+        """Waits until arrays are computed."""
 
     def borrow(self, array: Array) -> Any:
         """As `put`, for an array that does not change before the end of the run."""
         return self.put(array)
-
-    def session(self) -> AbstractContextManager[object]:
-        """What all calls to the library are made in."""
-        return nullcontext()
-
-    @abstractmethod
-    def fetch(self, x: Any) -> Array:
-        """A fresh, writable NumPy array."""
 
     @abstractmethod
     def cast(self, x: Any, dtype: DType) -> Any: ...

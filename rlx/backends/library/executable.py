@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
+from rlx.backends.array import Array, MemorySpace, Tensor
 from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, Turns, host_memory
 from rlx.backends.library.arrays import Arrays, Flat
 from rlx.backends.library.trace import Trace, why_not
@@ -23,8 +24,8 @@ from rlx.errors import (
     UnsupportedNode,
     UnsupportedOp,
 )
-from rlx.ir.extents import bind_extents, check_guards
-from rlx.ir.graph import Array, Graph, Node, Value
+from rlx.ir.extents import bind_extents, check_guards, initial_state
+from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Dim, evaluate, symbols
 from rlx.ops.control import If, While
 from rlx.options import CompileOptions
@@ -53,7 +54,7 @@ class Function:
         trace = Trace(self.lib, self.extents, self.checks, self.failures)
         values = trace.run(self.graph, dict(zip(self.leaves, x, strict=True)))
         return [
-            *(values[o.value] for o in self.graph.outputs),
+            *(self.lib.copy(values[o.value]) for o in self.graph.outputs),  # of what may be a leaf or shown twice
             *(values[v] for v in self.graph.updates.values()),
             trace.error,
         ]
@@ -67,6 +68,7 @@ class Function:
         number, shown = self.lib.fetch(error).tolist()
         if self.failures:
             raise self.failures[0]
+        self.lib.wait(results)
         if number:
             label, what = self.checks[number - 1]
             raise ExecutionError(f"node {label}: {what}: {shown}")
@@ -91,13 +93,13 @@ def parts_pure(lib: Arrays, node: Node) -> bool:
     return pure(lib, scratch)
 
 
-class ArrayExecutable(Executable):
+class ArrayExecutable(Executable[Tensor]):
     """Holds params and states as arrays of the library; compiles a function for each set of extents, at its first run.
 
     At most `KEPT` functions are kept. Each compile is an event of the logger "rlx" that says for what and why.
     """
 
-    capabilities = frozenset({"out", "dynamic"})
+    capabilities = frozenset({"out", "dynamic", "states"})
 
     def __init__(self, device: str, lib: Arrays, graph: Graph) -> None:
         self.device = device
@@ -105,6 +107,8 @@ class ArrayExecutable(Executable):
         self.graph = graph
         self.held: dict[str, Any] = {}  # params and states
         self.shapes: dict[str, tuple[int, ...]] = {}  # theirs
+        self.kept: dict[str, tuple[Any, Any]] = {}  # inputs that are kept between runs: their first and present value
+        self.fed: dict[str, int] = {}  # states that an output is fed to, with its number
         self.functions: OrderedDict[tuple[tuple[str, int], ...], Function] = OrderedDict()
         self.dropped: set[tuple[tuple[str, int], ...]] = set()
         self.most = KEPT
@@ -115,28 +119,36 @@ class ArrayExecutable(Executable):
                 if value.data is not None:
                     self.hold(value, value.data)
 
-    def hold(self, value: Value, array: Array) -> None:
+    def hold(self, value: Value, array: Tensor) -> None:
         if value.type.encoding is not None:
             shape = tuple(evaluate(s, {}) for s in value.shape)
-            array = value.type.encoding.decode(array, shape).astype(value.dtype.numpy)
-        self.held[value.name] = self.lib.put(array)
+            array = value.type.encoding.decode(np.asarray(array), shape).astype(value.dtype.numpy)
+        self.held[value.name] = self.own(array)
         self.shapes[value.name] = array.shape
 
-    def set_params(self, arrays: Mapping[str, Array]) -> None:
+    def own(self, array: Tensor) -> Any:
+        """The elements in an array of the library that nobody else has."""
+        return self.lib.copy(array.held) if isinstance(array, Array) else self.lib.put(np.asarray(array))
+
+    def adopt(self, value: Any) -> Array | None:
+        return self.lib.local(value)
+
+    def set_params(self, arrays: Mapping[str, Tensor]) -> None:
         params = {v.name: v for v in self.graph.params}
         with self.turns.taken(self.waits), self.lib.session():
             for name, array in arrays.items():
                 self.hold(params[name], array)
 
+    def raw_param(self, name: str) -> Array | None:
+        encoded = any(v.name == name and v.type.encoding is not None for v in self.graph.params)
+        return None if encoded or name not in self.held else self.lib.array(self.held[name])
+
     @property
     def results(self) -> Sequence[Array] | None:
-        if self.last is None:
-            return None
-        with self.lib.session():
-            return [self.lib.fetch(x) for x in self.last]
+        return None if self.last is None else [self.lib.array(x) for x in self.last]
 
     @usual_arithmetic()
-    def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+    def run(self, inputs: Sequence[Tensor], out: Sequence[Tensor | None], wanted: Sequence[int]) -> list[Tensor]:
         with self.turns.taken(self.waits), self.lib.session():
             last = self.run_all(inputs)
             for output, target, x in zip(self.graph.outputs, out, last, strict=True):
@@ -144,16 +156,16 @@ class ArrayExecutable(Executable):
                     raise ShapeError(
                         f"out for {output.name!r}: this run needs shape {tuple(x.shape)}, got {target.shape}"
                     )
-            given = {i: target for i, target in enumerate(out) if target is not None}
-            for i, target in given.items():
-                target[...] = self.lib.fetch(last[i])
-            return [given[i] if i in given else self.lib.fetch(last[i]) for i in wanted]
+            for target, x in zip(out, last, strict=True):
+                if target is not None:
+                    np.copyto(np.asarray(target), self.lib.fetch(x))
+            return [self.lib.array(last[i]) if (target := out[i]) is None else target for i in wanted]
 
-    def run_all(self, inputs: Sequence[Array]) -> list[Any]:
+    def run_all(self, inputs: Sequence[Tensor]) -> list[Any]:
         """The outputs as arrays of the library, once all of them are there; the states become those after the run."""
         self.last = None
         extents, function = self.bind(inputs)
-        leaves = [self.lib.borrow(array) for array in inputs]
+        leaves = [a.held if isinstance(a, Array) else self.lib.borrow(np.asarray(a)) for a in inputs]
         for value in (*self.graph.params, *self.graph.states):
             if value.name not in self.held:  # a state of zeros
                 self.hold(value, np.zeros([evaluate(s, extents) for s in value.shape], value.dtype.numpy))
@@ -163,9 +175,11 @@ class ArrayExecutable(Executable):
         for name, new in zip(self.graph.updates, results[count:], strict=True):
             self.held[name] = new
         self.last = results[:count]
+        for name, number in self.fed.items():
+            self.put_state(name, self.lib.array(self.last[number]))
         return self.last
 
-    def bind(self, inputs: Sequence[Array]) -> tuple[dict[str, int], Function]:
+    def bind(self, inputs: Sequence[Tensor]) -> tuple[dict[str, int], Function]:
         """The extents of a run and the function for them."""
         shapes = {v.name: a.shape for v, a in zip(self.graph.inputs, inputs, strict=True)}
         encoded = {v.name for v in self.graph.params if v.type.encoding is not None}
@@ -206,18 +220,64 @@ class ArrayExecutable(Executable):
         return refuse
 
     @property
-    def arena(self) -> memoryview:
+    def bound_inputs(self) -> Mapping[str, Array]:
+        return {name: self.lib.array(present) for name, (_, present) in self.kept.items()}
+
+    @property
+    def feeds(self) -> Mapping[str, int]:
+        return self.fed
+
+    def read_state(self, name: str) -> Array:
+        with self.turns.taken(self.waits), self.lib.session():
+            if name in self.kept:
+                return self.lib.array(self.kept[name][1]).copy()
+            if name not in self.held:
+                leaf = self.graph.find(name)
+                self.hold(leaf, initial_state(leaf))
+            return self.lib.array(self.held[name]).copy()
+
+    def write_state(self, name: str, array: Tensor | None) -> None:
+        with self.turns.taken(self.waits), self.lib.session():
+            self.put_state(name, array)
+
+    def put_state(self, name: str, array: Tensor | None) -> None:
+        """Sets a state; None: to its initial value."""
+        if name in self.kept:
+            first = self.kept[name][0]
+            self.kept[name] = first, first if array is None else self.own(array)
+            return
+        leaf = self.graph.find(name)
+        value: Tensor | None = leaf.data if array is None else array
+        if value is not None:
+            self.hold(leaf, value)
+            return
+        self.held.pop(name, None)  # zeros, of the shape that the next run has
+        self.shapes.pop(name, None)
+
+    def keep_input(self, name: str, array: Tensor | None) -> None:
+        with self.turns.taken(self.waits), self.lib.session():
+            self.kept.pop(name, None)
+            self.fed.pop(name, None)
+            if array is not None:
+                first = self.own(array)
+                self.kept[name] = first, first
+
+    def feed_state(self, name: str, output: int | None) -> None:
+        with self.turns.taken(self.waits):
+            self.fed.pop(name, None)
+            if output is not None:
+                self.fed[name] = output
+
+    @property
+    def arena(self) -> Tensor:
         raise self.refusal("arena", f"{self.device} manages its memory itself")
 
-    def clone(self, fresh: bool = False) -> Executable:
+    def clone(self, fresh: bool = False) -> Executable[Tensor]:
         raise self.refusal("clone", "compile the graph again")
 
-    def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
+    def profile(self, inputs: Sequence[Tensor], repeat: int) -> list[tuple[str, str, float]]:
         instead = f"{self.device} doesn't tell its kernels apart; policy='needs=profile' chooses a device that does"
         raise self.refusal("profile", instead)
-
-    def keeps_none(self) -> OptionError:
-        return self.refusal("states to read, write, bind or feed", "declare them in the graph, with their updates")
 
     def refusal(self, what: str, instead: str) -> OptionError:
         return OptionError(f"device {self.device!r} doesn't offer {what}: {instead}; see model.capabilities")
@@ -240,13 +300,17 @@ class ArrayBackend(LibraryBackend):
             raise DeviceUnavailable(f"device {self.name!r}: {found.reason}. {found.remedy}")
         return self.arrays()
 
+    @property
+    def space(self) -> MemorySpace:
+        return self.lib
+
     def claims(self, node: Node) -> str | None:
         return why_not(self.lib, node)
 
     def memory(self) -> DeviceMemory:
         return host_memory()
 
-    def build(self, graph: Graph, options: CompileOptions) -> Executable:
+    def build(self, graph: Graph, options: CompileOptions) -> Executable[Any]:
         self.check(graph)
         return self.executable(graph)
 
@@ -266,5 +330,5 @@ class ArrayBackend(LibraryBackend):
             lines = "".join(f"\n  {n.op} {n.name!r}: {n.reason}" for n in bad)
             raise UnsupportedOp(f"{len(bad)} nodes can't be run on {self.name}:{lines}", bad)
 
-    def executable(self, graph: Graph) -> Executable:
+    def executable(self, graph: Graph) -> Executable[Any]:
         return ArrayExecutable(self.name, self.lib, graph)

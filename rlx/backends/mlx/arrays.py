@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.dlpack import DLPackArray
 from rlx.backends.library.arrays import Arrays, Flat
 from rlx.backends.mlx.ops import SINGLE, functions, native, refusal
 from rlx.ir.dtype import DTYPES, DType, dtype_of
@@ -28,7 +29,12 @@ NAMES = {
 
 
 class MlxArrays(Arrays):
-    """Arrays of MLX on its default device. f64 is there on its CPU only."""
+    """Arrays of MLX on its default device. f64 is there on its CPU only.
+
+    Elements of types that MLX lacks lie in NumPy's arrays: what computes with them runs on the host.
+    """
+
+    device = "mlx"
 
     def __init__(self) -> None:
         import mlx.core as mx
@@ -47,6 +53,7 @@ class MlxArrays(Arrays):
             names["f64"] = "float64"
         self.types = frozenset(names)
         self.own = {DTYPES[name]: getattr(mx, own) for name, own in names.items()}
+        self.known = {own: dtype.numpy for dtype, own in self.own.items()}
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -68,16 +75,50 @@ class MlxArrays(Arrays):
 
     def put(self, array: Array) -> Any:
         dtype = dtype_of(array.dtype)
+        if dtype not in self.own:
+            return np.array(array)
         if dtype.name == "bf16":
             return (
                 self.mx.array(np.ascontiguousarray(array).view(np.uint16)).view(self.mx.bfloat16).reshape(array.shape)
             )
         return self.mx.array(array, dtype=self.own[dtype])
 
-    def fetch(self, x: Any) -> Array:
-        if x.dtype == self.mx.bfloat16:
-            return np.array(x.view(self.mx.uint16)).view(DTYPES["bf16"].numpy)
-        return np.array(x)
+    def fetch(self, held: Any) -> Array:
+        if held.dtype == self.mx.bfloat16:
+            return np.array(held.view(self.mx.uint16)).view(DTYPES["bf16"].numpy)
+        return np.array(held)
+
+    def copy(self, held: Any) -> Any:
+        """Views of MLX share memory, and so do its own copies; what is selected is computed."""
+        return np.array(held) if isinstance(held, np.ndarray) else self.mx.where(self.mx.array(True), held, held)
+
+    def part(self, held: Any, index: tuple[int | slice, ...]) -> Any:
+        return self.copy(held[index])
+
+    def export(self, held: Any, options: Mapping[str, Any]) -> Any:
+        if isinstance(held, np.ndarray):
+            return DLPackArray(held).__dlpack__(**options)
+        given = {key: option for key, option in options.items() if option is not None}
+        self.mx.eval(held)
+        try:
+            return held.__dlpack__(**given)
+        except TypeError:  # of a release that takes no keywords
+            if given.get("copy") or given.get("dl_device", self.place(held)) != self.place(held):
+                raise BufferError("this release of MLX shares its memory where it is, and copies nothing") from None
+            return held.__dlpack__()
+
+    def place(self, held: Any) -> tuple[int, int]:
+        kind, number = held.__dlpack_device__()
+        return int(kind), int(number)
+
+    def type_of(self, held: Any) -> np.dtype[Any]:
+        return held.dtype if isinstance(held, np.ndarray) else self.known[held.dtype]
+
+    def adopt(self, value: Any) -> Any | None:
+        return value if isinstance(value, self.mx.array) and value.dtype in self.known else None
+
+    def wait(self, x: Sequence[Any]) -> None:
+        self.mx.eval([one for one in x if not isinstance(one, np.ndarray)])
 
     def cast(self, x: Any, dtype: DType) -> Any:
         return x if x.dtype == self.own[dtype] else x.astype(self.own[dtype])
@@ -143,7 +184,7 @@ class MlxArrays(Arrays):
     def compile(self, fn: Flat, x: Sequence[Any], pure: bool) -> Flat:
         """Exported and read back: the calls to MLX are then made without Python. (mx.compile would fuse them, by a C++
         compiler that takes seconds for each kernel.)"""
-        if not pure:
+        if not pure or any(isinstance(one, np.ndarray) for one in x):
             return fn
         with tempfile.TemporaryDirectory() as folder:
             path = str(Path(folder) / "graph.mlxfn")

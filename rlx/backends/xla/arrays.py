@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,10 +18,13 @@ from rlx.kernels.lowering import Conv
 
 __all__ = ["XlaArrays"]
 
+HOST = 1  # kDLCPU of dlpack.h
+
 
 class XlaArrays(Arrays):
     """Arrays of jax, on its default device, with 64-bit types."""
 
+    device = "xla"
     types = frozenset(name for name, dtype in DTYPES.items() if dtype.bits >= 8)
 
     def __init__(self) -> None:
@@ -47,8 +50,37 @@ class XlaArrays(Arrays):
     def borrow(self, array: Array) -> Any:
         return np.ascontiguousarray(array).reshape(array.shape)
 
-    def fetch(self, x: Any) -> Array:
-        return np.array(x)
+    def fetch(self, held: Any) -> Array:
+        return np.array(held)
+
+    def copy(self, held: Any) -> Any:
+        return self.xp.array(held, copy=True)
+
+    def part(self, held: Any, index: tuple[int | slice, ...]) -> Any:
+        return self.xp.array(held[index], copy=True)
+
+    def export(self, held: Any, options: Mapping[str, Any]) -> Any:
+        return held.__dlpack__(**options)
+
+    def place(self, held: Any) -> tuple[int, int]:
+        kind, number = held.__dlpack_device__()
+        return int(kind), int(number)
+
+    def adopt(self, value: Any) -> Any | None:
+        jax = self.jax
+        if not isinstance(value, jax.Array):
+            try:
+                kind, _ = value.__dlpack_device__()
+                value = None if int(kind) == HOST else jax.dlpack.from_dlpack(value)
+            except (AttributeError, BufferError, RuntimeError, TypeError, ValueError):  # the way over the host says why
+                return None
+        if value is None or isinstance(value, jax.core.Tracer) or not isinstance(value.dtype, np.dtype):
+            return None
+        home = jax.config.jax_default_device or jax.local_devices()[0]
+        return value if value.devices() == {home} else jax.device_put(value, home)
+
+    def wait(self, x: Sequence[Any]) -> None:
+        self.jax.block_until_ready(x)
 
     def cast(self, x: Any, dtype: DType) -> Any:
         return x if x.dtype == dtype.numpy else self.jax.lax.convert_element_type(x, dtype.numpy)

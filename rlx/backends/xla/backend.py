@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from rlx.backends.base import Availability, DeviceMemory, Executable
 from rlx.backends.library.arrays import Arrays
@@ -72,5 +73,5 @@ class XlaBackend(ArrayBackend):
         total = stats.get("bytes_limit")
         return DeviceMemory(None if total is None else total - stats.get("bytes_in_use", 0), total)
 
-    def executable(self, graph: Graph) -> Executable:
+    def executable(self, graph: Graph) -> Executable[Any]:
         return XlaExecutable(self.name, self.lib, graph)

@@ -119,8 +119,10 @@ class CpuExecutable(StateCalls, ExpertCalls):
         return self.shared.options.debug or self.shared.options.trap != "off"
 
     @property
-    def arena(self) -> memoryview:
-        return self.memory.data.toreadonly()
+    def arena(self) -> Array:
+        shown = self.memory.view()
+        shown.flags.writeable = False
+        return shown
 
     @property
     def results(self) -> tuple[Array | None, ...] | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ExpertCalls"]
 
 
-class ExpertCalls(Executable):
+class ExpertCalls(Executable[Array]):
     """The calls on experts of `CpuExecutable`; each holds the state block meanwhile."""
 
     program: Program

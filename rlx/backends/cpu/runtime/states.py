@@ -265,7 +265,7 @@ def initial(buffer: Buffer) -> Array:
     return np.zeros([s for s in buffer.shape if isinstance(s, int)], buffer.dtype.numpy)
 
 
-class StateCalls(Executable):
+class StateCalls(Executable[Array]):
     """The calls on states of `CpuExecutable`; each holds the state block meanwhile."""
 
     program: Program
