@@ -10,12 +10,20 @@ from rlx.boundary import bounded_class
 from rlx.errors import OptionError
 from rlx.records import dataclass, names_of, replace
 
-__all__ = ["DEVICE_OPTIONS", "CompileOptions"]
+__all__ = ["DEVICE_OPTIONS", "PRECISIONS", "CompileOptions"]
 
 DimSpec = int | tuple[int, int]
 
 # What a device itself has to do something about; the others are the runtime's, for every device alike.
 DEVICE_OPTIONS = ("threads", "alignment", "search", "reuse", "packing", "trap", "debug")
+
+# What `precision` may be. For values that a graph declares as f32: the type they are stored in, the type that operands
+# of products are rounded to, and the type that sums of products are kept in. docs/design.md, section 7, defines it.
+PRECISIONS: Mapping[str, tuple[str, str, str]] = {
+    "f32": ("f32", "f32", "f32"),
+    "bf16": ("f32", "bf16", "f32"),
+    "f16": ("f32", "f16", "f32"),
+}
 
 
 @bounded_class(OptionError)
@@ -26,7 +34,7 @@ class CompileOptions:
     device: str = "auto"  # "auto", or a name that `rlx devices` lists
     dims: Mapping[str, Any] | None = None  # name -> int or (lo, hi); input -> tuple of those, or {axis: own}
     threads: int | None = None  # CPU threads of a run, the caller's too, 64 at most; None: what the machine grants
-    precision: str = "f32"  # arithmetic that f32 graphs run in: "f32"
+    precision: str = "f32"  # "f32" | "bf16" | "f16": what operands of products of f32 are rounded to; sums stay f32
     budget: int | str | None = None  # bytes ("8GiB", 123456) that the model may take; None: what is free
     over_budget: str = "error"  # "error" | "warn" | "allow" when it does not fit
     deterministic: bool = True  # equal inputs give equal bits on one machine for any `threads`; so far they always do
@@ -48,8 +56,8 @@ class CompileOptions:
             raise OptionError(f"dims={self.dims!r}: expected a mapping, such as {{'batch': 4, 'seq': (1, 512)}}")
         if self.threads is not None and not (_is_int(self.threads) and self.threads >= 1):
             raise OptionError(f"threads={self.threads!r}: expected an int >= 1, or None for all that are granted")
-        if not _is_one(self.precision, "f32"):
-            raise OptionError(f"precision={self.precision!r}: expected 'f32', the only one that is built so far")
+        if not _is_one(self.precision, *PRECISIONS):
+            raise OptionError(f"precision={self.precision!r}: expected {', '.join(map(repr, PRECISIONS))}")
         if not _is_one(self.over_budget, "error", "warn", "allow"):
             raise OptionError(f"over_budget={self.over_budget!r}: expected 'error', 'warn' or 'allow'")
         if not _is_one(self.packing, "fast", "shared"):

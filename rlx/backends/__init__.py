@@ -67,8 +67,9 @@ def check_options(backend: Backend, options: CompileOptions) -> None:
     if ignored:
         able = [repr(name) for name in BACKENDS if not backend_named(name).ignored(options)]
         raise OptionError(
-            f"device {backend.name!r} can't honour {ignored}: leave it out, name a device that can "
-            f"({', '.join(able)}), or let device='auto' choose among those"
+            f"device {backend.name!r} can't honour {ignored}: leave it out"
+            + (f", name a device that can ({', '.join(able)}), or let device='auto' choose among those" if able else "")
+            + ("" if able else "; no device honours all of the options that were given")
         )
 
 

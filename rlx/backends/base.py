@@ -411,7 +411,8 @@ class Backend(ABC):
     `unified`: whether it shares its memory with the host; `sync_ops`: ops that make it wait for the host, besides those
     that it runs there; `merges`: whether it makes one kernel of several nodes; `specialises`: whether it makes code for
     every set of extents; `rewrites`: whether graphs go through the passes before it gets them; `honours`: which of
-    `DEVICE_OPTIONS` it does something about: a compile that sets another one is refused.
+    `DEVICE_OPTIONS` it does something about, `precisions`: which of `PRECISIONS` it computes in: a compile that sets
+    another one is refused.
     """
 
     name: str
@@ -421,6 +422,7 @@ class Backend(ABC):
     specialises: bool = False
     rewrites: bool = True
     honours: frozenset[str] = frozenset()
+    precisions: frozenset[str] = frozenset({"f32"})
     capabilities: frozenset[str] = frozenset()  # of every executable that it makes
 
     @property
@@ -452,7 +454,10 @@ class Backend(ABC):
 
     def ignored(self, options: CompileOptions) -> str:
         """The options that it would ignore, as in "trap='nan'"; "" if there are none."""
-        return ", ".join(f"{k}={v!r}" for k, v in options.of_device().items() if k not in self.honours)
+        refused = {k: v for k, v in options.of_device().items() if k not in self.honours}
+        if options.precision not in self.precisions:
+            refused["precision"] = options.precision
+        return ", ".join(f"{k}={v!r}" for k, v in refused.items())
 
     def check(self, legal: Graph) -> None:
         """Raises `UnsupportedOp` for nodes that it claims but can't run in this graph; compiles nothing."""

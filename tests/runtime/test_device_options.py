@@ -14,11 +14,14 @@ import pytest
 import rlx
 from rlx.backends import BACKENDS, backend_named, check_options
 from rlx.backends.base import CAPABILITIES, Availability, Backend
+from rlx.backends.library.precision import multiplies_f32
 from rlx.compiler import compile_graph
 from rlx.demo import DIGITS
 from rlx.errors import DeviceUnavailable, NanTrapped, OptionError, StaleView
 from rlx.estimate.graph import estimate_graph
-from rlx.options import DEVICE_OPTIONS, CompileOptions
+from rlx.ir.dtype import DTYPES
+from rlx.ops.conv import Conv
+from rlx.options import DEVICE_OPTIONS, PRECISIONS, CompileOptions
 from rlx.records import names_of
 from rlx.runtime.auto import compile_chosen
 from rlx.runtime.compiled import CompiledGraph
@@ -138,6 +141,144 @@ def test_an_option_is_honoured_or_refused(device: str, option: str, monkeypatch:
         assert shown in str(caught.value)
         assert "'cpu'" in str(caught.value)
         assert "device='auto'" in str(caught.value)
+
+
+# ---- precision
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_precision_is_honoured_or_refused(device: str, precision: str) -> None:
+    """By compile, load, estimate, Session and choice; where no device honours it, no other is named."""
+    backend, options = backend_named(device), CompileOptions(device=device, precision=precision)
+    able = [name for name in BACKENDS if precision in backend_named(name).precisions]
+    here = backend.available().present
+    if device in able:
+        check_options(backend, options)
+        assert not here or rlx.compile(graph(), device=device, precision=precision).device == device
+        return
+    ways = [
+        lambda: check_options(backend, options),
+        lambda: compile_graph(graph(), backend, options),
+        lambda: estimate_graph(graph(), backend, options, None),  # type: ignore[arg-type]
+    ]
+    if here:
+        ways += [
+            lambda: rlx.compile(graph(), device=device, precision=precision),
+            lambda: rlx.Session(device=device, precision=precision).load(graph()),
+            lambda: rlx.load(DIGITS, device=device, precision=precision),
+            lambda: rlx.Session(device=device, precision=precision).estimate(DIGITS, dims={"batch": 1}),
+        ]
+    for way in ways:
+        with pytest.raises(OptionError) as caught:
+            way()
+        assert f"device '{device}' can't honour precision='{precision}': leave it out" in str(caught.value)
+        assert ("no device honours all of the options" in str(caught.value)) == (not able)
+        assert all(f"'{name}'" in str(caught.value) for name in able)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_auto_goes_by_the_precision(precision: str, deaf: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that computes in another one is not chosen, and the decision says why."""
+    monkeypatch.setattr(deaf, "precisions", frozenset(PRECISIONS) - {precision})
+    with pytest.raises(DeviceUnavailable, match=f"deaf: it can't honour precision='{precision}'"):
+        rlx.choose(graph(), DevicePolicy(only=("deaf",)), calibrate=False, precision=precision)
+    assert not DevicePolicy().unfit(backend_named("cpu"), CompileOptions())
+
+
+def test_precisions_are_types_and_f32_is_everywhere() -> None:
+    for name, (storage, multiply, accumulate) in PRECISIONS.items():
+        assert storage == "f32" == accumulate  # declared types stay
+        assert multiply == name
+        assert DTYPES[multiply].is_float
+    for device in BACKENDS:
+        assert "f32" in backend_named(device).precisions <= set(PRECISIONS)
+
+
+def products(dtype: str, close: float) -> tuple[rlx.Graph, dict[str, Any], dict[str, Any]]:
+    """Contractions of every kind, inputs for them, and their results by f64.
+
+    Elements are close to the next number of fewer bits on one side, so that rounding operands shows in every sum.
+    """
+    rng = np.random.default_rng(0)
+    g, inputs, want = rlx.Graph("products"), {}, {}
+    made = DTYPES[dtype].numpy
+
+    def operand(name: str, *shape: int) -> tuple[Any, Any]:
+        array = ((1 + rng.integers(0, 2, shape)) * (1 + close)).astype(made)
+        inputs[name] = array
+        return g.input(name, shape, dtype), array.astype(np.float64)
+
+    for name, a, b in (
+        ("one row", (1, 256), (256, 64)),
+        ("rows", (7, 256), (256, 64)),
+        ("square", (96, 128), (128, 96)),
+        ("batch", (3, 40, 64), (3, 64, 40)),
+        ("vector", (300,), (300, 5)),
+    ):
+        (x, x_wide), (y, y_wide) = operand(f"{name} a", *a), operand(f"{name} b", *b)
+        g.output(x @ y, name)
+        want[name] = x_wide @ y_wide
+    for name, shape, window, groups in (
+        ("pixels", (1, 64, 8, 8), (32, 64, 1, 1), 1),
+        ("window", (1, 32, 12, 12), (32, 32, 3, 3), 1),
+        ("depthwise", (1, 16, 9, 9), (16, 1, 3, 3), 16),
+        ("grouped", (2, 16, 9, 9), (16, 4, 3, 3), 4),
+        ("signal", (2, 8, 30), (4, 8, 5), 1),
+    ):
+        (x, x_wide), (w, w_wide) = operand(f"{name} x", *shape), operand(f"{name} w", *window)
+        g.output(rlx.conv(x, w, groups=groups), name)
+        want[name] = Conv(groups=groups).reference(x_wide, w_wide)
+    return g, inputs, want
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_f32_is_multiplied_and_accumulated_in_f32(device: str) -> None:
+    """Operands of fewer bits (TF32, bf16) would be 2^-12 off in every product: 50 times what is allowed here."""
+    if not backend_named(device).available().present:
+        pytest.skip(backend_named(device).available().why)
+    g, inputs, want = products("f32", 2.0**-12)
+    for given in ({}, {"precision": "f32"}):
+        for name, got in rlx.compile(g, device=device, **given)(inputs).items():  # type: ignore[arg-type]
+            np.testing.assert_allclose(np.asarray(got), want[name], rtol=5e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_types_below_32_bits_are_accumulated_in_f32(dtype: str, device: str) -> None:
+    """And rounded once: their own sums would stand still after as many ones as they have bits for."""
+    if not backend_named(device).available().present:
+        pytest.skip(backend_named(device).available().why)
+    g, inputs, want = products(dtype, 0.0)
+    for name, got in rlx.compile(g, device=device)(inputs).items():
+        once = want[name].astype(np.float32).astype(DTYPES[dtype].numpy)
+        np.testing.assert_array_equal(np.asarray(got).astype(np.float64), once.astype(np.float64), err_msg=name)
+
+
+@pytest.mark.parametrize("device", ["xla", "mlx"])
+@pytest.mark.parametrize("narrow", ["bf16", "f16"])
+@pytest.mark.parametrize("what", ["matmul", "conv"])
+def test_a_library_that_multiplies_in_less_is_refused(
+    what: str, narrow: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As GPUs may, by settings that no call overrides; it is found out when the device is first used."""
+    backend: Any = backend_named(device)
+    if not backend.available().present:
+        pytest.skip(backend.available().why)
+    lib: Any = backend.arrays()
+    assert multiplies_f32(lib)
+    known = getattr(lib, what)
+
+    def less(a: Any, b: Any, *more: Any) -> Any:
+        return known(lib.cast(lib.cast(a, DTYPES[narrow]), DTYPES["f32"]), b, *more)
+
+    monkeypatch.setattr(lib, what, less)
+    assert not multiplies_f32(lib)
+    other = type(backend)()
+    monkeypatch.setattr(type(backend), "on_processor", False)
+    monkeypatch.setattr(other, "arrays", lambda: lib)
+    with pytest.raises(DeviceUnavailable, match=f"'{device}'.*precision='f32' does not allow"):
+        _ = other.lib
 
 
 def test_an_artifact_brings_a_device_only_what_it_honours(tmp_path: Path) -> None:

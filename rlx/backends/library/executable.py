@@ -14,6 +14,7 @@ from rlx.arithmetic import usual_arithmetic
 from rlx.backends.array import Array, MemorySpace, Tensor
 from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, Turns, host_memory
 from rlx.backends.library.arrays import Arrays, Flat
+from rlx.backends.library.precision import multiplies_f32
 from rlx.backends.library.trace import Trace, why_not
 from rlx.errors import (
     DeviceUnavailable,
@@ -298,7 +299,13 @@ class ArrayBackend(LibraryBackend):
         found = self.available()
         if not found.present:
             raise DeviceUnavailable(f"device {self.name!r}: {found.reason}. {found.remedy}")
-        return self.arrays()
+        lib = self.arrays()
+        if not self.on_processor and not multiplies_f32(lib):  # processors have no faster units for f32
+            raise DeviceUnavailable(
+                f"device {self.name!r}: its library rounds operands of f32 to fewer bits before it multiplies them (to "
+                "TF32, say), which precision='f32' does not allow: turn that off in the library's own settings"
+            )
+        return lib
 
     @property
     def space(self) -> MemorySpace:
