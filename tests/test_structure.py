@@ -257,7 +257,7 @@ CODE_GENERATORS = {f"{CPU}.jit.compile", f"{CPU}.jit.workers", f"{CPU}.jit.elf"}
 ACROSS = {("matmul", "conv")}
 CIRCLES = [{"jit.compile", "jit.cpuid", "jit.load"}, {"runtime.executable", "runtime.image", "runtime.save_image"}]
 # What is longer than the rules below allow. These lists only shrink.
-LARGE_FOLDERS = {"rlx/importers/onnx": 37, "rlx/ops": 42, "rlx/runtime": 33}
+LARGE_FOLDERS = {"rlx/importers/onnx": 37, "rlx/ops": 42, "rlx/runtime": 32}
 LONG_FILES = {
     "rlx/backends/cpu/gemm/kernel.py": 700, "rlx/backends/cpu/kernels/conv/implicit_gemm.py": 640,
     "rlx/backends/cpu/kernels/conv/winograd.py": 715, "rlx/backends/cpu/llvm/builder.py": 690,

@@ -71,8 +71,8 @@ def _read(value: Any, what: str) -> Array:
                 raise DTypeError(f"{what}: the array can't be read through DLPack: {error}") from None
     try:
         return np.asarray(memoryview(value))
-    except TypeError:
-        pass  # no buffer
+    except (BufferError, TypeError):
+        pass  # no buffer, or none of its memory
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -367,6 +367,28 @@ def test_wrong_arrays_are_refused_by_name(device: str) -> None:
             model.run([X], out={"y": rlx.to_device(X, device)})
 
 
+def test_memory_that_can_not_be_taken_is_said(device: str) -> None:
+    """Of a device that neither this one nor the host reads."""
+
+    class Elsewhere:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+        def __dlpack__(self, **options: Any) -> Any:
+            raise BufferError("it stays where it is")
+
+    with pytest.raises(DTypeError, match=r"input 'x'.*cuda:0: copy it to the CPU first"):
+        doubled(device).run([Elsewhere()])
+    if device == "xla":
+        jax = pytest.importorskip("jax")
+        gone = jax.numpy.asarray(X)
+        gone.delete()
+        with pytest.raises(DTypeError, match=r"input 'x'.*deleted"):
+            doubled(device).run([gone])
+        with pytest.raises(Exception, match=r"[Tt]racer"):
+            jax.jit(lambda x: doubled(device).run([x]))(X)
+
+
 def test_to_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's own memory is shared; what is no array, or no device, is said."""
     monkeypatch.setitem(BACKENDS, "own", "own_memory:OwnMemoryBackend")

@@ -76,6 +76,8 @@ class XlaArrays(Arrays):
                 return None
         if value is None or isinstance(value, jax.core.Tracer) or not isinstance(value.dtype, np.dtype):
             return None
+        if value.is_deleted():
+            return None
         home = jax.config.jax_default_device or jax.local_devices()[0]
         return value if value.devices() == {home} else jax.device_put(value, home)
 
