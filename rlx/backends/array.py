@@ -75,6 +75,10 @@ class MemorySpace(ABC):
         """A copy of a part: an index for each of the first axes, within it; slices have steps of 1 and more."""
 
     @abstractmethod
+    def padded(self, held: Any, shape: tuple[int, ...]) -> Any:
+        """A copy with zeros after the elements of each axis, up to a shape."""
+
+    @abstractmethod
     def export(self, held: Any, options: Mapping[str, Any]) -> Any:
         """A DLPack capsule over the memory, by the keywords of `__dlpack__`. Raises `BufferError`."""
 

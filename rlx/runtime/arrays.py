@@ -17,7 +17,17 @@ from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Dim, Size
 
-__all__ = ["Views", "on_device", "share_memory", "snapshot", "to_array", "to_device", "to_target", "with_kept"]
+__all__ = [
+    "Views",
+    "on_device",
+    "padded",
+    "share_memory",
+    "snapshot",
+    "to_array",
+    "to_device",
+    "to_target",
+    "with_kept",
+]
 
 Adopt = Callable[[Any], Any]  # `Executable.adopt`
 
@@ -127,6 +137,16 @@ def on_device(value: Any) -> bool:
     from rlx.backends.array import Array as DeviceArray
 
     return isinstance(value, DeviceArray)
+
+
+def padded(array: Any, shape: tuple[int, ...]) -> Any:
+    """A copy where the array is, with zeros after the elements of each axis, up to a shape."""
+    if on_device(array):
+        with array.space.session():
+            return array.space.array(array.space.padded(array.held, shape))
+    wide = np.zeros(shape, array.dtype)
+    wide[tuple(map(slice, array.shape))] = array
+    return wide
 
 
 def snapshot(array: Any) -> Any:

@@ -38,7 +38,7 @@ from rlx.kernels.independence import mixing
 from rlx.options import CompileOptions, parse_bytes
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims, with_dims
-from rlx.runtime.arrays import on_device, to_array
+from rlx.runtime.arrays import on_device, padded, to_array
 from rlx.runtime.choice import usual_extents
 from rlx.runtime.compiled import CompiledGraph, Results
 from rlx.runtime.session import ARTIFACT, TEXT, Session, Source, import_graph, kind_of
@@ -379,11 +379,8 @@ class Buckets:
                 raise ShapeError(
                     f"out for {self.outputs[n].name!r}: this run needs shape {shapes[n]}, got {target.shape}"
                 )
-        ready = []
-        for spec, array in zip(self.inputs, arrays, strict=True):
-            wide = np.zeros([evaluate(s, tops) for s in spec.shape], array.dtype)
-            wide[tuple(map(slice, array.shape))] = np.asarray(array)
-            ready.append(wide)
+        wide = [tuple(evaluate(s, tops) for s in spec.shape) for spec in self.inputs]
+        ready = [padded(array, shape) for array, shape in zip(arrays, wide, strict=True)]
         asked = list(dict.fromkeys([*wanted, *(n for n, target in enumerate(targets) if target is not None)]))
         made = dict(zip(asked, model.run(ready, outputs=asked), strict=True))
         results = {n: array[tuple(map(slice, shapes[n]))] for n, array in made.items()}

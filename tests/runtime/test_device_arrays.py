@@ -213,6 +213,24 @@ def test_what_it_does_not_offer_is_said(device: str) -> None:
         np.testing.assert_array_equal(other, y)
 
 
+@pytest.mark.parametrize("device", LIBRARIES, indirect=True)
+def test_buckets_pad_on_the_device(device: str, copies: list[str]) -> None:
+    """A size below the top of its rung: zeros are added and results cut where they lie."""
+    g = rlx.Graph("rows")
+    x = g.input("x", (rlx.Dim("n", 1, 8), 3))
+    g.output(rlx.softmax(x * 2.0), "y")
+    buckets = rlx.Buckets(g, {"n": [4, 8]}, policy="buckets", device=device)
+    buckets.warmup()
+    for n in (3, 4, 7):
+        rows = np.arange(3 * n, dtype=np.float32).reshape(n, 3)
+        given = rlx.to_device(rows, device)
+        copies.clear()
+        (y,) = buckets.run([given])
+        assert copies == []
+        assert y.shape == (n, 3)
+        np.testing.assert_allclose(y, np.exp(2 * rows) / np.exp(2 * rows).sum(1, keepdims=True), rtol=1e-5)
+
+
 # ---- whose memory it is
 
 

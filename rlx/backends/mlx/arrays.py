@@ -95,6 +95,10 @@ class MlxArrays(Arrays):
     def part(self, held: Any, index: tuple[int | slice, ...]) -> Any:
         return self.copy(held[index])
 
+    def padded(self, held: Any, shape: tuple[int, ...]) -> Any:
+        pad = np.pad if isinstance(held, np.ndarray) else self.mx.pad
+        return self.copy(pad(held, [(0, size - own) for own, size in zip(held.shape, shape, strict=True)]))
+
     def export(self, held: Any, options: Mapping[str, Any]) -> Any:
         if isinstance(held, np.ndarray):
             return DLPackArray(held).__dlpack__(**options)

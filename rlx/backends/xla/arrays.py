@@ -59,6 +59,9 @@ class XlaArrays(Arrays):
     def part(self, held: Any, index: tuple[int | slice, ...]) -> Any:
         return self.xp.array(held[index], copy=True)
 
+    def padded(self, held: Any, shape: tuple[int, ...]) -> Any:
+        return self.xp.pad(held, [(0, size - own) for own, size in zip(held.shape, shape, strict=True)])
+
     def export(self, held: Any, options: Mapping[str, Any]) -> Any:
         return held.__dlpack__(**options)
 
