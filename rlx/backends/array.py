@@ -72,7 +72,7 @@ class MemorySpace(ABC):
 
     @abstractmethod
     def part(self, held: Any, index: tuple[int | slice, ...]) -> Any:
-        """A copy of a part: an index for each of the first axes, within it; slices have steps of 1 and more."""
+        """A copy of a part, by an index within each axis; slices have steps of 1 and more."""
 
     @abstractmethod
     def padded(self, held: Any, shape: tuple[int, ...]) -> Any:
@@ -104,8 +104,8 @@ class Array:
     """A value in the memory of a device: what runs on it give, and take back without a way through the host.
 
     `dtype` is NumPy's, or that of `ml_dtypes` for bf16, 8-bit floats and 4-bit types, as of the arrays that the CPU
-    gives. The memory is its own: who writes there by way of DLPack changes no weight, state or other result. `held` is
-    what the `space` knows it by: an array of the library.
+    gives. What a run gives has memory of its own: who writes there by way of DLPack changes no weight, state or other
+    result. `held` is what the `space` knows it by: an array of the library.
     """
 
     __slots__ = ("__weakref__", "dtype", "held", "shape", "space")
