@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from fresh_process import in_fresh_process
 
 import rlx
 from rlx.cli.main import cli
@@ -114,30 +114,30 @@ def test_stored_code_does_not_count_as_a_compiler(tmp_path: Path, monkeypatch: p
     assert "cpu" in RESTORED
 
 
-LOOP = """
-import json, sys
-import numpy as np, rlx
-def private():
+def private_bytes() -> int:
+    """The resident memory of this process that is no file's."""
     with open("/proc/self/status") as file:
         return next(1024 * int(line.split()[1]) for line in file if line.startswith("RssAnon"))
-rows, kind = int(sys.argv[1]), sys.argv[2]
-g = rlx.Graph("results")
-x = g.input("x", (rows, 1024))
-h = rlx.exp(x)
-g.output(rlx.relu(h), "y")
-if kind == "two":
-    g.output(rlx.softmax(h) @ g.constant(np.eye(1024, dtype=np.float32)), "z")
-model = rlx.compile(g, device="cpu", threads=1)
-x = np.zeros((rows, 1024), np.float32)
-before = private()
-most = 0
-for _ in range(4):
-    y = model.run([x])
-    most = max(most, private() - before)
-parts = model.memory.predicted.parts
-own = sum(parts[name] for name in ("activation", "output", "weight", "workspace"))
-print(json.dumps([most, own, len(y) * y[0].nbytes]))
-"""
+
+
+def measure_loop(rows: int, kind: str) -> list[int]:
+    """The most that four runs grow the process by, what was predicted, and the bytes of results, of 4 KiB a row."""
+    g = rlx.Graph("results")
+    h = rlx.exp(g.input("x", (rows, 1024)))
+    g.output(rlx.relu(h), "y")
+    if kind == "two":
+        g.output(rlx.softmax(h) @ g.constant(np.eye(1024, dtype=np.float32)), "z")
+    model = rlx.compile(g, device="cpu", threads=1)
+    x = np.zeros((rows, 1024), np.float32)
+    before = private_bytes()
+    most = 0
+    for _ in range(4):
+        y = model.run([x])
+        most = max(most, private_bytes() - before)
+    assert model.memory is not None
+    parts = model.memory.parts
+    own = sum(parts[name] for name in ("activation", "output", "weight", "workspace"))
+    return [most, own, len(y) * y[0].nbytes]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -145,8 +145,7 @@ print(json.dumps([most, own, len(y) * y[0].nbytes]))
 @pytest.mark.parametrize("rows", [512, 4096, 10240])
 def test_results_in_a_loop_are_counted(rows: int, kind: str) -> None:
     """`y = model.run(x)` has the last results still when it makes the next: 2 to 80 MiB of them, in a fresh process."""
-    done = subprocess.run([sys.executable, "-c", LOOP, str(rows), kind], capture_output=True, text=True, check=True)
-    real, predicted, results = json.loads(done.stdout)
+    real, predicted, results = in_fresh_process(measure_loop, rows, kind)
     assert real <= predicted + MIB  # of Python's own
     assert predicted <= real + max(results // 2, 8 * MIB)
 

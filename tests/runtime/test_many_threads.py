@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fresh_process import in_fresh_process
 
 import rlx
 from rlx.errors import BusyError
+from rlx.estimate.resident import resident_bytes
 
 Array = np.ndarray[Any, Any]
 THREADS = 8
@@ -134,38 +136,38 @@ assert model.run([stop])[0] > 0
 """)
 
 
+def measure_sessions() -> list[int]:
+    """The bytes of an arena, and what a second session and then a clone grow the resident set by."""
+    registry = rlx.WeightRegistry()
+    for n in range(8):
+        registry.add(f"w{n}", np.full((1024, 1024), 1e-3, np.float32))
+    data = np.ones((2048, 1024), np.float32)
+
+    def session() -> rlx.CompiledGraph:
+        g = rlx.Graph()
+        x = g.input("x", data.shape)
+        for n in range(8):
+            x = rlx.relu(rlx.matmul(x, g.param(f"w{n}", (1024, 1024))))
+        g.output(x)
+        return rlx.Session(device="cpu", threads=1, cache=False, registry=registry).compile(g)
+
+    first = session()
+    first.run_slots(data)
+    sizes = [resident_bytes()]
+    second = session()
+    second.run_slots(data)
+    sizes.append(resident_bytes())
+    third = second.clone()
+    third.run_slots(data)
+    sizes.append(resident_bytes())
+    assert first.plan is not None
+    return [first.plan.arena, sizes[1] - sizes[0], sizes[2] - sizes[1]]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the resident set is read as Linux counts it")
 def test_sessions_and_clones_over_one_registry_take_arenas_only() -> None:
     """A second session and a clone over 32 MiB of weights grow the process by their arenas of 16 MiB."""
-    out = script("""
-import numpy as np, rlx
-from rlx.estimate.resident import resident_bytes
-
-registry = rlx.WeightRegistry()
-for n in range(8):
-    registry.add(f"w{n}", np.full((1024, 1024), 1e-3, np.float32))
-X = np.ones((2048, 1024), np.float32)
-
-def session():
-    g = rlx.Graph()
-    x = g.input("x", X.shape)
-    for n in range(8):
-        x = rlx.relu(rlx.matmul(x, g.param(f"w{n}", (1024, 1024))))
-    g.output(x)
-    return rlx.Session(device="cpu", threads=1, cache=False, registry=registry).compile(g)
-
-first = session()
-first.run_slots(X)
-sizes = [resident_bytes()]
-second = session()
-second.run_slots(X)
-sizes.append(resident_bytes())
-third = second.clone()
-third.run_slots(X)
-sizes.append(resident_bytes())
-print(first.plan.arena, sizes[1] - sizes[0], sizes[2] - sizes[1])
-""")
-    arena, second, clone = map(int, out.split())
+    arena, second, clone = in_fresh_process(measure_sessions)
     assert arena == 2 * 2048 * 1024 * 4
     for grown in (second, clone):
         assert grown < arena + (4 << 20), "weights are counted again"

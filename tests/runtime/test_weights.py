@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import struct
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from fresh_process import in_fresh_process
 
 import rlx
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError, ShapeError
+from rlx.estimate.resident import resident_bytes
 from rlx.ir.encoding import encoding_named
 
 Array = np.ndarray[Any, Any]
@@ -358,35 +358,31 @@ def test_gguf_keeps_blocks_and_decodes_when_asked(tmp_path: Path) -> None:
     assert np.array_equal(plain["w"].array, q8.decode(blocks, (64, 64)))
 
 
-RSS = """
-import numpy as np, rlx
-from rlx.estimate.resident import resident_bytes
-
-n = 2048
-def graph():
-    g = rlx.Graph()
-    x = g.input("x", (1, n))
+def measure_models() -> list[int]:
+    """What three more models over one registry grow the resident set by, and the bytes of its weights."""
+    n = 2048
+    registry = rlx.WeightRegistry()
     for i in range(2):
-        x = rlx.matmul(x, g.param(f"w{i}", (n, n)))
-    g.output(x)
-    return g
-def model():
-    made = rlx.Session(device="cpu", threads=1, cache=False, registry=registry).compile(graph())
-    made.run({"x": np.ones((1, n), np.float32)})
-    return made
-registry = rlx.WeightRegistry()
-for i in range(2):
-    registry.add(f"w{i}", np.full((n, n), 1e-3, np.float32))
-models = [model()]
-before = resident_bytes()
-models += [model() for _ in range(3)]
-print(resident_bytes() - before, registry.nbytes)
-"""
+        registry.add(f"w{i}", np.full((n, n), 1e-3, np.float32))
+
+    def model() -> rlx.CompiledGraph:
+        g = rlx.Graph()
+        x = g.input("x", (1, n))
+        for i in range(2):
+            x = rlx.matmul(x, g.param(f"w{i}", (n, n)))
+        g.output(x)
+        made = rlx.Session(device="cpu", threads=1, cache=False, registry=registry).compile(g)
+        made.run({"x": np.ones((1, n), np.float32)})
+        return made
+
+    models = [model()]
+    before = resident_bytes()
+    models += [model() for _ in range(3)]
+    return [resident_bytes() - before, registry.nbytes]
 
 
 def test_more_sessions_over_one_registry_take_no_more_weights() -> None:
-    done = subprocess.run([sys.executable, "-c", RSS], capture_output=True, text=True, timeout=120, check=True)
-    grown, weights = map(int, done.stdout.split())
+    grown, weights = in_fresh_process(measure_models)
     assert weights == 2 * 2048 * 2048 * 4
     assert grown < weights / 4, "three more models over 32 MiB of weights take arenas and code only"
 
