@@ -15,6 +15,8 @@ from pathlib import Path
 import import_table
 import pytest
 
+from rlx.backends import BACKENDS
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "rlx"
 
@@ -207,6 +209,53 @@ def test_only_required_dependencies_are_imported_at_start() -> None:
         if name.split(".")[0] not in allowed
     ]
     assert not wrong, f"not in [project.dependencies]: {wrong}"
+
+
+def decides_by_name(source: str) -> Iterator[int]:
+    """Lines on which the name of a device is compared with, is the key of a table, or is one of two results."""
+    for node in ast.walk(tree_of(source)):
+        match node:
+            case ast.Compare():
+                places = [node.left, *node.comparators]
+            case ast.Dict():
+                places = [key for key in node.keys if key is not None]
+            case ast.IfExp():
+                places = [node.body, node.orelse]
+            case ast.MatchValue():
+                places = [node.value]
+            case ast.Return(value=ast.expr() as value):
+                places = [value]
+            case _:
+                continue
+        elements = (x for p in places for x in (p.elts if isinstance(p, ast.Tuple | ast.List | ast.Set) else [p]))
+        if any(isinstance(x, ast.Constant) and x.value in BACKENDS for x in elements):
+            yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "a = name == 'cpu'", "a = name in ('cpu', 'xla')", "a = {'cpu': 1}", "a = 'cpu' if b else name",
+        "def f():\n    return 'cpu'", "match a:\n    case 'cpu':\n        pass",
+    ],
+)  # fmt: skip
+def test_decisions_by_name_are_found(source: str) -> None:
+    assert list(decides_by_name(source))
+    assert not list(decides_by_name("def f(device='cpu'):\n    'cpu'\n    g(device='cpu')"))
+
+
+def test_nothing_is_decided_by_the_name_of_a_device() -> None:
+    """What differs between devices is declared by each in its backend; their names are known to the registry alone."""
+    # the registry; control groups of Linux and devices of the libraries, which have a "cpu" of their own
+    known = {PACKAGE / "backends" / name for name in ("__init__.py", "granted.py")}
+    own = [PACKAGE / "backends" / name for name in ("xla", "mlx")]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in modules().values()
+        if path not in known and not any(folder in path.parents for folder in own)
+        for line in decides_by_name(path.read_text())
+    ]
+    assert not wrong, f"let backends/base.py ask the backend: {wrong}"
 
 
 def test_what_subclasses_must_write_is_abstract() -> None:

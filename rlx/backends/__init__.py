@@ -12,6 +12,7 @@ from rlx.options import CompileOptions
 
 __all__ = [
     "BACKENDS",
+    "BY_NAME",
     "RESTORERS",
     "backend_named",
     "check_options",
@@ -27,6 +28,9 @@ BACKENDS: dict[str, str] = {
     "mlx": "rlx.backends.mlx.backend:MlxBackend",
 }
 RESTORERS: dict[str, str] = {"cpu": "rlx.backends.cpu.runtime.image:CpuRestorer"}  # devices with stored code
+
+BY_NAME = frozenset({"reference"})  # devices that are used where they are named only: "auto" never chooses them
+SURE: dict[str, str] = {"cpu": "llvmlite"}  # devices that can be used wherever this package is installed
 
 
 @cache
@@ -51,7 +55,7 @@ def backend_named(name: str) -> Backend:
 
 def choose_backend(device: str) -> Backend:
     """The backend for the option `device`: the one named, or for "auto" the first that can be used here."""
-    for name in BACKENDS if device == "auto" else (device,):
+    for name in (n for n in BACKENDS if n not in BY_NAME) if device == "auto" else (device,):
         backend = backend_named(name)
         found = backend.available()
         if found.present:
@@ -74,7 +78,8 @@ def check_options(backend: Backend, options: CompileOptions) -> None:
 
 
 def device_named(device: str) -> str:
-    """The name of what `choose_backend` gives; the CPU's compiler is not loaded for it where it is installed."""
-    if device in ("auto", "cpu") and find_spec("llvmlite") is not None:
-        return "cpu"
+    """The name of what `choose_backend` gives, without loading it where its package being there says enough."""
+    first = next(iter(BACKENDS)) if device == "auto" else device
+    if first in SURE and find_spec(SURE[first]) is not None:
+        return first
     return choose_backend(device).name

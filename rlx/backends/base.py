@@ -35,6 +35,7 @@ __all__ = [
     "Image",
     "Joins",
     "LibraryBackend",
+    "Rates",
     "Restorer",
     "TensorSpec",
     "Turns",
@@ -405,6 +406,17 @@ class Turns:
             self.lock.release()
 
 
+@dataclass(frozen=True)
+class Rates:
+    """What is assumed of a device that was never measured; of one that is the processor, `flops` are a thread's."""
+
+    flops: float  # of products of large f32 matrices, a second
+    bytes: float  # moved, a second
+    run: float  # seconds that a run takes besides its kernels
+    launch: float  # seconds of a kernel's own
+    compile: float = 0.05  # seconds of compiling a graph
+
+
 class Backend(ABC):
     """One kind of device.
 
@@ -412,7 +424,7 @@ class Backend(ABC):
     that it runs there; `merges`: whether it makes one kernel of several nodes; `specialises`: whether it makes code for
     every set of extents; `rewrites`: whether graphs go through the passes before it gets them; `honours`: which of
     `DEVICE_OPTIONS` it does something about, `precisions`: which of `PRECISIONS` it computes in: a compile that sets
-    another one is refused.
+    another one is refused; `rates`: its speed before it is measured.
     """
 
     name: str
@@ -430,6 +442,10 @@ class Backend(ABC):
         """Threads of the processor that a run uses unless told otherwise."""
         return 1
 
+    def threads_of(self, asked: int | None) -> int:
+        """The threads of a run that is compiled with the option `threads`."""
+        return self.threads if asked is None or "threads" not in self.honours else asked
+
     @property
     def space(self) -> MemorySpace | None:
         """The memory of its own that its runs read and write; None: that of the host."""
@@ -439,6 +455,10 @@ class Backend(ABC):
     def on_processor(self) -> bool:
         """Whether its kernels run on the processor of the host."""
         return False
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(2.5e12, 120e9, run=80e-6, launch=5e-6)
 
     @abstractmethod
     def available(self) -> Availability:

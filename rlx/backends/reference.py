@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
-from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Turns
+from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Rates, Turns
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, RlxError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, bind_result, check_guards, initial_state
@@ -306,6 +306,14 @@ class ReferenceBackend(LibraryBackend):
     name = "reference"
     rewrites = False
     honours = frozenset({"trap", "debug"})  # there is no arena to fill; views of an earlier run are refused
+
+    @property
+    def on_processor(self) -> bool:
+        return True
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(2e10, 5e9, run=2e-5, launch=1e-5)
 
     def available(self) -> Availability:
         return Availability(True, f"NumPy {np.__version__}, node by node (slow; the oracle)")

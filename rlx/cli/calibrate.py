@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import click
 
-from rlx.backends import BACKENDS, backend_named, choose_backend
+from rlx.backends import BACKENDS, BY_NAME, backend_named, choose_backend
 from rlx.cli.options import SecondsRange, json_option
 from rlx.cli.show import print_json, table, working
 from rlx.cost.kept import ceilings_of
 
 __all__ = ["calibrate"]
 
-MEASURED = [name for name in BACKENDS if name != "reference"]
-
 
 @click.command(
-    help="""Measure what DEVICEs can do; all that are here by default.
+    help="""Measure what DEVICEs can do; by default those that are here and that `device="auto"` may choose.
 
     How fast they move bytes, multiply matrices and start kernels. It is kept in the user's cache folder for this
     machine and these versions; `device="auto"` chooses by it.
     """
 )
-@click.argument("devices", metavar="[DEVICE]...", nargs=-1, type=click.Choice(MEASURED))
+@click.argument("devices", metavar="[DEVICE]...", nargs=-1, type=click.Choice(list(BACKENDS)))
 @click.option("--threads", type=click.IntRange(min=1), help="Of the processor. Default: all that the machine grants.")
 @click.option("--seconds", type=SecondsRange(min=0.5, max=60), default=8.0, show_default=True, help="For a device.")
 @json_option
 def calibrate(devices: tuple[str, ...], threads: int | None, seconds: float, as_json: bool) -> None:
-    here = [name for name in MEASURED if backend_named(name).available().present]
+    here = [name for name in BACKENDS if name not in BY_NAME and backend_named(name).available().present]
     made = []
     for name in devices or here:
         choose_backend(name)

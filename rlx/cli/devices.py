@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rlx.backends import BACKENDS, backend_named
+from rlx.backends import BACKENDS, BY_NAME, backend_named
 from rlx.cli.options import json_option
 from rlx.cli.show import print_json, table
 from rlx.cost.kept import kept_ceilings
@@ -21,7 +21,7 @@ __all__ = ["devices"]
 @json_option
 def devices(as_json: bool) -> None:
     rows = [device(name) for name in BACKENDS]
-    auto = [row["name"] for row in rows if row["present"] and row["name"] != "reference"]
+    auto = [row["name"] for row in rows if row["present"] and row["name"] not in BY_NAME]
     if as_json:
         print_json({"auto": auto, "cores": os.cpu_count(), "devices": rows})
         return

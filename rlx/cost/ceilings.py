@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from rlx.backends import BACKENDS, backend_named
+from rlx.backends.base import Backend, Rates
 from rlx.cost.pace import Pace, Probe, present
 from rlx.errors import OptionError
 from rlx.records import cached_property, dataclass, field, replace
 
-__all__ = ["Ceilings", "guess"]
+__all__ = ["Ceilings", "guess", "guess_of"]
 
 Curve = tuple[tuple[float, float], ...]
 Points = tuple[tuple[float, ...], ...]
@@ -217,39 +219,45 @@ def _on_curve(curve: Curve, x: float) -> float:
 
 # ---- guesses: what is assumed of a device that nothing is known of
 
-_GUESSES: dict[str, dict[str, Any]] = {
-    "cuda": {"flops": 12e12, "bytes": 900e9, "run": 35e-6, "launch": 3e-6},
-    "rocm": {"flops": 10e12, "bytes": 800e9, "run": 40e-6, "launch": 3e-6},
-    "wgpu": {"flops": 2.5e12, "bytes": 120e9, "run": 80e-6, "launch": 5e-6},
-    "metal": {"flops": 4e12, "bytes": 200e9, "run": 30e-6, "launch": 2e-6},
-    "mlx": {"flops": 4e12, "bytes": 200e9, "run": 30e-6, "launch": 2e-6},
-    "cpu": {"flops": 5e10, "bytes": 2e10, "run": 3e-6, "launch": 3e-7},
-    "xla": {"flops": 5e10, "bytes": 2e10, "run": 6e-5, "launch": 2e-6},
+# of GPUs that no backend drives yet; the last one stands for every other name
+_OTHERS: dict[str, Rates] = {
+    "cuda": Rates(12e12, 900e9, run=35e-6, launch=3e-6),
+    "rocm": Rates(10e12, 800e9, run=40e-6, launch=3e-6),
+    "metal": Rates(4e12, 200e9, run=30e-6, launch=2e-6),
+    "wgpu": Rates(2.5e12, 120e9, run=80e-6, launch=5e-6),
 }
-_SHARED = ("cpu", "xla", "mlx", "metal")  # memory with the host
+_SHARED = ("metal",)  # memory with the host
 
 
-def guess(device: str, *, threads: int = 1, cores: bool = True, **known: Any) -> Ceilings:
+def guess(device: str, *, threads: int = 1, **known: Any) -> Ceilings:
     """Ceilings that nobody measured, marked as guesses; `known` replaces fields by what a driver reports.
 
-    `cores`: the device is the processor itself (MLX without a GPU, say). A name that is not in the table is taken for a
-    GPU with WebGPU's numbers.
+    They are what the device's backend declares. A name of which nothing is known is taken for a GPU with WebGPU's
+    numbers.
     """
-    row = dict(_GUESSES.get(device, _GUESSES["wgpu"]))
-    if device == "mlx" and cores:
-        row |= {"flops": 2e10, "bytes": 1e10}
-    scale = threads if device in ("cpu", "xla") or (device == "mlx" and cores) else 1
-    made = Ceilings(
+    if device in BACKENDS:
+        return replace(guess_of(backend_named(device), threads), **known)
+    made = _guess(device, _OTHERS.get(device, _OTHERS["wgpu"]), threads)
+    return replace(made, **{"unified": device in _SHARED, **known})
+
+
+def guess_of(backend: Backend, threads: int) -> Ceilings:
+    """The same for a backend."""
+    rates = backend.rates
+    if backend.on_processor:
+        rates = replace(rates, flops=rates.flops * threads)
+    return replace(_guess(backend.name, rates, threads), unified=backend.unified, merges=backend.merges)
+
+
+def _guess(device: str, rates: Rates, threads: int) -> Ceilings:
+    return Ceilings(
         device,
-        row["flops"] * scale,
-        ((1.0, row["bytes"]),),
-        row["flops"] * scale / 8,
-        row["launch"],
-        row["run"],
-        step=row["launch"],
+        rates.flops,
+        ((1.0, rates.bytes),),
+        rates.flops / 8,
+        rates.launch,
+        rates.run,
+        step=rates.launch,
         threads=threads,
-        unified=device in _SHARED,
-        merges=device != "mlx",
-        compile=0.3 if device == "xla" else 0.05,
+        compile=rates.compile,
     )
-    return replace(made, **known)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rlx.backends import backend_named
 from rlx.backends.base import Backend
-from rlx.cost.ceilings import Ceilings, guess
+from rlx.cost.ceilings import Ceilings, guess_of
 from rlx.disk import cache_folder, read_kept, write_kept
 from rlx.errors import DeviceUnavailable, RlxError
 from rlx.records import replace
@@ -51,7 +51,7 @@ _loaded: dict[tuple[str, int], Ceilings] = {}
 def kept_ceilings(device: str, threads: int | None = None) -> Ceilings | None:
     """The calibration of a device that is kept for this machine; None where there is none that is valid."""
     backend = backend_named(device)
-    count = threads or backend.threads
+    count = backend.threads_of(threads)
     if (device, count) in _loaded:
         return _loaded[device, count]
     facts = read_kept(_path(device, count), machine_key(backend))
@@ -84,7 +84,7 @@ def ceilings_of(
         if kept is not None:
             return kept
     backend = backend_named(device)
-    count = threads or backend.threads
+    count = backend.threads_of(threads)
     if (measure or renew) and backend.available().present:
         from rlx.cost.measure import calibrate
 
@@ -98,7 +98,7 @@ def ceilings_of(
         else:
             keep(made)
             return made
-    return guess(device, threads=count)
+    return guess_of(backend, count)
 
 
 def refine(ceilings: Ceilings, found: Mapping[str, Sequence[tuple[float, ...]]]) -> Ceilings:

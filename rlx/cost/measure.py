@@ -22,7 +22,7 @@ import numpy as np
 from rlx.backends import choose_backend
 from rlx.backends.base import Backend, Executable, by_position, spec_of
 from rlx.compiler import Compilation, compile_graph
-from rlx.cost.ceilings import FUNCTIONS, Ceilings, Points, guess, nearest
+from rlx.cost.ceilings import FUNCTIONS, Ceilings, Points, guess_of, nearest
 from rlx.cost.lowered import lowered_from
 from rlx.cost.model import NEAR, Prediction, predict_lowered
 from rlx.cost.pace import Probe, median, probe, turn
@@ -236,10 +236,10 @@ def follow(jobs: Sequence[_Job], usual: Probe) -> tuple[float, float]:
 def calibrate(device: str = "cpu", *, threads: int | None = None, seconds: float = SECONDS) -> Ceilings:
     """Measures the ceilings of a device that is here. Raises `DeviceUnavailable` for one that isn't."""
     backend = choose_backend(device)
-    count = threads or backend.threads
+    count = backend.threads_of(threads)
     log.info("calibrating %s, which takes some %g s; the result is kept", backend.name, seconds)
     end = time.perf_counter() + seconds
-    start = guess(backend.name, threads=count)
+    start = guess_of(backend, count)
     by_kernel = "profile" in _Bench(tiny(), backend, threads).executable.capabilities
     measure = _Kernels if by_kernel else _Runs if backend.unified else _Remote
     return measure(backend, threads, start, end).ceilings()

@@ -103,11 +103,9 @@ class ArtifactCache:
 
     def entry(self, path: Path, options: CompileOptions) -> Path | None:
         """Where the entry for a model file is or would be; None where it can't be told apart from others."""
-        device = "cpu" if options.device == "auto" else options.device
-        if device not in RESTORERS or not _is_plain(options.dims):
+        devices = [name for name in RESTORERS if options.device in ("auto", name)]
+        if not devices or not _is_plain(options.dims):
             return None
-        restorer = restorer_named(device)
-        assert restorer is not None
         try:
             with open(open_regular(path), "rb") as file:
                 identity = identity_of(os.fstat(file.fileno()))
@@ -115,7 +113,8 @@ class ArtifactCache:
         except OSError:
             return None
         chosen = {name: getattr(options, name) for name in CODE_OPTIONS} | {"dims": _sorted(options.dims)}
-        versions = (FORMAT, build_identity(), source_times(), restorer.target())
+        targets = [restorer.target() for restorer in map(restorer_named, devices) if restorer is not None]
+        versions = (FORMAT, build_identity(), source_times(), targets)
         key = repr(
             (os.path.abspath(path), identity, head, options.device, self.policy, sorted(chosen.items()), versions)
         )

@@ -271,7 +271,7 @@ class _Choice:
 
     def predicted(self, name: str, lowered: Lowered, at: Mapping[str, int], calibrate: bool = False) -> Prediction:
         """A run on a device, at one speed of the processor for the whole choice."""
-        ceilings = ceilings_of(name, self.options.threads if name == "cpu" else None, measure=calibrate)
+        ceilings = ceilings_of(name, self.options.threads, measure=calibrate)
         return predict_lowered(
             lowered, ceilings, at, expected_calls=self.policy.expected_calls, pace=self.pace(name, ceilings)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rlx.backends import BACKENDS
+from rlx.backends import BACKENDS, BY_NAME
 from rlx.backends.base import CAPABILITIES, Backend
 from rlx.boundary import bounded_class
 from rlx.errors import OptionError
@@ -54,8 +54,8 @@ class DevicePolicy:
             for device in given if name != "needs" else ():
                 if device not in BACKENDS:
                     raise OptionError(f"{name}={device!r}: unknown device; known are {', '.join(map(repr, BACKENDS))}")
-                if device == "reference" and name != "deny":
-                    raise OptionError(f"{name}='reference': it is never chosen; name it as the device to use it")
+                if name != "deny" and device in BY_NAME:
+                    raise OptionError(f"{name}={device!r}: it is never chosen; name it as the device to use it")
         for need in self.needs:
             if need not in CAPABILITIES:
                 raise OptionError(f"needs={need!r}: unknown capability; known are {', '.join(CAPABILITIES)}")
@@ -71,8 +71,8 @@ class DevicePolicy:
 
     def forbids(self, device: str) -> str:
         """Why the policy keeps a device out; "" when it doesn't."""
-        if device == "reference":
-            return "the reference is never chosen"
+        if device in BY_NAME:
+            return "it is never chosen: name it as the device to use it"
         if self.only is not None and device not in self.only:
             return f"not among only={', '.join(self.only)}"
         return "denied" if device in self.deny else ""

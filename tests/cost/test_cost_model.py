@@ -98,6 +98,18 @@ def test_guesses_are_marked() -> None:
     assert predict(product(8, 8, 8), cuda).guessed
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+def test_guesses_are_what_the_backend_declares(name: str) -> None:
+    """Threads count where a device honours them and is the processor; devices that are not here have guesses too."""
+    backend = backend_named(name)
+    threads = backend.threads_of(4)
+    assert threads == (4 if "threads" in backend.honours else backend.threads)
+    made = guess(name, threads=threads)
+    assert (made.guessed, made.unified, made.merges) == (True, backend.unified, backend.merges)
+    assert made.flops == backend.rates.flops * (threads if backend.on_processor else 1)
+    assert (made.run, made.launch, made.compile) == (backend.rates.run, backend.rates.launch, backend.rates.compile)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of the test's own, and nothing in memory."""

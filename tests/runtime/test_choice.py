@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import rlx
 from rlx import DevicePolicy
-from rlx.backends import BACKENDS, backend_named
+from rlx.backends import BACKENDS, BY_NAME, backend_named, choose_backend
 from rlx.backends.base import Availability, Backend, DeviceMemory
 from rlx.cost.ceilings import Ceilings, guess
 from rlx.cost.pace import Pace, Probe
@@ -134,6 +134,15 @@ def test_the_cheapest_is_chosen_and_the_others_are_priced(fakes: dict[str, Fake]
     for word in ("left", "right", "us a run", "guess", "never chosen", "pip install it"):
         assert word in str(d)
     assert rlx.choose(graph(1 << 16)).device == "right"
+
+
+def test_a_device_that_is_used_by_name_only_is_never_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where it is the only one that is here."""
+    for name in BACKENDS.keys() - BY_NAME:
+        monkeypatch.setattr(type(backend_named(name)), "available", lambda self: Availability(False, "not here"))
+    with pytest.raises(DeviceUnavailable, match="no device can be used here"):
+        choose_backend("auto")
+    assert choose_backend("reference").name == "reference"
 
 
 def test_prices_follow_the_present_speed(fakes: dict[str, Fake], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, host_memory
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Rates, host_memory
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
@@ -63,6 +63,10 @@ class CpuBackend(CodeGenerator):
     @property
     def on_processor(self) -> bool:
         return True
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(5e10, 2e10, run=3e-6, launch=3e-7)
 
     def __init__(self, target: Target | None = None) -> None:
         """`target`: the machine that code is made for, this one if it is not given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from rlx.backends.base import Availability
+from rlx.backends.base import Availability, Rates
 from rlx.backends.library.arrays import Arrays
 from rlx.backends.library.executable import ArrayBackend
 
@@ -32,9 +32,16 @@ class MlxBackend(ArrayBackend):
 
     @property
     def on_processor(self) -> bool:
+        if not self.available().present:
+            return True
         import mlx.core as mx
 
         return bool(mx.default_device().type.name == "cpu")
+
+    @property
+    def rates(self) -> Rates:
+        flops, moved = (2e10, 1e10) if self.on_processor else (4e12, 200e9)
+        return Rates(flops, moved, run=3e-5, launch=2e-6)
 
     def arrays(self) -> Arrays:
         from rlx.backends.mlx.arrays import MlxArrays

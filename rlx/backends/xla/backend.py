@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from rlx.backends.base import Availability, DeviceMemory, Executable
+from rlx.backends.base import Availability, DeviceMemory, Executable, Rates
 from rlx.backends.library.arrays import Arrays
 from rlx.backends.library.executable import ArrayBackend, ArrayExecutable
 from rlx.ir.graph import Graph
@@ -37,6 +37,8 @@ class XlaBackend(ArrayBackend):
 
     @property
     def unified(self) -> bool:  # type: ignore[override]
+        if not self.available().present:
+            return True
         import jax
 
         return bool(jax.default_backend() == "cpu")
@@ -44,6 +46,11 @@ class XlaBackend(ArrayBackend):
     @property
     def on_processor(self) -> bool:
         return self.unified
+
+    @property
+    def rates(self) -> Rates:
+        flops, moved = (5e10, 2e10) if self.on_processor else (12e12, 900e9)
+        return Rates(flops, moved, run=6e-5, launch=2e-6, compile=0.3)
 
     def available(self) -> Availability:
         remedy = 'pip install "rlx[xla]"'
