@@ -18,6 +18,7 @@ from rlx.records import dataclass
 
 if TYPE_CHECKING:
     from rlx.backends.array import MemorySpace, Tensor
+    from rlx.kernels.analysis import Fusing
     from rlx.kernels.lowering import Anchor
     from rlx.kernels.program import Kernel, Program
     from rlx.plan.arena import MemoryPlan
@@ -507,7 +508,11 @@ class Restorer(ABC):
 
 
 class CodeGenerator(Backend):
-    """A backend that turns kernels into machine code."""
+    """A backend that turns kernels into machine code; `fusing` says by what values are stored or computed again."""
+
+    @property
+    @abstractmethod
+    def fusing(self) -> Fusing: ...
 
     @abstractmethod
     def accepts_dtype(self, dtype: DType) -> bool: ...

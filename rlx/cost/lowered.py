@@ -13,6 +13,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape, evaluate
 from rlx.ir.verify import verify
 from rlx.kernels.affine import Affine
+from rlx.kernels.analysis import Fusing
 from rlx.kernels.fuse import Target, fuse
 from rlx.kernels.lowering import Anchor, lower_node
 from rlx.kernels.program import Buffer, Kernel, Program
@@ -28,6 +29,7 @@ class AnyTarget:
     """What fusion is told for a library, or for a device that is not here: it runs whatever it claims."""
 
     claims: Callable[[Node], str | None]
+    fusing: Fusing = Fusing()
 
     def accepts_dtype(self, dtype: DType) -> bool:
         return True

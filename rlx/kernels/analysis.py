@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Dim, numel, symbols, upper
 from rlx.kernels.expr import Apply, Cast, Check, Expr, Load, Reduce, Select, loads, walk
 from rlx.kernels.lowering import out_vars
+from rlx.records import dataclass, field
 
-__all__ = ["cost", "is_identity", "is_static", "size_of", "static_values", "uses"]
+__all__ = ["Fusing", "cost", "is_identity", "is_static", "size_of", "static_values", "uses"]
 
-COSTS = {"exp": 10, "log": 10, "tanh": 12, "erf": 12, "sigmoid": 12, "sin": 14, "cos": 14, "pow": 24, "div": 4}
-COSTS |= {"normal_cdf": 12, "sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8, "fmod": 12}
-DECODE = 20  # an element of an encoded value
+PRICES = {"exp": 10, "log": 10, "tanh": 12, "erf": 12, "sigmoid": 12, "sin": 14, "cos": 14, "pow": 24, "div": 4}
+PRICES |= {"normal_cdf": 12, "sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8, "fmod": 12}
 
 
-def cost(expr: Expr) -> int:
-    """Operations of one element beyond loading it: 0 for pure layout and constants."""
+@dataclass(frozen=True)
+class Fusing:
+    """By what a device wants values stored or computed again; the defaults suit vectors of a processor.
+
+    `again`: the price, in additions, up to which an element is computed again at each use rather than stored.
+    `largest`: distinct sub-expressions that the expression of a kernel may have. `growth`: bytes that `prepare` may
+    make out of fewer. `prices`: those of scalar functions that take longer than an addition; `decode`: that of an
+    element of an encoded value.
+    """
+
+    again: int = 6
+    largest: int = 128
+    growth: int = 64 * 1024
+    prices: Mapping[str, int] = field(default_factory=lambda: PRICES)
+    decode: int = 20
+
+
+def cost(expr: Expr, fusing: Fusing) -> int:
+    """The price of one element beyond loading it: 0 for pure layout and constants."""
     total = 0
     indices: set[Expr] = set()
     for x in walk(expr):
@@ -29,11 +46,11 @@ def cost(expr: Expr) -> int:
             continue
         match x:
             case Apply(fn=fn):
-                total += COSTS.get(fn, 1)
+                total += fusing.prices.get(fn, 1)
             case Cast() | Select() | Check():
                 total += 1
             case Load(source=source) if source.type.encoding is not None:
-                total += DECODE
+                total += fusing.decode
             case Reduce(extents=extents):
                 total += min(upper(numel(extents)) or 1000, 1000)
     return total + sum(isinstance(x, Load | Check) for x in indices)

@@ -15,7 +15,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, Value, count_readers
 from rlx.ir.shape import Guard, Shape, Size, numel, symbols
 from rlx.kernels.affine import Affine, has_division, linear_index, row_major
-from rlx.kernels.analysis import cost, is_identity, size_of, static_values, uses
+from rlx.kernels.analysis import Fusing, cost, is_identity, size_of, static_values, uses
 from rlx.kernels.encoded import bytes_of, decoded
 from rlx.kernels.expr import (
     Expr,
@@ -38,13 +38,13 @@ from rlx.records import dataclass, replace
 
 __all__ = ["Fuser", "Target", "fuse"]
 
-CHEAP = 6  # operations that may be done again at each use rather than stored
-SMALL = 64 * 1024  # bytes that `prepare` may make out of fewer
-LARGEST = 128  # distinct sub-expressions in one kernel's expression
-
 
 class Target(Protocol):
     """What fusion asks of a code-generating backend."""
+
+    @property
+    def fusing(self) -> Fusing:
+        """By what it wants values stored or computed again."""
 
     def accepts_dtype(self, dtype: DType) -> bool:
         """Whether its code computes in that type (else a node that needs it is a host call)."""
@@ -87,6 +87,7 @@ class Fuser(StateWrites):
     def __init__(self, graph: Graph, target: Target, merge: bool) -> None:
         self.graph = graph
         self.target = target
+        self.fusing = target.fusing
         self.merge = merge
         self.program = Program(graph.name, dims=graph.dims(), guards=list(graph.guards))
         self.buffers: dict[Value, Buffer] = {}
@@ -360,7 +361,7 @@ class Fuser(StateWrites):
 
     def worth_inlining(self, source: Value, expr: Expr, node: Node, space: Shape) -> bool:
         body = self.virtual[source]
-        price = cost(body)
+        price = cost(body, self.fusing)
         if price == 0:
             return True
         if source in self.buffers:
@@ -369,13 +370,13 @@ class Fuser(StateWrites):
             return self.grows(source, body)
         sites = [x for x in loads(expr) if x.source is source]
         reduced = any(isinstance(x, Reduce) for x in walk(body))
-        if reduced or price > CHEAP:
+        if reduced or price > self.fusing.again:
             once = self.users[source] == 1 and source.shape == space and all(map(is_identity, sites))
             if not once and not (not reduced and self.read_once(source, sites, expr, space)):
                 return False
             if any(isinstance(x, Reduce) and uses(x, source) for x in walk(expr)):
                 return False
-        return size_of(body) + size_of(expr) <= LARGEST
+        return size_of(body) + size_of(expr) <= self.fusing.largest
 
     def read_once(self, source: Value, sites: list[Load], expr: Expr, space: Shape) -> bool:
         """Whether each element of the source is computed at most once: one user, one place, no broadcast."""
@@ -385,7 +386,7 @@ class Fuser(StateWrites):
         """Whether `prepare` would make more bytes out of fewer: then the expression stays where it is used."""
         made = source.type.nbytes() or 0
         given = sum(v.type.nbytes() or 0 for v in {x.source for x in loads(body)})
-        return made > max(given, SMALL)
+        return made > max(given, self.fusing.growth)
 
     def inline(self, expr: Expr, source: Value) -> Expr:
         body = self.virtual[source]

@@ -54,7 +54,7 @@ def _settle(fuser: Fuser, values: Iterable[Value]) -> None:
     for value in dict.fromkeys(values):
         if value in fuser.buffers or value in fuser.static:
             continue
-        if value in fuser.virtual and value not in fuser.pending and cost(fuser.virtual[value]) == 0:
+        if value in fuser.virtual and value not in fuser.pending and cost(fuser.virtual[value], fuser.fusing) == 0:
             _settle(fuser, (load.source for load in loads(fuser.virtual[value])))
         else:
             fuser.materialise(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class Strategy:
     def panels(self, kernel: Kernel) -> tuple[Expr, ...]:
         """Operands in a layout of the device, which a run reads whole: their loads name where it starts."""
         return ()
+
+    def read_at(self, kernel: Kernel, operand: Expr, extents: Mapping[str, int]) -> Expr:
+        """How a run at these extents reads an operand of the anchor, where the kernel holds several ways to."""
+        return operand
 
     def panel_bytes(self, nbytes: int) -> int:
         """How many bytes of a panel operand a run reads, of so many that it takes."""

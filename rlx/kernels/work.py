@@ -185,21 +185,14 @@ def _spaces(kernel: Kernel, extents: Extents) -> Iterator[tuple[Expr, dict[Var, 
                 yield from ((k, box(k_shape)), (v, box(v_shape)))
                 return
             yield q, box(q_shape)
-            yield from ((_chosen(e, extents), box(shape)) for e, shape in ((k, k_shape), (v, v_shape)))
+            for e, shape in ((k, k_shape), (v, v_shape)):
+                yield e if kernel.strategy is None else kernel.strategy.read_at(kernel, e, extents), box(shape)
             if score is not None:
                 yield score, box((*q_shape[:3], k_shape[2]))
     for store in kernel.stores:
         loops = box(store.extents)
         yield store.expr, loops
         yield from ((i, loops) for i in store.index)
-
-
-def _chosen(e: Expr, extents: Extents) -> Expr:
-    """The operand, where a kernel holds two ways to read it, by the size that decides."""
-    match e:
-        case Select(cond=Apply(fn="le", args=(SizeOf(size=size), Const(value=most)))):
-            return e.a if evaluate(size, extents) <= most else e.b  # type: ignore[operator]
-    return e
 
 
 def _loads(e: Expr, loops: Mapping[Var, int], extents: Extents) -> Iterator[tuple[Load, dict[Var, int]]]:

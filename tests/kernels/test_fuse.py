@@ -1,7 +1,7 @@
 """Fused programs compute what the graph defines, in as few kernels as promised, on two targets that differ most.
 
-Programs run on an interpreter (rlx.testing.program), so no backend is involved. `Everything` takes all anchors and
-operands, `Nothing` none: there every op is plain loops.
+Programs run on an interpreter (rlx.testing.program), so no backend is involved. `InRows` takes all anchors and
+operands in rows, `Loops` none: there every op is plain loops.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fusion_targets import Everything, Loops
 
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
-from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.extents import bind_extents
-from rlx.ir.graph import Array, Graph, Node, Value
+from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim, Shape
 from rlx.kernels.affine import Affine
+from rlx.kernels.analysis import Fusing
 from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import Anchor, out_vars
 from rlx.kernels.lowering import Conv as ConvAnchor
@@ -35,20 +37,8 @@ from rlx.plan.plan import bound_extents, make_plan
 from rlx.testing.program import run_program
 
 
-class Everything:
+class InRows(Everything):
     """Takes every anchor and reads every operand in place that is contiguous along its last axis."""
-
-    def accepts_dtype(self, dtype: DType) -> bool:
-        return True
-
-    def accepts_special(self, node: Node) -> bool:
-        return False
-
-    def encoded_operands(self, node: Node) -> tuple[int, ...]:
-        return ()
-
-    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
-        return True
 
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
         if role == "a":
@@ -56,26 +46,7 @@ class Everything:
         return index.coefs.get(out_vars(len(shape))[-1], 1) == 1
 
 
-class Nothing:
-    """Takes no anchor."""
-
-    def accepts_dtype(self, dtype: DType) -> bool:
-        return True
-
-    def accepts_special(self, node: Node) -> bool:
-        return False
-
-    def encoded_operands(self, node: Node) -> tuple[int, ...]:
-        return ()
-
-    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
-        return False
-
-    def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
-        return False
-
-
-TARGETS = pytest.mark.parametrize("target", [Everything(), Nothing()], ids=["anchors", "loops"])
+TARGETS = pytest.mark.parametrize("target", [InRows(), Loops()], ids=["anchors", "loops"])
 N = Dim("n", 0, 8)
 F32 = DTYPES["f32"]
 
@@ -135,7 +106,7 @@ def test_bias_activation_and_residual_end_up_in_the_contraction(target: Any) -> 
     x = g.input("x", (N, 6))
     g.output(apply(ew.Add(), apply(act.Gelu(), linear(x, "w", (6, 6))), x), "y")
     program = check(g, target, {"x": array(3, 6)})
-    if isinstance(target, Everything):
+    if isinstance(target, InRows):
         assert [k.kind for k in program.run] == ["contract"]
         assert program.run[0].name == "matmul+add+gelu+add"
 
@@ -147,7 +118,7 @@ def test_axes_of_size_1_do_not_stand_in_the_way_of_an_epilogue(target: Any) -> N
     x = g.input("x", (1, N, 6))
     g.output(apply(act.Gelu(), apply(ew.Add(), linear(x, "w", (6, 6)), x)), "y")
     program = check(g, target, {"x": array(1, 3, 6)})
-    if isinstance(target, Everything):
+    if isinstance(target, InRows):
         assert [k.kind for k in program.run] == ["contract"]
 
 
@@ -169,7 +140,7 @@ def test_sum_of_two_contractions(target: Any) -> None:
     x = g.input("x", (4, 6))
     g.output(apply(ew.Add(), linear(x, "w", (6, 5)), linear(x, "v", (6, 5))), "y")
     program = check(g, target, {"x": array(4, 6)})
-    if isinstance(target, Everything):
+    if isinstance(target, InRows):
         assert kinds(program) == {"contract": 2}
 
 
@@ -229,7 +200,7 @@ def test_convolution_with_folded_batch_norm(target: Any) -> None:
     y = apply(Conv(pads=(1, 1, 1, 1), strides=(2, 2), dilations=(1, 1)), x, w, apply(ew.Neg(), shift))
     g.output(apply(act.Relu(), y), "y")
     program = check(g, target, {"x": array(2, 3, 5, 5)}, kernels=1)
-    assert isinstance(program.run[0].anchor, ConvAnchor) == isinstance(target, Everything)
+    assert isinstance(program.run[0].anchor, ConvAnchor) == isinstance(target, InRows)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -244,7 +215,7 @@ def test_attention_with_split_and_merged_heads(causal: bool) -> None:
     y = apply(Attention(causal=causal), *heads)
     y = apply(layout.Reshape((2, N, 8)), apply(layout.Transpose((0, 2, 1, 3)), y))
     g.output(linear(y, "o", (8, 8)), "y")
-    program = check(g, Everything(), {"x": array(2, 3, 8)})
+    program = check(g, InRows(), {"x": array(2, 3, 8)})
     assert kinds(program) == {"contract": 4, "attention": 1}, str(program)
 
 
@@ -617,3 +588,36 @@ def test_random_graphs(target: Any, seed: int) -> None:
     for number in sorted({*rng.integers(4, len(values), 2).tolist(), len(values) - 1}):
         g.output(values[number], f"o{number}")
     check(g, target, {"x": array(3, 4, seed=1), "y": array(3, 4, seed=2)})
+
+
+class Dear(Loops):
+    """Stores whatever has several readers."""
+
+    fusing = Fusing(again=0)
+
+
+class Small(Loops):
+    """Takes only small expressions."""
+
+    fusing = Fusing(largest=12)
+
+
+@pytest.mark.parametrize("target, kernels", [(Loops(), 2), (Dear(), 3), (Small(), 2)])
+def test_what_is_computed_again_is_for_the_target_to_say(target: Any, kernels: int) -> None:
+    """A sum with two readers is computed twice, or stored."""
+    g = Graph("g")
+    x = g.input("x", (4, 5))
+    y = apply(ew.Add(), x, x)
+    g.output(apply(ew.Neg(), y), "a")
+    g.output(apply(ew.Abs(), y), "b")
+    check(g, target, {"x": array(4, 5)}, kernels=kernels)
+
+
+@pytest.mark.parametrize("target, kernels", [(Loops(), 1), (Dear(), 1), (Small(), 3)])
+def test_how_large_an_expression_may_be_is_for_the_target_to_say(target: Any, kernels: int) -> None:
+    g = Graph("g")
+    x = y = g.input("x", (4, 5))
+    for _ in range(12):
+        y = apply(ew.Add(), y, x)
+    g.output(y, "y")
+    check(g, target, {"x": array(4, 5)}, kernels=kernels)

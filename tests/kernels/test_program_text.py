@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fusion_targets import Everything
 
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim
 from rlx.kernels.expr import I64, Acc, Apply, Cast, Check, Expr, Load, Reduce, Select, SizeOf, Var, const
 from rlx.kernels.fuse import fuse
-from rlx.kernels.lowering import Anchor, out_vars
+from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.text import format_expr, print_program
 from rlx.ops import contract, layout
@@ -66,20 +67,6 @@ def test_shared_parts_keep_the_text_short() -> None:
     assert "t0 = " in text
 
 
-class AllAnchors:
-    def accepts_dtype(self, dtype: object) -> bool:
-        return True
-
-    def accepts_special(self, node: object) -> bool:
-        return False
-
-    def accepts_anchor(self, anchor: Anchor, node: object) -> bool:
-        return True
-
-    def accepts_operand(self, *_: object) -> bool:
-        return True
-
-
 def test_program() -> None:
     n = Dim("n", 1, 64, multiple=2)
     g = Graph("mlp")
@@ -88,7 +75,7 @@ def test_program() -> None:
     h = g.add(contract.MatMul(), a, w, name="h", provenance=["Gemm_0"])[0]
     h = g.add(ew.Add(), h, half, name="y", provenance=["Add_1"])[0]
     g.output(apply(layout.Reshape((n * 5,)), h, name="flat"), "out")
-    assert print_program(fuse(g, AllAnchors())) == (
+    assert print_program(fuse(g, Everything())) == (
         "program mlp\n"
         "  dim n = 1..64 multiple 2\n"
         "  input    a: f32[n, 6]\n"
@@ -112,7 +99,7 @@ def test_pieces_prepare_and_updates() -> None:
     w = g.param("w", (2, 3))
     both = apply(layout.Concat(0), apply(ew.Exp(), a), apply(ew.Exp(), w), name="both")
     g.update(s, both)
-    text = str(fuse(g, AllAnchors()))
+    text = str(fuse(g, Everything()))
     assert "prepare\n  0 map exp (w f32[2, 3]) -> t f32[2, 3]" in text
     assert "both[i0, i1] over [2, 3] = exp(a[i0, i1])" in text
     assert "both[i0 + 2, i1] over [2, 3] = t[i0, i1]" in text

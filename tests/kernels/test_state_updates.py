@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fusion_targets import Everything
 
 import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
-from rlx.ir.dtype import DType
-from rlx.ir.graph import Array, Graph, Node, Value
-from rlx.ir.shape import Shape
-from rlx.kernels.affine import Affine
+from rlx.ir.graph import Array, Graph, Value
 from rlx.kernels.fuse import fuse
-from rlx.kernels.lowering import Anchor
 from rlx.kernels.program import Program
 from rlx.passes import run_passes
 from rlx.plan.order import reorder
@@ -178,22 +175,6 @@ def graph_of(build: Build) -> Graph:
     s, x = g.state("s", (4, 6), initial=np.arange(24, dtype=np.float32).reshape(4, 6)), g.input("x", (4, 6))
     build(g, s, x)
     return g
-
-
-class Everything:
-    """A target that takes every anchor and operand."""
-
-    def accepts_dtype(self, dtype: DType) -> bool:
-        return True
-
-    def accepts_special(self, node: Node) -> bool:
-        return False
-
-    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
-        return True
-
-    def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
-        return True
 
 
 def program_of(model: rlx.CompiledGraph) -> Program:

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from fusion_targets import Loops
 
 from rlx.backends.reference import run_graph
-from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents
-from rlx.ir.graph import Graph, Node
-from rlx.ir.shape import Shape
-from rlx.kernels.affine import Affine
+from rlx.ir.graph import Graph
 from rlx.kernels.expr import I64, Expr, Load, const
 from rlx.kernels.fuse import fuse
-from rlx.kernels.lowering import Anchor, lower_node, out_vars
+from rlx.kernels.lowering import lower_node, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.passes.legalise import legalise
 from rlx.plan.order import peak_of, reorder
@@ -26,22 +25,6 @@ from rlx.testing.graphs import random_graph
 from rlx.testing.program import run_program
 
 F32 = DTYPES["f32"]
-
-
-class Loops:
-    """Takes no anchor."""
-
-    def accepts_dtype(self, dtype: DType) -> bool:
-        return True
-
-    def accepts_special(self, node: Node) -> bool:
-        return False
-
-    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
-        return False
-
-    def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
-        return False
 
 
 def lowered(graph: Graph) -> Program:

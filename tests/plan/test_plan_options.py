@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fusion_targets import Loops
 
 import rlx
 from rlx.errors import MemoryDeficit, NameNotFound, OptionError
@@ -175,21 +176,6 @@ def test_zero_sizes_have_a_row_and_take_no_room() -> None:
     plan = make_plan(p, {"n": 0}, guard=16)
     assert [(row.name, row.nbytes) for row in plan.table()] == [("empty", 0), ("full", 64)]
     assert plan.arena == 128
-
-
-class Loops:
-    """Takes no anchor."""
-
-    def accepts_dtype(self, *_: object) -> bool:
-        return True
-
-    def accepts_anchor(self, *_: object) -> bool:
-        return False
-
-    def encoded_operands(self, *_: object) -> tuple[int, ...]:
-        return ()
-
-    accepts_operand = accepts_special = accepts_anchor
 
 
 def test_looking_values_up() -> None:

@@ -39,6 +39,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
+from rlx.kernels.analysis import Fusing
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.prepared import make_once
 from rlx.kernels.program import Kernel, Program
@@ -55,6 +56,7 @@ class CpuBackend(CodeGenerator):
     name = "cpu"
     capabilities = CpuExecutable.capabilities
     honours = frozenset(DEVICE_OPTIONS)
+    fusing = Fusing()
 
     @property
     def threads(self) -> int:

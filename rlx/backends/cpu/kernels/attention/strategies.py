@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlx.backends.cpu.kernels.attention.attention import Ways, emit
 from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
 from rlx.backends.cpu.kernels.attention.pack_kv import emit_pack
@@ -11,7 +13,7 @@ from rlx.backends.cpu.schedule.base import FEW_ROWS
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Shape, Size, ceildiv
+from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.kernels.affine import Affine
 from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr, substitute_vars
 from rlx.kernels.lowering import Attention, out_vars
@@ -130,6 +132,11 @@ class _DecodeOrPacked(Attend):
         anchor = kernel.anchor
         assert isinstance(anchor, Attention)
         return tuple(e.b if isinstance(e, Select) else e for e in (anchor.k, anchor.v))
+
+    def read_at(self, kernel: Kernel, operand: Expr, extents: Mapping[str, int]) -> Expr:
+        if not isinstance(operand, Select):
+            return operand
+        return operand.a if evaluate(_query_rows(kernel), extents) <= FEW_ROWS else operand.b
 
 
 class _Packed(_DecodeOrPacked):
