@@ -68,6 +68,39 @@ def pretend_vectors(option: str) -> None:
     cpuid.identity = lambda: identity
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    absent = lacking(item)
+    if absent:
+        pytest.skip(f"needs {', '.join(absent)}")
+
+
+def lacking(item: pytest.Item) -> list[str]:
+    """The instructions that a test needs and this machine has not, or that are not to be used."""
+    needed = dict.fromkeys(name for marker in item.iter_markers("needs") for name in marker.args)
+    return [name for name in needed if not has_instructions(name)]
+
+
+def has_instructions(name: str) -> bool:
+    """Whether code is made here for instructions that the marker `needs` names."""
+    from targets import machine
+
+    from rlx.backends.cpu.gemm.panels import int8
+
+    match name:
+        case "avx2":
+            return machine().vector_bytes >= 32
+        case "avx512":
+            return machine().vector_bytes >= 64
+        case "vnni":
+            return int8.instructions(machine()).dots
+        case "amx":
+            return machine().tiles
+        case "amx_f32":
+            return machine().float_tiles
+    raise pytest.UsageError(f"needs({name!r}): unknown instructions")
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     scope = " --full" if config.option.full else ""
     return f"rlx: repeat this run with --seed={config.option.seed}{scope}"
@@ -106,6 +139,7 @@ def select_quick(items: Iterable[pytest.Item], always: frozenset[str], seed: int
         marker = cases[0].get_closest_marker("sample")
         assert marker is not None
         count = marker.args[0]
+        cases = [case for case in cases if not lacking(case)] or cases
         # Seeded by the function too, so that its choice does not depend on which others were collected.
         kept.update(random.Random(f"{seed} {function}").sample(cases, min(count, len(cases))))
     return kept

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
-from targets import machine, pretend
+from targets import pretend
 
 import rlx
 from rlx.backends import backend_named
@@ -87,27 +87,22 @@ def large() -> rlx.Graph:
     return g
 
 
-def test_large_weights_are_held_once_too() -> None:
+@pytest.mark.parametrize(
+    "options, shared", [({}, True), pytest.param({"packing": "fast"}, False, marks=pytest.mark.needs("avx2"))]
+)
+def test_large_weights_are_held_once_too(options: dict[str, Any], shared: bool) -> None:
     """A rung of one row doesn't take the packing that is faster for it alone, unless that is asked for."""
-    g = large()
-
-    def places(**options: Any) -> list[set[int]]:
-        with rlx.Buckets(g, {"n": [1, 40]}, policy="buckets", device="cpu", **options) as buckets:
-            buckets.warmup()
-            shared = [model._executable.shared for model in buckets._models.values()]  # type: ignore[attr-defined]
-            return [{one.address(b) for b in one.program.buffers("prepared")} for one in shared]
-
-    first, second = places()
-    assert first == second
-    if machine().vector_bytes >= 32:
-        first, second = places(packing="fast")
-        assert first != second
+    with rlx.Buckets(large(), {"n": [1, 40]}, policy="buckets", device="cpu", **options) as buckets:
+        buckets.warmup()
+        every = [model._executable.shared for model in buckets._models.values()]  # type: ignore[attr-defined]
+        first, second = ({one.address(b) for b in one.program.buffers("prepared")} for one in every)
+    assert (first == second) == shared
 
 
-@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("tiles", [False, pytest.param(True, marks=pytest.mark.needs("amx"))])
 def test_weights_of_bytes_are_held_once_too(monkeypatch: pytest.MonkeyPatch, tiles: bool) -> None:
     """Also where they would be bytes for few rows and f32 for many."""
-    pretend(monkeypatch, float_tiles=tiles and machine().tiles)
+    pretend(monkeypatch, float_tiles=tiles)
     g = rlx.Graph("bytes")
     w = g.param("w", data=np.ones((64, 48), np.int8))
     g.output(g.input("x", (rlx.Dim("n", 1, 40), 64)) @ (cast(w, "f32") * 0.5), "y")
@@ -161,7 +156,14 @@ def test_the_policy_goes_by_cost() -> None:
     assert [(e.kind, e.ranges) for e in buckets.events] == [("dynamic", {"n": (1, 40)})]
 
 
-@pytest.mark.parametrize("options, short", [({}, False), ({"packing": "shared"}, False), ({"packing": "fast"}, True)])
+@pytest.mark.parametrize(
+    "options, short",
+    [
+        ({}, False),
+        ({"packing": "shared"}, False),
+        pytest.param({"packing": "fast"}, True, marks=pytest.mark.needs("avx2")),
+    ],
+)
 def test_the_packing_that_is_priced_is_the_one_compiled(
     options: dict[str, Any], short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +177,7 @@ def test_the_packing_that_is_priced_is_the_one_compiled(
     monkeypatch.setattr(buckets_module, "predict_lowered", seen)
     rlx.Buckets(large(), {"n": [1, 40]}, device="cpu", **options).close()
     assert strategies
-    assert ("matmul.panels+f28" in strategies) == (short and machine().vector_bytes >= 32)
+    assert ("matmul.panels+f28" in strategies) == short
 
 
 def test_params_reach_every_rung() -> None:

@@ -17,7 +17,7 @@ from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK, by_tiles, tile_chunking, tile_room
 from rlx.ir.dtype import DTYPES
 
-pytestmark = pytest.mark.skipif(not machine().float_tiles, reason="no tile registers here, or slow ones")
+pytestmark = pytest.mark.needs("amx_f32")
 ULP = 2.0**-24
 SIZES = (1, 15, 16, 17, 31, 32, 33, 47, 64, 65, 100, 129)
 

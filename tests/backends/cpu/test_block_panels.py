@@ -26,10 +26,10 @@ from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer
 from tests.backends.cpu.test_gemm import Code, Guarded, load
 
-WIDTHS = [b for b in (32, 64) if b <= machine().vector_bytes]
+WIDTHS = [pytest.param(bytes, marks=pytest.mark.needs(name)) for bytes, name in ((32, "avx2"), (64, "avx512"))]
 FORMATS = {format.name: format for format in block_panels.ENCODED}
 ENCODINGS = pytest.mark.parametrize("encoding", block_formats.CODES)
-pytestmark = pytest.mark.skipif(not WIDTHS, reason="needs vectors of 32 bytes")
+pytestmark = pytest.mark.needs("avx2")
 
 
 def weights(encoding: str, n: int, k: int, seed: int = 0) -> tuple[Array, Array]:
@@ -93,12 +93,15 @@ def code(encoding: str, vector_bytes: int) -> tuple[Code, object, int]:
 
 
 @ENCODINGS
-@pytest.mark.parametrize("vector_bytes", WIDTHS)
-@pytest.mark.parametrize("way", ["registers", "memory", "tiles"])
+@pytest.mark.parametrize(
+    "way, vector_bytes",
+    [
+        *(pytest.param(way, *p.values, marks=p.marks) for way in ("registers", "memory") for p in WIDTHS),
+        pytest.param("tiles", 64, marks=pytest.mark.needs("avx512", "amx_f32")),
+    ],
+)
 def test_nothing_else_is_touched(encoding: str, vector_bytes: int, way: str) -> None:
     """Decoded in registers, to memory, or by tiles: the results, with guards around what is read and written."""
-    if way == "tiles" and not (vector_bytes == 64 and machine().float_tiles):
-        pytest.skip("needs tile registers")
     size = encoding_named(encoding).block_bytes
     kernel, _, address = code(encoding, vector_bytes)
     for m, n, k in ((1, 16, 32), (3, 50, 96), (4, 65, 160), (17, 33, 256), (29, 100, 288), (65, 17, 1056)):

@@ -148,7 +148,7 @@ def multiply(name, a, b, total):
     return out
 
 
-@pytest.mark.skipif(not jit.host().tiles, reason="no tiles here")
+@pytest.mark.needs("amx")
 def test_products_of_bytes():
     rng = np.random.default_rng(0)
     kinds = {"s": np.int8, "u": np.uint8}
@@ -160,7 +160,7 @@ def test_products_of_bytes():
         np.testing.assert_array_equal(multiply(name, a, b, total.copy()), exact + total)
 
 
-@pytest.mark.skipif(not jit.host().tiles, reason="no tiles here")
+@pytest.mark.needs("amx")
 def test_products_of_bf16():
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-128, 128, (16, 32)).astype(np.float32) for _ in range(2))
@@ -169,7 +169,7 @@ def test_products_of_bf16():
     np.testing.assert_array_equal(multiply("tdpbf16ps", *halves, None), exact)
 
 
-@pytest.mark.skipif(not jit.host().tiles or not hasattr(os, "fork"), reason="no tiles here")
+@pytest.mark.needs("amx")  # which Linux grants: it has forks
 def test_a_fork_has_tiles():
     pid = os.fork()
     if not pid:

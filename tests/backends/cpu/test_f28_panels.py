@@ -16,8 +16,8 @@ from rlx.backends.cpu.schedule.matmul import chunking, in_pairs
 from rlx.ir.dtype import DTYPES
 from tests.backends.cpu.test_gemm import Guarded, load, multiply, random
 
-WIDTHS = [b for b in (32, 64) if b <= machine().vector_bytes]
-pytestmark = pytest.mark.skipif(not WIDTHS, reason="needs vectors of 32 bytes")
+WIDTHS = [pytest.param(bytes, marks=pytest.mark.needs(name)) for bytes, name in ((32, "avx2"), (64, "avx512"))]
+pytestmark = pytest.mark.needs("avx2")
 
 
 @functools.cache

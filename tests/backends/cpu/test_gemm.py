@@ -19,7 +19,7 @@ from rlx.backends.cpu.gemm.kernel import (
 )
 from rlx.backends.cpu.gemm.panels.plain import pack_b
 from rlx.backends.cpu.jit import compile as jit
-from rlx.backends.cpu.jit.compile import compile_object, host
+from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Module, size_of, vec
@@ -136,12 +136,10 @@ def test_empty(shape):
     assert multiply(random((1, m, k), "f32"), random((1, k, n), "f32")).shape == (1, m, n)
 
 
-@pytest.mark.parametrize("vector_bytes", [16, 32])
+@pytest.mark.parametrize("vector_bytes", [16, pytest.param(32, marks=pytest.mark.needs("avx2"))])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_other_vector_widths(dtype, vector_bytes):
     """Tiles for 128-bit vectors run here too; the bits are those of any width."""
-    if vector_bytes > host().vector_bytes:
-        pytest.skip("wider than this CPU's vectors")
     for m, n, k in ((1, 70, 90), (2, 70, 90), (23, 70, 500)):
         a, b = random((1, m, k), dtype), random((1, k, n), dtype, 1)
         c = multiply(a, b, vector_bytes=vector_bytes)
@@ -330,7 +328,7 @@ def test_two_threads_get_equal_shares(shape):
     assert -(-cut.chunks // 2) * cut.row_chunk * cut.panel_chunk * 16 <= 0.6 * m * n
 
 
-@pytest.mark.skipif("+avx512f" not in host().features.split(","), reason="needs AVX-512")
+@pytest.mark.needs("avx512")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, panels", [(5, 2), (8, 2), (12, 2), (14, 2), (5, 3), (9, 3)])
 def test_loops_of_512_bit_tiles_keep_their_sums_in_registers(dtype, rows, panels):

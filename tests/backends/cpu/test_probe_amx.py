@@ -11,7 +11,6 @@ import pytest
 from targets import pretend
 
 import rlx
-from rlx.backends.cpu.jit import compile as jit
 from rlx.backends.cpu.jit import cpuid, probe_amx
 from rlx.disk import write_kept
 
@@ -61,7 +60,7 @@ def test_a_value_of_another_kind_is_measured_anew(fresh: Path, monkeypatch: pyte
     assert probe_amx.floats_by_tiles()
 
 
-@pytest.mark.skipif(not jit.host().tiles, reason="no tiles here")
+@pytest.mark.needs("amx")
 def test_the_measurement() -> None:
     """Takes no CPU from its caller; what it finds is the machine's own affair."""
     cpus = os.sched_getaffinity(0)
@@ -69,7 +68,7 @@ def test_the_measurement() -> None:
     assert os.sched_getaffinity(0) == cpus
 
 
-@pytest.mark.skipif(not jit.host().tiles, reason="no tiles here")
+@pytest.mark.needs("amx")
 def test_products_are_right_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """By tiles where they are worth it, by fma where not: each is as exact as f32, and the bits differ."""
     rng = np.random.default_rng(3)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 import strategy_table
-from targets import machine
 
 import rlx
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
 from rlx.backends.cpu.kernels.conv.winograd import FORMS
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.select import STRATEGIES
 from rlx.errors import OptionError
 from rlx.ir.text import parse_graph
-
-BYTES = int8_panels.available(machine())
 
 
 def graph(out: str, call: str, **leaves: str) -> str:
@@ -33,32 +29,29 @@ def attention(rows: str, keys: str, heads: tuple[int, int] = (4, 4)) -> str:
 
 
 LARGE = "f32[2048, 1024]"  # as of 8 MiB weights are read from memory in every run
-CASES: dict[str, tuple[str, bool]] = {  # the graph, and whether this machine can take it
-    "matmul.int8": (graph("i32[4, 48]", "matmul_integer(x, W)", x="u8[4, 64]", W="i8[64, 48]"), BYTES),
-    "matmul.panels+f28": (
-        graph("f32[1, 1024]", "matmul(x, W)", x="f32[1, 2048]", W=LARGE),
-        machine().vector_bytes >= 32,
-    ),
-    "matmul.panels": (graph("f32[40, 48]", "matmul(x, W)", x="f32[40, 64]", W="f32[64, 48]"), True),
-    "conv.depthwise": (conv("f32[1, 16, 7, 7]", "f32[1, 16, 9, 9]", "f32[16, 1, 3, 3]", ", groups=16"), True),
-    "conv.few_outputs": (conv("f32[1, 2, 7, 7]", "f32[1, 8, 9, 9]", "f32[2, 8, 3, 3]"), True),
-    "conv.implicit_gemm": (conv("f32[1, 8, 7, 7]", "f32[1, 8, 9, 9]", "f32[8, 8, 3, 3]"), True),
-    "conv.in_image": (conv("f32[1, 24, 9, 9]", "f32[1, 8, 9, 9]", "f32[24, 8, 1, 1]"), True),
-    "conv.in_image+few": (conv("f32[1, 2, 9, 9]", "f32[1, 8, 9, 9]", "f32[2, 8, 1, 1]"), True),
-    "conv.im2col+few": (conv("f32[1, 4, 7, 7]", "f32[1, 8, 9, 9]", "f32[4, 4, 3, 3]", ", groups=2"), True),
-    "conv.im2col": (conv("f32[1, 16, 7, 7]", "f32[1, 8, 9, 9]", "f32[16, 4, 3, 3]", ", groups=2"), True),
-    "conv.winograd_f2x2_3x3": (conv("f32[1, 512, 7, 7]", "f32[1, 512, 9, 9]", "f32[512, 512, 3, 3]"), True),
-    "conv.winograd_f4x4_3x3": (conv("f32[1, 64, 7, 7]", "f32[1, 64, 9, 9]", "f32[64, 64, 3, 3]"), True),
-    "attention.decode": (attention("1", "100"), True),
-    "attention.own_panels": (attention("12", "12"), True),
-    "attention.packed": (attention("12", "12", (4, 2)), True),
-    "attention.decode_or_packed": (attention("n", "12", (4, 2)), True),
+CASES = {
+    "matmul.int8": graph("i32[4, 48]", "matmul_integer(x, W)", x="u8[4, 64]", W="i8[64, 48]"),
+    "matmul.panels+f28": graph("f32[1, 1024]", "matmul(x, W)", x="f32[1, 2048]", W=LARGE),
+    "matmul.panels": graph("f32[40, 48]", "matmul(x, W)", x="f32[40, 64]", W="f32[64, 48]"),
+    "conv.depthwise": conv("f32[1, 16, 7, 7]", "f32[1, 16, 9, 9]", "f32[16, 1, 3, 3]", ", groups=16"),
+    "conv.few_outputs": conv("f32[1, 2, 7, 7]", "f32[1, 8, 9, 9]", "f32[2, 8, 3, 3]"),
+    "conv.implicit_gemm": conv("f32[1, 8, 7, 7]", "f32[1, 8, 9, 9]", "f32[8, 8, 3, 3]"),
+    "conv.in_image": conv("f32[1, 24, 9, 9]", "f32[1, 8, 9, 9]", "f32[24, 8, 1, 1]"),
+    "conv.in_image+few": conv("f32[1, 2, 9, 9]", "f32[1, 8, 9, 9]", "f32[2, 8, 1, 1]"),
+    "conv.im2col+few": conv("f32[1, 4, 7, 7]", "f32[1, 8, 9, 9]", "f32[4, 4, 3, 3]", ", groups=2"),
+    "conv.im2col": conv("f32[1, 16, 7, 7]", "f32[1, 8, 9, 9]", "f32[16, 4, 3, 3]", ", groups=2"),
+    "conv.winograd_f2x2_3x3": conv("f32[1, 512, 7, 7]", "f32[1, 512, 9, 9]", "f32[512, 512, 3, 3]"),
+    "conv.winograd_f4x4_3x3": conv("f32[1, 64, 7, 7]", "f32[1, 64, 9, 9]", "f32[64, 64, 3, 3]"),
+    "attention.decode": attention("1", "100"),
+    "attention.own_panels": attention("12", "12"),
+    "attention.packed": attention("12", "12", (4, 2)),
+    "attention.decode_or_packed": attention("n", "12", (4, 2)),
 }
 for form in FORMS.values():
     if 1 in form.m:
         (m, n), (r, s) = form.m, form.r
         w, out = f"f32[64, 64, {r}, {s}]", f"f32[1, 64, {41 - r}, {41 - s}]"
-        CASES[f"conv.winograd_lines+f{m}x{n}_{r}x{s}"] = conv(out, "f32[1, 64, 40, 40]", w), True
+        CASES[f"conv.winograd_lines+f{m}x{n}_{r}x{s}"] = conv(out, "f32[1, 64, 40, 40]", w)
 # chosen by tests of their own: of i16, of encoded weights, of weights of bytes, of images of bytes, of fused kernels
 ELSEWHERE = {
     "matmul.i16_pairs", "matmul.panels+q8_0", "matmul.panels+q4_0", "matmul.panels+bytes", "conv.int8",
@@ -66,13 +59,15 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+NEEDS = {"matmul.int8": "avx2", "matmul.panels+f28": "avx2"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.needs(NEEDS[n])] if n in NEEDS else []) for n in CASES]
+)
 def test_what_computes_it(name: str) -> None:
     """The kernel of the graph's node names its strategy, in explain too, which says why none before it was taken."""
-    text, here = CASES[name]
-    if not here:
-        pytest.skip("not on this machine")
-    model = rlx.compile(parse_graph(text), device="cpu", threads=1)
+    model = rlx.compile(parse_graph(CASES[name]), device="cpu", threads=1)
     assert model.compilation.program is not None
     (kernel,) = [k for k in model.compilation.program.run if k.how == name]
     (tried,) = [s for s in STRATEGIES.values() if name in [x.name for x in s]]
@@ -92,10 +87,10 @@ def test_every_strategy_has_a_case_and_a_name_of_its_own() -> None:
 
 
 def test_why_goes_with_kernels() -> None:
-    model = rlx.compile(parse_graph(CASES["matmul.panels"][0]), device="cpu")
+    model = rlx.compile(parse_graph(CASES["matmul.panels"]), device="cpu")
     with pytest.raises(OptionError, match="why=True goes with stage 'kernels'"):
         model.explain("fuse", why=True)
-    assert "makes its own" in rlx.compile(parse_graph(CASES["matmul.panels"][0]), device="reference").explain("kernels")
+    assert "makes its own" in rlx.compile(parse_graph(CASES["matmul.panels"]), device="reference").explain("kernels")
 
 
 def test_page_is_current() -> None:
