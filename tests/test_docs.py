@@ -122,6 +122,24 @@ def test_readme_lists_the_models_that_are_tested() -> None:
     assert sorted(rows) == sorted(f"{model['package']} {model['version']}" for model in models)
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "design.md"], ids=page_id)
+def test_files_that_pages_name_are_there(page: Path) -> None:
+    """A page that names a module, a tool or another page names one that exists."""
+    text = page.read_text()
+    named = set(re.findall(r"`((?:rlx|tests|tools|benchmarks|docs)/[\w/.-]+\.(?:py|md|txt|json))`", text))
+    links = {page.parent / link for link in re.findall(r"\]\(([\w/.-]+\.md)[)#]", text)}
+    assert not [name for name in named if not (ROOT / name).exists()] + [link for link in links if not link.exists()]
+
+
+def test_numbers_of_formats_are_in_the_docs() -> None:
+    from rlx.backends.cpu.jit.object_cache import MAGIC
+    from rlx.runtime.container import FORMAT
+
+    assert f"**format {FORMAT}**" in (ROOT / "docs" / "artifacts.md").read_text()
+    assert f"reads format {FORMAT}." in (ROOT / "docs" / "security.md").read_text()
+    assert MAGIC.decode() in (ROOT / "docs" / "formats.md").read_text()
+
+
 def test_readme_opens_with_the_two_commands() -> None:
     """A newcomer meets `make demo` and `make test` first."""
     first = next(block for block in blocks(ROOT / "README.md") if block.language == "sh")

@@ -457,6 +457,32 @@ def test_the_second_load_is_from_the_cache(tmp_path: Path) -> None:
     assert changed.run(feed)[0].tobytes() != first.run(feed)[0].tobytes()
 
 
+OLDER: dict[str, tuple[object, str, object]] = {
+    "format": (cache, "FORMAT", cache.FORMAT - 1),
+    "rlx or Python": (cache, "build_identity", lambda: "rlx 0.0"),
+    "sources": (cache, "source_times", lambda: "some time ago"),
+    "processor": (cpuid, "identity", lambda: "another processor"),
+}
+
+
+@pytest.mark.parametrize("what", OLDER)
+def test_entries_of_another_version_are_made_anew(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not looked at, and stay until the cache needs their room; the next load finds the new one."""
+    path, kept = onnx_model(tmp_path), tmp_path / "cache"
+    with monkeypatch.context() as older:
+        older.setattr(*OLDER[what])
+        rlx.load(path, device="cpu", cache_dir=kept)
+    (entry,) = entries(kept)
+    entry.write_bytes(b"what no version can read")
+    model = rlx.load(path, device="cpu", cache_dir=kept)
+    assert not is_hit(model)
+    assert entry.read_bytes() == b"what no version can read"
+    again = rlx.load(path, device="cpu", cache_dir=kept)
+    assert is_hit(again)
+    feed = {"i": np.arange(5)}
+    assert_same(model.run(feed), again.run(feed))
+
+
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "swapped", "text"])
 def test_damaged_entries_are_replaced(damage: str, tmp_path: Path) -> None:
     """Whatever is wrong with an entry, the model loads, and the next load finds a good one."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.jit import compile as jit
-from rlx.backends.cpu.jit import elf
+from rlx.backends.cpu.jit import elf, object_cache
 from rlx.backends.cpu.jit import load as loader
 from rlx.backends.cpu.jit.code import is_code, read_code
 from rlx.backends.cpu.jit.object_cache import ObjectCache
@@ -275,6 +275,16 @@ def test_damaged_files_are_misses(tmp_path: Path, damage: bytes) -> None:
     path.write_bytes({b"flip": blob[:-1] + bytes([blob[-1] ^ 1]), b"cut": blob[:-3]}.get(damage, damage))
     assert cache.get("k") is None
     assert not path.exists()
+    assert cache.put("k", b"x")
+    assert cache.get("k") == b"x"
+
+
+def test_files_of_another_format_are_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ObjectCache(tmp_path)
+    with monkeypatch.context() as older:
+        older.setattr(object_cache, "MAGIC", b"rlxobj%02d" % (object_cache.CACHE_FORMAT - 1))
+        cache.put("k", b"of an older version")
+    assert cache.get("k") is None
     assert cache.put("k", b"x")
     assert cache.get("k") == b"x"
 
