@@ -8,12 +8,12 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-import import_table
 import pytest
+from import_table import circles, graph_of, imports, imports_of, modules, trees
 
 from rlx.backends import BACKENDS
 
@@ -91,59 +91,17 @@ def may_import(part: str) -> set[str] | None:
     )
 
 
-def module_name(path: Path) -> str:
-    names = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(names[:-1] if names[-1] == "__init__" else names)
-
-
-@cache
-def modules() -> dict[str, Path]:
-    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-
-
-@cache
-def tree_of(source: str) -> ast.Module:
-    return ast.parse(source)
-
-
 def parts() -> set[str]:
     return {part_of(name) for name in modules()}
 
 
-def outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below a node that run on import: not those in functions."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from outside_functions(child)
-
-
-def imports(
-    source: str, module: str, *, is_package: bool, known: Collection[str], into_functions: bool = True
-) -> Iterator[tuple[int, str]]:
-    """(line, module) for every import in a source text; `from a import b` gives a.b when that is a known module."""
-    base = module.split(".") if is_package else module.split(".")[:-1]
-    tree = tree_of(source)
-    for node in ast.walk(tree) if into_functions else outside_functions(tree):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = base[: len(base) - node.level + 1] if node.level else []
-            origin = ".".join([*above, *([node.module] if node.module else [])])
-            for alias in node.names:
-                full = f"{origin}.{alias.name}"
-                yield node.lineno, full if full in known else origin
-
-
 @cache
-def imports_of(module: str, path: Path, into_functions: bool = True) -> list[tuple[int, str]]:
-    is_package = path.name == "__init__.py"
-    found = imports(path.read_text(), module, is_package=is_package, known=modules(), into_functions=into_functions)
-    return list(found)
+def nodes(module: str) -> list[ast.AST]:
+    return list(ast.walk(trees()[module]))
 
 
-def rlx_imports(module: str, path: Path) -> list[tuple[int, str]]:
-    return [(line, name) for line, name in imports_of(module, path) if name.split(".")[0] == "rlx"]
+def rlx_imports(module: str) -> list[tuple[int, str]]:
+    return [(i.line, i.module) for i in imports_of(module) if i.module.split(".")[0] == "rlx"]
 
 
 @pytest.mark.parametrize(
@@ -162,8 +120,8 @@ def rlx_imports(module: str, path: Path) -> list[tuple[int, str]]:
 def test_imports_are_found(source: str, expected: str) -> None:
     """The reader behind this file's tests sees absolute, relative and lazy imports."""
     known = {"rlx", "rlx.ir", "rlx.ir.graph", "rlx.plan", "rlx.plan.pack"}
-    found = imports(source, "rlx.plan.pack", is_package=False, known=known)
-    assert [name for _, name in found] == [expected]
+    found = imports(ast.parse(source), "rlx.plan.pack", is_package=False, known=known)
+    assert [i.module for i in found] == [expected]
 
 
 def test_every_part_is_in_the_table() -> None:
@@ -180,7 +138,7 @@ def test_dependencies_point_one_way() -> None:
         allowed = may_import(own) or set()
         wrong += [
             f"{path.relative_to(ROOT)}:{line}: {own} may not import {name}"
-            for line, name in rlx_imports(module, path)
+            for line, name in rlx_imports(module)
             if part_of(name) not in allowed | {own}
         ]
     assert not wrong, "\n" + "\n".join(wrong)
@@ -189,8 +147,8 @@ def test_dependencies_point_one_way() -> None:
 def test_parts_have_no_cycle() -> None:
     """The parts can be put in an order in which each imports only earlier ones."""
     graph: dict[str, set[str]] = {part: set() for part in parts()}
-    for module, path in modules().items():
-        graph[part_of(module)] |= {part_of(name) for _, name in rlx_imports(module, path)} - {part_of(module)}
+    for module in modules():
+        graph[part_of(module)] |= {part_of(name) for _, name in rlx_imports(module)} - {part_of(module)}
     try:
         list(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError as error:
@@ -203,17 +161,17 @@ def test_only_required_dependencies_are_imported_at_start() -> None:
     required = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in project["dependencies"]}
     allowed = required | set(sys.stdlib_module_names) | {"rlx"}
     wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {name}"
+        f"{path.relative_to(ROOT)}:{i.line}: {i.module}"
         for module, path in modules().items()
-        for line, name in imports_of(module, path, into_functions=False)
-        if name.split(".")[0] not in allowed
+        for i in imports_of(module)
+        if i.at_start and i.module.split(".")[0] not in allowed
     ]
     assert not wrong, f"not in [project.dependencies]: {wrong}"
 
 
-def decides_by_name(source: str) -> Iterator[int]:
+def decides_by_name(found: Iterable[ast.AST]) -> Iterator[int]:
     """Lines on which the name of a device is compared with, is the key of a table, or is one of two results."""
-    for node in ast.walk(tree_of(source)):
+    for node in found:
         match node:
             case ast.Compare():
                 places = [node.left, *node.comparators]
@@ -240,8 +198,8 @@ def decides_by_name(source: str) -> Iterator[int]:
     ],
 )  # fmt: skip
 def test_decisions_by_name_are_found(source: str) -> None:
-    assert list(decides_by_name(source))
-    assert not list(decides_by_name("def f(device='cpu'):\n    'cpu'\n    g(device='cpu')"))
+    assert list(decides_by_name(ast.walk(ast.parse(source))))
+    assert not list(decides_by_name(ast.walk(ast.parse("def f(device='cpu'):\n    'cpu'\n    g(device='cpu')"))))
 
 
 def test_nothing_is_decided_by_the_name_of_a_device() -> None:
@@ -251,17 +209,16 @@ def test_nothing_is_decided_by_the_name_of_a_device() -> None:
     own = [PACKAGE / "backends" / name for name in ("xla", "mlx")]
     wrong = [
         f"{path.relative_to(ROOT)}:{line}"
-        for path in modules().values()
+        for module, path in modules().items()
         if path not in known and not any(folder in path.parents for folder in own)
-        for line in decides_by_name(path.read_text())
+        for line in decides_by_name(nodes(module))
     ]
     assert not wrong, f"let backends/base.py ask the backend: {wrong}"
 
 
 def test_what_subclasses_must_write_is_abstract() -> None:
     """A class that lacks what its subclasses must write derives from `ABC`: it can't be made."""
-    trees = {path: tree_of(path.read_text()) for path in modules().values()}
-    classes = [(path, x) for path, tree in trees.items() for x in ast.walk(tree) if isinstance(x, ast.ClassDef)]
+    classes = [(modules()[m], x) for m in modules() for x in nodes(m) if isinstance(x, ast.ClassDef)]
     named = {node.name: node for _, node in classes}
 
     def refuses(node: ast.ClassDef) -> bool:
@@ -319,9 +276,8 @@ LONG_FUNCTIONS = 43  # of more than 60 lines
 
 def cpu_imports() -> Iterator[tuple[str, str]]:
     """(module, module that it imports, for more than its types) within the CPU backend."""
-    known = import_table.modules(CPU)
-    for module, path in known.items():
-        yield from ((module, name) for name in import_table.imports(path, set(known)) if CPU not in (module, name))
+    for module, names in graph_of(CPU).items():
+        yield from ((module, name) for name in names if CPU not in (module, name))
 
 
 def cpu_part(module: str) -> str:
@@ -357,7 +313,7 @@ def test_modules_of_the_cpu_have_no_circle() -> None:
     graph: dict[str, set[str]] = {module: set() for module in modules() if module.startswith(f"{CPU}.")}
     for module, name in cpu_imports():
         graph[module] |= {name} - {module}
-    found = [{m.removeprefix(f"{CPU}.") for m in circle} for circle in import_table.circles(graph)]
+    found = [{m.removeprefix(f"{CPU}.") for m in circle} for circle in circles(graph)]
     assert sorted(map(sorted, found)) == sorted(map(sorted, CIRCLES))
 
 
@@ -367,6 +323,6 @@ def test_folders_files_and_functions_are_short() -> None:
     folders = Counter(str(Path(name).parent) for name in lines)
     assert not {f: n for f, n in folders.items() if n > LARGE_FOLDERS.get(f, 20)}
     assert not {name: n for name, n in lines.items() if n > LONG_FILES.get(name, 600)}
-    functions = (x for path in modules().values() for x in ast.walk(ast.parse(path.read_text())))
+    functions = (x for module in modules() for x in nodes(module))
     long = [f for f in functions if isinstance(f, ast.FunctionDef) and (f.end_lineno or 0) - f.lineno >= 60]
     assert len(long) <= LONG_FUNCTIONS

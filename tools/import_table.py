@@ -7,41 +7,85 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
 
-def modules(package: str) -> dict[str, Path]:
+@cache
+def modules(package: str = "rlx") -> dict[str, Path]:
     """The modules of a package by name."""
     folder = ROOT / package.replace(".", "/")
-    named = {p.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): p for p in folder.rglob("*.py")}
+    named = {p.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): p for p in sorted(folder.rglob("*.py"))}
     return {name.removesuffix(".__init__"): path for name, path in named.items()}
 
 
-def imports(path: Path, known: set[str]) -> Iterator[str]:
-    """The modules of `known` that a file imports anywhere, not those under TYPE_CHECKING."""
-    tree = ast.parse(path.read_text())
-    typing = {
-        id(n)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
-        for n in ast.walk(block)
+@cache
+def trees() -> dict[str, ast.Module]:
+    """The syntax of every module of rlx: millions of objects, which the garbage collector is told to leave alone."""
+    gc.collect()
+    gc.disable()
+    try:
+        return {name: ast.parse(path.read_text()) for name, path in modules().items()}
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a module: its line, and whether it runs when the module is imported, or is for types only."""
+
+    module: str
+    line: int
+    at_start: bool
+    for_types: bool
+
+
+def imports(tree: ast.Module, module: str, *, is_package: bool, known: Collection[str]) -> Iterator[Import]:
+    """Every import of a module, relative and lazy ones too; `from a import b` gives a.b where that is known."""
+    base = module.split(".") if is_package else module.split(".")[:-1]
+
+    def below(node: ast.AST, at_start: bool, for_types: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, at_start, for_types) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = base[: len(base) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{origin}.{alias.name}"
+                yield Import(full if full in known else origin, node.lineno, at_start, for_types)
+        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for parts, typed in ((node.body, True), (node.orelse, for_types)):
+                for part in parts:
+                    yield from below(part, at_start, typed)
+        else:
+            inner = at_start and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for inside in ast.iter_child_nodes(node):
+                if isinstance(inside, ast.stmt | ast.excepthandler | ast.match_case):
+                    yield from below(inside, inner, for_types)
+
+    yield from below(tree, True, False)
+
+
+@cache
+def imports_of(module: str) -> tuple[Import, ...]:
+    """The imports of a module of rlx."""
+    is_package = modules()[module].name == "__init__.py"
+    return tuple(imports(trees()[module], module, is_package=is_package, known=modules()))
+
+
+def graph_of(package: str) -> dict[str, set[str]]:
+    """Each module of a package with those of the package that it imports, for more than its types."""
+    found = modules(package)
+    return {
+        name: {i.module for i in imports_of(name) if not i.for_types and i.module in found} - {name} for name in found
     }
-    for node in ast.walk(tree):
-        if id(node) in typing:
-            continue
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for name in node.names:
-                inner = f"{node.module}.{name.name}"
-                if inner in known:
-                    yield inner
-                elif node.module in known:
-                    yield node.module
-        elif isinstance(node, ast.Import):
-            yield from (name.name for name in node.names if name.name in known)
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -82,8 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("package", nargs="?", default="rlx.backends.cpu")
     package = parser.parse_args().package
-    found = modules(package)
-    graph = {name: set(imports(path, set(found))) - {name} for name, path in found.items()}
+    found, graph = modules(package), graph_of(package)
 
     def part(name: str) -> str:
         rest = name.removeprefix(package).lstrip(".").split(".")
