@@ -89,9 +89,9 @@ def has_instructions(name: str) -> bool:
 
     match name:
         case "avx2":
-            return machine().vector_bytes >= 32
+            return machine().x86 and machine().vector_bytes >= 32
         case "avx512":
-            return machine().vector_bytes >= 64
+            return machine().x86 and machine().vector_bytes >= 64
         case "vnni":
             return int8.instructions(machine()).dots
         case "amx":

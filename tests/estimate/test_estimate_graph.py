@@ -57,14 +57,14 @@ def test_parts_of_a_small_network() -> None:
     assert found.dims == {"batch": 64}
 
 
-@pytest.mark.skipif(not int8_panels.available(), reason="this machine packs no bytes in panels")
+@pytest.mark.needs("avx2")
 @pytest.mark.parametrize("dots", [False, True])
 def test_room_for_unusual_8_bit_weights_is_counted_and_named(dots: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """2 panels of 16 columns and 2 x 8 rows: 128 bytes for each 8 rows, and three times 64 and 4 that may be empty.
 
     Instructions that add up dots in 32 bits at once need no such room.
     """
-    monkeypatch.setattr(int8_panels, "instructions", lambda: int8_panels.Instructions(8, dots=dots, tiles=False))
+    monkeypatch.setattr(int8_panels, "instructions", lambda _: int8_panels.Instructions(8, dots=dots, tiles=False))
     g = rlx.Graph("bytes")
     x, w = g.input("x", (1, 16, 8, 8), DTYPES["u8"]), g.param("w", (32, 16, 1, 1), DTYPES["i8"])
     g.output(g.add(ConvInteger(), x, w)[0], "y")
