@@ -8,9 +8,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rlx.errors import ExecutionError
+from rlx.ir.graph import OPERATORS
 
 if TYPE_CHECKING:
     from rlx.kernels.program import Buffer, Program
+    from rlx.passes.legalise import Dispatch
     from rlx.runtime.compiled import CompiledGraph
 
 __all__ = ["STAGES", "explain"]
@@ -43,6 +45,7 @@ def kernel_table(model: CompiledGraph, why: bool) -> str:
     if program is None:
         return f"no kernels: the device {model.device!r} makes its own"
     lines: list[str] = []
+    apart = _taken_apart(model.compilation.dispatch) if why else {}
     for entry, kernels in (("prepare", program.prepare), ("run", program.run)):
         lines.append(entry)
         for number, kernel in enumerate(kernels):
@@ -52,7 +55,18 @@ def kernel_table(model: CompiledGraph, why: bool) -> str:
             if why:
                 for reason, names in _by_reason([*(kernel.before.refused if kernel.before else ()), *kernel.refused]):
                     lines.append(f"         not {', '.join(names)}: {reason}")
+                sources = dict.fromkeys(source for node in kernel.nodes for source in node.provenance[:1])
+                lines += [f"         not {line}" for source in sources for line in apart.get(source, ())]
     return "\n".join(lines)
+
+
+def _taken_apart(dispatch: Sequence[Dispatch]) -> dict[str, list[str]]:
+    """By node: its ops that have a lowering, but were decomposed since the device has no kernel for their operands."""
+    found: dict[str, list[str]] = {}
+    for row in dispatch:
+        if row.how == "decomposed" and getattr(OPERATORS[row.op], "lower", None) is not None:
+            found.setdefault(row.node, []).append(f"{row.op} as it is: {row.why}")
+    return found
 
 
 def _by_reason(refused: Sequence[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:

@@ -111,9 +111,9 @@ class CpuBackend(CodeGenerator):
         unknown = next((d for d in lowered.dtypes() if not self.accepts_dtype(d)), None)
         if unknown is not None:
             return f"the CPU has no code for {unknown}"
-        if lowered.anchor is not None and lowered.generic is None and not self.accepts_anchor(lowered.anchor, node):
-            return "no kernel takes these types or sizes"
-        return None
+        if lowered.anchor is None or lowered.generic is not None:
+            return None
+        return self.unsuited(lowered.anchor, node)
 
     def accepts_dtype(self, dtype: DType) -> bool:
         return dtype.name in LLVM
@@ -126,14 +126,18 @@ class CpuBackend(CodeGenerator):
         return SPECIALS[node.op.op_name].encoded
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
+        return self.unsuited(anchor, node) is None
+
+    def unsuited(self, anchor: Anchor, node: Node) -> str | None:
+        """Why no kernel takes the anchor, None where one does."""
         dtype = node.outputs[0].dtype
         match anchor:
             case Contract():
-                return matmul.accepts(anchor, dtype, self.target)
+                return matmul.unsuited(anchor, dtype, self.target)
             case Conv():
-                return conv.accepts(anchor, dtype, self.target)
+                return conv.unsuited(anchor, dtype, self.target)
             case Attention():
-                return attention.accepts(anchor, dtype)
+                return attention.unsuited(anchor, dtype)
 
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
         match anchor:

@@ -14,7 +14,7 @@ from rlx.backends.cpu.kernels.conv import fused_depthwise
 from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.backends.cpu.schedule.fused_depthwise import FusedDepthwiseSchedule
 from rlx.ir.graph import Graph
-from rlx.ir.shape import Size
+from rlx.ir.shape import Dim, Size
 from rlx.kernels.fuse import fuse
 from rlx.kernels.program import Kernel, Program
 from rlx.kernels.work import kernel_work
@@ -29,7 +29,7 @@ def small_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_depthwise, "LEAST_BYTES", 0)
 
 
-def block(shape: tuple[Size, ...], kernel: int, first: int = 1, **attributes: Any) -> Graph:
+def block(shape: tuple[Size, ...], kernel: int, first: int = 1, outputs: int = OUTPUTS, **attributes: Any) -> Graph:
     """A product, or windows of `first` rows two pixels apart, and a depthwise convolution of its result."""
     g, rng = Graph("block"), np.random.default_rng(3)
 
@@ -37,10 +37,10 @@ def block(shape: tuple[Size, ...], kernel: int, first: int = 1, **attributes: An
         return g.param(name, data=rng.standard_normal(sizes, np.float32))
 
     x = g.input("x", shape)
-    weights, apart = param("w0", OUTPUTS, int(shape[1]), first, first), {"strides": (2, 2), "pads": (1, 0, 1, 2)}
-    image = conv(x, weights, param("b0", OUTPUTS), **(apart if first > 1 else {}))
+    weights, apart = param("w0", outputs, int(shape[1]), first, first), {"strides": (2, 2), "pads": (1, 0, 1, 2)}
+    image = conv(x, weights, param("b0", outputs), **(apart if first > 1 else {}))
     image = clip(image, lo=-1.0, hi=6.0)
-    y = conv(image, param("w1", OUTPUTS, 1, kernel, kernel), param("b1", OUTPUTS), groups=OUTPUTS, **attributes)
+    y = conv(image, param("w1", outputs, 1, kernel, kernel), param("b1", outputs), groups=outputs, **attributes)
     g.output(hard_swish(y), "y")
     return g
 
@@ -52,6 +52,31 @@ def laid_out(g: Graph) -> Program:
 
 def joined(program: Program) -> list[Kernel]:
     return [k for k in program.run if k.before is not None]
+
+
+def read_twice(g: Graph) -> Graph:
+    g.output(g.nodes[1].outputs[0].sum(), "sum")
+    return g
+
+
+UNJOINED: dict[str, Graph] = {
+    "an element of its image is a sum of more than 48 products": block((1, 49, 5, 7), 3),
+    "the size of its image is known at the run only": block((1, 5, Dim("n", 3, 9), 7), 3),
+    "its image has other readers": read_twice(block((1, 5, 5, 7), 3)),
+    "its channels are no whole panels": block((1, 5, 5, 7), 3, outputs=24),
+}
+
+
+@pytest.mark.parametrize("why", UNJOINED)
+def test_why_it_stays_alone(why: str) -> None:
+    (kernel,) = [k for k in laid_out(UNJOINED[why]).run if k.how == "conv.depthwise"]
+    assert kernel.refused[-1] == ("conv.fused_depthwise", why)
+
+
+def test_why_a_small_image_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    (kernel,) = [k for k in laid_out(block((1, 5, 5, 7), 3)).run if k.how == "conv.depthwise"]
+    assert kernel.refused[-1][1] == "its image is so small that it stays in a cache"
 
 
 def result(program: Program, x: Any, threads: int = 1) -> Any:

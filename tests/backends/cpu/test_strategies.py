@@ -72,7 +72,8 @@ def test_what_computes_it(name: str) -> None:
     (kernel,) = [k for k in model.compilation.program.run if k.how == name]
     (tried,) = [s for s in STRATEGIES.values() if name in [x.name for x in s]]
     before = [x.name for x in tried][: [x.name for x in tried].index(name)]
-    assert [refused for refused, _ in kernel.refused] == before
+    after = ["conv.fused_depthwise"] if name == "conv.depthwise" else []
+    assert [refused for refused, _ in kernel.refused] == before + after
     assert f" {name} " in model.explain("kernels")
     table = model.explain("kernels", why=True)
     assert all(f": {why}" in table and other.partition("+")[0] in table for other, why in kernel.refused)
@@ -84,6 +85,32 @@ def test_every_strategy_has_a_case_and_a_name_of_its_own() -> None:
     assert len(names) == len(set(names))
     assert {*CASES, *ELSEWHERE, *SPECIALS} == set(names)
     assert all(s.summary.endswith(".") for strategies in STRATEGIES.values() for s in strategies)
+
+
+APART = {
+    "a product whose weights are an input": (
+        graph("i32[4, 48]", "matmul_integer(x, w)", x="u8[4, 64]", w="i8[64, 48]"),
+        "byte_matmul as it is: its second operand is no weight",
+    ),
+    "windows of three axes": (
+        conv("i32[1, 4, 3, 3, 3]", "u8[1, 8, 5, 5, 5]", "i8[4, 8, 3, 3, 3]").replace("conv(", "conv_integer("),
+        "byte_conv as it is: its image has neither one nor two axes of pixels",
+    ),
+    "four depthwise channels": (
+        conv("i32[1, 4, 3, 3]", "u8[1, 4, 5, 5]", "i8[4, 1, 3, 3]", ", groups=4").replace("conv(", "conv_integer("),
+        "byte_conv as it is: it is depthwise, of too few channels or too many taps for vectors of bytes",
+    ),
+}
+
+
+@pytest.mark.needs("avx2")
+@pytest.mark.parametrize("what", APART)
+def test_why_bytes_are_computed_as_something_else(what: str) -> None:
+    """The kernels that such a node is taken apart into say so, with why; no other kernel does."""
+    text, why = APART[what]
+    model = rlx.compile(parse_graph(text), device="cpu", threads=1)
+    assert f"         not {why}" in model.explain("kernels", why=True)
+    assert " as it is:" not in rlx.compile(parse_graph(CASES["matmul.int8"]), device="cpu").explain("kernels", why=True)
 
 
 def test_why_goes_with_kernels() -> None:

@@ -20,16 +20,16 @@ from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["ATTENTION", "PACK", "Attend", "accepts", "accepts_operand", "layout"]
+__all__ = ["ATTENTION", "PACK", "Attend", "accepts_operand", "layout", "unsuited"]
 
 F32 = DTYPES["f32"]
 WIDTH = AttentionSchedule.WIDTH
 I0, I1, I2, I3 = out_vars(4)
 
 
-def accepts(anchor: Attention, dtype: DType) -> bool:
-    """f32 throughout."""
-    return dtype is F32 and anchor.q.dtype is F32
+def unsuited(anchor: Attention, dtype: DType) -> str | None:
+    """Why no strategy takes attention: they take f32 throughout."""
+    return None if dtype is F32 and anchor.q.dtype is F32 else "attention is computed in f32 only"
 
 
 def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:

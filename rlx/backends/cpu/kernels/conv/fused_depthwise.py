@@ -9,7 +9,7 @@ their order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -69,74 +69,91 @@ class FusedDepthwiseArguments(PlaneArguments):
 
 
 def join(program: Program) -> None:
-    """Makes one kernel of each convolution to a large image and the depthwise one that alone reads that."""
+    """Makes one kernel of each convolution to a large image and the depthwise one that alone reads that.
+
+    A depthwise one that stays as it is keeps why among its refusals.
+    """
     readers = Counter(b.base for k in (*program.prepare, *program.run) for b in k.reads())
     kept = {b.base for _, b in program.outputs} | {b.base for b in program.updates.values()}
     kept |= {b.base for b in program.copied.values()}
-    made: dict[Buffer, Kernel] = {}
+    made: dict[Buffer, Kernel | str] = {}  # by image: what makes it, or why not in a ring
     run: list[Kernel] = []
     for kernel in program.run:
         if kernel.mark is not None or kernel.extents is not None:
             made.clear()  # what a branch has made may not be there after it
-        elif _is_window(kernel):
-            source = cast(Load, cast(Conv, kernel.anchor).x).source
-            maker = made.get(source)
-            if maker is not None and readers[source] == 1 and source not in kept:
+        elif isinstance(kernel.anchor, Conv) and isinstance(kernel.strategy, Depthwise):
+            maker = _no_window(kernel, kernel.anchor) or _maker(kernel.anchor, made, readers, kept)
+            if isinstance(maker, str):
+                kernel = replace(kernel, refused=(*kernel.refused, (FUSED.name, maker)))
+            else:
                 run.remove(maker)
                 nodes = (*maker.nodes, *kernel.nodes)
                 kernel = replace(kernel, name=f"{maker.name}+{kernel.name}", nodes=nodes, strategy=FUSED, before=maker)
-        elif _makes_image(kernel):
-            made[kernel.stores[0].buffer] = kernel
+        elif isinstance(kernel.anchor, Conv):
+            made[kernel.stores[0].buffer] = _no_image(kernel, kernel.anchor) or kernel
         run.append(kernel)
     program.run = run
 
 
-def _makes_image(kernel: Kernel) -> bool:
-    """Sums of few products to a large image of f32, with an epilogue that is the same for all pixels and cheap.
+def _maker(
+    anchor: Conv, made: Mapping[Buffer, Kernel | str], readers: Mapping[Buffer, int], kept: Collection[Buffer]
+) -> Kernel | str:
+    """What makes the image in the same run, or why it can't be made here."""
+    source = cast(Load, anchor.x).source
+    if readers[source] > 1 or source in kept:
+        return "its image has other readers"
+    return made.get(source, "its image is not made by a convolution")
 
-    Either a product, or windows of few planes.
+
+def _no_image(kernel: Kernel, anchor: Conv) -> str | None:
+    """Why a kernel makes no rows of an image for another one.
+
+    It may make sums of few products, of windows or of pixels, with an epilogue that is the same for all pixels.
     """
-    anchor = kernel.anchor
-    if not isinstance(anchor, Conv) or not isinstance(kernel.strategy, Im2col | ImplicitGemm):
-        return False
-    if anchor.groups != 1 or anchor.x.dtype is not F32:
-        return False
+    if not isinstance(kernel.strategy, Im2col | ImplicitGemm) or anchor.groups != 1 or anchor.x.dtype is not F32:
+        return "what makes its image is no plain convolution of f32"
     geo, buffer, outputs = geometry(kernel), kernel.stores[0].buffer, anchor.w_shape[0]
     sizes = [*buffer.shape, *anchor.x_shape, geo.depth]
-    if not all(isinstance(s, int) for s in sizes) or buffer.root is not None or buffer.dtype is not F32:
-        return False
-    if cast(int, geo.depth) > MOST_DEPTH or is_few(outputs) or cast(int, outputs) % WIDTH:
-        return False
-    an_image = buffer.nbytes({}) // max(cast(int, anchor.x_shape[0]), 1)
-    if an_image < LEAST_BYTES or any(b.base.kind == "state" for b in kernel.reads()):
-        return False
-    epilogue = conv_epilogue(kernel, F32)
-    compact = epilogue.columns_together and epilogue.row_step == outputs and epilogue.constant == 0
+    if not all(isinstance(s, int) for s in sizes):
+        return "the size of its image is known at the run only"
+    if buffer.root is not None or buffer.dtype is not F32 or len(anchor.x_shape) != 4:
+        return "its image is no whole buffer of f32 with two axes of pixels"
+    if cast(int, geo.depth) > MOST_DEPTH:
+        return f"an element of its image is a sum of more than {MOST_DEPTH} products"
+    if is_few(outputs) or cast(int, outputs) % WIDTH:
+        return "its channels are no whole panels"
+    if buffer.nbytes({}) // max(cast(int, anchor.x_shape[0]), 1) < LEAST_BYTES:
+        return "its image is so small that it stays in a cache"
+    if any(b.base.kind == "state" for b in kernel.reads()):
+        return "what makes its image reads a state"
     if in_image(geo) is None and not _reads_planes(kernel):
-        return False
-    if len(anchor.x_shape) != 4 or not compact or is_costly(epilogue.expr):
-        return False
+        return "what makes its image gathers windows"
+    epilogue = conv_epilogue(kernel, F32)
     emitter = Emitter(Function("", []), ArgumentTable(), 1)
-    return not any(isinstance(x, Load) and emitter.depends(x) & set(epilogue.rows) for x in walk(epilogue.expr))
+    varies = any(isinstance(x, Load) and emitter.depends(x) & set(epilogue.rows) for x in walk(epilogue.expr))
+    compact = epilogue.columns_together and epilogue.row_step == outputs and epilogue.constant == 0
+    if varies or not compact or is_costly(epilogue.expr):
+        return "what happens to its image is costly, or differs from pixel to pixel"
+    return None
 
 
 def _reads_planes(kernel: Kernel) -> bool:
     return implicit_gemm.suits(kernel) and implicit_gemm.planes_of(kernel) > 0
 
 
-def _is_window(kernel: Kernel) -> bool:
-    """A depthwise convolution of a compact image, which it does not read otherwise."""
-    anchor = kernel.anchor
-    if not isinstance(anchor, Conv) or not isinstance(kernel.strategy, Depthwise) or len(anchor.x_shape) != 4:
-        return False
+def _no_window(kernel: Kernel, anchor: Conv) -> str | None:
+    """Why a depthwise convolution doesn't read a compact image, and that by its windows alone."""
     x = anchor.x
-    if not isinstance(x, Load) or x.where is not None or x.source.root is not None or anchor.groups % WIDTH:
-        return False
+    if not isinstance(x, Load) or x.where is not None or x.source.root is not None or len(anchor.x_shape) != 4:
+        return "its image is no whole buffer with two axes of pixels"
+    if anchor.groups % WIDTH:
+        return "its channels are no whole panels"
     if any(y.source.base is x.source for s in kernel.stores for e in (s.expr, *s.index) for y in loads(e)):
-        return False
+        return "its image has other readers"
     geo = geometry(kernel)
     steps = (geo.x_n, geo.x_h, geo.x_w, geo.x.constant)
-    return steps == (geo.height * geo.width * geo.groups, geo.width * geo.groups, geo.groups, 0)
+    compact = steps == (geo.height * geo.width * geo.groups, geo.width * geo.groups, geo.groups, 0)
+    return None if compact else "its image is not compact"
 
 
 # ---- code

@@ -36,7 +36,7 @@ from rlx.backends.cpu.schedule.conv import ConvParts
 from rlx.backends.cpu.schedule.int8 import Int8Schedule
 from rlx.backends.cpu.strategy import Setting, Step
 from rlx.backends.cpu.target import Target
-from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.kernels.affine import linear_index
@@ -47,8 +47,7 @@ from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
 __all__ = [
-    "FEW_CHANNELS", "Int8", "accepts", "accepts_product", "as_convolution",
-    "from_planes", "spare_bytes",
+    "FEW_CHANNELS", "Int8", "as_convolution", "from_planes", "spare_bytes", "unsuited", "unsuited_product",
 ]  # fmt: skip
 
 F32, I32, I64, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"], DTYPES["u8"]
@@ -96,27 +95,30 @@ class PackArguments(Arguments):
     all_panels: Number
 
 
-def accepts(anchor: Conv, dtype: DType, target: Target) -> bool:
-    """8-bit images of one or two spatial axes, on machines with the instructions."""
-    if anchor.groups > 1 and anchor.w_shape[1] == 1 and not int8_depthwise.suits(anchor):
-        return False
+def unsuited(anchor: Conv, target: Target) -> str | None:
+    """Why a convolution of 8-bit images can't be computed of bytes: it is then one of floats or of i32."""
+    if not int8_panels.available(target):
+        return "this machine has no instructions for bytes"
+    if len(anchor.x_shape) not in (3, 4):
+        return "its image has neither one nor two axes of pixels"
     if any(size == 0 for size in anchor.w_shape[1:]):
-        return False
-    return (
-        dtype is I32
-        and anchor.x.dtype.name in ("u8", "i8")
-        and len(anchor.x_shape) in (3, 4)
-        and int8_panels.available(target)
-    )
+        return "its windows are empty"
+    if anchor.groups > 1 and anchor.w_shape[1] == 1 and not int8_depthwise.suits(anchor):
+        return "it is depthwise, of too few channels or too many taps for vectors of bytes"
+    return None
 
 
 # ---- products
 
 
-def accepts_product(anchor: Contract, target: Target) -> bool:
-    """Products with weights that `prepare` can pack, on machines with the instructions."""
+def unsuited_product(anchor: Contract, target: Target) -> str | None:
+    """The same of a product of bytes."""
+    if not int8_panels.available(target):
+        return "this machine has no instructions for bytes"
+    if not all(_is_weight(x.source) for x in loads(anchor.b)):
+        return "its second operand is no weight, which is packed before the run"
     few_axes = isinstance(anchor.a, Load) and len(anchor.a.indices) <= 4 and anchor.k != 0
-    return few_axes and int8_panels.available(target) and all(_is_weight(x.source) for x in loads(anchor.b))
+    return None if few_axes else "its first operand has more than four axes, or no columns"
 
 
 def _is_weight(value: Value) -> bool:

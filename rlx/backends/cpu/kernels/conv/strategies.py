@@ -29,7 +29,7 @@ from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["CONV", "accepts", "accepts_operand", "layout"]
+__all__ = ["CONV", "accepts_operand", "layout", "unsuited"]
 
 FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
 
@@ -51,9 +51,12 @@ CONV: tuple[CpuStrategy, ...] = (
 )
 
 
-def accepts(anchor: Conv, dtype: DType, target: Target) -> bool:
-    """f32, f64 and bytes in one or two spatial axes."""
-    return int8_conv.accepts(anchor, dtype, target) or (dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4))
+def unsuited(anchor: Conv, dtype: DType, target: Target) -> str | None:
+    """Why no strategy takes a convolution: they take f32, f64 and bytes in one or two spatial axes."""
+    if dtype.name == "i32" and anchor.x.dtype.name in ("u8", "i8"):
+        return int8_conv.unsuited(anchor, target)
+    known = dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4)
+    return None if known else f"no kernel has convolutions of {dtype}, or of so many axes"
 
 
 def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:

@@ -19,7 +19,7 @@ from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Kernel, Store
 from rlx.records import replace
 
-__all__ = ["INT8", "MATMUL", "accepts", "accepts_operand", "layout"]
+__all__ = ["INT8", "MATMUL", "accepts_operand", "layout", "unsuited"]
 
 I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 
@@ -35,14 +35,16 @@ MATMUL: tuple[CpuStrategy, ...] = (
 )
 
 
-def accepts(anchor: Contract, dtype: DType, target: Target) -> bool:
-    """Products of floats that are accumulated in f32 or f64, of i16 in i32, and of bytes with weights."""
+def unsuited(anchor: Contract, dtype: DType, target: Target) -> str | None:
+    """Why no strategy takes a product: they take floats, accumulated in f32 or f64, i16 in i32, bytes with weights."""
     if anchor.a.dtype.bits == 8 and dtype is I32:
-        return int8_conv.accepts_product(anchor, target)
+        return int8_conv.unsuited_product(anchor, target)
     operands = {x.dtype for x in (anchor.a, anchor.b)}
     if dtype is I32:
-        return anchor.a.dtype is I16 and anchor.b.dtype in (I16, I8)
-    return dtype.is_float and dtype.bits >= 16 and all(d.is_float and d.bits >= 16 for d in operands)
+        known = anchor.a.dtype is I16 and anchor.b.dtype in (I16, I8)
+    else:
+        known = all(d.is_float and d.bits >= 16 for d in {dtype, *operands})
+    return None if known else f"no kernel has products of {anchor.a.dtype} and {anchor.b.dtype} in {dtype}"
 
 
 def accepts_operand(index: Affine) -> bool:
