@@ -5,6 +5,8 @@ With each kind of instructions that this machine has.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -213,30 +215,30 @@ def test_any_number_of_rows_from_one_compile() -> None:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("channels", [16, 24, 32, 40, 48, 60, 64, 100, 144])
-def test_depthwise_convolutions(channels: int) -> None:
+def test_depthwise_convolutions(channels: int, some: Callable[[Sequence[Any], int], list[Any]]) -> None:
     """Channels beyond and below whole vectors, windows of more than four rows, borders, strides; sums and bytes."""
     rng = np.random.default_rng(14)
-    for size, strides, dilations, pads in (
+    windows = (
         ((3, 3), (1, 1), (1, 1), (1, 1, 1, 1)),
         ((5, 2), (2, 2), (1, 2), (2, 0, 1, 1)),
         ((1, 7), (1, 3), (1, 1), (0, 3, 0, 3)),
-    ):
-        for left in ENDS.values():
-            w_shape, op = (channels, 1, *size), (strides, dilations, pads, channels)
-            x, w = rng.choice(left, (2, channels, 9, 11)), rng.choice(ENDS["i8"], w_shape)
-            for given in ([x, w], [x, w, np.asarray(left[0]), rng.choice(ENDS["i8"], channels)]):
-                params = tuple(range(1, len(given)))
-                params = tuple(n for n in params if n != 2)
-                plain = ConvInteger(*op)
-                for held in (params, ()):  # also weights that each run is given
-                    made = run(compiled(plain, given, held), given, held)[0]
-                    assert np.array_equal(made, plain.reference(*given))
-            scales = [rng.uniform(0.01, 0.02, s).astype(np.float32) for s in ((), (channels,))]
-            bias = rng.integers(-9999, 9999, channels).astype(np.int32)
-            quantised = [w, scales[1], np.zeros(channels, np.int8), np.float32(0.9), left.dtype.type(100), bias]
-            given = [np.asarray(a) for a in (x, scales[0], left.dtype.type(7), *quantised)]
-            rounded, params = QLinearConv(*op), (3, 4, 5, 8)
-            assert np.array_equal(run(compiled(rounded, given, params), given, params)[0], rounded.reference(*given))
+    )
+    for (size, strides, dilations, pads), left in some(list(product(windows, ENDS.values())), 2):
+        w_shape, op = (channels, 1, *size), (strides, dilations, pads, channels)
+        x, w = rng.choice(left, (2, channels, 9, 11)), rng.choice(ENDS["i8"], w_shape)
+        for given in ([x, w], [x, w, np.asarray(left[0]), rng.choice(ENDS["i8"], channels)]):
+            params = tuple(range(1, len(given)))
+            params = tuple(n for n in params if n != 2)
+            plain = ConvInteger(*op)
+            for held in (params, ()):  # also weights that each run is given
+                made = run(compiled(plain, given, held), given, held)[0]
+                assert np.array_equal(made, plain.reference(*given))
+        scales = [rng.uniform(0.01, 0.02, s).astype(np.float32) for s in ((), (channels,))]
+        bias = rng.integers(-9999, 9999, channels).astype(np.int32)
+        quantised = [w, scales[1], np.zeros(channels, np.int8), np.float32(0.9), left.dtype.type(100), bias]
+        given = [np.asarray(a) for a in (x, scales[0], left.dtype.type(7), *quantised)]
+        rounded, params = QLinearConv(*op), (3, 4, 5, 8)
+        assert np.array_equal(run(compiled(rounded, given, params), given, params)[0], rounded.reference(*given))
 
 
 @pytest.mark.parametrize("low, high, kept", [(0.0, 255.0, True), (0.0, 300.0, False), (-128.0, 127.0, False)])

@@ -24,7 +24,7 @@ from rlx.testing.oracle import Batch, Case, Operand, Tolerance, case, check, com
 NAMES = [name for name in sorted(OPS) if covered(name)]
 DECIDING = [name for name in NAMES if issubclass(OPS[name], Produced)]  # their data decide a size
 RUN = [name for name in NAMES if name not in DECIDING]
-MOST_CASES = 50  # of an op in a quick run
+MOST_CASES = 30  # of an op in a quick run
 Some = Callable[[Sequence[Case], int], list[Case]]  # as in tests/conftest.py
 
 

@@ -83,25 +83,25 @@ def check(op: Any, given: dict[str, Array], tolerance: float = 1e-4, **options: 
     return got
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("steps, batch, hidden", [(5, 3, 1), (4, 5, 37), (3, 13, 3)])
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_every_switch(cell: str, direction: str) -> None:
+def test_every_switch(cell: str, direction: str, steps: int, batch: int, hidden: int, flag: bool) -> None:
     """All optional inputs, clipping, random activations, both layouts; odd sizes below and above a vector."""
-    pick = random.Random(f"{cell} {direction}")
+    pick = random.Random(f"{cell} {direction} {steps} {flag}")
     d = 2 if direction == "bidirectional" else 1
-    for flag in (False, True):
-        for steps, batch, hidden in ((5, 3, 1), (4, 5, 37), (3, 13, 3)):
-            own: dict[str, Any] = {"gru": {"linear_before_reset": flag}, "lstm": {"input_forget": flag}}.get(cell, {})
-            usual = CELLS[cell].usual * d
-            names = tuple(pick.choice(sorted(ACTIVATIONS)) for _ in usual) if flag else usual
-            allowed = pick.choice([CELLS[cell].allowed, (), ("bias",)])
-            given = arrays(cell, steps, batch, hidden, d)
-            first = pick.random() < 0.5
-            if first:
-                given |= {key: given[key].swapaxes(0, 1).copy() for key in ("x", "initial_h", "initial_c")}
-            op = LAYERS[cell](allowed, direction, names, clip=pick.choice([0.0, 0.7]), batch_first=first, **own)
-            check(op, given, 2e-3 if flag else 1e-4, dynamic=pick.random() < 0.5)
+    own: dict[str, Any] = {"gru": {"linear_before_reset": flag}, "lstm": {"input_forget": flag}}.get(cell, {})
+    usual = CELLS[cell].usual * d
+    names = tuple(pick.choice(sorted(ACTIVATIONS)) for _ in usual) if flag else usual
+    allowed = pick.choice([CELLS[cell].allowed, (), ("bias",)])
+    given = arrays(cell, steps, batch, hidden, d)
+    first = pick.random() < 0.5
+    if first:
+        given |= {key: given[key].swapaxes(0, 1).copy() for key in ("x", "initial_h", "initial_c")}
+    op = LAYERS[cell](allowed, direction, names, clip=pick.choice([0.0, 0.7]), batch_first=first, **own)
+    check(op, given, 2e-3 if flag else 1e-4, dynamic=pick.random() < 0.5)
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -82,7 +82,7 @@ FORESTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 @pytest.mark.parametrize("name", FORESTS)
 def test_every_forest_equals_the_reference(name: str, aggregate: str) -> None:
