@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from rlx.backends.codegen.binding import host_function
 from rlx.backends.cpu.jit.compile import compile_kernels
 from rlx.backends.cpu.native.runner import native
 from rlx.backends.cpu.native.runner_ir import LOOK, USER_WORDS
-from rlx.backends.cpu.runtime.binding import host_function
 from rlx.backends.cpu.schedule.arguments import (
     THREADS,
     Argument,

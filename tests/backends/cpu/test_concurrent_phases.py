@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.backends.codegen.table import Phase
 from rlx.backends.cpu.jit import compile as jit
 from rlx.backends.cpu.native.runner import RunBlock
 from rlx.backends.cpu.native.runner_ir import JOB, STATUS
 from rlx.backends.cpu.runtime import concurrent_phases
-from rlx.backends.cpu.runtime.binding import Phase
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.nan_trap import KERNEL
 from rlx.backends.cpu.schedule.arguments import Scratch, ScratchStride

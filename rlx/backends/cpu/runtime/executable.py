@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import Image, Joins
+from rlx.backends.codegen.binding import Overrun, as_array
+from rlx.backends.codegen.sizes import grows, room_for, settable
 from rlx.backends.cpu.native.entry import Entry, InputSpec, Patch, make_entry, patch_table
 from rlx.backends.cpu.native.runner import RunBlock, phase_table
 from rlx.backends.cpu.native.runner_ir import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL, VALUE
-from rlx.backends.cpu.runtime.binding import Binding, Overrun, aligned_bytes, as_array
+from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
 from rlx.backends.cpu.runtime.concurrent_phases import Job, jobs
 from rlx.backends.cpu.runtime.moe import ExpertCalls
 from rlx.backends.cpu.runtime.results import DIRECT, ResultMemory, is_movable
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from rlx.backends.cpu.runtime.selected_outputs import Selection
 
-__all__ = ["FIRST_ROOM", "CpuExecutable", "settable"]
+__all__ = ["CpuExecutable"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -42,7 +44,6 @@ KEPT_BINDINGS = 128  # a binding is some 20 kB; a model that alternates between 
 LONG_RUN = 8  # chunks, of some 50 µs at most, from which a run lets other Python threads go on
 LONG_RUN_BYTES = 256 << 10  # or of what a phase reads and writes: some 10 µs
 LONG_SPECIAL_BYTES = 8 << 10  # the same where a kernel may take far longer for each byte
-FIRST_ROOM = 16  # for a size that data decide and nothing bounds; a run that needs more starts again with more
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
 WRITTEN_OUT = 1  # left in the state block's VALUE by a run that wrote into the caller's arrays; any run resets it
 
@@ -448,19 +449,12 @@ class CpuExecutable(StateCalls, ExpertCalls):
 
     def room_for(self, extents: Mapping[str, int]) -> dict[str, int]:
         """The most that the sizes which data decide can be at these extents, or have room for where nothing says."""
-        found: dict[str, int] = {}
-        for name, most in self.program.made.items():
-            symbol = self.program.dims[name]
-            tops = [] if symbol.hi is None else [symbol.hi // symbol.multiple * symbol.multiple]
-            if most is not None and all(s.name in extents or s.name in found for s in symbols(most)):
-                tops.append(max(evaluate(most, {**extents, **found}), symbol.lo))
-            found[name] = min(tops, default=self.room.get(name, FIRST_ROOM))
-        return found
+        return room_for(self.program, extents, self.room)
 
     @property
     def grows(self) -> bool:
         """Whether a run may find that it needs more room."""
-        return any(most is None and self.program.dims[name].hi is None for name, most in self.program.made.items())
+        return grows(self.program)
 
     def leave_out(self, bound: Bound) -> None:
         """Called in a run before sizes that data decide change: no run is to meet words of which some have changed."""
@@ -679,10 +673,3 @@ def timeline(program: Program) -> Schedule:
 
 def _overlaps(target: Array, others: Sequence[Array]) -> bool:
     return any(np.may_share_memory(target, other) for other in others)
-
-
-def settable(graph: Graph, program: Program) -> frozenset[str]:
-    """The dims that no input's shape tells and no node's data decide."""
-    told = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
-    inside = {name for node in graph.nodes for region in node.regions for name in region.dims()}
-    return frozenset(graph.dims().keys() - told - program.made.keys() - inside)

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any
 
 from rlx.backends.base import DeviceMemory, Image, Restorer, host_memory
+from rlx.backends.codegen.table import Phase
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit import load as loader
-from rlx.backends.cpu.runtime.binding import Phase
 from rlx.backends.cpu.runtime.concurrent_phases import Span
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.schema import SCHEMA

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
+from rlx.backends.codegen.binding import as_array
 from rlx.backends.cpu.native.runner import RunBlock
 from rlx.backends.cpu.native.runner_ir import NAN_TRAPPED, NEXT, PHASE, PHASE_WORDS, STATUS, VALUE
-from rlx.backends.cpu.runtime.binding import Binding, as_array
+from rlx.backends.cpu.runtime.binding import Binding
 from rlx.ir.finite import Reading, bad_elements, is_trappable, trapped
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate

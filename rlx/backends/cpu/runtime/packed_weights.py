@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.cpu.runtime.binding import Phase
-from rlx.backends.cpu.schedule.arguments import THREADS, Argument, Computed, Pointer, Routine, Scratch, ScratchStride
+from rlx.backends.codegen.arguments import THREADS, Argument, Computed, Pointer, Routine, Scratch, ScratchStride
+from rlx.backends.codegen.table import Phase
 from rlx.ir.graph import Array
 from rlx.ir.mapped import same_memory
 from rlx.ir.shape import Dim, evaluate

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlx.backends.codegen.table import Phase, Table
 from rlx.backends.cpu.native.runner import RunBlock
 from rlx.backends.cpu.runtime import packed_weights
-from rlx.backends.cpu.runtime.binding import Binding, Phase, Table, aligned_bytes
+from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
 from rlx.backends.cpu.runtime.residency import Mask
 from rlx.ir.graph import Array
 from rlx.ir.mapped import mapping_of

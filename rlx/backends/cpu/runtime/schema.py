@@ -46,7 +46,7 @@ rlx.kernels.program
     Flow name:str round:Symbol|none trips:Size|none count:Symbol|none
     Mark flow:Flow part:str test:Buffer|none
     Extents sizes:((Symbol,Size|Flow)) checks:(Guard)
-rlx.backends.cpu.runtime.kernel_facts
+rlx.backends.codegen.kernel_facts
     KernelFacts name:str host:Node|none operands:(Buffer) results:(Buffer) mark:Mark|none extents:Extents|none
         makes:(Symbol) shown:(str,str,str,str) read:(Buffer) written:(Buffer) replaceable:(Buffer) sizes:(str)
 rlx.kernels.experts
@@ -65,7 +65,7 @@ rlx.plan.arena
         kernels:(KernelFacts) outside:{Buffer:(int,int)} views:(Buffer)
     MemoryPlan at:{str:int} alignment:int offsets:{Buffer:int} scratch:{int:{str:int}} intervals:(Interval)
         placement:Placement held:((Buffer)) rows:(Row) schedule:(KernelFacts) views:(Buffer) element_width:int|none
-rlx.backends.cpu.schedule.arguments
+rlx.backends.codegen.arguments
     Pointer buffer:Buffer offset:Size
     Computed fn:Function
     Scratch
@@ -74,16 +74,16 @@ rlx.backends.cpu.schedule.arguments
     Link flow:Flow what:str
     KernelCode symbol:str ir:str words:(Argument) chunks:Function sites:(str) scratch:Size|Computed optimize:bool
         notes:{str:str}
-rlx.backends.cpu.runtime.binding
+rlx.backends.codegen.table
     Phase kernel:KernelFacts code:KernelCode|none piece:bool cost:int
 rlx.backends.cpu.runtime.image
     Constant value:int
     ByThreads few:int number:int
-rlx.backends.cpu.schedule.arguments
+rlx.backends.codegen.launch
     Once fn:Cut
-rlx.backends.cpu.schedule.base
     Part cut:Once|Cut name:str index:int|none
     Product sizes:Shape
+rlx.backends.cpu.schedule.base
     Grid outer:Shape last:Size weight:Size row_weight:Size whole_rows:bool
     RowSchedule count:Size cost:Size
     LineSchedule lines:Size inner:Size times:Size

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlx.backends.codegen.binding import as_array
+from rlx.backends.codegen.table import Marks, Phase, Table
 from rlx.backends.cpu.jit.load import Kernels
 from rlx.backends.cpu.native.pool import pool
 from rlx.backends.cpu.native.runner import RunBlock
-from rlx.backends.cpu.runtime.binding import Marks, Phase, Table, aligned_bytes, as_array
+from rlx.backends.cpu.runtime.binding import aligned_bytes
 from rlx.backends.cpu.runtime.concurrent_phases import Span, spans
 from rlx.backends.granted import run_threads
 from rlx.ir.graph import Array, Graph

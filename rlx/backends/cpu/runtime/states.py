@@ -15,10 +15,11 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from rlx.backends.base import Executable
+from rlx.backends.codegen.binding import as_array
 from rlx.backends.cpu.jit import load as loader
 from rlx.backends.cpu.native.pool import aligned_words
 from rlx.backends.cpu.native.runner_ir import RESULT
-from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes, as_array
+from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
 from rlx.ir.graph import Array
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program

@@ -1,17 +1,23 @@
-"""The operand words of a kernel: what its code finds at `words[i]`, and how each is computed when a run is bound.
-
-No size, stride or offset is an immediate in code: equal loops over different sizes are one kernel, and a change of
-extents only rewrites words.
-"""
+"""The arguments of the CPU's kernels: those that every code generator has, and how LLVM's code loads them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from rlx.ir.shape import Size, evaluate
-from rlx.kernels.program import Buffer, Flow
-from rlx.records import dataclass, field
+from rlx.backends.codegen import arguments
+from rlx.backends.codegen.arguments import (
+    THREADS,
+    Argument,
+    Computed,
+    KernelCode,
+    Link,
+    Pointer,
+    Routine,
+    Scratch,
+    ScratchStride,
+    thread_count,
+)
+from rlx.backends.codegen.launch import Extents, once
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.llvm.builder import Function
@@ -36,89 +42,7 @@ __all__ = [
     "thread_count",
 ]  # fmt: skip
 
-THREADS = "\0threads"  # the number of threads of a run, among its extents: no dim has such a name
 FEW_THREADS = 2  # up to so many, work is cut alike
-Extents = Mapping[str, int]
-T = TypeVar("T")
-
-
-def thread_count(extents: Extents) -> int:
-    """The threads of the run that is bound."""
-    return extents[THREADS]
-
-
-class Once(Generic[T]):
-    """A function of the extents that keeps its result for the last ones; stored without it."""
-
-    last: tuple[Extents, T] | None = None
-
-    def __init__(self, fn: Callable[[Extents], T]) -> None:
-        self.fn = fn
-
-    def __call__(self, extents: Extents) -> T:
-        if self.last is None or self.last[0] is not extents:
-            self.last = (extents, self.fn(extents))
-        return self.last[1]
-
-
-def once(fn: Callable[[Extents], T]) -> Callable[[Extents], T]:
-    """`fn`, which many words of a kernel are computed from, asked once a binding."""
-    return Once(fn)
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """The address of a buffer's first element, plus `offset` bytes."""
-
-    buffer: Buffer
-    offset: Size = 0
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A number computed from the extents at bind time."""
-
-    fn: Callable[[Extents], int]
-
-
-@dataclass(frozen=True)
-class Scratch:
-    """The address of the scratch memory of worker 0, `KernelCode.scratch` bytes or more."""
-
-
-@dataclass(frozen=True)
-class ScratchStride:
-    """How many bytes after that of one worker the scratch memory of the next lies.
-
-    The same for all kernels of a run: so a worker has the same memory in all of them, also while others run another.
-    """
-
-
-@dataclass(frozen=True)
-class Routine:
-    """The address of a function that many kernels call, such as the block of a matrix product: compiled once."""
-
-    symbol: str
-    ir: str
-
-
-@dataclass(frozen=True)
-class Link:
-    """What binding knows of an If or a loop.
-
-    "start", "else" and "end" are numbers of phases; "counter" is the address of the number of the round, "updates" that
-    of the words that depend on it, "length" how long that list is; "most" is the number of rounds that there is room
-    for (-1: no limit), "host" the address of a function that takes in sizes.
-    """
-
-    flow: Flow
-    what: str
-
-
-Argument = Pointer | Computed | Scratch | ScratchStride | Routine | Link | Size
-
-
-ADDRESSES = frozenset({"counter", "updates"})  # links that are
 
 
 Address = str  # the SSA value of an argument, a pointer
@@ -173,45 +97,10 @@ class Arguments:
         return f.gep("%words", len(cls.kinds), "i64")
 
 
-class ArgumentTable:
-    """Hands out word numbers while a kernel is emitted, and emits the loads of the words at its entry."""
-
-    def __init__(self, fixed: Sequence[Argument] = ()) -> None:
-        self.words: list[Argument] = list(fixed)  # those at numbers that the code has agreed on
-        self._slots: dict[object, int] = {}
-
-    def slot(self, word: Argument) -> int:
-        """The number of a word; equal pointers and sizes share one."""
-        key: object = (type(word).__name__, word)
-        if key not in self._slots:
-            self._slots[key] = len(self.words)
-            self.words.append(word)
-        return self._slots[key]
+class ArgumentTable(arguments.ArgumentTable):
+    """Also emits the loads of the words at a kernel's entry."""
 
     def load(self, f: Function, word: Argument) -> str:
         """The SSA value of a word (a ptr for addresses, else i64), loaded where the builder stands."""
-        ty = (
-            "ptr"
-            if isinstance(word, Pointer | Scratch | Routine) or (isinstance(word, Link) and word.what in ADDRESSES)
-            else "i64"
-        )
+        ty = "ptr" if arguments.is_address(word) else "i64"
         return f.load(ty, f.gep("%words", self.slot(word), "i64"), align=8)
-
-
-@dataclass(frozen=True)
-class KernelCode:
-    """One native function with the words it wants and the number of chunks that its work is split into."""
-
-    symbol: str
-    ir: str
-    words: tuple[Argument, ...]
-    chunks: Callable[[Extents], int]
-    sites: tuple[str, ...] = ()  # what each error site of the code stands for
-    scratch: Size | Computed = 0  # bytes a worker
-    optimize: bool = False
-    notes: dict[str, str] = field(default_factory=dict)  # shown by explain
-
-    def scratch_bytes(self, extents: Extents) -> int:
-        """Bytes of scratch for one worker, in whole lines of the cache."""
-        own = self.scratch.fn(extents) if isinstance(self.scratch, Computed) else evaluate(self.scratch, extents)
-        return -(-own // 64) * 64

@@ -7,13 +7,13 @@ Objects of these classes are all that is stored of such a choice, so that stored
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rlx.backends.cpu.schedule.arguments import Computed, Extents, thread_count
+from rlx.backends.codegen.arguments import part, thread_count
+from rlx.backends.codegen.launch import Extents, Part, Product
 from rlx.backends.cpu.schedule.balance import wants_shares
-from rlx.ir.shape import Shape, Size, evaluate
+from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass
 
 __all__ = [
@@ -40,32 +40,6 @@ CHUNK = 16384  # elementary steps in a chunk of a kernel for one op: some 20 us
 NARROW = 64  # elements of a slice that a chunk takes at least, so that lines of cache are not shared
 PACKED = 65536  # elements that a chunk packs
 FEW_ROWS = 4  # query rows that attention computes without panels
-
-
-class Part:
-    """A number that a cut tells: its field of that name, or its entry `index` where that is a tuple."""
-
-    def __init__(self, cut: Callable[[Extents], Any], name: str, index: int | None = None) -> None:
-        self.cut, self.name, self.index = cut, name, index
-
-    def __call__(self, extents: Extents) -> int:
-        found = getattr(self.cut(extents), self.name)
-        return int(found if self.index is None else found[self.index])
-
-
-def part(cut: Callable[[Extents], Any], name: str, index: int | None = None) -> Computed:
-    """The word of a part of a cut."""
-    return Computed(Part(cut, name, index))
-
-
-@dataclass(eq=False, repr=False)
-class Product:
-    """A size that is the product of others, such as a number of chunks."""
-
-    sizes: Shape
-
-    def __call__(self, extents: Extents) -> int:
-        return prod(evaluate(s, extents) for s in self.sizes)
 
 
 # ---- kernels for one op, and packing

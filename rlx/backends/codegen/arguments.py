@@ -1,0 +1,140 @@
+"""The arguments of a kernel, as words: what its code finds at `words[i]`, and how each is computed when a run is bound.
+
+No size, stride or offset is an immediate in code: equal loops over different sizes are one kernel, and a change of
+extents only rewrites words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlx.backends.codegen.launch import Extents, Part
+from rlx.ir.shape import Size, evaluate
+from rlx.kernels.program import Buffer, Flow
+from rlx.records import dataclass, field
+
+__all__ = [
+    "THREADS",
+    "Argument",
+    "ArgumentTable",
+    "Computed",
+    "KernelCode",
+    "Link",
+    "Pointer",
+    "Routine",
+    "Scratch",
+    "ScratchStride",
+    "is_address",
+    "part",
+    "thread_count",
+]  # fmt: skip
+
+THREADS = "\0threads"  # the number of threads of a run, among its extents: no dim has such a name
+
+
+def thread_count(extents: Extents) -> int:
+    """The threads of the run that is bound."""
+    return extents[THREADS]
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The address of a buffer's first element, plus `offset` bytes."""
+
+    buffer: Buffer
+    offset: Size = 0
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A number computed from the extents at bind time."""
+
+    fn: Callable[[Extents], int]
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """The address of the scratch memory of worker 0, `KernelCode.scratch` bytes or more."""
+
+
+@dataclass(frozen=True)
+class ScratchStride:
+    """How many bytes after that of one worker the scratch memory of the next lies.
+
+    The same for all kernels of a run: so a worker has the same memory in all of them, also while others run another.
+    """
+
+
+@dataclass(frozen=True)
+class Routine:
+    """The address of a function that many kernels call, such as the block of a matrix product: compiled once."""
+
+    symbol: str
+    ir: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """What binding knows of an If or a loop.
+
+    "start", "else" and "end" are numbers of phases; "counter" is the address of the number of the round, "updates" that
+    of the words that depend on it, "length" how long that list is; "most" is the number of rounds that there is room
+    for (-1: no limit), "host" the address of a function that takes in sizes.
+    """
+
+    flow: Flow
+    what: str
+
+
+Argument = Pointer | Computed | Scratch | ScratchStride | Routine | Link | Size
+
+
+class ArgumentTable:
+    """Hands out the numbers of words while a kernel is emitted; how code loads them is the code generator's affair."""
+
+    def __init__(self, fixed: Sequence[Argument] = ()) -> None:
+        self.words: list[Argument] = list(fixed)  # those at numbers that the code has agreed on
+        self._slots: dict[object, int] = {}
+
+    def slot(self, word: Argument) -> int:
+        """The number of a word; equal pointers and sizes share one."""
+        key: object = (type(word).__name__, word)
+        if key not in self._slots:
+            self._slots[key] = len(self.words)
+            self.words.append(word)
+        return self._slots[key]
+
+
+def is_address(word: Argument) -> bool:
+    """Whether the word is an address, and not a number."""
+    if isinstance(word, Link):
+        return word.what in ("counter", "updates")
+    return isinstance(word, Pointer | Scratch | Routine)
+
+
+def part(cut: Callable[[Extents], Any], name: str, index: int | None = None) -> Computed:
+    """The word of a part of a cut."""
+    return Computed(Part(cut, name, index))
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """One compiled function: its text, the words it wants, and the number of chunks that its work is split into.
+
+    `ir` is the text in the language of the code generator; `symbol` tells functions apart: equal ones are one.
+    """
+
+    symbol: str
+    ir: str
+    words: tuple[Argument, ...]
+    chunks: Callable[[Extents], int]
+    sites: tuple[str, ...] = ()  # what each error site of the code stands for
+    scratch: Size | Computed = 0  # bytes a worker
+    optimize: bool = False
+    notes: dict[str, str] = field(default_factory=dict)  # shown by explain
+
+    def scratch_bytes(self, extents: Extents) -> int:
+        """Bytes of scratch for one worker, in whole lines of the cache."""
+        own = self.scratch.fn(extents) if isinstance(self.scratch, Computed) else evaluate(self.scratch, extents)
+        return -(-own // 64) * 64

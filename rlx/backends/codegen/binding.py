@@ -1,0 +1,260 @@
+"""Binding: the words of all phases filled in for the extents of a run and the addresses of its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.codegen.arguments import THREADS, Link
+from rlx.backends.codegen.table import Affected, Table
+from rlx.errors import ExecutionError
+from rlx.ir.extents import bind_result, check_all, check_extent
+from rlx.ir.graph import Array
+from rlx.ir.shape import Symbol, evaluate, symbols
+from rlx.ir.value import MAX_BYTES
+from rlx.kernels.program import Buffer, Flow, Kernel
+
+__all__ = ["Binding", "HostArrays", "Overrun", "as_array", "host_function"]
+
+HostArrays = Callable[[Buffer, Mapping[str, int]], Array]
+
+
+class Overrun(ExecutionError):
+    """A size that data decide is more than the run has room for; a run with more may do."""
+
+    def __init__(self, message: str, name: str, value: int) -> None:
+        super().__init__(message)
+        self.name, self.value = name, value
+
+
+def as_array(memory: Array, buffer: Buffer, offset: int, extents: Mapping[str, int]) -> Array:
+    """The buffer's contents as an array over `memory`."""
+    shape = tuple(evaluate(s, extents) for s in buffer.shape)
+    element = buffer.dtype.numpy
+    if math.prod(size or 1 for size in shape) * element.itemsize > MAX_BYTES:
+        raise ExecutionError(
+            f"{_at(extents)} the shape of {buffer.name!r} is {shape}: no array holds that, empty axes aside"
+        )
+    return memory[offset : offset + math.prod(shape) * element.itemsize].view(element).reshape(shape)
+
+
+def _at(extents: Mapping[str, int]) -> str:
+    return f"at the extents {', '.join(f'{name}={n}' for name, n in extents.items())}"
+
+
+class Binding:
+    """A table filled in: `words` are its words. It keeps alive what these point to (`keep`).
+
+    `address` is where a root buffer lies in the device's memory, `scratch` where its scratch memory starts;
+    `host_array` gives a buffer as an array that host calls read and write. `room` says how much each size that data
+    decide may be; `extents` has it as that size until it is known. `changing` is called before such a size changes
+    during a run, and `resized` after.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        extents: Mapping[str, int],
+        address: Callable[[Buffer], int],
+        scratch: int,
+        host_array: HostArrays,
+        keep: object = None,
+        *,
+        room: Mapping[str, int] | None = None,
+        dims: Mapping[str, Symbol] | None = None,
+    ) -> None:
+        self.table, self.keep, self.address = table, keep, address
+        self.room, self.dims = dict(room or {}), dims or {}
+        self.set_extents({**extents, **self.room, **dict.fromkeys(table.rounds, 0)})
+        self.host_array = host_array
+        self.changing: Callable[[], None] = lambda: None
+        self.resized: Callable[[], None] = lambda: None
+        values = [evaluate(size, self.extents) for size in table.sizes]
+        words = table.fixed.copy()
+        stride = table.scratch_bytes(self.extents)
+        for number, size in table.sized:
+            words[number] = values[size]
+        for number, fn, _ in table.computed:
+            words[number] = fn(self.known)
+        for number in table.scratch:
+            words[number] = scratch
+        for number in table.strides:
+            words[number] = stride
+        self.places: dict[Buffer, dict[int, int]] = {}  # root -> word -> byte offset, of all pointers into it
+        for number, root, size in table.pointers:
+            self.places.setdefault(root, {})[number] = values[size]
+        try:
+            self.words = np.array([*words, 0], np.int64)
+        except OverflowError:
+            raise ExecutionError(
+                f"{_at(self.extents)} a tensor on the way has more elements, empty axes aside, than 63 bits count"
+            ) from None
+        base = int(self.words.ctypes.data)
+        for number, cell in table.cells:
+            self.words[number] = base + 8 * cell
+        self._fill_terms(table.terms)
+        for number, link in table.links:
+            self.words[number] = self._linked(link, base)
+        for root in self.places:
+            self.point(root, address(root))
+
+    def set_extents(self, extents: dict[str, int]) -> None:
+        """Goes on with new objects: `once` tells extents apart by that."""
+        self.extents = extents
+        self.known = {**extents, THREADS: self.table.threads}
+
+    def at_round(self) -> dict[str, int]:
+        """The extents, with the numbers of the rounds that loops are in."""
+        counters = self.table.counters
+        return {**self.extents, **{name: int(self.words[counters[flow]]) for name, flow in self.table.rounds.items()}}
+
+    def arguments(self, number: int) -> list[int]:
+        """The words of a phase, as its launch takes them."""
+        start = self.table.starts[number]
+        code = self.table.phases[number].code
+        return self.words[start : start + (len(code.words) if code is not None else 0)].tolist()  # type: ignore[no-any-return]
+
+    def _fill_terms(self, terms: Sequence[tuple[int, int, str]]) -> None:
+        """The coefficients of what depends on the number of a round: how much one more round adds."""
+        for number, size, name in terms:
+            expression = self.table.order[size]
+            self.words[number] = evaluate(expression, {**self.extents, name: 1}) - evaluate(expression, self.extents)
+
+    def _linked(self, link: Link, base: int) -> int:
+        match link.what:
+            case "counter":
+                return base + 8 * self.table.counters[link.flow]
+            case "updates":
+                return base + 8 * self.table.lists[link.flow][0]
+            case "length":
+                return self.table.lists[link.flow][1]
+            case "most":
+                assert link.flow.count is not None
+                return self.room[link.flow.count.name]
+        raise AssertionError(f"no word for {link.what}")
+
+    # ---- sizes that data decide
+
+    def settle(self, kernel: Kernel, found: Mapping[str, int]) -> None:
+        """Goes on with these sizes. `ExecutionError` where one is beyond its bound, `Overrun` beyond the room."""
+        for name, value in found.items():
+            check_extent(self.dims[name], value, f"node {kernel.label}")
+            if value > self.room[name]:
+                raise Overrun(f"node {kernel.label}: there is no room for {name!r} = {value}", name, value)
+        changed = [name for name, value in found.items() if self.extents[name] != value]
+        if changed:
+            self.changing()
+            self.set_extents({**self.extents, **found})
+            for name in changed:
+                self._resize(self.table.affected(name))
+            self.resized()
+
+    def _resize(self, affected: Affected) -> None:
+        sizes = self.table.order
+        for number, size in affected.sized:
+            self.words[number] = evaluate(sizes[size], self.extents)
+        for number, root, size in affected.pointers:
+            shift = evaluate(sizes[size], self.extents)
+            self.words[number] += shift - self.places[root][number]
+            self.places[root][number] = shift
+        self._fill_terms(affected.terms)
+        for number, fn, _ in affected.computed:
+            self.words[number] = fn(self.known)
+
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch that one worker needs at the present extents."""
+        return self.table.scratch_bytes(self.extents)
+
+    def rescratch(self, address: int) -> None:
+        """Moves the scratch memory, which is as large as it has to be at the present extents."""
+        for number in self.table.scratch:
+            self.words[number] = address
+        stride = self.scratch_bytes()
+        for number in self.table.strides:
+            self.words[number] = stride
+
+    # ---- host calls
+
+    def host_chunks(self, kernel: Kernel) -> int:
+        """The number of chunks of a host call: 0 for what holds already: checks of sizes that the inputs tell."""
+        extents = kernel.extents
+        if extents is None or extents.sizes:
+            return 1
+        sizes = [size for g in extents.checks for size in (g.lhs, g.rhs)]
+        open_ = any(s.name in self.room or s.name in self.table.rounds for size in sizes for s in symbols(size))
+        return int(open_ or any(evaluate(g.lhs, self.extents) != evaluate(g.rhs, self.extents) for g in extents.checks))
+
+    def host_call(self, number: int, kernel: Kernel) -> Callable[[], None]:
+        """What the phase of that number does where it has no code."""
+        if kernel.extents is not None:
+            return lambda: self._take_in(kernel)
+        if self.room.keys() & self.table.mentions[number] or kernel.makes:
+            return lambda: self._sized_host_call(kernel)
+        return host_function(kernel, self.extents, self.host_array)
+
+    def _sized_host_call(self, kernel: Kernel) -> None:
+        """A host call on operands, or with results, of sizes that data decide."""
+        if not kernel.makes:
+            host_function(kernel, self.extents, self.host_array)()
+            return
+        node, made = kernel.host, {s.name for s in kernel.makes}
+        assert node is not None
+        op: Any = node.op.at({n: v for n, v in self.extents.items() if n not in made})  # type: ignore[attr-defined]
+        results = op.reference(*(self.host_array(b, self.extents).copy() for b in kernel.operands))
+        results = tuple(map(np.asarray, results if isinstance(results, tuple) else (results,)))
+        known = {name: value for name, value in self.extents.items() if name not in made}
+        for buffer, result in zip(kernel.results, results, strict=True):
+            bind_result(f"node {kernel.label}", buffer.shape, result.shape, known)
+        self.settle(kernel, {name: known[name] for name in made})
+        for buffer, result in zip(kernel.results, results, strict=True):
+            self.host_array(buffer, self.extents)[...] = result
+
+    def _take_in(self, kernel: Kernel) -> None:
+        """Settles the sizes that are known by now, and checks what depends on them."""
+        extents = kernel.extents
+        assert extents is not None
+        found = {}
+        for symbol, source in extents.sizes:
+            at = self.table.counters[source] if isinstance(source, Flow) else None
+            found[symbol.name] = int(self.words[at]) if at is not None else evaluate(source, self.extents)  # type: ignore[arg-type]
+        self.settle(kernel, found)
+        check_all(extents.checks, self.extents)
+
+    def point(self, root: Buffer, address: int) -> None:
+        """Makes every word that points into a root buffer do so at this address."""
+        for number, shift in self.places.get(root, {}).items():
+            self.words[number] = address + shift
+
+    def too_many_rounds(self, count: Symbol, label: str, value: int) -> Exception:
+        """The error of a loop that needs more rounds than its bound, or than there is room for."""
+        try:
+            check_extent(count, value, f"node {label}")
+        except ExecutionError as error:
+            return error
+        return Overrun(f"node {label}: there is no room for {count.name!r} = {value}", count.name, value)
+
+
+def host_function(kernel: Kernel, extents: Mapping[str, int], array: HostArrays) -> Callable[[], None]:
+    """The host call of a kernel: the op's reference on copies of the operands, checked against what it infers."""
+    node = kernel.host
+    assert node is not None
+    op: Any = node.op.at(extents)  # type: ignore[attr-defined]
+    operands = [array(b, extents) for b in kernel.operands]
+    outputs = [array(b, extents) for b in kernel.results]
+
+    def call() -> None:
+        made = op.reference(*(a.copy() for a in operands))
+        results = made if isinstance(made, tuple) else (made,)
+        if len(results) != len(outputs):
+            raise ExecutionError(f"reference gave {len(results)} results, infer says {len(outputs)}")
+        for target, result in zip(outputs, map(np.asarray, results), strict=True):
+            if result.shape != target.shape or result.dtype != target.dtype:
+                raise ExecutionError(
+                    f"reference gave {result.dtype}{list(result.shape)}, infer says {target.dtype}{list(target.shape)}"
+                )
+            target[...] = result
+
+    return call
