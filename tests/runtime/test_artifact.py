@@ -189,7 +189,7 @@ UNWANTED = [
     "rlx.backends.cpu.select",
     "rlx.backends.cpu.kernels.conv.product",
     "rlx.backends.cpu.kernels.attention.attention",
-    "rlx.backends.cpu.loops.analysis",
+    "rlx.kernels.loops",
 ]
 
 
@@ -226,8 +226,8 @@ def test_a_hit_reads_little_of_the_package(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     read = done.stdout.split()
     files = [Path(str(import_module(name).__file__)) for name in read if name.split(".")[0] == "rlx"]
-    assert len(files) <= 70, "67 when this was written"
-    assert sum(file.stat().st_size for file in files) <= 535_000, "528 kB when this was written"
+    assert len(files) <= 72, "72 when this was written"
+    assert sum(file.stat().st_size for file in files) <= 542_000, "539 kB when this was written"
     assert "dataclasses" not in read
 
 

@@ -1,16 +1,17 @@
-"""The arguments of a kernel, as words: what its code finds at `words[i]`, and how each is computed when a run is bound.
+"""What a launch is made of: the arguments of a kernel, as words, and the number of chunks of its work.
 
-No size, stride or offset is an immediate in code: equal loops over different sizes are one kernel, and a change of
-extents only rewrites words.
+Both are functions of the extents of a run. No size, stride or offset is an immediate in code: equal loops over
+different sizes are one kernel, and a change of extents only rewrites words. Objects of these classes are all that is
+stored of such choices, so stored code needs nothing of what emits code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Generic, TypeVar
 
-from rlx.backends.codegen.launch import Extents, Part
-from rlx.ir.shape import Size, evaluate
+from rlx.ir.shape import Shape, Size, evaluate
 from rlx.kernels.program import Buffer, Flow
 from rlx.records import dataclass, field
 
@@ -18,19 +19,27 @@ __all__ = [
     "THREADS",
     "Argument",
     "ArgumentTable",
+    "Blocks",
     "Computed",
+    "Extents",
     "KernelCode",
     "Link",
+    "Once",
+    "Part",
     "Pointer",
+    "Product",
     "Routine",
     "Scratch",
     "ScratchStride",
     "is_address",
+    "once",
     "part",
     "thread_count",
 ]  # fmt: skip
 
 THREADS = "\0threads"  # the number of threads of a run, among its extents: no dim has such a name
+Extents = Mapping[str, int]
+T = TypeVar("T")
 
 
 def thread_count(extents: Extents) -> int:
@@ -113,11 +122,6 @@ def is_address(word: Argument) -> bool:
     return isinstance(word, Pointer | Scratch | Routine)
 
 
-def part(cut: Callable[[Extents], Any], name: str, index: int | None = None) -> Computed:
-    """The word of a part of a cut."""
-    return Computed(Part(cut, name, index))
-
-
 @dataclass(frozen=True)
 class KernelCode:
     """One compiled function: its text, the words it wants, and the number of chunks that its work is split into.
@@ -138,3 +142,62 @@ class KernelCode:
         """Bytes of scratch for one worker, in whole lines of the cache."""
         own = self.scratch.fn(extents) if isinstance(self.scratch, Computed) else evaluate(self.scratch, extents)
         return -(-own // 64) * 64
+
+
+# ---- functions of the extents
+
+
+class Once(Generic[T]):
+    """A function of the extents that keeps its result for the last ones; stored without it."""
+
+    last: tuple[Extents, T] | None = None
+
+    def __init__(self, fn: Callable[[Extents], T]) -> None:
+        self.fn = fn
+
+    def __call__(self, extents: Extents) -> T:
+        if self.last is None or self.last[0] is not extents:
+            self.last = (extents, self.fn(extents))
+        return self.last[1]
+
+
+def once(fn: Callable[[Extents], T]) -> Callable[[Extents], T]:
+    """`fn`, which many words of a kernel are computed from, asked once a binding."""
+    return Once(fn)
+
+
+class Part:
+    """A number that a cut tells: its field of that name, or its entry `index` where that is a tuple."""
+
+    def __init__(self, cut: Callable[[Extents], Any], name: str, index: int | None = None) -> None:
+        self.cut, self.name, self.index = cut, name, index
+
+    def __call__(self, extents: Extents) -> int:
+        found = getattr(self.cut(extents), self.name)
+        return int(found if self.index is None else found[self.index])
+
+
+@dataclass(eq=False, repr=False)
+class Product:
+    """A size that is the product of others, such as a number of chunks."""
+
+    sizes: Shape
+
+    def __call__(self, extents: Extents) -> int:
+        return prod(evaluate(s, extents) for s in self.sizes)
+
+
+@dataclass(eq=False, repr=False)
+class Blocks:
+    """The number of blocks of `block` elements, the last one perhaps not full, that cover a grid of these sizes."""
+
+    sizes: Shape
+    block: int
+
+    def __call__(self, extents: Extents) -> int:
+        return -(-prod(evaluate(s, extents) for s in self.sizes) // self.block)
+
+
+def part(cut: Callable[[Extents], Any], name: str, index: int | None = None) -> Computed:
+    """The word of a part of a cut."""
+    return Computed(Part(cut, name, index))

@@ -12,12 +12,24 @@ from rlx.backends.codegen.arguments import THREADS, Link
 from rlx.backends.codegen.table import Affected, Table
 from rlx.errors import ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent
-from rlx.ir.graph import Array
+from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Symbol, evaluate, symbols
 from rlx.ir.value import MAX_BYTES
-from rlx.kernels.program import Buffer, Flow, Kernel
+from rlx.kernels.program import Buffer, Flow, Kernel, Program
 
-__all__ = ["Binding", "HostArrays", "Overrun", "as_array", "host_function"]
+__all__ = [
+    "FIRST_ROOM",
+    "Binding",
+    "HostArrays",
+    "Overrun",
+    "as_array",
+    "grows",
+    "host_function",
+    "room_for",
+    "settable",
+]
+
+FIRST_ROOM = 16  # for a size that data decide and nothing bounds; a run that needs more starts again with more
 
 HostArrays = Callable[[Buffer, Mapping[str, int]], Array]
 
@@ -258,3 +270,33 @@ def host_function(kernel: Kernel, extents: Mapping[str, int], array: HostArrays)
             target[...] = result
 
     return call
+
+
+# ---- sizes that no input's shape tells
+
+
+def settable(graph: Graph, program: Program) -> frozenset[str]:
+    """The dims that no input's shape tells and no node's data decide."""
+    told = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
+    inside = {name for node in graph.nodes for region in node.regions for name in region.dims()}
+    return frozenset(graph.dims().keys() - told - program.made.keys() - inside)
+
+
+def room_for(program: Program, extents: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """The most that the sizes which data decide can be at these extents; where nothing says, what `more` has for them.
+
+    `more` is what earlier runs have found that they need.
+    """
+    found: dict[str, int] = {}
+    for name, most in program.made.items():
+        symbol = program.dims[name]
+        tops = [] if symbol.hi is None else [symbol.hi // symbol.multiple * symbol.multiple]
+        if most is not None and all(s.name in extents or s.name in found for s in symbols(most)):
+            tops.append(max(evaluate(most, {**extents, **found}), symbol.lo))
+        found[name] = min(tops, default=more.get(name, FIRST_ROOM))
+    return found
+
+
+def grows(program: Program) -> bool:
+    """Whether a run may find that it needs more room."""
+    return any(most is None and program.dims[name].hi is None for name, most in program.made.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rlx.backends.codegen.sizes import check_supported
+from rlx.backends.codegen.check import check_supported
 from rlx.backends.codegen.table import phases_of
 from rlx.backends.cpu.jit.compile import Compiling
 from rlx.backends.cpu.runtime.concurrent_phases import priced

@@ -7,7 +7,6 @@ no greater than the one above, which `raise_integer` sees to.
 from __future__ import annotations
 
 from rlx.backends.cpu.gemm.panels import int8 as int8_panels
-from rlx.backends.cpu.loops.analysis import linear_load
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
@@ -27,6 +26,7 @@ from rlx.kernels.expr import (
     transform,
     walk,
 )
+from rlx.kernels.loops import linear_load
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Buffer, Kernel, Store

@@ -10,7 +10,6 @@ import numpy as np
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, constant, element, size_of, suffix, vec, width
 from rlx.backends.cpu.loops import reductions
-from rlx.backends.cpu.loops.analysis import RESULT, free_vars
 from rlx.backends.cpu.schedule.arguments import ArgumentTable, Pointer
 from rlx.ir.casting import cast, ends
 from rlx.ir.dtype import DType
@@ -31,6 +30,7 @@ from rlx.kernels.expr import (
     children,
     walk,
 )
+from rlx.kernels.loops import RESULT, free_vars
 from rlx.kernels.program import Buffer
 from rlx.records import dataclass, field
 

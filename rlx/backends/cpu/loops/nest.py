@@ -13,17 +13,6 @@ from collections.abc import Callable, Sequence
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops import reductions
-from rlx.backends.cpu.loops.analysis import (
-    flatten,
-    is_costly,
-    linear_load,
-    merge_loops,
-    merge_reduces,
-    rename_reduces,
-    total_weight,
-    unroll,
-    weight,
-)
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.loops.interior import drop_tests, index_tests, interior
 from rlx.backends.cpu.loops.looks import is_long, looking_loop
@@ -34,6 +23,17 @@ from rlx.backends.cpu.schedule.base import Grid, Part, part
 from rlx.ir.shape import Size, ceildiv
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Reduce, Var, loads, substitute_vars, transform, walk
+from rlx.kernels.loops import (
+    flatten,
+    is_costly,
+    linear_load,
+    merge_loops,
+    merge_reduces,
+    rename_reduces,
+    total_weight,
+    unroll,
+    weight,
+)
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Kernel, Store
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import Image, Joins
-from rlx.backends.codegen.binding import Overrun, as_array
-from rlx.backends.codegen.sizes import grows, room_for, settable
+from rlx.backends.codegen.binding import Overrun, as_array, grows, room_for, settable
 from rlx.backends.cpu.native.entry import Entry, InputSpec, Patch, make_entry, patch_table
 from rlx.backends.cpu.native.runner import RunBlock, phase_table
 from rlx.backends.cpu.native.runner_ir import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL, VALUE

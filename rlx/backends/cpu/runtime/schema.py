@@ -74,15 +74,14 @@ rlx.backends.codegen.arguments
     Link flow:Flow what:str
     KernelCode symbol:str ir:str words:(Argument) chunks:Function sites:(str) scratch:Size|Computed optimize:bool
         notes:{str:str}
+    Once fn:Cut
+    Part cut:Once|Cut name:str index:int|none
+    Product sizes:Shape
 rlx.backends.codegen.table
     Phase kernel:KernelFacts code:KernelCode|none piece:bool cost:int
 rlx.backends.cpu.runtime.image
     Constant value:int
     ByThreads few:int number:int
-rlx.backends.codegen.launch
-    Once fn:Cut
-    Part cut:Once|Cut name:str index:int|none
-    Product sizes:Shape
 rlx.backends.cpu.schedule.base
     Grid outer:Shape last:Size weight:Size row_weight:Size whole_rows:bool
     RowSchedule count:Size cost:Size

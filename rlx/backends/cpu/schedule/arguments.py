@@ -9,15 +9,16 @@ from rlx.backends.codegen.arguments import (
     THREADS,
     Argument,
     Computed,
+    Extents,
     KernelCode,
     Link,
     Pointer,
     Routine,
     Scratch,
     ScratchStride,
+    once,
     thread_count,
 )
-from rlx.backends.codegen.launch import Extents, once
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.llvm.builder import Function

@@ -10,8 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from rlx.backends.codegen.arguments import part, thread_count
-from rlx.backends.codegen.launch import Extents, Part, Product
+from rlx.backends.codegen.arguments import Extents, Part, Product, part, thread_count
 from rlx.backends.cpu.schedule.balance import wants_shares
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass

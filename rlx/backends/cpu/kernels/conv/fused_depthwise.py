@@ -22,7 +22,6 @@ from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm, ImplicitGe
 from rlx.backends.cpu.kernels.conv.product import Im2col, in_image
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, is_few
 from rlx.backends.cpu.llvm.builder import Function, Module
-from rlx.backends.cpu.loops.analysis import RESULT, is_costly
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
@@ -41,6 +40,7 @@ from rlx.backends.cpu.strategy import Step
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.expr import Acc, Load, loads, walk
+from rlx.kernels.loops import RESULT, is_costly
 from rlx.kernels.lowering import Conv
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.records import dataclass

@@ -1,0 +1,36 @@
+"""What no code generator can run, told before any code is made."""
+
+from __future__ import annotations
+
+from rlx.backends.codegen.binding import FIRST_ROOM, settable
+from rlx.errors import UnsupportedNode, UnsupportedOp
+from rlx.ir.graph import Graph
+from rlx.ir.shape import Dim, symbols
+from rlx.kernels.program import Program
+
+__all__ = ["check_supported"]
+
+
+def check_supported(graph: Graph, program: Program, where: str) -> None:
+    """Raises `UnsupportedOp`, which says `where`, for weights and states of open size and sizes that nothing tells."""
+    found = []
+    for leaf in (*graph.params, *graph.states):
+        if any(isinstance(size, Dim) for size in leaf.shape):
+            found.append(UnsupportedNode(leaf.name, leaf.kind, f"its shape {leaf.type} is not fixed: give dims"))
+    known = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
+    known |= program.made.keys() | settable(graph, program)
+    for node in graph.nodes:
+        own = {s.name for value in node.outputs for size in value.shape for s in symbols(size)} - known
+        known |= own
+        if own:
+            why = f"the size {', '.join(sorted(own))} can't be read off an input's shape, and no node decides it"
+            found.append(UnsupportedNode(node.label, node.op.op_name, why))
+    finite = {name: Dim(name, symbol.lo, symbol.lo + FIRST_ROOM) for name, symbol in program.dims.items()}
+    for kernel in program.run if program.made else ():
+        for buffer in kernel.writes():
+            if buffer.most(finite) is None:
+                why = f"the shape ({', '.join(map(str, buffer.shape))}) has no bound by the sizes that data decide"
+                found.append(UnsupportedNode(kernel.label, kernel.name, why))
+    if found:
+        lines = "".join(f"\n  {n.op} {n.name!r}: {n.reason}" for n in found)
+        raise UnsupportedOp(f"graph {graph.name!r} can't be run on {where}:{lines}", found)
