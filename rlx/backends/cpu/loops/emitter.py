@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from hashlib import sha256
 
 import numpy as np
@@ -14,6 +14,7 @@ from rlx.backends.cpu.schedule.arguments import ArgumentTable, Pointer
 from rlx.ir.casting import cast, ends
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
+from rlx.kernels import printer
 from rlx.kernels.affine import Affine, affine
 from rlx.kernels.expr import (
     Acc,
@@ -28,9 +29,8 @@ from rlx.kernels.expr import (
     SizeOf,
     Var,
     children,
-    walk,
 )
-from rlx.kernels.loops import RESULT, free_vars
+from rlx.kernels.printer import Printer
 from rlx.kernels.program import Buffer
 from rlx.records import dataclass, field
 
@@ -71,24 +71,15 @@ def _within(e: Expr, target: DType) -> bool:
 
 
 @dataclass
-class Scope:
-    """A place in the loops: the variables visible there, the one that runs over lanes, and what is already computed."""
+class Scope(printer.Scope):
+    """A place in the loops: also how many lanes are computed there, and the variable that runs over them."""
 
     width: int
     vec: Var | None
     vars: dict[Var, str]
     parent: Scope | None = None
     cache: dict[object, Value] = field(default_factory=dict)
-    added: dict[object, frozenset[Expr]] = field(default_factory=dict)  # terms that a cached address contains
-
-    def find(self, key: object) -> Value | None:
-        """A value computed here or further out."""
-        scope: Scope | None = self
-        while scope is not None:
-            if key in scope.cache:
-                return scope.cache[key]
-            scope = scope.parent
-        return None
+    added: dict[object, frozenset[Expr]] = field(default_factory=dict)
 
     def inner(self, vars: dict[Var, str], width: int | None = None, vec: Var | None = None) -> Scope:
         """A scope inside this one, with more variables."""
@@ -96,123 +87,50 @@ class Scope:
         return Scope(w, vec if width is not None else self.vec, {**self.vars, **vars}, self)
 
 
-class Emitter:
+class Emitter(Printer[Value, Scope]):
     """Emits expressions into a function; shared by loop nests and by the epilogues of anchors."""
 
     def __init__(self, f: Function, table: ArgumentTable, lanes: int) -> None:
+        super().__init__()
         self.f = f
         self.table = table
         self.lanes = lanes  # f32 elements in a vector register
-        self.free: dict[Expr, frozenset[Var]] = {}
         self.sites: list[str] = []
-        self.loaded: dict[object, str] = {}
         self.kept: dict[Reduce, tuple[Expr, Load]] = {}  # part of a body that is stored while the reduction runs
         self.acc: Callable[[Scope], Value] | None = None  # how an epilogue gets the anchor's result
 
-    # -- words
+    # -- the language
 
-    def word(self, word: Buffer | Size) -> str:
-        """A pointer or size word; all are loaded at the function's entry by `preload`."""
-        if isinstance(word, int):
-            return str(word)
-        return self.loaded[word]
-
-    def preload(self, exprs: Sequence[Expr], sizes: Sequence[Size]) -> None:
-        """Loads every word that the expressions and sizes need."""
-        for e in exprs:
-            for x in walk(e):
-                if isinstance(x, Load):
-                    self._need(x.source)
-                    self._need_affine(affine(x.indices[0]))
-                elif isinstance(x, SizeOf):
-                    self._need(x.size)
-                elif isinstance(x, Reduce):
-                    for s in x.extents:
-                        self._need(s)
-        for s in sizes:
-            self._need(s)
-
-    def _need_affine(self, a: Affine) -> None:
-        self._need(a.constant)
-        for coef in a.coefs.values():
-            self._need(coef)
-
-    def _need(self, word: Buffer | Size) -> None:
-        """Static strides and extents other than tiny ones are words too, so that kernels can be shared."""
-        key: object = word
-        if (isinstance(word, int) and abs(word) <= 1) or key in self.loaded:
-            return
+    def load_argument(self, argument: Buffer | Size) -> str:
         start = len(self.f.lines)
-        self.loaded[key] = self.table.load(self.f, Pointer(word) if isinstance(word, Buffer) else word)
+        text = self.table.load(self.f, Pointer(argument) if isinstance(argument, Buffer) else argument)
         self.f.slots.extend(self.f.lines[start:])  # in the entry block, wherever this is needed first
         del self.f.lines[start:]
+        return text
 
-    def size(self, size: Size) -> str:
-        return self.loaded.get(size, str(size)) if isinstance(size, int) else self.loaded[size]
+    def add(self, a: str, b: str) -> str:
+        return self.f.add(a, b, "i64")
+
+    def multiply(self, a: str, b: str) -> str:
+        return self.f.mul(a, b, "i64")
+
+    def element(self, pointer: str, index: str, dtype: DType) -> str:
+        return self.f.gep(pointer, index, convert.memory_type(dtype))
+
+    def single(self, e: Expr, scope: Scope) -> str:
+        return self.value(e, scope)[0]
+
+    def kept_address(self, text: str) -> Value:
+        return text, 1
+
+    def address_text(self, value: Value) -> str:
+        return value[0]
+
+    def varies(self, term: Expr, scope: Scope) -> bool:
+        lane = scope.vec if scope.width > 1 else None
+        return lane in self.depends(term)
 
     # -- expressions
-
-    def depends(self, e: Expr) -> frozenset[Var]:
-        return free_vars(e, self.free)
-
-    def hoist(self, e: Expr, inner: frozenset[Var], scope: Scope) -> None:
-        """Computes, in `scope`, every largest part of `e` that does not depend on the inner variables."""
-        seen: set[tuple[Expr, frozenset[Var]]] = set()  # parts are shared: each is visited once
-
-        def visit(x: Expr, inner: frozenset[Var]) -> None:
-            if isinstance(x, Const | Var | SizeOf) or (x, inner) in seen:
-                return
-            seen.add((x, inner))
-            if not (self.depends(x) & (inner | RESULT)):
-                self.value(x, scope)
-                return
-            if isinstance(x, Load):
-                index = affine(x.indices[0])
-                self._base(x, index, inner, scope)
-                for part in (*index.coefs, *(() if x.where is None else (x.where,))):
-                    visit(part, inner)
-                return
-            bound = inner | frozenset(x.vars) if isinstance(x, Reduce) else inner
-            for child in children(x):
-                visit(child, bound)
-
-        visit(e, inner)
-
-    def _base(self, e: Load, index: Affine, inner: frozenset[Var], scope: Scope) -> None:
-        """The address of the part of the index that does not depend on the inner variables."""
-        lane = scope.vec if scope.width > 1 else None
-        fixed = {
-            t: c
-            for t, c in index.coefs.items()
-            if not (self.depends(t) & inner) and (isinstance(t, Var) or lane not in self.depends(t))
-        }
-        key = ("base", e.source, e.indices[0])
-        if scope.find(key) is None or any(self.depends(t) for t in fixed):
-            address = self._offset(e.source, Affine(index.constant, fixed), scope)
-            scope.cache[key] = (address, 1)
-            scope.added[key] = frozenset(fixed)
-
-    def _offset(self, source: Buffer, index: Affine, scope: Scope) -> str:
-        total = self.sum(index, scope)
-        pointer = self.word(source)
-        return pointer if total == "0" else self.f.gep(pointer, total, convert.memory_type(source.dtype))
-
-    def sum(self, index: Affine, scope: Scope) -> str:
-        """An i64 of the linear form; every term must be the same in all lanes."""
-        total = self.size(index.constant)
-        for term, coef in index.coefs.items():
-            text = scope.vars[term] if isinstance(term, Var) else self.value(term, scope)[0]
-            part = text if coef == 1 else self.f.mul(text, self.size(coef), "i64")
-            total = part if total == "0" else self.f.add(total, part, "i64")
-        return total
-
-    def value(self, e: Expr, scope: Scope) -> Value:
-        """The value of an expression in a scope: its text, and 1 lane where it is the same in all."""
-        found = scope.find(e)
-        if found is None:
-            found = self._compute(e, scope)
-            scope.cache[e] = found
-        return found
 
     def lanes_of(self, e: Expr, scope: Scope) -> str:
         """The value spread over the scope's lanes."""
@@ -229,7 +147,7 @@ class Emitter:
         self.f.types[lanes] = vec(ty, w)
         return lanes
 
-    def _compute(self, e: Expr, scope: Scope) -> Value:
+    def compute(self, e: Expr, scope: Scope) -> Value:
         match e:
             case Const(value=v, dtype=dtype):
                 assert not isinstance(v, complex)
@@ -295,24 +213,6 @@ class Emitter:
         else:
             raw = self._gather(e, index, moving, mask, scope, vty)
         return convert.from_memory(self.f, raw, e.dtype, w), w
-
-    def address(self, e: Load, scope: Scope) -> str:
-        """The address of the element (of lane 0)."""
-        return self._address(e, affine(e.indices[0]), scope)
-
-    def _address(self, e: Load, index: Affine, scope: Scope) -> str:
-        """The address of the element (of lane 0), starting from what an outer scope has already added up."""
-        key = ("base", e.source, e.indices[0])
-        at: Scope | None = scope
-        while at is not None and key not in at.added:
-            at = at.parent
-        if at is None:
-            return self._offset(e.source, index, scope)
-        done = at.added[key]
-        rest = Affine(0, {t: c for t, c in index.coefs.items() if t not in done})
-        total = self.sum(rest, scope)
-        base = at.cache[key][0]
-        return base if total == "0" else self.f.gep(base, total, convert.memory_type(e.source.dtype))
 
     def _walked(self, address: str, stride: Size, mask: str | None, vty: str) -> str:
         """Lanes a fixed stride apart. Masks are nearly always all true (they are paddings), so that case is fast."""
