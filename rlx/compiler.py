@@ -15,6 +15,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
 from rlx.kernels.fuse import fuse
 from rlx.kernels.program import Program
+from rlx.kernels.verify import verify_program
 from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
@@ -99,4 +100,5 @@ def legal_graph(graph: Graph, backend: Backend) -> tuple[Graph, Graph, list[Disp
 def lower_graph(legal: Graph, backend: CodeGenerator, packing: str = "fast") -> Program:
     """Legal graph -> kernels in the device's layouts, in the order that takes the least memory."""
     program = backend.layout(fuse(legal, backend), packing)
+    verify_program(program)
     return reorder(program, usual_extents(program))

@@ -77,7 +77,8 @@ def in_place_operands(kernel: Kernel) -> tuple[Buffer, ...]:
         found[load.source.base] = found.get(load.source.base, True) and _same_place(load, store, at)
     for load in (load for e in _repeated(store) for load in loads(e)):
         found[load.source.base] = False
-    return tuple(b for b, fits in found.items() if fits and b.kind == "arena" and b is not target)
+    same = (b for b, fits in found.items() if fits and b.kind == "arena" and b.space == target.space)
+    return tuple(b for b in same if b is not target)
 
 
 def _overwritten(kernel: Kernel, node: Node) -> tuple[Buffer, ...]:

@@ -26,7 +26,8 @@ class Buffer:
     "table" (kept by the device's runtime, for kernels of its own).
 
     A view has a `root` and lies `offset` bytes into it; its contents are compact and row-major. The new value of a
-    state is a view of it, which kernels write.
+    state is a view of it, which kernels write. `space` is the device whose memory it is, "" for that of the program; a
+    view is where its root is.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Buffer:
     data: Array | None = None  # const only
     root: Buffer | None = None
     offset: Size = 0
+    space: str = ""
 
     def __repr__(self) -> str:
         return f"%{self.name}"
@@ -126,7 +128,8 @@ class Kernel:
     from buffers. Stores after the first may make what the anchor reads, before it or part by part. A node of
     `special` is run by code of the device's own, one of `host` by its reference in NumPy; both read `operands` and
     write `results`. What `before` makes is read by this kernel alone, which makes it itself, part by part: it is never
-    in memory as a whole.
+    in memory as a whole. `device` runs it, "" for the device of the program. Kernels of one `queue` run in order; one
+    of another queue waits for the earlier kernels that touch what it touches.
     """
 
     name: str
@@ -143,6 +146,8 @@ class Kernel:
     mark: Mark | None = None  # control flow: nothing is computed
     extents: Extents | None = None
     makes: tuple[Symbol, ...] = ()  # the sizes that a node run as a whole decides
+    device: str = ""
+    queue: int = 0
 
     @property
     def kind(self) -> str:

@@ -12,6 +12,9 @@
         b = w[k, i1]
         y[i0, i1] = acc + b[i1]
 
+A buffer that is not in the memory of the device of the program is printed as `f32[4] in host`, a kernel of another
+device or queue with `on host`, `queue 1` at its end.
+
 `x[i | c]` loads where c holds and is 0 elsewhere; `sum_{r0<8}(e)` reduces; `checked(v, ok)` is v after a test; `t0`,
 `t1`, ... name parts that occur more than once.
 """
@@ -95,7 +98,7 @@ def _dim(symbol: Symbol) -> str:
 
 def _type(buffer: Buffer) -> str:
     encoding = f"@{buffer.encoding.name}" if buffer.encoding else ""
-    return f"{buffer.dtype}{encoding}{_shape(buffer.shape)}"
+    return f"{buffer.dtype}{encoding}{_shape(buffer.shape)}{f' in {buffer.base.space}' if buffer.base.space else ''}"
 
 
 def _shape(shape: Shape) -> str:
@@ -125,6 +128,8 @@ def _kernel_lines(number: int, kernel: Kernel) -> Iterator[str]:
     origin = f"  from {', '.join(map(json.dumps, sources))}" if sources else ""
     strategy = f" [{kernel.how}]" if kernel.strategy is not None else ""
     origin += f"  decides {', '.join(s.name for s in kernel.makes)}" if kernel.makes else ""
+    origin += f"  on {kernel.device}" if kernel.device else ""
+    origin += f"  queue {kernel.queue}" if kernel.queue else ""
     yield f"{number} {kernel.kind}{strategy} {kernel.name} ({reads}) -> {writes}{origin}"
     if kernel.before is not None:
         for line in (*_anchor_lines(kernel.before), *_store_lines(kernel.before)):

@@ -128,6 +128,7 @@ def lifetimes(
             sizes[chain[0]],
             alignment,
             guard=guard,
+            space=chain[0].space,
         )
         for chain in held
     ]

@@ -189,7 +189,7 @@ UNWANTED = [
     "rlx.backends.cpu.select",
     "rlx.backends.cpu.kernels.conv.product",
     "rlx.backends.cpu.kernels.attention.attention",
-    "rlx.kernels.loops",
+    "rlx.kernels.loops.analysis",
 ]
 
 

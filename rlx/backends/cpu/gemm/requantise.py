@@ -26,7 +26,7 @@ from rlx.kernels.expr import (
     transform,
     walk,
 )
-from rlx.kernels.loops import linear_load
+from rlx.kernels.loops.analysis import linear_load
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Buffer, Kernel, Store

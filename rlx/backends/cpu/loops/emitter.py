@@ -14,7 +14,6 @@ from rlx.backends.cpu.schedule.arguments import ArgumentTable, Pointer
 from rlx.ir.casting import cast, ends
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
-from rlx.kernels import printer
 from rlx.kernels.affine import Affine, affine
 from rlx.kernels.expr import (
     Acc,
@@ -30,7 +29,8 @@ from rlx.kernels.expr import (
     Var,
     children,
 )
-from rlx.kernels.printer import Printer
+from rlx.kernels.loops import printer
+from rlx.kernels.loops.printer import Printer
 from rlx.kernels.program import Buffer
 from rlx.records import dataclass, field
 

@@ -23,7 +23,7 @@ from rlx.backends.cpu.schedule.base import Grid, Part, part
 from rlx.ir.shape import Size, ceildiv
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Reduce, Var, loads, substitute_vars, transform, walk
-from rlx.kernels.loops import (
+from rlx.kernels.loops.analysis import (
     flatten,
     is_costly,
     linear_load,

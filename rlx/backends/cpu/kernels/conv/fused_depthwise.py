@@ -40,7 +40,7 @@ from rlx.backends.cpu.strategy import Step
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
 from rlx.kernels.expr import Acc, Load, loads, walk
-from rlx.kernels.loops import RESULT, is_costly
+from rlx.kernels.loops.analysis import RESULT, is_costly
 from rlx.kernels.lowering import Conv
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.records import dataclass

@@ -12,7 +12,7 @@ from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.kernel import Tile
 from rlx.backends.cpu.llvm.builder import Function, size_of
 from rlx.backends.cpu.loops.nest import Emitter, Scope
-from rlx.kernels.loops import is_costly
+from rlx.kernels.loops.analysis import is_costly
 from rlx.records import dataclass
 
 __all__ = ["Matrix", "Panels", "Rows", "Windows", "emit_tiles", "suits"]

@@ -15,7 +15,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
 from rlx.kernels.affine import Affine, affine
 from rlx.kernels.expr import Const, Expr, Load, Reduce, SizeOf, Var, children, walk
-from rlx.kernels.loops import RESULT, free_vars
+from rlx.kernels.loops.analysis import RESULT, free_vars
 from rlx.kernels.program import Buffer
 
 __all__ = ["Printer", "Scope"]
