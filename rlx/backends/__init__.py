@@ -26,10 +26,11 @@ BACKENDS: dict[str, str] = {
     "reference": "rlx.backends.reference:ReferenceBackend",
     "xla": "rlx.backends.xla.backend:XlaBackend",
     "mlx": "rlx.backends.mlx.backend:MlxBackend",
+    "interp": "rlx.backends.interp.backend:InterpBackend",
 }
 RESTORERS: dict[str, str] = {"cpu": "rlx.backends.cpu.runtime.image:CpuRestorer"}  # devices with stored code
 
-BY_NAME = frozenset({"reference"})  # devices that are used where they are named only: "auto" never chooses them
+BY_NAME = frozenset({"reference", "interp"})  # devices that are used where they are named only: "auto" never chooses them
 SURE: dict[str, str] = {"cpu": "llvmlite"}  # devices that can be used wherever this package is installed
 
 

@@ -366,6 +366,11 @@ class Executable(ABC, Generic[A]):
         raise OptionError("this device has no compiled code to store: save(path, portable=True) stores the graph")
 
     @property
+    def listing(self) -> Mapping[Kernel, str]:
+        """The text of each kernel's code, where the device shows it."""
+        return {}
+
+    @property
     def profiled(self) -> Sequence[Kernel]:
         """The kernel of each row of `profile`: one that runs in several phases comes several times."""
         return ()

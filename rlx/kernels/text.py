@@ -45,7 +45,7 @@ from rlx.kernels.lowering import Attention, Contract, Conv
 from rlx.kernels.program import Buffer, Flow, Kernel, Program
 from rlx.records import dataclass, field
 
-__all__ = ["format_expr", "print_program"]
+__all__ = ["format_expr", "kernel_text", "print_program"]
 
 INFIX = {
     "or": ("|", 1),
@@ -136,6 +136,11 @@ def _kernel_lines(number: int, kernel: Kernel) -> Iterator[str]:
             yield f"  before: {line}"
     for line in (*_anchor_lines(kernel), *_store_lines(kernel)):
         yield f"  {line}"
+
+
+def kernel_text(kernel: Kernel) -> str:
+    """What a kernel computes: its anchor, and the expression of every element that it stores, a line each."""
+    return "\n".join((*_anchor_lines(kernel), *_store_lines(kernel)))
 
 
 def _anchor_lines(kernel: Kernel) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rlx.backends.codegen.binding import host_function
+from rlx.backends.codegen.binding import Views, host_function
 from rlx.backends.cpu.jit.compile import compile_kernels
 from rlx.backends.cpu.native.runner import native
 from rlx.backends.cpu.native.runner_ir import LOOK, USER_WORDS
@@ -109,7 +109,7 @@ class GuardedRun:
         status[LOOK] = native().look
         for kernel, code in self.steps:
             if code is None:
-                host_function(kernel, sizes, lambda b, extents: self._array(place(b), b, extents))()
+                host_function(kernel, sizes, Views(lambda b, extents: self._array(place(b), b, extents)))()
                 continue
             scratch = code.scratch_bytes(sizes)
             own = GuardedMemory(scratch * workers)

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.interp.anchors import anchor_result
 from rlx.ir.graph import Array, Node
 from rlx.ir.shape import Shape, evaluate
 from rlx.kernels.expr import Acc, walk
+from rlx.kernels.loops.evaluate import Evaluator
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.ops.base import Op
 from rlx.plan.arena import MemoryPlan
 from rlx.records import dataclass, field
-from rlx.testing.interpret import _anchor_result, _Evaluator
 
 __all__ = ["run_program"]
 
@@ -128,11 +129,11 @@ class _Memory:
         arrays: Any = {b: self.array(b) for b in kernel.reads()}
         for store in kernel.stores:
             shape = self.sizes(store.extents)
-            evaluator = _Evaluator(arrays, self.extents)
+            evaluator = Evaluator(arrays, self.extents)
             assert store.expr.dtype is store.buffer.dtype, f"{kernel.name}: {store.expr.dtype} in {store.buffer!r}"
             if kernel.anchor is not None:
                 acc = next(x for x in walk(store.expr) if isinstance(x, Acc))
-                evaluator.acc = _anchor_result(kernel.anchor, shape, acc.dtype, evaluator)
+                evaluator.acc = anchor_result(kernel.anchor, shape, acc.dtype, evaluator)
                 # An anchor stores sums before its epilogue reads.
                 self.array(store.buffer).reshape(-1).view(np.uint8)[...] = POISON
             if self.plan is not None:
@@ -147,10 +148,10 @@ class _Memory:
                 continue
             assert (times == 1).all(), f"{kernel.name} does not store each element of {buffer!r} exactly once"
 
-    def index(self, store: Store, evaluator: _Evaluator, shape: tuple[int, ...]) -> tuple[Array, ...]:
+    def index(self, store: Store, evaluator: Evaluator, shape: tuple[int, ...]) -> tuple[Array, ...]:
         return tuple(evaluator.over(i, shape, out_vars(len(shape))) for i in store.index)
 
-    def store_each(self, store: Store, shape: tuple[int, ...], evaluator: _Evaluator, covered: Array) -> None:
+    def store_each(self, store: Store, shape: tuple[int, ...], evaluator: Evaluator, covered: Array) -> None:
         """Element by element, as a code generator does it, so that a store is seen by every later load."""
         rank = len(shape)
         target, acc = self.array(store.buffer), evaluator.acc

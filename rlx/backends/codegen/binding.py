@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from rlx.kernels.program import Buffer, Flow, Kernel, Program
 __all__ = [
     "FIRST_ROOM",
     "Binding",
-    "HostArrays",
+    "HostMemory",
     "Overrun",
+    "Views",
     "as_array",
     "grows",
     "host_function",
@@ -31,7 +32,33 @@ __all__ = [
 
 FIRST_ROOM = 16  # for a size that data decide and nothing bounds; a run that needs more starts again with more
 
-HostArrays = Callable[[Buffer, Mapping[str, int]], Array]
+
+class HostMemory(Protocol):
+    """How host calls reach the memory of the device, at the extents of a run."""
+
+    def reader(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[], Array]:
+        """What gives a copy of a buffer's contents."""
+
+    def writer(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[Array], None]:
+        """What takes over an array of the buffer's shape and type as its contents."""
+
+
+class Views:
+    """The memory of a device whose buffers are arrays of the host: `array` gives a buffer as a view of it."""
+
+    def __init__(self, array: Callable[[Buffer, Mapping[str, int]], Array]) -> None:
+        self.array = array
+
+    def reader(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[], Array]:
+        return self.array(buffer, extents).copy
+
+    def writer(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[Array], None]:
+        target = self.array(buffer, extents)
+
+        def write(made: Array) -> None:
+            target[...] = made
+
+        return write
 
 
 class Overrun(ExecutionError):
@@ -61,7 +88,7 @@ class Binding:
     """A table filled in: `words` are its words. It keeps alive what these point to (`keep`).
 
     `address` is where a root buffer lies in the device's memory, `scratch` where its scratch memory starts;
-    `host_array` gives a buffer as an array that host calls read and write. `room` says how much each size that data
+    `host` is what host calls read and write. `room` says how much each size that data
     decide may be; `extents` has it as that size until it is known. `changing` is called before such a size changes
     during a run, and `resized` after.
     """
@@ -72,7 +99,7 @@ class Binding:
         extents: Mapping[str, int],
         address: Callable[[Buffer], int],
         scratch: int,
-        host_array: HostArrays,
+        host: HostMemory,
         keep: object = None,
         *,
         room: Mapping[str, int] | None = None,
@@ -81,7 +108,7 @@ class Binding:
         self.table, self.keep, self.address = table, keep, address
         self.room, self.dims = dict(room or {}), dims or {}
         self.set_extents({**extents, **self.room, **dict.fromkeys(table.rounds, 0)})
-        self.host_array = host_array
+        self.host = host
         self.changing: Callable[[], None] = lambda: None
         self.resized: Callable[[], None] = lambda: None
         values = [evaluate(size, self.extents) for size in table.sizes]
@@ -205,24 +232,24 @@ class Binding:
             return lambda: self._take_in(kernel)
         if self.room.keys() & self.table.mentions[number] or kernel.makes:
             return lambda: self._sized_host_call(kernel)
-        return host_function(kernel, self.extents, self.host_array)
+        return host_function(kernel, self.extents, self.host)
 
     def _sized_host_call(self, kernel: Kernel) -> None:
         """A host call on operands, or with results, of sizes that data decide."""
         if not kernel.makes:
-            host_function(kernel, self.extents, self.host_array)()
+            host_function(kernel, self.extents, self.host)()
             return
         node, made = kernel.host, {s.name for s in kernel.makes}
         assert node is not None
         op: Any = node.op.at({n: v for n, v in self.extents.items() if n not in made})  # type: ignore[attr-defined]
-        results = op.reference(*(self.host_array(b, self.extents).copy() for b in kernel.operands))
+        results = op.reference(*(self.host.reader(b, self.extents)() for b in kernel.operands))
         results = tuple(map(np.asarray, results if isinstance(results, tuple) else (results,)))
         known = {name: value for name, value in self.extents.items() if name not in made}
         for buffer, result in zip(kernel.results, results, strict=True):
             bind_result(f"node {kernel.label}", buffer.shape, result.shape, known)
         self.settle(kernel, {name: known[name] for name in made})
         for buffer, result in zip(kernel.results, results, strict=True):
-            self.host_array(buffer, self.extents)[...] = result
+            self.host.writer(buffer, self.extents)(result)
 
     def _take_in(self, kernel: Kernel) -> None:
         """Settles the sizes that are known by now, and checks what depends on them."""
@@ -249,25 +276,27 @@ class Binding:
         return Overrun(f"node {label}: there is no room for {count.name!r} = {value}", count.name, value)
 
 
-def host_function(kernel: Kernel, extents: Mapping[str, int], array: HostArrays) -> Callable[[], None]:
+def host_function(kernel: Kernel, extents: Mapping[str, int], host: HostMemory) -> Callable[[], None]:
     """The host call of a kernel: the op's reference on copies of the operands, checked against what it infers."""
     node = kernel.host
     assert node is not None
     op: Any = node.op.at(extents)  # type: ignore[attr-defined]
-    operands = [array(b, extents) for b in kernel.operands]
-    outputs = [array(b, extents) for b in kernel.results]
+    operands = [host.reader(b, extents) for b in kernel.operands]
+    outputs = [
+        (tuple(evaluate(s, extents) for s in b.shape), b.dtype.numpy, host.writer(b, extents)) for b in kernel.results
+    ]
 
     def call() -> None:
-        made = op.reference(*(a.copy() for a in operands))
+        made = op.reference(*(read() for read in operands))
         results = made if isinstance(made, tuple) else (made,)
         if len(results) != len(outputs):
             raise ExecutionError(f"reference gave {len(results)} results, infer says {len(outputs)}")
-        for target, result in zip(outputs, map(np.asarray, results), strict=True):
-            if result.shape != target.shape or result.dtype != target.dtype:
+        for (shape, dtype, write), result in zip(outputs, map(np.asarray, results), strict=True):
+            if result.shape != shape or result.dtype != dtype:
                 raise ExecutionError(
-                    f"reference gave {result.dtype}{list(result.shape)}, infer says {target.dtype}{list(target.shape)}"
+                    f"reference gave {result.dtype}{list(result.shape)}, infer says {dtype}{list(shape)}"
                 )
-            target[...] = result
+            write(result)
 
     return call
 

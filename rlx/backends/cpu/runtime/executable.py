@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import Image, Joins
-from rlx.backends.codegen.binding import Overrun, as_array, grows, room_for, settable
+from rlx.backends.codegen.binding import Overrun, Views, as_array, grows, room_for, settable
 from rlx.backends.cpu.native.entry import Entry, InputSpec, Patch, make_entry, patch_table
 from rlx.backends.cpu.native.runner import RunBlock, phase_table
 from rlx.backends.cpu.native.runner_ir import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL, VALUE
@@ -379,7 +379,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         scratch = int(self.scratch.ctypes.data)
         keep = (tuple(self.shared.params.values()), self.memory, self.scratch)
         binding = Binding(
-            self.shared.run, extents, self.address, scratch, self.array, keep, room=room, dims=self.program.dims
+            self.shared.run, extents, self.address, scratch, Views(self.array), keep, room=room, dims=self.program.dims
         )
         releases = bool(self.shared.run.rounds) or self.is_long(binding)
         found = jobs(binding.table, self.shared.spans_of(self.plan), binding.rows)

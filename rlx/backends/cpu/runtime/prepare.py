@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlx.backends.codegen.binding import Views
 from rlx.backends.codegen.table import Phase, Table
 from rlx.backends.cpu.native.runner import RunBlock
 from rlx.backends.cpu.runtime import packed_weights
@@ -31,7 +32,7 @@ def pack_outdated(shared: Shared) -> None:
     outdated = [phase for phase in outdated if partly.isdisjoint(phase.kernel.writes())]
     table = Table(_unshared(shared, outdated), shared.addresses, threads=shared.threads)
     scratch = aligned_bytes(table.scratch_bytes({}) * shared.threads)
-    binding = Binding(table, {}, shared.address, int(scratch.ctypes.data), lambda b, _: shared.contents(b))
+    binding = Binding(table, {}, shared.address, int(scratch.ctypes.data), Views(lambda b, _: shared.contents(b)))
     block = RunBlock(binding.rows, threads=shared.threads)
     status = block.run()
     if status:

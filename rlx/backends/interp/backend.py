@@ -1,0 +1,88 @@
+"""The interpreter as a device: what it takes, and where its programs differ from those of other devices."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable
+from rlx.backends.codegen.check import check_supported
+from rlx.backends.interp.executable import HOST, InterpExecutable
+from rlx.ir.dtype import DType
+from rlx.ir.graph import Graph, Node
+from rlx.ir.shape import Shape
+from rlx.kernels.affine import Affine
+from rlx.kernels.expr import Load
+from rlx.kernels.lowering import Anchor, lower_node, out_vars
+from rlx.kernels.program import Kernel, Program, Store
+from rlx.ops.control import Control
+from rlx.options import CompileOptions
+from rlx.records import replace
+
+__all__ = ["InterpBackend"]
+
+
+class InterpBackend(CodeGenerator):
+    """Kernels executed by NumPy in a memory of their own."""
+
+    name = "interp"
+    unified = False
+    capabilities = InterpExecutable.capabilities
+    honours = frozenset({"alignment", "reuse", "search", "debug"})
+
+    def available(self) -> Availability:
+        return Availability(True, f"kernels executed by NumPy {np.__version__} (slow; the lesson in adding a backend)")
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(None, None)
+
+    def claims(self, node: Node) -> str | None:
+        lowered = None if isinstance(node.op, Control) else lower_node(node)
+        if isinstance(node.op, Control):
+            return None
+        if lowered is None:
+            return "its op has no lowering"
+        unknown = next((d for d in lowered.dtypes() if not self.accepts_dtype(d)), None)
+        return None if unknown is None else f"the interpreter has no code for {unknown}"
+
+    def accepts_dtype(self, dtype: DType) -> bool:
+        return dtype.kind != "c" and dtype.bits >= 8
+
+    def accepts_special(self, node: Node) -> bool:
+        return False
+
+    def encoded_operands(self, node: Node) -> Collection[int]:
+        return ()
+
+    def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
+        return True
+
+    def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
+        return True
+
+    def layout(self, program: Program, packing: str = "fast") -> Program:
+        """Inputs lie in the memory of the host; kernels of a second queue copy them to the device."""
+        views = [b for b in dict.fromkeys(program.touched()) if b.base.kind == "input"]
+        copies = []
+        for number, here in enumerate(program.inputs):
+            there = replace(here, space=HOST)
+            program.inputs[number] = there
+            here.name += ".copy"
+            vars = out_vars(len(here.shape))
+            store = Store(here, here.shape, vars, Load(there, vars, here.dtype))
+            copies.append(Kernel("bring", (store,), queue=1))
+        for buffer in (*(s.stores[0].buffer for s in copies), *views):
+            buffer.kind = "arena"
+        program.run[:0] = copies
+        return program
+
+    def code_sizes(self, program: Program, options: CompileOptions) -> CodeSizes:
+        kernels = [*program.prepare, *program.run]
+        words = sum(len(kernel.reads()) + len(kernel.writes()) for kernel in kernels)
+        count = len(kernels)
+        return CodeSizes(count, count, 0, 8 * words, lambda extents: 0, 0)
+
+    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
+        check_supported(graph, program, "the interpreter")
+        return InterpExecutable(graph, program, options)
