@@ -40,16 +40,21 @@ def explain(model: CompiledGraph, stage: str, *, why: bool = False) -> str:
 
 
 def kernel_table(model: CompiledGraph, why: bool) -> str:
-    """The strategy of each kernel; `why`: also those that were tried before it, and why they were not taken."""
+    """The strategy of each kernel, and its code where the device prints that.
+
+    `why`: also the strategies that were tried before it, and why they were not taken.
+    """
     program = model.compilation.program
     if program is None:
         return f"no kernels: the device {model.device!r} makes its own"
     lines: list[str] = []
     apart = _taken_apart(model.compilation.dispatch) if why else {}
+    listing = model.compilation.executable.listing
     for entry, kernels in (("prepare", program.prepare), ("run", program.run)):
         lines.append(entry)
         for number, kernel in enumerate(kernels):
             lines.append(f"  {number:<4} {kernel.how:28} {kernel.label}")
+            lines += [f"         {line}" for line in listing.get(kernel, "").splitlines()]
             if kernel.before is not None:
                 lines.append(f"       with {kernel.before.how:21} {kernel.before.label}")
             if why:

@@ -26,7 +26,7 @@ from rlx.kernels.lowering import (
 )
 from rlx.ops.base import Op
 
-__all__ = ["check_op", "interpret", "interpret_decomposed", "interpret_graph", "make_node"]
+__all__ = ["assert_close", "check_op", "interpret", "interpret_decomposed", "interpret_graph", "make_node"]
 
 
 def _assemble(pieces: Sequence[Piece], t: TensorType, run: Evaluator, acc: Array | None) -> Array:
@@ -69,7 +69,7 @@ def interpret(
         result = _assemble(pieces, out.type, run, acc)
         if lowered.generic is not None:
             generic = run.over(lowered.generic, result.shape, out_vars(result.ndim))
-            _assert_close(result, generic, "anchor against its generic expression", None)
+            assert_close(result, generic, "anchor against its generic expression", None)
         return (result,)
 
 
@@ -128,17 +128,18 @@ def check_op(
         assert np.shape(array) == sizes(value.shape, extents), f"reference gives {array.shape}, infer {value.type}"
     if op.lower is not None:
         for got, want in zip(interpret(node, arrays, extents), expected, strict=True):
-            _assert_close(got, np.asarray(want), f"{op.op_name}: lower against reference", rtol)
+            assert_close(got, np.asarray(want), f"{op.op_name}: lower against reference", rtol)
     if op.decompose is not None:
         for got, want in zip(interpret_decomposed(node, arrays, extents), expected, strict=True):
-            _assert_close(got, np.asarray(want), f"{op.op_name}: decompose against reference", rtol)
+            assert_close(got, np.asarray(want), f"{op.op_name}: decompose against reference", rtol)
     return tuple(np.asarray(a) for a in expected)
 
 
 TOLERANCES = {"f64": 1e-12, "f32": 2e-5, "f16": 4e-3, "bf16": 3e-2, "f8e4m3": 0.2, "f8e5m2": 0.4, "f4e2m1": 0.8}
 
 
-def _assert_close(got: Array, want: Array, what: str, rtol: float | None) -> None:
+def assert_close(got: Array, want: Array, what: str, rtol: float | None = None) -> None:
+    """AssertionError unless type and elements agree, floats within a tolerance of their type."""
     dtype = dtype_of(want.dtype)
     assert dtype_of(got.dtype) is dtype, f"{what}: {got.dtype} and {want.dtype}"
     if dtype.is_float:

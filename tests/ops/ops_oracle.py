@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 
-from rlx.ir.graph import Array
+import rlx
+from rlx.errors import NameNotFound, OptionError
+from rlx.ir.graph import Array, Node
 from rlx.ir.shape import Dim, Size, evaluate
 from rlx.ops.base import Op
-from rlx.testing.interpret import check_op, make_node
+from rlx.testing.interpret import assert_close, check_op, make_node
+
+kernels_too = True  # whether `check` also executes kernels: tests/ops/conftest.py
 
 
 def values(shape: tuple[int, ...], dtype: Any = np.float32, seed: int = 0) -> Array:
@@ -36,7 +42,22 @@ def check(op: Op, *arrays: Array, static: tuple[int, ...] = (), symbolic: Op | N
     node = make_node(symbolic or op, *((shape, a.dtype) for shape, a in zip(shapes, arrays, strict=True)))
     for guard in node.outputs[0].graph.guards:
         assert evaluate(guard.lhs, extents) == evaluate(guard.rhs, extents), guard
+    if kernels_too:
+        check_kernels(node, arrays, expected, extents)
     return expected
+
+
+def check_kernels(node: Node, arrays: Sequence[Array], expected: Sequence[Array], extents: Mapping[str, int]) -> None:
+    """Checks the kernels of an op, executed by the device "interp", against the results of its reference."""
+    graph = node.outputs[0].graph
+    for number, value in enumerate(node.outputs):
+        graph.output(value, f"y{number}")
+    model = rlx.compile(graph, device="interp")
+    for name in graph.dims():
+        with suppress(OptionError, NameNotFound):
+            model.set_extent(name, extents[name])
+    for number, (got, want) in enumerate(zip(model.run(list(arrays)), expected, strict=True)):
+        assert_close(got, np.asarray(want), f"{node.op.op_name}: output {number} of its kernels")
 
 
 def sym(n: int) -> Size:

@@ -12,7 +12,7 @@ import pytest
 import rlx
 from rlx.errors import NameNotFound, OptionError, ShapeError, StaleView
 
-DEVICES = ["cpu", "reference"]
+DEVICES = ["cpu", "interp", "reference"]
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 Y = np.float32(10) * X[:, ::-1].copy()
 W = np.float32([2, 4, 8])

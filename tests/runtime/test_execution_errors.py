@@ -16,7 +16,7 @@ from rlx.ops.base import Op, register
 from rlx.ops.control import If
 
 Array = np.ndarray[Any, Any]
-DEVICES = ["cpu", "reference"]
+DEVICES = ["cpu", "interp", "reference"]
 
 
 @register

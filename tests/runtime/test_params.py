@@ -17,7 +17,7 @@ from growth import traced_growth
 import rlx
 from rlx.errors import DTypeError, NameNotFound, ShapeError
 
-DEVICES = ["cpu", "reference"]
+DEVICES = ["cpu", "interp", "reference"]
 X = np.random.default_rng(1).standard_normal((5, 64)).astype(np.float32)
 W = np.random.default_rng(2).standard_normal((64, 48)).astype(np.float32)
 B = np.random.default_rng(3).standard_normal(48).astype(np.float32)

@@ -10,7 +10,7 @@ import pytest
 import rlx
 from rlx.errors import ExecutionError, NameNotFound, OptionError, ShapeError
 
-DEVICES = ["cpu", "reference"]
+DEVICES = ["cpu", "interp", "reference"]
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 

@@ -20,7 +20,7 @@ from rlx.backends.reference import run_graph
 from rlx.errors import DTypeError, ExecutionError, ModelFormatError, NameNotFound, OptionError, ShapeError
 from rlx.ops.control import If, While
 
-DEVICES = ["cpu", "reference"]
+DEVICES = ["cpu", "interp", "reference"]
 ANY = [*DEVICES, *(name for name in ("xla", "mlx") if backend_named(name).available().present)]  # without slots too
 ONE = np.ones(3, np.float32)
 

@@ -72,7 +72,7 @@ def expected_nested(x: Any, n: int) -> Any:
     return total
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("device", ["cpu", "interp", "reference"])
 def test_cond(device: str) -> None:
     f = rlx.jit(branches, device=device)
     for limit in (0.0, 100.0):
@@ -84,7 +84,7 @@ def test_cond(device: str) -> None:
     assert len(f.traces) == 1
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("device", ["cpu", "interp", "reference"])
 def test_scan(device: str) -> None:
     (h, c), rows = rlx.jit(recurrence, device=device)(X)
     want_h = want_c = np.zeros(6, np.float32)
@@ -97,7 +97,7 @@ def test_scan(device: str) -> None:
     np.testing.assert_allclose(c, want_c, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("device", ["cpu", "interp", "reference"])
 def test_while_loop(device: str) -> None:
     """Started by Python numbers, which take the types that the body gives them."""
     x = X + 1
@@ -108,7 +108,7 @@ def test_while_loop(device: str) -> None:
     assert 2 < steps < 12
 
 
-@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("device", ["cpu", "interp", "reference"])
 def test_nested_loops_and_bounds_of_the_run(device: str) -> None:
     """Bounds that are values or dynamic sizes; captured values from two levels up."""
     f = rlx.jit(nested, dims={"x": ("rows", None)}, device=device)

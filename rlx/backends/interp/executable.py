@@ -66,7 +66,7 @@ class InterpExecutable(Executable):
         self.dims: dict[str, int] = {}
         self.kept: dict[str, tuple[Array, Array]] = {}  # inputs that were bound: their first and present values
         self.fed: dict[str, int] = {}
-        self.outputs: list[Array] | None = None
+        self.outputs: list[Array | None] | None = None
         self.turns = Turns()
         for root in program.constants:
             assert root.data is not None
@@ -216,6 +216,8 @@ class InterpExecutable(Executable):
             if target is not None:
                 target[...] = made[number]
                 made[number] = target
+            elif number not in wanted and self.outputs is not None:
+                self.outputs[number] = None
         return [made[n] for n in wanted]
 
     @usual_arithmetic()

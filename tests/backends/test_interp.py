@@ -1,0 +1,231 @@
+"""The interpreter of kernels: its memory and queues, every op, control flow, states and data-decided sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.backends import NEVER_CHOSEN
+from rlx.backends.interp.kernels import CHUNK, Grid, grid_of
+from rlx.backends.interp.memory import Memory, Queues
+from rlx.backends.reference import run_graph
+from rlx.errors import ExecutionError, OptionError
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Graph
+from rlx.ir.shape import Dim
+from rlx.ops import index
+from rlx.ops.base import OPS
+from rlx.ops.select import Produced
+from rlx.testing.cases import covered, fixed_cases, symbolic_cases
+from rlx.testing.graphs import random_graph
+from rlx.testing.oracle import Batch, Case, Tolerance, check, compare, compare_arrays, compare_results, tolerances
+
+NAMES = [name for name in sorted(OPS) if covered(name)]
+DECIDING = [name for name in NAMES if issubclass(OPS[name], Produced)]  # their data decide a size
+RUN = [name for name in NAMES if name not in DECIDING]
+MOST_CASES = 25  # of an op in a quick run
+Some = Callable[[Sequence[Case], int], list[Case]]  # as in tests/conftest.py
+F32 = DTYPES["f32"]
+
+
+# ---- everything that the reference runs
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", RUN)
+def test_op(name: str, some: Some) -> None:
+    """All dtypes, odd and zero sizes, broadcasts, transposed operands, params and special values."""
+    assert check(some(fixed_cases(name), MOST_CASES), device="interp") > 0
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", RUN)
+def test_op_of_symbolic_sizes(name: str, some: Some) -> None:
+    """One compile serves all extents within the bounds."""
+    for (dims, *cases), extents in symbolic_cases(name):
+        assert check([dims, *some(cases, MOST_CASES)], device="interp", extents=extents) > 0
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_op_whose_data_decide_a_size(name: str, some: Some) -> None:
+    """Each case gives what the op's `reference` gives, and stops where that does."""
+    for one in some(fixed_cases(name), 5):
+        batch = Batch([one])
+        inputs, params = batch.arrays()
+        model = rlx.compile(batch.graph, device="interp")
+        model.set_params(params)
+        arrays = [a.T if one.turned else a for a in (*inputs.values(), *params.values())]
+        try:
+            made: Any = one.op.reference(*arrays)
+        except ExecutionError:
+            with pytest.raises(ExecutionError):
+                model(inputs)
+            continue
+        results = made if isinstance(made, tuple) else (made,)
+        for got, expected in zip(model(inputs).values(), results, strict=True):
+            compare_arrays(str(one), got, expected, Tolerance(0, 0))
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("seed", range(600))
+def test_random_graphs(seed: int) -> None:
+    """Graphs of many ops, with one plan and a chain of buffers that lie over each other, at two sets of extents."""
+    graph, make_inputs = random_graph(seed, 15)
+    model = rlx.compile(graph, device="interp", debug=seed % 2 == 0)
+    for extents in (1, 2):
+        inputs = make_inputs(extents)
+        expected = run_graph(graph, inputs)
+        compare_results(expected, model(inputs), tolerances(graph))
+
+
+# ---- a memory of its own
+
+
+def test_memory_is_reached_by_copies_only() -> None:
+    """Neither inputs, params nor results of a run share bytes with what the device holds."""
+    g = Graph("apart")
+    x, w = g.input("x", (4,)), g.param("w", (4,))
+    g.output(x + w, "y")
+    g.output(x, "same")
+    model = rlx.compile(g, device="interp")
+    given, weights = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+    model.set_params({"w": weights})
+    weights[:] = 7
+    made, same = model.run([given])
+    given[:], same[:] = 9, 9
+    assert made.tolist() == [1, 2, 3, 4]
+    assert model.run([given])[0].tolist() == [10, 10, 10, 10]
+    assert "arena" not in model.capabilities
+    with pytest.raises(OptionError):
+        _ = model.arena
+
+
+def test_inputs_come_by_copies_of_another_queue() -> None:
+    """Inputs lie on the host; the kernels that bring them show in the program, with their queue."""
+    g = Graph("copies")
+    g.output(g.input("x", (Dim("n", 1, 8), 3)) * 2.0, "y")
+    model = rlx.compile(g, device="interp")
+    text = model.explain("fuse")
+    assert "input    x: f32[n, 3] in host" in text
+    assert "0 copy bring (x f32[n, 3] in host) -> x.copy f32[n, 3]  queue 1" in text
+    assert model.plan is not None
+    assert {buffer.space for buffer in model.plan.offsets} == {""}
+
+
+def test_wild_addresses_are_caught() -> None:
+    """Bytes outside of a block, or across two, are no memory."""
+    memory = Memory(1000)
+    first, second = memory.allocate(10), memory.allocate(10)
+    memory.write(first, DTYPES["u8"], np.arange(10, dtype=np.uint8))
+    assert memory.read(first + 2, DTYPES["i16"], (2, 2)).tolist() == [[770, 1284], [1798, 2312]]
+    assert not memory.bytes(second, 10).any()
+    for address, count in ((first + 8, 3), (first + 10, 1), (second - 1, 1), (0, 1)):
+        with pytest.raises(AssertionError):
+            memory.bytes(address, count)
+    memory.free(first)
+    with pytest.raises(AssertionError):
+        memory.bytes(first, 1)
+
+
+def test_queues_keep_the_order_that_memory_asks_for() -> None:
+    """A queue runs in order; another one goes first where it may, and waits where bytes are shared."""
+    queues, done = Queues(), list[str]()
+
+    def add(queue: int, name: str, *touches: tuple[int, int]) -> None:
+        queues.submit(queue, lambda: done.append(name), touches)
+
+    add(0, "a", (0, 8))
+    add(0, "b", (8, 16))
+    add(1, "free", (16, 24))
+    add(1, "after a", (4, 6))
+    add(0, "after free", (20, 21))
+    assert done == []
+    queues.wait()
+    assert sorted(done) == sorted(["a", "b", "free", "after a", "after free"])
+    assert done.index("a") < done.index("after a")
+    assert done.index("free") < min(done.index("a"), done.index("after free"))
+    queues.wait()
+    assert len(done) == 5
+
+
+# ---- launch geometry
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (3, 0, 2), (5, 1, 9), (2, 3, 4, 5)])
+@pytest.mark.parametrize("limit", [1, 5, 24, 10**6])
+def test_boxes_cover_a_grid_once(shape: tuple[int, ...], limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every limit, with a part that depends on some axes only and lies in a reduction."""
+    monkeypatch.setattr("rlx.backends.interp.kernels.CHUNK", limit)
+    grid = Grid(shape, ((tuple(range(len(shape))), ()), (tuple(range(len(shape)))[1:], (3,))))
+    covered_times = np.zeros(shape, int)
+    for chunk in range(grid({}).chunks):
+        start, box = grid.chunk(chunk, {})
+        assert int(np.prod(box)) <= limit
+        covered_times[tuple(slice(at, at + n) for at, n in zip(start, box, strict=True))] += 1
+    assert (covered_times == 1).all()
+
+
+def test_a_row_is_computed_for_the_axes_that_it_depends_on() -> None:
+    """The sum of a softmax counts rows, not elements: else each chunk would compute it anew."""
+    g = Graph("softmax")
+    g.output(rlx.softmax(g.input("x", (64, 4096))), "y")
+    program = rlx.compile(g, device="interp").compilation.program
+    assert program is not None
+    grid = grid_of(program.run[-1].stores[0])
+    assert set(grid.parts) == {((0, 1), ()), ((0,), (4096,))}
+    assert grid({}).chunks == -(-64 * 4096 // CHUNK)
+
+
+# ---- what a model is besides its kernels
+
+
+def test_states_are_updated_on_the_device() -> None:
+    """Declared ones by the graph, others by a feed; both are read, written and reset by copies."""
+    g = Graph("state")
+    x, total = g.input("x", (3,)), g.state("total", (3,))
+    made = total + x
+    g.update(total, made)
+    g.output(made * 2.0, "y")
+    model = rlx.compile(g, device="interp")
+    for turn in (1, 2, 3):
+        assert model.run([np.ones(3, np.float32)])[0].tolist() == [2 * turn] * 3
+    assert model.states["total"].read().tolist() == [3, 3, 3]
+    model.states["total"].write(np.full(3, 10, np.float32))
+    assert model.run([np.ones(3, np.float32)])[0].tolist() == [22, 22, 22]
+    model.states["total"].reset()
+    assert model.run([np.ones(3, np.float32)])[0].tolist() == [2, 2, 2]
+
+
+def test_an_error_names_the_node_and_leaves_the_model_usable() -> None:
+    """An index that data give is checked by the kernel that uses it."""
+    g = Graph("gather")
+    x, i = g.input("x", (3, 5)), g.input("i", (2,), "i64")
+    g.output(g.add(index.Gather(0), x, i, name="culprit")[0], "y")
+    model = rlx.compile(g, device="interp")
+    for _ in range(2):
+        with pytest.raises(ExecutionError, match="node culprit: index: 3"):
+            model.run([np.ones((3, 5), np.float32), np.array([0, 3])])
+        assert model.run([np.eye(3, 5, dtype=np.float32), np.array([-1, 2])])[0].argmax(1).tolist() == [2, 2]
+
+
+def test_kernels_are_printed() -> None:
+    """`explain("kernels")` shows what each kernel computes."""
+    g = Graph("shown")
+    g.output(rlx.relu(g.input("x", (4, 8)) @ g.param("w", (8, 2), data=np.ones((8, 2), np.float32))), "y")
+    text = rlx.compile(g, device="interp").explain("kernels")
+    assert "contract                     matmul+relu" in text
+    assert "a = x.copy[i0, k]" in text
+
+
+def test_it_is_never_chosen() -> None:
+    """By a choice among devices, but by its name."""
+    g = Graph("g")
+    g.output(g.input("x", (2,)) + 1.0, "y")
+    assert "interp" in NEVER_CHOSEN
+    row = next(c for c in rlx.choose(g, calibrate=False).candidates if c.device == "interp")
+    assert row.obstacle == "the interpreter of kernels is never chosen"
+    compare(g, {"x": np.ones(2, np.float32)}, device="interp")
