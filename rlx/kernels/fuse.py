@@ -30,6 +30,7 @@ from rlx.kernels.expr import (
     walk,
 )
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Piece, lower_node, out_vars
+from rlx.kernels.narrow import has_narrow, is_narrow, lowered, narrow_store, unknown_dtype
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.regions import place_extents, place_guards, place_regions
 from rlx.kernels.state_writes import StateWrites, kernel_name
@@ -93,6 +94,8 @@ class Fuser(StateWrites):
         self.buffers: dict[Value, Buffer] = {}
         self.copies: dict[Value, Buffer] = {}  # in the arena, of values that are not
         self.stored: dict[Value, Buffer] = {}  # the bytes of encoded values
+        self.narrow = has_narrow(graph)
+        self.bytes: dict[Buffer, Buffer] = {}  # those of buffers of 4-bit elements
         self.elements: dict[Value, Value] = {}  # encoded values -> what holds their elements one by one
         self.virtual: dict[Value, Expr] = {}
         self.pending: dict[Value, _Pending] = {}
@@ -126,13 +129,14 @@ class Fuser(StateWrites):
                 for value in written:
                     self.write_whole(value)
         for output in self.graph.outputs:
-            self.program.outputs.append((output.name, self.in_arena(output.value)))
+            self.program.outputs.append((output.name, self.shown(output.value)))
         self.finish_states()
         return self.program
 
     def add_leaf(self, kind: str, value: Value, where: list[Buffer]) -> None:
         name = self.unique(value.name or f"c{len(self.program.constants)}")
         buffer = Buffer(name, kind, value.shape, value.dtype, value.type.encoding, value.data)
+        buffer.wide = is_narrow(value.dtype) and kind in ("input", "state")
         where.append(buffer)
         self.buffers[value] = buffer
 
@@ -159,11 +163,11 @@ class Fuser(StateWrites):
             return
         if getattr(node.op, "view", False) and self.place_view(node):
             return
-        lowered = lower_node(node, self.fresh)
-        if lowered is None or not all(map(self.target.accepts_dtype, lowered.dtypes())):
+        code = lower_node(node, self.fresh)
+        if code is None or unknown_dtype(code, self.target.accepts_dtype) is not None:
             self.host_call(node)
-        elif not (lowered.anchor and self.place_anchor(node, lowered, lowered.anchor)):
-            self.place_map(node, lowered)
+        elif not (code.anchor and self.place_anchor(node, code, code.anchor)):
+            self.place_map(node, code)
 
     def place_view(self, node: Node) -> bool:
         """An op that keeps the row-major order of elements: a view, unless its operand stays virtual for free."""
@@ -179,7 +183,7 @@ class Fuser(StateWrites):
         buffer = self.materialise(source)
         self.buffers[result] = Buffer(
             self.unique(result.name or buffer.name), buffer.kind, result.shape, result.dtype, None, buffer.data,
-            buffer.base, buffer.offset,
+            buffer.base, buffer.offset, wide=buffer.wide,
         )  # fmt: skip
         return True
 
@@ -228,7 +232,7 @@ class Fuser(StateWrites):
             return self.in_arena(value)
         if all(s.name not in self.rounds for s in symbols(buffer.offset)):
             return buffer
-        copy = Buffer(self.unique(buffer.name), "arena", buffer.shape, buffer.dtype)
+        copy = Buffer(self.unique(buffer.name), "arena", buffer.shape, buffer.dtype, wide=buffer.wide)
         self.program.run.append(self.copy_kernel(buffer, copy))
         return copy
 
@@ -305,7 +309,7 @@ class Fuser(StateWrites):
 
     def extend_pending(self, node: Node, result: Value, piece: Piece) -> bool:
         """Makes an element-wise (or axis-permuting) node the epilogue of the anchor that it alone reads."""
-        for source in dict.fromkeys(node.inputs):
+        for source in dict.fromkeys(node.inputs) if not is_narrow(result.dtype) else ():
             pending = self.pending.get(source)
             if pending is None or self.users[source] > 1 or (source in self.static and result not in self.static):
                 continue
@@ -440,6 +444,15 @@ class Fuser(StateWrites):
         self.copies[value] = copy
         return copy
 
+    def shown(self, value: Value) -> Buffer:
+        """The buffer of an output: in the arena, 4-bit elements a byte each."""
+        if not is_narrow(value.dtype):
+            return self.in_arena(value)
+        self.materialise(value)
+        copy = Buffer(self.unique(value.name or "t"), "arena", value.shape, value.dtype, wide=True)
+        self.program.run.append(self.kernel_into(value, copy))
+        return copy
+
     def as_view(self, value: Value, expr: Expr) -> Buffer | None:
         """The value as a view when its elements already lie somewhere one after the other."""
         if not isinstance(expr, Load) or expr.where is not None or expr.source.type.encoding is not None:
@@ -455,7 +468,7 @@ class Fuser(StateWrites):
         root = self.materialise(expr.source)
         name = self.unique(value.name or root.name)
         offset: Size = root.offset + (index.constant * value.dtype.itemsize if index.constant != 0 else 0)
-        return Buffer(name, root.kind, value.shape, value.dtype, None, None, root.base, offset)
+        return Buffer(name, root.kind, value.shape, value.dtype, None, None, root.base, offset, wide=root.wide)
 
     def emit_pieces(self, value: Value, pieces: list[Piece]) -> Buffer:
         buffer = self.new_buffer(value)
@@ -465,9 +478,13 @@ class Fuser(StateWrites):
     def pieces_kernel(self, value: Value, pieces: list[Piece], buffer: Buffer) -> Kernel:
         vars = out_vars(value.rank)
         stores = []
+        if is_narrow(buffer.dtype) and not buffer.wide and len(pieces) > 1:
+            between = Buffer(self.unique(buffer.name), buffer.kind, value.shape, value.dtype, wide=True)
+            self.append(self.pieces_kernel(value, pieces, between), buffer.kind == "prepared")
+            return self.copy_kernel(between, buffer)
         for piece in pieces:
             at = tuple(v + o for v, o in zip(vars, piece.offset, strict=True))
-            stores.append(Store(buffer, piece.extents, at, self.on_buffers(piece.expr)))
+            stores.append(self.store_of(buffer, piece.extents, at, self.on_buffers(piece.expr)))
         nodes = self.nodes_of.get(value, ())
         return Kernel(kernel_name(nodes), tuple(stores), nodes=nodes)
 
@@ -520,11 +537,24 @@ class Fuser(StateWrites):
                 self.stored[x.source] = bytes_of(buffer)
             return decoded(x, self.stored[x.source], buffer.encoding)
 
-        return transform(expr, place)
+        made = transform(expr, place)
+        return lowered(made, self.bytes_of) if self.narrow else made
 
-    def new_buffer(self, value: Value) -> Buffer:
+    def bytes_of(self, buffer: Buffer) -> Buffer:
+        """The bytes of a buffer of 4-bit elements."""
+        if buffer not in self.bytes:
+            self.bytes[buffer] = buffer.bytes
+        return self.bytes[buffer]
+
+    def store_of(self, buffer: Buffer, extents: Shape, at: tuple[Expr, ...], expr: Expr) -> Store:
+        """The store of an expression over buffers."""
+        if is_narrow(buffer.dtype):
+            return narrow_store(self.bytes_of(buffer), buffer, extents, at, expr)
+        return Store(buffer, extents, at, expr)
+
+    def new_buffer(self, value: Value, wide: bool = False) -> Buffer:
         kind = "prepared" if value in self.static else "arena"
-        buffer = Buffer(self.unique(value.name or "t"), kind, value.shape, value.dtype)
+        buffer = Buffer(self.unique(value.name or "t"), kind, value.shape, value.dtype, wide=wide)
         self.buffers[value] = buffer
         return buffer
 

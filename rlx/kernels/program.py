@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Array, Node
 from rlx.ir.shape import Guard, Shape, Size, Symbol, evaluate, numel, substitute, upper
@@ -27,7 +27,8 @@ class Buffer:
 
     A view has a `root` and lies `offset` bytes into it; its contents are compact and row-major. The new value of a
     state is a view of it, which kernels write. `space` is the device whose memory it is, "" for that of the program; a
-    view is where its root is.
+    view is where its root is. Elements of 4 bits are packed, two a byte; those of a `wide` buffer take a byte each, as
+    NumPy holds them: of inputs and outputs, states, and rows that a loop stacks. See `rlx.kernels.narrow`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Buffer:
     root: Buffer | None = None
     offset: Size = 0
     space: str = ""
+    wide: bool = False
 
     def __repr__(self) -> str:
         return f"%{self.name}"
@@ -52,6 +54,29 @@ class Buffer:
     def is_fixed(self) -> bool:
         """Whether no run changes it: `prepare` may read it."""
         return self.base.kind in ("param", "const", "prepared")
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether two elements share a byte."""
+        return self.dtype.bits < 8 and not self.wide
+
+    @property
+    def bytes(self) -> Buffer:
+        """The bytes of a buffer of 4-bit elements, as a view."""
+        shape = self.byte_shape if self.is_packed else self.shape
+        return Buffer(f"{self.name}.bytes", self.kind, shape, DTYPES["u8"], root=self.base, offset=self.offset)
+
+    @property
+    def byte_shape(self) -> Shape:
+        """The shape of the bytes of packed 4-bit elements."""
+        return ((numel(self.shape) + 1) // 2,)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a view that need not have all of its root."""
+        if self.root is None or self.shape == self.root.shape:
+            return False
+        return self.root.dtype.bits >= 8 or self.shape != self.root.byte_shape
 
     def nbytes(self, extents: dict[str, int]) -> int:
         """Bytes at given extents: none where a size is below 0, as in a branch that they don't take; guards say so."""
@@ -72,7 +97,7 @@ class Buffer:
             return self.encoding.nbytes(sizes)
         total = numel(sizes)
         assert isinstance(total, int)
-        return total * self.dtype.numpy.itemsize  # 4-bit elements take a byte each, as in NumPy, unless encoded
+        return total if self.wide else self.dtype.nbytes(total)
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +243,13 @@ class Kernel:
 
     def retarget(self, buffer: Buffer) -> Kernel:
         """The same kernel, but its single result goes into another buffer."""
-        return replace(self, stores=tuple(replace(s, buffer=buffer) for s in self.stores))
+
+        def moved(made: Buffer) -> Buffer:
+            if made.root is None:
+                return buffer
+            return replace(made, kind=buffer.kind, root=buffer.base, offset=buffer.offset)  # the bytes of its elements
+
+        return replace(self, stores=tuple(replace(s, buffer=moved(s.buffer)) for s in self.stores))
 
     @property
     def label(self) -> str:

@@ -17,6 +17,7 @@ from rlx.ir.shape import Dim, Guard, Size, Symbol, max_size, numel, symbols
 from rlx.kernels.analysis import cost, is_static
 from rlx.kernels.expr import Load, loads, size_expr
 from rlx.kernels.lowering import out_vars
+from rlx.kernels.narrow import is_narrow
 from rlx.kernels.program import Buffer, Extents, Flow, Kernel, Mark
 from rlx.ops.control import If, Scan, While
 from rlx.ops.dynamic import AsShape, Loop
@@ -153,7 +154,8 @@ def _place_loop(fuser: Fuser, node: Node, loop: _Shape) -> None:
     flow = Flow(name, round_.symbol, loop.trips, symbol)
     carries, rest = node.inputs[: loop.carries], node.inputs[loop.carries :]
     _settle(fuser, rest)
-    held = [fuser.new_buffer(value) for value in node.outputs]
+    of_rows = set(node.outputs[loop.carries :])  # which may begin within a byte
+    held = [fuser.new_buffer(v, wide=v in of_rows and is_narrow(v.dtype)) for v in node.outputs]
     for value, target in zip(carries, held, strict=False):
         _write(fuser, value, target, own=node.inputs.count(value) == 1)
     current = [
@@ -210,8 +212,9 @@ def _row_of(fuser: Fuser, sequence: Value, at: Size) -> Value:
 def _row(fuser: Fuser, stacked: Buffer, at: Size) -> Buffer:
     """The place of this round's row in a stacked result."""
     shape = stacked.shape[1:]
-    offset = at * numel(shape) * stacked.dtype.numpy.itemsize
-    return Buffer(fuser.unique(stacked.name), "arena", shape, stacked.dtype, root=stacked, offset=offset)
+    offset = at * numel(shape) * (1 if stacked.wide else stacked.dtype.itemsize)
+    name = fuser.unique(stacked.name)
+    return Buffer(name, "arena", shape, stacked.dtype, root=stacked, offset=offset, wide=stacked.wide)
 
 
 def _update(fuser: Fuser, results: Sequence[Value], current: Sequence[Value], held: Sequence[Buffer]) -> None:
@@ -232,7 +235,7 @@ def _update(fuser: Fuser, results: Sequence[Value], current: Sequence[Value], he
         if number is not None:
             kernel = kernel.retarget(target)
         else:
-            late.append(fuser.copy_kernel(kernel.writes()[0], target))
+            late.append(fuser.copy_kernel(kernel.writes()[0].base, target))
         fuser.program.run.append(kernel)
     fuser.program.run.extend(late)
 

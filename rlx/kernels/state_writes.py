@@ -9,6 +9,7 @@ from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Shape
 from rlx.kernels.expr import Check, Expr, Load, Var, loads, substitute_vars, transform, walk
 from rlx.kernels.lowering import lower_in_place, out_vars
+from rlx.kernels.narrow import is_narrow, lowered
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.states import Version
 from rlx.records import replace
@@ -34,6 +35,8 @@ class StateWrites:
     materialise: Any
     emit_pending: Any
     on_buffers: Any
+    bytes_of: Any
+    store_of: Any
     resolve: Any
     unique: Any
 
@@ -112,7 +115,7 @@ class StateWrites:
                 del self.pending[value]
                 self.emit_pending(value, pending, self.state_view(value))
                 return
-        else:
+        elif not is_narrow(value.dtype):
             target, nodes = self.state_view(value), self.nodes_of.get(value, ())
             expr = self.on_buffers(self.virtual[value])
             kernel = Kernel(kernel_name(nodes), (Store(target, value.shape, out_vars(value.rank), expr),), nodes=nodes)
@@ -157,7 +160,7 @@ class StateWrites:
         """The memory of the state under the name of its new value."""
         root = self.buffers[self.versions[value].state if state is None else state]
         name = self.unique(value.name or f"{root.name}.new")
-        return Buffer(name, root.kind, root.shape, root.dtype, root=root)
+        return Buffer(name, root.kind, root.shape, root.dtype, root=root, wide=root.wide)
 
     def append_copy(self, source: Buffer, target: Buffer) -> None:
         """A kernel that copies one buffer to another of the same type."""
@@ -166,6 +169,11 @@ class StateWrites:
     def copy_kernel(self, source: Buffer, target: Buffer) -> Kernel:
         """A copy of elements that are not encoded; of their bits where the target has no such elements."""
         dtype, vars = target.dtype, out_vars(len(target.shape))
+        if is_narrow(dtype):
+            if source.wide == target.wide:
+                return self.copy_kernel(self.bytes_of(source), self.bytes_of(target))
+            element = lowered(Load(source, vars, dtype), self.bytes_of)
+            return Kernel("copy", (self.store_of(target, target.shape, vars, element),))
         if not self.target.accepts_dtype(dtype):
             dtype = DTYPES[f"u{8 * dtype.numpy.itemsize}"]
             source, target = (replace(b, dtype=dtype, data=None, root=b.base) for b in (source, target))

@@ -98,6 +98,7 @@ def _dim(symbol: Symbol) -> str:
 
 def _type(buffer: Buffer) -> str:
     encoding = f"@{buffer.encoding.name}" if buffer.encoding else ""
+    encoding += " a byte each " if buffer.wide and buffer.dtype.bits < 8 else ""
     return f"{buffer.dtype}{encoding}{_shape(buffer.shape)}{f' in {buffer.base.space}' if buffer.base.space else ''}"
 
 

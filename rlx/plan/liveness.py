@@ -58,7 +58,7 @@ def schedule(program: Program) -> Schedule:
         for buffer in kernel.writes():
             if buffer.base.kind == "state":
                 continue
-            part = buffer.root is not None and buffer.shape != buffer.root.shape
+            part = buffer.is_part
             if buffer.kind != "arena" or ((part or buffer.base in starts) and not flows):
                 raise CompileError(
                     f"kernel {step} ({kernel.label}) writes {buffer!r} ({buffer.kind}): expected an arena buffer that "

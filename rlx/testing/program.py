@@ -9,6 +9,7 @@ import numpy as np
 
 from rlx.backends.interp.anchors import anchor_result
 from rlx.ir.graph import Array, Node
+from rlx.ir.packed import pack
 from rlx.ir.shape import Shape, evaluate
 from rlx.kernels.expr import Acc, walk
 from rlx.kernels.loops.evaluate import Evaluator
@@ -69,6 +70,7 @@ class _Memory:
             self.arena = np.full(self.plan.arena, POISON, np.uint8)
 
     def place(self, buffer: Buffer, array: Array) -> None:
+        array = pack(array) if buffer.is_packed else array
         self.roots[buffer] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).copy()
         self.written.add(buffer)
 
@@ -87,7 +89,7 @@ class _Memory:
         return self.roots[base][start:stop].view(buffer.dtype.numpy).reshape(shape)
 
     def allocate(self, base: Buffer) -> Array:
-        size = base.dtype.numpy.itemsize * int(np.prod(self.sizes(base.shape), dtype=np.int64))
+        size = base.nbytes(self.extents)
         if base.kind != "arena" or self.plan is None or self.arena is None:
             return np.full(size, POISON, np.uint8)
         start = self.plan.offsets[base]
@@ -104,6 +106,7 @@ class _Memory:
         for buffer in kernel.writes():
             if buffer.base.kind == "state" and entry == "arena":
                 continue
+            buffer = buffer.base if buffer.base.dtype.bits < 8 else buffer  # of which the bytes are written
             assert buffer.kind == entry, f"{kernel.name} writes {buffer!r} ({buffer.kind})"
             assert buffer.root is None
             assert buffer not in self.written, f"{buffer!r} is written twice"
@@ -113,7 +116,7 @@ class _Memory:
                 self.whole(kernel, node)
             else:
                 self.stores(kernel)
-        self.written.update(kernel.writes())
+        self.written.update(b.base if b.base.dtype.bits < 8 else b for b in kernel.writes())
 
     def whole(self, kernel: Kernel, node: Node) -> None:
         """A host call, or a device's own kernel for a node."""

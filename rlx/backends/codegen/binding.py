@@ -13,6 +13,7 @@ from rlx.backends.codegen.table import Affected, Table
 from rlx.errors import ExecutionError
 from rlx.ir.extents import bind_result, check_all, check_extent
 from rlx.ir.graph import Array, Graph
+from rlx.ir.packed import pack, unpack
 from rlx.ir.shape import Symbol, evaluate, symbols
 from rlx.ir.value import MAX_BYTES
 from rlx.kernels.program import Buffer, Flow, Kernel, Program
@@ -53,10 +54,11 @@ class Views:
         return self.array(buffer, extents).copy
 
     def writer(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[Array], None]:
-        target = self.array(buffer, extents)
+        packed = buffer.is_packed
+        target = self.array(buffer.bytes if packed else buffer, extents)
 
         def write(made: Array) -> None:
-            target[...] = made
+            target[...] = pack(made) if packed else made
 
         return write
 
@@ -70,13 +72,15 @@ class Overrun(ExecutionError):
 
 
 def as_array(memory: Array, buffer: Buffer, offset: int, extents: Mapping[str, int]) -> Array:
-    """The buffer's contents as an array over `memory`."""
+    """The buffer's contents as an array over `memory`; a copy where its elements are packed."""
     shape = tuple(evaluate(s, extents) for s in buffer.shape)
     element = buffer.dtype.numpy
     if math.prod(size or 1 for size in shape) * element.itemsize > MAX_BYTES:
         raise ExecutionError(
             f"{_at(extents)} the shape of {buffer.name!r} is {shape}: no array holds that, empty axes aside"
         )
+    if buffer.is_packed:
+        return unpack(memory[offset : offset + buffer.dtype.nbytes(math.prod(shape))], buffer.dtype, shape)
     return memory[offset : offset + math.prod(shape) * element.itemsize].view(element).reshape(shape)
 
 

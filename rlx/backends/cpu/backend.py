@@ -41,6 +41,7 @@ from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
 from rlx.kernels.analysis import Fusing
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
+from rlx.kernels.narrow import is_narrow, unknown_dtype
 from rlx.kernels.prepared import make_once
 from rlx.kernels.program import Kernel, Program
 from rlx.ops.control import Control
@@ -108,7 +109,7 @@ class CpuBackend(CodeGenerator):
         lowered = lower_node(node)
         if lowered is None:
             return "its op has no lowering"
-        unknown = next((d for d in lowered.dtypes() if not self.accepts_dtype(d)), None)
+        unknown = unknown_dtype(lowered, self.accepts_dtype)
         if unknown is not None:
             return f"the CPU has no code for {unknown}"
         if lowered.anchor is None or lowered.generic is not None:
@@ -120,7 +121,8 @@ class CpuBackend(CodeGenerator):
 
     def accepts_special(self, node: Node) -> bool:
         special = SPECIALS.get(node.op.op_name)
-        return special is not None and special.accepts(node)
+        narrow = any(is_narrow(v.dtype) for v in (*node.inputs, *node.outputs))
+        return special is not None and not narrow and special.accepts(node)
 
     def encoded_operands(self, node: Node) -> Collection[int]:
         return SPECIALS[node.op.op_name].encoded

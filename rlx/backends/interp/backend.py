@@ -15,6 +15,7 @@ from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import Anchor, lower_node, out_vars
+from rlx.kernels.narrow import is_narrow, unknown_dtype
 from rlx.kernels.program import Kernel, Program, Store
 from rlx.ops.control import Control
 from rlx.options import CompileOptions
@@ -43,7 +44,7 @@ class InterpBackend(CodeGenerator):
             return None
         if lowered is None:
             return "its op has no lowering"
-        unknown = next((d for d in lowered.dtypes() if not self.accepts_dtype(d)), None)
+        unknown = unknown_dtype(lowered, self.accepts_dtype)
         return None if unknown is None else f"the interpreter has no code for {unknown}"
 
     def accepts_dtype(self, dtype: DType) -> bool:
@@ -68,12 +69,13 @@ class InterpBackend(CodeGenerator):
         for number, here in enumerate(program.inputs):
             there = replace(here, space=HOST)
             program.inputs[number] = there
-            here.name += ".copy"
+            here.name, here.kind = f"{here.name}.copy", "arena"
             vars = out_vars(len(here.shape))
-            store = Store(here, here.shape, vars, Load(there, vars, here.dtype))
+            to, source = (here.bytes, there.bytes) if is_narrow(here.dtype) else (here, there)
+            store = Store(to, here.shape, vars, Load(source, vars, to.dtype))
             copies.append(Kernel("bring", (store,), queue=1))
-        for buffer in (*(s.stores[0].buffer for s in copies), *views):
-            buffer.kind = "arena"
+        for view in views:
+            view.kind = "arena"
         program.run[:0] = copies
         return program
 

@@ -19,6 +19,7 @@ from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
+from rlx.ir.packed import pack, unpack
 from rlx.ir.shape import Dim, evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
@@ -96,8 +97,9 @@ class InterpExecutable(Executable):
         memory = self.memories[root.space]
         if root in self.places:
             memory.free(self.places.pop(root))
+        dtype, array = stored(root, array)
         self.places[root] = address = memory.allocate(array.nbytes)
-        memory.write(address, *stored(root, array))
+        memory.write(address, dtype, array)
 
     def address(self, root: Buffer) -> int:
         """Where a root buffer lies."""
@@ -116,13 +118,15 @@ class InterpExecutable(Executable):
         """A copy of a buffer for the host, once all that was submitted is done."""
         self.queues.wait()
         address, shape = self.place(buffer, extents)
+        if buffer.is_packed:
+            return unpack(self.device.bytes(address, buffer.nbytes(dict(extents))), buffer.dtype, shape)
         return self.device.read(address, buffer.dtype, shape)
 
     def reader(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[], Array]:
         return lambda: self.fetch(buffer, extents)
 
     def writer(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[Array], None]:
-        return lambda made: self.device.write(self.place(buffer, extents)[0], buffer.dtype, made)
+        return lambda made: self.device.write(self.place(buffer, extents)[0], *stored(buffer, made))
 
     def make_plan(self, extents: Mapping[str, int], spread: Mapping[str, Any]) -> MemoryPlan:
         o = self.options
@@ -320,4 +324,6 @@ def shape_of(buffer: Buffer, extents: Mapping[str, int]) -> tuple[int, ...]:
 
 def stored(root: Buffer, array: Array) -> tuple[Any, Array]:
     """The element type and the array that a buffer holds: bytes where it is encoded."""
+    if root.is_packed:
+        return BYTE, pack(array)
     return (root.dtype, array) if root.encoding is None else (BYTE, array.reshape(-1))

@@ -50,7 +50,7 @@ class Memory:
 
     def array(self, address: int, dtype: DType, shape: Sequence[int]) -> Array:
         """Elements of whole bytes where they lie."""
-        return self.bytes(address, math.prod(shape) * dtype.itemsize).view(dtype.numpy).reshape(shape)
+        return self.bytes(address, math.prod(shape) * dtype.numpy.itemsize).view(dtype.numpy).reshape(shape)
 
     def read(self, address: int, dtype: DType, shape: Sequence[int]) -> Array:
         """A copy of an array for the host."""

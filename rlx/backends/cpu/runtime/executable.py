@@ -142,7 +142,10 @@ class CpuExecutable(StateCalls, ExpertCalls):
             self.shared.set_params(arrays)
 
     def raw_param(self, name: str) -> Array | None:
-        return next((array for b, array in self.shared.params.items() if b.name == name), None)
+        found = next((b for b in self.shared.params if b.name == name), None)
+        if found is not None and found.is_packed:
+            return self.shared.contents(found)
+        return None if found is None else self.shared.params[found]
 
     def image(self, source: Graph) -> Image:
         from rlx.backends.cpu.runtime.save_image import image_of

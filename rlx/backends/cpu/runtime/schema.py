@@ -42,7 +42,7 @@ rlx.ir.graph
     Node op:str attributes:{str:Attribute} provenance:(str)
 rlx.kernels.program
     Buffer name:str kind:str shape:Shape dtype:DType encoding:Encoding|none data:Array|none root:Buffer|none
-        offset:Size
+        offset:Size wide:bool
     Flow name:str round:Symbol|none trips:Size|none count:Symbol|none
     Mark flow:Flow part:str test:Buffer|none
     Extents sizes:((Symbol,Size|Flow)) checks:(Guard)

@@ -24,6 +24,7 @@ from rlx.backends.cpu.runtime.concurrent_phases import Span, spans
 from rlx.backends.granted import run_threads
 from rlx.ir.graph import Array, Graph
 from rlx.ir.mapped import read_in_place, to_own_pages
+from rlx.ir.packed import pack
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
@@ -150,7 +151,7 @@ class Shared:
         from rlx.ir.literal import equal_arrays
 
         by_name = {b.name: b for b in self.program.params}
-        given = {by_name[name]: a for name, a in arrays.items()}
+        given = {(b := by_name[name]): pack(a) if b.is_packed else a for name, a in arrays.items()}
         keys = {b: memory_key(a) for b, a in given.items()}
         ready: dict[Buffer, Array] = {}
         equal = equal_arrays({b: (b.encoding, a) for b, a in given.items()})
@@ -225,4 +226,6 @@ def _constant_bytes(buffer: Buffer) -> Array:
     assert data is not None
     if data.size == 0:
         return aligned_bytes(8)
+    if buffer.is_packed:
+        return pack(data)
     return np.require(data, requirements=["C", "A"]).reshape(-1).view(np.uint8)
