@@ -1,7 +1,9 @@
-"""Element types: name, width in bits, kind, and the NumPy type that carries them."""
+"""Element types: name, width in bits, kind, and the NumPy type that carries them; 4-bit elements as bytes."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from rlx.errors import DTypeError
 from rlx.records import cached_property, dataclass
 
-__all__ = ["DTYPES", "DType", "dtype_of"]
+__all__ = ["DTYPES", "DType", "dtype_of", "pack", "unpack"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,3 +127,23 @@ def _of_numpy(spec: object) -> DType | None:
     if dtype not in _BY_NUMPY and dtype.type.__module__ == "ml_dtypes":
         _BY_NUMPY.update({other.numpy: other for other in DTYPES.values()})
     return _BY_NUMPY.get(dtype)
+
+
+# ---- 4-bit elements, two a byte, the first in the low half, as DLPack and ONNX have them
+
+
+def pack(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The bytes (u8) of 4-bit elements, which NumPy holds in a byte each; an odd count leaves the last half 0."""
+    assert dtype_of(array.dtype).bits == 4
+    halves = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & 15
+    if len(halves) % 2:
+        halves = np.append(halves, np.uint8(0))
+    return np.asarray(halves[::2] | halves[1::2] << 4, np.uint8)
+
+
+def unpack(packed: np.ndarray[Any, Any], dtype: DType, shape: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The elements in such bytes, a byte each."""
+    count = math.prod(shape)
+    halves = np.empty(2 * len(packed), np.uint8)
+    halves[::2], halves[1::2] = packed & 15, packed >> 4
+    return halves[:count].view(dtype.numpy).reshape(shape)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.interp.anchors import anchor_result
+from rlx.ir.dtype import pack
 from rlx.ir.graph import Array, Node
-from rlx.ir.packed import pack
 from rlx.ir.shape import Shape, evaluate
 from rlx.kernels.expr import Acc, walk
 from rlx.kernels.loops.evaluate import Evaluator

@@ -12,9 +12,8 @@ import pytest
 import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
-from rlx.ir.dtype import DTYPES
+from rlx.ir.dtype import DTYPES, pack, unpack
 from rlx.ir.graph import Array, Graph, Value
-from rlx.ir.packed import pack, unpack
 from rlx.ir.shape import Dim
 from rlx.kernels.narrow import is_narrow
 from rlx.ops import control, elementwise, encoded, index, layout, quant

@@ -11,9 +11,9 @@ import numpy as np
 from rlx.backends.codegen.arguments import THREADS, Link
 from rlx.backends.codegen.table import Affected, Table
 from rlx.errors import ExecutionError
+from rlx.ir.dtype import pack, unpack
 from rlx.ir.extents import bind_result, check_all, check_extent
 from rlx.ir.graph import Array, Graph
-from rlx.ir.packed import pack, unpack
 from rlx.ir.shape import Symbol, evaluate, symbols
 from rlx.ir.value import MAX_BYTES
 from rlx.kernels.program import Buffer, Flow, Kernel, Program

@@ -16,15 +16,14 @@ from rlx.backends.interp.kernels import Function, code_of
 from rlx.backends.interp.memory import Memory, Queues
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, ShapeError
-from rlx.ir.dtype import DTYPES
+from rlx.ir.dtype import DTYPES, pack, unpack
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
-from rlx.ir.packed import pack, unpack
 from rlx.ir.shape import Dim, evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
+from rlx.plan import plan as planning
 from rlx.plan.arena import MemoryPlan
-from rlx.plan.plan import make_plan, schedule
 from rlx.records import dataclass
 
 __all__ = ["HOST", "InterpExecutable"]
@@ -58,7 +57,7 @@ class InterpExecutable(Executable):
         run, marks = phases_of(program.run, self.emit)
         symbols = dict.fromkeys(self.functions, 0)
         self.prepare, self.table = Table(prepare, symbols), Table(run, symbols, marks)
-        self.schedule = schedule(program)
+        self.schedule = planning.schedule(program)
         self.plan = None if self.schedule.bounds is None else self.make_plan(self.schedule.bounds, {})
         self.places: dict[Buffer, int] = {}  # root buffers that live between runs, and the inputs of the host
         self.arena_start, self.arena_size = self.device.allocate(0), 0
@@ -130,7 +129,7 @@ class InterpExecutable(Executable):
 
     def make_plan(self, extents: Mapping[str, int], spread: Mapping[str, Any]) -> MemoryPlan:
         o = self.options
-        return make_plan(
+        return planning.make_plan(
             self.schedule, extents, alignment=o.alignment, reuse=o.reuse, search=o.search, spread=spread or None
         )
 

@@ -22,9 +22,9 @@ from rlx.backends.cpu.native.runner import RunBlock
 from rlx.backends.cpu.runtime.binding import aligned_bytes
 from rlx.backends.cpu.runtime.concurrent_phases import Span, spans
 from rlx.backends.granted import run_threads
+from rlx.ir.dtype import pack
 from rlx.ir.graph import Array, Graph
 from rlx.ir.mapped import read_in_place, to_own_pages
-from rlx.ir.packed import pack
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
