@@ -30,7 +30,9 @@ BACKENDS: dict[str, str] = {
 }
 RESTORERS: dict[str, str] = {"cpu": "rlx.backends.cpu.runtime.image:CpuRestorer"}  # devices with stored code
 
-BY_NAME = frozenset({"reference", "interp"})  # devices that are used where they are named only: "auto" never chooses them
+BY_NAME = frozenset(
+    {"reference", "interp"}
+)  # devices that are used where they are named only: "auto" never chooses them
 SURE: dict[str, str] = {"cpu": "llvmlite"}  # devices that can be used wherever this package is installed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
+from rlx.kernels.analysis import Fusing
 from rlx.kernels.expr import Load
 from rlx.kernels.lowering import Anchor, lower_node, out_vars
 from rlx.kernels.narrow import is_narrow, unknown_dtype
@@ -31,6 +33,7 @@ class InterpBackend(CodeGenerator):
     unified = False
     capabilities = InterpExecutable.capabilities
     honours = frozenset({"alignment", "reuse", "search", "debug"})
+    fusing = Fusing()
 
     def available(self) -> Availability:
         return Availability(True, f"kernels executed by NumPy {np.__version__} (slow; the lesson in adding a backend)")
@@ -85,6 +88,6 @@ class InterpBackend(CodeGenerator):
         count = len(kernels)
         return CodeSizes(count, count, 0, 8 * words, lambda extents: 0, 0)
 
-    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable:
+    def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable[Any]:
         check_supported(graph, program, "the interpreter")
         return InterpExecutable(graph, program, options)

@@ -41,7 +41,7 @@ class Bound:
     plan: MemoryPlan
 
 
-class InterpExecutable(Executable):
+class InterpExecutable(Executable[Array]):
     """Runs the phases of a program one by one; only inputs, params, states and outputs cross to the host, by copies."""
 
     capabilities = frozenset({"out", "slots", "states", "dynamic"})

@@ -16,7 +16,7 @@ from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, size_product
 from rlx.kernels.affine import Affine, affine, index_expr, linear_index
 from rlx.kernels.expr import Acc, Expr, Load, Var, transform, walk
-from rlx.kernels.loops import RESULT, is_costly
+from rlx.kernels.loops.analysis import RESULT, is_costly
 from rlx.kernels.program import Store
 from rlx.records import dataclass
 
