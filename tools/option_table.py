@@ -42,7 +42,7 @@ def precisions() -> str:
 def written(page: str) -> str:
     """The page with the tables in it."""
     for first, made in ((FIRST, table()), (PRECISION, precisions())):
-        start = page.index(first)
+        start = page.index(first[: first.index("|", 1) + 1])  # its columns may have changed
         page = page[:start] + made + page[page.index(LAST, start) + 1 :]
     return page
 
