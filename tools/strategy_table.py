@@ -30,11 +30,8 @@ ways (`attention.decode_or_packed`, or two names with a bar between them), and a
 its sizes would: results of open and of fixed sizes have the same bits. What follows a plus sign is a variant;
 `+streaming` is one of attention that stores copies of a cache past the processor's caches.
 
-To add a strategy: a class in a file of its own below `rlx/backends/cpu/kernels`, with `refuses`, `layout` and `emit` of
-`CpuStrategy` (`rlx/backends/cpu/strategy.py`), its place in the list of its anchor (`kernels/*/strategies.py`), and a
-graph that it computes in `tests/backends/cpu/test_strategies.py`. A way to hold the second operand of products is a
-panel format: a class in a file of its own in `gemm/panels` (`gemm/panels/format.py` says what it has) and its place in
-`MATMUL`. This page is written by `python tools/strategy_table.py`.
+[adding-a-strategy.md](adding-a-strategy.md) adds a strategy, and a way to hold the second operand of products. This page is
+written by `python tools/strategy_table.py`.
 """
 
 

@@ -75,11 +75,12 @@ def _taken_apart(dispatch: Sequence[Dispatch]) -> dict[str, list[str]]:
 
 
 def _by_reason(refused: Sequence[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    """Each reason with the strategies that it kept out; variants of one by their common name."""
-    found: dict[str, dict[str, None]] = {}
+    """Each reason with the strategies that it kept out; several variants of one by their common name."""
+    found: dict[str, dict[str, list[str]]] = {}
     for name, reason in refused:
-        found.setdefault(reason, {})[name.partition("+")[0]] = None
-    return ((reason, list(names)) for reason, names in found.items())
+        found.setdefault(reason, {}).setdefault(name.partition("+")[0], []).append(name)
+    for reason, strategies in found.items():
+        yield reason, [names[0] if len(names) == 1 else common for common, names in strategies.items()]
 
 
 def plan_text(model: CompiledGraph) -> str:
