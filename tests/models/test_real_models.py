@@ -168,6 +168,26 @@ def test_models_agree_with_onnxruntime(name: str, model_path: Callable[[str], Pa
         compare(model, session_of(path), cases, QUANTUM.get(name, 1e-4))
 
 
+LARGE = ("minilm", "ppocr", "orientation", "basic", "wakeword-emb")  # seconds each
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", CASES)
+def test_models_on_the_interpreter(name: str, model_path: Callable[[str], Path], full: bool) -> None:
+    """Their kernels, executed in NumPy, give what the reference gives node by node; of small models in a quick run."""
+    if not full and name.startswith(LARGE):
+        pytest.skip("takes seconds: --full runs it")
+    path = model_path(name)
+    model, reference = (rlx.load(path, device=device) for device in ("interp", "reference"))
+    for inputs in CASES[name]()[: 3 if full else 1]:
+        for got, want in zip(model.run(inputs), reference.run(inputs), strict=True):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype)
+            if got.dtype.kind == "f":
+                assert parts_of_tolerance(got, want) <= 1
+            else:
+                np.testing.assert_array_equal(got, want)
+
+
 def order(model: rlx.CompiledGraph, inputs: Inputs) -> list[TensorSpec]:
     return [next(spec for spec in model.inputs if spec.name == name) for name in inputs]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable
+from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
 from rlx.backends.codegen.check import check_supported
 from rlx.backends.interp.executable import HOST, InterpExecutable
 from rlx.ir.dtype import DType
@@ -37,6 +37,14 @@ class InterpBackend(CodeGenerator):
 
     def available(self) -> Availability:
         return Availability(True, f"kernels executed by NumPy {np.__version__} (slow; the lesson in adding a backend)")
+
+    @property
+    def on_processor(self) -> bool:
+        return True
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(1e9, 1e9, run=1e-3, launch=1e-4)
 
     def memory(self) -> DeviceMemory:
         return DeviceMemory(None, None)
