@@ -172,11 +172,11 @@ LARGE = ("minilm", "ppocr", "orientation", "basic", "wakeword-emb")  # seconds e
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n.startswith(LARGE) else ()) for n in CASES]
+)
 def test_models_on_the_interpreter(name: str, model_path: Callable[[str], Path], full: bool) -> None:
     """Their kernels, executed in NumPy, give what the reference gives node by node; of small models in a quick run."""
-    if not full and name.startswith(LARGE):
-        pytest.skip("takes seconds: --full runs it")
     path = model_path(name)
     model, reference = (rlx.load(path, device=device) for device in ("interp", "reference"))
     for inputs in CASES[name]()[: 3 if full else 1]:
