@@ -17,8 +17,9 @@ from rlx.errors import ExecutionError, OptionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim
-from rlx.ops import index
+from rlx.ops import index, layout
 from rlx.ops.base import OPS
+from rlx.ops.misc import BitCast
 from rlx.ops.select import Produced
 from rlx.testing.cases import covered, fixed_cases, symbolic_cases
 from rlx.testing.graphs import random_graph
@@ -229,3 +230,13 @@ def test_it_is_never_chosen() -> None:
     row = next(c for c in rlx.choose(g, calibrate=False).candidates if c.device == "interp")
     assert row.obstacle.startswith("it is never chosen")
     compare(g, {"x": np.ones(2, np.float32)}, device="interp")
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)])
+def test_bits_of_any_rank_and_any_layout(shape: tuple[int, ...]) -> None:
+    """The same bits as another type, of a scalar too, and of what is broadcast on the way."""
+    g = Graph("bits")
+    x = g.input("x", shape)
+    g.output(g.add(BitCast("i32"), x)[0], "y")
+    g.output(g.add(BitCast("u32"), g.add(layout.Expand((2, 3)), x)[0])[0], "wide")
+    compare(g, {"x": np.full(shape, -1.5, np.float32)}, device="interp")
