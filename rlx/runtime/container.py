@@ -34,7 +34,7 @@ from rlx.records import dataclass, field
 
 __all__ = ["ENDING", "FORMAT", "MAGIC", "Container", "StaleFile", "read_container", "write_container"]
 
-FORMAT = 5
+FORMAT = 6
 ENDING = ".rlxart"
 HEAD = struct.Struct("<8sII32s")
 PAGE = 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ def test_random_graphs(seed: int) -> None:
 # ---- a memory of its own
 
 
-def test_memory_is_reached_by_copies_only() -> None:
+def test_memory_is_reached_by_copies_only(tmp_path: Path) -> None:
     """Neither inputs, params nor results of a run share bytes with what the device holds."""
     g = Graph("apart")
     x, w = g.input("x", (4,)), g.param("w", (4,))
@@ -100,6 +101,8 @@ def test_memory_is_reached_by_copies_only() -> None:
     given[:], same[:] = 9, 9
     assert made.tolist() == [1, 2, 3, 4]
     assert model.run([given])[0].tolist() == [10, 10, 10, 10]
+    model.save(tmp_path / "m.rlxart", portable=True)  # with the params that it has on the device
+    assert rlx.load(tmp_path / "m.rlxart", device="reference").run([given])[0].tolist() == [10, 10, 10, 10]
     assert "arena" not in model.capabilities
     with pytest.raises(OptionError):
         _ = model.arena

@@ -19,7 +19,6 @@ __all__ = [
     "THREADS",
     "Argument",
     "ArgumentTable",
-    "Blocks",
     "Computed",
     "Extents",
     "KernelCode",
@@ -185,17 +184,6 @@ class Product:
 
     def __call__(self, extents: Extents) -> int:
         return prod(evaluate(s, extents) for s in self.sizes)
-
-
-@dataclass(eq=False, repr=False)
-class Blocks:
-    """The number of blocks of `block` elements, the last one perhaps not full, that cover a grid of these sizes."""
-
-    sizes: Shape
-    block: int
-
-    def __call__(self, extents: Extents) -> int:
-        return -(-prod(evaluate(s, extents) for s in self.sizes) // self.block)
 
 
 def part(cut: Callable[[Extents], Any], name: str, index: int | None = None) -> Computed:

@@ -24,21 +24,12 @@ from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.plan import plan as planning
 from rlx.plan.arena import MemoryPlan
-from rlx.records import dataclass
 
 __all__ = ["HOST", "InterpExecutable"]
 
 BYTE = DTYPES["u8"]
 HOST = "host"  # the space that inputs lie in before a kernel brings them to the device
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
-
-
-@dataclass(eq=False)
-class Bound:
-    """A binding to the extents of a run, and the plan that its addresses are by."""
-
-    binding: Binding
-    plan: MemoryPlan
 
 
 class InterpExecutable(Executable[Array]):
@@ -141,6 +132,14 @@ class InterpExecutable(Executable[Array]):
                 if root.name in arrays:
                     self.put(root, arrays[root.name])
                     self.dirty = True
+
+    def raw_param(self, name: str) -> Array | None:
+        root = next(b for b in self.program.params if b.name == name)
+        if root not in self.places:
+            return None
+        if root.encoding is None:
+            return self.fetch(root, {})
+        return self.device.read(self.places[root], BYTE, (root.nbytes({}),))
 
     def initial(self, state: Buffer) -> Array:
         """The value that a state starts with."""
