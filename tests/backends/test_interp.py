@@ -12,7 +12,7 @@ import pytest
 import rlx
 from rlx.backends import BY_NAME
 from rlx.backends.interp.kernels import CHUNK, Grid, grid_of
-from rlx.backends.interp.memory import Memory, Queues
+from rlx.backends.interp.memory import DEPTH, Memory, Queues
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError, OptionError
 from rlx.ir.dtype import DTYPES
@@ -154,6 +154,16 @@ def test_queues_keep_the_order_that_memory_asks_for() -> None:
     assert done.index("free") < min(done.index("a"), done.index("after free"))
     queues.wait()
     assert len(done) == 5
+
+
+def test_a_full_queue_makes_the_host_wait() -> None:
+    """So what is submitted takes time in proportion, however long a program is."""
+    queues, done = Queues(), list[int]()
+    for n in range(3 * DEPTH + 5):
+        queues.submit(n % 2, lambda n=n: done.append(n), [(n, n + 1)])  # type: ignore[misc]
+        assert n - len(done) < 2 * DEPTH
+    queues.wait()
+    assert sorted(done) == list(range(3 * DEPTH + 5))
 
 
 # ---- launch geometry

@@ -14,6 +14,7 @@ from rlx.records import dataclass
 
 __all__ = ["Memory", "Queues", "Range"]
 
+DEPTH = 256  # commands that a queue holds; the host waits before it submits more
 LINE = 64  # bytes that blocks are aligned to, and at least apart
 Range = tuple[int, int]  # the first address, and that after the last
 
@@ -73,7 +74,7 @@ class _Command:
 class Queues:
     """Commands of several queues. Those of a queue run in order, others in any that their memory leaves open.
 
-    Nothing runs before `wait`: the host is always ahead, as with a device that works by itself.
+    Nothing runs before `wait`, or before a queue is full: the host is ahead, as with a device that works by itself.
     """
 
     def __init__(self) -> None:
@@ -85,6 +86,8 @@ class Queues:
 
     def submit(self, queue: int, run: Callable[[], None], touches: Sequence[Range]) -> None:
         """Adds a command; it runs after the earlier ones of other queues that touch the same bytes."""
+        if len(self.commands.get(queue, ())) == DEPTH:
+            self.wait()
         after = {}
         for other, commands in self.commands.items():
             shared = (n for n in range(len(commands) - 1, -1, -1) if _meet(commands[n].touches, touches))
