@@ -60,12 +60,12 @@ def has_narrow(graph: Graph) -> bool:
 
 def unknown_dtype(code: Lowered, accepts: Callable[[DType], bool]) -> DType | None:
     """A type in a node's code that a device can't compute in, though it is given bytes for 4-bit elements; or None."""
-    narrow = {d for d in code.dtypes() if is_narrow(d)}
-    other = next((d for d in sorted(code.dtypes() - narrow, key=str) if not accepts(d)), None)
-    if other is not None or not narrow:
-        return other
+    refused = [d for d in code.dtypes() if not accepts(d)]
+    narrow = [d for d in refused if is_narrow(d)]
+    if len(narrow) < len(refused) or not refused:
+        return next((d for d in refused if not is_narrow(d)), None)
     if code.anchor is not None or not all(accepts(CARRIERS[d.name]) for d in narrow):
-        return next(iter(narrow))
+        return narrow[0]
     every = (x for pieces in code.outputs for piece in pieces for x in walk(piece.expr))
     return next((d for x in every if (d := _opaque(x)) is not None), None)
 

@@ -78,7 +78,11 @@ class InterpExecutable(Executable[Array]):
 
     @property
     def listing(self) -> Mapping[Kernel, str]:
-        return {phase.kernel: phase.code.ir for phase in (*self.prepare.phases, *self.table.phases) if phase.code}
+        texts: dict[Kernel, str] = {}
+        for phase in (*self.prepare.phases, *self.table.phases):
+            if phase.code is not None:
+                texts[phase.kernel] = "\n".join(filter(None, (texts.get(phase.kernel), phase.code.ir)))
+        return texts
 
     # ---- memory
 
