@@ -122,13 +122,41 @@ def test_readme_lists_the_models_that_are_tested() -> None:
     assert sorted(rows) == sorted(f"{model['package']} {model['version']}" for model in models)
 
 
+# where a path on a page may start
+ROOTS = [ROOT, ROOT / "docs", *(ROOT / "rlx" / folder for folder in ("", "backends", "backends/cpu", "backends/cpu/gemm"))]
+ROOTS += [ROOT / "rlx" / "backends" / folder for folder in ("codegen", "interp")]
+
+
+def is_there(name: str) -> bool:
+    return any((root / name).exists() for root in ROOTS)
+
+
+def defines(name: str) -> bool:
+    """Whether "folder/module.thing" names something that the module defines."""
+    module, _, thing = name.rpartition(".")
+    texts = [path.read_text() for root in ROOTS if (path := root / f"{module}.py").exists()]
+    return any(re.search(rf"^(?:def|class) {thing}\b|^{thing}\b", text, re.MULTILINE) for text in texts)
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "docs" / "design.md"], ids=page_id)
 def test_files_that_pages_name_are_there(page: Path) -> None:
-    """A page that names a module, a tool or another page names one that exists."""
+    """A page that names a module, something in one, a tool or another page names what exists."""
     text = page.read_text()
-    named = set(re.findall(r"`((?:rlx|tests|tools|benchmarks|docs)/[\w/.-]+\.(?:py|md|txt|json))`", text))
+    named = set(re.findall(r"`([\w/.-]+\.(?:py|md|txt))`", text))
+    named |= set(re.findall(r"`((?:rlx|tests|tools|benchmarks|docs)/[\w/.-]+)`", text))
     links = {page.parent / link for link in re.findall(r"\]\(([\w/.-]+\.md)[)#]", text)}
-    assert not [name for name in named if not (ROOT / name).exists()] + [link for link in links if not link.exists()]
+    assert not [name for name in named if not is_there(name)] + [link for link in links if not link.exists()]
+    inside = set(re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)+\.(?!py\b|md\b|txt\b)[A-Za-z_]\w*)(?:\(\))?`", text))
+    assert not [name for name in inside if not is_there(name) and not defines(name)]
+
+
+def test_the_design_names_every_part() -> None:
+    """The tree in docs/design.md has a line for each module and folder of rlx, and for each folder of the CPU."""
+    tree = (ROOT / "docs" / "design.md").read_text().split("## 2.")[1].split("## 3.")[0]
+    package, cpu = ROOT / "rlx", ROOT / "rlx" / "backends" / "cpu"
+    names = {path.name for path in package.glob("[!_]*.py")} | {path.stem for path in cpu.glob("[!_]*.py")}
+    names |= {f"{init.parent.name}/" for folder in (package, cpu) for init in folder.glob("*/__init__.py")}
+    assert not [name for name in names if name not in tree]
 
 
 def test_numbers_of_formats_are_in_the_docs() -> None:
