@@ -30,8 +30,8 @@ ways (`attention.decode_or_packed`, or two names with a bar between them), and a
 its sizes would: results of open and of fixed sizes have the same bits. What follows a plus sign is a variant;
 `+streaming` is one of attention that stores copies of a cache past the processor's caches.
 
-[adding-a-strategy.md](adding-a-strategy.md) adds a strategy, and a way to hold the second operand of products. This page is
-written by `python tools/strategy_table.py`.
+[adding-a-strategy.md](adding-a-strategy.md) adds a strategy, and a way to hold the second operand of products. This
+page is written by `python tools/strategy_table.py`.
 """
 
 

@@ -30,9 +30,8 @@ BACKENDS: dict[str, str] = {
 }
 RESTORERS: dict[str, str] = {"cpu": "rlx.backends.cpu.runtime.image:CpuRestorer"}  # devices with stored code
 
-BY_NAME = frozenset(
-    {"reference", "interp"}
-)  # devices that are used where they are named only: "auto" never chooses them
+# devices that are used where they are named only: "auto" never chooses them
+BY_NAME = frozenset({"reference", "interp"})
 SURE: dict[str, str] = {"cpu": "llvmlite"}  # devices that can be used wherever this package is installed
 
 
@@ -73,11 +72,10 @@ def check_options(backend: Backend, options: CompileOptions) -> None:
     ignored = backend.ignored(options)
     if ignored:
         able = [repr(name) for name in BACKENDS if not backend_named(name).ignored(options)]
-        raise OptionError(
-            f"device {backend.name!r} can't honour {ignored}: leave it out"
-            + (f", name a device that can ({', '.join(able)}), or let device='auto' choose among those" if able else "")
-            + ("" if able else "; no device honours all of the options that were given")
-        )
+        others = f", name a device that can ({', '.join(able)}), or let device='auto' choose among those"
+        if not able:
+            others = "; no device honours all of the options that were given"
+        raise OptionError(f"device {backend.name!r} can't honour {ignored}: leave it out{others}")
 
 
 def device_named(device: str) -> str:

@@ -133,7 +133,7 @@ class CodeSizes:
     """What the code of a program takes besides its buffers, in bytes, known before any of it is compiled.
 
     `phases` counts calls of kernels, `functions` the different ones; `text` is the source that stays with them, `words`
-    their operands; `scratch(extents)` is working memory of a run for all threads, `prepare_scratch` that of packing.
+    their arguments; `scratch(extents)` is working memory of a run for all threads, `prepare_scratch` that of packing.
     `spare` are bytes of packed weights that only unusual values fill. `results(plan, sizes)` is what runs by a plan
     take beside its arena for results of these sizes, where the caller still has those of the run before.
     """
@@ -513,7 +513,10 @@ class Restorer(ABC):
 
 
 class CodeGenerator(Backend):
-    """A backend that turns kernels into machine code; `fusing` says by what values are stored or computed again."""
+    """A backend that turns kernels into code of its own.
+
+    What fusion asks it, up to `accepts_operand`, is explained in `rlx.kernels.fuse.Target`.
+    """
 
     @property
     @abstractmethod

@@ -30,7 +30,7 @@ from rlx.kernels.expr import (
     walk,
 )
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Piece, lower_node, out_vars
-from rlx.kernels.narrow import has_narrow, is_narrow, lowered, narrow_store, unknown_dtype
+from rlx.kernels.narrow import has_narrow, is_narrow, narrow_store, on_bytes, unknown_dtype
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.regions import place_extents, place_guards, place_regions
 from rlx.kernels.state_writes import StateWrites, kernel_name
@@ -163,11 +163,11 @@ class Fuser(StateWrites):
             return
         if getattr(node.op, "view", False) and self.place_view(node):
             return
-        code = lower_node(node, self.fresh)
-        if code is None or unknown_dtype(code, self.target.accepts_dtype) is not None:
+        lowered = lower_node(node, self.fresh)
+        if lowered is None or unknown_dtype(lowered, self.target.accepts_dtype) is not None:
             self.host_call(node)
-        elif not (code.anchor and self.place_anchor(node, code, code.anchor)):
-            self.place_map(node, code)
+        elif not (lowered.anchor and self.place_anchor(node, lowered, lowered.anchor)):
+            self.place_map(node, lowered)
 
     def place_view(self, node: Node) -> bool:
         """An op that keeps the row-major order of elements: a view, unless its operand stays virtual for free."""
@@ -538,7 +538,7 @@ class Fuser(StateWrites):
             return decoded(x, self.stored[x.source], buffer.encoding)
 
         made = transform(expr, place)
-        return lowered(made, self.bytes_of) if self.narrow else made
+        return on_bytes(made, self.bytes_of) if self.narrow else made
 
     def bytes_of(self, buffer: Buffer) -> Buffer:
         """The bytes of a buffer of 4-bit elements."""

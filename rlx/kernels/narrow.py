@@ -39,7 +39,7 @@ from rlx.kernels.expr import (
 from rlx.kernels.lowering import Lowered, out_vars
 from rlx.kernels.program import Buffer, Store
 
-__all__ = ["has_narrow", "is_narrow", "lowered", "narrow_store", "unknown_dtype"]
+__all__ = ["has_narrow", "is_narrow", "narrow_store", "on_bytes", "unknown_dtype"]
 
 U8, I8, F32, F64 = (DTYPES[name] for name in ("u8", "i8", "f32", "f64"))
 CARRIERS = {"i4": I8, "u4": U8, "f4e2m1": F32}
@@ -83,7 +83,7 @@ def _opaque(x: Expr) -> DType | None:
 # ---- values
 
 
-def lowered(e: Expr, view: Callable[[Buffer], Buffer]) -> Expr:
+def on_bytes(e: Expr, view: Callable[[Buffer], Buffer]) -> Expr:
     """The expression over the bytes of the buffers that it loads narrow elements from; `view` gives these bytes.
 
     Where the result is narrow it is the carrier's.

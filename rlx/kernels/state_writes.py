@@ -9,7 +9,7 @@ from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Shape
 from rlx.kernels.expr import Check, Expr, Load, Var, loads, substitute_vars, transform, walk
 from rlx.kernels.lowering import lower_in_place, out_vars
-from rlx.kernels.narrow import is_narrow, lowered
+from rlx.kernels.narrow import is_narrow, on_bytes
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.states import Version
 from rlx.records import replace
@@ -172,7 +172,7 @@ class StateWrites:
         if is_narrow(dtype):
             if source.wide == target.wide:
                 return self.copy_kernel(self.bytes_of(source), self.bytes_of(target))
-            element = lowered(Load(source, vars, dtype), self.bytes_of)
+            element = on_bytes(Load(source, vars, dtype), self.bytes_of)
             return Kernel("copy", (self.store_of(target, target.shape, vars, element),))
         if not self.target.accepts_dtype(dtype):
             dtype = DTYPES[f"u{8 * dtype.numpy.itemsize}"]

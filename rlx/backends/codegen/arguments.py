@@ -88,7 +88,7 @@ class Link:
 
     "start", "else" and "end" are numbers of phases; "counter" is the address of the number of the round, "updates" that
     of the words that depend on it, "length" how long that list is; "most" is the number of rounds that there is room
-    for (-1: no limit), "host" the address of a function that takes in sizes.
+    for.
     """
 
     flow: Flow
@@ -166,7 +166,7 @@ def once(fn: Callable[[Extents], T]) -> Callable[[Extents], T]:
 
 
 class Part:
-    """A number that a cut tells: its field of that name, or its entry `index` where that is a tuple."""
+    """One number of what a schedule gives: its field of that name, or entry `index` of a field that is a tuple."""
 
     def __init__(self, cut: Callable[[Extents], Any], name: str, index: int | None = None) -> None:
         self.cut, self.name, self.index = cut, name, index
@@ -187,5 +187,5 @@ class Product:
 
 
 def part(cut: Callable[[Extents], Any], name: str, index: int | None = None) -> Computed:
-    """The word of a part of a cut."""
+    """The same as an argument."""
     return Computed(Part(cut, name, index))

@@ -146,9 +146,9 @@ class CpuBackend(CodeGenerator):
             case Contract():
                 return matmul.accepts_operand(index)
             case Conv():
-                return conv.accepts_operand(role, shape, index)
+                return conv.accepts_operand(index)
             case Attention():
-                return attention.accepts_operand(role, shape, index)
+                return attention.accepts_operand(index)
 
     def layout(self, program: Program, packing: str = "fast") -> Program:
         channels_last(program)

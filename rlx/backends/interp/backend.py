@@ -50,9 +50,9 @@ class InterpBackend(CodeGenerator):
         return DeviceMemory(None, None)
 
     def claims(self, node: Node) -> str | None:
-        lowered = None if isinstance(node.op, Control) else lower_node(node)
         if isinstance(node.op, Control):
             return None
+        lowered = lower_node(node)
         if lowered is None:
             return "its op has no lowering"
         unknown = unknown_dtype(lowered, self.accepts_dtype)

@@ -12,6 +12,7 @@ from rlx.backends.base import Executable, Turns
 from rlx.backends.codegen.binding import Binding, Overrun, room_for, settable
 from rlx.backends.codegen.control import next_phase
 from rlx.backends.codegen.table import Phase, Table, phases_of
+from rlx.backends.interp.anchors import sizes
 from rlx.backends.interp.kernels import Function, code_of
 from rlx.backends.interp.memory import Memory, Queues
 from rlx.boundary import bounded
@@ -106,7 +107,7 @@ class InterpExecutable(Executable[Array]):
 
     def place(self, buffer: Buffer, extents: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
         """The address and the shape of a buffer or view."""
-        return self.address(buffer.base) + evaluate(buffer.offset, extents), shape_of(buffer, extents)
+        return self.address(buffer.base) + evaluate(buffer.offset, extents), sizes(buffer.shape, extents)
 
     def fetch(self, buffer: Buffer, extents: Mapping[str, int]) -> Array:
         """A copy of a buffer for the host, once all that was submitted is done."""
@@ -147,7 +148,7 @@ class InterpExecutable(Executable[Array]):
 
     def initial(self, state: Buffer) -> Array:
         """The value that a state starts with."""
-        return np.zeros(shape_of(state, {}), state.dtype.numpy) if state.data is None else state.data
+        return np.zeros(sizes(state.shape, {}), state.dtype.numpy) if state.data is None else state.data
 
     def state(self, name: str) -> Buffer:
         return next(b for b in self.program.states if b.name == name)
@@ -317,11 +318,6 @@ class InterpExecutable(Executable[Array]):
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             what = f"its host call raised {type(error).__name__}: {error}"
             raise ExecutionError(f"node {kernel.label}: {what}") from error
-
-
-def shape_of(buffer: Buffer, extents: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape at the extents of a run."""
-    return tuple(evaluate(size, extents) for size in buffer.shape)
 
 
 def stored(root: Buffer, array: Array) -> tuple[Any, Array]:

@@ -342,9 +342,8 @@ def words_of_parts(
 def _pair(f: Function, of_b: PanelFormat, number: str, out: str) -> tuple[str, str]:
     """Where a pair of rows starts in a panel, in bytes, and the address of its parts."""
     step, row = f.lshr(number, 4), f.and_(number, 15)
-    source = f.mul(
-        f.add(number, f.shl(step, 4)), of_b.f32_step
-    )  # a step is 32 rows, each of its pairs one of the first 16
+    # a step is 32 rows, each of its pairs one of the first 16
+    source = f.mul(f.add(number, f.shl(step, 4)), of_b.f32_step)
     return source, f.offset(out, f.add(f.mul(step, TILE_STEP_BYTES), f.shl(row, 6)))
 
 

@@ -17,12 +17,12 @@ __all__ = ["Chunk", "chunk_of"]
 
 @dataclass(frozen=True)
 class Chunk:
-    """SSA values: rows r0..r1 and columns n0..n1 of the group, or of the matrix, number `copy`.
+    """SSA values: rows r0..r1 and columns n0..n1 of matrix number `matrix`, of a batch or of a convolution's groups.
 
     `room` is the most columns of a chunk, `panel` the number of the first panel.
     """
 
-    copy: str
+    matrix: str
     r0: str
     r1: str
     n0: str
@@ -44,7 +44,11 @@ def chunk_of(
     even_rows: bool = False,
     even_panels: bool = True,
 ) -> Chunk:
-    """Emits what `%chunk` is, of `row_chunk` rows and `panel_chunk` panels of `width` columns at most."""
+    """Emits what `%chunk` is, of `row_chunk` rows and `panel_chunk` panels of `width` columns at most.
+
+    `batch`: of one matrix of a batch; `groups`: how many groups a convolution has. `even_rows`, `even_panels`: whether
+    blocks are even.
+    """
 
     def blocks_of(count: str, size: str) -> str:
         return f.div(f.sub(f.add(count, size), 1), size)
@@ -56,12 +60,12 @@ def chunk_of(
     room = f.mul(panel_chunk, width)
     column_blocks = blocks_of(columns, room)
     rest, column_block = f.div("%chunk", column_blocks), f.rem("%chunk", column_blocks)
-    copy, row_block = "0", rest
+    matrix, row_block = "0", rest
     if batch:
         row_blocks = blocks_of(rows, row_chunk)
-        copy, row_block = f.div(rest, row_blocks), f.rem(rest, row_blocks)
+        matrix, row_block = f.div(rest, row_blocks), f.rem(rest, row_blocks)
     elif groups is not None:
-        row_block, copy = f.div(rest, groups), f.rem(rest, groups)
+        row_block, matrix = f.div(rest, groups), f.rem(rest, groups)
     if even_rows:
         r0, r1 = shares(row_block, blocks_of(rows, row_chunk), rows)
     else:
@@ -73,4 +77,4 @@ def chunk_of(
     else:
         panel, n0 = f.mul(column_block, panel_chunk), f.mul(column_block, room)
         n1 = f.min(f.add(n0, room), columns)
-    return Chunk(copy, r0, r1, n0, n1, room, panel)
+    return Chunk(matrix, r0, r1, n0, n1, room, panel)

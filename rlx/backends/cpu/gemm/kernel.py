@@ -593,8 +593,8 @@ def gemm_kernel(
     """A kernel `name(words, chunk, ctx, worker)` of `GemmArguments`, for the chunks of `schedule.matmul.chunking`.
 
     `epilogue(f, block)` emits what happens to a block once it is complete. With `to_scratch` the block is computed in
-    the worker's scratch, after COPY_BYTES (row stride panel_chunk * width), and the epilogue stores it.
-    `batch_offsets(f, batch)` gives the element offsets of A, B and C where one stride a matrix does not (several axes),
+    the worker's scratch, after `copy_bytes` (row stride panel_chunk * width), and the epilogue stores it.
+    `batch_offsets(f, batch)` gives the element offsets of A, B and C where one stride a matrix does not (several axes).
     A block of a format that is `placed` is given all of B, and the number of its first panel as its stride.
     """
     ty = tile.scalar
@@ -602,9 +602,9 @@ def gemm_kernel(
     w = GemmArguments.loaded(f)
     k, at = w.k, chunk_of(f, w.m, w.row_chunk, w.n, w.panel_chunk, tile.width, batch=True, even_panels=False)
     if batch_offsets:
-        a_at, b_at, c_at = batch_offsets(f, at.copy)
+        a_at, b_at, c_at = batch_offsets(f, at.matrix)
     else:
-        a_at, b_at, c_at = (f.mul(at.copy, step) for step in (w.a_batch, w.b_batch, w.c_batch))
+        a_at, b_at, c_at = (f.mul(at.matrix, step) for step in (w.a_batch, w.b_batch, w.c_batch))
     lda, ldc = w.lda, w.ldc
     own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
     copy = f.select(f.cmp("ne", w.copy_bytes, 0), own, "null", "ptr")

@@ -43,7 +43,7 @@ class GroupedMatmulSchedule:
         rows, experts, n, k = (evaluate(s, extents) for s in (self.rows, self.experts, self.n, self.k))
         width, groups = PANEL_BYTES // self.size, min(rows, experts)
         panels, each = max(-(-n // width), 1), -(-rows // max(groups, 1))
-        # 10 GB/s of weights that are read once, 80 Gflop/s in f32
+        # weights are read once, as fast as they could be copied
         seconds = max(k * PANEL_BYTES / COPY, 2.0 * each * k * width / FLOPS * (self.size / 4), 1e-9)
         wanted = max(int(SECONDS / seconds), LEAST_SHARED if each > 1 else 1)
         most = max(FETCHED // max(k * PANEL_BYTES, 1), 1)

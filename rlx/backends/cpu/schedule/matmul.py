@@ -108,13 +108,13 @@ class Chunking:
     row_chunk: int
     panel_chunk: int
     chunks: int
-    copy_bytes: int  # for the COPY_BYTES word
+    copy_bytes: int  # for the argument `copy_bytes`
     tile_bytes: int  # room for one block of C, if it goes to scratch
-    steps: int = PRODUCT_BLOCK  # for the STEPS word
+    steps: int = PRODUCT_BLOCK  # for the argument `steps`
 
 
 def row_limit(k: int, columns: int, size: int) -> int:
-    """Rows of A in a chunk: 144, or more where those are little work (80 Gflop/s in f32, 10 GB/s of C)."""
+    """Rows of A in a chunk: 144, or more where those are little work."""
     block_time = 144 * columns * (2.0 * k / FLOPS * (size / 4) + size / COPY)
     return 144 * max(int(40e-6 / max(block_time, 1e-9)), 1)
 
@@ -129,7 +129,7 @@ def chunking(m: int, n: int, k: int, batch: int, size: int, threads: int = 1) ->
     if row_blocks > 1:
         row_chunk = -(-row_chunk // 6) * 6
     row_blocks = max(-(-m // row_chunk), 1)
-    # the same with 40 GB/s of B; some eight chunks, fewer of a small product, more of a large one
+    # the same with what is read of B; some eight chunks, fewer of a small product, more of a large one
     per_panel = 2.0 * row_chunk * width * k / FLOPS * (size / 4) + width * k * size / READ
     blocks = row_blocks * batch
     target = min(max(per_panel * panels * blocks / 8, 20e-6), 120e-6)

@@ -273,7 +273,7 @@ class F28(PanelFormat):
         return "its second operand is not one matrix of weights in memory"
 
     def packed(self, kernel: Kernel, anchor: Contract) -> tuple[Expr, Kernel]:
-        return _shortened(*plain.PLAIN.packed(kernel, anchor))
+        return _shortened(plain.PLAIN.packed(kernel, anchor)[1])
 
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
         return replace(product, pairs=True)
@@ -303,12 +303,12 @@ def _can_be_short(pack: Kernel) -> bool:
     return pack.anchor is not None and buffer.kind == "prepared" and len(buffer.shape) == 3
 
 
-def _shortened(panels: Expr, pack: Kernel) -> tuple[Expr, Kernel]:
-    """The same panels, shortened."""
+def _shortened(pack: Kernel) -> tuple[Expr, Kernel]:
+    """What reads the panels that a kernel packs, shortened, and the kernel that packs them so."""
     assert isinstance(pack.anchor, Contract)
-    plain = pack.stores[0].buffer
+    whole = pack.stores[0].buffer
     shape = (elements(evaluate(pack.anchor.k, {}), evaluate(pack.anchor.n, {})),)
-    buffer = Buffer(plain.name, plain.kind, shape, F32)
+    buffer = Buffer(whole.name, whole.kind, shape, F32)
     store = Store(buffer, shape, out_vars(1), const(0, F32))
     return Load(buffer, (DEPTH,), F32), replace(pack, stores=(store,), strategy=PACK)
 

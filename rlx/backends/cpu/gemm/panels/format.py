@@ -62,7 +62,7 @@ class PanelFormat:
         # for any number of rows, known or not: results have the same bits
         return scaled_behind(kernel, anchor) if accumulates_in(anchor) is F32 else kernel
 
-    def layout(self, kernel: Kernel, target: Target) -> list[Kernel]:
+    def layout(self, kernel: Kernel) -> list[Kernel]:
         """The kernels that bring A and B into their layouts, and last the product."""
         kernel = self.normal(kernel)
         anchor = kernel.anchor

@@ -7,7 +7,6 @@ from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, compact
 from rlx.backends.cpu.llvm.builder import Function, vec, width
 from rlx.backends.cpu.schedule.matmul import PANEL_BYTES
 from rlx.backends.cpu.strategy import Setting
-from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.shape import Shape, Size, ceildiv
 from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr, substitute_vars, walk
@@ -30,7 +29,7 @@ class Pairs(PanelFormat):
     def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
         return None if accumulates_in(anchor) is I32 else "its operands are floats"
 
-    def layout(self, kernel: Kernel, target: Target) -> list[Kernel]:
+    def layout(self, kernel: Kernel) -> list[Kernel]:
         anchor = kernel.anchor
         assert isinstance(anchor, Contract)
         store = kernel.stores[0]

@@ -63,7 +63,7 @@ class Repacking(ABC):
 def pack_b(tile: Tile, name: str = "rlx_pack_b", then: Repacking | None = None) -> Module:
     """A kernel of `PackArguments` that packs B[batch, K, N], of any strides, into panels.
 
-    Chunk = batch * panel_blocks + panel block, PANEL_CHUNK panels each. Unit column or row strides are fast.
+    Chunk = batch * panel_blocks + panel block, `panel_chunk` panels each. Unit column or row strides are fast.
     `then`: what each is then written anew as; where it begins is stored before all, in the order of panels (i64).
     """
     ty, v, lanes, width = tile.scalar, tile.vector, tile.lanes, tile.width

@@ -32,7 +32,7 @@ def unsuited(anchor: Attention, dtype: DType) -> str | None:
     return None if dtype is F32 and anchor.q.dtype is F32 else "attention is computed in f32 only"
 
 
-def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
+def accepts_operand(index: Affine) -> bool:
     """Rows may lie anywhere, with their elements next to each other."""
     return index.is_linear and index.coefs.get(I3, 0) == 1
 

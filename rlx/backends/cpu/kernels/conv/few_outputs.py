@@ -57,7 +57,7 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     dtype, epilogue = anchor.x.dtype, conv_epilogue(kernel, anchor.x.dtype)
     in_place = epilogue.in_place and epilogue.row_step == outputs == 1  # sums lie as results do
     routine = _routine(dtype.name, anchor.w.dtype.name, outputs, target)
-    here = implicit_gemm.frame(kernel, FEW_OUTPUTS, routine, in_place, target)
+    here = implicit_gemm.begin(kernel, FEW_OUTPUTS, routine, in_place, target)
     f, w, ty = here.f, here.w, "float" if dtype.name == "f32" else "double"
 
     def some_pixels(at: str, q0: str, q1: str) -> None:

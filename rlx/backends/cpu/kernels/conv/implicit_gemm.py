@@ -50,7 +50,7 @@ from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
 from rlx.records import dataclass
 
-__all__ = ["Frame", "ImplicitGemmArguments", "emit", "frame", "from_planes", "suits"]
+__all__ = ["Begun", "ImplicitGemmArguments", "begin", "emit", "from_planes", "suits"]
 
 ROWS = 8  # of a tile at most: each needs a register for its address
 MOST_PLANES = 4  # whose pixels are as many elements of a vector
@@ -139,7 +139,7 @@ def from_planes(kernel: Kernel) -> bool:
 
 
 @dataclass(frozen=True)
-class Frame:
+class Begun:
     """A kernel after its first steps: the arguments, and what the rows of results of this chunk need lies ready."""
 
     f: Function
@@ -242,7 +242,7 @@ def words_of(
     )
 
 
-def frame(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Target) -> Frame:
+def begin(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Target) -> Begun:
     """Begins a kernel whose `block` of sums takes `width` columns at once; `in_place`: it needs no room for them."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
@@ -261,7 +261,7 @@ def frame(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Ta
     f.call(w.lines, [w.x, copies, offsets, "%words", r0, r1])
     a = f.select(f.cmp("ne", w.copied, 0), copies, w.x, "ptr")
     pixels = (f.mul(r0, w.out_width), f.mul(r1, w.out_width))
-    return Frame(
+    return Begun(
         f, emitter, epilogue, geo.kernel[1] * geo.channels, w, cut, (chunk.n0, chunk.n1), pixels, a, offsets, sums
     )
 
@@ -272,7 +272,7 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     assert isinstance(anchor, Conv)
     dtype = anchor.x.dtype
     tile = gemm.tile_of(dtype, target).of_one_panel
-    here = frame(kernel, tile.width, _block_routine(tile), conv_epilogue(kernel, dtype).in_place, target)
+    here = begin(kernel, tile.width, _block_routine(tile), conv_epilogue(kernel, dtype).in_place, target)
     f, emitter, epilogue, w, a, (n0, n1) = here.f, here.emitter, here.epilogue, here.w, here.a, here.columns
     ty, width, depth = tile.scalar, tile.width, w.depth
     columns = f.mul(w.panel_chunk, width)

@@ -287,11 +287,6 @@ def _in_image(geo: Geometry) -> Size | None:
 
 def _emit(kernel: Kernel, target: Target) -> KernelCode:
     """The convolution with its epilogue."""
-    assert isinstance(kernel.anchor, Conv)
-    return _emit_product(kernel, target)
-
-
-def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
@@ -313,8 +308,7 @@ def _emit_product(kernel: Kernel, target: Target) -> KernelCode:
         )
     )
     step = epilogue.row_step if direct and epilogue.row_step is not None else 0
-    out = epilogue.out
-    table = ArgumentTable(_product_words(anchor, geo, tile, cut, out, step * tile.item, target))
+    table = ArgumentTable(_product_words(anchor, geo, tile, cut, epilogue.out, step * tile.item, target))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
     if not direct:
@@ -418,10 +412,10 @@ class _Chunk:
         width = int8_panels.WIDTH
         at = chunk_of(f, w.pixels, w.pixel_chunk, w.outputs, w.panel_chunk, width, groups=w.groups, even_panels=False)
         own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
-        x = f.offset(w.x, f.mul(at.copy, w.channels))
-        first = f.add(f.mul(at.copy, w.outputs), at.n0)
+        x = f.offset(w.x, f.mul(at.matrix, w.channels))
+        first = f.add(f.mul(at.matrix, w.outputs), at.n0)
         panels = f.div(f.add(w.outputs, width - 1), width)
-        panel = f.add(f.mul(at.copy, panels), at.panel)
+        panel = f.add(f.mul(at.matrix, panels), at.panel)
         panel_step = f.add(f.mul(w.octets, 128), int8_panels.HEAD)
         behind = f.add(f.mul(f.mul(panels, w.groups), panel_step), f.mul(panel, w.spare))
         more = f.offset(w.weights, behind)

@@ -81,7 +81,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
         geo,
         wide if fours else int8_depthwise_pairs.CHANNELS,
         sums=Pointer(kernel.operands[0]),
-        out=Pointer(store.buffer, epilogue.constant * store.buffer.dtype.itemsize),
+        out=epilogue.out,
         out_step=0 if direct is None or epilogue.row_step is None else epilogue.row_step,
         scratch=Scratch(),
         scratch_stride=ScratchStride(),

@@ -192,10 +192,10 @@ class Fours(Body):
             self.put_plain(c, size, pixels, totals)
             return
         limits = int8_epilogue.limits(f, self.finishing, self.clamped, size // 2)
-        epilogue = int8_epilogue.Finish(numbers(1), numbers(2), limits)
+        finish = int8_epilogue.Finish(numbers(1), numbers(2), limits)
         target, step = self.place(pixels, c)
         for total in totals:
-            f.store(f.cast("bitcast", int8_epilogue.quantised(f, self.result, total, epilogue), ty), target, align=1)
+            f.store(f.cast("bitcast", int8_epilogue.quantised(f, self.result, total, finish), ty), target, align=1)
             target = f.offset(target, step)
 
     def put_plain(self, c: str, size: int, pixels: Pixels, totals: list[list[str]]) -> None:

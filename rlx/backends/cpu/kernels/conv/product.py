@@ -155,7 +155,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     w = ConvArguments.loaded(f)
     outputs, depth, pixels = w.outputs, w.depth, w.pixels
     chunk = chunk_of(f, pixels, w.pixel_chunk, outputs, w.panel_chunk, width, groups=w.groups)
-    columns, group, p0, p1, n0, n1 = chunk.room, chunk.copy, chunk.r0, chunk.r1, chunk.n0, chunk.n1
+    columns, group, p0, p1, n0, n1 = chunk.room, chunk.matrix, chunk.r0, chunk.r1, chunk.n0, chunk.n1
     own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
     x = f.gep(w.x, f.mul(group, w.channels), ty)
     first = f.add(f.mul(group, outputs), n0)  # of the output channels

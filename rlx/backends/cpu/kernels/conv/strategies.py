@@ -21,7 +21,6 @@ from rlx.backends.cpu.kernels.conv.weights import is_few
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
-from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import Expr, Load, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
@@ -59,7 +58,7 @@ def unsuited(anchor: Conv, dtype: DType, target: Target) -> str | None:
     return None if known else f"no kernel has convolutions of {dtype}, or of so many axes"
 
 
-def accepts_operand(role: str, shape: Shape, index: Affine) -> bool:
+def accepts_operand(index: Affine) -> bool:
     """Any linear walk will do: what is not in place becomes a copy."""
     return index.is_linear
 

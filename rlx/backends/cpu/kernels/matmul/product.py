@@ -86,7 +86,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     def finish(f: Function, block: gemm.Block) -> None:
         emitter = Emitter(f, table, target.lanes)
         epilogue.prepare(emitter)
-        at = _batch_indices(f, table, block.at.copy, store.extents[:-2])
+        at = _batch_indices(f, table, block.at.matrix, store.extents[:-2])
         top = Scope(1, None, dict(zip(batch, at, strict=True)))
         rows, columns = (block.at.r0, block.at.r1), (block.at.n0, block.at.n1)
         epilogue.block(emitter, rows, columns, block.c, block.ldc, top)
@@ -141,7 +141,7 @@ class Product(CpuStrategy):
         return self.format.refuses(kernel, kernel.anchor, setting)
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
-        return self.format.layout(kernel, setting.target)
+        return self.format.layout(kernel)
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
         return [_emit(kernel, self.format, target)]
