@@ -11,7 +11,8 @@ from targets import machine
 from test_gemm import Guarded
 
 import rlx
-from rlx.backends.cpu.gemm.kernel import block_routine, tile_of
+from rlx.backends.cpu.gemm.kernel import block_routine
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import PRODUCT_BLOCK, by_tiles, tile_chunking, tile_room

@@ -10,9 +10,10 @@ from targets import machine, pretend
 
 import rlx
 from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.gemm.kernel import gemm_kernel, tile_of
+from rlx.backends.cpu.gemm.kernel import gemm_kernel
 from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels import blocks as block_panels
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import decoded_room, tile_room

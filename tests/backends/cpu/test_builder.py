@@ -9,7 +9,7 @@ import pytest
 
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
-from rlx.backends.cpu.llvm.builder import Function, Module, constant, int_of, suffix, vec, width
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, suffix, vec, width
 
 keep = []
 
@@ -27,7 +27,6 @@ def test_types():
     assert vec("float", 1) == "float"
     assert vec("float", 8) == "<8 x float>"
     assert width("<8 x float>") == 8
-    assert int_of("<4 x double>") == "<4 x i64>"
     assert suffix("<8 x float>") == "v8f32"
     assert suffix("ptr") == "p0"
 

@@ -12,6 +12,7 @@ from targets import machine
 
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.kernels.conv import winograd
+from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS, transforms
 from rlx.backends.cpu.schedule.arguments import THREADS
 from rlx.backends.cpu.schedule.conv import conv_by_tiles
 from rlx.backends.cpu.schedule.winograd import WinogradSchedule
@@ -507,7 +508,7 @@ def strategies(run: GuardedRun) -> list[str]:
     return [k.how for k in run.program.run if isinstance(k.anchor, Anchor)]
 
 
-@pytest.fixture(params=list(winograd.FORMS))
+@pytest.fixture(params=list(FORMS))
 def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each transform in turn, for every convolution that it can compute."""
     chosen: str = request.param
@@ -537,7 +538,7 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def test_winograd(x: tuple[int, ...], outputs: int, pads: tuple[int, ...], name: str) -> None:
     """Odd sizes and tile edges, within the error that the module states."""
     for post in (None, residual):
-        g = conv_graph(x, (outputs, x[1], *winograd.FORMS[name].r), post, pads=pads)
+        g = conv_graph(x, (outputs, x[1], *FORMS[name].r), post, pads=pads)
         run = compiled(g)
         assert strategies(run) == [name]
         check(g, run=run, tolerance=1e-6 if name == "conv.winograd_f2x2_3x3" else 6e-6)
@@ -546,8 +547,8 @@ def test_winograd(x: tuple[int, ...], outputs: int, pads: tuple[int, ...], name:
 @pytest.mark.parametrize("length", [7, 8, 9, 10, 11, 33])
 def test_winograd_of_signals(length: int, name: str) -> None:
     """Convolutions with one spatial axis, of every rest of a tile."""
-    if winograd.FORMS[name].r[0] == 1:
-        g = conv_graph((2, 16, length), (40, 16, winograd.FORMS[name].r[1]), scaled_signal, pads=(1, 0))
+    if FORMS[name].r[0] == 1:
+        g = conv_graph((2, 16, length), (40, 16, FORMS[name].r[1]), scaled_signal, pads=(1, 0))
         run = compiled(g)
         assert strategies(run) == [name]
         check(g, run=run, tolerance=6e-6)
@@ -556,7 +557,7 @@ def test_winograd_of_signals(length: int, name: str) -> None:
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("post", [scaled, by_column, by_row])
 def test_epilogues_of_winograd(post: Post, name: str) -> None:
-    g = conv_graph((2, 16, 13, 11), (18, 16, *winograd.FORMS[name].r), post, pads=(1, 1, 1, 1))
+    g = conv_graph((2, 16, 13, 11), (18, 16, *FORMS[name].r), post, pads=(1, 1, 1, 1))
     run = compiled(g)
     assert strategies(run) == [name]
     assert [k.kind for k in run.program.run if k.name != "channels last"] == ["conv"]
@@ -564,7 +565,7 @@ def test_epilogues_of_winograd(post: Post, name: str) -> None:
 
 
 def test_winograd_may_change_the_type(name: str) -> None:
-    g = conv_graph((2, 16, 13, 11), (18, 16, *winograd.FORMS[name].r), positive, pads=(1, 1, 1, 1))
+    g = conv_graph((2, 16, 13, 11), (18, 16, *FORMS[name].r), positive, pads=(1, 1, 1, 1))
     arrays = arrays_of(g, {})
     run = compiled(g)
     assert strategies(run) == [name]
@@ -576,7 +577,7 @@ def test_winograd_may_change_the_type(name: str) -> None:
 
 def test_winograd_of_sizes_known_at_the_run(name: str) -> None:
     n, h, w = Dim("n", 0, 4), Dim("h", 3, 64), Dim("w", 3, 64)
-    g = conv_graph((n, 16, h, w), (16, 16, *winograd.FORMS[name].r), residual, pads=(2, 2, 2, 2))
+    g = conv_graph((n, 16, h, w), (16, 16, *FORMS[name].r), residual, pads=(2, 2, 2, 2))
     run = compiled(g)
     assert strategies(run) == [name]
     for sizes in ((1, 3, 3), (2, 9, 16), (3, 40, 33), (0, 5, 5), (1, 64, 64)):
@@ -585,7 +586,7 @@ def test_winograd_of_sizes_known_at_the_run(name: str) -> None:
 
 def test_winograd_is_not_for_every_window(name: str) -> None:
     """Strides, dilations, groups, other windows, f64 and weights that are computed have none."""
-    r = winograd.FORMS[name].r
+    r = FORMS[name].r
     cases: list[tuple[tuple[int, ...], str, dict[str, Any]]] = [
         ((16, 16, *r), "f32", {"strides": (2, 1)}),
         ((16, 16, *r), "f32", {"dilations": (1, 2)}),
@@ -628,8 +629,8 @@ def test_one_tile_of_a_line_is_summed_plainly(window: int, tile: int) -> None:
 
 def test_transforms_are_exact() -> None:
     """In rational numbers the transforms give the sums of products themselves."""
-    for m, r in {(m, r) for form in winograd.FORMS.values() for m, r in zip(form.m, form.r, strict=True)}:
-        a, g, b = winograd.transforms(m, r)
+    for m, r in {(m, r) for form in FORMS.values() for m, r in zip(form.m, form.r, strict=True)}:
+        a, g, b = transforms(m, r)
         for i in range(m + r - 1):
             for k in range(r):
                 for row in range(m):
@@ -648,7 +649,7 @@ def test_half_precision_has_no_kernel() -> None:
 @pytest.mark.parametrize("name", ["conv.winograd_f2x2_3x3", "conv.winograd_f4x4_3x3"])
 def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: int, size: int, name: str) -> None:
     """By tiles, of a small image with large weights: two threads have a half of it each, and all of it is done."""
-    form = winograd.FORMS[name]
+    form = FORMS[name]
     for threads in (1, 2, 3, 8):
         cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
         panels = -(-outputs // WinogradSchedule.WIDTH)
@@ -662,7 +663,7 @@ def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: 
 @pytest.mark.parametrize("channels, size", [(96, 12), (96, 16), (96, 8), (24, 48)])
 def test_half_a_panel_at_the_end_is_not_a_chunk_of_its_own(outputs: int, channels: int, size: int) -> None:
     """Its vectors overlap those before them, which are another chunk's then."""
-    for form in winograd.FORMS.values():
+    for form in FORMS.values():
         for threads in (1, 2, 3, 8, 64):
             cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True)({THREADS: threads})
             assert cut.panel_chunk >= -(-outputs // WinogradSchedule.WIDTH)

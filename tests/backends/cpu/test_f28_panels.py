@@ -7,9 +7,10 @@ import pytest
 from targets import machine
 
 import rlx
-from rlx.backends.cpu.gemm.kernel import block_routine, gemm_kernel, tile_of
+from rlx.backends.cpu.gemm.kernel import block_routine, gemm_kernel
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels.plain import pack_b
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
 from rlx.backends.cpu.schedule.matmul import chunking, in_pairs

@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 from targets import machine
 
-from rlx.backends.cpu.gemm import kernel as gemm
-from rlx.backends.cpu.gemm.kernel import (
-    GemmArguments,
-    block_routine,
-    gemm_kernel,
-    packed_elements,
-    tile_of,
-)
+from rlx.backends.cpu.gemm.kernel import GemmArguments, block_routine, gemm_kernel
 from rlx.backends.cpu.gemm.panels.plain import pack_b
+from rlx.backends.cpu.gemm.tile import SCALARS, micro_kernel, tile_of
 from rlx.backends.cpu.jit import compile as jit
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object
@@ -46,6 +40,12 @@ class Code:
 def load(module, name):
     library = load_object(compile_object(module.text(), optimize=False))
     return Code(library, SIGNATURE(library.address(name)))
+
+
+def packed_elements(k, n, dtype="f32"):
+    """Elements of one packed [K, N] matrix."""
+    width = 64 // np.dtype(DTYPES[dtype]).itemsize
+    return -(-n // width) * width * k
 
 
 def tile(dtype, vector_bytes=0):
@@ -77,7 +77,7 @@ def pack(b, dtype, vector_bytes=0, per_chunk=3):
     panels = -(-n // width)
     out = np.full((batch, panels, k, width), np.nan, b.dtype)
     strides = [s // size for s in b.strides]
-    words = [b.ctypes.data, strides[1], strides[2], strides[0], out.ctypes.data, packed_elements(k, n, dtype), k, n]
+    words = [b.ctypes.data, strides[1], strides[2], strides[0], out.ctypes.data(k, n, dtype), k, n]
     words = np.array([*words, batch, per_chunk])
     packer(dtype, vector_bytes).run(words, batch * -(-panels // per_chunk))
     return out
@@ -99,7 +99,7 @@ def multiply(a, b, cut=None, vector_bytes=0, out=None):
     dtype = "f32" if a.dtype == np.float32 else "f64"
     (batch, m, k), n = a.shape, b.shape[2]
     c = np.full((batch, m, n), np.nan, a.dtype) if out is None else out
-    cut = cut or chunking(m, n, k, batch, size_of(gemm.SCALARS[dtype]))
+    cut = cut or chunking(m, n, k, batch, size_of(SCALARS[dtype]))
     scratch = np.zeros(cut.copy_bytes + 64, np.uint8)
     packed = pack(b, dtype, vector_bytes)
     b_batch = 0 if len(b) == 1 else None
@@ -254,7 +254,7 @@ def test_epilogue(to_scratch):
     t = tile("f32")
 
     def epilogue(f, block):
-        bias, c = block.word(0, "ptr"), GemmArguments.loaded(f, "c").c
+        bias, c = f.load("ptr", GemmArguments.behind(f)), GemmArguments.loaded(f, "c").c
         ldc = GemmArguments.loaded(f, "ldc").ldc
 
         def row(i, _):
@@ -289,7 +289,7 @@ def test_batch_offsets():
     """Two batch axes, B broadcast along the first: offsets come from a callback."""
 
     def offsets(f, batch):
-        return f.mul(batch, 6 * 20), f.mul(f.rem(batch, 3), packed_elements(20, 18)), f.mul(batch, 6 * 18)
+        return f.mul(batch, 6 * 20), f.mul(f.rem(batch, 3)(20, 18)), f.mul(batch, 6 * 18)
 
     code = load(gemm_kernel(tile("f32"), "rlx_axes", batch_offsets=offsets), "rlx_axes")
     a, b = random((6, 6, 20), "f32"), random((3, 20, 18), "f32", 1)
@@ -332,7 +332,7 @@ def test_two_threads_get_equal_shares(shape):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows, panels", [(5, 2), (8, 2), (12, 2), (14, 2), (5, 3), (9, 3)])
 def test_loops_of_512_bit_tiles_keep_their_sums_in_registers(dtype, rows, panels):
-    kernel = gemm.micro_kernel(tile(dtype, 64), rows, panels)
+    kernel = micro_kernel(tile(dtype, 64), rows, panels)
     code = jit.target_machine().emit_assembly(jit.llvm().parse_assembly(Module([kernel]).text()))
     lines = code.splitlines()
     steps = [i for i, line in enumerate(lines) if "vfmadd" in line]

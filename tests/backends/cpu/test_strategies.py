@@ -6,7 +6,7 @@ import pytest
 import strategy_table
 
 import rlx
-from rlx.backends.cpu.kernels.conv.winograd import FORMS
+from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.select import STRATEGIES
 from rlx.errors import OptionError

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.tile import tile_of, transpose
 from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, vec, void
@@ -56,10 +57,6 @@ def computed_in(dtype: DType) -> DType:
     return F64 if dtype is F64 else F32
 
 
-def tile_of(dtype: DType, target: Target) -> gemm.Tile:
-    return gemm.tile_of(computed_in(dtype), target)
-
-
 def sizes(w: Buffer, transposed: bool) -> tuple[Size, Size, Size]:
     """Experts, depth and columns of a weight."""
     number, first, second = w.shape
@@ -95,7 +92,7 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
         dtype, shape = w.dtype, w.shape
         if encoding_of(node) is None:
             dtype = computed_in(w.dtype)
-            width = tile_of(dtype, setting.target).width
+            width = tile_of(computed_in(dtype), setting.target).width
             shape = (number, ceildiv(columns, width), depth, width)
         panels = Buffer(f"{out.name}.panels", "prepared", shape, dtype)
         made.append(Kernel("pack experts", special=node, operands=(w,), results=(panels,), nodes=nodes, strategy=PACK))
@@ -261,7 +258,8 @@ def fetch_routine(dtype: DType, target: Target, encoding: Encoding | None = None
 
     The last axis of an encoded matrix is whole blocks, so vectors of elements are part of one.
     """
-    tile, wide = tile_of(dtype, target), computed_in(dtype)
+    wide = computed_in(dtype)
+    tile = tile_of(wide, target)
     memory, ty, lanes, width = convert.memory_type(dtype), tile.scalar, tile.lanes, tile.width
     sizes = [("i64", name) for name in ("k", "n", "row", "column", "count", "start")]
     f = Function(PLACEHOLDER, [("ptr", "b"), ("ptr", "out"), *sizes])
@@ -292,7 +290,7 @@ def fetch_routine(dtype: DType, target: Target, encoding: Encoding | None = None
 
         def square(i: str, _: list[str]) -> None:
             for j in range(0, width, lanes):
-                turned = gemm.transpose(f, [read(at(i, j + q), lanes) for q in range(lanes)])
+                turned = transpose(f, [read(at(i, j + q), lanes) for q in range(lanes)])
                 for q, value in enumerate(turned):
                     f.store(value, cell(f.add(i, q), j))
 
@@ -383,7 +381,8 @@ class _Product:
         (out,) = kernel.results
         self.frame = frame = Frame()
         self.f, self.dtype = frame.f, x.dtype
-        self.tile, self.wide = tile_of(x.dtype, target), computed_in(x.dtype)
+        self.wide = computed_in(x.dtype)
+        self.tile = tile_of(self.wide, target)
         number, depth, columns = sizes_of(kernel.special)
         cut = once(GroupedMatmulSchedule(size_product(out.shape[:-1]), number, columns, depth, self.wide.itemsize))
         frame.chunks = Part(cut, "chunks")
@@ -480,31 +479,17 @@ class _Product:
 
         def by_copies() -> None:
             lda, ldc = f.add(self.k, COPY_PAD, "i64"), f.mul(self.step, self.tile.width, "i64")
-            sums = f.offset(self.own, self.sums_at)
+            sums, lanes = f.offset(self.own, self.sums_at), self.tile.target.lanes
 
             def load_row(i: str, _: list[str]) -> None:
                 row = source(frame.element(listed, i, "i64"))
-                _convert_row(
-                    f,
-                    self.tile.target.lanes,
-                    row,
-                    self.dtype,
-                    f.gep(self.own, f.mul(i, lda, "i64"), ty),
-                    self.wide,
-                    self.k,
-                )
+                place = f.gep(self.own, f.mul(i, lda, "i64"), ty)
+                _convert_row(f, lanes, row, self.dtype, place, self.wide, self.k)
 
             def store_row(i: str, _: list[str]) -> None:
                 row = target(frame.element(listed, i, "i64"))
-                _convert_row(
-                    f,
-                    self.tile.target.lanes,
-                    f.gep(sums, f.mul(i, ldc, "i64"), ty),
-                    self.wide,
-                    row,
-                    self.dtype,
-                    columns,
-                )
+                place = f.gep(sums, f.mul(i, ldc, "i64"), ty)
+                _convert_row(f, lanes, place, self.wide, row, self.dtype, columns)
 
             f.loop(0, count, 1, [], load_row)
             block(self.own, lda, sums, ldc)

@@ -30,7 +30,6 @@ __all__ = [
     "arguments_of",
     "constant",
     "element",
-    "int_of",
     "size_of",
     "suffix",
     "vec",
@@ -78,11 +77,6 @@ def void(_: object) -> None:
 def size_of(ty: str) -> int:
     """Returns the bytes that one lane takes in memory."""
     return SIZES[element(ty)]
-
-
-def int_of(ty: str) -> str:
-    """Returns the integer type with the lanes and bits of `ty`."""
-    return vec(f"i{8 * size_of(ty)}", width(ty))
 
 
 def suffix(ty: str) -> str:

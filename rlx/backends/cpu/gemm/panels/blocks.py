@@ -20,6 +20,7 @@ from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, ROW, SCALE, BlockCode
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
+from rlx.backends.cpu.gemm.tile import Tile, put_tile
 from rlx.backends.cpu.llvm.builder import Function, Module, void
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule
@@ -94,7 +95,7 @@ def _has_code(target: Target) -> bool:
 # ---- code
 
 
-def _product(tile: gemm.Tile, code: BlockCode, rows: int) -> Function:
+def _product(tile: Tile, code: BlockCode, rows: int) -> Function:
     """A block of C of so many rows: as `gemm.gemm_block`, but for `stride`, which is in bytes."""
     lanes, halves = tile.lanes, WIDTH // tile.lanes
     f = Function(f"rlx_{code.name}_{tile.name}_{rows}", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
@@ -115,7 +116,7 @@ def _product(tile: gemm.Tile, code: BlockCode, rows: int) -> Function:
             stop = f.min(f.add(k0, block), "%k")
             zeros = [(tile.vector, "zeroinitializer")] * (rows * vectors)
             after = f.loop(k0, stop, BLOCK, [*(("ptr", p) for p in at), *zeros], one_block, runs=True)
-            gemm.put_tile(f, tile, after[panels:], c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
+            put_tile(f, tile, after[panels:], c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
             return after[:panels]
 
         def one_block(step: str, state: list[str]) -> list[str]:
@@ -164,13 +165,13 @@ def _product(tile: gemm.Tile, code: BlockCode, rows: int) -> Function:
     return f
 
 
-def _panels(tile: gemm.Tile, rows: int) -> int:
+def _panels(tile: Tile, rows: int) -> int:
     """Panels at a time: sums, weights of a step with their scales and some more never exceed the registers."""
     halves = WIDTH // tile.lanes
     return next(p for p in (4, 2, 1) if (rows + 2) * p * halves + 2 <= tile.registers or p == 1)
 
 
-def _few(tile: gemm.Tile, code: BlockCode) -> Function:
+def _few(tile: Tile, code: BlockCode) -> Function:
     """Decodes in registers: `most_rows` rows at a time."""
     f = Function(f"rlx_{code.name}_few", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
     arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
@@ -191,7 +192,7 @@ def _few(tile: gemm.Tile, code: BlockCode) -> Function:
     return f
 
 
-def _decode(tile: gemm.Tile, code: BlockCode) -> Function:
+def _decode(tile: Tile, code: BlockCode) -> Function:
     """A panel as one of f32."""
     f = Function(f"rlx_{code.name}_decode", [("ptr", "b"), ("ptr", "out"), ("i64", "k")], internal=True)
     lanes = tile.lanes
@@ -216,7 +217,7 @@ def _decode(tile: gemm.Tile, code: BlockCode) -> Function:
     return f
 
 
-def _many(tile: gemm.Tile, code: BlockCode) -> Function:
+def _many(tile: Tile, code: BlockCode) -> Function:
     """Decodes two panels at a time to `copy`, which other products then read."""
     f = Function(f"rlx_{code.name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
     plain, decode = gemm.gemm_block(replace(tile, format=PanelFormat()), internal=True), _decode(tile, code)
@@ -273,7 +274,7 @@ class EncodedBlocks(PanelFormat):
     def step_bytes(self, sums: str) -> int:
         return self.code.block_bytes // BLOCK
 
-    def block_routine(self, tile: gemm.Tile) -> Routine:
+    def block_routine(self, tile: Tile) -> Routine:
         """Decodes in registers where `copy` is null, else to that room."""
         code = self.code
         f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")

@@ -20,6 +20,7 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import plain
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
+from rlx.backends.cpu.gemm.tile import Tile, put_tile
 from rlx.backends.cpu.llvm.builder import Function, Module, vec, void
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule
@@ -163,7 +164,7 @@ def pack_panel(f: Function, lanes: int, source: str, panel: str, k: str, columns
 # ---- products
 
 
-def product(tile: gemm.Tile, rows: int) -> Function:
+def product(tile: Tile, rows: int) -> Function:
     """A block of C of so many rows: as `gemm.gemm_block`, but `b` is all of B and `stride` the first panel's number."""
     v, halves = tile.vector, WIDTH // tile.lanes
     f = Function(f"rlx_short_{tile.name}_{rows}", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
@@ -184,7 +185,7 @@ def product(tile: gemm.Tile, rows: int) -> Function:
             stop = f.min(f.add(k0, block), "%k")
             zeros = [(v, "zeroinitializer")] * (rows * vectors)
             after = f.loop(k0, stop, GROUP, [*(("ptr", p) for p in state), *zeros], group, runs=True)
-            gemm.put_tile(f, tile, after[panels:], c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
+            put_tile(f, tile, after[panels:], c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
             return after[:panels]
 
         def group(step: str, state: list[str]) -> list[str]:
@@ -211,9 +212,7 @@ def product(tile: gemm.Tile, rows: int) -> Function:
     return f
 
 
-def eight_steps(
-    f: Function, tile: gemm.Tile, plain: str, p: str, a: list[str], base: str, sums: list[str]
-) -> list[str]:
+def eight_steps(f: Function, tile: Tile, plain: str, p: str, a: list[str], base: str, sums: list[str]) -> list[str]:
     """Adds the steps of a panel at `p` to the sums of each row, of which `a` are the addresses: of numbers or of words.
 
     Gives where the next steps begin, and the sums.
@@ -281,7 +280,7 @@ class F28(PanelFormat):
     def panel_bytes(self, nbytes: int) -> int:
         return nbytes * 7 // 8  # but for a few steps
 
-    def block_routine(self, tile: gemm.Tile) -> Routine:
+    def block_routine(self, tile: Tile) -> Routine:
         """For up to `most_rows` rows."""
         f = Function(f"rlx_short_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
         arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]

@@ -21,7 +21,7 @@ from rlx.kernels.program import Kernel
 from rlx.records import replace
 
 if TYPE_CHECKING:
-    from rlx.backends.cpu.gemm.kernel import Tile
+    from rlx.backends.cpu.gemm.tile import Tile
 
 __all__ = ["PanelFormat"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from rlx.backends.cpu.gemm.kernel import Tile, kernel_function, tile_of, transpose
+from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import COLUMN, DEPTH
+from rlx.backends.cpu.gemm.tile import Tile, tile_of, transpose
 from rlx.backends.cpu.llvm.builder import Function, Module, void
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.loops.looks import looking_loop

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.kernels.attention.decode import (
     Rows,
     block_rows,
@@ -212,7 +213,7 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
         scratch_stride=ScratchStride(),
         row_sums=part(cut, "sums"),
         results=part(cut, "results"),
-        block=gemm.block_routine(gemm.tile_of(F32, target)) if ways.many else 0,
+        block=gemm.block_routine(tile_of(F32, target)) if ways.many else 0,
         **count_words(anchor),
         panels=part(cut, "panels"),
         row_part=part(cut, "part"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.tile import transpose
 from rlx.backends.cpu.kernels.attention.decode import Rows
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, name_kernel
@@ -129,7 +130,7 @@ def pack_columns(f: Function, lanes: int, x: str, step: str, out: str, rows: str
         def square(d: str, _: list[str]) -> None:
             for j in range(0, WIDTH, lanes):
                 lines = [f.gep(source, f.add(f.mul(step, j + q), d), "float") for q in range(lanes)]
-                for q, value in enumerate(gemm.transpose(f, [f.load(vector, p) for p in lines])):
+                for q, value in enumerate(transpose(f, [f.load(vector, p) for p in lines])):
                     f.store(value, f.gep(target, f.add(f.mul(f.add(d, q), WIDTH), j), "float"))
 
         def single(d: str, _: list[str]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import cast
 
-from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.kernels.conv import implicit_gemm
 from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemmArguments
@@ -73,7 +73,7 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
 @cache
 def _routine(dtype: str, sums: str, outputs: int, target: Target) -> Routine:
     vector_bytes = target.vector_bytes
-    tile = gemm.tile_of(DTYPES[dtype], target)
+    tile = tile_of(DTYPES[dtype], target)
     function = _dots(tile.scalar, "float" if sums == "f32" else "double", vector_bytes, outputs)
     return Routine(function.name, Module([function]).text())
 

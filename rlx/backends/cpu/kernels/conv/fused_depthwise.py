@@ -15,6 +15,7 @@ from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.epilogue import Epilogue
+from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, register_tiles
 from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, PlaneArguments, chunk_parts, plane_words
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
@@ -176,7 +177,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     ring = 1 << ((together - 1) * geo.strides[0] + reach - 1).bit_length()
     sizes = (geo.batch, geo.groups, geo.height, geo.width, geo.out_height, geo.out_width)
     windows = implicit_gemm.cut_of(before, WIDTH, in_place=True) if _reads_planes(before) else None
-    tile = gemm.tile_of(F32, target)
+    tile = tile_of(F32, target)
     panels = tile.panels if tile.lanes == WIDTH else 1
     window = (taps[0] * taps[1], reach, geo.strides[0])
     cut = once(FusedDepthwiseSchedule(sizes, geometry(before).depth, *window, ring, panels, windows))
@@ -237,7 +238,7 @@ class RingBody(Body):
     w: FusedDepthwiseArguments
     before: Kernel
     ring: int
-    tile: gemm.Tile
+    tile: Tile
 
     @property
     def rows(self) -> int:
@@ -339,7 +340,7 @@ class RingBody(Body):
         def height_of(most: int) -> int:
             return min(most, implicit_gemm.ROWS) if isinstance(source, register_tiles.Windows) else most
 
-        def panels_from(tile: gemm.Tile) -> Callable[[str, list[str]], None]:
+        def panels_from(tile: Tile) -> Callable[[str, list[str]], None]:
             """All pixels in the channels of one tile's panels."""
 
             def body(c: str, _: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.kernels.conv.geometry import Geometry
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, vec
 from rlx.backends.cpu.schedule.arguments import Argument, Arguments, Number, Routine
@@ -63,7 +63,7 @@ def words(geo: Geometry) -> list[Argument]:
 
 
 @cache
-def routine(tile: gemm.Tile) -> Routine:
+def routine(tile: Tile) -> Routine:
     """`(ptr x, ptr out, ptr words, i64 p0, i64 p1, i64 step)`: windows of pixels [p0, p1), `step` elements apart.
 
     `x` is at the first image's first pixel, at the first channel of the group. Up to a vector after the last window is
@@ -274,13 +274,13 @@ def _mask_type(ty: str) -> str:
 
 
 @cache
-def dots_routine(tile: gemm.Tile) -> Routine:
+def dots_routine(tile: Tile) -> Routine:
     """`(ptr a, i64 lda, ptr w, ptr c, i64 ldc, i64 rows, i64 depth, i64 count)`: c[i, j] = a[i] . w[j], count <= 4."""
     function = _dots(tile)
     return Routine(function.name, Module([function]).text())
 
 
-def _dots(tile: gemm.Tile) -> Function:
+def _dots(tile: Tile) -> Function:
     ty, vector, lanes = tile.scalar, tile.vector, tile.lanes
     arguments = [("ptr", "a"), ("i64", "lda"), ("ptr", "w"), ("ptr", "c"), ("i64", "ldc"), ("i64", "rows")]
     f = Function(f"rlx_dots_{tile.dtype}x{lanes}", [*arguments, ("i64", "depth"), ("i64", "count")])

@@ -18,10 +18,12 @@ from typing import cast
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue
+from rlx.backends.cpu.gemm.tile import HALF, Tile, tile_of, transpose
 from rlx.backends.cpu.kernels.conv import register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
+from rlx.backends.cpu.kernels.conv.window_tile import window_tile
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -54,7 +56,6 @@ __all__ = ["Begun", "ImplicitGemmArguments", "begin", "emit", "from_planes", "su
 
 ROWS = 8  # of a tile at most: each needs a register for its address
 MOST_PLANES = 4  # whose pixels are as many elements of a vector
-HALF = gemm.HALF
 
 
 class ImplicitGemmArguments(Arguments):
@@ -271,7 +272,7 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     dtype = anchor.x.dtype
-    tile = gemm.tile_of(dtype, target).of_one_panel
+    tile = tile_of(dtype, target).of_one_panel
     here = begin(kernel, tile.width, _block_routine(tile), conv_epilogue(kernel, dtype).in_place, target)
     f, emitter, epilogue, w, a, (n0, n1) = here.f, here.emitter, here.epilogue, here.w, here.a, here.columns
     ty, width, depth = tile.scalar, tile.width, w.depth
@@ -305,16 +306,16 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
 def lines_routine(kernel: Kernel, target: Target) -> Routine:
     """What prepares the rows of a kernel's results."""
     assert isinstance(kernel.anchor, Conv)
-    return _lines_routine(gemm.tile_of(kernel.anchor.x.dtype, target).of_one_panel, planes_of(kernel))
+    return _lines_routine(tile_of(kernel.anchor.x.dtype, target).of_one_panel, planes_of(kernel))
 
 
 @cache
-def _lines_routine(tile: gemm.Tile, planes: int) -> Routine:
+def _lines_routine(tile: Tile, planes: int) -> Routine:
     function = _lines(tile, planes)
     return Routine(function.name, Module([function]).text())
 
 
-def _lines(tile: gemm.Tile, planes: int) -> Function:
+def _lines(tile: Tile, planes: int) -> Function:
     """`(ptr x, ptr copies, ptr offsets, ptr words, i64 r0, i64 r1)`: what rows r0..r1 of results need.
 
     With 0 `planes` the channels of a pixel lie together, else there are so many planes.
@@ -386,7 +387,7 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
             rows = [f.load(vector, f.gep(p, i, ty)) for p in sources]
             rows += [rows[-1]] * (step - planes)
             out = f.gep(place, f.mul(i, planes), ty)
-            for j, row in enumerate(gemm.transpose(f, rows)):  # what a pixel has too much the next one covers
+            for j, row in enumerate(transpose(f, rows)):  # what a pixel has too much the next one covers
                 f.store(row, f.gep(out, j * planes, ty))
 
         def one(i: str, _: list[str]) -> None:
@@ -446,12 +447,12 @@ def _lines(tile: gemm.Tile, planes: int) -> Function:
 
 
 @cache
-def _block_routine(tile: gemm.Tile) -> Routine:
+def _block_routine(tile: Tile) -> Routine:
     block = _block(tile)
     return Routine(block.name, Module([block]).text())
 
 
-def _block(tile: gemm.Tile) -> Function:
+def _block(tile: Tile) -> Function:
     """Sums of some pixels.
 
     `(ptr a, ptr offsets, ptr words, ptr b, ptr c, i64 ldc, i64 pixels, i64 columns)`: `offsets` is at the first pixel,
@@ -467,7 +468,7 @@ def _block(tile: gemm.Tile) -> Function:
 
     def kernel(rows: int, panels: int) -> Function:
         if (rows, panels) not in kernels:
-            kernels[rows, panels] = _tile(tile, rows, panels)
+            kernels[rows, panels] = window_tile(tile, rows, panels)
         return kernels[rows, panels]
 
     def steps(first: str, start: str) -> None:
@@ -522,82 +523,6 @@ def _block(tile: gemm.Tile) -> Function:
         f.loop(0, w.run, w.steps, [], lambda start, _: steps(first, start))
 
     f.loop(0, w.pieces, w.group, [], group_of_pieces)
-    f.ret()
-    return f
-
-
-def _tile(tile: gemm.Tile, rows: int, panels: int) -> Function:
-    """A tile of results: rows x panels panels over `pieces` pieces of `run` steps; panels 0: half a panel.
-
-    `(ptr a, ptr offsets, i64 step, i64 pieces, i64 run, ptr b, i64 stride, ptr c, i64 ldc, i64 n, i64 add, ptr next)`:
-    `step` is from piece to piece, `stride` from panel to panel, `n` the columns of C that exist, `add` whether C is
-    added to or set, `next` the memory to prefetch.
-    """
-    ty, v, lanes, size = tile.scalar, tile.vector, tile.lanes, size_of(tile.scalar)
-    per_panel = tile.width // lanes
-    vectors = per_panel // 2 if panels == HALF else per_panel * panels
-    unroll = tile.unroll
-    numbers = ("step", "pieces", "run")
-    f = Function(
-        f"rlx_direct_{tile.name}_{rows}x{panels or 'half'}",
-        [
-            ("ptr", "a"),
-            ("ptr", "offsets"),
-            *(("i64", i) for i in numbers),
-            ("ptr", "b"),
-            ("i64", "stride"),
-            ("ptr", "c"),
-            ("i64", "ldc"),
-            ("i64", "n"),
-            ("i64", "add"),
-            ("ptr", "next"),
-        ],
-        shared=True,
-        attrs="nounwind noinline",
-    )
-    c_rows = ["%c"]
-    for _ in range(rows - 1):
-        c_rows.append(f.gep(c_rows[-1], "%ldc", ty))
-    for row in c_rows:
-        f.prefetch(row, write=True)
-    starts = [f.gep("%a", f.load("i64", f.gep("%offsets", i, "i64")), ty) for i in range(rows)]
-    panel_step = f.mul("%stride", size)
-    whole = f.and_("%run", -unroll)
-
-    def steps(count: int, k: str, windows: list[str], state: list[str]) -> list[str]:
-        b, ahead, acc = state[0], state[1], state[2:]
-        for line in range(0, count * tile.fetched if count > 1 else 0, 64):
-            f.prefetch(f.offset(ahead, line), locality=2)
-        for i in range(count):
-            panel = [b]
-            for _ in range(max(panels, 1) - 1):
-                panel.append(f.offset(panel[-1], panel_step))
-            y = [
-                f.load(v, f.offset(panel[j // per_panel], (i * tile.width + j % per_panel * lanes) * size))
-                for j in range(vectors)
-            ]
-            for r in range(rows):
-                x = f.splat(f.load(ty, f.offset(f.gep(windows[r], k, ty), i * size)), lanes)
-                for j in range(vectors):
-                    total = f.fma(x, y[j], acc[r * vectors + j], v)
-                    acc[r * vectors + j] = tile.ordered(f, total) if count > 1 else total
-        coming = f.offset(ahead, count * tile.fetched) if count > 1 else ahead
-        return [f.offset(b, count * tile.width * size), coming, *acc]
-
-    def piece(_: str, state: list[str]) -> list[str]:
-        windows, inner = state[:rows], state[rows:]
-
-        def typed(values: list[str]) -> list[tuple[str, str]]:
-            return [("ptr", values[0]), ("ptr", values[1]), *((v, x) for x in values[2:])]
-
-        inner = f.loop(0, whole, unroll, typed(inner), lambda k, s: steps(unroll, k, windows, s))
-        inner = f.loop(whole, "%run", 1, typed(inner), lambda k, s: steps(1, k, windows, s))
-        return [*(f.gep(p, "%step", ty) for p in windows), *inner]
-
-    state: list[tuple[str, str]] = [("ptr", p) for p in (*starts, "%b", "%next")]
-    state += [(v, "zeroinitializer")] * (rows * vectors)
-    acc = f.loop(0, "%pieces", 1, state, piece)[rows + 2 :]
-    gemm.put_tile(f, tile, acc, c_rows, "%n", f.cmp("ne", "%add", 0))
     f.ret()
     return f
 

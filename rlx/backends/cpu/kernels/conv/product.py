@@ -6,8 +6,12 @@ its pixels into its worker's scratch first.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.chunk import chunk_of
+from rlx.backends.cpu.gemm.epilogue import Epilogue
+from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
@@ -15,17 +19,20 @@ from rlx.backends.cpu.llvm.builder import Module, size_of
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
+    Argument,
     Arguments,
     ArgumentTable,
+    Extents,
     KernelCode,
     Number,
     Pointer,
+    Routine,
     Scratch,
     ScratchStride,
     once,
 )
 from rlx.backends.cpu.schedule.base import Part, part
-from rlx.backends.cpu.schedule.conv import ConvSchedule, conv_by_tiles
+from rlx.backends.cpu.schedule.conv import ConvParts, ConvSchedule, conv_by_tiles
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Size
@@ -90,7 +97,7 @@ def in_image(geo: Geometry) -> Size | None:
     return None
 
 
-def last_columns(outputs: Size, tile: gemm.Tile) -> int:
+def last_columns(outputs: Size, tile: Tile) -> int:
     """Columns after the last whole group of panels that get code of their own, if any: in vectors or halves of them."""
     known = outputs if isinstance(outputs, int) and tile.lanes == tile.width else 0
     last = known % (tile.panels * tile.width)
@@ -104,7 +111,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     dtype = anchor.x.dtype
-    wide = gemm.tile_of(dtype, target)  # of whole blocks; windows are gathered, and finished in registers, by another
+    wide = tile_of(dtype, target)  # of whole blocks; windows are gathered, and finished in registers, by another
     tile = wide.of_one_panel
     geo, epilogue = geometry(kernel), conv_epilogue(kernel, dtype)
     in_registers = not few and register_tiles.suits(epilogue)
@@ -125,28 +132,8 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
             target.multiplies_by_tiles(dtype.name) and not few,
         )
     )
-    words = ConvArguments.given(
-        x=Pointer(anchor.x.source, geo.x.constant * dtype.itemsize),
-        a_step=part(cut, "a_step"),
-        weights=Pointer(anchor.w.source),
-        channels=geo.channels,
-        outputs=geo.outputs,
-        depth=geo.depth,
-        groups=geo.groups,
-        pixels=geo.pixels,
-        pixel_chunk=part(cut, "pixel_chunk"),
-        panel_chunk=part(cut, "panel_chunk"),
-        out=epilogue.out,
-        out_step=epilogue.out_step,
-        scratch=Scratch(),
-        scratch_stride=ScratchStride(),
-        sums=part(cut, "sums"),
-        copy=part(cut, "copy"),
-        steps=part(cut, "steps"),
-        part=part(cut, "part"),
-        block=im2col.dots_routine(tile) if few else gemm.block_routine(wide),
-        windows=im2col.routine(tile),
-    )
+    block = im2col.dots_routine(tile) if few else gemm.block_routine(wide)
+    words = _arguments(anchor, geo, epilogue, cut, block, im2col.routine(tile))
     table = ArgumentTable([*words, *im2col.words(geo)])
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
@@ -228,6 +215,41 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
     symbol, ir = name_kernel(Module([f]).text())
     scratch = part(cut, "scratch")
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
+
+
+def _arguments(
+    anchor: Conv,
+    geo: Geometry,
+    epilogue: Epilogue,
+    cut: Callable[[Extents], ConvParts],
+    block: Routine,
+    windows: Routine,
+) -> list[Argument]:
+    """What `ConvArguments` are."""
+    assert isinstance(anchor.w, Load)
+    assert isinstance(anchor.x, Load)
+    return ConvArguments.given(
+        x=Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
+        a_step=part(cut, "a_step"),
+        weights=Pointer(anchor.w.source),
+        channels=geo.channels,
+        outputs=geo.outputs,
+        depth=geo.depth,
+        groups=geo.groups,
+        pixels=geo.pixels,
+        pixel_chunk=part(cut, "pixel_chunk"),
+        panel_chunk=part(cut, "panel_chunk"),
+        out=epilogue.out,
+        out_step=epilogue.out_step,
+        scratch=Scratch(),
+        scratch_stride=ScratchStride(),
+        sums=part(cut, "sums"),
+        copy=part(cut, "copy"),
+        steps=part(cut, "steps"),
+        part=part(cut, "part"),
+        block=block,
+        windows=windows,
+    )
 
 
 # ---- strategies

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm.epilogue import Epilogue
-from rlx.backends.cpu.gemm.kernel import Tile
+from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, size_of
 from rlx.backends.cpu.loops.nest import Emitter, Scope
 from rlx.kernels.loops.analysis import is_costly

@@ -18,6 +18,7 @@ from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
 from rlx.backends.cpu.kernels.conv.int8_depthwise import Int8Depthwise
 from rlx.backends.cpu.kernels.conv.product import Im2col, InImage
 from rlx.backends.cpu.kernels.conv.weights import is_few
+from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
@@ -45,7 +46,7 @@ SUMS: tuple[CpuStrategy, ...] = (
 CONV: tuple[CpuStrategy, ...] = (
     Int8Depthwise("conv.int8_depthwise"),
     int8_conv.Int8("conv.int8"),
-    *map(winograd.Winograd, winograd.FORMS),
+    *map(winograd.Winograd, FORMS),
     *SUMS,
 )
 

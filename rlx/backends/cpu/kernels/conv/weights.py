@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm import requantise
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType
@@ -36,7 +36,7 @@ def packed(kernel: Kernel, dtype: DType, target: Target) -> tuple[Buffer, Store]
     assert isinstance(anchor, Conv)
     window, channels = anchor.w_shape[2:], anchor.w_shape[1]
     outputs = anchor.w_shape[0] // anchor.groups
-    width = gemm.tile_of(anchor.x.dtype, target).width
+    width = tile_of(anchor.x.dtype, target).width
     name = f"{kernel.stores[0].buffer.name}.w"
     o, c, *taps = out_vars(len(anchor.w_shape))
     shape: Shape

@@ -12,17 +12,18 @@ An infinity or nan in the image spoils the results of its whole tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cache
 from math import prod
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue
+from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
+from rlx.backends.cpu.kernels.conv.winograd_forms import F4X4, FORMS, WEIGHTS, Form, Matrix, combine, transforms, window
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -39,21 +40,18 @@ from rlx.backends.cpu.schedule.arguments import (
     ScratchStride,
     once,
 )
-from rlx.backends.cpu.schedule.base import Part, Product, part
+from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.conv import PixelsOnly
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.schedule.winograd import WinogradParts, WinogradSchedule
-from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
+from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
-from rlx.ir.shape import Shape, bounds
-from rlx.kernels.affine import linear_index
+from rlx.ir.shape import bounds
 from rlx.kernels.expr import Load, const
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 
-__all__ = [
-    "FORMS", "OrSums", "Winograd", "choose", "few_pixels", "has_few", "possible", "transforms",
-]  # fmt: skip
+__all__ = ["OrSums", "Winograd", "choose", "few_pixels", "has_few", "possible"]
 
 MIN_CHANNELS = 16  # a whole vector of any machine: the transforms overlap the last one with the one before
 WIDTH = WinogradSchedule.WIDTH
@@ -61,71 +59,6 @@ WIDTH = WinogradSchedule.WIDTH
 # as fast as others, and wait for memory as long.
 MANY_WEIGHTS, MANY_FOR_WIDE = 512 * 384, 256 * 256
 A_PRODUCT = 8  # steps of a sum that the start and the end of a product cost
-
-Matrix = tuple[tuple[Fraction, ...], ...]
-
-
-@dataclass(frozen=True)
-class Form:
-    """Tiles of `m` results for windows of `r` pixels, down and across; `cycles` for a channel of a tile, one way."""
-
-    m: tuple[int, int]
-    r: tuple[int, int]
-    cycles: float
-
-    @property
-    def n(self) -> tuple[int, int]:
-        """Positions of a tile."""
-        return self.m[0] + self.r[0] - 1, self.m[1] + self.r[1] - 1
-
-    @property
-    def positions(self) -> int:
-        return self.n[0] * self.n[1]
-
-
-def _lines(m: int, r: int, cycles: float) -> dict[str, Form]:
-    """Windows of one column and of one row."""
-    return {
-        f"conv.winograd_lines+f{m}x1_{r}x1": Form((m, 1), (r, 1), cycles),
-        f"conv.winograd_lines+f1x{m}_1x{r}": Form((1, m), (1, r), cycles),
-    }
-
-
-F4X4 = "conv.winograd_f4x4_3x3"
-FORMS = {  # by the name of the strategy
-    "conv.winograd_f2x2_3x3": Form((2, 2), (3, 3), 5.0),
-    F4X4: Form((4, 4), (3, 3), 14.0),
-    **_lines(4, 3, 2.0),
-    **_lines(4, 5, 3.0),
-    **_lines(2, 7, 3.0),
-}
-
-
-@cache
-def transforms(m: int, r: int) -> tuple[Matrix, Matrix, Matrix]:
-    """The matrices (A, G, B) of F(m, r) by Toom and Cook: y = A [(G g) * (B d)], m + r - 1 inputs d, r weights g."""
-    points = [Fraction(p) for p in (0, 1, -1, Fraction(1, 2), -2, 2, Fraction(-1, 2))[: m + r - 2]]
-
-    def product(roots: Sequence[Fraction]) -> list[Fraction]:
-        found = [Fraction(1)]
-        for root in roots:
-            shifted = [Fraction(0), *found]
-            found = [s - root * c for s, c in zip(shifted, [*found, Fraction(0)], strict=True)]
-        return found
-
-    a = tuple(tuple([p**i for p in points] + [Fraction(i == m - 1)]) for i in range(m))
-    g, b = [], []
-    for j, p in enumerate(points):
-        others = points[:j] + points[j + 1 :]
-        scale = Fraction(1)
-        for q in others:
-            scale *= p - q
-        lead = abs(next(c for c in product(others) if c))  # a coefficient of 1 needs no multiplication
-        g.append(tuple(p**i / scale * lead for i in range(r)))
-        b.append(tuple([c / lead for c in product(others)] + [Fraction(0)]))
-    g.append(tuple(Fraction(i == r - 1) for i in range(r)))
-    b.append(tuple(product(points)))
-    return a, tuple(g), tuple(b)
 
 
 class WinogradArguments(Arguments):
@@ -165,20 +98,6 @@ class WinogradArguments(Arguments):
     output: Address
 
 
-class WeightsArguments(Arguments):
-    """The arguments of the weights' transform; steps are in elements."""
-
-    w: Address
-    out: Address
-    channels: Number
-    outputs: Number
-    position_step: Number
-    o_step: Number
-    c_step: Number
-    row_step: Number
-    column_step: Number
-
-
 def unsuited(kernel: Kernel) -> str | None:
     """Why no form can compute a convolution; None where one can."""
     anchor = kernel.anchor
@@ -197,11 +116,6 @@ def unsuited(kernel: Kernel) -> str | None:
         f"its windows are {'x'.join(map(str, anchor.w_shape[2:]))}": all(f.r != window(anchor) for f in FORMS.values()),
     }
     return next((why for why, holds in reasons.items() if holds), None)
-
-
-def window(anchor: Conv) -> Shape:
-    """Rows and columns of a window."""
-    return anchor.w_shape[2:] if len(anchor.w_shape) == 4 else (1, *anchor.w_shape[2:])
 
 
 def possible(kernel: Kernel) -> list[str]:
@@ -268,87 +182,13 @@ def _layout(kernel: Kernel, name: str) -> list[Kernel]:
     return [weights, with_weights(kernel, buffer)]
 
 
-def _emit_weights(kernel: Kernel, target: Target) -> KernelCode:
-    """The weights' transform: [position, panel, channel, output], computed in f64 and rounded once; chunk = output.
-
-    Outputs beyond the last are zeros.
-    """
-    anchor, buffer = kernel.anchor, kernel.stores[0].buffer
-    assert isinstance(anchor, Conv)
-    assert isinstance(anchor.w, Load)
-    positions, panels, channels, _ = buffer.shape
-    rank = len(anchor.w_shape)
-    form = next(form for form in FORMS.values() if form.r == window(anchor) and form.positions == positions)
-    down, across = (transforms(m, r)[1] for m, r in zip(form.m, form.r, strict=True))
-    index = linear_index(anchor.w.indices, anchor.w.source.shape)
-    o, c, *taps = (index.coefs.get(v, 0) for v in out_vars(rank))
-    words = WeightsArguments.given(
-        w=Pointer(anchor.w.source, index.constant * 4),
-        out=Pointer(buffer),
-        channels=channels,
-        outputs=anchor.w_shape[0],
-        position_step=panels * channels * WIDTH,
-        o_step=o,
-        c_step=c,
-        row_step=taps[0] if rank == 4 else 0,
-        column_step=taps[-1],
-    )
-    f = gemm.kernel_function(PLACEHOLDER)
-    w = WeightsArguments.loaded(f)
-    weights = f.gep(w.w, f.mul("%chunk", w.o_step), "float")
-    panel, lane = f.lshr("%chunk", 4), f.and_("%chunk", WIDTH - 1)
-    out = f.gep(w.out, f.add(f.mul(f.mul(panel, w.channels), WIDTH), lane), "float")
-
-    def put(c: str, value: Callable[[int], str]) -> None:
-        for i in range(form.positions):
-            f.store(value(i), f.gep(out, f.add(f.mul(w.position_step, i), f.mul(c, WIDTH)), "float"), ty="float")
-
-    def channel(c: str, _: list[str]) -> None:
-        p = f.gep(weights, f.mul(c, w.c_step), "float")
-
-        def tap(i: int, j: int) -> str:
-            at = f.add(f.mul(w.row_step, i), f.mul(w.column_step, j))
-            return f.cast("fpext", f.load("float", f.gep(p, at, "float")), "double")
-
-        half = [_combine(f, across, [tap(i, j) for j in range(form.r[1])], "double") for i in range(form.r[0])]
-        made = [_combine(f, down, [line[j] for line in half], "double") for j in range(form.n[1])]
-        put(c, lambda i: f.cast("fptrunc", made[i % form.n[1]][i // form.n[1]], "float"))
-
-    def transform() -> None:
-        f.loop(0, w.channels, 1, [], channel)
-
-    def clear() -> None:
-        f.loop(0, w.channels, 1, [], lambda c, _: put(c, lambda _: "0.0"))
-
-    f.if_(f.cmp("lt", "%chunk", w.outputs), transform, clear)
-    f.ret()
-    symbol, ir = name_kernel(Module([f]).text())
-    return KernelCode(symbol, ir, tuple(words), Product((panels, WIDTH)))
-
-
-def _combine(f: Function, matrix: Matrix, values: list[str], ty: str) -> list[str]:
-    """The matrix times a column of values."""
-    found = []
-    for line in matrix:
-        terms = sorted(((c, x) for c, x in zip(line, values, strict=True) if c), key=lambda t: t[0] != 1)
-        (c, x), *rest = terms
-        total = x if c == 1 else f.mul(x, float(c), ty)
-        for c, x in rest:
-            if abs(c) == 1:
-                total = f.add(total, x, ty) if c == 1 else f.sub(total, x, ty)
-            else:
-                total = f.fma(x, float(c), total, ty)
-        found.append(total)
-    return found
-
-
 def _emit(kernel: Kernel, target: Target) -> KernelCode:
     """The convolution with its epilogue."""
     anchor, form = kernel.anchor, form_of(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.x, Load)
     geo, epilogue = geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
-    tile = gemm.tile_of(anchor.x.dtype, target)
+    tile = tile_of(anchor.x.dtype, target)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
     cut = once(WinogradSchedule(form.m, form.n, sizes, epilogue.in_place))
     table = ArgumentTable(_words(kernel, cut, tile, epilogue))
@@ -365,9 +205,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), scratch)
 
 
-def _words(
-    kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: gemm.Tile, epilogue: Epilogue
-) -> list[Argument]:
+def _words(kernel: Kernel, cut: Callable[[Extents], WinogradParts], tile: Tile, epilogue: Epilogue) -> list[Argument]:
     """What `WinogradArguments` are."""
     anchor, form = kernel.anchor, form_of(kernel)
     assert isinstance(anchor, Conv)
@@ -456,7 +294,7 @@ def _transform_images(f: Function, chunk: _Chunk) -> None:
     f.loop(chunk.t0, chunk.t1, 1, [], turn)
 
 
-def _multiply(f: Function, chunk: _Chunk, tile: gemm.Tile) -> None:
+def _multiply(f: Function, chunk: _Chunk, tile: Tile) -> None:
     """Each position's product of the transformed image with its weights."""
     w, depth = chunk.w, chunk.w.channels
     panels = f.div(f.add(w.outputs, WIDTH - 1), WIDTH)
@@ -505,12 +343,12 @@ def _transform_back(f: Function, chunk: _Chunk, epilogue: Epilogue, emitter: Emi
 
 
 @cache
-def _routine(which: str, form: Form, tile: gemm.Tile) -> Routine:
+def _routine(which: str, form: Form, tile: Tile) -> Routine:
     function = (_input if which == "input" else _output)(form, tile)
     return Routine(function.name, Module([function]).text())
 
 
-def _name(which: str, form: Form, tile: gemm.Tile) -> str:
+def _name(which: str, form: Form, tile: Tile) -> str:
     sizes = "_".join(f"{m}_{r}" for m, r in zip(form.m, form.r, strict=True))
     return f"rlx_winograd_{which}_{sizes}x{tile.lanes}"
 
@@ -528,23 +366,23 @@ def _both_ways(
     rows, columns, made = len(down[0]), len(across[0]), len(across)
     lines = [[load(r, j) for j in range(columns)] for r in range(rows)] if 1 in (rows, columns) else []
     if rows == 1:
-        for j, value in enumerate(_combine(f, across, lines[0], vector)):
+        for j, value in enumerate(combine(f, across, lines[0], vector)):
             put(0, j, value)
         return
     if columns == 1:
-        for i, value in enumerate(_combine(f, down, [line[0] for line in lines], vector)):
+        for i, value in enumerate(combine(f, down, [line[0] for line in lines], vector)):
             put(i, 0, value)
         return
     for r in range(rows):
-        for j, value in enumerate(_combine(f, across, [load(r, j) for j in range(columns)], vector)):
+        for j, value in enumerate(combine(f, across, [load(r, j) for j in range(columns)], vector)):
             f.store(value, f.gep(room, r * made + j, vector))
     for j in range(made):
         d = [f.load(vector, f.gep(room, r * made + j, vector)) for r in range(rows)]
-        for i, value in enumerate(_combine(f, down, d, vector)):
+        for i, value in enumerate(combine(f, down, d, vector)):
             put(i, j, value)
 
 
-def _input(form: Form, tile: gemm.Tile) -> Function:
+def _input(form: Form, tile: Tile) -> Function:
     """Transforms all channels of one tile of an image: position i goes to out + i * column_step.
 
     `(ptr x, ptr zeros, ptr out, ptr words, i64 top, i64 left)`: `x` is the image, `zeros` a pixel for those outside.
@@ -593,7 +431,7 @@ def _input(form: Form, tile: gemm.Tile) -> Function:
     return f
 
 
-def _output(form: Form, tile: gemm.Tile) -> Function:
+def _output(form: Form, tile: Tile) -> Function:
     """Transforms `count` outputs of one tile back and stores its pixels.
 
     `(ptr products, ptr target, ptr words, i64 step, i64 line_step, i64 count, i64 rows, i64 cols)`: pixels are `step`
@@ -691,9 +529,6 @@ class OrSums(Winograd):
         (packed,) = kernel.operands
         ways = ((self.sums.emit(with_weights(kernel, packed), target), True), (super().emit(kernel, target), False))
         return [replace(code, chunks=PixelsOnly(code.chunks, pixels, most, few)) for (code,), few in ways]
-
-
-WEIGHTS = Step("conv.winograd_weights", _emit_weights)
 
 
 def form_of(kernel: Kernel) -> Form:

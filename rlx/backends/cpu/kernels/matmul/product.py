@@ -1,32 +1,38 @@
-"""Matrix products: the code of a kernel, a chunk of rows and panels at a time, and its epilogue on each block."""
+"""Matrix products: the code of a kernel, a chunk of rows and panels at a time, and its epilogue on each block.
+
+The product of a block is a routine of `gemm.kernel`, which the kernel calls; `jit.compile` makes machine code of both.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.epilogue import epilogue_of
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.llvm.builder import Function, size_of
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
+    Argument,
     ArgumentTable,
+    Extents,
     KernelCode,
     Pointer,
+    Routine,
     Scratch,
     ScratchStride,
     once,
 )
 from rlx.backends.cpu.schedule.base import Part, part
-from rlx.backends.cpu.schedule.matmul import MatmulSchedule
+from rlx.backends.cpu.schedule.matmul import MatmulSchedule, ProductParts
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.shape import Shape, Size, size_product
 from rlx.kernels.affine import linear_index
-from rlx.kernels.expr import (
-    Expr,
-    Load,
-)
+from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Contract, out_vars
-from rlx.kernels.program import Kernel
+from rlx.kernels.program import Kernel, Store
 
 __all__ = ["Product"]
 
@@ -42,7 +48,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     assert isinstance(anchor.b, Load)
     store = kernel.stores[0]
     dtype = anchor.a.dtype
-    tile = gemm.tile_of(dtype, target, format=format.of(anchor.b.dtype))
+    tile = tile_of(dtype, target, format=format.of(anchor.b.dtype))
     vars = out_vars(len(store.extents))
     batch, row, column = vars[:-2], vars[-2], vars[-1]
     a, b = (linear_index(x.indices, x.source.shape) for x in (anchor.a, anchor.b))
@@ -55,28 +61,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     tiles = target.multiplies_by_tiles(dtype.name) and format.by_tiles
     product = MatmulSchedule(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles)
     cut = once(format.schedule(product, target))
-    words = gemm.GemmArguments.given(
-        a=Pointer(anchor.a.source, a.constant * dtype.itemsize),
-        lda=a.coefs.get(row, 0),
-        a_batch=0,
-        b=Pointer(anchor.b.source),
-        b_batch=0,
-        c=Pointer(store.buffer, c.constant * store.buffer.dtype.itemsize),
-        ldc=c.coefs.get(row, 0),
-        c_batch=0,
-        m=m,
-        n=n,
-        k=k,
-        batch=count,
-        row_chunk=part(cut, "row_chunk"),
-        panel_chunk=part(cut, "panel_chunk"),
-        scratch=Scratch(),
-        scratch_stride=ScratchStride(),
-        copy_bytes=part(cut, "copy_bytes"),
-        steps=part(cut, "steps"),
-        block=gemm.block_routine(tile),
-    )
-    table = ArgumentTable(words)
+    table = ArgumentTable(_arguments(store, anchor, cut, gemm.block_routine(tile)))
     sites: list[str] = []
 
     def offsets(f: Function, number: str) -> tuple[str, str, str]:
@@ -101,6 +86,38 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     )
     symbol, ir = name_kernel(module.text())
     return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(sites), part(cut, "scratch"))
+
+
+def _arguments(
+    store: Store, anchor: Contract, cut: Callable[[Extents], ProductParts], block: Routine
+) -> list[Argument]:
+    """What `GemmArguments` are. Code finds where each matrix of a batch lies (`_dot`): the steps between them are 0."""
+    assert isinstance(anchor.a, Load)
+    assert isinstance(anchor.b, Load)
+    row = out_vars(len(store.extents))[-2]
+    a = linear_index(anchor.a.indices, anchor.a.source.shape)
+    c = linear_index(store.index, store.buffer.shape)
+    return gemm.GemmArguments.given(
+        a=Pointer(anchor.a.source, a.constant * anchor.a.dtype.itemsize),
+        lda=a.coefs.get(row, 0),
+        a_batch=0,
+        b=Pointer(anchor.b.source),
+        b_batch=0,
+        c=Pointer(store.buffer, c.constant * store.buffer.dtype.itemsize),
+        ldc=c.coefs.get(row, 0),
+        c_batch=0,
+        m=anchor.m,
+        n=anchor.n,
+        k=anchor.k,
+        batch=size_product(store.extents[:-2]),
+        row_chunk=part(cut, "row_chunk"),
+        panel_chunk=part(cut, "panel_chunk"),
+        scratch=Scratch(),
+        scratch_stride=ScratchStride(),
+        copy_bytes=part(cut, "copy_bytes"),
+        steps=part(cut, "steps"),
+        block=block,
+    )
 
 
 def _batch_indices(f: Function, table: ArgumentTable, number: str, extents: Shape) -> list[str]:
