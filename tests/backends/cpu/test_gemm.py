@@ -77,7 +77,7 @@ def pack(b, dtype, vector_bytes=0, per_chunk=3):
     panels = -(-n // width)
     out = np.full((batch, panels, k, width), np.nan, b.dtype)
     strides = [s // size for s in b.strides]
-    words = [b.ctypes.data, strides[1], strides[2], strides[0], out.ctypes.data(k, n, dtype), k, n]
+    words = [b.ctypes.data, strides[1], strides[2], strides[0], out.ctypes.data, packed_elements(k, n, dtype), k, n]
     words = np.array([*words, batch, per_chunk])
     packer(dtype, vector_bytes).run(words, batch * -(-panels // per_chunk))
     return out
@@ -289,7 +289,7 @@ def test_batch_offsets():
     """Two batch axes, B broadcast along the first: offsets come from a callback."""
 
     def offsets(f, batch):
-        return f.mul(batch, 6 * 20), f.mul(f.rem(batch, 3)(20, 18)), f.mul(batch, 6 * 18)
+        return f.mul(batch, 6 * 20), f.mul(f.rem(batch, 3), packed_elements(20, 18)), f.mul(batch, 6 * 18)
 
     code = load(gemm_kernel(tile("f32"), "rlx_axes", batch_offsets=offsets), "rlx_axes")
     a, b = random((6, 6, 20), "f32"), random((3, 20, 18), "f32", 1)
