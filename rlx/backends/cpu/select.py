@@ -1,7 +1,8 @@
 """Which strategy computes each kernel: the lists, in the order in which they are tried, and what asks them.
 
 A kernel is given to the first strategy of its anchor's list that does not refuse it; `Kernel.refused` keeps why each
-before it did. Loops over elements without an anchor have no strategy: there is one way to compute them.
+before it did (`strategy.computed`). Loops over elements without an anchor have no strategy: there is one way to compute
+them.
 """
 
 from __future__ import annotations

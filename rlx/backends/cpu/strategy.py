@@ -1,4 +1,4 @@
-"""Strategies of the CPU: each is one way to compute an anchor, and the lists of them say which is tried first."""
+"""Strategies of the CPU: each is one way to compute an anchor. Their lists are in `select`, which names them all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlx.kernels.program import Kernel
 from rlx.kernels.strategy import Strategy
 from rlx.records import dataclass, replace
 
-__all__ = ["CpuStrategy", "Setting", "Step", "computed", "select"]
+__all__ = ["CpuStrategy", "Setting", "Step", "computed"]
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,15 @@ class Step(CpuStrategy):
 
 
 def computed(kernel: Kernel, strategies: Sequence[CpuStrategy], setting: Setting) -> list[Kernel]:
-    """The kernel, computed by the first strategy that takes it, after those that bring its operands into a layout."""
-    strategy, refused = select(kernel, strategies, setting)
-    *before, last = strategy.layout(kernel, setting)
-    return [*before, replace(last, strategy=strategy, refused=refused)]
+    """The kernel, computed by the first strategy that takes it, after those that bring its operands into a layout.
 
-
-def select(
-    kernel: Kernel, strategies: Sequence[CpuStrategy], setting: Setting
-) -> tuple[CpuStrategy, tuple[tuple[str, str], ...]]:
-    """The first of the strategies that does not refuse the kernel, and why each before it did."""
+    It keeps the names of those that refused it before, and why.
+    """
     refused: list[tuple[str, str]] = []
     for strategy in strategies:
         why = strategy.refuses(kernel, setting)
         if why is None:
-            return strategy, tuple(refused)
+            *before, last = strategy.layout(kernel, setting)
+            return [*before, replace(last, strategy=strategy, refused=tuple(refused))]
         refused.append((strategy.name, why))
     raise AssertionError(f"no strategy for kernel {kernel.name!r}: {refused}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from rlx.backends.cpu.kernels.conv.int8 import FEW_CHANNELS
+from rlx.backends.cpu.kernels.conv.int8 import MOST_PLANES
 from rlx.ir.shape import Shape, Size, numel
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Var, loads, substitute_vars, transform
@@ -91,7 +91,7 @@ def _links(store: Store) -> Iterator[tuple[Buffer, Buffer]]:
 def byte_planes(anchor: Conv) -> bool:
     """Whether the image is of bytes and few channels, which are read from planes."""
     channels = anchor.x_shape[1]
-    return anchor.x.dtype.bits == 8 and isinstance(channels, int) and channels <= FEW_CHANNELS
+    return anchor.x.dtype.bits == 8 and isinstance(channels, int) and channels <= MOST_PLANES
 
 
 def _lone_var(e: Expr) -> Expr | None:

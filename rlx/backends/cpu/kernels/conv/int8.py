@@ -47,11 +47,11 @@ from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
 __all__ = [
-    "FEW_CHANNELS", "Int8", "as_convolution", "from_planes", "spare_bytes", "unsuited", "unsuited_product",
+    "MOST_PLANES", "Int8", "as_convolution", "from_planes", "spare_bytes", "unsuited", "unsuited_product",
 ]  # fmt: skip
 
 F32, I32, I64, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["i64"], DTYPES["u8"]
-FEW_CHANNELS = 4  # so many are read from planes
+MOST_PLANES = 4  # of an image that is read plane by plane
 FEW_ROWS = 32  # of a window, of all channels
 
 
@@ -168,7 +168,7 @@ def from_planes(anchor: Conv) -> bool:
     sizes = [channels, columns, *rows]
     if not all(isinstance(size, int) for size in sizes) or anchor.groups > 1 or anchor.dilations[-1] != 1:
         return False
-    few = 1 < channels <= FEW_CHANNELS and channels * prod(rows) <= FEW_ROWS
+    few = 1 < channels <= MOST_PLANES and channels * prod(rows) <= FEW_ROWS
     short = columns <= im2col.PIECES[-1]
     if not few or not short or not isinstance(e, Load) or e.where is not None:
         return False

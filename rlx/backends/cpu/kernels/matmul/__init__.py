@@ -1,1 +1,1 @@
-"""The ways to compute a matrix product: a file for each, and the list that says which is tried first."""
+"""Matrix products: the kernel around blocks of sums, and the list of strategies, which differ in their panel format."""
