@@ -27,6 +27,7 @@ __all__ = [
     "as_array",
     "grows",
     "host_function",
+    "initial",
     "room_for",
     "settable",
 ]
@@ -313,6 +314,11 @@ def settable(graph: Graph, program: Program) -> frozenset[str]:
     told = {s.name for value in graph.inputs for size in value.shape for s in symbols(size)}
     inside = {name for node in graph.nodes for region in node.regions for name in region.dims()}
     return frozenset(graph.dims().keys() - told - program.made.keys() - inside)
+
+
+def initial(state: Buffer) -> Array:
+    """The value that a state starts with; its shape is fixed."""
+    return np.zeros([evaluate(s, {}) for s in state.shape], state.dtype.numpy) if state.data is None else state.data
 
 
 def room_for(program: Program, extents: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:

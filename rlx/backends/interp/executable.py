@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Executable, Turns
-from rlx.backends.codegen.binding import Binding, Overrun, room_for, settable
+from rlx.backends.codegen.binding import Binding, Overrun, initial, room_for, settable
 from rlx.backends.codegen.control import next_phase
 from rlx.backends.codegen.table import Phase, Table, phases_of
 from rlx.backends.interp.anchors import sizes
@@ -64,7 +64,7 @@ class InterpExecutable(Executable[Array]):
             assert root.data is not None
             self.put(root, root.data)
         for state in program.states:
-            self.put(state, self.initial(state))
+            self.put(state, initial(state))
         self.set_params({v.name: v.data for v in graph.params if v.data is not None})
 
     def emit(self, kernel: Kernel) -> Sequence[Any]:
@@ -146,10 +146,6 @@ class InterpExecutable(Executable[Array]):
             return self.fetch(root, {})
         return self.device.read(self.places[root], BYTE, (root.nbytes({}),))
 
-    def initial(self, state: Buffer) -> Array:
-        """The value that a state starts with."""
-        return np.zeros(sizes(state.shape, {}), state.dtype.numpy) if state.data is None else state.data
-
     def state(self, name: str) -> Buffer:
         return next(b for b in self.program.states if b.name == name)
 
@@ -175,7 +171,7 @@ class InterpExecutable(Executable[Array]):
             self.kept[name] = (first, first if array is None else array.copy())
             return
         root = self.state(name)
-        self.writer(root, {})(self.initial(root) if array is None else array)
+        self.writer(root, {})(initial(root) if array is None else array)
 
     def keep_input(self, name: str, array: Array | None) -> None:
         with self.turns.taken(self.waits):

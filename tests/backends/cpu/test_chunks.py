@@ -16,8 +16,8 @@ import pytest
 from rlx import Dim, Graph, attention, conv, gelu, relu, softmax, transpose
 from rlx.backends.cpu.backend import CpuBackend
 from rlx.backends.cpu.schedule import base as schedule
-from rlx.backends.cpu.schedule.arguments import KernelCode
-from rlx.backends.cpu.schedule.base import Grid, Part
+from rlx.backends.cpu.schedule.arguments import KernelCode, Part
+from rlx.backends.cpu.schedule.base import Grid
 from rlx.compiler import lower_graph
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array

@@ -11,8 +11,7 @@ from __future__ import annotations
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, name_kernel
 from rlx.backends.cpu.native.runner_ir import EXTENT_BEYOND_BOUND, NEXT, STATUS, VALUE
-from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, KernelCode, Link, Pointer
-from rlx.backends.cpu.schedule.base import Product
+from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, KernelCode, Link, Pointer, Product
 from rlx.kernels.program import Mark
 
 __all__ = ["emit_mark"]

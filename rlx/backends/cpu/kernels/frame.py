@@ -13,12 +13,15 @@ from rlx.backends.cpu.schedule.arguments import (
     Computed,
     Extents,
     KernelCode,
+    Part,
     Pointer,
+    Product,
     Scratch,
     ScratchStride,
     once,
+    part,
 )
-from rlx.backends.cpu.schedule.base import LineParts, Part, Product, RowParts, RowSchedule, part
+from rlx.backends.cpu.schedule.base import LineParts, RowParts, RowSchedule
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, size_product
 from rlx.kernels.program import Buffer

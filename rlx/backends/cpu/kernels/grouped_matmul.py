@@ -20,8 +20,7 @@ from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, vec, void
 from rlx.backends.cpu.loops.encoded_elements import Decoder
 from rlx.backends.cpu.loops.nest import PLACEHOLDER, emit_nest, name_kernel
-from rlx.backends.cpu.schedule.arguments import KernelCode, Routine, once
-from rlx.backends.cpu.schedule.base import Part, part
+from rlx.backends.cpu.schedule.arguments import KernelCode, Part, Routine, once, part
 from rlx.backends.cpu.schedule.grouped_matmul import ROWS, GroupedMatmulSchedule
 from rlx.backends.cpu.schedule.matmul import COPY_PAD, PRODUCT_BLOCK
 from rlx.backends.cpu.schedule.routing import CALLS, CAPACITY, RING, SLOTS, STATS

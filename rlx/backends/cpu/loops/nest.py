@@ -18,8 +18,8 @@ from rlx.backends.cpu.loops.interior import drop_tests, index_tests, interior
 from rlx.backends.cpu.loops.looks import is_long, looking_loop
 from rlx.backends.cpu.loops.reductions import is_short
 from rlx.backends.cpu.loops.transpose import emit_tile, tile_axis
-from rlx.backends.cpu.schedule.arguments import ArgumentTable, KernelCode, once
-from rlx.backends.cpu.schedule.base import Grid, Part, part
+from rlx.backends.cpu.schedule.arguments import ArgumentTable, KernelCode, Part, once, part
+from rlx.backends.cpu.schedule.base import Grid
 from rlx.ir.shape import Size, ceildiv
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Reduce, Var, loads, substitute_vars, transform, walk

@@ -374,7 +374,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
             raise ShapeError(f"the extent of dim {unset[0]!r} is not known: give it to set_extent")
         check_guards(self.shared.graph, extents)
         self.shared.update()
-        room = self.room_for(extents)
+        room = room_for(self.program, extents, self.room)
         if self.program.experts:
             self.experts.bind(self.shared, {**extents, **room})
         self.make_room({**extents, **room}, {name: Dim(name, 0, most) for name, most in room.items()})
@@ -448,10 +448,6 @@ class CpuExecutable(StateCalls, ExpertCalls):
     def made(self, bound: Bound) -> tuple[Array, ...]:
         """The outputs of the last run on this binding."""
         return bound.arrays[self.states.parity[0]]
-
-    def room_for(self, extents: Mapping[str, int]) -> dict[str, int]:
-        """The most that the sizes which data decide can be at these extents, or have room for where nothing says."""
-        return room_for(self.program, extents, self.room)
 
     @property
     def grows(self) -> bool:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from rlx.backends.base import Executable
-from rlx.backends.codegen.binding import as_array
+from rlx.backends.codegen.binding import as_array, initial
 from rlx.backends.cpu.jit import load as loader
 from rlx.backends.cpu.native.pool import aligned_words
 from rlx.backends.cpu.native.runner_ir import RESULT
@@ -257,13 +257,6 @@ def held_bytes(array: Array) -> Array:
     held = aligned_bytes(max(array.nbytes, 8))
     held[: array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return held
-
-
-def initial(buffer: Buffer) -> Array:
-    """The value that a state starts with."""
-    if buffer.data is not None:
-        return buffer.data
-    return np.zeros([s for s in buffer.shape if isinstance(s, int)], buffer.dtype.numpy)
 
 
 class StateCalls(Executable[Array]):

@@ -12,11 +12,14 @@ from rlx.backends.codegen.arguments import (
     Extents,
     KernelCode,
     Link,
+    Part,
     Pointer,
+    Product,
     Routine,
     Scratch,
     ScratchStride,
     once,
+    part,
     thread_count,
 )
 
@@ -35,11 +38,14 @@ __all__ = [
     "KernelCode",
     "Link",
     "Number",
+    "Part",
     "Pointer",
+    "Product",
     "Routine",
     "Scratch",
     "ScratchStride",
     "once",
+    "part",
     "thread_count",
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from rlx.backends.codegen.arguments import Extents, Part, Product, part, thread_count
+from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import wants_shares
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass
@@ -23,12 +23,9 @@ __all__ = [
     "LineParts",
     "LineSchedule",
     "PackSchedule",
-    "Part",
-    "Product",
     "RowParts",
     "RowSchedule",
     "aligned",
-    "part",
     "pieces",
 ]  # fmt: skip
 

@@ -12,8 +12,8 @@ from rlx.backends.cpu.gemm.tile import Tile, tile_of, transpose
 from rlx.backends.cpu.llvm.builder import Function, Module, void
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.loops.looks import looking_loop
-from rlx.backends.cpu.schedule.arguments import Address, Arguments, KernelCode, Number, Pointer, once
-from rlx.backends.cpu.schedule.base import PackSchedule, Part, part
+from rlx.backends.cpu.schedule.arguments import Address, Arguments, KernelCode, Number, Part, Pointer, once, part
+from rlx.backends.cpu.schedule.base import PackSchedule
 from rlx.backends.cpu.strategy import Step
 from rlx.backends.cpu.target import Target
 from rlx.ir.shape import ceildiv, size_product

@@ -42,13 +42,15 @@ from rlx.backends.cpu.schedule.arguments import (
     ArgumentTable,
     KernelCode,
     Number,
+    Part,
     Pointer,
     Scratch,
     ScratchStride,
     once,
+    part,
 )
 from rlx.backends.cpu.schedule.attention import AttentionSchedule, ManyRowsOnly
-from rlx.backends.cpu.schedule.base import FEW_ROWS, Part, part
+from rlx.backends.cpu.schedule.base import FEW_ROWS
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES

@@ -18,10 +18,11 @@ from rlx.backends.cpu.schedule.arguments import (
     ArgumentTable,
     KernelCode,
     Number,
+    Part,
     Pointer,
     once,
+    part,
 )
-from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.depthwise import DepthwiseSchedule, InnerColumns
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target

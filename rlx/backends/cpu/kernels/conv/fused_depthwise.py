@@ -30,12 +30,13 @@ from rlx.backends.cpu.schedule.arguments import (
     ArgumentTable,
     KernelCode,
     Number,
+    Part,
     Pointer,
     Scratch,
     ScratchStride,
     once,
+    part,
 )
-from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.fused_depthwise import FusedDepthwiseSchedule
 from rlx.backends.cpu.strategy import Step
 from rlx.backends.cpu.target import Target

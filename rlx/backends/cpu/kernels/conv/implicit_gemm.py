@@ -34,13 +34,14 @@ from rlx.backends.cpu.schedule.arguments import (
     Extents,
     KernelCode,
     Number,
+    Part,
     Pointer,
     Routine,
     Scratch,
     ScratchStride,
     once,
+    part,
 )
-from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.conv import DirectParts, ImplicitGemmSchedule
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.strategy import Setting

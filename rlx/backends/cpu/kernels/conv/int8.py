@@ -26,12 +26,14 @@ from rlx.backends.cpu.schedule.arguments import (
     Extents,
     KernelCode,
     Number,
+    Part,
     Pointer,
+    Product,
     Scratch,
     ScratchStride,
     once,
+    part,
 )
-from rlx.backends.cpu.schedule.base import Part, Product, part
 from rlx.backends.cpu.schedule.conv import ConvParts
 from rlx.backends.cpu.schedule.int8 import Int8Schedule
 from rlx.backends.cpu.strategy import Setting, Step

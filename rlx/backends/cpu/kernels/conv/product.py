@@ -25,13 +25,14 @@ from rlx.backends.cpu.schedule.arguments import (
     Extents,
     KernelCode,
     Number,
+    Part,
     Pointer,
     Routine,
     Scratch,
     ScratchStride,
     once,
+    part,
 )
-from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.conv import ConvParts, ConvSchedule, conv_by_tiles
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target

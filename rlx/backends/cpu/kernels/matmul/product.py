@@ -18,13 +18,14 @@ from rlx.backends.cpu.schedule.arguments import (
     ArgumentTable,
     Extents,
     KernelCode,
+    Part,
     Pointer,
     Routine,
     Scratch,
     ScratchStride,
     once,
+    part,
 )
-from rlx.backends.cpu.schedule.base import Part, part
 from rlx.backends.cpu.schedule.matmul import MatmulSchedule, ProductParts
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target

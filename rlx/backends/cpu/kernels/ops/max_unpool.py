@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rlx.backends.cpu.kernels.frame import Frame, bits_type
-from rlx.backends.cpu.schedule.arguments import KernelCode
-from rlx.backends.cpu.schedule.base import Product
+from rlx.backends.cpu.schedule.arguments import KernelCode, Product
 from rlx.backends.cpu.target import Target
 from rlx.ir.graph import Node
 from rlx.ir.shape import ceildiv, size_product

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.kernels.frame import Frame, bits_type
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.schedule.arguments import KernelCode, once
-from rlx.backends.cpu.schedule.base import LineSchedule, Product, part
+from rlx.backends.cpu.schedule.arguments import KernelCode, Product, once, part
+from rlx.backends.cpu.schedule.base import LineSchedule
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node

@@ -23,8 +23,7 @@ from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kerne
 from rlx.backends.cpu.loops.looks import look, looking_loop
 from rlx.backends.cpu.native.os_ir import NO_PAUSE, PAUSE
 from rlx.backends.cpu.native.runner_ir import MIDWAY
-from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, Computed, KernelCode, Pointer, once
-from rlx.backends.cpu.schedule.base import Part, part
+from rlx.backends.cpu.schedule.arguments import Argument, ArgumentTable, Computed, KernelCode, Part, Pointer, once, part
 from rlx.backends.cpu.schedule.recurrence import BLOCKS, LINE, MEMBERS, TEAM_ROWS
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
