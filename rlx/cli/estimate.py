@@ -40,7 +40,7 @@ def estimate(
         found = estimate_model(model, device, dims=dims_of(dims) or None, **options)
     deficit = None if budget is None else found.deficit(budget)
     if as_json:
-        print_json({**found.to_dict(), **budget_json(found, budget, deficit)})
+        print_json({**found.to_dict(), **budget_json(budget, deficit)})
     elif deficit is None:
         click.echo(str(found))
     else:
@@ -52,7 +52,7 @@ def estimate(
         click.echo("\n".join([f"fits in {budget}", *largest(found, budget)]))
 
 
-def budget_json(found: MemoryEstimate, budget: str | None, deficit: MemoryDeficit | None) -> dict[str, Any]:
+def budget_json(budget: str | None, deficit: MemoryDeficit | None) -> dict[str, Any]:
     """What --json adds for a budget."""
     if budget is None:
         return {}

@@ -98,7 +98,7 @@ def _dequantized(site: Site, q: _Quantised, value: Value, scale: Value) -> Value
     if q.zero is not None and stored is None:
         return None
     place = _placed(value, scale)
-    if place is None or (stored is not None and not _fits(value, scale, stored, place)):
+    if place is None or (stored is not None and not _fits(value, stored, place)):
         return None
     axis, block, shape = place
     data = q.data
@@ -131,7 +131,7 @@ def _placed(value: Value, scale: Value) -> tuple[int | None, int, tuple[int, ...
     return missing[0], block, tuple(wide)
 
 
-def _fits(value: Value, scale: Value, zero: Value, place: tuple[int | None, int, tuple[int, ...]]) -> bool:
+def _fits(value: Value, zero: Value, place: tuple[int | None, int, tuple[int, ...]]) -> bool:
     """Whether the zero is placed like the scale, or is one number."""
     return numel(zero.shape) == 1 or _placed(value, zero) == place
 

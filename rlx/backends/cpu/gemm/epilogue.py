@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, vec
-from rlx.backends.cpu.loops.nest import Emitter, Scope, linear_load, merge_loops
+from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.backends.cpu.schedule.arguments import Pointer
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size, size_product
 from rlx.kernels.affine import Affine, affine, index_expr, linear_index
 from rlx.kernels.expr import Acc, Expr, Load, Var, transform, walk
-from rlx.kernels.loops.analysis import RESULT, is_costly
+from rlx.kernels.loops.analysis import RESULT, is_costly, linear_load, merge_loops
 from rlx.kernels.program import Store
 from rlx.records import dataclass
 

@@ -18,8 +18,9 @@ from rlx.backends.cpu.gemm.tile import tile_of, transpose
 from rlx.backends.cpu.kernels.frame import Frame
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, vec, void
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.loops.encoded_elements import Decoder
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, emit_nest, name_kernel
+from rlx.backends.cpu.loops.nest import emit_nest
 from rlx.backends.cpu.schedule.arguments import KernelCode, Part, Routine, once, part
 from rlx.backends.cpu.schedule.grouped_matmul import ROWS, GroupedMatmulSchedule
 from rlx.backends.cpu.schedule.matmul import COPY_PAD, PRODUCT_BLOCK

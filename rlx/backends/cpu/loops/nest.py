@@ -26,7 +26,6 @@ from rlx.kernels.expr import Expr, Load, Reduce, Var, loads, substitute_vars, tr
 from rlx.kernels.loops.analysis import (
     flatten,
     is_costly,
-    linear_load,
     merge_loops,
     merge_reduces,
     rename_reduces,
@@ -37,12 +36,12 @@ from rlx.kernels.loops.analysis import (
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Kernel, Store
 
-__all__ = ["PLACEHOLDER", "Emitter", "Scope", "emit_nest", "linear_load", "merge_loops", "name_kernel"]
+__all__ = ["emit_nest"]
 
 LONG = 4096  # elements of a row from which on a scalar rest costs next to nothing
 
 
-def _lanes_last(emitter: Emitter, expr: Expr, target: Expr, last: Var) -> bool:
+def _lanes_last(emitter: Emitter, expr: Expr, last: Var) -> bool:
     """Whether vectors should run along the last output axis rather than along the reductions inside."""
     good = bad = 0
     for x in walk(expr):
@@ -119,7 +118,7 @@ class _Nest:
         names = list(out_vars(len(extents)))
         names, sizes, (expr,), target = merge_loops(names, list(extents), [expr], target)
         expr = rename_reduces(merge_reduces(expr))
-        by_lanes = bool(names) and _lanes_last(emitter, expr, target, names[-1])
+        by_lanes = bool(names) and _lanes_last(emitter, expr, names[-1])
         outer = names[:-1] if by_lanes else names
         outer_sizes = sizes[: len(outer)]
         last, last_size = (names[-1], sizes[-1]) if by_lanes else (None, 1)

@@ -33,8 +33,9 @@ from rlx.backends.cpu.kernels.attention.pack_kv import (
 )
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Module, Typed, constant, vec
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.loops.looks import look_if
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, emit_nest, linear_load, name_kernel
+from rlx.backends.cpu.loops.nest import emit_nest
 from rlx.backends.cpu.schedule.arguments import (
     Address,
     Argument,
@@ -66,6 +67,7 @@ from rlx.kernels.expr import (
     transform,
     walk,
 )
+from rlx.kernels.loops.analysis import linear_load
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Kernel
 from rlx.records import dataclass, replace

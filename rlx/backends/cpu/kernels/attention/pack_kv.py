@@ -8,7 +8,7 @@ from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.tile import transpose
 from rlx.backends.cpu.kernels.attention.decode import Rows
 from rlx.backends.cpu.llvm.builder import Function, Module
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.schedule.arguments import Address, Argument, Arguments, KernelCode, Number, Pointer
 from rlx.backends.cpu.schedule.attention import AttentionSchedule, KeyChunks
 from rlx.backends.cpu.target import Target

@@ -10,7 +10,7 @@ from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
     Argument,

@@ -23,7 +23,7 @@ from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm, ImplicitGe
 from rlx.backends.cpu.kernels.conv.product import Im2col, in_image
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, is_few
 from rlx.backends.cpu.llvm.builder import Function, Module
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
     Argument,

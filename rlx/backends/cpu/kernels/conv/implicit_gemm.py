@@ -25,7 +25,7 @@ from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights
 from rlx.backends.cpu.kernels.conv.window_tile import window_tile
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
     Argument,

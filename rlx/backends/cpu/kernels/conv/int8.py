@@ -17,7 +17,7 @@ from rlx.backends.cpu.kernels.conv import im2col, int8_depthwise
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
 from rlx.backends.cpu.llvm.builder import Function, Module
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, linear_load, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
     Argument,
@@ -43,6 +43,7 @@ from rlx.ir.graph import Value
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Cast, Expr, Load, Var, const, loads, substitute_vars, transform
+from rlx.kernels.loops.analysis import linear_load
 from rlx.kernels.lowering import Contract, Conv, out_vars
 from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store

@@ -13,7 +13,7 @@ from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.int8_depthwise_loops import Int8DepthwiseArguments
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, scaled
 from rlx.backends.cpu.llvm.builder import Module
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import ArgumentTable, KernelCode, Pointer, Scratch, ScratchStride
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target

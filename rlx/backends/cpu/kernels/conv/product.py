@@ -16,7 +16,7 @@ from rlx.backends.cpu.kernels.conv import im2col, register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
 from rlx.backends.cpu.llvm.builder import Module, size_of
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
     Argument,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, size_of
-from rlx.backends.cpu.loops.nest import Emitter, Scope
+from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.kernels.loops.analysis import is_costly
 from rlx.records import dataclass
 

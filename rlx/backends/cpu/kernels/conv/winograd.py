@@ -25,7 +25,7 @@ from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, with_weights
 from rlx.backends.cpu.kernels.conv.winograd_forms import F4X4, FORMS, WEIGHTS, Form, Matrix, combine, transforms, window
 from rlx.backends.cpu.llvm.builder import Function, Module
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Address,
     Argument,

@@ -9,7 +9,7 @@ from functools import cache
 
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.llvm.builder import Function, Module
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
 from rlx.backends.cpu.schedule.arguments import Address, Arguments, KernelCode, Number, Pointer, Product
 from rlx.backends.cpu.schedule.winograd import WinogradSchedule
 from rlx.backends.cpu.strategy import Step

@@ -12,7 +12,7 @@ from rlx.backends.cpu.gemm.epilogue import epilogue_of
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.llvm.builder import Function, size_of
-from rlx.backends.cpu.loops.nest import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
     Argument,
     ArgumentTable,
