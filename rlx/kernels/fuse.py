@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, Value, count_readers
-from rlx.ir.shape import Guard, Shape, Size, numel, symbols
+from rlx.ir.shape import Guard, Shape, Size, is_linear, numel, symbols
 from rlx.kernels.affine import Affine, has_division, linear_index, row_major
 from rlx.kernels.analysis import Fusing, cost, is_identity, size_of, static_values, uses
 from rlx.kernels.encoded import bytes_of, decoded
@@ -22,8 +22,10 @@ from rlx.kernels.expr import (
     Load,
     Reduce,
     Select,
+    SizeOf,
     const,
     guarded,
+    linear_size_expr,
     loads,
     substitute_vars,
     transform,
@@ -538,7 +540,17 @@ class Fuser(StateWrites):
             return decoded(x, self.stored[x.source], buffer.encoding)
 
         made = transform(expr, place)
-        return on_bytes(made, self.bytes_of) if self.narrow else made
+        return self.linear(on_bytes(made, self.bytes_of) if self.narrow else made)
+
+    def linear(self, expr: Expr) -> Expr:
+        """The expression over sizes that are linear in the numbers of rounds, as the words of a loop must be."""
+
+        def place(x: Expr) -> Expr | None:
+            if not isinstance(x, SizeOf) or is_linear(x.size, self.rounds):
+                return None
+            return linear_size_expr(x.size, self.rounds)
+
+        return transform(expr, place) if self.rounds else expr
 
     def bytes_of(self, buffer: Buffer) -> Buffer:
         """The bytes of a buffer of 4-bit elements."""
@@ -549,7 +561,8 @@ class Fuser(StateWrites):
     def store_of(self, buffer: Buffer, extents: Shape, at: tuple[Expr, ...], expr: Expr) -> Store:
         """The store of an expression over buffers."""
         if is_narrow(buffer.dtype):
-            return narrow_store(self.bytes_of(buffer), buffer, extents, at, expr)
+            store = narrow_store(self.bytes_of(buffer), buffer, extents, at, expr)
+            return replace(store, expr=self.linear(store.expr))
         return Store(buffer, extents, at, expr)
 
     def new_buffer(self, value: Value, wide: bool = False) -> Buffer:

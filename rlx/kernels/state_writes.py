@@ -65,7 +65,9 @@ class StateWrites:
     def place_part(self, node: Node) -> bool:
         """An op that replaces a part of a state: only that part is written, where the state lies."""
         (result,) = node.outputs[:1]
-        version = self.versions[result]
+        version = self.versions.get(result)
+        if version is None:  # another one of its results is written over a state
+            return False
         made = lower_in_place(node, self.fresh) if node.inputs[0] is version.before else None
         if made is None or not all(self.target.accepts_dtype(x.dtype) for x in walk(made.expr)):
             return False

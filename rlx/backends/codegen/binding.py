@@ -52,7 +52,11 @@ class Views:
         self.array = array
 
     def reader(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[], Array]:
-        return self.array(buffer, extents).copy
+        if not buffer.is_packed:
+            return self.array(buffer, extents).copy
+        source = self.array(buffer.bytes, extents)
+        shape = tuple(evaluate(s, extents) for s in buffer.shape)
+        return lambda: unpack(source, buffer.dtype, shape)
 
     def writer(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[Array], None]:
         packed = buffer.is_packed

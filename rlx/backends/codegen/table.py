@@ -22,7 +22,7 @@ from rlx.backends.codegen.arguments import (
     ScratchStride,
 )
 from rlx.backends.codegen.kernel_facts import mentioned
-from rlx.ir.shape import Dim, Size, symbols
+from rlx.ir.shape import Dim, Size, is_linear, symbols
 from rlx.kernels.program import Buffer, Flow, Kernel
 from rlx.records import dataclass
 
@@ -122,6 +122,7 @@ class Table:
     def _sized(self, number: int, word: Argument, size: Size) -> None:
         loops = tuple(self.rounds[s] for s in dict.fromkeys(s.name for s in symbols(size)) if s in self.rounds)
         if loops:
+            assert is_linear(size, self.rounds), f"{size} is not linear in the number of a round"
             self.moving.append((number, word, loops))
         elif isinstance(word, Pointer):
             self.pointers.append((number, word.buffer.base, self._size(size)))
