@@ -13,11 +13,12 @@ from typing import Protocol
 
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, Value, count_readers
-from rlx.ir.shape import Guard, Shape, Size, is_linear, numel, symbols
+from rlx.ir.shape import Guard, Shape, Size, bounds, is_linear, max_size, numel, symbols
 from rlx.kernels.affine import Affine, has_division, linear_index, row_major
 from rlx.kernels.analysis import Fusing, cost, is_identity, size_of, static_values, uses
 from rlx.kernels.encoded import bytes_of, decoded
 from rlx.kernels.expr import (
+    Apply,
     Expr,
     Load,
     Reduce,
@@ -450,9 +451,9 @@ class Fuser(StateWrites):
         """The buffer of an output: in the arena, 4-bit elements a byte each."""
         if not is_narrow(value.dtype):
             return self.in_arena(value)
-        self.materialise(value)
         copy = Buffer(self.unique(value.name or "t"), "arena", value.shape, value.dtype, wide=True)
-        self.program.run.append(self.kernel_into(value, copy))
+        source = self.copies.get(value) or self.materialise(value)  # a state may hold its new value by now
+        self.append_copy(source, copy)
         return copy
 
     def as_view(self, value: Value, expr: Expr) -> Buffer | None:
@@ -540,17 +541,22 @@ class Fuser(StateWrites):
             return decoded(x, self.stored[x.source], buffer.encoding)
 
         made = transform(expr, place)
-        return self.linear(on_bytes(made, self.bytes_of) if self.narrow else made)
+        return self.computable(on_bytes(made, self.bytes_of) if self.narrow else made)
 
-    def linear(self, expr: Expr) -> Expr:
-        """The expression over sizes that are linear in the numbers of rounds, as the words of a loop must be."""
+    def computable(self, expr: Expr) -> Expr:
+        """The expression over sizes that are linear in the numbers of rounds, as the words of a loop must be, and
+        divided by none that may be 0: there are no elements then, but an index may be computed before one is needed.
+        """
 
         def place(x: Expr) -> Expr | None:
-            if not isinstance(x, SizeOf) or is_linear(x.size, self.rounds):
-                return None
-            return linear_size_expr(x.size, self.rounds)
+            match x:
+                case SizeOf(size=size) if self.rounds and not is_linear(size, self.rounds):
+                    return linear_size_expr(size, self.rounds)
+                case Apply(fn="floordiv" | "mod" as fn, args=(a, SizeOf(size=size))) if (bounds(size)[0] or 0) < 1:
+                    return Apply(fn, (a, SizeOf(max_size(size, 1))), x.dtype)
+            return None
 
-        return transform(expr, place) if self.rounds else expr
+        return transform(expr, place)
 
     def bytes_of(self, buffer: Buffer) -> Buffer:
         """The bytes of a buffer of 4-bit elements."""
@@ -562,7 +568,7 @@ class Fuser(StateWrites):
         """The store of an expression over buffers."""
         if is_narrow(buffer.dtype):
             store = narrow_store(self.bytes_of(buffer), buffer, extents, at, expr)
-            return replace(store, expr=self.linear(store.expr))
+            return replace(store, expr=self.computable(store.expr))
         return Store(buffer, extents, at, expr)
 
     def new_buffer(self, value: Value, wide: bool = False) -> Buffer:

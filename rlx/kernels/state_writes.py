@@ -104,12 +104,15 @@ class StateWrites:
 
     def write_whole(self, value: Value) -> None:
         """The new value of a state, placed just now, in the state's memory: where it is made, or by a copy."""
+        if value in self.static:  # others of `prepare` may read it: it is copied at the end
+            del self.versions[value]
+            return
         root = self.buffers[self.versions[value].state]
         made = self.buffers.get(value)
         if made is not None:
             maker = self.program.run[-1] if self.program.run else None
             if maker is not None and made in maker.writes() and made.kind == "arena" and maker.may_overwrite(root):
-                made.kind, made.root = root.kind, root
+                made.kind, made.root, made.wide = root.kind, root, root.wide
                 return
         elif value in self.pending:
             pending = self.pending[value]
