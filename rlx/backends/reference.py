@@ -12,7 +12,7 @@ from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Rates, Turns
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, RlxError, ShapeError, no_such
-from rlx.ir.extents import bind_extents, bind_result, check_guards, initial_state
+from rlx.ir.extents import bind_extents, bind_result, check_guards, check_out, initial_state
 from rlx.ir.finite import bad_elements, is_trappable, trapped
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value, check_array
 from rlx.ir.shape import evaluate, symbols
@@ -236,6 +236,8 @@ class ReferenceExecutable(Executable[Array]):
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.turns.taken(self.waits):
+            shapes = {v.name: a.shape for v, a in zip(self.graph.inputs, inputs, strict=True)}
+            check_out(self.graph, bind_extents(self.graph, shapes), out)
             results = self.run_all(inputs)
         for output, target, result in zip(self.graph.outputs, out, results, strict=True):
             if target is not None and target.shape != result.shape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ __all__ = [
     "check_all",
     "check_extent",
     "check_guards",
+    "check_out",
     "check_shape",
     "initial_state",
     "of_parts",
@@ -65,6 +66,22 @@ def bind_extents(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> dict[str,
             error.args = (f"{error}{_way_out(graph, name, shape, extents)}",)
             raise
     return extents
+
+
+def check_out(graph: Graph, extents: Mapping[str, int], out: Sequence[Any]) -> None:
+    """`ShapeError` for an array to write into (or None) whose shape isn't that of its output at these extents.
+
+    Sizes that the run decides are not looked at: only it knows them.
+    """
+    for output, target in zip(graph.outputs, out, strict=True):
+        if target is None:
+            continue
+        known = [not isinstance(n, Dim) or all(s.name in extents for s in symbols(n)) for n in output.value.shape]
+        shape = tuple(evaluate(n, extents) for n, told in zip(output.value.shape, known, strict=True) if told)
+        got = tuple(n for n, told in zip(target.shape, known, strict=False) if told)
+        if len(target.shape) != len(known) or got != shape:
+            needed = shape if all(known) else _show(output.value.shape)
+            raise ShapeError(f"out for {output.name!r}: this run needs shape {needed}, got {tuple(target.shape)}")
 
 
 def _way_out(graph: Graph, name: str, shape: Sequence[int], extents: Mapping[str, int]) -> str:

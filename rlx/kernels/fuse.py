@@ -28,6 +28,7 @@ from rlx.kernels.expr import (
     guarded,
     linear_size_expr,
     loads,
+    size_expr,
     substitute_vars,
     transform,
     walk,
@@ -548,12 +549,19 @@ class Fuser(StateWrites):
         divided by none that may be 0: there are no elements then, but an index may be computed before one is needed.
         """
 
+        def moving(x: Expr) -> Expr | None:
+            if isinstance(x, SizeOf) and any(s.name in self.rounds for s in symbols(x.size)):
+                return linear_size_expr(x.size, self.rounds)
+            return None
+
         def place(x: Expr) -> Expr | None:
             match x:
-                case SizeOf(size=size) if self.rounds and not is_linear(size, self.rounds):
+                case SizeOf(size=size) if not is_linear(size, self.rounds):
                     return linear_size_expr(size, self.rounds)
-                case Apply(fn="floordiv" | "mod" as fn, args=(a, SizeOf(size=size))) if (bounds(size)[0] or 0) < 1:
-                    return Apply(fn, (a, SizeOf(max_size(size, 1))), x.dtype)
+                case Apply(fn="floordiv" | "mod" as fn, args=(a, b)):
+                    by = size_expr(max_size(b.size, 1)) if isinstance(b, SizeOf) and (bounds(b.size)[0] or 0) < 1 else b
+                    of = transform(a, moving) if self.rounds else a
+                    return None if of is a and by is b else Apply(fn, (of, by), x.dtype)
             return None
 
         return transform(expr, place)

@@ -14,6 +14,7 @@ from rlx.compiler import Compilation, compile_graph
 from rlx.cost.ceilings import Ceilings
 from rlx.errors import OptionError, RlxError, ShapeError, UnsupportedOp
 from rlx.estimate.admit import Admission
+from rlx.ir.extents import bind_extents, check_out
 from rlx.ir.graph import Array, Graph, Node, Value
 from rlx.ir.shape import evaluate
 from rlx.options import CompileOptions
@@ -208,6 +209,8 @@ class SplitExecutable(Executable[Array]):
         with self.turns.taken(self.waits):
             values: dict[str, Array] = dict(self.states)
             values |= {v.name: a for v, a in zip(self.graph.inputs, inputs, strict=True)}
+            shapes = {v.name: values[v.name].shape for v in self.graph.inputs}
+            check_out(self.graph, bind_extents(self.graph, shapes), out)
             for part, executable in zip(self.parts, self.executables, strict=True):
                 count = len(part.graph.outputs)
                 made = executable.run([values[v.name] for v in part.graph.inputs], [None] * count, range(count))

@@ -9,7 +9,7 @@ import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends.base import Executable, Turns
-from rlx.backends.codegen.binding import Binding, Overrun, initial, room_for, settable
+from rlx.backends.codegen.binding import Binding, Overrun, grows, initial, room_for, settable
 from rlx.backends.codegen.control import next_phase
 from rlx.backends.codegen.table import Phase, Table, phases_of
 from rlx.backends.interp.anchors import sizes
@@ -18,7 +18,7 @@ from rlx.backends.interp.memory import Memory, Queues
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, pack, unpack
-from rlx.ir.extents import bind_extents, check_guards
+from rlx.ir.extents import bind_extents, check_guards, check_out
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
@@ -211,7 +211,7 @@ class InterpExecutable(Executable[Array]):
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         with self.turns.taken(self.waits):
-            made = self.run_all(inputs)
+            made = self.run_all(inputs, out)
         for target, array, output in zip(out, made, self.graph.outputs, strict=True):
             if target is not None and target.shape != array.shape:
                 raise ShapeError(f"out for {output.name!r}: this run gave shape {array.shape}, got {target.shape}")
@@ -224,8 +224,8 @@ class InterpExecutable(Executable[Array]):
         return [made[n] for n in wanted]
 
     @usual_arithmetic()
-    def run_all(self, inputs: Sequence[Array]) -> list[Array]:
-        """All outputs, as arrays of the host."""
+    def run_all(self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None) -> list[Array]:
+        """All outputs, as arrays of the host. The shapes of `out` are checked before anything is changed."""
         self.outputs = None
         shapes = {b.name: a.shape for b, a in zip(self.program.inputs, inputs, strict=True)}
         extents = {**self.dims, **bind_extents(self.graph, shapes)}
@@ -233,17 +233,21 @@ class InterpExecutable(Executable[Array]):
         if unset:
             raise ShapeError(f"the extent of dim {unset[0]!r} is not known: give it to set_extent")
         check_guards(self.graph, extents)
+        check_out(self.graph, extents, out or [None] * len(self.graph.outputs))
         for root, array in zip(self.program.inputs, inputs, strict=True):
             self.put(root, array)
         if self.dirty:
             self.walk(Binding(self.prepare, {}, self.address, 0, self))
             self.dirty = False
+        before = {root: self.fetch(root, {}) for root in self.program.states} if grows(self.program) else {}
         while True:
             binding = self.bind(extents)
             try:
                 self.walk(binding)
                 break
             except Overrun as overrun:  # again, with more room
+                for root, array in before.items():
+                    self.writer(root, {})(array)
                 self.room[overrun.name] = max(overrun.value, 2 * binding.room[overrun.name])
         self.settle(binding.extents)
         made = [self.fetch(buffer, binding.extents) for _, buffer in self.program.outputs]

@@ -25,7 +25,7 @@ from rlx.errors import (
     UnsupportedNode,
     UnsupportedOp,
 )
-from rlx.ir.extents import bind_extents, check_guards, initial_state
+from rlx.ir.extents import bind_extents, check_guards, check_out, initial_state
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Dim, evaluate, symbols
 from rlx.ops.control import If, While
@@ -151,6 +151,8 @@ class ArrayExecutable(Executable[Tensor]):
     @usual_arithmetic()
     def run(self, inputs: Sequence[Tensor], out: Sequence[Tensor | None], wanted: Sequence[int]) -> list[Tensor]:
         with self.turns.taken(self.waits), self.lib.session():
+            if any(target is not None for target in out):
+                check_out(self.graph, self.bind(inputs)[0], out)
             last = self.run_all(inputs)
             for output, target, x in zip(self.graph.outputs, out, last, strict=True):
                 if target is not None and target.shape != tuple(x.shape):

@@ -111,7 +111,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
 
     @property
     def slots(self) -> Callable[..., Any]:
-        return self.slots_checked if self.is_watched else self.slots_entry
+        return self.slots_checked if self.is_watched or self.may_start_again else self.slots_entry
 
     @property
     def is_watched(self) -> bool:
@@ -454,6 +454,11 @@ class CpuExecutable(StateCalls, ExpertCalls):
         """Whether a run may find that it needs more room."""
         return grows(self.program)
 
+    @property
+    def may_start_again(self) -> bool:
+        """Whether a run may find that it needs more room when it has updated states, which then must be as before."""
+        return bool(self.program.states) and self.grows
+
     def leave_out(self, bound: Bound) -> None:
         """Called in a run before sizes that data decide change: no run is to meet words of which some have changed."""
         self.close()
@@ -621,6 +626,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
 
     def execute(self, bound: Bound, ready: Sequence[Array]) -> Bound:
         """One run on arrays that the run is bound to; the caller holds the block. Returns what it was bound to last."""
+        before = {b: self.states.memory[b].copy() for b in self.program.states} if self.may_start_again else {}
         while True:
             if self.shared.options.debug:
                 self.memory.fill(POISON)
@@ -641,6 +647,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
                 self.on_error(status)
             except Overrun as overrun:
                 name, more = overrun.name, max(overrun.value, 2 * bound.binding.room[overrun.name])
+            for root, held in before.items():
+                self.states.memory[root][...] = held
             self.forget()
             with self.restoring():
                 self.room = {**self.room, name: more}
