@@ -14,8 +14,8 @@ from rlx.errors import ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array, Graph, Value
-from rlx.ir.shape import Dim, is_linear
-from rlx.kernels.expr import SizeOf, linear_size_expr
+from rlx.ir.shape import Dim, evaluate, is_linear
+from rlx.kernels.expr import SizeOf, linear_size_expr, walk
 from rlx.kernels.loops.evaluate import Evaluator
 from rlx.ops import control, elementwise, index, layout
 from rlx.ops.scatter import ScatterNd
@@ -94,12 +94,9 @@ def test_sizes_linear_in_a_symbol() -> None:
     n, r, q = Dim("n", 1, None), Dim("r", 0, None), Dim("q", 0, None)
     for size in (r, n * r + 3, (r * 3 + 1) // 2, r - 2 * (r // 2), n * (r // n) + r, r * q, r * r * 5 + (n * n) // 3):
         expr = linear_size_expr(size, {"r", "q"})
-        parts = (
-            [expr] if isinstance(expr, SizeOf) else [x for x in rlx.kernels.expr.walk(expr) if isinstance(x, SizeOf)]
-        )
-        assert all(is_linear(x.size, {"r", "q"}) for x in parts)
+        assert all(is_linear(x.size, {"r", "q"}) for x in walk(expr) if isinstance(x, SizeOf))
         for extents in ({"n": 3, "r": 7, "q": 2}, {"n": 1, "r": 0, "q": 5}):
-            assert Evaluator({}, extents).over(expr, (), ()) == rlx.ir.shape.evaluate(size, extents), str(size)
+            assert Evaluator({}, extents).over(expr, (), ()) == evaluate(size, extents), str(size)
 
 
 # ---- sizes of 0
