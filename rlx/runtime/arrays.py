@@ -105,7 +105,9 @@ def to_device(array: Any, device: str) -> Any:
     if isinstance(array, bool | int | float | complex | list | tuple):
         raise DTypeError(f"to_device: expected an array, got {type(array).__name__}: np.asarray makes one of it")
     read = np.asarray(array) if isinstance(array, np.ndarray | np.generic) else _read(array, "to_device")
-    dtype_of(read.dtype)
+    dtype = dtype_of(read.dtype)
+    if read.dtype != dtype.numpy:
+        raise DTypeError(f"to_device: expected elements of type {dtype}, got {read.dtype}; convert the array first")
     if space is None:
         return read
     with space.session():

@@ -415,7 +415,7 @@ def test_to_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shared.dtype == ml_dtypes.bfloat16
     assert rlx.to_device(bytearray(3), "own").shape == (3,)
     assert rlx.to_device(np.float32(2), "own").shape == ()
-    for bad in ([1.0], 3, "text", None, np.array(["a"]), np.ma.masked_array(X)):
+    for bad in ([1.0], 3, "text", None, np.array(["a"]), np.ma.masked_array(X), X.astype(">f4")):
         with pytest.raises((DTypeError, OptionError)):
             rlx.to_device(bad, "own")
     with pytest.raises(OptionError, match="unknown device 'gpu'"):
