@@ -173,7 +173,7 @@ class Epilogue:
         ty, (r0, r1) = convert.llvm_type(self.sums), rows
         top = Scope(1, None, {})
         emitter.hoist(self.expr, frozenset((self.column, *self.rows)), top)
-        along = self.rows[0] if len(self.rows) == 1 else None
+        along = self.rows[0] if len(self.rows) == 1 and self.row_step is not None else None  # results lie evenly
 
         def put(c: int, plane: Scope, r: str, w: int) -> None:
             here = plane.inner(self.at(emitter, r), w, along if w > 1 else None)
@@ -202,7 +202,7 @@ def epilogue_of(store: Store, rows: list[Var], sizes: list[Size], column: Var, c
     names, extents, (expr,), place = merge_loops(rows, sizes, [expr], index_expr(index))
     destination = Load(store.buffer, (place,), store.buffer.dtype)
     together = columns == 1 or index.coefs.get(column, 0) == 1
-    step = _row_step(index, rows, sizes)
+    step = _row_step(index, rows, sizes) if index.is_linear else None
     if step is None and all(s == 1 for s in sizes):
         step = columns
     return Epilogue(expr, destination, column, tuple(names), tuple(extents), sums, index.constant, step, together)

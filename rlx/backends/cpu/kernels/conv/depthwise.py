@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import cast
 
 from rlx.backends.cpu.gemm.epilogue import Epilogue
@@ -37,7 +38,8 @@ __all__ = [
     "plane_words", "suits", "weights",
 ]  # fmt: skip
 
-MAX_TAPS = 128
+MAX_TAPS = 128  # of a window that are written out; of larger ones those of a row, or so many of them:
+TAPS_A_TURN = 32
 FEW_TAPS = 9
 LONE_COLUMNS = 5  # summed together where there are no others: a row of 7 pixels in windows of 3
 
@@ -70,23 +72,25 @@ class PlaneArguments(Arguments):
 
 
 def suits(kernel: Kernel) -> bool:
-    """f32, one channel a group and one output each, few taps."""
+    """f32, one channel a group and one output each."""
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    return anchor.groups > 1 and anchor.x.dtype.name == "f32" and has_few_taps(anchor)
+    return anchor.groups > 1 and anchor.x.dtype.name == "f32" and taps_of(anchor) is not None
+
+
+def taps_of(anchor: Conv) -> int | None:
+    """The taps of a window of a depthwise convolution: one channel a group and one output each. None: it is none."""
+    outputs, channels, *window = anchor.w_shape
+    if channels != 1 or outputs != anchor.groups:
+        return None
+    taps = [size for size in window if isinstance(size, int)]
+    return prod(taps) if len(taps) == len(window) else None
 
 
 def has_few_taps(anchor: Conv) -> bool:
-    """One channel a group and one output each, and a window of few taps whose sizes are fixed."""
-    outputs, channels, *window = anchor.w_shape
-    if channels != 1 or outputs != anchor.groups:
-        return False
-    taps = 1
-    for size in window:
-        if not isinstance(size, int):
-            return False
-        taps *= size
-    return taps <= MAX_TAPS
+    """Whether it is depthwise, with so few taps that all are written out."""
+    taps = taps_of(anchor)
+    return taps is not None and taps <= MAX_TAPS
 
 
 def weights(kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
@@ -203,7 +207,8 @@ class Body:
     """Emits the code of one chunk.
 
     Windows inside the image are summed by blocks of neighbouring pixels, which share what they read and whose taps are
-    unrolled; others leave out the taps that lie outside. Channels are the innermost loop: all is read in order.
+    unrolled, in large windows those of a part of a row; others leave out the taps that lie outside. Channels are the
+    innermost loop: all is read in order.
     """
 
     f: Function
@@ -230,6 +235,11 @@ class Body:
         """Rows that are summed together: two share what they read where the window has several."""
         return 2 if self.few and self.kernel[0] > self.strides[0] else 1
 
+    @property
+    def rolled(self) -> bool:
+        """Whether the rows of a window are a loop."""
+        return prod(self.kernel) > MAX_TAPS
+
     def emit(self) -> None:
         f, w = self.f, self.w
         image, row0, row1, c0, c1 = chunk_parts(f, w)
@@ -242,7 +252,7 @@ class Body:
         first = f.min(f.max(row0, inner0), row1)
         stop = f.max(f.min(row1, inner1), first)
         paired = f.sub(stop, f.rem(f.sub(stop, first), self.rows))
-        f.loop(first, paired, self.rows, [], lambda oy, _: self.line(place, oy, self.rows))
+        f.loop(first, paired, self.rows, [], lambda oy, _: self.line(place, oy, 0 if self.rolled else self.rows))
         others = f.sub(f.sub(row1, row0), f.sub(paired, first))
         before = f.sub(first, row0)
 
@@ -323,8 +333,8 @@ class Body:
         j0, j1 = ("0", "0") if columns else self.taps(x0, 1, w.width)
         column_step = f.mul(w.x_w, self.dilations[1])
 
-        def add_line(p: str, at: str, k: int, totals: list[str | None]) -> None:
-            """Adds the products of the pixels of one row, whose elements begin at `p`, with row k of the weights."""
+        def add_taps(p: str, at: str, count: int, totals: list[str | None]) -> None:
+            """Adds the products of pixels of one row, which begin at `p`, with so many weights of a row at `at`."""
             loaded: dict[int, str] = {}
             thirds = [p]
 
@@ -333,8 +343,8 @@ class Body:
                     thirds.append(f.offset(thirds[-1], triple_step))
                 return f.offset(thirds[x // 3], (0, step, double_step)[x % 3])
 
-            for j in range(kernel_w):
-                weight = f.load(ty, f.gep(at, (k * kernel_w + j) * lanes, "float"))
+            for j in range(count):
+                weight = f.load(ty, f.gep(at, j * lanes, "float"))
                 for i in range(columns):
                     x = i * self.strides[1] + j * self.dilations[1]
                     if x not in loaded:
@@ -377,16 +387,30 @@ class Body:
                 for y in lines:
                     p = f.gep(starts[y], c, "float")
                     for r, k in read[y]:
-                        add_line(p, at, k, sums[r])
+                        add_taps(p, f.gep(at, k * kernel_w * lanes, "float"), kernel_w, sums[r])
                 totals = [t for line in sums for t in line if t is not None]
             else:
 
                 def some_line(k: str, state: list[str]) -> list[str]:
                     p = f.gep(line_at(f.mul(k, self.dilations[0])), c, "float")
                     here = f.gep(at, f.mul(k, kernel_w * lanes), "float")
-                    new: list[str | None] = list(state)
-                    add_line(p, here, 0, new)
-                    return [t for t in new if t is not None]
+
+                    def some_taps(p: str, here: str, count: int, state: list[str]) -> list[str]:
+                        new: list[str | None] = list(state)
+                        add_taps(p, here, count, new)
+                        return [t for t in new if t is not None]
+
+                    if kernel_w <= MAX_TAPS:
+                        return some_taps(p, here, kernel_w, state)
+
+                    def turn(j: str, state: list[str]) -> list[str]:
+                        first = f.gep(p, f.mul(j, column_step), "float")
+                        return some_taps(first, f.gep(here, f.mul(j, lanes), "float"), TAPS_A_TURN, state)
+
+                    rest = kernel_w % TAPS_A_TURN
+                    state = f.loop(0, kernel_w - rest, TAPS_A_TURN, [(ty, t) for t in state], turn)
+                    first = f.gep(p, f.mul(column_step, kernel_w - rest), "float")
+                    return some_taps(first, f.gep(here, (kernel_w - rest) * lanes, "float"), rest, state)
 
                 totals = f.loop(k0, k1, 1, [(ty, zero)] * columns, some_line)
             shared = place.top.inner({self.epilogue.column: c}, lanes, self.epilogue.column if lanes > 1 else None)
@@ -409,13 +433,13 @@ class Place:
 
 
 class Depthwise(PackedWeights):
-    """f32 with one channel and one output a group, and few taps: sums of whole vectors of channels in registers."""
+    """f32 with one channel and one output a group: sums of whole vectors of channels in registers."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         assert isinstance(kernel.anchor, Conv)
         if kernel.anchor.groups == 1:
             return "it has one group"
-        return None if suits(kernel) else f"it is not of f32, not depthwise, or has more than {MAX_TAPS} taps"
+        return None if suits(kernel) else "it is not of f32, or not depthwise"
 
     def packed(self, kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
         return weights(kernel, target)

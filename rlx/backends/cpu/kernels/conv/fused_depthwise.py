@@ -150,6 +150,8 @@ def _no_window(kernel: Kernel, anchor: Conv) -> str | None:
         return "its image is no whole buffer with two axes of pixels"
     if anchor.groups % WIDTH:
         return "its channels are no whole panels"
+    if not depthwise.has_few_taps(anchor):
+        return "its windows have too many taps to be written out"
     if any(y.source.base is x.source for s in kernel.stores for e in (s.expr, *s.index) for y in loads(e)):
         return "its image has other readers"
     geo = geometry(kernel)

@@ -16,14 +16,15 @@ from rlx.backends.cpu.kernels.conv.depthwise import Depthwise
 from rlx.backends.cpu.kernels.conv.few_outputs import FewOutputs
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
 from rlx.backends.cpu.kernels.conv.int8_depthwise import Int8Depthwise
+from rlx.backends.cpu.kernels.conv.planar import in_planes
 from rlx.backends.cpu.kernels.conv.product import Im2col, InImage
 from rlx.backends.cpu.kernels.conv.weights import is_few
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.backends.cpu.target import Target
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.affine import Affine, linear_index
-from rlx.kernels.expr import Expr, Load, substitute_vars
+from rlx.kernels.expr import Cast, Expr, Load, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.prepared import is_static
 from rlx.kernels.program import Buffer, Kernel, Store
@@ -31,6 +32,7 @@ from rlx.records import replace
 
 __all__ = ["CONV", "accepts_operand", "layout", "unsuited"]
 
+F32 = DTYPES["f32"]
 FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
 
 # The first that does not refuse a convolution computes it.
@@ -52,10 +54,10 @@ CONV: tuple[CpuStrategy, ...] = (
 
 
 def unsuited(anchor: Conv, dtype: DType, target: Target) -> str | None:
-    """Why no strategy takes a convolution: they take f32, f64 and bytes in one or two spatial axes."""
+    """Why no strategy takes a convolution: they take floats and bytes in one to three spatial axes."""
     if dtype.name == "i32" and anchor.x.dtype.name in ("u8", "i8"):
         return int8_conv.unsuited(anchor, target)
-    known = dtype.name in ("f32", "f64") and len(anchor.x_shape) in (3, 4)
+    known = dtype.name in ("f16", "bf16", "f32", "f64") and len(anchor.x_shape) in (3, 4, 5)
     return None if known else f"no kernel has convolutions of {dtype}, or of so many axes"
 
 
@@ -69,10 +71,16 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
     made: list[Kernel] = []
+    if anchor.x.dtype.is_float and anchor.x.dtype.bits < 32:  # summed in f32
+        kernel = kernel.with_anchor(replace(anchor, x=Cast(anchor.x, F32), w=Cast(anchor.w, F32)))
+    if len(anchor.x_shape) == 5:
+        *made, kernel = in_planes(kernel)
+    anchor = kernel.anchor
+    assert isinstance(anchor, Conv)
     if not _channels_together(anchor) and not _from_planes(kernel):
-        x, copy = _channels_last(kernel, anchor)
+        image, copy = _channels_last(kernel, anchor)
         made.append(copy)
-        kernel = kernel.with_anchor(replace(anchor, x=x))
+        kernel = kernel.with_anchor(replace(anchor, x=image))
     *before, last = computed(kernel, strategies, setting)
     strategy = last.strategy
     if isinstance(strategy, winograd.Winograd) and winograd.has_few(kernel, strategy.name, setting.target) is None:
