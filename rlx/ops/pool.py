@@ -15,7 +15,7 @@ from rlx.ir.shape import Size, ceildiv, evaluate, max_size, min_size, numel
 from rlx.ops.base import Op, Work, check_kind, register, tensor_bytes, widened
 from rlx.ops.conv import check_window, per_axis, window_count
 
-__all__ = ["AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"]
+__all__ = ["AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool", "lowest"]
 
 
 class _Pool(Op):
@@ -27,7 +27,7 @@ class _Pool(Op):
     dilations: tuple[int, ...]
     ceil_mode: bool
 
-    def _axes(self) -> list[tuple[int, int, int, Size, Size]]:
+    def axes(self) -> list[tuple[int, int, int, Size, Size]]:
         """(kernel, stride, dilation, begin pad, end pad) of each spatial axis."""
         n = len(self.kernel)
         strides = per_axis(self.strides, n, 1, f"{self.op_name} strides")
@@ -38,7 +38,7 @@ class _Pool(Op):
     def _pooled(self, x: TensorType) -> TensorType:
         if x.rank != len(self.kernel) + 2 or not self.kernel:
             raise ShapeError(f"{self.op_name}: kernel {self.kernel} needs x [N, C, spatial..] of rank >= 3, got {x}")
-        axes = self._axes()
+        axes = self.axes()
         check_window(
             self.op_name, kernel=self.kernel, strides=tuple(a[1] for a in axes), dilations=tuple(a[2] for a in axes)
         )
@@ -56,7 +56,7 @@ class _Pool(Op):
         """The indices into x of one tap of a window, and whether they are inside (None: they always are)."""
         at = []
         tests = []
-        for i, t, n, axis in zip(space, taps, x.shape[2:], self._axes(), strict=True):
+        for i, t, n, axis in zip(space, taps, x.shape[2:], self.axes(), strict=True):
             _, stride, dilation, begin, end = axis
             place = i * stride + t * dilation - begin
             at.append(place)
@@ -68,7 +68,7 @@ class _Pool(Op):
 
     def _sliding(self, x: Array) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...], Array]]:
         """For each tap: the tap, the box of windows for which it falls on x, and the elements of x there."""
-        axes = self._axes()
+        axes = self.axes()
         counts = self._pooled(TensorType(x.shape, dtype_of(x.dtype))).shape[2:]
         for tap in np.ndindex(self.kernel):
             box = []
@@ -106,7 +106,8 @@ def _overhangs(n: Size, kernel: int, stride: int, dilation: int, begin: Size, en
     return _windows(n, kernel, stride, dilation, begin, end, ceil_mode) != inside
 
 
-def _lowest(dtype: DType) -> float | int:
+def lowest(dtype: DType) -> float | int:
+    """The number that every other of a type is at least as large as."""
     return -math.inf if dtype.is_float else int(np.iinfo(dtype.numpy).min)
 
 
@@ -135,7 +136,7 @@ class MaxPool(_Pool):
 
     def reference(self, x: Array) -> Array | tuple[Array, Array]:
         shape = self._pooled(TensorType(x.shape, dtype_of(x.dtype))).shape
-        best = np.full([evaluate(s, {}) for s in shape], _lowest(dtype_of(x.dtype)), x.dtype)
+        best = np.full([evaluate(s, {}) for s in shape], lowest(dtype_of(x.dtype)), x.dtype)
         where = np.full(best.shape, np.iinfo(np.int64).max)
         flat = np.arange(x.size).reshape(x.shape)
         for (_, box, values), (_, _, places) in zip(self._sliding(x), self._sliding(flat), strict=True):
@@ -152,7 +153,7 @@ class MaxPool(_Pool):
         def tap(i: tuple[Any, ...], taps: tuple[Any, ...]) -> tuple[Any, list[Any], Any]:
             at, inside = self._taps(k, x, i[2:], taps)
             value = k.widen(x(*i[:2], *at, where=inside))
-            return (value if inside is None else k.select(inside, value, _lowest(x.dtype))), at, inside
+            return (value if inside is None else k.select(inside, value, lowest(x.dtype))), at, inside
 
         def largest(*i: Any) -> Any:
             return k.reduce("max", self.kernel, lambda *taps: tap(i, taps)[0])
@@ -203,7 +204,7 @@ class AveragePool(_Pool):
             total[box] += values
         count = np.ones((1,) * x.ndim, total.dtype)
         for d, (n, out, (kernel, stride, dilation, begin, end)) in enumerate(
-            zip(x.shape[2:], shape[2:], self._axes(), strict=True)
+            zip(x.shape[2:], shape[2:], self.axes(), strict=True)
         ):
             low, high = (-evaluate(begin, {}), n + evaluate(end, {})) if self.count_include_pad else (0, n)
             at = np.arange(out)[:, None] * stride + np.arange(kernel) * dilation - evaluate(begin, {})
@@ -225,7 +226,7 @@ class AveragePool(_Pool):
     def _count(self, k: Any, x: Any, space: tuple[Any, ...]) -> Any:
         """How many taps of a window count, as an i64 expression."""
         total = k.size(1)
-        for i, n, axis in zip(space, x.shape[2:], self._axes(), strict=True):
+        for i, n, axis in zip(space, x.shape[2:], self.axes(), strict=True):
             kernel, stride, dilation, begin, end = axis
             first, last = k.size(0), k.size(kernel)
             if not self.count_include_pad and begin != 0:

@@ -18,6 +18,7 @@ from rlx.passes.raise_integer import raise_integer
 from rlx.passes.raise_norm import raise_norm
 from rlx.passes.raise_softmax import raise_softmax
 from rlx.passes.regions import inside_regions
+from rlx.passes.split_pools import split_pools
 
 __all__ = ["PASSES", "run_passes"]
 
@@ -37,6 +38,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("raise_softmax", raise_softmax),
     ("raise_attention", raise_attention),
     ("fold_batch_norm", fold_batch_norm),
+    ("split_pools", split_pools),
     ("layout", layout),
     ("algebra", algebra),
     ("fold", fold),
