@@ -6,7 +6,16 @@ import inspect
 from collections.abc import Callable, Collection
 
 from rlx.backends.cpu.kernels import grouped_matmul
-from rlx.backends.cpu.kernels.ops import determinant, max_unpool, nonzero_nms, roi, scatter, topk, tree_ensemble
+from rlx.backends.cpu.kernels.ops import (
+    cumulative,
+    determinant,
+    max_unpool,
+    nonzero_nms,
+    roi,
+    scatter,
+    topk,
+    tree_ensemble,
+)
 from rlx.backends.cpu.kernels.recurrence import recurrence
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
@@ -57,6 +66,8 @@ class Special(CpuStrategy):
 SPECIALS = {
     special.name: special
     for special in (
+        Special("cum_prod", cumulative.accepts, cumulative.emit),
+        Special("cum_sum", cumulative.accepts, cumulative.emit),
         Special("det", determinant.accepts, determinant.emit),
         Special("grouped_matmul", grouped_matmul.accepts, before=grouped_matmul.layout, encoded=(1,)),
         Special("max_roi_pool", roi.accepts, roi.emit_max),
