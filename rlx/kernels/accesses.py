@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from rlx.ir.graph import Node
 from rlx.ir.shape import Shape
@@ -13,7 +16,25 @@ from rlx.kernels.program import Buffer, Kernel, Store
 
 __all__ = ["expressions", "in_place_operands", "loop_kind", "may_overwrite", "reads"]
 
+T = TypeVar("T")
 
+
+def kept(fn: Callable[[Kernel], T]) -> Callable[[Kernel], T]:
+    """`fn`, whose result is kept as long as the kernel stays as it is: each of its phases asks."""
+    known: WeakKeyDictionary[Kernel, tuple[tuple[object, ...], T]] = WeakKeyDictionary()
+
+    @functools.wraps(fn)
+    def asked(kernel: Kernel) -> T:
+        parts = (kernel.stores, kernel.anchor, kernel.operands, kernel.before, kernel.mark)
+        found = known.get(kernel)
+        if found is None or any(a is not b for a, b in zip(found[0], parts, strict=True)):
+            found = known[kernel] = parts, fn(kernel)
+        return found[1]
+
+    return asked
+
+
+@kept
 def loop_kind(kernel: Kernel) -> str:
     """The kind of a loop nest: row, reduce, map or copy."""
     exprs = [s.expr for s in kernel.stores]
@@ -45,6 +66,7 @@ def expressions(kernel: Kernel) -> Iterator[Expr]:
         yield from store.index
 
 
+@kept
 def reads(kernel: Kernel) -> tuple[Buffer, ...]:
     """The buffers read, each once."""
     found = dict.fromkeys(load.source for e in kernel.expressions() for load in loads(e))

@@ -93,7 +93,8 @@ class Table:
                 self._add(word, number)
         self._add_loops(loops)
         self.order = list(self.sizes)
-        self.mentions = [mentioned(p.kernel) if p.kernel.kind != "control" else set() for p in phases]
+        sizes_of = functools.cache(mentioned)  # phases share kernels
+        self.mentions = [sizes_of(p.kernel) if p.kernel.kind != "control" else set() for p in phases]
         self.affected = functools.cache(self._affected)
 
     def _add(self, word: Argument, phase: int) -> None:

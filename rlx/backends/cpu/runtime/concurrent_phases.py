@@ -11,6 +11,7 @@ Phases that can stop a run with an error, control flow, host calls and experts r
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -49,7 +50,8 @@ FIELDS = 3  # of a chunk in a job: function, words, number in its phase
 
 def priced(phases: Sequence[Phase], program: Program) -> tuple[Phase, ...]:
     """The phases with what `spans` and `jobs` need to know of their kernels, which aren't kept."""
-    made = tuple(replace(phase, piece=_makes_pieces(phase.kernel)) for phase in phases)
+    pieces = functools.cache(_makes_pieces)  # phases share kernels
+    made = tuple(replace(phase, piece=pieces(phase.kernel)) for phase in phases)
     near = [n for first, count in spans(made, None) for n in range(first, first + count)]
     if not near:
         return made
@@ -160,10 +162,16 @@ class _Memory:
 
     def __init__(self, plan: MemoryPlan | None) -> None:
         self.places: dict[Buffer, tuple[int, int]] = {}
+        self.roots = functools.cache(self._roots)  # phases share kernels
         if plan is not None:
             for interval, held in zip(plan.intervals, plan.held, strict=True):
                 for buffer in held:
                     self.places[buffer] = plan.offsets[buffer], interval.size
+
+    @staticmethod
+    def _roots(kernel: Kernel) -> tuple[set[Buffer], set[Buffer]]:
+        """What owns the memory that a kernel writes, and that it reads."""
+        return {b.base for b in kernel.writes()}, {b.base for b in kernel.reads()}
 
     def touched(self, phase: Phase) -> tuple[list[Range], list[Range]] | None:
         """What a phase reads and what it writes; None where it has to run alone."""
@@ -175,7 +183,7 @@ class _Memory:
             return None
         if Scratch() in code.words and ScratchStride() not in code.words:  # it lies where another worker's may
             return None
-        written, read = {b.base for b in kernel.writes()}, {b.base for b in kernel.reads()}
+        written, read = self.roots(kernel)
         found: tuple[list[Range], list[Range]] = [], []
         for buffer in buffers:
             kept = buffer.base.kind in ("input", "param", "const", "prepared")
