@@ -251,10 +251,16 @@ class CompiledGraph(Lifetime, ExpertControl):
 
             raise one_set_of_inputs(more)
         try:
-            if outputs is None and out is None and not self._executable.bound_inputs:
-                made = self._executable.run_fresh(by_position(self.inputs, inputs, "input"))
-                if made is not None:
-                    return made
+            if not self._executable.bound_inputs:
+                wanted = None if outputs is None else self._positions(outputs)
+                if out is None:
+                    made = self._executable.run_fresh(by_position(self.inputs, inputs, "input"), wanted)
+                    if made is not None:
+                        return made
+                elif wanted is None and self._executable.run_into(
+                    by_position(self.inputs, inputs, "input"), own := self._by_output(out)
+                ):
+                    return own
             return self._run(inputs, outputs, out)
         except Exception as error:
             if (clear := converted(error, "run", ExecutionError)) is not None:
@@ -352,6 +358,8 @@ class CompiledGraph(Lifetime, ExpertControl):
 
     def _by_output(self, out: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         """What `out` gives for each output, None for nothing."""
+        if type(out) is list and len(out) == len(self._names):
+            return out.copy()
         if isinstance(out, Mapping):
             self._positions(list(out))
             return [out.get(name) for name in self._names]

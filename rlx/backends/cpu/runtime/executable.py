@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from rlx.ir.shape import Dim, Size, evaluate, symbols
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.lazy_imports import log
 from rlx.plan.arena import MemoryPlan, Schedule, size_of
-from rlx.records import cached_property, dataclass
+from rlx.records import cached_property, dataclass, field
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,6 +64,7 @@ class Bound:
     given: NDArray[np.int64] | None = None  # patches and records of the inputs that each call gives
     records: NDArray[np.int64] | None = None
     fresh: bool = True  # it has not run yet
+    targets: dict[int, weakref.ref[Array]] = field(default_factory=dict)  # arrays of `out` that fit, by identity
 
 
 class CpuExecutable(StateCalls, ExpertCalls):
@@ -178,6 +180,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.shared.leave(self)
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
+        given = [target for target in out if target is not None]
         with self.held():
             self.check_apart(out)
             ready = self.compact(inputs)
@@ -214,17 +217,42 @@ class CpuExecutable(StateCalls, ExpertCalls):
             if direct or len(asked) < len(results):
                 self.written = tuple(array if n in asked else None for n, array in enumerate(results))
                 self.block.words[VALUE] = WRITTEN_OUT
+            if given and self.result_bytes < DIRECT:
+                bound.targets = {id(t): weakref.ref(t) for t in given}
             return [t if (t := out[i]) is not None else results[i].copy() for i in wanted]
 
-    def run_fresh(self, inputs: Sequence[Any]) -> list[Array] | None:
+    def run_fresh(self, inputs: Sequence[Any], wanted: Sequence[int] | None = None) -> list[Array] | None:
         words = self.block.words
         if self.states.memory or self.is_watched or (self.waits and words[BUSY]) or self.result_bytes >= DIRECT:
             return None  # who has to wait holds the block while results are copied: nobody comes in between
+        if wanted is not None and self.selection.skipped(wanted) is not None:
+            return None
         holds = words[HOLDS] + 1
-        made = [a.copy() for a in tuple.__iter__(self.slots_entry(*inputs))]  # of views, without their own __iter__
+        results = tuple.__iter__(self.slots_entry(*inputs))  # of views, without their own __iter__
+        if wanted is None:
+            made = [a.copy() for a in results]
+        else:
+            views = list(results)
+            made = [views[number].copy() for number in wanted]
         if self.varies:
             self.result_bytes = sum(a.nbytes for a in made)
         return made if words[HOLDS] == holds else None
+
+    def run_into(self, inputs: Sequence[Any], out: Sequence[Any]) -> bool:
+        words, bound = self.block.words, self.bound
+        if bound is None or self.states.memory or self.is_watched or (self.waits and words[BUSY]):
+            return False
+        for target in out:
+            reference = bound.targets.get(id(target))
+            if reference is None or reference() is not target:
+                return False
+        holds = words[HOLDS] + 1
+        views = tuple.__iter__(self.slots_entry(*inputs))
+        if self.bound is not bound:  # of other sizes
+            return False
+        for target, view in zip(out, views, strict=True):
+            target[...] = view
+        return bool(words[HOLDS] == holds)
 
     @property
     def joins(self) -> Joins | None:
