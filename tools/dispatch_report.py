@@ -45,7 +45,8 @@ How every op runs on every device, over the test cases of all its element types 
 Where element types or attributes differ, the rarer way is in brackets with the types that take it. The `reference`
 device runs every op with its NumPy definition.
 
-The library devices give fresh [`rlx.Array`s](arrays.md#arrays-on-a-device): they have no arena, plan, `run_views`, `run_slots`, `clone` or per-kernel profile
+The library devices give fresh [`rlx.Array`s](arrays.md#arrays-on-a-device): they have no arena, plan, `run_views`,
+`run_slots`, `clone` or per-kernel profile
 (`OptionError`, and `model.capabilities` says so before). They compile a function for each set of extents, keep the last
 32, and log each compile and its reason on the logger "rlx". Sizes that data decide are refused. An index outside its
 axis and an integer division by zero raise `ExecutionError`, as everywhere, though the libraries would go on silently.
