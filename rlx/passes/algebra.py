@@ -44,7 +44,7 @@ from rlx.ops.elementwise import (
     Where,
 )
 from rlx.ops.layout import Expand
-from rlx.passes.patterns import MANTISSA, is_positive, made_by, uniform
+from rlx.passes.match.patterns import MANTISSA, is_positive, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite_all
 
 __all__ = ["algebra"]

@@ -13,7 +13,7 @@ from rlx.errors import RlxError
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ops.contract import MatMul
 from rlx.ops.layout import Transpose
-from rlx.passes.patterns import Statics
+from rlx.passes.match.patterns import Statics
 from rlx.passes.rewrite import Site, rewrite
 
 __all__ = ["fold"]

@@ -21,7 +21,7 @@ from rlx.ops.elementwise import Add, Cast, Div, Mul, Neg, Rsqrt, Sub
 from rlx.ops.encoded import Dequantize
 from rlx.ops.layout import Expand, Reshape
 from rlx.ops.normalize import BatchNorm
-from rlx.passes.patterns import Statics, either_way, made_by
+from rlx.passes.match.patterns import Statics, either_way, made_by
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 

@@ -16,7 +16,7 @@ from rlx.ops.conv import Conv, per_axis
 from rlx.ops.elementwise import Add, Unary
 from rlx.ops.layout import Concat, Expand, Pad, Reshape, Slice, Split, Squeeze, Tile, Transpose, Unsqueeze
 from rlx.ops.reduction import ReduceMax, ReduceMean, ReduceMin, ReduceSum, axes_of
-from rlx.passes.patterns import Statics, is_sized, made_by
+from rlx.passes.match.patterns import Statics, is_sized, made_by
 from rlx.passes.rewrite import Site, rewrite_all
 
 __all__ = ["layout"]

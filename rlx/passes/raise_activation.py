@@ -37,8 +37,8 @@ from rlx.ops.activation import (
 )
 from rlx.ops.base import Op
 from rlx.ops.elementwise import Add, Div, Mul, Neg, Sigmoid, Sub
-from rlx.passes.formula import KNOWN_OPS, Formula, NoFormula, alike, call, clip, formula_of, numbers_in, x
-from rlx.passes.patterns import MANTISSA, uniform
+from rlx.passes.match.formula import KNOWN_OPS, Formula, NoFormula, alike, call, clip, formula_of, numbers_in, x
+from rlx.passes.match.patterns import MANTISSA, uniform
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 

@@ -20,7 +20,7 @@ from rlx.ops.contract import MatMul
 from rlx.ops.elementwise import Add, Div, IsNan, Mul, Neg, Not, Sub, Where
 from rlx.ops.layout import Expand, Reshape, Transpose
 from rlx.ops.normalize import Softmax
-from rlx.passes.patterns import either_way, made_by, uniform
+from rlx.passes.match.patterns import either_way, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass, field
 

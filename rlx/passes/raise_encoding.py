@@ -18,7 +18,7 @@ from rlx.ir.shape import numel
 from rlx.ops.elementwise import Cast, Div, Mul, Reciprocal, Sub
 from rlx.ops.encoded import Dequantize
 from rlx.ops.layout import Expand, Reshape, Transpose
-from rlx.passes.patterns import Statics, either_way, is_sized, made_by, uniform
+from rlx.passes.match.patterns import Statics, either_way, is_sized, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 

@@ -22,7 +22,7 @@ from rlx.ops.elementwise import Add, Cast, Clip, Div, Maximum, Minimum, Mul
 from rlx.ops.encoded import Dequantize
 from rlx.ops.layout import Reshape, Transpose
 from rlx.ops.quant import ConvInteger, MatMulInteger, Quantize, Requantize
-from rlx.passes.patterns import Statics, is_sized, made_by
+from rlx.passes.match.patterns import Statics, is_sized, made_by
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 

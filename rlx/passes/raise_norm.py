@@ -19,7 +19,7 @@ from rlx.ops.elementwise import Add, Clip, Div, Mul, Pow, Reciprocal, Rsqrt, Sqr
 from rlx.ops.layout import Expand, Reshape
 from rlx.ops.normalize import LayerNorm, RmsNorm
 from rlx.ops.reduction import ReduceMean, ReduceSum, ReduceSumSquare, axes_of
-from rlx.passes.patterns import either_way, made_by, uniform
+from rlx.passes.match.patterns import either_way, made_by, uniform
 from rlx.passes.rewrite import Site, rewrite
 from rlx.records import dataclass
 

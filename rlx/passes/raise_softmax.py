@@ -15,7 +15,7 @@ from rlx.ops.elementwise import Div, Exp, Sub
 from rlx.ops.layout import Expand, Reshape
 from rlx.ops.normalize import Softmax
 from rlx.ops.reduction import ReduceMax, ReduceSum, axes_of, reduced_shape
-from rlx.passes.patterns import made_by
+from rlx.passes.match.patterns import made_by
 from rlx.passes.rewrite import Site, rewrite
 
 __all__ = ["raise_softmax"]

@@ -14,7 +14,7 @@ from rlx.ir.graph import Graph, Value
 from rlx.ops.layout import Full
 from rlx.passes.algebra import algebra
 from rlx.passes.dce import dce
-from rlx.passes.patterns import is_positive, uniform
+from rlx.passes.match.patterns import is_positive, uniform
 
 RULES: list[tuple[str, Callable[[Value], Value], list[str]]] = [
     ("x + -0", lambda x: x + -0.0, []),

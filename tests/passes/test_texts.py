@@ -27,7 +27,7 @@ from rlx.passes.lora import lora
 from rlx.passes.regions import inside_regions
 
 TEXTS = Path(__file__).parent / "texts"
-HELPERS = {"__init__", "formula", "patterns", "rewrite"}  # modules that are no passes
+HELPERS = {"__init__", "rewrite"}  # modules that are no passes
 
 
 def claims(node: Node) -> str | None:

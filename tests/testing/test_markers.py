@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import conftest
 import pytest
 from targets import pretend
 
@@ -14,8 +14,17 @@ TESTS = Path(__file__).parents[1]
 NAMES = ("avx2", "avx512", "vnni", "amx", "amx_f32")
 
 
+@pytest.fixture
+def conftest(request: pytest.FixtureRequest) -> Any:
+    """The plugin of all tests; another file of that name may be the module `conftest`."""
+    path = str(TESTS / "conftest.py")
+    return next(p for p in request.config.pluginmanager.get_plugins() if getattr(p, "__file__", "") == path)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_missing_is_skipped(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_skipped(
+    name: str, request: pytest.FixtureRequest, conftest: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     item = request.node
     item.add_marker(pytest.mark.needs(name))
     pretend(monkeypatch, vector_bytes=16, features="", tiles=False, float_tiles=False)
@@ -24,7 +33,7 @@ def test_what_is_missing_is_skipped(name: str, request: pytest.FixtureRequest, m
         conftest.pytest_runtest_setup(item)
 
 
-def test_samples_are_of_what_can_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_of_what_can_run(conftest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Case:
         def __init__(self, name: str, *markers: pytest.MarkDecorator) -> None:
             self.nodeid = f"f[{name}]"
@@ -43,7 +52,7 @@ def test_samples_are_of_what_can_run(request: pytest.FixtureRequest, monkeypatch
     assert len(conftest.select_quick(absent, frozenset(), 0)) == 2  # type: ignore[arg-type]
 
 
-def test_an_unknown_name_is_an_error() -> None:
+def test_an_unknown_name_is_an_error(conftest: Any) -> None:
     with pytest.raises(pytest.UsageError, match="sse9"):
         conftest.has_instructions("sse9")
 

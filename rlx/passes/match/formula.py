@@ -49,7 +49,7 @@ from rlx.ops.elementwise import (
     Tanh,
     Where,
 )
-from rlx.passes.patterns import uniform
+from rlx.passes.match.patterns import uniform
 
 __all__ = ["KNOWN_OPS", "Formula", "NoFormula", "alike", "call", "clip", "formula_of", "numbers_in", "x"]
 
