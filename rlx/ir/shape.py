@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import gcd, prod
@@ -37,7 +37,6 @@ __all__ = [
     "exact_div",
     "format_size",
     "format_symbol",
-    "is_linear",
     "max_size",
     "min_size",
     "never_positive",
@@ -526,12 +525,6 @@ def symbols(size: Size) -> Iterator[Symbol]:
                 case Extremum(args=args):
                     for arg in args:
                         yield from symbols(arg)
-
-
-def is_linear(size: Size, names: Collection[str]) -> bool:
-    """Whether the size is a sum of terms in each of which at most one of these symbols is a factor."""
-    found = ([a for a in mono if any(s.name in names for s in symbols(Dim._of({(a,): 1})))] for mono, _ in _terms(size))
-    return all(not atoms or (len(atoms) == 1 and isinstance(atoms[0], Symbol)) for atoms in found)
 
 
 def _map_atoms(size: Size, fn: Callable[[Atom], Size]) -> Size:

@@ -6,12 +6,11 @@ while fusing, a buffer in a kernel) and gives one index per axis. A `Reduce` bin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Atom, Dim, Extremum, FloorDiv, Size, Symbol, dim_of_terms, is_linear
+from rlx.ir.shape import Dim, Size
 from rlx.records import cached_property, dataclass, field, names_of, replace
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "const",
     "guarded",
     "index",
-    "linear_size_expr",
     "loads",
     "rebuild",
     "size_expr",
@@ -258,35 +256,6 @@ def const(value: Number, dtype: DType) -> Const:
 def size_expr(size: Size) -> Expr:
     """A size as an i64 expression."""
     return SizeOf(size) if isinstance(size, Dim) else Const(int(size), I64)
-
-
-def linear_size_expr(size: Size, names: Collection[str]) -> Expr:
-    """A size as an i64 expression over sizes that are linear in these symbols; the rest is computed by code."""
-    if is_linear(size, names):
-        return SizeOf(size, folds=False) if isinstance(size, Dim) else size_expr(size)
-    assert isinstance(size, Dim)
-    terms = [(dim_of_terms([term]), term) for term in size.terms]
-    linear = sum((whole for whole, _ in terms if is_linear(whole, names)), start=0)
-    parts = [] if linear == 0 else [linear_size_expr(linear, names)]
-    for whole, (mono, factor) in terms:
-        if not is_linear(whole, names):
-            factors = [_atom_expr(atom, names) for atom in mono] + [const(factor, I64)] * (factor != 1)
-            parts.append(_joined("mul", factors))
-    return _joined("add", parts)
-
-
-def _atom_expr(atom: Atom, names: Collection[str]) -> Expr:
-    match atom:
-        case FloorDiv(num=num, den=den):
-            return _joined("floordiv", [linear_size_expr(num, names), linear_size_expr(den, names)])
-        case Extremum(kind=kind, args=args):
-            return _joined(kind, [linear_size_expr(arg, names) for arg in args])
-        case Symbol():
-            return linear_size_expr(dim_of_terms([((atom,), 1)]), names)
-
-
-def _joined(fn: str, args: Sequence[Expr]) -> Expr:
-    return reduce(lambda a, b: Apply(fn, (a, b), I64), args)
 
 
 def index(value: ExprLike) -> Expr:

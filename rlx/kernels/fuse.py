@@ -13,22 +13,18 @@ from typing import Protocol
 
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, Value, count_readers
-from rlx.ir.shape import Guard, Shape, Size, bounds, is_linear, max_size, numel, symbols
-from rlx.kernels.affine import Affine, has_division, linear_index, row_major
+from rlx.ir.shape import Guard, Shape, Size, numel, symbols
+from rlx.kernels.affine import Affine, computable, has_division, linear_index, row_major
 from rlx.kernels.analysis import Fusing, cost, is_identity, size_of, static_values, uses
 from rlx.kernels.encoded import bytes_of, decoded
 from rlx.kernels.expr import (
-    Apply,
     Expr,
     Load,
     Reduce,
     Select,
-    SizeOf,
     const,
     guarded,
-    linear_size_expr,
     loads,
-    size_expr,
     substitute_vars,
     transform,
     walk,
@@ -542,29 +538,7 @@ class Fuser(StateWrites):
             return decoded(x, self.stored[x.source], buffer.encoding)
 
         made = transform(expr, place)
-        return self.computable(on_bytes(made, self.bytes_of) if self.narrow else made)
-
-    def computable(self, expr: Expr) -> Expr:
-        """The expression over sizes that are linear in the numbers of rounds, as the words of a loop must be, and
-        divided by none that may be 0: there are no elements then, but an index may be computed before one is needed.
-        """
-
-        def moving(x: Expr) -> Expr | None:
-            if isinstance(x, SizeOf) and any(s.name in self.rounds for s in symbols(x.size)):
-                return linear_size_expr(x.size, self.rounds)
-            return None
-
-        def place(x: Expr) -> Expr | None:
-            match x:
-                case SizeOf(size=size) if not is_linear(size, self.rounds):
-                    return linear_size_expr(size, self.rounds)
-                case Apply(fn="floordiv" | "mod" as fn, args=(a, b)):
-                    by = size_expr(max_size(b.size, 1)) if isinstance(b, SizeOf) and (bounds(b.size)[0] or 0) < 1 else b
-                    of = transform(a, moving) if self.rounds else a
-                    return None if of is a and by is b else Apply(fn, (of, by), x.dtype)
-            return None
-
-        return transform(expr, place)
+        return computable(on_bytes(made, self.bytes_of) if self.narrow else made, self.rounds)
 
     def bytes_of(self, buffer: Buffer) -> Buffer:
         """The bytes of a buffer of 4-bit elements."""
@@ -576,7 +550,7 @@ class Fuser(StateWrites):
         """The store of an expression over buffers."""
         if is_narrow(buffer.dtype):
             store = narrow_store(self.bytes_of(buffer), buffer, extents, at, expr)
-            return replace(store, expr=self.computable(store.expr))
+            return replace(store, expr=computable(store.expr, self.rounds))
         return Store(buffer, extents, at, expr)
 
     def new_buffer(self, value: Value, wide: bool = False) -> Buffer:

@@ -14,8 +14,9 @@ from rlx.errors import ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import encoding_named
 from rlx.ir.graph import Array, Graph, Value
-from rlx.ir.shape import Dim, evaluate, is_linear
-from rlx.kernels.expr import SizeOf, linear_size_expr, walk
+from rlx.ir.shape import Dim, evaluate
+from rlx.kernels.affine import is_linear, linear_size_expr
+from rlx.kernels.expr import SizeOf, walk
 from rlx.kernels.loops.evaluate import Evaluator
 from rlx.ops import control, elementwise, index, layout
 from rlx.ops.scatter import ScatterNd

@@ -22,7 +22,8 @@ from rlx.backends.codegen.arguments import (
     ScratchStride,
 )
 from rlx.backends.codegen.kernel_facts import mentioned
-from rlx.ir.shape import Dim, Size, is_linear, symbols
+from rlx.ir.shape import Dim, Size, symbols
+from rlx.kernels.affine import is_linear
 from rlx.kernels.program import Buffer, Flow, Kernel
 from rlx.records import dataclass
 
