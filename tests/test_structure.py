@@ -269,7 +269,7 @@ CIRCLES = [{"jit.compile", "jit.cpuid", "jit.load"}, {"runtime.executable", "run
 LARGE_FOLDERS = {"rlx/importers/onnx": 37, "rlx/ops": 42, "rlx/runtime": 32}
 LONG_FILES = {
     "rlx/backends/cpu/llvm/builder.py": 681, "rlx/backends/cpu/llvm/math.py": 631,
-    "rlx/backends/cpu/native/pool_ir.py": 708, "rlx/backends/cpu/runtime/executable.py": 673,
+    "rlx/backends/cpu/native/pool_ir.py": 708, "rlx/backends/cpu/runtime/executable.py": 690,
     "rlx/importers/onnx/model.py": 614, "rlx/importers/onnx/scope.py": 610, "rlx/ir/shape.py": 645,
     "rlx/ops/layout.py": 602, "rlx/testing/cases.py": 618,
 }  # fmt: skip
