@@ -18,7 +18,7 @@ from rlx.backends.cpu.native.runner_ir import BUSY, HOLDS, INPUT_COUNT, JOB, REL
 from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
 from rlx.backends.cpu.runtime.concurrent_phases import Job, jobs
 from rlx.backends.cpu.runtime.moe import ExpertCalls
-from rlx.backends.cpu.runtime.results import DIRECT, ResultMemory, is_movable
+from rlx.backends.cpu.runtime.results import DIRECT, ResultMemory, check_apart, is_movable, overlaps
 from rlx.backends.cpu.runtime.shared import Shared
 from rlx.backends.cpu.runtime.states import StateCalls, StateMemory
 from rlx.boundary import bounded
@@ -182,7 +182,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
         given = [target for target in out if target is not None]
         with self.held():
-            self.check_apart(out)
+            used = [("arena", self.memory), ("arena", self.scratch), *self.states.named()]
+            check_apart(self.program.outputs, out, used)
             ready = self.compact(inputs)
             bound = self.bind(ready)
             arrays = self.made(bound)
@@ -242,10 +243,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
         words, bound = self.block.words, self.bound
         if bound is None or self.states.memory or self.is_watched or (self.waits and words[BUSY]):
             return False
-        for target in out:
-            reference = bound.targets.get(id(target))
-            if reference is None or reference() is not target:
-                return False
+        if any((known := bound.targets.get(id(target))) is None or known() is not target for target in out):
+            return False
         holds = words[HOLDS] + 1
         views = tuple.__iter__(self.slots_entry(*inputs))
         if self.bound is not bound:  # of other sizes
@@ -559,21 +558,6 @@ class CpuExecutable(StateCalls, ExpertCalls):
         assert self.plan is not None
         return as_array(self.memory, buffer, self.plan.address(buffer, extents), extents)
 
-    def check_apart(self, out: Sequence[Array | None]) -> None:
-        """Raises `OptionError` for an array of the caller in memory that the run itself uses."""
-        given = [(name, o) for o, (name, _) in zip(out, self.program.outputs, strict=True) if o is not None]
-        if not given:
-            return
-        used = [("arena", self.memory), ("arena", self.scratch)]
-        used += [(f"state {root.name!r}", memory) for root, memory in self.states.places()]
-        for name, target in given:
-            for what, memory in used:
-                if np.may_share_memory(target, memory):
-                    raise OptionError(
-                        f"out for {name!r}: the array lies in the {what} of the graph itself, which the run uses: give "
-                        "one of your own"
-                    )
-
     def direct(self, inputs: Sequence[Array], out: Sequence[Array | None]) -> dict[Buffer, Array]:
         """The outputs that are made in the caller's arrays: where these are compact, and apart from inputs and others.
 
@@ -588,7 +572,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
             if not self.is_movable(buffer) or self.states.address(buffer) is not None:
                 continue
             others = [*inputs, *(o for o in given if o is not target)]
-            if target.flags.c_contiguous and target.flags.aligned and not _overlaps(target, others):
+            if target.flags.c_contiguous and target.flags.aligned and not overlaps(target, others):
                 found[buffer] = target
         return found
 
@@ -703,7 +687,3 @@ def timeline(program: Program) -> Schedule:
     from rlx.plan.plan import schedule
 
     return schedule(program)
-
-
-def _overlaps(target: Array, others: Sequence[Array]) -> bool:
-    return any(np.may_share_memory(target, other) for other in others)

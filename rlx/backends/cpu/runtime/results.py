@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.cpu.runtime.binding import aligned_bytes
+from rlx.errors import OptionError
 from rlx.ir.graph import Array
 from rlx.kernels.program import Buffer
 
-__all__ = ["DIRECT", "ResultMemory", "is_movable"]
+__all__ = ["DIRECT", "ResultMemory", "check_apart", "is_movable", "overlaps"]
 
 DIRECT = 4 << 20  # bytes of results from which on a run writes them where the caller gets them, instead of copying
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
@@ -69,6 +70,20 @@ class ResultMemory:
             excess -= 0 if gone is None else gone.nbytes
 
 
+def check_apart(
+    outputs: Sequence[tuple[str, Buffer]], out: Sequence[Array | None], used: Iterable[tuple[str, Array]]
+) -> None:
+    """Raises `OptionError` for an array of the caller in memory that the run itself uses, by what it is called."""
+    given = [(name, target) for target, (name, _) in zip(out, outputs, strict=True) if target is not None]
+    for what, memory in used if given else ():
+        for name, target in given:
+            if np.may_share_memory(target, memory):
+                raise OptionError(
+                    f"out for {name!r}: the array lies in the {what} of the graph itself, which the run uses: give "
+                    "one of your own"
+                )
+
+
 def is_movable(buffer: Buffer, outputs: Sequence[tuple[str, Buffer]], used_by_host: Collection[Buffer]) -> bool:
     """Whether a run can write an output elsewhere than in the arena: all of a buffer, shown once, no host call's."""
     return buffer.root is None and [b.base for _, b in outputs].count(buffer) == 1 and buffer not in used_by_host
@@ -78,3 +93,7 @@ def _room(size: int) -> int:
     """Bytes of memory for a result: up to an eighth more, in which one that grows from run to run stays for a while."""
     step = 1 << max(size.bit_length() - 4, 0)
     return -(-size // step) * step
+
+
+def overlaps(target: Array, others: Sequence[Array]) -> bool:
+    return any(np.may_share_memory(target, other) for other in others)

@@ -219,10 +219,10 @@ class StateMemory:
         yield from self.memory
         yield from (f.source for f in self.feeds.values() if f.cell is not None)
 
-    def places(self) -> Iterable[tuple[Buffer, Array]]:
-        """All memory that is here, by what it is for."""
-        yield from self.memory.items()
-        yield from ((root, array) for root, feed in self.feeds.items() for array in feed.pair)
+    def named(self) -> Iterable[tuple[str, Array]]:
+        """All memory that is here, by what it is called."""
+        kept = (*self.memory.items(), *((root, array) for root, feed in self.feeds.items() for array in feed.pair))
+        yield from ((f"state {root.name!r}", array) for root, array in kept)
 
     def output(self, number: int, parity: int, extents: Mapping[str, int]) -> Array | None:
         """A fed output after a run that ended with this parity; None for one that lies in the arena."""
