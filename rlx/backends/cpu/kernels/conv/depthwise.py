@@ -306,6 +306,23 @@ class Body:
         last = f.div(f.max(f.add(f.sub(extent, start), dilation - 1), 0), dilation)
         return first, f.max(f.min(last, self.kernel[axis]), first)
 
+    def long_row(
+        self, p: str, at: str, column_step: str, totals: list[tuple[str, str]], add_taps: Callable[..., None]
+    ) -> list[str]:
+        """Adds the products of a whole row of a window, which begins at `p`, with its weights at `at`, part by part."""
+        f, lanes, width = self.f, self.lanes, self.kernel[1]
+
+        def part(j: str | int, count: int, state: list[str]) -> list[str]:
+            new: list[str | None] = list(state)
+            add_taps(f.gep(p, f.mul(column_step, j), "float"), f.gep(at, f.mul(j, lanes, "i64"), "float"), count, new)
+            return [t for t in new if t is not None]
+
+        rest = width % TAPS_A_TURN if width > MAX_TAPS else width
+        state = [t for _, t in totals]
+        if width > rest:
+            state = f.loop(0, width - rest, TAPS_A_TURN, totals, lambda j, state: part(j, TAPS_A_TURN, state))
+        return part(width - rest, rest, state) if rest else state
+
     def block(self, place: Place, oy: str, ox: str, rows: int, columns: int) -> None:
         """Sums pixels for all channels. 0 rows or columns: one whose window may lie outside the image in part."""
         f, w, lanes = self.f, self.w, self.lanes
@@ -394,23 +411,7 @@ class Body:
                 def some_line(k: str, state: list[str]) -> list[str]:
                     p = f.gep(line_at(f.mul(k, self.dilations[0])), c, "float")
                     here = f.gep(at, f.mul(k, kernel_w * lanes), "float")
-
-                    def some_taps(p: str, here: str, count: int, state: list[str]) -> list[str]:
-                        new: list[str | None] = list(state)
-                        add_taps(p, here, count, new)
-                        return [t for t in new if t is not None]
-
-                    if kernel_w <= MAX_TAPS:
-                        return some_taps(p, here, kernel_w, state)
-
-                    def turn(j: str, state: list[str]) -> list[str]:
-                        first = f.gep(p, f.mul(j, column_step), "float")
-                        return some_taps(first, f.gep(here, f.mul(j, lanes), "float"), TAPS_A_TURN, state)
-
-                    rest = kernel_w % TAPS_A_TURN
-                    state = f.loop(0, kernel_w - rest, TAPS_A_TURN, [(ty, t) for t in state], turn)
-                    first = f.gep(p, f.mul(column_step, kernel_w - rest), "float")
-                    return some_taps(first, f.gep(here, (kernel_w - rest) * lanes, "float"), rest, state)
+                    return self.long_row(p, here, column_step, [(ty, t) for t in state], add_taps)
 
                 totals = f.loop(k0, k1, 1, [(ty, zero)] * columns, some_line)
             shared = place.top.inner({self.epilogue.column: c}, lanes, self.epilogue.column if lanes > 1 else None)

@@ -13,6 +13,7 @@ from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import constant, vec
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.target import Target
+from rlx.ir.dtype import DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import ceildiv, size_product
 from rlx.kernels.lowering import accumulator
@@ -44,28 +45,10 @@ def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
     blocks = 1 if last else ceildiv(after, block)
     start, stop = frame.rows(before * blocks, x.shape[axis] * (1 if last else TOGETHER))
     n, columns, count = frame.size(x.shape[axis]), frame.size(after), frame.size(blocks)
-    source, result, memory = frame.pointer(x), frame.pointer(out), convert.memory_type(dtype)
+    source, result = frame.pointer(x), frame.pointer(out)
 
     def run(places: list[str], step: str, w: int) -> None:
-        """Lines that begin at these elements, `step` from each element to the next; `w` neighbours of each too."""
-        ty = vec(convert.llvm_type(wide), w)
-        one = op.kind == "mul"
-        unit = constant(float(one) if wide.is_float else int(one), ty)
-
-        def element(i: str, totals: list[str]) -> list[str]:
-            at = f.mul(f.sub(f.sub(n, i, "i64"), 1, "i64") if op.reverse else i, step, "i64")
-            made = []
-            for place, total in zip(places, totals, strict=True):
-                here = f.add(place, at, "i64")
-                raw = convert.from_memory(f, f.load(vec(memory, w), f.gep(source, here, memory)), dtype, w)
-                value = convert.convert(f, raw, dtype, wide, w)
-                made.append(f.mul(total, value, ty) if one else f.add(total, value, ty))
-                shown = convert.convert(f, total if op.exclusive else made[-1], wide, dtype, w)
-                stored = convert.to_memory(f, shown, dtype, w)
-                f.store(stored, f.gep(result, here, memory), ty=vec(memory, w))
-            return made
-
-        frame.loop(0, n, [(ty, unit)] * len(places), element)
+        _run(frame, op, (source, result), (dtype, wide), n, places, step, w)
 
     def lines(first: str, _: list[str]) -> None:
         run([f.mul(f.add(first, j, "i64"), n, "i64") for j in range(TOGETHER)], "1", 1)
@@ -99,3 +82,37 @@ def emit(kernel: Kernel, target: Target) -> list[KernelCode]:
     else:
         f.loop(start, stop, 1, [], a_block)
     return [frame.finish(optimize=False)]
+
+
+def _run(
+    frame: Frame,
+    op: CumSum | CumProd,
+    memory: tuple[str, str],
+    types: tuple[DType, DType],
+    n: str,
+    places: list[str],
+    step: str,
+    w: int,
+) -> None:
+    """Lines of `n` elements that begin at `places`, `step` from each to the next; `w` neighbours of each too.
+
+    `memory` is where operand and result lie, `types` are those of an element and of what is kept.
+    """
+    f, (source, result), (dtype, wide) = frame.f, memory, types
+    stored, ty = convert.memory_type(dtype), vec(convert.llvm_type(wide), w)
+    one = op.kind == "mul"
+    unit = constant(float(one) if wide.is_float else int(one), ty)
+
+    def element(i: str, totals: list[str]) -> list[str]:
+        at = f.mul(f.sub(f.sub(n, i, "i64"), 1, "i64") if op.reverse else i, step, "i64")
+        made = []
+        for place, total in zip(places, totals, strict=True):
+            here = f.add(place, at, "i64")
+            raw = convert.from_memory(f, f.load(vec(stored, w), f.gep(source, here, stored)), dtype, w)
+            value = convert.convert(f, raw, dtype, wide, w)
+            made.append(f.mul(total, value, ty) if one else f.add(total, value, ty))
+            shown = convert.convert(f, total if op.exclusive else made[-1], wide, dtype, w)
+            f.store(convert.to_memory(f, shown, dtype, w), f.gep(result, here, stored), ty=vec(stored, w))
+        return made
+
+    frame.loop(0, n, [(ty, unit)] * len(places), element)
