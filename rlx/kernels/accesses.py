@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from rlx.ir.graph import Node
 from rlx.ir.shape import Shape
@@ -21,14 +20,14 @@ T = TypeVar("T")
 
 def kept(fn: Callable[[Kernel], T]) -> Callable[[Kernel], T]:
     """`fn`, whose result is kept as long as the kernel stays as it is: each of its phases asks."""
-    known: WeakKeyDictionary[Kernel, tuple[tuple[object, ...], T]] = WeakKeyDictionary()
+    name = f"_{fn.__name__}"
 
     @functools.wraps(fn)
     def asked(kernel: Kernel) -> T:
         parts = (kernel.stores, kernel.anchor, kernel.operands, kernel.before, kernel.mark)
-        found = known.get(kernel)
+        found: tuple[tuple[object, ...], T] | None = kernel.__dict__.get(name)
         if found is None or any(a is not b for a, b in zip(found[0], parts, strict=True)):
-            found = known[kernel] = parts, fn(kernel)
+            found = kernel.__dict__[name] = parts, fn(kernel)
         return found[1]
 
     return asked

@@ -351,3 +351,38 @@ def test_a_wrong_number_of_inputs(device: str) -> None:
             with pytest.raises(ShapeError, match=r"expected 2 inputs \(x, y\)"):
                 model.run_views(list(wrong))
         model.run_slots(X, Y)
+
+
+def test_out_again_and_again() -> None:
+    """From the second call on, arrays that were checked are written the fast way, with the same results and errors."""
+    model = two_in_two_out("cpu")
+    mine = [np.zeros((2, 3), np.float32) for _ in range(2)]
+    for scale in (1, 2, 3):
+        given = [X * scale, Y]
+        got = model.run(given, out=mine)
+        assert [id(a) for a in got] == [id(a) for a in mine]
+        np.testing.assert_array_equal(mine, [(X * scale + Y) * W, X * scale - Y])
+        np.testing.assert_array_equal(model.read_output_row("sum", 1), ((X * scale + Y) * W)[1])
+    wide = np.arange(12, dtype=np.float32).reshape(4, 3)
+    with pytest.raises(ShapeError, match="needs shape"):  # of other sizes
+        model.run([wide, wide], out=mine)
+    np.testing.assert_array_equal(mine[1], X * 3 - Y)
+    mine[0].flags.writeable = False
+    with pytest.raises(rlx.errors.RlxError):
+        model.run([X, Y], out=mine)
+    mine[0].flags.writeable = True
+    others = [np.zeros((2, 3), np.float32) for _ in range(2)]
+    model.run([X, Y], out={"sum": others[0], "difference": others[1]})
+    np.testing.assert_array_equal(others, [(X + Y) * W, X - Y])
+    np.testing.assert_array_equal(model.run([X, Y], outputs=["difference", "sum"]), [X - Y, (X + Y) * W])
+
+
+def test_out_goes_the_native_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second call with the same arrays does not come to the general run, nor one that asks for all outputs."""
+    model = two_in_two_out("cpu")
+    mine = [np.zeros((2, 3), np.float32) for _ in range(2)]
+    model.run([X, Y], out=mine)
+    monkeypatch.setattr(model._executable, "run", None)
+    model.run([Y, X], out=mine)
+    np.testing.assert_array_equal(mine[1], Y - X)
+    assert len(model.run([Y, X], outputs=["difference", "sum"])) == 2

@@ -23,7 +23,6 @@ from rlx.backends.codegen.arguments import (
 )
 from rlx.backends.codegen.kernel_facts import mentioned
 from rlx.ir.shape import Dim, Size, symbols
-from rlx.kernels.affine import is_linear
 from rlx.kernels.program import Buffer, Flow, Kernel
 from rlx.records import dataclass
 
@@ -124,6 +123,10 @@ class Table:
     def _sized(self, number: int, word: Argument, size: Size) -> None:
         loops = tuple(self.rounds[s] for s in dict.fromkeys(s.name for s in symbols(size)) if s in self.rounds)
         if loops:
+            from rlx.kernels.affine import (
+                is_linear,  # only where there are loops: reading a model from the cache is fast
+            )
+
             assert is_linear(size, self.rounds), f"{size} is not linear in the number of a round"
             self.moving.append((number, word, loops))
         elif isinstance(word, Pointer):

@@ -638,13 +638,6 @@ def test_transforms_are_exact() -> None:
                     assert found == (i == row + k)
 
 
-def test_half_precision_has_no_kernel() -> None:
-    backend = CpuBackend()
-    for name in ("f16", "bf16"):
-        g = conv_graph((1, 2, 5, 5), (2, 2, 3, 3), dtype=name)
-        assert not any(isinstance(k.anchor, Anchor) for k in fuse(g, backend).run)
-
-
 @pytest.mark.parametrize("channels, outputs, size", [(96, 128, 14), (128, 128, 14), (96, 96, 14), (64, 192, 10)])
 @pytest.mark.parametrize("name", ["conv.winograd_f2x2_3x3", "conv.winograd_f4x4_3x3"])
 def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: int, size: int, name: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from rlx.backends.cpu.gemm.panels.format import PanelFormat
+from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
 from rlx.backends.cpu.llvm.builder import Function, size_of, vec
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DType as Element
@@ -30,7 +30,7 @@ class Tile:
     registers: int
     rows: int
     panels: int
-    format: PanelFormat = PanelFormat()  # of the panels of B
+    format: PanelFormat = AS_SUMS  # of the panels of B
 
     @property
     def lanes(self) -> int:
@@ -130,7 +130,7 @@ def tile_of(dtype: Element, target: Target, registers: int = 0, *, format: Panel
     """
     vector_bytes, name = target.vector_bytes, cast(DType, dtype.name)
     registers = registers or (32 if vector_bytes == 64 else 16)
-    tile = Tile(name, target, registers, 0, 2 if vector_bytes == 64 else 1, format or PanelFormat())
+    tile = Tile(name, target, registers, 0, 2 if vector_bytes == 64 else 1, format or AS_SUMS)
     if vector_bytes == 32 and name != "i32":  # products of integers need a register of their own
         return replace(tile, rows=3, panels=2)
     most = 12 if name == "i32" else 14

@@ -241,7 +241,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
 
     def run_into(self, inputs: Sequence[Any], out: Sequence[Any]) -> bool:
         words, bound = self.block.words, self.bound
-        if bound is None or self.states.memory or self.is_watched or (self.waits and words[BUSY]):
+        if bound is None or self.program.made or self.states.memory or self.is_watched or (self.waits and words[BUSY]):
             return False
         if any((known := bound.targets.get(id(target))) is None or known() is not target for target in out):
             return False

@@ -18,7 +18,7 @@ from rlx.backends.cpu.gemm import amx_blocks, amx_f32
 from rlx.backends.cpu.gemm import kernel as gemm
 from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, ROW, SCALE, BlockCode
-from rlx.backends.cpu.gemm.panels.format import PanelFormat
+from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
 from rlx.backends.cpu.gemm.tile import Tile, put_tile
 from rlx.backends.cpu.llvm.builder import Function, Module, void
@@ -220,7 +220,7 @@ def _decode(tile: Tile, code: BlockCode) -> Function:
 def _many(tile: Tile, code: BlockCode) -> Function:
     """Decodes two panels at a time to `copy`, which other products then read."""
     f = Function(f"rlx_{code.name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
-    plain, decode = gemm.gemm_block(replace(tile, format=PanelFormat()), internal=True), _decode(tile, code)
+    plain, decode = gemm.gemm_block(replace(tile, format=AS_SUMS), internal=True), _decode(tile, code)
     stride = f.mul("%k", WIDTH)
 
     def two_panels(column: str, _: list[str]) -> None:

@@ -23,7 +23,7 @@ from rlx.records import replace
 if TYPE_CHECKING:
     from rlx.backends.cpu.gemm.tile import Tile
 
-__all__ = ["PanelFormat"]
+__all__ = ["AS_SUMS", "PanelFormat"]
 
 F32 = DTYPES["f32"]
 
@@ -120,3 +120,6 @@ class PanelFormat:
     def block_routine(self, tile: Tile) -> Routine | None:
         """The function that computes a block of sums; None: `gemm.kernel` has it, by `load`."""
         return None
+
+
+AS_SUMS = PanelFormat()  # of tiles that are given no other
