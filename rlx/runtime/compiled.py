@@ -251,17 +251,17 @@ class CompiledGraph(Lifetime, ExpertControl):
 
             raise one_set_of_inputs(more)
         try:
-            if not self._executable.bound_inputs:
-                wanted = None if outputs is None else self._positions(outputs)
-                if out is None:
-                    made = self._executable.run_fresh(by_position(self.inputs, inputs, "input"), wanted)
+            wanted = None if outputs is None else self._positions(outputs)
+            own = None if out is None else self._by_output(out)
+            if (own is None or wanted is None) and not self._executable.bound_inputs:
+                given = by_position(self.inputs, inputs, "input")
+                if own is None:
+                    made = self._executable.run_fresh(given, wanted)
                     if made is not None:
                         return made
-                elif wanted is None and self._executable.run_into(
-                    by_position(self.inputs, inputs, "input"), own := self._by_output(out)
-                ):
+                elif self._executable.run_into(given, own):
                     return own
-            return self._run(inputs, outputs, out)
+            return self._run(inputs, wanted, own)
         except Exception as error:
             if (clear := converted(error, "run", ExecutionError)) is not None:
                 raise clear from error
@@ -270,16 +270,16 @@ class CompiledGraph(Lifetime, ExpertControl):
     def _run(
         self,
         inputs: Mapping[str, Any] | Sequence[Any],
-        outputs: Sequence[str | int] | None,
-        out: Mapping[str, Any] | Sequence[Any] | None,
+        asked: Sequence[int] | None,
+        own: list[Any] | None,
     ) -> list[Any]:
+        """By the general way: outputs by their numbers (None: all), and what `out` gives for each."""
         given = self._admit(self._given(inputs))
-        wanted = range(len(self.outputs)) if outputs is None else self._positions(outputs)
-        own: list[Any] = [None] * len(self.outputs) if out is None else self._by_output(out)
-        targets = self._targets(own)
+        wanted = range(len(self.outputs)) if asked is None else asked
+        targets = self._targets([None] * len(self.outputs) if own is None else own)
         self._runs += 1
         made = self._executable.run(given, targets, wanted)
-        return made if out is None else [a if own[n] is None else own[n] for n, a in zip(wanted, made, strict=True)]
+        return made if own is None else [a if own[n] is None else own[n] for n, a in zip(wanted, made, strict=True)]
 
     def __call__(self, *args: Any, **named: Any) -> Results:
         """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""

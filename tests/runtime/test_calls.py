@@ -386,3 +386,27 @@ def test_out_goes_the_native_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model.run([Y, X], out=mine)
     np.testing.assert_array_equal(mine[1], Y - X)
     assert len(model.run([Y, X], outputs=["difference", "sum"])) == 2
+
+
+def test_checked_arrays_are_known_by_their_place() -> None:
+    """One that is given twice is refused, though each was checked; in another's place it is checked anew."""
+    g = rlx.Graph("types")
+    x = g.input("x", (4,))
+    g.output(x * 2.0, "floats")
+    g.output(rlx.cast(x, "i32"), "whole")
+    model = rlx.compile(g, device="cpu")
+    data = np.float32([1.5, 2.5, 3.5, 4.5])
+    floats, whole = np.zeros(4, np.float32), np.zeros(4, np.int32)
+    for _ in range(2):
+        model.run([data], out=[floats, whole])
+        np.testing.assert_array_equal(floats, data * 2)
+    with pytest.raises(rlx.errors.RlxError):  # not cast in silence
+        model.run([data], out=[whole, floats])
+    other = two_in_two_out("cpu")
+    first, second = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    for _ in range(2):
+        other.run([X, Y], out=[first, second])
+    with pytest.raises(OptionError, match="overlap"):
+        other.run([X, Y], out=[first, first])
+    other.run([X, Y], out=[second, first])
+    np.testing.assert_array_equal([second, first], [(X + Y) * W, X - Y])

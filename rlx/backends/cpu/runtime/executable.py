@@ -29,7 +29,7 @@ from rlx.ir.shape import Dim, Size, evaluate, symbols
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.lazy_imports import log
 from rlx.plan.arena import MemoryPlan, Schedule, size_of
-from rlx.records import cached_property, dataclass, field
+from rlx.records import cached_property, dataclass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,7 +64,7 @@ class Bound:
     given: NDArray[np.int64] | None = None  # patches and records of the inputs that each call gives
     records: NDArray[np.int64] | None = None
     fresh: bool = True  # it has not run yet
-    targets: dict[int, weakref.ref[Array]] = field(default_factory=dict)  # arrays of `out` that fit, by identity
+    targets: tuple[weakref.ref[Array], ...] = ()  # the arrays of `out`, one for each output, that were checked last
 
 
 class CpuExecutable(StateCalls, ExpertCalls):
@@ -218,8 +218,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
             if direct or len(asked) < len(results):
                 self.written = tuple(array if n in asked else None for n, array in enumerate(results))
                 self.block.words[VALUE] = WRITTEN_OUT
-            if given and self.result_bytes < DIRECT:
-                bound.targets = {id(t): weakref.ref(t) for t in given}
+            if len(given) == len(results) and self.result_bytes < DIRECT:
+                bound.targets = tuple(map(weakref.ref, given))
             return [t if (t := out[i]) is not None else results[i].copy() for i in wanted]
 
     def run_fresh(self, inputs: Sequence[Any], wanted: Sequence[int] | None = None) -> list[Array] | None:
@@ -229,26 +229,26 @@ class CpuExecutable(StateCalls, ExpertCalls):
         if wanted is not None and self.selection.skipped(wanted) is not None:
             return None
         holds = words[HOLDS] + 1
-        results = tuple.__iter__(self.slots_entry(*inputs))  # of views, without their own __iter__
-        if wanted is None:
-            made = [a.copy() for a in results]
-        else:
-            views = list(results)
-            made = [views[number].copy() for number in wanted]
+        views = list(tuple.__iter__(self.slots_entry(*inputs)))  # without their own __iter__
+        made = [a.copy() for a in (views if wanted is None else map(views.__getitem__, wanted))]
         if self.varies:
-            self.result_bytes = sum(a.nbytes for a in made)
+            self.result_bytes = sum(a.nbytes for a in views)
         return made if words[HOLDS] == holds else None
 
     def run_into(self, inputs: Sequence[Any], out: Sequence[Any]) -> bool:
         words, bound = self.block.words, self.bound
         if bound is None or self.program.made or self.states.memory or self.is_watched or (self.waits and words[BUSY]):
             return False
-        if any((known := bound.targets.get(id(target))) is None or known() is not target for target in out):
+        known = bound.targets  # in this order: one given twice, or in the place of another, has not been checked
+        if not known or len(known) != len(out) or any(a() is not b for a, b in zip(known, out, strict=True)):
             return False
         holds = words[HOLDS] + 1
-        views = tuple.__iter__(self.slots_entry(*inputs))
+        views = list(tuple.__iter__(self.slots_entry(*inputs)))
         if self.bound is not bound:  # of other sizes
             return False
+        for target, view in zip(out, views, strict=True):  # an array may have been changed in place since
+            if target.shape != view.shape or target.dtype is not view.dtype or not target.flags.writeable:
+                return False
         for target, view in zip(out, views, strict=True):
             target[...] = view
         return bool(words[HOLDS] == holds)
