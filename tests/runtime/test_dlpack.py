@@ -239,9 +239,10 @@ def test_torch_both_ways(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_jax_both_ways(dtype: str) -> None:
-    jnp = pytest.importorskip("jax.numpy")
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
     model = doubled({"float32": "f32", "bfloat16": "bf16"}[dtype])
-    x = jnp.asarray(X, dtype)
+    x = jnp.asarray(X, dtype, device=jax.devices("cpu")[0])
     (y,) = model.run([x], outputs=["y"])
     np.testing.assert_array_equal(np.asarray(jnp.from_dlpack(rlx.to_dlpack(y)), np.float32), 2 * X)
     with pytest.raises(OptionError, match="read-only"):
