@@ -1,7 +1,8 @@
 """Encodings: how the elements of a tensor are stored when they are not stored one by one.
 
 An encoding is a property of a tensor type. The logical shape and dtype stay what the graph computes with; the encoding
-says which byte blocks hold them. The registry is open: one class each, registered by name.
+says which byte blocks hold them. `rlx.ir.encodings` has the formats, one file a family; each is one class that says
+once, in `element`, how an element is made of the bytes of its block. Kernels and `decode` both follow that.
 """
 
 from __future__ import annotations
@@ -13,13 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rlx.errors import OptionError, ShapeError
-from rlx.ir.dtype import DTYPES
-from rlx.records import dataclass
+from rlx.ir.dtype import DType, dtype_of
 
-__all__ = ["ENCODINGS", "Q4_0", "Q8_0", "Encoding", "encoding_named", "register_encoding"]
+__all__ = ["Encoding", "encoding_named"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ENCODINGS: dict[str, Encoding] = {}
+PART = 1 << 20  # elements that are decoded at a time: more would need several times their memory
 
 
 class Encoding(ABC):
@@ -28,6 +28,7 @@ class Encoding(ABC):
     name: ClassVar[str]
     block: ClassVar[int]
     block_bytes: ClassVar[int]
+    native: ClassVar[bool] = True  # else it is decoded when it is loaded, and no value of a graph is stored in it
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return encoding_named, (self.name,)
@@ -47,101 +48,89 @@ class Encoding(ABC):
             raise ShapeError(
                 f"encoding {self.name}: {tuple(shape)} needs {self.nbytes(shape)} bytes, {stored.size} given"
             )
-        return self._decode_blocks(stored.reshape(-1, self.block_bytes)).reshape(shape)
+        blocks = stored.reshape(-1, self.block_bytes)
+        made = np.empty((len(blocks), self.block), np.float32)
+        step = max(1, PART // self.block)
+        with np.errstate(over="ignore", invalid="ignore"):  # scales of hostile files
+            for start in range(0, len(blocks), step):
+                made[start : start + step] = self._decode_blocks(blocks[start : start + step])
+        return made.reshape(shape)
 
-    def encode(self, values: Array) -> Array:
-        """f32 elements -> stored bytes (u8, 1-D), by the format's own rounding."""
+    def encode(self, values: Array, importance: Array | None = None) -> Array:
+        """f32 elements -> stored bytes (u8, 1-D), by the format's own rounding.
+
+        `importance` (not negative, one number for each element of the last axis) weighs the squared errors that are
+        made least, as the mean squares of what the elements are multiplied by do. Formats whose encoder is fixed
+        (those of 32 elements and one scale, but for iq4_nl) have no use for it. Raises `ShapeError`, `OptionError`.
+        """
         self.nbytes(values.shape)
         blocks = np.asarray(values, np.float32).reshape(-1, self.block)
-        return self._encode_blocks(blocks).reshape(-1)
+        if importance is None:
+            weights = np.ones((1, self.block), np.float32)
+        else:
+            weights = self._weights(np.asarray(importance, np.float32), values.shape)
+        parts = []
+        step = max(1, PART // self.block)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            for start in range(0, len(blocks), step):
+                part = slice(start, start + step)
+                parts.append(self._encode_blocks(blocks[part], weights[part] if len(weights) > 1 else weights))
+        return np.concatenate([p.reshape(-1) for p in parts]) if parts else np.empty(0, np.uint8)
+
+    def _weights(self, importance: Array, shape: Sequence[int]) -> Array:
+        """The importance of each element of each block."""
+        if importance.shape != (shape[-1],):
+            raise ShapeError(f"importance: expected {shape[-1]} numbers, one for each column, got {importance.shape}")
+        if not (np.isfinite(importance).all() and (importance >= 0).all()):
+            raise OptionError("importance: expected finite numbers that are not negative")
+        return np.broadcast_to(importance, shape).reshape(-1, self.block)
 
     @abstractmethod
     def element(self, k: Any, byte: Callable[[Any], Any], i: Any) -> Any:
         """Element number `i` as a scalar expression: `k` makes expressions, `byte(n)` is the stored byte number n."""
 
-    @abstractmethod
-    def _decode_blocks(self, blocks: Array) -> Array: ...
+    def _decode_blocks(self, blocks: Array) -> Array:
+        """`element` at every place of the blocks (u8[count, block_bytes]), computed by NumPy."""
+
+        def byte(at: Any) -> Array:
+            first = at.flat[0]
+            return blocks[:, [first]] if (at == first).all() else blocks[:, at.reshape(-1)]
+
+        return np.asarray(self.element(_Arrays, byte, np.arange(self.block)[None]))
 
     @abstractmethod
-    def _encode_blocks(self, blocks: Array) -> Array: ...
+    def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
+        """The bytes of blocks (f32[count, block]); `weights` (of the same shape, or of one row) are not negative."""
 
 
-def _f16_at(k: Any, byte: Callable[[Any], Any], at: Any) -> Any:
-    """The little-endian f16 at byte `at`, as f32."""
-    u16 = DTYPES["u16"]
-    bits = k.cast(byte(at), u16) | k.call("shl", k.cast(byte(at + 1), u16), 8)
-    return k.cast(k.bitcast(bits, DTYPES["f16"]), "f32")
+class _Arrays:
+    """What `Encoding.element` asks of `k`, on arrays."""
 
+    @staticmethod
+    def cast(x: Any, dtype: DType | str) -> Any:
+        return x.astype((dtype_of(dtype) if isinstance(dtype, str) else dtype).numpy)
 
-def register_encoding(cls: type[Encoding]) -> type[Encoding]:
-    """Class decorator: makes the encoding known under its name."""
-    ENCODINGS[cls.name] = cls()
-    return cls
+    @staticmethod
+    def bitcast(x: Any, dtype: DType) -> Any:
+        return np.ascontiguousarray(x).view(dtype.numpy)
+
+    @staticmethod
+    def call(fn: str, a: Any, b: Any) -> Any:
+        return {"shl": np.left_shift, "shr": np.right_shift, "min": np.minimum, "max": np.maximum}[fn](a, b)
+
+    @staticmethod
+    def select(condition: Any, yes: Any, no: Any) -> Any:
+        return np.where(condition, yes, no)
+
+    @staticmethod
+    def const(value: int, dtype: DType) -> Any:
+        return np.full((1, 1), value, dtype.numpy)
 
 
 def encoding_named(name: object) -> Encoding:
     """The encoding registered under `name`; `OptionError` lists the known ones."""
+    from rlx.ir.encodings import ENCODINGS
+
     if not isinstance(name, str) or name not in ENCODINGS:
         raise OptionError(f"unknown encoding {name!r}: known are {', '.join(sorted(ENCODINGS))}")
     return ENCODINGS[name]
-
-
-def _scale(blocks: Array, steps: float) -> tuple[Array, Array]:
-    """f16 scale a block so that its largest magnitude is `steps`, and the f32 reciprocal used to quantise."""
-    scale = (np.abs(blocks).max(axis=1, keepdims=True) / steps).astype(np.float32)
-    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
-    return scale.astype(np.float16), inverse
-
-
-@register_encoding
-@dataclass(frozen=True)
-class Q8_0(Encoding):
-    """GGML Q8_0: 32 elements as one f16 scale d and 32 signed bytes q; x = d * q."""
-
-    name: ClassVar[str] = "q8_0"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 34
-
-    def element(self, k: Any, byte: Callable[[Any], Any], i: Any) -> Any:
-        start = i // 32 * 34
-        quant = k.cast(k.bitcast(byte(start + 2 + i % 32), DTYPES["i8"]), "f32")
-        return _f16_at(k, byte, start) * quant
-
-    def _decode_blocks(self, blocks: Array) -> Array:
-        scale = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
-        return blocks[:, 2:].view(np.int8).astype(np.float32) * scale
-
-    def _encode_blocks(self, blocks: Array) -> Array:
-        scale, inverse = _scale(blocks, 127.0)
-        scaled = (blocks * inverse).astype(np.float64)
-        quants = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).astype(np.int8)  # halves go away from zero
-        return np.concatenate([scale.view(np.uint8), quants.view(np.uint8)], axis=1)
-
-
-@register_encoding
-@dataclass(frozen=True)
-class Q4_0(Encoding):
-    """GGML Q4_0: 32 elements as one f16 scale d and 16 bytes; x = d * (q - 8), low nibbles hold elements 0..15."""
-
-    name: ClassVar[str] = "q4_0"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 18
-
-    def element(self, k: Any, byte: Callable[[Any], Any], i: Any) -> Any:
-        start, within = i // 32 * 18, i % 32
-        pair = byte(start + 2 + within % 16)
-        nibble = k.select(within < 16, pair & 15, k.call("shr", pair, 4))
-        return _f16_at(k, byte, start) * (k.cast(nibble, "f32") - 8)
-
-    def _decode_blocks(self, blocks: Array) -> Array:
-        scale = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
-        nibbles = np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1)
-        return (nibbles.astype(np.float32) - 8) * scale
-
-    def _encode_blocks(self, blocks: Array) -> Array:
-        peak = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
-        scale = (peak / -8.0).astype(np.float32)
-        inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
-        quants = np.clip(np.floor(blocks * inverse + 8.5), 0, 15).astype(np.uint8)
-        packed = quants[:, :16] | (quants[:, 16:] << 4)
-        return np.concatenate([scale.astype(np.float16).view(np.uint8), packed], axis=1)

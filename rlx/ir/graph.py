@@ -365,6 +365,8 @@ def _declared(what: str, shape: Sequence[Size], dtype: object, encoding: object 
 
 
 def _check_encoded(type: TensorType, encoding: Encoding) -> None:
+    if not encoding.native:
+        raise DTypeError(f"encoding {encoding.name} is decoded when it is loaded: declare f32")
     if not type.dtype.is_float:
         raise DTypeError(f"encoding {encoding.name} stores floating-point elements, not {type.dtype}")
     sizes = [size for size in type.shape if isinstance(size, int)]

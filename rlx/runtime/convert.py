@@ -8,7 +8,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import dtype_of
-from rlx.ir.encoding import ENCODINGS
+from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array, TensorType, refuse_masked
 
 __all__ = ["convert"]

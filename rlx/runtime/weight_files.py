@@ -12,7 +12,7 @@ import numpy as np
 
 from rlx.errors import DTypeError, ModelFormatError, NameNotFound, OptionError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
-from rlx.ir.encoding import ENCODINGS
+from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array, TensorType
 from rlx.records import dataclass
 from rlx.runtime.archives import npy_array, npy_header, open_archive

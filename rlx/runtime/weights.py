@@ -20,7 +20,7 @@ from rlx.errors import CompileError, DTypeError, NameNotFound, OptionError, Shap
 from rlx.forks import restart_in_child
 from rlx.ir.casting import cast
 from rlx.ir.dtype import DTYPES, DType, dtype_of
-from rlx.ir.encoding import ENCODINGS
+from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array, Graph, TensorType, Value, refuse_masked
 from rlx.ir.mapped import place_of, same_memory, to_own_pages
 from rlx.passes.rewrite import rewrite

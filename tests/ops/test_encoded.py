@@ -11,7 +11,8 @@ import pytest
 import rlx
 from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import DTYPES
-from rlx.ir.encoding import ENCODINGS, Encoding, encoding_named, register_encoding
+from rlx.ir.encoding import Encoding, encoding_named
+from rlx.ir.encodings import ENCODINGS, register_encoding
 from rlx.ops.base import OPS
 from rlx.ops.elementwise import Identity
 from rlx.ops.select import Produced
@@ -20,6 +21,7 @@ from rlx.testing.cases_encoded import encoded_cases, encoded_symbolic_cases
 from rlx.testing.oracle import FLOATS, Batch, Operand, case, check, compare
 
 NAMES = [name for name in sorted(OPS) if covered(name)]
+STORED = sorted(name for name, encoding in ENCODINGS.items() if encoding.native)
 DECIDING = [name for name in NAMES if issubclass(OPS[name], Produced)]  # their data decide a size
 # Their operands of floats can't be whole blocks: numbers, pairs, corners of boxes; or they hold whole numbers.
 NEVER = {
@@ -29,14 +31,14 @@ NEVER = {
 
 
 @pytest.mark.sample(12)
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", STORED)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in DECIDING and encoded_cases(name, "q8_0")])
 def test_every_op_takes_operands_of_every_encoding(name: str, encoding: str) -> None:
     assert check(encoded_cases(name, encoding)) > 0
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", STORED)
 @pytest.mark.parametrize("name", DECIDING)
 def test_ops_whose_data_decide_a_size(name: str, encoding: str) -> None:
     """Sizes in one graph would be one another's: each case is a graph of its own."""
@@ -45,7 +47,7 @@ def test_ops_whose_data_decide_a_size(name: str, encoding: str) -> None:
 
 
 @pytest.mark.sample(8)
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", STORED)
 @pytest.mark.parametrize("name", [name for name in NAMES if encoded_symbolic_cases(name, "q8_0")])
 def test_beside_operands_of_symbolic_sizes(name: str, encoding: str) -> None:
     tells = case(Identity(), Operand((rlx.Dim("n", 1, 64),)))  # an input to read the dim off
@@ -75,14 +77,14 @@ def normals(*shape: int, seed: int = 1) -> Any:
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda w: w,
-    "reshape": lambda w: rlx.reshape(w, (8, 48)),  # rows that begin within a block
+    "reshape": lambda w: rlx.reshape(w, (8, w.shape[1] // 2)),  # rows that begin within a block
     "transpose": rlx.transpose,
     "slice": lambda w: rlx.slice(w, (1, 3), (3, 61), (1, 1)),
-    "reversed": lambda w: rlx.slice(w, (3, 95), (4, 96), (-1, -1)),
+    "reversed": lambda w: rlx.slice(w, (3, w.shape[1] - 1), (4, w.shape[1]), (-1, -1)),
     "concat": lambda w: rlx.concat(w, w * 2.0, axis=1),
-    "split": lambda w: rlx.split(w, sizes=(40, 56), axis=1)[1],
-    "row": lambda w: rlx.reshape(rlx.slice(w, (2, 0), (1, 96), (1, 1)), (4, 24)),
-    "expand": lambda w: rlx.reshape(rlx.expand(rlx.unsqueeze(w, axes=(0,)), (3, 4, 96)), (12, 96)),
+    "split": lambda w: rlx.split(w, sizes=(40, w.shape[1] - 40), axis=1)[1],
+    "row": lambda w: rlx.reshape(rlx.slice(w, (2, 0), (1, w.shape[1]), (1, 1)), (4, w.shape[1] // 4)),
+    "expand": lambda w: rlx.reshape(rlx.expand(rlx.unsqueeze(w, axes=(0,)), (3, *w.shape)), (12, w.shape[1])),
 }
 READERS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda x: x,
@@ -99,26 +101,27 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", STORED)
 def test_views_of_blocks(encoding: str, view: str) -> None:
     g = rlx.Graph("views")
-    w, params = encoded(g, encoding, 4, 96)
+    w, params = encoded(g, encoding, 4, 3 * encoding_named(encoding).block)
     for name, reader in READERS.items():
         g.output(reader(VIEWS[view](w)), name)
     compare(g, {}, params)
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", STORED)
 def test_a_table_that_is_looked_up_normalised_and_multiplied(encoding: str, device: str) -> None:
     """As the embedding of a language model with tied weights, of an odd number of blocks, in runs of all lengths."""
     if device == "xla":
         pytest.importorskip("jax")
     g = rlx.Graph("tied")
-    w, params = encoded(g, encoding, 7, 96)
+    columns = 3 * encoding_named(encoding).block
+    w, params = encoded(g, encoding, 7, columns)
     t = rlx.Dim("t", 1, 40)
     h = rlx.gather(w, g.input("ids", (t,), "i64"))
-    scale, more = encoded(g, encoding, 96, name="scale")
+    scale, more = encoded(g, encoding, columns, name="scale")
     y = rlx.rms_norm(h, scale)
     g.output(y, "normal")
     g.output(rlx.matmul(y + h, rlx.transpose(w)), "logits")
@@ -127,19 +130,20 @@ def test_a_table_that_is_looked_up_normalised_and_multiplied(encoding: str, devi
         compare(g, {"ids": ids}, params | more, device)
 
 
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", STORED)
 def test_operands_of_anchors_on_either_side(encoding: str) -> None:
     g = rlx.Graph("anchors")
-    w, params = encoded(g, encoding, 5, 32)
-    image, more = encoded(g, encoding, 1, 3, 5, 32, name="image")
-    q, more2 = encoded(g, encoding, 1, 2, 5, 32, name="q")
-    x = g.input("x", (32, 6))
+    b = encoding_named(encoding).block
+    w, params = encoded(g, encoding, 5, b)
+    image, more = encoded(g, encoding, 1, 3, 5, b, name="image")
+    q, more2 = encoded(g, encoding, 1, 2, 5, b, name="q")
+    x = g.input("x", (b, 6))
     g.output(rlx.matmul(w, x), "left")
     g.output(rlx.matmul(rlx.transpose(x), rlx.transpose(w)), "right")
     kernel = g.input("kernel", (4, 3, 3, 3))
     g.output(rlx.conv(image, kernel, pads=(1, 1, 1, 1)), "image")
     g.output(rlx.attention(q, q, g.input("v", (1, 2, 5, 32))), "attention")
-    inputs = {"x": normals(32, 6), "kernel": normals(4, 3, 3, 3), "v": normals(1, 2, 5, 32)}
+    inputs = {"x": normals(b, 6), "kernel": normals(4, 3, 3, 3), "v": normals(1, 2, 5, 32)}
     compare(g, inputs, params | more | more2)
 
 
@@ -147,15 +151,16 @@ def test_operands_of_anchors_on_either_side(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "reference", "xla"])
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", STORED)
 def test_regions_take_blocks(encoding: str, device: str) -> None:
     """Captured, chosen, carried and scanned: a scan goes over layers of weights as they are stored."""
     if device == "xla":
         pytest.importorskip("jax")
     g = rlx.Graph("regions")
-    w, params = encoded(g, encoding, 32, 32)
-    layers, more = encoded(g, encoding, 3, 32, 32, name="layers", seed=5)
-    x, yes = g.input("x", (rlx.Dim("t", 1, 9), 32)), g.input("yes", (), "bool")
+    b = encoding_named(encoding).block
+    w, params = encoded(g, encoding, b, b)
+    layers, more = encoded(g, encoding, 3, b, b, name="layers", seed=5)
+    x, yes = g.input("x", (rlx.Dim("t", 1, 9), b)), g.input("yes", (), "bool")
     g.output(rlx.cond(yes, lambda: rlx.matmul(x, rlx.transpose(w)), lambda: x * 2.0), "product")
     g.output(rlx.cond(yes, lambda: w, lambda: rlx.softmax(w)), "chosen")
     g.output(rlx.cond(yes, lambda: rlx.top_k(w, k=2)[0], lambda: rlx.top_k(w * 2.0, k=2)[0]), "special")
@@ -169,7 +174,7 @@ def test_regions_take_blocks(encoding: str, device: str) -> None:
     few = lambda a: rlx.reduce_max(a, keepdims=False) < 100.0  # noqa: E731
     g.output(rlx.while_loop(few, lambda a: a * 2.0 + rlx.abs(w), w), "carried")
     for chosen in (True, False):
-        compare(g, {"x": normals(9, 32), "yes": np.array(chosen)}, params | more, device)
+        compare(g, {"x": normals(9, b), "yes": np.array(chosen)}, params | more, device)
 
 
 # ---- experts
@@ -186,20 +191,22 @@ def experts(encoding: str, transposed: bool, count: int = 32, k: int = 96, n: in
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("transposed", [True, False])
-@pytest.mark.parametrize("encoding", sorted(ENCODINGS))
+@pytest.mark.parametrize("encoding", STORED)
 def test_products_with_encoded_experts(encoding: str, transposed: bool) -> None:
     """The bits of the same product with decoded weights, in the memory that the blocks take."""
-    g, params = experts(encoding, transposed)
+    block = encoding_named(encoding).block
+    k, n = 3 * block, 64 if transposed else 2 * block
+    g, params = experts(encoding, transposed, k=k, n=n)
     model = rlx.compile(g, device="cpu")
     model.set_params(params)
     plain = rlx.Graph("decoded")
     shape = g.params[0].shape
-    x, numbers = plain.input("x", (rlx.Dim("t", 1, 90), 96)), plain.input("numbers", (rlx.Dim("t", 1, 90),), "i32")
+    x, numbers = plain.input("x", (rlx.Dim("t", 1, 90), k)), plain.input("numbers", (rlx.Dim("t", 1, 90),), "i32")
     w = plain.param("w", data=encoding_named(encoding).decode(params["w"], [int(n) for n in shape]))  # type: ignore[call-overload]
     plain.output(rlx.grouped_matmul(x, w, numbers, transposed=transposed), "y")
     other = rlx.compile(plain, device="cpu")
     for rows in (1, 3, 90):
-        inputs = {"x": normals(rows, 96), "numbers": np.random.default_rng(rows).integers(-32, 32, rows, np.int32)}
+        inputs = {"x": normals(rows, k), "numbers": np.random.default_rng(rows).integers(-32, 32, rows, np.int32)}
         compare(g, inputs, params)
         expected = other(inputs)["y"]
         assert np.array_equal(model(inputs)["y"], expected)
@@ -223,10 +230,7 @@ class Fresh(Encoding):
     def element(self, k: Any, byte: Callable[[Any], Any], i: Any) -> Any:
         return k.cast(byte(i // 24 * 25 + 1 + i % 24), "f32") / 16.0 - 8.0
 
-    def _decode_blocks(self, blocks: Any) -> Any:
-        return blocks[:, 1:].astype(np.float32) / np.float32(16) - np.float32(8)
-
-    def _encode_blocks(self, blocks: Any) -> Any:
+    def _encode_blocks(self, blocks: Any, weights: Any) -> Any:
         stored = np.clip(np.rint((blocks + 8) * 16), 0, 255).astype(np.uint8)
         return np.concatenate([np.full((len(blocks), 1), 255, np.uint8), stored], axis=1)
 
@@ -262,6 +266,8 @@ def test_what_can_not_be_encoded_is_refused_where_it_is_declared() -> None:
         g.param("c", (rlx.Dim("n", 1, 4), 32), encoding="q8_0")
     with pytest.raises(DTypeError, match=r"param 'd'.*floating-point"):
         g.param("d", (4, 32), "i32", encoding="q8_0")
+    with pytest.raises(DTypeError, match=r"param 'e'.*iq2_xs is decoded when it is loaded"):
+        g.param("e", (4, 256), encoding="iq2_xs")
 
 
 def test_results_of_ops_are_never_encoded() -> None:

@@ -1,0 +1,203 @@
+"""GGML's formats of 32 elements: one f16 scale d, in some a minimum m, and a whole number q for each element.
+
+The numbers of 4 bits lie in 16 bytes, elements 0..15 in the low halves and 16..31 in the high ones; those of 5 bits
+have their highest bits apart, in a word of 32. (ggml-common.h; encoders: ggml-quants.c, quantize_row_*_ref)
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rlx.ir.encoding import Array, Encoding
+from rlx.ir.encodings.bits import Byte, as_f16, best_scale, field, half, lookup, nearest, signed
+from rlx.ir.encodings.registry import register_encoding
+from rlx.records import dataclass
+
+__all__ = ["IQ4", "nibble", "paired"]
+
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # the numbers of iq4_nl and iq4_xs
+
+
+def nibble(k: Any, byte: Byte, start: Any, within: Any) -> Any:
+    """Number `within` (0..31) of the 4-bit ones in the 16 bytes from `start` on, as u8."""
+    return field(k, byte(start + within % 16), within // 16 * 4, 4)
+
+
+def paired(q: Array) -> Array:
+    """Numbers of 4 bits [count, 32] as those bytes; further groups of 32 follow one another."""
+    groups = q.astype(np.uint8).reshape(len(q), -1, 2, 16)
+    return (groups[:, :, 0] | groups[:, :, 1] << 4).reshape(len(q), -1)
+
+
+def _inverse(scale: Array) -> Array:
+    """1 / scale, and 0 for 0."""
+    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+
+
+def _towards(blocks: Array, steps: float) -> Array:
+    """The scale with which the element of largest magnitude becomes `-steps`."""
+    at = np.abs(blocks).argmax(axis=1, keepdims=True)
+    return (np.take_along_axis(blocks, at, axis=1) / np.float32(-steps)).astype(np.float32)
+
+
+@register_encoding
+@dataclass(frozen=True)
+class Q8_0(Encoding):
+    """d, 32 signed bytes q; x = d * q."""
+
+    name: ClassVar[str] = "q8_0"
+    block: ClassVar[int] = 32
+    block_bytes: ClassVar[int] = 34
+
+    def element(self, k: Any, byte: Byte, i: Any) -> Any:
+        start = i // 32 * 34
+        return half(k, byte, start) * signed(k, byte(start + 2 + i % 32))
+
+    def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
+        scale, quants = _bytes(blocks)
+        return np.concatenate([as_f16(scale), quants.view(np.uint8)], axis=1)
+
+
+def _bytes(blocks: Array) -> tuple[Array, Array]:
+    """The scale with which the largest magnitude becomes 127, and the numbers; halves go away from zero."""
+    scale = (np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)).astype(np.float32)
+    scaled = (blocks * _inverse(scale)).astype(np.float64)
+    return scale, np.copysign(np.floor(np.abs(scaled) + 0.5), scaled).astype(np.int8)
+
+
+@register_encoding
+@dataclass(frozen=True)
+class Q8_1(Encoding):
+    """d, s = d * (sum of q), 32 signed bytes q; x = d * q. The sum is for products with formats that have a minimum."""
+
+    name: ClassVar[str] = "q8_1"
+    block: ClassVar[int] = 32
+    block_bytes: ClassVar[int] = 36
+
+    def element(self, k: Any, byte: Byte, i: Any) -> Any:
+        start = i // 32 * 36
+        return half(k, byte, start) * signed(k, byte(start + 4 + i % 32))
+
+    def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
+        scale, quants = _bytes(blocks)
+        sums = scale * quants.astype(np.float32).sum(axis=1, keepdims=True)
+        return np.concatenate([as_f16(scale), as_f16(sums), quants.view(np.uint8)], axis=1)
+
+
+@register_encoding
+@dataclass(frozen=True)
+class Q4_0(Encoding):
+    """d, 32 numbers q of 4 bits; x = d * (q - 8)."""
+
+    name: ClassVar[str] = "q4_0"
+    block: ClassVar[int] = 32
+    block_bytes: ClassVar[int] = 18
+
+    def element(self, k: Any, byte: Byte, i: Any) -> Any:
+        start = i // 32 * 18
+        return half(k, byte, start) * (k.cast(nibble(k, byte, start + 2, i % 32), "f32") - 8)
+
+    def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
+        scale = _towards(blocks, 8)
+        quants = np.clip(np.floor(blocks * _inverse(scale) + np.float32(8.5)), 0, 15)
+        return np.concatenate([as_f16(scale), paired(quants)], axis=1)
+
+
+@register_encoding
+@dataclass(frozen=True)
+class Q4_1(Encoding):
+    """d, m, 32 numbers q of 4 bits; x = d * q + m."""
+
+    name: ClassVar[str] = "q4_1"
+    block: ClassVar[int] = 32
+    block_bytes: ClassVar[int] = 20
+
+    def element(self, k: Any, byte: Byte, i: Any) -> Any:
+        start = i // 32 * 20
+        q = nibble(k, byte, start + 4, i % 32)
+        return half(k, byte, start) * k.cast(q, "f32") + half(k, byte, start + 2)
+
+    def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
+        scale, least, quants = _from_least(blocks, 15)
+        return np.concatenate([as_f16(scale), as_f16(least), paired(quants)], axis=1)
+
+
+def _from_least(blocks: Array, most: int) -> tuple[Array, Array, Array]:
+    """Scale and minimum with which the elements become 0..most, and these numbers."""
+    least, largest = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
+    scale = (largest - least) / np.float32(most)
+    quants = np.clip(np.floor((blocks - least) * _inverse(scale) + np.float32(0.5)), 0, most)
+    return scale, least, quants.astype(np.uint8)
+
+
+def _fifth(k: Any, byte: Byte, start: Any, within: Any) -> Any:
+    """The highest bit of a number of 5 bits, where it belongs, as u8."""
+    return k.call("shl", field(k, byte(start + within // 8), within % 8, 1), 4)
+
+
+def _fives(quants: Array) -> list[Array]:
+    """Numbers of 5 bits as the bytes of their highest bits, and of the others."""
+    q = quants.astype(np.uint8)
+    return [np.packbits(q >> 4, axis=1, bitorder="little"), paired(q & 15)]
+
+
+@register_encoding
+@dataclass(frozen=True)
+class Q5_0(Encoding):
+    """d, 32 numbers q of 5 bits; x = d * (q - 16)."""
+
+    name: ClassVar[str] = "q5_0"
+    block: ClassVar[int] = 32
+    block_bytes: ClassVar[int] = 22
+
+    def element(self, k: Any, byte: Byte, i: Any) -> Any:
+        start = i // 32 * 22
+        q = nibble(k, byte, start + 6, i % 32) | _fifth(k, byte, start + 2, i % 32)
+        return half(k, byte, start) * (k.cast(q, "f32") - 16)
+
+    def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
+        scale = _towards(blocks, 16)
+        quants = np.clip(np.floor(blocks * _inverse(scale) + np.float32(16.5)), 0, 31)
+        return np.concatenate([as_f16(scale), *_fives(quants)], axis=1)
+
+
+@register_encoding
+@dataclass(frozen=True)
+class Q5_1(Encoding):
+    """d, m, 32 numbers q of 5 bits; x = d * q + m."""
+
+    name: ClassVar[str] = "q5_1"
+    block: ClassVar[int] = 32
+    block_bytes: ClassVar[int] = 24
+
+    def element(self, k: Any, byte: Byte, i: Any) -> Any:
+        start = i // 32 * 24
+        q = nibble(k, byte, start + 8, i % 32) | _fifth(k, byte, start + 4, i % 32)
+        return half(k, byte, start) * k.cast(q, "f32") + half(k, byte, start + 2)
+
+    def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
+        scale, least, quants = _from_least(blocks, 31)
+        return np.concatenate([as_f16(scale), as_f16(least), *_fives(quants)], axis=1)
+
+
+@register_encoding
+@dataclass(frozen=True)
+class Iq4Nl(Encoding):
+    """d, 32 numbers q of 4 bits; x = d * IQ4[q], whose steps are finer around zero."""
+
+    name: ClassVar[str] = "iq4_nl"
+    block: ClassVar[int] = 32
+    block_bytes: ClassVar[int] = 18
+
+    def element(self, k: Any, byte: Byte, i: Any) -> Any:
+        start = i // 32 * 18
+        return half(k, byte, start) * lookup(k, IQ4, nibble(k, byte, start + 2, i % 32))
+
+    def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
+        table = np.array(IQ4, np.float32)
+        scale, _ = best_scale(blocks, weights, table[0], lambda x: table[nearest(x, table)])
+        stored = as_f16(scale)
+        quants = nearest(blocks * _inverse(stored.view("<f2").astype(np.float32)), table)
+        return np.concatenate([stored, paired(quants)], axis=1)
