@@ -44,7 +44,6 @@ from rlx.ops import (
     select,
     signal,
     space,
-    spectrum,
     trigonometry,
     update,
 )
@@ -53,6 +52,8 @@ from rlx.ops import conv as _conv
 from rlx.ops import einsum as _einsum
 from rlx.ops import interpolate as _interpolate
 from rlx.ops.base import OPS, Op, functional, op_named, register
+from rlx.ops.fourier import plan as fourier_plan
+from rlx.ops.fourier import spectrum
 from rlx.ops.sugar import floor_div, logical
 
 __all__ = [
@@ -68,6 +69,7 @@ __all__ = [
     "elementwise",
     "encoded",
     "experts",
+    "fourier_plan",
     "functional",
     "index",
     "layout",

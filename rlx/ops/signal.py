@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from rlx.ops.contract import MatMul
 from rlx.ops.elementwise import Cast, Mul
 from rlx.ops.layout import Pad, Reshape, Slice, Transpose, Unsqueeze
 
-__all__ = ["ComplexMul", "Dft", "DftTable", "Frames", "MelWeights", "Roots", "Stft", "Window"]
+__all__ = ["ComplexMul", "Dft", "DftGeometry", "DftTable", "Frames", "MelWeights", "Roots", "Stft", "Window"]
 
 F64 = DTYPES["f64"]
 WINDOWS = {
@@ -235,6 +235,16 @@ class ComplexMul(Op):
         return k.map(element)
 
 
+class DftGeometry(NamedTuple):
+    """The axis and length of a transform, elements that it reads along the axis and makes, and parts of the result."""
+
+    axis: int
+    length: Size
+    used: Size
+    made: Size
+    parts: int
+
+
 @register
 class Dft(Op):
     """The discrete Fourier transform along `axis` of x [.., 1 or 2] (real or complex). (ONNX DFT-20)
@@ -249,20 +259,20 @@ class Dft(Op):
     inverse: bool = False
     onesided: bool = False
 
-    def _sizes(self, x: TensorType) -> tuple[int, Size, Size, Size, int]:
-        """Axis, length, elements of x that count, elements and parts of the result."""
+    def geometry(self, x: TensorType) -> DftGeometry:
+        """Which axis of x is transformed, and what of it."""
         axis = axis_of(self.axis, x.rank, self.op_name)
         if axis == x.rank - 1:
             raise ShapeError(f"dft: axis {axis} of {x} holds the real and imaginary parts")
         n = x.shape[axis]
         length = self.length if self.length is not None else 2 * (n - 1) if self.inverse and self.onesided else n
         if self.inverse and self.onesided:
-            return axis, length, min_size(n, length // 2 + 1), length, 1
-        return axis, length, min_size(n, length), length // 2 + 1 if self.onesided else length, 2
+            return DftGeometry(axis, length, min_size(n, length // 2 + 1), length, 1)
+        return DftGeometry(axis, length, min_size(n, length), length // 2 + 1 if self.onesided else length, 2)
 
     def infer(self, x: TensorType) -> TensorType:
         _check_pairs(self, x)
-        axis, length, _, out, parts = self._sizes(x)
+        axis, length, _, out, parts = self.geometry(x)
         unify(max_size(length, 1), length, f"dft: the length {length} of axis {axis} of {x} must be positive")
         if self.onesided and not self.inverse:
             unify(x.shape[-1], 1, f"dft: onesided needs a real signal, {x} is complex")
@@ -270,12 +280,12 @@ class Dft(Op):
 
     def work(self, *x: TensorType) -> Work:
         (out,) = self.infer_types(x)
-        length = self._sizes(x[0])[1]
+        length = self.geometry(x[0]).length
         depth = 10 * max(length.bit_length(), 1) if isinstance(length, int) else length * 2
         return self.elementwise_work(depth, *x) if out.rank else Work(0, 0, 0)
 
     def reference(self, x: Array) -> Array:
-        axis, length, _, out, _ = self._sizes(TensorType(x.shape, DTYPES["f32"]))
+        axis, length, _, out, _ = self.geometry(TensorType(x.shape, DTYPES["f32"]))
         wide = widened(x).astype(np.float64)
         signal = wide[..., 0] if x.shape[-1] == 1 else wide[..., 0] + 1j * wide[..., 1]
         n = evaluate(length, {})
@@ -286,7 +296,7 @@ class Dft(Op):
         return np.stack([made.real, made.imag], -1).astype(x.dtype)
 
     def decompose(self, g: Graph, x: Value) -> Value:
-        axis, length, used, out, results = self._sizes(x.type)
+        axis, length, used, out, results = self.geometry(x.type)
         if x.dtype.bits < 32:
             (wide,) = g.add(Cast(DTYPES["f32"]), x)
             return g.add(Cast(x.dtype), g.add(self, wide)[0])[0]

@@ -70,6 +70,12 @@ def _dft(name: str, n: Size, m: Size) -> Cases:
     yield case(_op(name, 600), Operand((1, m, 2)))  # in steps of a divisor
 
 
+def _fft_table(name: str, n: Size, m: Size) -> Cases:
+    for dtype in FLOATS:
+        yield case(_op(name, 120, True, 1, DTYPES[dtype]))
+        yield case(_op(name, 17, False, 8, DTYPES[dtype]))
+
+
 def _frames(name: str, n: Size, m: Size) -> Cases:
     for dtype in ("f32", "bool", "i64"):
         yield case(_op(name, 4, 3), Operand((n, m + 4, 2), dtype))
@@ -352,6 +358,7 @@ SIGNAL: dict[str, Make] = {
     "dft_table": _dft_table,
     "divide_by_size": _divide_by_size,
     "extent": _extent,
+    "fft_table": _fft_table,
     "frames": _frames,
     "gru": _recurrent,
     "interpolate_axis": _interpolate_axis,

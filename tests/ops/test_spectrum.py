@@ -10,7 +10,7 @@ from rlx.errors import OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import TensorType
 from rlx.ir.shape import Dim
-from rlx.ops.spectrum import LogMelSpectrogram, WelchPeaks
+from rlx.ops.fourier.spectrum import LogMelSpectrogram, WelchPeaks
 from rlx.testing.interpret import check_op
 
 

@@ -9,6 +9,7 @@ from rlx.backends.cpu.kernels import grouped_matmul
 from rlx.backends.cpu.kernels.ops import (
     cumulative,
     determinant,
+    fourier,
     max_unpool,
     nonzero_nms,
     roi,
@@ -69,6 +70,7 @@ SPECIALS = {
         Special("cum_prod", cumulative.accepts, cumulative.emit),
         Special("cum_sum", cumulative.accepts, cumulative.emit),
         Special("det", determinant.accepts, determinant.emit),
+        Special("dft", fourier.accepts, fourier.emit, fourier.layout),
         Special("grouped_matmul", grouped_matmul.accepts, before=grouped_matmul.layout, encoded=(1,)),
         Special("max_roi_pool", roi.accepts, roi.emit_max),
         Special("max_unpool", max_unpool.accepts, max_unpool.emit),

@@ -11,7 +11,7 @@ from rlx.ir.shape import Size
 from rlx.kernels.affine import affine
 from rlx.kernels.expr import Expr, Load, Reduce, Var, walk
 
-__all__ = ["emit_tile", "tile_axis"]
+__all__ = ["emit_tile", "tile_axis", "transposed"]
 
 
 def tile_axis(expr: Expr, target: Expr, names: Sequence[Var], sizes: Sequence[Size], lanes: int) -> Var | None:
@@ -51,7 +51,7 @@ def emit_tile(
         for _ in range(w):
             lines.append(f.load(vec(ty, w), address))
             address = f.gep(address, step, ty)
-        tiles[load] = _transposed(f, lines)
+        tiles[load] = transposed(f, lines)
     for j in range(w):
         scope = row.inner({axis: f.add(row.vars[axis], j, "i64") if j else row.vars[axis], last: column}, w, last)
         for load, lines in tiles.items():
@@ -59,7 +59,7 @@ def emit_tile(
         put(scope)
 
 
-def _transposed(f: Function, rows: list[str]) -> list[str]:
+def transposed(f: Function, rows: list[str]) -> list[str]:
     """Exchanges the off-diagonal blocks of ever smaller squares."""
     w = len(rows)
     distance = w // 2
