@@ -90,6 +90,7 @@ def _table() -> dict[str, DType]:
         ("u64", 64, "u", np.uint64),
         ("bool", 8, "b", np.bool_),
         ("c64", 64, "c", np.complex64),
+        ("c128", 128, "c", np.complex128),
     ]
     return {name: DType(name, bits, kind, np_type) for name, bits, kind, np_type in rows}
 

@@ -129,5 +129,7 @@ def weakest(values: Sequence[Value]) -> DType:
 
 
 def number_type(value: object) -> DType:
-    """The type of a Python number while nothing says another: i64, f64 or bool."""
+    """The type of a Python number while nothing says another: i64, f64, c128 or bool."""
+    if isinstance(value, complex):
+        return dtype_of("c128")
     return dtype_of("bool" if isinstance(value, bool) else "i64" if isinstance(value, int) else "f64")

@@ -102,7 +102,7 @@ def inline(type: TensorType, data: Array) -> str | None:
 
 def _numbers(data: Array) -> Array:
     """The elements as a flat array; a complex one as its real and imaginary part."""
-    return data.reshape(-1).view(np.float32) if data.dtype == np.complex64 else data.reshape(-1)
+    return data.reshape(-1).view(data.real.dtype) if data.dtype.kind == "c" else data.reshape(-1)
 
 
 def _element(x: Any, dtype: DType) -> str:
@@ -125,7 +125,7 @@ def array_of(numbers: list[float | int | bool], type: TensorType) -> Array:
     """The array of that static type with these elements; `ValueError` when one does not fit the type."""
     dtype, shape = type.dtype, [s for s in type.shape if isinstance(s, int)]
     if dtype.kind == "c":
-        return np.array(numbers, np.float32).view(np.complex64).reshape(shape)
+        return np.array(numbers, np.empty(0, dtype.numpy).real.dtype).view(dtype.numpy).reshape(shape)
     if dtype.is_integer:
         lo, hi = (
             (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.kind == "i" else (0, (1 << dtype.bits) - 1)

@@ -209,6 +209,16 @@ class Value:
         return self._unary("matrix_transpose")
 
     @property
+    def real(self) -> Value:
+        """The real part; of what is real, itself. (numpy.ndarray.real)"""
+        return self._unary("real")
+
+    @property
+    def imag(self) -> Value:
+        """The imaginary part; of what is real, zeros. (numpy.ndarray.imag)"""
+        return self._unary("imag")
+
+    @property
     def at(self) -> Any:
         """`x.at[key].set(v)`, `.add(v)` and so on: x with the elements at `key` changed. (jax.numpy.ndarray.at)"""
         return _method("at")(self)

@@ -76,6 +76,9 @@ class Buffer:
         """Whether it is a view that need not have all of its root."""
         if self.root is None or self.shape == self.root.shape:
             return False
+        words = self.root.dtype.bits // self.dtype.bits  # that an element of the root is seen as
+        if words > 1 and self.shape == (*self.root.shape, words):
+            return False
         return self.root.dtype.bits >= 8 or self.shape != self.root.byte_shape
 
     def nbytes(self, extents: dict[str, int]) -> int:

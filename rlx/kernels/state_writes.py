@@ -180,8 +180,13 @@ class StateWrites:
             element = on_bytes(Load(source, vars, dtype), self.bytes_of)
             return Kernel("copy", (self.store_of(target, target.shape, vars, element),))
         if not self.target.accepts_dtype(dtype):
-            dtype = DTYPES[f"u{8 * dtype.numpy.itemsize}"]
-            source, target = (replace(b, dtype=dtype, data=None, root=b.base) for b in (source, target))
+            words = max(dtype.bits // 64, 1)  # that an element has
+            dtype = DTYPES[f"u{8 * dtype.numpy.itemsize // words}"]
+            source, target = (
+                replace(b, dtype=dtype, shape=b.shape if words == 1 else (*b.shape, words), data=None, root=b.base)
+                for b in (source, target)
+            )
+            vars = out_vars(len(target.shape))
         return Kernel("copy", (Store(target, target.shape, vars, Load(source, vars, dtype)),))
 
 

@@ -18,6 +18,7 @@ from rlx.passes.raise_integer import raise_integer
 from rlx.passes.raise_norm import raise_norm
 from rlx.passes.raise_softmax import raise_softmax
 from rlx.passes.regions import inside_regions
+from rlx.passes.split_complex import split_complex
 from rlx.passes.split_pools import split_pools
 
 __all__ = ["PASSES", "run_passes"]
@@ -25,6 +26,7 @@ __all__ = ["PASSES", "run_passes"]
 Pass = Callable[[Graph], Graph]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
+    ("split_complex", split_complex),
     ("raise_encoding", raise_encoding),  # before folding, which would turn small integers into floats
     ("raise_integer", raise_integer),
     ("fold", fold),

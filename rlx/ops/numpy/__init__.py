@@ -6,8 +6,10 @@ graph built by hand they are never changed. A new function is one `@of(np.name)`
 """
 
 from rlx.ops.numpy import (  # noqa: F401  # each registers its functions
+    complex,
     creation,
     elementwise,
+    fft,
     indexing,
     joining,
     linear,

@@ -12,6 +12,7 @@ from rlx import ops
 from rlx.errors import OptionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
+from rlx.ops.numpy.complex import computed, is_complex
 from rlx.ops.numpy.registry import FUNCTIONS, of
 from rlx.ops.numpy.types import cast, is_number, resolved, traced, unite, value_of
 from rlx.ops.sugar import floor_div
@@ -212,7 +213,7 @@ def ufunc_of(ufunc: Any) -> Compute:
         if dtype is not None:
             inputs = tuple(cast(value_of(f"np.{ufunc.__name__}", x), dtype) for x in inputs)
         values, to = resolved(ufunc, inputs)
-        made = compute(*values)
+        made = computed(ufunc, values) if any(map(is_complex, values)) else compute(*values)
         if not traced():
             return made
         made = cast(made, to)
@@ -294,15 +295,10 @@ def _array_equal(a1: Any, a2: Any) -> Any:
     return np.all(np.equal(a1, a2))
 
 
-@of(np.real)
-def _real(val: Any) -> Any:
-    return val
-
-
 def astype(x: Any, dtype: Any, copy: bool = True) -> Any:
     """x in an element type: floats to integers truncate, integers wrap. (numpy.ndarray.astype)"""
     if isinstance(dtype, type):
-        dtype = {float: np.float64, int: np.int64, bool: np.bool_}.get(dtype, dtype)
+        dtype = {float: np.float64, int: np.int64, bool: np.bool_, complex: np.complex128}.get(dtype, dtype)
     return cast(value_of("astype", x), dtype)
 
 

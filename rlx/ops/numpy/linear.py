@@ -42,7 +42,7 @@ def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2) -> Any:
     flat_x = ops.reshape(ops.transpose(x, perm=(*free_x, *left)), shape=(rows, inner))
     flat_y = ops.reshape(ops.transpose(y, perm=(*right, *free_y)), shape=(inner, columns))
     shape = (*(x.shape[d] for d in free_x), *(y.shape[d] for d in free_y))
-    return ops.reshape(ops.matmul(flat_x, flat_y), shape=shape)
+    return ops.reshape(np.matmul(flat_x, flat_y), shape=shape)
 
 
 @of(np.dot)
@@ -56,7 +56,7 @@ def dot(a: Any, b: Any, out: None = None) -> Any:
 @of(np.vdot)
 def vdot(a: Any, b: Any, /) -> Any:
     """The product of two arrays as vectors."""
-    return np.matmul(np.ravel(a), np.ravel(b))
+    return np.matmul(np.conj(np.ravel(a)), np.ravel(b))
 
 
 @of(np.inner)

@@ -27,7 +27,8 @@ METHODS = {
     "argmax": np.argmax, "argmin": np.argmin, "var": np.var, "std": np.std, "cumsum": np.cumsum,
     "cumprod": np.cumprod, "argsort": np.argsort, "round": np.round, "clip": np.clip, "dot": np.dot, "take": np.take,
     "repeat": np.repeat, "ravel": np.ravel, "flatten": np.ravel, "swapaxes": np.swapaxes, "diagonal": np.diagonal,
-    "trace": np.trace, "copy": np.copy, "conj": np.conjugate,
+    "trace": np.trace, "copy": np.copy, "conj": np.conjugate, "conjugate": np.conjugate, "real": np.real,
+    "imag": np.imag,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, numel
 from rlx.ops.base import axis_of
+from rlx.ops.numpy.complex import of_parts
 from rlx.ops.numpy.registry import of, refuse
 from rlx.ops.numpy.types import cast, several, traced, value_of, whole
 
@@ -53,6 +54,7 @@ def _reduced(op: Any, x: Value, axis: Axis, keepdims: bool) -> Any:
 
 
 @of(np.sum)
+@of_parts
 def sum(a: Any, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
     """The sum over axes."""
     return _reduced(ops.reduce_sum, _wide(value_of("np.sum", a), dtype), axis, keepdims)
@@ -65,6 +67,7 @@ def prod(a: Any, axis: Axis = None, dtype: Any = None, out: None = None, keepdim
 
 
 @of(np.mean)
+@of_parts
 def mean(a: Any, axis: Axis = None, dtype: Any = None, out: None = None, keepdims: bool = False) -> Any:
     """The mean over axes."""
     x = value_of("np.mean", a)

@@ -15,6 +15,7 @@ from rlx.ir.dtype import DType, dtype_of
 from rlx.ir.frames import Frame, current, frame_of, number_type, weakest
 from rlx.ir.graph import Graph, Value, refuse_masked
 from rlx.ir.shape import Dim
+from rlx.ops.complex import as_type
 from rlx.ops.elementwise import Cast
 from rlx.ops.layout import SizeOf
 from rlx.ops.numpy.registry import FUNCTIONS
@@ -32,7 +33,7 @@ def traced() -> bool:
 
 def is_number(x: Any) -> bool:
     """Whether it stands for a Python number, which takes the element type of what it meets."""
-    return (isinstance(x, int | float) and not isinstance(x, np.generic)) or isinstance(x, Dim) or is_weak(x)
+    return (isinstance(x, int | float | complex) and not isinstance(x, np.generic)) or isinstance(x, Dim) or is_weak(x)
 
 
 def is_weak(x: Any) -> bool:
@@ -42,11 +43,13 @@ def is_weak(x: Any) -> bool:
 def cast(x: Value, to: Any) -> Value:
     """x in an element type."""
     wanted = dtype_of(to)
-    return x if x.dtype is wanted else x.graph.add(Cast(wanted), x)[0]
+    if x.dtype is wanted:
+        return x
+    return as_type(x, wanted) if "c" in (x.dtype.kind, wanted.kind) else x.graph.add(Cast(wanted), x)[0]
 
 
 def lift(what: str, inputs: Sequence[Any]) -> list[Value]:
-    """The inputs as values of the innermost graph, in their own types; numbers as i64, f64 or bool."""
+    """The inputs as values of the innermost graph, in their own types; numbers as i64, f64, c128 or bool."""
     graph, frame = frame_of([x for x in inputs if isinstance(x, Value)], what)
     return [_value(what, graph, frame, x) for x in inputs]
 
@@ -108,7 +111,7 @@ def kind_of(x: Any) -> Kind:
     if isinstance(x, Dim):
         return int
     if is_weak(x):
-        return {"f": float, "i": int}.get(x.dtype.kind, x.dtype.numpy)
+        return {"f": float, "i": int, "c": complex}.get(x.dtype.kind, x.dtype.numpy)
     if isinstance(x, Value):
         return x.dtype.numpy
     if is_number(x):
@@ -127,6 +130,8 @@ def kinds_of(inputs: Sequence[Any]) -> list[Kind]:
     kinds = [kind_of(x) for x in inputs]
     if all(isinstance(k, type) for k in kinds):
         return [np.dtype(k) for k in kinds]
+    if any(k is complex or np.dtype(k).kind == "c" for k in kinds):
+        return kinds
     floats = [k for k in kinds if not isinstance(k, type) and (k.kind == "f" or k.type.__module__ == "ml_dtypes")]
     if not floats:
         return kinds
