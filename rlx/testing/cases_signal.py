@@ -56,6 +56,23 @@ def _complex_mul(name: str, n: Size, m: Size) -> Cases:
     yield case(_op(name), Operand((2, n)), Operand((2, n)), turned=True)
 
 
+def _complex(name: str, n: Size, m: Size) -> Cases:
+    for dtype in ("c64", "c128"):
+        yield case(_op(name), Operand((n, m), dtype, "any"))
+        yield case(_op(name), Operand((m,), dtype))
+    yield case(_op(name), Operand((n, m), "c64"), turned=True)
+
+
+def _complex_of(name: str, n: Size, m: Size) -> Cases:
+    for dtype in ("f32", "f64"):
+        if name == "from_pairs":
+            yield case(_op(name), Operand((n, m, 2), dtype, "any"))
+            yield case(_op(name), Operand((2,), dtype))
+        else:
+            yield case(_op(name), Operand((n, m), dtype, "any"), Operand((n, m), dtype))
+            yield case(_op(name), Operand((n, 1), dtype), Operand((n, 1), dtype), turned=True)
+
+
 def _dft(name: str, n: Size, m: Size) -> Cases:
     for dtype in FLOATS:
         yield case(_op(name), Operand((n, m + 1, 2), dtype))
@@ -360,20 +377,25 @@ SIGNAL: dict[str, Make] = {
     "extent": _extent,
     "fft_table": _fft_table,
     "frames": _frames,
+    "from_pairs": _complex_of,
     "gru": _recurrent,
+    "imaginary_part": _complex,
     "interpolate_axis": _interpolate_axis,
     "log_mel_spectrogram": _log_mel,
     "lstm": _recurrent,
+    "make_complex": _complex_of,
     "max_roi_pool": _max_roi_pool,
     "max_unpool": _max_unpool,
     "mel_weights": _mel_weights,
     "multinomial": _multinomial,
     "non_max_suppression": _non_max_suppression,
     "non_zero": _non_zero,
+    "pairs": _complex,
     "qlinear_conv": _qlinear_conv,
     "qlinear_matmul": _qlinear_matmul,
     "random_normal": _random,
     "random_uniform": _random,
+    "real_part": _complex,
     "relabel": _relabel,
     "requantize": _requantize,
     "recurrence": _recurrence,

@@ -66,10 +66,13 @@ EXACT = frozenset((
     "abs", "add", "and", "arg_max", "arg_min", "as_shape", "bit_cast", "bit_shift", "bitwise_and", "bitwise_not",
     "bitwise_or", "bitwise_xor", "cast", "ceil", "center_crop_pad", "clip", "compress", "concat", "depth_to_space",
     "div", "equal",
-    "expand", "eye_like", "floor", "full", "gather", "gather_elements", "gather_nd", "global_max_pool", "greater",
-    "greater_equal", "hardmax", "identity", "iota", "is_inf", "is_nan", "less", "less_equal", "max_pool",
-    "max_unpool", "maximum", "minimum", "mul", "neg", "non_zero", "not", "not_equal", "one_hot", "or", "pad",
-    "reciprocal", "reduce_max", "reduce_min", "relabel", "relu", "reshape", "resize_nearest", "reverse_sequence",
+    "expand", "eye_like", "floor", "from_pairs", "full",
+    "gather", "gather_elements", "gather_nd", "global_max_pool", "greater",
+    "greater_equal", "hardmax", "identity", "imaginary_part", "iota", "is_inf", "is_nan", "less", "less_equal",
+    "make_complex", "max_pool",
+    "max_unpool", "maximum", "minimum", "mul", "neg", "non_zero", "not", "not_equal", "one_hot", "or", "pad", "pairs",
+    "real_part", "reciprocal", "reduce_max", "reduce_min", "relabel", "relu", "reshape", "resize_nearest",
+    "reverse_sequence",
     "round", "scatter_elements", "scatter_nd", "shrink", "sign", "size_of", "slice", "space_to_depth", "split",
     "sqrt", "squeeze", "sub", "thresholded_relu", "tile", "top_k", "transpose", "tree_ensemble", "trilu", "unique",
     "unsqueeze", "where", "whole_conv", "xor",
@@ -148,6 +151,8 @@ def compare_arrays(what: str, got: Any, expected: Array, allowed: Tolerance) -> 
     got = np.asarray(got)
     assert got.dtype == expected.dtype, f"{what}: got {got.dtype}, expected {expected.dtype}"
     assert got.shape == expected.shape, f"{what}: got shape {got.shape}, expected {expected.shape}"
+    if got.dtype.kind == "c":
+        got, expected = (np.stack([x.real, x.imag], -1) for x in (got, expected))
     with np.errstate(all="ignore"):
         if dtype_of(got.dtype).is_float and got.dtype != np.float64:
             wide_got, wide = got.astype(np.float64), expected.astype(np.float64)
@@ -339,6 +344,9 @@ def values(rng: np.random.Generator, shape: tuple[int, ...], operand: Operand, l
         return np.asarray(rng.integers(-limit if dtype.kind == "i" else 0, max(limit, 1), shape)).astype(dtype.numpy)
     if dtype.kind == "b":
         return rng.random(shape) < 0.5
+    if dtype.kind == "c":
+        pairs = values(rng, (*shape, 2), Operand((), f"f{dtype.bits // 2}", kind))
+        return np.ascontiguousarray(pairs).view(dtype.numpy)[..., 0]
     if dtype.is_integer:
         return _integers(rng, shape, dtype, kind)
     made = np.asarray(rng.standard_normal(shape))

@@ -61,7 +61,7 @@ def assert_same_results(a: Graph, b: Graph, inputs: dict[str, Array], params: di
     assert list(found) == list(wanted)
     for name, value in wanted.items():
         assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape)
-        if value.dtype.kind in "iub":
+        if value.dtype.kind in "iubc":
             np.testing.assert_array_equal(found[name], value)
             continue
         tolerance = TOLERANCE[next(o.value.dtype.name for o in a.outputs if o.name == name)]
