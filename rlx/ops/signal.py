@@ -10,13 +10,24 @@ import numpy as np
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, Graph, TensorType, Value
-from rlx.ir.shape import Size, broadcast, evaluate, max_size, min_size, unify
+from rlx.ir.shape import Size, broadcast, evaluate, max_size, min_size, unify, upper
 from rlx.ops.base import Op, Work, axis_of, check_kind, check_same_dtype, register, tensor_bytes, widened
 from rlx.ops.contract import MatMul
 from rlx.ops.elementwise import Cast, Mul
 from rlx.ops.layout import Pad, Reshape, Slice, Transpose, Unsqueeze
 
-__all__ = ["ComplexMul", "Dft", "DftGeometry", "DftTable", "Frames", "MelWeights", "Roots", "Stft", "Window"]
+__all__ = [
+    "ComplexMul",
+    "Dft",
+    "DftAtRun",
+    "DftGeometry",
+    "DftTable",
+    "Frames",
+    "MelWeights",
+    "Roots",
+    "Stft",
+    "Window",
+]
 
 F64 = DTYPES["f64"]
 WINDOWS = {
@@ -245,19 +256,13 @@ class DftGeometry(NamedTuple):
     parts: int
 
 
-@register
-class Dft(Op):
-    """The discrete Fourier transform along `axis` of x [.., 1 or 2] (real or complex). (ONNX DFT-20)
+class _Transform(Op):
+    """Base of the two transforms, see `Dft`."""
 
-    `length` (None: the size of the axis) cuts x off or adds zeros. `onesided` keeps the length // 2 + 1 frequencies of
-    a real signal; with `inverse` it takes them and gives a real signal (length None: 2 (n - 1)). Long transforms of
-    known length are done in steps of about its square root, others as one product with a matrix.
-    """
-
-    length: Size | None = None
-    axis: int = -2
-    inverse: bool = False
-    onesided: bool = False
+    length: Size | None
+    axis: int
+    inverse: bool
+    onesided: bool
 
     def geometry(self, x: TensorType) -> DftGeometry:
         """Which axis of x is transformed, and what of it."""
@@ -295,11 +300,40 @@ class Dft(Op):
         made = np.take(made, np.arange(evaluate(out, {})), axis=axis)
         return np.stack([made.real, made.imag], -1).astype(x.dtype)
 
+
+@register
+class DftAtRun(_Transform):
+    """A `Dft` of a length that only a run tells, which the host computes: a table for it would take its square."""
+
+    length: Size | None = None
+    axis: int = -2
+    inverse: bool = False
+    onesided: bool = False
+
+
+@register
+class Dft(_Transform):
+    """The discrete Fourier transform along `axis` of x [.., 1 or 2] (real or complex). (ONNX DFT-20)
+
+    `length` (None: the size of the axis) cuts x off or adds zeros. `onesided` keeps the length // 2 + 1 frequencies of
+    a real signal; with `inverse` it takes them and gives a real signal (length None: 2 (n - 1)). Where a device has
+    no code for it, long ones of known length are done in steps of about its square root, short ones as one product with
+    a matrix, and those of a length that only a run tells by NumPy.
+    """
+
+    length: Size | None = None
+    axis: int = -2
+    inverse: bool = False
+    onesided: bool = False
+
     def decompose(self, g: Graph, x: Value) -> Value:
         axis, length, used, out, results = self.geometry(x.type)
         if x.dtype.bits < 32:
             (wide,) = g.add(Cast(DTYPES["f32"]), x)
             return g.add(Cast(x.dtype), g.add(self, wide)[0])[0]
+        most = upper(length)
+        if most is None or (not isinstance(length, int) and most > DIRECT):
+            return g.add(DftAtRun(self.length, self.axis, self.inverse, self.onesided), x)[0]
         rank, parts = x.rank, x.shape[-1]
         order = (*(d for d in range(rank - 1) if d != axis), axis, rank - 1)
         y = x if axis == rank - 2 else g.add(Transpose(order), x)[0]

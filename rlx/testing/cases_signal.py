@@ -372,6 +372,7 @@ SIGNAL: dict[str, Make] = {
     "compress": _compress,
     "deform_conv": _deform_conv,
     "dft": _dft,
+    "dft_at_run": _dft,
     "dft_table": _dft_table,
     "divide_by_size": _divide_by_size,
     "extent": _extent,

@@ -90,6 +90,7 @@ FACTOR = {
     "deform_conv": 40,
     "det": 40,
     "dft": 40,
+    "dft_at_run": 40,
     "einsum": 40,
     "elu": 4,
     "gelu": 8,

@@ -119,6 +119,18 @@ def test_no_length() -> None:
         graph.add(Dft(), graph.input("x", (3, 0, 2)))
 
 
+def test_a_long_length_that_the_run_tells() -> None:
+    """No matrix of the transform is made: that of 30,011 elements would take 14 GB."""
+    graph = Graph("long")
+    x = graph.input("x", (Dim("n", 2, 1 << 20), 2))
+    graph.output(graph.add(Dft(), x)[0], "y")
+    model = rlx.compile(graph, device="cpu", cache=False)
+    rng = np.random.default_rng(0)
+    for n in (2, 30_011, 65_536):
+        given = rng.standard_normal((n, 2)).astype(np.float32)
+        assert error_of(np.asarray(model.run([given])[0]), Dft(), given) < 1e-6
+
+
 def test_factors() -> None:
     """Roots are those of f64, radices multiply to the length, and each length has a plan."""
     for n in (1, 2, 3, 7, 8, 12, 1000, 1 << 20):
