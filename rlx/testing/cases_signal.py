@@ -84,7 +84,12 @@ def _dft(name: str, n: Size, m: Size) -> Cases:
     for dtype in ("f32", "f64"):
         yield case(_op(name, onesided=True), Operand((n, m + 1, 1), dtype))
         yield case(_op(name, None, -2, True, True), Operand((n, m + 1, 2), dtype))
-    yield case(_op(name, 600), Operand((1, m, 2)))  # in steps of a divisor
+    yield case(_op(name, 600), Operand((1, m, 2)))
+    for length in (8, 63, 97, 128, 135, 240):  # by passes and by a chirp, side by side and each by itself
+        for dtype in ("f32", "f64"):
+            yield case(_op(name), Operand((n + 1, length, 2), dtype))
+            yield case(_op(name, None, 1, False, True), Operand((2, length, n + 1, 1), dtype))
+            yield case(_op(name, length, -2, True, True), Operand((3, length // 2 + 1, 2), dtype))
 
 
 def _fft_table(name: str, n: Size, m: Size) -> Cases:
