@@ -31,6 +31,7 @@ def attention(rows: str, keys: str, heads: tuple[int, int] = (4, 4)) -> str:
 LARGE = "f32[2048, 1024]"  # as of 8 MiB weights are read from memory in every run
 CASES = {
     "matmul.int8": graph("i32[4, 48]", "matmul_integer(x, W)", x="u8[4, 64]", W="i8[64, 48]"),
+    "matmul.thin": graph("f32[4, 48]", "matmul(x, v)", x="f32[4, 64]", v="f32[64, 48]"),
     "matmul.panels+f28": graph("f32[1, 1024]", "matmul(x, W)", x="f32[1, 2048]", W=LARGE),
     "matmul.panels": graph("f32[40, 48]", "matmul(x, W)", x="f32[40, 64]", W="f32[64, 48]"),
     "conv.depthwise": conv("f32[1, 16, 7, 7]", "f32[1, 16, 9, 9]", "f32[16, 1, 3, 3]", ", groups=16"),

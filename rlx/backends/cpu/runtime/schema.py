@@ -15,10 +15,10 @@ NAMES = {
     "Atom": "Symbol|FloorDiv|Extremum",
     "Attribute": "none|bool|int|float|str|DType|Dim|(Attribute)",
     "Argument": "Pointer|Computed|Scratch|ScratchStride|Routine|Link|Size",
-    "Function": "Constant|ByThreads|Part|Product|KeyChunks|ManyRowsOnly|PixelsOnly",  # an int of the extents
+    "Function": "Constant|ByThreads|Part|Product|KeyChunks|ManyRowsOnly|PixelsOnly|NotThin",  # an int of the extents
     "Cut": "Grid|RowSchedule|LineSchedule|PackSchedule|AttentionSchedule|Int8Schedule|ConvSchedule|"
     "ImplicitGemmSchedule|DepthwiseSchedule|InnerColumns|GroupedMatmulSchedule|MatmulSchedule|RecurrenceSchedule|"
-    "FusedDepthwiseSchedule|WinogradSchedule",
+    "FusedDepthwiseSchedule|WinogradSchedule|ThinSchedule",
 }
 
 RECORDS = """
@@ -114,6 +114,11 @@ rlx.backends.cpu.schedule.recurrence
 rlx.backends.cpu.schedule.fused_depthwise
     FusedDepthwiseSchedule sizes:Shape depth:Size taps:int reach:int stride:int ring:int together:int
         windows:ImplicitGemmSchedule|none
+rlx.backends.cpu.schedule.thin
+    ThinSide m:Size n:Size rows:bool columns:bool
+    ThinSchedule side:ThinSide few_rows:bool k:Size count:Size size:int streamed:int along:bool to_scratch:bool
+        shape:Shape
+    NotThin side:ThinSide chunks:Function
 rlx.backends.cpu.schedule.winograd
     WinogradSchedule m:(int,int) n:(int,int) sizes:Shape in_place:bool
 rlx.backends.cpu.runtime.image

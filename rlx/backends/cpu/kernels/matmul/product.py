@@ -35,7 +35,7 @@ from rlx.kernels.expr import Expr, Load
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Kernel, Store
 
-__all__ = ["Product"]
+__all__ = ["Product", "batch_indices", "dot"]
 
 
 # ---- code
@@ -66,13 +66,13 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     sites: list[str] = []
 
     def offsets(f: Function, number: str) -> tuple[str, str, str]:
-        at = _batch_indices(f, table, number, store.extents[:-2])
-        return tuple(_dot(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (a, b, c))  # type: ignore[return-value]
+        at = batch_indices(f, table, number, store.extents[:-2])
+        return tuple(dot(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (a, b, c))  # type: ignore[return-value]
 
     def finish(f: Function, block: gemm.Block) -> None:
         emitter = Emitter(f, table, target.lanes)
         epilogue.prepare(emitter)
-        at = _batch_indices(f, table, block.at.matrix, store.extents[:-2])
+        at = batch_indices(f, table, block.at.matrix, store.extents[:-2])
         top = Scope(1, None, dict(zip(batch, at, strict=True)))
         rows, columns = (block.at.r0, block.at.r1), (block.at.n0, block.at.n1)
         epilogue.block(emitter, rows, columns, block.c, block.ldc, top)
@@ -92,7 +92,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
 def _arguments(
     store: Store, anchor: Contract, cut: Callable[[Extents], ProductParts], block: Routine
 ) -> list[Argument]:
-    """What `GemmArguments` are. Code finds where each matrix of a batch lies (`_dot`): the steps between them are 0."""
+    """What `GemmArguments` are. Code finds where each matrix of a batch lies (`dot`): the steps between them are 0."""
     assert isinstance(anchor.a, Load)
     assert isinstance(anchor.b, Load)
     row = out_vars(len(store.extents))[-2]
@@ -121,7 +121,7 @@ def _arguments(
     )
 
 
-def _batch_indices(f: Function, table: ArgumentTable, number: str, extents: Shape) -> list[str]:
+def batch_indices(f: Function, table: ArgumentTable, number: str, extents: Shape) -> list[str]:
     """The index along each batch axis of matrix `number`."""
     out: list[str] = []
     for size in reversed(extents[1:]):
@@ -131,7 +131,7 @@ def _batch_indices(f: Function, table: ArgumentTable, number: str, extents: Shap
     return [number, *out] if extents else []
 
 
-def _dot(f: Function, table: ArgumentTable, at: list[str], strides: list[Size]) -> str:
+def dot(f: Function, table: ArgumentTable, at: list[str], strides: list[Size]) -> str:
     total = "0"
     for i, stride in zip(at, strides, strict=True):
         if stride != 0:

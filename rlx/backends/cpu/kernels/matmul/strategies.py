@@ -10,6 +10,7 @@ from rlx.backends.cpu.gemm.panels.plain import PLAIN
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.matmul.product import Product
+from rlx.backends.cpu.kernels.matmul.thin import Thin
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
@@ -25,13 +26,15 @@ I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 
 
 INT8 = int8_conv.Int8("matmul.int8")  # computed as a convolution of one pixel
+PANELS = Product("matmul.panels", PLAIN)
 # The first that does not refuse a product of others than bytes computes it.
 MATMUL: tuple[CpuStrategy, ...] = (
+    Thin("matmul.thin", PANELS),
     Product("matmul.i16_pairs", PAIRS),
     *(Product(f"matmul.panels+{format.name}", format) for format in ENCODED),
     Product("matmul.panels+bytes", BYTES),
     Product("matmul.panels+f28", F28_PANELS),
-    Product("matmul.panels", PLAIN),
+    PANELS,
 )
 
 

@@ -1,0 +1,317 @@
+"""Matrix products with few rows or few columns, of two operands of the run: the large one is read once, as it lies.
+
+Packing it into panels would cost several times what the product does. Sums have the bits of those by panels, so that
+kernels for sizes that the run decides may choose between both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
+from rlx.backends.cpu.gemm.kernel import kernel_function
+from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, rows_in_place
+from rlx.backends.cpu.kernels.matmul.product import Product, batch_indices, dot
+from rlx.backends.cpu.kernels.matmul.thin_sums import Types, routine
+from rlx.backends.cpu.llvm import convert
+from rlx.backends.cpu.llvm.builder import Module, vec
+from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, Scope, name_kernel
+from rlx.backends.cpu.loops.nest import emit_nest
+from rlx.backends.cpu.schedule.arguments import (
+    Address,
+    Argument,
+    Arguments,
+    ArgumentTable,
+    Extents,
+    KernelCode,
+    Number,
+    Part,
+    Pointer,
+    Routine,
+    Scratch,
+    ScratchStride,
+    once,
+    part,
+)
+from rlx.backends.cpu.schedule.thin import MOST, NotThin, ThinParts, ThinSchedule, ThinSide, may_be_thin
+from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step
+from rlx.backends.cpu.target import Target
+from rlx.ir.dtype import DType
+from rlx.ir.shape import Size, size_product
+from rlx.kernels.affine import Affine, linear_index
+from rlx.kernels.expr import I64, Cast, Expr, Load, Var, const, walk
+from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.prepared import is_fixed
+from rlx.kernels.program import Kernel, Store
+from rlx.records import dataclass, replace
+
+__all__ = ["Thin"]
+
+
+class ThinArguments(Arguments):
+    """The arguments of the kernel; strides are in elements, places in scratch in bytes."""
+
+    many: Address  # the operand that is streamed
+    step: Number  # from k to k of it along, from row to row across
+    few: Address
+    few_step: Number
+    k_step: Number  # of the few rows
+    out: Address
+    line: Number  # from the sums of one of the few rows to the next
+    rows: Number
+    columns: Number
+    k: Number
+    block: Number  # steps of k of a sum
+    blocks: Number  # of columns
+    units: Number
+    per_chunk: Number
+    scratch: Address
+    scratch_stride: Number
+    room: Number  # where sums begin in scratch
+    sums: Address  # the routine
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How an operand lies in memory: `step` from row to row (of B: from column to column), `k_step` along k."""
+
+    load: Load
+    index: Affine
+    step: Size
+    k_step: Size
+
+
+def _read(e: Expr, sums: DType, along: Var) -> Reading | None:
+    """Elements of floats in memory, maybe converted to the type of the sums, whose index is linear; else None."""
+    load = e.value if isinstance(e, Cast) and e.dtype is sums else e
+    if not isinstance(load, Load) or load.where is not None or load.dtype.name not in ("f16", "bf16", "f32", "f64"):
+        return None
+    index = linear_index(load.indices, load.source.shape)
+    return Reading(load, index, index.coefs.get(along, 0), index.coefs.get(DEPTH, 0)) if index.is_linear else None
+
+
+def _pairs(anchor: Contract, few_rows: bool) -> tuple[Size, Size]:
+    """How many of the few there are, and of the others."""
+    return (anchor.m, anchor.n) if few_rows else (anchor.n, anchor.m)
+
+
+def _readings(kernel: Kernel) -> tuple[Reading | None, Reading | None]:
+    """How A and B are read where they lie."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Contract)
+    row, column = out_vars(len(kernel.stores[0].extents))[-2:]
+    sums = accumulates_in(anchor)
+    return _read(anchor.a, sums, row), _read(anchor.b, sums, column)
+
+
+def _sides(kernel: Kernel) -> dict[bool, bool]:
+    """The ways that a run may take, True for few rows and False for few columns, and whether all runs take it."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Contract)
+    a, b = _readings(kernel)
+    found: dict[bool, bool] = {}
+    for few_rows, few, many in ((True, a, b), (False, b, a)):
+        fits = may_be_thin(*_pairs(anchor, few_rows))
+        if fits is not False and few is not None and many is not None and 1 in (many.step, many.k_step):
+            found[few_rows] = fits is True
+    return {side: True for side, always in found.items() if always} or found
+
+
+class Thin(CpuStrategy):
+    """Up to 12 rows or columns, of operands that a run brings: the large one is read once, where it lies.
+
+    Where the number of both is known at the run only, there is code for panels too.
+    """
+
+    def __init__(self, name: str, panels: Product) -> None:
+        super().__init__(name)
+        self.by_panels = panels
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        if not accumulates_in(anchor).is_float:
+            return "its sums are no floats"
+        if is_fixed(anchor.b):
+            return "its second operand can be packed before any run"
+        if not any(may_be_thin(*_pairs(anchor, side)) is not False for side in (True, False)):
+            return f"it has neither up to {MOST} rows nor up to {MOST} columns"
+        return None if _sides(_with_rows(kernel)[0]) else "its large operand is no matrix in memory"
+
+    def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
+        kernel, copies = _with_rows(kernel)
+        assert isinstance(kernel.anchor, Contract)
+        if any(_sides(kernel).values()):
+            return [*copies, kernel]
+        *before, product = self.by_panels.layout(kernel, setting)
+        assert isinstance(product.anchor, Contract)
+        assert isinstance(product.anchor.b, Load)
+        side = _side(kernel)
+        packs = [replace(k, strategy=_OtherwiseStep(k, side)) for k in before]
+        return [*copies, *packs, replace(kernel, operands=(product.anchor.b.source,))]
+
+    def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
+        side = _side(kernel)
+        made = [_emit(kernel, side, few_rows, target) for few_rows in _sides(kernel)]
+        if not kernel.operands:
+            return made
+        (panels,) = kernel.operands
+        anchor = kernel.anchor
+        assert isinstance(anchor, Contract)
+        used = [v for v in out_vars(len(kernel.stores[0].extents))[:-2] if v in set(walk(anchor.b))]
+        zero = const(0, I64)
+        by_panels = replace(anchor, b=Load(panels, (*used, zero, DEPTH, zero), panels.dtype))
+        (code,) = self.by_panels.emit(replace(kernel, anchor=by_panels, operands=()), target)
+        return [*made, replace(code, chunks=NotThin(side, code.chunks))]
+
+
+class _OtherwiseStep(Step):
+    """What packs panels, where a run takes them."""
+
+    def __init__(self, kernel: Kernel, side: ThinSide) -> None:
+        own = kernel.strategy
+
+        def code(kernel: Kernel, target: Target) -> KernelCode:
+            (made,) = (
+                [emit_nest(store, target.lanes) for store in kernel.stores] if own is None else own.emit(kernel, target)  # type: ignore[attr-defined]
+            )
+            return replace(made, chunks=NotThin(side, made.chunks))
+
+        super().__init__("matmul.pack", code)
+
+
+def _with_rows(kernel: Kernel) -> tuple[Kernel, list[Kernel]]:
+    """The kernel whose A is read as it lies, and what copies it to where it is where it can't be."""
+    anchor = kernel.anchor
+    assert isinstance(anchor, Contract)
+    if any(_sides(kernel).values()):
+        return kernel, []
+    a, copies = rows_in_place(kernel, anchor, accumulates_in(anchor))
+    return kernel.with_anchor(replace(anchor, a=a)), copies
+
+
+def _side(kernel: Kernel) -> ThinSide:
+    anchor, sides = kernel.anchor, _sides(kernel)
+    assert isinstance(anchor, Contract)
+    return ThinSide(anchor.m, anchor.n, True in sides, False in sides)
+
+
+# ---- code
+
+
+def _emit(kernel: Kernel, side: ThinSide, few_rows: bool, target: Target) -> KernelCode:
+    """The product with its epilogue, by one of the ways."""
+    anchor, store = kernel.anchor, kernel.stores[0]
+    assert isinstance(anchor, Contract)
+    a, b = _readings(kernel)
+    assert a is not None
+    assert b is not None
+    few, many = (a, b) if few_rows else (b, a)
+    sums = accumulates_in(anchor)
+    *batch, row, column = out_vars(len(store.extents))
+    c = linear_index(store.index, store.buffer.shape)
+    epilogue = epilogue_of(store, [row], [anchor.m], column, anchor.n, sums)
+    in_place = epilogue.in_place and (few_rows or (anchor.n == 1 and c.coefs.get(row, 0) == 1))
+    along = many.step == 1
+    types = Types(sums, many.load.dtype, few.load.dtype, target.vector_bytes)
+    count = size_product(store.extents[:-2])
+    sizes = (anchor.k, count, sums.itemsize, many.load.dtype.itemsize)
+    cut = once(ThinSchedule(side, few_rows, *sizes, along, not in_place, store.extents))
+    block = routine(types, along=along)
+    table = ArgumentTable(_arguments(anchor, (few, many), few_rows, (store, c, row) if in_place else None, cut, block))
+    f = kernel_function(PLACEHOLDER)
+    emitter = Emitter(f, table, target.lanes)
+    epilogue.prepare(emitter)
+    w = ThinArguments.loaded(f)
+    own = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
+    ty = convert.llvm_type(sums)
+    first = f.mul("%chunk", w.per_chunk)
+
+    def unit(number: str, _: list[str]) -> None:
+        matrix, block = f.div(number, w.blocks), f.rem(number, w.blocks)
+        j0, j1 = f.div(f.mul(block, w.columns), w.blocks), f.div(f.mul(f.add(block, 1), w.columns), w.blocks)
+        at = batch_indices(f, table, matrix, store.extents[:-2])
+        starts = [dot(f, table, at, [x.coefs.get(v, 0) for v in batch]) for x in (few.index, many.index, c)]
+        memory = [convert.memory_type(x.load.dtype) for x in (few, many)]
+        rows = f.gep(w.few, starts[0], memory[0])
+        streamed = f.gep(w.many, f.add(starts[1], j0 if along else f.mul(j0, w.step)), memory[1])
+        out = f.gep(w.out, f.add(starts[2], j0), ty) if in_place else f.offset(own, w.room)
+        sizes = [w.line, w.rows, f.sub(j1, j0), w.k, w.block]
+        f.call(w.sums, [streamed, w.step, rows, w.few_step, w.k_step, out, *sizes, own])
+        if in_place and epilogue.is_nothing:
+            return
+        top = Scope(1, None, dict(zip(batch, at, strict=True)))
+        if few_rows:
+            epilogue.block(emitter, ("0", w.rows), (j0, j1), out, w.line, top)
+        else:
+            _put_columns(emitter, epilogue, top, w.rows, (j0, j1), (out, w.line))
+
+    f.loop(first, f.min(f.add(first, w.per_chunk), w.units), 1, [], unit)
+    f.ret()
+    symbol, ir = name_kernel(Module([f]).text())
+    return KernelCode(symbol, ir, tuple(table.words), Part(cut, "chunks"), tuple(emitter.sites), part(cut, "scratch"))
+
+
+def _arguments(
+    anchor: Contract,
+    operands: tuple[Reading, Reading],
+    few_rows: bool,
+    results: tuple[Store, Affine, Var] | None,
+    cut: Callable[[Extents], ThinParts],
+    block: Routine,
+) -> list[Argument]:
+    """What `ThinArguments` are, of the few and the others. `results`: where sums take the places of their results."""
+    few, many = operands
+    out: Argument = Scratch()
+    line: Argument = part(cut, "line")
+    if results is not None:
+        store, index, row = results
+        out = Pointer(store.buffer, index.constant * store.buffer.dtype.itemsize)
+        line = index.coefs.get(row, 0)
+    return ThinArguments.given(
+        many=Pointer(many.load.source, many.index.constant * many.load.dtype.itemsize),
+        step=many.k_step if many.step == 1 else many.step,
+        few=Pointer(few.load.source, few.index.constant * few.load.dtype.itemsize),
+        few_step=few.step,
+        k_step=few.k_step,
+        out=out,
+        line=line,
+        rows=anchor.m if few_rows else anchor.n,
+        columns=anchor.n if few_rows else anchor.m,
+        k=anchor.k,
+        block=part(cut, "steps"),
+        blocks=part(cut, "blocks"),
+        units=part(cut, "units"),
+        per_chunk=part(cut, "per_chunk"),
+        scratch=Scratch(),
+        scratch_stride=ScratchStride(),
+        room=part(cut, "room"),
+        sums=block,
+    )
+
+
+def _put_columns(
+    emitter: Emitter, epilogue: Epilogue, top: Scope, columns: str, rows: tuple[str, str], sums: tuple[str, str]
+) -> None:
+    """The results of sums that lie column after column, in vectors along the rows: (address, step from column on)."""
+    f, ty = emitter.f, convert.llvm_type(epilogue.sums)
+    lanes = emitter.lanes * 4 // epilogue.sums.itemsize
+    r0, r1 = rows
+    emitter.hoist(epilogue.expr, frozenset((epilogue.column, *epilogue.rows)), top)
+    along = epilogue.rows[0] if len(epilogue.rows) == 1 and epilogue.row_step is not None else None
+
+    def column(c: str, _: list[str]) -> None:
+        here = top.inner({epilogue.column: c})
+        emitter.hoist(epilogue.expr, frozenset(epilogue.rows), here)
+        line = f.gep(sums[0], f.mul(sums[1], c), ty)
+
+        def put(r: str, w: int) -> None:
+            scope = here.inner(epilogue.at(emitter, r), w, along if w > 1 else None)
+            value = f.load(vec(ty, w), f.gep(line, f.sub(r, r0), ty))
+            emitter.store(epilogue.destination, epilogue.value(emitter, scope, value, w), scope)
+
+        whole = f.sub(r1, f.rem(f.sub(r1, r0), lanes)) if along else r0
+        f.loop(r0, whole, lanes, [], lambda r, _: put(r, lanes))
+        f.loop(whole, r1, 1, [], lambda r, _: put(r, 1))
+
+    f.loop(0, columns, 1, [], column)

@@ -1,0 +1,367 @@
+"""The sums of products with few rows: an operand of many rows is streamed from memory as it lies, each element once.
+
+    sums[i, j] = sum over k of few[i, k] * many[j, k]
+
+`along`: the elements of `many` that belong to neighbouring j lie side by side, as in x @ W. Rows of k are added, some
+at a time, to a strip of sums that stays in L1. `across`: those of neighbouring k do, as in W @ x. As many rows as a
+vector has lanes are transposed in registers: lines of more rows might drive each other out of the cache.
+
+Lanes are always different j. Each sum is a chain of fma over k in blocks of so many steps, blocks are added up in
+order: its bits are those of a product by panels (`gemm.kernel`), and depend on no other row or column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from rlx.backends.cpu.llvm import convert
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void, width
+from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.schedule.thin import STRIDE, STRIP
+from rlx.ir.dtype import DType
+from rlx.records import dataclass
+
+__all__ = ["Types", "routine"]
+
+ARGUMENTS = [
+    ("ptr", "many"), ("i64", "step"), ("ptr", "few"), ("i64", "few_step"), ("i64", "k_step"), ("ptr", "out"),
+    ("i64", "line"), ("i64", "rows"), ("i64", "columns"), ("i64", "k"), ("i64", "block"), ("ptr", "room"),
+]  # fmt: skip
+TOGETHER = 4  # of the few rows whose sums are in registers at once, along
+STEPS = 8  # rows of k that are added to a strip at once
+AT_ONCE = {1: 4, 2: 4, 3: 2, 4: 2}  # vectors of a strip, by the rows whose sums are in registers
+HELD = 8  # elements of the few rows that are in registers all along a strip
+ACROSS = 8  # of the few rows whose sums are in registers at once, across
+LINE = 64  # bytes of each row that are transposed together
+
+
+@dataclass(frozen=True)
+class Types:
+    """The element types of the sums, and of both operands in memory; vectors have so many bytes."""
+
+    sums: DType
+    many: DType
+    few: DType
+    vector_bytes: int
+
+    @property
+    def lanes(self) -> int:
+        return self.vector_bytes // self.sums.itemsize
+
+    @property
+    def scalar(self) -> str:
+        return convert.llvm_type(self.sums)
+
+    @property
+    def vector(self) -> str:
+        return vec(self.scalar, self.lanes)
+
+    def widened(self, f: Function, x: str, dtype: DType, w: int) -> str:
+        """Elements of memory in the type of the sums."""
+        return x if dtype is self.sums else convert.convert(f, x, dtype, self.sums, w)
+
+
+@cache
+def routine(types: Types, *, along: bool) -> Routine:
+    """`(ptr many, i64 step, ptr few, i64 few_step, i64 k_step, ptr out, i64 line, i64 rows, i64 columns, i64 k,
+    i64 block, ptr room)`: sums [rows, columns] at `out`, `line` elements from row to row.
+
+    `step` is from k to k of `many` along, from row to row across; `few_step` and `k_step` are those of `few`. Across
+    there are at least `LEAST` columns. `room` has rows * k elements, and along as many strips of sums.
+    """
+    names = "_".join(d.name for d in (types.sums, types.many, types.few))
+    way, together = ("along", TOGETHER) if along else ("across", ACROSS)
+    f = Function(f"rlx_thin_{way}_{names}x{types.lanes}", ARGUMENTS, attrs="nounwind noinline")
+    copied = f.gep("%room", f.mul("%rows", STRIDE), types.scalar) if along else "%room"
+    few = copied
+    if types.few is types.sums:  # one row may lie in memory as it would be copied
+        alone = f.and_(f.cmp("eq", "%rows", 1), f.cmp("eq", "%k_step", 1))
+        few = f.select(alone, "%few", copied, "ptr")
+        f.if_(alone, lambda: None, lambda: _copy(f, types, copied, together))
+    else:
+        _copy(f, types, copied, together)
+    (_along if along else _across)(f, types, few)
+    f.ret()
+    return Routine(f.name, Module([f]).text())
+
+
+def _copy(f: Function, types: Types, target: str, together: int) -> None:
+    """Copies the few rows to `target`, [rows / together, k, together]: the last group has what is left."""
+    memory = convert.memory_type(types.few)
+
+    def some_rows(first: str, _: list[str]) -> None:
+        count = f.min(f.sub("%rows", first), together)
+        group = f.gep(target, f.mul(first, "%k"), types.scalar)
+
+        def row(i: str, _: list[str]) -> None:
+            own, line = f.gep(group, i, types.scalar), f.gep("%few", f.mul(f.add(first, i), "%few_step"), memory)
+
+            def element(k: str, _: list[str]) -> None:
+                x = f.load(memory, f.gep(line, f.mul(k, "%k_step"), memory))
+                f.store(types.widened(f, x, types.few, 1), f.gep(own, f.mul(k, count), types.scalar))
+
+            f.loop(0, "%k", 1, [], element)
+
+        f.loop(0, count, 1, [], row)
+
+    f.loop(0, "%rows", together, [], some_rows)
+
+
+# ---- rows of k, one after the other
+
+
+def _along(f: Function, types: Types, few: str) -> None:
+    ty, many, lanes = types.scalar, convert.memory_type(types.many), types.lanes
+    added = {rows: _add_rows(types, rows) for rows in range(1, TOGETHER + 1)}
+    # sums of all rows stay in L1; groups of rows read the same steps again
+    wide = f.select(f.cmp("le", "%rows", 2), STRIP, f.select(f.cmp("le", "%rows", TOGETHER), STRIP // 2, STRIP // 4))
+
+    def columns(j0: str, _: list[str]) -> None:
+        n = f.min(wide, f.sub("%columns", j0))
+        padded = f.and_(f.add(n, lanes - 1), -lanes)
+        start = f.gep("%many", j0, many)
+
+        def block(k0: str, _: list[str]) -> None:
+            k1 = f.min(f.add(k0, "%block"), "%k")
+
+            def clear(i: str, _: list[str]) -> None:
+                p = f.gep("%room", f.mul(i, STRIDE), ty)
+                f.loop(
+                    0,
+                    padded,
+                    lanes,
+                    [],
+                    lambda j, _: f.store(constant(0.0, types.vector), f.gep(p, j, ty), ty=types.vector),
+                )
+
+            f.loop(0, "%rows", 1, [], clear)
+
+            def some_steps(k: str, _: list[str]) -> None:
+                count = f.min(f.sub(k1, k), STEPS)
+                line = f.gep(start, f.mul(k, "%step"), many)
+
+                def group(first: str, _: list[str]) -> None:
+                    left = f.min(f.sub("%rows", first), TOGETHER)
+                    a = f.gep(few, f.add(f.mul(first, "%k"), f.mul(k, left)), ty)
+                    c = f.gep("%room", f.mul(first, STRIDE), ty)
+
+                    def call(rows: int) -> Callable[[], None]:
+                        return lambda: void(f.call(added[rows], [line, "%step", a, c, n, count]))
+
+                    f.switch(left, {rows: call(rows) for rows in added})
+
+                f.loop(0, "%rows", TOGETHER, [], group)
+
+            f.loop(k0, k1, STEPS, [], some_steps)
+
+            def put(i: str, _: list[str]) -> None:
+                p = f.gep("%room", f.mul(i, STRIDE), ty)
+                out = f.gep("%out", f.add(f.mul(i, "%line"), j0), ty)
+                _put_row(f, types, p, out, n, f.cmp("eq", k0, 0))
+
+            f.loop(0, "%rows", 1, [], put)
+
+        f.loop(0, f.max("%k", 1), "%block", [], block)
+
+    f.loop(0, "%columns", wide, [], columns)
+
+
+def _put_row(f: Function, types: Types, source: str, out: str, n: str, first: str) -> None:
+    """Sets a row of sums to a block's, or adds those where it is not the first."""
+    ty, v, lanes = types.scalar, types.vector, types.lanes
+    whole = f.and_(n, -lanes)
+
+    def vector(j: str, _: list[str]) -> None:
+        p, x = f.gep(out, j, ty), f.load(v, f.gep(source, j, ty))
+        f.store(f.if_(first, lambda: [x], lambda: [f.add(x, f.load(v, p))])[0], p)
+
+    def one(j: str, _: list[str]) -> None:
+        p, x = f.gep(out, j, ty), f.load(ty, f.gep(source, j, ty))
+        f.store(f.if_(first, lambda: [x], lambda: [f.add(x, f.load(ty, p))])[0], p)
+
+    f.loop(0, whole, lanes, [], vector)
+    f.loop(whole, n, 1, [], one)
+
+
+def _add_rows(types: Types, rows: int) -> Function:
+    """`(ptr many, i64 step, ptr few, ptr parts, i64 n, i64 count)`: adds up to `STEPS` steps to a strip of sums."""
+    ty, v, lanes, many = types.scalar, types.vector, types.lanes, convert.memory_type(types.many)
+    f = Function(
+        f"rlx_thin_rows_{types.sums.name}_{types.many.name}x{lanes}_{rows}",
+        [("ptr", "many"), ("i64", "step"), ("ptr", "few"), ("ptr", "parts"), ("i64", "n"), ("i64", "count")],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    whole = f.and_("%n", -lanes)
+
+    def steps(count: int, start: str, few: str) -> None:
+        lines = [f.gep(start, f.mul("%step", u), many) if u else start for u in range(count)]
+
+        def of_few(u: int, i: int) -> str:
+            return f.splat(f.load(ty, f.gep(few, u * rows + i, ty)), lanes)
+
+        held = [[of_few(u, i) for i in range(rows)] for u in range(count)] if rows * count <= HELD else []
+
+        def vectors(across: int, load: Callable[[str], str], j: str) -> None:
+            places = [f.gep(f.gep("%parts", j, ty), i * STRIDE, ty) for i in range(rows)]
+            sums = [[f.load(v, f.gep(p, w * lanes, ty)) for w in range(across)] for p in places]
+            for u, line in enumerate(lines):
+                p = f.gep(line, j, many)
+                x = [load(f.gep(p, w * lanes, many)) for w in range(across)]
+                for i in range(rows):
+                    a = held[u][i] if held else of_few(u, i)
+                    sums[i] = [f.fma(a, x[w], sums[i][w], v) for w in range(across)]
+            for i, p in enumerate(places):
+                for w in range(across):
+                    f.store(sums[i][w], f.gep(p, w * lanes, ty))
+
+        def plain(p: str) -> str:
+            return types.widened(f, f.load(vec(many, lanes), p), types.many, lanes)
+
+        def masked(p: str) -> str:
+            mask = f.mask_below(f.sub("%n", whole), lanes, f"i{min(8 * types.many.itemsize, 32)}")
+            return types.widened(f, f.masked_load(vec(many, lanes), p, mask), types.many, lanes)
+
+        together = AT_ONCE[rows]
+        grouped = f.and_("%n", -lanes * together)
+        f.loop(0, grouped, lanes * together, [], lambda j, _: vectors(together, plain, j))
+        f.loop(grouped, whole, lanes, [], lambda j, _: vectors(1, plain, j))
+        f.if_(f.cmp("lt", whole, "%n"), lambda: vectors(1, masked, whole))
+
+    def one(u: str, _: list[str]) -> None:
+        steps(1, f.gep("%many", f.mul(u, "%step"), many), f.gep("%few", f.mul(u, rows), ty))
+
+    f.if_(
+        f.cmp("eq", "%count", STEPS),
+        lambda: steps(STEPS, "%many", "%few"),
+        lambda: void(f.loop(0, "%count", 1, [], one)),
+    )
+    f.ret()
+    return f
+
+
+# ---- rows of the streamed operand, some at once
+
+
+def _across(f: Function, types: Types, few: str) -> None:
+    ty, many = types.scalar, convert.memory_type(types.many)
+    tiles = {rows: _add_squares(types, rows) for rows in range(1, ACROSS + 1)}
+
+    def some_rows(first: str, _: list[str]) -> None:
+        left = f.min(f.sub("%rows", first), ACROSS)
+        a, out = f.gep(few, f.mul(first, "%k"), ty), f.gep("%out", f.mul(first, "%line"), ty)
+
+        def of_rows(rows: int) -> None:
+            end = f.sub("%columns", types.lanes)  # the last rows overlap those before them
+
+            def tile(j: str, _: list[str]) -> None:
+                j = f.min(j, end)
+                source = f.gep("%many", f.mul(j, "%step"), many)
+                f.call(tiles[rows], [source, "%step", a, f.gep(out, j, ty), "%line", "%k", "%block"])
+
+            f.loop(0, "%columns", types.lanes, [], tile)
+
+        f.switch(left, {rows: (lambda rows=rows: of_rows(rows)) for rows in tiles})  # type: ignore[misc]
+
+    f.loop(0, "%rows", ACROSS, [], some_rows)
+
+
+def _add_squares(types: Types, rows: int) -> Function:
+    """`(ptr many, i64 step, ptr few, ptr out, i64 line, i64 k, i64 block)`: the sums of some rows of `many`."""
+    ty, v, lanes, many = types.scalar, types.vector, types.lanes, convert.memory_type(types.many)
+    f = Function(
+        f"rlx_thin_squares_{types.sums.name}_{types.many.name}x{lanes}_{rows}",
+        [
+            ("ptr", "many"),
+            ("i64", "step"),
+            ("ptr", "few"),
+            ("ptr", "out"),
+            *(("i64", n) for n in ("line", "k", "block")),
+        ],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    square = min(16 // types.sums.itemsize, lanes)
+    step = f.mul("%step", types.many.itemsize)
+    twice = f.mul(step, 2)
+    threes = ["%many"]  # three rows to a pointer: pointer, pointer + step, pointer + 2 step are addressing modes
+    for _ in range((lanes - 1) // 3):
+        threes.append(f.offset(threes[-1], f.mul(step, 3)))
+
+    def add(k: str, steps: int, acc: list[str]) -> list[str]:
+        """Adds `steps` steps from k: squares of elements, or one."""
+        acc, pointers = list(acc), [f.opaque(f.gep(p, k, many)) for p in threes]
+        lines = [f.offset(pointers[r // 3], (0, step, twice)[r % 3]) for r in range(lanes)]
+        a = f.gep("%few", f.mul(k, rows), ty)
+        for at in range(0, steps, square):
+            own = [f.gep(p, at, many) for p in lines]
+            columns = _square(f, types, own, square) if steps > 1 else [_column(f, types, own)]
+            for c, x in enumerate(columns):
+                for i in range(rows):
+                    y = f.splat(f.load(ty, f.gep(a, (at + c) * rows + i, ty)), lanes)
+                    acc[i] = f.fma(y, x, acc[i], v)
+        return acc
+
+    def block(k0: str, _: list[str]) -> None:
+        k1 = f.min(f.add(k0, "%block"), "%k")
+        acc, k = [constant(0.0, v)] * rows, k0
+        for steps in (LINE // types.sums.itemsize, square, 1):
+            end = f.add(k, f.and_(f.sub(k1, k), -steps)) if steps > 1 else k1
+            typed = [(v, x) for x in acc]
+            acc = f.loop(k, end, steps, typed, lambda at, acc, steps=steps: add(at, steps, acc))  # type: ignore[misc]
+            k = end
+        places = [f.gep("%out", f.mul("%line", i), ty) for i in range(rows)]
+        first = f.cmp("eq", k0, 0)
+        sums = f.if_(first, lambda: acc, lambda: [f.add(x, f.load(v, p)) for x, p in zip(acc, places, strict=True)])
+        for x, p in zip(sums, places, strict=True):
+            f.store(x, p)
+
+    f.loop(0, f.max("%k", 1), "%block", [], block)
+    f.ret()
+    return f
+
+
+def _square(f: Function, types: Types, lines: list[str], square: int) -> list[str]:
+    """The next `square` elements of each of `lanes` rows, as vectors of the elements of one step each.
+
+    A vector takes `square` elements of a row for each 16 bytes; these are transposed within them.
+    """
+    many, lanes = convert.memory_type(types.many), types.lanes
+    quarters = [f.load(vec(many, square), p) for p in lines]
+    rows = []
+    for i in range(square):
+        parts = quarters[i::square]
+        while len(parts) > 1:
+            parts = [_joined(f, *pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+        rows.append(types.widened(f, parts[0], types.many, lanes))
+    low, high = zip(
+        *(_interleaved(f, *pair, square, 1) for pair in zip(rows[::2], rows[1::2], strict=True)), strict=True
+    )
+    if square == 2:
+        return [low[0], high[0]]
+    return [x for pair in (low, high) for x in _interleaved(f, *pair, square, 2)]
+
+
+def _joined(f: Function, a: str, b: str) -> str:
+    return f.shuffle(a, b, list(range(2 * width(f.type_of(a)))))
+
+
+def _interleaved(f: Function, a: str, b: str, square: int, size: int) -> tuple[str, str]:
+    """In each `square` elements: pieces of the first halves of a and b in turn, and of their second halves."""
+    lanes = width(f.type_of(a))
+    found = []
+    for half in (0, square // 2):
+        starts = [base + half + at for base in range(0, lanes, square) for at in range(0, square // 2, size)]
+        picks = [side + start + e for start in starts for side in (0, lanes) for e in range(size)]
+        found.append(f.shuffle(a, b, picks))
+    return found[0], found[1]
+
+
+def _column(f: Function, types: Types, lines: list[str]) -> str:
+    """One element of each of `lanes` rows."""
+    many = convert.memory_type(types.many)
+    out = "poison"
+    for lane, p in enumerate(lines):
+        out = f.insert(out, f.load(many, p), lane, vec(many, types.lanes))
+    return types.widened(f, out, types.many, types.lanes)

@@ -1,0 +1,117 @@
+"""How products with few rows, or few columns, are cut into chunks, and which products are such: see `base`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlx.backends.cpu.schedule.arguments import Extents, thread_count
+from rlx.backends.cpu.schedule.balance import TURNS, wants_shares
+from rlx.backends.cpu.schedule.base import aligned, pieces
+from rlx.backends.cpu.schedule.matmul import k_block
+from rlx.backends.cpu.schedule.rates import FLOPS
+from rlx.ir.shape import Shape, Size, bounds, evaluate
+from rlx.records import dataclass
+
+__all__ = ["LEAST", "MOST", "STRIDE", "STRIP", "NotThin", "ThinParts", "ThinSchedule", "ThinSide", "may_be_thin"]
+
+MOST = 12  # rows, or columns, that are few: fewer than tile registers are used for
+LEAST = 16  # rows or columns of the operand that is streamed: whole vectors of any machine
+STRIP = 2048  # columns whose sums stay in L1 while rows of the streamed operand pass by
+STRIDE = STRIP + LEAST  # from strip to strip: keeps them off the same sets of the cache
+NARROW = 256  # columns that a chunk takes at least: it reads so many elements of a row of k, then those of the next
+MEMORY = 15e9  # bytes of the streamed operand that a core reads a second
+MOST_TIME, LEAST_TIME = 120e-6, 20e-6  # seconds of a chunk at most, and at least where there are few
+
+
+def may_be_thin(few: Size, many: Size) -> bool | None:
+    """Whether so few rows (or columns) meet so many of the other operand: in all runs, in none, or None: in some."""
+    (low, high), (least, most) = bounds(few), bounds(many)
+    if (low or 0) > MOST or (most is not None and most < LEAST):
+        return False
+    return True if high is not None and high <= MOST and (least or 0) >= LEAST else None
+
+
+@dataclass(frozen=True)
+class ThinSide:
+    """Which operand of a product [m, k] x [k, n] a run streams: of few `rows` the second, of few `columns` the first.
+
+    Both say for which of them there is code.
+    """
+
+    m: Size
+    n: Size
+    rows: bool
+    columns: bool
+
+    def few_rows(self, extents: Extents) -> bool | None:
+        """Whether it is the rows that are few, or the columns; None: neither."""
+        m, n = evaluate(self.m, extents), evaluate(self.n, extents)
+        if self.rows and m <= MOST and n >= LEAST:
+            return True
+        return False if self.columns and n <= MOST and m >= LEAST else None
+
+
+@dataclass(frozen=True)
+class ThinParts:
+    """How the work is split, into units = matrix * blocks + block of the streamed operand; a chunk takes some."""
+
+    blocks: int
+    units: int
+    per_chunk: int
+    steps: int  # of k in a block of a sum
+    room: int  # bytes of scratch before the sums
+    line: int  # elements from the sums of one of the few to those of the next, in scratch
+    scratch: int
+    chunks: int
+
+
+NOTHING = ThinParts(1, 0, 1, 8, 0, 0, 0, 0)
+
+
+@dataclass(eq=False, repr=False)
+class ThinSchedule:
+    """The chunks of `count` products by the way for few rows, or for few columns; `shape` is the result's.
+
+    An element of sums has `size` bytes, one of the streamed operand `streamed`; `along`: those of a step of k lie side
+    by side; `to_scratch`: sums go to scratch.
+    """
+
+    side: ThinSide
+    few_rows: bool
+    k: Size
+    count: Size
+    size: int
+    streamed: int
+    along: bool
+    to_scratch: bool
+    shape: Shape
+
+    def __call__(self, extents: Extents) -> ThinParts:
+        if self.side.few_rows(extents) is not self.few_rows or not all(evaluate(s, extents) for s in self.shape):
+            return NOTHING
+        m, n, k, count = (evaluate(s, extents) for s in (self.side.m, self.side.n, self.k, self.count))
+        few, many = (m, n) if self.few_rows else (n, m)
+        threads = thread_count(extents)
+        time = count * many * max(k * self.streamed / MEMORY, 2.0 * few * k / FLOPS * (self.size / 4))
+        wanted = pieces(time, MOST_TIME, LEAST_TIME)
+        if wants_shares(wanted, threads):
+            wanted = max(wanted, min(TURNS * threads, int(time / LEAST_TIME)))
+        least = min(max(many // threads, NARROW), STRIP) if self.along else LEAST
+        blocks = max(min(-(-wanted // count), many // least), 1)
+        units = count * blocks
+        per_chunk = max(-(-units // wanted), 1)
+        line = -(-many // blocks) + LEAST
+        room = aligned(few * STRIDE * self.size) + aligned(few * k * self.size)
+        scratch = room + (aligned(few * line * self.size) if self.to_scratch else 0)
+        return ThinParts(blocks, units, per_chunk, k_block(k), room, line, scratch, -(-units // per_chunk))
+
+
+@dataclass(eq=False, repr=False)
+class NotThin:
+    """The chunks of a kernel of the way by panels, where the run takes that: else none."""
+
+    side: ThinSide
+    chunks: Callable[[Extents], int]
+
+    def __call__(self, extents: Extents) -> int:
+        return self.chunks(extents) if self.side.few_rows(extents) is None else 0
