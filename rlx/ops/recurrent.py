@@ -140,7 +140,8 @@ class _Attributes(Op):
         """The output types; `given` are the tensors of x's type with their expected shapes, lengths aside."""
         name, d = self.op_name, self.directions
         check_kind(self, x, "f")
-        check_same_dtype(self, x, *(t for key, (t, _) in given.items() if key != "lengths"))
+        whole = ("lengths", "r", "zero") if getattr(self, "round_state", False) else ("lengths",)
+        check_same_dtype(self, x, *(t for key, (t, _) in given.items() if key not in whole))
         for what, (t, shape) in given.items():
             if t.rank != len(shape):
                 raise ShapeError(f"{name}: expected {what} of shape {tuple(map(str, shape))}, got {t}")
@@ -167,10 +168,10 @@ class Recurrence(_Attributes):
     the layers. Outputs as of the layers `Rnn`, `Gru` and `Lstm`, of which `cell` names one.
 
     With `round_state` (an LSTM of f32) the state of a direction is rounded to 8 bits over its range, as in
-    `DynamicQuantizeLinear`, before each product; r holds whole numbers, that "scale" [D, G H] multiplies, and "bias" is
-    [D, G H]. Every rounding is where ONNX Runtime has it: sums of products of whole numbers (exact below 2^24, as in
-    cells of up to 258 units) times the product of the scales, plus x, plus peepholes, plus bias; functions are computed
-    in f64. Sequences that were over before the step before it are no part of the range of a step.
+    `DynamicQuantizeLinear`, before each product; r is of i8, less "zero" i8 [D, G H] and times "scale" [D, G H], and
+    "bias" is [D, G H]. Every rounding is where ONNX Runtime has it: exact sums of products of whole numbers times the
+    product of the scales, plus x, plus peepholes, plus bias; functions are computed in f64. Sequences that were over
+    before the step before it are no part of the range of a step.
     """
 
     optional: tuple[str, ...] = ()
@@ -192,9 +193,13 @@ class Recurrence(_Attributes):
     def infer(self, x: TensorType, r: TensorType, *given: TensorType) -> tuple[TensorType, ...]:
         if self.cell not in CELLS:
             raise OptionError(f"recurrence: cell {self.cell!r} is not one of {', '.join(CELLS)}")
-        extra = self._check(given, (*self.spec.allowed, *(("scale",) if self.round_state else ())))
+        extra = self._check(given, (*self.spec.allowed, *(("scale", "zero") if self.round_state else ())))
         if self.round_state and (self.cell != "lstm" or x.dtype.name != "f32" or "scale" not in extra):
             raise OptionError(f"recurrence: round_state needs an lstm of f32 with a scale, got {self.cell} of {x}")
+        if self.round_state:
+            for what, t in {"r": r, "zero": extra.get("zero", r)}.items():
+                if t.dtype.name != "i8":
+                    raise DTypeError(f"recurrence: round_state needs {what} as i8, got {t}")
         if x.rank != 3 or r.rank != 3:
             raise ShapeError(f"recurrence: expected x and r of three axes, got {x} and {r}")
         d, gates, hidden, batch = self.directions, len(self.spec.gates), r.shape[2], self._batch(x)
@@ -202,7 +207,7 @@ class Recurrence(_Attributes):
         shapes: dict[str, Shape] = {"bias": (d, hidden), "lengths": (batch,), "peepholes": (d, 3 * hidden)}
         shapes |= {"initial_h": states, "initial_c": states}
         if self.round_state:
-            shapes |= {"bias": (d, gates * hidden), "scale": (d, gates * hidden)}
+            shapes |= {"bias": (d, gates * hidden), "scale": (d, gates * hidden), "zero": (d, gates * hidden)}
         expected = {"r": (r, (d, gates * hidden, hidden)), "x": (x, (*x.shape[:2], d * gates * hidden))}
         return self._results(x, hidden, expected | {key: (t, shapes[key]) for key, t in extra.items()})
 
@@ -222,7 +227,8 @@ class Recurrence(_Attributes):
         if lengths.size and not 0 <= lengths.min() <= lengths.max() <= length:
             raise ExecutionError(f"{self.op_name}: a length of {lengths.tolist()} is outside the {length} steps of x")
         if self.round_state:
-            r = r.astype(np.float64)  # sums are exact
+            zero = extra.get("zero", np.zeros(r.shape[:2], r.dtype))
+            r = r.astype(np.float64) - zero[..., None]  # sums are exact
         every = np.zeros((length, self.directions, batch, hidden), x.dtype)
         last = [np.zeros((self.directions, batch, hidden), x.dtype) for _ in ("h", "c")]
         for d, functions in enumerate(self.functions()):

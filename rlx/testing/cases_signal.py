@@ -195,8 +195,9 @@ def _recurrence(name: str, n: Size, m: Size) -> Cases:
             yield case(op, x, r, Operand((2, hidden)), Operand((m,), "u32", "index", n))
     whole = (Operand((n, m, 4 * hidden), "f64"), Operand((1, 4 * hidden, hidden), "f64"))
     yield case(_op(name, direction="reverse"), *whole)
-    for names in (("scale",), ("scale", "bias", "lengths", "peepholes", "initial_h", "initial_c")):
+    for names in (("scale",), ("scale", "zero"), ("scale", "bias", "lengths", "peepholes", "initial_h", "initial_c")):
         given = {
+            "zero": Operand((2, 4 * hidden), "i8", "any"),
             "scale": Operand((2, 4 * hidden), "f32", "positive"),
             "bias": Operand((2, 4 * hidden)),
             "lengths": Operand((m,), "u32", "index", n),
@@ -205,7 +206,7 @@ def _recurrence(name: str, n: Size, m: Size) -> Cases:
             "initial_c": Operand((2, m, hidden)),
         }
         op = _op(name, names, "lstm", "bidirectional", ("hardsigmoid",) * 6, round_state=True)
-        x, r = Operand((n, m, 8 * hidden)), Operand((2, 4 * hidden, hidden), "f32", "whole")
+        x, r = Operand((n, m, 8 * hidden)), Operand((2, 4 * hidden, hidden), "i8", "any")
         yield case(op, x, r, *(given[key] for key in names))
 
 

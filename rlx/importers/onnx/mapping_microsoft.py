@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlx.errors import ShapeError
+from rlx.errors import DTypeError, ShapeError
 from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, UnsupportedError, onnx_op
 from rlx.importers.onnx.mapping_quant import nothing_of_nothing, recurrent_attributes, zero_points
 from rlx.importers.onnx.mapping_window import conv_attributes, window_attributes
@@ -28,7 +28,7 @@ from rlx.ops.quant import DynamicQuantizeLinear, MatMulInteger, Quantize
 from rlx.ops.recurrent import Recurrence
 from rlx.ops.reduction import ReduceMax, ReduceMean, ReduceSum
 
-F32, I32, U8 = DTYPES["f32"], DTYPES["i32"], DTYPES["u8"]
+F32, I8, I32, U8 = (DTYPES[name] for name in ("f32", "i8", "i32", "u8"))
 
 
 def _plus(ctx: NodeContext, x: Value, i: int) -> Value:
@@ -447,8 +447,11 @@ def _dynamic_quantize_lstm(ctx: NodeContext) -> tuple[Mapped, ...]:
     sums = ctx.cast(ctx.add(MatMulInteger(), *operands), F32)
     factor = ctx.add(Mul(), ctx.reshape(w_scale, d * n), scale)
     inputs = ctx.reshape(ctx.add(Mul(), sums, factor), steps, batch, d * n)
-    whole = ctx.add(Sub(), ctx.cast(r, F32), ctx.reshape(ctx.cast(r_zero, F32), d, 1, n))
+    if r.dtype is not r_zero.dtype:
+        raise DTypeError(f"DynamicQuantizeLSTM: expected R and its zero point of one type, got {r.type}, {r_zero.type}")
     given: dict[str, Value] = {"scale": r_scale}
+    if r.dtype is not I8 or not _is_nought(ctx, 11):
+        r, given["zero"] = _signed(ctx, r), _signed(ctx, r_zero)
     if ctx.has(3):
         given["bias"] = ctx.add(Add(), *ctx.add_all(Split(1, (n, n)), ctx.value(3)))
     if lengths is not None:
@@ -458,7 +461,7 @@ def _dynamic_quantize_lstm(ctx: NodeContext) -> tuple[Mapped, ...]:
     direction, attributes = ctx.text("direction", "forward"), recurrent_attributes(ctx)
     forget = ctx.flag("input_forget")
     op = Recurrence(tuple(given), "lstm", direction, *attributes, input_forget=forget, round_state=True)
-    made = ctx.add_all(op, inputs, ctx.transpose(whole, 0, 2, 1), *given.values())
+    made = ctx.add_all(op, inputs, ctx.transpose(r, 0, 2, 1), *given.values())
     return nothing_of_nothing(ctx, made, given)
 
 
@@ -474,6 +477,11 @@ def _of_gates(ctx: NodeContext, at: int, d: Size, n: Size) -> Value:
     if v.rank not in (1, 2):
         raise ShapeError(f"DynamicQuantizeLSTM: expected input {at} of shape [D] or [D, 4 H], got {v.type}")
     return v if v.rank == 2 else ctx.add(Expand((d, n)), ctx.reshape(v, d, 1))
+
+
+def _signed(ctx: NodeContext, v: Value) -> Value:
+    """Bytes as i8; those of u8 less 128."""
+    return v if v.dtype is I8 else ctx.cast(ctx.add(Sub(), ctx.cast(v, I32), ctx.constant(128, I32)), I8)
 
 
 def _is_nought(ctx: NodeContext, at: int) -> bool:

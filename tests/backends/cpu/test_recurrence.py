@@ -12,12 +12,13 @@ import pytest
 from targets import machine
 
 import rlx
-from rlx.backends.cpu.kernels.recurrence.cells import Shape, cut_of, shape_of
+from rlx.backends.cpu.kernels.recurrence.cells import MOST_WHOLE, Shape, cut_of, shape_of
+from rlx.backends.cpu.kernels.recurrence.recurrence import accepts
 from rlx.backends.cpu.schedule.recurrence import RecurrenceParts
 from rlx.compiler import compile_graph
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array, Graph
-from rlx.ops.recurrent import ACTIVATIONS, CELLS, Gru, Lstm, Rnn
+from rlx.ops.recurrent import ACTIVATIONS, CELLS, Gru, Lstm, Recurrence, Rnn
 from rlx.records import replace
 
 LAYERS: dict[str, Any] = {"rnn": Rnn, "gru": Gru, "lstm": Lstm}
@@ -214,3 +215,50 @@ def test_a_length_beyond_the_steps_is_an_error() -> None:
         given["lengths"] = np.array([5, bad, 0], np.int32)
         with pytest.raises(ExecutionError, match=str(bad)):
             ours(Rnn(("lengths",)), given)
+
+
+EXACT = ("hardsigmoid", "affine", "affine")  # functions that are the same in NumPy
+
+
+@pytest.mark.parametrize("hidden, zeros", [(7, True), (16, False), (33, True), (300, True), (529, False)])
+@pytest.mark.parametrize("batch", [1, 3, 5])
+def test_a_rounded_state_is_multiplied_exactly(hidden: int, batch: int, zeros: bool) -> None:
+    """Bit for bit the reference's, whose sums are exact: the largest weights, odd sizes, infinities and NaN."""
+    rng = np.random.default_rng(hidden)
+    sizes = (2, 4 * hidden)
+    given = {
+        "scale": rng.uniform(1e-5, 1e-4, sizes).astype(np.float32),
+        "bias": rng.standard_normal(sizes).astype(np.float32),
+        "initial_h": rng.uniform(0.5, 1, (2, batch, hidden)).astype(np.float32),
+    }
+    given |= {"zero": rng.choice(np.array([-128, 127], np.int8), sizes)} if zeros else {}
+    r = rng.choice(np.array([-128, 127], np.int8), (*sizes, hidden))
+    r[:, :hidden] = 127
+    x = rng.standard_normal((3, batch, 8 * hidden)).astype(np.float32)
+    op = Recurrence(tuple(given), "lstm", "bidirectional", EXACT * 2, (0.2, 1, 1) * 2, (0.5, 0, 0) * 2, round_state=True)
+    g = Graph("rounded")
+    leaves = [g.input("x", x.shape), g.param("r", r.shape, dtype="i8")]
+    leaves += [g.param(name, a.shape, dtype="i8" if name == "zero" else "f32") for name, a in given.items()]
+    for name, value in zip(("every", "h", "c"), g.add(op, *leaves), strict=True):
+        g.output(value, name)
+    model = rlx.compile(g, device="cpu", threads=2, cache=False)
+    assert "recurrence" in model.explain("kernels")
+    for bad in (None, np.inf, np.nan):
+        if bad is not None:
+            given["initial_h"][0, 0, 0] = bad
+        model.set_params({"r": r, **given})
+        with np.errstate(all="ignore"):
+            want = op.reference(x, r, *given.values())
+        for got, expected in zip(model.run([x]), want, strict=True):
+            assert np.array_equal(got, expected, equal_nan=True)
+
+
+def test_cells_whose_sums_might_overflow_are_no_kernel() -> None:
+    op = Recurrence(("scale",), "lstm", round_state=True)
+    for hidden in (MOST_WHOLE, MOST_WHOLE + 1):
+        g = Graph("large")
+        n = 4 * hidden
+        x, scale = g.input("x", (1, 1, n)), g.input("scale", (1, n))
+        node = g.add(op, x, g.input("r", (1, n, hidden), dtype="i8"), scale)[0].node
+        assert node is not None
+        assert accepts(node) == (hidden == MOST_WHOLE)

@@ -335,12 +335,11 @@ def _square(f: Function, types: Types, lines: list[str], square: int) -> list[st
         while len(parts) > 1:
             parts = [_joined(f, *pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
         rows.append(types.widened(f, parts[0], types.many, lanes))
-    low, high = zip(
-        *(_interleaved(f, *pair, square, 1) for pair in zip(rows[::2], rows[1::2], strict=True)), strict=True
-    )
+    pairs = [_interleaved(f, a, b, square, 1) for a, b in zip(rows[::2], rows[1::2], strict=True)]
     if square == 2:
-        return [low[0], high[0]]
-    return [x for pair in (low, high) for x in _interleaved(f, *pair, square, 2)]
+        return list(pairs[0])
+    (low, high), (more_low, more_high) = pairs
+    return [*_interleaved(f, low, more_low, square, 2), *_interleaved(f, high, more_high, square, 2)]
 
 
 def _joined(f: Function, a: str, b: str) -> str:

@@ -1,23 +1,29 @@
-"""Recurrent cells on the CPU: their sizes, and the code that a step is made of."""
+"""Recurrent cells on the CPU: their sizes, and the code that a step is made of.
+
+The state of a cell that rounds it is multiplied as whole numbers: pairs of i16, neighbours along k, by pairs of weights
+that are i8 in memory. Sums are i32, which cells of up to `MOST_WHOLE` units can't overflow.
+"""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from rlx.backends.cpu.gemm.tile import multiply_add, tile_of
 from rlx.backends.cpu.llvm import math as vmath
-from rlx.backends.cpu.llvm.builder import Function, vec
+from rlx.backends.cpu.llvm.builder import Function, size_of, vec
 from rlx.backends.cpu.schedule.recurrence import RecurrenceSchedule
 from rlx.backends.cpu.target import Target
-from rlx.ir.dtype import DType
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Node
 from rlx.ir.shape import Size
 from rlx.ops.recurrent import Function as Activation
 from rlx.ops.recurrent import Recurrence
 from rlx.records import dataclass
 
-__all__ = ["ROUNDED", "STEP", "Shape", "activation", "cut_of", "product", "shape_of", "tile_rows"]
+__all__ = ["MOST_WHOLE", "ROUNDED", "STEP", "Shape", "activation", "cut_of", "product", "shape_of", "tile_rows"]
 
-ROUNDED, STEP = 3, 4  # planes of a cell that rounds its state: whole numbers, and at the front the size of their step
+ROUNDED, STEP = 3, 4  # planes of a cell that rounds its state: whole numbers (i16), and at the front their step's size
+MOST_WHOLE = 32768  # units: of each, at most 255 times the difference of two i8
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,31 @@ class Shape:
         return {"lstm": 3, "rnn": 2}.get(self.op.cell, 2 if self.op.linear_before_reset else 4)
 
     @property
+    def depth(self) -> int:
+        """Steps along k of a product: units, or pairs of them."""
+        return -(-self.hidden // 2) if self.op.round_state else self.hidden
+
+    @property
+    def each(self) -> int:
+        """Weights of a unit for such a step."""
+        return 2 if self.op.round_state else 1
+
+    @property
+    def scalar(self) -> str:
+        """The LLVM type of a state."""
+        return "float" if self.dtype.name == "f32" else "double"
+
+    @property
+    def weight(self) -> str:
+        """The LLVM type of a weight in memory."""
+        return "i8" if self.op.round_state else self.scalar
+
+    @property
+    def sum(self) -> str:
+        """The LLVM type of a sum of products."""
+        return "i32" if self.op.round_state else self.scalar
+
+    @property
     def turns(self) -> int:
         """The turns of a step: its stages, before them the rounding of the state."""
         return len(self.stages) + self.op.round_state
@@ -104,30 +135,31 @@ def shape_of(node: Node, target: Target) -> Shape:
 def product(s: Shape, gates: int, rows: int) -> Function:
     """`(ptr a, i64 lda, ptr r, ptr out, i64 k)`: the gates' sums of some rows of the state, out [rows, gates, units].
 
-    For one row all panels of a group, else the one that r and out point at.
+    For one row all panels of a group, else the one that r and out point at. `lda` counts elements of a state.
     """
-    ty = "float" if s.dtype.name == "f32" else "double"
-    v, size, panels = vec(ty, s.lanes), s.dtype.itemsize, s.panels if rows == 1 else 1
+    v, size, panels = vec(s.sum, s.lanes), size_of(s.scalar), s.panels if rows == 1 else 1
+    whole = "_whole" if s.op.round_state else ""
     f = Function(
-        f"rlx_recur_{s.dtype.name}x{s.lanes}_{rows}x{gates}x{s.panels}",
+        f"rlx_recur{whole}_{s.dtype.name}x{s.lanes}_{rows}x{gates}x{s.panels}",
         [("ptr", "a"), ("i64", "lda"), ("ptr", "r"), ("ptr", "out"), ("i64", "k")],
         shared=True,
         attrs="nounwind noinline",
     )
     row_step = f.mul("%lda", size)
-    per_k = s.units * gates * size
+    vector_bytes = s.lanes * s.each * size_of(s.weight)
+    per_k = s.panels * gates * vector_bytes
 
     def steps(count: int, state: list[str]) -> list[str]:
         pa, pr, acc = state[:rows], state[rows], state[rows + 1 :]
         for k in range(count):
-            a = [f.splat(f.load(ty, f.offset(p, k * size)), s.lanes) for p in pa]
+            a = [f.splat(f.load(s.sum, f.offset(p, k * size)), s.lanes) for p in pa]
             for panel in range(panels):
                 for gate in range(gates):
-                    at = k * per_k + (panel * gates + gate) * s.lanes * size
-                    r = f.load(v, f.offset(pr, at))
+                    r = f.offset(pr, k * per_k + (panel * gates + gate) * vector_bytes)
+                    r = _pairs(f, s, r) if s.op.round_state else f.load(v, r)
                     for row in range(rows):
                         number = (row * gates + gate) * panels + panel
-                        acc[number] = f.fma(a[row], r, acc[number], v)
+                        acc[number] = _multiply_add(f, s, a[row], r, acc[number])
         return [*(f.offset(p, count * size) for p in pa), f.offset(pr, count * per_k), *acc]
 
     pointers = ["%a"]
@@ -135,17 +167,28 @@ def product(s: Shape, gates: int, rows: int) -> Function:
         pointers.append(f.offset(pointers[-1], row_step))
     state: list[tuple[str, str]] = [("ptr", p) for p in [*pointers, "%r"]]
     state += [(v, "zeroinitializer")] * (rows * gates * panels)
-    whole = f.and_("%k", -2)
-    after = f.loop(0, whole, 2, state, lambda _, carried: steps(2, carried))
+    even = f.and_("%k", -2)
+    after = f.loop(0, even, 2, state, lambda _, carried: steps(2, carried))
     state = [(kind, value) for (kind, _), value in zip(state, after, strict=True)]
-    acc = f.loop(whole, "%k", 1, state, lambda _, carried: steps(1, carried))[rows + 1 :]
+    acc = f.loop(even, "%k", 1, state, lambda _, carried: steps(1, carried))[rows + 1 :]
     for row in range(rows):
         for gate in range(gates):
             for panel in range(panels):
                 place = (row * gates + gate) * s.units + panel * s.lanes
-                f.store(acc[(row * gates + gate) * panels + panel], f.gep("%out", place, ty))
+                f.store(acc[(row * gates + gate) * panels + panel], f.gep("%out", place, s.sum))
     f.ret()
     return f
+
+
+def _pairs(f: Function, s: Shape, p: str) -> str:
+    """The pairs of weights at p, of i16."""
+    return f.cast("sext", f.load(vec("i8", 2 * s.lanes), p), "i16")
+
+
+def _multiply_add(f: Function, s: Shape, a: str, r: str, total: str) -> str:
+    if not s.op.round_state:
+        return f.fma(a, r, total, vec(s.sum, s.lanes))
+    return multiply_add(f, tile_of(DTYPES["i32"], s.target), a, r, total)
 
 
 def activation(f: Function, fn: Activation, x: str, w: int, dtype: Literal["f32", "f64"]) -> str:

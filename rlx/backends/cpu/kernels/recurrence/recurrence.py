@@ -17,7 +17,16 @@ import platform
 from collections.abc import Callable
 from typing import Literal, cast
 
-from rlx.backends.cpu.kernels.recurrence.cells import ROUNDED, STEP, activation, cut_of, product, shape_of, tile_rows
+from rlx.backends.cpu.kernels.recurrence.cells import (
+    MOST_WHOLE,
+    ROUNDED,
+    STEP,
+    activation,
+    cut_of,
+    product,
+    shape_of,
+    tile_rows,
+)
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.loops.looks import look, looking_loop
@@ -45,11 +54,11 @@ LONG = 1024  # pauses of a member that waits, until it gives way
 
 
 def accepts(node: Node) -> bool:
-    """Cells of a fixed size in f32 or f64."""
+    """Cells of a fixed size in f32 or f64; where they multiply whole numbers, so small that sums can't overflow."""
     op, (x, r, *extra) = node.op, node.inputs
     assert isinstance(op, Recurrence)
     lengths = [v.dtype.name for name, v in zip(op.optional, extra, strict=True) if name == "lengths"]
-    sized = isinstance(r.shape[2], int) and r.shape[2] > 0
+    sized = isinstance(r.shape[2], int) and 0 < r.shape[2] <= (MOST_WHOLE if op.round_state else r.shape[2])
     return sized and x.dtype.name in ("f32", "f64") and set(lengths) <= {"i32", "u32"}
 
 
@@ -64,13 +73,18 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     name = kernel.results[0].name
     kind = "prepared" if r.is_fixed else "arena"
     for number, stage in enumerate(s.stages):
-        shape = (s.op.directions, s.groups, s.hidden, s.panels, len(stage), s.lanes)
-        buffer = Buffer(f"{name}.r{number}", kind, shape, s.dtype)
-        d, group, depth, panel, gate, lane = own = out_vars(6)
+        shape = (s.op.directions, s.groups, s.depth, s.panels, len(stage), s.lanes, *[s.each] * (s.each > 1))
+        buffer = Buffer(f"{name}.r{number}", kind, shape, r.dtype)
+        own = out_vars(len(shape))
+        d, group, depth, panel, gate, lane = own[:6]
         unit = (group * s.panels + panel) * s.lanes + lane
-        element = Load(r, (d, (gate + stage[0]) * s.hidden + unit, depth), s.dtype)
+        depth = depth * s.each + own[6] if s.each > 1 else depth
+        element = Load(r, (d, (gate + stage[0]) * s.hidden + unit, depth), r.dtype)
         inside = unit < s.hidden
-        filled = Select(inside, guarded(element, inside), const(0, s.dtype)) if s.padded != s.hidden else element
+        if s.depth * s.each != s.hidden:
+            inside = inside & (depth < s.hidden)
+        padded = s.padded * s.depth * s.each != s.hidden * s.hidden
+        filled = Select(inside, guarded(element, inside), const(0, r.dtype)) if padded else element
         made.append(Kernel("pack r", (Store(buffer, shape, own, filled),), nodes=kernel.nodes))
         packed.append(buffer)
     d_size = s.op.directions
@@ -401,17 +415,20 @@ class _Code:
                 unit = f.mul(g, s.units)
                 p = f.gep(own, unit, ty)
                 x = self.get(f, p, None if s.padded == s.hidden else self.mask(f, unit))
-                return [f.min(state[0], x, v), f.max(state[1], x, v)]
+                nan = f.select(f.cmp("uno", x, x), x, state[2], v)
+                return [f.min(state[0], x, v), f.max(state[1], x, v), nan]
 
             groups = self.word(f, s.groups)
             if "lengths" in self.given:
                 groups = f.select(f.cmp("gt", number, self.length(f, row)), 0, groups)
-            return f.loop(0, groups, 1, [(v, state[0]), (v, state[1])], group)
+            return f.loop(0, groups, 1, [(v, x) for x in state], group)
 
-        lows, highs = f.loop("%row0", "%row1", 1, [(v, zero), (v, zero)], row_range)
+        lows, highs, nans = f.loop("%row0", "%row1", 1, [(v, zero)] * 3, row_range)
         low, high = f.reduce(lows, f.min), f.reduce(highs, f.max)
         step = f.select(f.cmp("eq", low, high), 1.0, f.div(f.sub(high, low), 255.0), ty)
+        step = f.add(step, f.reduce(nans, f.add))  # NaN in a state makes it NaN, else that is 0
         nought = f.intrinsic("roundeven", f.max(0.0, f.min(255.0, f.div(f.neg(low), step), ty), ty))
+        nought = f.select(f.cmp("ord", nought, nought), nought, 0.0, ty)
         least, most = (f.splat(x, s.units) for x in (f.neg(nought), f.sub(255.0, nought)))
         steps = f.splat(step, s.units)
         first = f.cmp("eq", "%group0", 0)
@@ -421,8 +438,10 @@ class _Code:
             source, target = self.plane(f, old, i), self.plane(f, ROUNDED, i)
 
             def group(unit: str, mask: str | None) -> None:
-                x = f.intrinsic("roundeven", f.div(self.get(f, f.gep(source, unit, ty), None), steps))
-                self.put(f, f.max(least, f.min(most, x, v), v), f.gep(target, unit, ty), None)
+                x = f.intrinsic("roundeven", f.div(self.get(f, f.gep(source, unit, ty), mask), steps))
+                x = f.max(least, f.min(most, x, v), v)
+                whole = f.cast("fptosi", f.select(f.cmp("ord", x, x), x, zero), "i16")  # infinities over infinities: 0
+                f.store(whole, f.gep(target, unit, "i16"))
 
             self.each_group(f, group)
 
@@ -435,9 +454,10 @@ class _Code:
         old, new = f.and_(number, 1), f.xor(f.and_(number, 1), 1)
         source = 3 if stage else ROUNDED if op.round_state else old  # the plane that is multiplied
         padded, hidden = self.word(f, s.padded), self.word(f, s.hidden)
-        a_group = f.mul(hidden, s.units * len(gates))
+        depth = self.word(f, s.depth)
+        a_group = f.mul(depth, s.units * len(gates) * s.each)
         weights = f.gep(
-            self.word(f, Pointer(self.packed[stage])), f.mul(f.mul("%d", self.word(f, s.groups)), a_group), ty
+            self.word(f, Pointer(self.packed[stage])), f.mul(f.mul("%d", self.word(f, s.groups)), a_group), s.weight
         )
         x_step, x_row = (self.word(f, w) for w in self.x_strides)
         y_step, y_d, y_row = (self.word(f, w) for w in self.y_strides)
@@ -449,15 +469,17 @@ class _Code:
 
         everywhere = at_time(self.time(f, number, steps))
         most = tile_rows(len(gates))
-        sums = f.alloca(ty, most * len(gates) * s.units)
+        sums = f.alloca(s.sum, most * len(gates) * s.units)
         kernels = {rows: product(s, len(gates), rows) for rows in range(1, most + 1)}
 
         def group(unit: str, mask: str | None) -> None:
-            r = f.gep(weights, f.mul(f.lshr(unit, s.units.bit_length() - 1), a_group), ty)
+            r = f.gep(weights, f.mul(f.lshr(unit, s.units.bit_length() - 1), a_group), s.weight)
 
             def finish(row: str, at: str) -> None:
-                place = f.gep(sums, f.mul(at, len(gates) * s.units), ty)
-                gate_sums = [f.load(vec(ty, s.units), f.gep(place, k * s.units, ty)) for k in range(len(gates))]
+                place = f.gep(sums, f.mul(at, len(gates) * s.units), s.sum)
+                gate_sums = [f.load(vec(s.sum, s.units), f.gep(place, k * s.units, s.sum)) for k in range(len(gates))]
+                if op.round_state:
+                    gate_sums = self.whole_sums(f, gate_sums, row, unit, mask)
                 x, y = everywhere
                 alive = None
                 if "lengths" in self.given:
@@ -493,8 +515,8 @@ class _Code:
 
                 def call(rows: int) -> None:
                     for panel in range(1 if rows == 1 else s.panels):
-                        own_r, own = f.gep(r, panel * s.lanes * len(gates), ty), f.gep(sums, panel * s.lanes, ty)
-                        f.call(kernels[rows], [a, padded, own_r, own, hidden])
+                        own_r = f.gep(r, panel * s.lanes * len(gates) * s.each, s.weight)
+                        f.call(kernels[rows], [a, padded, own_r, f.gep(sums, panel * s.lanes, s.sum), depth])
 
                 f.switch(take, {rows: (lambda rows=rows: call(rows)) for rows in kernels})  # type: ignore[misc]
                 f.loop(0, take, 1, [], lambda at, _: finish(f.add(row, at), at))
@@ -503,6 +525,26 @@ class _Code:
             f.while_([("i64", "%row0")], lambda state: f.cmp("lt", state[0], "%row1"), tile)
 
         self.each_group(f, group)
+
+    def whole_sums(self, f: Function, sums: list[str], row: str, unit: str, mask: str | None) -> list[str]:
+        """The sums of a row in f32; the part of the weights' zero points is taken off before."""
+        s, v = self.s, vec("i32", self.s.units)
+        if "zero" in self.given:
+            state = self.plane(f, ROUNDED, row)
+
+            def add(k: str, total: list[str]) -> list[str]:
+                x = f.cast("sext", f.load(vec("i16", s.units), f.gep(state, k, "i16")), "i32")
+                return [f.add(total[0], x, v)]
+
+            totals = f.loop(0, self.word(f, s.padded), s.units, [(v, constant(0, v))], add)
+            total = f.splat(f.reduce(totals[0], f.add), s.units)
+            zeros = self.word(f, Pointer(self.given["zero"]))
+            for n, x in enumerate(sums):
+                at = f.add(f.mul("%d", self.word(f, 4 * s.hidden)), f.add(unit, f.mul(self.word(f, s.hidden), n)))
+                p, bytes = f.gep(zeros, at, "i8"), vec("i8", s.units)
+                zero = f.load(bytes, p) if mask is None else f.masked_load(bytes, p, mask)
+                sums[n] = f.sub(x, f.mul(f.cast("sext", zero, "i32"), total, v), v)
+        return [f.cast("sitofp", x, "float") for x in sums]
 
     def finish(
         self,
