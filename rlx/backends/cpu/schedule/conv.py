@@ -202,6 +202,7 @@ class DirectParts:
 class ImplicitGemmSchedule:
     """The chunks of a convolution that reads its windows in rows; `sizes`: batch, channels, outputs, height, width.
 
+    Channels and outputs are those of a group; chunk = (block of rows * groups + group) * panel blocks + panel block.
     `in_image`: no row is copied; `in_place`: sums are stored where the result is. Height and width are the results'.
     """
 
@@ -213,6 +214,7 @@ class ImplicitGemmSchedule:
     width: int
     in_image: bool
     in_place: bool
+    groups: int = 1
 
     MOST_FLOPS = 8e6  # of a chunk at most: some 100 us of one core
     LEAST_FLOPS = 0.6e6
@@ -234,7 +236,7 @@ class ImplicitGemmSchedule:
         panels = max(-(-outputs // self.width), 1)
         weights = kernel_h * run * panels * self.width * size
         a_row = max(2.0 * kernel_h * run * panels * self.width * width * size / 4, 1.0)
-        wanted = pieces(a_row * rows, self.MOST_FLOPS, self.LEAST_FLOPS)
+        wanted = -(-pieces(a_row * rows * self.groups, self.MOST_FLOPS, self.LEAST_FLOPS) // self.groups)
         limit = rows
         if not self.in_image:
             room = self.COPIES[weights > self.MANY_WEIGHTS] // max(line * size, 1)
@@ -250,14 +252,14 @@ class ImplicitGemmSchedule:
         row_chunk = max(-(-rows // blocks), 1)
         panel_chunk = even_panels(panels, panel_blocks, blocks)
         threads = thread_count(extents)
-        if wants_shares(blocks * -(-panels // panel_chunk), threads):
+        if wants_shares(blocks * self.groups * -(-panels // panel_chunk), threads):
 
             def cost(some: int, columns: int) -> float:
                 copied = 0 if self.in_image else (some * stride_h + more) * line * size / COPY
                 read = weights * columns / panels / READ
                 return some * a_row * columns / panels / FLOPS + copied + read
 
-            row_chunk, panel_chunk = shares(rows, panels, threads, cost, most_rows=row_chunk)
+            row_chunk, panel_chunk = shares(rows, panels, threads, cost, copies=self.groups, most_rows=row_chunk)
         blocks = -(-rows // row_chunk)
         panel_blocks = -(-panels // panel_chunk)
         pixels, columns = row_chunk * width, panel_chunk * self.width
@@ -271,7 +273,7 @@ class ImplicitGemmSchedule:
         for part in (8 * pixels, copies, 0 if self.in_place else min(taken, pixels) * columns * size):
             end += aligned(part)
             ends.append(end)
-        count = blocks * panel_blocks if rows and width and outputs else 0
+        count = blocks * self.groups * panel_blocks if rows and width and outputs else 0
         copied = 0 if self.in_image else line
         step = self.dilation * line
         steps = k_block(run, K_BLOCK) if run > K_BLOCK else max(run, 1)

@@ -181,6 +181,8 @@ class FewOutputs(PackedWeights):
         assert isinstance(kernel.anchor, Conv)
         if not is_few(kernel.anchor.w_shape[0]):
             return f"it has more than {FEW_OUTPUTS} outputs"
+        if kernel.anchor.groups > 1:
+            return "it has several groups"
         return implicit_gemm.unsuited(kernel, setting.target)
 
     def packed(self, kernel: Kernel, target: Target) -> tuple[Buffer, Store]:

@@ -3,7 +3,8 @@
 A window is some pieces of `run` contiguous elements, one a row of the kernel, a constant step apart. Where each window
 begins is in a table of offsets, so that a tile may hold any pixels: of several rows, or of several images.
 Rows of a padded image are copied into the worker's scratch, with zeros around them; others are read in place.
-Of a few planes (the colours of a picture) the copies are made with the channels of a pixel together.
+Of a few planes (the colours of a picture) the copies are made with the channels of a pixel together; of an image in
+groups a chunk copies the channels of one.
 
 A sum is a chain of fma over the pieces in blocks of at most `K_BLOCK` steps, whole lines or even parts of one; blocks
 are added up in order.
@@ -22,8 +23,9 @@ from rlx.backends.cpu.gemm.tile import HALF, Tile, tile_of, transpose
 from rlx.backends.cpu.kernels.conv import register_tiles
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
-from rlx.backends.cpu.kernels.conv.weights import PackedWeights
+from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
 from rlx.backends.cpu.kernels.conv.window_tile import window_tile
+from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
@@ -97,13 +99,15 @@ class ImplicitGemmArguments(Arguments):
     sums: Number
     group: Number  # pieces of a block of steps
     steps: Number  # of one of these pieces
-    x_c: Number  # from plane to plane of an image whose channels are not together
+    x_c: Number  # from plane to plane of an image whose channels are not together; of groups, from pixel to pixel
 
 
 def suits(kernel: Kernel) -> bool:
-    """Windows of several pixels in one group, whose rows are contiguous or few planes."""
+    """Windows of several pixels, whose rows are contiguous or few planes; those of groups become so."""
     geo = geometry(kernel)
-    return geo.groups == 1 and geo.kernel != (1, 1) and (_rows_together(geo) or from_planes(kernel))
+    if geo.groups > 1:
+        return geo.kernel != (1, 1) and (geo.dilations[1] == 1 or geo.kernel[1] == 1)
+    return geo.kernel != (1, 1) and (_rows_together(geo) or from_planes(kernel))
 
 
 def _rows_together(geo: Geometry) -> bool:
@@ -115,7 +119,7 @@ def unsuited(kernel: Kernel, target: Target) -> str | None:
     geo = geometry(kernel)
     if geo.kernel == (1, 1):
         return "its windows are single pixels"
-    if geo.groups != 1:
+    if geo.groups != 1 and target.multiplies_by_tiles("f32"):
         return "it has several groups"
     if not suits(kernel):
         return "the rows of its windows are not contiguous"
@@ -150,7 +154,8 @@ class Begun:
     run: Size  # steps of a piece of a window
     w: ImplicitGemmArguments
     cut: Callable[[Extents], DirectParts]
-    columns: tuple[str, str]  # of this chunk
+    group: str
+    columns: tuple[str, str]  # of this chunk, in its group
     pixels: tuple[str, str]
     a: str  # what the offsets count from
     offsets: str  # of the windows of this chunk's pixels
@@ -179,14 +184,21 @@ def planes_of(kernel: Kernel) -> int:
     return cast(int, geo.channels) if step != 1 else 0
 
 
-def cut_of(kernel: Kernel, width: int, *, in_place: bool) -> ImplicitGemmSchedule:
+def _in_image(kernel: Kernel, geo: Geometry) -> bool:
+    """Whether rows are read in place."""
+    return geo.no_pads and geo.groups == 1 and not planes_of(kernel)
+
+
+def cut_of(kernel: Kernel, width: int, *, in_place: bool, sizes: Geometry | None = None) -> ImplicitGemmSchedule:
     """How it is split where a block of sums takes `width` columns; `in_place`: that needs no room."""
-    anchor, geo = kernel.anchor, geometry(kernel)
+    anchor, geo = kernel.anchor, sizes or geometry(kernel)
     assert isinstance(anchor, Conv)
-    in_image = geo.no_pads and not planes_of(kernel)
+    in_image = _in_image(kernel, geo)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
     itemsize = anchor.x.dtype.itemsize
-    return ImplicitGemmSchedule(sizes, geo.kernel, geo.strides, geo.dilations[0], itemsize, width, in_image, in_place)
+    return ImplicitGemmSchedule(
+        sizes, geo.kernel, geo.strides, geo.dilations[0], itemsize, width, in_image, in_place, geo.groups
+    )
 
 
 def words_of(
@@ -196,21 +208,21 @@ def words_of(
     out: Argument,
     out_step: Size,
     target: Target,
+    sizes: Geometry | None = None,
 ) -> list[Argument]:
     """What `ImplicitGemmArguments` are."""
-    anchor, geo = kernel.anchor, geometry(kernel)
+    anchor, geo = kernel.anchor, sizes or geometry(kernel)
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
-    planes = planes_of(kernel)
-    in_image = geo.no_pads and not planes
+    in_image = _in_image(kernel, geo)
     return ImplicitGemmArguments.given(
         x=Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
         weights=Pointer(anchor.w.source),
         out=out,
         scratch=Scratch(),
         block=block,
-        lines=lines_routine(kernel, target),
+        lines=lines_routine(kernel, target, geo),
         height=geo.height,
         width=geo.width,
         channels=geo.channels,
@@ -240,32 +252,38 @@ def words_of(
         sums=part(cut, "ends", 1),
         group=part(cut, "group"),
         steps=part(cut, "steps"),
-        x_c=geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
+        x_c=geo.x_w if geo.groups > 1 else geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
     )
 
 
-def begin(kernel: Kernel, width: int, block: Routine, in_place: bool, target: Target) -> Begun:
-    """Begins a kernel whose `block` of sums takes `width` columns at once; `in_place`: it needs no room for them."""
+def begin(
+    kernel: Kernel, width: int, block: Routine, in_place: bool, target: Target, sizes: Geometry | None = None
+) -> Begun:
+    """Begins a kernel whose `block` of sums takes `width` columns at once; `in_place`: it needs no room for them.
+
+    `sizes`: those of the convolution, where it is taken as one of other groups.
+    """
     anchor = kernel.anchor
     assert isinstance(anchor, Conv)
-    geo, epilogue = geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
-    cut = once(cut_of(kernel, width, in_place=in_place))
-    words = words_of(kernel, cut, block, epilogue.out, epilogue.out_step, target)
+    geo, epilogue = sizes or geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
+    cut = once(cut_of(kernel, width, in_place=in_place, sizes=geo))
+    words = words_of(kernel, cut, block, epilogue.out, epilogue.out_step, target, geo)
     table = ArgumentTable(words)
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, target.lanes)
     epilogue.prepare(emitter)
     w = ImplicitGemmArguments.loaded(f)
-    chunk = chunk_of(f, w.rows, w.row_chunk, w.outputs, w.panel_chunk, width)
+    groups = table.load(f, geo.groups) if geo.groups > 1 else None
+    chunk = chunk_of(f, w.rows, w.row_chunk, w.outputs, w.panel_chunk, width, groups=groups)
     r0, r1 = chunk.r0, chunk.r1
     offsets = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
     copies, sums = (f.offset(offsets, i) for i in (w.copies, w.sums))
-    f.call(w.lines, [w.x, copies, offsets, "%words", r0, r1])
+    x = w.x if groups is None else f.gep(w.x, f.mul(chunk.matrix, w.channels), convert.llvm_type(anchor.x.dtype))
+    f.call(w.lines, [x, copies, offsets, "%words", r0, r1])
     a = f.select(f.cmp("ne", w.copied, 0), copies, w.x, "ptr")
     pixels = (f.mul(r0, w.out_width), f.mul(r1, w.out_width))
-    return Begun(
-        f, emitter, epilogue, geo.kernel[1] * geo.channels, w, cut, (chunk.n0, chunk.n1), pixels, a, offsets, sums
-    )
+    run, columns = geo.kernel[1] * geo.channels, (chunk.n0, chunk.n1)
+    return Begun(f, emitter, epilogue, run, w, cut, chunk.matrix, columns, pixels, a, offsets, sums)
 
 
 def emit(kernel: Kernel, target: Target) -> KernelCode:
@@ -278,7 +296,11 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     f, emitter, epilogue, w, a, (n0, n1) = here.f, here.emitter, here.epilogue, here.w, here.a, here.columns
     ty, width, depth = tile.scalar, tile.width, w.depth
     columns = f.mul(w.panel_chunk, width)
-    b = f.gep(w.weights, f.mul(n0, depth), ty)
+    b, channel = f.gep(w.weights, f.mul(n0, depth), ty), n0
+    if anchor.groups > 1:
+        panels = f.mul(f.div(f.add(w.outputs, width - 1), width), width)
+        b = f.gep(b, f.mul(f.mul(here.group, panels), depth), ty)
+        channel = f.add(f.mul(here.group, w.outputs), n0)
 
     def some_pixels(at: str, q0: str, q1: str) -> None:
         if not register_tiles.suits(epilogue):
@@ -290,43 +312,46 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
         panels = register_tiles.Panels(b, f.mul(depth, width), depth)
         known = here.run if isinstance(here.run, int) and here.run <= register_tiles.UNROLLED else 0
         windows = register_tiles.Windows(a, at, w.piece_step, w.pieces, w.run, known)
-        register_tiles.emit_tiles(emitter, epilogue, tile, windows, height, panels, (q0, q1), n0, done)
+        register_tiles.emit_tiles(emitter, epilogue, tile, windows, height, panels, (q0, q1), channel, done)
         f.if_(f.cmp("lt", done, count), lambda: sums_of(at, (q0, q1), done))
 
     def sums_of(at: str, pixels: tuple[str, str], done: str) -> None:
         """The results in the columns from `done`, by a block of sums in memory."""
-        (q0, q1), start = pixels, f.add(n0, done)
+        (q0, q1), start, count = pixels, f.add(channel, done), f.sub(f.sub(n1, n0), done)
         c, step = epilogue.place(f, (w.out, w.out_step), q0, start, (here.sums, columns))
         panel = f.gep(b, f.mul(done, depth), ty)
-        f.call(w.block, [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(n1, start)])
-        epilogue.block(emitter, (q0, q1), (start, n1), c, step)
+        f.call(w.block, [a, at, "%words", panel, c, step, f.sub(q1, q0), count])
+        epilogue.block(emitter, (q0, q1), (start, f.add(start, count)), c, step)
 
     return here.parts(some_pixels)
 
 
-def lines_routine(kernel: Kernel, target: Target) -> Routine:
+def lines_routine(kernel: Kernel, target: Target, geo: Geometry) -> Routine:
     """What prepares the rows of a kernel's results."""
     assert isinstance(kernel.anchor, Conv)
-    return _lines_routine(tile_of(kernel.anchor.x.dtype, target).of_one_panel, planes_of(kernel))
+    grouped = geo.groups > 1
+    return _lines_routine(tile_of(kernel.anchor.x.dtype, target).of_one_panel, planes_of(kernel), grouped)
 
 
 @cache
-def _lines_routine(tile: Tile, planes: int) -> Routine:
-    function = _lines(tile, planes)
+def _lines_routine(tile: Tile, planes: int, grouped: bool) -> Routine:
+    function = _lines(tile, planes, grouped)
     return Routine(function.name, Module([function]).text())
 
 
-def _lines(tile: Tile, planes: int) -> Function:
+def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
     """`(ptr x, ptr copies, ptr offsets, ptr words, i64 r0, i64 r1)`: what rows r0..r1 of results need.
 
-    With 0 `planes` the channels of a pixel lie together, else there are so many planes.
+    With 0 `planes` the channels of a pixel lie together, else there are so many planes. `grouped`: pixels have more
+    channels than are copied.
 
     Writes the offset of the window of each of their pixels. With copies, these get the rows of the images that the
     windows cover, zeros around them, the rows of an image after those of the one before.
     """
     ty, lanes = tile.scalar, tile.lanes
     arguments = [("ptr", "x"), ("ptr", "copies"), ("ptr", "offsets"), ("ptr", "words"), ("i64", "r0"), ("i64", "r1")]
-    f = Function(f"rlx_lines_{tile.dtype}x{lanes}" + (f"_{planes}" if planes else ""), arguments)
+    kind = f"_{planes}" if planes else "_grouped" if grouped else ""
+    f = Function(f"rlx_lines_{tile.dtype}x{lanes}{kind}", arguments)
     w = ImplicitGemmArguments.loaded(f)
     channels, width, stride_h = w.channels, w.width, w.stride_h
     step, out_width = w.copied, w.out_width
@@ -337,7 +362,7 @@ def _lines(tile: Tile, planes: int) -> Function:
     first = f.max(f.min(w.pad_w, w.padded), 0)
     last = f.max(f.min(f.add(w.pad_w, width), w.padded), first)
     pixels, before = f.sub(last, first), f.sub(first, w.pad_w)
-    skipped = before if planes else f.mul(before, channels)
+    skipped = before if planes else f.mul(before, w.x_c if grouped else channels)
     first, count, whole = (
         f.mul(first, channels),
         f.mul(pixels, channels),
@@ -361,6 +386,26 @@ def _lines(tile: Tile, planes: int) -> Function:
         f.loop(
             vectors, count, 1, [], lambda i, _: f.store(f.load(ty, f.gep(source, i, ty)), f.gep(place, i, ty), ty=ty)
         )
+
+    def pick(source: str, place: str) -> None:
+        """The channels of a group: in vectors, where the next pixel covers what is too much."""
+
+        def vector(p: str, q: str) -> Callable[[str, list[str]], None]:
+            return lambda c, _: f.store(f.load(tile.vector, f.gep(p, c, ty)), f.gep(q, c, ty))
+
+        def pixel(i: str, whole: str) -> tuple[str, str]:
+            p, q = f.gep(source, f.mul(i, w.x_c), ty), f.gep(place, f.mul(i, channels), ty)
+            f.loop(0, whole, lanes, [], vector(p, q))
+            return p, q
+
+        def exact(i: str, _: list[str]) -> None:
+            whole = f.and_(channels, -lanes)
+            p, q = pixel(i, whole)
+            f.loop(whole, channels, 1, [], lambda c, _: f.store(f.load(ty, f.gep(p, c, ty)), f.gep(q, c, ty)))
+
+        covered = f.select(f.cmp("ge", w.x_c, lanes), f.max(f.sub(pixels, 1), 0), 0)
+        f.loop(0, covered, 1, [], lambda i, _: void(pixel(i, channels)))
+        f.loop(covered, pixels, 1, [], exact)
 
     def gather(source: str, place: str) -> None:
         """A row of each plane, so that the channels of a pixel are together."""
@@ -417,7 +462,7 @@ def _lines(tile: Tile, planes: int) -> Function:
             def inside() -> None:
                 clear(place, 0, first)
                 source = f.gep("%x", f.add(plane, f.add(f.mul(y, w.x_h), skipped)), ty)
-                (gather if planes else copy)(source, f.gep(place, first, ty))
+                (gather if planes else pick if grouped else copy)(source, f.gep(place, first, ty))
                 clear(place, after, whole)
 
             f.if_(f.cmp("ult", y, w.height), inside, lambda: clear(place, 0, whole))
@@ -529,9 +574,12 @@ def _block(tile: Tile) -> Function:
 
 
 class ImplicitGemm(PackedWeights):
-    """Windows of several pixels in one group, whose rows are contiguous: read where they lie, row by row."""
+    """Windows of several pixels, whose rows are contiguous, or copied so for a group: read row by row."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        geo = geometry(kernel)
+        if geo.groups > 1 and is_few(geo.outputs):
+            return f"it has no more than {FEW_OUTPUTS} outputs a group"
         return unsuited(kernel, setting.target)
 
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:

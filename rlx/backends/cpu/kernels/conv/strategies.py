@@ -14,6 +14,7 @@ from rlx.backends.cpu.kernels.conv import implicit_gemm, winograd
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv.depthwise import Depthwise
 from rlx.backends.cpu.kernels.conv.few_outputs import FewOutputs
+from rlx.backends.cpu.kernels.conv.grouped import Grouped
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
 from rlx.backends.cpu.kernels.conv.int8_depthwise import Int8Depthwise
 from rlx.backends.cpu.kernels.conv.planar import in_planes
@@ -38,6 +39,7 @@ FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel 
 # The first that does not refuse a convolution computes it.
 SUMS: tuple[CpuStrategy, ...] = (
     Depthwise("conv.depthwise"),
+    Grouped("conv.grouped"),
     FewOutputs("conv.few_outputs"),
     ImplicitGemm("conv.implicit_gemm"),
     InImage("conv.in_image+few", few=True),
