@@ -235,7 +235,9 @@ def test_a_rounded_state_is_multiplied_exactly(hidden: int, batch: int, zeros: b
     r = rng.choice(np.array([-128, 127], np.int8), (*sizes, hidden))
     r[:, :hidden] = 127
     x = rng.standard_normal((3, batch, 8 * hidden)).astype(np.float32)
-    op = Recurrence(tuple(given), "lstm", "bidirectional", EXACT * 2, (0.2, 1, 1) * 2, (0.5, 0, 0) * 2, round_state=True)
+    op = Recurrence(
+        tuple(given), "lstm", "bidirectional", EXACT * 2, (0.2, 1, 1) * 2, (0.5, 0, 0) * 2, round_state=True
+    )
     g = Graph("rounded")
     leaves = [g.input("x", x.shape), g.param("r", r.shape, dtype="i8")]
     leaves += [g.param(name, a.shape, dtype="i8" if name == "zero" else "f32") for name, a in given.items()]

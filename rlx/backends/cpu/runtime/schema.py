@@ -98,7 +98,7 @@ rlx.backends.cpu.schedule.conv
     ConvSchedule outputs:Size depth:Size pixels:Size groups:int size:int width:int rows:int in_image:Size|none
         in_place:bool tiles:bool
     ImplicitGemmSchedule sizes:Shape kernel:(Size,Size) strides:(int,int) dilation:int size:int width:int in_image:bool
-        in_place:bool groups:int
+        in_place:bool groups:int apart:int
     PixelsOnly chunks:Function pixels:Size most:int few:bool
 rlx.backends.cpu.schedule.depthwise
     DepthwiseSchedule sizes:Shape taps:int lanes:int

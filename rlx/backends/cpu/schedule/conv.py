@@ -215,6 +215,7 @@ class ImplicitGemmSchedule:
     in_image: bool
     in_place: bool
     groups: int = 1
+    apart: int = 1  # dilation of columns: columns that far apart are copied next to each other
 
     MOST_FLOPS = 8e6  # of a chunk at most: some 100 us of one core
     LEAST_FLOPS = 0.6e6
@@ -230,7 +231,8 @@ class ImplicitGemmSchedule:
         stride_h, stride_w = self.strides
         size, run, rows = self.size, kernel_w * channels, batch * height
         reach = (kernel_h - 1) * self.dilation + 1
-        padded = max((width - 1) * stride_w + kernel_w, 0)
+        padded = max((width - 1) * stride_w + (kernel_w - 1) * self.apart + 1, 0)
+        padded = -(-padded // self.apart) * self.apart
         line = padded * channels + (COPY_PAD if padded * channels * size % 2048 == 0 else 0)
         more = max(reach - stride_h, 0)  # rows of an image beyond those that its first pixels step through
         panels = max(-(-outputs // self.width), 1)

@@ -76,8 +76,6 @@ class Grouped(PackedWeights):
         geo = geometry(kernel)
         if geo.groups == 1:
             return "it has one group"
-        if geo.dilations[1] != 1 and geo.kernel[1] != 1:
-            return "there are gaps between the columns of its windows"
         found = _block_of(geo, _tile(kernel.anchor.x.dtype, setting.target).lanes)
         return found if isinstance(found, str) else None
 
@@ -124,8 +122,8 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     here = implicit_gemm.begin(kernel, tile.lanes, _routine(dtype, target, block), in_place, target, sizes)
     f, w = here.f, here.w
     weights = size_product(anchor.w.source.shape[1:])
-    b = f.gep(w.weights, f.mul(here.group, here.emitter.table.load(f, weights)), tile.scalar)
-    first = f.mul(here.group, block.width)
+    b = f.gep(w.weights, f.mul(here.group, here.emitter.table.load(f, weights), "i64"), tile.scalar)
+    first = f.mul(here.group, block.width, "i64")
 
     def some_pixels(at: str, q0: str, q1: str) -> None:
         c, step = here.epilogue.place(f, (w.out, w.out_step), q0, first, (here.sums, str(tile.lanes)))

@@ -100,13 +100,14 @@ class ImplicitGemmArguments(Arguments):
     group: Number  # pieces of a block of steps
     steps: Number  # of one of these pieces
     x_c: Number  # from plane to plane of an image whose channels are not together; of groups, from pixel to pixel
+    apart: Number  # columns of a window, which those of groups are copied next to each other for
 
 
 def suits(kernel: Kernel) -> bool:
     """Windows of several pixels, whose rows are contiguous or few planes; those of groups become so."""
     geo = geometry(kernel)
     if geo.groups > 1:
-        return geo.kernel != (1, 1) and (geo.dilations[1] == 1 or geo.kernel[1] == 1)
+        return geo.kernel != (1, 1)
     return geo.kernel != (1, 1) and (_rows_together(geo) or from_planes(kernel))
 
 
@@ -194,11 +195,11 @@ def cut_of(kernel: Kernel, width: int, *, in_place: bool, sizes: Geometry | None
     anchor, geo = kernel.anchor, sizes or geometry(kernel)
     assert isinstance(anchor, Conv)
     in_image = _in_image(kernel, geo)
-    sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
-    itemsize = anchor.x.dtype.itemsize
-    return ImplicitGemmSchedule(
-        sizes, geo.kernel, geo.strides, geo.dilations[0], itemsize, width, in_image, in_place, geo.groups
-    )
+    shape = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
+    windows, groups = (geo.kernel, geo.strides, geo.dilations[0]), (geo.groups, 1)
+    if anchor.groups > 1:
+        groups = (geo.groups, geo.dilations[1])
+    return ImplicitGemmSchedule(shape, *windows, anchor.x.dtype.itemsize, width, in_image, in_place, *groups)
 
 
 def words_of(
@@ -222,7 +223,7 @@ def words_of(
         out=out,
         scratch=Scratch(),
         block=block,
-        lines=lines_routine(kernel, target, geo),
+        lines=lines_routine(kernel, target),
         height=geo.height,
         width=geo.width,
         channels=geo.channels,
@@ -252,7 +253,8 @@ def words_of(
         sums=part(cut, "ends", 1),
         group=part(cut, "group"),
         steps=part(cut, "steps"),
-        x_c=geo.x_w if geo.groups > 1 else geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
+        apart=geo.dilations[1],
+        x_c=geo.x_w if anchor.groups > 1 else geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
     )
 
 
@@ -326,10 +328,10 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     return here.parts(some_pixels)
 
 
-def lines_routine(kernel: Kernel, target: Target, geo: Geometry) -> Routine:
+def lines_routine(kernel: Kernel, target: Target) -> Routine:
     """What prepares the rows of a kernel's results."""
     assert isinstance(kernel.anchor, Conv)
-    grouped = geo.groups > 1
+    grouped = kernel.anchor.groups > 1
     return _lines_routine(tile_of(kernel.anchor.x.dtype, target).of_one_panel, planes_of(kernel), grouped)
 
 
@@ -370,6 +372,10 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
     )
     after = f.mul(last, channels)
 
+    def column(c: str) -> str:
+        """Where a column of a copied row is: those that windows see together are next to each other."""
+        return f.add(f.mul(f.rem(c, w.apart), f.div(w.padded, w.apart)), f.div(c, w.apart))
+
     def clear(place: str, start: str | int, stop: str) -> None:
         """Sets elements start..stop to zero, those beyond in vectors that fit."""
         vectors = f.sub(stop, f.and_(f.sub(stop, start), lanes - 1))
@@ -387,14 +393,14 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             vectors, count, 1, [], lambda i, _: f.store(f.load(ty, f.gep(source, i, ty)), f.gep(place, i, ty), ty=ty)
         )
 
-    def pick(source: str, place: str) -> None:
-        """The channels of a group: in vectors, where the next pixel covers what is too much."""
+    def pick(source: str, place: str, at: Callable[[str], str] = lambda i: i, *, exactly: bool = False) -> None:
+        """The channels of a group: in vectors, where the next pixel covers what is too much, unless `exactly`."""
 
         def vector(p: str, q: str) -> Callable[[str, list[str]], None]:
             return lambda c, _: f.store(f.load(tile.vector, f.gep(p, c, ty)), f.gep(q, c, ty))
 
         def pixel(i: str, whole: str) -> tuple[str, str]:
-            p, q = f.gep(source, f.mul(i, w.x_c), ty), f.gep(place, f.mul(i, channels), ty)
+            p, q = f.gep(source, f.mul(i, w.x_c), ty), f.gep(place, f.mul(at(i), channels), ty)
             f.loop(0, whole, lanes, [], vector(p, q))
             return p, q
 
@@ -403,6 +409,9 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             p, q = pixel(i, whole)
             f.loop(whole, channels, 1, [], lambda c, _: f.store(f.load(ty, f.gep(p, c, ty)), f.gep(q, c, ty)))
 
+        if exactly:
+            f.loop(0, pixels, 1, [], exact)
+            return
         covered = f.select(f.cmp("ge", w.x_c, lanes), f.max(f.sub(pixels, 1), 0), 0)
         f.loop(0, covered, 1, [], lambda i, _: void(pixel(i, channels)))
         f.loop(covered, pixels, 1, [], exact)
@@ -459,11 +468,23 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             place = f.gep("%copies", f.add(base, f.mul(j, step)), ty)
             y = f.add(top, j)
 
-            def inside() -> None:
+            def between() -> None:
                 clear(place, 0, first)
-                source = f.gep("%x", f.add(plane, f.add(f.mul(y, w.x_h), skipped)), ty)
-                (gather if planes else pick if grouped else copy)(source, f.gep(place, first, ty))
+                (gather if planes else pick if grouped else copy)(source(), f.gep(place, first, ty))
                 clear(place, after, whole)
+
+            def source() -> str:
+                return f.gep("%x", f.add(plane, f.add(f.mul(y, w.x_h), skipped)), ty)
+
+            def spread() -> None:
+                clear(place, 0, whole)
+                pick(source(), place, lambda i: column(f.add(i, f.div(first, channels))), exactly=True)
+
+            def inside() -> None:
+                if grouped:
+                    f.if_(f.cmp("eq", w.apart, 1), between, spread)
+                else:
+                    between()
 
             f.if_(f.cmp("ult", y, w.height), inside, lambda: clear(place, 0, whole))
 
@@ -478,7 +499,16 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             def pixel(i: str, _: list[str]) -> None:
                 f.store(f.add(start, f.mul(i, pixel_step)), f.gep(places, i, "i64"))
 
-            f.loop(0, out_width, 1, [], pixel)
+            def apart(i: str, _: list[str]) -> None:
+                f.store(f.add(start, f.mul(column(f.mul(i, w.stride_w)), channels)), f.gep(places, i, "i64"))
+
+            def pixels_of(one: Callable[[str, list[str]], None]) -> None:
+                f.loop(0, out_width, 1, [], one)
+
+            if grouped:
+                f.if_(f.cmp("eq", w.apart, 1), lambda: pixels_of(pixel), lambda: pixels_of(apart))
+            else:
+                pixels_of(pixel)
 
         f.loop(0, rows, 1, [], row)
         return [f.add(base, f.mul(lines, step)), f.add(r, rows)]
