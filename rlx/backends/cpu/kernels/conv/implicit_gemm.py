@@ -100,7 +100,12 @@ class ImplicitGemmArguments(Arguments):
     group: Number  # pieces of a block of steps
     steps: Number  # of one of these pieces
     x_c: Number  # from plane to plane of an image whose channels are not together; of groups, from pixel to pixel
-    apart: Number  # columns of a window, which those of groups are copied next to each other for
+
+
+class GroupedGemmArguments(ImplicitGemmArguments):
+    """Those of a kernel whose chunks copy the channels of a group."""
+
+    apart: Number  # from column to column of a window; such columns are copied next to each other
 
 
 def suits(kernel: Kernel) -> bool:
@@ -217,7 +222,9 @@ def words_of(
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     in_image = _in_image(kernel, geo)
-    return ImplicitGemmArguments.given(
+    grouped = anchor.groups > 1
+    arguments: type[ImplicitGemmArguments] = GroupedGemmArguments if grouped else ImplicitGemmArguments
+    return arguments.given(
         x=Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
         weights=Pointer(anchor.w.source),
         out=out,
@@ -253,8 +260,8 @@ def words_of(
         sums=part(cut, "ends", 1),
         group=part(cut, "group"),
         steps=part(cut, "steps"),
-        apart=geo.dilations[1],
-        x_c=geo.x_w if anchor.groups > 1 else geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
+        **({"apart": geo.dilations[1]} if grouped else {}),
+        x_c=geo.x_w if grouped else geo.x.coefs.get(out_vars(len(anchor.x_shape))[1], 1),
     )
 
 
@@ -298,11 +305,11 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
     f, emitter, epilogue, w, a, (n0, n1) = here.f, here.emitter, here.epilogue, here.w, here.a, here.columns
     ty, width, depth = tile.scalar, tile.width, w.depth
     columns = f.mul(w.panel_chunk, width)
-    b, channel = f.gep(w.weights, f.mul(n0, depth), ty), n0
+    b, c0, c1 = f.gep(w.weights, f.mul(n0, depth), ty), n0, n1
     if anchor.groups > 1:
         panels = f.mul(f.div(f.add(w.outputs, width - 1), width), width)
         b = f.gep(b, f.mul(f.mul(here.group, panels), depth), ty)
-        channel = f.add(f.mul(here.group, w.outputs), n0)
+        c0, c1 = (f.add(f.mul(here.group, w.outputs), n) for n in (n0, n1))
 
     def some_pixels(at: str, q0: str, q1: str) -> None:
         if not register_tiles.suits(epilogue):
@@ -314,16 +321,16 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
         panels = register_tiles.Panels(b, f.mul(depth, width), depth)
         known = here.run if isinstance(here.run, int) and here.run <= register_tiles.UNROLLED else 0
         windows = register_tiles.Windows(a, at, w.piece_step, w.pieces, w.run, known)
-        register_tiles.emit_tiles(emitter, epilogue, tile, windows, height, panels, (q0, q1), channel, done)
+        register_tiles.emit_tiles(emitter, epilogue, tile, windows, height, panels, (q0, q1), c0, done)
         f.if_(f.cmp("lt", done, count), lambda: sums_of(at, (q0, q1), done))
 
     def sums_of(at: str, pixels: tuple[str, str], done: str) -> None:
         """The results in the columns from `done`, by a block of sums in memory."""
-        (q0, q1), start, count = pixels, f.add(channel, done), f.sub(f.sub(n1, n0), done)
+        (q0, q1), start = pixels, f.add(c0, done)
         c, step = epilogue.place(f, (w.out, w.out_step), q0, start, (here.sums, columns))
         panel = f.gep(b, f.mul(done, depth), ty)
-        f.call(w.block, [a, at, "%words", panel, c, step, f.sub(q1, q0), count])
-        epilogue.block(emitter, (q0, q1), (start, f.add(start, count)), c, step)
+        f.call(w.block, [a, at, "%words", panel, c, step, f.sub(q1, q0), f.sub(c1, start)])
+        epilogue.block(emitter, (q0, q1), (start, c1), c, step)
 
     return here.parts(some_pixels)
 
@@ -357,6 +364,7 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
     w = ImplicitGemmArguments.loaded(f)
     channels, width, stride_h = w.channels, w.width, w.stride_h
     step, out_width = w.copied, w.out_width
+    apart = GroupedGemmArguments.load(f, "apart") if grouped else "1"
     pixel_step = f.mul(w.stride_w, channels)
     copied = f.cmp("ne", step, 0)
     zero = constant(0.0, tile.vector)
@@ -374,7 +382,7 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
 
     def column(c: str) -> str:
         """Where a column of a copied row is: those that windows see together are next to each other."""
-        return f.add(f.mul(f.rem(c, w.apart), f.div(w.padded, w.apart)), f.div(c, w.apart))
+        return f.add(f.mul(f.rem(c, apart), f.div(w.padded, apart)), f.div(c, apart))
 
     def clear(place: str, start: str | int, stop: str) -> None:
         """Sets elements start..stop to zero, those beyond in vectors that fit."""
@@ -482,7 +490,7 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
 
             def inside() -> None:
                 if grouped:
-                    f.if_(f.cmp("eq", w.apart, 1), between, spread)
+                    f.if_(f.cmp("eq", apart, 1), between, spread)
                 else:
                     between()
 
@@ -499,14 +507,14 @@ def _lines(tile: Tile, planes: int, grouped: bool) -> Function:
             def pixel(i: str, _: list[str]) -> None:
                 f.store(f.add(start, f.mul(i, pixel_step)), f.gep(places, i, "i64"))
 
-            def apart(i: str, _: list[str]) -> None:
+            def spread(i: str, _: list[str]) -> None:
                 f.store(f.add(start, f.mul(column(f.mul(i, w.stride_w)), channels)), f.gep(places, i, "i64"))
 
             def pixels_of(one: Callable[[str, list[str]], None]) -> None:
                 f.loop(0, out_width, 1, [], one)
 
             if grouped:
-                f.if_(f.cmp("eq", w.apart, 1), lambda: pixels_of(pixel), lambda: pixels_of(apart))
+                f.if_(f.cmp("eq", apart, 1), lambda: pixels_of(pixel), lambda: pixels_of(spread))
             else:
                 pixels_of(pixel)
 

@@ -76,9 +76,9 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
         shape = (s.op.directions, s.groups, s.depth, s.panels, len(stage), s.lanes, *[s.each] * (s.each > 1))
         buffer = Buffer(f"{name}.r{number}", kind, shape, r.dtype)
         own = out_vars(len(shape))
-        d, group, depth, panel, gate, lane = own[:6]
+        d, group, at, panel, gate, lane = own[:6]
         unit = (group * s.panels + panel) * s.lanes + lane
-        depth = depth * s.each + own[6] if s.each > 1 else depth
+        depth = at * s.each + own[6] if s.each > 1 else at
         element = Load(r, (d, (gate + stage[0]) * s.hidden + unit, depth), r.dtype)
         inside = unit < s.hidden
         if s.depth * s.each != s.hidden:
