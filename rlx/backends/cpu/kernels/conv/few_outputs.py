@@ -16,8 +16,7 @@ from typing import cast
 
 from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.kernels.conv import implicit_gemm
-from rlx.backends.cpu.kernels.conv.geometry import conv_epilogue
-from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemmArguments
+from rlx.backends.cpu.kernels.conv.geometry import ImplicitGemmArguments, conv_epilogue
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few, packed
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, size_of, vec, void
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine

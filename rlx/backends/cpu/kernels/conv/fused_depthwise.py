@@ -18,8 +18,8 @@ from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, register_tiles
 from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, PlaneArguments, chunk_parts, plane_words
-from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
-from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm, ImplicitGemmArguments
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, ImplicitGemmArguments, conv_epilogue, geometry
+from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
 from rlx.backends.cpu.kernels.conv.product import Im2col, in_image
 from rlx.backends.cpu.kernels.conv.weights import ConvStrategy, is_few
 from rlx.backends.cpu.llvm.builder import Function, Module

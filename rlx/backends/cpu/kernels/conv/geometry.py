@@ -1,4 +1,4 @@
-"""What the convolution kernels share: the sizes of a convolution in two spatial axes, and the epilogue of its pixels.
+"""What the convolution kernels share: the sizes of a convolution in two spatial axes, arguments, and the epilogue.
 
 Images have their channels last: those of a pixel lie next to each other, and vectors run along them.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
+from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number
 from rlx.ir.dtype import DType
 from rlx.ir.shape import Size
 from rlx.kernels.affine import Affine, linear_index
@@ -16,7 +17,7 @@ from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
 from rlx.records import dataclass
 
-__all__ = ["Geometry", "conv_epilogue", "geometry"]
+__all__ = ["Geometry", "GroupedGemmArguments", "ImplicitGemmArguments", "conv_epilogue", "geometry"]
 
 AnySize = TypeVar("AnySize", int, Size)
 
@@ -55,6 +56,53 @@ class Geometry:
     def pixels(self) -> Size:
         """Pixels of all results."""
         return self.batch * self.out_height * self.out_width
+
+
+class ImplicitGemmArguments(Arguments):
+    """The arguments of a kernel that reads windows in rows; steps are in elements, places in scratch in bytes."""
+
+    x: Address
+    weights: Address
+    out: Address
+    scratch: Address
+    block: Address  # routines
+    lines: Address
+    height: Number  # of an image
+    width: Number
+    channels: Number
+    x_n: Number
+    x_h: Number
+    stride_h: Number
+    stride_w: Number
+    pad_h: Number
+    pad_w: Number
+    extent_h: Number  # rows of an image that a window covers
+    out_height: Number
+    out_width: Number
+    padded: Number  # pixels of a copied row
+    copied: Number  # from copied row to copied row; 0: rows are read in place
+    pieces: Number  # of a window
+    run: Number
+    piece_step: Number
+    outputs: Number
+    depth: Number
+    rows: Number  # of all images
+    row_chunk: Number
+    panel_chunk: Number
+    part: Number  # pixels
+    out_step: Number  # from pixel to pixel
+    scratch_stride: Number
+    copies: Number  # places in scratch, after the table of offsets
+    sums: Number
+    group: Number  # pieces of a block of steps
+    steps: Number  # of one of these pieces
+    x_c: Number  # from plane to plane of an image whose channels are not together; of groups, from pixel to pixel
+
+
+class GroupedGemmArguments(ImplicitGemmArguments):
+    """Those of a kernel whose chunks copy the channels of a group."""
+
+    apart: Number  # from column to column of a window; such columns are copied next to each other
 
 
 def geometry(kernel: Kernel) -> Geometry:

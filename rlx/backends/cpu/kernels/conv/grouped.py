@@ -12,8 +12,7 @@ from functools import cache
 
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
 from rlx.backends.cpu.kernels.conv import implicit_gemm
-from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
-from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemmArguments
+from rlx.backends.cpu.kernels.conv.geometry import Geometry, ImplicitGemmArguments, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.weights import PackedWeights, without_denormals
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, void
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine

@@ -21,7 +21,13 @@ from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import HALF, Tile, tile_of, transpose
 from rlx.backends.cpu.kernels.conv import register_tiles
-from rlx.backends.cpu.kernels.conv.geometry import Geometry, conv_epilogue, geometry
+from rlx.backends.cpu.kernels.conv.geometry import (
+    Geometry,
+    GroupedGemmArguments,
+    ImplicitGemmArguments,
+    conv_epilogue,
+    geometry,
+)
 from rlx.backends.cpu.kernels.conv.product import gathers_for_tiles
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few
 from rlx.backends.cpu.kernels.conv.window_tile import window_tile
@@ -29,13 +35,10 @@ from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Function, Module, constant, size_of, vec, void
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, Emitter, name_kernel
 from rlx.backends.cpu.schedule.arguments import (
-    Address,
     Argument,
-    Arguments,
     ArgumentTable,
     Extents,
     KernelCode,
-    Number,
     Part,
     Pointer,
     Routine,
@@ -55,57 +58,10 @@ from rlx.kernels.lowering import Conv, out_vars
 from rlx.kernels.program import Kernel
 from rlx.records import dataclass
 
-__all__ = ["Begun", "ImplicitGemmArguments", "begin", "emit", "from_planes", "suits"]
+__all__ = ["Begun", "begin", "emit", "from_planes", "suits"]
 
 ROWS = 8  # of a tile at most: each needs a register for its address
 MOST_PLANES = 4  # whose pixels are as many elements of a vector
-
-
-class ImplicitGemmArguments(Arguments):
-    """The arguments of a kernel; strides and steps are in elements, places in scratch in bytes."""
-
-    x: Address
-    weights: Address
-    out: Address
-    scratch: Address
-    block: Address  # routines
-    lines: Address
-    height: Number  # of an image
-    width: Number
-    channels: Number
-    x_n: Number
-    x_h: Number
-    stride_h: Number
-    stride_w: Number
-    pad_h: Number
-    pad_w: Number
-    extent_h: Number  # rows of an image that a window covers
-    out_height: Number
-    out_width: Number
-    padded: Number  # pixels of a copied row
-    copied: Number  # from copied row to copied row; 0: rows are read in place
-    pieces: Number  # of a window
-    run: Number
-    piece_step: Number
-    outputs: Number
-    depth: Number
-    rows: Number  # of all images
-    row_chunk: Number
-    panel_chunk: Number
-    part: Number  # pixels
-    out_step: Number  # from pixel to pixel
-    scratch_stride: Number
-    copies: Number  # places in scratch, after the table of offsets
-    sums: Number
-    group: Number  # pieces of a block of steps
-    steps: Number  # of one of these pieces
-    x_c: Number  # from plane to plane of an image whose channels are not together; of groups, from pixel to pixel
-
-
-class GroupedGemmArguments(ImplicitGemmArguments):
-    """Those of a kernel whose chunks copy the channels of a group."""
-
-    apart: Number  # from column to column of a window; such columns are copied next to each other
 
 
 def suits(kernel: Kernel) -> bool:

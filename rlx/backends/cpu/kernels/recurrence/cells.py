@@ -10,7 +10,7 @@ from typing import Literal
 
 from rlx.backends.cpu.gemm.tile import multiply_add, tile_of
 from rlx.backends.cpu.llvm import math as vmath
-from rlx.backends.cpu.llvm.builder import Function, size_of, vec
+from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec
 from rlx.backends.cpu.schedule.recurrence import RecurrenceSchedule
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
@@ -20,7 +20,18 @@ from rlx.ops.recurrent import Function as Activation
 from rlx.ops.recurrent import Recurrence
 from rlx.records import dataclass
 
-__all__ = ["MOST_WHOLE", "ROUNDED", "STEP", "Shape", "activation", "cut_of", "product", "shape_of", "tile_rows"]
+__all__ = [
+    "MOST_WHOLE",
+    "ROUNDED",
+    "STEP",
+    "Shape",
+    "activation",
+    "cut_of",
+    "product",
+    "shape_of",
+    "tile_rows",
+    "whole_sums",
+]
 
 ROUNDED, STEP = 3, 4  # planes of a cell that rounds its state: whole numbers (i16), and at the front their step's size
 MOST_WHOLE = 32768  # units: of each, at most 255 times the difference of two i8
@@ -189,6 +200,26 @@ def _multiply_add(f: Function, s: Shape, a: str, r: str, total: str) -> str:
     if not s.op.round_state:
         return f.fma(a, r, total, vec(s.sum, s.lanes))
     return multiply_add(f, tile_of(DTYPES["i32"], s.target), a, r, total)
+
+
+def whole_sums(
+    f: Function, s: Shape, sums: list[str], state: str, zeros: str | None, hidden: str, mask: str | None
+) -> list[str]:
+    """The sums of the gates in f32, less what the weights' zero points take of a row of the rounded state."""
+    v, bytes = vec("i32", s.units), vec("i8", s.units)
+    if zeros is not None:
+
+        def add(k: str, total: list[str]) -> list[str]:
+            x = f.cast("sext", f.load(vec("i16", s.units), f.gep(state, k, "i16")), "i32")
+            return [f.add(total[0], x, v)]
+
+        totals = f.loop(0, s.padded, s.units, [(v, constant(0, v))], add)
+        total = f.splat(f.reduce(totals[0], f.add), s.units)
+        for n, x in enumerate(sums):
+            p = f.gep(zeros, f.mul(hidden, n), "i8") if n else zeros
+            zero = f.load(bytes, p) if mask is None else f.masked_load(bytes, p, mask)
+            sums[n] = f.sub(x, f.mul(f.cast("sext", zero, "i32"), total, v), v)
+    return [f.cast("sitofp", x, "float") for x in sums]
 
 
 def activation(f: Function, fn: Activation, x: str, w: int, dtype: Literal["f32", "f64"]) -> str:

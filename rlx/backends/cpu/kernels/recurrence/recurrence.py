@@ -26,8 +26,9 @@ from rlx.backends.cpu.kernels.recurrence.cells import (
     product,
     shape_of,
     tile_rows,
+    whole_sums,
 )
-from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec, void
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, STATUS, name_kernel, report
 from rlx.backends.cpu.loops.looks import look, looking_loop
 from rlx.backends.cpu.native.os_ir import NO_PAUSE, PAUSE
@@ -178,7 +179,7 @@ class _Code:
             if len(steps) == 1:
                 f.call(steps[0], args)
             else:
-                f.if_(f.cmp("eq", d, 0), lambda: _none(f.call(steps[0], args)), lambda: _none(f.call(steps[1], args)))
+                f.if_(f.cmp("eq", d, 0), lambda: void(f.call(steps[0], args)), lambda: void(f.call(steps[1], args)))
 
         def alone() -> None:
             looking_loop(f, 0, turns, 1, [], lambda turn, _: run("0", groups, turn), ALONE)
@@ -219,7 +220,7 @@ class _Code:
 
                 def over() -> list[str]:
                     left = f.cmp("ne", leave(), 0)
-                    f.if_(left, lambda: None, lambda: _none(ask(1)))
+                    f.if_(left, lambda: None, lambda: void(ask(1)))
                     return [f.select(left, turns, reached())]
 
                 look(f)
@@ -244,7 +245,7 @@ class _Code:
 
             def one(turn: str) -> list[str]:
                 (mine,) = f.loop(0, blocks, 1, [0], lambda i, carried: take(turn, i, carried[0]))
-                f.if_(f.cmp("gt", mine, 0), lambda: _none(f.atomic_rmw("add", done, mine, "acq_rel")))
+                f.if_(f.cmp("gt", mine, 0), lambda: void(f.atomic_rmw("add", done, mine, "acq_rel")))
                 target = f.mul(f.add(turn, 1), blocks)
 
                 def waiting(state: list[str]) -> str:
@@ -306,7 +307,7 @@ class _Code:
         f.if_(
             f.cmp("eq", "%turn", 0),
             lambda: self.begin(f, steps),
-            lambda: _none(f.if_(f.cmp("eq", "%turn", last), lambda: self.end(f, steps), step)),
+            lambda: void(f.if_(f.cmp("eq", "%turn", last), lambda: self.end(f, steps), step)),
         )
         f.ret()
         return f
@@ -479,7 +480,9 @@ class _Code:
                 place = f.gep(sums, f.mul(at, len(gates) * s.units), s.sum)
                 gate_sums = [f.load(vec(s.sum, s.units), f.gep(place, k * s.units, s.sum)) for k in range(len(gates))]
                 if op.round_state:
-                    gate_sums = self.whole_sums(f, gate_sums, row, unit, mask)
+                    zeros = self.word(f, Pointer(self.given["zero"])) if "zero" in self.given else None
+                    zeros = zeros and f.gep(zeros, f.add(f.mul("%d", f.mul(hidden, 4)), unit), "i8")
+                    gate_sums = whole_sums(f, s, gate_sums, self.plane(f, ROUNDED, row), zeros, hidden, mask)
                 x, y = everywhere
                 alive = None
                 if "lengths" in self.given:
@@ -525,26 +528,6 @@ class _Code:
             f.while_([("i64", "%row0")], lambda state: f.cmp("lt", state[0], "%row1"), tile)
 
         self.each_group(f, group)
-
-    def whole_sums(self, f: Function, sums: list[str], row: str, unit: str, mask: str | None) -> list[str]:
-        """The sums of a row in f32; the part of the weights' zero points is taken off before."""
-        s, v = self.s, vec("i32", self.s.units)
-        if "zero" in self.given:
-            state = self.plane(f, ROUNDED, row)
-
-            def add(k: str, total: list[str]) -> list[str]:
-                x = f.cast("sext", f.load(vec("i16", s.units), f.gep(state, k, "i16")), "i32")
-                return [f.add(total[0], x, v)]
-
-            totals = f.loop(0, self.word(f, s.padded), s.units, [(v, constant(0, v))], add)
-            total = f.splat(f.reduce(totals[0], f.add), s.units)
-            zeros = self.word(f, Pointer(self.given["zero"]))
-            for n, x in enumerate(sums):
-                at = f.add(f.mul("%d", self.word(f, 4 * s.hidden)), f.add(unit, f.mul(self.word(f, s.hidden), n)))
-                p, bytes = f.gep(zeros, at, "i8"), vec("i8", s.units)
-                zero = f.load(bytes, p) if mask is None else f.masked_load(bytes, p, mask)
-                sums[n] = f.sub(x, f.mul(f.cast("sext", zero, "i32"), total, v), v)
-        return [f.cast("sitofp", x, "float") for x in sums]
 
     def finish(
         self,
@@ -614,7 +597,3 @@ class _Code:
             h = f.fma(z, before, f.mul(f.sub(1.0, z), g))
         self.put(f, h, planes[1], None)
         self.put(f, h, y, mask)
-
-
-def _none(_: object) -> None:
-    """Drops a value, for callbacks that return none."""
