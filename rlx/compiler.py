@@ -10,6 +10,7 @@ from typing import Any
 
 from rlx.backends import check_options
 from rlx.backends.base import Backend, CodeGenerator, Executable, LibraryBackend
+from rlx.backends.strings import StringsExecutable
 from rlx.errors import CompileError
 from rlx.ir.graph import Graph
 from rlx.ir.verify import verify
@@ -20,6 +21,7 @@ from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import Dispatch, legalise
+from rlx.passes.number_strings import has_strings, number_strings
 from rlx.passes.rewrite import track_values
 from rlx.plan.order import reorder, usual_extents
 from rlx.records import dataclass, field
@@ -69,12 +71,18 @@ def compile_graph(
     made = stages_of(graph, backend, options)
     if isinstance(backend, LibraryBackend):
         admit(made.source, made.legal, made.program)
-        return Compilation(**vars(made), executable=backend.build(made.legal, options))
+        return _compilation(made, backend, backend.build(made.legal, options))
     assert isinstance(backend, CodeGenerator)
     assert made.program is not None
     with backend.compiling(made.program, options, early):
         admit(made.source, made.legal, made.program)
-        return Compilation(**vars(made), executable=backend.emit(made.legal, made.program, options))
+        return _compilation(made, backend, backend.emit(made.legal, made.program, options))
+
+
+def _compilation(made: Stages, backend: Backend, executable: Executable[Any]) -> Compilation:
+    if backend.rewrites and has_strings(made.source):
+        executable = StringsExecutable(made.source, executable)
+    return Compilation(**vars(made), executable=executable)
 
 
 def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages:
@@ -92,7 +100,7 @@ def stages_of(graph: Graph, backend: Backend, options: CompileOptions) -> Stages
 def legal_graph(graph: Graph, backend: Backend) -> tuple[Graph, Graph, list[Dispatch]]:
     """The graph after the passes, the same in ops that the device runs, and what became of each node."""
     track_values(graph)
-    optimised = run_passes(graph) if backend.rewrites else graph
+    optimised = run_passes(number_strings(graph)) if backend.rewrites else graph
     track_values(optimised)
     return optimised, *legalise(optimised, backend.claims)
 

@@ -16,6 +16,7 @@ from rlx.ir.extents import bind_extents, bind_result, check_guards, check_out, i
 from rlx.ir.finite import bad_elements, is_trappable, trapped
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value, check_array
 from rlx.ir.shape import evaluate, symbols
+from rlx.ir.strings import as_strings
 from rlx.ops.base import Op
 from rlx.ops.control import Control
 from rlx.options import CompileOptions
@@ -66,8 +67,9 @@ def bind_leaves(
     for value in (*graph.inputs, *graph.params, *graph.states):
         array = given.get(value.name, value.data)
         if array is not None:
-            leaves[value] = np.asarray(array)
-            check_array(f"{value.kind} {value.name!r}", leaves[value], value.type)
+            what = f"{value.kind} {value.name!r}"
+            leaves[value] = as_strings(array, what) if value.dtype.kind == "s" else np.asarray(array)
+            check_array(what, leaves[value], value.type)
         elif value.kind != "state":
             raise OptionError(f"the {value.kind} {value.name!r} ({value.type}) has no value: give one")
     extents = bind_extents(graph, {v.name: a.shape for v, a in leaves.items() if v.type.encoding is None})

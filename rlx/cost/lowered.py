@@ -19,6 +19,7 @@ from rlx.kernels.lowering import Anchor, lower_node
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.passes import run_passes
 from rlx.passes.legalise import Dispatch, legalise
+from rlx.passes.number_strings import number_strings
 from rlx.records import cached_property, dataclass
 
 __all__ = ["Lowered", "extents_at", "lower", "lowered_from", "needed", "results_of", "rounds_of"]
@@ -74,7 +75,7 @@ def lower(graph: Graph, backend: Backend | None, packing: str = "fast") -> Lower
     """
     verify(graph)
     if backend is None:
-        legal, dispatch = legalise(run_passes(graph), _lowerable)
+        legal, dispatch = legalise(run_passes(number_strings(graph)), _lowerable)
     else:
         _, legal, dispatch = legal_graph(graph, backend)
     program = lower_graph(legal, backend, packing) if isinstance(backend, CodeGenerator) else None

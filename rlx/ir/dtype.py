@@ -18,15 +18,16 @@ __all__ = ["DTYPES", "DType", "dtype_of", "pack", "unpack"]
 class DType:
     """An element type.
 
-    `bits` is the width of a stored element; `kind` is "f" (floating), "i" (signed), "u" (unsigned), "b" (bool) or "c"
-    (complex); `numpy` is the array type that carries it in Python. 4-bit types are stored two to a byte, although the
-    NumPy type spends a byte on each.
+    `bits` is the width of a stored element; `kind` is "f" (floating), "i" (signed), "u" (unsigned), "b" (bool), "c"
+    (complex) or "s" (string); `numpy` is the array type that carries it in Python. 4-bit types are stored two to a
+    byte, although the NumPy type spends a byte on each. A string is stored as its number in the dictionary of a run
+    (`rlx/ir/strings.py`).
     """
 
     name: str
     bits: int
     kind: str
-    carrier: type[np.generic] | str  # NumPy's type, or the name of one in ml_dtypes
+    carrier: type[np.generic] | str | np.dtypes.StringDType  # NumPy's type, or the name of one in ml_dtypes
 
     def __repr__(self) -> str:
         return self.name
@@ -66,7 +67,7 @@ class DType:
     @property
     def native(self) -> bool:
         """Whether the buffer protocol carries it (bf16, the 8-bit floats and 4-bit types travel as bit views)."""
-        return not isinstance(self.carrier, str)
+        return isinstance(self.carrier, type)
 
 
 def _table() -> dict[str, DType]:
@@ -91,6 +92,7 @@ def _table() -> dict[str, DType]:
         ("bool", 8, "b", np.bool_),
         ("c64", 64, "c", np.complex64),
         ("c128", 128, "c", np.complex128),
+        ("string", 32, "s", np.dtypes.StringDType()),
     ]
     return {name: DType(name, bits, kind, np_type) for name, bits, kind, np_type in rows}
 
@@ -124,6 +126,8 @@ def _of_numpy(spec: object) -> DType | None:
         import ml_dtypes  # noqa: F401  # NumPy knows the names of its types from then on
 
         dtype = np.dtype(spec)
+    if dtype.kind == "T":
+        return DTYPES["string"] if dtype == DTYPES["string"].numpy else None
     dtype = dtype.newbyteorder("=")
     if dtype not in _BY_NUMPY and dtype.type.__module__ == "ml_dtypes":
         _BY_NUMPY.update({other.numpy: other for other in DTYPES.values()})

@@ -75,7 +75,7 @@ class Node:
     def label(self) -> str:
         """How messages name this node: the op and where it came from."""
         source = ", ".join(repr(p) for p in self.provenance[:3]) or repr(self.outputs[0].name if self.outputs else "?")
-        return f"{self.op.op_name} {source}"
+        return f"{getattr(self.op, 'title', self.op.op_name)} {source}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,8 @@ class Graph:
         check_text(f"graph {self.name!r}", name)
         if not name or any(v.name == name for v in (*self.inputs, *self.params, *self.states)):
             raise OptionError(f"graph {self.name!r}: the name {name!r} is empty or already taken by another leaf")
+        if type.dtype.kind == "s" and kind != "input":
+            raise DTypeError(f"{kind} {name!r}: strings are inputs, outputs or constants, never a {kind}")
         value = Value(self, type, kind, name)
         where.append(value)
         return value

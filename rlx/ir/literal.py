@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -26,6 +26,8 @@ PART = 1 << 20
 
 def content_hash(array: Array) -> str:
     """SHA-256 (hex) of an array's element type, shape and elements."""
+    if array.dtype.kind == "T":  # whose memory holds addresses
+        return sha256(f"string {json.dumps(array.tolist())}".encode()).hexdigest()
     head = f"{array.dtype.name} {list(array.shape)}\n".encode()
     return sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -93,6 +95,8 @@ def inline(type: TensorType, data: Array) -> str | None:
     """The elements as text, or None when they are too many or would not come back bit by bit."""
     if data.size > INLINE_ELEMENTS:
         return None
+    if type.dtype.kind == "s":
+        return json.dumps(data.reshape(-1).tolist())
     flat = _numbers(np.ascontiguousarray(data))
     text = [_element(x, type.dtype) for x in flat]
     if array_of([_read_element(t) for t in text], type).tobytes() != np.ascontiguousarray(data).tobytes():
@@ -121,12 +125,14 @@ def _read_element(text: str) -> float | int | bool:
     return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
 
 
-def array_of(numbers: list[float | int | bool], type: TensorType) -> Array:
+def array_of(numbers: Sequence[float | int | bool | str], type: TensorType) -> Array:
     """The array of that static type with these elements; `ValueError` when one does not fit the type."""
     dtype, shape = type.dtype, [s for s in type.shape if isinstance(s, int)]
-    if dtype.kind == "c":
+    if dtype.kind == "s":
+        bad = [n for n in numbers if not isinstance(n, str)]
+    elif dtype.kind == "c":
         return np.array(numbers, np.empty(0, dtype.numpy).real.dtype).view(dtype.numpy).reshape(shape)
-    if dtype.is_integer:
+    elif dtype.is_integer:
         lo, hi = (
             (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.kind == "i" else (0, (1 << dtype.bits) - 1)
         )
@@ -136,6 +142,8 @@ def array_of(numbers: list[float | int | bool], type: TensorType) -> Array:
         bad = [n for n in numbers if not isinstance(n, wanted)]
     if bad:
         raise ValueError(f"{bad[0]!r} is not an element of type {dtype}")
+    if dtype.kind == "s":
+        return np.array(numbers, dtype.numpy).reshape(shape)
     with np.errstate(all="ignore"):
         wide = np.array(numbers, np.float64) if dtype.is_float else np.array(numbers, object)
         return wide.astype(dtype.numpy).reshape(shape)

@@ -358,7 +358,8 @@ class _Parser:
             self.expect("[")
             if not all(isinstance(s, int) for s in type.shape):
                 raise ModelFormatError(f"line {self.line}: the shape of a constant is made of integers")
-            array = array_of(self._list(self._number, "]"), type)
+            item = self._string if type.dtype.kind == "s" else self._number
+            array = array_of(self._list(item, "]"), type)
         else:
             key = found.removeprefix("sha256:")
             if key not in self._constants:

@@ -222,7 +222,8 @@ class Fuser(StateWrites):
     def host_call(self, node: Node) -> None:
         inputs = tuple(map(self.for_host, node.inputs))
         outputs = tuple(self.new_buffer(v) for v in node.outputs)
-        kernel = Kernel(node.op.op_name, host=node, operands=inputs, results=outputs, nodes=(node,))
+        name = getattr(node.op, "title", node.op.op_name)
+        kernel = Kernel(name, host=node, operands=inputs, results=outputs, nodes=(node,))
         self.append(kernel, node.outputs[0] in self.static)
 
     def for_host(self, value: Value) -> Buffer:

@@ -45,6 +45,7 @@ from rlx.ops import (
     select,
     signal,
     space,
+    strings,
     trigonometry,
     update,
 )
@@ -97,6 +98,7 @@ __all__ = [
     "signal",
     "space",
     "spectrum",
+    "strings",
     "trigonometry",
     "update",
 ]

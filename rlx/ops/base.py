@@ -63,7 +63,13 @@ class Op:
 
     alike: ClassVar[bool] = False  # whether the inputs are of one element type, which Python numbers then take
     overwrites: ClassVar[int | None] = None  # the input whose memory a device's own kernel may put the result into
+    strings: ClassVar[str] = "none"  # "none": refused; "moved": or compared for equality; "read" on the host
     places: ClassVar[int | None] = None  # the input whose numbers say which elements of input 0 are read or written
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return self.op_name
 
     def work(self, *x: TensorType) -> Work:
         """Cost of one application on inputs of these types; by default one operation an output element."""
@@ -80,6 +86,8 @@ class Op:
         if len(inputs) < least or (most is not None and len(inputs) > most):
             wanted = str(least) if most == least else f"{least} to {most}" if most is not None else f"{least} or more"
             raise ShapeError(f"{self.op_name}: takes {wanted} inputs, {len(inputs)} given")
+        if self.strings == "none" and any(t.dtype.kind == "s" for t in inputs):
+            raise DTypeError(f"{self.op_name}: takes no strings, got {', '.join(map(str, inputs))}")
         out = self.infer(*inputs)
         return out if isinstance(out, tuple) else (out,)
 
@@ -163,7 +171,8 @@ def axis_of(axis: int, rank: int, op: str) -> int:
     return axis % rank
 
 
-KINDS = {"f": "floating-point", "i": "signed integer", "u": "unsigned integer", "b": "bool", "c": "complex"}
+KINDS = {"f": "floating-point", "i": "signed integer", "u": "unsigned integer", "b": "bool"}
+KINDS |= {"c": "complex", "s": "string"}
 
 
 def check_kind(op: Op, t: TensorType, kinds: str, what: str = "input") -> None:

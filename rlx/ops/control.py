@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,6 +25,8 @@ RunRegion = Callable[[Graph, Sequence[Array]], tuple[Array, ...]]
 
 class Control(Op, ABC):
     """Base of the ops with regions: their types and values follow from the regions, not from the inputs alone."""
+
+    strings: ClassVar[str] = "moved"
 
     def infer(self, *inputs: TensorType) -> TensorType:
         """Always raises `ShapeError`: without its regions the op has no types."""

@@ -245,6 +245,8 @@ class IsInf(Test):
 class Identity(Op):
     """x itself. (ONNX Identity)"""
 
+    strings: ClassVar[str] = "moved"
+
     def infer(self, x: TensorType) -> TensorType:
         return TensorType(x.shape, x.dtype)
 
@@ -273,6 +275,8 @@ class Cast(Op):
         object.__setattr__(self, "to", dtype_of(self.to))
 
     def infer(self, x: TensorType) -> TensorType:
+        if self.to.kind == "s":
+            raise DTypeError(f"cast: {x} can't be cast to strings: number_to_string writes numbers")
         if (x.dtype.kind == "c") != (self.to.kind == "c"):
             raise DTypeError(f"cast: {x} can't be cast to {self.to}: take the real or imaginary part instead")
         return TensorType(x.shape, self.to)
@@ -539,14 +543,16 @@ class Compare(Binary):
 class Equal(Compare):
     """a == b. (ONNX Equal)"""
 
-    kinds, fn, array = "fiub", "eq", np.equal
+    strings: ClassVar[str] = "moved"
+    kinds, fn, array = "fiubs", "eq", np.equal
 
 
 @register
 class NotEqual(Compare):
     """a != b. (np.not_equal)"""
 
-    kinds, fn, array = "fiub", "ne", np.not_equal
+    strings: ClassVar[str] = "moved"
+    kinds, fn, array = "fiubs", "ne", np.not_equal
 
 
 @register
@@ -581,6 +587,7 @@ class GreaterEqual(Compare):
 class Where(Op):
     """a where the bool `cond` is true, else b; the three broadcast. (ONNX Where)"""
 
+    strings: ClassVar[str] = "moved"
     alike = True
 
     def infer(self, cond: TensorType, a: TensorType, b: TensorType) -> TensorType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ __all__ = ["Gather", "GatherElements", "GatherND", "check_indices", "wrapped_ind
 class _Gather(Op):
     """Base: reads one element of x for each element of the result."""
 
+    strings: ClassVar[str] = "moved"
     places = 1
 
     def work(self, *x: TensorType) -> Work:

@@ -48,6 +48,7 @@ PAD_MODES = ("constant", "reflect", "edge", "wrap")
 class _Layout(Op):
     """Base of ops that do no arithmetic: their cost is the bytes they move."""
 
+    strings: ClassVar[str] = "moved"
     view: ClassVar[bool] = False  # whether the row-major order of the elements stays as it is
 
     def work(self, *x: TensorType) -> Work:
@@ -340,6 +341,7 @@ class Pad(_Layout):
     pads smaller than the axis), "wrap" continues at the other end.
     """
 
+    strings: ClassVar[str] = "none"
     pads: tuple[Size, ...]
     value: float | int | bool = 0
     mode: str = "constant"
@@ -543,6 +545,8 @@ class Full(_Layout):
 
     def infer(self) -> TensorType:
         _count_sizes(self.shape, "full: the shape")
+        if self.dtype.kind == "s":
+            raise DTypeError("full: its value is a number, no string; expand a constant")
         return TensorType(self.shape, self.dtype)
 
     def reference(self) -> Array:

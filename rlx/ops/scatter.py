@@ -5,7 +5,7 @@ They have no scalar form: an element of the result depends on all positions.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ REDUCTIONS: dict[str, Any] = {
 class _Scatter(Op):
     """Base: `reduction` says what becomes of an element and its updates, in row-major order of the updates."""
 
+    strings: ClassVar[str] = "moved"
     overwrites = 0
     places = 1
     reduction: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -110,6 +110,7 @@ class Compress(Produced):
     `condition` is bool of one axis and may be shorter than what it chooses from, not longer.
     """
 
+    strings: ClassVar[str] = "moved"
     count: Size
     axis: int | None = None
 
@@ -139,12 +140,13 @@ class Unique(Produced):
     how many there are of each [count]. Equal NaNs count as one in the former. (ONNX Unique-11, numpy.unique)
     """
 
+    strings: ClassVar[str] = "read"
     count: Size
     axis: int | None = None
     sorted: bool = True
 
     def infer(self, x: TensorType) -> tuple[TensorType, TensorType, TensorType, TensorType]:
-        check_kind(self, x, "fiub")
+        check_kind(self, x, "fiubs")
         axis = None if self.axis is None else axis_of(self.axis, x.rank, self.op_name)
         shape = (self.count,) if axis is None else (*x.shape[:axis], self.count, *x.shape[axis + 1 :])
         size = numel(x.shape) if axis is None else x.shape[axis]

@@ -69,7 +69,7 @@ class _Legaliser:
             self.report.append(Dispatch(name, op.op_name, "decomposed", why))
             return self.decompose(graph, node, inputs)
         elif isinstance(op, Op) and hasattr(op, "reference") and not regions:
-            self.report.append(Dispatch(name, op.op_name, "host", f"{why}: runs as a host call (a sync point)"))
+            self.report.append(Dispatch(name, op.title, "host", f"{why}: runs as a host call (a sync point)"))
         else:
             self.report.append(Dispatch(name, op.op_name, "unsupported", why))
             self.missing.append(UnsupportedNode(name, op.op_name, why))

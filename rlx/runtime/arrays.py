@@ -16,6 +16,7 @@ from rlx.ir.casting import cast, rounds_twice
 from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Dim, Size
+from rlx.ir.strings import as_strings
 
 __all__ = [
     "Views",
@@ -39,7 +40,11 @@ def to_array(spec: TensorSpec, value: Any, what: str, adopt: Adopt | None = None
     converted silently, except those of Python numbers. What `adopt`, that of an executable, knows as an array of its
     device stays there; all else is a NumPy array. Raises `DTypeError` and `ShapeError`.
     """
-    array = value if type(value) is np.ndarray else _as_array(spec, value, what, adopt)
+    if spec.dtype.kind == "s":
+        refuse_masked(what, value)
+        array = as_strings(value, what)
+    else:
+        array = value if type(value) is np.ndarray else _as_array(spec, value, what, adopt)
     if array.dtype != spec.dtype.numpy:
         raise DTypeError(f"{what}: expected elements of type {spec.dtype}, got {array.dtype}; convert the array first")
     shape = array.shape

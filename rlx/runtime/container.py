@@ -162,7 +162,7 @@ def _check_arrays(arrays: Sequence[Array], header: Mapping[str, Any]) -> None:
 def _array(memory: Array, row: Sequence[Any]) -> Array:
     _, start, dtype, shape = row
     offset, sizes = _count(start), [_count(size) for size in shape]
-    if dtype not in DTYPES or len(sizes) > MOST_AXES:
+    if dtype not in DTYPES or DTYPES[dtype].kind == "s" or len(sizes) > MOST_AXES:
         raise ModelFormatError(f"an array has the unknown type {dtype!r} or {len(sizes)} axes")
     element = DTYPES[dtype].numpy
     nbytes = element.itemsize

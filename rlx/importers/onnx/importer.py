@@ -23,7 +23,6 @@ from rlx.importers.onnx.parts import Parts, parted
 from rlx.importers.onnx.reads import in_order, live_nodes, sources_of_sizes
 from rlx.importers.onnx.scope import Import, MissingNode, Region, Run, Scope
 from rlx.importers.onnx.symbolic import LIMIT
-from rlx.importers.onnx.tensor import STRING
 from rlx.ir.extents import of_parts
 from rlx.ir.graph import Graph
 from rlx.ir.shape import Shape
@@ -149,11 +148,6 @@ def _define_leaves(scope: Scope, inputs: list[ValueInfo], shapes: Mapping[str, S
         try:
             if info.kind not in ("tensor", "optional(tensor)"):
                 raise UnsupportedError(f"an input of kind {info.kind} is not supported, only tensors")
-            if info.elem_type == STRING:
-                raise UnsupportedError(
-                    "an input of strings is not supported; encode them as numbers outside, and export the model from "
-                    "after its encoder"
-                )
             if info.name not in shapes:
                 raise UnsupportedError("its rank is not known; give its shape with dims")
             scope.bind(info.name, scope.graph.input(info.name, shapes[info.name], element_dtype(info.elem_type)))

@@ -209,10 +209,6 @@ class Tensors(Protocol):
 
     def type(self, name: str) -> TensorType: ...
 
-    def strings(self, name: str) -> tuple[str, ...] | None:
-        """The elements of a tensor of strings that the file holds, else None."""
-        ...
-
     def sequence(self, name: str) -> Sequenced | None:
         """The items of a sequence or optional, None for a tensor."""
         ...
@@ -290,10 +286,6 @@ class NodeContext:
     def known(self, i: int = 0) -> Static | None:
         """Input i if it is small and known at import, else None."""
         return self.tensors.known(self.name(i))
-
-    def strings(self, i: int = 0) -> tuple[str, ...] | None:
-        """The elements of input i if those are strings in the file, else None."""
-        return self.tensors.strings(self.name(i))
 
     def static(self, i: int, what: str) -> Static:
         """Input i, which has to be known at import."""

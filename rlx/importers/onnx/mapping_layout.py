@@ -11,6 +11,7 @@ from rlx.errors import ShapeError
 from rlx.importers.onnx.dynamic import constant_difference, known_items
 from rlx.importers.onnx.mapping import Mapped, NodeContext, UnsupportedError, element_dtype, onnx_op
 from rlx.importers.onnx.symbolic import Item, Ratio, arithmetic, static_array
+from rlx.importers.onnx.tensor import STRING
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ir.shape import (
@@ -48,6 +49,7 @@ from rlx.ops.layout import (
 )
 from rlx.ops.reduction import ReduceProd
 from rlx.ops.select import Arange, range_count
+from rlx.ops.strings import NumberToString, StringToNumber
 
 __all__ = [
     "axes_argument",
@@ -231,12 +233,18 @@ def _constant(ctx: NodeContext) -> Mapped:
             return static_array(ctx.integer(name))
         case "value_ints":
             return static_array(list(ctx.ints(name)))
+        case "value_string":
+            return ctx.constant(ctx.text(name), DTYPES["string"])
+        case "value_strings":
+            return ctx.constant(ctx.texts(name), DTYPES["string"])
     raise UnsupportedError(f"a constant given by {name!r} is not supported")
 
 
 @onnx_op("ConstantOfShape", since=9, static=(0,))
 def _constant_of_shape(ctx: NodeContext) -> Mapped:
     ref = ctx.tensor("value")
+    if ref is not None and ref.elem_type == STRING:
+        return ctx.add(Expand(tuple(ctx.sizes(0, "the shape"))), ctx.graph.constant(ref.array().reshape(())))
     fill = static_array(0.0, DTYPES["f32"]) if ref is None else static_array(ref.array(), element_dtype(ref.elem_type))
     value = fill.item()
     assert not isinstance(value, Dim | Ratio)
@@ -573,6 +581,10 @@ def _converted(ctx: NodeContext, x: Value, to: DType) -> Value:
     saturates = ctx.opset < 19 or ctx.flag("saturate", 1)
     if x.dtype is to:
         return x
+    if to.kind == "s":
+        return ctx.add(NumberToString(), x)
+    if x.dtype.kind == "s":
+        return ctx.add(StringToNumber(to), x)
     if to.is_float and to.bits == 8 and saturates:
         largest = {"f8e4m3": 448.0, "f8e5m2": 57344.0}[to.name]
         wide = x if x.dtype.is_float and x.dtype.bits >= 16 else ctx.add(Cast(DTYPES["f32"]), x)

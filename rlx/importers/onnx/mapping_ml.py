@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from rlx.errors import ShapeError
-from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, UnsupportedError, onnx_op
-from rlx.importers.onnx.ml_scores import Labels, label_by, labels_of, numbered, second_class, transformed
+from rlx.importers.onnx.mapping import ML, Mapped, NodeContext, UnsupportedError, element_dtype, onnx_op
+from rlx.importers.onnx.ml_scores import Labels, label_by, labels_of, second_class, transformed
 from rlx.importers.onnx.svm_coupling import coupled
-from rlx.importers.onnx.tensor import text_of
 from rlx.ir.dtype import DTYPES, DType, dtype_of
-from rlx.ir.graph import Value
+from rlx.ir.graph import Array, Value
 from rlx.ir.shape import numel
 from rlx.ops.contract import MatMul
 from rlx.ops.elementwise import (
@@ -38,8 +35,9 @@ from rlx.ops.elementwise import (
 from rlx.ops.index import Gather
 from rlx.ops.layout import Concat, Pad, Slice
 from rlx.ops.reduction import ArgMax, ReduceMax, ReduceSum
+from rlx.ops.strings import FindKeys
 
-F32, I64 = DTYPES["f32"], DTYPES["i64"]
+F32, I64, STRING = DTYPES["f32"], DTYPES["i64"], DTYPES["string"]
 
 
 def _matrix(ctx: NodeContext) -> Value:
@@ -84,6 +82,8 @@ def _linear_classifier(ctx: NodeContext) -> tuple[Mapped, ...]:
         return label_by(ctx, best, labels or range(rows)), transformed(ctx, scores, post)
     above = ctx.reshape(ctx.add(Greater(), scores, ctx.constant(0, F32)), scores.shape[0])
     if len(labels) != 2:
+        if ctx.given("classlabels_strings"):
+            ctx.fail(f"it has {len(labels)} labels that are strings, and two to choose from")
         return label_by(ctx, above, (0, 1)), transformed(ctx, scores, post)
     return label_by(ctx, above, labels), second_class(ctx, scores, post, one_minus=True)
 
@@ -245,96 +245,106 @@ def _imputer(ctx: NodeContext) -> Mapped:
 # ---- encoders
 
 
+FEW_KEYS = 64  # that are compared one by one
+
+
 @onnx_op("OneHotEncoder", domain=ML)
 def _one_hot_encoder(ctx: NodeContext) -> Mapped:
-    if ctx.given("cats_strings"):
-        ctx.fail("categories that are strings are not supported")
-    x, categories = ctx.value(), ctx.ints("cats_int64s")
+    x = ctx.value()
     ctx.ignore("zeros")
-    at = ctx.reshape(ctx.cast(x, I64), *x.shape, 1)
-    return ctx.cast(ctx.add(Equal(), at, ctx.constant(categories, I64)), F32)
+    if x.dtype is STRING:
+        categories = ctx.constant(ctx.texts("cats_strings"), STRING)
+    else:
+        x, categories = ctx.cast(x, I64), ctx.constant(ctx.ints("cats_int64s"), I64)
+    return ctx.cast(ctx.add(Equal(), ctx.reshape(x, *x.shape, 1), categories), F32)
 
 
 @onnx_op("LabelEncoder", domain=ML)
 def _label_encoder(ctx: NodeContext) -> Mapped:
-    """Numbers to numbers: each key by comparison, the first that fits. For strings their numbers, and a note."""
+    """Each element by the first key that equals it."""
     x = ctx.value()
     if ctx.given("classes_strings"):
         return _class_of(ctx, x)
-    keys, key_type = _labels(ctx, "keys")
-    values, value_type = _labels(ctx, "values")
-    if key_type is None:
-        ctx.fail("keys that are strings are not supported")
-    if not keys or len(keys) != len(values):
-        ctx.fail(f"it has {len(keys)} keys and {len(values)} values")
-    if value_type is None:
-        distinct, values = numbered(ctx, values)
-        value_type, default = I64, _default_number(ctx, distinct)
+    keys, values = _labels(ctx, "keys"), _labels(ctx, "values")
+    key_type = dtype_of(keys.dtype)
+    if not keys.size or keys.size != values.size:
+        ctx.fail(f"it has {keys.size} keys and {values.size} values")
+    if (key_type is STRING) != (x.dtype is STRING):
+        ctx.fail(f"its keys are of {key_type}, its input is {x.type}")
+    return _mapped(ctx, ctx.cast(x, key_type), keys, values, _default(ctx, dtype_of(values.dtype)))
+
+
+def _mapped(ctx: NodeContext, x: Value, keys: Array, values: Array, default: Value) -> Value:
+    """For each element of x the value of the first key that equals it, or the default; NaN equals NaN.
+
+    Few keys are compared one by one, by a kernel.
+    """
+    table = ctx.graph.constant(keys)
+    if keys.size > FEW_KEYS:
+        found = ctx.add(FindKeys(), x, table)
+        known = ctx.add(Less(), found, ctx.constant(keys.size, I64))
+        at = ctx.add(Where(), known, found, ctx.constant(0, I64))
     else:
-        default = _default(ctx, value_type)
-    at = ctx.reshape(ctx.cast(x, key_type), *x.shape, 1)
-    table = ctx.constant(keys, key_type)
-    hit = ctx.add(Equal(), at, table)
-    if any(k != k for k in keys):
-        odd = ctx.add(And(), ctx.add(IsNan(), at), ctx.add(IsNan(), table))
-        hit = ctx.add(Where(), odd, odd, hit)
-    found = ctx.add(ArgMax(-1, False), ctx.cast(hit, DTYPES["i32"]))
-    known = ctx.cast(ctx.add(ReduceMax((x.rank,), False), ctx.cast(hit, DTYPES["i32"])), DTYPES["bool"])
-    return ctx.add(Where(), known, ctx.add(Gather(0), ctx.constant(values, value_type), found), default)
+        wide = ctx.reshape(x, *x.shape, 1)
+        hit = ctx.add(Equal(), wide, table)
+        if x.dtype.is_float and np.isnan(keys).any():
+            hit = ctx.add(Or(), hit, ctx.add(And(), ctx.add(IsNan(), wide), ctx.add(IsNan(), table)))
+        hits = ctx.cast(hit, DTYPES["i32"])
+        at = ctx.add(ArgMax(-1, False), hits)
+        known = ctx.cast(ctx.add(ReduceMax((x.rank,), False), hits), DTYPES["bool"])
+    return ctx.add(Where(), known, ctx.add(Gather(0), ctx.graph.constant(values), at), default)
 
 
 def _class_of(ctx: NodeContext, x: Value) -> Value:
-    """The form of version 1: number n gives class n, which is that number; others the default."""
-    distinct, numbers = numbered(ctx, ctx.texts("classes_strings"))
-    if not numbers or not x.dtype.is_integer:
-        ctx.fail(f"it has {len(numbers)} classes for {x.type}; expected some, for integers")
-    ctx.ignore("default_int64")
-    last = ctx.constant(len(numbers) - 1, x.dtype)
-    outside = ctx.add(Or(), ctx.add(Less(), x, ctx.constant(0, x.dtype)), ctx.add(Greater(), x, last))
-    at = ctx.add(Where(), outside, ctx.constant(0, x.dtype), x)
-    return ctx.add(Where(), outside, _default_number(ctx, distinct), ctx.add(Gather(0), ctx.constant(numbers, I64), at))
+    """The form of version 1: number n gives class n, and a class its number; others the default."""
+    classes = np.array(ctx.texts("classes_strings"), STRING.numpy)
+    default_text, default_number = ctx.text("default_string", "_Unused"), ctx.integer("default_int64", -1)
+    if not classes.size or not (x.dtype is STRING or x.dtype.is_integer):
+        ctx.fail(f"it has {classes.size} classes for {x.type}; expected some, for strings or integers")
+    numbers = np.arange(classes.size)
+    if x.dtype is STRING:
+        return _mapped(ctx, x, classes, numbers, ctx.constant(default_number, I64))
+    return _mapped(ctx, ctx.cast(x, I64), numbers, classes, ctx.constant(default_text, STRING))
 
 
-def _labels(ctx: NodeContext, what: str) -> tuple[list[Any], DType | None]:
-    """Keys or values, and their type: None for strings."""
+@onnx_op("CategoryMapper", domain=ML)
+def _category_mapper(ctx: NodeContext) -> Mapped:
+    x, texts = ctx.value(), np.array(ctx.texts("cats_strings"), STRING.numpy)
+    numbers = np.array(ctx.ints("cats_int64s"), np.int64)
+    default_text, default_number = ctx.text("default_string", "_Unused"), ctx.integer("default_int64", -1)
+    if not texts.size or texts.size != numbers.size:
+        ctx.fail(f"it has {texts.size} strings and {numbers.size} numbers")
+    if x.dtype is STRING:
+        return _mapped(ctx, x, texts, numbers, ctx.constant(default_number, I64))
+    return _mapped(ctx, ctx.cast(x, I64), numbers, texts, ctx.constant(default_text, STRING))
+
+
+def _labels(ctx: NodeContext, what: str) -> Array:
+    """Keys or values."""
     if ctx.given(f"{what}_tensor"):
         ref = ctx.tensor(f"{what}_tensor")
         assert ref is not None
-        array = ref.array().reshape(-1)
-        if array.dtype == object:
-            return [text_of(text) for text in array], None
-        return array.tolist(), dtype_of(array.dtype)
+        return ref.array().reshape(-1)
     if ctx.given(f"{what}_strings"):
-        return list(ctx.texts(f"{what}_strings")), None
+        return np.array(ctx.texts(f"{what}_strings"), STRING.numpy)
     if ctx.given(f"{what}_int64s"):
-        return list(ctx.ints(f"{what}_int64s")), I64
-    return list(ctx.floats(f"{what}_floats", ())), F32
-
-
-def _default_number(ctx: NodeContext, texts: list[str]) -> Value:
-    """The number of the default string, -1 where it is none of the others."""
-    ctx.ignore("default_float", "default_int64")
-    ref = ctx.tensor("default_tensor") if ctx.given("default_tensor") else None
-    if ref is None:
-        default = ctx.text("default_string", "_Unused")
-    else:
-        given = ref.array()
-        if given.dtype != object or given.size != 1:
-            ctx.fail("default_tensor must be one string, as the values are strings")
-        default = text_of(given.item())
-    return ctx.constant(texts.index(default) if default in texts else -1, I64)
+        return np.array(ctx.ints(f"{what}_int64s"), np.int64)
+    return np.array(ctx.floats(f"{what}_floats", ()), np.float32)
 
 
 def _default(ctx: NodeContext, dtype: DType) -> Value:
-    ctx.ignore("default_string")
+    """The value of elements that no key equals; defaults for other types of values say nothing."""
+    ctx.ignore("default_string", "default_int64", "default_float")
     if ctx.given("default_tensor"):
         ref = ctx.tensor("default_tensor")
         assert ref is not None
+        if ref.size != 1 or element_dtype(ref.elem_type) is not dtype:
+            ctx.fail(f"default_tensor must be one element of {dtype}, as the values are")
         return ctx.constant(ref.array().reshape(-1)[0], dtype)
+    if dtype is STRING:
+        return ctx.constant(ctx.text("default_string", "_Unused"), STRING)
     if dtype.is_float:
-        ctx.ignore("default_int64")
         return ctx.constant(ctx.real("default_float", -0.0), dtype)
-    ctx.ignore("default_float")
     return ctx.constant(ctx.integer("default_int64", -1), dtype)
 
 
@@ -343,9 +353,7 @@ def _default(ctx: NodeContext, dtype: DType) -> Value:
 
 @onnx_op("ArrayFeatureExtractor", domain=ML)
 def _extract(ctx: NodeContext) -> Mapped:
-    """Of strings in the file (as labels of classes are looked up) their numbers, and a note."""
-    texts, places = ctx.strings(0), ctx.value(1)
-    x = ctx.value(0) if texts is None else ctx.constant(numbered(ctx, texts)[1], I64)
+    x, places = ctx.value(0), ctx.value(1)
     count = numel(places.shape)
     y = ctx.add(Gather(x.rank - 1), x, ctx.reshape(places, count))
     return ctx.reshape(y, 1, count) if x.rank == 1 else y

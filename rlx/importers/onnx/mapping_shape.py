@@ -31,6 +31,7 @@ from rlx.importers.onnx.symbolic import (
     rounded,
     static_array,
 )
+from rlx.importers.onnx.tensor import STRING
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Dim, Size, numel
 from rlx.ops.base import axis_of
@@ -184,6 +185,8 @@ def _tile(ctx: NodeContext) -> Static:
 def _constant_of_shape(ctx: NodeContext) -> Static:
     shape = _whole(tuple(_known(ctx).sizes()))
     ref = ctx.tensor("value")
+    if ref is not None and ref.elem_type == STRING:
+        raise NotStaticError("text")
     fill = static_array(0.0, DTYPES["f32"]) if ref is None else static_array(ref.array())
     return _like(fill, np.broadcast_to(fill.items.reshape(()), shape))
 
@@ -242,6 +245,8 @@ def _round(ctx: NodeContext) -> Static:
 @static_op("Cast", "CastLike")
 def _cast(ctx: NodeContext) -> Static:
     target = cast_target(ctx) if ctx.node.op_type == "Cast" else ctx.type(1).dtype
+    if target.kind == "s":
+        raise NotStaticError("text")
     if target.bits < 16 and target.is_float:
         raise NotStaticError("a narrow float")
     made = cast(_known(ctx), target)

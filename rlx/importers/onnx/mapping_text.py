@@ -1,72 +1,70 @@
-"""TfIdfVectorizer over integers: how often each n-gram of a list occurs."""
+"""Ops on strings, and n-grams of strings or integers."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rlx.importers.onnx.mapping import Mapped, NodeContext, onnx_op
+from rlx.importers.onnx.mapping import MICROSOFT, Mapped, NodeContext, onnx_op
 from rlx.ir.dtype import DTYPES
-from rlx.ir.graph import Array, Value
-from rlx.ir.shape import max_size
-from rlx.ops.contract import MatMul
-from rlx.ops.elementwise import Add, And, Equal, Greater, Mul
-from rlx.ops.layout import Slice
-from rlx.ops.reduction import ReduceSum
+from rlx.ops.strings import NgramWeights, RegexFullMatch, StringConcat, StringNormalizer, StringSplit, Tokenizer
 
-F32 = DTYPES["f32"]
-_LARGEST = 1 << 24  # entries of the matrix that puts counts in their places
+F32, I64, STRING = DTYPES["f32"], DTYPES["i64"], DTYPES["string"]
+
+
+@onnx_op("StringNormalizer", since=10)
+def _string_normalizer(ctx: NodeContext) -> Mapped:
+    ctx.ignore("locale")  # Python's rules for letters are Unicode's, the same in every place
+    stopwords = ctx.texts("stopwords", ())
+    case, sensitive = ctx.text("case_change_action", "NONE"), ctx.flag("is_case_sensitive")
+    count = ctx.fresh("count", 1, None) if stopwords else 0
+    return ctx.add(StringNormalizer(count, case, stopwords, sensitive), ctx.value())
+
+
+@onnx_op("StringConcat", since=20)
+def _string_concat(ctx: NodeContext) -> Mapped:
+    return ctx.add(StringConcat(), ctx.value(0), ctx.value(1))
+
+
+@onnx_op("StringSplit", since=20)
+def _string_split(ctx: NodeContext) -> tuple[Mapped, ...]:
+    most = ctx.integer("maxsplit") if ctx.given("maxsplit") else None
+    delimiter = ctx.text("delimiter", "")
+    count = ctx.fresh("count", 0, None if most is None else most + 1)
+    return ctx.add_all(StringSplit(count, delimiter, most), ctx.value())
+
+
+@onnx_op("RegexFullMatch", since=20)
+def _regex_full_match(ctx: NodeContext) -> Mapped:
+    return ctx.add(RegexFullMatch(ctx.text("pattern")), ctx.value())
+
+
+@onnx_op("Tokenizer", domain=MICROSOFT)
+def _tokenizer(ctx: NodeContext) -> Mapped:
+    op = Tokenizer(
+        ctx.fresh("count", 0, None),
+        ctx.text("pad_value"),
+        ctx.text("tokenexp", ""),
+        ctx.texts("separators", ()),
+        ctx.integer("mincharnum"),
+        ctx.flag("mark"),
+    )
+    return ctx.add(op, ctx.value())
 
 
 @onnx_op("TfIdfVectorizer", since=9)
 def _tf_idf(ctx: NodeContext) -> Mapped:
     """x [C] or [N, C] -> f32 [features] or [N, features]."""
-    if ctx.given("pool_strings"):
-        ctx.fail("n-grams of strings are not supported")
-    x, mode = ctx.value(), ctx.text("mode")
-    rows = x if x.rank == 2 else ctx.reshape(x, 1, x.shape[0])
-    pool, starts, places = ctx.ints("pool_int64s"), ctx.ints("ngram_counts"), ctx.ints("ngram_indexes")
-    shortest, longest = ctx.integer("min_gram_length"), ctx.integer("max_gram_length")
-    skips, features = ctx.integer("max_skip_count"), max(places, default=-1) + 1
+    x = ctx.value()
+    places = ctx.ints("ngram_indexes")
     weights = ctx.floats("weights", ()) or (1.0,) * len(places)
-    if mode not in ("TF", "IDF", "TFIDF") or len(weights) != len(places) or min(places, default=0) < 0:
-        ctx.fail(f"mode={mode!r} with {len(places)} n-grams and {len(weights)} weights is not supported")
-    if not 0 <= skips < 64 or len(starts) > 16 or len(places) * features > _LARGEST:
-        ctx.fail(f"max_skip_count={skips}, {len(starts)} lengths and {features} features are beyond the limits")
-    total: Value | None = None
-    first = 0
-    for n, start in enumerate(starts, 1):
-        end = starts[n] if n < len(starts) else len(pool)
-        grams = np.array(pool[start:end], np.int64)
-        if start > end or grams.size % n:
-            ctx.fail(f"ngram_counts {starts} do not fit a pool of {len(pool)}")
-        grams, spread = grams.reshape(-1, n), np.zeros((grams.size // n, features), np.float32)
-        for k, place in enumerate(places[first : first + len(grams)]):
-            spread[k, place] = 1
-        first += len(grams)
-        if not len(grams) or not shortest <= n <= longest:
-            continue
-        for skip in range(skips + 1 if n > 1 else 1):
-            found = ctx.add(MatMul(), _counts(ctx, rows, grams, skip + 1), ctx.graph.constant(spread))
-            total = found if total is None else ctx.add(Add(), total, found)
-    if total is None or first != len(places):
-        ctx.fail(f"there are {first} n-grams of the lengths asked for and {len(places)} places")
-    scale = np.zeros(features, np.float32)
-    scale[list(places)] = weights
-    if mode == "IDF":
-        total = ctx.cast(ctx.add(Greater(), total, ctx.constant(0, F32)), F32)
-    if mode != "TF":
-        total = ctx.add(Mul(), total, ctx.graph.constant(scale))
-    return total if x.rank == 2 else ctx.reshape(total, features)
-
-
-def _counts(ctx: NodeContext, rows: Value, grams: Array, step: int) -> Value:
-    """How often each gram occurs in each row with its items `step` apart, f32 [N, grams]."""
-    n = grams.shape[1]
-    places = max_size(rows.shape[1] - (n - 1) * step, 0)
-    hit: Value | None = None
-    for j in range(n):
-        at = ctx.add(Slice((0, j * step), (rows.shape[0], places), (1, 1)), rows)
-        same = ctx.add(Equal(), ctx.reshape(at, *at.shape, 1), ctx.constant(grams[:, j], rows.dtype))
-        hit = same if hit is None else ctx.add(And(), hit, same)
-    assert hit is not None
-    return ctx.add(ReduceSum((1,), False), ctx.cast(hit, F32))
+    pool = ctx.texts("pool_strings") if x.dtype is STRING else ctx.ints("pool_int64s")
+    op = NgramWeights(
+        ctx.ints("ngram_counts"),
+        max(places, default=-1) + 1,
+        ctx.text("mode"),
+        ctx.integer("min_gram_length"),
+        ctx.integer("max_gram_length"),
+        ctx.integer("max_skip_count"),
+    )
+    tables = (np.array(pool, x.dtype.numpy), np.array(places, np.int64), np.array(weights, np.float32))
+    return ctx.add(op, x, *map(ctx.graph.constant, tables))

@@ -238,6 +238,8 @@ def _where(ctx: NodeContext, which: Value | Array, yes: Value, no: Value) -> Val
 
 def _one_class(ctx: NodeContext, score: Value, base: list[float], post: str) -> tuple[Mapped, ...]:
     """The label is 1 where the score is positive, else 0."""
+    if ctx.given("classlabels_strings"):
+        ctx.fail("it has one label that is a string, and two to choose from")
     if len(base) == 1:
         score = ctx.add(Add(), score, ctx.constant(base, score.dtype))
     above = ctx.reshape(ctx.add(Greater(), score, ctx.constant(0, score.dtype)), score.shape[0])
@@ -275,7 +277,8 @@ def _two_classes(
         scores, decides = _where(ctx, has1, scores, single), _where(ctx, has1, decides, first)
     limit = ctx.constant(0.5 if alone and positive else 0.0, dtype)
     above = ctx.reshape(ctx.add(Greater(), decides, limit), raw.shape[0])
-    return label_by(ctx, above, labels if alone else (0, 1)), ctx.cast(scores, F32)
+    chosen = labels if alone or isinstance(labels[0], str) else (0, 1)
+    return label_by(ctx, above, chosen), ctx.cast(scores, F32)
 
 
 def _single_score(ctx: NodeContext, first: Value, post: str, base: int, alone: bool, positive: bool) -> Value:

@@ -13,44 +13,25 @@ from rlx.ops.layout import Concat, Expand
 from rlx.ops.normalize import Softmax
 from rlx.ops.reduction import ReduceMax, ReduceSum
 
-__all__ = ["Labels", "label_by", "labels_of", "numbered", "second_class", "transformed"]
+__all__ = ["Labels", "label_by", "labels_of", "second_class", "transformed"]
 
-I64 = DTYPES["i64"]
-Labels = Sequence[int]
+Labels = Sequence[int] | Sequence[str]
 
 
 def labels_of(ctx: NodeContext, strings: str, ints: str) -> Labels:
-    """The class labels; where they are strings, their positions."""
-    texts = ctx.texts(strings, ())
-    numbers = ctx.ints(ints, ())
-    if texts and not numbers:
-        if ctx.wants(0):
-            note_numbers(ctx, texts)
-        return range(len(texts))
-    return numbers
-
-
-def note_numbers(ctx: NodeContext, texts: Sequence[str]) -> None:
-    """Says which number stands for which string."""
-    shown = ", ".join(f"{n} {text!r}" for n, text in enumerate(texts[:8])) + (", ..." if len(texts) > 8 else "")
-    ctx.note(f"gives the numbers of the classes, not their labels, which are strings: {shown}")
-
-
-def numbered(ctx: NodeContext, texts: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The different strings in their order, and the number among them of each; with a note."""
-    distinct = list(dict.fromkeys(texts))
-    note_numbers(ctx, distinct)
-    number = {text: n for n, text in enumerate(distinct)}
-    return distinct, [number[text] for text in texts]
+    """The class labels."""
+    texts, numbers = ctx.texts(strings, ()), ctx.ints(ints, ())
+    return numbers or texts
 
 
 def label_by(ctx: NodeContext, choice: Value, labels: Labels) -> Value:
     """The label for each row: by number, or (bool) the second where it holds."""
+    dtype = DTYPES["string" if isinstance(labels[0], str) else "i64"]
     if choice.dtype.kind == "b":
-        return ctx.add(Where(), choice, ctx.constant(labels[1], I64), ctx.constant(labels[0], I64))
+        return ctx.add(Where(), choice, ctx.constant(labels[1], dtype), ctx.constant(labels[0], dtype))
     if list(labels) == list(range(len(labels))):
         return choice
-    return ctx.add(Gather(0), ctx.constant(list(labels), I64), choice)
+    return ctx.add(Gather(0), ctx.constant(list(labels), dtype), choice)
 
 
 def transformed(ctx: NodeContext, scores: Value, post: str) -> Value:

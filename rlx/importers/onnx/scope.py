@@ -34,7 +34,7 @@ from rlx.importers.onnx.model import Attribute, FunctionProto, GraphProto, Model
 from rlx.importers.onnx.parts import Parts
 from rlx.importers.onnx.reads import in_order, inner_nodes, live_nodes, reads, subgraphs_of
 from rlx.importers.onnx.symbolic import LIMIT, NotStaticError, Ratio, Static, static_array
-from rlx.importers.onnx.tensor import STRING, TensorRef, text_of
+from rlx.importers.onnx.tensor import STRING, TensorRef
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
 from rlx.ir.mapped import unread
@@ -276,13 +276,6 @@ class Scope:
             return TensorType(owner._refs[own].dims, element_dtype(owner._refs[own].elem_type))
         raise UnsupportedError(f"{name!r} is a sequence or optional; a tensor is needed")
 
-    def strings(self, name: str) -> tuple[str, ...] | None:
-        owner, own = self._owner(name)
-        ref = owner._refs.get(own)
-        if ref is None or ref.elem_type != STRING:
-            return None
-        return tuple(text_of(text) for text in ref.array().reshape(-1))
-
     def sequence(self, name: str) -> Sequenced | None:
         owner, own = self._owner(name)
         return owner._lists.get(own)
@@ -318,7 +311,7 @@ class Scope:
         if name in self._statics:
             return self._statics[name]
         ref = self._refs.get(name)
-        if ref is None or ref.size > LIMIT or not self._is_constant(name):
+        if ref is None or ref.size > LIMIT or ref.elem_type == STRING or not self._is_constant(name):
             return None
         found = static_array(ref.array(), element_dtype(ref.elem_type))
         self._statics[name] = found
@@ -349,7 +342,7 @@ class Scope:
 
         Such numbers differ from one constant to the next along the last axis, so that no pass takes two for equal.
         """
-        if ref.size <= LIMIT or ref.dtype == object:
+        if ref.size <= LIMIT or ref.elem_type == STRING:
             return ref.array()
         if self.run.weights:
             return ref.array(aligned=False)
@@ -582,7 +575,7 @@ def _without(node: NodeProto, absent: set[str]) -> NodeProto:
 
 def _is_small(ref: TensorRef) -> bool:
     dtype = element_dtype(ref.elem_type)
-    return ref.size == 1 or (dtype.kind in "iub" and ref.size <= LIMIT)
+    return ref.size == 1 or dtype.kind == "s" or (dtype.kind in "iub" and ref.size <= LIMIT)
 
 
 class Attempt:

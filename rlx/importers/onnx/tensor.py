@@ -60,7 +60,7 @@ ELEMENT_TYPES: dict[int, ElementType] = {
     5: _element("INT16", 16, np.int16),
     6: _element("INT32", 32, np.int32),
     7: _element("INT64", 64, np.int64, "int64_data"),
-    STRING: _element("STRING", 0, np.object_, "string_data"),
+    STRING: _element("STRING", 0, np.dtypes.StringDType(), "string_data"),
     9: _element("BOOL", 8, np.bool_),
     10: _element("FLOAT16", 16, np.float16),
     11: _element("DOUBLE", 64, np.float64, "double_data"),
@@ -137,7 +137,7 @@ class TensorRef:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy (or ml_dtypes) dtype of `array()`; object for strings, held as bytes."""
+        """NumPy (or ml_dtypes) dtype of `array()`."""
         return self.element.dtype
 
     @property
@@ -170,7 +170,7 @@ class TensorRef:
 
         Raw and external data is a view of one mapping of the file, not a copy. Protobuf aligns nothing, so where the
         view would be misaligned for its dtype it is copied, unless `aligned=False`. Typed fields, sparse tensors and
-        2-, 4- and 6-bit elements (unpacked, one to a byte) are always copies. Strings come as bytes in an object array.
+        2-, 4- and 6-bit elements (unpacked, one to a byte) are always copies, and so are strings.
         Raises ModelFormatError for data that does not fit `dims`, or an external file that is missing or outside.
         """
         if sys.byteorder != "little":
@@ -339,11 +339,9 @@ class TensorRef:
     def _strings(self, storage: Typed) -> NDArray[Any]:
         if len(storage.spans) != self.size:
             self._fail(f"dims {list(self.dims)} need {self.size} values in string_data, got {len(storage.spans)}")
-        flat = np.empty(self.size, np.object_)
         data = storage.source.view()
-        for i, (_, _, start, end, _) in enumerate(storage.spans):
-            flat[i] = data[start:end].tobytes()
-        return flat
+        texts = [text_of(data[start:end].tobytes()) for _, _, start, end, _ in storage.spans]
+        return np.array(texts, self.dtype)
 
 
 def _run(data: NDArray[np.uint8], out: NDArray[np.uint64]) -> int | None:
