@@ -21,7 +21,7 @@ from rlx.options import CompileOptions
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import Dispatch, legalise
-from rlx.passes.number_strings import has_strings, number_strings
+from rlx.passes.number_strings import constant_strings, has_strings, number_strings
 from rlx.passes.rewrite import track_values
 from rlx.plan.order import reorder, usual_extents
 from rlx.records import dataclass, field
@@ -81,7 +81,7 @@ def compile_graph(
 
 def _compilation(made: Stages, backend: Backend, executable: Executable[Any]) -> Compilation:
     if backend.rewrites and has_strings(made.source):
-        executable = StringsExecutable(made.source, executable)
+        executable = StringsExecutable(made.source, constant_strings(made.source), executable)
     return Compilation(**vars(made), executable=executable)
 
 

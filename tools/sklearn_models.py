@@ -28,30 +28,8 @@ TEXTS = [
     "the clock in Bern is never late", "the sun is over the pass", "ten cows on the closed road",
 ]  # fmt: skip
 TOPICS = [
-    "travel",
-    "travel",
-    "weather",
-    "food",
-    "food",
-    "weather",
-    "food",
-    "travel",
-    "travel",
-    "food",
-    "food",
-    "weather",
-    "food",
-    "food",
-    "travel",
-    "food",
-    "travel",
-    "food",
-    "travel",
-    "weather",
-    "food",
-    "travel",
-    "weather",
-    "travel",
+    *("travel", "travel", "weather", "food", "food", "weather", "food", "travel", "travel", "food", "food", "weather"),
+    *("food", "food", "travel", "food", "travel", "food", "travel", "weather", "food", "travel", "weather", "travel"),
 ]
 TOWNS = np.array(["Bern", "Chur", "Thun", "Genève"])
 SIZES = np.array(["small", "large", "middle"])

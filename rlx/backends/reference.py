@@ -16,7 +16,7 @@ from rlx.ir.extents import bind_extents, bind_result, check_guards, check_out, i
 from rlx.ir.finite import bad_elements, is_trappable, trapped
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value, check_array
 from rlx.ir.shape import evaluate, symbols
-from rlx.ir.strings import as_strings
+from rlx.ir.strings import as_result, as_strings
 from rlx.ops.base import Op
 from rlx.ops.control import Control
 from rlx.options import CompileOptions
@@ -138,7 +138,7 @@ def run_node(
         raise
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ExecutionError(f"node {node.label}: {error}") from error
-    results = tuple(np.asarray(r) for r in (made if isinstance(made, tuple) else (made,)))
+    results = tuple(map(as_result, made if isinstance(made, tuple) else (made,)))
     if len(results) != len(node.outputs):
         raise ExecutionError(f"node {node.label}: gave {len(results)} results, its op infers {len(node.outputs)}")
     for value, result in zip(node.outputs, results, strict=True):

@@ -11,20 +11,19 @@ from rlx.backends.base import Executable, ExpertFigures, ExpertLayerSpec, Joins
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError
 from rlx.ir.graph import Graph
-from rlx.ir.strings import Dictionary
+from rlx.ir.strings import Dictionary, Texts
 from rlx.kernels.program import Kernel
-from rlx.passes.number_strings import constant_strings
 
 __all__ = ["StringsExecutable"]
 
 
 class StringsExecutable(Executable[Any]):
-    """The executable of a graph whose strings were numbered, with strings in their places."""
+    """The executable `inner` of a graph whose strings were numbered, those of constants as in `texts`."""
 
-    def __init__(self, graph: Graph, inner: Executable[Any]) -> None:
+    def __init__(self, graph: Graph, texts: Texts, inner: Executable[Any]) -> None:
         self.graph = graph
+        self.texts = texts
         self.inner = inner
-        self.texts = constant_strings(graph)
         self.plan, self.program = inner.plan, inner.program
         self.capabilities = inner.capabilities - {"save"}  # whose code would be loaded without its dictionary
         self.string_inputs = [v.dtype.kind == "s" for v in graph.inputs]
@@ -90,7 +89,7 @@ class StringsExecutable(Executable[Any]):
         return found
 
     def clone(self, fresh: bool = False) -> StringsExecutable:
-        return StringsExecutable(self.graph, self.inner.clone(fresh))
+        return StringsExecutable(self.graph, self.texts, self.inner.clone(fresh))
 
     # ---- states: none is made of strings
 

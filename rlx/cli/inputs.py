@@ -181,6 +181,9 @@ def within(symbol: Symbol, wanted: int) -> int:
 
 def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Array:
     """Random elements: standard normal, 0 and 1, or bools."""
+    if dtype.kind == "s":
+        words = ("one", "Two", "three", "4", "")
+        return np.array(words, dtype.numpy)[rng.integers(0, len(words), shape)]
     if dtype.kind in "fc":
         return np.asarray(rng.standard_normal(shape)).astype(dtype.numpy)
     return np.asarray(rng.integers(0, 2, shape)).astype(dtype.numpy)

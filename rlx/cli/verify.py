@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from rlx.backends import backend_named
-from rlx.cli.inputs import gather_inputs, with_hint
+from rlx.cli.inputs import Inputs, gather_inputs, with_hint
 from rlx.cli.options import InputSpec, ToleranceType, compile_options, input_options, json_option, model_argument
 from rlx.cli.run import load_model
 from rlx.cli.show import print_json, progress, working
@@ -20,6 +21,7 @@ from rlx.testing.nodewise import Comparison, allowed_for, compare_nodes, compare
 from rlx.testing.oracle import Tolerance
 from rlx.testing.rewrites import compare_passes, first_wrong_pass
 from rlx.testing.roundings import compare_between_roundings
+from rlx.testing.truth import errors_of, in_f64, run_f64
 
 __all__ = ["verify"]
 
@@ -30,6 +32,9 @@ __all__ = ["verify"]
     The reference runs it as the file says. Its outputs, then what the passes rewrote, then every node for itself. Exit
     status 1 names the first pass or node that changes a result by more than rounding explains. Where only outputs
     differ, of a quantised model say, what lies between its roundings is compared.
+
+    With --f64 the model is evaluated in float64 instead, and the errors of the device's outputs are told beside those
+    of onnxruntime where that is installed.
     """
 )
 @model_argument
@@ -42,12 +47,14 @@ __all__ = ["verify"]
     multiple=True,
     help="For results of a type: f32=1e-4 (relative and absolute) or f32=1e-4:1e-6. Default: by type and op.",
 )
+@click.option("--f64", is_flag=True, help="Tell how far outputs are from those of the model evaluated in float64.")
 @json_option
 def verify(
     model: Path,
     inputs: tuple[tuple[str, InputSpec], ...],
     seed: int,
     tolerances: tuple[tuple[str, float, float], ...],
+    f64: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -55,6 +62,9 @@ def verify(
     compiled = load_model(model, options)
     graph = compiled.compilation.source
     given = gather_inputs(graph, inputs, seed)
+    if f64:
+        tell_truth(model, compiled, given, as_json)
+        return
     try:
         with working("comparing the outputs"):
             outputs = compare_outputs(compiled, given.arrays, allowed)
@@ -101,6 +111,58 @@ def verify(
     if not ok:
         where = str(culprit) if culprit else f"output {next(o for o in outputs if not o.ok)}"
         raise click.ClickException(f"device {compiled.device!r} differs from the reference, first at {where}")
+
+
+def tell_truth(path: Path, compiled: CompiledGraph, given: Inputs, as_json: bool) -> None:
+    """The errors of the outputs against the model in float64."""
+    found: dict[str, Mapping[str, Any]] = {}
+    try:
+        found[f"rlx on {compiled.device}"] = compiled(given.arrays)
+        peer = onnxruntime_outputs(path, given.arrays)
+        if not isinstance(peer, str):
+            found["onnxruntime"] = peer
+        truth = in_f64(compiled.compilation.source)
+        with progress("evaluating in float64", len(truth.graph.nodes)) as done:
+            exact = run_f64(truth, given.arrays, done)
+        errors = errors_of(exact, found)
+    except RlxError as error:
+        raise with_hint(error, given) from None
+    missing = peer if isinstance(peer, str) else ""
+    if as_json:
+        facts = {"device": compiled.device, "invented": given.notes, "errors": [asdict(e) for e in errors]}
+        print_json({**facts, "kept": truth.kept, "onnxruntime": missing or "compared"})
+        return
+    for note in given.notes:
+        click.echo(f"invented  {note}")
+    for error in errors:
+        click.echo(f"output    {error}")
+    if not errors:
+        click.echo("no output is made of floats: there is nothing to be rounded")
+    if truth.kept:
+        click.echo(f"kept      {len(truth.kept)} nodes in the file's own types, first {truth.kept[0]}")
+    if missing:
+        click.echo(f"onnxruntime is left out: {missing}")
+
+
+def onnxruntime_outputs(path: Path, inputs: Mapping[str, Any]) -> dict[str, Any] | str:
+    """The tensors that onnxruntime gives, by name, or why there are none."""
+    if path.suffix.lower() != ".onnx":
+        return "it runs .onnx files only"
+    try:
+        import onnxruntime
+    except ImportError:
+        return "it is not installed"
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        asked = {i.name for i in session.get_inputs()}
+        feed = {n: a.astype(object) if a.dtype.kind == "T" else a for n, a in inputs.items() if n in asked}
+        made = session.run(None, feed)
+        names = [o.name for o in session.get_outputs()]
+    except Exception as error:  # noqa: BLE001  # its errors have no common class
+        return f"{type(error).__name__}: {str(error).strip():.200}"
+    return {name: a for name, a in zip(names, made, strict=True) if isinstance(a, np.ndarray)}
 
 
 def used(model: CompiledGraph, given: Mapping[str, Tolerance]) -> dict[str, Tolerance]:

@@ -7,7 +7,6 @@ their numbers. A run hands the key of its dictionary to its steps on the host as
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import count
 from threading import Lock
@@ -19,7 +18,7 @@ import numpy as np
 from rlx.errors import DTypeError, ExecutionError
 from rlx.ir.value import Array
 
-__all__ = ["Dictionary", "Texts", "as_strings", "dictionary", "strings_of_bytes", "to_bytes"]
+__all__ = ["Dictionary", "Texts", "as_result", "as_strings", "dictionary"]
 
 MOST = 2**31 - 1
 KEYS = count(1)
@@ -85,6 +84,11 @@ def dictionary(key: int) -> Dictionary:
     return found
 
 
+def as_result(made: Any) -> Array:
+    """What an op's reference gives as an array; NumPy shows an array of one string as a str."""
+    return np.asarray(made, np.dtypes.StringDType()) if isinstance(made, str) else np.asarray(made)
+
+
 def as_strings(value: Any, what: str) -> Array:
     """Strings in lists or an array (of NumPy's str, StringDType, or objects that are str) as an array of StringDType.
 
@@ -93,24 +97,11 @@ def as_strings(value: Any, what: str) -> Array:
     try:
         array = value if isinstance(value, np.ndarray) else np.array(value, object)
         if array.dtype.kind == "O":
-            odd = next((x for x in array.reshape(-1) if not isinstance(x, str)), None)
-            if odd is not None:
-                raise DTypeError(f"{what}: expected strings (str), got {type(odd).__name__}: {odd!r:.40}")
+            odd = [x for x in array.reshape(-1) if not isinstance(x, str)]
+            if odd:
+                raise DTypeError(f"{what}: expected strings (str), got {type(odd[0]).__name__}: {odd[0]!r:.40}")
         elif array.dtype.kind not in "UT":
             raise DTypeError(f"{what}: expected strings, got elements of {array.dtype}; make them str first")
         return array if array.dtype == np.dtypes.StringDType() else array.astype(np.dtypes.StringDType())
     except (TypeError, ValueError) as error:
         raise DTypeError(f"{what}: {error}") from None
-
-
-def to_bytes(array: Array) -> Array:
-    """Strings as bytes (u8) that files hold; `strings_of_bytes` reads them."""
-    return np.frombuffer(json.dumps(array.tolist()).encode(), np.uint8)
-
-
-def strings_of_bytes(data: Array, what: str) -> Array:
-    """The strings that `to_bytes` wrote; `DTypeError` for other bytes."""
-    try:
-        return as_strings(json.loads(data.tobytes()), what)
-    except (ValueError, RecursionError) as error:
-        raise DTypeError(f"{what}: damaged strings: {error}") from None

@@ -14,10 +14,10 @@ import numpy as np
 from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, TensorType
+from rlx.ir.regex import compile_pattern
 from rlx.ir.shape import Size, broadcast, max_size, numel, unify
-from rlx.ir.strings import dictionary
+from rlx.ir.strings import as_result, dictionary
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, op_named, register, tensor_bytes
-from rlx.ops.regex import compile_pattern
 from rlx.ops.select import Produced
 
 __all__ = [
@@ -114,7 +114,7 @@ class StringStep(Produced):
         given = [held.decode(a) if text else a for a, text in zip(x, self.texts, strict=True)]
         made = self.op.reference(*given)
         results = made if isinstance(made, tuple) else (made,)
-        return tuple(held.encode(r) if r.dtype == STRING.numpy else r for r in map(np.asarray, results))
+        return tuple(held.encode(r) if r.dtype == STRING.numpy else r for r in map(as_result, results))
 
 
 # ---- text to text

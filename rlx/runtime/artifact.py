@@ -8,6 +8,7 @@ as those of any model file: nothing in them is believed.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from rlx.disk import path_of
 from rlx.errors import ModelFormatError, OptionError, RlxError
 from rlx.ir.graph import Array, Graph, check_array
 from rlx.ir.mapped import place_of
+from rlx.ir.strings import as_strings
 from rlx.lazy_imports import log
 from rlx.options import DEVICE_OPTIONS, CompileOptions
 from rlx.runtime.arrays import on_device
@@ -101,7 +103,10 @@ def _add_graph(stored: Stored, model: CompiledGraph, portable: bool) -> None:
         if state.data is not None:
             values[state.name] = stored.add(state.data)
     stored.sections["graph"] = print_graph(graph).encode()
-    constants = {key: stored.add(array) for key, array in constants_table(graph).items()}
+    table = constants_table(graph)
+    constants = {key: stored.add(array) for key, array in table.items() if array.dtype.kind != "T"}
+    strings = {key: array.tolist() for key, array in table.items() if array.dtype.kind == "T"}
+    stored.sections["strings"] = json.dumps(strings).encode()
     options = {name: getattr(model._options, name) for name in CODE_OPTIONS}
     stored.facts |= {"graph": {"values": values, "constants": constants, "lost": lost}, "options": options}
     stored.facts["build"] = build_identity()
@@ -216,6 +221,8 @@ def _graph(file: Container, name: str) -> Graph:
     try:
         facts = file.facts["graph"]
         constants = {str(key): array_at(file, number) for key, number in facts["constants"].items()}
+        strings = json.loads(file.sections.get("strings", b"{}"))
+        constants |= {str(key): as_strings(texts, f"constant {key}") for key, texts in strings.items()}
         graph = parse_graph(file.sections["graph"].decode(), constants)
         leaves = {v.name: v for v in (*graph.params, *graph.states)}
         for leaf, number in facts["values"].items():

@@ -415,13 +415,12 @@ def test_ops_of_other_opsets_are_refused(op: str, opset: int, word: str) -> None
 @pytest.mark.parametrize(
     "inputs, word",
     [
-        ([tensor("x", (2,), TensorProto.STRING)], "strings is not supported"),
         ([tensor("x", (2,), TensorProto.FLOAT8E4M3FNUZ)], "FLOAT8E4M3FNUZ"),
         ([helper.make_tensor_sequence_value_info("x", F32, None)], "sequence"),
     ],
 )
 def test_inputs_of_other_kinds_are_refused(inputs: list[onnx.ValueInfoProto], word: str) -> None:
-    """Strings, types without a counterpart and sequences are listed like nodes."""
+    """Types without a counterpart and sequences are listed like nodes."""
     with pytest.raises(UnsupportedOp, match=word) as caught:
         load(model([node("Identity", "x")], inputs, ["y"]))
     assert caught.value.nodes[0].op == "Input"

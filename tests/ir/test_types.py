@@ -19,10 +19,12 @@ from rlx.ir.value import TensorType
 def test_types_are_found_by_every_spelling(name: str) -> None:
     """Name, NumPy dtype, scalar type and pickling all lead to the one object."""
     dtype = DTYPES[name]
-    assert dtype_of(name) is dtype_of(dtype) is dtype_of(dtype.numpy) is dtype_of(dtype.numpy.type) is dtype
+    assert dtype_of(name) is dtype_of(dtype) is dtype_of(dtype.numpy) is dtype
+    if name != "string":  # whose scalars are str
+        assert dtype_of(dtype.numpy.type) is dtype
     assert pickle.loads(pickle.dumps(dtype)) is dtype
     assert dtype.nbytes(3) == (3 * dtype.bits + 7) // 8
-    if dtype.bits >= 8:
+    if dtype.bits >= 8 and name != "string":  # which is stored as a number
         assert dtype.itemsize == dtype.numpy.itemsize
 
 
