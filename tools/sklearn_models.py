@@ -53,7 +53,7 @@ def _numbers() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _labels() -> np.ndarray:
-    return np.array(["low", "middle", "high"])[_numbers()[1]]
+    return np.array([("low", "middle", "high")[n] for n in _numbers()[1]])
 
 
 def _floats(x: np.ndarray) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
@@ -442,7 +442,7 @@ def write(name: str) -> None:
     )
     made.producer_version = ""
     inputs = {n: np.asarray(given[n]).reshape(-1, 1) for n, _ in types} if hasattr(given, "columns") else given
-    x = given if hasattr(given, "columns") else next(iter(given.values()))
+    x: Any = given if hasattr(given, "columns") else next(iter(given.values()))
     outputs = answers(model, x[:, 0] if "text" in inputs and len(inputs) == 1 else x)
     (FOLDER / f"{name}.onnx").write_bytes(made.SerializeToString())
     facts = {

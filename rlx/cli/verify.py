@@ -134,8 +134,8 @@ def tell_truth(path: Path, compiled: CompiledGraph, given: Inputs, as_json: bool
         return
     for note in given.notes:
         click.echo(f"invented  {note}")
-    for error in errors:
-        click.echo(f"output    {error}")
+    for one in errors:
+        click.echo(f"output    {one}")
     if not errors:
         click.echo("no output is made of floats: there is nothing to be rounded")
     if truth.kept:

@@ -128,6 +128,7 @@ def _read_element(text: str) -> float | int | bool:
 def array_of(numbers: Sequence[float | int | bool | str], type: TensorType) -> Array:
     """The array of that static type with these elements; `ValueError` when one does not fit the type."""
     dtype, shape = type.dtype, [s for s in type.shape if isinstance(s, int)]
+    bad: list[Any]
     if dtype.kind == "s":
         bad = [n for n in numbers if not isinstance(n, str)]
     elif dtype.kind == "c":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rlx.errors import OptionError
 from rlx.records import dataclass
@@ -55,7 +55,8 @@ class Pattern:
 
     def match(self, text: str, start: int) -> int | None:
         """The end of the best match that begins there."""
-        state, end = (0,), None
+        state: tuple[int, ...] = (0,)
+        end = None
         for at in range(start, len(text) + 1):
             matched, state = self._step(state, text[at - 1] if at else "", text[at : at + 1], whole=False)
             if matched:
@@ -184,7 +185,7 @@ _CATEGORIES = {*_KINDS, *(first + second for first, rest in _KINDS.items() for s
 # ---- syntax; a part of a pattern is a tuple: ("char", chars), ("where", name), ("join", parts), ("or", parts),
 # ("repeat", part, least, most or None, greedy)
 
-Part = tuple[object, ...]
+Part = tuple[Any, ...]
 
 
 class _Compiler:
@@ -387,7 +388,7 @@ class _Compiler:
         """Appends the instructions of a part; what follows it is the next one."""
         match part:
             case ("char", chars):
-                self._add(Instruction(CHAR, len(self.program) + 1, chars=chars))  # type: ignore[arg-type]
+                self._add(Instruction(CHAR, len(self.program) + 1, chars=chars))
             case ("where", where):
                 self._add(Instruction(ASSERT, len(self.program) + 1, where=str(where)))
             case ("join", [*parts]):
