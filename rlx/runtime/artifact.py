@@ -106,7 +106,8 @@ def _add_graph(stored: Stored, model: CompiledGraph, portable: bool) -> None:
     table = constants_table(graph)
     constants = {key: stored.add(array) for key, array in table.items() if array.dtype.kind != "T"}
     strings = {key: array.tolist() for key, array in table.items() if array.dtype.kind == "T"}
-    stored.sections["strings"] = json.dumps(strings).encode()
+    if strings:
+        stored.sections["strings"] = json.dumps(strings).encode()
     options = {name: getattr(model._options, name) for name in CODE_OPTIONS}
     stored.facts |= {"graph": {"values": values, "constants": constants, "lost": lost}, "options": options}
     stored.facts["build"] = build_identity()

@@ -22,7 +22,7 @@ from rlx.passes.fold import fold
 from rlx.testing.interpret import check_op
 
 F64 = DTYPES["f64"]
-REAL = [name for name, dtype in DTYPES.items() if dtype.kind != "c"]
+REAL = [name for name, dtype in DTYPES.items() if dtype.kind not in "cs"]
 WHOLE = [name for name in REAL if DTYPES[name].is_integer]
 
 
