@@ -101,16 +101,21 @@ def verify(
         facts["between_roundings"] = [asdict(s) for s in stretches]
         print_json(facts)
     else:
-        for note in given.notes:
-            click.echo(f"invented  {note}")
-        for name, one in used(compiled, allowed).items():
-            click.echo(f"tolerance {name}: relative {one.relative:.2g}, absolute {one.absolute:.2g} for outputs")
+        tell_terms(given, used(compiled, allowed))
         report(outputs, rewritten, nodes, stretches)
     if wrong is not None:
         raise click.ClickException(f"device {compiled.device!r} differs from the reference: {wrong}")
     if not ok:
         where = str(culprit) if culprit else f"output {next(o for o in outputs if not o.ok)}"
         raise click.ClickException(f"device {compiled.device!r} differs from the reference, first at {where}")
+
+
+def tell_terms(given: Inputs, tolerances: Mapping[str, Tolerance]) -> None:
+    """What was invented, and what differences are allowed."""
+    for note in given.notes:
+        click.echo(f"invented  {note}")
+    for name, one in tolerances.items():
+        click.echo(f"tolerance {name}: relative {one.relative:.2g}, absolute {one.absolute:.2g} for outputs")
 
 
 def tell_truth(path: Path, compiled: CompiledGraph, given: Inputs, as_json: bool) -> None:
@@ -132,8 +137,7 @@ def tell_truth(path: Path, compiled: CompiledGraph, given: Inputs, as_json: bool
         facts = {"device": compiled.device, "invented": given.notes, "errors": [asdict(e) for e in errors]}
         print_json({**facts, "kept": truth.kept, "onnxruntime": missing or "compared"})
         return
-    for note in given.notes:
-        click.echo(f"invented  {note}")
+    tell_terms(given, {})
     for one in errors:
         click.echo(f"output    {one}")
     if not errors:

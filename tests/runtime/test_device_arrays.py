@@ -130,7 +130,7 @@ def test_results_go_back_without_the_host(device: str, copies: list[str]) -> Non
     np.testing.assert_array_equal(product, X**4)
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", [name for name in DTYPES if name != "string"])  # no state can be one
 def test_every_type_goes_in_and_comes_out_as_declared(name: str, device: str) -> None:
     """Computed and passed on: as NumPy's arrays, as the device's own, and by DLPack where the type has it."""
     dtype = DTYPES[name]
@@ -462,7 +462,7 @@ def test_the_arena_of_a_device_is_an_array(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_double_keeps_every_element() -> None:
     """Its memory is bytes: two elements of 4 bits in one."""
-    for name, dtype in DTYPES.items():
+    for name, dtype in [(name, dtype) for name, dtype in DTYPES.items() if name != "string"]:
         values = np.arange(-8, 7).astype(dtype.numpy)
         space = OwnMemory()
         held = space.put(values)
