@@ -332,3 +332,23 @@ def test_folders_files_and_functions_are_short() -> None:
     functions = (x for module in modules() for x in nodes(module))
     long = [f for f in functions if isinstance(f, ast.FunctionDef) and (f.end_lineno or 0) - f.lineno >= 60]
     assert len(long) <= LONG_FUNCTIONS
+
+
+# What multiplies and adds besides: sums along windows and of few rows of attention, transforms, recurrent cells, and
+# what is done to sums that tile registers have made. This list only shrinks.
+OTHER_SUMS = {
+    "gemm.amx_blocks", "gemm.amx_f32", "kernels.attention.decode", "kernels.conv.depthwise",
+    "kernels.conv.winograd_forms", "kernels.ops.determinant", "kernels.recurrence.cells",
+    "kernels.recurrence.recurrence",
+}  # fmt: skip
+
+
+def test_tiles_of_products_are_summed_in_one_place() -> None:
+    """Sums of matrix products are kept over k in `gemm.accumulators` alone: nothing else there multiplies and adds."""
+    found = {
+        module.removeprefix(f"{CPU}.")
+        for module in modules()
+        if module.startswith((f"{CPU}.gemm.", f"{CPU}.kernels."))
+        and any(isinstance(x, ast.Attribute) and x.attr == "fma" for x in nodes(module))
+    }
+    assert found == OTHER_SUMS | {"gemm.accumulators"}

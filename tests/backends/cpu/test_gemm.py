@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from targets import machine
 
-from rlx.backends.cpu.gemm.kernel import GemmArguments, block_routine, gemm_kernel
+from rlx.backends.cpu.gemm.kernel import GemmArguments, block_routine, gemm_kernel, micro_kernel
 from rlx.backends.cpu.gemm.panels.plain import pack_b
-from rlx.backends.cpu.gemm.tile import SCALARS, micro_kernel, tile_of
+from rlx.backends.cpu.gemm.tile import SCALARS, tile_of
 from rlx.backends.cpu.jit import compile as jit
 from rlx.backends.cpu.jit.compile import compile_object
 from rlx.backends.cpu.jit.load import load_object

@@ -18,16 +18,17 @@ import functools
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import amx_f32, amx_f32_rows
+from rlx.backends.cpu.gemm.accumulators import Fetch, Matrix, Panels
 from rlx.backends.cpu.gemm.chunk import Chunk, chunk_of
-from rlx.backends.cpu.gemm.tile import HALF, OPERANDS, Tile, micro_kernel
+from rlx.backends.cpu.gemm.tile import HALF, OPERANDS, Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Typed, size_of
 from rlx.backends.cpu.schedule.arguments import Address, Arguments, Number, Routine
 from rlx.backends.cpu.schedule.matmul import COPY_PAD
-from rlx.records import dataclass
+from rlx.records import dataclass, replace
 
 __all__ = [
     "BLOCK_ARGUMENTS", "Block", "GemmArguments", "block_routine", "block_steps", "gemm_block", "gemm_kernel",
-    "kernel_function",
+    "kernel_function", "micro_kernel",
 ]  # fmt: skip
 
 BLOCK_ARGUMENTS = [*OPERANDS, *(("i64", i) for i in ("rows", "columns", "k", "most")), ("ptr", "copy")]
@@ -92,6 +93,47 @@ def block_routine(tile: Tile) -> Routine:
         few = amx_f32_rows.block(block, tile.format)
         block = amx_f32.with_tiles(block, amx_f32.block(block, tile.format), few)
     return Routine(block.name, Module([block]).text())
+
+
+def micro_kernel(tile: Tile, rows: int, panels: int, *, half: bool = False) -> Function:
+    """Tiles of C one below another: rows x panels panels each, over `k` steps; with `half`, the first half of a panel.
+
+    `(ptr a, i64 lda, ptr b, i64 stride, ptr c, i64 ldc, i64 k, i64 n, i64 add, ptr next, ptr later, i64 count)`:
+    `stride` is from panel to panel, `n` the columns of C that exist, `add` whether C is added to or set, `next` and
+    `later` two panels to prefetch, `count` >= 1 the tiles.
+    """
+    per_panel = tile.width // tile.lanes
+    vectors = per_panel // 2 if half else per_panel * panels
+    f = Function(
+        f"rlx_tile_{tile.name}_{rows}x{'half' if half else panels}",
+        [*OPERANDS, *(("i64", i) for i in ("k", "n", "add")), ("ptr", "next"), ("ptr", "later"), ("i64", "count")],
+        shared=True,
+        attrs="nounwind noinline",
+    )
+    unroll = tile.unroll_of(rows, vectors)
+    matrix = Matrix.of(f, tile, "%a", "%lda", "%k", unroll)
+    line = f.mul("%ldc", size_of(tile.scalar))
+    fetched = f.mul(f.and_("%k", -unroll), tile.fetched)
+    b = Panels.of(f, tile, "%b", "%stride", vectors)
+
+    def one_tile(number: str, at: list[str]) -> list[str]:
+        a, c, fetch = at
+        c_rows = [c]
+        for _ in range(rows - 1):
+            c_rows.append(f.offset(c_rows[-1], line))
+        for row in c_rows:
+            f.prefetch(row, write=True)
+        replace(matrix, a=a).sums(f, tile, 0, rows, b, Fetch(fetch)).put(c_rows, "%n", f.cmp("ne", "%add", 0))
+        below = f.offset(a, f.mul(matrix.step, rows))
+        # the panels to come, and once they are there the next rows of A
+        past = f.add(number, 1)
+        on = f.select(f.cmp("eq", past, tile.fetches), "%later", f.offset(fetch, fetched), "ptr")
+        on = f.select(f.cmp("lt", past, 2 * tile.fetches), on, below, "ptr")
+        return [below, f.offset(c, f.mul(line, rows)), on]
+
+    f.loop(0, "%count", 1, [("ptr", "%a"), ("ptr", "%c"), ("ptr", "%next")], one_tile, runs=True)
+    f.ret()
+    return f
 
 
 def block_steps(f: Function) -> str:

@@ -16,11 +16,12 @@ from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import amx_blocks, amx_f32
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.accumulators import Accumulators, Matrix
 from rlx.backends.cpu.gemm.panels import block_formats
 from rlx.backends.cpu.gemm.panels.block_formats import BLOCK, ROW, SCALE, BlockCode
 from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
-from rlx.backends.cpu.gemm.tile import Tile, put_tile
+from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, void
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule
@@ -100,8 +101,31 @@ def _product(tile: Tile, code: BlockCode, rows: int) -> Function:
     lanes, halves = tile.lanes, WIDTH // tile.lanes
     f = Function(f"rlx_{code.name}_{tile.name}_{rows}", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
     block = f.and_(f.add(gemm.block_steps(f), BLOCK - 1), -BLOCK)
-    line = f.mul("%lda", 4)
-    double = f.mul(line, 2)
+    matrix = Matrix.of(f, tile, "%a", "%lda", "%k")
+
+    def block_sums(vectors: int, step: str, at: list[str]) -> Accumulators:
+        """The sums of a block, of its numbers without their scales."""
+        sums = Accumulators(f, tile, rows, vectors)
+
+        def some_rows(row: str, _: list[str]) -> list[str]:
+            thirds = range(0, rows, 3)
+            a = [f.opaque(f.gep("%a", f.add(f.add(step, row), f.mul("%lda", i)), tile.scalar)) for i in thirds]
+            lines = matrix.lines(f, a, rows)
+            own = [f.offset(p, f.add(f.mul(row, ROW), SCALE)) for p in at]
+            for p in own:
+                f.prefetch(f.offset(p, AHEAD // len(at)))
+            for r in range(TOGETHER):
+                numbers = [code.numbers(f, f.offset(p, r * ROW + h * lanes), lanes) for p in own for h in range(halves)]
+                for s, weights in enumerate(zip(*numbers, strict=True)):
+
+                    def element(i: int, place: int = 4 * (r + s * code.apart)) -> str:
+                        return f.splat(f.load(tile.scalar, f.offset(lines[i], place)), lanes)
+
+                    sums.add(element, weights.__getitem__, ordered=rows > 2)
+            return []
+
+        sums.loop(0, code.rows, TOGETHER, [], some_rows, runs=True)
+        return sums
 
     def together(panels: int, column: str) -> None:
         vectors = panels * halves
@@ -113,46 +137,17 @@ def _product(tile: Tile, code: BlockCode, rows: int) -> Function:
         c_rows = [f.gep(top, f.mul("%ldc", i), tile.scalar) for i in range(rows)]
 
         def k_block(k0: str, at: list[str]) -> list[str]:
-            stop = f.min(f.add(k0, block), "%k")
-            zeros = [(tile.vector, "zeroinitializer")] * (rows * vectors)
-            after = f.loop(k0, stop, BLOCK, [*(("ptr", p) for p in at), *zeros], one_block, runs=True)
-            put_tile(f, tile, after[panels:], c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
-            return after[:panels]
+            totals = Accumulators(f, tile, rows, vectors)
 
-        def one_block(step: str, state: list[str]) -> list[str]:
-            at, totals = state[:panels], state[panels:]
-            scales = [code.scale(f, f.offset(p, h * lanes), lanes) for p in at for h in range(halves)]
+            def one_block(step: str, at: list[str]) -> list[str]:
+                scales = [code.scale(f, f.offset(p, h * lanes), lanes) for p in at for h in range(halves)]
+                # while a block is read, totals that find no register lie in memory
+                totals.add_scaled(block_sums(vectors, step, at), scales)
+                return [f.offset(p, code.block_bytes) for p in at]
 
-            def some_rows(row: str, state: list[str]) -> list[str]:
-                sums = state
-                # three rows of A to a pointer: pointer, pointer + line, pointer + 2 lines are addressing modes
-                a = [
-                    f.opaque(f.gep("%a", f.add(f.add(step, row), f.mul("%lda", i)), tile.scalar))
-                    for i in range(0, rows, 3)
-                ]
-                own = [f.offset(p, f.add(f.mul(row, ROW), SCALE)) for p in at]
-                for p in own:
-                    f.prefetch(f.offset(p, AHEAD // panels))
-                for r in range(TOGETHER):
-                    numbers = [
-                        code.numbers(f, f.offset(p, r * ROW + h * lanes), lanes) for p in own for h in range(halves)
-                    ]
-                    for s in range(code.steps):
-                        for i in range(rows):
-                            q = a[i // 3] if i % 3 == 0 else f.offset(a[i // 3], line if i % 3 == 1 else double)
-                            x = f.splat(f.load(tile.scalar, f.offset(q, 4 * (r + s * code.apart))), lanes)
-                            for j in range(vectors):
-                                total = f.fma(x, numbers[j][s], sums[i * vectors + j])
-                                sums[i * vectors + j] = tile.ordered(f, total) if rows > 2 else total
-                return sums
-
-            zeros = [(tile.vector, "zeroinitializer")] * len(totals)
-            sums = f.loop(0, code.rows, TOGETHER, zeros, some_rows, runs=True)
-            # while a block is read, totals that find no register lie in memory
-            totals = [
-                f.fma(x, scales[i % vectors], total) for i, (x, total) in enumerate(zip(sums, totals, strict=True))
-            ]
-            return [*(f.offset(p, code.block_bytes) for p in at), *totals]
+            at = totals.loop(k0, f.min(f.add(k0, block), "%k"), BLOCK, at, one_block, runs=True)
+            totals.put(c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
+            return at
 
         f.loop(0, "%k", block, [("ptr", p) for p in starts], k_block, runs=True)
 

@@ -17,10 +17,11 @@ import functools
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.accumulators import Accumulators
 from rlx.backends.cpu.gemm.panels import plain
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
-from rlx.backends.cpu.gemm.tile import Tile, put_tile
+from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, vec, void
 from rlx.backends.cpu.schedule.arguments import Routine
 from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule
@@ -166,7 +167,7 @@ def pack_panel(f: Function, lanes: int, source: str, panel: str, k: str, columns
 
 def product(tile: Tile, rows: int) -> Function:
     """A block of C of so many rows: as `gemm.gemm_block`, but `b` is all of B and `stride` the first panel's number."""
-    v, halves = tile.vector, WIDTH // tile.lanes
+    halves = WIDTH // tile.lanes
     f = Function(f"rlx_short_{tile.name}_{rows}", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
     block, before = gemm.block_steps(f), begin(f, "%k")
     a_rows = [f.gep("%a", f.mul("%lda", i), tile.scalar) for i in range(rows)]
@@ -179,27 +180,23 @@ def product(tile: Tile, rows: int) -> Function:
         flags = [f.offset(start, HEAD) for start in starts]
         top = f.gep("%c", column, tile.scalar)
         c_rows = [f.gep(top, f.mul("%ldc", i), tile.scalar) for i in range(rows)]
-        vectors = panels * halves
 
-        def k_block(k0: str, state: list[str]) -> list[str]:
+        def k_block(k0: str, at: list[str]) -> list[str]:
             stop = f.min(f.add(k0, block), "%k")
-            zeros = [(v, "zeroinitializer")] * (rows * vectors)
-            after = f.loop(k0, stop, GROUP, [*(("ptr", p) for p in state), *zeros], group, runs=True)
-            put_tile(f, tile, after[panels:], c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
-            return after[:panels]
+            sums = Accumulators(f, tile, rows, panels * halves)
 
-        def group(step: str, state: list[str]) -> list[str]:
-            at, sums = state[:panels], state[panels:]
-            for q in range(panels):
-                own = [i * vectors + q * halves + h for i in range(rows) for h in range(halves)]
-                plain = f.cmp("ne", f.load("i8", f.offset(flags[q], f.lshr(step, GROUP.bit_length() - 1))), 0)
-                for r in range(GROUP - 1):
-                    f.prefetch(f.offset(at[q], AHEAD // panels + STEP * r))
-                a = [f.gep(row, step, tile.scalar) for row in a_rows]
-                at[q], *made = eight_steps(f, tile, plain, at[q], a, bases[q], [sums[x] for x in own])
-                for x, value in zip(own, made, strict=True):
-                    sums[x] = value
-            return [*at, *sums]
+            def group(step: str, at: list[str]) -> list[str]:
+                for q in range(panels):
+                    plain = f.cmp("ne", f.load("i8", f.offset(flags[q], f.lshr(step, GROUP.bit_length() - 1))), 0)
+                    for r in range(GROUP - 1):
+                        f.prefetch(f.offset(at[q], AHEAD // panels + STEP * r))
+                    a = [f.gep(row, step, tile.scalar) for row in a_rows]
+                    at[q] = eight_steps(sums, q * halves, plain, at[q], a, bases[q])
+                return at
+
+            at = sums.loop(k0, stop, GROUP, at, group, runs=True)
+            sums.put(c_rows, f.sub("%columns", column), f.cmp("gt", k0, 0))
+            return at
 
         f.loop(0, "%k", block, [("ptr", f.offset(start, before)) for start in starts], k_block, runs=True)
 
@@ -212,42 +209,40 @@ def product(tile: Tile, rows: int) -> Function:
     return f
 
 
-def eight_steps(f: Function, tile: Tile, plain: str, p: str, a: list[str], base: str, sums: list[str]) -> list[str]:
-    """Adds the steps of a panel at `p` to the sums of each row, of which `a` are the addresses: of numbers or of words.
+def eight_steps(sums: Accumulators, first: int, plain: str, p: str, a: list[str], base: str) -> str:
+    """Adds the steps of a panel at `p`, of numbers (`plain`) or of words, to its sums: vectors from `first` on.
 
-    Gives where the next steps begin, and the sums.
+    `a` are the addresses of the elements of A, row by row. Gives where the next steps begin.
     """
+    f, tile = sums.f, sums.tile
     v, words, halves = tile.vector, vec("i32", tile.lanes), range(WIDTH // tile.lanes)
 
     def load(ty: str, r: int) -> list[str]:
         return [f.load(ty, f.offset(p, STEP * r + 4 * tile.lanes * h)) for h in halves]
 
-    def add(r: int, weights: list[str], sums: list[str]) -> list[str]:
-        splats = [f.splat(f.load(tile.scalar, f.gep(row, r, tile.scalar)), tile.lanes) for row in a]
-        pairs = [(x, w) for x in splats for w in weights]
-        return [f.fma(x, w, total) for (x, w), total in zip(pairs, sums, strict=True)]
+    def add(r: int, weights: list[str]) -> None:
+        def element(i: int) -> str:
+            return f.splat(f.load(tile.scalar, f.gep(a[i], r, tile.scalar)), tile.lanes)
 
-    def after(steps: int, sums: list[str]) -> list[tuple[str, str]]:
-        return [("ptr", f.offset(p, steps * STEP)), *((v, x) for x in sums)]
+        sums.add(element, weights.__getitem__, first=first, count=len(halves))
 
-    def of_numbers() -> list[tuple[str, str]]:
-        made = sums
+    def of_numbers() -> str:
         for r in range(GROUP):
-            made = add(r, load(v, r), made)
-        return after(GROUP, made)
+            add(r, load(v, r))
+        return f.offset(p, GROUP * STEP)
 
-    def of_words() -> list[tuple[str, str]]:
-        made, last = sums, [""] * len(halves)
+    def of_words() -> str:
+        last = [""] * len(halves)
         for r in range(GROUP - 1):
             held = load(words, r)
             for mask, left in pieces(r):
                 parts = [f.and_(shift(f, x, -left), signed(mask)) for x in held]
                 last = [f.or_(x, y) if x else y for x, y in zip(last, parts, strict=True)]
-            made = add(r, [f.cast("bitcast", f.add(f.and_(x, KEPT), base), v) for x in held], made)
-        made = add(GROUP - 1, [f.cast("bitcast", f.add(x, base), v) for x in last], made)
-        return after(GROUP - 1, made)
+            add(r, [f.cast("bitcast", f.add(f.and_(x, KEPT), base), v) for x in held])
+        add(GROUP - 1, [f.cast("bitcast", f.add(x, base), v) for x in last])
+        return f.offset(p, (GROUP - 1) * STEP)
 
-    return f.if_(plain, of_numbers, of_words)
+    return sums.either(plain, of_numbers, of_words)[0]
 
 
 # ---- the format

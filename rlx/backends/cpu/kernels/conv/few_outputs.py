@@ -14,11 +14,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import cast
 
-from rlx.backends.cpu.gemm.tile import tile_of
+from rlx.backends.cpu.gemm.accumulators import Accumulators
+from rlx.backends.cpu.gemm.tile import SCALARS, Tile, tile_of
 from rlx.backends.cpu.kernels.conv import implicit_gemm
 from rlx.backends.cpu.kernels.conv.geometry import ImplicitGemmArguments, conv_epilogue
 from rlx.backends.cpu.kernels.conv.weights import FEW_OUTPUTS, PackedWeights, is_few, packed
-from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, size_of, vec, void
+from rlx.backends.cpu.llvm.builder import Function, Module, vec, void
 from rlx.backends.cpu.schedule.arguments import KernelCode, Routine
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
@@ -71,20 +72,18 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
 
 @cache
 def _routine(dtype: str, sums: str, outputs: int, target: Target) -> Routine:
-    vector_bytes = target.vector_bytes
-    tile = tile_of(DTYPES[dtype], target)
-    function = _dots(tile.scalar, "float" if sums == "f32" else "double", vector_bytes, outputs)
+    function = _dots(SCALARS[dtype], tile_of(DTYPES[sums], target), outputs)
     return Routine(function.name, Module([function]).text())
 
 
-def _dots(ty: str, sums: str, vector_bytes: int, outputs: int) -> Function:
-    """Sums of some pixels: `c[column * ldc + pixel]`.
+def _dots(ty: str, tile: Tile, outputs: int) -> Function:
+    """Sums of some pixels, in the type of the tile's: `c[column * ldc + pixel]`.
 
     `(ptr a, ptr offsets, ptr words, ptr b, ptr c, i64 ldc, i64 pixels, i64 columns)`: `offsets` is at the first pixel,
     `b` has the weights of one output after those of the other, as `sums`; elements of `a` and `c` are `ty`.
     """
-    lanes = vector_bytes // size_of(sums)
-    source, vector = vec(ty, lanes), vec(sums, lanes)
+    lanes, sums = tile.lanes, tile.scalar
+    source, vector = vec(ty, lanes), tile.vector
     names = [("ptr", "a"), ("ptr", "offsets"), ("ptr", "words"), ("ptr", "b"), ("ptr", "c"), ("i64", "ldc")]
     f = Function(
         f"rlx_dots_{ty}_{sums}x{lanes}_{outputs}", [*names, ("i64", "pixels"), ("i64", "columns")], attrs="nounwind"
@@ -103,29 +102,28 @@ def _dots(ty: str, sums: str, vector_bytes: int, outputs: int) -> Function:
         """The sums of `count` pixels, those of one output after those of the other."""
         starts = [f.gep("%a", f.load("i64", f.gep("%offsets", f.add(first, i), "i64")), ty) for i in range(count)]
 
+        total = Accumulators(f, tile, outputs, count)
+
         def piece(_: str, state: list[str]) -> list[str]:
-            lines, b, acc = state[:count], state[count], state[count + 1 :]
+            lines, b = state[:count], state[count]
 
-            def add(k: str, acc: list[str], load: Callable[[str, str], str]) -> list[str]:
+            def add(k: str, load: Callable[[str, str], str]) -> None:
                 columns = [b, *(f.gep(b, f.mul(w.depth, j), sums) for j in range(1, outputs))]
-                y = [load(vector, f.gep(p, k, sums)) for p in columns]
-                x = [widened(load(source, f.gep(p, k, ty))) for p in lines]
-                return [f.fma(x[n % count], y[n // count], acc[n], vector) for n in range(len(acc))]
+                total.add(
+                    lambda i: load(vector, f.gep(columns[i], k, sums)),
+                    lambda j: widened(load(source, f.gep(lines[j], k, ty))),
+                )
 
-            def typed(acc: list[str]) -> list[Typed]:
-                return [(vector, x) for x in acc]
+            def vectors(k: str, _: list[str]) -> list[str]:
+                add(k, f.load)
+                return []
 
-            acc = f.loop(0, whole, lanes, typed(acc), lambda k, acc: add(k, acc, f.load))
-            acc = f.if_(
-                some_rest,
-                lambda: add(whole, acc, lambda kind, p: f.masked_load(kind, p, rest)),
-                lambda: acc,
-            )
-            return [*(f.gep(p, w.piece_step, ty) for p in lines), f.gep(b, run, sums), *acc]
+            total.loop(0, whole, lanes, [], vectors)
+            total.either(some_rest, lambda: add(whole, lambda kind, p: f.masked_load(kind, p, rest)))
+            return [*(f.gep(p, w.piece_step, ty) for p in lines), f.gep(b, run, sums)]
 
-        zeros: list[Typed] = [(vector, constant(0.0, vector))] * (count * outputs)
-        state: list[Typed] = [*(("ptr", p) for p in starts), ("ptr", "%b"), *zeros]
-        return f.loop(0, w.pieces, 1, state, piece)[count + 1 :]
+        total.loop(0, w.pieces, 1, [*starts, "%b"], piece)
+        return total.values
 
     together = min(PIXELS[outputs], lanes) if outputs > 1 else PIXELS[1]
 

@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.accumulators import Fetch, Matrix, Panels, Rows, Windows
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
-from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm, register_tiles
+from rlx.backends.cpu.kernels.conv import depthwise, implicit_gemm
 from rlx.backends.cpu.kernels.conv.depthwise import Body, Depthwise, Place, PlaneArguments, chunk_parts, plane_words
 from rlx.backends.cpu.kernels.conv.geometry import Geometry, ImplicitGemmArguments, conv_epilogue, geometry
 from rlx.backends.cpu.kernels.conv.implicit_gemm import ImplicitGemm
@@ -308,22 +309,21 @@ class RingBody(Body):
 
         return line_at
 
-    def rows_of(self, own: str, r0: str, r1: str) -> register_tiles.Rows:
+    def rows_of(self, own: str, r0: str, r1: str) -> Rows:
         """What the pixels of rows r0..r1 of all images sum products of; `own` is this worker's scratch."""
         f, w = self.f, self.w
         if not _reads_planes(self.before):
             step = w.source_step
             start = f.mul(f.mul(r0, w.width), step)
-            return register_tiles.Matrix(f.gep(w.source, start, "float"), step)
+            return Matrix.of(f, self.tile, f.gep(w.source, start, "float"), step, w.depth)
         words = FusedDepthwiseArguments.behind(f)
         inner = ImplicitGemmArguments.loaded(f, "lines", "x", words=words)
         offsets, copies = (f.offset(own, i) for i in (w.offsets, w.copies))
         f.call(inner.lines, [inner.x, copies, offsets, words, r0, r1])
         inner = ImplicitGemmArguments.loaded(f, "piece_step", "pieces", "run", words=words)
         known = geometry(self.before).kernel[1] * geometry(self.before).channels
-        unrolled = isinstance(known, int) and known <= register_tiles.UNROLLED
-        steps = cast(int, known) if unrolled else 0
-        return register_tiles.Windows(copies, offsets, inner.piece_step, inner.pieces, inner.run, steps)
+        steps = known if isinstance(known, int) else 0
+        return Windows(copies, offsets, inner.piece_step, inner.pieces, inner.run, steps)
 
     def make(
         self, own: str, first_row: str, place: Place, top: Scope, y: str, stop: str, results: tuple[str, str]
@@ -338,16 +338,16 @@ class RingBody(Body):
         source = self.rows_of(own, f.add(first_row, y), f.add(first_row, end))
         out = f.gep(place.x, f.mul(f.and_(y, self.ring - 1), w.x_h), "float")
         first, depth = self.first, w.depth
-        panels = register_tiles.Panels(w.panels, f.mul(depth, WIDTH), depth)
+        stride = f.mul(depth, WIDTH)
 
         def height_of(most: int) -> int:
-            return min(most, implicit_gemm.ROWS) if isinstance(source, register_tiles.Windows) else most
+            return min(most, implicit_gemm.ROWS) if isinstance(source, Windows) else most
 
         def panels_from(tile: Tile) -> Callable[[str, list[str]], None]:
             """All pixels in the channels of one tile's panels."""
 
             def body(c: str, _: list[str]) -> None:
-                b = f.gep(panels.b, f.mul(c, depth), "float")
+                panels = Panels.of(f, tile, f.gep(w.panels, f.mul(c, depth), "float"), stride)
                 shared: list[tuple[str, Scope]] = []
                 for j in range(tile.panels * WIDTH // tile.lanes):
                     at = f.add(c, j * tile.lanes)
@@ -359,7 +359,7 @@ class RingBody(Body):
                     if tile.lanes == WIDTH and self.epilogue.columns_together:
                         self.fetch_results(place, results, row, height, [at for at, _ in shared])
                     ahead = source.at(f, tile, f.min(f.add(row, height), f.sub(count, 1)))
-                    sums = source.sums(f, tile, row, height, panels, b, ahead)
+                    sums = source.sums(f, tile, row, height, panels, Fetch(ahead, near)).values
                     for r in range(height):
                         pixel = f.gep(out, f.mul(f.add(row, r), w.x_w), "float")
                         for j, (at, scope) in enumerate(shared):
@@ -375,6 +375,7 @@ class RingBody(Body):
             return body
 
         wide = self.tile
+        near = 3 if wide.lanes == WIDTH else 2
         single = replace(wide, rows=height_of(wide.single_rows), panels=1)
         paired = place.c0
         if wide.lanes == WIDTH:  # a panel is one vector: two of them share what is read of the pixels

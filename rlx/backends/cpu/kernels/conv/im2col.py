@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from rlx.backends.cpu.gemm.accumulators import Accumulators
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.kernels.conv.geometry import Geometry
-from rlx.backends.cpu.llvm.builder import Function, Module, Typed, constant, vec
+from rlx.backends.cpu.llvm.builder import Function, Module, constant, vec
 from rlx.backends.cpu.schedule.arguments import Argument, Arguments, Number, Routine
 
 __all__ = ["PIECES", "byte_routine", "dots_routine", "planar_routine", "planar_words", "routine", "words"]
@@ -292,21 +293,18 @@ def _dots(tile: Tile) -> Function:
             lines = [f.gep("%a", f.mul(f.add(row, i), "%lda"), ty) for i in range(rows)]
             columns = [f.gep("%w", f.mul("%depth", j), ty) for j in range(count)]
 
-            def add(k: str, sums: list[str], load: Callable[[str], str]) -> list[str]:
-                y = [load(f.gep(p, k, ty)) for p in columns]
-                found = []
-                for i, p in enumerate(lines):
-                    x = load(f.gep(p, k, ty))
-                    found += [f.fma(x, y[j], sums[i * count + j]) for j in range(count)]
-                return found
+            sums = Accumulators(f, tile, rows, count)
 
-            zeros: list[Typed] = [(vector, constant(0.0, vector))] * (rows * count)
-            sums = f.loop(0, whole, lanes, zeros, lambda k, a: add(k, a, lambda p: f.load(vector, p)))
-            sums = add(whole, sums, lambda p: f.masked_load(vector, p, rest))
+            def add(k: str, load: Callable[[str], str]) -> list[str]:
+                sums.add(lambda i: load(f.gep(lines[i], k, ty)), lambda j: load(f.gep(columns[j], k, ty)))
+                return []
+
+            sums.loop(0, whole, lanes, [], lambda k, _: add(k, lambda p: f.load(vector, p)))
+            add(whole, lambda p: f.masked_load(vector, p, rest))
             for i in range(rows):
                 out = f.gep("%c", f.mul(f.add(row, i), "%ldc"), ty)
                 for j in range(count):
-                    f.store(f.reduce(sums[i * count + j], f.add), f.gep(out, j, ty))
+                    f.store(f.reduce(sums.values[i * count + j], f.add), f.gep(out, j, ty))
 
         return body
 

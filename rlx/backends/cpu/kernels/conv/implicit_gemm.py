@@ -17,6 +17,7 @@ from functools import cache
 from typing import cast
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.accumulators import Windows
 from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import HALF, Tile, tile_of, transpose
@@ -274,10 +275,8 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
         height, together, count = min(tile.rows, ROWS), tile.panels * width, f.sub(n1, n0)
         ready = f.and_(f.cmp("le", depth, K_BLOCK), f.cmp("ge", f.sub(q1, q0), height))
         done = f.select(ready, f.mul(f.div(count, together), together), 0)
-        panels = register_tiles.Panels(b, f.mul(depth, width), depth)
-        known = here.run if isinstance(here.run, int) and here.run <= register_tiles.UNROLLED else 0
-        windows = register_tiles.Windows(a, at, w.piece_step, w.pieces, w.run, known)
-        register_tiles.emit_tiles(emitter, epilogue, tile, windows, height, panels, (q0, q1), c0, done)
+        windows = Windows(a, at, w.piece_step, w.pieces, w.run, here.run if isinstance(here.run, int) else 0)
+        register_tiles.emit_tiles(emitter, epilogue, tile, windows, height, (b, depth), (q0, q1), c0, done)
         f.if_(f.cmp("lt", done, count), lambda: sums_of(at, (q0, q1), done))
 
     def sums_of(at: str, pixels: tuple[str, str], done: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rlx.backends.cpu.gemm import kernel as gemm
+from rlx.backends.cpu.gemm.accumulators import Matrix
 from rlx.backends.cpu.gemm.chunk import chunk_of
 from rlx.backends.cpu.gemm.epilogue import Epilogue
 from rlx.backends.cpu.gemm.tile import Tile, tile_of
@@ -169,13 +170,13 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
         narrow = f.select(f.and_(ready, f.cmp("eq", f.sub(count, whole), last)), last, 0) if last else "0"
         done = f.add(whole, narrow)
         middle = f.select(f.cmp("gt", done, 0), f.add(q0, even), q1)
-        matrix, block, stride = register_tiles.Matrix(a, w.a_step), (q0, middle), f.mul(depth, width)
-        panels = register_tiles.Panels(panel_at(n0), stride, depth)
-        register_tiles.emit_tiles(emitter, epilogue, tile, matrix, tile.rows, panels, block, first, whole)
+        matrix, block = Matrix.of(f, tile, a, w.a_step, depth), (q0, middle)
+        weights = (panel_at(n0), depth)
+        register_tiles.emit_tiles(emitter, epilogue, tile, matrix, tile.rows, weights, block, first, whole)
         if last:
-            one, panels = replace(tile, panels=-(-last // width)), replace(panels, b=panel_at(f.add(n0, whole)))
+            one, weights = replace(tile, panels=-(-last // width)), (panel_at(f.add(n0, whole)), depth)
             at = f.add(first, whole)
-            register_tiles.emit_tiles(emitter, epilogue, one, matrix, tile.rows, panels, block, at, narrow, last=last)
+            register_tiles.emit_tiles(emitter, epilogue, one, matrix, tile.rows, weights, block, at, narrow, last=last)
 
         def rest(e: str, _: list[str]) -> None:
             """The columns that are left, then the rows."""
