@@ -15,7 +15,7 @@ NAMES = {
     "Atom": "Symbol|FloorDiv|Extremum",
     "Attribute": "none|bool|int|float|str|DType|Dim|(Attribute)",
     "Argument": "Pointer|Computed|Scratch|ScratchStride|Routine|Link|Size",
-    "Function": "Constant|ByThreads|Part|Product|KeyChunks|ManyRowsOnly|PixelsOnly|NotThin",  # an int of the extents
+    "Function": "Constant|ByThreads|Part|Product|BySize|NotThin",  # an int of the extents
     "Cut": "Grid|RowSchedule|LineSchedule|PackSchedule|AttentionSchedule|Int8Schedule|ConvSchedule|"
     "ImplicitGemmSchedule|DepthwiseSchedule|InnerColumns|GroupedMatmulSchedule|MatmulSchedule|RecurrenceSchedule|"
     "FusedDepthwiseSchedule|WinogradSchedule|ThinSchedule",
@@ -87,10 +87,9 @@ rlx.backends.cpu.schedule.base
     RowSchedule count:Size cost:Size
     LineSchedule lines:Size inner:Size times:Size
     PackSchedule count:Size panels:Size elements:Size together:int|none
+    BySize chunks:Function size:Size most:int few:bool
 rlx.backends.cpu.schedule.attention
     AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool
-    KeyChunks rows:Size batch:Size heads:Size
-    ManyRowsOnly rows:Size chunks:Function
 rlx.backends.cpu.schedule.int8
     Int8Schedule outputs:Size depth:Size pixels:Size groups:int rows:int width:int in_image:Size|none direct:bool
         speed:float result:float
@@ -98,8 +97,12 @@ rlx.backends.cpu.schedule.conv
     ConvSchedule outputs:Size depth:Size pixels:Size groups:int size:int width:int rows:int in_image:Size|none
         in_place:bool tiles:bool
     ImplicitGemmSchedule sizes:Shape kernel:(Size,Size) strides:(int,int) dilation:int size:int width:int in_image:bool
+<<<<<<< HEAD
         in_place:bool groups:int apart:int
     PixelsOnly chunks:Function pixels:Size most:int few:bool
+=======
+        in_place:bool
+>>>>>>> 1c63653 (Chunks of one of two ways that a size of the run decides between are one record, where attention and convolutions had three)
 rlx.backends.cpu.schedule.depthwise
     DepthwiseSchedule sizes:Shape taps:int lanes:int
     InnerColumns sizes:Shape stride:int dilation:int

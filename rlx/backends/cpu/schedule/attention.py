@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import shares, wants_shares
-from rlx.backends.cpu.schedule.base import FEW_ROWS, aligned
+from rlx.backends.cpu.schedule.base import aligned
 from rlx.backends.cpu.schedule.rates import COPY, FLOPS, READ
 from rlx.ir.shape import Shape, Size, evaluate
 from rlx.records import dataclass
 
-__all__ = ["AttentionSchedule", "KeyChunks", "ManyRowsOnly"]
+__all__ = ["AttentionSchedule"]
 
 
 @dataclass(frozen=True)
@@ -92,28 +90,3 @@ class AttentionSchedule:
         total = panels + (4 * sum(n * k for n, k in zip(padded, (depth, keys), strict=True)) if self.packs else 0)
         count = batch * heads * -(-rows // take) if value_depth else 0
         return AttentionParts(take, part, count, stride, sums, results, panels, aligned(total))
-
-
-@dataclass(eq=False, repr=False)
-class KeyChunks:
-    """The chunks that keys and values are packed in: one a batch and key head, none for few query rows."""
-
-    rows: Size
-    batch: Size
-    heads: Size
-
-    def __call__(self, extents: Extents) -> int:
-        if evaluate(self.rows, extents) <= FEW_ROWS:
-            return 0
-        return evaluate(self.batch, extents) * evaluate(self.heads, extents)
-
-
-@dataclass(eq=False, repr=False)
-class ManyRowsOnly:
-    """Chunks of what is done only where there are not few query rows."""
-
-    rows: Size
-    chunks: Callable[[Extents], int]
-
-    def __call__(self, extents: Extents) -> int:
-        return 0 if evaluate(self.rows, extents) <= FEW_ROWS else self.chunks(extents)

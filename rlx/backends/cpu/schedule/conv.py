@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rlx.backends.cpu.schedule.arguments import Extents, thread_count
 from rlx.backends.cpu.schedule.balance import shares, wants_shares
 from rlx.backends.cpu.schedule.base import aligned, pieces
@@ -28,7 +26,6 @@ __all__ = [
     "ConvSchedule",
     "DirectParts",
     "ImplicitGemmSchedule",
-    "PixelsOnly",
     "conv_by_tiles",
     "even_panels",
 ]
@@ -280,16 +277,3 @@ class ImplicitGemmSchedule:
         step = self.dilation * line
         steps = k_block(run, K_BLOCK) if run > K_BLOCK else max(run, 1)
         return DirectParts(row_chunk, panel_chunk, count, padded, copied, step, group, steps, taken, tuple(ends))
-
-
-@dataclass(eq=False, repr=False)
-class PixelsOnly:
-    """Chunks of what computes a convolution where it has few pixels, or where it has more: else none."""
-
-    chunks: Callable[[Extents], int]
-    pixels: Size
-    most: int  # pixels that are few
-    few: bool
-
-    def __call__(self, extents: Extents) -> int:
-        return self.chunks(extents) if (evaluate(self.pixels, extents) <= self.most) == self.few else 0

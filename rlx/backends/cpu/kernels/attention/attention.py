@@ -50,8 +50,8 @@ from rlx.backends.cpu.schedule.arguments import (
     once,
     part,
 )
-from rlx.backends.cpu.schedule.attention import AttentionSchedule, ManyRowsOnly
-from rlx.backends.cpu.schedule.base import FEW_ROWS
+from rlx.backends.cpu.schedule.attention import AttentionSchedule
+from rlx.backends.cpu.schedule.base import FEW_ROWS, BySize
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
@@ -154,7 +154,7 @@ def emit(kernel: Kernel, ways: Ways, target: Target) -> list[KernelCode]:
         if store not in copied:
             codes.append(code)
         elif either:
-            codes.append(replace(code, chunks=ManyRowsOnly(rows, code.chunks)))
+            codes.append(replace(code, chunks=BySize(code.chunks, rows, FEW_ROWS, few=False)))
     if either:
         k, v = in_place(anchor.k), in_place(anchor.v)
         codes.append(

@@ -9,8 +9,9 @@ from rlx.backends.cpu.gemm.tile import transpose
 from rlx.backends.cpu.kernels.attention.decode import Rows
 from rlx.backends.cpu.llvm.builder import Function, Module
 from rlx.backends.cpu.loops.emitter import PLACEHOLDER, name_kernel
-from rlx.backends.cpu.schedule.arguments import Address, Argument, Arguments, KernelCode, Number, Pointer
-from rlx.backends.cpu.schedule.attention import AttentionSchedule, KeyChunks
+from rlx.backends.cpu.schedule.arguments import Address, Argument, Arguments, KernelCode, Number, Pointer, Product
+from rlx.backends.cpu.schedule.attention import AttentionSchedule
+from rlx.backends.cpu.schedule.base import FEW_ROWS, BySize
 from rlx.backends.cpu.target import Target
 from rlx.kernels.affine import linear_index
 from rlx.kernels.expr import Expr, Load
@@ -115,7 +116,7 @@ def emit_pack(kernel: Kernel, target: Target) -> KernelCode:
     pack_rows(f, lanes, v, v_step, v_out, count, w.value_depth, w.keys)
     f.ret()
     symbol, ir = name_kernel(Module([f]).text())
-    chunks = KeyChunks(anchor.q_shape[2], batch, heads)
+    chunks = BySize(Product((batch, heads)), anchor.q_shape[2], FEW_ROWS, few=False)
     return KernelCode(symbol, ir, tuple(words), chunks)
 
 
