@@ -66,6 +66,10 @@ class Buffer:
         shape = self.byte_shape if self.is_packed else self.shape
         return Buffer(f"{self.name}.bytes", self.kind, shape, DTYPES["u8"], root=self.base, offset=self.offset)
 
+    def view(self, shape: Shape, dtype: DType) -> Buffer:
+        """The same memory in other axes, or as elements of another size."""
+        return Buffer(f"{self.name}.view", self.kind, shape, dtype, root=self.base, offset=self.offset)
+
     @property
     def byte_shape(self) -> Shape:
         """The shape of the bytes of packed 4-bit elements."""

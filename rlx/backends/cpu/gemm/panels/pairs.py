@@ -8,7 +8,7 @@ from rlx.backends.cpu.llvm.builder import Function, vec, width
 from rlx.backends.cpu.schedule.matmul import PANEL_BYTES
 from rlx.backends.cpu.strategy import Setting
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.shape import Shape, Size, ceildiv
+from rlx.ir.shape import Size, ceildiv
 from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr, substitute_vars, walk
 from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.prepared import is_static
@@ -46,7 +46,7 @@ class Pairs(PanelFormat):
             made.append(copy)
         assert isinstance(a, Load)
         source = a.source
-        view = _view(source, (*source.shape[:-1], pairs), I32)
+        view = source.view((*source.shape[:-1], pairs), I32)
         width = PANEL_BYTES // I32.itemsize
         b = anchor.b
         used = [v for v in batch if v in set(walk(b))]
@@ -60,7 +60,7 @@ class Pairs(PanelFormat):
         inside = (n < size_expr(anchor.n)) & (k < size_expr(anchor.k))
         element = Select(inside, guarded(element, inside), const(0, b.dtype))
         made.append(Kernel("pack b", (Store(buffer, buffer.shape, own, element),), nodes=kernel.nodes))
-        panels = _view(buffer, shape, I32 if b.dtype is I16 else I16)
+        panels = buffer.view(shape, I32 if b.dtype is I16 else I16)
         zero = const(0, I64)
         left, right = Load(view, (*a.indices[:-1], DEPTH), I32), Load(panels, (*used, zero, DEPTH, zero), panels.dtype)
         made.append(kernel.with_anchor(replace(anchor, a=left, b=right, k=pairs)))
@@ -84,8 +84,3 @@ def _has_pairs(a: Expr, k: Size) -> bool:
     if not isinstance(a, Load) or a.where is not None or a.indices[-1] != DEPTH or a.source.shape[-1] != k:
         return False
     return DEPTH not in {x for i in a.indices[:-1] for x in walk(i)}
-
-
-def _view(source: Buffer, shape: Shape, dtype: DType) -> Buffer:
-    """Pairs of elements as elements of twice the size."""
-    return Buffer(f"{source.name}.pairs", source.kind, shape, dtype, None, None, source.base, source.offset)

@@ -45,8 +45,12 @@ def in_planes(kernel: Kernel) -> list[Kernel]:
     plane, channel, row, column = out_vars(4)
     anchor = replace(
         anchor,
-        x=Load(_view(images, (x_shape[0], height, width, x_shape[1])), (plane, row, column, channel), pixel.dtype),
-        w=Load(_view(weights, w_shape), out_vars(4), weight.dtype),
+        x=Load(
+            images.view((x_shape[0], height, width, x_shape[1]), pixel.dtype),
+            (plane, row, column, channel),
+            pixel.dtype,
+        ),
+        w=Load(weights.view(w_shape, weight.dtype), out_vars(4), weight.dtype),
         x_shape=x_shape,
         w_shape=w_shape,
         strides=anchor.strides[1:],
@@ -72,8 +76,3 @@ def _of_planes(store: Store, batch: Size, planes: Size) -> Store:
 
 def _copy(name: str, shape: tuple[Size, ...], element: Expr, static: bool) -> Buffer:
     return Buffer(name, "prepared" if static else "arena", shape, element.dtype)
-
-
-def _view(buffer: Buffer, shape: tuple[Size, ...]) -> Buffer:
-    """The same memory in other axes."""
-    return Buffer(f"{buffer.name}.view", buffer.kind, shape, buffer.dtype, None, None, buffer)
