@@ -97,12 +97,7 @@ rlx.backends.cpu.schedule.conv
     ConvSchedule outputs:Size depth:Size pixels:Size groups:int size:int width:int rows:int in_image:Size|none
         in_place:bool tiles:bool
     ImplicitGemmSchedule sizes:Shape kernel:(Size,Size) strides:(int,int) dilation:int size:int width:int in_image:bool
-<<<<<<< HEAD
         in_place:bool groups:int apart:int
-    PixelsOnly chunks:Function pixels:Size most:int few:bool
-=======
-        in_place:bool
->>>>>>> 1c63653 (Chunks of one of two ways that a size of the run decides between are one record, where attention and convolutions had three)
 rlx.backends.cpu.schedule.depthwise
     DepthwiseSchedule sizes:Shape taps:int lanes:int
     InnerColumns sizes:Shape stride:int dilation:int
