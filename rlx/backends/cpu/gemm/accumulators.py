@@ -17,7 +17,7 @@ from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Operand, Typed, size_of, vec
 from rlx.records import dataclass
 
-__all__ = ["Accumulators", "Fetch", "Matrix", "Panels", "Rows", "Windows"]
+__all__ = ["Accumulators", "Fetch", "Matrix", "Panels", "Rows", "Windows", "multiply_add"]
 
 WRITTEN_OUT = 32  # steps of a piece of a window, at most
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rlx.backends.cpu.gemm.tile import multiply_add, tile_of
+from rlx.backends.cpu.gemm.accumulators import multiply_add
+from rlx.backends.cpu.gemm.tile import tile_of
 from rlx.backends.cpu.llvm import math as vmath
 from rlx.backends.cpu.llvm.builder import Function, constant, size_of, vec
 from rlx.backends.cpu.schedule.recurrence import RecurrenceSchedule
