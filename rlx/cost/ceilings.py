@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from rlx.backends import BACKENDS, backend_named
-from rlx.backends.base import Backend, Rates
+from rlx.backends.base import Backend
 from rlx.cost.pace import Pace, Probe, present
 from rlx.errors import OptionError
-from rlx.records import cached_property, dataclass, field, replace
+from rlx.records import cached_property, dataclass, field
 
-__all__ = ["Ceilings", "guess", "guess_of"]
+__all__ = ["Ceilings", "guess_of"]
 
 Curve = tuple[tuple[float, float], ...]
 Points = tuple[tuple[float, ...], ...]
@@ -217,47 +216,20 @@ def _on_curve(curve: Curve, x: float) -> float:
     return math.exp((1 - share) * math.log(values[low]) + share * math.log(values[high]))
 
 
-# ---- guesses: what is assumed of a device that nothing is known of
-
-# of GPUs that no backend drives yet; the last one stands for every other name
-_OTHERS: dict[str, Rates] = {
-    "cuda": Rates(12e12, 900e9, run=35e-6, launch=3e-6),
-    "rocm": Rates(10e12, 800e9, run=40e-6, launch=3e-6),
-    "metal": Rates(4e12, 200e9, run=30e-6, launch=2e-6),
-    "wgpu": Rates(2.5e12, 120e9, run=80e-6, launch=5e-6),
-}
-_SHARED = ("metal",)  # memory with the host
-
-
-def guess(device: str, *, threads: int = 1, **known: Any) -> Ceilings:
-    """Ceilings that nobody measured, marked as guesses; `known` replaces fields by what a driver reports.
-
-    They are what the device's backend declares. A name of which nothing is known is taken for a GPU with WebGPU's
-    numbers.
-    """
-    if device in BACKENDS:
-        return replace(guess_of(backend_named(device), threads), **known)
-    made = _guess(device, _OTHERS.get(device, _OTHERS["wgpu"]), threads)
-    return replace(made, **{"unified": device in _SHARED, **known})
-
-
 def guess_of(backend: Backend, threads: int) -> Ceilings:
-    """The same for a backend."""
+    """Ceilings that nobody measured, marked as guesses: what follows from the rates that a backend declares."""
     rates = backend.rates
-    if backend.on_processor:
-        rates = replace(rates, flops=rates.flops * threads)
-    return replace(_guess(backend.name, rates, threads), unified=backend.unified, merges=backend.merges)
-
-
-def _guess(device: str, rates: Rates, threads: int) -> Ceilings:
+    flops = rates.flops * (threads if backend.on_processor else 1)
     return Ceilings(
-        device,
-        rates.flops,
+        backend.name,
+        flops,
         ((1.0, rates.bytes),),
-        rates.flops / 8,
+        flops / 8,
         rates.launch,
         rates.run,
         step=rates.launch,
         threads=threads,
+        unified=backend.unified,
+        merges=backend.merges,
         compile=rates.compile,
     )

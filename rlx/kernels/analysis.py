@@ -10,8 +10,9 @@ from rlx.kernels.expr import Apply, Cast, Check, Expr, Load, Reduce, Select, loa
 from rlx.kernels.lowering import out_vars
 from rlx.records import dataclass, field
 
-__all__ = ["Fusing", "cost", "is_identity", "is_static", "size_of", "static_values", "uses"]
+__all__ = ["PRICES", "Fusing", "cost", "is_identity", "is_static", "size_of", "static_values", "uses"]
 
+# what scalar functions take on vectors of a processor, in additions; all others take one
 PRICES = {"exp": 10, "log": 10, "tanh": 12, "erf": 12, "sigmoid": 12, "sin": 14, "cos": 14, "pow": 24, "div": 4}
 PRICES |= {"normal_cdf": 12, "sqrt": 4, "floordiv": 8, "mod": 8, "idiv": 8, "irem": 8, "fmod": 12}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from rlx.ir.shape import usual_size
@@ -14,8 +16,9 @@ from rlx.records import dataclass, replace
 
 __all__ = ["peak_of", "reorder", "usual_extents"]
 
-_WORK = 30_000  # partial orders that are looked at: some 0.2 s
+_WORK = 30_000  # partial orders that are looked at, as far as the search may choose: some 0.2 s
 _WIDEST = 16  # partial orders that are kept at each step
+_NEXT = 32  # kernels that are looked at as the next of a partial order, by each of two lists
 
 
 def reorder(program: Program, extents: Mapping[str, int]) -> Program:
@@ -52,21 +55,33 @@ def peak_of(program: Program, extents: Mapping[str, int]) -> int:
     return lower_bound(lifetimes(program, extents).intervals)
 
 
-@dataclass(frozen=True)
-class _Partial:
-    """The first kernels of an order: which they are (as bits), and what they take."""
+_Order = tuple["_Order", int] | None  # kernels by number: those before the last, and the last
 
-    done: int
+
+@dataclass(eq=False)
+class _Partial:
+    """The first kernels of an order: which they are, what they take, and what is known of those that can come next.
+
+    Only what lies between the kernels that have run and the others is kept: it costs what a program is wide, not what
+    it is long.
+    """
+
+    done: int  # a bit for each kernel that has run
     peak: int
     live: int
     broken: int  # kernels that do not read what the one before has made
-    order: tuple[int, ...]
-    waiting: tuple[int, ...]  # by kernel: how many of those that it needs are still to run
-    readers: tuple[int, ...]  # by buffer: how many kernels still read it
+    order: _Order
+    waiting: dict[int, int]  # by kernel that has some of those that it needs: how many are still to run
+    readers: dict[int, tuple[int, int]]  # by buffer that is made or read: kernels that still read it, and their sum
+    ready: dict[int, tuple[int, int]]  # by kernel that can come next: by what it changes `live`, the most it needs
+    by_growth: list[tuple[int, int, int]]  # growth, need and number of those that are ready, in ascending order
+    by_need: list[tuple[int, int, int]]  # need, growth, number
+    place: int  # among the partial orders of its step, as the numbers of their kernels sort them
 
-    @property
-    def score(self) -> tuple[int, int, int, tuple[int, ...]]:
-        return self.peak, self.live, self.broken, self.order
+
+# what a partial order followed by a kernel comes to: the peak, what is live then, the breaks, the place of that order
+# among those of its step, and the kernel; the least is the best
+_Score = tuple[int, int, int, int, int]
 
 
 def _before(kernels: Sequence[Kernel]) -> list[set[int]]:
@@ -106,15 +121,23 @@ class _Work:
         self.made = [self._arena(kernel.writes()) for kernel in kernels]
         self.read = [self._arena(kernel.reads()) for kernel in kernels]
         self.taken = [self._taken(kernel) for kernel in kernels]
-        self.readers = [int(buffer in kept) for buffer in makers]  # what is kept has a reader that never comes
-        for read in self.read:
+        # by buffer: how many kernels read it, and the sum of their numbers; what is kept has a reader that never comes
+        self.readers = [(1, len(kernels)) if buffer in kept else (0, 0) for buffer in makers]
+        for number, read in enumerate(self.read):
             for buffer in read:
-                self.readers[buffer] += 1
+                count, total = self.readers[buffer]
+                self.readers[buffer] = count + 1, total + number
+        self.looked = 0  # partial orders that the search has looked at
+        self.carried = 0  # entries of those that it has copied
         self.before = _before(kernels)
         self.after: list[list[int]] = [[] for _ in kernels]
         for number, earlier_ones in enumerate(self.before):
             for earlier in earlier_ones:
                 self.after[earlier].append(number)
+        self.reading: list[list[int]] = [[] for _ in self.sizes]
+        for number, read in enumerate(self.read):
+            for buffer in read:
+                self.reading[buffer].append(number)
 
     @property
     def needs(self) -> list[int]:
@@ -144,47 +167,105 @@ class _Work:
         """How many kernels of an order do not read what the one before has made."""
         return sum(not set(self.made[one]) & set(self.read[two]) for one, two in pairwise(order))
 
-    def search(self) -> tuple[int, ...]:
+    def search(self) -> list[int]:
         """The best order that the beam finds."""
-        count = len(self.made)
-        waiting = tuple(len(earlier) for earlier in self.before)
-        beam = [_Partial(0, 0, 0, 0, (), waiting, tuple(self.readers))]
-        looked = 0
+        count, beam = len(self.made), [self.start()]
         for step in range(count):
-            best: dict[int, _Partial] = {}
+            best: dict[int, tuple[_Score, _Partial]] = {}
             for partial in beam:
-                ready = [n for n in range(count) if not partial.waiting[n] and not partial.done >> n & 1]
-                looked += len(ready)
-                for number in ready:
-                    following = self._run(partial, number)
-                    rival = best.get(following.done)
-                    if rival is None or following.score < rival.score:
-                        best[following.done] = following
-            left = max(_WORK - looked, 0) // (count - step)  # spread evenly over what is to come
+                for score in self.following(partial):
+                    done = partial.done | 1 << score[-1]
+                    rival = best.get(done)
+                    if rival is None or score < rival[0]:
+                        best[done] = score, partial
+            left = max(_WORK - self.looked, 0) // (count - step)  # spread evenly over what is to come
             width = max(1, min(_WIDEST, left * len(beam) // max(len(best), 1)))
-            beam = sorted(best.values(), key=lambda partial: partial.score)[:width]
-        return beam[0].order
+            chosen = sorted(best.values(), key=lambda found: found[0])[:width]
+            places = sorted(score[3:] for score, _ in chosen)
+            followed = Counter(score[3] for score, _ in chosen)
+            beam = []
+            for score, partial in chosen:
+                followed[partial.place] -= 1
+                base = self._copy(partial) if followed[partial.place] else partial  # nobody needs it again
+                beam.append(self.run(base, score, places.index(score[3:])))
+        found, order = [], beam[0].order
+        while order is not None:
+            order, number = order
+            found.append(number)
+        return found[::-1]
 
-    def _run(self, partial: _Partial, number: int) -> _Partial:
-        readers, waiting = list(partial.readers), list(partial.waiting)
-        dead = []
+    def start(self) -> _Partial:
+        """The partial order of no kernel."""
+        made = _Partial(0, 0, 0, 0, None, {}, {}, {}, [], [], 0)
+        for number, earlier in enumerate(self.before):
+            if not earlier:
+                self._admit(made, number)
+        return made
+
+    def following(self, partial: _Partial) -> list[_Score]:
+        """The partial order followed by each kernel that can come next, as far as they may be among the best.
+
+        These are all where they are few; else those that let the least live, those that need the least, and those that
+        read what the last one has made.
+        """
+        numbers: Collection[int] = partial.ready
+        last_made = () if partial.order is None else self.made[partial.order[1]]
+        follows = {n for b in last_made for n in self.reading[b] if n in partial.ready}
+        if len(numbers) > _NEXT:
+            few = (*partial.by_growth[:_NEXT], *partial.by_need[:_NEXT])
+            numbers = {*(number for *_, number in few), *follows}
+        self.looked += len(numbers)
+        peak, live, broken = partial.peak, partial.live, partial.broken
+        return [
+            (max(peak, live + need), live + growth, broken + (n not in follows), partial.place, n)
+            for n, (growth, need) in ((n, partial.ready[n]) for n in numbers)
+        ]
+
+    def _copy(self, partial: _Partial) -> _Partial:
+        """One that can be changed for itself."""
+        self.carried += len(partial.waiting) + len(partial.readers) + len(partial.ready)
+        own = {name: getattr(partial, name).copy() for name in ("waiting", "readers", "ready", "by_growth", "by_need")}
+        return replace(partial, **own)
+
+    def run(self, made: _Partial, score: _Score, place: int) -> _Partial:
+        """The same partial order with a kernel more, as `following` has it."""
+        made.peak, made.live, made.broken, _, number = score
+        made.order, made.place = (made.order, number), place
+        made.done |= 1 << number
+        self._dismiss(made, number)
+        alone = []
         for buffer in self.read[number]:
-            readers[buffer] -= 1
-            if not readers[buffer]:
-                dead.append(buffer)
+            count, total = made.readers.get(buffer, self.readers[buffer])
+            made.readers[buffer] = count - 1, total - number
+            if count == 1:
+                del made.readers[buffer]
+            elif count == 2:
+                alone.append(total - number)
+        for reader in alone:  # the buffer ends with it now
+            if reader in made.ready:
+                self._dismiss(made, reader)
+                self._admit(made, reader)
         for later in self.after[number]:
-            waiting[later] -= 1
-        made = sum(self.sizes[b] for b in self.made[number])
-        in_place = max((self.sizes[b] for b in self.taken[number] if b in dead), default=0)
-        unread = sum(self.sizes[b] for b in self.made[number] if not readers[b])
-        live = partial.live + made - unread - sum(self.sizes[b] for b in dead)
-        follows = bool(partial.order) and any(b in self.read[number] for b in self.made[partial.order[-1]])
-        return _Partial(
-            done=partial.done | 1 << number,
-            peak=max(partial.peak, partial.live + made - in_place),
-            live=live,
-            broken=partial.broken + (not follows),
-            order=(*partial.order, number),
-            waiting=tuple(waiting),
-            readers=tuple(readers),
-        )
+            made.waiting[later] = made.waiting.get(later, len(self.before[later])) - 1
+            if not made.waiting[later]:
+                del made.waiting[later]
+                self._admit(made, later)
+        return made
+
+    def _admit(self, partial: _Partial, number: int) -> None:
+        """Notes that a kernel can come next, with what it then does to the memory."""
+        sizes = self.sizes
+        dead = [b for b in self.read[number] if partial.readers.get(b, self.readers[b])[0] == 1]
+        made = sum(sizes[b] for b in self.made[number])
+        in_place = max((sizes[b] for b in self.taken[number] if b in dead), default=0)
+        unread = sum(sizes[b] for b in self.made[number] if not self.readers[b][0])
+        growth, need = made - unread - sum(sizes[b] for b in dead), made - in_place
+        partial.ready[number] = growth, need
+        insort(partial.by_growth, (growth, need, number))
+        insort(partial.by_need, (need, growth, number))
+
+    def _dismiss(self, partial: _Partial, number: int) -> None:
+        """Takes a kernel off those that can come next."""
+        growth, need = partial.ready.pop(number)
+        del partial.by_growth[bisect_left(partial.by_growth, (growth, need, number))]
+        del partial.by_need[bisect_left(partial.by_need, (need, growth, number))]

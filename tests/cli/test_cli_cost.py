@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rlx.backends import backend_named
 from rlx.cli.main import cli
 from rlx.cost import kept
-from rlx.cost.ceilings import Ceilings, guess
+from rlx.cost.ceilings import Ceilings, guess_of
 from rlx.demo import DIGITS
 
 
@@ -50,7 +51,7 @@ def test_profile_learns_from_runs() -> None:
     assert done.exit_code == 1
     assert "rlx calibrate" in done.output
     threads = 1
-    kept.keep(replace(guess("cpu", threads=threads), guessed=False))
+    kept.keep(replace(guess_of(backend_named("cpu"), threads), guessed=False))
     ran("profile", str(DIGITS), "--learn", "--threads", str(threads), "--device", "cpu")
     found = kept.kept_ceilings("cpu", threads)
     assert found is not None
@@ -95,7 +96,7 @@ def test_calibrate_keeps_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> No
     """A line for each device; afterwards it is calibrated."""
 
     def fake(device: str, *, threads: int, seconds: float) -> Ceilings:
-        return replace(guess(device, threads=threads), guessed=False)
+        return replace(guess_of(backend_named(device), threads), guessed=False)
 
     monkeypatch.setattr("rlx.cost.measure.calibrate", fake)
     assert "Gflop/s" in ran("calibrate", "cpu", "--threads", "1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from rlx.kernels.fuse import fuse
 from rlx.kernels.lowering import lower_node, out_vars
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.passes.legalise import legalise
-from rlx.plan.order import peak_of, reorder
+from rlx.plan.order import _WORK, _Work, peak_of, reorder
 from rlx.plan.plan import make_plan
 from rlx.plan.prove import prove
 from rlx.testing.graphs import random_graph
@@ -128,3 +128,84 @@ def test_copies_to_outputs_come_early_in_a_program_too_long_for_the_search() -> 
     g.output(x, "y")
     program = lowered(g)
     assert peak_of(reorder(program, {}), {}) < 0.75 * peak_of(program, {})
+
+
+# ---- how the search grows with a program
+
+
+def side_by_side(count: int) -> Program:
+    """Chains of ten kernels, whose first kernels come first: so many can come next all along."""
+    x = Buffer("x", "input", (16,), F32)
+    rows, ends = [[made(f"c{n}_0", 16, [x]) for n in range(count // 10)]], []
+    for step in range(1, 10):
+        rows.append([made(f"c{n}_{step}", 16 * (1 + (7 * n + step) % 5), [b]) for n, (b, _) in enumerate(rows[-1])])
+    ends = [(buffer.name, buffer) for buffer, _ in rows[-1]]
+    return Program("chains", inputs=[x], outputs=ends, run=[kernel for row in rows for _, kernel in row])
+
+
+def wide(count: int) -> Program:
+    """Half of the kernels make operands, of many sizes, that the other half takes in one by one."""
+    x = Buffer("x", "input", (16,), F32)
+    makers = [made(f"a{n}", 16 * (1 + n % 97), [x]) for n in range(count // 2)]
+    total, sums = x, []
+    for n, (buffer, _) in enumerate(makers):
+        total, kernel = made(f"s{n}", 64, [total, buffer])
+        sums.append(kernel)
+    return Program("wide", inputs=[x], outputs=[("y", total)], run=[*(kernel for _, kernel in makers), *sums])
+
+
+def long(count: int) -> Program:
+    """Layers, each of which reads some of the last twelve results."""
+    rng = random.Random(0)
+    x = Buffer("x", "input", (16,), F32)
+    pool, kernels = [x], []
+    for n in range(count):
+        operands = rng.sample(pool[-12:], min(len(pool), rng.randrange(1, 4)))
+        buffer, kernel = made(f"b{n}", rng.choice([1, 16, 400, 4096]), operands)
+        pool.append(buffer)
+        kernels.append(kernel)
+    return Program("long", inputs=[x], outputs=[("y", pool[-1])], run=kernels)
+
+
+@pytest.mark.parametrize("build", [side_by_side, wide, long])
+def test_the_search_takes_work_in_proportion_to_a_program(build: Callable[[int], Program]) -> None:
+    """The partial orders looked at, and the entries copied with those kept, for each kernel of a longer program."""
+    looked, carried = {}, {}
+    for count in (500, 1000, 4000):
+        work = _Work(build(count), {})
+        assert sorted(work.search()) == list(range(count))
+        looked[count], carried[count] = work.looked, work.carried
+    assert looked[500] <= looked[1000] <= max(_WORK, 66 * 1000)
+    assert looked[4000] <= max(_WORK, 66 * 4000)
+    assert carried[4000] <= 4 * max(carried[1000], 10_000)
+
+
+def test_a_long_program_gets_an_order_of_its_own() -> None:
+    """Operands are made when they are taken in, however many could be made first."""
+    program = wide(1000)
+    assert peak_of(reorder(program, {}), {}) < 0.8 * peak_of(program, {})
+
+
+@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.sample(25)
+def test_what_the_search_says_of_an_order_is_so(seed: int) -> None:
+    """The sizes that it keeps up to date kernel by kernel are those of the orders that it compares."""
+    program = random_program(seed)
+    work = _Work(program, {})
+    order = work.search()
+    before = [set(earlier) for earlier in work.before]
+    assert all(before[number] <= set(order[:place]) for place, number in enumerate(order))
+    partial, live = work.start(), 0
+    for place, number in enumerate(order):
+        score = next(score for score in work.following(partial) if score[-1] == number)
+        partial = work.run(partial, score, 0)
+        ran = order[: place + 1]
+        live = sum(
+            size
+            for buffer, size in enumerate(work.sizes)
+            if any(buffer in work.made[n] for n in ran)
+            and (work.readers[buffer][0] > sum(buffer in work.read[n] for n in ran))
+        )
+        assert partial.live == live
+        assert sorted(partial.ready) == [n for n in range(len(before)) if n not in ran and before[n] <= set(ran)]
+    assert partial.broken - 1 == work.breaks(order)

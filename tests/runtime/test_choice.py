@@ -15,7 +15,7 @@ import rlx
 from rlx import DevicePolicy
 from rlx.backends import BACKENDS, BY_NAME, backend_named, choose_backend
 from rlx.backends.base import Availability, Backend, DeviceMemory
-from rlx.cost.ceilings import Ceilings, guess
+from rlx.cost.ceilings import Ceilings, guess_of
 from rlx.cost.pace import Pace, Probe
 from rlx.errors import DeviceUnavailable, MemoryDeficit, OptionError, RlxError
 from rlx.estimate.calibrate import USUAL, Overhead
@@ -99,7 +99,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> dict[str, Fake]:
 
 def ceilings(device: str, threads: int | None = None, *, measure: bool = True) -> Ceilings:
     """The left starts fast and runs slow, the right the other way round; the processor is slower than both."""
-    c = guess("cpu")
+    c = guess_of(backend_named("cpu"), 1)
     change = {"left": (1e-7, 5e10), "right": (1e-3, 5e13), "cpu": (1e-2, 1e9)}.get(device, (1.0, 1e9))
     return Ceilings(device, change[1], ((1.0, change[1]),), change[1], c.launch, change[0], compile=1e-6, error=0.1)
 

@@ -8,6 +8,7 @@ from math import prod
 
 from rlx.ir.shape import Shape, Size, size_product
 from rlx.kernels.affine import Affine, affine, linear_index
+from rlx.kernels.analysis import PRICES
 from rlx.kernels.expr import (
     I64,
     Acc,
@@ -42,8 +43,7 @@ __all__ = [
 
 UNROLLED = 16  # elements of a reduction that is written out
 RESULT = frozenset((Var("acc"),))  # what an anchor's result depends on: it is never computed ahead
-WEIGHT = {"exp": 8, "tanh": 10, "erf": 10, "sigmoid": 10, "log": 10, "sin": 16, "cos": 16, "pow": 40, "div": 3}
-WEIGHT |= {"normal_cdf": 8}
+COSTLY = 8  # the price from which a function takes longer than storing its result and loading it again
 
 
 def flatten(store: Store) -> tuple[Shape, Expr, Expr]:
@@ -173,8 +173,8 @@ def unroll(expr: Expr, last: Var, depends: Callable[[Expr], frozenset[Var]]) -> 
 
 
 def is_costly(e: Expr) -> bool:
-    """Whether the expression calls a function that costs more than storing its result and loading it again."""
-    return any(isinstance(x, Apply) and WEIGHT.get(x.fn, 1) >= 8 for x in walk(e))
+    """Whether the expression calls a function that is better not called anew at each use."""
+    return any(isinstance(x, Apply) and PRICES.get(x.fn, 1) >= COSTLY for x in walk(e))
 
 
 def weight(expr: Expr, shared: Sequence[Reduce] = ()) -> Size:
@@ -199,7 +199,7 @@ def weight(expr: Expr, shared: Sequence[Reduce] = ()) -> Size:
                 stack.extend(t for i in indices for t in affine(i).coefs if not isinstance(t, Var))
                 stack.extend(() if where is None else (where,))
             case _:
-                total = total + (WEIGHT.get(x.fn, 1) if isinstance(x, Apply) else 0)
+                total = total + (PRICES.get(x.fn, 1) if isinstance(x, Apply) else 0)
                 stack.extend(children(x))
     return total
 
