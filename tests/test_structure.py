@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "backends.array": {"ir"},
     "backends.dlpack": {"ir"},
     "backends.base": {"ir", "ops", "kernels", "plan", "backends.array"},
+    "backends.states": {"backends.base"},
     "backends.granted": set(),
     "backends.strings": {"ir", "kernels", "backends.base"},
     "backends.codegen": {"ir", "ops", "kernels", "plan"},
@@ -66,7 +67,8 @@ ALLOWED: dict[str, set[str]] = {
     "cli": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate", "runtime", "testing", "rlx", "demo"},
 }
 A_BACKEND = {
-    "ir", "ops", "kernels", "plan", "backends.base", "backends.granted", "backends.codegen", "backends.library",
+    "ir", "ops", "kernels", "plan", "backends.base", "backends.states", "backends.granted", "backends.codegen",
+    "backends.library",
 } | EXCHANGE  # fmt: skip
 BASE_PARTS = {"boundary", "errors", "ir", "disk", "lazy_imports", "records"}  # below `options`
 

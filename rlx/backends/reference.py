@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
-from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Rates, Turns
+from rlx.backends.base import Availability, DeviceMemory, Executable, LibraryBackend, Rates
+from rlx.backends.states import StatefulExecutable
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, RlxError, ShapeError, no_such
 from rlx.ir.extents import bind_extents, bind_result, check_guards, check_out, initial_state
@@ -159,25 +160,23 @@ def _run_region(
     return tuple(outputs.values())
 
 
-class ReferenceExecutable(Executable[Array]):
+class ReferenceExecutable(StatefulExecutable[Array]):
     """A graph run by `run_graph`; it holds its params and states."""
 
     capabilities = frozenset({"out", "slots", "states", "dynamic"})
 
     def __init__(self, graph: Graph, trap: str = "off") -> None:
+        super().__init__()
         self.graph = graph
         self.trap = trap
         self.values: dict[str, Array] = {}
         self.states: dict[str, Array] = {}
         self.outputs: list[Array] | None = None
         self.asked: set[int] | None = None  # the outputs that the last run was asked for, None: all
-        self.inputs: dict[str, tuple[Array, Array]] = {}  # bound ones: first and present value
-        self.fed: dict[str, int] = {}
         self.asked_for: dict[str, tuple[int, ...]] = {}  # the shapes of inputs whose memory was asked for
-        self.turns = Turns()
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
-        with self.turns.taken(self.waits):
+        with self.taken():
             self.values.update({name: np.array(a, copy=True) for name, a in arrays.items()})
 
     def raw_param(self, name: str) -> Array | None:
@@ -189,55 +188,22 @@ class ReferenceExecutable(Executable[Array]):
             return self.outputs
         return [a if n in self.asked else None for n, a in enumerate(self.outputs)]
 
-    @property
-    def bound_inputs(self) -> Mapping[str, Array]:
-        return {name: present for name, (_, present) in self.inputs.items()}
+    def own(self, array: Array) -> Array:
+        return array.copy()
 
-    @property
-    def feeds(self) -> Mapping[str, int]:
-        return self.fed
-
-    def state(self, name: str) -> Array:
-        """The present value of a state."""
-        if name in self.inputs:
-            return self.inputs[name][1]
-        leaf = self.graph.find(name)
+    def get_declared(self, name: str) -> Array:
         if name not in self.states:
-            self.states[name] = initial_state(leaf)
-        return self.states[name]
+            self.states[name] = initial_state(self.graph.find(name))
+        return self.states[name].copy()
 
-    def read_state(self, name: str) -> Array:
-        return self.state(name).copy()
-
-    def write_state(self, name: str, array: Array | None) -> None:
-        with self.turns.taken(self.waits):
-            self.put_state(name, array)
-
-    def put_state(self, name: str, array: Array | None) -> None:
-        """Sets a state; None: to its initial value."""
-        if name in self.inputs:
-            first = self.inputs[name][0]
-            self.inputs[name] = (first, first if array is None else array.copy())
-        elif array is None:
+    def set_declared(self, name: str, array: Array | None) -> None:
+        if array is None:
             self.states.pop(name, None)
         else:
             self.states[name] = array.copy()
 
-    def keep_input(self, name: str, array: Array | None) -> None:
-        with self.turns.taken(self.waits):
-            self.inputs.pop(name, None)
-            self.fed.pop(name, None)
-            if array is not None:
-                self.inputs[name] = (array.copy(), array.copy())
-
-    def feed_state(self, name: str, output: int | None) -> None:
-        with self.turns.taken(self.waits):
-            self.fed.pop(name, None)
-            if output is not None:
-                self.fed[name] = output
-
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
-        with self.turns.taken(self.waits):
+        with self.taken():
             shapes = {v.name: a.shape for v, a in zip(self.graph.inputs, inputs, strict=True)}
             check_out(self.graph, bind_extents(self.graph, shapes), out)
             results = self.run_all(inputs)
@@ -258,8 +224,7 @@ class ReferenceExecutable(Executable[Array]):
         watch = None if self.trap == "off" else self.watch(given)
         made = run_graph(self.graph, given, self.values, self.states, trace=watch)
         self.outputs, self.asked = list(made.values()), None
-        for name, number in self.fed.items():
-            self.put_state(name, self.outputs[number])
+        self.put_fed(self.outputs)
         return list(made.values())
 
     def ask(self, inputs: Mapping[str, Array]) -> None:
@@ -295,7 +260,7 @@ class ReferenceExecutable(Executable[Array]):
         @bounded("run_slots", ExecutionError)
         def call(*arrays: Any) -> object:
             admitted = self.admit(arrays)
-            with self.turns.taken(self.waits):
+            with self.taken():
                 return self.wrap(tuple(self.run_all(admitted)))
 
         return call

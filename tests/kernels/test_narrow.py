@@ -29,8 +29,9 @@ def elements(dtype: str, *shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, 16, shape).astype(np.uint8).view(DTYPES[dtype].numpy)
 
 
-def same(got: Array, want: Array, what: str = "") -> None:
+def same(got: Any, want: Array, what: str = "") -> None:
     """Equal types, shapes and bits; -0 is not 0."""
+    got = np.asarray(got)
     assert (got.dtype, got.shape) == (want.dtype, want.shape), what
     np.testing.assert_array_equal(got.view(f"u{got.itemsize}"), want.view(f"u{want.itemsize}"), err_msg=what)
 
@@ -134,7 +135,7 @@ def test_quantised_products(dtype: str, device: str) -> None:
     model = rlx.compile(g, device=device)
     assert "host" not in model.explain("dispatch").splitlines()[0]
     for name, want in run_graph(g, given).items():
-        got = model(given)[name].astype(np.float32)
+        got = np.asarray(model(given)[name]).astype(np.float32)
         assert (got != want.astype(np.float32)).mean() < 0.1, name  # where a sum lies between two values
         np.testing.assert_allclose(got, want.astype(np.float32), atol=2.01)
 

@@ -180,7 +180,7 @@ def test_models_on_the_interpreter(name: str, model_path: Callable[[str], Path],
     path = model_path(name)
     model, reference = (rlx.load(path, device=device) for device in ("interp", "reference"))
     for inputs in CASES[name]()[: 3 if full else 1]:
-        for got, want in zip(model.run(inputs), reference.run(inputs), strict=True):
+        for got, want in zip(map(np.asarray, model.run(inputs)), reference.run(inputs), strict=True):
             assert (got.shape, got.dtype) == (want.shape, want.dtype)
             if got.dtype.kind == "f":
                 assert parts_of_tolerance(got, want) <= 1

@@ -27,7 +27,7 @@ LIBRARIES = ("xla", "mlx")
 HOST_MEMORY = 1  # DLPack's number of the device type
 
 
-@pytest.fixture(params=("own", *LIBRARIES))
+@pytest.fixture(params=("own", "interp", *LIBRARIES))
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of each device whose memory is not the host's; skips, saying why, where one is absent."""
     name: str = request.param
@@ -70,7 +70,22 @@ def pointer(array: Array) -> int:
     """Where the elements are."""
     if array.device == "xla":
         return int(array.held.unsafe_buffer_pointer())
+    if array.device == "interp":
+        return int(array.held.address)
     return int(read_dlpack(array).ctypes.data)
+
+
+class OnCpu:
+    """What takes an array's DLPack as a copy in the memory of the host."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**{**options, "dl_device": (1, 0)})
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
 
 
 # ---- what it is
@@ -106,6 +121,7 @@ def test_results_go_back_without_the_host(device: str, copies: list[str]) -> Non
     x, s, w = g.input("x", (2, 3)), g.state("s", (2, 3)), g.param("w", (2, 3))
     g.output(x * w + s, "y")
     model = rlx.compile(g, device=device)
+    copies.clear()
     here = rlx.to_device(X, device)
     assert copies == ["put"]
     copies.clear()
@@ -159,6 +175,10 @@ def test_every_type_goes_in_and_comes_out_as_declared(name: str, device: str) ->
     assert there.tobytes() == values.tobytes()
     if dtype.bits < 8:
         with pytest.raises(BufferError, match=f"{name} can't be shared"):
+            same.__dlpack__()
+    elif device == "interp":  # its memory is not the host's: what asks for a copy there gets one
+        assert np.asarray(read_dlpack(OnCpu(same))).tobytes() == values.tobytes()
+        with pytest.raises(BufferError, match=r"\.numpy\(\)"):
             same.__dlpack__()
     elif device != "own":
         if same.__dlpack_device__()[0] == HOST_MEMORY:
@@ -240,7 +260,7 @@ def test_buckets_pad_on_the_device(device: str, copies: list[str]) -> None:
 # ---- whose memory it is
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("name", ("interp", *LIBRARIES))
 def test_results_have_memory_of_their_own(name: str) -> None:
     """Outputs that are inputs, weights, states or parts of these, and equal ones: writing to one changes no other."""
     if not backend_named(name).available().present:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.array import MemorySpace
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Executable, Rates
 from rlx.backends.codegen.check import check_supported
-from rlx.backends.interp.executable import HOST, InterpExecutable
+from rlx.backends.interp.executable import Code, InterpExecutable
+from rlx.backends.interp.memory import HOST, SPACE
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
@@ -37,6 +39,10 @@ class InterpBackend(CodeGenerator):
 
     def available(self) -> Availability:
         return Availability(True, f"kernels executed by NumPy {np.__version__} (slow; the lesson in adding a backend)")
+
+    @property
+    def space(self) -> MemorySpace:
+        return SPACE
 
     @property
     def on_processor(self) -> bool:
@@ -98,4 +104,4 @@ class InterpBackend(CodeGenerator):
 
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable[Any]:
         check_supported(graph, program, "the interpreter")
-        return InterpExecutable(graph, program, options)
+        return InterpExecutable(Code(graph, program, options))

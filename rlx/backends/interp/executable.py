@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
-from rlx.backends.base import Executable, Turns
+from rlx.backends.array import Array, Tensor
 from rlx.backends.codegen.binding import Binding, Overrun, grows, initial, room_for, settable
 from rlx.backends.codegen.control import next_phase
 from rlx.backends.codegen.table import Phase, Table, phases_of
 from rlx.backends.interp.anchors import sizes
 from rlx.backends.interp.kernels import Function, code_of
-from rlx.backends.interp.memory import Memory, Queues
+from rlx.backends.interp.memory import DEVICE_MEMORY, HOST_MEMORY, SPACE, Held, Queues
+from rlx.backends.states import StatefulExecutable
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, pack, unpack
 from rlx.ir.extents import bind_extents, check_guards, check_out
-from rlx.ir.graph import Array, Graph
+from rlx.ir.graph import Array as HostArray
+from rlx.ir.graph import Graph
 from rlx.ir.shape import Dim, evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.options import CompileOptions
 from rlx.plan import plan as planning
 from rlx.plan.arena import MemoryPlan
 
-__all__ = ["HOST", "InterpExecutable"]
+__all__ = ["Code", "InterpExecutable"]
 
 BYTE = DTYPES["u8"]
-HOST = "host"  # the space that inputs lie in before a kernel brings them to the device
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
 
 
-class InterpExecutable(Executable[Array]):
-    """Runs the phases of a program one by one; only inputs, params, states and outputs cross to the host, by copies."""
-
-    capabilities = frozenset({"out", "slots", "states", "dynamic"})
-
-    program: Program
+class Code:
+    """What a compiled graph and its clones share: the functions, the tables of phases, and how memory is planned."""
 
     def __init__(self, graph: Graph, program: Program, options: CompileOptions) -> None:
         self.graph, self.program, self.options = graph, program, options
-        self.device, self.host_memory, self.queues = Memory(1 << 20), Memory(1 << 40), Queues()
-        self.memories = {"": self.device, HOST: self.host_memory}
         self.functions: dict[str, Function] = {}
         prepare, _ = phases_of(program.prepare, self.emit)
         run, marks = phases_of(program.run, self.emit)
@@ -51,21 +47,6 @@ class InterpExecutable(Executable[Array]):
         self.prepare, self.table = Table(prepare, symbols), Table(run, symbols, marks)
         self.schedule = planning.schedule(program)
         self.plan = None if self.schedule.bounds is None else self.make_plan(self.schedule.bounds, {})
-        self.places: dict[Buffer, int] = {}  # root buffers that live between runs, and the inputs of the host
-        self.arena_start, self.arena_size = self.device.allocate(0), 0
-        self.dirty = True  # params have changed since `prepare` ran
-        self.room: dict[str, int] = {}
-        self.dims: dict[str, int] = {}
-        self.kept: dict[str, tuple[Array, Array]] = {}  # inputs that were bound: their first and present values
-        self.fed: dict[str, int] = {}
-        self.outputs: list[Array | None] | None = None
-        self.turns = Turns()
-        for root in program.constants:
-            assert root.data is not None
-            self.put(root, root.data)
-        for state in program.states:
-            self.put(state, initial(state))
-        self.set_params({v.name: v.data for v in graph.params if v.data is not None})
 
     def emit(self, kernel: Kernel) -> Sequence[Any]:
         """The code of a kernel; a mark has none, since the host walks the table."""
@@ -77,114 +58,168 @@ class InterpExecutable(Executable[Array]):
             self.functions[made[-1].symbol] = function
         return made
 
-    @property
-    def listing(self) -> Mapping[Kernel, str]:
-        texts: dict[Kernel, str] = {}
-        for phase in (*self.prepare.phases, *self.table.phases):
-            if phase.code is not None:
-                texts[phase.kernel] = "\n".join(filter(None, (texts.get(phase.kernel), phase.code.ir)))
-        return texts
-
-    # ---- memory
-
-    def put(self, root: Buffer, array: Array) -> None:
-        """Copies an array of the host to a buffer that lives between runs, or to an input's place on the host."""
-        memory = self.memories[root.space]
-        if root in self.places:
-            memory.free(self.places.pop(root))
-        dtype, array = stored(root, array)
-        self.places[root] = address = memory.allocate(array.nbytes)
-        memory.write(address, dtype, array)
-
-    def address(self, root: Buffer) -> int:
-        """Where a root buffer lies."""
-        if root.kind == "arena":
-            assert self.plan is not None
-            return self.arena_start + self.plan.offsets[root]
-        if root not in self.places:  # one that `prepare` makes, or an input that each run brings
-            self.places[root] = self.memories[root.space].allocate(0 if root.kind == "input" else root.nbytes({}))
-        return self.places[root]
-
-    def place(self, buffer: Buffer, extents: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
-        """The address and the shape of a buffer or view."""
-        return self.address(buffer.base) + evaluate(buffer.offset, extents), sizes(buffer.shape, extents)
-
-    def fetch(self, buffer: Buffer, extents: Mapping[str, int]) -> Array:
-        """A copy of a buffer for the host, once all that was submitted is done."""
-        self.queues.wait()
-        address, shape = self.place(buffer, extents)
-        if buffer.is_packed:
-            return unpack(self.device.bytes(address, buffer.nbytes(dict(extents))), buffer.dtype, shape)
-        return self.device.read(address, buffer.dtype, shape)
-
-    def reader(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[], Array]:
-        return lambda: self.fetch(buffer, extents)
-
-    def writer(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[Array], None]:
-        return lambda made: self.device.write(self.place(buffer, extents)[0], *stored(buffer, made))
-
     def make_plan(self, extents: Mapping[str, int], spread: Mapping[str, Any]) -> MemoryPlan:
         o = self.options
         return planning.make_plan(
             self.schedule, extents, alignment=o.alignment, reuse=o.reuse, search=o.search, spread=spread or None
         )
 
+
+class InterpExecutable(StatefulExecutable[Tensor]):
+    """Runs the phases of a program one by one, on arrays of the device and, by copies, on NumPy's.
+
+    What runs give lies on the device. Inputs, params and states that lie there already are copied there.
+    """
+
+    capabilities = frozenset({"arena", "clone", "dynamic", "out", "profile", "slots", "states"})
+
+    program: Program
+
+    def __init__(self, code: Code) -> None:
+        super().__init__()
+        self.code, self.graph, self.program = code, code.graph, code.program
+        self.queues, self.plan = Queues(), code.plan
+        self.places: dict[Buffer, Held] = {}  # root buffers that live between runs, and the inputs of one
+        self.block = DEVICE_MEMORY.allocate(0)  # the arena
+        self.size = 0
+        self.dirty = True  # params have changed since `prepare` ran
+        self.room: dict[str, int] = {}
+        self.dims: dict[str, int] = {}
+        self.outputs: list[Array | None] | None = None
+        self.spent: list[float] | None = None  # seconds of each phase, while a profile is made
+        for root in self.program.constants:
+            assert root.data is not None
+            self.put(root, root.data)
+        for state in self.program.states:
+            self.put(state, initial(state))
+        for value in self.graph.params:
+            if value.data is not None:
+                self.put(self.param(value.name), value.data)
+
+    @property
+    def listing(self) -> Mapping[Kernel, str]:
+        texts: dict[Kernel, str] = {}
+        for phase in (*self.code.prepare.phases, *self.code.table.phases):
+            if phase.code is not None:
+                texts[phase.kernel] = "\n".join(filter(None, (texts.get(phase.kernel), phase.code.ir)))
+        return texts
+
+    # ---- memory
+
+    def adopt(self, value: Any) -> Array | None:
+        return SPACE.local(value)
+
+    def own(self, array: Tensor) -> Array:
+        return array.copy() if isinstance(array, Array) else SPACE.array(SPACE.put(np.asarray(array)))
+
+    def put(self, root: Buffer, array: Tensor) -> None:
+        """Copies an array to memory of the device that a buffer has for itself, and has between runs."""
+        if root.is_packed or root.encoding is not None:  # then it holds bytes, which the host makes
+            array = stored(root, np.asarray(array))[1]
+        self.places[root] = self.own(array).held
+
+    def bring(self, root: Buffer, array: Tensor) -> None:
+        """Has an input for a run: where it is if it lies on the device, else as a copy in the memory of the host."""
+        if isinstance(array, Array):
+            written = {self.block, *(self.places[state].block for state in self.program.states)}
+            self.places[root] = SPACE.copy(array.held) if array.held.block in written else array.held
+            return
+        given = np.asarray(array)
+        block = HOST_MEMORY.allocate(given.nbytes)
+        HOST_MEMORY.write(block.address, root.dtype, given)
+        self.places[root] = Held(block, block.address, root.dtype, given.shape)
+
+    def address(self, root: Buffer) -> int:
+        """Where a root buffer lies."""
+        if root.kind == "arena":
+            assert self.plan is not None
+            return self.block.address + self.plan.offsets[root]
+        if root not in self.places:  # one that `prepare` makes, or an input that no run has brought
+            count = 0 if root.kind == "input" else root.nbytes({})
+            block = DEVICE_MEMORY.allocate(count)
+            self.places[root] = Held(block, block.address, BYTE, (count,))
+        return self.places[root].address
+
+    def place(self, buffer: Buffer, extents: Mapping[str, int]) -> tuple[int, tuple[int, ...]]:
+        """The address and the shape of a buffer or view."""
+        return self.address(buffer.base) + evaluate(buffer.offset, extents), sizes(buffer.shape, extents)
+
+    def view(self, buffer: Buffer, extents: Mapping[str, int]) -> Array:
+        """A buffer that is not packed, as an array where it lies."""
+        address, shape = self.place(buffer, extents)
+        block = self.block if buffer.base.kind == "arena" else self.places[buffer.base].block
+        return SPACE.array(Held(block, address, buffer.dtype, shape))
+
+    def fetch(self, buffer: Buffer, extents: Mapping[str, int]) -> HostArray:
+        """A copy of a buffer for the host, once all that was submitted is done."""
+        self.queues.wait()
+        address, shape = self.place(buffer, extents)
+        if buffer.is_packed:
+            return unpack(DEVICE_MEMORY.bytes(address, buffer.nbytes(dict(extents))), buffer.dtype, shape)
+        return DEVICE_MEMORY.array(address, buffer.dtype, shape).copy()
+
+    def reader(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[], HostArray]:
+        return lambda: self.fetch(buffer, extents)
+
+    def writer(self, buffer: Buffer, extents: Mapping[str, int]) -> Callable[[HostArray], None]:
+        return lambda made: DEVICE_MEMORY.write(self.place(buffer, extents)[0], *stored(buffer, made))
+
+    @property
+    def arena(self) -> Array:
+        return SPACE.array(Held(self.block, self.block.address, BYTE, (self.size,)))
+
+    def trim(self) -> None:
+        self.outputs, self.block, self.size = None, DEVICE_MEMORY.allocate(0), 0
+        for root in self.program.inputs:
+            self.places.pop(root, None)
+
+    def dispose(self) -> None:
+        self.trim()
+        self.places.clear()
+        self.kept.clear()
+
+    def clone(self, fresh: bool = False) -> InterpExecutable:
+        with self.taken():
+            made = InterpExecutable(self.code)
+            kinds = ("param", "const", "prepared") if fresh else ("param", "const", "prepared", "state")
+            for root, place in self.places.items():
+                if root.kind in kinds:
+                    made.places[root] = SPACE.copy(place) if root.kind == "state" else place
+            made.dirty = self.dirty
+            if not fresh:
+                made.kept, made.fed = dict(self.kept), dict(self.fed)
+                made.room, made.dims = dict(self.room), dict(self.dims)
+            return made
+
     # ---- params and states
 
-    def set_params(self, arrays: Mapping[str, Array]) -> None:
-        with self.turns.taken(self.waits):
+    def param(self, name: str) -> Buffer:
+        return next(b for b in self.program.params if b.name == name)
+
+    def set_params(self, arrays: Mapping[str, Tensor]) -> None:
+        with self.taken():
             for root in self.program.params:
                 if root.name in arrays:
                     self.put(root, arrays[root.name])
                     self.dirty = True
 
     def raw_param(self, name: str) -> Array | None:
-        root = next(b for b in self.program.params if b.name == name)
+        root = self.param(name)
         if root not in self.places:
             return None
-        if root.encoding is None:
-            return self.fetch(root, {})
-        return self.device.read(self.places[root], BYTE, (root.nbytes({}),))
+        if root.is_packed:
+            return SPACE.array(SPACE.put(self.fetch(root, {})))
+        return SPACE.array(self.places[root]).copy()
 
     def state(self, name: str) -> Buffer:
         return next(b for b in self.program.states if b.name == name)
 
-    @property
-    def bound_inputs(self) -> Mapping[str, Array]:
-        return {name: now for name, (_, now) in self.kept.items()}
+    def get_declared(self, name: str) -> Array:
+        return self.view(self.state(name), {}).copy()
 
-    @property
-    def feeds(self) -> Mapping[str, int]:
-        return self.fed
-
-    def read_state(self, name: str) -> Array:
-        return self.kept[name][1].copy() if name in self.kept else self.fetch(self.state(name), {})
-
-    def write_state(self, name: str, array: Array | None) -> None:
-        with self.turns.taken(self.waits):
-            self.put_state(name, array)
-
-    def put_state(self, name: str, array: Array | None) -> None:
-        """Sets a state; None: to its initial value."""
-        if name in self.kept:
-            first = self.kept[name][0]
-            self.kept[name] = (first, first if array is None else array.copy())
-            return
+    def set_declared(self, name: str, array: Tensor | None) -> None:
         root = self.state(name)
-        self.writer(root, {})(initial(root) if array is None else array)
-
-    def keep_input(self, name: str, array: Array | None) -> None:
-        with self.turns.taken(self.waits):
-            self.kept.pop(name, None)
-            self.fed.pop(name, None)
-            if array is not None:
-                self.kept[name] = (array.copy(), array.copy())
-
-    def feed_state(self, name: str, output: int | None) -> None:
-        with self.turns.taken(self.waits):
-            self.fed.pop(name, None)
-            if output is not None:
-                self.fed[name] = output
+        self.put(root, initial(root) if array is None else array)
 
     def set_extent(self, dim: str, extent: int | None) -> None:
         if dim not in settable(self.graph, self.program):
@@ -204,28 +239,25 @@ class InterpExecutable(Executable[Array]):
         @bounded("run_slots", ExecutionError)
         def call(*arrays: Any) -> Any:
             admitted = self.admit(arrays)
-            with self.turns.taken(self.waits):
-                return self.wrap(tuple(self.run_all(admitted)))
+            with self.taken():
+                self.outputs = list(self.run_all(admitted))
+                return self.wrap(tuple(self.outputs))
 
         return call
 
-    def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
-        with self.turns.taken(self.waits):
-            made = self.run_all(inputs, out)
-        for target, array, output in zip(out, made, self.graph.outputs, strict=True):
-            if target is not None and target.shape != array.shape:
-                raise ShapeError(f"out for {output.name!r}: this run gave shape {array.shape}, got {target.shape}")
-        for number, target in enumerate(out):
-            if target is not None:
-                target[...] = made[number]
-                made[number] = target
-            elif number not in wanted and self.outputs is not None:
-                self.outputs[number] = None
+    def run(self, inputs: Sequence[Tensor], out: Sequence[Tensor | None], wanted: Sequence[int]) -> list[Tensor]:
+        with self.taken():
+            made: list[Tensor] = [array.copy() for array in self.run_all(inputs, out)]
+            for number, target in enumerate(out):
+                if target is not None:
+                    np.copyto(np.asarray(target), np.asarray(made[number]))
+                    made[number] = target
+            self.outputs = [a if out[n] is not None or n in wanted else None for n, a in enumerate(made)]
         return [made[n] for n in wanted]
 
     @usual_arithmetic()
-    def run_all(self, inputs: Sequence[Array], out: Sequence[Array | None] | None = None) -> list[Array]:
-        """All outputs, as arrays of the host. The shapes of `out` are checked before anything is changed."""
+    def run_all(self, inputs: Sequence[Tensor], out: Sequence[Tensor | None] = ()) -> list[Array]:
+        """All outputs where the run has left them. The shapes of `out` are checked before anything is changed."""
         self.outputs = None
         shapes = {b.name: a.shape for b, a in zip(self.program.inputs, inputs, strict=True)}
         extents = {**self.dims, **bind_extents(self.graph, shapes)}
@@ -235,10 +267,9 @@ class InterpExecutable(Executable[Array]):
         check_guards(self.graph, extents)
         check_out(self.graph, extents, out or [None] * len(self.graph.outputs))
         for root, array in zip(self.program.inputs, inputs, strict=True):
-            self.put(root, array)
+            self.bring(root, array)
         if self.dirty:
-            self.walk(Binding(self.prepare, {}, self.address, 0, self))
-            self.dirty = False
+            self.prepare()
         before = {root: self.fetch(root, {}) for root in self.program.states} if grows(self.program) else {}
         while True:
             binding = self.bind(extents)
@@ -250,26 +281,33 @@ class InterpExecutable(Executable[Array]):
                     self.writer(root, {})(array)
                 self.room[overrun.name] = max(overrun.value, 2 * binding.room[overrun.name])
         self.settle(binding.extents)
-        made = [self.fetch(buffer, binding.extents) for _, buffer in self.program.outputs]
-        self.outputs = [array.copy() for array in made]
-        for name, number in self.fed.items():
-            self.put_state(name, made[number])
+        made = [self.view(buffer, binding.extents) for _, buffer in self.program.outputs]
+        for output, target, array in zip(self.graph.outputs, out, made, strict=False):
+            if target is not None and target.shape != array.shape:
+                raise ShapeError(f"out for {output.name!r}: this run gave shape {array.shape}, got {target.shape}")
+        self.put_fed(made)
         return made
+
+    def prepare(self) -> None:
+        """Makes what depends on params only, in memory of its own: clones may still use what there was."""
+        for root in [root for root in self.places if root.kind == "prepared"]:
+            del self.places[root]
+        self.walk(Binding(self.code.prepare, {}, self.address, 0, self))
+        self.dirty = False
 
     def bind(self, extents: Mapping[str, int]) -> Binding:
         """The words for these extents, with a plan and an arena that they fit into."""
         room = room_for(self.program, extents, self.room)
-        if self.schedule.bounds is None:
+        if self.code.schedule.bounds is None:
             spread = {name: Dim(name, 0, most) for name, most in room.items()}
-            self.plan = self.make_plan({**extents, **room}, spread)
+            self.plan = self.code.make_plan({**extents, **room}, spread)
         assert self.plan is not None
-        if self.plan.arena > self.arena_size:
-            self.reserve({**extents, **room}, self.plan.arena - self.arena_size)
-            self.device.free(self.arena_start)
-            self.arena_start, self.arena_size = self.device.allocate(self.plan.arena), self.plan.arena
-        if self.options.debug:
-            self.device.bytes(self.arena_start, self.arena_size).fill(POISON)
-        return Binding(self.table, extents, self.address, 0, self, room=room, dims=self.program.dims)
+        if self.plan.arena > self.size:
+            self.reserve({**extents, **room}, self.plan.arena - self.size)
+            self.block, self.size = DEVICE_MEMORY.allocate(self.plan.arena), self.plan.arena
+        if self.code.options.debug:
+            DEVICE_MEMORY.bytes(self.block.address, self.size).fill(POISON)
+        return Binding(self.code.table, extents, self.address, 0, self, room=room, dims=self.program.dims)
 
     def walk(self, binding: Binding) -> None:
         """Launches the phases, as control flow has it, and waits for the last."""
@@ -296,18 +334,21 @@ class InterpExecutable(Executable[Array]):
             if binding.host_chunks(phase.kernel):
                 self.host_call(binding, number, phase.kernel)
             return
-        function, words = self.functions[code.symbol], binding.arguments(number)
+        function, words = self.code.functions[code.symbol], binding.arguments(number)
         chunks = code.chunks(function.extents(words))
 
         def run() -> None:
+            start = time.perf_counter()
             with np.errstate(all="ignore"):
                 for chunk in range(chunks):
-                    function(self.memories, words, chunk)
+                    function(words, chunk)
+            self.note(number, start)
 
         self.queues.submit(phase.kernel.queue, run, function.touches(words))
 
     def host_call(self, binding: Binding, number: int, kernel: Kernel) -> None:
         self.queues.wait()
+        start = time.perf_counter()
         try:
             with np.errstate(all="ignore"):
                 binding.host_call(number, kernel)()
@@ -318,9 +359,38 @@ class InterpExecutable(Executable[Array]):
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             what = f"its host call raised {type(error).__name__}: {error}"
             raise ExecutionError(f"node {kernel.label}: {what}") from error
+        self.note(number, start)
+
+    # ---- profiles
+
+    def note(self, number: int, start: float) -> None:
+        """Adds what a phase has taken since `start` to a profile."""
+        if self.spent is not None:
+            self.spent[number] += time.perf_counter() - start
+
+    @property
+    def profiled(self) -> Sequence[Kernel]:
+        return [phase.kernel for phase in self.code.table.phases]
+
+    def profile(self, inputs: Sequence[Tensor], repeat: int) -> list[tuple[str, str, float]]:
+        with self.taken():
+            states, kept = {root: self.places[root] for root in self.program.states}, dict(self.kept)
+            taken = []  # seconds of each phase, by run; that of the first, which prepares, does not count
+            try:
+                for _ in range(repeat + 1):
+                    self.places |= {root: SPACE.copy(held) for root, held in states.items()}
+                    self.spent = [0.0] * len(self.profiled)
+                    self.run_all(inputs)
+                    taken.append(self.spent)
+            finally:
+                self.spent, self.kept = None, kept
+                self.places |= states
+        seconds = np.median(taken[1:], axis=0)
+        pairs = zip(self.profiled, seconds, strict=True)
+        return [(k.how, f"{k.name} [{k.label}]", float(s)) for k, s in pairs]
 
 
-def stored(root: Buffer, array: Array) -> tuple[Any, Array]:
+def stored(root: Buffer, array: HostArray) -> tuple[Any, HostArray]:
     """The element type and the array that a buffer holds: bytes where it is encoded."""
     if root.is_packed:
         return BYTE, pack(array)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from rlx.backends.codegen.arguments import Argument, Extents, KernelCode, Part, Pointer, Product
 from rlx.backends.codegen.kernel_facts import mentioned, tested_names
 from rlx.backends.interp.anchors import anchor_result, sizes
-from rlx.backends.interp.memory import Memory, Range
+from rlx.backends.interp.memory import DEVICE_MEMORY, HOST, Range, memory_at
 from rlx.errors import ExecutionError
 from rlx.ir.graph import Array
 from rlx.ir.shape import Dim, Shape
@@ -92,6 +92,7 @@ class Function:
         self.symbols = tuple(sorted(mentioned(own)))
         self.grid = grid_of(store)
         self.text = kernel_text(own)
+        self.crosses = any(buffer.base.space == HOST for buffer in self.buffers)  # as it brings an input
 
     def code(self, symbol: str) -> KernelCode:
         """What the table of phases knows of it."""
@@ -109,11 +110,11 @@ class Function:
         pairs = zip(self.buffers, words, strict=False)
         return [(address, address + buffer.nbytes(extents)) for buffer, address in pairs]
 
-    def __call__(self, memories: Mapping[str, Memory], words: Sequence[int], chunk: int) -> None:
+    def __call__(self, words: Sequence[int], chunk: int) -> None:
         extents, store, anchor = self.extents(words), self.store, self.kernel.anchor
         arrays: dict[Buffer, Array] = {}
         for buffer, address in zip(self.buffers, words, strict=False):
-            memory = memories[buffer.base.space]
+            memory = memory_at(address) if self.crosses else DEVICE_MEMORY
             arrays[buffer] = memory.array(address, buffer.dtype, sizes(buffer.shape, extents))
         run = Evaluator(arrays, extents)
         try:

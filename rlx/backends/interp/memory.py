@@ -1,65 +1,165 @@
-"""The memory of the device, which only copies reach from outside, and its queues."""
+"""The memory of the device, which only copies reach from outside, the arrays in it, and its queues."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import Any
 
 import numpy as np
 
-from rlx.ir.dtype import DType
-from rlx.ir.graph import Array
+from rlx.backends.array import MemorySpace
+from rlx.backends.dlpack import DLPackArray
+from rlx.forks import restart_in_child
+from rlx.ir.dtype import DType, dtype_of
+from rlx.ir.graph import Array as HostArray
 from rlx.records import dataclass
 
-__all__ = ["Memory", "Queues", "Range"]
+__all__ = ["DEVICE_MEMORY", "HOST", "HOST_MEMORY", "SPACE", "Block", "Held", "Memory", "Queues", "Range", "memory_at"]
 
 DEPTH = 256  # commands that a queue holds; the host waits before it submits more
+CPU, EXTENSION = (1, 0), (12, 0)  # devices as DLPack counts them: kDLCPU, kDLExtDev
 LINE = 64  # bytes that blocks are aligned to, and at least apart
 Range = tuple[int, int]  # the first address, and that after the last
 
 
 class Memory:
-    """Blocks of bytes at addresses, which are plain numbers from `first` on."""
+    """Blocks of bytes at addresses, which are plain numbers from `first` on. Any thread may use it."""
 
     def __init__(self, first: int) -> None:
         self.end = first
-        self.starts: list[int] = []
-        self.blocks: dict[int, Array] = {}
+        self.starts: tuple[int, ...] = ()  # made anew when it changes: readers take no lock
+        self.blocks: dict[int, HostArray] = {}
+        self.given_back = deque[int]()
+        self.restart()
+        restart_in_child(self.restart)
 
-    def allocate(self, count: int) -> int:
-        """The address of a new block."""
-        address = self.end
-        self.end += (count // LINE + 2) * LINE
-        insort(self.starts, address)
-        self.blocks[address] = np.zeros(count, np.uint8)
-        return address
+    def restart(self) -> None:
+        """Nobody changes it: for a new one, and for a forked child, where other threads of the parent are not."""
+        self.lock = Lock()
 
-    def free(self, address: int) -> None:
-        """Gives a block back."""
-        self.starts.remove(address)
-        del self.blocks[address]
+    def allocate(self, count: int) -> Block:
+        """A new block of zeros."""
+        with self.lock:
+            self.reclaim()
+            address = self.end
+            self.end += (count // LINE + 2) * LINE
+            self.blocks[address] = np.zeros(count, np.uint8)
+            self.starts = (*self.starts, address)
+        return Block(self, address)
 
-    def bytes(self, address: int, count: int) -> Array:
+    def reclaim(self) -> None:
+        """Drops the blocks that were given back: not at once, since Python may end a block in the middle of a call."""
+        gone = [self.given_back.popleft() for _ in range(len(self.given_back))]
+        if gone:
+            self.starts = tuple(start for start in self.starts if start not in gone)
+            for start in gone:
+                del self.blocks[start]
+
+    def bytes(self, address: int, count: int) -> HostArray:
         """Some bytes, which must lie within one block."""
         if not count:
             return np.zeros(0, np.uint8)
-        start = self.starts[bisect_right(self.starts, address) - 1]
+        starts = self.starts
+        start = starts[bisect_right(starts, address) - 1]
         block = self.blocks[start]
         assert start <= address <= address + count <= start + len(block), f"{count} bytes at {address} are no memory"
         return block[address - start : address - start + count]
 
-    def array(self, address: int, dtype: DType, shape: Sequence[int]) -> Array:
+    def array(self, address: int, dtype: DType, shape: Sequence[int]) -> HostArray:
         """Elements of whole bytes where they lie."""
         return self.bytes(address, math.prod(shape) * dtype.numpy.itemsize).view(dtype.numpy).reshape(shape)
 
-    def read(self, address: int, dtype: DType, shape: Sequence[int]) -> Array:
-        """A copy of an array for the host."""
-        return self.array(address, dtype, shape).copy()
-
-    def write(self, address: int, dtype: DType, array: Array) -> None:
+    def write(self, address: int, dtype: DType, array: HostArray) -> None:
         """Copies an array of the host to an address."""
         self.array(address, dtype, array.shape)[...] = array
+
+
+class Block:
+    """Bytes that belong to who has this object: they are given back when nobody has it any more."""
+
+    __slots__ = ("address", "memory")
+
+    def __init__(self, memory: Memory, address: int) -> None:
+        self.memory, self.address = memory, address
+
+    def __del__(self) -> None:
+        self.memory.given_back.append(self.address)
+
+
+HOST = "host"  # the space that inputs lie in before a kernel brings them, unless they are arrays of the device
+FAR = 1 << 40  # addresses from here on are the host's
+DEVICE_MEMORY, HOST_MEMORY = Memory(1 << 20), Memory(FAR)
+
+
+def memory_at(address: int) -> Memory:
+    """The memory that an address lies in."""
+    return HOST_MEMORY if address >= FAR else DEVICE_MEMORY
+
+
+@dataclass(eq=False)
+class Held:
+    """Elements in the memory of the device, one after the other; those of 4 bits have a byte each.
+
+    `block` is the memory that they lie in, from `address` on.
+    """
+
+    block: Block
+    address: int
+    dtype: DType
+    shape: tuple[int, ...]
+
+    def view(self) -> HostArray:
+        """The elements where they lie, for the device itself."""
+        return self.block.memory.array(self.address, self.dtype, self.shape)
+
+
+def held_copy(array: HostArray) -> Held:
+    """The elements in memory of their own."""
+    dtype = dtype_of(array.dtype)
+    block = DEVICE_MEMORY.allocate(array.size * dtype.numpy.itemsize)
+    DEVICE_MEMORY.write(block.address, dtype, array)
+    return Held(block, block.address, dtype, array.shape)
+
+
+class InterpSpace(MemorySpace):
+    """What the arrays of the device lie in."""
+
+    device = "interp"
+
+    def put(self, array: HostArray) -> Held:
+        return held_copy(array)
+
+    def fetch(self, held: Held) -> HostArray:
+        return held.view().copy()
+
+    def type_of(self, held: Held) -> np.dtype[Any]:
+        return held.dtype.numpy
+
+    def copy(self, held: Held) -> Held:
+        return held_copy(held.view())
+
+    def part(self, held: Held, index: tuple[int | slice, ...]) -> Held:
+        return held_copy(np.asarray(held.view()[index], held.dtype.numpy))
+
+    def padded(self, held: Held, shape: tuple[int, ...]) -> Held:
+        pads = [(0, size - own) for own, size in zip(held.shape, shape, strict=True)]
+        return held_copy(np.pad(held.view(), pads))
+
+    def export(self, held: Held, options: Mapping[str, Any]) -> Any:
+        """A copy in the host's memory, for who asks for that: no other library can read this memory."""
+        if options.get("dl_device") != CPU or options.get("copy") is False:
+            raise BufferError("the memory of the interpreter is its own: ask for a copy on the CPU, or take .numpy()")
+        return DLPackArray(self.fetch(held)).__dlpack__(**{**options, "dl_device": None, "copy": None})
+
+    def place(self, held: Held) -> tuple[int, int]:
+        return EXTENSION
+
+
+SPACE = InterpSpace()
 
 
 @dataclass(eq=False)

@@ -6,16 +6,18 @@ import logging
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import numpy as np
 
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends.array import Array, MemorySpace, Tensor
-from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, Turns, host_memory
+from rlx.backends.base import DeviceMemory, Executable, LibraryBackend, host_memory
 from rlx.backends.library.arrays import Arrays, Flat
 from rlx.backends.library.precision import multiplies_f32
 from rlx.backends.library.trace import Trace, why_not
+from rlx.backends.states import StatefulExecutable
 from rlx.errors import (
     DeviceUnavailable,
     ExecutionError,
@@ -94,7 +96,7 @@ def parts_pure(lib: Arrays, node: Node) -> bool:
     return pure(lib, scratch)
 
 
-class ArrayExecutable(Executable[Tensor]):
+class ArrayExecutable(StatefulExecutable[Tensor]):
     """Holds params and states as arrays of the library; compiles a function for each set of extents, at its first run.
 
     At most `KEPT` functions are kept. Each compile is an event of the logger "rlx" that says for what and why.
@@ -103,18 +105,16 @@ class ArrayExecutable(Executable[Tensor]):
     capabilities = frozenset({"out", "dynamic", "states"})
 
     def __init__(self, device: str, lib: Arrays, graph: Graph) -> None:
+        super().__init__()
         self.device = device
         self.lib = lib
         self.graph = graph
         self.held: dict[str, Any] = {}  # params and states
         self.shapes: dict[str, tuple[int, ...]] = {}  # theirs
-        self.kept: dict[str, tuple[Any, Any]] = {}  # inputs that are kept between runs: their first and present value
-        self.fed: dict[str, int] = {}  # states that an output is fed to, with its number
         self.functions: OrderedDict[tuple[tuple[str, int], ...], Function] = OrderedDict()
         self.dropped: set[tuple[tuple[str, int], ...]] = set()
         self.most = KEPT
         self.last: list[Any] | None = None
-        self.turns = Turns()
         with lib.session():
             for value in (*graph.params, *graph.states):
                 if value.data is not None:
@@ -124,19 +124,37 @@ class ArrayExecutable(Executable[Tensor]):
         if value.type.encoding is not None:
             shape = tuple(evaluate(s, {}) for s in value.shape)
             array = value.type.encoding.decode(np.asarray(array), shape).astype(value.dtype.numpy)
-        self.held[value.name] = self.own(array)
+        self.held[value.name] = self.own(array).held
         self.shapes[value.name] = array.shape
 
-    def own(self, array: Tensor) -> Any:
-        """The elements in an array of the library that nobody else has."""
-        return self.lib.copy(array.held) if isinstance(array, Array) else self.lib.put(np.asarray(array))
+    def session(self) -> AbstractContextManager[object]:
+        return self.lib.session()
+
+    def own(self, array: Tensor) -> Array:
+        held = self.lib.copy(array.held) if isinstance(array, Array) else self.lib.put(np.asarray(array))
+        return self.lib.array(held)
+
+    def get_declared(self, name: str) -> Array:
+        if name not in self.held:
+            leaf = self.graph.find(name)
+            self.hold(leaf, initial_state(leaf))
+        return self.lib.array(self.held[name]).copy()
+
+    def set_declared(self, name: str, array: Tensor | None) -> None:
+        leaf = self.graph.find(name)
+        value: Tensor | None = leaf.data if array is None else array
+        if value is not None:
+            self.hold(leaf, value)
+            return
+        self.held.pop(name, None)  # zeros, of the shape that the next run has
+        self.shapes.pop(name, None)
 
     def adopt(self, value: Any) -> Array | None:
         return self.lib.local(value)
 
     def set_params(self, arrays: Mapping[str, Tensor]) -> None:
         params = {v.name: v for v in self.graph.params}
-        with self.turns.taken(self.waits), self.lib.session():
+        with self.taken():
             for name, array in arrays.items():
                 self.hold(params[name], array)
 
@@ -150,7 +168,7 @@ class ArrayExecutable(Executable[Tensor]):
 
     @usual_arithmetic()
     def run(self, inputs: Sequence[Tensor], out: Sequence[Tensor | None], wanted: Sequence[int]) -> list[Tensor]:
-        with self.turns.taken(self.waits), self.lib.session():
+        with self.taken():
             if any(target is not None for target in out):
                 check_out(self.graph, self.bind(inputs)[0], out)
             last = self.run_all(inputs)
@@ -178,8 +196,7 @@ class ArrayExecutable(Executable[Tensor]):
         for name, new in zip(self.graph.updates, results[count:], strict=True):
             self.held[name] = new
         self.last = results[:count]
-        for name, number in self.fed.items():
-            self.put_state(name, self.lib.array(self.last[number]))
+        self.put_fed([self.lib.array(x) for x in self.last])
         return self.last
 
     def bind(self, inputs: Sequence[Tensor]) -> tuple[dict[str, int], Function]:
@@ -221,55 +238,6 @@ class ArrayExecutable(Executable[Tensor]):
             raise self.refusal("run_views and run_slots", "use run, which gives fresh arrays")
 
         return refuse
-
-    @property
-    def bound_inputs(self) -> Mapping[str, Array]:
-        return {name: self.lib.array(present) for name, (_, present) in self.kept.items()}
-
-    @property
-    def feeds(self) -> Mapping[str, int]:
-        return self.fed
-
-    def read_state(self, name: str) -> Array:
-        with self.turns.taken(self.waits), self.lib.session():
-            if name in self.kept:
-                return self.lib.array(self.kept[name][1]).copy()
-            if name not in self.held:
-                leaf = self.graph.find(name)
-                self.hold(leaf, initial_state(leaf))
-            return self.lib.array(self.held[name]).copy()
-
-    def write_state(self, name: str, array: Tensor | None) -> None:
-        with self.turns.taken(self.waits), self.lib.session():
-            self.put_state(name, array)
-
-    def put_state(self, name: str, array: Tensor | None) -> None:
-        """Sets a state; None: to its initial value."""
-        if name in self.kept:
-            first = self.kept[name][0]
-            self.kept[name] = first, first if array is None else self.own(array)
-            return
-        leaf = self.graph.find(name)
-        value: Tensor | None = leaf.data if array is None else array
-        if value is not None:
-            self.hold(leaf, value)
-            return
-        self.held.pop(name, None)  # zeros, of the shape that the next run has
-        self.shapes.pop(name, None)
-
-    def keep_input(self, name: str, array: Tensor | None) -> None:
-        with self.turns.taken(self.waits), self.lib.session():
-            self.kept.pop(name, None)
-            self.fed.pop(name, None)
-            if array is not None:
-                first = self.own(array)
-                self.kept[name] = first, first
-
-    def feed_state(self, name: str, output: int | None) -> None:
-        with self.turns.taken(self.waits):
-            self.fed.pop(name, None)
-            if output is not None:
-                self.fed[name] = output
 
     @property
     def arena(self) -> Tensor:
