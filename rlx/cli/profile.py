@@ -78,7 +78,7 @@ def profile(
     click.echo(f"launches  {io.launches:,} (without fusion {io.launches_before:,}), sync points {io.syncs:,}")
     before = io.read_bytes_before + io.written_bytes_before
     click.echo(f"bytes     {io.read_bytes:,} read, {io.written_bytes:,} written (without fusion {before:,} in all)")
-    click.echo(f"copies    {io.h2d_bytes:,} B to the device, {io.d2h_bytes:,} B from it")
+    click.echo(f"copies    {io.h2d_bytes:,} B to the device, {io.d2h_bytes:,} B from it: results {io.results}")
     click.echo(f"flops     {io.flops:,}, {io.intensity:.2f} a byte")
     how = "a guess" if p.guessed else "calibrated"
     click.echo(f"predicted {seconds_text(p.seconds)} a run ({seconds_text(p.low)} .. {seconds_text(p.high)}, {how})")

@@ -54,7 +54,8 @@ class IoProfile:
 
     `before` are the kernels without fusion; `waits` the branches and loops at which the device asks for a value.
     `h2d_bytes` and `d2h_bytes` are what is copied between the host and the device for one `run` (for views: with
-    `views=True`): only the outputs asked for, and what sync points move.
+    `views=True`): inputs from NumPy's arrays, only the outputs asked for, and what sync points move. `results` says
+    what is assumed of the outputs: they "are copied out", "are views", or "stay on the device".
     """
 
     graph: str
@@ -66,6 +67,7 @@ class IoProfile:
     h2d_bytes: int
     d2h_bytes: int
     waits: int = 0
+    results: str = "are copied out"
 
     @property
     def launches(self) -> int:
@@ -153,7 +155,9 @@ class IoProfile:
             ("written", self.written_bytes, self.written_bytes_before),
         ):
             lines.append(f"{what:9} {now:,} B (without fusion {was:,} B)")
-        lines.append(f"copied    {self.h2d_bytes:,} B to the device, {self.d2h_bytes:,} B from it")
+        lines.append(
+            f"copied    {self.h2d_bytes:,} B to the device, {self.d2h_bytes:,} B from it: results {self.results}"
+        )
         lines.append(f"flops     {self.flops:,}, {self.intensity:.2f} a byte")
         return "\n".join(lines)
 
@@ -179,13 +183,15 @@ def profile(
     sync_ops: Collection[str] | None = None,
     views: bool = False,
     unified: bool | None = None,
+    fetched: bool = False,
 ) -> IoProfile:
     """Counts a forward pass of a Graph on a device, or of a CompiledGraph on its own, without running it.
 
     `outputs` are those asked for (default: all): only what they need is counted. `at` gives extents of dims (default:
     their upper bounds). `sync_ops` names the ops at which the device waits, in place of the device's own list; for one
     that passes or the device take apart it waits at the kernel that makes the result. `views` counts a `run_views`
-    rather than a `run`. `unified` says whether device and host share their memory (default: as the device says). Raises
+    rather than a `run`. `unified` says whether device and host share their memory (default: as the device says).
+    Results of a device with memory of its own stay there; `fetched` counts copies of them to the host. Raises
     `NameNotFound`, `ShapeError`, `OptionError`, and what lowering raises.
     """
     if isinstance(model, Graph):
@@ -201,7 +207,15 @@ def profile(
         raise OptionError(f"profile takes a Graph or a compiled graph, got {type(model).__name__}")
     shared = backend.unified if unified is None else unified
     return profile_of(
-        lowered, backend.name, shared, backend.merges, outputs=outputs, at=at, sync_ops=sync_ops, views=views
+        lowered,
+        backend.name,
+        shared,
+        backend.merges,
+        outputs=outputs,
+        at=at,
+        sync_ops=sync_ops,
+        views=views,
+        fetched=fetched,
     )
 
 
@@ -219,6 +233,7 @@ def profile_of(
     at: Mapping[str, int] | None = None,
     sync_ops: Collection[str] | None = None,
     views: bool = False,
+    fetched: bool = False,
 ) -> IoProfile:
     """The profile of a graph that is lowered already; arguments as for `profile`.
 
@@ -250,7 +265,9 @@ def profile_of(
     before = tuple(_counted(g, sizes, any(map(syncs, g)), apart[g[0]]) for g in _by_node(unmerged, wanted))
     asked = [k for k in program.run if k.mark is not None and k.mark.part in ("if", "while") and syncs(k)]
     waiting = {k: rounds[k] for k in kernels if syncs(k)}
-    h2d, d2h = _transfers(program, kernels, wanted, sizes, waiting, unified, views)
+    stays = not unified and not fetched
+    shown = 0 if stays or (unified and views) else sum(b.nbytes(sizes) for n, b in program.outputs if n in wanted)
+    h2d, d2h = (0, 0) if unified else _transfers(program, kernels, wanted, sizes, waiting)
     return IoProfile(
         lowered.graph.name,
         device,
@@ -259,8 +276,9 @@ def profile_of(
         tuple(_counted([k], sizes, syncs(k), rounds[k]) for k in kernels) if merges else before,
         before,
         h2d,
-        d2h,
+        d2h + shown,
         sum(rounds[k] for k in asked),
+        "stay on the device" if stays else "are views" if unified and views else "are copied out",
     )
 
 
@@ -299,13 +317,8 @@ def _transfers(
     outputs: Collection[str],
     extents: dict[str, int],
     syncs: Mapping[Kernel, int],
-    unified: bool,
-    views: bool,
 ) -> tuple[int, int]:
-    """Bytes to and from the device."""
-    shown = sum(b.nbytes(extents) for name, b in program.outputs if name in outputs)
-    if unified:
-        return 0, 0 if views else shown
+    """Bytes to and from a device with memory of its own, but for results."""
     read = {b.base for k in kernels for b in k.reads()} | {b.base for n, b in program.outputs if n in outputs}
     given = sum(b.nbytes(extents) for b in program.inputs if b in read)
 
@@ -314,4 +327,4 @@ def _transfers(
 
     to_host = sum(n * moved(k.reads()) for k, n in syncs.items())
     to_device = sum(n * moved(k.writes()) for k, n in syncs.items())
-    return given + to_device, shown + to_host
+    return given + to_device, to_host

@@ -498,7 +498,7 @@ class _Remote(_Runs):
 
     def rates(self) -> None:
         run = self.made.run
-        self.change(transfer=12 * (1 << 22) / max(self.copied.seconds - run, run / 10))
+        self.change(transfer=8 * (1 << 22) / max(self.copied.seconds - run, run / 10))
         curve = {8.0 * n: 8 * n / max(job.seconds - run, run / 20) for n, job in self.streams.items()}
         self.change(bandwidth=tuple(sorted(curve.items())), vector=max(curve.values()) / 8)
         self.products(20)

@@ -77,6 +77,7 @@ class Prediction:
     error: float
     guessed: bool
     pace: Pace = PACE
+    results: str = "are copied out"  # what is assumed of the outputs; see `IoProfile`
 
     @property
     def seconds(self) -> float:
@@ -108,7 +109,8 @@ class Prediction:
         lines = [f"{self.graph!r} on {self.device}{f' at {at}' if at else ''}, {how}"]
         for k in self.kernels:
             lines.append(f"  {seconds_text(k.seconds):>8}  {k.bound:8} {k.kind:12} {k.nodes or k.name}")
-        lines.append(f"  {seconds_text(self.overhead + self.syncs + self.transfers):>8}  overhead, waits and transfers")
+        around = seconds_text(self.overhead + self.syncs + self.transfers)
+        lines.append(f"  {around:>8}  overhead, waits and transfers: results {self.results}")
         if self.pace != PACE:
             lines.append(f"at present {self.pace}")
         lines.append(
@@ -125,16 +127,20 @@ def predict(
     outputs: Collection[str] | None = None,
     expected_calls: int = CALLS,
     pace: Pace = PACE,
+    fetched: bool = False,
 ) -> Prediction:
     """What a run of the graph takes on a device with these ceilings, which need not be here.
 
     `at` gives extents of dims (default: their upper bounds); `outputs` those asked for; `pace` how much slower the
-    device is than when it was calibrated (default: as it was; `ceilings.present_pace()`: as it is now).
+    device is than when it was calibrated (default: as it was; `ceilings.present_pace()`: as it is now); `fetched`
+    counts copies of the results to the host, from a device with memory of its own, where they stay otherwise.
     Raises what `rlx.profile` does.
     """
     backend = backend_named(ceilings.device) if ceilings.device in BACKENDS else None
     present = backend is not None and backend.available().present
-    return predict_lowered(lower(graph, backend if present else None), ceilings, at, outputs, expected_calls, pace)
+    return predict_lowered(
+        lower(graph, backend if present else None), ceilings, at, outputs, expected_calls, pace, fetched
+    )
 
 
 def predict_lowered(
@@ -144,9 +150,11 @@ def predict_lowered(
     outputs: Collection[str] | None = None,
     expected_calls: int = CALLS,
     pace: Pace = PACE,
+    fetched: bool = False,
 ) -> Prediction:
     """The prediction for a graph that is lowered already."""
-    moved = profile_of(lowered, ceilings.device, ceilings.unified, ceilings.merges, outputs=outputs, at=at)
+    device, unified, merges = ceilings.device, ceilings.unified, ceilings.merges
+    moved = profile_of(lowered, device, unified, merges, outputs=outputs, at=at, fetched=fetched)
     program = lowered.program if ceilings.merges else lowered.unmerged
     kernels = needed(program, moved.outputs)
     sizes = dict(moved.at)
@@ -169,6 +177,7 @@ def predict_lowered(
         error=ceilings.error,
         guessed=ceilings.guessed,
         pace=pace,
+        results=moved.results,
     )
 
 

@@ -55,7 +55,8 @@ class Candidate:
     `budget=` counts it: weights as runs need them, activations, inputs, outputs, states, code. `device_bytes` is what
     the device brings into this process by itself, 0 once something was compiled for it. `bounded` names the parts of
     both of which only an upper bound or a guess is known. `guessed`: by ceilings that nobody measured; `pace`: how much
-    slower than when it was calibrated; `measured`: of real runs, where the policy asked for them.
+    slower than when it was calibrated; `measured`: of real runs, where the policy asked for them; `results`: what
+    `transfers` takes outputs to do, as in `IoProfile`.
     """
 
     device: str
@@ -76,6 +77,7 @@ class Candidate:
     unsupported: tuple[str, ...] = ()
     measured: float | None = None
     pace: Pace = PACE
+    results: str = ""
 
     @property
     def fits(self) -> bool | None:
@@ -145,7 +147,7 @@ def _priced(c: Candidate) -> str:
     how = "a guess" if c.guessed else "calibrated"
     parts = [f"{seconds_text(c.seconds)} a run ({seconds_text(c.low)} .. {seconds_text(c.high)}, {how})"]
     parts.append(f"compile {seconds_text(c.compile or 0)}")
-    parts.append(f"copies {seconds_text(c.transfers or 0)}")
+    parts.append(f"copies {seconds_text(c.transfers or 0)} (results {c.results})")
     if c.peak_bytes is not None:
         known = f" (at most: {', '.join(c.bounded)})" if c.bounded else ""
         itself = f" and {c.device_bytes:,} B for the device itself" if c.device_bytes else ""
@@ -266,7 +268,7 @@ class _Choice:
             obstacle = f"needs {peak:,} B, {peak - allowed:,} B more than the {allowed:,} B allowed"
         return Candidate(
             name, obstacle, p.seconds, p.low, p.high, p.cost, p.overhead, p.transfers, p.compile, p.guessed, p.error,
-            peak, allowed, itself, bounded, pace=p.pace,
+            peak, allowed, itself, bounded, pace=p.pace, results=p.results,
         )  # fmt: skip
 
     def predicted(self, name: str, lowered: Lowered, at: Mapping[str, int], calibrate: bool = False) -> Prediction:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import rlx
 from rlx.backends import BY_NAME
 from rlx.backends.interp.kernels import CHUNK, Grid, grid_of
-from rlx.backends.interp.memory import DEPTH, Memory, Queues
+from rlx.backends.interp.memory import DEPTH, DEVICE_MEMORY, HOST_MEMORY, Memory, Queues
 from rlx.backends.reference import run_graph
 from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES
@@ -267,3 +269,122 @@ def test_bits_of_any_rank_and_any_layout(shape: tuple[int, ...]) -> None:
     g.output(g.add(BitCast("i32"), x)[0], "y")
     g.output(g.add(BitCast("u32"), g.add(layout.Expand((2, 3)), x)[0])[0], "wide")
     compare(g, {"x": np.full(shape, -1.5, np.float32)}, device="interp")
+
+
+# ---- clones, profiles, and the memory that is given back
+
+
+def counter(size: int = 3) -> rlx.CompiledGraph:
+    """Adds x * w to a state; w goes through a kernel of `prepare`."""
+    g = Graph("counter")
+    x, w = g.input("x", (size,)), g.param("w", (size,), data=np.ones(size, np.float32))
+    total = g.state("total", (size,))
+    made = total + x * rlx.exp(w)
+    g.update(total, made)
+    g.output(made, "y")
+    return rlx.compile(g, device="interp")
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_clones_share_weights_until_one_sets_them(fresh: bool) -> None:
+    """Each has its own states; what one sets, and prepares of it, another does not see."""
+    one, x = counter(), np.ones(3, np.float32)
+    e = float(np.exp(np.float32(1)))
+    one.run([x])
+    two = one.clone(fresh=fresh)
+    held = [model._executable.places for model in (one, two)]  # type: ignore[attr-defined]
+    shared = {root.kind for root in held[0] if held[1].get(root) is held[0][root]}
+    assert {"param", "prepared"} <= shared
+    assert "state" not in shared
+    two.set_param("w", np.zeros(3, np.float32))
+    start = 0 if fresh else e
+    np.testing.assert_allclose(two.run([x])[0], [start + 1] * 3, rtol=1e-6)
+    np.testing.assert_allclose(one.run([x])[0], [2 * e] * 3, rtol=1e-6)
+    np.testing.assert_allclose(two.run([x])[0], [start + 2] * 3, rtol=1e-6)
+
+
+def test_clones_have_kept_inputs_and_feeds() -> None:
+    """As they are now; afterwards each goes its own way."""
+    g = Graph("fed")
+    x, h = g.input("x", (2,)), g.input("h", (2,))
+    g.output(x + h, "y")
+    one, x_now = rlx.compile(g, device="interp"), np.ones(2, np.float32)
+    one.states.bind("h", np.zeros(2, np.float32))
+    one.states["h"].feed("y")
+    one.run({"x": x_now})
+    two = one.clone()
+    for turn in (2, 3):
+        assert numbers(two.run({"x": x_now})[0]) == [turn, turn]
+    assert numbers(one.run({"x": x_now})[0]) == [2, 2]
+    two.states["h"].reset()
+    assert numbers(two.states["h"].read()) == [0, 0]
+    assert numbers(one.states["h"].read()) == [2, 2]
+
+
+def test_clones_run_in_threads_of_their_own() -> None:
+    """Over the same code and weights, in the same memory."""
+    model = counter(100)
+    clones = [model.clone(fresh=True) for _ in range(4)]
+    last: list[Any] = [None] * 4
+
+    def work(n: int) -> None:
+        for _ in range(30):
+            (last[n],) = clones[n].run([np.full(100, n, np.float32)])
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for n in range(4):
+        np.testing.assert_allclose(last[n], np.full(100, 30 * n * np.exp(np.float32(1))), rtol=1e-5)
+
+
+def test_a_profile_has_a_row_for_each_phase_and_leaves_states() -> None:
+    """The seconds are those of the kernels; states and kept inputs are as they were."""
+    model, x = counter(), np.ones(3, np.float32)
+    model.run([x])
+    before = numbers(model.states["total"].read())
+    rows = model.profile([x], repeat=3)
+    assert [name for _, name, _ in rows] == [f"{k.name} [{k.label}]" for k in model._executable.profiled]
+    assert all(seconds > 0 for *_, seconds in rows)
+    assert numbers(model.states["total"].read()) == before
+    counted = rlx.jit(lambda x: rlx.fori_loop(0, 5, lambda i, x: x * 2 + i, x), device="interp")
+    loop = counted.compile(np.float32(1))
+    body = [seconds for kind, _, seconds in loop.profile([np.float32(1)], repeat=1) if kind == "map"]
+    assert body
+    assert all(seconds > 0 for seconds in body)
+
+
+def test_memory_is_given_back() -> None:
+    """Of inputs, of results that nobody has any more, and of a model that is gone, to the last block."""
+    gc.collect()
+    DEVICE_MEMORY.allocate(0), HOST_MEMORY.allocate(0)
+    count = len(DEVICE_MEMORY.blocks), len(HOST_MEMORY.blocks)
+    model, x = counter(), np.ones(3, np.float32)
+    made: Any = None
+    for _ in range(5):
+        made = model.run([x])
+        made = model.run(made)
+    DEVICE_MEMORY.allocate(0)
+    after = len(DEVICE_MEMORY.blocks)
+    for _ in range(20):
+        made = model.run([x])
+        made = model.run(made)
+    DEVICE_MEMORY.allocate(0)
+    assert len(DEVICE_MEMORY.blocks) == after
+    model.close()
+    del made, model
+    gc.collect()
+    DEVICE_MEMORY.allocate(0), HOST_MEMORY.allocate(0)
+    assert (len(DEVICE_MEMORY.blocks), len(HOST_MEMORY.blocks)) == count
+
+
+def test_views_and_the_arena_lie_where_the_run_left_them() -> None:
+    """A view can be the next input: it is read before it is overwritten, be it of the arena or of a state."""
+    model, x = counter(), np.ones(3, np.float32)
+    e = float(np.exp(np.float32(1)))
+    (y,) = model.run_slots(x)
+    assert isinstance(model.arena, rlx.Array)
+    assert (model.arena.dtype, model.arena.shape) == (np.uint8, (model.plan.arena,))  # type: ignore[union-attr]
+    np.testing.assert_allclose(model.run_slots(y)[0], [e + e * e] * 3, rtol=1e-6)

@@ -77,7 +77,7 @@ def test_transform_by_hand() -> None:
 
 def test_peaks_by_hand() -> None:
     """Only the peaks leave. Were the choice of the largest made on the host, what it reads and gives would be moved."""
-    p = rlx.profile(peaks(), "cpu", unified=False, sync_ops=("top_k",))
+    p = rlx.profile(peaks(), "cpu", unified=False, sync_ops=("top_k",), fetched=True)
     bins = 17
     spectrum = 4 * 8 * 2 * bins
     expected = [
@@ -93,7 +93,7 @@ def test_peaks_by_hand() -> None:
     assert p.d2h_bytes == 4 * 2 * 2 * 2 + 4 * 2 * bins
     # matmul; squares; mean; / n; top_k; cast; * rate; / n; concat
     assert p.launches_before == 9
-    own = rlx.profile(peaks(), "cpu", unified=False)
+    own = rlx.profile(peaks(), "cpu", unified=False, fetched=True)
     assert (own.syncs, own.h2d_bytes, own.d2h_bytes) == (0, 4 * 8 * 32, 4 * 2 * 2 * 2)
 
 
@@ -123,11 +123,11 @@ def several() -> Graph:
 
 def test_outputs_asked_for() -> None:
     """All equals none; views, leaves and repeats are moved too; only what the outputs need is counted."""
-    every = rlx.profile(several(), "cpu", unified=False)
-    assert every == rlx.profile(several(), "cpu", unified=False, outputs=every.outputs)
+    every = rlx.profile(several(), "cpu", unified=False, fetched=True)
+    assert every == rlx.profile(several(), "cpu", unified=False, fetched=True, outputs=every.outputs)
     assert every.d2h_bytes == 4 * (4 * 24 + 5 * 8 + 24)
     assert every.h2d_bytes == 4 * (24 + 800 + 5)
-    one = rlx.profile(several(), "cpu", unified=False, outputs=["view"])
+    one = rlx.profile(several(), "cpu", unified=False, fetched=True, outputs=["view"])
     assert (one.launches, one.d2h_bytes, one.h2d_bytes) == (1, 96, 96)
     leaf = rlx.profile(several(), "cpu", outputs=["leaf"])
     assert (leaf.launches, leaf.read_bytes, leaf.written_bytes) == (1, 96, 96)  # the run copies it into the arena
@@ -148,7 +148,24 @@ def test_views_move_nothing_in_shared_memory() -> None:
     """A run copies each output once; its views are where they are."""
     assert rlx.profile(several(), "cpu", outputs=["y"], views=True).d2h_bytes == 0
     assert rlx.profile(several(), "cpu", outputs=["y"]).d2h_bytes == 96
-    assert rlx.profile(several(), "cpu", outputs=["y"], views=True, unified=False).d2h_bytes == 96
+    assert rlx.profile(several(), "cpu", outputs=["y"], views=True, unified=False, fetched=True).d2h_bytes == 96
+
+
+def test_results_stay_on_a_device_with_memory_of_its_own() -> None:
+    """They are arrays there: copies to the host are counted for who says that it reads them; each text tells which."""
+    shared = rlx.profile(several(), "cpu")
+    stay, read = (rlx.profile(several(), "cpu", unified=False, fetched=fetched) for fetched in (False, True))
+    assert (stay.d2h_bytes, read.d2h_bytes) == (0, shared.d2h_bytes)
+    assert stay.h2d_bytes == read.h2d_bytes > 0
+    assert [p.results for p in (shared, stay, read)] == ["are copied out", "stay on the device", "are copied out"]
+    assert "0 B from it: results stay on the device" in str(stay)
+    host = rlx.profile(peaks(), "cpu", unified=False, sync_ops=("top_k",))
+    assert host.d2h_bytes == 4 * 2 * 17  # what the host computes with goes there in any case
+    own = ceilings_of("interp", measure=False)
+    near, far = (rlx.cost.predict(several(), own, fetched=fetched) for fetched in (False, True))
+    assert far.transfers - near.transfers == pytest.approx(read.d2h_bytes / own.transfer)
+    assert "results stay on the device" in str(near)
+    assert "results are copied out" in str(far)
 
 
 def test_element_types() -> None:

@@ -260,7 +260,7 @@ def test_buckets_pad_on_the_device(device: str, copies: list[str]) -> None:
 # ---- whose memory it is
 
 
-@pytest.mark.parametrize("name", ("interp", *LIBRARIES))
+@pytest.mark.parametrize("name", ["interp", *LIBRARIES])
 def test_results_have_memory_of_their_own(name: str) -> None:
     """Outputs that are inputs, weights, states or parts of these, and equal ones: writing to one changes no other."""
     if not backend_named(name).available().present:
