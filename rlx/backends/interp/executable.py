@@ -85,7 +85,7 @@ class InterpExecutable(StatefulExecutable[Tensor]):
         self.dirty = True  # params have changed since `prepare` ran
         self.room: dict[str, int] = {}
         self.dims: dict[str, int] = {}
-        self.outputs: list[Array | None] | None = None
+        self.outputs: list[Tensor | None] | None = None
         self.spent: list[float] | None = None  # seconds of each phase, while a profile is made
         for root in self.program.constants:
             assert root.data is not None
@@ -231,7 +231,7 @@ class InterpExecutable(StatefulExecutable[Tensor]):
     # ---- runs
 
     @property
-    def results(self) -> Sequence[Array | None] | None:
+    def results(self) -> Sequence[Tensor | None] | None:
         return self.outputs
 
     @property
@@ -240,8 +240,9 @@ class InterpExecutable(StatefulExecutable[Tensor]):
         def call(*arrays: Any) -> Any:
             admitted = self.admit(arrays)
             with self.taken():
-                self.outputs = list(self.run_all(admitted))
-                return self.wrap(tuple(self.outputs))
+                made = self.run_all(admitted)
+                self.outputs = list(made)
+                return self.wrap(tuple(made))
 
         return call
 
