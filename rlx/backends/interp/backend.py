@@ -104,4 +104,4 @@ class InterpBackend(CodeGenerator):
 
     def emit(self, graph: Graph, program: Program, options: CompileOptions) -> Executable[Any]:
         check_supported(graph, program, "the interpreter")
-        return InterpExecutable(Code(graph, program, options))
+        return InterpExecutable.of(Code(graph, program, options))

@@ -87,14 +87,17 @@ class InterpExecutable(StatefulExecutable[Tensor]):
         self.dims: dict[str, int] = {}
         self.outputs: list[Tensor | None] | None = None
         self.spent: list[float] | None = None  # seconds of each phase, while a profile is made
-        for root in self.program.constants:
-            assert root.data is not None
-            self.put(root, root.data)
-        for state in self.program.states:
-            self.put(state, initial(state))
-        for value in self.graph.params:
+
+    @staticmethod
+    def of(code: Code) -> InterpExecutable:
+        """One with the constants, params and states that the graph declares."""
+        made = InterpExecutable(code)
+        for root in (*code.program.constants, *code.program.states):
+            made.put(root, initial(root))
+        for value in code.graph.params:
             if value.data is not None:
-                self.put(self.param(value.name), value.data)
+                made.put(made.param(value.name), value.data)
+        return made
 
     @property
     def listing(self) -> Mapping[Kernel, str]:
@@ -181,11 +184,10 @@ class InterpExecutable(StatefulExecutable[Tensor]):
     def clone(self, fresh: bool = False) -> InterpExecutable:
         with self.taken():
             made = InterpExecutable(self.code)
-            kinds = ("param", "const", "prepared") if fresh else ("param", "const", "prepared", "state")
-            for root, place in self.places.items():
-                if root.kind in kinds:
-                    made.places[root] = SPACE.copy(place) if root.kind == "state" else place
+            made.places |= {b: at for b, at in self.places.items() if b.kind in ("param", "const", "prepared")}
             made.dirty = self.dirty
+            for root in self.program.states:
+                made.put(root, initial(root) if fresh else SPACE.array(self.places[root]))
             if not fresh:
                 made.kept, made.fed = dict(self.kept), dict(self.fed)
                 made.room, made.dims = dict(self.room), dict(self.dims)
