@@ -23,7 +23,7 @@ __all__ = ["ceilings_of", "keep", "kept_ceilings", "machine_key", "refine"]
 
 log = logging.getLogger("rlx")
 
-FORMAT = 7
+FORMAT = 8
 PACKAGES = ("rlx", "numpy", "llvmlite", "jax", "jaxlib", "mlx")
 POINTS = 24  # that a correction may have
 LARGEST = 4.0  # what real runs may change a correction by
