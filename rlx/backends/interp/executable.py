@@ -177,9 +177,9 @@ class InterpExecutable(StatefulExecutable[Tensor]):
             self.places.pop(root, None)
 
     def dispose(self) -> None:
-        self.trim()
         self.places.clear()
         self.kept.clear()
+        self.trim()
 
     def clone(self, fresh: bool = False) -> InterpExecutable:
         with self.taken():

@@ -53,7 +53,7 @@ class Memory:
 
     def reclaim(self) -> None:
         """Drops the blocks that were given back: not at once, since Python may end a block in the middle of a call."""
-        gone = [self.given_back.popleft() for _ in range(len(self.given_back))]
+        gone = {self.given_back.popleft() for _ in range(len(self.given_back))}
         if gone:
             self.starts = tuple(start for start in self.starts if start not in gone)
             for start in gone:
