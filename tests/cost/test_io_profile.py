@@ -66,22 +66,23 @@ def test_network_by_hand() -> None:
 
 
 def test_transform_by_hand() -> None:
-    """A product with the table of sines, which is made before any run: the two views around it are no launches."""
+    """One kernel, which reads its factors, made before any run: the two views around it are no launches."""
     p = rlx.profile(transform(), "cpu")
     (kernel,) = p.kernels
-    assert kernel.read_bytes == 4 * (4 * 32 + 32 * 64)
+    factors = 42
+    assert kernel.read_bytes == 4 * (4 * 32 + factors)
     assert kernel.written_bytes == 4 * 4 * 64
-    assert kernel.flops == 2 * 4 * 32 * 64
+    assert kernel.flops == 4 * 64 * 10 * (32).bit_length()
     assert (p.launches, p.launches_before, p.syncs) == (1, 1, 0)
 
 
 def test_peaks_by_hand() -> None:
     """Only the peaks leave. Were the choice of the largest made on the host, what it reads and gives would be moved."""
     p = rlx.profile(peaks(), "cpu", unified=False, sync_ops=("top_k",), fetched=True)
-    bins = 17
+    bins, factors = 17, 42
     spectrum = 4 * 8 * 2 * bins
     expected = [
-        ("matmul.panels", 4 * (8 * 32 + 3 * 32 * 16), spectrum),  # 34 columns are three panels
+        ("dft", 4 * (8 * 32 + factors), spectrum),
         ("reduce", spectrum, spectrum // 2),
         ("row", spectrum // 2, 4 * 2 * bins),
         ("top_k", 4 * 2 * bins, (4 + 8) * 2 * 2),
@@ -91,7 +92,7 @@ def test_peaks_by_hand() -> None:
     assert [k.sync for k in p.kernels] == [False, False, False, True, False]
     assert p.h2d_bytes == 4 * 8 * 32 + (4 + 8) * 2 * 2
     assert p.d2h_bytes == 4 * 2 * 2 * 2 + 4 * 2 * bins
-    # matmul; squares; mean; / n; top_k; cast; * rate; / n; concat
+    # transform; squares; mean; / n; top_k; cast; * rate; / n; concat
     assert p.launches_before == 9
     own = rlx.profile(peaks(), "cpu", unified=False, fetched=True)
     assert (own.syncs, own.h2d_bytes, own.d2h_bytes) == (0, 4 * 8 * 32, 4 * 2 * 2 * 2)

@@ -54,9 +54,10 @@ for form in FORMS.values():
         (m, n), (r, s) = form.m, form.r
         w, out = f"f32[64, 64, {r}, {s}]", f"f32[1, 64, {41 - r}, {41 - s}]"
         CASES[f"conv.winograd_lines+f{m}x{n}_{r}x{s}"] = conv(out, "f32[1, 64, 40, 40]", w)
-# chosen by tests of their own: of i16, of encoded weights, of weights of bytes, of images of bytes, of fused kernels
+# chosen by tests of their own: of i16, of encoded, narrow and byte weights, of images of bytes, of fused kernels
 ELSEWHERE = {
-    "matmul.i16_pairs", "matmul.panels+q8_0", "matmul.panels+q4_0", "matmul.panels+bytes", "conv.int8",
+    "matmul.i16_pairs", "matmul.panels+q8_0", "matmul.panels+q4_0", "matmul.panels+f16",
+    "matmul.panels+bf16", "matmul.panels+bytes", "conv.int8",
     "conv.int8_depthwise", "conv.fused_depthwise",
 }  # fmt: skip
 

@@ -129,9 +129,10 @@ def tile_of(dtype: Element, target: Target, registers: int = 0, *, format: Panel
     the 14 rows divide the 49 and 196 pixels of many nets for pictures well.
     """
     vector_bytes, name = target.vector_bytes, cast(DType, dtype.name)
-    registers = registers or (32 if vector_bytes == 64 else 16)
-    tile = Tile(name, target, registers, 0, 2 if vector_bytes == 64 else 1, format or AS_SUMS)
-    if vector_bytes == 32 and name != "i32":  # products of integers need a register of their own
+    format = format or AS_SUMS
+    registers = registers or (32 if vector_bytes == 64 else 16 - format.spare)
+    tile = Tile(name, target, registers, 0, 2 if vector_bytes == 64 else 1, format)
+    if vector_bytes == 32 and registers == 16 and name != "i32":  # products of integers need a register of their own
         return replace(tile, rows=3, panels=2)
     most = 12 if name == "i32" else 14
     return replace(tile, rows=min((registers - 1) // (tile.panels * 64 // vector_bytes) - 1, most))

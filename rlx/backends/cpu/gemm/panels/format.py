@@ -33,7 +33,8 @@ class PanelFormat:
 
     `stored` is the LLVM type of an element in memory, "" for that of the sums. `parts` is the number of bf16 that an
     element is the exact sum of, for tile registers: 3, or 1. `by_tiles`: those may compute with it. `placed`: blocks
-    are given all of B and the number of their first panel, since panels are not equally long. `pack` is the kernel that
+    are given all of B and the number of their first panel, since panels are not equally long. `spare`: registers that
+    a tile of 16 leaves for the conversion of elements. `pack` is the kernel that
     packs a B that lies in memory as matrices; others are packed by loops.
     """
 
@@ -42,6 +43,7 @@ class PanelFormat:
     parts = 3
     by_tiles = True
     placed = False
+    spare = 0
     pack: Step | None = None
 
     # ---- choosing it, and packing

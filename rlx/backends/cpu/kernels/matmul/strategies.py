@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlx.backends.cpu.gemm.panels.blocks import ENCODED
 from rlx.backends.cpu.gemm.panels.bytes import BYTES
 from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
+from rlx.backends.cpu.gemm.panels.narrow import NARROW
 from rlx.backends.cpu.gemm.panels.pairs import PAIRS
 from rlx.backends.cpu.gemm.panels.plain import PLAIN
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
@@ -32,6 +33,7 @@ MATMUL: tuple[CpuStrategy, ...] = (
     Thin("matmul.thin", PANELS),
     Product("matmul.i16_pairs", PAIRS),
     *(Product(f"matmul.panels+{format.name}", format) for format in ENCODED),
+    *(Product(f"matmul.panels+{format.name}", format) for format in NARROW),
     Product("matmul.panels+bytes", BYTES),
     Product("matmul.panels+f28", F28_PANELS),
     PANELS,
