@@ -354,7 +354,7 @@ def gemm_kernel(
         out, ldc = f.offset(own, w.copy_bytes), at.room
     else:
         out = f.gep(w.c, f.add(c_at, f.add(f.mul(at.r0, ldc), at.n0)), ty)
-    panel = f.mul(k, tile.step_bytes // size_of(tile.b_scalar))
+    panel = tile.format.panel(f, k, ty)
     stride = at.panel if tile.format.placed else panel
     f.call(
         w.block,

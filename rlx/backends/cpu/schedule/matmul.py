@@ -224,8 +224,8 @@ class MatmulSchedule:
 
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
     `pairs`: panels are read in pairs. `whole`: B is numbers of up to 8 bits. `few`: B is encoded blocks
-    (`blocks`), of which two panels at a time are decoded for more rows, where tiles don't compute; those do from
-    `tiles_from` rows on.
+    (`blocks`), of which two panels at a time are decoded for more rows than that, where tiles don't compute; those do
+    from `tiles_from` rows on.
     """
 
     m: Size
@@ -244,17 +244,17 @@ class MatmulSchedule:
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
         threads = thread_count(extents)
-        if self.few:
+        if self.few is not None:
             worth = rows >= self.tiles_from
         else:
             worth = by_tiles(rows, columns, depth) or few_by_tiles(rows, columns, depth, whole=self.whole)
         if self.tiles and worth:
-            made = tile_chunking(rows, columns, depth, matrices, threads, of_blocks=bool(self.few))
+            made = tile_chunking(rows, columns, depth, matrices, threads, of_blocks=self.few is not None)
         else:
             threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table
             made = chunking(rows, columns, depth, matrices, self.size, threads)
-            made = in_pairs(made, rows, columns, matrices) if self.pairs or self.few else made
-            if self.few:
+            made = in_pairs(made, rows, columns, matrices) if self.pairs or self.few is not None else made
+            if self.few is not None:
                 made = replace(made, copy_bytes=decoded_room(depth) if rows > self.few else 0)
         scratch = aligned(made.copy_bytes + (made.tile_bytes if self.to_scratch else 0))
         chunks = made.chunks if all(evaluate(s, extents) for s in self.shape) else 0

@@ -1,9 +1,10 @@
 """Products with weights that are encoded in blocks, which stay so in panels: see `block_formats`.
 
 With few rows, which wait for memory, the numbers of a block are multiplied as they are, and their sum by the scale: a
-product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) With more rows, two panels at
-a time are decoded to memory that stays in a cache, and multiplied as others are: a decoded weight is exact in f32. Tile
-registers multiply the numbers of blocks too (`amx_blocks`).
+product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) With more rows, and for any
+number of them where `block_formats` has no code for an encoding, two panels at a time are decoded to memory that stays
+in a cache, and multiplied as others are: a decoded weight is exact in f32. Tile registers multiply the numbers of blocks
+too (`amx_blocks`).
 
 Which of the three it is depends on M, N and K, and the order in which an element of C is added up on that and on K
 only: blocks of k are as those of other products (whole blocks of the encoding here), and within one with few rows the
@@ -23,22 +24,26 @@ from rlx.backends.cpu.gemm.panels.format import AS_SUMS, PanelFormat
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in
 from rlx.backends.cpu.gemm.tile import Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, void
-from rlx.backends.cpu.schedule.arguments import Routine
+from rlx.backends.cpu.loops.emitter import Emitter, Scope
+from rlx.backends.cpu.schedule.arguments import ArgumentTable, Routine
 from rlx.backends.cpu.schedule.matmul import WIDTH, MatmulSchedule
 from rlx.backends.cpu.strategy import Setting
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
+from rlx.ir.encoding import Encoding
+from rlx.ir.encodings import ENCODINGS
 from rlx.ir.shape import Size, evaluate
 from rlx.kernels.affine import affine
 from rlx.kernels.encoded import encoded_element
 from rlx.kernels.expr import I64, Expr, Load, Select, Var, const, guarded, size_expr
-from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
 __all__ = ["ENCODED", "few_rows"]
 
 F32 = DTYPES["f32"]
+LANE = Var("lane")
 
 AHEAD = 2048  # bytes: how far ahead is prefetched, of all panels that are read at a time
 TOGETHER = 4  # rows of a panel that a turn of the loop reads: a line of memory
@@ -54,19 +59,19 @@ class Blocks:
     """Weights [K, N] as they are stored: element k, n is number `start + n * column + k`, in the bytes of `stored`."""
 
     stored: Buffer
-    code: BlockCode
+    encoding: Encoding
     start: int
     column: int
 
     def panels(self, name: str, n: int, k: int) -> Buffer:
         """Their panels [ceil(N / 16), blocks, bytes of a block, 16]."""
-        shape = (-(-n // WIDTH), k // BLOCK, self.code.encoding.block_bytes, ROW)
+        shape = (-(-n // WIDTH), k // self.encoding.block, self.encoding.block_bytes, ROW)
         return Buffer(name, "prepared", shape, block_formats.BYTE)
 
     def byte(self, column: Expr, block: Expr, row: Expr) -> Load:
         """The byte of a panel: a load of the stored ones, as bytes."""
-        size = self.code.encoding.block_bytes
-        at = column * (self.column // BLOCK * size) + block * size + self.start // BLOCK * size + row
+        size, steps = self.encoding.block_bytes, self.encoding.block
+        at = column * (self.column // steps * size) + block * size + self.start // steps * size + row
         return Load(self.stored, (at,), block_formats.BYTE)
 
 
@@ -79,14 +84,13 @@ def find(b: Expr, n: Size, k: Size, depth: Var, column: Var) -> Blocks | None:
     walked = affine(flat)
     start, step = walked.constant, walked.coefs.get(column, 0)
     fits = (
-        encoding.name in block_formats.CODES
-        and walked.coefs.get(depth) == 1
+        walked.coefs.get(depth) == 1
         and walked.coefs.keys() <= {depth, column}
         and isinstance(start, int)
         and isinstance(step, int)
-        and not (k % BLOCK or start % BLOCK or step % BLOCK)
+        and not (k % encoding.block or start % encoding.block or step % encoding.block)
     )
-    return Blocks(stored, block_formats.CODES[encoding.name], start, step) if fits else None  # type: ignore[arg-type]
+    return Blocks(stored, encoding, start, step) if fits else None  # type: ignore[arg-type]
 
 
 def _has_code(target: Target) -> bool:
@@ -187,35 +191,36 @@ def _few(tile: Tile, code: BlockCode) -> Function:
     return f
 
 
-def _decode(tile: Tile, code: BlockCode) -> Function:
-    """A panel as one of f32."""
-    f = Function(f"rlx_{code.name}_decode", [("ptr", "b"), ("ptr", "out"), ("i64", "k")], internal=True)
-    lanes = tile.lanes
+def _decode(tile: Tile, encoding: Encoding) -> Function:
+    """A panel as one of f32: each step of a block by the encoding's own expression, over rows of bytes."""
+    f = Function(f"rlx_{encoding.name}_decode", [("ptr", "b"), ("ptr", "out"), ("i64", "k")], internal=True)
+    lanes, steps = tile.lanes, encoding.block
+    k, stored = Lowering(()), Buffer("block", "param", (encoding.block_bytes * ROW,), block_formats.BYTE)
 
     def one_block(_: str, state: list[str]) -> list[str]:
         at, out = state
         for h in range(0, WIDTH, lanes):
-            scale = code.scale(f, f.offset(at, h), lanes)
+            emitter = Emitter(f, ArgumentTable(), lanes)
+            emitter.loaded[stored] = f.offset(at, h)
+            scope = Scope(lanes, LANE, {LANE: "0"})  # of the whole block: what its steps share is computed once
 
-            def rows(row: str, _: list[str], h: int = h, scale: str = scale) -> None:
-                own = f.offset(at, f.add(f.mul(row, ROW), SCALE + h))
-                to = f.offset(out, f.add(f.mul(row, 4 * WIDTH), 4 * h))
-                for r in range(TOGETHER):
-                    for s, x in enumerate(code.numbers(f, f.offset(own, r * ROW), lanes)):
-                        f.store(f.mul(x, scale), f.offset(to, 4 * WIDTH * (r + s * code.apart)))
+            def byte(number: Expr) -> Load:
+                return Load(stored, (number * ROW + LANE,), block_formats.BYTE)
 
-            f.loop(0, code.rows, TOGETHER, [], rows, runs=True)
-        return [f.offset(at, code.block_bytes), f.offset(out, 4 * WIDTH * BLOCK)]
+            for step in range(steps):
+                value = emitter.lanes_of(encoding.element(k, byte, const(step, I64)), scope)
+                f.store(value, f.offset(out, 4 * (WIDTH * step + h)))
+        return [f.offset(at, encoding.block_bytes * ROW), f.offset(out, 4 * WIDTH * steps)]
 
-    f.loop(0, "%k", BLOCK, [("ptr", "%b"), ("ptr", "%out")], one_block)
+    f.loop(0, "%k", steps, [("ptr", "%b"), ("ptr", "%out")], one_block)
     f.ret()
     return f
 
 
-def _many(tile: Tile, code: BlockCode) -> Function:
+def _many(tile: Tile, encoding: Encoding) -> Function:
     """Decodes two panels at a time to `copy`, which other products then read."""
-    f = Function(f"rlx_{code.name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
-    plain, decode = gemm.gemm_block(replace(tile, format=AS_SUMS), internal=True), _decode(tile, code)
+    f = Function(f"rlx_{encoding.name}_many", gemm.BLOCK_ARGUMENTS, internal=True, attrs="nounwind noinline")
+    plain, decode = gemm.gemm_block(replace(tile, format=AS_SUMS), internal=True), _decode(tile, encoding)
     stride = f.mul("%k", WIDTH)
 
     def two_panels(column: str, _: list[str]) -> None:
@@ -239,12 +244,14 @@ def _many(tile: Tile, code: BlockCode) -> Function:
 
 
 class EncodedBlocks(PanelFormat):
-    """B stays in encoded blocks along k, as it is stored: decoded in registers, or multiplied by tile registers."""
+    """B stays in encoded blocks along k, as it is stored: decoded in registers or to a cache, or multiplied by tiles."""
 
     stored = "i8"
 
-    def __init__(self, code: BlockCode) -> None:
-        self.code, self.name = code, code.name
+    def __init__(self, encoding: Encoding) -> None:
+        self.encoding, self.name = encoding, encoding.name
+        self.code = block_formats.CODES.get(encoding.name)
+        self.by_tiles = self.code is not None
 
     def refuses(self, kernel: Kernel, anchor: Contract, setting: Setting) -> str | None:
         if accumulates_in(anchor) is not F32:
@@ -264,17 +271,25 @@ class EncodedBlocks(PanelFormat):
         return _pack_blocks(kernel, anchor, blocks)
 
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
+        if self.code is None:
+            return replace(product, few=0)
         return replace(product, few=few_rows(target), tiles_from=self.code.tiles_from)
 
     def step_bytes(self, sums: str) -> int:
-        return self.code.block_bytes // BLOCK
+        return self.encoding.block_bytes * ROW // self.encoding.block
+
+    def panel(self, f: Function, k: str, sums: str) -> str:
+        return f.mul(f.div(k, self.encoding.block), self.encoding.block_bytes * ROW)
 
     def block_routine(self, tile: Tile) -> Routine:
         """Decodes in registers where `copy` is null, else to that room."""
         code = self.code
+        if code is None:
+            f = _many(tile, self.encoding)
+            return Routine(f.name, Module([f]).text())
         f = Function(f"rlx_block_{tile.name}", gemm.BLOCK_ARGUMENTS, attrs="nounwind noinline")
         arguments = [f"%{name}" for _, name in gemm.BLOCK_ARGUMENTS]
-        few, many = _few(tile, code), _many(tile, code)
+        few, many = _few(tile, code), _many(tile, self.encoding)
         f.if_(
             f.cmp("eq", "%copy", "null"),
             lambda: void(f.call(few, arguments)),
@@ -306,4 +321,4 @@ def _pack_blocks(kernel: Kernel, anchor: Contract, blocks: Blocks) -> tuple[Expr
     return Load(buffer, (const(0, I64),) * 4, buffer.dtype), pack
 
 
-ENCODED = tuple(map(EncodedBlocks, block_formats.CODES.values()))
+ENCODED = tuple(EncodedBlocks(encoding) for encoding in ENCODINGS.values() if encoding.native)

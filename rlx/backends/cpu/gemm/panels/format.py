@@ -100,6 +100,10 @@ class PanelFormat:
         """Bytes of a step of a panel, on average."""
         return 64 // size_of(sums) * size_of(self.scalar(sums))
 
+    def panel(self, f: Function, k: str, sums: str) -> str:
+        """Elements in memory from panel to panel, of k steps."""
+        return f.mul(k, self.step_bytes(sums) // size_of(self.scalar(sums)))
+
     @property
     def f32_scalar(self) -> str:
         """The LLVM type of an element in memory, of sums of f32."""
