@@ -18,7 +18,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Node, TensorType
 from rlx.ir.shape import Dim
 from rlx.ops.base import OPS
-from rlx.ops.control import If, Scan, While
+from rlx.ops.control import Control, If, Scan, While
 from rlx.ops.dynamic import Loop
 from rlx.ops.elementwise import Identity
 from rlx.options import CompileOptions
@@ -120,7 +120,7 @@ def column(device: str) -> dict[str, str]:
     """op -> how it runs on the device."""
     backend = backend_named(device)
     found = {}
-    for name in sorted(n for n in OPS if OPS[n].__module__.startswith("rlx.ops")):
+    for name in sorted(n for n in OPS if covered(n) or issubclass(OPS[n], Control)):
         ways: dict[str, list[str]] = defaultdict(list)
         for types, graph in graphs(name):
             ways[way(backend, graph)].append(types)

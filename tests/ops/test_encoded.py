@@ -25,8 +25,8 @@ STORED = sorted(name for name, encoding in ENCODINGS.items() if encoding.native)
 DECIDING = [name for name in NAMES if issubclass(OPS[name], Produced)]  # their data decide a size
 # Their operands of floats can't be whole blocks: numbers, pairs, corners of boxes; or they hold whole numbers.
 NEVER = {
-    "affine_grid", "col2im", "complex_mul", "dft", "frames", "one_hot", "qlinear_conv", "qlinear_matmul", "stft",
-    "tree_ensemble", "whole_conv",
+    "affine_grid", "col2im", "complex_mul", "dft", "dft_at_run", "frames", "from_pairs", "one_hot", "qlinear_conv",
+    "qlinear_matmul", "stft", "tree_ensemble", "whole_conv",
 }  # fmt: skip
 
 

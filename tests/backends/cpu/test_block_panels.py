@@ -84,6 +84,23 @@ def test_products(encoding: str) -> None:
             assert np.all(wrong <= allowed(x, w) + 2.0**-23 * (np.abs(bias) + 1)), (n, k, m)
 
 
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("encoding", sorted(set(FORMATS) - set(block_formats.CODES)))
+def test_products_that_decode_to_memory(encoding: str) -> None:
+    """Encodings without code of their own, of any number of rows; they take what the encoding takes."""
+    block = encoding_named(encoding).block
+    for n, k in ((1, block), (47, 3 * block), (130, 2 * block)):
+        stored, w = weights(encoding, n, k)
+        model, bias = compiled(encoding, n, k, rlx.Dim("m", 1, 70)), np.linspace(-1, 1, n, dtype=np.float32)
+        model.set_params({"w": stored, "bias": bias})
+        assert strategy(model) == f"matmul.panels+{encoding}"
+        assert model.needs.prepared == -(-n // 16) * 16 * stored.nbytes // n
+        for m in (1, 2, 5, 13, 70):
+            x = np.random.default_rng(m).standard_normal((m, k), dtype=np.float32)
+            wrong = np.abs(model.run({"x": x})[0] - (x.astype(float) @ w.T.astype(float) + bias))
+            assert np.all(wrong <= allowed(x, w) + 2.0**-23 * (np.abs(bias) + 1)), (n, k, m)
+
+
 @functools.cache
 def code(encoding: str, vector_bytes: int) -> tuple[Code, object, int]:
     """The product, and the library and address of its block."""

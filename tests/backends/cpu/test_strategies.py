@@ -6,6 +6,7 @@ import pytest
 import strategy_table
 
 import rlx
+from rlx.backends.cpu.gemm.panels.blocks import ENCODED
 from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.select import STRATEGIES
@@ -56,9 +57,8 @@ for form in FORMS.values():
         CASES[f"conv.winograd_lines+f{m}x{n}_{r}x{s}"] = conv(out, "f32[1, 64, 40, 40]", w)
 # chosen by tests of their own: of i16, of encoded, narrow and byte weights, of images of bytes, of fused kernels
 ELSEWHERE = {
-    "matmul.i16_pairs", "matmul.panels+q8_0", "matmul.panels+q4_0", "matmul.panels+f16",
-    "matmul.panels+bf16", "matmul.panels+bytes", "conv.int8",
-    "conv.int8_depthwise", "conv.fused_depthwise",
+    "matmul.i16_pairs", "matmul.panels+f16", "matmul.panels+bf16", "matmul.panels+bytes", "conv.int8",
+    "conv.int8_depthwise", "conv.fused_depthwise", *(f"matmul.panels+{format.name}" for format in ENCODED),
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 With few rows, which wait for memory, the numbers of a block are multiplied as they are, and their sum by the scale: a
 product reads what the encoding takes. (Such a sum overflows where 128 |x| is near 2^128.) With more rows, and for any
 number of them where `block_formats` has no code for an encoding, two panels at a time are decoded to memory that stays
-in a cache, and multiplied as others are: a decoded weight is exact in f32. Tile registers multiply the numbers of blocks
+in a cache, and multiplied as others are: a decoded weight is exact in f32. Tile registers multiply numbers of blocks
 too (`amx_blocks`).
 
 Which of the three it is depends on M, N and K, and the order in which an element of C is added up on that and on K
@@ -244,7 +244,7 @@ def _many(tile: Tile, encoding: Encoding) -> Function:
 
 
 class EncodedBlocks(PanelFormat):
-    """B stays in encoded blocks along k, as it is stored: decoded in registers or to a cache, or multiplied by tiles."""
+    """B stays in encoded blocks along k, as it is stored: decoded in registers or to a cache, or read by tiles."""
 
     stored = "i8"
 
