@@ -252,16 +252,15 @@ class Executable(ABC, Generic[A]):
         that array is what is returned for it. Raises `ShapeError` for one of another shape, before any is written.
         """
 
-    def run_fresh(self, inputs: Sequence[Any], wanted: Sequence[int] | None = None) -> list[A] | None:
-        """All outputs, or those numbered `wanted`, as fresh arrays, by the fastest way; inputs as for `slots`.
+    def run_fresh(
+        self, inputs: Sequence[Any], wanted: tuple[int, ...] | None = None, out: Sequence[Any] | None = None
+    ) -> list[A] | None:
+        """As `run` by the fastest way: inputs as for `slots`, nothing checked, all outputs or those numbered `wanted`.
 
-        None when there is no such way here, or when another thread ran in between: then `run` gives them, or says so.
+        None when there is no such way here, arrays are not as in a run before, or another thread ran in between: then
+        `run` gives the outputs, or says what is wrong.
         """
         return None
-
-    def run_into(self, inputs: Sequence[Any], out: Sequence[Any]) -> bool:
-        """The same, into arrays of the caller for all outputs that a call of `run` has checked; False as None above."""
-        return False
 
     @property
     @abstractmethod

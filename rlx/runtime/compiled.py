@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CompiledGraph", "Results"]
 
+KEPT_CHOICES = 256  # values of `outputs` whose positions are kept
+
 
 class Results(Mapping[str, Any]):
     """The outputs of a call by name, in order; an int selects by position."""
@@ -98,6 +100,8 @@ class CompiledGraph(Lifetime, ExpertControl):
         self._declared = tuple(spec_of(v) for v in graph.states)
         self.outputs = tuple(spec_of(o.value, o.name) for o in graph.outputs)
         self._names = tuple(spec.name for spec in self.outputs)
+        self._name_set = frozenset(self._names)
+        self._asked: dict[tuple[Any, ...], tuple[int, ...]] = {}  # positions by what `outputs` was
         self._unset = {v.name for v in graph.params if v.data is None}
         self._changed: set[str] = set()  # params that were set
         self._param_types = {v.name: v.type for v in graph.params}
@@ -251,16 +255,12 @@ class CompiledGraph(Lifetime, ExpertControl):
 
             raise one_set_of_inputs(more)
         try:
-            wanted = None if outputs is None else self._positions(outputs)
+            wanted = None if outputs is None else self._asked_for(outputs)
             own = None if out is None else self._by_output(out)
-            if (own is None or wanted is None) and not self._executable.bound_inputs:
-                given = by_position(self.inputs, inputs, "input")
-                if own is None:
-                    made = self._executable.run_fresh(given, wanted)
-                    if made is not None:
-                        return made
-                elif self._executable.run_into(given, own):
-                    return own
+            if not self._executable.bound_inputs:
+                made = self._executable.run_fresh(by_position(self.inputs, inputs, "input"), wanted, own)
+                if made is not None:
+                    return made
             return self._run(inputs, wanted, own)
         except Exception as error:
             if (clear := converted(error, "run", ExecutionError)) is not None:
@@ -270,7 +270,7 @@ class CompiledGraph(Lifetime, ExpertControl):
     def _run(
         self,
         inputs: Mapping[str, Any] | Sequence[Any],
-        asked: Sequence[int] | None,
+        asked: tuple[int, ...] | None,
         own: list[Any] | None,
     ) -> list[Any]:
         """By the general way: outputs by their numbers (None: all), and what `out` gives for each."""
@@ -356,13 +356,33 @@ class CompiledGraph(Lifetime, ExpertControl):
                 raise no_such("output", name, self._names, f", or 0 to {len(self._names) - 1}")
         return found
 
+    def _asked_for(self, chosen: Sequence[str | int]) -> tuple[int, ...]:
+        """The positions of chosen outputs, looked up where the same were chosen before."""
+        if type(chosen) is not list and type(chosen) is not tuple:
+            return tuple(self._positions(chosen))
+        try:
+            known = self._asked.get(tuple(chosen))
+        except TypeError:  # for what can't be hashed, and is no name
+            known = None
+        if known is None:
+            known = tuple(self._positions(chosen))
+            if len(self._asked) < KEPT_CHOICES and all(type(name) is str for name in chosen):  # as True is equal to 1
+                self._asked[tuple(chosen)] = known
+        return known
+
     def _by_output(self, out: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         """What `out` gives for each output, None for nothing."""
         if type(out) is list and len(out) == len(self._names):
             return out.copy()
-        if isinstance(out, Mapping):
-            self._positions(list(out))
-            return [out.get(name) for name in self._names]
+        if type(out) is dict or isinstance(out, Mapping):
+            if out.keys() <= self._name_set:
+                return list(map(out.get, self._names))
+            own: list[Any] = [None] * len(self._names)
+            for position, array in zip(self._positions(list(out)), out.values(), strict=True):
+                if own[position] is not None:
+                    raise OptionError(f"out: output {self._names[position]!r} is given by position and by name")
+                own[position] = array
+            return own
         if not isinstance(out, Sequence):
             raise OptionError(f"out: expected arrays by name in a mapping, or in a list; got {type(out).__name__}")
         if len(out) != len(self.outputs):

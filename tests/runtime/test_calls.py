@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -379,19 +380,35 @@ def test_out_again_and_again() -> None:
     np.testing.assert_array_equal(model.run([X, Y], outputs=["difference", "sum"]), [X - Y, (X + Y) * W])
 
 
-def test_out_goes_the_native_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second call with the same arrays does not come to the general run, nor one that asks for all outputs."""
-    model = two_in_two_out("cpu")
-    mine = [np.zeros((2, 3), np.float32) for _ in range(2)]
-    model.run([X, Y], out=mine)
+def test_out_and_outputs_go_the_native_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second call on with any arrays, for the same outputs in the same order, also of other known sizes."""
+    g = rlx.Graph("native")
+    x = g.input("x", (rlx.Dim("n", 1, 9), 3))
+    y = rlx.tanh(x)
+    g.output(y, name="y")
+    g.output(rlx.exp(y) @ g.constant(W.T), name="z")
+    model = rlx.compile(g, device="cpu")
+    given = [np.full((n, 3), n / 4, np.float32) for n in (2, 5)]
+    every = [model.run([a]) for a in given]
+    wanted: list[Any] = [None, ["y"], ["z"], ["z", "y"], [1], ["z", "y", "z"], []]
+    arrays = [None, (0,), (1,), (0, 1)]
+    for chosen, known in itertools.product(wanted, arrays):
+        own = None if known is None else {("y", "z")[n]: np.empty_like(every[0][n]) for n in known}
+        model.run([given[0]], outputs=chosen, out=own)
     monkeypatch.setattr(model._executable, "run", None)
-    model.run([Y, X], out=mine)
-    np.testing.assert_array_equal(mine[1], Y - X)
-    assert len(model.run([Y, X], outputs=["difference", "sum"])) == 2
+    for (size, chosen), known in itertools.product(itertools.product((0, 1), wanted), arrays):
+        own = None if known is None else {("y", "z")[n]: np.empty_like(every[size][n]) for n in known}
+        got = model.run([given[size]], outputs=chosen, out=own)
+        for name, array in zip(["y", "z"] if chosen is None else chosen, got, strict=True):
+            number = name if isinstance(name, int) else ("y", "z").index(name)
+            np.testing.assert_array_equal(array, every[size][number])
+            assert array is own[("y", "z")[number]] if own and known and number in known else array.flags.owndata
+        for name, array in (own or {}).items():
+            np.testing.assert_array_equal(array, every[size][("y", "z").index(name)])
 
 
-def test_checked_arrays_are_known_by_their_place() -> None:
-    """One that is given twice is refused, though each was checked; in another's place it is checked anew."""
+def test_arrays_of_out_are_checked_in_every_call() -> None:
+    """One that is given twice is refused, though each was written before; in another's place it is checked anew."""
     g = rlx.Graph("types")
     x = g.input("x", (4,))
     g.output(x * 2.0, "floats")
@@ -412,3 +429,29 @@ def test_checked_arrays_are_known_by_their_place() -> None:
         other.run([X, Y], out=[first, first])
     other.run([X, Y], out=[second, first])
     np.testing.assert_array_equal([second, first], [(X + Y) * W, X - Y])
+    both = np.zeros(11, np.float32)
+    with pytest.raises(OptionError, match="overlap"):
+        other.run([X, Y], out=[both[:6].reshape(2, 3), both[5:].reshape(2, 3)])
+    for wrong in (first.astype(np.float64), first[:1], first.T, np.broadcast_to(first[0], (2, 3)), None):
+        with pytest.raises(rlx.errors.RlxError):
+            other.run([X, Y], out=[second, wrong, wrong] if wrong is None else [second, wrong])
+    lying = np.asfortranarray(first)  # not as the native entry takes it
+    other.run([X, Y], out=[second, lying])
+    np.testing.assert_array_equal(lying, X - Y)
+
+
+def test_out_by_position_and_by_name() -> None:
+    """A mapping may have both; not for one output, and no others."""
+    model = two_in_two_out("cpu")
+    mine = [np.zeros((2, 3), np.float32) for _ in range(2)]
+    for _ in range(2):
+        got = model.run([X, Y], out={1: mine[1]})
+        assert got[1] is mine[1]
+        got = model.run([X, Y], out={"sum": mine[0], 1: mine[1]})
+        assert [id(a) for a in got] == [id(a) for a in mine]
+        np.testing.assert_array_equal(mine, [(X + Y) * W, X - Y])
+        with pytest.raises(OptionError, match="'difference' is given by position and by name"):
+            model.run([X, Y], out={"difference": mine[0], 1: mine[1]})
+        for wrong in (2, True, "total", -1):
+            with pytest.raises(NameNotFound, match="no output"):
+                model.run([X, Y], out={wrong: mine[0]})

@@ -6,6 +6,7 @@ import array
 import ctypes
 import gc
 import itertools
+import os
 import sys
 import threading
 import weakref
@@ -22,8 +23,9 @@ from interrupts import interrupt_at
 from rlx.backends.cpu.jit import compile as jit
 from rlx.backends.cpu.native import entry as entries
 from rlx.backends.cpu.native import runner_ir
-from rlx.backends.cpu.native.entry import InputSpec, make_entry
+from rlx.backends.cpu.native.entry import InputSpec, make_entry, selected_entry
 from rlx.backends.cpu.native.runner import RunBlock, host_call
+from rlx.backends.cpu.runtime.selected_outputs import Selected, selected
 from rlx.errors import ShapeError
 
 # *word1 = first 8 bytes at word0
@@ -429,3 +431,164 @@ def test_entries_run_at_once_in_threads() -> None:
         thread.join(timeout=120)
         assert not thread.is_alive()
     assert not failures
+
+
+class Chosen:
+    """Two outputs of 3 f32 and 4 i64, in `memory`, of a block whose phases are host calls: one that makes each."""
+
+    def __init__(self, asked: tuple[int, ...] = (0, 1), release_gil: bool = False) -> None:
+        self.memory = np.zeros(64, np.uint8)
+        self.outputs = (self.memory[:12].view(np.float32), self.memory[16:48].view(np.int64))
+        self.during: Callable[[], object] = lambda: None
+        self.calls = [host_call(lambda number=n: self.make(number)) for n in range(2)]
+        self.block = RunBlock([(call.address, 0, 1) for call in self.calls])
+        self.entry = make([InputSpec("f", 4, (2,))], block=self.block, release_gil=release_gil)
+        table = self.block.table.copy()
+        table[[n for n in range(2) if n not in asked], 2] = 0
+        self.selected: Selected = selected(self.block.table, table, asked, self.outputs, [self.memory])
+        self.run = selected_entry(self.entry.__self__)  # type: ignore[attr-defined]
+        self.runs = 0
+
+    def make(self, number: int) -> None:
+        self.runs += 1
+        self.outputs[number][:] = self.runs + np.arange(len(self.outputs[number]))
+        self.during()
+
+    def __call__(self, *out: Any) -> Any:
+        return self.run(self.selected, np.zeros(2, np.float32), *out)
+
+
+def targets() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    return np.zeros(3, np.float32), np.zeros(4, np.int64)
+
+
+@pytest.mark.parametrize("release_gil", [False, True])
+def test_selected_phases_run_and_results_are_copied(release_gil: bool) -> None:
+    """The table of the block is walked again afterwards; True says that every output has an array in `out`."""
+    chosen = Chosen((1,), release_gil)
+    other = targets()[1]
+    assert len(chosen()) == 1
+    assert chosen()[0] is chosen.outputs[1]
+    assert chosen.runs == 2
+    assert chosen(None, other) is chosen.selected.kept[2]  # type: ignore[index]
+    assert other.tolist() == [3, 4, 5, 6]
+    assert chosen.block.value == chosen.selected
+    assert chosen(targets()[0], None) is None  # one that is not made
+    assert chosen.runs == 3
+    assert chosen.entry(np.zeros(2, np.float32)) is RESULT
+    assert chosen.runs == 5
+    assert chosen.block.value == 0
+    every = Chosen((0, 1), release_gil)
+    first, second = targets()
+    assert every(first, second) is True
+    assert (first.tolist(), second.tolist()) == ([1, 2, 3], [2, 3, 4, 5])
+    assert every.block.value == 0
+    assert every(None, second)[0] is every.outputs[0]
+    block = RunBlock()
+    entry, none = make([], block=block), selected(block.table, block.table, (), [], [])
+    assert selected_entry(entry.__self__)(none) == ()  # type: ignore[attr-defined]
+
+
+def test_every_array_of_out_is_checked_in_every_call(tmp_path: Path) -> None:
+    """Type, element type, shape, strides, writability and place; nothing runs and nothing is written otherwise."""
+    chosen = Chosen()
+    first, second = targets()
+    assert chosen(first, second) is True
+    shared = np.zeros(80, np.uint8)
+    fixed, pair = first.copy(), np.zeros(8, np.int64)
+    fixed.flags.writeable = False
+    inside = chosen.memory[48:60].view(np.float32)
+    wrong: list[tuple[Any, Any]] = [
+        (second, first), (first, first), (second, second), (first, pair[::2]), (first, pair[3::-1]), (fixed, second),
+        (first, second.astype(">i8")), (first, second.view(np.uint64)), (first, second.reshape(2, 2)),
+        (first, pair[:3]), (first, pair[:5]), (first.view(Sub), second), (first.tolist(), second), (inside, second),
+        (memoryview(first), second), (np.ma.masked_array(first), second), (np.broadcast_to(first[:1], 3), second),
+        (shared[:12].view(np.float32), shared[8:40].view(np.int64)),
+        (shared[20:32].view(np.float32), shared[:32].view(np.int64)), (chosen.outputs[0], second),
+    ]  # fmt: skip
+    before, runs = [a.tobytes() for a in (first, second, pair, shared)], chosen.runs
+    for out in wrong:
+        assert chosen(*out) is None, out
+    assert chosen.runs == runs
+    assert [a.tobytes() for a in (first, second, pair, shared)] == before
+    mapped = np.memmap(tmp_path / "x", np.float32, "w+", shape=(8,))
+    for good in (shared[:12].view(np.float32), mapped[4:7], np.zeros((2, 3), np.float32)[1]):
+        assert chosen(good, shared[16:48].view(np.int64)) is True
+        assert good.tolist() == chosen.outputs[0].tolist()
+    for change in ("first.shape = 3, 1", "first.dtype = np.int32", "first.flags.writeable = False"):
+        first, second = targets()
+        assert chosen(first, second) is True
+        exec(change, {"first": first, "np": np})
+        assert chosen(first, second) is None, change
+
+
+@pytest.mark.parametrize("release_gil", [False, True])
+def test_an_array_of_out_that_changes_during_the_run_is_not_written(release_gil: bool) -> None:
+    chosen = Chosen(release_gil=release_gil)
+    first, second = targets()
+    chosen.during = lambda: first.resize(1, refcheck=False)
+    assert chosen(first, second) is None
+    assert first.tolist() == [0]
+    assert not second.any()
+
+
+def test_selected_phases_are_of_one_table() -> None:
+    """What was prepared for another table is not run; nor is a busy block, or one whose run fails."""
+    chosen = Chosen((1,))
+    old = chosen.block.table
+    chosen.block.set_phases(old[:, :3].tolist())
+    assert chosen() is None
+    chosen.block.use(old)
+    assert chosen()[0] is chosen.outputs[1]
+    chosen.block.acquire()
+    assert chosen() is None
+    chosen.block.release()
+    chosen.during = lambda: 1 / 0  # type: ignore[assignment]
+    assert chosen() == ("error", runner_ir.HOST_CALL_RAISED)
+    chosen.during = lambda: None
+    assert chosen.runs == 2
+    assert chosen.entry(np.zeros(2, np.float32)) is RESULT
+    assert chosen.runs == 4
+
+
+def test_selected_runs_allocate_nothing() -> None:
+    """As those of `run_slots`, with arrays to write into and without."""
+    block = RunBlock()
+    entry = make([InputSpec("f", 4, (2, 3))] * 2, block=block)
+    memory, x = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
+    chosen = selected(block.table, block.table.copy(), (0,), [memory], [memory])
+    run, out = selected_entry(entry.__self__), np.ones((2, 3), np.float32)  # type: ignore[attr-defined]
+
+    def some() -> None:
+        for _ in itertools.repeat(None, 1000):
+            run(chosen, x, x)
+            run(chosen, x, x, out)
+
+    some()
+    assert not out.any()
+    blocks, native = growth(some)
+    assert blocks < 20
+    assert native <= 0
+    left, peak = traced_growth(some)
+    assert left < 1000
+    assert peak < 1000
+
+
+def test_a_forked_child_walks_all_phases() -> None:
+    """A fork in the midst of a run of some phases: the child's next run makes all outputs."""
+    chosen = Chosen((1,))
+    pipe = os.pipe()
+
+    def fork() -> None:
+        if not os.fork():
+            chosen.during = lambda: None
+            chosen.block.words[runner_ir.STATUS] = 0
+            chosen.runs = 0
+            chosen.entry(np.zeros(2, np.float32))
+            os.write(pipe[1], bytes([chosen.runs]))
+            os._exit(0)
+
+    chosen.during = fork
+    chosen()
+    os.wait()
+    assert os.read(pipe[0], 1) == bytes([2])

@@ -4,6 +4,9 @@
 the state block, so that one native function serves all compiled graphs. On the fast path nothing is allocated. Whatever
 is not exactly as recorded (count, element type, rank, shape, contiguity, alignment, overlap with the guarded range), or
 finds another thread in the run, goes to a Python fallback.
+
+`selected_entry` gives another one over the same block, `run_selected(selected, *inputs, *out)`, for runs of some phases
+and for arrays of the caller to write into: these too are checked in every call, so that none has to be remembered.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from rlx.backends.cpu.native.entry_ir import (
     ALIGN_MASK,
     ARRAY_DATA,
     ARRAY_DTYPE,
+    ARRAY_FLAGS,
     ARRAY_RANK,
     ARRAY_SHAPE,
     ARRAY_STRIDES,
@@ -34,9 +38,12 @@ from rlx.backends.cpu.native.entry_ir import (
     MAX_RANK,
     METH_FASTCALL,
     NAME,
+    NONE,
     RANK,
     RECORD_WORDS,
     SHAPE,
+    SOURCE,
+    TRUE,
     entry_ir,
 )
 from rlx.backends.cpu.native.pool import aligned_words
@@ -48,7 +55,7 @@ from rlx.records import dataclass
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Entry", "InputSpec", "Patch", "make_entry"]
+__all__ = ["Entry", "InputSpec", "Patch", "make_entry", "output_records", "selected_entry"]
 
 PLAIN = (np.ndarray, np.memmap)  # arrays that are nothing but their memory; other subclasses may be, as masked ones
 Patch = tuple[int, int, int]  # (input index, address of a word, byte offset): the word becomes data pointer + offset
@@ -73,17 +80,33 @@ class MethodDef(Structure):
 
 
 @functools.cache
-def method() -> MethodDef:
-    """The native function as a Python method definition, which must live as long as any function made from it."""
+def code() -> loader.Library:
+    """The native functions, which outlive every function object."""
     library = native().library
     symbols = {name: symbol_address(getattr(pythonapi, name)) for name in ENTRY_NAMES}
     symbols |= {name: library.address(name) for name in ("rlx_acquire", "rlx_go", "rlx_release")}
+    symbols |= {NONE: id(None), TRUE: id(True)}
     loaded = loader.build(NAME, entry_ir, symbols=symbols)
-    for kept in (library, loaded):  # code must outlive every function object
+    for kept in (library, loaded):
         kept.keep()
-    definition = MethodDef(b"run_slots", loaded.address("rlx_entry"), METH_FASTCALL, b"run_slots(*arrays)")
+    return loaded
+
+
+@functools.cache
+def method(name: str, symbol: str) -> MethodDef:
+    """A native function as a Python method definition, which must live as long as any function made from it."""
+    doc = f"{name}(*arrays)".encode()
+    definition = MethodDef(name.encode(), code().address(symbol), METH_FASTCALL, doc)
     pythonapi.Py_IncRef(py_object(definition))
     return definition
+
+
+def builtin(name: str, symbol: str, entry: Entry) -> Callable[..., Any]:
+    """A native function of an entry as Python calls it."""
+    new_function = pythonapi.PyCFunction_NewEx
+    new_function.restype, new_function.argtypes = py_object, (POINTER(MethodDef), py_object, c_void_p)
+    function: Callable[..., Any] = new_function(method(name, symbol), entry, None)
+    return function
 
 
 @functools.cache
@@ -94,6 +117,8 @@ def array_type() -> int:
     shape, strides = words[ARRAY_SHAPE // 8], words[ARRAY_STRIDES // 8]
     found = (words[1], words[ARRAY_DATA // 8], words[ARRAY_RANK // 8] & 0xFFFFFFFF)
     if found != (id(np.ndarray), array.ctypes.data, 2) or words[ARRAY_DTYPE // 8] != id(array.dtype):
+        return 0
+    if words[ARRAY_FLAGS // 8] & 0xFFFFFFFF != array.flags.num:
         return 0
     # NumPy keeps both vectors in one block, so these pointers can be told from anything else before they are followed.
     if strides - shape != 16 or tuple((c_size_t * 4).from_address(shape)) != (2, 3, 12, 4):
@@ -245,7 +270,28 @@ def make_entry(
     entry.update(patches=patches, guard=guard)
     if not native:
         return entry.run_slots
-    new_function = pythonapi.PyCFunction_NewEx
-    new_function.restype, new_function.argtypes = py_object, (POINTER(MethodDef), py_object, c_void_p)
-    function: Callable[..., Any] = new_function(method(), entry, None)
-    return function
+    return builtin("run_slots", "rlx_entry", entry)
+
+
+def selected_entry(entry: Entry) -> Callable[..., Any]:
+    """Returns `run_selected(selected, *inputs, *out)` for the block of an entry: no `out`, or one for each output.
+
+    `selected` is an int, the address of SELECTED_WORDS words; what is None in `out` is left alone. A call returns the
+    object that these words name, or True when `out` had an array for every output; None where `run_slots` has a
+    fallback, or an array of `out` is not as recorded, and always where the layout of NumPy's arrays is not known.
+    """
+    if entry.block.words[runner_ir.ARRAY_TYPE]:
+        return builtin("run_selected", "rlx_selected", entry)
+    return lambda *_: None
+
+
+def output_records(arrays: Sequence[NDArray[Any] | None]) -> NDArray[np.int64]:
+    """The records of outputs, by the arrays that show them; None for those that a run does not make."""
+    records = aligned_words(max(1, len(arrays)) * RECORD_WORDS).reshape(-1, RECORD_WORDS)
+    records[:, RANK] = -1
+    for record, array in zip(records, arrays, strict=False):
+        if array is not None and array.flags.c_contiguous and array.ndim <= MAX_RANK:
+            record[[ITEMSIZE, RANK, DTYPE]] = array.itemsize, array.ndim, id(array.dtype)
+            record[[BYTES, SOURCE]] = array.nbytes, array.ctypes.data
+            record[SHAPE : SHAPE + array.ndim] = array.shape
+    return records

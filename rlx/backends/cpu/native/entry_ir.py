@@ -1,4 +1,7 @@
-"""The entry's code: the native function behind `run_slots`, which checks arrays, runs a state block and returns."""
+"""The entry's code: the native functions that check arrays, run a state block and return.
+
+`rlx_entry` is `run_slots(*inputs)`; `rlx_selected`, for some outputs and arrays of the caller, is in `selected_ir`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ MAX_RANK = 16
 KINDS = "fiubc"
 FORMAT_CHARS = {"f": "efdg", "i": "bhilqn", "u": "BHILQN", "b": "?", "c": ""}  # complex: Z and a char of f
 
-# Words of an input's record.
-ITEMSIZE, KIND, RANK, DTYPE, ALIGN_MASK, BYTES = range(6)
+# Words of the record of an input, or of an output (SOURCE: where it lies; RANK is -1 if it can't be copied from there).
+ITEMSIZE, KIND, RANK, DTYPE, ALIGN_MASK, BYTES, SOURCE = range(7)
 SHAPE = 8
 RECORD_WORDS = SHAPE + MAX_RANK
 
 # Offsets in Py_buffer (part of the stable ABI since 3.11) and in NumPy's PyArrayObject_fields (part of its ABI).
 VIEW_BYTES, VIEW_ITEMSIZE, VIEW_RANK, VIEW_FORMAT, VIEW_SHAPE, VIEW_STRIDES = 80, 24, 36, 40, 48, 56
-ARRAY_DATA, ARRAY_RANK, ARRAY_SHAPE, ARRAY_STRIDES, ARRAY_DTYPE = 16, 24, 32, 40, 56
+ARRAY_DATA, ARRAY_RANK, ARRAY_SHAPE, ARRAY_STRIDES, ARRAY_DTYPE, ARRAY_FLAGS = 16, 24, 32, 40, 56, 64
 STRIDED_WITH_FORMAT = 0x1C  # PyBUF_STRIDES | PyBUF_FORMAT
 METH_FASTCALL = 0x80
 
@@ -38,6 +41,7 @@ ENTRY_NAMES = (
     "PyObject_CallObject",
     "PyLong_FromLongLong",
 )
+NONE, TRUE = "_Py_NoneStruct", "_Py_TrueStruct"
 
 ENTRY_IR = """
 declare ptr @PyLong_AsVoidPtr(ptr)
@@ -55,6 +59,8 @@ declare i64 @rlx_acquire(ptr)
 declare i64 @rlx_go(ptr)
 declare void @rlx_release(ptr)
 
+@$NONE = external global i8
+@$TRUE = external global i8
 @kinds = internal constant [256 x i8] c"$KIND_TABLE"
 
 ; element kind that a buffer format stands for, 0 for none of ours; a missing format means unsigned bytes
@@ -188,9 +194,10 @@ out:
   ret ptr %tuple
 }
 
-define ptr @rlx_entry(ptr %self, ptr %args, i64 %nargs) {
+; checks the inputs and runs; %selected may be null, and %outs too. 0: done; INTERRUPTED: an exception is pending;
+; BUSY; MISMATCH, if something is not as recorded; else the status of an error
+define internal i64 @checked_run(ptr %ctx, ptr %args, i64 %nargs, ptr %selected, ptr %outs) {
 entry:
-  %ctx = call ptr @PyLong_AsVoidPtr(ptr %self)
   %wanted.p = getelementptr i64, ptr %ctx, i64 $INPUT_COUNT
   %wanted = load i64, ptr %wanted.p, align 8
   %data = alloca ptr, i64 %wanted, align 16
@@ -344,18 +351,26 @@ apply:
   %j.next = add i64 %j, 1
   br label %patch
 go:
-  %status = call i64 @rlx_go(ptr %ctx)
+  %every = icmp eq ptr %selected, null
+  br i1 %every, label %go.every, label %go.selected
+go.every:
+  %status.every = call i64 @rlx_go(ptr %ctx)
+  br label %ran
+go.selected:
+  %status.selected = call i64 @go_selected(ptr %ctx, ptr %selected, ptr %outs)
+  br label %ran
+ran:
+  %status = phi i64 [ %status.every, %go.every ], [ %status.selected, %go.selected ]
   call void @rlx_release(ptr %ctx)
   br label %release
 
-; 0: done; INTERRUPTED: an exception is pending; an error: ask on_error; BUSY, or 1 << 62 (no match): ask fallback
 release:
   %outcome = phi i64 [ $MISMATCH, %entry ], [ $MISMATCH, %derived ], [ $MISMATCH, %clear ], [ $MISMATCH, %viewed ],
                      [ $MISMATCH, %format ], [ $MISMATCH, %check ], [ $MISMATCH, %where ], [ $BUSY_STATUS, %run ],
-                     [ %status, %go ]
+                     [ %status, %ran ]
   %count = phi i64 [ 0, %entry ], [ %held, %derived ], [ %held, %clear ], [ %held.more, %viewed ],
                    [ %held.more, %format ], [ %held.now, %check ], [ %held.now, %where ], [ %held, %run ],
-                   [ %held, %go ]
+                   [ %held, %ran ]
   br label %unview
 unview:
   %k = phi i64 [ 0, %release ], [ %k.next, %drop ]
@@ -367,15 +382,17 @@ drop:
   %k.next = add i64 %k, 1
   br label %unview
 finish:
+  ret i64 %outcome
+}
+
+; what a call gives that has run
+define internal ptr @answer(ptr %ctx, i64 %outcome, ptr %result) {
+entry:
   switch i64 %outcome, label %error [
     i64 0, label %done
     i64 $INTERRUPTED_STATUS, label %raise
-    i64 $MISMATCH, label %other
-    i64 $BUSY_STATUS, label %other
   ]
 done:
-  %result.p = getelementptr i64, ptr %ctx, i64 $RESULT
-  %result = load ptr, ptr %result.p, align 8
   call void @Py_IncRef(ptr %result)
   ret ptr %result
 raise:
@@ -386,6 +403,21 @@ error:
   %number = call ptr @PyLong_FromLongLong(i64 %outcome)
   %e = call ptr @call_one(ptr %on.error, ptr %number)
   ret ptr %e
+}
+
+define ptr @rlx_entry(ptr %self, ptr %args, i64 %nargs) {
+entry:
+  %ctx = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %outcome = call i64 @checked_run(ptr %ctx, ptr %args, i64 %nargs, ptr null, ptr null)
+  switch i64 %outcome, label %ran [
+    i64 $MISMATCH, label %other
+    i64 $BUSY_STATUS, label %other
+  ]
+ran:
+  %result.p = getelementptr i64, ptr %ctx, i64 $RESULT
+  %result = load ptr, ptr %result.p, align 8
+  %a = call ptr @answer(ptr %ctx, i64 %outcome, ptr %result)
+  ret ptr %a
 other:
   %fallback.p = getelementptr i64, ptr %ctx, i64 $FALLBACK
   %fallback = load ptr, ptr %fallback.p, align 8
@@ -404,9 +436,12 @@ def entry_ir() -> str:
     for kind, chars in FORMAT_CHARS.items():
         for char in chars:
             table[ord(char)] = 1 + KINDS.index(kind)
-    names = {**vars(runner_ir), **globals()}
+    from rlx.backends.cpu.native import selected_ir  # here: who finds the code in the cache needs none of it
+
+    names = {**vars(runner_ir), **globals(), **vars(selected_ir)}
     numbers = {name: value for name, value in names.items() if name.isupper() and isinstance(value, int)}
     own: dict[str, object] = {f"KIND_{kind.upper()}": 1 + KINDS.index(kind) for kind in "ufc"}
+    own["NONE"], own["TRUE"] = NONE, TRUE
     own["KIND_TABLE"] = "".join(f"\\{code:02X}" for code in table)
     own["LITTLE"] = "true" if sys.byteorder == "little" else "false"
-    return filled(ENTRY_IR, {**numbers, **own})
+    return filled(ENTRY_IR + selected_ir.SELECTED_IR, {**numbers, **own})

@@ -8,7 +8,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rlx.arithmetic import usual_arithmetic
@@ -67,6 +68,11 @@ def phase_table(phases: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
     if rows:
         table[:, :3] = rows
     return table
+
+
+def is_parallel(table: NDArray[np.int64]) -> bool:
+    """Whether a phase of a table has more than one chunk."""
+    return bool((table[:, 2] > 1).any())
 
 
 blocks: weakref.WeakSet[RunBlock] = weakref.WeakSet()
@@ -143,12 +149,28 @@ class RunBlock:
 
     def use(self, table: NDArray[np.int64]) -> None:
         """As `set_phases`, for a table that was made before."""
+        self.every = table
+        self.walk(table)
+        if self.profile is not None:
+            self.enable_profile()
+
+    def walk(self, table: NDArray[np.int64]) -> None:
         self.table = table
         self.words[PHASES] = table.ctypes.data
         self.words[PHASE_COUNT] = len(table)
         self.note_parallel()
-        if self.profile is not None:
-            self.enable_profile()
+
+    @contextmanager
+    def walking(self, table: NDArray[np.int64]) -> Iterator[None]:
+        """Runs inside this walk another table of these phases, of which some are skipped."""
+        if table is self.every:
+            yield
+            return
+        self.walk(table)
+        try:
+            yield
+        finally:
+            self.walk(self.every)
 
     def set_nchunks(self, index: int, count: int) -> None:
         """Sets how many chunks a phase has; below 1 the phase is skipped."""
@@ -157,7 +179,7 @@ class RunBlock:
 
     def note_parallel(self) -> None:
         """Says to the walker whether to take a pool slot at once; call it after writing chunk counts into `table`."""
-        self.words[PARALLEL] = bool((self.table[:, 2] > 1).any())
+        self.words[PARALLEL] = is_parallel(self.table)
 
     def enable_profile(self) -> None:
         """Makes runs add up the nanoseconds of every phase, from 0 on."""
@@ -211,9 +233,10 @@ class RunBlock:
 
 
 def reset_busy() -> None:
-    """In a forked child nobody runs the blocks that other threads ran in the parent."""
+    """In a forked child nobody runs the blocks that other threads ran in the parent, some by another table."""
     holders.clear()
     for block in blocks:
+        block.walk(block.every)
         block.words[BUSY] = 0
 
 

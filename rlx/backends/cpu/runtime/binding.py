@@ -20,6 +20,9 @@ __all__ = ["Binding", "aligned_bytes"]
 
 LARGE_PAGE = 2 << 20
 NUMPY_ASKS = 4 << 20  # bytes of arrays from which on NumPy asks the system for large pages
+LONG_RUN = 8  # chunks, of some 50 µs at most, from which a run lets other Python threads go on
+LONG_RUN_BYTES = 256 << 10  # or of what a phase reads and writes: some 10 µs
+LONG_SPECIAL_BYTES = 8 << 10  # the same where a kernel may take far longer for each byte
 VALUED = (1, 4)  # index out of range and extent beyond its bound come with the index or extent
 
 
@@ -74,6 +77,18 @@ class Binding(binding.Binding):
             for number, root in enumerate(inputs)
             for word, shift in self.places.get(root, {}).items()
         ]
+
+    def is_long(self) -> bool:
+        """Whether runs take so long that other Python threads, and Ctrl-C, can't wait for their end."""
+        if sum(count for _, _, count in self.rows) >= LONG_RUN:
+            return True
+        for phase, (_, _, count) in zip(self.table.phases, self.rows, strict=True):
+            if count:
+                buffers = (*phase.kernel.reads(), *phase.kernel.writes())
+                size = sum(b.nbytes(self.extents) for b in buffers)
+                if size >= (LONG_RUN_BYTES if phase.kernel.special is None else LONG_SPECIAL_BYTES):
+                    return True
+        return False
 
     def error(self, block: RunBlock, status: int) -> Exception:
         """The exception for a nonzero status of the last run; raises what is not an Exception (KeyboardInterrupt)."""

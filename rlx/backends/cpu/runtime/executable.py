@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,40 +11,36 @@ import numpy as np
 
 from rlx.backends.base import Image, Joins
 from rlx.backends.codegen.binding import Overrun, Views, as_array, grows, room_for, settable
-from rlx.backends.cpu.native.entry import Entry, InputSpec, Patch, make_entry, patch_table
+from rlx.backends.cpu.native.entry import Entry, InputSpec, Patch, make_entry, patch_table, selected_entry
 from rlx.backends.cpu.native.runner import RunBlock, phase_table
-from rlx.backends.cpu.native.runner_ir import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL, VALUE
+from rlx.backends.cpu.native.runner_ir import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL
 from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
 from rlx.backends.cpu.runtime.concurrent_phases import Job, jobs
 from rlx.backends.cpu.runtime.moe import ExpertCalls
-from rlx.backends.cpu.runtime.results import DIRECT, ResultMemory, check_apart, is_movable, overlaps
+from rlx.backends.cpu.runtime.results import DIRECT, ResultMemory, is_movable
 from rlx.backends.cpu.runtime.shared import Shared
 from rlx.backends.cpu.runtime.states import StateCalls, StateMemory
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, ShapeError
 from rlx.ir.extents import bind_extents, check_guards
 from rlx.ir.graph import Array, Graph
-from rlx.ir.shape import Dim, Size, evaluate, symbols
+from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.program import Buffer, Kernel, Program
 from rlx.lazy_imports import log
 from rlx.plan.arena import MemoryPlan, Schedule, size_of
-from rlx.records import cached_property, dataclass
+from rlx.records import cached_property, dataclass, field
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from rlx.backends.cpu.runtime.selected_outputs import Selection
+    from rlx.backends.cpu.runtime.selected_outputs import Selected, Selection
 
 __all__ = ["CpuExecutable"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
 KEPT_BINDINGS = 128  # a binding is some 20 kB; a model that alternates between this many shapes never binds again
-LONG_RUN = 8  # chunks, of some 50 µs at most, from which a run lets other Python threads go on
-LONG_RUN_BYTES = 256 << 10  # or of what a phase reads and writes: some 10 µs
-LONG_SPECIAL_BYTES = 8 << 10  # the same where a kernel may take far longer for each byte
 POISON = 0xFF  # every byte of the arena before a run in debug mode: floats are NaN
-WRITTEN_OUT = 1  # left in the state block's VALUE by a run that wrote into the caller's arrays; any run resets it
 
 
 @dataclass(eq=False)
@@ -64,7 +59,7 @@ class Bound:
     given: NDArray[np.int64] | None = None  # patches and records of the inputs that each call gives
     records: NDArray[np.int64] | None = None
     fresh: bool = True  # it has not run yet
-    targets: tuple[weakref.ref[Array], ...] = ()  # the arrays of `out`, one for each output, that were checked last
+    selected: dict[tuple[int, ...], Selected] = field(default_factory=dict)  # by the outputs asked for, the latest last
 
 
 class CpuExecutable(StateCalls, ExpertCalls):
@@ -85,6 +80,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.shared = shared
         self.states = StateMemory(shared.program) if states is None else states
         self.captured = captured
+        self.is_watched = shared.options.debug or shared.options.trap != "off"  # then runs don't go the fastest way
         self.program = shared.program
         self.room: dict[str, int] = {}  # for sizes that data decide and nothing bounds: the most so far
         self.schedule = known if known is not None else timeline(shared.program)
@@ -104,7 +100,10 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.result_bytes = sum(size or 0 for size in sizes)  # of the last run, at first of the largest
         self.fresh = ResultMemory()
         self.block = RunBlock(threads=shared.threads)
-        self.slots_entry = self.make_entry()
+        self.words = self.block.words.data  # faster to read than the array
+        self.every = tuple(range(len(self.program.outputs)))
+        self.slots_entry: Any = make_entry(self.block, self.input_specs(), [], self.fallback, self.on_error, False)
+        self.run_selected = selected_entry(self.entry)
         self.known_free = self.free  # the inputs that the entry knows of
         self.forget()
         shared.enter(self)
@@ -114,11 +113,6 @@ class CpuExecutable(StateCalls, ExpertCalls):
     @property
     def slots(self) -> Callable[..., Any]:
         return self.slots_checked if self.is_watched or self.may_start_again else self.slots_entry
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether runs go another way than the fastest, for debugging."""
-        return self.shared.options.debug or self.shared.options.trap != "off"
 
     @property
     def arena(self) -> Array:
@@ -133,7 +127,10 @@ class CpuExecutable(StateCalls, ExpertCalls):
             return None
         if self.block.status:
             raise ExecutionError("the last run failed: it has no outputs")
-        return self.written if self.block.value == WRITTEN_OUT else self.made(self.bound)
+        value = self.block.value
+        if value == 0:
+            return self.made(self.bound)
+        return next((s.shown for s in self.bound.selected.values() if s == value), self.written)
 
     def set_params(self, arrays: Mapping[str, Array]) -> None:
         if not arrays:
@@ -180,112 +177,58 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.shared.leave(self)
 
     def run(self, inputs: Sequence[Array], out: Sequence[Array | None], wanted: Sequence[int]) -> list[Array]:
-        given = [target for target in out if target is not None]
-        with self.held():
-            used = [("arena", self.memory), ("arena", self.scratch), *self.states.named()]
-            check_apart(self.program.outputs, out, used)
-            ready = self.compact(inputs)
-            bound = self.bind(ready)
-            arrays = self.made(bound)
-            for target, array, (name, _) in zip(out, arrays, self.program.outputs, strict=True):
-                if target is not None and target.shape != array.shape and not self.program.made:
-                    raise ShapeError(f"out for {name!r}: this run needs shape {array.shape}, got {target.shape}")
-            asked = {*wanted, *(n for n, target in enumerate(out) if target is not None)}
-            self.result_bytes = sum(array.nbytes for array in arrays)
-            if self.result_bytes >= DIRECT and not self.program.made and not self.grows:
-                self.fresh.keep_for(arrays)
-                pairs = enumerate(zip(out, arrays, strict=True))
-                out = [self.fresh.like(a) if t is None and n in asked else t for n, (t, a) in pairs]
-            direct = self.direct(ready, out) if any(t is not None for t in out) else {}
-            fed = {feed.number for feed in self.states.feeds.values()}
-            try:
-                for root, target in direct.items():
-                    bound.binding.point(root, int(target.ctypes.data))
-                with self.selection.only(self.block, asked | fed):
-                    bound = self.execute(bound, ready)
-            finally:
-                for root in direct:
-                    bound.binding.point(root, self.address(root))
-            results = list(self.made(bound))
-            for target, array, (name, _) in zip(out, results, self.program.outputs, strict=True):
-                if target is not None and target.shape != array.shape:
-                    raise ShapeError(f"out for {name!r}: this run gave shape {array.shape}, got {target.shape}")
-            for number, (target, (_, buffer)) in enumerate(zip(out, self.program.outputs, strict=True)):
-                if target is not None and buffer not in direct:
-                    target[...] = results[number]
-                elif target is not None:
-                    results[number] = target
-            if direct or len(asked) < len(results):
-                self.written = tuple(array if n in asked else None for n, array in enumerate(results))
-                self.block.words[VALUE] = WRITTEN_OUT
-            if len(given) == len(results) and self.result_bytes < DIRECT:
-                bound.targets = tuple(map(weakref.ref, given))
-            return [t if (t := out[i]) is not None else results[i].copy() for i in wanted]
+        from rlx.backends.cpu.runtime.general_run import run
 
-    def run_fresh(self, inputs: Sequence[Any], wanted: Sequence[int] | None = None) -> list[Array] | None:
-        words = self.block.words
+        return run(self, inputs, out, wanted)
+
+    def run_fresh(
+        self, inputs: Sequence[Any], wanted: tuple[int, ...] | None = None, out: Sequence[Any] | None = None
+    ) -> list[Array] | None:
+        words = self.words
         if self.states.memory or self.is_watched or (self.waits and words[BUSY]) or self.result_bytes >= DIRECT:
             return None  # who has to wait holds the block while results are copied: nobody comes in between
-        if wanted is not None and self.selection.skipped(wanted) is not None:
-            return None
         holds = words[HOLDS] + 1
-        views = list(tuple.__iter__(self.slots_entry(*inputs)))  # without their own __iter__
-        made = [a.copy() for a in (views if wanted is None else map(views.__getitem__, wanted))]
-        if self.varies:
-            self.result_bytes = sum(a.nbytes for a in views)
-        return made if words[HOLDS] == holds else None
+        if wanted is None and out is None:
+            made = [a.copy() for a in tuple.__iter__(self.slots_entry(*inputs))]  # of views, without their own __iter__
+            if self.varies:
+                self.result_bytes = sum(a.nbytes for a in made)
+            return made if words[HOLDS] == holds else None
+        asked = self.every if wanted is None else wanted
+        targets = () if out is None else out
+        selected = None if (bound := self.bound) is None else bound.selected.get(asked)
+        found = None if selected is None else self.run_selected(selected, *inputs, *targets)
+        if found is None:
+            from rlx.backends.cpu.runtime.general_run import rebound
 
-    def run_into(self, inputs: Sequence[Any], out: Sequence[Any]) -> bool:
-        words, bound = self.block.words, self.bound
-        if bound is None or self.program.made or self.states.memory or self.is_watched or (self.waits and words[BUSY]):
-            return False
-        known = bound.targets  # in this order: one given twice, or in the place of another, has not been checked
-        if not known or len(known) != len(out) or any(a() is not b for a, b in zip(known, out, strict=True)):
-            return False
-        holds = words[HOLDS] + 1
-        views = list(tuple.__iter__(self.slots_entry(*inputs)))
-        if self.bound is not bound:  # of other sizes
-            return False
-        for target, view in zip(out, views, strict=True):  # an array may have been changed in place since
-            if target.shape != view.shape or target.dtype is not view.dtype or not target.flags.writeable:
-                return False
-        for target, view in zip(out, views, strict=True):
-            target[...] = view
-        return bool(words[HOLDS] == holds)
+            selected = rebound(self, inputs, asked, targets, selected)
+            holds = words[HOLDS] + 1
+            found = None if selected is None else self.run_selected(selected, *inputs, *targets)
+        if found is None:
+            return None
+        if out is None:
+            made = [a.copy() for a in found]
+        elif found is True:
+            return list(out) if wanted is None else [out[number] for number in wanted]
+        else:
+            made = [a.copy() if (t := out[n]) is None else t for n, a in zip(asked, found, strict=False)]
+        return made if words[HOLDS] == holds else None
 
     @property
     def joins(self) -> Joins | None:
-        bound = self.bound
-        if bound is None or self.shared.threads == 1:
+        if self.bound is None or self.shared.threads == 1:
             return None
-        many = bound.table[:, 2] > 1
-        inside = sum(int(many[job.first : job.first + job.count].sum()) for job in bound.jobs)
-        serial, groups = int(many.sum()), len(bound.jobs)
-        return Joins(serial - inside + groups, serial, sum(job.count for job in bound.jobs), groups)
+        from rlx.backends.cpu.runtime.profile import joins
+
+        return joins(self.bound)
 
     @property
     def profiled(self) -> Sequence[Kernel]:
         return [phase.kernel for phase in self.shared.run.phases]
 
     def profile(self, inputs: Sequence[Array], repeat: int) -> list[tuple[str, str, float]]:
-        with self.held():
-            ready = self.compact(inputs)
-            bound = self.bind(ready)
-            before = {root: self.states.array(root).copy() for root in self.states.memory}
-            bound = self.execute(bound, ready)
-            taken = []  # nanoseconds of each run
-            try:
-                for _ in range(repeat):
-                    self.block.enable_profile()
-                    bound = self.execute(bound, ready)
-                    taken.append(self.block.profiled(len(self.profiled)))
-            finally:
-                self.block.disable_profile()
-                for root, array in before.items():
-                    self.states.array(root)[...] = array
-        seconds = np.median(taken, axis=0) / 1e9  # of one that was interrupted others say nothing
-        pairs = zip(self.profiled, seconds, strict=True)
-        return [(k.how, f"{k.name} [{k.label}]", float(s)) for k, s in pairs]
+        from rlx.backends.cpu.runtime.profile import profile
+
+        return profile(self, inputs, repeat)
 
     @cached_property
     def selection(self) -> Selection:
@@ -411,7 +354,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         binding = Binding(
             self.shared.run, extents, self.address, scratch, Views(self.array), keep, room=room, dims=self.program.dims
         )
-        releases = bool(self.shared.run.rounds) or self.is_long(binding)
+        releases = bool(self.shared.run.rounds) or binding.is_long()
         found = jobs(binding.table, self.shared.spans_of(self.plan), binding.rows)
         bound = Bound(binding, self.plan, phase_table(binding.rows), found, releases, [], (), ())
         self.show(bound)
@@ -424,18 +367,6 @@ class CpuExecutable(StateCalls, ExpertCalls):
         for job in found:
             bound.table[job.first, JOB] = job.words.ctypes.data
         return bound
-
-    def is_long(self, binding: Binding) -> bool:
-        """Whether runs take so long that other Python threads, and Ctrl-C, can't wait for their end."""
-        if sum(count for _, _, count in binding.rows) >= LONG_RUN:
-            return True
-        for phase, (_, _, count) in zip(binding.table.phases, binding.rows, strict=True):
-            if count:
-                buffers = (*phase.kernel.reads(), *phase.kernel.writes())
-                size = sum(b.nbytes(binding.extents) for b in buffers)
-                if size >= (LONG_RUN_BYTES if phase.kernel.special is None else LONG_SPECIAL_BYTES):
-                    return True
-        return False
 
     def show(self, bound: Bound) -> None:
         """Fills in the patches of the inputs and the arrays of the outputs, at the present extents."""
@@ -558,24 +489,6 @@ class CpuExecutable(StateCalls, ExpertCalls):
         assert self.plan is not None
         return as_array(self.memory, buffer, self.plan.address(buffer, extents), extents)
 
-    def direct(self, inputs: Sequence[Array], out: Sequence[Array | None]) -> dict[Buffer, Array]:
-        """The outputs that are made in the caller's arrays: where these are compact, and apart from inputs and others.
-
-        An output that is part of a buffer, shown twice or used by a host call is copied instead.
-        """
-        found: dict[Buffer, Array] = {}
-        given = [o for o in out if o is not None]
-        for target, (_, buffer) in zip(out, self.program.outputs, strict=True):
-            fixed = all(s.name not in self.program.made for size in buffer.shape for s in symbols(size))
-            if target is None or self.grows or not fixed:
-                continue
-            if not self.is_movable(buffer) or self.states.address(buffer) is not None:
-                continue
-            others = [*inputs, *(o for o in given if o is not target)]
-            if target.flags.c_contiguous and target.flags.aligned and not overlaps(target, others):
-                found[buffer] = target
-        return found
-
     def is_movable(self, buffer: Buffer) -> bool:
         """Whether a run can write an output elsewhere than in the arena."""
         return is_movable(buffer, self.program.outputs, self.host_buffers())
@@ -586,9 +499,6 @@ class CpuExecutable(StateCalls, ExpertCalls):
         return {b.base for k in calls for b in (*k.operands, *k.results)}
 
     # ---- calls
-
-    def make_entry(self) -> Any:
-        return make_entry(self.block, self.input_specs(), [], self.fallback, self.on_error, release_gil=False)
 
     def input_specs(self) -> list[InputSpec]:
         """What the native entry takes: the inputs that are not kept."""

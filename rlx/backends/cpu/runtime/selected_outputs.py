@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlx.backends.cpu.native.runner import RunBlock
+from rlx.backends.cpu.native.entry import output_records
+from rlx.backends.cpu.native.pool import aligned_words
+from rlx.backends.cpu.native.runner import is_parallel
 from rlx.backends.cpu.native.runner_ir import JOB
+from rlx.backends.cpu.native.selected_ir import (
+    SELECTED_OF,
+    SELECTED_OUTPUT_COUNT,
+    SELECTED_OUTPUTS,
+    SELECTED_PARALLEL,
+    SELECTED_PHASES,
+    SELECTED_RANGE_COUNT,
+    SELECTED_RANGES,
+    SELECTED_RESULT,
+    SELECTED_VALUE,
+    SELECTED_WORDS,
+)
+from rlx.ir.graph import Array
 from rlx.kernels.program import Buffer, Kernel, Program
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Selection"]
+__all__ = ["Selected", "Selection", "selected"]
 
 
 class Selection:
@@ -51,23 +65,56 @@ class Selection:
         writes = kernel.writes()
         return not writes or any(b.base in wanted or b.base.kind == "state" for b in writes)
 
-    @contextmanager
-    def only(self, block: RunBlock, outputs: Collection[int]) -> Iterator[None]:
-        """Runs inside this make these outputs only."""
-        every = len(outputs) == len(self.program.outputs) or self.program.made  # where runs set the counts themselves
-        skip = None if every else self.skipped(outputs)
+    def table(self, every: NDArray[np.int64], outputs: Collection[int]) -> NDArray[np.int64]:
+        """A table of phases with those skipped that these outputs don't need: a copy, unless all are needed."""
+        skip = self.skipped(outputs)
         if skip is None:
-            yield
-            return
-        table = block.table[: len(skip)]
-        before = table.copy()
-        table[skip, 2] = 0
-        for first in table[:, JOB].nonzero()[0]:
-            if skip[first : first + ctypes.c_int64.from_address(int(table[first, JOB])).value].any():
-                table[first, JOB] = 0
-        block.note_parallel()
-        try:
-            yield
-        finally:
-            table[:] = before
-            block.note_parallel()
+            return every
+        table = aligned_words(every.size).reshape(every.shape)
+        table[:] = every
+        chosen = table[: len(skip)]  # a last phase may feed states
+        chosen[skip, 2] = 0
+        for first in chosen[:, JOB].nonzero()[0]:
+            if skip[first : first + ctypes.c_int64.from_address(int(chosen[first, JOB])).value].any():
+                chosen[first, JOB] = 0
+        return table
+
+
+class Selected(int):
+    """What runs for some outputs need, prepared for the native entry: its value is the address of these words.
+
+    `table` are the phases that make the outputs, `shown` what such a run leaves: an array for each output, or None.
+    """
+
+    table: NDArray[np.int64]
+    shown: tuple[Array | None, ...]
+    kept: object  # all that the words point to
+
+
+def selected(
+    every: NDArray[np.int64],
+    table: NDArray[np.int64],
+    asked: Sequence[int],
+    arrays: Sequence[Array],
+    used: Sequence[Array],
+) -> Selected:
+    """For runs that `every` is the table of, by another `table`, which makes the outputs asked for of all `arrays`.
+
+    No array of `out` may lie in memory that is used.
+    """
+    words = aligned_words(SELECTED_WORDS)
+    made = Selected(words.ctypes.data)
+    shown = tuple(array if number in asked else None for number, array in enumerate(arrays))
+    result = tuple(arrays[number] for number in asked)
+    records = output_records(shown)
+    ranges = aligned_words(2 * max(1, len(used))).reshape(-1, 2)
+    for row, memory in zip(ranges, used, strict=False):
+        row[:] = memory.ctypes.data, memory.ctypes.data + memory.nbytes
+    words[SELECTED_OF], words[SELECTED_PHASES] = every.ctypes.data, table.ctypes.data
+    words[SELECTED_PARALLEL] = is_parallel(table)
+    words[SELECTED_VALUE] = made if any(array is None for array in shown) else 0
+    words[SELECTED_RESULT] = id(result)
+    words[SELECTED_OUTPUTS], words[SELECTED_OUTPUT_COUNT] = records.ctypes.data, len(shown)
+    words[SELECTED_RANGES], words[SELECTED_RANGE_COUNT] = ranges.ctypes.data, len(used)
+    made.table, made.shown, made.kept = table, shown, (words, every, result, records, ranges)
+    return made
