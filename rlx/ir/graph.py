@@ -12,7 +12,6 @@ import numpy as np
 from rlx.arithmetic import usual_arithmetic
 from rlx.boundary import bounded_class
 from rlx.errors import CompileError, DTypeError, NameNotFound, OptionError, RlxError, ShapeError
-from rlx.ir.casting import cast, rounds_twice
 from rlx.ir.dtype import dtype_of
 from rlx.ir.encoding import Encoding
 from rlx.ir.mapped import lies_in_file
@@ -165,6 +164,8 @@ class Graph:
         """
         if isinstance(value, np.ndarray) and dtype is None and lies_in_file(value):
             return self._constant(value, name)
+        from rlx.ir.casting import cast, rounds_twice  # here: who loads stored code makes no constants
+
         wanted = None if dtype is None else dtype_of(dtype)
         refuse_masked("constant", value)
         try:

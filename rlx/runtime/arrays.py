@@ -12,7 +12,6 @@ from rlx.backends import backend_named
 from rlx.backends.base import TensorSpec
 from rlx.boundary import bounded
 from rlx.errors import DTypeError, OptionError, ShapeError, StaleView, no_such
-from rlx.ir.casting import cast, rounds_twice
 from rlx.ir.dtype import dtype_of
 from rlx.ir.graph import Array, refuse_masked
 from rlx.ir.shape import Dim, Size
@@ -121,6 +120,8 @@ def to_device(array: Any, device: str) -> Any:
 
 @usual_arithmetic()
 def _from_python(spec: TensorSpec, value: Any, what: str) -> Array:
+    from rlx.ir.casting import cast, rounds_twice
+
     kinds = {"f": "biuf", "c": "biufc"}.get(spec.dtype.kind, "biu")
     try:
         exact = np.asarray(value)

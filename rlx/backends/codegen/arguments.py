@@ -16,6 +16,7 @@ from rlx.kernels.program import Buffer, Flow
 from rlx.records import dataclass, field
 
 __all__ = [
+    "FEW_THREADS",
     "THREADS",
     "Argument",
     "ArgumentTable",
@@ -37,6 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 THREADS = "\0threads"  # the number of threads of a run, among its extents: no dim has such a name
+FEW_THREADS = 2  # up to so many, work is cut alike
 Extents = Mapping[str, int]
 T = TypeVar("T")
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlx.backends.codegen.arguments import FEW_THREADS, THREADS, Pointer, Scratch, ScratchStride
 from rlx.backends.codegen.table import Phase, Table
 from rlx.backends.cpu.native.pool import aligned_words
-from rlx.backends.cpu.schedule.arguments import FEW_THREADS, THREADS, Pointer, Scratch, ScratchStride
 from rlx.errors import ExecutionError
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Kernel, Program

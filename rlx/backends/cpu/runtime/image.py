@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from rlx.backends.base import DeviceMemory, Image, Restorer, host_memory
+from rlx.backends.codegen.arguments import FEW_THREADS, Extents, thread_count
 from rlx.backends.codegen.table import Phase
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit import load as loader
@@ -20,7 +21,6 @@ from rlx.backends.cpu.runtime.concurrent_phases import Span
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.schema import SCHEMA
 from rlx.backends.cpu.runtime.shared import Shared
-from rlx.backends.cpu.schedule.arguments import FEW_THREADS, Extents, thread_count
 from rlx.boundary import is_out_of_memory
 from rlx.errors import ModelFormatError
 from rlx.ir.dtype import dtype_of

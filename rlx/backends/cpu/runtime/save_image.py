@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlx.backends.base import Image
+from rlx.backends.codegen.arguments import FEW_THREADS, THREADS, Extents, KernelCode, Routine
 from rlx.backends.codegen.kernel_facts import facts_of
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit import load as loader
@@ -15,7 +16,6 @@ from rlx.backends.cpu.jit.compile import objects_of
 from rlx.backends.cpu.runtime.executable import CpuExecutable
 from rlx.backends.cpu.runtime.image import ByThreads, Constant, Tables
 from rlx.backends.cpu.runtime.schema import SCHEMA
-from rlx.backends.cpu.schedule.arguments import FEW_THREADS, THREADS, Extents, KernelCode, Routine
 from rlx.errors import OptionError
 from rlx.ir.dtype import DType
 from rlx.ir.encoding import Encoding

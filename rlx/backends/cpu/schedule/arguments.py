@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from rlx.backends.codegen import arguments
 from rlx.backends.codegen.arguments import (
+    FEW_THREADS,
     THREADS,
     Argument,
     Computed,
@@ -48,9 +49,6 @@ __all__ = [
     "part",
     "thread_count",
 ]  # fmt: skip
-
-FEW_THREADS = 2  # up to so many, work is cut alike
-
 
 Address = str  # the SSA value of an argument, a pointer
 Number = str  # the same of an i64
