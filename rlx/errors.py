@@ -26,6 +26,7 @@ __all__ = [
     "RlxError",
     "ShapeError",
     "StaleView",
+    "UndecidedInputs",
     "UnsupportedNode",
     "UnsupportedOp",
 ]
@@ -75,6 +76,20 @@ class UnsupportedOp(RlxError):
     def __init__(self, message: str, nodes: Sequence[UnsupportedNode] = ()) -> None:
         super().__init__(message)
         self.nodes: tuple[UnsupportedNode, ...] = tuple(nodes)
+
+
+class UndecidedInputs(UnsupportedOp):
+    """Elements of inputs decide ranks, or a run how many tensors an input is: there is a graph for each such value.
+
+    `inputs` names them, `signature` has all inputs of the model (`rlx.ir.given.Formal`).
+    """
+
+    def __init__(
+        self, message: str, nodes: Sequence[UnsupportedNode] = (), inputs: Sequence[str] = (), signature: Any = ()
+    ) -> None:
+        super().__init__(message, nodes)
+        self.inputs = tuple(inputs)
+        self.signature: tuple[Any, ...] = tuple(signature)
 
 
 class MemoryDeficit(RlxError, MemoryError):

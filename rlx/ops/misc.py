@@ -1,18 +1,24 @@
-"""Ops of no family: bits under another type, determinants."""
+"""Ops of no family: bits under another type, determinants, image files."""
 
 from __future__ import annotations
 
+import io
+import warnings
 from typing import Any
 
 import numpy as np
 
-from rlx.errors import DTypeError, ShapeError
-from rlx.ir.dtype import DType, dtype_of
+from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
+from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, TensorType
-from rlx.ir.shape import unify
+from rlx.ir.shape import Size, unify
 from rlx.ops.base import Op, Work, check_kind, register, tensor_bytes, widened
+from rlx.ops.select import Produced
 
-__all__ = ["BitCast", "Det"]
+__all__ = ["IMAGE_FORMATS", "BitCast", "DecodeImage", "Det"]
+
+IMAGE_FORMATS = ("BMP", "JPEG", "JPEG2000", "TIFF", "PNG", "WEBP", "PPM")
+PIXELS = {"RGB": 3, "BGR": 3, "Grayscale": 1}
 
 
 @register
@@ -59,3 +65,38 @@ class Det(Op):
 
     def reference(self, x: Array) -> Array:
         return np.asarray(np.linalg.det(widened(x))).astype(x.dtype)
+
+
+@register
+class DecodeImage(Produced):
+    """The pixels of an image file, u8 [count], channels last, and its height and width, i64 [2]. (ONNX ImageDecoder-20)
+
+    The input is the file, u8 [bytes]; `pixels` is "RGB", "BGR" or "Grayscale". A file that can't be decoded gives no
+    pixels. Pillow decodes, on the host; without it a run raises `ExecutionError`.
+    """
+
+    count: Size
+    pixels: str = "RGB"
+
+    def infer(self, x: TensorType) -> tuple[TensorType, TensorType]:
+        if x.rank != 1 or x.dtype is not DTYPES["u8"]:
+            raise ShapeError(f"decode_image: expected the bytes of a file, u8 of one axis, got {x}")
+        if self.pixels not in PIXELS:
+            raise OptionError(f"decode_image: pixels={self.pixels!r}: expected one of {', '.join(PIXELS)}")
+        return TensorType((self.count,), DTYPES["u8"]), TensorType((2,), DTYPES["i64"])
+
+    def reference(self, x: Array) -> tuple[Array, Array]:
+        try:
+            from PIL import Image
+        except ImportError:
+            raise ExecutionError("decode_image: images are decoded by Pillow: pip install 'rlx[image]'") from None
+        mode = "L" if self.pixels == "Grayscale" else "RGB"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", Image.DecompressionBombWarning)
+                with Image.open(io.BytesIO(x.tobytes()), formats=IMAGE_FORMATS) as image:
+                    found = np.asarray(image.convert(mode)).reshape(image.height, image.width, -1)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+            found = np.zeros((0, 0, PIXELS[self.pixels]), np.uint8)
+        found = found[..., ::-1] if self.pixels == "BGR" else found
+        return np.ascontiguousarray(found).reshape(-1), np.array(found.shape[:2], np.int64)

@@ -22,9 +22,8 @@ from rlx.ir.strings import as_strings
 from rlx.lazy_imports import log
 from rlx.options import DEVICE_OPTIONS, CompileOptions
 from rlx.runtime.arrays import on_device
-from rlx.runtime.build import build_identity
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.container import Container, read_container, write_container
+from rlx.runtime.container import Container, build_identity, read_container, write_container
 from rlx.runtime.restore import CODE_OPTIONS, array_at, merged, restore
 
 __all__ = ["load_artifact", "save_artifact", "store"]

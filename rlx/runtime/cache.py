@@ -21,8 +21,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.mapped import FileIdentity, identity_of
 from rlx.lazy_imports import log, sha256
 from rlx.options import CompileOptions
-from rlx.runtime.build import build_identity, source_times
-from rlx.runtime.container import ENDING, FORMAT, StaleFile, read_container
+from rlx.runtime.container import ENDING, FORMAT, StaleFile, build_identity, read_container, source_times
 from rlx.runtime.restore import CODE_OPTIONS, restore
 
 if TYPE_CHECKING:

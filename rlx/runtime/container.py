@@ -15,11 +15,14 @@ the user's cache by any path, with inode, size and time.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +35,17 @@ from rlx.ir.mapped import Place, identity_of, map_file
 from rlx.lazy_imports import sha256
 from rlx.records import dataclass, field
 
-__all__ = ["ENDING", "FORMAT", "MAGIC", "Container", "StaleFile", "read_container", "write_container"]
+__all__ = [
+    "ENDING",
+    "FORMAT",
+    "MAGIC",
+    "Container",
+    "StaleFile",
+    "build_identity",
+    "read_container",
+    "source_times",
+    "write_container",
+]
 
 FORMAT = 6
 ENDING = ".rlxart"
@@ -248,3 +261,43 @@ def _layout(sizes: Sequence[int], header: int) -> tuple[list[int], int]:
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+# ---- which build of rlx this is: what stored code depends on besides the machine
+
+
+@functools.cache
+def build_identity() -> str:
+    """Version of rlx, its sources by name and size, and the Python whose code objects its functions are."""
+    digest = sha256(_sources()[0].encode()).hexdigest()[:16]
+    return f"rlx {sys.modules['rlx'].__version__} {digest} {sys.implementation.cache_tag}"
+
+
+@functools.cache
+def source_times() -> str:
+    """A hash of when the sources last changed, for what never leaves this machine."""
+    return sha256(_sources()[1].encode()).hexdigest()
+
+
+@functools.cache
+def _sources() -> tuple[str, str]:
+    """What tells builds apart: relative paths and bytes of all source files; and when these changed.
+
+    Both are empty where the files don't lie in a folder.
+    """
+    root = str(Path(__file__).parents[1])
+    found: list[tuple[str, int, int]] = []
+    folders = [root]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.name.endswith(".py"):
+                        status = entry.stat()
+                        found.append((entry.path[len(root) :], status.st_size, status.st_mtime_ns))
+                    elif entry.is_dir() and entry.name != "__pycache__":
+                        folders.append(entry.path)
+        except OSError:
+            return "", ""  # in an archive: the version has to do
+    found.sort()
+    return repr([row[:2] for row in found]), repr([row[2] for row in found])

@@ -13,7 +13,7 @@ from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
 from rlx.boundary import bounded, bounded_class
 from rlx.disk import MAGIC, is_artifact, path_of, read_regular
-from rlx.errors import CompileError, ModelFormatError, OptionError, RlxError
+from rlx.errors import CompileError, ModelFormatError, OptionError, RlxError, UndecidedInputs
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
 from rlx.options import CompileOptions
@@ -25,6 +25,7 @@ from rlx.runtime.memory import Resident
 
 if TYPE_CHECKING:
     from rlx.estimate.memory import MemoryEstimate
+    from rlx.ir.given import Values
     from rlx.runtime.choice import Decision
     from rlx.runtime.policy import DevicePolicy
     from rlx.runtime.weights import WeightRegistry
@@ -141,9 +142,15 @@ class Session:
         transform: Callable[[Graph], Graph] | None = None,
         allow_code: bool = False,
         portable_only: bool = False,
+        values: Mapping[str, Any] | None = None,
+        variants: int = 32,
         **options: Any,
     ) -> CompiledGraph:
         """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read.
+
+        `values` gives inputs of an ONNX file that are the same in every run: they become constants. Where elements of
+        other inputs decide ranks (axes, say), the result is a `Specialised`: each run reads them, and the first with a
+        new value compiles, up to `variants` of them.
 
         `transform` is applied to the graph before it is compiled, as `rlx.lora` and `rlx.bind_cache` are. With it, or a
         registry, a model file is compiled anew, not taken from the cache.
@@ -152,7 +159,9 @@ class Session:
         `allow_code` reads it under any name. With `portable_only` only its graph and weights are taken, which are
         compiled here: so an artifact of a stranger can be loaded.
         """
-        chosen = self.options.with_options(options, "policy", "transform", "allow_code", "portable_only")
+        own = ("policy", "transform", "allow_code", "portable_only", "values", "variants")
+        chosen = self.options.with_options(options, *own)
+        fixed = _fixed_values(values, variants)
         for name, given in (("allow_code", allow_code), ("portable_only", portable_only)):
             if not isinstance(given, bool):
                 raise OptionError(f"{name}={given!r}: expected True or False")
@@ -161,12 +170,16 @@ class Session:
         if isinstance(source, Graph):
             if allow_code or portable_only:
                 raise OptionError("allow_code and portable_only are for files: a graph has no machine code")
+            if fixed:
+                raise OptionError("values= is for model files: the inputs of a graph are what it says")
             return self.compile(_transformed(source, transform), policy=policy, **options)
         rules = self._policy(policy, chosen)
         path, kind = kind_of(source, artifacts=allow_code or portable_only)
         if kind == ARTIFACT:
             if transform is not None:
                 raise OptionError(f"{path}: transform= is for model files; an artifact is compiled already")
+            if fixed:
+                raise OptionError(f"{path}: values= is for model files; an artifact is compiled already")
             from rlx.runtime.artifact import load_artifact
 
             def compile_again(graph: Graph, asked: CompileOptions) -> CompiledGraph:
@@ -174,24 +187,53 @@ class Session:
                 return self._compile(graph, asked, rules, Resident.read())
 
             return load_artifact(path, chosen, compile_again, portable_only)
+        if kind == TEXT and fixed:
+            raise OptionError(f"{path}: values= is for ONNX files: the inputs of a graph are what it says")
+        try:
+            return self._load_file(path, kind, chosen, rules, transform, fixed, self.registry)
+        except UndecidedInputs as error:
+            from rlx.runtime.specialised import Specialised
+            from rlx.runtime.weights import WeightRegistry
+
+            registry = WeightRegistry() if self.registry is None else self.registry  # variants share their weights
+
+            def variant(more: Values) -> CompiledGraph:
+                return self._load_file(path, kind, chosen, rules, transform, {**fixed, **more}, registry)
+
+            open_inputs = [formal for formal in error.signature if formal.name not in fixed]
+            return Specialised(path.stem, chosen, open_inputs, error.inputs, variant, variants)
+
+    def _load_file(
+        self,
+        path: Path,
+        kind: str,
+        chosen: CompileOptions,
+        rules: DevicePolicy | None,
+        transform: Callable[[Graph], Graph] | None,
+        values: Values,
+        registry: WeightRegistry | None,
+    ) -> CompiledGraph:
+        """A model file with these values of inputs, from the cache or compiled."""
         # An importer settles dims by itself; what comes after it goes without.
         settled = chosen if kind == TEXT else chosen.with_options({"dims": None})
-        kept = chosen.cache and kind != TEXT and self.registry is None and transform is None
-        cache = ArtifactCache(chosen, repr(rules)) if kept else None
+        kept = chosen.cache and kind != TEXT and registry is None and transform is None
+        cache = ArtifactCache(chosen, repr(rules) + _text_of(values)) if kept else None
         if cache is not None:
-            found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims))
+            found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims, values=values))
             if found is not None:
                 if rules is not None:
-                    found.decide = lambda: _decided(import_graph(path, kind, chosen.dims), rules, settled)
+                    found.decide = lambda: _decided(
+                        import_graph(path, kind, chosen.dims, values=values), rules, settled
+                    )
                 return found
         from rlx.estimate.admit import Admission
 
         admit = Admission(_bring_device(chosen), chosen).weights
         before = Resident.read()
         with collect_files() as files:
-            graph = import_graph(path, kind, chosen.dims, admit)
+            graph = import_graph(path, kind, chosen.dims, admit, values)
         graph = _transformed(graph, transform)
-        model = self._compile_shared(graph, settled, rules, before, self.registry, tracked=False)
+        model = self._compile_shared(graph, settled, rules, before, registry, tracked=False)
         if cache is not None:
             cache.keep(path, chosen, model, files)
         return model
@@ -283,8 +325,9 @@ def import_graph(
     kind: str,
     dims: Mapping[str, Any] | None,
     admit: Callable[[str, int], None] = lambda model, nbytes: None,
+    values: Values | None = None,
 ) -> Graph:
-    """The graph of a model file; of the text form without regard to `dims`.
+    """The graph of a model file; of the text form without regard to `dims`. `values` gives inputs as constants.
 
     `admit` is asked before weights are read: it gets the bytes that must be copied out of the file. Raises
     `ModelFormatError`.
@@ -293,7 +336,28 @@ def import_graph(
         return parse_text(path)
     module, _, name = FORMATS[kind].partition(":")
     importer: Callable[..., Graph] = getattr(import_module(module), name)
-    return importer(path, dims=dims, admit=admit)
+    return importer(path, dims=dims, values=values, admit=admit)
+
+
+def _fixed_values(values: Mapping[str, Any] | None, variants: int) -> dict[str, Any]:
+    """The arrays of `values=`."""
+    if isinstance(variants, bool) or not isinstance(variants, int) or variants < 1:
+        raise OptionError(f"variants={variants!r}: expected an int >= 1, the values that are compiled for")
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise OptionError(f"values= takes a mapping of inputs to arrays, got {type(values).__name__}")
+    return dict(values)
+
+
+def _text_of(values: Values) -> str:
+    """What tells values apart, for a key of the cache."""
+    if not values:
+        return ""
+    import numpy as np
+
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    return repr([(name, a.dtype.str, a.shape, a.tobytes()) for name, a in sorted(arrays.items())])
 
 
 def parse_text(path: Path) -> Graph:

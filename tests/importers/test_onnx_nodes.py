@@ -21,7 +21,7 @@ CASES = {case.name: case for case in onnx_node_tests.cases()}
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("device", onnx_node_tests.DEVICES)
 def test_a_case_gives_the_expected_outputs_or_is_skipped_for_a_listed_reason(device: str, name: str) -> None:
-    """Shapes, dtypes and values are those that ONNX ships, whether sizes are run-time data or known at import."""
+    """Shapes, dtypes and values are those that ONNX ships; no input is made a constant."""
     found = onnx_node_tests.outcome(CASES[name], device)
     assert found.result in ("pass", "skip"), f"{found.name}: {found.reason}"
 
@@ -55,12 +55,13 @@ def test_dynamic_sizes_give_the_same_or_are_refused(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", onnx_node_tests.DEVICES)
-def test_nearly_all_numeric_cases_pass(device: str) -> None:
-    """At least 97 % of those whose types are numeric, and no case fails."""
+def test_nearly_all_cases_pass_as_they_come(device: str) -> None:
+    """At least 98 % of those whose types are numeric, 93 % of all, and no case fails."""
     found = onnx_node_tests.outcomes(device)
     counts = Counter(o.result for o in found if o.numeric)
     assert not [o.name for o in found if o.result == "fail"]
-    assert counts["pass"] >= 0.97 * sum(counts.values()), counts
+    assert counts["pass"] >= 0.98 * sum(counts.values()), counts
+    assert sum(o.result == "pass" for o in found) >= 0.93 * len(found)
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
 from rlx.importers.onnx.mapping import Appending, ListOf, Mapped, NodeContext, StackOf, UnsupportedError
-from rlx.importers.onnx.scope import Region, Scope
+from rlx.importers.onnx.region import Region
+from rlx.importers.onnx.scope import Scope
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
 from rlx.ir.shape import Dim, Guard, Size, bounds, max_size, numel, same, symbols

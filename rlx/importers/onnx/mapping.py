@@ -30,8 +30,11 @@ __all__ = [
     "ML",
     "NEWEST_OPSET",
     "OLDEST_OPSET",
+    "PREVIEW",
     "STATIC_OPS",
     "TAINTED",
+    "TRAINING",
+    "UNCHANGED",
     "Appending",
     "Link",
     "ListOf",
@@ -53,8 +56,27 @@ __all__ = [
 ]
 
 OLDEST_OPSET, NEWEST_OPSET = 7, 28
-ML, MICROSOFT = "ai.onnx.ml", "com.microsoft"
-DOMAINS = {"": (OLDEST_OPSET, NEWEST_OPSET), ML: (1, 5), MICROSOFT: (1, 1)}  # oldest and newest version of each
+ML, MICROSOFT, PREVIEW, TRAINING = "ai.onnx.ml", "com.microsoft", "ai.onnx.preview", "ai.onnx.preview.training"
+DOMAINS = {  # oldest and newest version of each
+    "": (OLDEST_OPSET, NEWEST_OPSET),
+    ML: (1, 5),
+    MICROSOFT: (1, 1),
+    PREVIEW: (1, 1),
+    TRAINING: (1, 1),
+}
+# Ops of older models that are what they were in the oldest opset, by the opset that last changed them before it.
+UNCHANGED = {
+    1: "ArgMax ArgMin Constant Conv ConvTranspose DepthToSpace Flatten Gather GlobalAveragePool GlobalMaxPool Hardmax "
+    "Identity If LRN LogSoftmax LpNormalization MatMul MaxPool MaxRoiPool Not RandomNormal RandomNormalLike "
+    "RandomUniform RandomUniformLike ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin "
+    "ReduceProd ReduceSum ReduceSumSquare Shape Size Slice Softmax Softplus Softsign SpaceToDepth Squeeze TopK "
+    "Transpose Unsqueeze",
+    2: "GlobalLpPool LpPool Pad Split",
+    4: "Concat",
+    5: "Reshape",
+    6: "Abs Cast Ceil Clip Elu Exp Floor HardSigmoid InstanceNormalization LeakyRelu Log Max Mean Min Neg Reciprocal "
+    "Relu Selu Sigmoid Sqrt Sum Tanh Tile",
+}
 
 
 class Tainted:
@@ -74,9 +96,13 @@ class Link:
 
 @dataclass(frozen=True)
 class ListOf:
-    """An ONNX sequence, or an optional (of no or one item): its tensors, known one by one at import."""
+    """An ONNX sequence, or an optional (of no or one item): its tensors, known one by one at import.
+
+    `absent`: an optional without an element, which one that holds an empty sequence is not.
+    """
 
     items: tuple[Value | Static | TensorRef | Link, ...]
+    absent: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +126,11 @@ H = TypeVar("H", bound=Handler)
 
 
 class UnsupportedError(RlxError):
-    """Why a node can't be imported."""
+    """Why a node can't be imported; it can be where the values of `inputs` of the model are known."""
+
+    def __init__(self, reason: str, inputs: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.inputs = tuple(inputs)
 
 
 @dataclass(frozen=True)
@@ -155,7 +185,8 @@ def find_op(node: NodeProto, opsets: dict[str, int]) -> Entry:
         raise UnsupportedError(f"ops of the domain {node.domain!r} are not supported")
     oldest, newest = DOMAINS[node.domain]
     opset = opset_of(node.domain, opsets)
-    if not oldest <= opset <= newest:
+    older = not node.domain and any(node.op_type in ops.split() for since, ops in UNCHANGED.items() if since <= opset)
+    if opset > newest or (opset < oldest and not older):
         raise UnsupportedError(f"opset {opset} is outside {oldest} to {newest}; convert the model")
     entries = _TABLE.get((node.domain, node.op_type), [])
     found = [e for e in entries if e.since <= opset]
@@ -213,6 +244,14 @@ class Tensors(Protocol):
         """The items of a sequence or optional, None for a tensor."""
         ...
 
+    def deciders(self, name: str) -> tuple[str, ...]:
+        """The inputs of the model that a tensor is computed from, if knowing their values would make it known."""
+        ...
+
+    def deciders_of(self, size: Size) -> tuple[str, ...]:
+        """The same for a size."""
+        ...
+
     def note(self, text: str) -> None: ...
 
     def fresh(self, name: str, low: int, high: Size | None) -> Size:
@@ -240,6 +279,10 @@ class NodeContext:
 
     def fail(self, reason: str) -> NoReturn:
         raise UnsupportedError(reason)
+
+    def undecided(self, i: int, reason: str) -> NoReturn:
+        """Refuses the node for as long as input i is run-time data."""
+        raise UnsupportedError(reason, self.tensors.deciders(self.name(i)))
 
     def note(self, text: str) -> None:
         """Says something about this node that a user of the graph has to know."""
@@ -291,7 +334,7 @@ class NodeContext:
         """Input i, which has to be known at import."""
         found = self.tensors.known(self.name(i))
         if found is None:
-            self.fail(f"{what}, {self.name(i)!r}, must be known at import, but depends on run-time data")
+            self.undecided(i, f"{what}, {self.name(i)!r}, must be known at import, but depends on run-time data")
         return found
 
     def sizes(self, i: int, what: str) -> list[Size]:
@@ -299,6 +342,10 @@ class NodeContext:
         found = self.tensors.known(self.name(i))
         if found is not None:
             return found.sizes()
+        if not all(isinstance(size, int) for size in self.type(i).shape):
+            self.undecided(
+                i, f"{what}, {self.name(i)!r}, has an unknown number of elements: it must be known at import"
+            )
         return self.sizes_of(self.value(i), what)
 
     def sizes_of(self, x: Value, what: str, most: int | None = None) -> list[Size]:
@@ -306,7 +353,11 @@ class NodeContext:
         return sizes_of(self.graph, x, what, lambda n: self.fresh(f"size{n}", 0, most), self.label)
 
     def ints_of(self, i: int, what: str) -> tuple[int, ...]:
-        return tuple(self.static(i, what).ints())
+        try:
+            return tuple(self.static(i, what).ints())
+        except NotStaticError as error:
+            error.inputs = self.tensors.deciders(self.name(i))
+            raise
 
     # ---- outputs
 

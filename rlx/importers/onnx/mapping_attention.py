@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
+from rlx.importers.onnx.mapping import PREVIEW, Mapped, NodeContext, element_dtype, onnx_op
+from rlx.importers.onnx.mapping_control import scope_of
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Graph, Operator, Value
 from rlx.ir.shape import Size, exact_div, same
@@ -196,6 +197,44 @@ def _widened(ctx: NodeContext, bias: Value, keys: Size) -> Value:
 
 
 # ---- attention as a recurrence
+
+
+@onnx_op("FlexAttention", domain=PREVIEW)
+def _flex_attention(ctx: NodeContext) -> Mapped:
+    """Attention whose scores and probabilities go through subgraphs; heads of keys are shared by groups of queries."""
+    q, k, v = (ctx.value(i) for i in range(3))
+    if any(x.rank != 4 for x in (q, k, v)):
+        ctx.fail("its inputs need 4 axes")
+    (batch, heads, length, depth), groups = q.shape, k.shape[1]
+    each = exact_div(heads, groups)
+    if each is None or not isinstance(depth, int):
+        ctx.fail(f"{heads} heads of queries can't be shared by {groups} of keys, or the head size {depth} is open")
+    usual = 1 if q.dtype.bits < 64 else 11
+    dtype = element_dtype(ctx.integer("softmax_precision", usual))
+    scale = ctx.constant(ctx.real("scale", 1 / math.sqrt(max(depth, 1))), dtype)
+    wide = [ctx.cast(x, dtype) for x in (q, k, v)]
+    queries = ctx.reshape(wide[0], batch, groups, each, length, depth)
+    keys, values = (ctx.reshape(x, batch, groups, 1, *x.shape[2:]) for x in wide[1:])
+    products = ctx.add(MatMul(), queries, ctx.transpose(keys, 0, 1, 2, 4, 3))
+    scores = ctx.reshape(ctx.add(Mul(), products, scale), batch, heads, length, k.shape[2])
+    scores = _modified(ctx, "score_mod", scores)
+    odds = _modified(ctx, "prob_mod", ctx.add(Softmax(-1), scores))
+    made = ctx.add(MatMul(), ctx.reshape(odds, batch, groups, each, length, k.shape[2]), values)
+    return ctx.cast(ctx.reshape(made, batch, heads, length, v.shape[3]), q.dtype)
+
+
+def _modified(ctx: NodeContext, name: str, x: Value) -> Value:
+    """What the subgraph of that attribute makes of a tensor."""
+    if not ctx.given(name):
+        return x
+    body, scope = ctx.subgraph(name), scope_of(ctx)
+    if len(body.inputs) != 1 or len(body.outputs) != 1:
+        ctx.fail(f"{name} has {len(body.inputs)} inputs and {len(body.outputs)} outputs; expected one of each")
+    child = scope.subgraph(body, scope.region, f"{ctx.label}/{name}", {body.inputs[0].name: x})
+    made = child.value(body.outputs[0].name)
+    if made.type != x.type:
+        ctx.fail(f"{name} makes {made.type} of {x.type}")
+    return made
 
 
 @onnx_op("LinearAttention", since=27)

@@ -18,7 +18,8 @@ from rlx.importers.onnx.loop_carries import (
 )
 from rlx.importers.onnx.mapping import TAINTED, Link, ListOf, Mapped, NodeContext, UnsupportedError, onnx_op
 from rlx.importers.onnx.model import GraphProto
-from rlx.importers.onnx.scope import Attempt, Region, Scope
+from rlx.importers.onnx.region import Region
+from rlx.importers.onnx.scope import Scope
 from rlx.importers.onnx.symbolic import static_array
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, TensorType, Value
@@ -52,6 +53,36 @@ def _scalar(ctx: NodeContext, x: Value) -> Value:
     return ctx.reshape(x)
 
 
+class Attempt:
+    """What has been imported so far, to return to where a way to import a node fails."""
+
+    def __init__(self, scope: Scope, label: str) -> None:
+        self.scope, self.prefix = scope, f"{scope.prefix}{label}/"
+        self.state = scope.run.result.snapshot()
+        self.names = set(scope.run.names)
+        self.sizes = len(scope.graph.nodes), len(scope.graph.guards)
+
+    @property
+    def misfits(self) -> bool:
+        """Whether shapes contradict each other in what was imported since."""
+        return len(self.scope.run.result.misfits) > self.state[3]
+
+    def undo(self) -> None:
+        """Takes back nodes, names and weights that were made since; what the next attempt needs it makes again."""
+        run, graph = self.scope.run, self.scope.graph
+        run.result.restore(self.state)
+        run.names = set(self.names)
+        run.leaves = {name for name in run.leaves if not name.startswith(self.prefix)}
+        params = self.scope.region.root.graph.params
+        params[:] = [p for p in params if not p.name.startswith(self.prefix)]
+        nodes, guards = self.sizes
+        gone = {id(node) for node in graph.nodes[nodes:]}
+        del graph.nodes[nodes:], graph.guards[guards:]
+        for scope in run.scopes:
+            if scope.region is self.scope.region:
+                scope.forget(gone)
+
+
 # ---- If
 
 
@@ -71,13 +102,21 @@ def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
     attempt = Attempt(scope, ctx.label)
     regions = [_open(scope, ctx.label, part) for part in ("then", "else")]
     children = [scope.subgraph(g, r, ctx.label, {}) for g, r in zip(graphs, regions, strict=True)]
+    deciders = scope.deciders(ctx.name(0))
+    if deciders and attempt.misfits:  # the branch that is not taken need not make sense
+        attempt.undo()
+        ctx.undecided(0, "shapes in a branch contradict each other, and which is taken depends on run-time data")
     if any(child.is_tainted(n) for child, g in zip(children, graphs, strict=True) for n in _names(g)):
         return (TAINTED,) * len(ctx.node.outputs)
     results = [[_flat(child, n) for n in _names(g)] for child, g in zip(children, graphs, strict=True)]
-    lengths = [[len(values) if is_list else -1 for values, is_list in branch] for branch in results]
+    lengths = [[length for _, length in branch] for branch in results]
+    ranks = [[v.rank for values, _ in branch for v in values] for branch in results]
     if lengths[0] != lengths[1]:
-        ctx.fail("the sequences that its branches give differ in length")
-    decided = _decided(ctx, cond, [[v.rank for values, _ in branch for v in values] for branch in results])
+        ctx.undecided(0, "the sequences that its branches give differ in length")
+    if ranks[0] != ranks[1] and deciders:
+        attempt.undo()
+        ctx.undecided(0, "its branches differ in rank, and which is taken depends on run-time data")
+    decided = _decided(ctx, cond, ranks)
     if decided is not None:
         attempt.undo()
         ctx.graph.guards.append(decided)
@@ -95,7 +134,8 @@ def _if(ctx: NodeContext) -> tuple[Mapped, ...]:
     made = list(ctx.graph.add(If(), cond, *captured, provenance=(ctx.label,), regions=closed))
     outputs: list[Mapped] = []
     for length in lengths[0]:
-        outputs.append(made.pop(0) if length < 0 else ListOf(tuple(made.pop(0) for _ in range(length))))
+        items = [made.pop(0) for _ in range(1 if length == TENSOR else max(length, 0))]
+        outputs.append(items[0] if length == TENSOR else ListOf(tuple(items), length == ABSENT))
     return tuple(outputs)
 
 
@@ -125,12 +165,17 @@ def _decided(ctx: NodeContext, cond: Value, ranks: list[list[int]]) -> Guard | N
     )
 
 
-def _flat(scope: Scope, name: str) -> tuple[list[Value], bool]:
-    """The tensors that an output is, and whether it is a sequence."""
+TENSOR, ABSENT = -1, -2  # in the place of the length of a sequence
+
+
+def _flat(scope: Scope, name: str) -> tuple[list[Value], int]:
+    """The tensors that an output is, and the length of the sequence."""
     found = scope.sequence(name)
     if found is not None and not isinstance(found, ListOf):
         raise UnsupportedError(f"the length of the sequence {name!r} depends on the run")
-    return ([scope.value(name)], False) if found is None else ([scope.item(i) for i in found.items], True)
+    if found is None:
+        return [scope.value(name)], TENSOR
+    return [scope.item(i) for i in found.items], ABSENT if found.absent else len(found.items)
 
 
 def _common(ctx: NodeContext, a: TensorType, b: TensorType) -> Shape:
@@ -175,7 +220,14 @@ def _loop(ctx: NodeContext) -> tuple[Mapped, ...]:
         if written is not None:
             return written
         attempt.undo()
-    return _conditional(ctx, body)
+    try:
+        return _conditional(ctx, body)
+    except UnsupportedError as error:
+        if error.inputs or (trip is not None and trip.concrete and runs is not None) or not ctx.has(0):
+            raise
+        attempt.undo()  # written out it may be possible, once the number of rounds is known
+        asked = [scope.deciders(ctx.name(i)) for i, known in ((0, trip), (1, runs)) if known is None]
+        raise UnsupportedError(str(error), [n for names in asked for n in names] if all(asked) else []) from error
 
 
 def _trip(ctx: NodeContext) -> Size | None:

@@ -10,6 +10,7 @@ import numpy as np
 from rlx.errors import ShapeError
 from rlx.importers.onnx.dynamic import constant_difference, known_items
 from rlx.importers.onnx.mapping import Mapped, NodeContext, UnsupportedError, element_dtype, onnx_op
+from rlx.importers.onnx.mapping_loss import training_dropout
 from rlx.importers.onnx.symbolic import Item, Ratio, arithmetic, static_array
 from rlx.importers.onnx.tensor import STRING
 from rlx.ir.dtype import DTYPES, DType
@@ -306,14 +307,15 @@ def _size(ctx: NodeContext) -> Mapped:
 
 @onnx_op("Identity")
 def _identity(ctx: NodeContext) -> Mapped:
-    return ctx.value()
+    found = ctx.sequenced()
+    return ctx.value() if found is None else found
 
 
 @onnx_op("Dropout", since=7)
 def _dropout(ctx: NodeContext) -> tuple[Mapped, ...]:
     ctx.ignore("ratio", "seed")
     if ctx.opset >= 12 and ctx.has(2) and ctx.static(2, "training_mode").item():
-        ctx.fail("training_mode is true; only inference is supported")
+        return training_dropout(ctx)
     x = ctx.value()
     if not ctx.wants(1):
         return x, None
@@ -332,7 +334,7 @@ def _shape_of_data(ctx: NodeContext, x: Value) -> Shape:
     """The shape that Reshape gets as run-time data: parts known at import stay, 0 and -1 are resolved in the run."""
     wanted = ctx.value(1)
     if wanted.rank != 1 or not isinstance(wanted.shape[0], int):
-        ctx.fail(f"the shape, {ctx.name(1)!r}, has an unknown number of elements: it must be known at import")
+        ctx.undecided(1, f"the shape, {ctx.name(1)!r}, has an unknown number of elements: it must be known at import")
     known = known_items(wanted)
     keep_zero = ctx.opset >= 14 and ctx.flag("allowzero")
     if all(item is not None for item in known) or not _may_be_special(known):
@@ -388,7 +390,9 @@ def _squeeze(ctx: NodeContext) -> Mapped:
     x = ctx.value()
     open_axes = [d for d, n in enumerate(x.shape) if n != 1 and same(n, 1) is None]
     if axes is None and open_axes:
-        ctx.fail(f"without axes the rank of the result is open: size {x.shape[open_axes[0]]} may be 1 or not")
+        size = x.shape[open_axes[0]]
+        reason = f"without axes the rank of the result is open: size {size} may be 1 or not"
+        raise UnsupportedError(reason, ctx.tensors.deciders_of(size))
     return ctx.add(Squeeze(axes), x)
 
 
@@ -518,9 +522,10 @@ def _pad(ctx: NodeContext) -> Mapped:
         axes = tuple(range(x.rank))
     else:
         pads = ctx.sizes(1, "the pads")
-        fill = ctx.static(2, "the fill value").item() if ctx.has(2) else 0
+        known = ctx.known(2) if ctx.has(2) else static_array(0)
+        fill = None if known is None else known.item()
         axes = ctx.ints_of(3, "the axes") if ctx.has(3) else tuple(range(x.rank))
-    if isinstance(fill, Dim | Ratio) or not isinstance(fill, int | float):
+    if isinstance(fill, Dim | Ratio):
         ctx.fail(f"the fill value {fill} is not a known number")
     if len(pads) != 2 * len(axes):
         raise ShapeError(f"pad: {len(pads)} pads for {len(axes)} axes; expected twice as many")
@@ -530,7 +535,11 @@ def _pad(ctx: NodeContext) -> Mapped:
         every[d], every[d + x.rank] = pads[i], pads[i + len(axes)]
     if all(p == 0 for p in every):
         return x
-    return ctx.add(Pad(tuple(every), fill if x.dtype.is_float else _as_kind(fill, x.dtype), mode), x)
+    if fill is None and mode == "constant":
+        inside = ctx.add(Pad(tuple(every), False), ctx.add(Full(x.shape, True, DTYPES["bool"])))
+        return ctx.add(Where(), inside, ctx.add(Pad(tuple(every)), x), ctx.reshape(ctx.value(2)))
+    value = fill or 0
+    return ctx.add(Pad(tuple(every), value if x.dtype.is_float else _as_kind(value, x.dtype), mode), x)
 
 
 def _as_kind(value: int | float, dtype: DType) -> int | bool:

@@ -1,21 +1,22 @@
-"""ONNX ops that the standard defines by others: losses, gates, caches, convolution and attention with a state."""
+"""ONNX ops that the standard defines by others: losses, steps of training, gates, caches, convolution with a state."""
 
 from __future__ import annotations
 
-from rlx.importers.onnx.mapping import Mapped, NodeContext, onnx_op
-from rlx.ir.dtype import DTYPES
+from rlx.importers.onnx.mapping import TRAINING, Mapped, NodeContext, onnx_op
+from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Value
 from rlx.ops.activation import Silu
 from rlx.ops.base import axis_of
 from rlx.ops.conv import Conv
-from rlx.ops.elementwise import Add, Div, Equal, Mod, Mul, Neg, Sigmoid, Where
+from rlx.ops.elementwise import Add, Div, Equal, GreaterEqual, Less, Mod, Mul, Neg, Pow, Sigmoid, Sqrt, Sub, Where
 from rlx.ops.index import Gather, GatherElements
 from rlx.ops.layout import Concat, Expand, Iota, Pad, Reshape, SizeOf, Slice, Unsqueeze
-from rlx.ops.normalize import LogSoftmax
+from rlx.ops.normalize import BatchNorm, LogSoftmax
+from rlx.ops.random import RandomUniform
 from rlx.ops.reduction import ReduceMean, ReduceSum
 from rlx.ops.scatter import ScatterNd
 
-I64 = DTYPES["i64"]
+F32, I64 = DTYPES["f32"], DTYPES["i64"]
 
 
 @onnx_op("NegativeLogLikelihoodLoss", since=12)
@@ -56,6 +57,121 @@ def _loss(ctx: NodeContext, log_prob: Value) -> Value:
     if reduction == "sum" or factor is None:
         return ctx.add((ReduceSum if reduction == "sum" else ReduceMean)(None, False), loss)
     return ctx.add(Div(), ctx.add(ReduceSum(None, False), loss), ctx.add(ReduceSum(None, False), factor))
+
+
+# ---- training
+
+
+def training_batch_norm(ctx: NodeContext) -> tuple[Mapped, ...]:
+    """BatchNormalization by the statistics of the batch, in f32 at least; and the running mean and variance."""
+    x, scale, bias, mean, variance = (ctx.value(i) for i in range(5))
+    momentum, dtype = ctx.real("momentum", 0.9), x.dtype if x.dtype.bits >= 32 else F32
+    wide, axes = ctx.cast(x, dtype), tuple(d for d in range(x.rank) if d != 1)
+    own = ctx.add(ReduceMean(axes), wide)
+    centred = ctx.add(Sub(), wide, own)
+    spread = ctx.reshape(ctx.add(ReduceMean(axes), ctx.add(Mul(), centred, centred)), x.shape[1])
+    own = ctx.reshape(own, x.shape[1])
+    affine = [ctx.cast(v, dtype) for v in (scale, bias)]
+    result = ctx.add(BatchNorm(ctx.real("epsilon", 1e-5)), wide, *affine, own, spread)
+    running = [
+        ctx.cast(_plus(ctx, momentum, ctx.cast(old, dtype), 1 - momentum, new), old.dtype)
+        for old, new in ((mean, own), (variance, spread))
+    ]
+    return ctx.cast(result, x.dtype), *running
+
+
+def training_dropout(ctx: NodeContext) -> tuple[Mapped, ...]:
+    """Dropout with a mask that is drawn by `RandomUniform`, by its seed, the same in every run."""
+    x = ctx.value()
+    seed = ctx.integer("seed", 0)
+    ratio = ctx.cast(ctx.reshape(ctx.value(1)), F32) if ctx.has(1) else ctx.constant(0.5, F32)
+    ctx.note("is in training mode: it drops the same elements in every run")
+    drawn = ctx.add(RandomUniform(x.shape, 0.0, 1.0, F32, seed))
+    kept = ctx.add(GreaterEqual(), drawn, ratio)
+    factor = ctx.cast(ctx.add(Div(), ctx.constant(1, F32), ctx.add(Sub(), ctx.constant(1, F32), ratio)), x.dtype)
+    return ctx.add(Where(), kept, ctx.add(Mul(), x, factor), ctx.constant(0, x.dtype)), kept
+
+
+def _plus(ctx: NodeContext, a: float, x: Value, b: float, y: Value) -> Value:
+    """a * x + b * y."""
+    return ctx.add(Add(), ctx.add(Mul(), ctx.constant(a, x.dtype), x), ctx.add(Mul(), ctx.constant(b, y.dtype), y))
+
+
+def _optimised(ctx: NodeContext, kinds: int) -> list[tuple[Value, ...]]:
+    """For each tensor that a step of training changes: it, its gradient, and what else is kept of it."""
+    count, rest = divmod(len(ctx.node.inputs) - 2, kinds)
+    if rest or count < 1:
+        ctx.fail(f"{len(ctx.node.inputs)} inputs: expected R, T and then {kinds} for each tensor")
+    return [tuple(ctx.value(2 + k * count + i) for k in range(kinds)) for i in range(count)]
+
+
+def _regularised(ctx: NodeContext, x: Value, gradient: Value) -> Value:
+    """The gradient with that of norm_coefficient / 2 * |x|^2."""
+    return _plus(ctx, ctx.real("norm_coefficient", 0.0), x, 1.0, gradient)
+
+
+def _rate(ctx: NodeContext, dtype: DType) -> tuple[Value, Value]:
+    """The learning rate R and the count of steps T, in the type of a tensor."""
+    return ctx.cast(ctx.reshape(ctx.value(0)), dtype), ctx.cast(ctx.reshape(ctx.value(1)), dtype)
+
+
+def _adaptive(ctx: NodeContext, x: Value, rate: Value, step: Value, squares: Value) -> Value:
+    """x - rate * step / (sqrt(squares) + epsilon)."""
+    root = ctx.add(Add(), ctx.add(Sqrt(), squares), ctx.constant(ctx.real("epsilon", 1e-6), x.dtype))
+    return ctx.add(Sub(), x, ctx.add(Div(), ctx.add(Mul(), rate, step), root))
+
+
+@onnx_op("Adagrad", domain=TRAINING)
+def _adagrad(ctx: NodeContext) -> tuple[Mapped, ...]:
+    rows = []
+    for x, gradient, squares in _optimised(ctx, 3):
+        rate, count = _rate(ctx, x.dtype)
+        decay = ctx.add(Mul(), count, ctx.constant(ctx.real("decay_factor", 0.0), x.dtype))
+        rate = ctx.add(Div(), rate, ctx.add(Add(), decay, ctx.constant(1, x.dtype)))
+        step = _regularised(ctx, x, gradient)
+        squares = ctx.add(Add(), squares, ctx.add(Mul(), step, step))
+        rows.append((_adaptive(ctx, x, rate, step, squares), squares))
+    return tuple(v for column in zip(*rows, strict=True) for v in column)
+
+
+@onnx_op("Adam", domain=TRAINING)
+def _adam(ctx: NodeContext) -> tuple[Mapped, ...]:
+    alpha, beta, after = ctx.real("alpha", 0.9), ctx.real("beta", 0.999), ctx.real("norm_coefficient_post", 0.0)
+    rows = []
+    for x, gradient, mean, squares in _optimised(ctx, 4):
+        rate, count = _rate(ctx, x.dtype)
+        step = _regularised(ctx, x, gradient)
+        mean = _plus(ctx, alpha, mean, 1 - alpha, step)
+        squares = _plus(ctx, beta, squares, 1 - beta, ctx.add(Mul(), step, step))
+        left = [
+            ctx.add(Sub(), ctx.constant(1, x.dtype), ctx.add(Pow(), ctx.constant(base, x.dtype), count))
+            for base in (alpha, beta)
+        ]
+        later = ctx.add(Div(), ctx.add(Mul(), rate, ctx.add(Sqrt(), left[1])), left[0])
+        rate = ctx.add(Where(), ctx.add(Less(), ctx.constant(0, x.dtype), count), later, rate)
+        made = _adaptive(ctx, x, rate, mean, squares)
+        rows.append((ctx.add(Mul(), made, ctx.constant(1 - after, x.dtype)), mean, squares))
+    return tuple(v for column in zip(*rows, strict=True) for v in column)
+
+
+@onnx_op("Momentum", domain=TRAINING)
+def _momentum(ctx: NodeContext) -> tuple[Mapped, ...]:
+    alpha, beta, mode = ctx.real("alpha"), ctx.real("beta"), ctx.text("mode")
+    if mode not in ("standard", "nesterov"):
+        ctx.fail(f"mode={mode!r} is not supported")
+    rows = []
+    for x, gradient, momentum in _optimised(ctx, 3):
+        rate, count = _rate(ctx, x.dtype)
+        step = _regularised(ctx, x, gradient)
+        one = ctx.constant(1, x.dtype)
+        share = ctx.add(Where(), ctx.add(Less(), ctx.constant(0, x.dtype), count), ctx.constant(beta, x.dtype), one)
+        momentum = _plus(ctx, alpha, momentum, 1.0, ctx.add(Mul(), share, step))
+        moved = _plus(ctx, 1.0, step, alpha, momentum) if mode == "nesterov" else momentum
+        rows.append((ctx.add(Sub(), x, ctx.add(Mul(), rate, moved)), momentum))
+    return tuple(v for column in zip(*rows, strict=True) for v in column)
+
+
+# ---- gates, caches, convolution with a state
 
 
 @onnx_op("SwiGLU", since=28)

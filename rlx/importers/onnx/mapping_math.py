@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.importers.onnx.mapping import Mapped, NodeContext, element_dtype, onnx_op
 from rlx.importers.onnx.mapping_layout import axes_argument
+from rlx.importers.onnx.mapping_loss import training_batch_norm
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import bounds, numel, upper
@@ -264,12 +265,12 @@ for _name, _op in (("Softmax", Softmax), ("LogSoftmax", LogSoftmax)):
 
 
 @onnx_op("BatchNormalization", since=7)
-def _batch_norm(ctx: NodeContext) -> Mapped:
+def _batch_norm(ctx: NodeContext) -> Mapped | tuple[Mapped, ...]:
+    if ctx.opset >= 14 and ctx.flag("training_mode"):
+        return training_batch_norm(ctx)
     ctx.ignore("momentum")
     if ctx.opset < 9 and not ctx.flag("spatial", 1) and ctx.type().rank > 2:
         ctx.fail("spatial=0 is not supported")
-    if ctx.opset >= 14 and ctx.flag("training_mode"):
-        ctx.fail("training_mode=1 is not supported, only inference")
     if any(ctx.wants(i) for i in range(1, 5)):
         ctx.fail("its outputs for training (running mean and variance) are not supported")
     return ctx.add(BatchNorm(ctx.real("epsilon", 1e-5)), *(ctx.value(i) for i in range(5)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from rlx.errors import ShapeError
@@ -16,7 +17,7 @@ from rlx.ops.cumulative import CumProd, CumSum
 from rlx.ops.einsum import Einsum
 from rlx.ops.elementwise import Less, Where
 from rlx.ops.layout import Expand, Full, Reshape
-from rlx.ops.misc import BitCast, Det
+from rlx.ops.misc import BitCast, DecodeImage, Det
 from rlx.ops.rotary import RotaryEmbedding
 from rlx.ops.sample import AffineGrid, DeformConv, GridSample
 from rlx.ops.scatter import ScatterElements, ScatterNd
@@ -371,3 +372,14 @@ def _einsum(ctx: NodeContext) -> Mapped:
 def _rotary(ctx: NodeContext) -> Mapped:
     heads, dim = ctx.integer("num_heads", 0), ctx.integer("rotary_embedding_dim", 0)
     return ctx.add(RotaryEmbedding(ctx.flag("interleaved"), heads, dim), *ctx.values())
+
+
+@onnx_op("ImageDecoder", since=20)
+def _image_decoder(ctx: NodeContext) -> Mapped:
+    """The pixels as they lie in the file, in the shape that their own sizes give."""
+    if find_spec("PIL") is None:
+        ctx.fail("images are decoded by Pillow, which is missing: pip install 'rlx[image]'")
+    pixels = ctx.text("pixel_format", "RGB")
+    flat, size = ctx.add_all(DecodeImage(ctx.fresh("count", 0, None), pixels), ctx.value())
+    height, width = ctx.sizes_of(size, "the size of the image")
+    return ctx.reshape(flat, height, width, 1 if pixels == "Grayscale" else 3)

@@ -165,7 +165,7 @@ def _map(ctx: NodeContext) -> tuple[Mapped, ...]:
 @onnx_op("Optional", since=15)
 def _optional(ctx: NodeContext) -> Mapped:
     ctx.ignore("type")
-    return _link(ctx, 0) if ctx.has(0) else ListOf(())
+    return _link(ctx, 0) if ctx.has(0) else ListOf((), absent=True)
 
 
 @onnx_op("OptionalHasElement", since=15)
@@ -173,12 +173,12 @@ def _has_element(ctx: NodeContext) -> Mapped:
     if not ctx.has(0):
         return static_array(False, BOOL)
     items = scope_of(ctx).sequence(ctx.name(0))
-    return static_array(not isinstance(items, ListOf) or bool(items.items), BOOL)
+    return static_array(not isinstance(items, ListOf) or not items.absent, BOOL)
 
 
 @onnx_op("OptionalGetElement", since=15)
 def _get_element(ctx: NodeContext) -> Mapped:
     items = scope_of(ctx).sequence(ctx.name(0))
-    if isinstance(items, ListOf) and not items.items:
+    if isinstance(items, ListOf) and items.absent:
         ctx.fail("the optional is empty")
     return _link(ctx, 0)

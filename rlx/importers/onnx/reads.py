@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from rlx.importers.onnx.mapping import STATIC_OPS, static_inputs
 from rlx.importers.onnx.model import FunctionProto, GraphProto, ModelFile, NodeProto
 
-__all__ = ["in_order", "inner_nodes", "live_nodes", "reads", "sources_of_sizes", "subgraphs_of"]
+__all__ = ["in_order", "inner_nodes", "live_nodes", "reads", "sources_of_sizes", "subgraphs_of", "without"]
 
 _MAX_CALLS = 32
 
@@ -118,3 +119,15 @@ class _Sources:
 def sources_of_sizes(nodes: Sequence[NodeProto], model: ModelFile) -> set[str]:
     """The tensors that inputs which have to be known at import are computed from: initializers there are constants."""
     return _Sources(model).walk(nodes, model.opsets, set())
+
+
+def without(node: NodeProto, absent: set[str]) -> NodeProto:
+    """The node of a function body where inputs that the call leaves out are left out too, in its subgraphs as well."""
+    attributes = dict(node.attributes)
+    for name, graph in subgraphs_of(node):
+        nodes = tuple(without(inner, absent) for inner in graph.nodes)
+        attributes[name] = replace(attributes[name], value=replace(graph, nodes=nodes))
+    inputs = ["" if name in absent else name for name in node.inputs]
+    while inputs and not inputs[-1]:
+        inputs.pop()
+    return replace(node, inputs=tuple(inputs), attributes=attributes)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import ModelFormatError, OptionError, RlxError, ShapeError, UnsupportedNode
-from rlx.importers.onnx.dead import remove_dead
 from rlx.importers.onnx.dims import Bound, settled
 from rlx.importers.onnx.mapping import (
     TAINTED,
@@ -32,10 +31,12 @@ from rlx.importers.onnx.mapping import (
 )
 from rlx.importers.onnx.model import Attribute, FunctionProto, GraphProto, ModelFile, NodeProto
 from rlx.importers.onnx.parts import Parts
-from rlx.importers.onnx.reads import in_order, inner_nodes, live_nodes, reads, subgraphs_of
+from rlx.importers.onnx.reads import in_order, inner_nodes, live_nodes, reads, without
+from rlx.importers.onnx.region import Region
 from rlx.importers.onnx.symbolic import LIMIT, NotStaticError, Ratio, Static, static_array
 from rlx.importers.onnx.tensor import STRING, TensorRef
 from rlx.ir.dtype import DTYPES
+from rlx.ir.given import Formal
 from rlx.ir.graph import Graph, TensorType, Value
 from rlx.ir.mapped import unread
 from rlx.ir.shape import Dim, Size, collect_guards, upper
@@ -43,7 +44,7 @@ from rlx.ops.elementwise import Cast, Div
 from rlx.ops.layout import Concat, Reshape, SizeOf
 from rlx.records import dataclass, field
 
-__all__ = ["Attempt", "Import", "MissingNode", "Region", "Run", "Scope", "label_of"]
+__all__ = ["Import", "MissingNode", "Run", "Scope", "label_of"]
 
 MAX_CALLS = 32  # functions inside each other
 MAX_COPIES = 40_000  # nodes beyond those in the file, when functions and loops are written out
@@ -55,6 +56,7 @@ class MissingNode(UnsupportedNode):
 
     domain: str = ""
     opset: int = 0
+    inputs: tuple[str, ...] = ()  # of the model: where their values are known the node is no obstacle
 
 
 @dataclass
@@ -71,6 +73,7 @@ class Import:
     unchecked: int = 0
     unused: int = 0
     missing: list[MissingNode] = field(default_factory=list)
+    signature: list[Formal] = field(default_factory=list)  # the inputs of the file
     misfits: list[ShapeError] = field(default_factory=list)  # shapes that contradict each other
     lacking: dict[str, str] = field(default_factory=dict)  # weights whose data can't be read, and why
     produced: dict[str, str] = field(default_factory=dict)
@@ -125,55 +128,6 @@ class Run:
         if not isinstance(given, Dim) or given.symbol is None or given.symbol.name != unique:
             raise OptionError(f"dims[{unique!r}]: the node {label!r} decides this size; give it bounds, (lo, hi)")
         return given
-
-
-class Region:
-    """A graph being built, and the values it takes from the graph around it."""
-
-    def __init__(self, graph: Graph, outer: Region | None = None) -> None:
-        self.graph = graph
-        self.outer = outer
-        self.captures: dict[Value, Value] = {}  # of the graph around -> of this one
-
-    @property
-    def root(self) -> Region:
-        return self if self.outer is None else self.outer.root
-
-    def pull(self, value: Value) -> Value:
-        """The value, which may belong to a graph around this one, as one of this graph."""
-        if value.graph is self.graph:
-            return value
-        assert self.outer is not None
-        value = self.outer.pull(value)
-        if value not in self.captures:
-            if value.kind == "const":
-                self.captures[value] = self.graph.constant(value.data, name=value.name)
-            else:
-                self.captures[value] = self.input(value.name or "captured", value.type)
-        return self.captures[value]
-
-    def input(self, name: str, type: TensorType) -> Value:
-        taken = {v.name for v in self.graph.inputs}
-        unique, n = name, 1
-        while unique in taken:
-            n += 1
-            unique = f"{name}.{n}"
-        return self.graph.input(unique, type.shape, type.dtype)
-
-    def captured(self) -> list[Value]:
-        """The values of the graph around that this graph's nodes use; unused inputs and nodes are dropped."""
-        remove_dead(self.graph)
-        used = {v for node in self.graph.nodes for v in node.inputs} | {o.value for o in self.graph.outputs}
-        return [outer for outer, inner in self.captures.items() if inner in used and inner.kind == "input"]
-
-    def close(self, formal: Sequence[Value], captured: Sequence[Value]) -> Graph:
-        """The graph with its inputs in order: `formal`, then one for each captured value."""
-        rest = []
-        for value in captured:
-            inner = self.captures.get(value)
-            rest.append(inner if inner is not None else self.input(value.name or "captured", value.type))
-        self.graph.inputs[:] = [*formal, *rest]
-        return self.graph
 
 
 class Scope:
@@ -279,6 +233,12 @@ class Scope:
     def sequence(self, name: str) -> Sequenced | None:
         owner, own = self._owner(name)
         return owner._lists.get(own)
+
+    def deciders(self, name: str) -> tuple[str, ...]:
+        return self.region.deciders(self.value(name))
+
+    def deciders_of(self, size: Size) -> tuple[str, ...]:
+        return self.region.deciders(size)
 
     def note(self, text: str) -> None:
         self.run.result.notes.append(text)
@@ -447,14 +407,14 @@ class Scope:
                 outputs = self._mapped(self._resolved(node))
             self.graph.require(guards, (self.label,))
         except NotStaticError as error:
-            self._missing(node, f"a size can't be told at import: {error}")
+            self._missing(node, f"a size can't be told at import: {error}", error.inputs)
         except ModelFormatError:
             raise
         except ShapeError as error:
             self.run.result.misfits.append(error)
             self._taint(node)
         except RlxError as error:
-            self._missing(node, str(error).removeprefix(f"node {self.label!r}: "))
+            self._missing(node, str(error).removeprefix(f"node {self.label!r}: "), getattr(error, "inputs", ()))
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
             self._missing(node, f"its attributes or inputs make no sense together: {type(error).__name__}: {error}")
         else:
@@ -513,7 +473,7 @@ class Scope:
                     child.bind(formal, Link(self, actual))
                 else:
                     absent.add(formal)
-            nodes = function.nodes if not absent else [_without(inner, absent) for inner in function.nodes]
+            nodes = function.nodes if not absent else [without(inner, absent) for inner in function.nodes]
             wanted = [n for n, o in zip(function.outputs, node.outputs, strict=False) if o in self.wanted]
             child.walk(nodes, wanted)
         finally:
@@ -531,10 +491,10 @@ class Scope:
                 self._missing(node, f"its output {i} ({name!r}) is not supported")
                 return
 
-    def _missing(self, node: NodeProto, reason: str) -> None:
+    def _missing(self, node: NodeProto, reason: str, inputs: tuple[str, ...] = ()) -> None:
         missing = self.run.result.missing
         opset = opset_of(node.domain, self.opsets)
-        missing.append(MissingNode(self.label, node.op_type, reason, node.domain, opset))
+        missing.append(MissingNode(self.label, node.op_type, reason, node.domain, opset, inputs))
         for inner in inner_nodes(node):
             try:
                 if (inner.domain, inner.op_type, inner.overload) not in self.run.model.functions:
@@ -561,43 +521,6 @@ def label_of(node: NodeProto) -> str:
     return node.name or f"{node.op_type}:{next((o for o in node.outputs if o), '?')}"
 
 
-def _without(node: NodeProto, absent: set[str]) -> NodeProto:
-    """The node of a function body where inputs that the call leaves out are left out too, in its subgraphs as well."""
-    attributes = dict(node.attributes)
-    for name, graph in subgraphs_of(node):
-        nodes = tuple(_without(inner, absent) for inner in graph.nodes)
-        attributes[name] = replace(attributes[name], value=replace(graph, nodes=nodes))
-    inputs = ["" if name in absent else name for name in node.inputs]
-    while inputs and not inputs[-1]:
-        inputs.pop()
-    return replace(node, inputs=tuple(inputs), attributes=attributes)
-
-
 def _is_small(ref: TensorRef) -> bool:
     dtype = element_dtype(ref.elem_type)
     return ref.size == 1 or dtype.kind == "s" or (dtype.kind in "iub" and ref.size <= LIMIT)
-
-
-class Attempt:
-    """What has been imported so far, to return to where a way to import a node fails."""
-
-    def __init__(self, scope: Scope, label: str) -> None:
-        self.scope, self.prefix = scope, f"{scope.prefix}{label}/"
-        self.state = scope.run.result.snapshot()
-        self.names = set(scope.run.names)
-        self.sizes = len(scope.graph.nodes), len(scope.graph.guards)
-
-    def undo(self) -> None:
-        """Takes back nodes, names and weights that were made since; what the next attempt needs it makes again."""
-        run, graph = self.scope.run, self.scope.graph
-        run.result.restore(self.state)
-        run.names = set(self.names)
-        run.leaves = {name for name in run.leaves if not name.startswith(self.prefix)}
-        params = self.scope.region.root.graph.params
-        params[:] = [p for p in params if not p.name.startswith(self.prefix)]
-        nodes, guards = self.sizes
-        gone = {id(node) for node in graph.nodes[nodes:]}
-        del graph.nodes[nodes:], graph.guards[guards:]
-        for scope in run.scopes:
-            if scope.region is self.scope.region:
-                scope.forget(gone)

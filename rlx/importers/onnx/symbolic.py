@@ -40,7 +40,12 @@ _LARGEST_DENOMINATOR = 1024  # beyond it a factor is not exact: 0.1, say
 
 
 class NotStaticError(RlxError):
-    """The result can't be told at import (a size whose sign is open, an inexact factor): it is run-time data."""
+    """The result can't be told at import (a size whose sign is open, an inexact factor): it is run-time data.
+
+    It can be where the values of `inputs` of the model are known.
+    """
+
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
