@@ -52,7 +52,6 @@ def _split(site: Site) -> Value | None:
 def _along(op: MaxPool | AveragePool, axis: int) -> MaxPool | AveragePool:
     """The pool along one axis."""
     n = len(op.kernel)
-
     kernel, stride, dilation, begin, end = op.axes()[axis]
     pads: list[Size] = [0] * (2 * n)
     pads[axis], pads[axis + n] = begin, end

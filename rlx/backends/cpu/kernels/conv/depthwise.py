@@ -136,27 +136,14 @@ def plane_words(
     """The arguments; `cut` gives the chunks, `more` where the image lies, its strides, and a kernel's own."""
     assert isinstance(anchor.w, Load)
     inner = once(_inner(geo))
-    return record.given(
-        height=geo.height,
-        width=geo.width,
-        stride_h=geo.strides[0],
-        stride_w=geo.strides[1],
-        dilation_h=geo.dilations[0],
-        dilation_w=geo.dilations[1],
-        pad_h=geo.pads[0],
-        pad_w=geo.pads[1],
-        out_height=geo.out_height,
-        out_width=geo.out_width,
-        weights=Pointer(anchor.w.source),
-        channels=geo.groups,
-        rows=part(cut, "rows"),
-        strips=part(cut, "strips"),
-        block=part(cut, "block"),
-        blocks=part(cut, "blocks"),
-        inner_from=part(inner, "first"),
-        inner_to=part(inner, "stop"),
-        **more,
-    )
+    own: dict[str, Argument] = {
+        "weights": Pointer(anchor.w.source),
+        "channels": geo.groups,
+        "inner_from": part(inner, "first"),
+        "inner_to": part(inner, "stop"),
+    }
+    own |= {name: part(cut, name) for name in ("rows", "strips", "block", "blocks")}
+    return record.given(**{**geo.sizes(record), **own, **more})
 
 
 def _inner(geo: Geometry) -> InnerColumns:

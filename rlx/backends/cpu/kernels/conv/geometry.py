@@ -57,6 +57,31 @@ class Geometry:
         """Pixels of all results."""
         return self.batch * self.out_height * self.out_width
 
+    def sizes(self, record: type[Arguments]) -> dict[str, Size]:
+        """Those that a record of arguments has, by the names that such records call them."""
+        named: dict[str, Size] = {
+            "height": self.height,
+            "width": self.width,
+            "out_height": self.out_height,
+            "out_width": self.out_width,
+            "channels": self.channels,
+            "outputs": self.outputs,
+            "groups": self.groups,
+            "depth": self.depth,
+            "pixels": self.pixels,
+            "x_n": self.x_n,
+            "x_h": self.x_h,
+            "x_w": self.x_w,
+        }
+        for name, pair in (
+            ("kernel", self.kernel),
+            ("stride", self.strides),
+            ("dilation", self.dilations),
+            ("pad", self.pads),
+        ):
+            named |= {f"{name}_h": pair[0], f"{name}_w": pair[1]}
+        return {name: size for name, size in named.items() if name in record.kinds}
+
 
 class ImplicitGemmArguments(Arguments):
     """The arguments of a kernel that reads windows in rows; steps are in elements, places in scratch in bytes."""

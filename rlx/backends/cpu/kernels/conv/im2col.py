@@ -42,25 +42,8 @@ class WindowArguments(Arguments):
 def words(geo: Geometry) -> list[Argument]:
     """The words of `WindowArguments`."""
     joined = geo.dilations[1] == 1 and geo.groups == 1 and geo.x_w == geo.channels
-    return WindowArguments.given(
-        height=geo.height,
-        width=geo.width,
-        out_height=geo.out_height,
-        out_width=geo.out_width,
-        x_n=geo.x_n,
-        x_h=geo.x_h,
-        x_w=geo.x_w,
-        stride_h=geo.strides[0],
-        stride_w=geo.strides[1],
-        dilation_h=geo.dilations[0],
-        dilation_w=geo.dilations[1],
-        pad_h=geo.pads[0],
-        pad_w=geo.pads[1],
-        kernel_h=geo.kernel[0],
-        runs=1 if joined else geo.kernel[1],
-        taps=geo.kernel[1] if joined else 1,
-        channels=geo.channels,
-    )
+    runs, taps = (1, geo.kernel[1]) if joined else (geo.kernel[1], 1)
+    return WindowArguments.given(**geo.sizes(WindowArguments), runs=runs, taps=taps)
 
 
 @cache
@@ -180,20 +163,7 @@ class PlanarArguments(Arguments):
 
 def planar_words(geo: Geometry, x_c: Argument) -> list[Argument]:
     """The words of `PlanarArguments`; `x_c` is the step from plane to plane."""
-    return PlanarArguments.given(
-        height=geo.height,
-        width=geo.width,
-        out_height=geo.out_height,
-        out_width=geo.out_width,
-        x_n=geo.x_n,
-        x_c=x_c,
-        x_h=geo.x_h,
-        stride_h=geo.strides[0],
-        stride_w=geo.strides[1],
-        dilation_h=geo.dilations[0],
-        pad_h=geo.pads[0],
-        pad_w=geo.pads[1],
-    )
+    return PlanarArguments.given(**geo.sizes(PlanarArguments), x_c=x_c)
 
 
 @cache

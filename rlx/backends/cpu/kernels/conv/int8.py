@@ -371,14 +371,11 @@ def _product_words(
     weights, planes = anchor.w.source, from_planes(anchor)
     narrow = weights.shape[2] == int8_panels.panel_bytes(geo.depth, True, target)
     words = Int8Arguments.given(
+        **geo.sizes(Int8Arguments),
         x=Pointer(anchor.x.source, geo.x.constant),
         a_step=part(cut, "a_step"),
         weights=Pointer(weights),
-        channels=geo.channels,
-        outputs=geo.outputs,
         octets=ceildiv(geo.depth, int8_panels.DEPTH),
-        groups=geo.groups,
-        pixels=geo.pixels,
         pixel_chunk=part(cut, "pixel_chunk"),
         panel_chunk=part(cut, "panel_chunk"),
         out=out,

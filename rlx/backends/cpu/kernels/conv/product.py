@@ -231,14 +231,10 @@ def _arguments(
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     return ConvArguments.given(
+        **geo.sizes(ConvArguments),
         x=Pointer(anchor.x.source, geo.x.constant * anchor.x.dtype.itemsize),
         a_step=part(cut, "a_step"),
         weights=Pointer(anchor.w.source),
-        channels=geo.channels,
-        outputs=geo.outputs,
-        depth=geo.depth,
-        groups=geo.groups,
-        pixels=geo.pixels,
         pixel_chunk=part(cut, "pixel_chunk"),
         panel_chunk=part(cut, "panel_chunk"),
         out=epilogue.out,
