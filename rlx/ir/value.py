@@ -339,6 +339,9 @@ class Value:
     def __neg__(self) -> Value:
         return self._unary("neg")
 
+    def __pos__(self) -> Value:
+        return self
+
     def __abs__(self) -> Value:
         return self._unary("abs")
 

@@ -39,6 +39,7 @@ TRANSFORMS: dict[str, Function] = {
     "irfft2": lambda x, y: np.fft.irfft2(x),
     "rfftn": lambda x, y: np.fft.rfftn(x.real),
     "irfftn": lambda x, y: np.fft.irfftn(x, norm="ortho"),
+    "an axis twice": lambda x, y: np.fft.rfft2(x.real, axes=(1, 1)),
     "fftshift": lambda x, y: np.fft.fftshift(x),
     "ifftshift": lambda x, y: np.fft.ifftshift(x, axes=1),
     "frequencies": lambda x, y: np.fft.fft(x) * np.fft.fftfreq(8),
@@ -54,6 +55,12 @@ ARITHMETIC: dict[str, Function] = {
     "power": lambda x, y: x**2 + y**0.5 + x**y,
     "matmul": lambda x, y: x @ y.T,
     "abs": lambda x, y: np.abs(x),
+    "plus": lambda x, y: +x,
+    "var": lambda x, y: np.var(x, axis=0, ddof=1) + np.std(y),
+    "norm": lambda x, y: np.linalg.norm(x, axis=1) + np.linalg.norm(y),
+    "running sum": lambda x, y: np.cumsum(x, axis=1),
+    "without NaN": lambda x, y: np.nansum(np.where(x == y, np.nan, x)) + np.nanmean(np.where(x == y, np.nan, y)),
+    "numbers for NaN": lambda x, y: np.nan_to_num(np.where(x == y, np.nan, x)),
     "angle": lambda x, y: np.angle(x) + np.angle(y, deg=True),
     "parts": lambda x, y: x.real + np.imag(y) + x.imag,
     "conj": lambda x, y: np.conj(x) + y.conj(),
@@ -131,6 +138,11 @@ def test_edges_of_division_and_exp() -> None:
     with np.errstate(all="ignore"):
         quotients, powers = a / b, np.exp(b)
         got = rlx.jit(lambda a, b: (a / b, np.exp(b)), device="cpu")(a, b)
+    roots = [complex(3e38, 3e38), 3e38, -3e38, 1e-45, complex(0, np.inf), complex(np.nan, -np.inf), complex(-np.inf, 2)]
+    c = np.array(roots, np.complex64)
+    np.testing.assert_allclose(rlx.jit(np.sqrt, device="cpu")(c).astype(c.dtype), np.sqrt(c), rtol=1e-5)
+    ends = np.array([np.inf, -np.inf, 2], np.complex64)
+    np.testing.assert_array_equal(rlx.jit(np.reciprocal, device="cpu")(ends), np.reciprocal(ends))
     finite = np.isfinite(a) & np.isfinite(b)
     np.testing.assert_allclose(np.asarray(got[0])[finite], quotients[finite], rtol=1e-5)
     np.testing.assert_allclose(np.asarray(got[1])[np.isfinite(b)], powers[np.isfinite(b)], rtol=1e-5)
@@ -159,6 +171,10 @@ def test_errors() -> None:
         (lambda v: np.fft.fft(v, norm="other"), OptionError, "backward"),
         (lambda v: np.fft.fft(v, axis=2), ShapeError, "axis 2"),
         (lambda v: np.fft.fft2(v, s=(2,)), ShapeError, "lengths"),
+        (lambda v: np.fft.rfftn(v.real, axes=()), ShapeError, "one axis"),
+        (lambda v: np.fft.irfft2(v, axes=()), ShapeError, "one axis"),
+        (np.prod, DTypeError, "c64"),
+        (np.median, DTypeError, "c64"),
         (np.floor, DTypeError, "floor"),
         (np.sin, DTypeError, "real or imaginary"),
         (np.sort, DTypeError, "complex|c64"),

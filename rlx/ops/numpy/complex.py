@@ -16,7 +16,7 @@ from rlx.ops.numpy.types import value_of
 
 np: Any = numpy  # its types are of arrays, here its functions take graph values
 
-__all__ = ["COMPLEX", "computed", "is_complex", "of_parts", "parts"]
+__all__ = ["COMPLEX", "computed", "is_complex", "of_parts", "parts", "squared_size"]
 
 Number = tuple[Any, Any]  # real and imaginary parts
 
@@ -29,6 +29,12 @@ def is_complex(x: Any) -> bool:
 def parts(x: Value) -> Number:
     """The real and imaginary parts."""
     return ops.real_part(x), ops.imaginary_part(x)
+
+
+def squared_size(x: Value) -> Any:
+    """The squares of the absolute values."""
+    re, im = parts(x)
+    return re * re + im * im
 
 
 def of_parts(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,9 +75,8 @@ def _quotient(a: Number, b: Number) -> Number:
 
 def _exp(a: Number) -> Number:
     size = np.exp(a[0])
-    return np.where(size == 0, 0, size * np.cos(a[1])), np.where(
-        (a[1] == 0) | (size == 0), a[1] * 0, size * np.sin(a[1])
-    )
+    imaginary = np.where(a[1] == 0, a[1], np.where(size == 0, 0, size * np.sin(a[1])))
+    return np.where(size == 0, 0, size * np.cos(a[1])), imaginary
 
 
 def _log(a: Number) -> Number:
@@ -79,10 +84,18 @@ def _log(a: Number) -> Number:
 
 
 def _sqrt(a: Number) -> Number:
-    """With the real part never below 0, and the sign of the imaginary one."""
+    """With the real part never below 0, and the sign of the imaginary one.
+
+    It is taken of numbers that are scaled by a power of 4, so that no sum overflows and no denormal one is lost. Where
+    the imaginary part is infinite both parts are.
+    """
     re, im = a
-    size = np.sqrt((np.abs(re) + np.hypot(re, im)) / 2)
-    other = np.where(size == 0, 0, np.abs(im) / (2 * np.where(size == 0, 1, size)))
+    large = (np.abs(re) >= 1) | (np.abs(im) >= 1)
+    scale = np.where(large, 0.125, 2)  # of the root of (|re| + |a|) / 2: a quarter's half, or four halves
+    size = np.sqrt(np.abs(re * scale) + np.hypot(re * scale, im * scale)) * np.where(large, 2, 0.5)
+    other = np.where(size == 0, 0, np.abs(im) / np.where(size == 0, 1, size) / 2)
+    endless = np.isinf(im)
+    size, other = np.where(endless, np.abs(im), size), np.where(endless, np.abs(im), other)
     return np.where(re >= 0, size, other), np.copysign(np.where(re >= 0, other, size), im)
 
 
@@ -115,7 +128,7 @@ COMPLEX: dict[Any, Callable[..., Any]] = {  # a pair of parts, or an array of re
     np.conjugate: lambda a: (a[0], -a[1]),
     np.absolute: lambda a: np.hypot(*a),
     np.square: lambda a: _product(a, a),
-    np.reciprocal: lambda a: _quotient((a[0] * 0 + 1, a[1] * 0), a),
+    np.reciprocal: lambda a: _quotient((np.ones_like(a[0]), np.zeros_like(a[1])), a),
     np.exp: _exp,
     np.log: _log,
     np.sqrt: _sqrt,

@@ -12,7 +12,7 @@ from rlx import ops
 from rlx.errors import OptionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
-from rlx.ops.numpy.complex import computed, is_complex
+from rlx.ops.numpy.complex import computed, is_complex, of_parts
 from rlx.ops.numpy.registry import FUNCTIONS, of
 from rlx.ops.numpy.types import cast, is_number, resolved, traced, unite, value_of
 from rlx.ops.sugar import floor_div
@@ -266,6 +266,7 @@ def _fix(x: Any) -> Any:
 
 
 @of(np.nan_to_num)
+@of_parts
 def _nan_to_num(x: Any, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
     limits = np.finfo(x.dtype.numpy) if x.dtype.is_float else None
     if limits is None:

@@ -118,7 +118,19 @@ def _axes(what: str, x: Value, s: Any, axes: Any) -> list[tuple[int, Any]]:
         raise ShapeError(f"{what}: {len(lengths)} lengths are given for {len(chosen)} axes")
     if lengths is not None:  # -1: that of the axis
         lengths = tuple(None if isinstance(n, int) and n == -1 else n for n in lengths)
-    return list(zip(chosen, lengths or (None,) * len(chosen), strict=True))
+    lengths = list(lengths or (None,) * len(chosen))
+    for place, d in enumerate(chosen[:-1]):
+        if lengths[place] is None and chosen.count(d) > 1:
+            lengths[place] = x.shape[d]  # that of the operand, whatever the transforms before have made of it
+    return list(zip(chosen, lengths, strict=True))
+
+
+def _one_axis(what: str, x: Value, s: Any, axes: Any) -> list[tuple[int, Any]]:
+    """As `_axes`; `ShapeError` if there is none."""
+    chosen = _axes(what, x, s, axes)
+    if not chosen:
+        raise ShapeError(f"{what}: expected one axis at least, got none for {x.type}")
+    return chosen
 
 
 def _several(what: str, a: Any, s: Any, axes: Any, norm: str | None, inverse: bool) -> Any:
@@ -154,7 +166,7 @@ def ifft2(a: Any, s: Any = None, axes: Axes = (-2, -1), norm: str | None = None,
 
 def _several_real(what: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
     x = _number(what, a)
-    *rest, (axis, n) = _axes(what, x, s, axes)
+    *rest, (axis, n) = _one_axis(what, x, s, axes)
     x = _transformed(what, x, n, axis, norm, half=True)
     for axis, n in reversed(rest):
         x = _transformed(what, x, n, axis, norm)
@@ -163,7 +175,7 @@ def _several_real(what: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any
 
 def _several_inverse(what: str, a: Any, s: Any, axes: Any, norm: str | None) -> Any:
     x = _number(what, a)
-    *rest, (last, count) = _axes(what, x, s, axes)
+    *rest, (last, count) = _one_axis(what, x, s, axes)
     for axis, n in rest:
         x = _transformed(what, x, n, axis, norm, inverse=True)
     return _transformed(what, x, count, last, norm, inverse=True, half=True)

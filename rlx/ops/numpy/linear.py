@@ -116,7 +116,9 @@ def triu(m: Any, k: int = 0) -> Any:
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """The length of vectors (all elements, or along an axis), of order 2, 1, inf, -inf or 0; Frobenius' of matrices."""
     v: Value = value_of("np.linalg.norm", x)
-    if not v.dtype.is_float:
+    if v.dtype.kind == "c":
+        v = np.abs(v)
+    elif not v.dtype.is_float:
         v = cast(v, "f64")
     axes = axes_of(axis, v.rank)
     if (len(axes) == 2 and ord not in (None, "fro")) or (len(axes) > 2 and ord is not None):

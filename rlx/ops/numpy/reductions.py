@@ -13,7 +13,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, numel
 from rlx.ops.base import axis_of
-from rlx.ops.numpy.complex import of_parts
+from rlx.ops.numpy.complex import is_complex, of_parts, squared_size
 from rlx.ops.numpy.registry import of, refuse
 from rlx.ops.numpy.types import cast, several, traced, value_of, whole
 
@@ -39,14 +39,14 @@ def _wide(x: Value, dtype: Any) -> Value:
     """x in the type that sums and products have: in a trace, integers below 64 bits are widened as in NumPy."""
     if dtype is not None:
         return cast(x, dtype)
-    if not traced() or x.dtype.is_float or x.dtype.bits == 64:
+    if not traced() or x.dtype.kind in "fc" or x.dtype.bits == 64:
         return x
     return cast(x, "u64" if x.dtype.kind == "u" else "i64")
 
 
 def _float(x: Value) -> Value:
-    """x as floats: in a trace, integers become f64 as in NumPy."""
-    return cast(x, "f64") if traced() and not x.dtype.is_float else x
+    """x as floats: in a trace, integers become f64 as in NumPy; complex numbers stay."""
+    return cast(x, "f64") if traced() and x.dtype.kind not in "fc" else x
 
 
 def _reduced(op: Any, x: Value, axis: Axis, keepdims: bool) -> Any:
@@ -124,7 +124,8 @@ def var(a: Any, axis: Axis = None, dtype: Any = None, out: None = None, ddof: in
     x = value_of("np.var", a)
     x = _float(x) if dtype is None else cast(x, dtype)
     away = x - mean(x, axis, keepdims=True)
-    return sum(away * away, axis, keepdims=keepdims) / (count_of(x, axis) - ddof)
+    squares = squared_size(away) if is_complex(away) else away * away
+    return sum(squares, axis, keepdims=keepdims) / (count_of(x, axis) - ddof)
 
 
 @of(np.std)
@@ -161,6 +162,7 @@ def argmin(a: Any, axis: int | None = None, out: None = None, *, keepdims: bool 
 
 
 @of(np.cumsum)
+@of_parts
 def cumsum(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
     """The running sum."""
     x, at = _flat("np.cumsum", a, axis)
@@ -225,7 +227,7 @@ def average(a: Any, axis: Axis = None, weights: Any = None, *, keepdims: bool = 
 
 
 def _without_nan(a: Any, instead: float) -> Any:
-    return np.where(np.isnan(a), instead, a) if a.dtype.is_float else a
+    return np.where(np.isnan(a), instead, a) if a.dtype.kind in "fc" else a
 
 
 @of(np.nansum)
@@ -237,9 +239,9 @@ def nansum(a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
 @of(np.nanmean)
 def nanmean(a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """The mean of what is not NaN."""
-    if not a.dtype.is_float:
+    if a.dtype.kind not in "fc":
         return mean(a, axis, keepdims=keepdims)
-    there = cast(ops.not_(ops.is_nan(a)), a.dtype)
+    there = cast(ops.not_(np.isnan(a)), a.dtype)
     return nansum(a, axis, keepdims=keepdims) / sum(there, axis, keepdims=keepdims)
 
 
