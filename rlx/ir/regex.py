@@ -19,8 +19,10 @@ __all__ = ["Pattern", "compile_pattern"]
 
 MOST_REPEATS = 1000  # of {m,n}, as in RE2
 MOST_INSTRUCTIONS = 20_000
+MOST_PARTS = 200_000
 MOST_STEPS = 20_000  # that are kept
-MOST_NESTED = 200
+MOST_NESTED = 100  # groups in groups, or repetitions of one part
+MOST_DEEP = 250  # parts in parts
 
 Chars = Callable[[str], bool]
 CHAR, SPLIT, ASSERT, JUMP, MATCH = range(5)
@@ -190,7 +192,7 @@ Part = tuple[Any, ...]
 
 class _Compiler:
     def __init__(self, text: str) -> None:
-        self.text, self.at, self.depth = text, 0, 0
+        self.text, self.at, self.depth, self.emitted, self.deep = text, 0, 0, 0, 0
         self.flags = {"i": False, "m": False, "s": False, "U": False}
         self.program: list[Instruction] = []
         part = self._choice()
@@ -243,13 +245,14 @@ class _Compiler:
         return ("join", parts)
 
     def _repeated(self, part: Part) -> Part:
-        while True:
+        for _ in range(MOST_NESTED):
             counts = self._counts()
             if counts is None:
                 return part
             greedy = (not self._take("?")) != self.flags["U"]
             least, most = counts
             part = ("repeat", part, least, most, greedy)
+        self._fail(f"more than {MOST_NESTED} repetitions of one part")
 
     def _counts(self) -> tuple[int, int | None] | None:
         for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -386,6 +389,12 @@ class _Compiler:
 
     def _emit(self, part: Part) -> None:
         """Appends the instructions of a part; what follows it is the next one."""
+        self.emitted += 1  # parts that have no instructions are gone through as often as others
+        if self.emitted > MOST_PARTS:
+            raise OptionError(f"the pattern {self.text!r:.200} repeats more than {MOST_PARTS} parts")
+        self.deep += 1
+        if self.deep > MOST_DEEP:
+            raise OptionError(f"the pattern {self.text!r:.200} has parts nested more than {MOST_DEEP} deep")
         match part:
             case ("char", chars):
                 self._add(Instruction(CHAR, len(self.program) + 1, chars=chars))
@@ -401,6 +410,7 @@ class _Compiler:
                     self._emit(inner)
                 for _ in range(1 if most is None else most - least):
                     self._skippable(inner, bool(greedy), back=most is None)
+        self.deep -= 1
 
     def _skippable(self, inner: Part, greedy: bool, back: bool) -> None:
         """The part or nothing; `back`: and then again. Copies of x{0,3} one after the other are x?x?x?."""

@@ -246,11 +246,18 @@ def test_patterns_are_those_of_re2(pattern: str, text: str, whole: bool) -> None
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", ")", "a{2000}", "(?=a)", r"\1", "[b-a]", "[[:no:]]", "*", "(" * 300, "a{1000}{1000}"]
-)
+    "pattern", ["(", ")", "a{2000}", "(?=a)", r"\1", "[b-a]", "[[:no:]]", "*", "(" * 300, "a{1000}{1000}", "a" + "*" * 5000,
+     "((((){1000}){1000}){1000}){1000}", "(" * 90 + "a" + ("*" * 90 + ")") * 90],
+)  # fmt: skip
 def test_patterns_that_are_none(pattern: str) -> None:
     with pytest.raises(OptionError, match="pattern"):
         compile_pattern(pattern)
+
+
+def test_the_deepest_patterns() -> None:
+    """As deep as groups may be, with what takes most calls for each."""
+    for ends, count in (("|b)", 80), (")*", 80), ("|b)*", 60)):
+        assert compile_pattern("(" * count + "a" + ends * count).fullmatch("a")
 
 
 def test_no_pattern_takes_more_than_linear_time() -> None:
