@@ -245,14 +245,15 @@ class _Compiler:
         return ("join", parts)
 
     def _repeated(self, part: Part) -> Part:
-        for _ in range(MOST_NESTED):
-            counts = self._counts()
-            if counts is None:
-                return part
+        repeats = 0
+        while (counts := self._counts()) is not None:
+            repeats += 1
+            if repeats > MOST_NESTED:
+                self._fail(f"more than {MOST_NESTED} repetitions of one part")
             greedy = (not self._take("?")) != self.flags["U"]
             least, most = counts
             part = ("repeat", part, least, most, greedy)
-        self._fail(f"more than {MOST_NESTED} repetitions of one part")
+        return part
 
     def _counts(self) -> tuple[int, int | None] | None:
         for sign, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):

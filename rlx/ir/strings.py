@@ -18,9 +18,10 @@ import numpy as np
 from rlx.errors import DTypeError, ExecutionError
 from rlx.ir.value import Array
 
-__all__ = ["Dictionary", "Texts", "as_result", "as_strings", "dictionary"]
+__all__ = ["Dictionary", "Texts", "as_result", "as_strings", "check_text", "dictionary"]
 
 MOST = 2**31 - 1
+MOST_TEXT = 2**30  # characters of a run's strings: models are hostile, and strings are in no plan of memory
 KEYS = count(1)
 _LIVE: WeakValueDictionary[int, Dictionary] = WeakValueDictionary()
 
@@ -43,6 +44,7 @@ class Dictionary:
     def __init__(self, first: Texts) -> None:
         self.first = first
         self.more: list[str] = []
+        self.characters = 0
         self.numbers: dict[str, int] = {}
         self.lock = Lock()
         self.key = next(KEYS)
@@ -61,6 +63,8 @@ class Dictionary:
                     number = len(known) + len(self.more)
                     if number > MOST:
                         raise ExecutionError(f"the run has more than {MOST} different strings")
+                    self.characters += len(text)
+                    check_text(self.characters, "the run")
                     own[text] = number
                     self.more.append(text)
                 found[place] = number
@@ -74,6 +78,14 @@ class Dictionary:
             raise ExecutionError("a number stands for no string of the run")
         texts = [first[n] if n < size else more[n - size] for n in flat]
         return np.array(texts, np.dtypes.StringDType()).reshape(numbers.shape)
+
+
+def check_text(characters: int, what: str) -> None:
+    """Raises `ExecutionError` for more text than a run may have."""
+    if characters > MOST_TEXT:
+        raise ExecutionError(
+            f"{what}: the strings of a run have more than {MOST_TEXT} characters; give it shorter ones"
+        )
 
 
 def dictionary(key: int) -> Dictionary:

@@ -16,7 +16,7 @@ from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, TensorType
 from rlx.ir.regex import compile_pattern
 from rlx.ir.shape import Size, broadcast, max_size, numel, unify
-from rlx.ir.strings import as_result, dictionary
+from rlx.ir.strings import as_result, check_text, dictionary
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, op_named, register, tensor_bytes
 from rlx.ops.select import Produced
 
@@ -169,6 +169,7 @@ class StringConcat(_OnHost):
 
     def reference(self, a: Array, b: Array) -> Array:
         a, b = np.broadcast_arrays(a, b)
+        check_text(int(np.strings.str_len(a).sum() + np.strings.str_len(b).sum()), "string_concat")
         return _strings((s + t for s, t in zip(a.reshape(-1).tolist(), b.reshape(-1).tolist(), strict=True)), a.shape)
 
 

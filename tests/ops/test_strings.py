@@ -96,6 +96,23 @@ def test_strings_in_branches_and_loops() -> None:
     assert both(g, {"flag": np.array(False), "x": texts})[0].tolist() == ["<acé", ">bx"]
 
 
+def test_text_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is made: doubled in each round it would take all memory in forty; one string more a round, later."""
+    monkeypatch.setattr(dictionaries, "MOST_TEXT", 1000)
+    g = rlx.Graph()
+    x = g.input("x", (2,), "string")
+    y = x
+    for _ in range(40):
+        y = rlx.ops.string_concat(y, y)
+    g.output(y, "y")
+    model = rlx.compile(g, device="cpu", threads=1)
+    with pytest.raises(ExecutionError, match=r"string_concat: .*1000 characters"):
+        model.run([["a", "b"]])
+    held = Dictionary(Texts([]))
+    with pytest.raises(ExecutionError, match="1000 characters"):
+        held.encode(np.array([str(n) * 100 for n in range(10, 20)], np.dtypes.StringDType()))
+
+
 def test_the_dictionary_of_a_run_goes_with_it() -> None:
     """Memory does not grow with the strings that a process has seen; clones and runs don't share numbers."""
     g = rlx.Graph()
@@ -246,8 +263,11 @@ def test_patterns_are_those_of_re2(pattern: str, text: str, whole: bool) -> None
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(", ")", "a{2000}", "(?=a)", r"\1", "[b-a]", "[[:no:]]", "*", "(" * 300, "a{1000}{1000}", "a" + "*" * 5000,
-     "((((){1000}){1000}){1000}){1000}", "(" * 90 + "a" + ("*" * 90 + ")") * 90],
+    "pattern",
+    [
+        "(", ")", "a{2000}", "(?=a)", r"\1", "[b-a]", "[[:no:]]", "*", "(" * 300, "a{1000}{1000}", "a" + "*" * 5000,
+        "((((){1000}){1000}){1000}){1000}", "(" * 90 + "a" + ("*" * 90 + ")") * 90,
+    ],
 )  # fmt: skip
 def test_patterns_that_are_none(pattern: str) -> None:
     with pytest.raises(OptionError, match="pattern"):

@@ -118,11 +118,11 @@ def _axes(what: str, x: Value, s: Any, axes: Any) -> list[tuple[int, Any]]:
         raise ShapeError(f"{what}: {len(lengths)} lengths are given for {len(chosen)} axes")
     if lengths is not None:  # -1: that of the axis
         lengths = tuple(None if isinstance(n, int) and n == -1 else n for n in lengths)
-    lengths = list(lengths or (None,) * len(chosen))
+    found = list(lengths or (None,) * len(chosen))
     for place, d in enumerate(chosen[:-1]):
-        if lengths[place] is None and chosen.count(d) > 1:
-            lengths[place] = x.shape[d]  # that of the operand, whatever the transforms before have made of it
-    return list(zip(chosen, lengths, strict=True))
+        if found[place] is None and chosen.count(d) > 1:
+            found[place] = x.shape[d]  # that of the operand, whatever the transforms before have made of it
+    return list(zip(chosen, found, strict=True))
 
 
 def _one_axis(what: str, x: Value, s: Any, axes: Any) -> list[tuple[int, Any]]:
