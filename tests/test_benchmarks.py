@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from rlx.importers.onnx.mapping import op_table
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "benchmarks"
@@ -38,3 +41,32 @@ def test_help_is_printed_and_nothing_done(script: Path, tmp_path: Path) -> None:
     )
     assert docs == {path: path.stat().st_mtime_ns for path in (ROOT / "docs").iterdir()}
     assert not list(tmp_path.iterdir())
+
+
+def test_cliffs_measure_what_they_are_asked_to(tmp_path: Path) -> None:
+    """Each point has both times; the report has what is slow, and what jumps beside a neighbour."""
+    rows = tmp_path / "rows.json"
+    command = [sys.executable, str(BENCHMARKS / "cliffs.py"), "--only", "Neg", "--minutes", "0.02"]
+    done = subprocess.run([*command, "--json", str(rows)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(rows.read_text())
+    assert {row["op"] for row in found} == {"Neg"}
+    assert all(row["ours"] > 0 and row["ratio"] > 0 and row["peer"] == "onnxruntime" for row in found)
+    usual, slower = ({**found[0], "ours": ours, "theirs": 1e-3, "ratio": 1e-3 / ours} for ours in (1e-3, 4e-3))
+    slower["values"] = {**usual["values"], "size": 4 * usual["values"]["size"]}
+    rows.write_text(json.dumps([usual, slower]))
+    done = subprocess.run([*command, "--read", str(rows)], capture_output=True, text=True, timeout=300, check=True)
+    name, size = usual["op"], usual["values"]["size"]
+    assert f"| {name} | 1 of 2 points | size {4 * size} | 4 | 1 | onnxruntime | 0.25 |" in done.stdout
+    assert f"| {name} | size | {size} | {4 * size} | 4.0 | 1.0 |" in done.stdout
+
+
+def test_every_imported_op_has_cases_of_cliffs() -> None:
+    """Or a reason why it has none; nothing has both."""
+    program = "from cliff_cases import CASES, LEFT_OUT; print(*CASES, '|', *LEFT_OUT)"
+    command = [sys.executable, "-c", program]
+    text = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=BENCHMARKS).stdout
+    cases, left_out = ({name.rsplit(".", 1)[-1] for name in part.split()} for part in text.split("|"))
+    imported = {name for _, name in op_table()}
+    assert cases | left_out >= imported
+    assert not cases & left_out

@@ -1,0 +1,305 @@
+"""Where rlx is slow: every ONNX op over sizes, ranks, dtypes and attributes, beside onnxruntime, NumPy or SciPy.
+
+The points of an op (folder cliff_cases) are its usual values, each other value of each parameter, and random ones. Each
+is timed on one thread beside onnxruntime, or NumPy or SciPy where it has no kernel or they are faster, in slots in turn.
+Printed are ratios (the peer's time over ours) below 0.8; jumps, where time per unit of work is more than 3 times
+that at the neighbouring value of a parameter; what rlx refused; and the slowest compiles. The order of the points
+depends on the seed only: each op's first point, then each op's second, until the time is up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+from cliff_cases import CASES, NUMPY, Array, Net, Pick, Value
+from peers import calls, error_of
+
+RATIO, JUMP = 0.8, 3.0
+LEAST = 20e-6  # seconds: below, a run's fixed costs hide what its work takes
+LIMIT = 60.0  # seconds that one point may take, compiling included
+RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+Row = dict[str, Any]
+
+
+def onnxruntime_run(model: bytes, inputs: Mapping[str, Array]) -> Callable[[], Any]:
+    """A call of onnxruntime on one thread; raises what it raises for models that it can't run."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = 1, 1, 4
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, inputs)
+
+
+def peers_of(op: str, made: Net, model: bytes, row: Row) -> dict[str, Callable[[], Any]]:
+    """Calls of those that compute the same; why onnxruntime does not is noted in the row."""
+    found: dict[str, Callable[[], Any]] = {}
+    try:
+        run = onnxruntime_run(model, made.inputs)
+        run()
+        found["onnxruntime"] = run
+    except Exception as error:  # noqa: BLE001 - it says in many ways that it has no kernel
+        row["no_onnxruntime"] = str(error)[:200]
+    if op in NUMPY and not found:
+        inputs = list(made.inputs.values())
+        found["numpy"] = lambda: NUMPY[op](*inputs)
+    if made.other is not None:
+        found["numpy"] = made.other
+    return found
+
+
+def measure(op: str, values: Mapping[str, Value], seed: int, odd: bool, folder: Path) -> Row:
+    """The row of one point; `folder` is for its file and the compiled code."""
+    import rlx
+
+    row: Row = {"op": op, "values": dict(values), "odd": odd}
+    case = CASES[op]
+    made = case.make(Pick(op, values, seed, odd))
+    path, inputs = folder / "net.onnx", list(made.inputs.values())
+    path.write_bytes(made.model(case.opset))
+    others = peers_of(op, made, path.read_bytes(), row)
+    begin = time.perf_counter()
+    try:
+        compiled = rlx.load(path, device="cpu", threads=1, cache_dir=folder / "cache")
+        got = list(compiled.run(inputs))
+    except rlx.errors.RlxError as error:
+        return {**row, "refused": str(error)[:200], "peer": next(iter(others), None)}
+    row["compile_s"] = time.perf_counter() - begin
+    row["work"] = made.work or sum(np.size(a) for a in [*inputs, *got])
+    if "onnxruntime" in others and op not in RANDOM:
+        row["error"] = error_of(got, others["onnxruntime"]())
+    runs = {"rlx": lambda: compiled.run(inputs), **others}
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    begin = time.perf_counter()
+    while len(taken["rlx"]) < 3 or (len(taken["rlx"]) < 9 and time.perf_counter() - begin < 1):
+        for name, run in runs.items():
+            taken[name].append(min(calls(run, 0.004, 1)))
+    row["ours"] = statistics.median(taken["rlx"])
+    if others:
+        row["peer"] = min(others, key=lambda name: statistics.median(taken[name]))
+        row["theirs"] = statistics.median(taken[row["peer"]])
+        row["ratio"] = statistics.median(b / a for a, b in zip(taken["rlx"], taken[row["peer"]], strict=True))
+    return row
+
+
+def work(pipe: Connection, folder: Path) -> None:
+    """A process that measures the points it is sent."""
+    while True:
+        try:
+            op, values, seed, odd = pipe.recv()
+        except EOFError:
+            return
+        try:
+            row = measure(op, values, seed, odd, folder)
+        except Exception as error:  # noqa: BLE001 - one point that fails must not hide the others
+            row = {"op": op, "values": values, "odd": odd, "failed": f"{type(error).__name__}: {error}"[:200]}
+        pipe.send(row)
+
+
+class Worker:
+    """That process; another one where a point takes too long or ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process: Any = None
+        self.folder = folder
+
+    def row(self, point: tuple[str, dict[str, Value], int, bool]) -> Row:
+        """What it measured of a point."""
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.pipe, theirs = context.Pipe()
+            self.process = context.Process(target=work, args=(theirs, self.folder), daemon=True)
+            self.process.start()
+            theirs.close()
+        self.pipe.send(point)
+        why = f"no answer after {LIMIT:.0f} s"
+        if self.pipe.poll(LIMIT):
+            try:
+                row: Row = self.pipe.recv()
+                return row
+            except EOFError:
+                why = "the process ended"
+        self.end()
+        return {"op": point[0], "values": point[1], "odd": point[3], "failed": why}
+
+    def end(self) -> None:
+        """Ends it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.join()
+            self.process = None
+
+
+def order(ops: Sequence[str], seed: int, random: int) -> Iterator[tuple[str, dict[str, Value], int, bool]]:
+    """The points of a sweep: the first of each op, the second of each op, and so on."""
+    rng = np.random.default_rng(seed)
+    waiting = {}
+    for op in ops:
+        usual, *rest = CASES[op].points(seed, random)
+        rng.shuffle(rest)
+        waiting[op] = [usual, *rest]
+    while waiting:
+        for op in list(waiting):
+            values, odd = waiting[op].pop(0)
+            yield op, values, seed, odd
+            if not waiting[op]:
+                del waiting[op]
+
+
+def sweep(ops: Sequence[str], seed: int, random: int, minutes: float) -> list[Row]:
+    """The rows of as many points as can be measured in that time."""
+    rows: list[Row] = []
+    end = time.monotonic() + 60 * minutes
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Worker(Path(folder))
+        try:
+            for point in order(ops, seed, random):
+                if time.monotonic() > end:
+                    print(f"{len(rows)} points; the time is up", file=sys.stderr)
+                    break
+                rows.append(worker.row(point))
+                if len(rows) % 100 == 0:
+                    print(f"{len(rows)} points", file=sys.stderr, flush=True)
+        finally:
+            worker.end()
+    return rows
+
+
+def jumps(rows: Sequence[Row]) -> list[Row]:
+    """Where time per unit of work grows by more than `JUMP` from one value of a parameter to the next, the worst first.
+
+    Numbers are compared with the next smaller one, words with the usual one. `peers` is what it grows by with the peer.
+    """
+    at = {(row["op"], tuple(row["values"].items())): row for row in rows if "ours" in row and not row["odd"]}
+    found = []
+    for op in dict.fromkeys(row["op"] for row in rows):
+        usual = CASES[op].usual
+        for name, values in CASES[op].choices.items():
+            numbers = sorted(set(values)) if all(isinstance(v, int | float) for v in values) else []
+            pairs = list(pairwise(numbers)) if numbers else [(values[0], v) for v in values[1:]]
+            for before, after in pairs:
+                low, high = (at.get((op, tuple({**usual, name: v}.items()))) for v in (before, after))
+                if low is None or high is None or high["ours"] < LEAST:
+                    continue
+                grown = high["ours"] / max(low["ours"], LEAST / 4) * low["work"] / high["work"]
+                if grown > JUMP:
+                    both = "theirs" in low and "theirs" in high
+                    peers = high["theirs"] / low["theirs"] * low["work"] / high["work"] if both else None
+                    found.append(
+                        {**high, "name": name, "before": before, "after": after, "grown": grown, "peers": peers}
+                    )
+    return sorted(found, key=lambda row: -row["grown"] / (row["peers"] or 1))
+
+
+def said(row: Row) -> str:
+    """The values of a point that are not the usual ones."""
+    usual = CASES[row["op"]].usual
+    shown = row["values"] if row["odd"] else {k: v for k, v in row["values"].items() if v != usual[k]}
+    return ", ".join(f"{k} {v}" for k, v in shown.items()) or "usual"
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits."""
+    return f"{1e3 * seconds:.3g}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Ratios below `RATIO`, the worst point of each op first, as Markdown."""
+    slow = sorted((row for row in rows if row.get("ratio", 1) < RATIO), key=lambda row: row["ratio"])
+    counts = {op: sum(row["op"] == op for row in slow) for op in {row["op"] for row in slow}}
+    all_of = {op: sum(row["op"] == op and "ratio" in row for row in rows) for op in counts}
+    out = ["| op | slower at | worst at | ours, ms | peer, ms | peer | ratio |", "|---" * 7 + "|"]
+    for op in dict.fromkeys(row["op"] for row in slow):
+        row = next(r for r in slow if r["op"] == op)
+        cells = [
+            op,
+            f"{counts[op]} of {all_of[op]} points",
+            said(row),
+            *map(milliseconds, (row["ours"], row["theirs"])),
+        ]
+        out.append(f"| {' | '.join(cells)} | {row['peer']} | {row['ratio']:.2f} |")
+    return "\n".join(out)
+
+
+def report(rows: Sequence[Row]) -> str:
+    """All that is found, as Markdown."""
+    timed = [row for row in rows if "ratio" in row]
+    slow = [row for row in timed if row["ratio"] < RATIO]
+    out = [f"{len(rows)} points of {len({row['op'] for row in rows})} ops, {len(timed)} beside a peer,"]
+    out.append(f"{len(slow)} of them below {RATIO}.")
+    if timed:
+        out.append(f"Geometric mean of the ratios {statistics.geometric_mean(row['ratio'] for row in timed):.2f}.")
+    out += ["", f"Ratios below {RATIO}", "", table(rows), "", f"Jumps above {JUMP:g}", ""]
+    out += ["| op | parameter | from | to | ours, times | peer, times |", "|---" * 6 + "|"]
+    for row in jumps(rows):
+        peers = f"{row['peers']:.1f}" if row["peers"] else "-"
+        out.append(f"| {row['op']} | {row['name']} | {row['before']} | {row['after']} | {row['grown']:.1f} | {peers} |")
+    for key, title in (("refused", "Refused by rlx"), ("failed", "Failed")):
+        hit = [row for row in rows if key in row and (key == "failed" or row.get("peer"))]
+        if hit:
+            out += ["", title, "", *(f"- {row['op']} ({said(row)}): {row[key]}" for row in hit)]
+    wrong = sorted((row for row in rows if row.get("error", 0) > 0.02), key=lambda row: -row["error"])
+    if wrong:
+        out += [
+            "",
+            "Other results than onnxruntime's",
+            "",
+            *(f"- {r['op']} ({said(r)}): {r['error']:.1e}" for r in wrong),
+        ]
+    slowest = sorted((row for row in rows if row.get("compile_s", 0) > 1), key=lambda row: -row["compile_s"])[:20]
+    if slowest:
+        out += ["", "Slowest from file to first answer", ""]
+        out += [f"- {row['op']} ({said(row)}): {row['compile_s']:.1f} s" for row in slowest]
+    return "\n".join(out)
+
+
+def main() -> int:
+    """Prints the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="only these ops (a,b); a word with * at its end: all that begin so")
+    parser.add_argument("--minutes", type=float, default=120, help="no point is begun after that time (at most 120)")
+    parser.add_argument("--seed", type=int, default=0, help="of operands, random points and their order")
+    parser.add_argument("--random", type=int, default=12, help="random points of each op")
+    parser.add_argument("--json", type=Path, help="also write all rows there")
+    parser.add_argument("--read", type=Path, help="report the rows of such a file, measuring nothing")
+    args = parser.parse_args()
+    if not 0 < args.minutes <= 120:
+        parser.error(f"--minutes {args.minutes}: expected more than 0, at most 120")
+    words = [word for word in args.only.split(",") if word]
+    unknown = [w for w in words if not any(matches(op, w) for op in CASES)]
+    if unknown:
+        parser.error(f"--only: no op {', '.join(unknown)}; there are {', '.join(sorted(CASES))}")
+    if args.read:
+        print(report(json.loads(args.read.read_text())))
+        return 0
+    os.environ["OMP_NUM_THREADS"] = "1"  # of NumPy's products; the workers read it
+    ops = [op for op in CASES if not words or any(matches(op, w) for w in words)]
+    rows = sweep(ops, args.seed, args.random, args.minutes)
+    if args.json:
+        args.json.write_text(json.dumps(rows) + "\n")
+    print(report(rows))
+    return 0
+
+
+def matches(op: str, word: str) -> bool:
+    """Whether a word of --only names the op."""
+    return op.startswith(word[:-1]) if word.endswith("*") else op == word
+
+
+if __name__ == "__main__":
+    sys.exit(main())
