@@ -1,7 +1,7 @@
 """Where rlx is slow: every ONNX op over sizes, ranks, dtypes and attributes, beside onnxruntime, NumPy or SciPy.
 
 The points of an op (folder cliff_cases) are its usual values, each other value of each parameter, and random ones. Each
-is timed on one thread beside onnxruntime, or NumPy or SciPy where it has no kernel or they are faster, in slots in turn.
+is timed on one thread beside onnxruntime, or NumPy or SciPy where it has no kernel or they are faster, in turn.
 Printed are ratios (the peer's time over ours) below 0.8; jumps, where time per unit of work is more than 3 times
 that at the neighbouring value of a parameter; what rlx refused; and the slowest compiles. The order of the points
 depends on the seed only: each op's first point, then each op's second, until the time is up.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,8 +54,8 @@ def unrolled(g: rlx.Graph, n: int) -> None:
     g.output(h)
 
 
-def calls_of(build: Build, n: int) -> int:
-    """How many functions are called from a graph of so many nodes to its program and the plan of its memory."""
+def counted(work: Callable[[rlx.Graph], object], build: Build, n: int) -> int:
+    """How many functions the work on a graph of so many nodes calls."""
     count = 0
 
     def note(frame: object, event: str, argument: object) -> None:
@@ -65,12 +66,27 @@ def calls_of(build: Build, n: int) -> int:
     build(graph, n)
     sys.setprofile(note)
     try:
-        made = stages_of(graph, backend_named("cpu"), rlx.CompileOptions())
-        assert made.program is not None
-        make_plan(schedule(made.program), {}, search="off")
+        work(graph)
     finally:
         sys.setprofile(None)
     return count
+
+
+def calls_of(build: Build, n: int) -> int:
+    """How many functions are called from a graph of so many nodes to its program and the plan of its memory."""
+
+    def plan(graph: rlx.Graph) -> None:
+        made = stages_of(graph, backend_named("cpu"), rlx.CompileOptions())
+        assert made.program is not None
+        make_plan(schedule(made.program), {}, search="off")
+
+    return counted(plan, build, n)
+
+
+def compile_calls(build: Build, n: int, folder: Path) -> int:
+    """How many functions a compile calls, with an empty cache."""
+    cache = folder / f"{build.__name__}-{n}"
+    return counted(lambda graph: rlx.compile(graph, device="cpu", threads=2, cache_dir=cache), build, n)
 
 
 @pytest.mark.parametrize("build", [chain, wide, random, unrolled])
@@ -79,3 +95,22 @@ def test_work_grows_with_the_nodes(build: Build) -> None:
     calls_of(build, 9)  # imports
     few, many = (calls_of(build, n) for n in (90, 360))
     assert many < 5 * few, (few, many)
+
+
+def joined(g: rlx.Graph, n: int) -> None:
+    """One node of many inputs."""
+    g.output(rlx.concat([g.input(f"x{i}", (1, 8)) for i in range(n)], axis=0))
+
+
+def parted(g: rlx.Graph, n: int) -> None:
+    """One node of many outputs."""
+    for part in rlx.split(g.input("x", (n, 8)), n, axis=0):
+        g.output(part)
+
+
+@pytest.mark.parametrize("build", [joined, parted])
+def test_a_whole_compile_grows_with_the_operands_and_results_of_a_node(build: Build, tmp_path: Path) -> None:
+    """Four times the inputs or outputs take about four times the calls, to the program that can run."""
+    compile_calls(build, 9, tmp_path)  # imports
+    few, many = (compile_calls(build, n, tmp_path) for n in (90, 360))
+    assert many < 5 * few

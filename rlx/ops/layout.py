@@ -67,8 +67,9 @@ def _no_more(low: Size, high: Size, why: str) -> None:
 
 
 def _count_sizes(sizes: Sequence[Size], what: str) -> None:
+    why = f"{what} {_shape_text(sizes)} has a negative size"
     for size in sizes:
-        _no_more(0, size, f"{what} {_shape_text(sizes)} has a negative size")
+        _no_more(0, size, why)
 
 
 def _ints(sizes: Sequence[Size]) -> tuple[int, ...]:
@@ -525,11 +526,20 @@ class Tile(_Layout):
     def reference(self, x: Array) -> Array:
         return np.tile(x, _ints(self.repeats))
 
-    def lower(self, k: Any, x: Any) -> Any:
-        def at(e: Any, n: Size, repeats: Size) -> Any:
-            return e if repeats == 1 else e % k.size(n)
-
-        return k.map(lambda *i: x(*map(at, i, x.shape, self.repeats)))
+    def decompose(self, g: Any, x: Any) -> Any:
+        """Each axis that is repeated gets one before it, along which x is broadcast: loops then have no division."""
+        single: list[Size] = []
+        spread: list[Size] = []
+        for n, repeats in zip(x.shape, self.repeats, strict=True):
+            if n != 1 and repeats != 1:
+                single.append(1)
+                spread.append(repeats)
+            single.append(n)
+            spread.append(repeats if n == 1 else n)
+        whole = tuple(n * r for n, r in zip(x.shape, self.repeats, strict=True))
+        (y,) = g.add(Reshape(tuple(single)), x)
+        (y,) = g.add(Expand(tuple(spread)), y)
+        return g.add(Reshape(whole), y)[0]
 
 
 # ---- sources

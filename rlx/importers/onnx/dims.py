@@ -30,27 +30,27 @@ def input_shapes(inputs: Sequence[ValueInfo], dims: DimsOption | None) -> tuple[
     for info in inputs:
         _part(declared, given, info.name)
     wholes: dict[str, Sequence[Bound]] = {}
+    names = {size for shape in declared.values() for size in shape if isinstance(size, str)}
     for info in inputs:
         entry = given.get(info.name)
-        names = {size for shape in declared.values() for size in shape if isinstance(size, str)}
         if info.name in names or not isinstance(entry, tuple | list):
             continue
         shape = declared.setdefault(info.name, tuple(f"{info.name}.{d}" for d in range(len(entry))))
         if len(shape) != len(entry):
             raise ShapeError(f"dims[{info.name!r}] has {len(entry)} sizes, the input has {len(shape)}: {shape}")
+        names.update(size for size in shape if isinstance(size, str))
         wholes[info.name] = entry
         del given[info.name]
-    known = {size for shape in declared.values() for size in shape if isinstance(size, str)}
-    own = [i.name for i in inputs]
+    own = {i.name for i in inputs}
     for name, bound in given.items():
-        if name in own and name not in known:
+        if name in own and name not in names:
             raise OptionError(f"dims[{name!r}] is {bound!r}; an input needs one entry for each axis, each {_FORMS}")
     sizes: dict[str, Size] = {}
     others: dict[str, Bound] = {}
     for name, bound in given.items():
         if isinstance(bound, list):
             bound = tuple(bound)
-        if name not in known:
+        if name not in names:
             others[name] = bound  # type: ignore[assignment]
             continue
         _settle(sizes, name, bound, f"dims[{name!r}]")  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -78,13 +79,17 @@ class _Prices:
 
         self.phases = phases
         self.extents = {**usual_extents(program), THREADS: FEW_THREADS}
-        self.makers: dict[Buffer, list[int]] = {}
-        self.readers: dict[Buffer, list[int]] = {}
+        self.own: dict[Kernel, list[int]] = {}  # by kernel: its phases
+        self.makers: dict[Buffer, list[Kernel]] = {}
+        self.readers: dict[Buffer, list[Kernel]] = {}
         self.shown = {b.base for _, b in program.outputs}
+        self.moved = functools.cache(self._moved)
         for number, phase in enumerate(phases):
-            for users, buffers in ((self.makers, phase.kernel.writes()), (self.readers, phase.kernel.reads())):
+            self.own.setdefault(phase.kernel, []).append(number)
+        for kernel in self.own:
+            for users, buffers in ((self.makers, kernel.writes()), (self.readers, kernel.reads())):
                 for root in {b.base for b in buffers}:
-                    users.setdefault(root, []).append(number)
+                    users.setdefault(root, []).append(kernel)
 
     def worth(self, number: int) -> int:
         """The ns that a thread takes for the phase, less those that moving it to another core takes; 0 at least.
@@ -94,7 +99,7 @@ class _Prices:
         if not self.is_single(number) or self.phases[number].kernel.kind == "copy":
             return 0
         try:
-            return max(0, int(self.time(number) - self.moved(number) / FETCHED))
+            return max(0, int(self.time(number) - self.moved(self.phases[number].kernel) / FETCHED))
         except ExecutionError:  # a size that a run decides
             return 0
 
@@ -111,9 +116,9 @@ class _Prices:
         from rlx.kernels.work import SCATTERED, kernel_work
 
         kernel = self.phases[number].kernel
-        own = [n for n, other in enumerate(self.phases) if other.kernel is kernel]
+        own = self.own[kernel]
         if self.phases[number].piece:
-            kernel = replace(kernel, stores=(kernel.stores[own.index(number)],))
+            kernel = replace(kernel, stores=(kernel.stores[bisect_left(own, number)],))
         elif len(own) > 1:
             return 0.0  # nothing says which of them does how much
         work = kernel_work(kernel, {name: n for name, n in self.extents.items() if name != THREADS})
@@ -122,19 +127,17 @@ class _Prices:
         arithmetic = work.flops / FLOPS + operations / OPERATIONS + scattered / LOADS
         return max(arithmetic, (work.read + work.written) / BYTES)
 
-    def moved(self, number: int) -> int:
-        """The bytes that move from core to core only because the phase does."""
-        kernel = self.phases[number].kernel
-        share = sum(other.kernel is kernel for other in self.phases)
+    def _moved(self, kernel: Kernel) -> int:
+        """The bytes that move from core to core only because a phase of the kernel does."""
         read = {b for b in kernel.reads() if b.base.kind == "input" or self.are_single(self.makers.get(b.base, ()))}
         written = {b for b in kernel.writes() if b.base in self.shown or self.has_single(self.readers.get(b.base, ()))}
-        return sum(b.nbytes(self.extents) for b in (*read, *written)) // share
+        return sum(b.nbytes(self.extents) for b in (*read, *written)) // len(self.own[kernel])
 
-    def are_single(self, numbers: Sequence[int]) -> bool:
-        return bool(numbers) and all(map(self.is_single, numbers))
+    def are_single(self, kernels: Sequence[Kernel]) -> bool:
+        return bool(kernels) and all(self.is_single(n) for kernel in kernels for n in self.own[kernel])
 
-    def has_single(self, numbers: Sequence[int]) -> bool:
-        return any(map(self.is_single, numbers))
+    def has_single(self, kernels: Sequence[Kernel]) -> bool:
+        return any(self.is_single(n) for kernel in kernels for n in self.own[kernel])
 
 
 def spans(phases: Sequence[Phase], plan: MemoryPlan | None) -> tuple[Span, ...]:

@@ -122,7 +122,8 @@ def _unshared(shared: Shared, phases: Sequence[Phase]) -> list[Phase]:
 
 def needed_params(shared: Shared) -> set[Buffer]:
     """The params that runs read, or that kernels pack together with others; among them constants that runs read."""
-    needed = {b.base for phase in shared.run.phases for b in phase.kernel.reads()}
+    kernels = {id(phase.kernel): phase.kernel for phase in shared.run.phases}.values()  # phases share them
+    needed = {b.base for kernel in kernels for b in kernel.reads()}
     sources: dict[Buffer, set[Buffer]] = {}  # prepared buffer -> the params that it depends on
     for phase in shared.prepare:
         own: set[Buffer] = set()

@@ -31,6 +31,8 @@ KEYS = AXES[2]
 
 def join(program: Program) -> None:
     """Has attention that may be for few rows make the copies of old keys and values that it alone reads so far."""
+    if not any(isinstance(k.strategy, Attend) and k.strategy.ways.few for k in program.run):
+        return
     copies: dict[Buffer, Kernel] = {}  # by what they make: kernels of which nothing was read yet
     streaming = _touched(program) >= LARGE
     run: list[Kernel] = []
