@@ -99,12 +99,12 @@ def test_work_grows_with_the_nodes(build: Build) -> None:
 
 def joined(g: rlx.Graph, n: int) -> None:
     """One node of many inputs."""
-    g.output(rlx.concat([g.input(f"x{i}", (1, 8)) for i in range(n)], axis=0))
+    g.output(rlx.concat(*(g.input(f"x{i}", (1, 8)) for i in range(n)), axis=0))
 
 
 def parted(g: rlx.Graph, n: int) -> None:
     """One node of many outputs."""
-    for part in rlx.split(g.input("x", (n, 8)), n, axis=0):
+    for part in rlx.split(g.input("x", (n, 8)), axis=0, sizes=(1,) * n):
         g.output(part)
 
 
@@ -112,5 +112,5 @@ def parted(g: rlx.Graph, n: int) -> None:
 def test_a_whole_compile_grows_with_the_operands_and_results_of_a_node(build: Build, tmp_path: Path) -> None:
     """Four times the inputs or outputs take about four times the calls, to the program that can run."""
     compile_calls(build, 9, tmp_path)  # imports
-    few, many = (compile_calls(build, n, tmp_path) for n in (90, 360))
-    assert many < 5 * few
+    few, many = (compile_calls(build, n, tmp_path) for n in (120, 480))
+    assert many < 4.2 * few
