@@ -35,6 +35,24 @@ LIMIT = 60.0  # seconds that one point may take, compiling included
 RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 Row = dict[str, Any]
 
+# Why the slow ops of the table are slow, where that is known.
+REASONS = {
+    "ConstantOfShape": "a host step, since a run gives the shape",
+    "DeformConv": "one loop nest, not a product of matrices",
+    "LabelEncoder": "a host step",
+    "Range": "a host step, since a run gives the bounds",
+    "TfIdfVectorizer": "a host step",
+    "Unique": "a host step",
+}
+PAGE = """# Where rlx is slow
+
+Written by `python benchmarks/cliffs.py --read ROWS --page docs/cliffs.md` from a sweep of {minutes:g} minutes
+(seed {seed}) on a machine whose two cores others used too, so look at a row a second time before you believe it; Tile has
+been mended since. One thread, medians of slots in turn; ratios are the peer's time over ours. The first of each op's points have
+{sizes} elements, the others differ from them in one parameter, or are random.
+
+"""
+
 
 def onnxruntime_run(model: bytes, inputs: Mapping[str, Array]) -> Callable[[], Any]:
     """A call of onnxruntime on one thread; raises what it raises for models that it can't run."""
@@ -223,7 +241,7 @@ def table(rows: Sequence[Row]) -> str:
     slow = sorted((row for row in rows if row.get("ratio", 1) < RATIO), key=lambda row: row["ratio"])
     counts = {op: sum(row["op"] == op for row in slow) for op in {row["op"] for row in slow}}
     all_of = {op: sum(row["op"] == op and "ratio" in row for row in rows) for op in counts}
-    out = ["| op | slower at | worst at | ours, ms | peer, ms | peer | ratio |", "|---" * 7 + "|"]
+    out = ["| op | slower at | worst at | ours, ms | peer, ms | peer | ratio | why |", "|---" * 8 + "|"]
     for op in dict.fromkeys(row["op"] for row in slow):
         row = next(r for r in slow if r["op"] == op)
         cells = [
@@ -232,27 +250,33 @@ def table(rows: Sequence[Row]) -> str:
             said(row),
             *map(milliseconds, (row["ours"], row["theirs"])),
         ]
-        out.append(f"| {' | '.join(cells)} | {row['peer']} | {row['ratio']:.2f} |")
+        out.append(f"| {' | '.join(cells)} | {row['peer']} | {row['ratio']:.2f} | {REASONS.get(op, '')} |")
     return "\n".join(out)
 
 
-def report(rows: Sequence[Row]) -> str:
-    """All that is found, as Markdown."""
+def slow_and_jumping(rows: Sequence[Row]) -> str:
+    """Ratios below `RATIO` and jumps above `JUMP`, as Markdown."""
     timed = [row for row in rows if "ratio" in row]
     slow = [row for row in timed if row["ratio"] < RATIO]
     out = [f"{len(rows)} points of {len({row['op'] for row in rows})} ops, {len(timed)} beside a peer,"]
     out.append(f"{len(slow)} of them below {RATIO}.")
     if timed:
         out.append(f"Geometric mean of the ratios {statistics.geometric_mean(row['ratio'] for row in timed):.2f}.")
-    out += ["", f"Ratios below {RATIO}", "", table(rows), "", f"Jumps above {JUMP:g}", ""]
+    out += ["", f"## Ratios below {RATIO}", "", table(rows), "", f"## Jumps above {JUMP:g}", ""]
     out += ["| op | parameter | from | to | ours, times | peer, times |", "|---" * 6 + "|"]
     for row in jumps(rows):
         peers = f"{row['peers']:.1f}" if row["peers"] else "-"
         out.append(f"| {row['op']} | {row['name']} | {row['before']} | {row['after']} | {row['grown']:.1f} | {peers} |")
+    return "\n".join(out)
+
+
+def report(rows: Sequence[Row]) -> str:
+    """All that is found, as Markdown."""
+    out = [slow_and_jumping(rows)]
     for key, title in (("refused", "Refused by rlx"), ("failed", "Failed")):
         hit = [row for row in rows if key in row and (key == "failed" or row.get("peer"))]
         if hit:
-            out += ["", title, "", *(f"- {row['op']} ({said(row)}): {row[key]}" for row in hit)]
+            out += ["", f"## {title}", "", *(f"- {row['op']} ({said(row)}): {row[key]}" for row in hit)]
     wrong = sorted((row for row in rows if row.get("error", 0) > 0.02), key=lambda row: -row["error"])
     if wrong:
         out += [
@@ -263,7 +287,7 @@ def report(rows: Sequence[Row]) -> str:
         ]
     slowest = sorted((row for row in rows if row.get("compile_s", 0) > 1), key=lambda row: -row["compile_s"])[:20]
     if slowest:
-        out += ["", "Slowest from file to first answer", ""]
+        out += ["", "## Slowest from file to first answer", ""]
         out += [f"- {row['op']} ({said(row)}): {row['compile_s']:.1f} s" for row in slowest]
     return "\n".join(out)
 
@@ -276,6 +300,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of operands, random points and their order")
     parser.add_argument("--random", type=int, default=12, help="random points of each op")
     parser.add_argument("--json", type=Path, help="also write all rows there")
+    parser.add_argument("--page", type=Path, help="write what is slow and what jumps there, as a page of the docs")
     parser.add_argument("--read", type=Path, help="report the rows of such a file, measuring nothing")
     args = parser.parse_args()
     if not 0 < args.minutes <= 120:
@@ -284,14 +309,14 @@ def main() -> int:
     unknown = [w for w in words if not any(matches(op, w) for op in CASES)]
     if unknown:
         parser.error(f"--only: no op {', '.join(unknown)}; there are {', '.join(sorted(CASES))}")
-    if args.read:
-        print(report(json.loads(args.read.read_text())))
-        return 0
     os.environ["OMP_NUM_THREADS"] = "1"  # of NumPy's products; the workers read it
     ops = [op for op in CASES if not words or any(matches(op, w) for w in words)]
-    rows = sweep(ops, args.seed, args.random, args.minutes)
+    rows = json.loads(args.read.read_text()) if args.read else sweep(ops, args.seed, args.random, args.minutes)
     if args.json:
         args.json.write_text(json.dumps(rows) + "\n")
+    if args.page:
+        head = PAGE.format(minutes=args.minutes, seed=args.seed, sizes=2**16)
+        args.page.write_text(head + slow_and_jumping(rows) + "\n")
     print(report(rows))
     return 0
 

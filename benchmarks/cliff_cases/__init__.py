@@ -42,6 +42,12 @@ LEFT_OUT = {
     "LinearAttention": "not in onnxruntime",
     "CausalConvWithState": "not in onnxruntime",
     "SwiGLU": "not in onnxruntime",
+    "CategoryMapper": "strings",
+    "RegexFullMatch": "strings",
+    "StringConcat": "strings",
+    "StringNormalizer": "strings",
+    "StringSplit": "strings",
+    "Tokenizer": "strings",
     "BitCast": "not in onnxruntime",
 }
 

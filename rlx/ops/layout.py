@@ -528,18 +528,10 @@ class Tile(_Layout):
 
     def decompose(self, g: Any, x: Any) -> Any:
         """Each axis that is repeated gets one before it, along which x is broadcast: loops then have no division."""
-        single: list[Size] = []
-        spread: list[Size] = []
-        for n, repeats in zip(x.shape, self.repeats, strict=True):
-            if n != 1 and repeats != 1:
-                single.append(1)
-                spread.append(repeats)
-            single.append(n)
-            spread.append(repeats if n == 1 else n)
-        whole = tuple(n * r for n, r in zip(x.shape, self.repeats, strict=True))
-        (y,) = g.add(Reshape(tuple(single)), x)
-        (y,) = g.add(Expand(tuple(spread)), y)
-        return g.add(Reshape(whole), y)[0]
+        sizes = zip(x.shape, self.repeats, strict=True)
+        spread = [pair for n, r in sizes for pair in ([(n, n * r)] if 1 in (n, r) else [(1, r), (n, n)])]
+        y = g.add(Expand(tuple(after for _, after in spread)), *g.add(Reshape(tuple(b for b, _ in spread)), x))
+        return g.add(Reshape(self.infer(x.type).shape), *y)[0]
 
 
 # ---- sources

@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ops_oracle import check, ort, values
 
+import rlx
+from rlx.backends import backend_named
+from rlx.compiler import stages_of
 from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import TensorType
@@ -312,6 +315,16 @@ def test_tile_repeats(repeats: tuple[int, ...]) -> None:
     check_op(Tile((2,)), values((0,)))
     with pytest.raises(ShapeError, match="tile"):
         Tile((2,)).infer(f32(2, 3))
+
+
+def test_tile_divides_no_index() -> None:
+    """Loops over what is repeated, and over what repeats: a remainder for each element is slow."""
+    g = rlx.Graph("tile")
+    g.output(g.add(Tile((3, 2, 1)), g.input("x", (4, 6, 5)))[0])
+    made = stages_of(g, backend_named("cpu"), rlx.CompileOptions())
+    assert made.program is not None
+    applied = [x.fn for k in made.program.run for e in k.expressions() for x in walk(e) if isinstance(x, Apply)]
+    assert applied == []
 
 
 def test_sources() -> None:
