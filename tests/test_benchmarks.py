@@ -51,7 +51,8 @@ def test_cliffs_measure_what_they_are_asked_to(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(rows.read_text())
     assert {row["op"] for row in found} == {"Neg"}
-    assert all(row["ours"] > 0 and row["ratio"] > 0 and row["peer"] == "onnxruntime" for row in found)
+    assert all(row["ours"] > 0 and row["ratio"] > 0 for row in found)
+    assert found[0]["peer"] == "onnxruntime"
     usual, slower = ({**found[0], "ours": ours, "theirs": 1e-3, "ratio": 1e-3 / ours} for ours in (1e-3, 4e-3))
     slower["values"] = {**usual["values"], "size": 4 * usual["values"]["size"]}
     rows.write_text(json.dumps([usual, slower]))

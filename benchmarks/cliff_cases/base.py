@@ -83,7 +83,8 @@ class Net:
         held = [numpy_helper.from_array(array, name) for name, array in self.constants.items()]
         graph = helper.make_graph(self.nodes, "net", given, made, held)
         domains = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1), helper.make_opsetid(ML, 3)]
-        return helper.make_model(graph, opset_imports=domains, ir_version=10).SerializeToString()
+        file: bytes = helper.make_model(graph, opset_imports=domains, ir_version=10).SerializeToString()
+        return file
 
 
 def net(op: str, *operands: Operand | str, work: float = 0, **attributes: Any) -> Net:
@@ -117,7 +118,7 @@ class Pick:
 
     def array(self, *shape: int, dtype: str | None = None, low: float = -2, high: float = 2) -> Array:
         """Uniform values; of integers, from small ones on."""
-        kind = DTYPES[dtype or self.values.get("dtype", "f32")]
+        kind = DTYPES[dtype or str(self.values.get("dtype", "f32"))]
         if kind is np.bool_:
             return np.asarray(self.rng.random(shape) < 0.5)
         if np.issubdtype(kind, np.integer):

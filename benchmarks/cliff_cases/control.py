@@ -67,7 +67,7 @@ F32, BOOL, I64 = onnx.TensorProto.FLOAT, onnx.TensorProto.BOOL, onnx.TensorProto
 @cases("Loop", size=(64, 1, 16, 256, 1024, 4096), row=[64, 1, 1024], kind=["carry", "stack", "while", "characters"])
 def loop(p: Pick) -> Net:
     node, count = helper.make_node, scalar(p.size, "i64")
-    head = [("i", I64, []), ("c", BOOL, [])]
+    head: list[tuple[str, int, Sequence[int] | None]] = [("i", I64, []), ("c", BOOL, [])]
     if p.kind == "characters":  # one number of a vector in each round, looked up in a table
         nodes = [
             node("Gather", ["text", "i"], ["t"]),

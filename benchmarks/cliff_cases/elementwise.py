@@ -165,11 +165,20 @@ def qlinear_binary(p: Pick) -> Net:
 @cases("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearReduceMean", size=SIZES, dtype=["u8", "i8"])
 def qlinear_unary(p: Pick) -> Net:
     n, m = p.shape(2)
-    extra: dict[str, Any] = {
+    extra: dict[str, dict[str, Any]] = {
         "QLinearSoftmax": {"opset": 13},
         "QLinearReduceMean": {"axes": [3]},
         "QLinearAveragePool": {"kernel_shape": [3, 3], "pads": [1] * 4},
-    }.get(p.op, {})
+    }
     x = p.array(1, 4, max(1, n // 4), m)
     scale = 1 / 256 if p.op == "QLinearSoftmax" else 0.05
-    return net(p.op, x, scalar(0.05), scalar(20, p.dtype), scalar(scale), scalar(0, p.dtype), domain=MICROSOFT, **extra)
+    return net(
+        p.op,
+        x,
+        scalar(0.05),
+        scalar(20, p.dtype),
+        scalar(scale),
+        scalar(0, p.dtype),
+        domain=MICROSOFT,
+        **extra.get(p.op, {}),
+    )

@@ -63,7 +63,7 @@ def det(p: Pick) -> Net:
 @cases("TfIdfVectorizer", size=SMALLER, dtype=["i64", "i32"])
 def tfidf(p: Pick) -> Net:
     pool = [*range(100), *(x for i in range(100) for x in (i, i + 1))]
-    attributes = {
+    attributes: dict[str, Any] = {
         "mode": "TF",
         "min_gram_length": 1,
         "max_gram_length": 2,
