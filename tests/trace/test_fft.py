@@ -162,6 +162,9 @@ def test_states_and_loops_carry_complex_numbers() -> None:
         np.testing.assert_allclose(rlx.jit(turned, device="cpu")(x), expected, rtol=1e-5)
 
 
+OF_SEVERAL_AXES: tuple[Function, ...] = (np.fft.fftn, np.fft.ifftn, np.fft.rfftn, np.fft.irfftn)
+
+
 def test_errors() -> None:
     """What NumPy refuses, and what there is no counterpart of."""
     x = np.ones((2, 4), np.complex64)
@@ -175,6 +178,10 @@ def test_errors() -> None:
         (lambda v: np.fft.irfft2(v, axes=()), ShapeError, "one axis"),
         (np.prod, DTypeError, "c64"),
         (np.median, DTypeError, "c64"),
+        *((lambda v, f=f: f(v.real, s=(2, 2, 2)), ShapeError, "3 lengths .* 2 axes") for f in OF_SEVERAL_AXES),
+        (lambda v: np.fft.irfftn(v, axes=()), ShapeError, "one axis"),
+        (lambda v: np.fft.hfft(v, norm=["ortho"]), OptionError, "backward"),
+        (lambda v: np.fft.ihfft(v.real, norm=["ortho"]), OptionError, "backward"),
         (np.floor, DTypeError, "floor"),
         (np.sin, DTypeError, "real or imaginary"),
         (np.sort, DTypeError, "complex|c64"),

@@ -13,6 +13,7 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Value
 from rlx.ir.shape import Size, evaluate, symbols
 from rlx.ops.base import axis_of
+from rlx.ops.complex import part_of
 from rlx.ops.layout import SizeOf
 from rlx.ops.numpy.complex import is_complex
 from rlx.ops.numpy.registry import of
@@ -20,7 +21,6 @@ from rlx.ops.numpy.types import cast, several, value_of, whole
 
 np: Any = numpy  # its types are of arrays, here its functions take graph values
 
-NORMS = ("backward", "ortho", "forward", None)
 OPPOSITE = {"backward": "forward", None: "forward", "forward": "backward", "ortho": "ortho"}
 Axes = Sequence[int] | None
 
@@ -33,13 +33,18 @@ def _number(what: str, a: Any) -> Value:
     return cast(x, "f32" if x.dtype.is_float and x.dtype.bits < 64 else "f64")
 
 
+def _check_norm(what: str, norm: Any) -> None:
+    """Raises `OptionError` unless it is a way to scale that NumPy knows."""
+    if norm not in list(OPPOSITE):  # a list: what can't be hashed is compared too
+        raise OptionError(f"{what}: norm={norm!r}: expected 'backward', 'ortho' or 'forward'")
+
+
 def _transformed(
     what: str, a: Any, n: Size | None, axis: int, norm: str | None, *, inverse: bool = False, half: bool = False
 ) -> Value:
     """One transform along an axis: `half` makes or takes one half of the spectrum of real numbers."""
     x = _number(what, a)
-    if norm not in NORMS:
-        raise OptionError(f"{what}: norm={norm!r}: expected 'backward', 'ortho' or 'forward'")
+    _check_norm(what, norm)
     if half and not inverse and is_complex(x):
         raise DTypeError(f"{what} takes real numbers, got {x.type}")
     at = axis_of(whole("axis", axis), x.rank, what)
@@ -58,7 +63,7 @@ def _transformed(
 
 def _scaled(x: Value, length: Size, inverse: bool, *, ortho: bool) -> Value:
     """A transform that is scaled by 1 / length if it is inverse, scaled otherwise: by the root, or the other way."""
-    real = x.dtype if x.dtype.is_float else DTYPES[f"f{x.dtype.bits // 2}"]
+    real = part_of(x.dtype) if is_complex(x) else x.dtype
     if isinstance(length, int) or not symbols(length):
         size = float(evaluate(length, {}))
         power = 0.5 if ortho else 1.0
@@ -96,21 +101,24 @@ def irfft(a: Any, n: Any = None, axis: int = -1, norm: str | None = None, out: N
 @of(np.fft.hfft)
 def hfft(a: Any, n: Any = None, axis: int = -1, norm: str | None = None, out: None = None) -> Any:
     """The real spectrum of a signal of which one half is given, the other being its conjugate."""
-    return _transformed(
-        "np.fft.hfft", np.conj(_number("np.fft.hfft", a)), n, axis, OPPOSITE.get(norm, norm), inverse=True, half=True
-    )
+    _check_norm("np.fft.hfft", norm)
+    x = np.conj(_number("np.fft.hfft", a))
+    return _transformed("np.fft.hfft", x, n, axis, OPPOSITE[norm], inverse=True, half=True)
 
 
 @of(np.fft.ihfft)
 def ihfft(a: Any, n: Any = None, axis: int = -1, norm: str | None = None, out: None = None) -> Any:
     """The inverse of `hfft`."""
-    return np.conj(_transformed("np.fft.ihfft", a, n, axis, OPPOSITE.get(norm, norm), half=True))
+    _check_norm("np.fft.ihfft", norm)
+    return np.conj(_transformed("np.fft.ihfft", a, n, axis, OPPOSITE[norm], half=True))
 
 
 def _axes(what: str, x: Value, s: Any, axes: Any) -> list[tuple[int, Any]]:
     """Each axis that is transformed, and its length; None: as it is."""
     lengths = None if s is None else several(what, s)
     if axes is None:
+        if lengths is not None and len(lengths) > x.rank:
+            raise ShapeError(f"{what}: {len(lengths)} lengths are given for the {x.rank} axes of {x.type}")
         chosen = tuple(range(x.rank)) if lengths is None else tuple(range(x.rank - len(lengths), x.rank))
     else:
         chosen = tuple(axis_of(whole("axes", d), x.rank, what) for d in several(what, axes))
