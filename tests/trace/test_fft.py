@@ -168,10 +168,12 @@ OF_SEVERAL_AXES: tuple[Function, ...] = (np.fft.fftn, np.fft.ifftn, np.fft.rfftn
 def test_errors() -> None:
     """What NumPy refuses, and what there is no counterpart of."""
     x = np.ones((2, 4), np.complex64)
+    other: Any = "other"
+    unhashable: Any = ["ortho"]
     for function, error, text in (
         (np.fft.rfft, DTypeError, "real"),
         (lambda v: np.fft.fft(v, n=0), ShapeError, "one element"),
-        (lambda v: np.fft.fft(v, norm="other"), OptionError, "backward"),
+        (lambda v: np.fft.fft(v, norm=other), OptionError, "backward"),
         (lambda v: np.fft.fft(v, axis=2), ShapeError, "axis 2"),
         (lambda v: np.fft.fft2(v, s=(2,)), ShapeError, "lengths"),
         (lambda v: np.fft.rfftn(v.real, axes=()), ShapeError, "one axis"),
@@ -180,8 +182,8 @@ def test_errors() -> None:
         (np.median, DTypeError, "c64"),
         *((lambda v, f=f: f(v.real, s=(2, 2, 2)), ShapeError, "3 lengths .* 2 axes") for f in OF_SEVERAL_AXES),
         (lambda v: np.fft.irfftn(v, axes=()), ShapeError, "one axis"),
-        (lambda v: np.fft.hfft(v, norm=["ortho"]), OptionError, "backward"),
-        (lambda v: np.fft.ihfft(v.real, norm=["ortho"]), OptionError, "backward"),
+        (lambda v: np.fft.hfft(v, norm=unhashable), OptionError, "backward"),
+        (lambda v: np.fft.ihfft(v.real, norm=unhashable), OptionError, "backward"),
         (np.floor, DTypeError, "floor"),
         (np.sin, DTypeError, "real or imaginary"),
         (np.sort, DTypeError, "complex|c64"),
