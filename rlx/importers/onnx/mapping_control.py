@@ -65,7 +65,7 @@ class Attempt:
     @property
     def misfits(self) -> bool:
         """Whether shapes contradict each other in what was imported since."""
-        return len(self.scope.run.result.misfits) > self.state[3]
+        return bool(len(self.scope.run.result.misfits) > self.state[3])
 
     def undo(self) -> None:
         """Takes back nodes, names and weights that were made since; what the next attempt needs it makes again."""

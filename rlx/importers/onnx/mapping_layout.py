@@ -518,7 +518,7 @@ def _pad(ctx: NodeContext) -> Mapped:
         ctx.fail(f"mode {mode!r} is not supported")
     if ctx.opset < 11:
         pads: Sequence[Size] = ctx.ints("pads")
-        fill: object = ctx.real("value", 0.0)
+        fill: float | int | bool | Dim | Ratio | None = ctx.real("value", 0.0)
         axes = tuple(range(x.rank))
     else:
         pads = ctx.sizes(1, "the pads")
@@ -538,8 +538,7 @@ def _pad(ctx: NodeContext) -> Mapped:
     if fill is None and mode == "constant":
         inside = ctx.add(Pad(tuple(every), False), ctx.add(Full(x.shape, True, DTYPES["bool"])))
         return ctx.add(Where(), inside, ctx.add(Pad(tuple(every)), x), ctx.reshape(ctx.value(2)))
-    value = fill or 0
-    return ctx.add(Pad(tuple(every), value if x.dtype.is_float else _as_kind(value, x.dtype), mode), x)
+    return ctx.add(Pad(tuple(every), fill or 0 if x.dtype.is_float else _as_kind(fill or 0, x.dtype), mode), x)
 
 
 def _as_kind(value: int | float, dtype: DType) -> int | bool:
