@@ -46,8 +46,8 @@ REASONS = {
 }
 PAGE = """# Where rlx is slow
 
-Written by `python benchmarks/cliffs.py --read ROWS --page docs/cliffs.md` from a sweep of {minutes:g} minutes (seed {seed})
-on a machine whose two cores others used too, so look at a row a second time before you believe it; Tile has been mended
+Written by `python benchmarks/cliffs.py --read ROWS --page docs/cliffs.md` from a sweep of {minutes:g} minutes
+(seed {seed}) on a machine whose two cores others used too, so look at a row a second time; Tile has been mended
 since. One thread, medians of slots in turn; ratios are the peer's time over ours. The usual point of an op has mostly
 {sizes} elements, the others differ from it in one parameter, or are random.
 
