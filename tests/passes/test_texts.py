@@ -24,6 +24,7 @@ from rlx.passes.dce import dce
 from rlx.passes.dims import apply_dims
 from rlx.passes.legalise import legalise
 from rlx.passes.lora import lora
+from rlx.passes.number_strings import number_strings
 from rlx.passes.regions import inside_regions
 
 TEXTS = Path(__file__).parent / "texts"
@@ -38,6 +39,7 @@ REWRITES: dict[str, Callable[[Graph], Graph]] = {
     **dict(PASSES),
     "dims": lambda graph: apply_dims(graph, {name: size for name, size in SIZES.items() if name in graph.dims()}),
     "legalise": lambda graph: legalise(graph, claims)[0],
+    "number_strings": number_strings,
     "lora": lambda graph: lora(graph, rank=2, targets="w*"),
     "regions": lambda graph: inside_regions(graph, cse),
 }
