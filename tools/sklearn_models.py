@@ -5,6 +5,7 @@ Needs scikit-learn, skl2onnx and pandas: python tools/sklearn_models.py
 
 from __future__ import annotations
 
+import argparse
 import json
 import warnings
 from collections.abc import Callable
@@ -461,4 +462,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()
