@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlx.importers.onnx.mapping import DOMAINS, op_table
+from rlx.importers.onnx.mapping import DOMAINS, UNCHANGED, op_table
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "onnx-support.md"
 
@@ -25,7 +25,8 @@ def ops_table() -> Iterator[str]:
             if own != domain:
                 continue
             oldest, newest = DOMAINS[domain]
-            first = max(oldest, entries[0].since)
+            older = [since for since, ops in UNCHANGED.items() if not domain and name in ops.split()]
+            first = older[0] if older else max(oldest, entries[0].since)
             last = entries[-1].until or newest
             yield f"| {name} | {first}{f' to {last}' if last != first else ''} |"
         yield ""
@@ -41,6 +42,12 @@ Element types: f64 f32 f16 bf16 f8e4m3 f8e5m2 f4e2m1 i4 u4 i8 u8 i16 u16 i32 u32
 the type named: FLOAT8E4M3FNUZ, FLOAT8E5M2FNUZ, FLOAT8E8M0, INT2, UINT2, FLOAT6, COMPLEX128.
 
 - Model functions are inlined; a local function takes the place of an op of the same name.
+- Sizes, pads, repeats, scales and starts may be run-time data: they are sizes that the run decides. What decides a rank
+  (axes, how many sizes there are, a condition whose branches differ in rank), or has to be known otherwise, is read in
+  each run where it follows from inputs of at most one axis and 1024 elements: `rlx.load` then gives a
+  `rlx.Specialised`, which compiles once for each value, up to `variants=` (32). So it does for how many tensors a
+  sequence or optional among the inputs holds. `values={"axes": [1]}` makes such an input a constant of a plain
+  `CompiledGraph`.
 - If with a condition known at import leaves one branch. Branches that differ in a size give a dim that the run decides;
   that differ in rank, where the condition is that two sizes are equal, become the first branch and a guard.
 - Loop with a known or run-time trip count is a scan, with a condition of its own a native loop. A loop whose carries
@@ -48,7 +55,7 @@ the type named: FLOAT8E4M3FNUZ, FLOAT8E5M2FNUZ, FLOAT8E8M0, INT2, UINT2, FLOAT6,
   buffer with room for what the number of rounds makes of it; where that does not tell, for 1024 along the axis that
   changes, or what `dims` give its final size: `dims={"tokens.size1": (0, 4096)}`. A sequence may be appended to.
 - Sequences and optionals are lists known at import. A sequence as output `y` is given as `y.0`, `y.1` ...; as input of
-  the model it is refused. One whose length the run decides (appended to in a loop, or an open axis split up) is the
+  the model it comes as a list of arrays, an absent optional as None. One whose length the run decides (appended to in a loop, or an open axis split up) is the
   rows of one tensor, also as an output: its tensors are of one shape.
 - A name of sizes is one dim where the graph needs the sizes to be equal: each run checks it. Where it never does, the
   others get names of their own, after their input: `N`, `N (b)`, `N (x.1)` for axis 1 of an x that has the name twice.

@@ -357,7 +357,7 @@ def _text_of(values: Values) -> str:
     import numpy as np
 
     arrays = {name: np.asarray(value) for name, value in values.items()}
-    return repr([(name, a.dtype.str, a.shape, a.tobytes()) for name, a in sorted(arrays.items())])
+    return repr([(name, str(a.dtype), a.shape, a.tolist()) for name, a in sorted(arrays.items())])
 
 
 def parse_text(path: Path) -> Graph:

@@ -205,6 +205,8 @@ def _input(scope: Scope, formal: Formal, values: Values) -> Mapped:
 
 def _constant(formal: Formal, given: Any) -> Static:
     name, shape = formal.name, formal.shape or ()
+    if formal.dtype.kind == "s":
+        raise OptionError(f"values[{name!r}]: strings are run-time data and can't be made constants")
     array = np.asarray(given)
     if array.dtype != formal.dtype.numpy:
         try:
@@ -212,7 +214,7 @@ def _constant(formal: Formal, given: Any) -> Static:
         except (TypeError, ValueError):
             made = array
         if not isinstance(given, bool | int | float | list | tuple) or not np.array_equal(made, array):
-            raise DTypeError(f"values[{name!r}]: expected elements of type {formal.dtype}, got {array.dtype}")
+            raise OptionError(f"values[{name!r}]: expected elements of type {formal.dtype}, got {array.dtype}")
         array = made
     if len(shape) != array.ndim or any(isinstance(s, int) and s != n for s, n in zip(shape, array.shape, strict=True)):
         raise ShapeError(f"values[{name!r}]: expected shape ({', '.join(map(str, shape))}), got {array.shape}")

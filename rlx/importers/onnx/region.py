@@ -66,7 +66,7 @@ class Region:
             elif isinstance(at, Value) and at.kind == "input":
                 region = regions[at.graph]
                 more += [outer for outer, inner in region.captures.items() if inner is at]
-                if region.outer is None and at.rank <= 1:
+                if region.outer is None and at.rank <= 1 and at.dtype.kind != "s":
                     found[at.name] = None
                 elif not more:
                     return ()
