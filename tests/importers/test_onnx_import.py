@@ -405,6 +405,16 @@ def test_opsets_outside_the_range_are_refused(opset: int, word: str) -> None:
         load(model([node("Relu", "x")], [tensor("x", (2,))], ["y"], opset=opset))
 
 
+def test_ops_of_older_opsets_are_imported_where_they_have_not_changed() -> None:
+    """Not is what it was in opset 1; And is not."""
+    flags = [tensor("x", (3,), BOOL)]
+    x = np.array([True, False, True])
+    (y,) = run_graph(load(model([node("Not", "x")], flags, ["y"], opset=1)), {"x": x}).values()
+    np.testing.assert_array_equal(y, ~x)
+    with pytest.raises(UnsupportedOp, match="opset 1 is outside 7"):
+        load(model([node("And", "x x")], flags, ["y"], opset=1))
+
+
 @pytest.mark.parametrize("op, opset, word", [("Gelu", 17, "came with opset 20"), ("Upsample", 11, "left ONNX after")])
 def test_ops_of_other_opsets_are_refused(op: str, opset: int, word: str) -> None:
     """An op that its opset does not have is an error that says which has it."""

@@ -17,7 +17,7 @@ def test_the_table_of_ops_is_current() -> None:
 
 
 def test_ops_of_older_opsets_are_those_that_have_not_changed_since() -> None:
-    """Each stands under the opset that ONNX's schemas give for it, and no op of ours that could stand there is left out."""
+    """Each stands under the opset that ONNX's schemas give for it, and none of ours is left out."""
     listed = {op: since for since, ops in UNCHANGED.items() for op in ops.split()}
     ours = {op for domain, op in op_table() if not domain} - {"Loop"}  # experimental then
     found = {}

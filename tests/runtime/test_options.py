@@ -17,9 +17,9 @@ from rlx.errors import OptionError, RlxError
 
 PUBLIC = [
     "Array", "Buckets", "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "RunTrace",
-    "Session", "TensorType", "WeightRegistry", "bind_cache", "choose", "compile", "cond", "cost", "devices",
-    "devices_for", "errors", "estimate", "fori_loop", "jit", "load", "load_artifact", "lora", "moe", "numpy", "ops",
-    "profile", "register", "replay", "scan", "to_device", "to_dlpack", "while_loop",
+    "Session", "Specialised", "TensorType", "WeightRegistry", "bind_cache", "choose", "compile", "cond", "cost",
+    "devices", "devices_for", "errors", "estimate", "fori_loop", "jit", "load", "load_artifact", "lora", "moe", "numpy",
+    "ops", "profile", "register", "replay", "scan", "to_device", "to_dlpack", "while_loop",
 ]  # fmt: skip
 
 OPTIONS = [
@@ -162,7 +162,7 @@ def test_unknown_options_are_told_what_a_call_takes() -> None:
     calls: dict[str, Any] = {
         "policy, registry": lambda: rlx.Session(polcy="only=cpu"),
         "policy, registry, weights": lambda: rlx.compile(g, polcy="only=cpu"),
-        "policy, transform, allow_code, portable_only": lambda: rlx.load("any.onnx", transfrom=None),
+        "policy, transform, allow_code, portable_only, values, variants": lambda: rlx.load("any.onnx", transfrom=None),
     }
     for own, call in calls.items():
         with pytest.raises(OptionError, match=f"unknown option '(polcy|transfrom)': known are device, .*debug, {own}$"):

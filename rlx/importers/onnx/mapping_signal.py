@@ -40,9 +40,9 @@ def _dft(ctx: NodeContext, axis: int) -> Value:
 @onnx_op("STFT", since=17, static=(1, 3))
 def _stft(ctx: NodeContext) -> Mapped:
     x, window = ctx.value(), ctx.optional(2)
-    (step,) = ctx.sizes(1, "the step")
+    (step,) = ctx.static(1, "the step").sizes()  # as a size that data decide it would leave the result without a bound
     if ctx.has(3):
-        (length,) = ctx.sizes(3, "the length of frames")
+        (length,) = ctx.static(3, "the length of frames").sizes()
     elif window is not None:
         length = window.shape[0]
     else:
