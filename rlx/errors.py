@@ -79,17 +79,10 @@ class UnsupportedOp(RlxError):
 
 
 class UndecidedInputs(UnsupportedOp):
-    """Elements of inputs decide ranks, or a run how many tensors an input is: there is a graph for each such value.
+    """The values of `inputs` decide ranks; `signature` has all inputs of the model (`rlx.ir.given.Formal`)."""
 
-    `inputs` names them, `signature` has all inputs of the model (`rlx.ir.given.Formal`).
-    """
-
-    def __init__(
-        self, message: str, nodes: Sequence[UnsupportedNode] = (), inputs: Sequence[str] = (), signature: Any = ()
-    ) -> None:
-        super().__init__(message, nodes)
-        self.inputs = tuple(inputs)
-        self.signature: tuple[Any, ...] = tuple(signature)
+    inputs: tuple[str, ...] = ()
+    signature: tuple[Any, ...] = ()
 
 
 class MemoryDeficit(RlxError, MemoryError):

@@ -1,8 +1,15 @@
-"""What kind of model file it is, by its first bytes and its ending."""
+"""What kind of model file it is, by its first bytes and its ending; and the text form of a graph."""
 
 from __future__ import annotations
 
-__all__ = ["is_onnx", "way_in"]
+from pathlib import Path
+
+from rlx.errors import ModelFormatError
+from rlx.importers.sources import read_file
+from rlx.ir.graph import Graph
+from rlx.ir.text import parse_graph
+
+__all__ = ["is_onnx", "parse_text", "way_in"]
 
 _WEIGHTS = (
     "holds weights without the graph that computes with them: rlx.estimate says what the model needs, and "
@@ -29,3 +36,13 @@ def way_in(head: bytes, ending: str) -> str:
     if head.startswith(b"GGUF"):
         return _WEIGHTS
     return next((way for endings, way in _ELSEWHERE.items() if ending in endings), "")
+
+
+def parse_text(path: Path) -> Graph:
+    """The graph of a file in the text form."""
+    try:
+        return parse_graph(read_file(path).decode())
+    except UnicodeDecodeError as error:
+        raise ModelFormatError(f"{path}: is not text: {error}") from None
+    except ModelFormatError as error:
+        raise ModelFormatError(f"{path}: {error}") from None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from rlx.errors import OptionError
+from rlx.errors import ModelFormatError, OptionError, RlxError
 from rlx.ir.graph import Array
+from rlx.runtime.container import ENDING, read_container
 
-__all__ = ["one_set_of_inputs", "refuse_repeats"]
+__all__ = ["misnamed", "one_set_of_inputs", "refuse_repeats"]
 
 
 def one_set_of_inputs(more: Sequence[Any]) -> OptionError:
@@ -27,3 +29,21 @@ def refuse_repeats(array: Array, what: str, kind: str) -> None:
         if stride < span and array.size:
             raise OptionError(f"{what}: expected memory for each element, this {kind} repeats some")
         span += stride * (extent - 1)
+
+
+def misnamed(path: Path) -> ModelFormatError:
+    """The error for an artifact that does not bear its ending."""
+    try:
+        portable = "code" not in read_container(path).facts
+    except RlxError:
+        portable = False  # a damaged one is called that once it is loaded as an artifact
+    if portable:
+        return ModelFormatError(
+            f"{path}: is a portable artifact of rlx, a graph with its weights, under the name of something else: "
+            f"rename it to end in {ENDING}, or load it by rlx.load_artifact(path) or with portable_only=True"
+        )
+    return ModelFormatError(
+        f"{path}: is an artifact of rlx, whose machine code would be run, under the name of something else. If you "
+        f"trust who made it, rename it to end in {ENDING} or load it by rlx.load_artifact(path), or with "
+        "allow_code=True; with portable_only=True its code is not touched"
+    )

@@ -13,14 +13,14 @@ from rlx.backends import BACKENDS, check_options, choose_backend
 from rlx.backends.base import Backend
 from rlx.boundary import bounded, bounded_class
 from rlx.disk import MAGIC, is_artifact, path_of, read_regular
-from rlx.errors import CompileError, ModelFormatError, OptionError, RlxError, UndecidedInputs
+from rlx.errors import CompileError, ModelFormatError, OptionError, UndecidedInputs
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
 from rlx.options import CompileOptions
 from rlx.records import names_of
 from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
-from rlx.runtime.container import ENDING, read_container
+from rlx.runtime.container import ENDING
 from rlx.runtime.memory import Resident
 
 if TYPE_CHECKING:
@@ -148,12 +148,11 @@ class Session:
     ) -> CompiledGraph:
         """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read.
 
-        `values` gives inputs of an ONNX file that are the same in every run: they become constants. Where elements of
-        other inputs decide ranks (axes, say), the result is a `Specialised`: each run reads them, and the first with a
-        new value compiles, up to `variants` of them.
+        `values` makes constants of inputs of an ONNX file. Where elements of others decide ranks (axes), it gives a
+        `Specialised`: each run reads them, and the first with a new value compiles, up to `variants` of them.
 
-        `transform` is applied to the graph before it is compiled, as `rlx.lora` and `rlx.bind_cache` are. With it, or a
-        registry, a model file is compiled anew, not taken from the cache.
+        `transform` is applied to the graph before it is compiled, as `rlx.lora` and `rlx.bind_cache` are. With it,
+        values or a registry, a model file is compiled anew, not taken from the cache.
 
         An artifact, whose machine code is trusted like a shared library, is only read under its own ending, .rlxart;
         `allow_code` reads it under any name. With `portable_only` only its graph and weights are taken, which are
@@ -161,7 +160,11 @@ class Session:
         """
         own = ("policy", "transform", "allow_code", "portable_only", "values", "variants")
         chosen = self.options.with_options(options, *own)
-        fixed = _fixed_values(values, variants)
+        fixed: Values = {}
+        if values is not None or variants != 32:
+            from rlx.runtime.specialised import fixed_values
+
+            fixed = fixed_values(values, variants, source)
         for name, given in (("allow_code", allow_code), ("portable_only", portable_only)):
             if not isinstance(given, bool):
                 raise OptionError(f"{name}={given!r}: expected True or False")
@@ -170,16 +173,14 @@ class Session:
         if isinstance(source, Graph):
             if allow_code or portable_only:
                 raise OptionError("allow_code and portable_only are for files: a graph has no machine code")
-            if fixed:
-                raise OptionError("values= is for model files: the inputs of a graph are what it says")
             return self.compile(_transformed(source, transform), policy=policy, **options)
         rules = self._policy(policy, chosen)
         path, kind = kind_of(source, artifacts=allow_code or portable_only)
+        if fixed and kind in (ARTIFACT, TEXT):
+            raise OptionError(f"{path}: values= is for ONNX files: what an artifact or graph takes is in it")
         if kind == ARTIFACT:
             if transform is not None:
                 raise OptionError(f"{path}: transform= is for model files; an artifact is compiled already")
-            if fixed:
-                raise OptionError(f"{path}: values= is for model files; an artifact is compiled already")
             from rlx.runtime.artifact import load_artifact
 
             def compile_again(graph: Graph, asked: CompileOptions) -> CompiledGraph:
@@ -187,21 +188,15 @@ class Session:
                 return self._compile(graph, asked, rules, Resident.read())
 
             return load_artifact(path, chosen, compile_again, portable_only)
-        if kind == TEXT and fixed:
-            raise OptionError(f"{path}: values= is for ONNX files: the inputs of a graph are what it says")
         try:
             return self._load_file(path, kind, chosen, rules, transform, fixed, self.registry)
         except UndecidedInputs as error:
-            from rlx.runtime.specialised import Specialised
-            from rlx.runtime.weights import WeightRegistry
+            from rlx.runtime.specialised import specialised
 
-            registry = WeightRegistry() if self.registry is None else self.registry  # variants share their weights
-
-            def variant(more: Values) -> CompiledGraph:
+            def variant(more: Values, registry: WeightRegistry) -> CompiledGraph:
                 return self._load_file(path, kind, chosen, rules, transform, {**fixed, **more}, registry)
 
-            open_inputs = [formal for formal in error.signature if formal.name not in fixed]
-            return Specialised(path.stem, chosen, open_inputs, error.inputs, variant, variants)
+            return specialised(path.stem, chosen, error, fixed, variant, variants, self.registry)
 
     def _load_file(
         self,
@@ -216,15 +211,13 @@ class Session:
         """A model file with these values of inputs, from the cache or compiled."""
         # An importer settles dims by itself; what comes after it goes without.
         settled = chosen if kind == TEXT else chosen.with_options({"dims": None})
-        kept = chosen.cache and kind != TEXT and registry is None and transform is None
-        cache = ArtifactCache(chosen, repr(rules) + _text_of(values)) if kept else None
+        kept = chosen.cache and kind != TEXT and registry is None and transform is None and not values
+        cache = ArtifactCache(chosen, repr(rules)) if kept else None
         if cache is not None:
-            found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims, values=values))
+            found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims))
             if found is not None:
                 if rules is not None:
-                    found.decide = lambda: _decided(
-                        import_graph(path, kind, chosen.dims, values=values), rules, settled
-                    )
+                    found.decide = lambda: _decided(import_graph(path, kind, chosen.dims), rules, settled)
                 return found
         from rlx.estimate.admit import Admission
 
@@ -288,7 +281,9 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
         raise ModelFormatError(f"{path}: can't be read: {error.strerror or error}") from None
     if is_artifact(head):
         if ending != ENDING and not artifacts:
-            raise _misnamed(path)
+            from rlx.runtime.misuse import misnamed
+
+            raise misnamed(path)
         return path, ARTIFACT
     if ending in (*FORMATS, TEXT):
         return path, ending
@@ -299,24 +294,6 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
     known = ", ".join((*FORMATS, TEXT, "artifacts"))
     found = way_in(head, ending) or "neither its ending nor its contents are those of a model"
     raise ModelFormatError(f"{path}: {found}; known are {known}")
-
-
-def _misnamed(path: Path) -> ModelFormatError:
-    """The error for an artifact that does not bear its ending."""
-    try:
-        portable = "code" not in read_container(path).facts
-    except RlxError:
-        portable = False  # a damaged one is called that once it is loaded as an artifact
-    if portable:
-        return ModelFormatError(
-            f"{path}: is a portable artifact of rlx, a graph with its weights, under the name of something else: "
-            f"rename it to end in {ENDING}, or load it by rlx.load_artifact(path) or with portable_only=True"
-        )
-    return ModelFormatError(
-        f"{path}: is an artifact of rlx, whose machine code would be run, under the name of something else. If you "
-        f"trust who made it, rename it to end in {ENDING} or load it by rlx.load_artifact(path), or with "
-        "allow_code=True; with portable_only=True its code is not touched"
-    )
 
 
 @bounded("load", ModelFormatError)
@@ -333,44 +310,12 @@ def import_graph(
     `ModelFormatError`.
     """
     if kind == TEXT:
+        from rlx.importers.formats import parse_text
+
         return parse_text(path)
     module, _, name = FORMATS[kind].partition(":")
     importer: Callable[..., Graph] = getattr(import_module(module), name)
     return importer(path, dims=dims, values=values, admit=admit)
-
-
-def _fixed_values(values: Mapping[str, Any] | None, variants: int) -> dict[str, Any]:
-    """The arrays of `values=`."""
-    if isinstance(variants, bool) or not isinstance(variants, int) or variants < 1:
-        raise OptionError(f"variants={variants!r}: expected an int >= 1, the values that are compiled for")
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
-        raise OptionError(f"values= takes a mapping of inputs to arrays, got {type(values).__name__}")
-    return dict(values)
-
-
-def _text_of(values: Values) -> str:
-    """What tells values apart, for a key of the cache."""
-    if not values:
-        return ""
-    import numpy as np
-
-    arrays = {name: np.asarray(value) for name, value in values.items()}
-    return repr([(name, str(a.dtype), a.shape, a.tolist()) for name, a in sorted(arrays.items())])
-
-
-def parse_text(path: Path) -> Graph:
-    """The graph of a file in the text form."""
-    from rlx.importers.sources import read_file
-    from rlx.ir.text import parse_graph
-
-    try:
-        return parse_graph(read_file(path).decode())
-    except UnicodeDecodeError as error:
-        raise ModelFormatError(f"{path}: is not text: {error}") from None
-    except ModelFormatError as error:
-        raise ModelFormatError(f"{path}: {error}") from None
 
 
 @bounded("compile", CompileError)

@@ -17,13 +17,15 @@ from rlx.backends.base import TensorSpec, by_position
 from rlx.boundary import bounded_class
 from rlx.errors import ClosedError, ExecutionError, OptionError, ShapeError, UndecidedInputs, UnsupportedOp
 from rlx.ir.given import MOST_ELEMENTS, Formal, Given, Items, Values
+from rlx.ir.graph import Graph
 from rlx.options import CompileOptions
 from rlx.runtime.arrays import Views, on_device, snapshot, to_array
 from rlx.runtime.compiled import CompiledGraph, Results
 from rlx.runtime.memory import give_back
 from rlx.runtime.trace import RunTrace
+from rlx.runtime.weights import WeightRegistry
 
-__all__ = ["ItemsSpec", "Specialised"]
+__all__ = ["ItemsSpec", "Specialised", "fixed_values", "specialised"]
 
 Key = tuple[tuple[str, Any], ...]  # of each input that decides something, what is read of it
 # what there is of a single compiled graph only
@@ -316,3 +318,34 @@ def _shown(value: Given) -> str:
     if value.ranks is None:
         return "absent"
     return f"{len(value.ranks)} tensors of rank {', '.join(map(str, sorted(set(value.ranks))))}"
+
+
+# ---- what `load` needs
+
+
+def specialised(
+    name: str,
+    options: CompileOptions,
+    error: UndecidedInputs,
+    fixed: Values,
+    load: Callable[[Values, WeightRegistry], CompiledGraph],
+    limit: int,
+    registry: WeightRegistry | None,
+) -> Specialised:
+    """The model for what stood in the way of its import; its variants share their weights."""
+    shared = WeightRegistry() if registry is None else registry
+    signature = [formal for formal in error.signature if formal.name not in fixed]
+    return Specialised(name, options, signature, error.inputs, lambda values: load(values, shared), limit)
+
+
+def fixed_values(values: object, variants: object, source: object) -> dict[str, Any]:
+    """The arrays of `values=`; raises `OptionError` for what is none."""
+    if isinstance(variants, bool) or not isinstance(variants, int) or variants < 1:
+        raise OptionError(f"variants={variants!r}: expected an int >= 1, the values that are compiled for")
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise OptionError(f"values= takes a mapping of inputs to arrays, got {type(values).__name__}")
+    if isinstance(source, Graph):
+        raise OptionError("values= is for model files: the inputs of a graph are what it says")
+    return dict(values)

@@ -124,7 +124,7 @@ def test_values_make_constants(tmp_path: Path) -> None:
     model = rlx.load(path, device="cpu", values={"axes": [1]})
     assert type(model) is CompiledGraph
     assert [spec.name for spec in model.inputs] == ["x"]
-    again = rlx.load(path, device="cpu", values={"axes": [2]})  # the cache tells them apart
+    again = rlx.load(path, device="cpu", values={"axes": [2]})
     np.testing.assert_allclose(model.run([X])[0], (X + np.float32(0.5)).sum(1), rtol=1e-5)
     np.testing.assert_allclose(again.run([X])[0], (X + np.float32(0.5)).sum(2), rtol=1e-5)
     for values, error, word in (

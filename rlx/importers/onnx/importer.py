@@ -76,11 +76,13 @@ def check(done: Import) -> None:
     if done.missing:
         if all(node.inputs for node in done.missing):
             names = list(dict.fromkeys(name for node in done.missing for name in node.inputs))
-            raise UndecidedInputs(
+            error = UndecidedInputs(
                 f"{_message(done)}\n  The values of {', '.join(map(repr, names))} decide ranks: rlx.load gives a model "
                 "that reads them in each run and compiles once for each value; values= makes constants of them",
-                done.missing, names, done.signature,
-            )  # fmt: skip
+                done.missing,
+            )
+            error.inputs, error.signature = tuple(names), tuple(done.signature)
+            raise error
         raise UnsupportedOp(_message(done), done.missing)
     if done.misfits:
         raise ShapeError("; ".join(str(e) for e in done.misfits))
