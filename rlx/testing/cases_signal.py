@@ -369,6 +369,14 @@ def _unique(name: str, n: Size, m: Size) -> Cases:
         yield case(_op(name, COUNT, 1, ordered), Operand((2, m), "f32", "ties"))
 
 
+def _decode_image(name: str, n: Size, m: Size) -> Cases:
+    """A picture of 3 x 2 pixels in a file of the simplest format, and a file that is none."""
+    file = b"P6 3 2 255\n" + bytes(range(0, 180, 10))
+    for pixels in ("RGB", "BGR", "Grayscale"):
+        yield case(_op(name, COUNT, pixels), Operand((len(file),), "u8", data=tuple(file)))
+    yield case(_op(name, COUNT), Operand((5,), "u8"))
+
+
 SIGNAL: dict[str, Make] = {
     "arange": _arange,
     "bernoulli": _bernoulli,
@@ -376,6 +384,7 @@ SIGNAL: dict[str, Make] = {
     "byte_matmul": _byte_matmul,
     "complex_mul": _complex_mul,
     "compress": _compress,
+    "decode_image": _decode_image,
     "deform_conv": _deform_conv,
     "dft": _dft,
     "dft_at_run": _dft,

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlx.ir.dtype import DTYPES, dtype_of
 from rlx.ir.graph import Array
+from rlx.records import replace
 from rlx.testing.oracle import FACTOR, Fill, Operand, Tolerance, compare_arrays, values
 
 __all__ = ["FLAVOURS", "SPREADS", "compare_hostile", "hostile"]
@@ -41,8 +42,11 @@ def hostile(flavour: str, op: str) -> Fill:
     sums = (op in FACTOR or op in CANCELS) and op not in PLACES
 
     def fill(rng: np.random.Generator, shape: tuple[int, ...], operand: Operand, limit: int) -> Array:
-        made = np.array(values(rng, shape, operand, limit))
         dtype = DTYPES[operand.dtype]
+        if dtype.kind == "c":  # each part by itself
+            part = replace(operand, dtype="f32" if dtype.bits == 64 else "f64")
+            return fill(rng, (*shape, 2), part, limit).view(dtype.numpy)[..., 0]
+        made = np.array(values(rng, shape, operand, limit))
         if dtype.kind == "b" or not made.size or (flavour == "huge" and dtype.is_float and sums):
             return made
         if dtype.is_float:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from targets import machine
+from targets import pretend
 
 import rlx
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array
 
 DTYPE = pytest.mark.parametrize("dtype", ["f16", "bf16"])
-pytestmark = [
-    pytest.mark.needs("avx2"),
-    pytest.mark.skipif(machine().float_tiles, reason="tile registers add parts of f32 up in another order"),
-]
+pytestmark = pytest.mark.needs("avx2")
+
+
+@pytest.fixture(autouse=True)
+def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tile registers add parts of f32 up in another order than those of bf16, which are one part."""
+    pretend(monkeypatch, float_tiles=False)
 
 
 def product(dtype: str, k: int, n: int, *, cast: bool = True, param: bool = True) -> rlx.CompiledGraph:
