@@ -2,14 +2,14 @@
 
 An encoding is a property of a tensor type. The logical shape and dtype stay what the graph computes with; the encoding
 says which byte blocks hold them. `rlx.ir.encodings` has the formats, one file a family; each is one class that says
-once, in `element`, how an element is made of the bytes of its block. Kernels and `decode` both follow that.
+once, in `of_block`, how an element is made of the bytes of its block. Kernels and `decode` both follow that.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -25,10 +25,10 @@ PART = 1 << 20  # elements that are decoded at a time: more would need several t
 class Encoding(ABC):
     """A block format: `block` consecutive elements of the last axis are stored in `block_bytes` bytes."""
 
-    name: ClassVar[str]
-    block: ClassVar[int]
-    block_bytes: ClassVar[int]
-    native: ClassVar[bool] = True  # else it is decoded when it is loaded, and no value of a graph is stored in it
+    name: str
+    block: int
+    block_bytes: int
+    native = True  # else it is decoded when it is loaded, and no value of a graph is stored in it
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return encoding_named, (self.name,)
@@ -85,18 +85,23 @@ class Encoding(ABC):
             raise OptionError("importance: expected finite numbers that are not negative")
         return np.broadcast_to(importance, shape).reshape(-1, self.block)
 
-    @abstractmethod
     def element(self, k: Any, byte: Callable[[Any], Any], i: Any) -> Any:
         """Element number `i` as a scalar expression: `k` makes expressions, `byte(n)` is the stored byte number n."""
+        start = i // self.block * self.block_bytes
+        return self.of_block(k, lambda n: byte(start + n), i % self.block)
+
+    @abstractmethod
+    def of_block(self, k: Any, byte: Callable[[Any], Any], i: Any) -> Any:
+        """The same within one block, whose elements and bytes are numbered from 0."""
 
     def _decode_blocks(self, blocks: Array) -> Array:
-        """`element` at every place of the blocks (u8[count, block_bytes]), computed by NumPy."""
+        """`of_block` at every place of the blocks (u8[count, block_bytes]), computed by NumPy."""
 
-        def byte(at: Any) -> Array:
-            first = at.flat[0]
-            return blocks[:, [first]] if (at == first).all() else blocks[:, at.reshape(-1)]
+        def byte(n: Any) -> Array:
+            at = np.ravel(n)
+            return blocks[:, at[:1]] if (at == at[0]).all() else blocks[:, at]
 
-        return np.asarray(self.element(_Arrays, byte, np.arange(self.block)[None]))
+        return np.asarray(self.of_block(_Arrays, byte, np.arange(self.block)[None]))
 
     @abstractmethod
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -223,12 +223,10 @@ def test_products_with_encoded_experts(encoding: str, transposed: bool) -> None:
 class Fresh(Encoding):
     """24 bytes of a block are elements / 16, less 8; blocks of 24 are parts of vectors."""
 
-    name: ClassVar[str] = "test_fresh"
-    block: ClassVar[int] = 24
-    block_bytes: ClassVar[int] = 25
+    name, block, block_bytes = "test_fresh", 24, 25
 
-    def element(self, k: Any, byte: Callable[[Any], Any], i: Any) -> Any:
-        return k.cast(byte(i // 24 * 25 + 1 + i % 24), "f32") / 16.0 - 8.0
+    def of_block(self, k: Any, byte: Callable[[Any], Any], i: Any) -> Any:
+        return k.cast(byte(1 + i), "f32") / 16.0 - 8.0
 
     def _encode_blocks(self, blocks: Any, weights: Any) -> Any:
         stored = np.clip(np.rint((blocks + 8) * 16), 0, 255).astype(np.uint8)

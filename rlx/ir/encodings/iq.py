@@ -5,7 +5,7 @@ The tables have up to 2,048 entries that follow from no formula; the `gguf` pack
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,9 @@ __all__: list[str] = []
 class _Tabled(Encoding):
     """Decoded by the `gguf` package; not encoded here."""
 
-    block: ClassVar[int] = 256
-    native: ClassVar[bool] = False
+    block, native = 256, False
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
         raise AssertionError(f"{self.name} has no expression")
 
     def _decode_blocks(self, blocks: Array) -> Array:

@@ -6,14 +6,13 @@ have their highest bits apart, in a word of 32. (ggml-common.h; encoders: ggml-q
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from rlx.ir.encoding import Array, Encoding
 from rlx.ir.encodings.bits import Byte, as_f16, best_scale, field, half, lookup, nearest, signed
 from rlx.ir.encodings.registry import register_encoding
-from rlx.records import dataclass
 
 __all__ = ["IQ4", "nibble", "paired"]
 
@@ -43,17 +42,13 @@ def _towards(blocks: Array, steps: float) -> Array:
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q8_0(Encoding):
     """d, 32 signed bytes q; x = d * q."""
 
-    name: ClassVar[str] = "q8_0"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 34
+    name, block, block_bytes = "q8_0", 32, 34
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start = i // 32 * 34
-        return half(k, byte, start) * signed(k, byte(start + 2 + i % 32))
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        return half(k, byte, 0) * signed(k, byte(2 + i))
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         scale, quants = _bytes(blocks)
@@ -68,17 +63,13 @@ def _bytes(blocks: Array) -> tuple[Array, Array]:
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q8_1(Encoding):
     """d, s = d * (sum of q), 32 signed bytes q; x = d * q. The sum is for products with formats that have a minimum."""
 
-    name: ClassVar[str] = "q8_1"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 36
+    name, block, block_bytes = "q8_1", 32, 36
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start = i // 32 * 36
-        return half(k, byte, start) * signed(k, byte(start + 4 + i % 32))
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        return half(k, byte, 0) * signed(k, byte(4 + i))
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         scale, quants = _bytes(blocks)
@@ -87,17 +78,13 @@ class Q8_1(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q4_0(Encoding):
     """d, 32 numbers q of 4 bits; x = d * (q - 8)."""
 
-    name: ClassVar[str] = "q4_0"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 18
+    name, block, block_bytes = "q4_0", 32, 18
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start = i // 32 * 18
-        return half(k, byte, start) * (k.cast(nibble(k, byte, start + 2, i % 32), "f32") - 8)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        return half(k, byte, 0) * (k.cast(nibble(k, byte, 2, i), "f32") - 8)
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         scale = _towards(blocks, 8)
@@ -106,18 +93,14 @@ class Q4_0(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q4_1(Encoding):
     """d, m, 32 numbers q of 4 bits; x = d * q + m."""
 
-    name: ClassVar[str] = "q4_1"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 20
+    name, block, block_bytes = "q4_1", 32, 20
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start = i // 32 * 20
-        q = nibble(k, byte, start + 4, i % 32)
-        return half(k, byte, start) * k.cast(q, "f32") + half(k, byte, start + 2)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        q = nibble(k, byte, 4, i)
+        return half(k, byte, 0) * k.cast(q, "f32") + half(k, byte, 2)
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         scale, least, quants = _from_least(blocks, 15)
@@ -144,18 +127,14 @@ def _fives(quants: Array) -> list[Array]:
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q5_0(Encoding):
     """d, 32 numbers q of 5 bits; x = d * (q - 16)."""
 
-    name: ClassVar[str] = "q5_0"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 22
+    name, block, block_bytes = "q5_0", 32, 22
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start = i // 32 * 22
-        q = nibble(k, byte, start + 6, i % 32) | _fifth(k, byte, start + 2, i % 32)
-        return half(k, byte, start) * (k.cast(q, "f32") - 16)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        q = nibble(k, byte, 6, i) | _fifth(k, byte, 2, i)
+        return half(k, byte, 0) * (k.cast(q, "f32") - 16)
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         scale = _towards(blocks, 16)
@@ -164,18 +143,14 @@ class Q5_0(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q5_1(Encoding):
     """d, m, 32 numbers q of 5 bits; x = d * q + m."""
 
-    name: ClassVar[str] = "q5_1"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 24
+    name, block, block_bytes = "q5_1", 32, 24
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start = i // 32 * 24
-        q = nibble(k, byte, start + 8, i % 32) | _fifth(k, byte, start + 4, i % 32)
-        return half(k, byte, start) * k.cast(q, "f32") + half(k, byte, start + 2)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        q = nibble(k, byte, 8, i) | _fifth(k, byte, 4, i)
+        return half(k, byte, 0) * k.cast(q, "f32") + half(k, byte, 2)
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         scale, least, quants = _from_least(blocks, 31)
@@ -183,17 +158,13 @@ class Q5_1(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Iq4Nl(Encoding):
     """d, 32 numbers q of 4 bits; x = d * IQ4[q], whose steps are finer around zero."""
 
-    name: ClassVar[str] = "iq4_nl"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 18
+    name, block, block_bytes = "iq4_nl", 32, 18
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start = i // 32 * 18
-        return half(k, byte, start) * lookup(k, IQ4, nibble(k, byte, start + 2, i % 32))
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        return half(k, byte, 0) * lookup(k, IQ4, nibble(k, byte, 2, i))
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         table = np.array(IQ4, np.float32)

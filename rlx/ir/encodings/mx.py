@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +15,6 @@ from rlx.ir.encoding import Array, Encoding
 from rlx.ir.encodings.bits import Byte, field, lookup
 from rlx.ir.encodings.legacy import nibble, paired
 from rlx.ir.encodings.registry import register_encoding
-from rlx.records import dataclass
 
 __all__: list[str] = []
 
@@ -28,21 +27,17 @@ def _codes(x: Array) -> Array:
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Mxfp4(Encoding):
     """e, 32 numbers of 4 bits; x = 2^(e - 127) * e2m1[q]."""
 
-    name: ClassVar[str] = "mxfp4"
-    block: ClassVar[int] = 32
-    block_bytes: ClassVar[int] = 17
+    name, block, block_bytes = "mxfp4", 32, 17
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start = i // 32 * 17
-        e = k.cast(byte(start), "u32")
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        e = k.cast(byte(0), "u32")
         # half of 2^(e - 127), as e2m1 is doubled; below e = 2 a denormal number
         small = k.call("shl", k.const(1 << 21, DTYPES["u32"]), k.call("min", e, 1))
         bits = k.select(e < 2, small, k.call("shl", e - 1, 23))
-        return k.bitcast(bits, DTYPES["f32"]) * lookup(k, TWICE, nibble(k, byte, start + 1, i % 32))
+        return k.bitcast(bits, DTYPES["f32"]) * lookup(k, TWICE, nibble(k, byte, 1, i))
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         peak = np.abs(blocks).max(axis=1, keepdims=True)
@@ -53,26 +48,23 @@ class Mxfp4(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Nvfp4(Encoding):
     """Four scales of 8 bits (e4m3 without a sign), 64 numbers of 4 bits in groups of 16; x = scale * e2m1[q].
 
     Of a group, elements 0..7 lie in the low halves of 8 bytes, 8..15 in the high ones.
     """
 
-    name: ClassVar[str] = "nvfp4"
-    block: ClassVar[int] = 64
-    block_bytes: ClassVar[int] = 36
+    name, block, block_bytes = "nvfp4", 64, 36
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start, group, within = i // 64 * 36, i % 64 // 16, i % 16
-        s = k.cast(byte(start + group), "u32")
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        group, within = i // 16, i % 16
+        s = k.cast(byte(group), "u32")
         exponent, mantissa = k.call("shr", s, 3) & 15, k.cast(s & 7, "f32")
         power = k.bitcast(k.call("shl", exponent + 120, 23), DTYPES["f32"])  # 2^(exponent - 7)
         # half of the scale, as e2m1 is doubled: 2^(exponent - 7) * (1 + mantissa / 8) / 2, and below exponent 1 linear
         scale = k.select(exponent < 1, mantissa * 2.0**-10, power * (mantissa * 0.0625 + 0.5))
         scale = k.select(s - 127 < 1, k.const(0, DTYPES["f32"]), scale)  # 127 is no number; it counts as 0
-        q = field(k, byte(start + 4 + group * 8 + within % 8), within // 8 * 4, 4)
+        q = field(k, byte(4 + group * 8 + within % 8), within // 8 * 4, 4)
         return scale * lookup(k, TWICE, q)
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:

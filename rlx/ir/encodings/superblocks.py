@@ -13,7 +13,7 @@ those tried, then all of a block on the grid of d (and dmin).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from rlx.ir.encoding import Array, Encoding
 from rlx.ir.encodings.bits import Byte, as_f16, as_u8, best_scale, field, half, lookup, nearest, rounded, signed, whole
 from rlx.ir.encodings.legacy import IQ4, nibble, paired
 from rlx.ir.encodings.registry import register_encoding
-from rlx.records import dataclass
 
 __all__ = ["BLOCK"]
 
@@ -102,20 +101,16 @@ def _strided(q: Array, apart: int, bits: int) -> Array:
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q2_K(Encoding):
     """Groups of 16: scale in the low, minimum in the high half of a byte; q of 2 bits."""
 
-    name: ClassVar[str] = "q2_k"
-    block: ClassVar[int] = BLOCK
-    block_bytes: ClassVar[int] = 84
+    name, block, block_bytes = "q2_k", BLOCK, 84
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start, within = i // 256 * 84, i % 256
-        q = field(k, byte(start + 16 + within // 128 * 32 + within % 32), within // 32 % 4 * 2, 2)
-        both = byte(start + within // 16)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        q = field(k, byte(16 + i // 128 * 32 + i % 32), i // 32 % 4 * 2, 2)
+        both = byte(i // 16)
         scale, minimum = k.cast(both & 15, "f32"), k.cast(k.call("shr", both, 4), "f32")
-        return half(k, byte, start + 80) * scale * k.cast(q, "f32") - half(k, byte, start + 82) * minimum
+        return half(k, byte, 80) * scale * k.cast(q, "f32") - half(k, byte, 82) * minimum
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         d, dmin, scales, minima, q = _with_minimum(blocks, weights, 16, 3, 15)
@@ -123,23 +118,19 @@ class Q2_K(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q3_K(Encoding):
     """Groups of 16: scales of 6 bits less 32; q of 3 bits less 4, their highest bits in 32 bytes of their own."""
 
-    name: ClassVar[str] = "q3_k"
-    block: ClassVar[int] = BLOCK
-    block_bytes: ClassVar[int] = 110
+    name, block, block_bytes = "q3_k", BLOCK, 110
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start, within = i // 256 * 110, i % 256
-        low = field(k, byte(start + 32 + within // 128 * 32 + within % 32), within // 32 % 4 * 2, 2)
-        high = field(k, byte(start + within % 32), within // 32, 1)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        low = field(k, byte(32 + i // 128 * 32 + i % 32), i // 32 % 4 * 2, 2)
+        high = field(k, byte(i % 32), i // 32, 1)
         q = k.cast(low | k.call("shl", high, 2), "f32") - 4
-        group = within // 16
-        scale = field(k, byte(start + 96 + group % 8), group // 8 * 4, 4)
-        scale = scale | k.call("shl", field(k, byte(start + 104 + group % 4), group // 4 * 2, 2), 4)
-        return half(k, byte, start + 108) * (k.cast(scale, "f32") - 32) * q
+        group = i // 16
+        scale = field(k, byte(96 + group % 8), group // 8 * 4, 4)
+        scale = scale | k.call("shl", field(k, byte(104 + group % 4), group // 4 * 2, 2), 4)
+        return half(k, byte, 108) * (k.cast(scale, "f32") - 32) * q
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         d, scales, q = _signed_scales(blocks, weights, 16, -4, 32, lambda x: rounded(x, -4, 3))
@@ -178,19 +169,15 @@ def _in_sixes(scales: Array, minima: Array) -> Array:
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q4_K(Encoding):
     """Groups of 32 with scales and minima of 6 bits; q of 4 bits."""
 
-    name: ClassVar[str] = "q4_k"
-    block: ClassVar[int] = BLOCK
-    block_bytes: ClassVar[int] = 144
+    name, block, block_bytes = "q4_k", BLOCK, 144
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start, within = i // 256 * 144, i % 256
-        q = field(k, byte(start + 16 + within // 64 * 32 + within % 32), within // 32 % 2 * 4, 4)
-        scale, minimum = _sixes(k, byte, start + 4, within // 32)
-        return half(k, byte, start) * scale * k.cast(q, "f32") - half(k, byte, start + 2) * minimum
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        q = field(k, byte(16 + i // 64 * 32 + i % 32), i // 32 % 2 * 4, 4)
+        scale, minimum = _sixes(k, byte, 4, i // 32)
+        return half(k, byte, 0) * scale * k.cast(q, "f32") - half(k, byte, 2) * minimum
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         d, dmin, scales, minima, q = _with_minimum(blocks, weights, 32, 15, 63)
@@ -198,21 +185,17 @@ class Q4_K(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q5_K(Encoding):
     """As q4_k, with q of 5 bits, whose highest lie in 32 bytes of their own."""
 
-    name: ClassVar[str] = "q5_k"
-    block: ClassVar[int] = BLOCK
-    block_bytes: ClassVar[int] = 176
+    name, block, block_bytes = "q5_k", BLOCK, 176
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start, within = i // 256 * 176, i % 256
-        low = field(k, byte(start + 48 + within // 64 * 32 + within % 32), within // 32 % 2 * 4, 4)
-        high = field(k, byte(start + 16 + within % 32), within // 32, 1)
-        scale, minimum = _sixes(k, byte, start + 4, within // 32)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        low = field(k, byte(48 + i // 64 * 32 + i % 32), i // 32 % 2 * 4, 4)
+        high = field(k, byte(16 + i % 32), i // 32, 1)
+        scale, minimum = _sixes(k, byte, 4, i // 32)
         q = k.cast(low | k.call("shl", high, 4), "f32")
-        return half(k, byte, start) * scale * q - half(k, byte, start + 2) * minimum
+        return half(k, byte, 0) * scale * q - half(k, byte, 2) * minimum
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         d, dmin, scales, minima, q = _with_minimum(blocks, weights, 32, 31, 63)
@@ -221,20 +204,16 @@ class Q5_K(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q6_K(Encoding):
     """Groups of 16 with signed scales of 8 bits; q of 6 bits less 32, four of them in a byte and two halves."""
 
-    name: ClassVar[str] = "q6_k"
-    block: ClassVar[int] = BLOCK
-    block_bytes: ClassVar[int] = 210
+    name, block, block_bytes = "q6_k", BLOCK, 210
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start, within = i // 256 * 210, i % 256
-        low = field(k, byte(start + within // 128 * 64 + within % 64), within // 64 % 2 * 4, 4)
-        high = field(k, byte(start + 128 + within // 128 * 32 + within % 32), within // 32 % 4 * 2, 2)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        low = field(k, byte(i // 128 * 64 + i % 64), i // 64 % 2 * 4, 4)
+        high = field(k, byte(128 + i // 128 * 32 + i % 32), i // 32 % 4 * 2, 2)
         q = k.cast(low | k.call("shl", high, 4), "f32") - 32
-        return half(k, byte, start + 208) * signed(k, byte(start + 192 + within // 16)) * q
+        return half(k, byte, 208) * signed(k, byte(192 + i // 16)) * q
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         d, scales, q = _signed_scales(blocks, weights, 16, -32, 128, lambda x: rounded(x, -32, 31))
@@ -243,17 +222,13 @@ class Q6_K(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Q8_K(Encoding):
     """f32 d, 256 signed bytes q, and the sums (i16) of each 16 of them; x = d * q."""
 
-    name: ClassVar[str] = "q8_k"
-    block: ClassVar[int] = BLOCK
-    block_bytes: ClassVar[int] = 292
+    name, block, block_bytes = "q8_k", BLOCK, 292
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start = i // 256 * 292
-        return whole(k, byte, start, "f32") * signed(k, byte(start + 4 + i % 256))
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        return whole(k, byte, 0, "f32") * signed(k, byte(4 + i))
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         scale = (np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)).astype("<f4")
@@ -263,20 +238,17 @@ class Q8_K(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Iq4Xs(Encoding):
     """Groups of 32 with scales of 6 bits less 32; x = d * scale * IQ4[q], q of 4 bits."""
 
-    name: ClassVar[str] = "iq4_xs"
-    block: ClassVar[int] = BLOCK
-    block_bytes: ClassVar[int] = 136
+    name, block, block_bytes = "iq4_xs", BLOCK, 136
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start, group = i // 256 * 136, i % 256 // 32
-        low = field(k, byte(start + 4 + group // 2), group % 2 * 4, 4)
-        high = field(k, byte(start + 2 + group // 4), group % 4 * 2, 2)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        group = i // 32
+        low = field(k, byte(4 + group // 2), group % 2 * 4, 4)
+        high = field(k, byte(2 + group // 4), group % 4 * 2, 2)
         scale = k.cast(low | k.call("shl", high, 4), "f32") - 32
-        return half(k, byte, start) * scale * lookup(k, IQ4, nibble(k, byte, start + 8 + group * 16, i % 32))
+        return half(k, byte, 0) * scale * lookup(k, IQ4, nibble(k, byte, 8 + group * 16, i % 32))
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         table = np.array(IQ4, np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import Array, Encoding
 from rlx.ir.encodings.bits import Byte, as_f16, field, half
 from rlx.ir.encodings.registry import register_encoding
-from rlx.records import dataclass
 
 __all__: list[str] = []
 
@@ -23,18 +22,14 @@ def _ternary(blocks: Array) -> tuple[Array, Array]:
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Tq2_0(Encoding):
     """64 bytes of four numbers each, 32 elements apart, then d; x = d * (q - 1)."""
 
-    name: ClassVar[str] = "tq2_0"
-    block: ClassVar[int] = 256
-    block_bytes: ClassVar[int] = 66
+    name, block, block_bytes = "tq2_0", 256, 66
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start, within = i // 256 * 66, i % 256
-        q = field(k, byte(start + within // 128 * 32 + within % 32), within // 32 % 4 * 2, 2)
-        return half(k, byte, start + 64) * (k.cast(q, "f32") - 1)
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        q = field(k, byte(i // 128 * 32 + i % 32), i // 32 % 4 * 2, 2)
+        return half(k, byte, 64) * (k.cast(q, "f32") - 1)
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         d, q = _ternary(blocks)
@@ -43,7 +38,6 @@ class Tq2_0(Encoding):
 
 
 @register_encoding
-@dataclass(frozen=True)
 class Tq1_0(Encoding):
     """Five numbers to a byte: 32 bytes for elements 0..159, 16 for 160..239, then four bytes of four; then d.
 
@@ -51,20 +45,17 @@ class Tq1_0(Encoding):
     fraction after n multiplications by 3.
     """
 
-    name: ClassVar[str] = "tq1_0"
-    block: ClassVar[int] = 256
-    block_bytes: ClassVar[int] = 54
+    name, block, block_bytes = "tq1_0", 256, 54
 
-    def element(self, k: Any, byte: Byte, i: Any) -> Any:
-        start, within = i // 256 * 54, i % 256
-        middle, last = within - 160, within - 240
-        at = k.select(within < 160, within % 32, k.select(within < 240, middle % 16 + 32, last % 4 + 48))
-        number = k.select(within < 160, within // 32, k.select(within < 240, middle // 16, last // 4))
+    def of_block(self, k: Any, byte: Byte, i: Any) -> Any:
+        middle, last = i - 160, i - 240
+        at = k.select(i < 160, i % 32, k.select(i < 240, middle % 16 + 32, last % 4 + 48))
+        number = k.select(i < 160, i // 32, k.select(i < 240, middle // 16, last // 4))
         powers = k.const(int.from_bytes([1, 3, 9, 27, 81], "little"), DTYPES["u64"])
         power = k.call("shr", powers, k.cast(number * 8, "u64"))  # 3^number in its lowest byte
-        fraction = k.cast(byte(start + at), "u32") * k.cast(k.cast(power & 255, "u8"), "u32") & 255
+        fraction = k.cast(byte(at), "u32") * k.cast(k.cast(power & 255, "u8"), "u32") & 255
         q = k.call("shr", fraction * 3, 8)
-        return half(k, byte, start + 52) * (k.cast(q, "f32") - 1)
+        return half(k, byte, 52) * (k.cast(q, "f32") - 1)
 
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         d, q = _ternary(blocks)

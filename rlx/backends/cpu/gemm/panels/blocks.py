@@ -204,11 +204,11 @@ def _decode(tile: Tile, encoding: Encoding) -> Function:
             emitter.loaded[stored] = f.offset(at, h)
             scope = Scope(lanes, LANE, {LANE: "0"})  # of the whole block: what its steps share is computed once
 
-            def byte(number: Expr) -> Load:
-                return Load(stored, (number * ROW + LANE,), block_formats.BYTE)
+            def byte(number: Expr | int) -> Load:
+                return Load(stored, (LANE + number * ROW,), block_formats.BYTE)
 
             for step in range(steps):
-                value = emitter.lanes_of(encoding.element(k, byte, const(step, I64)), scope)
+                value = emitter.lanes_of(encoding.of_block(k, byte, const(step, I64)), scope)
                 f.store(value, f.offset(out, 4 * (WIDTH * step + h)))
         return [f.offset(at, encoding.block_bytes * ROW), f.offset(out, 4 * WIDTH * steps)]
 
