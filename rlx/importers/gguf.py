@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from rlx.errors import ModelFormatError
 from rlx.importers.sources import FileSource
+from rlx.ir.dtype import DTYPES
+from rlx.ir.encodings import ENCODINGS
 from rlx.records import dataclass, field
 
 __all__ = ["GGML_TYPES", "GgmlType", "GgufArray", "GgufFile", "GgufTensor", "read_gguf", "read_gguf_parts"]
@@ -47,17 +49,16 @@ class GgmlType:
 
 
 def _types() -> dict[int, GgmlType]:
-    rows = """
-        0 f32 1 4, 1 f16 1 2, 2 q4_0 32 18, 3 q4_1 32 20, 6 q5_0 32 22, 7 q5_1 32 24, 8 q8_0 32 34, 9 q8_1 32 36,
-        10 q2_k 256 84, 11 q3_k 256 110, 12 q4_k 256 144, 13 q5_k 256 176, 14 q6_k 256 210, 15 q8_k 256 292,
-        16 iq2_xxs 256 66, 17 iq2_xs 256 74, 18 iq3_xxs 256 98, 19 iq1_s 256 50, 20 iq4_nl 32 18, 21 iq3_s 256 110,
-        22 iq2_s 256 82, 23 iq4_xs 256 136, 24 i8 1 1, 25 i16 1 2, 26 i32 1 4, 27 i64 1 8, 28 f64 1 8,
-        29 iq1_m 256 56, 30 bf16 1 2, 34 tq1_0 256 54, 35 tq2_0 256 66, 39 mxfp4 32 17, 40 nvfp4 64 36
+    numbers = """
+        0 f32, 1 f16, 2 q4_0, 3 q4_1, 6 q5_0, 7 q5_1, 8 q8_0, 9 q8_1, 10 q2_k, 11 q3_k, 12 q4_k, 13 q5_k, 14 q6_k,
+        15 q8_k, 16 iq2_xxs, 17 iq2_xs, 18 iq3_xxs, 19 iq1_s, 20 iq4_nl, 21 iq3_s, 22 iq2_s, 23 iq4_xs, 24 i8, 25 i16, 26 i32,
+        27 i64, 28 f64, 29 iq1_m, 30 bf16, 34 tq1_0, 35 tq2_0, 39 mxfp4, 40 nvfp4
     """
     found = {}
-    for row in rows.split(","):
-        number, name, block, size = row.split()
-        found[int(number)] = GgmlType(name, int(block), int(size))
+    for number, name in (entry.split() for entry in numbers.split(",")):
+        encoding = ENCODINGS.get(name)
+        block, size = (1, DTYPES[name].itemsize) if encoding is None else (encoding.block, encoding.block_bytes)
+        found[int(number)] = GgmlType(name, block, size)
     return found
 
 
