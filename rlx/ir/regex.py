@@ -1,4 +1,6 @@
-"""Regular expressions in the syntax of RE2, which ONNX names, in time linear in the text: no file can make one hang.
+"""Regular expressions in the syntax of RE2, which ONNX names; a match from one place takes time linear in the text.
+
+`find` begins at place after place: where a long match fails at most of them, its time is quadratic in the text.
 
 A pattern becomes a list of instructions (Thompson, Regular Expression Search Algorithm, 1968). What a text may have
 come to is an ordered list of them, best first (leftmost match, first alternative), and the step from one such list to
