@@ -171,13 +171,13 @@ class Specialised(CompiledGraph):
         self._found[key] = made
         return made
 
-    def _feed(self, model: CompiledGraph, given: Mapping[str, Any]) -> list[Any]:
-        """The inputs of a variant, by position."""
-        flat = dict(given)
+    def _chosen(self, given: Mapping[str, Any]) -> tuple[CompiledGraph, list[Any]]:
+        """The variant for these inputs, and its own inputs, by position."""
+        model, flat = self._variant(given), dict(given)
         for name, value in given.items():
             if "sequence" in self._formals[name].kind:
                 flat |= {f"{name}.{i}": item for i, item in enumerate(value or ())}
-        return [flat[spec.name] for spec in model.inputs]
+        return model, [flat[spec.name] for spec in model.inputs]
 
     # ---- runs
 
@@ -196,9 +196,8 @@ class Specialised(CompiledGraph):
             from rlx.runtime.misuse import one_set_of_inputs
 
             raise one_set_of_inputs(more)
-        given = self._by_name(inputs)
-        model = self._variant(given)
-        return model.run(self._feed(model, given), outputs=outputs, out=out)
+        model, fed = self._chosen(self._by_name(inputs))
+        return model.run(fed, outputs=outputs, out=out)
 
     def __call__(self, *args: Any, **named: Any) -> Results:
         """Runs with inputs by position, as one mapping, or by keyword; the outputs by name."""
@@ -211,14 +210,13 @@ class Specialised(CompiledGraph):
             if len(args) > len(self.inputs):
                 raise ShapeError(f"expected at most {len(self.inputs)} inputs, got {len(args)}")
             given = self._by_name({**dict(zip(names, args, strict=True)), **named})
-        model = self._variant(given)
-        return Results([spec.name for spec in model.outputs], model.run(self._feed(model, given)))
+        model, fed = self._chosen(given)
+        return Results([spec.name for spec in model.outputs], model.run(fed))
 
     def run_views(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Views:
         """Runs once and returns read-only views of the outputs, valid until the next run of the same variant."""
-        given = self._by_name(inputs)
-        model = self._variant(given)
-        return model.run_views(self._feed(model, given))
+        model, fed = self._chosen(self._by_name(inputs))
+        return model.run_views(fed)
 
     def run_slots(self, *arrays: Any) -> Any:
         """`run_views` with inputs by position."""
@@ -226,15 +224,13 @@ class Specialised(CompiledGraph):
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel of the variant for these inputs."""
-        given = self._by_name(inputs)
-        model = self._variant(given)
-        return model.profile(self._feed(model, given), repeat)
+        model, fed = self._chosen(self._by_name(inputs))
+        return model.profile(fed, repeat)
 
     def trace(self, inputs: Any, path: Any = None, *, repeat: int = 1) -> RunTrace:
         """The time of every kernel of the variant for these inputs, as of `CompiledGraph.trace`."""
-        given = self._by_name(inputs)
-        model = self._variant(given)
-        return model.trace(self._feed(model, given), path, repeat=repeat)
+        model, fed = self._chosen(self._by_name(inputs))
+        return model.trace(fed, path, repeat=repeat)
 
     def _snapshot(self, inputs: Any) -> dict[str, Any]:
         return {name: self._copied(name, value) for name, value in self._by_name(inputs).items()}
