@@ -63,10 +63,6 @@ def _block_of(geo: Geometry, lanes: int) -> Block | str:
     return Block(groups, channels, outputs)
 
 
-def _tile(dtype: DType, target: Target) -> Tile:
-    return tile_of(dtype, target)
-
-
 class Grouped(PackedWeights):
     """Groups of a few outputs: vectors have those of several groups, whose channels are brought to them by shuffles."""
 
@@ -75,7 +71,7 @@ class Grouped(PackedWeights):
         geo = geometry(kernel)
         if geo.groups == 1:
             return "it has one group"
-        found = _block_of(geo, _tile(kernel.anchor.x.dtype, setting.target).lanes)
+        found = _block_of(geo, tile_of(kernel.anchor.x.dtype, setting.target).lanes)
         return found if isinstance(found, str) else None
 
     def packed(self, kernel: Kernel, target: Target) -> tuple[Buffer, Store]:
@@ -83,7 +79,7 @@ class Grouped(PackedWeights):
         anchor, geo = kernel.anchor, geometry(kernel)
         assert isinstance(anchor, Conv)
         dtype = anchor.x.dtype
-        lanes = _tile(dtype, target).lanes
+        lanes = tile_of(dtype, target).lanes
         block = _block_of(geo, lanes)
         assert isinstance(block, Block)
         o, c, *taps = out_vars(len(anchor.w_shape))
@@ -112,7 +108,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     assert isinstance(anchor, Conv)
     assert isinstance(anchor.w, Load)
     dtype = anchor.x.dtype
-    tile = _tile(dtype, target)
+    tile = tile_of(dtype, target)
     block = _block_of(geo, tile.lanes)
     assert isinstance(block, Block)
     # rows are copied: whole vectors of channels are loaded, which may reach beyond a pixel
@@ -134,7 +130,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
 
 @cache
 def _routine(dtype: DType, target: Target, block: Block) -> Routine:
-    function = _sums(_tile(dtype, target), block)
+    function = _sums(tile_of(dtype, target), block)
     return Routine(function.name, Module([function]).text())
 
 
