@@ -132,21 +132,26 @@ class RunQueue:
     def put(self, owner: object, call: Call, place: Place) -> RunFuture:
         """Queues a run at a place that was reserved; the thread ends when `owner` is gone."""
         future = RunFuture()
-        with self.lock:
-            if self.closed:
-                raise ClosedError("the compiled graph is closed, or the interpreter is about to exit")
-            if self.thread is None:
-                thread = threading.Thread(target=self.work, name="rlx-queue", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # also while the interpreter shuts down
-                    raise ExecutionError(
-                        f"submit: no thread can be started for the queue ({error}); use run"
-                    ) from error
-                self.thread = thread
-                weakref.finalize(owner, self.jobs.put, None).atexit = False
-            self.jobs.put((future, call, place))
-            self.open[future] = None  # last: one that is never run must not be waited for
+        try:
+            with self.lock:
+                if self.closed:
+                    raise ClosedError("the compiled graph is closed, or the interpreter is about to exit")
+                if self.thread is None:
+                    thread = threading.Thread(target=self.work, name="rlx-queue", daemon=True)
+                    try:
+                        thread.start()
+                    except RuntimeError as error:  # also while the interpreter shuts down
+                        raise ExecutionError(
+                            f"submit: no thread can be started for the queue ({error}); use run"
+                        ) from error
+                    self.thread = thread
+                    weakref.finalize(owner, self.jobs.put, None).atexit = False
+                self.open[future] = None
+                self.jobs.put((future, call, place))
+        except BaseException:  # of an interrupt nobody knows whether it came before or after the run was queued
+            if future.cancel():  # else it has begun, and is waited for
+                self.open.pop(future, None)
+            raise
         return future
 
     def drain(self) -> None:
@@ -193,8 +198,7 @@ class RunQueue:
             except BaseException:  # noqa: BLE001  # of a callback; the runs behind it must go on
                 log.exception("a callback of a submitted run raised")
             finally:
-                with self.lock:  # `put` may not have come so far
-                    self.open.pop(job[0], None)
+                self.open.pop(job[0], None)
             del job  # may hold the last reference to the graph
         self.ended.set()
 

@@ -447,3 +447,41 @@ def test_an_interrupt_at_any_line_of_submit() -> None:
     assert lines > 10
     model.sync()
     assert model._queue.free == 4
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_run_that_was_queued_as_ctrl_c_came_is_dropped_or_waited_for(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has its future: it is dropped, or, once it has begun, `sync` waits for it."""
+    model, gate = gated()
+    queue, has_begun = model._queue, entered[f"gate {len(gates) - 1}"]
+    gate.set()
+    model.submit([ones(2)]).result(SECONDS)  # its thread runs
+    gate.clear()
+    has_begun.clear()
+    runs = []
+    monkeypatch.setattr(type(queue), "unless_busy", lambda queue, call: runs.append(call) or call())
+    if not begun:
+        model.submit([ones(2)])
+
+    class Interrupted:
+        def put(self, job: Any) -> None:
+            jobs.put(job)
+            assert not begun or has_begun.wait(SECONDS)
+            raise KeyboardInterrupt
+
+    jobs, queue.jobs = queue.jobs, Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        model.submit([ones(2)])
+    queue.jobs = jobs
+    synced = threading.Thread(target=model.sync)
+    synced.start()
+    synced.join(0.05)
+    assert synced.is_alive()
+    gate.set()
+    synced.join(SECONDS)
+    assert not synced.is_alive()
+    assert len(runs) == 1
+    np.testing.assert_array_equal(model.run([ones(2)])[0], 2 * ones(2))
+    assert queue.free == 4
