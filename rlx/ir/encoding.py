@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OptionError, ShapeError
-from rlx.ir.dtype import DType, dtype_of
 
 __all__ = ["Encoding", "encoding_named"]
 
@@ -96,40 +95,17 @@ class Encoding(ABC):
 
     def _decode_blocks(self, blocks: Array) -> Array:
         """`of_block` at every place of the blocks (u8[count, block_bytes]), computed by NumPy."""
+        from rlx.ir.encodings.arrays import Arrays
 
         def byte(n: Any) -> Array:
             at = np.ravel(n)
             return blocks[:, at[:1]] if (at == at[0]).all() else blocks[:, at]
 
-        return np.asarray(self.of_block(_Arrays, byte, np.arange(self.block)[None]))
+        return np.asarray(self.of_block(Arrays, byte, np.arange(self.block)[None]))
 
     @abstractmethod
     def _encode_blocks(self, blocks: Array, weights: Array) -> Array:
         """The bytes of blocks (f32[count, block]); `weights` (of the same shape, or of one row) are not negative."""
-
-
-class _Arrays:
-    """What `Encoding.element` asks of `k`, on arrays."""
-
-    @staticmethod
-    def cast(x: Any, dtype: DType | str) -> Any:
-        return x.astype((dtype_of(dtype) if isinstance(dtype, str) else dtype).numpy)
-
-    @staticmethod
-    def bitcast(x: Any, dtype: DType) -> Any:
-        return np.ascontiguousarray(x).view(dtype.numpy)
-
-    @staticmethod
-    def call(fn: str, a: Any, b: Any) -> Any:
-        return {"shl": np.left_shift, "shr": np.right_shift, "min": np.minimum, "max": np.maximum}[fn](a, b)
-
-    @staticmethod
-    def select(condition: Any, yes: Any, no: Any) -> Any:
-        return np.where(condition, yes, no)
-
-    @staticmethod
-    def const(value: int, dtype: DType) -> Any:
-        return np.full((1, 1), value, dtype.numpy)
 
 
 def encoding_named(name: object) -> Encoding:
