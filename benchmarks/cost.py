@@ -157,7 +157,7 @@ def encoder(draw: Draw) -> tuple[str, Graph]:
     x = g.input("x", (rows, width))
 
     def split(v: Value) -> Value:
-        return rlx.transpose(v.reshape(1, rows, heads, depth), (0, 2, 1, 3))  # type: ignore[no-any-return]
+        return rlx.transpose(v.reshape(1, rows, heads, depth), (0, 2, 1, 3))
 
     q, k, v = (split(x @ weight(g, draw, width, width)) for _ in range(3))
     y = rlx.transpose(rlx.attention(q, k, v, scale=0.1, causal=False), (0, 2, 1, 3)).reshape(rows, width)
@@ -289,8 +289,8 @@ def prepare(point: Point, devices: list[str], threads: int | None) -> Prepared:
         if candidate.seconds is None or candidate.obstacle:
             continue
         try:
-            options = {"threads": threads} if candidate.device == "cpu" else {}
-            model = rlx.compile(point.graph, device=candidate.device, **options)
+            own = threads if candidate.device == "cpu" else None
+            model = rlx.compile(point.graph, device=candidate.device, threads=own)
             if params:
                 model.set_params(params)
             model.run(inputs)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from rlx.boundary import bounded_class
 from rlx.errors import OptionError
 from rlx.records import dataclass, names_of, replace
 
-__all__ = ["DEVICE_OPTIONS", "PRECISIONS", "CompileOptions"]
+__all__ = ["DEVICE_OPTIONS", "PRECISIONS", "CompileOptions", "DeviceOptions", "EveryDevicesOptions", "Options"]
 
 DimSpec = int | tuple[int, int]
 
@@ -34,19 +34,19 @@ class CompileOptions:
     device: str = "auto"  # "auto", or a name that `rlx devices` lists
     dims: Mapping[str, Any] | None = None  # name -> int or (lo, hi); input -> tuple of those, or {axis: own}
     threads: int | None = None  # CPU threads of a run, the caller's too, 64 at most; None: what the machine grants
-    precision: str = "f32"  # "f32" | "bf16" | "f16": what operands of products of f32 are rounded to; sums stay f32
+    precision: Literal["f32", "bf16", "f16"] = "f32"  # what operands of products are rounded to
     budget: int | str | None = None  # bytes ("8GiB", 123456) that the model may take; None: what is free
-    over_budget: str = "error"  # "error" | "warn" | "allow" when it does not fit
+    over_budget: Literal["error", "warn", "allow"] = "error"  # where it does not fit
     deterministic: bool = True  # equal inputs give equal bits on one machine for any `threads`; so far they always do
     alignment: int = 64  # bytes that every buffer of the arena is aligned to
     search: Literal["off", "auto"] | int = "auto"  # exact search for the least arena; int: visits, 10**8 take a second
     reuse: bool = True  # let buffers share memory when their lives do not overlap (False: for debugging)
     cache_dir: str | os.PathLike[str] | None = None  # where compiled code is kept; None: the user's cache folder
     cache: bool = True  # keep what was compiled from a file, with its packed weights, for the next load of that file
-    packing: str = "fast"  # "fast" | "shared": weights packed for these sizes, or as graphs for other sizes share them
+    packing: Literal["fast", "shared"] = "fast"  # weights packed for these sizes, or as other graphs share them
     queue: int | None = None  # runs that `submit` takes before it waits for one to end; None: 4; int: in the estimate
-    busy: str = "error"  # "error" | "wait": what a call of a graph does that runs in another thread
-    trap: str = "off"  # "nan" | "inf": stop at the first kernel that gives NaN, or either; phase by phase, slow
+    busy: Literal["error", "wait"] = "error"  # what a call of a graph does that runs in another thread
+    trap: Literal["off", "nan", "inf"] = "off"  # stop at the first kernel that gives NaN (inf: or infinities); slow
     debug: bool = False  # fill the arena with NaN before each run, and refuse views of an earlier run; slow
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class CompileOptions:
         given = {name: getattr(self, name) for name in DEVICE_OPTIONS}
         return {name: value for name, value in given.items() if value != getattr(default, name)}
 
-    def with_options(self, changes: Mapping[str, Any], *also: str) -> CompileOptions:
+    def with_options(self, changes: Mapping[str, object], *also: str) -> CompileOptions:
         """A copy with other values; `OptionError` names an unknown option and lists the known ones, those `also` that
         the caller takes itself.
         """
@@ -107,7 +107,7 @@ class CompileOptions:
         for name in changes:
             if name not in known:
                 raise OptionError(f"unknown option {name!r}: known are {', '.join((*known, *also))}")
-        return replace(self, **changes)
+        return replace(self, **dict[str, Any](changes))
 
 
 def _is_one(value: object, *known: str) -> bool:
@@ -137,3 +137,35 @@ def parse_bytes(size: int | str) -> int:
         except (ValueError, KeyError, OverflowError):
             pass
     raise OptionError(f"size {size!r}: expected bytes as an int or a text such as '8GiB' or '500MB'")
+
+
+class EveryDevicesOptions(TypedDict, total=False):
+    """The fields of `CompileOptions` as keywords of functions, for type checkers: all but the device and dims."""
+
+    threads: int | None
+    precision: Literal["f32", "bf16", "f16"]
+    budget: int | str | None
+    over_budget: Literal["error", "warn", "allow"]
+    deterministic: bool
+    alignment: int
+    search: Literal["off", "auto"] | int
+    reuse: bool
+    cache_dir: str | os.PathLike[str] | None
+    cache: bool
+    packing: Literal["fast", "shared"]
+    queue: int | None
+    busy: Literal["error", "wait"]
+    trap: Literal["off", "nan", "inf"]
+    debug: bool
+
+
+class DeviceOptions(EveryDevicesOptions, total=False):
+    """Those of functions that say in a way of their own what is dynamic."""
+
+    device: str
+
+
+class Options(DeviceOptions, total=False):
+    """All of them."""
+
+    dims: Mapping[str, Any] | None

@@ -139,11 +139,10 @@ def settled(model: onnx.ModelProto, given: Sequence[Any], all_integers: bool) ->
 
 def run_as_given(device: str, model: onnx.ModelProto, given: Sequence[Any]) -> list[Any]:
     """The outputs of the file as it is on a device, with its inputs as they are."""
-    options = {"threads": 1} if device == "cpu" else {}
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         path.write_bytes(model.SerializeToString())
-        with rlx.load(path, device=device, cache=False, **options) as loaded:
+        with rlx.load(path, device=device, cache=False, threads=1 if device == "cpu" else None) as loaded:
             return list(loaded.run(dict(zip((i.name for i in model.graph.input), given, strict=False))))
 
 

@@ -92,7 +92,7 @@ def load_model(path: Path, options: dict[str, Any], needs: Mapping[str, str] | N
                 f"{flag}: device {device!r} does not offer {need!r}; `rlx devices` lists what each offers"
             )
     with working(f"compiling {path.name}"):
-        return rlx.load(path, **{**options, "dims": dims})  # type: ignore[no-any-return]
+        return rlx.load(path, **{**options, "dims": dims})
 
 
 def run_once(compiled: CompiledGraph, inputs: Inputs) -> dict[str, Array]:

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rlx.backends import choose_backend, device_named
 from rlx.backends.granted import run_threads
@@ -20,7 +20,7 @@ from rlx.importers.formats import is_onnx
 from rlx.importers.sources import read_file
 from rlx.ir.graph import Graph
 from rlx.ir.literal import equal_arrays
-from rlx.options import CompileOptions
+from rlx.options import CompileOptions, EveryDevicesOptions
 from rlx.records import replace
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def estimate(
     prefill: int | None = None,
     weights: Mapping[str, Any] | None = None,
     overhead: Overhead | int | None = None,
-    **options: Any,
+    **options: Unpack[EveryDevicesOptions],
 ) -> MemoryEstimate:
     """What a model will take in memory: a Graph, or the path of an ONNX, GGUF, safetensors or .rlx file.
 

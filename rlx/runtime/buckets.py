@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from rlx.ir.extents import bind_extents, of_parts
 from rlx.ir.graph import Array, Graph, refuse_masked
 from rlx.ir.shape import Dim, Size, evaluate
 from rlx.kernels.independence import mixing
-from rlx.options import CompileOptions, parse_bytes
+from rlx.options import CompileOptions, Options, parse_bytes
 from rlx.passes import run_passes
 from rlx.passes.dims import apply_dims, with_dims
 from rlx.runtime.arrays import on_device, padded, to_array
@@ -95,7 +95,7 @@ class Buckets:
         limit: int | str | None = None,
         on_compile: Callable[[CompileEvent], None] | None = None,
         registry: WeightRegistry | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         if not isinstance(policy, str) or policy not in POLICIES:
             raise OptionError(f"policy={policy!r}: expected one of {', '.join(map(repr, POLICIES))}")
@@ -112,11 +112,10 @@ class Buckets:
         self._graph = apply_dims(graph, dict(zip(self.ladder, self._whole, strict=True)))
         self.device = self._backend.name
         self.registry = WeightRegistry() if registry is None else registry
-        packing = {"packing": "shared"} if "packing" in self._backend.honours else {}
-        self._session = Session(
-            registry=self.registry,
-            **{**packing, **options, "device": self.device, "dims": None, "cache": False},
-        )
+        if "packing" in self._backend.honours:
+            options.setdefault("packing", "shared")
+        options |= {"device": self.device, "dims": None, "cache": False}
+        self._session = Session(registry=self.registry, **options)
         self.limit = None if limit is None else parse_bytes(limit)
         self.inputs = tuple(spec_of(v) for v in self._graph.inputs)
         self.outputs = tuple(spec_of(o.value, o.name) for o in self._graph.outputs)

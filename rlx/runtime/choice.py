@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Unpack
 
 from rlx.backends import BACKENDS, backend_named
 from rlx.backends.base import Backend, CodeGenerator, DeviceMemory
@@ -23,7 +23,7 @@ from rlx.estimate.system import COMPILED
 from rlx.ir.extents import of_parts
 from rlx.ir.graph import Graph
 from rlx.ir.shape import usual_size
-from rlx.options import CompileOptions
+from rlx.options import CompileOptions, Options
 from rlx.passes.dims import apply_dims
 from rlx.records import dataclass
 from rlx.runtime.policy import DevicePolicy, policy_of
@@ -171,7 +171,7 @@ def devices() -> list[Device]:
 
 
 @bounded("devices_for", CompileError)
-def devices_for(graph: Graph, policy: DevicePolicy | str | None = None, **options: Any) -> list[Candidate]:
+def devices_for(graph: Graph, policy: DevicePolicy | str | None = None, **options: Unpack[Options]) -> list[Candidate]:
     """Every device with its price for the graph or the obstacle; arguments as for `choose`."""
     return _Choice(graph, policy_of(policy), **options).candidates()
 
@@ -183,7 +183,7 @@ def choose(
     *,
     at: Mapping[str, int] | None = None,
     calibrate: bool = True,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Decision:
     """The device for a graph, without compiling it (unless the policy asks for a benchmark).
 
@@ -215,7 +215,7 @@ class _Choice:
         *,
         at: Mapping[str, int] | None = None,
         calibrate: bool = True,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         if not isinstance(graph, Graph):
             raise OptionError(f"choose takes a Graph, got {type(graph).__name__}; rlx.load takes files")

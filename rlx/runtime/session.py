@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from rlx.arithmetic import usual_arithmetic
 from rlx.backends import BACKENDS, check_options, choose_backend
@@ -16,7 +16,7 @@ from rlx.disk import MAGIC, is_artifact, path_of, read_regular
 from rlx.errors import CompileError, ModelFormatError, OptionError, UndecidedInputs
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import collect_files
-from rlx.options import CompileOptions
+from rlx.options import CompileOptions, Options
 from rlx.records import names_of
 from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
@@ -41,6 +41,25 @@ ARTIFACT = "artifact"
 Source = Graph | str | os.PathLike[str]
 
 
+class CompileKeywords(Options, total=False):
+    """What `rlx.compile` takes besides the graph, for type checkers."""
+
+    policy: DevicePolicy | str | None
+    registry: WeightRegistry | None
+    weights: Mapping[str, str] | None
+
+
+class LoadKeywords(Options, total=False):
+    """What `rlx.load` takes besides the source, for type checkers."""
+
+    policy: DevicePolicy | str | None
+    transform: Callable[[Graph], Graph] | None
+    allow_code: bool
+    portable_only: bool
+    values: Mapping[str, Any] | None
+    variants: int
+
+
 @bounded_class(CompileError)
 class Session:
     """Options that several compiles share; the keywords are the fields of `CompileOptions`.
@@ -49,7 +68,11 @@ class Session:
     """
 
     def __init__(
-        self, *, policy: DevicePolicy | str | None = None, registry: WeightRegistry | None = None, **options: Any
+        self,
+        *,
+        policy: DevicePolicy | str | None = None,
+        registry: WeightRegistry | None = None,
+        **options: Unpack[Options],
     ) -> None:
         self.options = CompileOptions().with_options(options, "policy", "registry")
         self.policy = policy
@@ -63,7 +86,7 @@ class Session:
         policy: DevicePolicy | str | None = None,
         registry: WeightRegistry | None = None,
         weights: Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> CompiledGraph:
         """Compiles a graph for the device; keywords override the session's options.
 
@@ -144,7 +167,7 @@ class Session:
         portable_only: bool = False,
         values: Mapping[str, Any] | None = None,
         variants: int = 32,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> CompiledGraph:
         """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read.
 
@@ -319,19 +342,21 @@ def import_graph(
 
 
 @bounded("compile", CompileError)
-def compile(graph: Graph, **options: Any) -> CompiledGraph:
+def compile(graph: Graph, **options: Unpack[CompileKeywords]) -> CompiledGraph:
     """Compiles a graph: `rlx.Session(**options).compile(graph)`."""
     return Session().compile(graph, **options)
 
 
 @bounded("load", CompileError)
-def load(source: Source, **options: Any) -> CompiledGraph:
+def load(source: Source, **options: Unpack[LoadKeywords]) -> CompiledGraph:
     """Loads and compiles a model file: `rlx.Session(**options).load(source)`."""
     return Session().load(source, **options)
 
 
 @bounded("load_artifact", CompileError)
-def load_artifact(path: str | os.PathLike[str], *, portable_only: bool = False, **options: Any) -> CompiledGraph:
+def load_artifact(
+    path: str | os.PathLike[str], *, portable_only: bool = False, **options: Unpack[Options]
+) -> CompiledGraph:
     """Loads what `CompiledGraph.save` wrote, under any name; its machine code is trusted like a shared library.
 
     With `portable_only` only its graph and weights are taken, and compiled here. Raises `ModelFormatError` for what is

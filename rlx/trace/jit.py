@@ -11,7 +11,7 @@ import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Unpack, overload
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from rlx.boundary import bounded, bounded_class, converted
@@ -20,6 +20,7 @@ from rlx.forks import restart_in_child
 from rlx.ir.frames import Frame, current
 from rlx.ir.graph import Array, Graph, Value
 from rlx.ir.shape import Dim
+from rlx.options import DeviceOptions
 from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.session import Session
@@ -83,7 +84,7 @@ class Traced:
         function: Callable[..., Any],
         static: Sequence[str | int],
         dims: Mapping[str, Any],
-        options: dict[str, Any],
+        options: DeviceOptions,
     ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
@@ -290,6 +291,26 @@ def _count(function: Callable[..., Any]) -> None:
         )
 
 
+@overload
+def jit(
+    function: Callable[..., Any],
+    *,
+    static: str | int | Sequence[str | int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    dims: Mapping[str, Any] | None = None,
+    **options: Unpack[DeviceOptions],
+) -> Traced: ...
+@overload
+def jit(
+    function: None = None,
+    *,
+    static: str | int | Sequence[str | int] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    dims: Mapping[str, Any] | None = None,
+    **options: Unpack[DeviceOptions],
+) -> Callable[[Callable[..., Any]], Traced]: ...
 @bounded("jit", CompileError)
 def jit(
     function: Callable[..., Any] | None = None,
@@ -298,7 +319,7 @@ def jit(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     dims: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[DeviceOptions],
 ) -> Any:
     """Compiles `function` by tracing it, once for each set of shapes, element types and values of `static` arguments.
 
