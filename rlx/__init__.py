@@ -36,6 +36,7 @@ _PUBLIC: dict[str, str] = {
     "compile": "rlx.runtime.session",
     "cond": "rlx.trace.control",
     "cost": "rlx",
+    "demo": "rlx",
     "devices": "rlx.runtime.choice",
     "devices_for": "rlx.runtime.choice",
     "errors": "rlx",
@@ -77,6 +78,7 @@ __all__ = [
     "compile",
     "cond",
     "cost",
+    "demo",
     "devices",
     "devices_for",
     "errors",
@@ -101,7 +103,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A public name, the function of an op (`rlx.softmax`), or else of NumPy (`rlx.concatenate`)."""
-    if name in ("cost", "errors", "estimate", "numpy", "ops"):
+    if name in ("cost", "demo", "errors", "estimate", "numpy", "ops"):
         return import_module(f"rlx.{name}")
     if name in ("Graph", "jit", "moe", "cond", "fori_loop", "scan", "while_loop"):
         import_module("rlx.ops")  # the ops give graph values their arithmetic

@@ -8,6 +8,7 @@ from rlx.ir.dtype import DType as _DType
 from rlx.ir.shape import Dim as _Dim
 from rlx.ir.value import Value as _Value
 from rlx import cost as cost
+from rlx import demo as demo
 from rlx import errors as errors
 from rlx import numpy as numpy
 from rlx import ops as ops
@@ -71,6 +72,7 @@ __all__ = [
     "compile",
     "cond",
     "cost",
+    "demo",
     "devices",
     "devices_for",
     "errors",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from rlx.boundary import bounded_class
@@ -23,6 +23,17 @@ PRECISIONS: Mapping[str, tuple[str, str, str]] = {
     "f32": ("f32", "f32", "f32"),
     "bf16": ("f32", "bf16", "f32"),
     "f16": ("f32", "f16", "f32"),
+}
+
+ELSEWHERE = {  # what other runtimes call it -> what is written here
+    "providers": "device= says where a model runs: 'cpu', 'xla', or 'auto' for the one predicted to be fastest; ",
+    "sess_options": "what SessionOptions holds are keywords here, such as threads=; ",
+    "intra_op_num_threads": "threads= is the number of threads of a run; ",
+    "num_threads": "threads= is the number of threads of a run; ",
+    "dtype": "precision= is what products are computed in; ",
+    "dynamic_axes": "dims= gives sizes, or bounds of sizes, by name; ",
+    "input_shapes": "dims= gives sizes, or bounds of sizes, by input; ",
+    "backend": "device= says where a model runs; ",
 }
 
 
@@ -106,8 +117,17 @@ class CompileOptions:
         known = names_of(self)
         for name in changes:
             if name not in known:
-                raise OptionError(f"unknown option {name!r}: known are {', '.join((*known, *also))}")
+                raise _unknown(name, (*known, *also))
         return replace(self, **dict[str, Any](changes))
+
+
+def _unknown(name: str, known: Sequence[str]) -> OptionError:
+    """The error for an option that there is not: what is written instead, or those there are."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, 1)
+    meant = ELSEWHERE.get(name) or (f"did you mean {close[0]!r}? " if close else "")
+    return OptionError(f"unknown option {name!r}: {meant}known are {', '.join(known)}")
 
 
 def _is_one(value: object, *known: str) -> bool:

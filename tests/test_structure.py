@@ -59,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "estimate": COMPILER_PARTS | {"compiler", "importers"},
     "runtime": COMPILER_PARTS | {"compiler", "cost", "importers", "estimate"},
     "trace": {"ir", "ops", "runtime"},
+    "dynamo": {"runtime"},
     "numpy": {"ops"},
     "rlx": COMPILER_PARTS
     | {"compiler", "cost", "forks", "importers", "estimate", "runtime", "trace", "numpy"},  # rlx/__init__.py

@@ -8,15 +8,26 @@ from pathlib import Path
 import numpy as np
 
 import rlx
+from rlx.errors import NameNotFound
 from rlx.ir.graph import Array
 from rlx.records import dataclass
 from rlx.runtime.compiled import CompiledGraph
 
-__all__ = ["DIGITS", "Digits", "load_digits_model", "picture", "read", "side_by_side"]
+__all__ = ["DIGITS", "Digits", "load_digits_model", "path", "picture", "read", "side_by_side"]
 
 DIGITS = Path(__file__).with_name("digits.onnx")
 FULL = 16  # grey level of a black pixel
 SHADES = " .:+#@"
+
+
+FILES = {"digits": DIGITS, "digits-images": DIGITS.with_name("digits_test.npz")}
+
+
+def path(name: str) -> Path:
+    """An example file that comes with rlx: "digits", a classifier (ONNX), or "digits-images", its inputs (npz)."""
+    if name not in FILES:
+        raise NameNotFound(f"there is no example file {name!r}: there are {', '.join(map(repr, FILES))}")
+    return FILES[name]
 
 
 @dataclass(frozen=True)

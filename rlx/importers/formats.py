@@ -15,8 +15,13 @@ _WEIGHTS = (
     "holds weights without the graph that computes with them: rlx.estimate says what the model needs, and "
     "WeightRegistry.load reads them for a graph of yours"
 )
+_PICKLE = (
+    "is a pickle, which runs code of whoever made it, so rlx reads none: if you trust it, load it by the library that "
+    "wrote it and give the model itself, rlx.load(estimator, example_inputs=X[:1])"
+)
 _ELSEWHERE = {  # other formats by the endings of their files: what they are, and the way from there to here
     (".gguf", ".safetensors"): _WEIGHTS,
+    (".pkl", ".pickle", ".joblib"): _PICKLE,
     (".pt", ".pth", ".pt2", ".ckpt", ".bin"): "may be a file of PyTorch: write it as ONNX by torch.onnx.export",
     (".tflite", ".pb", ".h5", ".keras"): "may be a file of TensorFlow: write it as ONNX by tf2onnx",
     (".xml", ".mlmodel", ".mlpackage", ".engine", ".plan"): "belongs to another runtime: load the ONNX file it came of",
@@ -35,6 +40,8 @@ def way_in(head: bytes, ending: str) -> str:
     """
     if head.startswith(b"GGUF"):
         return _WEIGHTS
+    if head[:1] == b"\x80" and head[1:2] <= b"\x05":  # the opcode of a pickle's protocol, and its number
+        return _PICKLE
     return next((way for endings, way in _ELSEWHERE.items() if ending in endings), "")
 
 

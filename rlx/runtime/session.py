@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -25,6 +25,7 @@ from rlx.runtime.memory import Resident
 
 if TYPE_CHECKING:
     from rlx.estimate.memory import MemoryEstimate
+    from rlx.importers.objects import Held
     from rlx.ir.given import Values
     from rlx.runtime.choice import Decision
     from rlx.runtime.policy import DevicePolicy
@@ -39,6 +40,7 @@ TEXT = ".rlx"
 ARTIFACT = "artifact"
 
 Source = Graph | str | os.PathLike[str]
+Bytes = bytes | bytearray | memoryview
 
 
 class CompileKeywords(Options, total=False):
@@ -58,6 +60,8 @@ class LoadKeywords(Options, total=False):
     portable_only: bool
     values: Mapping[str, Any] | None
     variants: int
+    example_inputs: Sequence[Any] | Mapping[str, Any] | None
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None
 
 
 @bounded_class(CompileError)
@@ -159,7 +163,7 @@ class Session:
     @usual_arithmetic()
     def load(
         self,
-        source: Source,
+        source: Source | Held,
         *,
         policy: DevicePolicy | str | None = None,
         transform: Callable[[Graph], Graph] | None = None,
@@ -167,9 +171,16 @@ class Session:
         portable_only: bool = False,
         values: Mapping[str, Any] | None = None,
         variants: int = 32,
+        example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+        dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
         **options: Unpack[Options],
     ) -> CompiledGraph:
-        """Reads a model file and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read.
+        """Reads a model and compiles it. Raises `ModelFormatError` or `UnsupportedOp` for what it can't read.
+
+        `source` is the path of a file, its bytes, or the file open in binary mode; a Graph; an onnx.ModelProto; a
+        module or ExportedProgram of PyTorch, or an estimator of scikit-learn, which their own exporters write as ONNX.
+        A module is exported with `example_inputs` (a tuple by position, a mapping by name) and, where sizes may change,
+        `dynamic_shapes` as in torch.export; an estimator with features as `example_inputs`. Pickles are never read.
 
         `values` makes constants of inputs of an ONNX file. Where elements of others decide ranks (axes), it gives a
         `Specialised`: each run reads them, and the first with a new value compiles, up to `variants` of them.
@@ -181,8 +192,8 @@ class Session:
         `allow_code` reads it under any name. With `portable_only` only its graph and weights are taken, which are
         compiled here: so an artifact of a stranger can be loaded.
         """
-        own = ("policy", "transform", "allow_code", "portable_only", "values", "variants")
-        chosen = self.options.with_options(options, *own)
+        own = ("policy", "transform", "allow_code", "portable_only", "values", "variants", "example_inputs")
+        chosen = self.options.with_options(options, *own, "dynamic_shapes")
         fixed: Values = {}
         if values is not None or variants != 32:
             from rlx.runtime.specialised import fixed_values
@@ -198,10 +209,18 @@ class Session:
                 raise OptionError("allow_code and portable_only are for files: a graph has no machine code")
             return self.compile(_transformed(source, transform), policy=policy, **options)
         rules = self._policy(policy, chosen)
-        path, kind = kind_of(source, artifacts=allow_code or portable_only)
+        path: Path | Bytes
+        if isinstance(source, str | os.PathLike) and example_inputs is None and dynamic_shapes is None:
+            path, kind = kind_of(source, artifacts=allow_code or portable_only)
+        else:
+            from rlx.importers.objects import model_bytes
+
+            path = model_bytes(source, example_inputs, dynamic_shapes)
+            kind = kind_of_bytes(path)
         if fixed and kind in (ARTIFACT, TEXT):
-            raise OptionError(f"{path}: values= is for ONNX files: what an artifact or graph takes is in it")
+            raise OptionError(f"{source!s:.80}: values= is for ONNX files: what an artifact or graph takes is in it")
         if kind == ARTIFACT:
+            assert isinstance(path, Path)
             if transform is not None:
                 raise OptionError(f"{path}: transform= is for model files; an artifact is compiled already")
             from rlx.runtime.artifact import load_artifact
@@ -219,11 +238,12 @@ class Session:
             def variant(more: Values, registry: WeightRegistry) -> CompiledGraph:
                 return self._load_file(path, kind, chosen, rules, transform, {**fixed, **more}, registry)
 
-            return specialised(path.stem, chosen, error, fixed, variant, variants, self.registry)
+            name = path.stem if isinstance(path, Path) else "model"
+            return specialised(name, chosen, error, fixed, variant, variants, self.registry)
 
     def _load_file(
         self,
-        path: Path,
+        path: Path | Bytes,
         kind: str,
         chosen: CompileOptions,
         rules: DevicePolicy | None,
@@ -236,7 +256,7 @@ class Session:
         settled = chosen if kind == TEXT else chosen.with_options({"dims": None})
         kept = chosen.cache and kind != TEXT and registry is None and transform is None and not values
         cache = ArtifactCache(chosen, repr(rules)) if kept else None
-        if cache is not None:
+        if cache is not None and isinstance(path, Path):
             found = cache.find(path, chosen, settled, lambda: import_graph(path, kind, chosen.dims))
             if found is not None:
                 if rules is not None:
@@ -250,7 +270,7 @@ class Session:
             graph = import_graph(path, kind, chosen.dims, admit, values)
         graph = _transformed(graph, transform)
         model = self._compile_shared(graph, settled, rules, before, registry, tracked=False)
-        if cache is not None:
+        if cache is not None and isinstance(path, Path):
             cache.keep(path, chosen, model, files)
         return model
 
@@ -319,22 +339,35 @@ def kind_of(source: str | os.PathLike[str], *, artifacts: bool = False) -> tuple
     raise ModelFormatError(f"{path}: {found}; known are {known}")
 
 
+def kind_of_bytes(data: Bytes) -> str:
+    """The ending of the format of a model in memory; raises `ModelFormatError` for what is none, and for artifacts."""
+    from rlx.importers.formats import is_onnx, way_in
+
+    head = bytes(memoryview(data).cast("B")[: len(MAGIC)])
+    if is_onnx(head):
+        return ".onnx"
+    if is_artifact(head):
+        raise ModelFormatError("<bytes>: an artifact is mapped from its file: write it to one and load that")
+    raise ModelFormatError(f"<bytes>: {way_in(head, '') or 'its contents are not those of a model'}; expected ONNX")
+
+
 @bounded("load", ModelFormatError)
 def import_graph(
-    path: Path,
+    path: Path | Bytes,
     kind: str,
     dims: Mapping[str, Any] | None,
     admit: Callable[[str, int], None] = lambda model, nbytes: None,
     values: Values | None = None,
 ) -> Graph:
-    """The graph of a model file; of the text form without regard to `dims`. `values` gives inputs as constants.
+    """The graph of a model file, by path or as bytes; of the text form without regard to `dims`.
 
-    `admit` is asked before weights are read: it gets the bytes that must be copied out of the file. Raises
-    `ModelFormatError`.
+    `values` gives inputs as constants. `admit` is asked before weights are read: it gets the bytes that must be copied
+    out of the file. Raises `ModelFormatError`.
     """
     if kind == TEXT:
         from rlx.importers.formats import parse_text
 
+        assert isinstance(path, Path)
         return parse_text(path)
     module, _, name = FORMATS[kind].partition(":")
     importer: Callable[..., Graph] = getattr(import_module(module), name)
@@ -348,7 +381,7 @@ def compile(graph: Graph, **options: Unpack[CompileKeywords]) -> CompiledGraph:
 
 
 @bounded("load", CompileError)
-def load(source: Source, **options: Unpack[LoadKeywords]) -> CompiledGraph:
+def load(source: Source | Held, **options: Unpack[LoadKeywords]) -> CompiledGraph:
     """Loads and compiles a model file: `rlx.Session(**options).load(source)`."""
     return Session().load(source, **options)
 

@@ -120,7 +120,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(model_bytes())
     cases: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
-        (5, {}, OptionError, "load takes the path of a model file, got int"),
+        (5, {}, OptionError, "load takes the path, bytes or open file of a model.* got int"),
         (None, {}, OptionError, "got NoneType"),
         (path, {"thread": 1}, OptionError, "unknown option 'thread'"),
         (path, {"device": "tpu"}, OptionError, "unknown device 'tpu'"),

@@ -17,7 +17,7 @@ from rlx.errors import OptionError, RlxError
 
 PUBLIC = [
     "Array", "Buckets", "CompileOptions", "CompiledGraph", "Decision", "DevicePolicy", "Dim", "Graph", "Op", "RunTrace",
-    "Session", "Specialised", "TensorType", "WeightRegistry", "bind_cache", "choose", "compile", "cond", "cost",
+    "Session", "Specialised", "TensorType", "WeightRegistry", "bind_cache", "choose", "compile", "cond", "cost", "demo",
     "devices", "devices_for", "errors", "estimate", "fori_loop", "jit", "load", "load_artifact", "lora", "moe", "numpy",
     "ops", "profile", "register", "replay", "scan", "to_device", "to_dlpack", "while_loop",
 ]  # fmt: skip
@@ -118,7 +118,7 @@ def test_options_change_no_bit(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"thread": 2}, "unknown option 'thread': known are device, dims, threads"),
+        ({"thread": 2}, "unknown option 'thread': did you mean 'threads'\? known are device, dims, threads"),
         ({"threads": 0}, "threads=0: expected an int >= 1"),
         ({"threads": True}, "threads=True"),
         ({"threads": "2"}, "threads='2'"),
@@ -162,10 +162,15 @@ def test_unknown_options_are_told_what_a_call_takes() -> None:
     calls: dict[str, Any] = {
         "policy, registry": lambda: rlx.Session(polcy="only=cpu"),
         "policy, registry, weights": lambda: rlx.compile(g, polcy="only=cpu"),
-        "policy, transform, allow_code, portable_only, values, variants": lambda: rlx.load("any.onnx", transfrom=None),
+        "policy, transform, .*, values, variants, example_inputs, dynamic_shapes": lambda: rlx.load(
+            "any.onnx", transfrom=None
+        ),
     }
     for own, call in calls.items():
-        with pytest.raises(OptionError, match=f"unknown option '(polcy|transfrom)': known are device, .*debug, {own}$"):
+        with pytest.raises(
+            OptionError,
+            match=f"unknown option '(polcy|transfrom)': did you mean '(policy|transform)'. known are device, .*debug, {own}$",
+        ):
             call()
 
 
