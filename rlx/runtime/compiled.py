@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rlx.compiler import Compilation
     from rlx.cost.io_profile import IoProfile
     from rlx.cost.model import Prediction
+    from rlx.ir.mapped import FileIdentity
     from rlx.kernels.program import Buffer
     from rlx.plan.arena import MemoryPlan
     from rlx.plan.budget import Needs
@@ -79,6 +80,8 @@ class CompiledGraph(Lifetime, ExpertControl):
 
     run_slots: Callable[..., Any]
     decide: Callable[[], Decision] | None = None  # set by the session
+    # the file that it was loaded from and the options, where they say all; set by the session
+    origin: tuple[str, FileIdentity, CompileOptions] | None = None
 
     def __init__(
         self,
@@ -507,8 +510,10 @@ class CompiledGraph(Lifetime, ExpertControl):
 
         save_artifact(self, path, portable=portable, external=external)
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a CompiledGraph can't be pickled: save(path) writes it to a file that rlx.load reads")
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        from rlx.runtime.pickled import reduced
+
+        return reduced(self)
 
     def profile(self, inputs: Mapping[str, Any] | Sequence[Any], repeat: int = 10) -> list[tuple[str, str, float]]:
         """(kind, name, seconds a run) of every kernel: the median over `repeat` runs."""

@@ -15,9 +15,9 @@ from rlx.boundary import bounded, bounded_class
 from rlx.disk import MAGIC, is_artifact, path_of, read_regular
 from rlx.errors import CompileError, ModelFormatError, OptionError, UndecidedInputs
 from rlx.ir.graph import Graph
-from rlx.ir.mapped import collect_files
+from rlx.ir.mapped import collect_files, identity_of
 from rlx.options import CompileOptions, Options
-from rlx.records import names_of
+from rlx.records import names_of, replace
 from rlx.runtime.cache import ArtifactCache
 from rlx.runtime.compiled import CompiledGraph
 from rlx.runtime.container import ENDING
@@ -231,7 +231,18 @@ class Session:
 
             return load_artifact(path, chosen, compile_again, portable_only)
         try:
-            return self._load_file(path, kind, chosen, rules, transform, fixed, self.registry)
+            identity = identity_of(os.stat(path)) if isinstance(path, Path) else None
+            made = self._load_file(path, kind, chosen, rules, transform, fixed, self.registry)
+            if (
+                isinstance(path, Path)
+                and identity is not None
+                and transform is None
+                and not fixed
+                and self.registry is None
+            ):
+                named = chosen if policy is None and self.policy is None else replace(chosen, device=made.device)
+                made.origin = os.path.abspath(path), identity, named
+            return made
         except UndecidedInputs as error:
             from rlx.runtime.specialised import specialised
 

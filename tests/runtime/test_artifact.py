@@ -380,7 +380,7 @@ def test_weights_may_stay_in_the_model_file(tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_saved(tmp_path: Path) -> None:
-    """Devices without code, folders, pickles."""
+    """Devices without code, folders."""
     model = rlx.compile(mlp(), device="reference")
     with pytest.raises(OptionError, match="portable=True"):
         model.save(tmp_path / "m.rlxart")
@@ -388,8 +388,6 @@ def test_what_can_not_be_saved(tmp_path: Path) -> None:
         model.save(tmp_path, portable=True)
     model.save(tmp_path / "m.rlxart", portable=True)
     assert rlx.load(tmp_path / "m.rlxart", device="reference").device == "reference"
-    with pytest.raises(TypeError, match="save"):
-        pickle.dumps(model)
     long = rlx.Graph("long")
     value = long.input("x", (3,))
     for _ in range(2000):
