@@ -115,7 +115,8 @@ def __getattr__(name: str) -> Any:
         ops = import_module("rlx.ops")
         value = getattr(ops if name.removesuffix("_") in ops.OPS else import_module("rlx.numpy"), name, None)
         if value is None:
-            raise AttributeError(f"module 'rlx' has no attribute or op {name!r}")
+            meant = import_module("rlx.runtime.misuse").meant_by(name)
+            raise AttributeError(f"module 'rlx' has no attribute or op {name!r}{meant}")
     globals()[name] = value
     return value
 

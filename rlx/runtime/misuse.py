@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,39 @@ from rlx.errors import ModelFormatError, OptionError, RlxError
 from rlx.ir.graph import Array
 from rlx.runtime.container import ENDING, read_container
 
-__all__ = ["misnamed", "one_set_of_inputs", "refuse_repeats"]
+__all__ = ["meant_by", "misnamed", "one_set_of_inputs", "refuse_repeats"]
+
+
+ELSEWHERE = {  # names that other libraries have -> what is written here
+    "InferenceSession": "rlx.load(path) gives a model, and model.run(feeds) its outputs",
+    "Model": "rlx.load(path) gives a model",
+    "Tensor": "runs take NumPy arrays and any array with DLPack; values of a graph are made by Graph.input",
+    "Variable": "graph.state(...) is what lives between runs",
+    "compile_fn": "rlx.jit(function)",
+    "function": "rlx.jit(function)",
+    "from_numpy": "runs take NumPy arrays as they are; rlx.to_device(array, device) brings one to a device",
+    "device": "device= is an option of rlx.load and rlx.compile; rlx.devices() lists them",
+    "device_put": "rlx.to_device(array, device)",
+    "from_keras": "write the model as ONNX by tf2onnx, then rlx.load(path)",
+    "from_onnx": "rlx.load(path, bytes or ModelProto)",
+    "from_sklearn": "rlx.load(estimator, example_inputs=X[:1])",
+    "from_torch": "rlx.load(module, example_inputs=(x,)), or torch.compile(module, backend='rlx')",
+    "load_model": "rlx.load(path)",
+    "no_grad": "rlx computes no gradients, so there is nothing to switch off",
+    "save": "model.save(path) writes what was compiled",
+    "tensor": "runs take NumPy arrays as they are; graph.const(array) makes a value of a graph",
+    "tree_map": "trees of arrays go in and out of functions of rlx.jit as they are",
+}
+
+
+def meant_by(name: str) -> str:
+    """What to write instead of a name that the package does not have, to follow the error's message; may be empty."""
+    if name in ELSEWHERE:
+        return f": {ELSEWHERE[name]}"
+    import rlx
+
+    close = get_close_matches(name, dir(rlx), 1, 0.75)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def one_set_of_inputs(more: Sequence[Any]) -> OptionError:

@@ -49,8 +49,11 @@ def test_public_names() -> None:
         assert getattr(rlx, name) is not None
         assert name in dir(rlx)
     assert rlx.softmax is rlx.ops.softmax
-    with pytest.raises(AttributeError, match="no attribute or op 'sofmax'"):
+    with pytest.raises(AttributeError, match="no attribute or op 'sofmax'; did you mean 'softmax'"):
         _ = rlx.sofmax
+    for name, text in {"InferenceSession": r"rlx\.load", "from_torch": "example_inputs", "qzw": "'qzw'$"}.items():
+        with pytest.raises(AttributeError, match=text):
+            getattr(rlx, name)
 
 
 def test_options_are_these() -> None:
