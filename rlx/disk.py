@@ -16,14 +16,17 @@ from rlx.errors import OptionError
 from rlx.lazy_imports import log, sha256
 
 __all__ = [
-    "MAGIC", "NotOwn", "cache_folder", "check_own", "content_key", "evict", "is_artifact", "keep_in", "log_unused",
-    "open_regular", "own_folder", "path_of", "read_kept", "read_regular", "replacing", "saving", "write_kept",
+    "MAGIC", "NotOwn", "cache_folder", "check_own", "content_key", "evict", "is_artifact", "keep_in", "keep_limit",
+    "kept_limit", "log_unused", "open_regular", "own_folder", "parts_of_limit", "path_of", "read_kept",
+    "read_regular", "replacing", "saving", "write_kept",
 ]  # fmt: skip
 
 
 MAGIC = b"\x93rlxart\n"  # what an artifact begins with
 _named: list[Path] = []  # the folders in the place of the user's, the last one counts
 MOST_KEPT = 1 << 20  # bytes of a kept measurement
+USUAL_LIMITS = {"artifacts": 4 << 30, "objects": 512 << 20}  # bytes of the parts of the cache
+LIMIT = "limit.json"
 
 
 def cache_folder() -> Path:
@@ -38,6 +41,23 @@ def cache_folder() -> Path:
 def keep_in(folder: str | os.PathLike[str]) -> None:
     """Makes this the cache folder of this process, as of one that measures what an empty cache costs."""
     _named.append(Path(folder))
+
+
+def kept_limit() -> int | None:
+    """The bytes that the user allows the cache, None where none were set."""
+    found = read_kept(cache_folder() / LIMIT, ["limit"])
+    return found if isinstance(found, int) and found >= 0 else None
+
+
+def keep_limit(limit: int | None) -> None:
+    """Sets the bytes that the cache may take from now on, in every process; None: the usual ones."""
+    write_kept(cache_folder() / LIMIT, ["limit"], limit)
+
+
+def parts_of_limit() -> dict[str, int]:
+    """The bytes that each part of the cache may take: the usual ones, or its share of what the user allows."""
+    limit, usual = kept_limit(), sum(USUAL_LIMITS.values())
+    return {name: most if limit is None else limit * most // usual for name, most in USUAL_LIMITS.items()}
 
 
 def is_artifact(head: bytes) -> bool:

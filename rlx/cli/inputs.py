@@ -16,7 +16,7 @@ from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim, Guard, Size, Symbol, evaluate, symbols
 from rlx.ir.value import Value
 from rlx.records import dataclass, replace
-from rlx.runtime.archives import read_npy
+from rlx.runtime.archives import npy_array, open_archive, read_npy
 from rlx.runtime.arrays import to_array
 
 __all__ = ["Inputs", "gather_inputs", "with_hint"]
@@ -48,16 +48,23 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
     Random data are standard normal floats, integers 0 and 1 (fit for masks, types and ids alike), and bools. Raises
     `NameNotFound`, `OptionError` (a file that can't be read), and what does not fit the shape of an input.
     """
+    given, arrays = _without_archives(given)
     specs = dict(given)
     names = [v.name for v in graph.inputs]
-    for name, _ in given:
+    for name in (*arrays, *specs):
         if name not in names:
             raise no_such("input", name, names)
-    twice = next((name for i, (name, _) in enumerate(given) if name in dict(given[:i])), None)
+    twice = next((name for i, (name, _) in enumerate(given) if name in arrays or name in dict(given[:i])), None)
     if twice is not None:
         raise OptionError(f"input {twice!r} is given twice")
     by_name = {v.name: v for v in graph.inputs}
-    arrays = {name: read_array(path) for name, path in specs.items() if isinstance(path, Path)}
+    data = []
+    for name, path in specs.items():
+        if isinstance(path, Path) and path.suffix.lower() == ".npy":
+            arrays[name] = read_array(path)
+        elif isinstance(path, Path):
+            arrays[name], note = read_picture(path, by_name[name])
+            data.append(note)
     arrays |= {name: filled_array(by_name[name], given) for name, given in specs.items() if isinstance(given, Filled)}
     shapes = {name: a.shape for name, a in arrays.items()} | {
         name: shape for name, shape in specs.items() if isinstance(shape, tuple)
@@ -69,7 +76,6 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
     invented = invent_extents(graph, extents)
     extents |= invented
     rng = np.random.default_rng(seed)
-    data = []
     for value in graph.inputs:
         if value.name not in arrays:
             shape = shapes.get(value.name) or tuple(evaluate(s, extents) for s in value.shape)
@@ -80,6 +86,46 @@ def gather_inputs(graph: Graph, given: Sequence[tuple[str, InputSpec]], seed: in
             data.append(f"{value.name}: random {value.dtype}[{', '.join(map(str, shape))}], seed {seed}")
     sizes = [f"{name} = {extent}" for name, extent in invented.items()]
     return Inputs({name: arrays[name] for name in names}, extents, sizes, data)
+
+
+def _without_archives(
+    given: Sequence[tuple[str, InputSpec]],
+) -> tuple[list[tuple[str, InputSpec]], dict[str, Array]]:
+    """The inputs that are given one by one, and the arrays of npz files."""
+    arrays: dict[str, Array] = {}
+    for name, path in given:
+        if not name and isinstance(path, Path):
+            with open_archive(path, "is not a whole .npz file of numbers") as bundle:
+                arrays |= {entry.removesuffix(".npy"): npy_array(bundle, entry) for entry in bundle.namelist()}
+    return [(name, spec) for name, spec in given if name], arrays
+
+
+def read_picture(path: Path, value: Value) -> tuple[Array, str]:
+    """A picture as an input [1, 1 or 3, height, width], or channels last, of u8 or floats from 0 to 1; and a note."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise OptionError(f"--input {path}: pictures are read by Pillow: pip install 'rlx[image]'") from None
+    axis = next((a for a in (1, 3) if value.rank == 4 and value.shape[a] in (1, 3)), None)
+    if axis is None or not (value.dtype.is_float or value.dtype.name == "u8"):
+        wanted = "[n, 3, height, width], 1 channel or channels last, of u8 or floats"
+        raise OptionError(f"--input {path}: input {value.name!r} is {value.type}; pictures are for {wanted}")
+    try:
+        with Image.open(path) as file:
+            image = file.convert("L" if value.shape[axis] == 1 else "RGB")
+            height, width = value.shape[2:] if axis == 1 else value.shape[1:3]
+            size = (
+                width if isinstance(width, int) else image.width,
+                height if isinstance(height, int) else image.height,
+            )
+            pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise OptionError(f"--input {path}: can't be read as a picture: {error}") from None
+    array = pixels.reshape(1, *pixels.shape[:2], -1)
+    array = np.ascontiguousarray(array.transpose(0, 3, 1, 2)) if axis == 1 else array
+    scaled = value.dtype.is_float
+    made = (array / np.float32(255)).astype(value.dtype.numpy) if scaled else array
+    return made, f"{value.name}: {path.name} at {size[0]}x{size[1]}, {'values 0 to 1' if scaled else 'bytes'}"
 
 
 def read_array(path: Path) -> Array:

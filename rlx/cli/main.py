@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +20,18 @@ __all__ = ["cli", "main"]
 COMMANDS = {
     "demo": "demo", "run": "run", "bench": "bench", "estimate": "estimate", "plan": "explain", "explain": "explain",
     "verify": "verify", "profile": "profile", "report": "profile", "devices": "devices", "calibrate": "calibrate",
+    "cache": "cache",
 }  # name -> the module of rlx.cli that has it, imported when it is called: `estimate` needs no compiler  # fmt: skip
+
+ELSEWHERE = {
+    "load": "run",
+    "infer": "run",
+    "info": "explain",
+    "show": "explain",
+    "benchmark": "bench",
+    "trace": "profile",
+}
+INTERRUPTED = 130  # what shells give for a command that Ctrl-C ended: 128 and the number of the signal
 
 
 class Commands(click.Group):
@@ -27,6 +39,17 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = ELSEWHERE.get(args[0]) or next(iter(get_close_matches(args[0], COMMANDS, 1)), None)
+            if close is not None:
+                raise click.UsageError(f"{error.message} Did you mean {close!r}?", ctx) from error
+            raise
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -37,6 +60,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
         except RlxError as error:
             raise click.ClickException(str(error)) from error
         except MemoryError as error:
@@ -58,7 +83,7 @@ class Commands(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     help="""Compile models and run them; say first what they need.
 
-    Exit status: 0 when all went well, 1 for a failure (one message on stderr), 2 for wrong usage.
+    Exit status: 0 when all went well, 1 for a failure (one message on stderr), 2 for wrong usage, 130 after Ctrl-C.
     """,
 )
 @click.version_option(rlx.__version__, prog_name="rlx")

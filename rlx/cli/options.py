@@ -38,6 +38,7 @@ class Filled:
     value: bool | int | float
 
 
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff")
 InputSpec = Path | Filled | tuple[int, ...]
 DimSpec = int | tuple[int, int] | dict[int, int | tuple[int, int] | str]
 
@@ -70,21 +71,26 @@ class DimType(click.ParamType[Any]):
 
 
 class InputType(click.ParamType[Any]):
-    """NAME=FILE.npy, NAME=4x1x8x8 or NAME=4x1x8x8:1; gives (name, path, shape or filled shape)."""
+    """NAME=FILE.npy, NAME=PICTURE.png, NAME=4x1x8x8 or NAME=4x1x8x8:1; gives (name, path, shape or filled shape).
 
-    name = "name=file.npy|shape[:value]"
+    FILE.npz alone has arrays by the names of inputs, and gives ("", path).
+    """
+
+    name = "name=file|shape[:value]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, InputSpec]:
         if isinstance(value, tuple):
             return value
         name, equals, text = value.partition("=")
-        if name and equals and text.endswith(".npy"):
+        if name and equals and Path(text).suffix.lower() in (".npy", *PICTURES):
             return name, Path(text)
+        if value.endswith(".npz") and not equals:
+            return "", Path(value)
         shape_text, colon, number_text = text.partition(":")
         sizes = [] if shape_text == "scalar" else shape_text.split("x")
         number = _number(number_text) if colon else None
         if not (name and all(s.isascii() and s.isdigit() for s in sizes)) or (colon and number is None):
-            forms = "NAME=FILE.npy, NAME=SHAPE or NAME=SHAPE:VALUE"
+            forms = "NAME=FILE.npy, NAME=PICTURE.png, FILE.npz, NAME=SHAPE or NAME=SHAPE:VALUE"
             self.fail(f"{value!r}: expected {forms}, such as x=x.npy, x=4x1x8x8, x=4x16:1 or x=scalar:0.5", param, ctx)
         shape = tuple(int(s) for s in sizes)
         return name, shape if number is None else Filled(shape, number)
@@ -195,7 +201,8 @@ def input_options(command: F) -> F:
         "inputs",
         type=InputType(),
         multiple=True,
-        help="An input as NAME=FILE.npy, NAME=4x1x8x8 for random data of that shape, or NAME=1x16:1 and "
+        help="An input as NAME=FILE.npy, or NAME=PICTURE.jpg (in the size that the model takes; floats from 0 to 1); "
+        "all of them as FILE.npz; NAME=4x1x8x8 for random data of that shape, or NAME=1x16:1 and "
         "NAME=scalar:0.5 for that value in each element; may be repeated.",
     )
     seed = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of random data.")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends import RESTORERS, restorer_named
-from rlx.disk import cache_folder, evict, log_unused, open_regular, own_folder
+from rlx.disk import USUAL_LIMITS, cache_folder, evict, log_unused, open_regular, own_folder, parts_of_limit
 from rlx.errors import ModelFormatError, OptionError
 from rlx.ir.graph import Graph
 from rlx.ir.mapped import FileIdentity, identity_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_BYTES", "ArtifactCache"]
 
-MAX_BYTES = 4 << 30  # of all entries together; one larger than a quarter of it is not kept
+MAX_BYTES = USUAL_LIMITS["artifacts"]  # of all entries together; one larger than a quarter of it is not kept
 HEAD_BYTES = 64 << 10
 
 
@@ -121,7 +121,8 @@ class ArtifactCache:
 
     def evict(self) -> None:
         """Deletes the least recently used files until the bound holds: entries, and what a process that died left."""
-        evict(self.folder.iterdir(), self.max_bytes, self.max_bytes)
+        most = min(self.max_bytes, parts_of_limit()["artifacts"])
+        evict(self.folder.iterdir(), most, most)
 
 
 def _is_plain(value: Any) -> bool:

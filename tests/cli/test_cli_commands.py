@@ -82,6 +82,11 @@ def test_json(args: list[str], keys: set[str]) -> None:
     "args, status, message",
     [
         (["run", "no-such-file.onnx"], 1, "no-such-file.onnx"),
+        (["verfy", MODEL], 2, "Did you mean 'verify'?"),
+        (["load", MODEL], 2, "Did you mean 'run'?"),
+        (["cache", "limit", "much"], 1, "'much'"),
+        (["run", MODEL, "--input", "image=no-such-file.png"], 1, "can't be read as a picture"),
+        (["run", MODEL, "--input", "no-such-file.npz"], 1, "no-such-file.npz"),
         (["run", MODEL.replace(".onnx", "_test.npz")], 1, "digits_test.npz"),
         (["run", MODEL, "--dims", "wrong=3"], 1, "'batch'"),
         (["run", MODEL, "--input", "image=4x1x9x8"], 1, "got (4, 1, 9, 8)"),
@@ -486,3 +491,52 @@ def test_help_survives_without_docstrings() -> None:
 
     assert helps("-OO") == helps()
     assert "Compare MODEL on a device with the reference." in helps("-OO")
+
+
+def test_inputs_from_an_archive_and_a_picture(tmp_path: Path) -> None:
+    """An npz has arrays by the names of inputs; a picture takes the size, channels and type of its input."""
+    images = Digits.load().images[:4]
+    np.savez(tmp_path / "all.npz", image=images)
+    np.save(tmp_path / "image.npy", images)
+    by_name = rlx_json("run", MODEL, "--input", f"image={tmp_path / 'image.npy'}")
+    assert rlx_json("run", MODEL, "--input", tmp_path / "all.npz")["outputs"] == by_name["outputs"]
+    np.savez(tmp_path / "other.npz", picture=images)
+    assert "there is no input 'picture'" in rlx("run", MODEL, "--input", tmp_path / "other.npz").stderr
+    twice = ["--input", tmp_path / "all.npz", "--input", f"image={tmp_path / 'image.npy'}"]
+    assert "given twice" in rlx("run", MODEL, *twice).stderr
+
+    from PIL import Image
+
+    Image.fromarray(np.full((20, 30, 3), 255, np.uint8)).save(tmp_path / "white.png")
+    white = rlx_json("run", MODEL, "--input", f"image={tmp_path / 'white.png'}")
+    assert "image: white.png at 8x8, values 0 to 1" in white["invented"]
+    assert white["outputs"] == rlx_json("run", MODEL, "--input", "image=1x1x8x8:1")["outputs"]
+
+
+def test_cache_is_shown_bounded_and_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlx.disk._named", [tmp_path])
+    load(MODEL, device="cpu", dims={"batch": 1})
+    (tmp_path / "objects").mkdir(mode=0o700, exist_ok=True)
+    (tmp_path / "objects" / "code.o").write_bytes(bytes(1000))
+    parts = rlx_json("cache")["parts"]
+    assert parts["artifacts"]["files"] == 1
+    assert parts["objects"]["bytes"] >= 1000
+    assert rlx("cache", "clear", "--older-than", "1").stdout.startswith("deleted 0 files")
+    assert "at most 1.0 MiB" in rlx("cache", "limit", "1MiB").stdout
+    assert rlx_json("cache")["limit"] == 1 << 20
+    load(MODEL, device="cpu", dims={"batch": 2})
+    assert sum(part["bytes"] for part in rlx_json("cache")["parts"].values()) <= 1 << 20
+    assert rlx("cache", "limit", "0").exit_code == 0
+    assert not rlx_json("cache")["parts"]["objects"]["files"]
+    assert "usual" in rlx("cache", "limit", "none").stdout
+    load(MODEL, device="cpu", dims={"batch": 3})
+    assert rlx("cache", "clear", "--all").exit_code == 0
+    assert not any(part["files"] for part in rlx_json("cache")["parts"].values())
+
+
+def test_ctrl_c_gives_the_status_of_shells(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlx.cli.run.load_model", interrupted)
+    assert rlx("run", MODEL).exit_code == 130

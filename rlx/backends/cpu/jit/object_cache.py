@@ -6,13 +6,12 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from rlx.disk import cache_folder, evict, log_unused, own_folder, read_regular, replacing
+from rlx.disk import USUAL_LIMITS, cache_folder, evict, log_unused, own_folder, parts_of_limit, read_regular, replacing
 from rlx.lazy_imports import log, sha256
 
 __all__ = ["ObjectCache"]
 
 CACHE_FORMAT = 2
-DEFAULT_MAX_BYTES = 512 << 20
 MAGIC = b"rlxobj%02d" % CACHE_FORMAT
 DIGEST_BYTES = 32
 KEEP_AFTER_EVICTION = 0.9  # evict somewhat below the bound, so that not every put has to scan the folder
@@ -20,13 +19,14 @@ SCANS = 32  # the folder is looked through each time that this part of the bound
 
 
 class ObjectCache:
-    """Files in `folder` (default: the user's cache folder), some `max_bytes` bytes, least recently used out first.
+    """Files in `folder` (default: the user's cache folder), some `max_bytes` bytes or what the user allows; the least
+    recently used go first.
 
     The bound may be exceeded by a thirty-second part for each process that writes. A folder that can't be read or
     written, a damaged file or a full disk only means misses, never an error.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None = None, max_bytes: int = USUAL_LIMITS["objects"]) -> None:
         self.folder = Path(folder) if folder is not None else cache_folder() / "objects"
         self.max_bytes = max_bytes
         self.step = max_bytes // SCANS
@@ -74,8 +74,9 @@ class ObjectCache:
 
     def evict(self) -> None:
         """Deletes the least recently used files until the bound holds."""
+        most = min(self.max_bytes, parts_of_limit()["objects"])
         with suppress(OSError):
-            evict(self.folder.iterdir(), self.max_bytes, int(self.max_bytes * KEEP_AFTER_EVICTION))
+            evict(self.folder.iterdir(), most, int(most * KEEP_AFTER_EVICTION))
 
 
 def head(key: str, body: bytes) -> bytes:
