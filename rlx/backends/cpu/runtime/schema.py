@@ -15,7 +15,7 @@ NAMES = {
     "Atom": "Symbol|FloorDiv|Extremum",
     "Attribute": "none|bool|int|float|str|DType|Dim|(Attribute)",
     "Argument": "Pointer|Computed|Scratch|ScratchStride|Routine|Link|Size",
-    "Function": "Constant|ByThreads|Part|Product|BySize|NotThin",  # an int of the extents
+    "Function": "Constant|ByThreads|Part|Product|Chosen",  # an int of the extents
     "Cut": "Grid|RowSchedule|LineSchedule|PackSchedule|AttentionSchedule|Int8Schedule|ConvSchedule|"
     "ImplicitGemmSchedule|DepthwiseSchedule|InnerColumns|GroupedMatmulSchedule|MatmulSchedule|RecurrenceSchedule|"
     "FusedDepthwiseSchedule|WinogradSchedule|ThinSchedule",
@@ -87,7 +87,10 @@ rlx.backends.cpu.schedule.base
     RowSchedule count:Size cost:Size
     LineSchedule lines:Size inner:Size times:Size
     PackSchedule count:Size panels:Size elements:Size together:int|none
-    BySize chunks:Function size:Size most:int few:bool
+rlx.backends.cpu.schedule.choice
+    Limit size:Size least:int most:int|none
+    Choice ways:((Limit))
+    Chosen choice:Choice way:int number:Function
 rlx.backends.cpu.schedule.attention
     AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool
 rlx.backends.cpu.schedule.int8
@@ -113,10 +116,7 @@ rlx.backends.cpu.schedule.fused_depthwise
     FusedDepthwiseSchedule sizes:Shape depth:Size taps:int reach:int stride:int ring:int together:int
         windows:ImplicitGemmSchedule|none
 rlx.backends.cpu.schedule.thin
-    ThinSide m:Size n:Size rows:bool columns:bool
-    ThinSchedule side:ThinSide few_rows:bool k:Size count:Size size:int streamed:int along:bool to_scratch:bool
-        shape:Shape
-    NotThin side:ThinSide chunks:Function
+    ThinSchedule few:Size many:Size k:Size count:Size size:int streamed:int along:bool to_scratch:bool shape:Shape
 rlx.backends.cpu.schedule.winograd
     WinogradSchedule m:(int,int) n:(int,int) sizes:Shape in_place:bool
 rlx.backends.cpu.runtime.image

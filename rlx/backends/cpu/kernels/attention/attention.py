@@ -25,7 +25,6 @@ from rlx.backends.cpu.kernels.attention.old_rows import OldRows, OldRowsArgument
 from rlx.backends.cpu.kernels.attention.pack_kv import (
     count_words,
     counted,
-    emit_pack,
     pack_columns,
     pack_rows,
     row_words,
@@ -51,7 +50,6 @@ from rlx.backends.cpu.schedule.arguments import (
     part,
 )
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
-from rlx.backends.cpu.schedule.base import FEW_ROWS, BySize
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES
@@ -70,9 +68,9 @@ from rlx.kernels.expr import (
 from rlx.kernels.loops.analysis import linear_load
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Kernel
-from rlx.records import dataclass, replace
+from rlx.records import dataclass
 
-__all__ = ["Ways", "emit"]
+__all__ = ["Way", "emit"]
 
 F32 = DTYPES["f32"]
 WIDTH = AttentionSchedule.WIDTH
@@ -123,44 +121,23 @@ class AttentionArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class Ways:
-    """What an attention kernel has code for: `few` and `many` query rows, or both, of which the run's size decides.
+class Way:
+    """How an attention kernel reads keys and values: where they lie, for `few` query rows, or from panels.
 
-    `own_panels`: a chunk packs keys and values for itself. `streaming`: copies of a cache's rows are stored past the
-    processor's caches.
+    `own_panels`: a chunk packs them for itself. `streaming`: copies of a cache's rows are stored past the processor's
+    caches.
     """
 
     few: bool = False
-    many: bool = False
     own_panels: bool = False
     streaming: bool = False
 
 
-def emit(kernel: Kernel, ways: Ways, target: Target) -> list[KernelCode]:
-    """The attention kernel.
-
-    Where it makes its keys and values, what of these is neither copied by it nor packed is stored before.
-    """
-    if len(kernel.stores) == 1:
-        return [_emit_attention(kernel, ways, target)]
-    anchor = kernel.anchor
-    assert isinstance(anchor, Attention)
-    lanes, rows, codes = target.lanes, anchor.q_shape[2], []
-    either = ways.few and ways.many
-    panels, made = (kernel.stores[1:3], kernel.stores[3:]) if either else ((), kernel.stores[1:])
+def emit(kernel: Kernel, way: Way, target: Target) -> list[KernelCode]:
+    """The attention kernel; where it makes its keys and values, what it does not copy of these is stored before."""
     copied = [old.store for old in _old_rows(kernel) if old is not None]
-    for store in made:
-        code = emit_nest(store, lanes)
-        if store not in copied:
-            codes.append(code)
-        elif either:
-            codes.append(replace(code, chunks=BySize(code.chunks, rows, FEW_ROWS, few=False)))
-    if either:
-        k, v = in_place(anchor.k), in_place(anchor.v)
-        codes.append(
-            emit_pack(replace(kernel, stores=panels, anchor=replace(anchor, q=k, k=k, v=v, score=None)), target)
-        )
-    return [*codes, _emit_attention(kernel, ways, target)]
+    before = [emit_nest(store, target.lanes) for store in kernel.stores[1:] if store not in copied]
+    return [*before, _emit_attention(kernel, way, target)]
 
 
 def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
@@ -177,12 +154,12 @@ def _old_rows(kernel: Kernel) -> tuple[OldRows | None, OldRows | None]:
 # ---- the kernel
 
 
-def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
+def _emit_attention(kernel: Kernel, way: Way, target: Target) -> KernelCode:
     anchor, store = kernel.anchor, kernel.stores[0]
     assert isinstance(anchor, Attention)
     out = linear_index(store.index, store.buffer.shape)
     epilogue = epilogue_of(store, [I2], [anchor.q_shape[2]], I3, anchor.v_shape[3], F32)
-    whole = ways.own_panels
+    whole = way.own_panels
 
     cut = once(
         AttentionSchedule(
@@ -191,14 +168,13 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
     )
 
     def panels(x: Expr) -> Argument:
-        packed = x.b if isinstance(x, Select) else x
-        assert isinstance(packed, Load)
-        return Pointer(packed.source) if ways.many and not whole else 0
+        assert isinstance(x, Load)
+        return 0 if way.few or whole else Pointer(x.source)
 
     words = AttentionArguments.given(
         **row_words("q", anchor.q),
-        **row_words("k", in_place(anchor.k) if ways.few or whole else None),
-        **row_words("v", in_place(anchor.v) if ways.few or whole else None),
+        **row_words("k", anchor.k if way.few or whole else None),
+        **row_words("v", anchor.v if way.few or whole else None),
         out=Pointer(store.buffer, store.buffer.dtype.itemsize * out.constant),
         out_b=out.coefs.get(I0, 0),
         out_h=out.coefs.get(I1, 0),
@@ -217,7 +193,7 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
         scratch_stride=ScratchStride(),
         row_sums=part(cut, "sums"),
         results=part(cut, "results"),
-        block=gemm.block_routine(tile_of(F32, target)) if ways.many else 0,
+        block=0 if way.few else gemm.block_routine(tile_of(F32, target)),
         **count_words(anchor),
         panels=part(cut, "panels"),
         row_part=part(cut, "part"),
@@ -225,7 +201,7 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
     for old in _old_rows(kernel) if len(kernel.stores) > 1 else ():
         words += old_words(old)
     table = ArgumentTable(words)
-    made = _Code(anchor, kernel, table, epilogue, ways, target)
+    made = _Code(anchor, kernel, table, epilogue, way, target)
     made.emit()
     symbol, ir = name_kernel(Module([made.f]).text())
     scratch = part(cut, "scratch")
@@ -241,10 +217,10 @@ class _Code:
         kernel: Kernel,
         table: ArgumentTable,
         epilogue: Epilogue,
-        ways: Ways,
+        way: Way,
         target: Target,
     ) -> None:
-        self.anchor, self.ways, self.target = anchor, ways, target
+        self.anchor, self.way, self.target = anchor, way, target
         self.copies = dict(zip("kv", _old_rows(kernel), strict=True))
         self.f = gemm.kernel_function(PLACEHOLDER)
         self.lanes = target.lanes
@@ -269,9 +245,8 @@ class _Code:
         scores = f.offset(w.scratch, f.mul("%worker", w.scratch_stride))
         sums = f.offset(scores, w.row_sums)
         stride, depth, value_depth = w.score_stride, w.depth, w.value_depth
-        heights = [block_rows(f, columns) if self.ways.few else "" for columns in (depth, value_depth)]
+        heights = [block_rows(f, columns) if self.way.few else "" for columns in (depth, value_depth)]
         seen = f.sub(keys, rows)  # keys that row 0 sees, less one, if causal
-        few = f.cmp("le", rows, FEW_ROWS)
         self.long = long = f.cmp("ge", keys, MANY_KEYS)
 
         def whole_for_one(height: str) -> str:
@@ -289,7 +264,7 @@ class _Code:
         k_size, v_size = (
             f.mul(f.and_(f.add(n, WIDTH - 1), -WIDTH), m) for n, m in ((room, depth), (value_depth, room))
         )
-        if self.ways.own_panels:
+        if self.way.own_panels:
             k_panels = f.offset(scores, w.panels)
             v_panels = f.gep(k_panels, k_size, "float")
             k, k_step = rows_of(f, w, "k", b, key_head)
@@ -350,15 +325,15 @@ class _Code:
             def many_results() -> None:
                 by_panels((scores, stride), v_panels, room, (result, step), value_depth, summed)
 
-            self.either(few, few_scores, many_scores)
+            (few_scores if self.way.few else many_scores)()
             look_if(f, long)
             self.softmax(scope, first, last, scores, stride, sums, (keys, seen, summed), shared)
             look_if(f, long)
-            self.either(few, few_results, many_results)
+            (few_results if self.way.few else many_results)()
             self.finish(scope, first, last, sums, result, step, value_depth)
 
         f.loop(row0, row1, w.row_part, [], some_rows)
-        if self.ways.streaming:
+        if self.way.streaming:
             end_streams(f, self.target)
         f.ret()
 
@@ -383,7 +358,7 @@ class _Code:
         source, count = rows_of(f, w, "rows", *at), w.count
         copied0, copied1 = (f.div(f.mul(count, n), share[1]) for n in (share[0], f.add(share[0], 1)))
         streams = None
-        if self.ways.streaming:
+        if self.way.streaming:
             bits = f.or_(f.cast("ptrtoint", target[0], "i64"), f.mul(target[1], 4))
             streams = f.cmp("eq", f.and_(bits, 63), 0)
 
@@ -435,12 +410,6 @@ class _Code:
                 return e
             rest.extend(reversed(tuple(children(e))))
         return None
-
-    def either(self, few: str, one: Callable[[], None], other: Callable[[], None]) -> None:
-        if self.ways.few and self.ways.many:
-            self.f.if_(few, one, other)
-        else:
-            (one if self.ways.few else other)()
 
     def softmax(
         self,

@@ -42,7 +42,7 @@ from rlx.backends.cpu.schedule.arguments import (
     once,
     part,
 )
-from rlx.backends.cpu.schedule.base import BySize
+from rlx.backends.cpu.schedule.choice import Choice, Limit, alternatives
 from rlx.backends.cpu.schedule.matmul import K_BLOCK
 from rlx.backends.cpu.schedule.winograd import WinogradParts, WinogradSchedule
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
@@ -518,8 +518,8 @@ class OrSums(Winograd):
     def emit(self, kernel: Kernel, target: Target) -> list[KernelCode]:
         most, pixels = few_pixels(self.winograd.name, target), geometry(kernel).pixels
         (packed,) = kernel.operands
-        ways = ((self.sums.emit(with_weights(kernel, packed), target), True), (super().emit(kernel, target), False))
-        return [replace(code, chunks=BySize(code.chunks, pixels, most, few)) for (code,), few in ways]
+        choice = Choice(((Limit(pixels, most=most),),))
+        return alternatives(choice, self.sums.emit(with_weights(kernel, packed), target), super().emit(kernel, target))
 
 
 def form_of(kernel: Kernel) -> Form:
