@@ -34,9 +34,10 @@ def test_the_first_way_all_of_whose_limits_hold() -> None:
 
 
 def test_the_others_have_no_chunks_and_no_scratch() -> None:
-    """Scratch of a number of bytes, of a size, computed, or none; a way may have several functions."""
+    """Nor arguments that are computed. Scratch: a number of bytes, a size, computed, or none. Functions: some a way."""
     scratch: list[Size | Computed] = [64, 128 * N, Computed(Product((N, 64))), 0]
-    codes = [KernelCode(f"k{i}", "", (), Product((N,)), scratch=s) for i, s in enumerate(scratch)]
+    word = Computed(Product((N, N)))
+    codes = [KernelCode(f"k{i}", "", (N, word), Product((N,)), scratch=s) for i, s in enumerate(scratch)]
     choice = Choice(((Limit(N, most=4),), (Limit(N, most=9),)))
     made = alternatives(choice, codes[:2], codes[2:3], codes[3:])
     assert [c.symbol for c in made] == ["k0", "k1", "k2", "k3"]
@@ -44,6 +45,9 @@ def test_the_others_have_no_chunks_and_no_scratch() -> None:
         for i, (code, before) in enumerate(zip(made, codes, strict=True)):
             runs = first <= i < last
             assert code.chunks({"n": n}) == (n if runs else 0)
+            assert code.words[0] is N
+            assert isinstance(code.words[1], Computed)
+            assert code.words[1].fn({"n": n}) == (n * n if runs else 0)
             assert code.scratch_bytes({"n": n}) == (before.scratch_bytes({"n": n}) if runs else 0)
 
 

@@ -18,7 +18,7 @@ NAMES = {
     "Function": "Constant|ByThreads|Part|Product|Chosen",  # an int of the extents
     "Cut": "Grid|RowSchedule|LineSchedule|PackSchedule|AttentionSchedule|Int8Schedule|ConvSchedule|"
     "ImplicitGemmSchedule|DepthwiseSchedule|InnerColumns|GroupedMatmulSchedule|MatmulSchedule|RecurrenceSchedule|"
-    "FusedDepthwiseSchedule|WinogradSchedule|ThinSchedule",
+    "FusedDepthwiseSchedule|WinogradSchedule|ThinSchedule|Choice",
 }
 
 RECORDS = """
@@ -90,7 +90,7 @@ rlx.backends.cpu.schedule.base
 rlx.backends.cpu.schedule.choice
     Limit size:Size least:int most:int|none
     Choice ways:((Limit))
-    Chosen choice:Choice way:int number:Function
+    Chosen choice:Once way:int number:Function
 rlx.backends.cpu.schedule.attention
     AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool
 rlx.backends.cpu.schedule.int8

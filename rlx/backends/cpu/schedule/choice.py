@@ -1,14 +1,16 @@
 """Which of several ways to compute a kernel a run takes: its sizes decide.
 
 Where only a run knows them, a kernel has the code of each way, and a run launches that of one: the others have no
-chunks and no scratch. It is the way that a compile for these sizes would choose, so results have the same bits.
+chunks and no scratch, and their arguments are not computed. It is the way that a compile for these sizes would choose,
+so results have the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
-from rlx.backends.cpu.schedule.arguments import Computed, Extents, KernelCode, Product
+from rlx.backends.cpu.schedule.arguments import Computed, Extents, KernelCode, Product, once
 from rlx.ir.shape import Size, evaluate
 from rlx.records import dataclass, replace
 
@@ -44,9 +46,9 @@ class Choice:
 
 @dataclass(eq=False, repr=False)
 class Chosen:
-    """A number of chunks, or bytes of scratch, in runs that take this way; in others 0."""
+    """A number of chunks, bytes of scratch, or an argument, in runs that take this way; in others 0."""
 
-    choice: Choice
+    choice: Callable[[Extents], int]
     way: int
     number: Callable[[Extents], int]
 
@@ -54,13 +56,18 @@ class Chosen:
         return self.number(extents) if self.choice(extents) == self.way else 0
 
 
+_once = lru_cache(256)(once)  # many kernels, as of all layers, have equal choices: a binding asks one of them
+
+
 def where_chosen(code: KernelCode, choice: Choice, way: int) -> KernelCode:
     """The code, launched in runs that take this way."""
+    here = _once(choice)
+    words = (Computed(Chosen(here, way, w.fn)) if isinstance(w, Computed) else w for w in code.words)
     scratch = code.scratch
     if scratch != 0:
         number = scratch.fn if isinstance(scratch, Computed) else Product((scratch,))
-        scratch = Computed(Chosen(choice, way, number))
-    return replace(code, chunks=Chosen(choice, way, code.chunks), scratch=scratch)
+        scratch = Computed(Chosen(here, way, number))
+    return replace(code, words=tuple(words), chunks=Chosen(here, way, code.chunks), scratch=scratch)
 
 
 def alternatives(choice: Choice, *ways: Sequence[KernelCode]) -> list[KernelCode]:
