@@ -157,14 +157,14 @@ class Once(Generic[T]):
         self.fn = fn
 
     def __call__(self, extents: Extents) -> T:
-        last = self.last  # which others may replace meanwhile
+        last = self.last
         if last is None or last[0] is not extents:
             last = self.last = (extents, last[1] if last is not None and last[0] == extents else self.fn(extents))
         return last[1]
 
 
 def once(fn: Callable[[Extents], T]) -> Callable[[Extents], T]:
-    """`fn`, which many words of a kernel are computed from, asked once a binding, and not again at equal extents."""
+    """`fn`, which many words of a kernel are computed from, asked once a binding."""
     return Once(fn)
 
 

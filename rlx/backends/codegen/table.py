@@ -185,7 +185,7 @@ class Table:
         )
 
     def scratch_bytes(self, extents: Mapping[str, int]) -> int:
-        """Bytes of scratch that one worker needs; `extents` may have the number of threads."""
+        """Bytes of scratch that one worker needs."""
         known = extents if THREADS in extents else {**extents, THREADS: self.threads}
         return max((p.code.scratch_bytes(known) for p in self.phases if p.code), default=0)
 

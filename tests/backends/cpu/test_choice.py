@@ -10,10 +10,11 @@ from targets import machine
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.kernels.alternatives import alternatives
 from rlx.backends.cpu.kernels.conv.winograd import few_pixels
 from rlx.backends.cpu.schedule.arguments import THREADS, Computed, KernelCode, Product
 from rlx.backends.cpu.schedule.base import FEW_ROWS
-from rlx.backends.cpu.schedule.choice import Choice, Chosen, Limit, alternatives
+from rlx.backends.cpu.schedule.choice import Choice, Chosen, Limit
 from rlx.backends.cpu.schedule.thin import LEAST, MOST
 from rlx.compiler import stages_of
 from rlx.ir.shape import Size

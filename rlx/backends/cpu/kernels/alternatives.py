@@ -1,16 +1,37 @@
-"""Kernels that work for one of several ways to compute another one: only runs that take it launch them."""
+"""Kernels that have the code of several ways to compute them, of which a run takes one: see `schedule.choice`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+
 from rlx.backends.cpu.loops.nest import emit_nest
-from rlx.backends.cpu.schedule.arguments import KernelCode
-from rlx.backends.cpu.schedule.choice import Choice, where_chosen
+from rlx.backends.cpu.schedule.arguments import Computed, KernelCode, Product, once
+from rlx.backends.cpu.schedule.choice import Choice, Chosen
 from rlx.backends.cpu.strategy import CpuStrategy, Step
 from rlx.backends.cpu.target import Target
 from rlx.kernels.program import Kernel
 from rlx.records import replace
 
-__all__ = ["emitted", "only_where"]
+__all__ = ["alternatives", "emitted", "only_where"]
+
+_once = lru_cache(256)(once)  # many kernels, as of all layers, have equal choices: a binding asks one of them
+
+
+def where_chosen(code: KernelCode, choice: Choice, way: int) -> KernelCode:
+    """The code, launched in runs that take this way."""
+    here = _once(choice)
+    words = (Computed(Chosen(here, way, w.fn)) if isinstance(w, Computed) else w for w in code.words)
+    scratch = code.scratch
+    if scratch != 0:
+        number = scratch.fn if isinstance(scratch, Computed) else Product((scratch,))
+        scratch = Computed(Chosen(here, way, number))
+    return replace(code, words=tuple(words), chunks=Chosen(here, way, code.chunks), scratch=scratch)
+
+
+def alternatives(choice: Choice, *ways: Sequence[KernelCode]) -> list[KernelCode]:
+    """The code of a kernel that is computed in one of several ways, given that of each in the order of the choice."""
+    return [where_chosen(code, choice, way) for way, codes in enumerate(ways) for code in codes]
 
 
 def emitted(kernel: Kernel, target: Target) -> list[KernelCode]:

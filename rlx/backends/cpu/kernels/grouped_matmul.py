@@ -344,7 +344,7 @@ def _pack(op: GroupedMatMul, kernel: Kernel, target: Target) -> KernelCode:
     frame = Frame()
     f = frame.f
     number, depth, columns = sizes(w, op.transposed)
-    cut = once(GroupedMatmulSchedule(number, number, columns, depth, panels.dtype.itemsize))
+    cut = once(GroupedMatmulSchedule(number, number, columns, depth, panels.dtype.itemsize, target.rates))
     frame.chunks = Part(cut, "chunks")
     step, blocks = (frame.word(part(cut, name)) for name in ("panel_chunk", "panel_blocks"))
     k, n, width = frame.size(depth), frame.size(columns), panels.shape[-1]
@@ -384,7 +384,8 @@ class _Product:
         self.wide = computed_in(x.dtype)
         self.tile = tile_of(self.wide, target)
         number, depth, columns = sizes_of(kernel.special)
-        cut = once(GroupedMatmulSchedule(size_product(out.shape[:-1]), number, columns, depth, self.wide.itemsize))
+        count = size_product(out.shape[:-1])
+        cut = once(GroupedMatmulSchedule(count, number, columns, depth, self.wide.itemsize, target.rates))
         frame.chunks = Part(cut, "chunks")
         self.own = frame.scratch(part(cut, "scratch"))
         self.step, self.blocks, self.sums_at, self.panels_at = (

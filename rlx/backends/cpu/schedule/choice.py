@@ -7,14 +7,13 @@ so results have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable
 
-from rlx.backends.cpu.schedule.arguments import Computed, Extents, KernelCode, Product, once
+from rlx.backends.cpu.schedule.arguments import Extents
 from rlx.ir.shape import Size, evaluate
-from rlx.records import dataclass, replace
+from rlx.records import dataclass
 
-__all__ = ["Choice", "Chosen", "Limit", "alternatives", "where_chosen"]
+__all__ = ["Choice", "Chosen", "Limit"]
 
 
 @dataclass(frozen=True)
@@ -54,22 +53,3 @@ class Chosen:
 
     def __call__(self, extents: Extents) -> int:
         return self.number(extents) if self.choice(extents) == self.way else 0
-
-
-_once = lru_cache(256)(once)  # many kernels, as of all layers, have equal choices: a binding asks one of them
-
-
-def where_chosen(code: KernelCode, choice: Choice, way: int) -> KernelCode:
-    """The code, launched in runs that take this way."""
-    here = _once(choice)
-    words = (Computed(Chosen(here, way, w.fn)) if isinstance(w, Computed) else w for w in code.words)
-    scratch = code.scratch
-    if scratch != 0:
-        number = scratch.fn if isinstance(scratch, Computed) else Product((scratch,))
-        scratch = Computed(Chosen(here, way, number))
-    return replace(code, words=tuple(words), chunks=Chosen(here, way, code.chunks), scratch=scratch)
-
-
-def alternatives(choice: Choice, *ways: Sequence[KernelCode]) -> list[KernelCode]:
-    """The code of a kernel that is computed in one of several ways, given that of each in the order of the choice."""
-    return [where_chosen(code, choice, way) for way, codes in enumerate(ways) for code in codes]

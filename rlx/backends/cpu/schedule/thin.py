@@ -7,7 +7,7 @@ from rlx.backends.cpu.schedule.balance import TURNS, wants_shares
 from rlx.backends.cpu.schedule.base import aligned, pieces
 from rlx.backends.cpu.schedule.choice import Limit
 from rlx.backends.cpu.schedule.matmul import k_block
-from rlx.backends.cpu.schedule.rates import FLOPS
+from rlx.backends.cpu.target import Rates
 from rlx.ir.shape import Shape, Size, bounds, evaluate
 from rlx.records import dataclass
 
@@ -18,7 +18,6 @@ LEAST = 16  # rows or columns of the operand that is streamed: whole vectors of 
 STRIP = 2048  # columns whose sums stay in L1 while rows of the streamed operand pass by
 STRIDE = STRIP + LEAST  # from strip to strip: keeps them off the same sets of the cache
 NARROW = 256  # columns that a chunk takes at least: it reads so many elements of a row of k, then those of the next
-MEMORY = 15e9  # bytes of the streamed operand that a core reads a second
 MOST_TIME, LEAST_TIME = 120e-6, 20e-6  # seconds of a chunk at most, and at least where there are few
 
 
@@ -69,13 +68,15 @@ class ThinSchedule:
     along: bool
     to_scratch: bool
     shape: Shape
+    rates: Rates
 
     def __call__(self, extents: Extents) -> ThinParts:
         if not all(evaluate(s, extents) for s in self.shape):
             return NOTHING
         few, many, k, count = (evaluate(s, extents) for s in (self.few, self.many, self.k, self.count))
         threads = thread_count(extents)
-        time = count * many * max(k * self.streamed / MEMORY, 2.0 * few * k / FLOPS * (self.size / 4))
+        products = 2.0 * few * k / self.rates.flops * (self.size / 4)
+        time = count * many * max(k * self.streamed / self.rates.memory, products)
         wanted = pieces(time, MOST_TIME, LEAST_TIME)
         if wants_shares(wanted, threads):
             wanted = max(wanted, min(TURNS * threads, int(time / LEAST_TIME)))

@@ -67,22 +67,14 @@ class Instructions:
         return 16 if self.tiles else self.lanes // 2
 
     @property
-    def times(self) -> tuple[float, float]:
-        """Products a second and seconds a result, about."""
-        if self.lanes == 8:
-            return 60e9, 0.5e-9
-        return (700e9 if self.tiles else 250e9), 0.13e-9
-
-    @property
     def name(self) -> str:
         return f"{4 * self.lanes}{'d' if self.dots else ''}{'t' if self.tiles else ''}"
 
 
 def instructions(target: Target) -> Instructions:
     """Those of a machine."""
-    wide = target.has("avx512vnni") and target.has("avx512vl")
-    lanes = 16 if wide and target.vector_bytes == 64 else 8
-    return Instructions(lanes, wide or target.has("avxvnni"), target.tiles and lanes == 16)
+    dots = target.has("avxvnni") or (target.has("avx512vnni") and target.has("avx512vl"))
+    return Instructions(16 if target.wide_bytes else 8, dots, target.tiles and target.wide_bytes)
 
 
 @dataclass(frozen=True)

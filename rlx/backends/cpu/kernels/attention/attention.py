@@ -161,11 +161,8 @@ def _emit_attention(kernel: Kernel, way: Way, target: Target) -> KernelCode:
     epilogue = epilogue_of(store, [I2], [anchor.q_shape[2]], I3, anchor.v_shape[3], F32)
     whole = way.own_panels
 
-    cut = once(
-        AttentionSchedule(
-            anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3], not epilogue.in_place, whole, anchor.causal
-        )
-    )
+    sizes = (anchor.q_shape, anchor.k_shape[2], anchor.v_shape[3])
+    cut = once(AttentionSchedule(*sizes, not epilogue.in_place, whole, anchor.causal, target.rates))
 
     def panels(x: Expr) -> Argument:
         assert isinstance(x, Load)

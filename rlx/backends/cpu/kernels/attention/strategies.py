@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlx.backends.cpu.kernels.alternatives import only_where
+from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
 from rlx.backends.cpu.kernels.attention.attention import Way, emit
 from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
 from rlx.backends.cpu.kernels.attention.old_rows import in_place
@@ -13,7 +13,7 @@ from rlx.backends.cpu.loops.nest import emit_nest
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
 from rlx.backends.cpu.schedule.base import FEW_ROWS
-from rlx.backends.cpu.schedule.choice import Choice, Limit, alternatives
+from rlx.backends.cpu.schedule.choice import Choice, Limit
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType

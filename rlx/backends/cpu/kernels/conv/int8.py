@@ -307,7 +307,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     deep = ceildiv(geo.depth, int8_panels.DEPTH) * int8_panels.DEPTH
     cut = once(
         Int8Schedule(
-            geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, int8_panels.WIDTH, in_image, direct, *tile.by.times
+            geo.outputs, deep, geo.pixels, geo.groups, tile.by.rows, int8_panels.WIDTH, in_image, direct, target.rates
         )
     )
     step = epilogue.row_step if direct and epilogue.row_step is not None else 0

@@ -80,6 +80,7 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
         anchor,
         geo,
         wide if fours else int8_depthwise_pairs.CHANNELS,
+        target.rates,
         sums=Pointer(kernel.operands[0]),
         out=epilogue.out,
         out_step=0 if direct is None or epilogue.row_step is None else epilogue.row_step,

@@ -131,6 +131,7 @@ def _emit_product(kernel: Kernel, from_window: Size | None, few: bool, target: T
             tile.rows,
             from_window,
             epilogue.in_place,
+            target.rates,
             target.multiplies_by_tiles(dtype.name) and not few,
         )
     )

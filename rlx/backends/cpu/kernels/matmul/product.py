@@ -60,7 +60,7 @@ def _emit(kernel: Kernel, format: PanelFormat, target: Target) -> KernelCode:
     count = size_product(store.extents[:-2])
 
     tiles = target.multiplies_by_tiles(dtype.name) and format.by_tiles
-    product = MatmulSchedule(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, tiles)
+    product = MatmulSchedule(m, n, k, count, size_of(tile.scalar), store.extents, to_scratch, target.rates, tiles)
     cut = once(format.schedule(product, target))
     table = ArgumentTable(_arguments(store, anchor, cut, gemm.block_routine(tile)))
     sites: list[str] = []

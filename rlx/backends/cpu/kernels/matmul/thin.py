@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
 from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, rows_in_place
-from rlx.backends.cpu.kernels.alternatives import only_where
+from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
 from rlx.backends.cpu.kernels.matmul.product import Product, batch_indices, dot
 from rlx.backends.cpu.kernels.matmul.thin_sums import Types, routine
 from rlx.backends.cpu.llvm import convert
@@ -33,7 +33,7 @@ from rlx.backends.cpu.schedule.arguments import (
     once,
     part,
 )
-from rlx.backends.cpu.schedule.choice import Choice, alternatives
+from rlx.backends.cpu.schedule.choice import Choice
 from rlx.backends.cpu.schedule.thin import MOST, ThinParts, ThinSchedule, may_be_thin, thin_limits
 from rlx.backends.cpu.strategy import CpuStrategy, Setting
 from rlx.backends.cpu.target import Target
@@ -202,7 +202,7 @@ def _emit(kernel: Kernel, few_rows: bool, target: Target) -> KernelCode:
     types = Types(sums, many.load.dtype, few.load.dtype, target.vector_bytes)
     count = size_product(store.extents[:-2])
     sizes = (*_pairs(anchor, few_rows), anchor.k, count, sums.itemsize, many.load.dtype.itemsize)
-    cut = once(ThinSchedule(*sizes, along, not in_place, store.extents))
+    cut = once(ThinSchedule(*sizes, along, not in_place, store.extents, target.rates))
     block = routine(types, along=along)
     table = ArgumentTable(_arguments(anchor, (few, many), few_rows, (store, c, row) if in_place else None, cut, block))
     f = kernel_function(PLACEHOLDER)
