@@ -48,6 +48,9 @@ u64 bool c64 c128 string. Refused, with the type named: FLOAT6E2M3, FLOAT6E3M2.
   `rlx.Specialised`, which compiles once for each value, up to `variants=` (32). So it does for how many tensors a
   sequence or optional among the inputs holds. `values={"axes": [1]}` makes such an input a constant of a plain
   `CompiledGraph`.
+- Of two sizes that broadcast and are not known at import, each run checks that they are equal. Where one is 1 instead,
+  `run`, `run_views` and `submit` take a graph that is compiled for exactly the shapes of these inputs, as `explain`
+  says: at most 32 of them, and none where the graph has states, inputs that are kept, or params that were set.
 - If with a condition known at import leaves one branch. Branches that differ in a size give a dim that the run decides;
   that differ in rank, where the condition is that two sizes are equal, become the first branch and a guard.
 - Loop with a known or run-time trip count is a scan, with a condition of its own a native loop. A loop whose carries
