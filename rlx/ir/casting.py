@@ -24,11 +24,12 @@ def cast(x: Array, to: DType) -> Array:
 
     From float to integer: rounded towards zero; outside of the type's range its nearer end; NaN gives 0.
     From integer to integer: the low bits are kept (two's complement), so it wraps.
-    To bool: true unless 0; NaN is true. To a float type: the nearest value, ties to even.
+    To bool: true unless 0; NaN is true. To a float type: the nearest value, ties to even. To f8e8m0, which has
+    powers of two only: ties up; NaN for what is not above 0.
     """
     source = dtype_of(x.dtype)
     with np.errstate(all="ignore"):
-        if source.is_float and source.bits < 16:
+        if source.is_float and source.bits < 16 and source is not to:
             x = x.astype(np.float32)  # ml_dtypes has no other conversions of all of its types
         if to.is_integer and source.is_float:
             return _whole(x.astype(np.float64), to)
