@@ -587,7 +587,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         It goes by the calibration of the device, or by guesses if there was none; `rlx.cost` predicts at other extents.
         """
         from rlx.runtime.choice import usual_extents
-        from rlx.runtime.rooflines import rooflines
+        from rlx.runtime.report.rooflines import rooflines
 
         at = usual_extents(self._compilation.source, None)
         return rooflines(self, at=at, threads=self._options.threads, calibrate=False).prediction
@@ -598,7 +598,7 @@ class CompiledGraph(Lifetime, ExpertControl):
         With `inputs` kernels are timed, at the extents of these; states are left as they were. Raises `OptionError`
         where the page can't be written, or the device can't time its kernels.
         """
-        from rlx.runtime.page import write_report
+        from rlx.runtime.report.page import write_report
 
         path_of(path, "report")  # before the work
         if inputs is not None and "profile" not in self.capabilities:
