@@ -14,7 +14,7 @@ import pytest
 from targets import machine
 
 import rlx
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.gemm.requantise import _not_stored
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array
