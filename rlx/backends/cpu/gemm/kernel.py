@@ -8,8 +8,10 @@ Every element of C is a chain of fma over k within a block of `k_block(K, most)`
 That order depends on K only, so the bits of a row depend neither on M, nor on chunks, threads or tile heights. The same
 is true of products by tile registers, in another order; `schedule.matmul` chooses by M, N and K.
 
-In an "i32" product an element of A or B is a pair of i16, neighbours along k, and an element of C the i32 sum of the
-products of both: one instruction on x86, exact for all values (the usual one for 8-bit operands saturates).
+What differs from format to format of panels is asked of the format: how elements are read, how they are multiplied and
+added up, and what sums begin with and become (`PanelFormat.ends`). Where sums are exact, as of bytes in i32, K is one
+block. In a product of pairs an element of A or B is a pair of i16, neighbours along k, and an element of C the i32 sum
+of the products of both: one instruction on x86, exact for all values (the usual one for bytes saturates).
 """
 
 from __future__ import annotations

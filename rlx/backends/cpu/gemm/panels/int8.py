@@ -3,7 +3,8 @@
     C[M, N] = (A[M, K] - point) @ W[K, N]        in i32, exact for all values; then C as it is, or requantised to bytes
 
 Four bytes of a row and of each column are one multiplication with VNNI, eight with AVX2, whose sums of pairs are added
-up in 16 bits first. Panels are those of `int8_layout`, from their first step of k on.
+up in 16 bits first. Panels are those of `int8_layout`, and a block is given the first step of its first one, after the
+head. Sums are exact, so they may be added up in any order: K is one block, and few sums are two chains each.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SHORTS, BYTES = "<16 x i16>", "<32 x i8>"
 class Int8(PanelFormat):
     """Rows of u8, or of i8 (`signed`), times weights of bytes.
 
-    `result`: "i32" for the sums, or "u8" and "i8", scaled, shifted, rounded, saturated; `clamped` to limits of their
+    `stores`: "i32" for the sums, or "u8" and "i8", scaled, shifted, rounded, saturated; `clamped` to limits of their
     own. `rest`: panels may have further fours. A multiplication is computed `by` these instructions.
     """
 
@@ -41,9 +42,9 @@ class Int8(PanelFormat):
     fetches = False  # measured: panels of bytes are short, and a product of one row reads them in order
     arguments = (("ptr", "ends"),)
 
-    def __init__(self, by: Instructions, *, signed: bool, result: str, clamped: bool, rest: bool) -> None:
-        self.by, self.signed, self.stores, self.clamped, self.rest = by, signed, result, clamped, rest
-        kind = f"{result}{'_clamped' if clamped else ''}{'_rest' if rest else ''}"
+    def __init__(self, by: Instructions, *, signed: bool, stores: str, clamped: bool, rest: bool) -> None:
+        self.by, self.signed, self.stores, self.clamped, self.rest = by, signed, stores, clamped, rest
+        kind = f"{stores}{'_clamped' if clamped else ''}{'_rest' if rest else ''}"
         self.name = f"{'i8' if signed else 'u8'}_{kind}_{by.name}"
         self.depth = 4 if by.dots else DEPTH
         self.spare = 0 if by.dots else 4
@@ -117,9 +118,7 @@ def pairs(f: Function, x: str, y: str) -> str:
 format_of = cache(Int8)  # one for each kind, so that their routines are made once
 
 
-def int8_tile(
-    target: Target, by: Instructions, *, signed: bool, result: str = "i32", clamped: bool = False, rest: bool = True
-) -> Tile:
+def int8_tile(target: Target, by: Instructions, *, signed: bool, stores: str, clamped: bool, rest: bool) -> Tile:
     """The register tile of products of bytes, see `Int8`."""
-    format = format_of(by, signed=signed, result=result, clamped=clamped, rest=rest)
+    format = format_of(by, signed=signed, stores=stores, clamped=clamped, rest=rest)
     return tile_of(DTYPES["i32"], replace(target, vector_bytes=4 * by.lanes), format=format)

@@ -1,4 +1,4 @@
-"""Products of 8-bit rows with packed weights, in i32: C[M, N] = A[M, K] @ W[K, N], exact for all values.
+"""How panels hold weights of bytes, for the format `int8`: C[M, N] = A[M, K] @ W[K, N] in i32, exact for all values.
 
 A row of A is bytes as they lie in an image. Weights are packed in panels of 16 columns, each column's elements in fours
 along k. With AVX2 one instruction multiplies 32 pairs of bytes and adds neighbours in 16 bits, another adds those up in

@@ -284,10 +284,10 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     direct = epilogue.row_step is not None and epilogue.columns_together
     fused = requantise.found(kernel) if direct else None
     clamped = fused is not None and fused.clamped
-    by, result = int8_panels.instructions(target), "i32" if fused is None else store.buffer.dtype.name
+    by, stores = int8_panels.instructions(target), "i32" if fused is None else store.buffer.dtype.name
     narrow = anchor.w.source.shape[2] == int8_panels.panel_bytes(geo.depth, True, target)
     rest = int8_panels.further(narrow, target) > 0
-    tile = int8_tile(target, by, signed=signed, result=result, clamped=clamped, rest=rest)
+    tile = int8_tile(target, by, signed=signed, stores=stores, clamped=clamped, rest=rest)
     direct = direct and (fused is not None or epilogue.plain)
 
     deep = ceildiv(geo.depth, int8_panels.DEPTH) * int8_panels.DEPTH
