@@ -186,7 +186,7 @@ def gemm_block(tile: Tile, *, internal: bool = False) -> Function:
             kernels[rows, panels] = micro_kernel(tile, rows, max(panels, 1), half=panels == HALF)
         return kernels[rows, panels]
 
-    block = block_steps(f)
+    block = f.max("%k", 8) if tile.format.turn else block_steps(f)
     copies = a_ty == tile.scalar
     copied = f.cmp("ne", "%copy", "null") if copies else "false"
 

@@ -40,9 +40,9 @@ class PanelFormat:
     packs a B that lies in memory as matrices; others are packed by loops.
 
     A multiplication takes `depth` elements of a row of A and of each column of a panel, neighbours along k. Where that
-    is more than one, K is padded to whole turns of the loop, of `turn` elements. `few_shapes`: there are tiles of a few
-    shapes only, which are sooner compiled. `fetches`: tiles prefetch panels to come. `arguments` are those of a block
-    of C besides `kernel.BLOCK_ARGUMENTS`; its tiles get them too, and the number of their first panel.
+    is more than one, K is padded to whole turns of the loop, of `turn` elements, and is one block. `few_shapes`: there
+    are tiles of a few shapes only, which are sooner compiled. `fetches`: tiles prefetch panels to come. `arguments` are
+    those of a block of C besides `kernel.BLOCK_ARGUMENTS`; its tiles get them too, and the number of their first panel.
     """
 
     name = ""  # of what panels hold, in names of functions
