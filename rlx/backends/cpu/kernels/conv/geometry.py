@@ -226,8 +226,9 @@ class PixelChunk:
         It is in the results where sums take their places, else in scratch.
         """
         f, w = self.f, self.w
+        room = f.offset(self.own, w.sums), self.columns
         if not in_place:
-            return f.offset(self.own, w.sums), self.columns
+            return room
         return f.gep(w.out, f.add(f.mul(pixel, w.out_step), output), self.tile.c_scalar), w.out_step
 
     def block(self, a: str, at: str, c: tuple[str, str], rows: str, columns: str, *more: Typed) -> None:
