@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemory, Rates, host_memory
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import Compiling, host
 from rlx.backends.cpu.jit.object_cache import ObjectCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from rlx.backends.cpu.gemm.kernel import kernel_function
-from rlx.backends.cpu.gemm.panels import int8 as int8_panels
+from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
 from rlx.backends.cpu.gemm.requantise import found, number, store_finishing
 from rlx.backends.cpu.kernels.conv import int8_depthwise_pairs, int8_depthwise_vnni
 from rlx.backends.cpu.kernels.conv.depthwise import has_few_taps, image_words
