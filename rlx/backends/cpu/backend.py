@@ -56,6 +56,7 @@ class CpuBackend(CodeGenerator):
 
     name = "cpu"
     capabilities = CpuExecutable.capabilities
+    precisions = frozenset({"f32", "q8"})
     honours = frozenset(DEVICE_OPTIONS)
     fusing = Fusing()
 

@@ -34,6 +34,7 @@ class InterpBackend(CodeGenerator):
     name = "interp"
     unified = False
     capabilities = InterpExecutable.capabilities
+    precisions = frozenset({"f32", "q8"})
     honours = frozenset({"alignment", "reuse", "search", "debug"})
     fusing = Fusing()
 

@@ -6,6 +6,7 @@ from rlx.backends.cpu.gemm.panels.blocks import ENCODED
 from rlx.backends.cpu.gemm.panels.bytes import BYTES
 from rlx.backends.cpu.gemm.panels.f28 import F28_PANELS
 from rlx.backends.cpu.gemm.panels.narrow import NARROW
+from rlx.backends.cpu.gemm.panels.operands import DEPTH
 from rlx.backends.cpu.gemm.panels.pairs import PAIRS
 from rlx.backends.cpu.gemm.panels.plain import PLAIN
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
@@ -14,10 +15,11 @@ from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.kernels.matmul.thin import Thin
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.backends.cpu.target import Target
+from rlx.ir.casting import rounded_q8_element
 from rlx.ir.dtype import DTYPES, DType
 from rlx.kernels.affine import Affine
 from rlx.kernels.expr import I64, Expr, Var, const, substitute_vars, walk
-from rlx.kernels.lowering import Contract, out_vars
+from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Kernel, Store
 from rlx.records import replace
 
@@ -63,7 +65,16 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     if kernel.anchor.a.dtype.bits == 8:
         return conv.layout(int8_conv.as_convolution(kernel), setting, (INT8,))
     kernel = _rows_together(kernel, kernel.anchor)
+    assert isinstance(kernel.anchor, Contract)
+    if kernel.anchor.activations:
+        kernel = _rounded(kernel, kernel.anchor)
     return computed(kernel, MATMUL, setting)
+
+
+def _rounded(kernel: Kernel, anchor: Contract) -> Kernel:
+    """The product of activations that loops round to 8 bits, as they are copied."""
+    made = rounded_q8_element(Lowering(()), lambda at: substitute_vars(anchor.a, {DEPTH: at}), anchor.k, DEPTH)
+    return kernel.with_anchor(replace(anchor, a=made, activations=""))
 
 
 def _rows_together(kernel: Kernel, anchor: Contract) -> Kernel:
