@@ -165,7 +165,7 @@ class EveryDevicesOptions(TypedDict, total=False):
     """The fields of `CompileOptions` as keywords of functions, for type checkers: all but the device and dims."""
 
     threads: int | None
-    precision: Literal["f32", "bf16", "f16"]
+    precision: Literal["f32", "bf16", "f16", "q8"]
     budget: int | str | None
     over_budget: Literal["error", "warn", "allow"]
     deterministic: bool

@@ -10,6 +10,7 @@ from rlx.backends.base import Availability, CodeGenerator, CodeSizes, DeviceMemo
 from rlx.backends.cpu.build import build, compile_codes
 from rlx.backends.cpu.gemm.panels import f28
 from rlx.backends.cpu.gemm.panels import int8_layout as int8_panels
+from rlx.backends.cpu.gemm.panels.q8_rows import ROUND
 from rlx.backends.cpu.jit import cpuid
 from rlx.backends.cpu.jit.compile import Compiling, host
 from rlx.backends.cpu.jit.object_cache import ObjectCache
@@ -42,7 +43,7 @@ from rlx.kernels.affine import Affine
 from rlx.kernels.analysis import Fusing
 from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, lower_node
 from rlx.kernels.narrow import is_narrow, unknown_dtype
-from rlx.kernels.prepared import make_once
+from rlx.kernels.prepared import make_once, make_once_in_run
 from rlx.kernels.program import Kernel, Program
 from rlx.ops.control import Control
 from rlx.options import DEVICE_OPTIONS, CompileOptions
@@ -164,6 +165,7 @@ class CpuBackend(CodeGenerator):
                     (prepare if static else own).append(made)
         program.prepare, program.run = prepare, run
         make_once(program)
+        make_once_in_run(program, ROUND)
         fused_depthwise.join(program)
         decode_cache.join(program)
         find_layers(program, self.target)

@@ -125,6 +125,24 @@ class Accumulators:
         pairs = enumerate(zip(sums.values, self.values, strict=True))
         self.values = [self.f.fma(x, scales[i % self.vectors], total) for i, (x, total) in pairs]
 
+    def add_groups(self, groups: Sequence[tuple[Accumulators, Sequence[str]]], row_scales: Sequence[str]) -> None:
+        """Adds sums of whole numbers, each group times scales of vectors of columns, all times a scale of each row.
+
+        A group without scales is the only one.
+        """
+        f = self.f
+        for at, total in enumerate(self.values):
+            value = ""
+            for sums, scales in groups:
+                x = f.cast("sitofp", sums.values[at], self.tile.scalar)
+                if not scales:
+                    value = x
+                elif value:
+                    value = f.fma(x, scales[at % self.vectors], value)
+                else:
+                    value = f.mul(x, scales[at % self.vectors])
+            self.values[at] = f.fma(value, row_scales[at // self.vectors], total)
+
     def steps(self, rows: Sequence[str], panels: Sequence[str], count: int, fetch: Fetch | None) -> None:
         """Adds `count` steps: elements of A lie at `rows`, vectors of B at `panels`."""
         f, tile = self.f, self.tile

@@ -104,6 +104,10 @@ class PanelFormat:
 
     # ---- reading
 
+    def sums(self, a: DType) -> DType:
+        """The type of sums, of rows of A of a type."""
+        return a
+
     def scalar(self, sums: str) -> str:
         """The LLVM type of an element in memory, where sums are of that type."""
         return self.stored or sums

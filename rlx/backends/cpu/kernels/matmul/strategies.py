@@ -9,6 +9,7 @@ from rlx.backends.cpu.gemm.panels.narrow import NARROW
 from rlx.backends.cpu.gemm.panels.operands import DEPTH
 from rlx.backends.cpu.gemm.panels.pairs import PAIRS
 from rlx.backends.cpu.gemm.panels.plain import PLAIN
+from rlx.backends.cpu.gemm.panels.q8 import Q8_FORMATS
 from rlx.backends.cpu.kernels.conv import int8 as int8_conv
 from rlx.backends.cpu.kernels.conv import strategies as conv
 from rlx.backends.cpu.kernels.matmul.product import Product
@@ -23,13 +24,14 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Kernel, Store
 from rlx.records import replace
 
-__all__ = ["INT8", "MATMUL", "accepts_operand", "layout", "unsuited"]
+__all__ = ["INT8", "MATMUL", "Q8", "accepts_operand", "layout", "unsuited"]
 
 I8, I16, I32 = DTYPES["i8"], DTYPES["i16"], DTYPES["i32"]
 
 
 INT8 = int8_conv.Int8("matmul.int8")  # computed as a convolution of one pixel
 PANELS = Product("matmul.panels", PLAIN)
+Q8: tuple[CpuStrategy, ...] = tuple(Product(f"matmul.q8+{format.code.name}", format) for format in Q8_FORMATS)
 # The first that does not refuse a product of others than bytes computes it.
 MATMUL: tuple[CpuStrategy, ...] = (
     Thin("matmul.thin", PANELS),
@@ -67,6 +69,8 @@ def layout(kernel: Kernel, setting: Setting) -> list[Kernel]:
     kernel = _rows_together(kernel, kernel.anchor)
     assert isinstance(kernel.anchor, Contract)
     if kernel.anchor.activations:
+        if any(strategy.refuses(kernel, setting) is None for strategy in Q8):
+            return computed(kernel, Q8, setting)
         kernel = _rounded(kernel, kernel.anchor)
     return computed(kernel, MATMUL, setting)
 

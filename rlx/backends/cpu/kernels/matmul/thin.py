@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlx.backends.cpu.gemm.chunk import batch_indices, dot
 from rlx.backends.cpu.gemm.epilogue import Epilogue, epilogue_of
 from rlx.backends.cpu.gemm.kernel import kernel_function
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, accumulates_in, rows_in_place
 from rlx.backends.cpu.kernels.alternatives import alternatives, only_where
-from rlx.backends.cpu.kernels.matmul.product import Product, batch_indices, dot
+from rlx.backends.cpu.kernels.matmul.product import Product
 from rlx.backends.cpu.kernels.matmul.thin_sums import Types, routine
 from rlx.backends.cpu.llvm import convert
 from rlx.backends.cpu.llvm.builder import Module, vec
