@@ -14,13 +14,15 @@ from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, numel
 from rlx.ops.base import Op, Work, register, tensor_bytes
 from rlx.ops.dynamic import Extent
+from rlx.ops.elementwise import Abs, Cast, Ceil, Div, Equal, Less, Maximum, Minimum, Not, Or, Where
 from rlx.ops.index import Gather
-from rlx.ops.layout import Reshape, Slice
-from rlx.ops.select import Compress, NonMaxSuppression, NonZero
+from rlx.ops.layout import Iota, Reshape, Slice
+from rlx.ops.select import Arange, Compress, NonMaxSuppression, NonZero
 
 __all__ = ["NonMaxPlaces", "NonZeroPlaces"]
 
 I64 = DTYPES["i64"]
+MOST = 1 << 62  # elements: a range of more has no memory anyway
 
 
 def _counted(g: Graph, op: Op, inputs: tuple[Value, ...], count: Size, axis: int) -> Value:
@@ -92,6 +94,56 @@ def _compress(op: Compress, g: Graph, x: Value, condition: Value) -> Any:
     return g.add(Gather(op.axis or 0), x, places)[0]
 
 
+def _arange(op: Arange, g: Graph, start: Value, limit: Value, delta: Value) -> Any:
+    """How many steps there are, which becomes a size, and start + i * delta for each."""
+    start, limit, delta = (g.add(Reshape(()), v)[0] for v in (start, limit, delta))
+    dtype = start.dtype
+    steps, wrong, shown = (_whole_steps if dtype.is_integer else _real_steps)(g, start, limit, delta)
+    (number,) = g.add(Where(), wrong, g.constant(-1, dtype=I64), steps)
+    g.add(Extent(op.count, wanted="a range has a count for numbers and a delta that isn't 0"), number, shown)
+    wide = DTYPES["f32"] if dtype.is_float and dtype.bits < 32 else dtype
+    (places,) = g.add(Cast(wide), g.add(Iota(op.count))[0])
+    first, by = (g.add(Cast(wide), v)[0] for v in (start, delta))
+    return g.add(Cast(dtype), first + places * by)[0]
+
+
+def _whole_steps(g: Graph, start: Value, limit: Value, delta: Value) -> tuple[Value, Value, Value]:
+    """How many steps of integers, i64; whether there is no such number, and what the error shows.
+
+    Distances fit u64 where they don't fit i64.
+    """
+    u64 = DTYPES["u64"]
+    wide = u64 if start.dtype is u64 else I64
+    start, limit, step = (g.add(Cast(wide), v)[0] for v in (start, limit, delta))
+    zero, one, most = (g.constant(n, dtype=d) for n, d in ((0, wide), (1, u64), (MOST, u64)))
+    (down,) = g.add(Less(), step, zero)
+    low, high = (g.add(Where(), down, *pair)[0] for pair in ((limit, start), (start, limit)))
+    (some,) = g.add(Less(), low, high)
+    (wrong,) = g.add(Equal(), step, zero)
+    (length,) = g.add(Where(), down, zero - step, step)
+    (length,) = g.add(Maximum(), g.add(Cast(u64), length)[0], one)
+    (reach,) = g.add(Cast(u64), high - low)
+    (count,) = g.add(Minimum(), (reach - one) / length + one, most)
+    return g.add(Where(), some, g.add(Cast(I64), count)[0], g.constant(0, dtype=I64))[0], wrong, delta
+
+
+def _real_steps(g: Graph, start: Value, limit: Value, delta: Value) -> tuple[Value, Value, Value]:
+    """The same for floats, in f64: a step is wrong where it is 0, and any of them where it isn't finite."""
+    f64 = DTYPES["f64"]
+    numbers = [g.add(Cast(f64), v)[0] for v in (start, limit, delta)]
+    zero, most = (g.constant(n, dtype=f64) for n in (0.0, float(MOST)))
+    (steps,) = g.add(Div(), numbers[1] - numbers[0], numbers[2])
+    wrong, shown = g.constant(np.False_), numbers[2]
+    for number in (steps, *numbers):
+        (finite,) = g.add(Less(), g.add(Abs(), number)[0], g.constant(np.inf, dtype=f64))  # so that of a NaN is wrong
+        (shown,) = g.add(Where(), finite, shown, number)
+        (wrong,) = g.add(Or(), wrong, g.add(Not(), finite)[0])
+    (steps,) = g.add(Where(), wrong, zero, steps)
+    (steps,) = g.add(Minimum(), g.add(Maximum(), g.add(Ceil(), steps)[0], zero)[0], most)
+    return g.add(Cast(I64), steps)[0], wrong, shown
+
+
+Arange.decompose = _arange
 NonZero.decompose = _non_zero
 Compress.decompose = _compress
 NonMaxSuppression.decompose = _non_max

@@ -644,7 +644,7 @@ def test_a_convolution_that_takes_long_is_not_one_chunk(channels: int, outputs: 
     """By tiles, of a small image with large weights: two threads have a half of it each, and all of it is done."""
     form = FORMS[name]
     for threads in (1, 2, 3, 8):
-        cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True, Rates())({THREADS: threads})
+        cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), 0, Rates())({THREADS: threads})
         panels = -(-outputs // WinogradSchedule.WIDTH)
         assert cut.chunks > 1
         assert cut.chunks == -(-cut.tiles // cut.tile_chunk) * -(-panels // cut.panel_chunk)
@@ -658,7 +658,7 @@ def test_half_a_panel_at_the_end_is_not_a_chunk_of_its_own(outputs: int, channel
     """Its vectors overlap those before them, which are another chunk's then."""
     for form in FORMS.values():
         for threads in (1, 2, 3, 8, 64):
-            cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), True, Rates())(
+            cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), 0, Rates())(
                 {THREADS: threads}
             )
             assert cut.panel_chunk >= -(-outputs // WinogradSchedule.WIDTH)

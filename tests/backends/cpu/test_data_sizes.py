@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.backends.codegen import binding
 from rlx.backends.reference import run_graph
-from rlx.errors import ExecutionError, ShapeError
+from rlx.errors import ExecutionError, MemoryDeficit, ShapeError
+from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph
 from rlx.ir.shape import Dim
 from rlx.ops.select import Arange, Compress, NonMaxSuppression, NonZero, Unique, produced
@@ -70,6 +72,59 @@ def test_unique_range_and_non_zero() -> None:
     g.output(rlx.reduce_sum(steps, axes=(0,), keepdims=True), "sum")
     g.output(steps, "steps")
     check(g, [{"x": np.round(some(n, k)), "stop": np.array(k // 4)} for n, k in ((400, 97), (13, 0), (0, 0), (31, 31))])
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16", "i64", "u64", "i32", "i16", "u8", "i8"])
+def test_ranges_by_data(dtype: str) -> None:
+    """Up, down, none, steps that don't end at the limit, the ends of the type, and numbers that have no count."""
+    g, kind = Graph("range"), DTYPES[dtype]
+    given = [g.input(name, (), dtype) for name in ("start", "limit", "delta")]
+    g.output(g.add(Arange(Dim("steps", 0, None)), *given, provenance=["steps"])[0], "y")
+    model = rlx.compile(g, device="cpu")
+    cases: list[tuple[float, ...]] = [(0, 10, 3), (0, 0, 1), (5, 3, 1), (3, 100, 7), (0, 1, 120)]
+    if kind.is_float:
+        cases += [(-1, -3.5, -0.25), (0.1, 0.3, 0.1), (3, 7, -1)]
+    else:
+        info = np.iinfo(kind.numpy)
+        least, most = int(info.min), int(info.max)
+        cases += [(least, most, most // 2), (least, most, most), (most - 1, most, 1), (most, least, 1)]
+        if least:
+            cases += [(most, least, least), (most, least, -most // 2), (3, 7, -1), (-3, -7, -2)]
+    for numbers in cases:
+        feed = {v.name: np.array(n, kind.numpy) for v, n in zip(given, numbers, strict=True)}
+        (got,), expected = model.run(feed), run_graph(g, feed)["y"]
+        assert (got.dtype, got.shape, got.tobytes()) == (expected.dtype, expected.shape, expected.tobytes()), numbers
+    wrong = [(0, 3, 0)] + ([(0, np.inf, 1), (np.nan, 1, 1), (0, 1, np.nan)] if kind.is_float else [])
+    for numbers in wrong:
+        with pytest.raises(ExecutionError, match=r"steps.*range.* got (0|inf|nan)"):
+            model.run([np.array(n, kind.numpy) for n in numbers])
+
+
+def test_the_host_is_asked_only_for_a_size_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a size without a bound and of one with; the runs between are native, also after one that failed."""
+    asked: list[str] = []
+    sized = binding.Binding._sized_host_call
+    monkeypatch.setattr(binding.Binding, "_sized_host_call", lambda *a: (asked.append(a[1].label), sized(*a)))
+    g = Graph("same")
+    x, stop = g.input("x", (N,)), g.input("stop", (), "i64")
+    g.output(g.add(NonZero(produced("count", N)), x, provenance=["places"])[0], "at")
+    zero, one = (g.constant(n, dtype="i64") for n in (0, 1))
+    g.output(g.add(Arange(Dim("steps", 0, None)), zero, stop, one, provenance=["steps"])[0] * 2, "steps")
+    model = rlx.compile(g, device="cpu", threads=1)
+    for kept, count, expected in ((7, 3, 2), (7, 3, 0), (5, 3, 1), (5, 4, 1), (5, 4, 0), (5, 0, 1), (0, 0, 1)):
+        asked.clear()
+        feed = {"x": some(400, kept), "stop": np.array(count)}
+        at, steps = model.run(feed)
+        assert at.shape == (1, kept)
+        np.testing.assert_array_equal(steps, np.arange(count) * 2)
+        assert len(asked) == expected, (kept, count, asked)
+    for _ in range(2):
+        with pytest.raises(MemoryDeficit):
+            model.run([some(400, 3), np.array(1 << 62)])
+        at, steps = model.run([some(400, 3), np.array(3)])
+        assert (at.shape, len(steps)) == ((1, 3), 3)
+    assert len(model.run([some(400, 3), np.array(1000)])[1]) == 1000, "more than there is room for"
+    assert len(model.run_slots(some(400, 3), np.array(100_000))[1]) == 100_000
 
 
 def test_non_max_suppression() -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rlx.backends.cpu.gemm.tile import transpose
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.llvm.builder import Function, vec
+from rlx.backends.cpu.llvm.builder import Function, vec, void
 from rlx.backends.cpu.loops.emitter import Emitter, Scope
 from rlx.backends.cpu.schedule.arguments import Pointer
 from rlx.ir.dtype import DType
@@ -138,9 +139,25 @@ class Epilogue:
         """
         if self.is_nothing and of_row is None:
             return
-        f, ty = emitter.f, convert.llvm_type(self.sums)
         top = top or Scope(1, None, {})
         emitter.hoist(self.expr, frozenset((self.column, *self.rows)), top)
+        if self.along is not None and of_row is None:
+            self.turned(emitter, rows, columns, sums, step, top)
+        else:
+            self.by_rows(emitter, rows, columns, sums, step, top, of_row)
+
+    def by_rows(
+        self,
+        emitter: Emitter,
+        rows: tuple[str, str],
+        columns: tuple[str, str],
+        sums: str,
+        step: str,
+        top: Scope,
+        of_row: Callable[[str], Callable[[str, int], str]] | None = None,
+    ) -> None:
+        """Emits it in vectors along the columns of each row."""
+        f, ty = emitter.f, convert.llvm_type(self.sums)
         (r0, r1), (c0, c1) = rows, columns
         parts, start = [], c0
         for w in self.widths(emitter):
@@ -166,6 +183,68 @@ class Epilogue:
                 f.loop(first, end, w, [], lambda c, _, w=w: put(c, w))  # type: ignore[misc]
 
         f.loop(r0, r1, 1, [], one_row)
+
+    @property
+    def along(self) -> Var | None:
+        """The last variable of rows, where the results of such rows lie side by side and those of columns don't."""
+        if not self.rows or self.columns_together:
+            return None
+        return self.rows[-1] if affine(self.destination.indices[0]).coefs.get(self.rows[-1]) == 1 else None
+
+    def turned(
+        self,
+        emitter: Emitter,
+        rows: tuple[str, str],
+        columns: tuple[str, str],
+        sums: str,
+        step: str,
+        top: Scope,
+    ) -> None:
+        """Emits it in vectors along rows whose results lie side by side: squares of sums are transposed before.
+
+        The last square of a line of results overlaps the one before it; fewer rows go one by one.
+        """
+        f, w, last = emitter.f, emitter.lanes if self.sums.bits == 32 else emitter.lanes // 2, self.along
+        one, (r0, r1), (c0, c1) = convert.llvm_type(self.sums), rows, columns
+        ty = vec(one, w)
+        square = f.alloca(ty, w)
+
+        def line_of(r: str) -> str:
+            return f.gep(sums, f.mul(f.sub(r, r0, "i64"), step, "i64"), one)
+
+        def some_columns(r: str, c: str) -> None:
+            corner = f.gep(line_of(r), f.sub(c, c0, "i64"), one)
+            mask = f.mask_below(f.sub(c1, c, "i64"), w)
+            lines = [f.gep(corner, f.mul(step, i, "i64"), one) if i else corner for i in range(w)]
+            for i, line in enumerate(transpose(f, [f.masked_load(ty, line, mask) for line in lines])):
+                f.store(line, f.gep(square, i, ty), ty=ty)
+            place = self.at(emitter, r)
+
+            def one_column(j: str, _: list[str]) -> None:
+                plane = top.inner({self.column: f.add(c, j)})
+                emitter.hoist(self.expr, frozenset(self.rows), plane)
+                here = plane.inner(place, w, last)
+                emitter.store(self.destination, self.value(emitter, here, f.load(ty, f.gep(square, j, ty)), w), here)
+
+            f.loop(0, f.min(f.sub(c1, c, "i64"), w, "i64"), 1, [], one_column)
+
+        def some_rows(state: list[str]) -> list[str]:
+            (r,) = state
+            left, before = f.sub(r1, r, "i64"), f.sub(r, r0, "i64")
+            if len(self.rows) > 1 and last is not None:
+                at = self.at(emitter, r)[last]
+                left = f.min(left, f.sub(emitter.size(self.extents[-1]), at))
+                before = f.min(before, at)
+            take = f.min(left, w)
+            start = f.sub(f.add(r, take), w)
+            f.if_(
+                f.cmp("ge", f.add(before, take), w),
+                lambda: void(f.loop(c0, c1, w, [], lambda c, _: some_columns(start, c))),
+                lambda: self.by_rows(emitter, (r, f.add(r, take)), columns, line_of(r), step, top),
+            )
+            return [f.add(r, take)]
+
+        f.while_([("i64", r0)], lambda state: f.cmp("lt", state[0], r1, "i64"), some_rows)
 
     def planes(self, emitter: Emitter, rows: tuple[str, str], columns: int, sums: str, step: str) -> None:
         """Emits it over a block of sums at `sums`, a column after the other, `step` elements apart."""

@@ -27,7 +27,9 @@ from rlx.kernels.expr import (
     Select,
     SizeOf,
     Var,
+    as_size,
     children,
+    walk,
 )
 from rlx.kernels.loops import printer
 from rlx.kernels.loops.printer import Printer
@@ -68,6 +70,31 @@ def _within(e: Expr, target: DType) -> bool:
         case _:
             return False
     return all(not isinstance(end, complex) and low <= end <= high for end in (bottom, top))
+
+
+def lane_pattern(index: Affine, moving: set[Expr], vec: Var | None, w: int) -> tuple[int, list[int]] | None:
+    """How far the lanes of an index lie from the first where that is a multiple of a period: (period, distances).
+
+    For i, i // k and i % k of the lanes' variable i, such as of elements that are repeated, or exchanged in pairs.
+    None for other indices, and where one vector does not hold all of the elements.
+    """
+    period, offsets = 1, [0] * w
+    for term in moving:
+        coef = index.coefs[term]
+        match term:
+            case Var() if term == vec:
+                k, lanes = 1, list(range(w))
+            case Apply(fn="floordiv" | "mod" as fn, args=(Var() as i, by)) if i == vec and w % (as_size(by) or w + 1) == 0:
+                k = as_size(by)
+                lanes = [lane // k if fn == "floordiv" else lane % k for lane in range(w)]
+            case _:
+                return None
+        if not isinstance(coef, int):
+            return None
+        period = max(period, k)
+        offsets = [o + coef * lane for o, lane in zip(offsets, lanes, strict=True)]
+    whole = period & (period - 1) == 0 and max(offsets) - min(offsets) < w
+    return (period, offsets) if whole else None
 
 
 @dataclass
@@ -211,7 +238,7 @@ class Emitter(Printer[Value, Scope]):
         elif varying is not None and moving == {varying}:
             raw = self._walked(self._address(e, index, scope), index.coefs[varying], mask, vty)
         else:
-            raw = self._gather(e, index, moving, mask, scope, vty)
+            raw = self._moved(e, index, moving, mask, scope, vty)
         return convert.from_memory(self.f, raw, e.dtype, w), w
 
     def _walked(self, address: str, stride: Size, mask: str | None, vty: str) -> str:
@@ -251,18 +278,56 @@ class Emitter(Printer[Value, Scope]):
         lanes = f"{vec('ptr', w)} {pointers}, i32 {size_of(vty)}, {vec('i1', w)} {mask}, {vty} {zero}"
         return f.op(f"call {vty} @{name}({lanes})", vty)
 
-    def _gather(self, e: Load, index: Affine, moving: set[Expr], mask: str | None, scope: Scope, vty: str) -> str:
+    def _moved(self, e: Load, index: Affine, moving: set[Expr], mask: str | None, scope: Scope, vty: str) -> str:
+        """Lanes at any indices: one load and a shuffle where they follow a pattern, one load where they turn out to be
+        next to each other, else one by one."""
+        f, w, ty = self.f, scope.width, convert.memory_type(e.dtype)
+        if any(isinstance(x, Load) for t in moving for x in walk(t)):
+            return self._gather(e, index, moving, mask, scope, vty)
+        found = lane_pattern(index, moving, scope.vec, w)
+
+        def within(holds: str) -> str:
+            return holds if mask is None else f.and_(holds, self._all(mask, w), "i1")
+
+        def one_by_one() -> list[str]:
+            return [self._gather(e, index, moving, mask, scope.inner({}), vty)]  # what it computes is not for others
+
+        if found is not None and scope.vec is not None:
+            period, offsets = found
+            here = scope.vars[scope.vec]
+
+            def shuffled() -> list[str]:
+                at = Scope(1, None, scope.vars)  # apart from the lanes, whose values are vectors
+                first = f.add(self.sum(index, at), min(offsets) - offsets[0], "i64")
+                span = max(offsets) - min(offsets) + 1
+                some = f.load(vec(ty, span), f.gep(self.word(e.source), first, ty))
+                return [f.shuffle(some, None, [o - min(offsets) for o in offsets])]
+
+            begins = f.cmp("eq", f.binary("urem", here, period, "i64"), 0, "i64")
+            return f.if_(within(begins), shuffled, one_by_one)[0]
+        pointer, places = self._places(e, index, moving, scope)
+        ity = vec("i64", w)
+        first = f.extract(places, 0)
+        together = self._all(f.cmp("eq", places, f.add(f.splat(first, w, "i64"), f.iota(w), ity), ity), w)
+        return f.if_(within(together), lambda: [f.load(vty, f.gep(pointer, first, ty))], one_by_one)[0]
+
+    def _places(self, e: Load, index: Affine, moving: set[Expr], scope: Scope) -> tuple[str, str]:
+        """The address that the indices of lanes count from, and these."""
         w, ity = scope.width, vec("i64", scope.width)
         fixed = Affine(index.constant, {t: c for t, c in index.coefs.items() if t not in moving})
-        total = self.f.splat(self.sum(fixed, scope), w, "i64")
+        total: str | None = None
         for term in index.coefs:
             if term in moving:
                 part = self.lanes_of(term, scope)
                 coef = index.coefs[term]
                 part = part if coef == 1 else self.f.mul(part, self.f.splat(self.size(coef), w, "i64"), ity)
-                total = self.f.add(total, part, ity)
+                total = part if total is None else self.f.add(total, part, ity)
+        assert total is not None
+        return self.f.gep(self.word(e.source), self.sum(fixed, scope), convert.memory_type(e.dtype)), total
+
+    def _gather(self, e: Load, index: Affine, moving: set[Expr], mask: str | None, scope: Scope, vty: str) -> str:
+        pointer, total = self._places(e, index, moving, scope)
         ty = convert.memory_type(e.dtype)
-        pointer = self.word(e.source)
         if mask is None:
             return self.f.gather(ty, pointer, total)
         return self._masked_gather(pointer, total, mask, vty)

@@ -22,7 +22,7 @@ from rlx.backends.cpu.schedule.arguments import ArgumentTable, KernelCode, Part,
 from rlx.backends.cpu.schedule.base import Grid
 from rlx.ir.shape import Size, ceildiv
 from rlx.kernels.affine import affine
-from rlx.kernels.expr import Expr, Load, Reduce, Var, loads, substitute_vars, transform, walk
+from rlx.kernels.expr import Expr, Load, Reduce, Var, children, loads, substitute_vars, transform, walk
 from rlx.kernels.loops.analysis import (
     flatten,
     is_costly,
@@ -38,6 +38,7 @@ from rlx.kernels.program import Kernel, Store
 
 __all__ = ["emit_nest"]
 
+SHARED = 24  # simple operations that are worth computing once for a whole axis
 LONG = 4096  # elements of a row from which on a scalar rest costs next to nothing
 
 
@@ -91,11 +92,37 @@ def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
 
 
 def _sharing(expr: Expr, emitter: Emitter, names: Sequence[Var]) -> Var | None:
-    """The outer axis whose elements share reductions that differ along the last one, as in a norm over columns."""
+    """The outer axis whose elements share what differs along the last one and takes long to compute.
+
+    That is reductions, as in a norm over columns, or most of the work, as the channels of an image share the places at
+    which it is sampled.
+    """
     *outer, last = names
     inside = [x for x in walk(expr) if isinstance(x, Reduce) and last in emitter.depends(x) and not is_short(x)]
     found = [v for v in outer if not any(v in emitter.depends(x) for x in inside)]
-    return found[-1] if inside and found else None
+    if inside:
+        return found[-1] if found else None
+    whole = weight(expr)
+    shared = {v: sum(weight(x) for x in _apart(expr, emitter, v, last)) for v in outer}
+    most = max(outer, key=lambda v: shared[v], default=None)
+    return most if most is not None and shared[most] >= max(SHARED, whole / 2) else None
+
+
+def _apart(expr: Expr, emitter: Emitter, axis: Var, last: Var) -> set[Expr]:
+    """The largest parts of an expression that are the same along the axis, and not along the last one."""
+    found: set[Expr] = set()
+    stack, seen = [expr], {expr}
+    while stack:
+        x = stack.pop()
+        if axis not in emitter.depends(x) and not isinstance(x, Var):
+            if last in emitter.depends(x):
+                found.add(x)
+            continue
+        parts = [t for i in x.indices for t in affine(i).coefs] if isinstance(x, Load) else children(x)
+        more = [*parts, *((x.where,) if isinstance(x, Load) and x.where is not None else ())]
+        stack.extend(p for p in more if p not in seen)
+        seen.update(more)
+    return found
 
 
 def emit_nest(store: Store, lanes: int) -> KernelCode:

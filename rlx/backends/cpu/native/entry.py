@@ -207,7 +207,8 @@ class Entry(int):
             status = self.block.run_acquired()
         finally:
             self.block.release()
-        return self.result if status == 0 else self.on_error(status)
+        made = self.result if status == 0 else self.on_error(status)
+        return self.fallback(arrays) if made is self else made
 
     def view(self, index: int, array: Any) -> NDArray[Any] | None:
         """An array over the same memory if it is as recorded, else None."""
@@ -252,7 +253,8 @@ def make_entry(
 
     A call patches the data pointers in, runs the block and returns `result`. It returns `fallback(arrays)` when any
     array is not as in `inputs` or overlaps `guard` (the arena's first and past-the-end address), or the block is busy,
-    and `on_error(status)` when the run fails. `release_gil` is for programs that run longer than some 10 µs.
+    and `on_error(status)` when the run fails: where that is the entry itself, the fallback runs once more.
+    `release_gil` is for programs that run longer than some 10 µs.
     """
     entry = Entry(block.address)
     entry.block = block

@@ -417,7 +417,13 @@ ran:
   %result.p = getelementptr i64, ptr %ctx, i64 $RESULT
   %result = load ptr, ptr %result.p, align 8
   %a = call ptr @answer(ptr %ctx, i64 %outcome, ptr %result)
+  %again = icmp eq ptr %a, %self
+  br i1 %again, label %drop, label %give
+give:
   ret ptr %a
+drop:
+  call void @Py_DecRef(ptr %a)
+  br label %other
 other:
   %fallback.p = getelementptr i64, ptr %ctx, i64 $FALLBACK
   %fallback = load ptr, ptr %fallback.p, align 8

@@ -76,6 +76,8 @@ ARRAY_TYPE = 29  # as NumPy lays it out, else 0
 ARRAY_CLASS, MAPPED_CLASS = 30, 31
 USER_WORDS = 32
 
+KNOWN, EXTENT, ASK = range(3)  # words of `rlx_extent`: where the number is, what the size is, and the host call
+
 PHASE_WORDS = 4  # function, words, nchunks, job
 JOB = 3  # 0, or the address of a job: this phase and some after it, which run side by side
 
@@ -196,6 +198,24 @@ yes:
   ret i64 1
 no:
   ret i64 0
+}
+
+; a number of the data that becomes a size: the host is asked only where it is not what the size is already
+define void @rlx_extent(ptr %words, i64 %chunk, ptr %ctx, i64 %worker) {
+entry:
+  %known.p = load ptr, ptr %words, align 8
+  %known = load i64, ptr %known.p, align 8
+  %extent.p = getelementptr i64, ptr %words, i64 $EXTENT
+  %extent = load i64, ptr %extent.p, align 8
+  %same = icmp eq i64 %known, %extent
+  br i1 %same, label %out, label %ask
+ask:
+  %ask.p = getelementptr i64, ptr %words, i64 $ASK
+  %host = load ptr, ptr %ask.p, align 8
+  tail call void %host(ptr %words, i64 %chunk, ptr %ctx, i64 %worker)
+  br label %out
+out:
+  ret void
 }
 
 ; one chunk of a job
@@ -509,3 +529,4 @@ class Native:
         self.go: Callable[[int], int] = function(self.library.address("rlx_go"))
         self.run: Callable[[int], int] = function(self.library.address("rlx_run"))
         self.look = self.library.address("rlx_look")
+        self.extent = self.library.address("rlx_extent")

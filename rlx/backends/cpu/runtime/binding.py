@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,10 +11,16 @@ from rlx.backends.codegen import binding
 from rlx.backends.codegen.kernel_facts import tested_names
 from rlx.backends.codegen.table import Affected
 from rlx.backends.cpu.native.entry import Patch
-from rlx.backends.cpu.native.runner import HostCall, RunBlock
-from rlx.backends.cpu.native.runner_ir import ERROR_KINDS, EXTENT_BEYOND_BOUND, HOST_CALL_RAISED
+from rlx.backends.cpu.native.runner import HostCall, RunBlock, native
+from rlx.backends.cpu.native.runner_ir import ERROR_KINDS, EXTENT, EXTENT_BEYOND_BOUND, HOST_CALL_RAISED
 from rlx.errors import ExecutionError
-from rlx.kernels.program import Buffer
+from rlx.ir.dtype import DTYPES
+from rlx.ir.shape import Dim
+from rlx.kernels.program import Buffer, Kernel
+from rlx.ops.dynamic import Extent
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Binding", "aligned_bytes"]
 
@@ -46,6 +52,7 @@ class Binding(binding.Binding):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
+        self.current: list[tuple[str, NDArray[np.int64]]] = []  # sizes that data decide, and words of `rlx_extent`
         super().__init__(*args, **options)
         self.block: RunBlock | None = None  # that runs it
         self.hosts: dict[int, HostCall] = {}
@@ -55,9 +62,34 @@ class Binding(binding.Binding):
             code = phase.code
             if code is None:
                 call = self.hosts[number] = HostCall(self.host_call(number, phase.kernel))
-                self.rows.append((call.address, base, self.host_chunks(phase.kernel)))
+                row = self.known_extent(phase.kernel, call) or (call.address, base)
+                self.rows.append((*row, self.host_chunks(phase.kernel)))
             else:
                 self.rows.append((table.addresses[code.symbol], base + 8 * start, code.chunks(self.known)))
+
+    def known_extent(self, kernel: Kernel, call: HostCall) -> tuple[int, int] | None:
+        """The function and words of a phase that makes a number a size: it calls the host where that has changed.
+
+        None where the host has more to do than to take a new size in.
+        """
+        op = kernel.host.op if kernel.host is not None else None
+        if not isinstance(op, Extent) or len(kernel.makes) != 1:
+            return None
+        (symbol,), number = kernel.makes, kernel.operands[0]
+        free = isinstance(op.count, Dim) and op.count.symbol == symbol and symbol.multiple == 1 and symbol.lo <= 0
+        if not free or number.base.kind != "arena" or number.dtype is not DTYPES["i64"]:
+            return None
+        if not isinstance(number.offset, int):
+            return None
+        words = np.array([self.address(number.base) + number.offset, 0, call.address], np.int64)
+        self.current.append((symbol.name, words))
+        words[EXTENT] = self.extents[symbol.name]
+        return native().extent, int(words.ctypes.data)
+
+    def set_extents(self, extents: dict[str, int]) -> None:
+        super().set_extents(extents)
+        for name, words in self.current:
+            words[EXTENT] = extents[name]
 
     def _resize(self, affected: Affected) -> None:
         super()._resize(affected)
@@ -89,6 +121,13 @@ class Binding(binding.Binding):
                 if size >= (LONG_RUN_BYTES if phase.kernel.special is None else LONG_SPECIAL_BYTES):
                     return True
         return False
+
+    def overrun(self, block: RunBlock, status: int) -> binding.Overrun:
+        """What a failed run has not enough room for; another error is raised."""
+        error = self.error(block, status)
+        if isinstance(error, binding.Overrun):
+            return error
+        raise error
 
     def error(self, block: RunBlock, status: int) -> Exception:
         """The exception for a nonzero status of the last run; raises what is not an Exception (KeyboardInterrupt)."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.base import Image, Joins
-from rlx.backends.codegen.binding import Overrun, Views, as_array, grows, room_for, settable
+from rlx.backends.codegen.binding import Views, as_array, grows, room_for, settable
 from rlx.backends.cpu.native.entry import Entry, InputSpec, Patch, make_entry, patch_table, selected_entry
 from rlx.backends.cpu.native.runner import RunBlock, phase_table
 from rlx.backends.cpu.native.runner_ir import BUSY, HOLDS, INPUT_COUNT, JOB, RELEASE_GIL
@@ -307,15 +307,16 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.block.words[RELEASE_GIL] = bound.releases
         start = int(self.memory.ctypes.data)
         self.entry.update(patches=bound.given, guard=(start, start + self.memory.nbytes))
-        if not self.grows:  # else a run may have to start again, which only `fallback` can do
-            self.open(bound, shapes)
+        self.open(bound, shapes)
         self.entry.set_result(bound.results[self.states.parity[0]])
         self.bound, self.plan, self.shapes = bound, bound.plan, shapes
         return bound
 
     def open(self, bound: Bound, shapes: Shapes) -> None:
-        """Has the entry take inputs of these shapes."""
+        """Has the entry take inputs of these shapes; not where only `fallback` can run, which keeps states."""
         free = self.free
+        if self.may_start_again:
+            return
         if bound.records is None:
             self.entry.update(shapes={index: shapes[number] for index, number in enumerate(free)})
             bound.records = self.entry.records.copy()
@@ -436,8 +437,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.entry.set_result(bound.results[self.states.parity[0]])
         self.kept[shapes] = bound
         self.shapes = shapes
-        if not self.grows:
-            self.open(bound, shapes)
+        self.open(bound, shapes)
 
     def make_room(self, extents: Mapping[str, int], spread: Mapping[str, Size]) -> None:
         """A plan that these extents fit into, and memory for it. What changes address makes bindings void.
@@ -565,10 +565,8 @@ class CpuExecutable(StateCalls, ExpertCalls):
                     bound.fresh = False
                     self.settle(bound.binding.extents)
                 return bound
-            try:
-                self.on_error(status)
-            except Overrun as overrun:
-                name, more = overrun.name, max(overrun.value, 2 * bound.binding.room[overrun.name])
+            overrun = bound.binding.overrun(self.block, status)
+            name, more = overrun.name, max(overrun.value, 2 * bound.binding.room[overrun.name])
             for root, held in before.items():
                 self.states.memory[root][...] = held
             self.forget()
@@ -587,9 +585,11 @@ class CpuExecutable(StateCalls, ExpertCalls):
         given = dict(zip(self.program.inputs, ready, strict=True))
         return stepped(self.block, bound.binding, self.array, given, trap)
 
-    def on_error(self, status: int) -> Any:
+    def on_error(self, status: int) -> Entry:
+        """Asked by the entry of a failed run: the entry itself has `fallback` run it again, with more room."""
         assert self.bound is not None
-        raise self.bound.binding.error(self.block, status)
+        self.bound.binding.overrun(self.block, status)
+        return self.entry
 
 
 def timeline(program: Program) -> Schedule:

@@ -124,7 +124,7 @@ rlx.backends.cpu.schedule.thin
     ThinSchedule few:Size many:Size k:Size count:Size size:int streamed:int along:bool to_scratch:bool shape:Shape
         rates:Rates
 rlx.backends.cpu.schedule.winograd
-    WinogradSchedule m:(int,int) n:(int,int) sizes:Shape in_place:bool rates:Rates
+    WinogradSchedule m:(int,int) n:(int,int) sizes:Shape kept:int rates:Rates
 rlx.backends.cpu.runtime.image
     Tables source:Graph graph:Graph program:Program prepare:(Phase) run:(Phase) marks:{(Flow,str):int}
         schedule:Schedule plan:MemoryPlan|none spans:((int,int)) prepared:{Buffer:Array}|none params:{Buffer:Array}

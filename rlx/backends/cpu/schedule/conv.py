@@ -29,6 +29,8 @@ __all__ = [
     "even_panels",
 ]
 
+TURNED = 48  # pixels of a part whose results are put into planes: whole tiles, and whole lines of the cache
+
 
 def conv_by_tiles(pixels: int, outputs: int, depth: int) -> bool:
     """Whether a convolution's product is computed by tile registers where there are any: fewer than by `by_tiles`.
@@ -147,7 +149,8 @@ class ConvSchedule:
         part = chunk
         columns = panel_chunk * self.width
         if depth * columns * size <= self.FEW_WEIGHTS:
-            part = min(max(self.PART // ((depth + columns) * size) // least, 1) * least, chunk)
+            whole = least if self.in_place else TURNED
+            part = min(max(self.PART // ((depth + columns) * size) // whole, 1) * whole, chunk)
         if in_image is None:
             a_step = depth + (COPY_PAD if depth * size % 2048 == 0 else 0)
             gathered = aligned(part * a_step * size + 64)
@@ -218,7 +221,7 @@ class ImplicitGemmSchedule:
     MANY_WEIGHTS = 1024 * 1024  # bytes that are better read seldom
     COPIES = (192 * 1024, 512 * 1024)  # bytes of a chunk with fewer and with many weights
     PART = 16 * 1024  # bytes of the results of a part, which stay in L1
-    TILES = 24  # a part is a multiple of the pixels of all tiles
+    TILES = 24  # a part
 
     def __call__(self, extents: Extents) -> DirectParts:
         batch, channels, outputs, height, width = (evaluate(s, extents) for s in self.sizes)
@@ -263,7 +266,8 @@ class ImplicitGemmSchedule:
         pixels, columns = row_chunk * width, panel_chunk * self.width
         taken = pixels
         if weights // panel_blocks <= self.FEW_WEIGHTS:
-            taken = max(self.PART // (columns * size) // self.TILES, 1) * self.TILES
+            whole = self.TILES if self.in_place else TURNED
+            taken = max(self.PART // (columns * size) // whole, 1) * whole
         group = max(K_BLOCK // max(run, 1), 1)
         ends, end = [], 0
         images = min(-(-(row_chunk - 1) // max(height, 1)) + 1, max(batch, 1))

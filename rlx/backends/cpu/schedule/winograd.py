@@ -34,12 +34,15 @@ class WinogradParts:
 
 @dataclass(eq=False, repr=False)
 class WinogradSchedule:
-    """The chunks of a convolution by tiles of m outputs of n positions; `sizes`: batch, channels, outputs, plane."""
+    """The chunks of a convolution by tiles of m outputs of n positions; `sizes`: batch, channels, outputs, plane.
+
+    `kept`: the tiles whose results wait for their epilogue, 0 where it is computed in the place of the results.
+    """
 
     m: tuple[int, int]
     n: tuple[int, int]
     sizes: Shape
-    in_place: bool
+    kept: int
     rates: Rates
 
     WIDTH = 16  # outputs of a panel of weights
@@ -81,7 +84,7 @@ class WinogradSchedule:
         lda = channels + 16 if channels % 128 == 0 else channels
         ldc = panel_chunk * lanes + (16 if panel_chunk % 8 == 0 else 0)
         column_step, product_step = (_odd_lines(tile_chunk * step) for step in (lda, ldc))
-        sums = 0 if self.in_place else 4 * prod(self.m) * panel_chunk * lanes
+        sums = 4 * prod(self.m) * panel_chunk * lanes * self.kept
         ends, end = [], 0
         for size in (4 * channels, 4 * positions * column_step, 4 * positions * product_step, sums):
             end += aligned(size)

@@ -192,7 +192,8 @@ def _emit(kernel: Kernel, target: Target) -> KernelCode:
     geo, epilogue = geometry(kernel), conv_epilogue(kernel, anchor.x.dtype)
     tile = tile_of(anchor.x.dtype, target)
     sizes = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
-    cut = once(WinogradSchedule(form.m, form.n, sizes, epilogue.in_place, target.rates))
+    kept = 0 if epilogue.in_place else tiles_beside(epilogue, form)
+    cut = once(WinogradSchedule(form.m, form.n, sizes, kept, target.rates))
     table = ArgumentTable(_words(kernel, cut, tile, epilogue))
     f = gemm.kernel_function(PLACEHOLDER)
     emitter = Emitter(f, table, tile.lanes)
@@ -311,27 +312,43 @@ def _transform_back(f: Function, chunk: _Chunk, epilogue: Epilogue, emitter: Emi
     w, form = chunk.w, chunk.form
     count = f.sub(chunk.n1, chunk.n0)
 
-    def turn(t: str, _: list[str]) -> None:
+    side = tiles_beside(epilogue, form)
+
+    def turn(state: list[str]) -> list[str]:
+        (t,) = state
         image, oy, ox = chunk.place(f, t)
         rows = f.min(f.sub(w.out_height, oy), form.m[0])
-        cols = f.min(f.sub(w.out_width, ox), form.m[1])
-        source = f.gep(chunk.products, f.mul(f.sub(t, chunk.t0), w.ldc), "float")
         line = f.mul(f.add(f.mul(image, w.out_height), oy), w.out_width)
         first = f.add(line, ox)
+        many = f.min(f.sub(chunk.t1, t), f.min(f.sub(w.tiles_w, f.div(ox, form.m[1])), side)) if side > 1 else "1"
         target, step = epilogue.place(f, (w.out, w.out_step), first, chunk.n0, (chunk.sums, chunk.columns))
-        line_step = f.mul(step, w.out_width if epilogue.in_place else form.m[1])
-        f.call(w.output, [source, target, "%words", step, line_step, count, rows, cols])
-        if epilogue.is_nothing:
-            return
+        line_step = f.mul(step, w.out_width if epilogue.in_place else side * form.m[1])
+
+        def one(i: str, _: list[str]) -> None:
+            source = f.gep(chunk.products, f.mul(f.add(f.sub(t, chunk.t0), i), w.ldc), "float")
+            pixel = f.mul(i, form.m[1])
+            cols = f.min(f.sub(w.out_width, f.add(ox, pixel)), form.m[1])
+            place = f.gep(target, f.mul(pixel, step), "float")
+            f.call(w.output, [source, place, "%words", step, line_step, count, rows, cols])
+
+        f.loop(0, many, 1, [], one)
+        cols = f.min(f.sub(w.out_width, ox), f.mul(many, form.m[1]))
 
         def row(r: str, _: list[str]) -> None:
             p = f.add(first, f.mul(r, w.out_width))
             at = f.gep(target, f.mul(r, line_step), "float")
             epilogue.block(emitter, (p, f.add(p, cols)), (chunk.n0, chunk.n1), at, step)
 
-        f.loop(0, rows, 1, [], row)
+        if not epilogue.is_nothing:
+            f.loop(0, rows, 1, [], row)
+        return [f.add(t, many)]
 
-    f.loop(chunk.t0, chunk.t1, 1, [], turn)
+    f.while_([("i64", chunk.t0)], lambda state: f.cmp("lt", state[0], chunk.t1), turn)
+
+
+def tiles_beside(epilogue: Epilogue, form: Form) -> int:
+    """How many tiles of a row are finished together: a line of the cache, where results are put into planes."""
+    return 1 if epilogue.along is None else max(WIDTH // form.m[1], 1)
 
 
 @cache
