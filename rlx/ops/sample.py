@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from rlx.errors import OptionError, ShapeError
-from rlx.ir.graph import Array, TensorType
+from rlx.ir.dtype import DTYPES
+from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, evaluate, exact_div, max_size, numel, unify
 from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, widened
 from rlx.ops.conv import check_window, per_axis, window_count
+from rlx.ops.elementwise import Cast
 from rlx.ops.interpolate import cubic_weight
+from rlx.ops.layout import Reshape
 
-__all__ = ["AffineGrid", "DeformConv", "GridSample"]
+__all__ = ["AffineGrid", "DeformConv", "DeformSample", "GridSample"]
 
 TAPS = {"nearest": (0,), "linear": (0, 1), "cubic": (-1, 0, 1, 2)}
 PADDINGS = ("zeros", "border", "reflection")
@@ -282,11 +285,60 @@ class DeformConv(Op):
     def reference(
         self, x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None
     ) -> Array:
-        strides, dilations, pads = self._window()
-        wide, (n, channels, h, width), (kh, kw), og = widened(x), x.shape, w.shape[2:], self.offset_groups
+        (n, channels), (kh, kw), (oh, ow) = x.shape[:2], w.shape[2:], offset.shape[2:]
+        columns = DeformSample((kh, kw), *self._window(), self.offset_groups).reference(x, offset, mask)
+        g = self.groups
+        out = np.einsum(
+            "ngckl,gock->ngol",
+            columns.reshape(n, g, channels // g, kh * kw, oh * ow),
+            widened(w).reshape(g, w.shape[0] // g, channels // g, kh * kw),
+        ).reshape(n, w.shape[0], oh, ow)
+        return np.asarray(out if bias is None else out + widened(bias).reshape(-1, 1, 1)).astype(x.dtype)
+
+    def decompose(
+        self, g: Graph, x: Value, w: Value, offset: Value, bias: Value | None = None, mask: Value | None = None
+    ) -> Value:
+        """The samples of all taps as columns, their product with the weights of each group, and the bias."""
+        sample = DeformSample(tuple(map(int, w.shape[2:])), *self._window(), self.offset_groups)
+        (columns,) = g.add(sample, x, offset, *(() if mask is None else (mask,)))
+        batch, outputs, depth, space = x.shape[0], w.shape[0], numel(w.shape[1:]), offset.shape[2:]
+        (columns,) = g.add(Reshape((batch, self.groups, depth, numel(space))), columns)
+        (weights,) = g.add(Reshape((self.groups, outputs // self.groups, depth)), g.add(Cast(columns.dtype), w)[0])
+        (made,) = g.add(Reshape((batch, outputs, *space)), weights @ columns)
+        if bias is not None:
+            made = made + g.add(Reshape((outputs, 1, 1)), g.add(Cast(columns.dtype), bias)[0])[0]
+        return g.add(Cast(x.dtype), made)[0]
+
+
+@register
+class DeformSample(Op):
+    """What the taps of a `DeformConv` see: x [N, C, H, W] to [N, offset_groups, C / offset_groups, kh, kw, oh, ow].
+
+    Inputs: x, offset, and a mask or none, as there. f16 and bf16 give f32.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[int, ...]
+    offset_groups: int = 1
+
+    def infer(self, x: TensorType, offset: TensorType, mask: TensorType | None = None) -> TensorType:
+        channels = exact_div(x.shape[1], self.offset_groups)
+        if channels is None:
+            raise ShapeError(f"deform_sample: the channels of {x} can't be split into {self.offset_groups} groups")
+        wide = DTYPES["f32"] if x.dtype.bits < 32 else x.dtype
+        return TensorType((x.shape[0], self.offset_groups, channels, *self.kernel, *offset.shape[2:]), wide)
+
+    def work(self, *x: TensorType) -> Work:
+        return self.elementwise_work(12, *x)
+
+    def reference(self, x: Array, offset: Array, mask: Array | None = None) -> Array:
+        strides, dilations, pads, og = self.strides, self.dilations, self.pads, self.offset_groups
+        wide, (n, channels, h, width), (kh, kw) = widened(x), x.shape, self.kernel
         oh, ow = offset.shape[2:]
         moved = widened(offset).reshape(n, og, kh, kw, 2, oh, ow)
-        columns = np.zeros((n, channels, kh, kw, oh, ow), wide.dtype)
+        columns = np.zeros((n, og, channels // og, kh, kw, oh, ow), wide.dtype)
         image = wide.reshape(n, og, channels // og, h, width)
         batch, group = np.arange(n).reshape(-1, 1, 1, 1), np.arange(og).reshape(1, -1, 1, 1)
         for i, j in np.ndindex(kh, kw):
@@ -306,37 +358,21 @@ class DeformConv(Op):
                 total += values * weight[..., None]
             if mask is not None:
                 total *= widened(mask).reshape(n, og, kh, kw, oh, ow)[:, :, i, j, ..., None]
-            columns[:, :, i, j] = np.moveaxis(total, -1, 2).reshape(n, channels, oh, ow)
-        g = self.groups
-        out = np.einsum(
-            "ngckl,gock->ngol",
-            columns.reshape(n, g, channels // g, kh * kw, oh * ow),
-            widened(w).reshape(g, w.shape[0] // g, channels // g, kh * kw),
-        ).reshape(n, w.shape[0], oh, ow)
-        return np.asarray(out if bias is None else out + widened(bias).reshape(-1, 1, 1)).astype(x.dtype)
+            columns[:, :, :, i, j] = np.moveaxis(total, -1, 2)
+        return columns
 
-    def lower(self, k: Any, x: Any, w: Any, offset: Any, bias: Any = None, mask: Any = None) -> Any:
-        strides, dilations, pads = self._window()
-        kh, kw = w.shape[2:]
-        per_group, out_per_group = w.shape[1], w.shape[0] // self.groups
-        per_offset = w.shape[1] * self.groups // self.offset_groups
+    def lower(self, k: Any, x: Any, offset: Any, mask: Any = None) -> Any:
+        (kh, kw), each = self.kernel, x.shape[1] // self.offset_groups
 
-        def element(n: Any, o: Any, *out: Any) -> Any:
-            def product_of(c: Any, i: Any, j: Any) -> Any:
-                channel = o // out_per_group * per_group + c
-                tap = (channel // per_offset * kh + i) * kw + j
-                bases = [k.size(-pads[d]) + out[d] * strides[d] + t * dilations[d] for d, t in enumerate((i, j))]
-                places = [
-                    k.cast(base, k.widen(offset(n, tap * 2 + d, *out)).dtype) + k.widen(offset(n, tap * 2 + d, *out))
-                    for d, base in enumerate(bases)
-                ]
-                value = _bilinear(k, lambda *at, where: k.widen(x(n, channel, *at, where=where)), places, x.shape[2:])
-                if mask is not None:
-                    value = value * k.widen(mask(n, tap, *out))
-                return value * k.widen(w(o, c, i, j))
-
-            total = k.reduce("add", (per_group, kh, kw), product_of)
-            return total if bias is None else total + k.widen(bias(o))
+        def element(n: Any, group: Any, c: Any, i: Any, j: Any, *out: Any) -> Any:
+            tap, channel = (group * kh + i) * kw + j, group * each + c
+            places = []
+            for d, t in enumerate((i, j)):
+                moved = k.widen(offset(n, tap * 2 + d, *out))
+                base = k.size(-self.pads[d]) + out[d] * self.strides[d] + t * self.dilations[d]
+                places.append(k.cast(base, moved.dtype) + moved)
+            value = _bilinear(k, lambda *at, where: k.widen(x(n, channel, *at, where=where)), places, x.shape[2:])
+            return value if mask is None else value * k.widen(mask(n, tap, *out))
 
         return k.map(element)
 

@@ -77,6 +77,46 @@ def test_memory_is_used_again_once_no_view_is_left(allocated: list[int]) -> None
     np.testing.assert_array_equal(part, wanted)
 
 
+@pytest.mark.parametrize("n", [1 << 14, (1 << 15) + 1, 1 << 18])
+def test_results_in_other_axes_are_written_where_the_caller_gets_them(n: int) -> None:
+    """Just below, above and far above the size from which that is done: kept ones never change, and rows are read."""
+    g = rlx.Graph("views")
+    x = g.input("x", (n, 4))
+    g.output(rlx.reshape(x * 2.0, (4, n)), name="y")
+    g.output(rlx.sum(x, axis=0), name="total")
+    g.output(rlx.reshape(x + 1.0, (2, n, 2)), name="z")
+    m, kept = rlx.compile(g, device="cpu"), []
+    for seed in range(6):
+        given = data(seed, n)
+        kept.append((m.run([given]), given))
+        np.testing.assert_array_equal(m.read_output_row("y", 3), (2 * given).reshape(4, n)[3])
+        if seed == 3:
+            np.testing.assert_array_equal(m.run_slots(given)[0], (2 * given).reshape(4, n))
+            m.run([given], outputs=["total"])
+        out = [np.empty((4, n), np.float32), np.empty(4, np.float32), np.empty((2, n, 2), np.float32)]
+        made = m.run([given], out=out)
+        assert all(a is b for a, b in zip(made, out, strict=True))
+        kept.append((made, given))
+    for (y, total, z), given in kept:
+        np.testing.assert_array_equal(y, (2 * given).reshape(4, n))
+        np.testing.assert_array_equal(total, given.sum(0))
+        np.testing.assert_array_equal(z, (given + 1).reshape(2, n, 2))
+
+
+def test_an_array_to_write_into_that_is_the_input() -> None:
+    """It gets the results once the input has been read, also where other arrays are written at once."""
+    g = rlx.Graph("over")
+    x = g.input("x", (ROWS, 4))
+    g.output(rlx.reshape(rlx.flip(x, (0,)), (ROWS, 4)), name="y")
+    m = rlx.compile(g, device="cpu")
+    for seed in range(3):
+        given = data(seed)
+        expected = given[::-1].copy()
+        np.testing.assert_array_equal(m.run([given])[0], expected)
+        np.testing.assert_array_equal(m.run([given], out=[np.empty_like(given)])[0], expected)
+        np.testing.assert_array_equal(m.run([given], out=[given])[0], expected)
+
+
 def test_the_callers_arrays_some_outputs_and_rows() -> None:
     m, x = model(), data(1)
     own = np.empty((ROWS, 4), np.float32)

@@ -138,3 +138,44 @@ def test_sums_of_columns_are_computed_once() -> None:
     out = Buffer("y", "output", (rows, columns), x.dtype)
     made = emit_nest(Store(out, (rows, columns), (i, j), Load(x, (i, j), x.dtype) * total), 8)
     assert made.chunks({THREADS: 2}) <= 4  # of 16 million additions they would be 40
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "bool", "int64"])
+@pytest.mark.parametrize("width", [1, 3, 8, 31, 40])
+def test_elements_that_are_repeated(width: int, dtype: str) -> None:
+    """By factors that divide a vector and others; in whole rows, and from places that are no multiple of the factor."""
+    for factor in (2, 3, 4, 5, 16, 32):
+        graph = Graph("repeated")
+        x = graph.input("x", (2, 3, width), dtype)
+        y = rlx.resize_nearest(x, sizes=(2, 6, width * factor), coordinate="asymmetric", rounding="floor")
+        graph.output(y, "y")
+        graph.output(y[:, :, 1:], "part")
+        graph.output(rlx.tile(x, (1, 1, factor)), "tiled")
+        compare(graph, {"x": values(2, 3, width, dtype=dtype)})
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    "heads, width, rotated", [(2, 8, 0), (1, 32, 0), (3, 64, 32), (2, 128, 0), (2, 20, 12), (1, 34, 0)]
+)
+def test_pairs_that_are_exchanged(heads: int, width: int, rotated: int, interleaved: bool) -> None:
+    """Neighbours and halves, of head sizes that are and are not multiples of a vector; behind them all is as it was."""
+    graph = Graph("rotary")
+    half = (rotated or width) // 2
+    shapes = {"x": (2, heads, 5, width), "cos": (2, 5, half), "sin": (2, 5, half)}
+    given = [graph.input(name, shape) for name, shape in shapes.items()]
+    graph.output(rlx.rotary_embedding(*given, interleaved=interleaved, dim=rotated), "y")
+    compare(graph, {name: values(*shape) for name, shape in shapes.items()})
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+@pytest.mark.parametrize("height, width", [(3, 5), (4, 16), (7, 33)])
+def test_channels_share_the_places_at_which_they_are_sampled(channels: int, height: int, width: int) -> None:
+    """Each vector of places serves all channels; with few of them, short rows, images of one pixel and NaN."""
+    for size in ((1, 1), (6, 9)):
+        graph = Graph("sampled")
+        x, grid = graph.input("x", (2, channels, *size)), graph.input("grid", (2, height, width, 2))
+        graph.output(rlx.grid_sample(x, grid), "y")
+        places = np.random.default_rng(1).uniform(-1.3, 1.3, (2, height, width, 2)).astype(np.float32)
+        places[0, 0, 0] = np.nan
+        compare(graph, {"x": values(2, channels, *size), "grid": places})

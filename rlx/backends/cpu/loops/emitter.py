@@ -84,9 +84,11 @@ def lane_pattern(index: Affine, moving: set[Expr], vec: Var | None, w: int) -> t
         match term:
             case Var() if term == vec:
                 k, lanes = 1, list(range(w))
-            case Apply(fn="floordiv" | "mod" as fn, args=(Var() as i, by)) if i == vec and w % (as_size(by) or w + 1) == 0:
-                k = as_size(by)
-                lanes = [lane // k if fn == "floordiv" else lane % k for lane in range(w)]
+            case Apply(fn="floordiv" | "mod" as fn, args=(Var() as i, by)) if i == vec:
+                size = as_size(by)
+                if not isinstance(size, int) or size < 1 or w % size:
+                    return None
+                k, lanes = size, [lane // size if fn == "floordiv" else lane % size for lane in range(w)]
             case _:
                 return None
         if not isinstance(coef, int):
@@ -279,37 +281,43 @@ class Emitter(Printer[Value, Scope]):
         return f.op(f"call {vty} @{name}({lanes})", vty)
 
     def _moved(self, e: Load, index: Affine, moving: set[Expr], mask: str | None, scope: Scope, vty: str) -> str:
-        """Lanes at any indices: one load and a shuffle where they follow a pattern, one load where they turn out to be
-        next to each other, else one by one."""
+        """Lanes at any indices: one load where they follow a pattern or turn out to be next to each other, or a gather.
+
+        What the gather computes is not for others: they may come the other way.
+        """
         f, w, ty = self.f, scope.width, convert.memory_type(e.dtype)
+
+        def one_by_one() -> list[str]:
+            return [self._gather(e, index, moving, mask, scope.inner({}), vty)]
+
         if any(isinstance(x, Load) for t in moving for x in walk(t)):
             return self._gather(e, index, moving, mask, scope, vty)
         found = lane_pattern(index, moving, scope.vec, w)
-
-        def within(holds: str) -> str:
-            return holds if mask is None else f.and_(holds, self._all(mask, w), "i1")
-
-        def one_by_one() -> list[str]:
-            return [self._gather(e, index, moving, mask, scope.inner({}), vty)]  # what it computes is not for others
-
         if found is not None and scope.vec is not None:
             period, offsets = found
-            here = scope.vars[scope.vec]
+            fits = f.cmp("eq", f.and_(scope.vars[scope.vec], period - 1, "i64"), 0, "i64")
+            at_once = lambda: [self._shuffled(e, index, moving, offsets, scope)]  # noqa: E731
+        else:
+            pointer, places = self._places(e, index, moving, scope)
+            first, ity = f.extract(places, 0), vec("i64", w)
+            fits = self._all(f.cmp("eq", places, f.add(f.splat(first, w, "i64"), f.iota(w), ity), ity), w)
+            at_once = lambda: [f.load(vty, f.gep(pointer, first, ty))]  # noqa: E731
+        return f.if_(fits if mask is None else f.and_(fits, self._all(mask, w), "i1"), at_once, one_by_one)[0]
 
-            def shuffled() -> list[str]:
-                at = Scope(1, None, scope.vars)  # apart from the lanes, whose values are vectors
-                first = f.add(self.sum(index, at), min(offsets) - offsets[0], "i64")
-                span = max(offsets) - min(offsets) + 1
-                some = f.load(vec(ty, span), f.gep(self.word(e.source), first, ty))
-                return [f.shuffle(some, None, [o - min(offsets) for o in offsets])]
-
-            begins = f.cmp("eq", f.binary("urem", here, period, "i64"), 0, "i64")
-            return f.if_(within(begins), shuffled, one_by_one)[0]
-        pointer, places = self._places(e, index, moving, scope)
-        ity = vec("i64", w)
-        first = f.extract(places, 0)
-        together = self._all(f.cmp("eq", places, f.add(f.splat(first, w, "i64"), f.iota(w), ity), ity), w)
-        return f.if_(within(together), lambda: [f.load(vty, f.gep(pointer, first, ty))], one_by_one)[0]
+    def _shuffled(self, e: Load, index: Affine, moving: set[Expr], offsets: list[int], scope: Scope) -> str:
+        """Lanes that lie `offsets` from the first one, whose number is a multiple of every divisor in the index."""
+        f, ty = self.f, convert.memory_type(e.dtype)
+        assert scope.vec is not None
+        place = self.sum(Affine(index.constant, {t: c for t, c in index.coefs.items() if t not in moving}), scope)
+        for term in moving:
+            by = as_size(term.args[1]) if isinstance(term, Apply) else 1
+            assert isinstance(by, int)
+            if not isinstance(term, Apply) or term.fn == "floordiv":  # the rest of such a number is 0
+                whole = f.lshr(scope.vars[scope.vec], by.bit_length() - 1, "i64")
+                place = f.add(place, f.mul(whole, self.size(index.coefs[term]), "i64"), "i64")
+        low, high = min(offsets), max(offsets)
+        some = f.load(vec(ty, high - low + 1), f.gep(self.word(e.source), f.add(place, low, "i64"), ty))
+        return f.shuffle(some, None, [o - low for o in offsets]) if high > low else f.splat(some, scope.width, ty)
 
     def _places(self, e: Load, index: Affine, moving: set[Expr], scope: Scope) -> tuple[str, str]:
         """The address that the indices of lanes count from, and these."""

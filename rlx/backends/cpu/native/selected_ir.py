@@ -1,18 +1,22 @@
 """The code of runs that are asked for some outputs, or write into arrays of the caller: `rlx_selected` of the entry.
 
 It is `run_selected(selected, *inputs)` or, with an array or None for each output, `run_selected(selected, *inputs,
-*out)`: it walks another table of phases, and copies results into the arrays, which it checks in every call. `selected`
-is an int, the address of the words below.
+*out)`: it walks another table of phases, and copies results into the arrays, which it checks in every call, or has them
+written there. `selected` is an int, the address of the words below.
 """
 
 from __future__ import annotations
 
 # Words of what `rlx_selected` is given: the table that the block must have, the one to walk instead of it, whether a
 # phase of that has several chunks, what VALUE is after the run, the object that the call returns, the records of the
-# outputs and their number, and the (first, past-the-end) addresses that no array of `out` may touch and their number.
+# outputs and their number, the (first, past-the-end) addresses that no array of `out` may touch and their number, and
+# the patches and their number: a patch is (output, address of a word, byte offset, what the word is in other runs), and
+# has the run write the output into its array, from where nothing is copied then. That is for arrays that nobody else
+# knows yet: they are apart from the inputs and stay as they are.
 SELECTED_OF, SELECTED_PHASES, SELECTED_PARALLEL, SELECTED_VALUE, SELECTED_RESULT = range(5)
 SELECTED_OUTPUTS, SELECTED_OUTPUT_COUNT, SELECTED_RANGES, SELECTED_RANGE_COUNT = range(5, 9)
-SELECTED_WORDS = 9
+SELECTED_PATCHES, SELECTED_PATCH_COUNT = range(9, 11)
+SELECTED_WORDS = 11
 
 WRITEABLE = 0x400  # flags of arrays, by NumPy's ABI
 WARNS_OR_WRITES_BACK = 0x80002000 - (1 << 32)  # i32; writing to such an array does more than writing
@@ -130,6 +134,47 @@ no:
   ret i1 false
 }
 
+; makes the words of the patches point into the arrays of `out`, or as in other runs where that is null
+define internal void @point_outs(ptr %selected, ptr %outs) nounwind {
+entry:
+  %patches.p = getelementptr i64, ptr %selected, i64 $SELECTED_PATCHES
+  %patches = load ptr, ptr %patches.p, align 8
+  %count.p = getelementptr i64, ptr %selected, i64 $SELECTED_PATCH_COUNT
+  %count = load i64, ptr %count.p, align 8
+  %back = icmp eq ptr %outs, null
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %i.next, %put ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %one, label %done
+one:
+  %patch = getelementptr [4 x i64], ptr %patches, i64 %i
+  %word.p = getelementptr i64, ptr %patch, i64 1
+  %word = load ptr, ptr %word.p, align 8
+  br i1 %back, label %own, label %array
+own:
+  %own.p = getelementptr i64, ptr %patch, i64 3
+  %own.value = load i64, ptr %own.p, align 8
+  br label %put
+array:
+  %number = load i64, ptr %patch, align 8
+  %out.p = getelementptr ptr, ptr %outs, i64 %number
+  %out = load ptr, ptr %out.p, align 8
+  %data.p = getelementptr i8, ptr %out, i64 $ARRAY_DATA
+  %data = load i64, ptr %data.p, align 8
+  %shift.p = getelementptr i64, ptr %patch, i64 2
+  %shift = load i64, ptr %shift.p, align 8
+  %there = add i64 %data, %shift
+  br label %put
+put:
+  %value = phi i64 [ %own.value, %own ], [ %there, %array ]
+  store i64 %value, ptr %word, align 8
+  %i.next = add i64 %i, 1
+  br label %loop
+done:
+  ret void
+}
+
 ; runs an acquired block by another table, and copies results into the arrays of `out`, if there are any
 define internal i64 @go_selected(ptr %ctx, ptr %selected, ptr %outs) {
 entry:
@@ -144,7 +189,10 @@ outs.before:
   br i1 %writes, label %check.before, label %run
 check.before:
   %fit.before = call i1 @writable(ptr %ctx, ptr %selected, ptr %outs)
-  br i1 %fit.before, label %run, label %no
+  br i1 %fit.before, label %point, label %no
+point:
+  call void @point_outs(ptr %selected, ptr %outs)
+  br label %run
 run:
   %parallel.p = getelementptr i64, ptr %ctx, i64 $PARALLEL
   %parallel = load i64, ptr %parallel.p, align 8
@@ -157,6 +205,7 @@ run:
   %status = call i64 @rlx_go(ptr %ctx)
   store i64 %phases, ptr %phases.p, align 8
   store i64 %parallel, ptr %parallel.p, align 8
+  call void @point_outs(ptr %selected, ptr null)
   %bad = icmp ne i64 %status, 0
   br i1 %bad, label %failed, label %outs.after
 failed:
@@ -180,12 +229,15 @@ one:
   %out.p = getelementptr ptr, ptr %outs, i64 %i
   %out = load ptr, ptr %out.p, align 8
   %none = icmp eq ptr %out, @$NONE
-  br i1 %none, label %next, label %copy
+  br i1 %none, label %next, label %source
+source:
+  %from.p = getelementptr [$RECORD_WORDS x i64], ptr %records, i64 %i, i64 $SOURCE
+  %from = load ptr, ptr %from.p, align 8
+  %is.there = icmp eq ptr %from, null
+  br i1 %is.there, label %next, label %copy
 copy:
   %to.p = getelementptr i8, ptr %out, i64 $ARRAY_DATA
   %to = load ptr, ptr %to.p, align 8
-  %from.p = getelementptr [$RECORD_WORDS x i64], ptr %records, i64 %i, i64 $SOURCE
-  %from = load ptr, ptr %from.p, align 8
   %bytes.p = getelementptr [$RECORD_WORDS x i64], ptr %records, i64 %i, i64 $BYTES
   %bytes = load i64, ptr %bytes.p, align 8
   call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %from, i64 %bytes, i1 false)

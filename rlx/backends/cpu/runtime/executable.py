@@ -17,8 +17,8 @@ from rlx.backends.cpu.native.runner_ir import BUSY, HOLDS, INPUT_COUNT, JOB, REL
 from rlx.backends.cpu.runtime.binding import Binding, aligned_bytes
 from rlx.backends.cpu.runtime.concurrent_phases import Job, jobs
 from rlx.backends.cpu.runtime.moe import ExpertCalls
-from rlx.backends.cpu.runtime.results import DIRECT, ResultMemory, is_movable
-from rlx.backends.cpu.runtime.shared import Shared
+from rlx.backends.cpu.runtime.results import DIRECT, LARGE, ResultMemory, is_movable
+from rlx.backends.cpu.runtime.shared import Shared, timeline
 from rlx.backends.cpu.runtime.states import StateCalls, StateMemory
 from rlx.boundary import bounded
 from rlx.errors import ExecutionError, OptionError, ShapeError
@@ -60,6 +60,7 @@ class Bound:
     records: NDArray[np.int64] | None = None
     fresh: bool = True  # it has not run yet
     selected: dict[tuple[int, ...], Selected] = field(default_factory=dict)  # by the outputs asked for, the latest last
+    direct: Selected | int | None = None  # for runs that write large results where the caller gets them; 0: none can
 
 
 class CpuExecutable(StateCalls, ExpertCalls):
@@ -83,7 +84,7 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self.is_watched = shared.options.debug or shared.options.trap != "off"  # then runs don't go the fastest way
         self.program = shared.program
         self.room: dict[str, int] = {}  # for sizes that data decide and nothing bounds: the most so far
-        self.schedule = known if known is not None else timeline(shared.program)
+        self.schedule = timeline(shared.program) if known is None else known
         self.fits_all = self.schedule.bounds is not None  # one plan, at the bounds, serves every run
         if plan is None and self.schedule.bounds is not None:
             plan = self.make_plan(self.schedule.bounds)
@@ -185,8 +186,14 @@ class CpuExecutable(StateCalls, ExpertCalls):
         self, inputs: Sequence[Any], wanted: tuple[int, ...] | None = None, out: Sequence[Any] | None = None
     ) -> list[Array] | None:
         words = self.words
-        if self.states.memory or self.is_watched or (self.waits and words[BUSY]) or self.result_bytes >= DIRECT:
+        if self.states.memory or self.is_watched or (self.waits and words[BUSY]):
             return None  # who has to wait holds the block while results are copied: nobody comes in between
+        if self.result_bytes >= LARGE:
+            from rlx.backends.cpu.runtime.general_run import run_direct
+
+            made = run_direct(self, inputs, out) if wanted is None else None
+            if made is not None or self.result_bytes >= DIRECT:
+                return made
         holds = words[HOLDS] + 1
         if wanted is None and out is None:
             made = [a.copy() for a in tuple.__iter__(self.slots_entry(*inputs))]  # of views, without their own __iter__
@@ -590,10 +597,3 @@ class CpuExecutable(StateCalls, ExpertCalls):
         assert self.bound is not None
         self.bound.binding.overrun(self.block, status)
         return self.entry
-
-
-def timeline(program: Program) -> Schedule:
-    """What planning needs of a program."""
-    from rlx.plan.plan import schedule
-
-    return schedule(program)

@@ -6,18 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlx.backends.cpu.native.runner_ir import VALUE
 from rlx.backends.cpu.runtime.results import DIRECT, WRITTEN_OUT, check_apart, overlaps
 from rlx.backends.cpu.runtime.selected_outputs import Selected, selected
 from rlx.errors import ShapeError
 from rlx.ir.graph import Array
-from rlx.ir.shape import symbols
+from rlx.ir.shape import numel, symbols
 from rlx.kernels.program import Buffer
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.runtime.executable import Bound, CpuExecutable
 
-__all__ = ["rebound", "run"]
+__all__ = ["rebound", "run", "run_direct"]
 
 KEPT_SELECTED = 64  # sets of outputs for each binding
 Targets = Sequence[Array | None]
@@ -48,7 +50,7 @@ def run(executable: CpuExecutable, inputs: Sequence[Array], out: Targets, wanted
         results = list(executable.made(bound))
         check_shapes(executable, out, results, "gave")
         for number, (target, (_, buffer)) in enumerate(zip(out, program.outputs, strict=True)):
-            if target is not None and buffer not in direct:
+            if target is not None and buffer.base not in direct:
                 target[...] = results[number]
             elif target is not None:
                 results[number] = target
@@ -76,11 +78,11 @@ def outputs_in_place(executable: CpuExecutable, inputs: Sequence[Array], out: Ta
         fixed = all(s.name not in executable.program.made for size in buffer.shape for s in symbols(size))
         if target is None or executable.grows or not fixed:
             continue
-        if not executable.is_movable(buffer) or executable.states.address(buffer) is not None:
+        if not is_moved(executable, buffer) or executable.states.address(buffer.base) is not None:
             continue
         others = [*inputs, *(o for o in given if o is not target)]
         if target.flags.c_contiguous and target.flags.aligned and not overlaps(target, others):
-            found[buffer] = target
+            found[buffer.base] = target
     return found
 
 
@@ -120,6 +122,50 @@ def rebound(
             return None
         made = prepared(executable, bound, union(wanted, out))
         return None if made is tried and before == executable.shapes else made
+
+
+def run_direct(executable: CpuExecutable, inputs: Sequence[Any], out: Targets | None) -> list[Array] | None:
+    """A run by the entry that writes large results into new arrays, or those of `out`; None where it can't."""
+    bound = executable.bound
+    if bound is None or bound.fresh:
+        return None
+    given = [] if out is None else [t for t in out if isinstance(t, np.ndarray) and not overlaps(t, inputs)]
+    if out is not None and len(given) < len(out):
+        return None
+    if bound.direct is None:
+        with executable.held():
+            bound.direct = moving(executable, bound)
+    if not bound.direct:
+        return None
+    made = given or [executable.fresh.like(array) for array in executable.made(bound)]
+    if executable.run_selected(bound.direct, *inputs, *made) is not True:
+        return None
+    executable.written = tuple(made)
+    return made
+
+
+def moving(executable: CpuExecutable, bound: Bound) -> Selected | int:
+    """What runs of this binding need that write results where the caller gets them; 0 where none can be moved."""
+    if executable.program.made:
+        return 0
+    patches, base = [], int(bound.binding.words.ctypes.data)
+    for number, (_, buffer) in enumerate(executable.program.outputs):
+        root = buffer.base
+        if is_moved(executable, buffer):
+            own, places = executable.address(root), bound.binding.places.get(root, {})
+            patches += [(number, base + 8 * word, shift, own + shift) for word, shift in places.items()]
+    if not patches:
+        return 0
+    arrays, used = executable.made(bound), [executable.memory, executable.scratch]
+    executable.fresh.keep_for(arrays)
+    return selected(bound.table, bound.table, executable.every, arrays, used, patches)
+
+
+def is_moved(executable: CpuExecutable, buffer: Buffer) -> bool:
+    """Whether a run can write an output elsewhere than in the arena: all of its memory, in other axes or not."""
+    root = buffer.base
+    whole = buffer.offset == 0 and buffer.dtype.bits == root.dtype.bits and numel(buffer.shape) == numel(root.shape)
+    return root.kind == "arena" and (buffer is root or whole) and executable.is_movable(root)
 
 
 def prepared(executable: CpuExecutable, bound: Bound, asked: tuple[int, ...]) -> Selected:

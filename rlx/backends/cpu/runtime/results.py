@@ -13,9 +13,10 @@ from rlx.errors import OptionError
 from rlx.ir.graph import Array
 from rlx.kernels.program import Buffer
 
-__all__ = ["DIRECT", "WRITTEN_OUT", "ResultMemory", "check_apart", "is_movable", "overlaps"]
+__all__ = ["DIRECT", "LARGE", "WRITTEN_OUT", "ResultMemory", "check_apart", "is_movable", "overlaps"]
 
 DIRECT = 4 << 20  # bytes of results from which on a run writes them where the caller gets them, instead of copying
+LARGE = 512 << 10  # from which on the native entry does so too, once there was a run of such shapes
 WRITTEN_OUT = 1  # left in the state block's VALUE by a run that wrote into the caller's arrays; any run resets it
 Memory = np.ndarray[Any, np.dtype[np.uint8]]
 LEAST = 64 << 10  # bytes of a result that is worth it

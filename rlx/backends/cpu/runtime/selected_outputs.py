@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlx.backends.cpu.native.entry import output_records
+from rlx.backends.cpu.native.entry_ir import SOURCE
 from rlx.backends.cpu.native.pool import aligned_words
 from rlx.backends.cpu.native.runner import is_parallel
 from rlx.backends.cpu.native.runner_ir import JOB
@@ -17,6 +18,8 @@ from rlx.backends.cpu.native.selected_ir import (
     SELECTED_OUTPUT_COUNT,
     SELECTED_OUTPUTS,
     SELECTED_PARALLEL,
+    SELECTED_PATCH_COUNT,
+    SELECTED_PATCHES,
     SELECTED_PHASES,
     SELECTED_RANGE_COUNT,
     SELECTED_RANGES,
@@ -24,6 +27,7 @@ from rlx.backends.cpu.native.selected_ir import (
     SELECTED_VALUE,
     SELECTED_WORDS,
 )
+from rlx.backends.cpu.runtime.results import WRITTEN_OUT
 from rlx.ir.graph import Array
 from rlx.kernels.program import Buffer, Kernel, Program
 
@@ -97,16 +101,21 @@ def selected(
     asked: Sequence[int],
     arrays: Sequence[Array],
     used: Sequence[Array],
+    moved: Sequence[tuple[int, int, int, int]] = (),
 ) -> Selected:
     """For runs that `every` is the table of, by another `table`, which makes the outputs asked for of all `arrays`.
 
-    No array of `out` may lie in memory that is used.
+    No array of `out` may lie in memory that is used. Outputs that are `moved` (patches, see `selected_ir`) are written
+    into their arrays of `out`, which must be new ones.
     """
     words = aligned_words(SELECTED_WORDS)
     made = Selected(words.ctypes.data)
     shown = tuple(array if number in asked else None for number, array in enumerate(arrays))
     result = tuple(arrays[number] for number in asked)
     records = output_records(shown)
+    records[[number for number, *_ in moved], SOURCE] = 0
+    patches = aligned_words(4 * max(1, len(moved))).reshape(-1, 4)
+    patches[: len(moved)] = [*moved] or np.empty((0, 4))
     ranges = aligned_words(2 * max(1, len(used))).reshape(-1, 2)
     for row, memory in zip(ranges, used, strict=False):
         row[:] = memory.ctypes.data, memory.ctypes.data + memory.nbytes
@@ -116,5 +125,8 @@ def selected(
     words[SELECTED_RESULT] = id(result)
     words[SELECTED_OUTPUTS], words[SELECTED_OUTPUT_COUNT] = records.ctypes.data, len(shown)
     words[SELECTED_RANGES], words[SELECTED_RANGE_COUNT] = ranges.ctypes.data, len(used)
-    made.table, made.shown, made.kept = table, shown, (words, every, result, records, ranges)
+    words[SELECTED_PATCHES], words[SELECTED_PATCH_COUNT] = patches.ctypes.data, len(moved)
+    if moved:
+        words[SELECTED_VALUE] = WRITTEN_OUT
+    made.table, made.shown, made.kept = table, shown, (words, every, result, records, ranges, patches)
     return made

@@ -28,14 +28,14 @@ from rlx.ir.mapped import read_in_place, to_own_pages
 from rlx.ir.shape import evaluate
 from rlx.kernels.program import Buffer, Program
 from rlx.options import CompileOptions
-from rlx.plan.arena import MemoryPlan
+from rlx.plan.arena import MemoryPlan, Schedule
 from rlx.records import cached_property
 
 if TYPE_CHECKING:
     from rlx.backends.cpu.runtime.executable import CpuExecutable
     from rlx.backends.cpu.runtime.residency import Mask, Residency
 
-__all__ = ["Shared"]
+__all__ = ["Shared", "timeline"]
 
 OWN_PAGES = 64 << 10  # bytes of a param from which on a copy of it has pages of its own
 
@@ -229,3 +229,10 @@ def _constant_bytes(buffer: Buffer) -> Array:
     if buffer.is_packed:
         return pack(data)
     return np.require(data, requirements=["C", "A"]).reshape(-1).view(np.uint8)
+
+
+def timeline(program: Program) -> Schedule:
+    """What planning needs of a program."""
+    from rlx.plan.plan import schedule
+
+    return schedule(program)
