@@ -4,7 +4,7 @@ A window is some pieces of `run` contiguous elements, one a row of the kernel, a
 begins is in a table of offsets, so that a tile may hold any pixels: of several rows, or of several images.
 Rows of a padded image are copied into the worker's scratch, with zeros around them; others are read in place.
 Of a few planes (the colours of a picture) the copies are made with the channels of a pixel together; of an image in
-groups a chunk copies the channels of one.
+groups a chunk copies the channels of one, and of one whose windows have gaps the columns that they see together.
 
 A sum is a chain of fma over the pieces in blocks of at most `K_BLOCK` steps, whole lines or even parts of one; blocks
 are added up in order.
@@ -66,11 +66,15 @@ MOST_PLANES = 4  # whose pixels are as many elements of a vector
 
 
 def suits(kernel: Kernel) -> bool:
-    """Windows of several pixels, whose rows are contiguous or few planes; those of groups become so."""
-    geo = geometry(kernel)
-    if geo.groups > 1:
-        return geo.kernel != (1, 1)
-    return geo.kernel != (1, 1) and (_rows_together(geo) or from_planes(kernel))
+    """Windows of several pixels, whose rows are contiguous or few planes, or become so in a copy."""
+    geo, anchor = geometry(kernel), kernel.anchor
+    assert isinstance(anchor, Conv)
+    return geo.kernel != (1, 1) and (picks(anchor) or _rows_together(geo) or from_planes(kernel))
+
+
+def picks(anchor: Conv) -> bool:
+    """Whether chunks copy the channels of a group, or the columns that a window sees, next to each other."""
+    return anchor.groups > 1 or (anchor.dilations[-1] != 1 and anchor.w_shape[-1] != 1)
 
 
 def _rows_together(geo: Geometry) -> bool:
@@ -149,7 +153,8 @@ def planes_of(kernel: Kernel) -> int:
 
 def _in_image(kernel: Kernel, geo: Geometry) -> bool:
     """Whether rows are read in place."""
-    return geo.no_pads and geo.groups == 1 and not planes_of(kernel)
+    assert isinstance(kernel.anchor, Conv)
+    return geo.no_pads and not picks(kernel.anchor) and not planes_of(kernel)
 
 
 def cut_of(
@@ -161,7 +166,7 @@ def cut_of(
     in_image = _in_image(kernel, geo)
     shape = (geo.batch, geo.channels, geo.outputs, geo.out_height, geo.out_width)
     windows, groups = (geo.kernel, geo.strides, geo.dilations[0]), (geo.groups, 1)
-    if anchor.groups > 1:
+    if picks(anchor):
         groups = (geo.groups, geo.dilations[1])
     return ImplicitGemmSchedule(shape, *windows, anchor.x.dtype.itemsize, width, in_image, in_place, rates, *groups)
 
@@ -181,7 +186,7 @@ def words_of(
     assert isinstance(anchor.w, Load)
     assert isinstance(anchor.x, Load)
     in_image = _in_image(kernel, geo)
-    grouped = anchor.groups > 1
+    grouped = picks(anchor)
     arguments: type[ImplicitGemmArguments] = GroupedGemmArguments if grouped else ImplicitGemmArguments
     return arguments.given(
         **geo.sizes(arguments),
@@ -283,7 +288,7 @@ def emit(kernel: Kernel, target: Target) -> KernelCode:
 def lines_routine(kernel: Kernel, target: Target) -> Routine:
     """What prepares the rows of a kernel's results."""
     assert isinstance(kernel.anchor, Conv)
-    grouped = kernel.anchor.groups > 1
+    grouped = picks(kernel.anchor)
     return _lines_routine(tile_of(kernel.anchor.x.dtype, target).of_one_panel, planes_of(kernel), grouped)
 
 
@@ -557,7 +562,7 @@ def _block(tile: Tile) -> Function:
 
 
 class ImplicitGemm(PackedWeights):
-    """Windows of several pixels, whose rows are contiguous, or copied so for a group: read row by row."""
+    """Windows of several pixels, whose rows are contiguous, or copied so for a group or a dilation: read row by row."""
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         geo = geometry(kernel)

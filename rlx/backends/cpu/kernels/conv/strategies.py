@@ -24,6 +24,7 @@ from rlx.backends.cpu.kernels.conv.winograd_forms import FORMS
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.shape import numel, size_product
 from rlx.kernels.affine import Affine, linear_index
 from rlx.kernels.expr import Cast, Expr, Load, substitute_vars
 from rlx.kernels.lowering import Conv, out_vars
@@ -34,6 +35,7 @@ from rlx.records import replace
 __all__ = ["CONV", "accepts_operand", "layout", "unsuited"]
 
 F32 = DTYPES["f32"]
+FEW_TAPS = 32  # of a window of one plane
 FEW_CHANNELS = 8  # images of fewer channels are brought into this layout pixel row by pixel row
 
 # The first that does not refuse a convolution computes it.
@@ -59,6 +61,9 @@ def unsuited(anchor: Conv, dtype: DType, target: Target) -> str | None:
     """Why no strategy takes a convolution: they take floats and bytes in one to three spatial axes."""
     if dtype.name == "i32" and anchor.x.dtype.name in ("u8", "i8"):
         return int8_conv.unsuited(anchor, target)
+    taps = size_product(anchor.w_shape[2:])
+    if anchor.groups == anchor.x_shape[1] == anchor.w_shape[0] == 1 and isinstance(taps, int) and taps <= FEW_TAPS:
+        return "few taps of one plane: a loop nest, whose vectors run along the pixels"
     known = dtype.name in ("f16", "bf16", "f32", "f64") and len(anchor.x_shape) in (3, 4, 5)
     return None if known else f"no kernel has convolutions of {dtype}, or of so many axes"
 
@@ -94,7 +99,30 @@ def layout(kernel: Kernel, setting: Setting, strategies: Sequence[CpuStrategy] =
         both = winograd.OrSums(strategy, plain.strategy)
         before = [*more, *before]
         last = replace(last, strategy=both, operands=(plain.anchor.w.source,), refused=(*last.refused, *plain.refused))
+    if isinstance(last.strategy, Depthwise) and _in_planes(last.stores[0], setting.target.lanes):
+        return [*made, *before, *_turned_after(last)]
     return [*made, *before, last]
+
+
+def _in_planes(store: Store, lanes: int) -> bool:
+    """Whether results are stored in planes, which are worth being put there by squares of `lanes`."""
+    names, channels, pixels = out_vars(len(store.extents)), store.extents[1], numel(store.extents[2:])
+    if not isinstance(channels, int) or not isinstance(pixels, int) or min(channels, pixels) < lanes:
+        return False
+    coefs = linear_index(store.index, store.buffer.shape).coefs
+    return coefs.get(names[-1], 0) == 1 and coefs.get(names[1], 0) != 1
+
+
+def _turned_after(kernel: Kernel) -> list[Kernel]:
+    """The kernel with results whose channels are together, and the copy of these into planes."""
+    store = kernel.stores[0]
+    n, c, *space = out_vars(len(store.extents))
+    shape = (store.extents[0], *store.extents[2:], store.extents[1])
+    kind = "prepared" if store.buffer.kind == "prepared" else "arena"
+    made = Buffer(f"{store.buffer.name}.y", kind, shape, store.buffer.dtype)
+    copy = replace(store, expr=Load(made, (n, *space, c), made.dtype))
+    own = replace(store, buffer=made, index=(n, *space, c))
+    return [replace(kernel, stores=(own, *kernel.stores[1:])), Kernel("planes", (copy,), nodes=kernel.nodes)]
 
 
 def _channels_together(anchor: Conv) -> bool:
