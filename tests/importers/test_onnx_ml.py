@@ -405,6 +405,25 @@ SIMPLE = {
         [RNG.integers(0, 4, (6,))],
         {"keys_int64s": [0, 2, 3], "values_floats": [0.1, 0.2, 0.3], "default_float": -9.0},
     ),
+    "labels of many numbers": (
+        "LabelEncoder",
+        [np.array([[-9, 0, 90, 91, 2**63 - 1], [-(2**63), -8, 41, 2**32, -(2**32)]])],
+        {"keys_int64s": [*range(-8, 91)], "values_int64s": [*range(99)], "default_int64": -3},
+    ),
+    "labels of numbers far apart": (
+        "LabelEncoder",
+        [np.array([5, 0, -(2**63), 2**63 - 1, 700_000])],
+        {
+            "keys_int64s": [-(2**63), 2**63 - 1, *range(0, 1_000_000, 10_000)],
+            "values_int64s": [*range(102)],
+            "default_int64": -3,
+        },
+    ),
+    "labels of one number and its neighbours": (
+        "LabelEncoder",
+        [np.array([2**63 - 1, 2**63 - 2, -(2**63), 0])],
+        {"keys_int64s": [2**63 - 1, 2**63 - 3], "values_floats": [0.5, 1.5], "default_float": -9.0},
+    ),
     "extract": ("ArrayFeatureExtractor", [f32(4, 5), np.array([1, 3])], {}),
     "extract a column of indices": ("ArrayFeatureExtractor", [f32(1, 5), np.array([[1], [3], [0]])], {}),
     "extract by a matrix of indices": ("ArrayFeatureExtractor", [f32(5), np.array([[1, 2], [3, 3], [0, 4]])], {}),

@@ -246,6 +246,7 @@ def _imputer(ctx: NodeContext) -> Mapped:
 
 
 FEW_KEYS = 64  # that are compared one by one
+SPARSE, SMALL_TABLE = 8, 1 << 16  # of a table of all integers between keys: times their number, or so many
 
 
 @onnx_op("OneHotEncoder", domain=ML)
@@ -277,11 +278,12 @@ def _label_encoder(ctx: NodeContext) -> Mapped:
 def _mapped(ctx: NodeContext, x: Value, keys: Array, values: Array, default: Value) -> Value:
     """For each element of x the value of the first key that equals it, or the default; NaN equals NaN.
 
-    Few keys are compared one by one, by a kernel.
+    Integers that lie close together are places of a table, and few keys are compared one by one, both by kernels.
     """
     table = ctx.graph.constant(keys)
-    if keys.size > FEW_KEYS:
-        found = ctx.add(FindKeys(), x, table)
+    dense = _is_dense(keys)
+    if dense or keys.size > FEW_KEYS:
+        found = _place_of(ctx, x, keys) if dense else ctx.add(FindKeys(), x, table)
         known = ctx.add(Less(), found, ctx.constant(keys.size, I64))
         at = ctx.add(Where(), known, found, ctx.constant(0, I64))
     else:
@@ -293,6 +295,22 @@ def _mapped(ctx: NodeContext, x: Value, keys: Array, values: Array, default: Val
         at = ctx.add(ArgMax(-1, False), hits)
         known = ctx.cast(ctx.add(ReduceMax((x.rank,), False), hits), DTYPES["bool"])
     return ctx.add(Where(), known, ctx.add(Gather(0), ctx.graph.constant(values), at), default)
+
+
+def _is_dense(keys: Array) -> bool:
+    """Whether a table from the least to the largest key is not much larger than they are."""
+    return keys.dtype.kind == "i" and int(keys.max()) - int(keys.min()) < max(SPARSE * keys.size, SMALL_TABLE)
+
+
+def _place_of(ctx: NodeContext, x: Value, keys: Array) -> Value:
+    """The number of the first key that each element is, or the number of keys, by a table of what lies between them."""
+    low, count = int(keys.min()), int(keys.max()) - int(keys.min()) + 1
+    places = np.full(count, keys.size, np.int64)
+    places[keys[::-1].astype(np.int64) - low] = np.arange(keys.size)[::-1]
+    at = ctx.add(Sub(), ctx.cast(x, I64), ctx.constant(low, I64))  # wraps for numbers that are far away
+    inside = ctx.add(Less(), ctx.cast(at, DTYPES["u64"]), ctx.constant(count, DTYPES["u64"]))
+    found = ctx.add(Gather(0), ctx.graph.constant(places), ctx.add(Where(), inside, at, ctx.constant(0, I64)))
+    return ctx.add(Where(), inside, found, ctx.constant(keys.size, I64))
 
 
 def _class_of(ctx: NodeContext, x: Value) -> Value:

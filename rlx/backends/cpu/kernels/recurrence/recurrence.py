@@ -469,7 +469,7 @@ class _Code:
             return f.gep(x0, f.mul(t, x_step), ty), f.gep(y0, f.mul(t, y_step), ty)
 
         everywhere = at_time(self.time(f, number, steps))
-        most = tile_rows(len(gates))
+        most = tile_rows(s, len(gates))
         sums = f.alloca(s.sum, most * len(gates) * s.units)
         kernels = {rows: product(s, len(gates), rows) for rows in range(1, most + 1)}
 
