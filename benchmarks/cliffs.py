@@ -10,6 +10,7 @@ depends on the seed only: each op's first point, then each op's second, until th
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,7 +28,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cliff_cases import CASES, NUMPY, Array, Net, Pick, Value
+from cliff_cases import CASES, NUMPY, SCIPY, Array, Net, Pick, Value
 from peers import calls, error_of
 
 RATIO, JUMP = 0.8, 3.0
@@ -64,6 +66,14 @@ def onnxruntime_run(model: bytes, inputs: Mapping[str, Array]) -> Callable[[], A
     return lambda: session.run(None, inputs)
 
 
+def of_arrays(op: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The functions of NumPy and, where it is installed, SciPy that compute an op."""
+    if op in NUMPY:
+        yield "numpy", NUMPY[op]
+    if op in SCIPY and importlib.util.find_spec("scipy"):
+        yield "scipy", getattr(importlib.import_module("scipy.special"), SCIPY[op])
+
+
 def peers_of(op: str, made: Net, model: bytes, row: Row) -> dict[str, Callable[[], Any]]:
     """Calls of those that compute the same; why onnxruntime does not is noted in the row."""
     found: dict[str, Callable[[], Any]] = {}
@@ -73,9 +83,13 @@ def peers_of(op: str, made: Net, model: bytes, row: Row) -> dict[str, Callable[[
         found["onnxruntime"] = run
     except Exception as error:  # noqa: BLE001 - it says in many ways that it has no kernel
         row["no_onnxruntime"] = str(error)[:200]
-    if op in NUMPY and not found:
-        inputs = list(made.inputs.values())
-        found["numpy"] = lambda: NUMPY[op](*inputs)
+    for name, function in () if found else of_arrays(op):
+        call = partial(function, *made.inputs.values())
+        try:
+            call()
+        except TypeError:  # of a type that it does not know
+            continue
+        found[name] = call
     if made.other is not None:
         found["numpy"] = made.other
     return found

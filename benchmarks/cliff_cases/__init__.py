@@ -14,7 +14,7 @@ import numpy as np
 from cliff_cases import axes, choosing, control, elementwise, layout, products, tables, windows  # noqa: F401
 from cliff_cases.base import CASES, Array, Case, Net, Pick, Value
 
-__all__ = ["CASES", "LEFT_OUT", "NUMPY", "Array", "Case", "Net", "Pick", "Value"]
+__all__ = ["CASES", "LEFT_OUT", "NUMPY", "SCIPY", "Array", "Case", "Net", "Pick", "Value"]
 
 # Ops that rlx imports and that have no case: no work of their own at run time, or nothing to compare with.
 LEFT_OUT = {
@@ -59,10 +59,18 @@ LEFT_OUT = {
 # What NumPy takes for the same, where onnxruntime has no kernel, or is itself far slower.
 NUMPY: Mapping[str, Callable[..., Any]] = {
     "Abs": np.abs,
+    "Acos": np.arccos,
+    "Acosh": np.arccosh,
     "Add": np.add,
     "And": np.logical_and,
+    "Asin": np.arcsin,
+    "Asinh": np.arcsinh,
+    "Atan": np.arctan,
+    "Atanh": np.arctanh,
     "Ceil": np.ceil,
     "Cos": np.cos,
+    "Cosh": np.cosh,
+    "Det": np.linalg.det,
     "Div": np.divide,
     "Equal": np.equal,
     "Exp": np.exp,
@@ -75,7 +83,9 @@ NUMPY: Mapping[str, Callable[..., Any]] = {
     "Mul": np.multiply,
     "Neg": np.negative,
     "Or": np.logical_or,
+    "Sign": np.sign,
     "Sin": np.sin,
+    "Sinh": np.sinh,
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
     "Tan": np.tan,
@@ -84,3 +94,4 @@ NUMPY: Mapping[str, Callable[..., Any]] = {
     "NonZero": np.nonzero,
     "Reciprocal": np.reciprocal,
 }
+SCIPY = {"Erf": "erf", "Sigmoid": "expit"}  # of scipy.special

@@ -244,9 +244,9 @@ class ConvTranspose(Op):
         begins = [max(0, u - 1 - pads[d] // s) for d, (u, s) in enumerate(zip(taps, strides, strict=True))]
         ends = [max(0, (kernel[d] + extra[d] - pads[d + n] - 1) // s) for d, s in enumerate(strides)]
         weight = _phase_weights(g, w, strides, taps, self.groups)
-        bias = () if b is None else (_repeated(g, b, phases),)
+        bias = () if b is None else (_repeated(g, b, phases, self.groups),)
         conv = Conv(pads=(*begins, *ends), groups=self.groups)
-        y = _interleaved(g, g.add(conv, x, weight, *bias)[0], strides)
+        y = _interleaved(g, g.add(conv, x, weight, *bias)[0], strides, self.groups)
         starts = [pads[d] - s * (taps[d] - 1 - begins[d]) for d, s in enumerate(strides)]
         if not any(starts) and y.shape == out.shape:
             return y
@@ -273,7 +273,7 @@ def _dilated(g: Graph, w: Value, dilations: tuple[int, ...]) -> Value:
 
 
 def _phase_weights(g: Graph, w: Value, strides: tuple[int, ...], taps: list[int], groups: int) -> Value:
-    """w [C, O/g, kernel..] as the weight [O * phases, C/g, taps..] of a convolution that gives every phase."""
+    """w [C, O/g, kernel..] as the weight [g * phases * O/g, C/g, taps..] of a convolution that gives every phase."""
     n = len(strides)
     c, o = w.shape[:2]
     missing = [u * s - size for u, s, size in zip(taps, strides, w.shape[2:], strict=True)]
@@ -290,29 +290,33 @@ def _phase_weights(g: Graph, w: Value, strides: tuple[int, ...], taps: list[int]
     apart = g.add(Reshape(shape), w)[0]
     if any(u > 1 for u in taps):
         apart = g.add(Slice((0, 0, 0, *starts), shape, (1, 1, 1, *steps)), apart)[0]
-    order = (0, 2, *range(4, 4 + 2 * n, 2), 1, *range(3, 3 + 2 * n, 2))
+    order = (0, *range(4, 4 + 2 * n, 2), 2, 1, *range(3, 3 + 2 * n, 2))
     moved = g.add(Transpose(order), apart)[0]
     return g.add(Reshape((groups * o * prod(strides), c // groups, *taps)), moved)[0]
 
 
-def _repeated(g: Graph, b: Value, times: int) -> Value:
+def _repeated(g: Graph, b: Value, times: int, groups: int) -> Value:
     if times == 1:
         return b
-    (size,) = b.shape
-    column = g.add(Reshape((size, 1)), b)[0]
-    return g.add(Reshape((size * times,)), g.add(Expand((size, times)), column)[0])[0]
+    size = exact_div(b.shape[0], groups)
+    assert size is not None
+    rows = g.add(Reshape((groups, 1, size)), b)[0]
+    return g.add(Reshape((b.shape[0] * times,)), g.add(Expand((groups, times, size)), rows)[0])[0]
 
 
-def _interleaved(g: Graph, y: Value, strides: tuple[int, ...]) -> Value:
-    """[N, O * phases, m..] -> [N, O, (m * stride)..] (pixel shuffle)."""
+def _interleaved(g: Graph, y: Value, strides: tuple[int, ...], groups: int) -> Value:
+    """[N, g * phases * O/g, m..] -> [N, O, (m * stride)..] (pixel shuffle).
+
+    The channels of a phase are next to each other: where images have their channels last, they are moved together.
+    """
     n, phases = len(strides), prod(strides)
     if phases == 1:
         return y
     batch, channels, *space = y.shape
     o = channels // phases
-    apart = g.add(Reshape((batch, o, *strides, *space)), y)[0]
-    order = [0, 1]
+    apart = g.add(Reshape((batch, groups, *strides, o // groups, *space)), y)[0]
+    order = [0, 1, 2 + n]
     for d in range(n):
-        order += [2 + n + d, 2 + d]
+        order += [3 + n + d, 2 + d]
     moved = g.add(Transpose(tuple(order)), apart)[0]
     return g.add(Reshape((batch, o, *(m * s for m, s in zip(space, strides, strict=True)))), moved)[0]

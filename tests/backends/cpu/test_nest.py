@@ -14,6 +14,7 @@ from rlx.kernels.expr import Load, Reduce
 from rlx.kernels.lowering import out_vars
 from rlx.kernels.program import Buffer, Store
 from rlx.ops.layout import Full
+from rlx.ops.reduction import ArgMax, ArgMin
 from rlx.testing.oracle import compare
 
 
@@ -179,3 +180,38 @@ def test_channels_share_the_places_at_which_they_are_sampled(channels: int, heig
         places = np.random.default_rng(1).uniform(-1.3, 1.3, (2, height, width, 2)).astype(np.float32)
         places[0, 0, 0] = np.nan
         compare(graph, {"x": values(2, channels, *size), "grid": places})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "bool"])
+@pytest.mark.parametrize("block", [2, 3, 4, 8])
+def test_planes_that_are_put_between_each_other(block: int, dtype: str) -> None:
+    """Vectors of the planes are shuffled into rows of the image, of every width; with padding and an operand beside."""
+    for width in (1, 5, 16, 33, 64):
+        graph = Graph("shuffled")
+        x = graph.input("x", (2, 3 * block * block, 3, width), dtype)
+        y = rlx.depth_to_space(x, block=block)
+        graph.output(y, "y")
+        graph.output(rlx.space_to_depth(y, block=block), "back")
+        graph.output(rlx.pad(y, (0, 0, 1, 2, 0, 0, 0, 3)), "padded")
+        given = {"x": values(2, 3 * block * block, 3, width, dtype=dtype)}
+        if dtype == "float32":
+            other = graph.input("other", (3 * width * block, 1, width * block), dtype)
+            graph.output(y + other[: 3 * block, 0], "sum")
+            given["other"] = values(3 * width * block, 1, width * block)
+        compare(graph, given)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "uint8", "int64"])
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 15, 16, 17, 31, 32, 50, 64, 100, 200])
+def test_places_of_extrema_in_rows_of_every_length(n: int, dtype: str) -> None:
+    """By blocks of vectors, single ones and the rest; equal elements and NaN in any of them."""
+    x = np.random.default_rng(n).integers(0, 4, (9, n)).astype(dtype)
+    if dtype.startswith("float"):
+        x[3, n // 2] = x[4, -1] = x[5, 0] = np.nan
+    x[6] = 3
+    for last in (False, True):
+        graph = Graph("places")
+        given = graph.input("x", x.shape, dtype)
+        graph.output(graph.add(ArgMax(-1, False, last), given)[0], "most")
+        graph.output(graph.add(ArgMin(-1, False, last), given)[0], "least")
+        compare(graph, {"x": x})

@@ -283,7 +283,7 @@ class Emitter(Printer[Value, Scope]):
     def _moved(self, e: Load, index: Affine, moving: set[Expr], mask: str | None, scope: Scope, vty: str) -> str:
         """Lanes at any indices: one load where they follow a pattern or turn out to be next to each other, or a gather.
 
-        What the gather computes is not for others: they may come the other way.
+        What either way computes is not for others: they may come the other way.
         """
         f, w, ty = self.f, scope.width, convert.memory_type(e.dtype)
 
@@ -296,7 +296,7 @@ class Emitter(Printer[Value, Scope]):
         if found is not None and scope.vec is not None:
             period, offsets = found
             fits = f.cmp("eq", f.and_(scope.vars[scope.vec], period - 1, "i64"), 0, "i64")
-            at_once = lambda: [self._shuffled(e, index, moving, offsets, scope)]  # noqa: E731
+            at_once = lambda: [self._shuffled(e, index, moving, offsets, scope.inner({}))]  # noqa: E731
         else:
             pointer, places = self._places(e, index, moving, scope)
             first, ity = f.extract(places, 0), vec("i64", w)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.llvm import convert
-from rlx.backends.cpu.llvm.builder import Function, Module
+from rlx.backends.cpu.llvm.builder import Function, Module, vec
 from rlx.backends.cpu.loops import reductions
 from rlx.backends.cpu.loops.emitter import ARGS, PLACEHOLDER, Emitter, Scope, name_kernel
 from rlx.backends.cpu.loops.interior import drop_tests, index_tests, interior
@@ -108,6 +108,17 @@ def _sharing(expr: Expr, emitter: Emitter, names: Sequence[Var]) -> Var | None:
     return most if most is not None and shared[most] >= max(SHARED, whole / 2) else None
 
 
+def _interleaved(expr: Expr, target: Expr, names: Sequence[Var], sizes: Sequence[Size]) -> Var | None:
+    """The axis whose elements lie as many apart as the last axis, of few elements, has.
+
+    As of an image whose pixels come from several planes.
+    """
+    count, form = sizes[-1], affine(target)
+    if count not in (2, 4, 8) or form.coefs.get(names[-1]) != 1 or any(isinstance(x, Reduce) for x in walk(expr)):
+        return None
+    return next((name for name in names[:-1] if form.coefs.get(name) == count), None)
+
+
 def _apart(expr: Expr, emitter: Emitter, axis: Var, last: Var) -> set[Expr]:
     """The largest parts of an expression that are the same along the axis, and not along the last one."""
     found: set[Expr] = set()
@@ -146,6 +157,16 @@ class _Nest:
         names, sizes, (expr,), target = merge_loops(names, list(extents), [expr], target)
         expr = rename_reduces(merge_reduces(expr))
         by_lanes = bool(names) and _lanes_last(emitter, expr, names[-1])
+        over = any(load.source.base is store.buffer.base for load in loads(expr))
+        # whether elements may be computed twice
+        self.again = not over and not Kernel("", (store,)).in_place_operands()
+        along = _interleaved(expr, target, names, sizes) if by_lanes and self.again else None
+        self.parts: tuple[Var, int] | None = None
+        if along is not None:  # vectors run along that axis, and those of the last one are put between each other
+            at, count = names.index(along), sizes[-1]
+            assert isinstance(count, int)
+            self.parts = (names[-1], count)
+            names, sizes = [*names[:at], *names[at + 1 : -1], along], [*sizes[:at], *sizes[at + 1 : -1], sizes[at]]
         outer = names[:-1] if by_lanes else names
         outer_sizes = sizes[: len(outer)]
         last, last_size = (names[-1], sizes[-1]) if by_lanes else (None, 1)
@@ -158,16 +179,14 @@ class _Nest:
         a_turn, a_row = weight(expr, shared), total_weight(shared)
         if last is not None and self.hoisted:
             expr = _keep(store, emitter, expr, target, outer, last, last_size)
-        over = any(load.source.base is store.buffer.base for load in loads(expr))
-        # whether elements may be computed twice
-        self.again = not over and not Kernel("", (store,)).in_place_operands()
         self.axis = tile_axis(expr, target, names, sizes, lanes) if by_lanes and self.again else None
         if self.axis is not None:  # a turn of the row loop is a row of tiles
             at = names.index(self.axis)
             outer = [*names[:at], *names[at + 1 : -1], self.axis]
             outer_sizes = [*sizes[:at], *sizes[at + 1 : -1], ceildiv(sizes[at], lanes)]
             a_turn = a_turn * lanes
-        simple = by_lanes and self.again and self.axis is None and not self.hoisted
+        simple = by_lanes and self.again and self.axis is None and not self.hoisted and self.parts is None
+        a_turn = a_turn * (1 if self.parts is None else self.parts[1])
         self.turn = _sharing(expr, emitter, names) if simple else None
         self.turns: Size = 1
         if self.turn is not None:  # what its elements share is computed once for each vector
@@ -186,9 +205,9 @@ class _Nest:
         f, emitter, last, expr = self.f, self.emitter, self.last, self.expr
         emitter.preload([expr, self.destination], [*self.sizes, *self.outer_sizes, self.turns])
         row0, row1 = self.chunk()
-        emitter.hoist(expr, frozenset(self.names), self.top)
+        emitter.hoist(expr, frozenset((*self.names, *self.apart)), self.top)
         short = isinstance(self.last_size, int) and self.last_size < self.lanes
-        tested = last is not None and not self.hoisted and self.turn is None and not short
+        tested = last is not None and not self.hoisted and self.turn is None and self.parts is None and not short
         self.tests = index_tests(expr, last) if tested and last is not None else {}
         self.inside = drop_tests(expr, self.tests)
         emitter.preload([self.inside], [])  # its indices are simpler: they may have sizes of their own
@@ -220,7 +239,7 @@ class _Nest:
         if last is None:
             self.put(scope, expr)
             return
-        inner = frozenset((last,) if self.turn is None else (last, self.turn))
+        inner = frozenset((last, *self.apart) if self.turn is None else (last, self.turn))
         emitter.hoist(expr, inner, scope)
         emitter.hoist(self.destination, inner, scope)
         if self.tests:
@@ -245,9 +264,33 @@ class _Nest:
         count = self.emitter.size(self.turns)
         self.f.loop(0, count, 1, [], lambda i, _: self.put_one(scope.inner({turn: i}), value))
 
+    @property
+    def apart(self) -> tuple[Var, ...]:
+        """The variable of the vectors that are put between each other, if there are any."""
+        return () if self.parts is None else self.parts[:1]
+
     def put_one(self, scope: Scope, value: Expr) -> None:
+        if self.parts is not None:
+            self.put_parts(scope, value, *self.parts)
+            return
         text = convert.to_memory(self.f, self.emitter.lanes_of(value, scope), self.store.buffer.dtype, scope.width)
         self.emitter.store(self.destination, text, scope)
+
+    def put_parts(self, scope: Scope, value: Expr, var: Var, count: int) -> None:
+        """Stores elements of all parts, those of the first place of each before those of the second."""
+        f, dtype, w = self.f, self.store.buffer.dtype, scope.width
+        places = [scope.inner({var: str(j)}) for j in range(count)]
+        parts = [convert.to_memory(f, self.emitter.lanes_of(value, at), dtype, w) for at in places]
+        if w == 1:
+            for at, text in zip(places, parts, strict=True):
+                self.emitter.store(self.destination, text, at)
+            return
+        while len(parts) > 1:
+            half, size = len(parts) // 2, w * count // len(parts)
+            order = [j // 2 + size * (j % 2) for j in range(2 * size)]
+            parts = [f.shuffle(a, b, order) for a, b in zip(parts[:half], parts[half:], strict=True)]
+        ty = vec(convert.memory_type(dtype), w * count)
+        f.store(parts[0], self.emitter.address(self.destination, places[0]), ty=ty)
 
     def along(self, start: str, stop: str, step: int, body: Callable[[str, list[str]], None]) -> None:
         """A loop along a row, which is long only where it can't be split."""

@@ -253,7 +253,9 @@ def _beats(f: Function, e: Reduce, x: str, best: str, ty: str) -> str:
 
 def _arg_vectors(emitter: Emitter, e: Reduce, at: Scope) -> tuple[str, str, str]:
     """The part of the row that fills vectors: (its length, the extremum, its index). Vectors are counted in 32 bits."""
-    f, var, w = emitter.f, e.vars[0], emitter.lanes
+    f, var, count, w = emitter.f, e.vars[0], e.extents[0], emitter.lanes
+    known = count if isinstance(count, int) else 1 << 31
+    w = min(w, 1 << max(known.bit_length() - 1, 0))
     sty = convert.llvm_type(e.body.dtype)
     extreme = convert.extreme(e.kind[3:], e.body.dtype)
     start = float(extreme) if e.body.dtype.is_float else int(extreme)
@@ -265,7 +267,7 @@ def _arg_vectors(emitter: Emitter, e: Reduce, at: Scope) -> tuple[str, str, str]
     def step(i: str, carried: list[str]) -> list[str]:
         number = f.splat(f.cast("trunc", f.lshr(i, w.bit_length() - 1, "i64"), "i32"), w, "i32")
         out = []
-        for u in range(UNROLL):
+        for u in range(len(carried) // 2):
             best, where = carried[2 * u], carried[2 * u + 1]
             inside = at.inner({var: f.add(i, u * w, "i64") if u else i}, w, var)
             x = emitter.spread(emitter.value(e.body, inside), e.body.dtype, w)
@@ -276,10 +278,15 @@ def _arg_vectors(emitter: Emitter, e: Reduce, at: Scope) -> tuple[str, str, str]
     firsts = [text for u in range(UNROLL) for text in ((ty, constant(start, ty)), (ity, constant(u, ity)))]
     whole = looking_loop if is_long(e.extents[0]) else Function.loop
     found = whole(f, 0, length, block, firsts, step)
-    pairs = []
+    begun, length = length, f.sub(n, f.rem(n, w, "i64"), "i64")  # what fills no block goes vector by vector
+    found[:2] = f.loop(begun, length, w, [(ty, found[0]), (ity, found[1])], step)
+    if known < block:
+        found = found[:2]
+    pairs, kind = [], "i32" if known < 1 << 31 else "i64"
     for best, number in zip(found[::2], found[1::2], strict=True):
-        index = f.mul(f.cast("zext", number, "i64"), constant(w, vec("i64", w)), vec("i64", w))
-        pairs.append((best, f.add(index, f.iota(w), vec("i64", w))))
+        wide = number if kind == "i32" else f.cast("zext", number, "i64")
+        index = f.mul(wide, constant(w, vec(kind, w)), vec(kind, w))
+        pairs.append((best, f.add(index, f.iota(w, kind), vec(kind, w))))
     while len(pairs) > 1:
         half = len(pairs) // 2
         pairs = [_further(f, e, a, b, w) for a, b in zip(pairs[:half], pairs[half:], strict=True)]
@@ -294,13 +301,13 @@ def _arg_vectors(emitter: Emitter, e: Reduce, at: Scope) -> tuple[str, str, str]
             for part in (low, high)
         ]
         best, index = _further(f, e, halves[0], halves[1], w)
-    return length, best, index
+    return length, best, index if kind == "i64" else f.cast("zext", index, "i64")
 
 
 def _further(f: Function, e: Reduce, a: tuple[str, str], b: tuple[str, str], w: int) -> tuple[str, str]:
     """The better of two (value, index) pairs, whose order in the row is not known."""
     dtype = e.body.dtype
-    ty, ity, bit = vec(convert.llvm_type(dtype), w), vec("i64", w), vec("i1", w)
+    ty, ity, bit = vec(convert.llvm_type(dtype), w), f.type_of(a[1]), vec("i1", w)
     more = "gt" if e.kind == "argmax" else "lt"
     take = f.cmp("u" + more if dtype.kind in "ub" else more, b[0], a[0], ty)
     tie = f.cmp("eq", a[0], b[0], ty)

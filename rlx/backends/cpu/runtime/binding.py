@@ -17,7 +17,6 @@ from rlx.errors import ExecutionError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Dim
 from rlx.kernels.program import Buffer, Kernel
-from rlx.ops.dynamic import Extent
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,8 +71,8 @@ class Binding(binding.Binding):
 
         None where the host has more to do than to take a new size in.
         """
-        op = kernel.host.op if kernel.host is not None else None
-        if not isinstance(op, Extent) or len(kernel.makes) != 1:
+        op: Any = kernel.host.op if kernel.host is not None else None
+        if op is None or op.op_name != "extent" or len(kernel.makes) != 1:
             return None
         (symbol,), number = kernel.makes, kernel.operands[0]
         free = isinstance(op.count, Dim) and op.count.symbol == symbol and symbol.multiple == 1 and symbol.lo <= 0
