@@ -38,6 +38,7 @@ from rlx.kernels.program import Kernel, Store
 
 __all__ = ["emit_nest"]
 
+FEW_LANES = 4  # that are worth vectors, where rows have no more elements
 SHARED = 24  # simple operations that are worth computing once for a whole axis
 LONG = 4096  # elements of a row from which on a scalar rest costs next to nothing
 
@@ -91,7 +92,7 @@ def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
     return transform(expr, lambda e: new if e == old else None)
 
 
-def _sharing(expr: Expr, emitter: Emitter, names: Sequence[Var]) -> Var | None:
+def _sharing(expr: Expr, emitter: Emitter, names: Sequence[Var], is_short_row: bool) -> Var | None:
     """The outer axis whose elements share what differs along the last one and takes long to compute.
 
     That is reductions, as in a norm over columns, or most of the work, as the channels of an image share the places at
@@ -102,6 +103,8 @@ def _sharing(expr: Expr, emitter: Emitter, names: Sequence[Var]) -> Var | None:
     found = [v for v in outer if not any(v in emitter.depends(x) for x in inside)]
     if inside:
         return found[-1] if found else None
+    if is_short_row:
+        return None
     whole = weight(expr)
     shared = {v: sum(weight(x) for x in _apart(expr, emitter, v, last)) for v in outer}
     most = max(outer, key=lambda v: shared[v], default=None)
@@ -176,6 +179,8 @@ class _Nest:
             x for x in walk(expr) if isinstance(x, Reduce) and last is not None and last not in emitter.depends(x)
         ]
         self.hoisted = bool(shared)
+        if by_lanes and not shared and isinstance(last_size, int) and FEW_LANES <= last_size < lanes:
+            self.lanes = emitter.lanes = lanes = 1 << (last_size.bit_length() - 1)  # sums are of a lane each
         a_turn, a_row = weight(expr, shared), total_weight(shared)
         if last is not None and self.hoisted:
             expr = _keep(store, emitter, expr, target, outer, last, last_size)
@@ -187,7 +192,8 @@ class _Nest:
             a_turn = a_turn * lanes
         simple = by_lanes and self.again and self.axis is None and not self.hoisted and self.parts is None
         a_turn = a_turn * (1 if self.parts is None else self.parts[1])
-        self.turn = _sharing(expr, emitter, names) if simple else None
+        short = isinstance(last_size, int) and last_size < self.lanes
+        self.turn = _sharing(expr, emitter, names, short) if simple else None
         self.turns: Size = 1
         if self.turn is not None:  # what its elements share is computed once for each vector
             at = names.index(self.turn)
