@@ -58,7 +58,7 @@ def test_cliffs_measure_what_they_are_asked_to(tmp_path: Path) -> None:
     rows.write_text(json.dumps([usual, slower]))
     done = subprocess.run([*command, "--read", str(rows)], capture_output=True, text=True, timeout=300, check=True)
     name, size = usual["op"], usual["values"]["size"]
-    assert f"| {name} | 1 of 2 points | size {4 * size} | 4 | 1 | onnxruntime | 0.25 |  |" in done.stdout
+    assert f"| {name} | 1 of 2 points | size {4 * size} | 4 | 1 | onnxruntime | 0.25 | not looked into |" in done.stdout
     assert f"| {name} | size | {size} | {4 * size} | 4.0 | 1.0 |" in done.stdout
 
 

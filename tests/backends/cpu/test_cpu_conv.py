@@ -658,9 +658,7 @@ def test_half_a_panel_at_the_end_is_not_a_chunk_of_its_own(outputs: int, channel
     """Its vectors overlap those before them, which are another chunk's then."""
     for form in FORMS.values():
         for threads in (1, 2, 3, 8, 64):
-            cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), 0, Rates())(
-                {THREADS: threads}
-            )
+            cut = WinogradSchedule(form.m, form.n, (1, channels, outputs, size, size), 0, Rates())({THREADS: threads})
             assert cut.panel_chunk >= -(-outputs // WinogradSchedule.WIDTH)
     check(conv_graph((1, channels, size, size), (outputs, channels, 3, 3), relu_of, pads=(1, 1, 1, 1)))
 
