@@ -62,7 +62,8 @@ def unsuited(anchor: Conv, dtype: DType, target: Target) -> str | None:
     if dtype.name == "i32" and anchor.x.dtype.name in ("u8", "i8"):
         return int8_conv.unsuited(anchor, target)
     taps = size_product(anchor.w_shape[2:])
-    if anchor.groups == anchor.x_shape[1] == anchor.w_shape[0] == 1 and isinstance(taps, int) and taps <= FEW_TAPS:
+    one = anchor.groups == anchor.x_shape[1] == anchor.w_shape[0] == 1 and len(anchor.x_shape) < 5
+    if one and isinstance(taps, int) and taps <= FEW_TAPS:
         return "few taps of one plane: a loop nest, whose vectors run along the pixels"
     known = dtype.name in ("f16", "bf16", "f32", "f64") and len(anchor.x_shape) in (3, 4, 5)
     return None if known else f"no kernel has convolutions of {dtype}, or of so many axes"
