@@ -223,6 +223,35 @@ def test_a_table_of_many_keys() -> None:
     assert numbers.tolist() == [1, 2, 3]
 
 
+def test_strings_are_found_among_constants_without_the_host() -> None:
+    """By a table of the constants' numbers: other constants, "" and what only the run brings are no keys; in loops too.
+
+    Outputs in another order, and a part of them, are what was asked for.
+    """
+    keys, other = (np.array(words, np.dtypes.StringDType()) for words in (["a", "b", "a", "c"], ["z", ""]))
+    g, body = rlx.Graph(), rlx.Graph("body")
+    carry, word = body.input("carry", (), "i64"), body.input("word", (), "string")
+    found = rlx.ops.find_keys(word, body.constant(keys))
+    body.output(carry + found, "sum")
+    body.output(found, "row")
+    x = g.input("x", (rlx.Dim("n", 0, 99),), "string")
+    for number, made in enumerate(g.add(Scan(1, 1), g.input("start", (), "i64"), x, regions=(body,))):
+        g.output(made, f"y{number}")
+    g.output(rlx.ops.find_keys(g.constant(other), keys), "others")
+    g.output(rlx.ops.find_keys(x, g.constant(keys[:0])), "none")
+    for words in (["b", "c", "q", "", "a", "z", "q"], []):
+        _, rows, others, none = both(g, {"x": np.array(words, object), "start": np.array(3)})
+        assert rows.tolist() == [{"a": 0, "b": 1, "c": 3}.get(word, 4) for word in words]
+        assert (others.tolist(), none.tolist()) == ([4, 4], [0] * len(words))
+    model = rlx.compile(g, device="cpu", threads=1)
+    assert "host" not in model.explain("dispatch").splitlines()[0]
+    given = {"start": np.array(3), "x": np.array(["c", "b"], object)}
+    for _ in range(2):
+        rows, total = model.run(given, outputs=["y1", "y0"])
+        assert (rows.tolist(), total.tolist()) == ([3, 1], 7)
+        assert [a.tolist() for a in model.run(given, outputs=["others"])] == [[4, 4]]
+
+
 def test_a_graph_of_strings_reads_back_from_its_text(tmp_path: Path) -> None:
     """Attributes and constants, and so from a portable artifact; one with code, without a dictionary, is refused."""
     g = rlx.Graph("words")
