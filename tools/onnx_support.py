@@ -46,8 +46,8 @@ u64 bool c64 c128 string. Refused, with the type named: FLOAT6E2M3, FLOAT6E3M2.
   (axes, how many sizes there are, a condition whose branches differ in rank), or has to be known otherwise, is read in
   each run where it follows from inputs of at most one axis and 1024 elements: `rlx.load` then gives a
   `rlx.Specialised`, which compiles once for each value, up to `variants=` (32). So it does for how many tensors a
-  sequence or optional among the inputs holds. `values={"axes": [1]}` makes such an input a constant of a plain
-  `CompiledGraph`.
+  sequence or optional among the inputs holds. `values={"axes": [1]}`, or `--value axes=[1]` on the command line, makes
+  such an input a constant of a plain `CompiledGraph`.
 - Of two sizes that broadcast and are not known at import, each run checks that they are equal. Where one is 1 instead,
   `run`, `run_views` and `submit` take a graph that is compiled for exactly the shapes of these inputs, as `explain`
   says: at most 32 of them, and none where the graph has states, inputs that are kept, or params that were set.

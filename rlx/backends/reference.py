@@ -155,7 +155,7 @@ def run_node(
 def _run_region(
     region: Graph, given: Sequence[Array], extents: Mapping[str, int], trace: Trace | None
 ) -> tuple[Array, ...]:
-    leaves = dict(zip(region.inputs, (np.asarray(a) for a in given), strict=True))
+    leaves = dict(zip(region.inputs, map(as_result, given), strict=True))
     outputs, _ = _run(region, leaves, dict(extents), trace)
     return tuple(outputs.values())
 

@@ -47,7 +47,12 @@ class StringsExecutable(Executable[Any]):
     def run(self, inputs: Sequence[Any], out: Sequence[Any | None], wanted: Sequence[int]) -> list[Any]:
         held, given = self.encoded(inputs)
         asked = [None if text else a for a, text in zip(out, self.string_outputs, strict=True)]
-        made = self.inner.run(given, asked, wanted)
+        made = None
+        if not self.inner.bound_inputs and all(a is None for a in asked):
+            every = range(len(self.string_outputs))
+            made = self.inner.run_fresh(given, None if list(wanted) == list(every) else tuple(wanted))
+        if made is None:
+            made = self.inner.run(given, asked, wanted)
         results = [self.decoded(held, n, a) for n, a in zip(wanted, made, strict=True)]
         for place, number in enumerate(wanted):
             target = out[number]

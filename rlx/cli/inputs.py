@@ -128,17 +128,17 @@ def read_picture(path: Path, value: Value) -> tuple[Array, str]:
     return made, f"{value.name}: {path.name} at {size[0]}x{size[1]}, {'values 0 to 1' if scaled else 'bytes'}"
 
 
-def read_array(path: Path) -> Array:
+def read_array(path: Path, option: str = "--input") -> Array:
     """An array from a .npy file; pickled objects are refused."""
     try:
         return read_npy(path)
     except OSError as error:
-        raise OptionError(f"--input {path}: {error.strerror or error}") from None
+        raise OptionError(f"{option} {path}: {error.strerror or error}") from None
     except MemoryError as error:
-        raise OptionError(f"--input {path}: {error}") from None
+        raise OptionError(f"{option} {path}: {error}") from None
     except (ValueError, EOFError) as error:
         raise OptionError(
-            f"--input {path}: not a .npy file of numbers, or not whole: {error}; give one .npy file for each input"
+            f"{option} {path}: not a .npy file of numbers, or not whole: {error}; give one .npy file for each input"
         ) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable
@@ -20,6 +21,7 @@ __all__ = [
     "InputSpec",
     "SecondsRange",
     "ToleranceType",
+    "ValueType",
     "compile_options",
     "dims_of",
     "input_options",
@@ -94,6 +96,26 @@ class InputType(click.ParamType[Any]):
             self.fail(f"{value!r}: expected {forms}, such as x=x.npy, x=4x1x8x8, x=4x16:1 or x=scalar:0.5", param, ctx)
         shape = tuple(int(s) for s in sizes)
         return name, shape if number is None else Filled(shape, number)
+
+
+class ValueType(click.ParamType[Any]):
+    """NAME=NUMBERS as in JSON, or NAME=FILE.npy; gives (name, path or numbers)."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = value.partition("=")
+        if name and equals and text.lower().endswith(".npy"):
+            return name, Path(text)
+        try:
+            numbers = json.loads(text)
+        except (ValueError, RecursionError):
+            numbers = None
+        if not name or numbers is None or isinstance(numbers, str | dict):
+            self.fail(f"{value!r}: expected NAME=NUMBERS or NAME=FILE.npy, such as axes=[1,2] or flag=true", param, ctx)
+        return name, numbers
 
 
 def _number(text: str) -> bool | int | float | None:
@@ -174,6 +196,13 @@ def compile_options(command: F) -> F:
                 multiple=True,
                 help="Fix a dim of the model (batch=4) or bound it (seq=1:512); by input and axis (ids[1]=16, "
                 "ids[1]=other) a size that shares its name with others gets its own; may be repeated.",
+            ),
+            click.option(
+                "--value",
+                "values",
+                type=ValueType(),
+                multiple=True,
+                help="Make an input of an ONNX file a constant: axes=[1,2], flag=true, or NAME=FILE.npy; repeatable.",
             ),
             click.option("--threads", type=click.IntRange(min=1), help="Default: all that the machine grants."),
             click.option("--budget", help="Memory that the model may take, such as 8GiB. Default: what is free."),

@@ -11,7 +11,7 @@ import numpy as np
 
 import rlx
 from rlx.backends import backend_named
-from rlx.cli.inputs import Inputs, gather_inputs, with_hint
+from rlx.cli.inputs import Inputs, gather_inputs, read_array, with_hint
 from rlx.cli.options import InputSpec, compile_options, dims_of, input_options, json_option, model_argument
 from rlx.cli.show import print_json, working
 from rlx.errors import OptionError, RlxError
@@ -82,6 +82,7 @@ def load_model(path: Path, options: dict[str, Any], needs: Mapping[str, str] | N
     `needs` names the flag of each. Raises `OptionError` where the device that is named lacks one.
     """
     dims = dims_of(options["dims"]) or None
+    values = {n: read_array(given, "--value") if isinstance(given, Path) else given for n, given in options["values"]}
     if needs and options["device"] == "auto":
         policy = policy_of(None)
         options = {**options, "policy": replace(policy, needs=(*policy.needs, *needs))}
@@ -92,7 +93,7 @@ def load_model(path: Path, options: dict[str, Any], needs: Mapping[str, str] | N
                 f"{flag}: device {device!r} does not offer {need!r}; `rlx devices` lists what each offers"
             )
     with working(f"compiling {path.name}"):
-        return rlx.load(path, **{**options, "dims": dims})
+        return rlx.load(path, **{**options, "dims": dims, "values": values or None})
 
 
 def run_once(compiled: CompiledGraph, inputs: Inputs) -> dict[str, Array]:

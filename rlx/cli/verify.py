@@ -66,12 +66,12 @@ def verify(
         tell_truth(model, compiled, given, as_json)
         return
     try:
-        with working("comparing the outputs"):
-            outputs = compare_outputs(compiled, given.arrays, allowed)
+        with progress("comparing the outputs", len(graph.nodes)) as done:
+            outputs = compare_outputs(compiled, given.arrays, allowed, done)
         rewritten: list[Comparison] = []
         if any(backend_named(name).rewrites for name in compiled.device.split("+")):
-            with working("comparing what the passes rewrote"):
-                rewritten = compare_passes(graph, given.arrays, allowed)
+            with progress("comparing what the passes rewrote", len(graph.nodes)) as done:
+                rewritten = compare_passes(graph, given.arrays, allowed, done)
         wrong = None
         if not all(r.ok for r in rewritten):
             with working("looking for the pass that changed a result"):

@@ -1,6 +1,9 @@
-"""Regular expressions in the syntax of RE2, which ONNX names; a match from one place takes time linear in the text.
+"""Regular expressions in the syntax of RE2, which ONNX names, in time linear in the text.
 
-`find` begins at place after place: where a long match fails at most of them, its time is quadratic in the text.
+To `find` matches the text is tried from place to place. Once that has looked at much more than it found, the text is
+gone through from its end: at each place that tells the instructions that may yet come to a match there. What follows
+them from the left then never goes on beyond the match that it finds. (Where there are too many sets of such
+instructions, the rest is tried from each place, which may take quadratic time.)
 
 A pattern becomes a list of instructions (Thompson, Regular Expression Search Algorithm, 1968). What a text may have
 come to is an ordered list of them, best first (leftmost match, first alternative), and the step from one such list to
@@ -23,10 +26,12 @@ MOST_REPEATS = 1000  # of {m,n}, as in RE2
 MOST_INSTRUCTIONS = 20_000
 MOST_PARTS = 200_000
 MOST_STEPS = 20_000  # that are kept
+MOST_ALIVE = 1 << 20  # instructions in all sets of them that may come to a match
 MOST_NESTED = 100  # groups in groups, or repetitions of one part
 MOST_DEEP = 250  # parts in parts
 
 Chars = Callable[[str], bool]
+Alive = frozenset[int]
 CHAR, SPLIT, ASSERT, JUMP, MATCH = range(5)
 
 
@@ -46,7 +51,13 @@ class Pattern:
 
     def __init__(self, text: str) -> None:
         self.program = _Compiler(text).program
-        self.steps: dict[tuple[tuple[int, ...], str, str], tuple[bool, tuple[int, ...]]] = {}
+        self.steps: dict[tuple[tuple[int, ...], str, str, Alive | None], tuple[bool, tuple[int, ...]]] = {}
+        self.backs: dict[tuple[Alive, str, str], Alive] = {}
+        self.held = 0  # instructions in their sets
+        self.before: dict[int, list[int]] = {}  # the instructions that lead to one without a character
+        for at, one in enumerate(self.program):
+            for to in {one.next, one.other} if one.kind == SPLIT else {one.next} if one.kind in (ASSERT, JUMP) else ():
+                self.before.setdefault(to, []).append(at)
 
     def fullmatch(self, text: str) -> bool:
         """Whether it matches the whole text."""
@@ -59,43 +70,96 @@ class Pattern:
 
     def match(self, text: str, start: int) -> int | None:
         """The end of the best match that begins there."""
+        return self._match(text, start, None)[0]
+
+    def _match(self, text: str, start: int, alive: list[Alive | None] | None) -> tuple[int | None, int]:
+        """The end of the best match that begins there, and how far the text was looked at."""
         state: tuple[int, ...] = (0,)
         end = None
         for at in range(start, len(text) + 1):
-            matched, state = self._step(state, text[at - 1] if at else "", text[at : at + 1], whole=False)
+            among = None if alive is None else alive[at]
+            matched, state = self._step(state, text[at - 1] if at else "", text[at : at + 1], False, among)
             if matched:
                 end = at
             if not state:
                 break
-        return end
+        return end, at
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Begin and end of each match that isn't empty, from left to right, none overlapping the one before."""
-        at = 0
+        alive: list[Alive | None] | None = None
+        at = beyond = 0
         while at < len(text):
-            end = self.match(text, at)
+            end, seen = self._match(text, at, alive)
+            beyond += seen - (at if end is None else end)
+            if alive is None and beyond > 2 * len(text):
+                alive = self._alive(text)
             if end is None or end == at:
                 at += 1
             else:
                 yield at, end
                 at = end
 
-    def _step(self, state: tuple[int, ...], before: str, char: str, whole: bool) -> tuple[bool, tuple[int, ...]]:
-        """Whether it matches up to before `char` ("": the end), and the state after it. `whole`: go on beyond."""
-        key = (state, _kind(before) + ("w" if whole else ""), char)
+    def _alive(self, text: str) -> list[Alive | None]:
+        """The instructions at each place that come to a match from there, None where there are too many sets."""
+        found: list[Alive | None] = [None] * (len(text) + 1)
+        after: Alive = frozenset()
+        spent = 0
+        for at in range(len(text), -1, -1):
+            before, char = text[at - 1] if at else "", text[at : at + 1]
+            key = (after, _kind(before), char)
+            made = self.backs.get(key)
+            if made is None:
+                made = self._back(after, before, char)
+                spent += len(made) + 1
+                if spent > MOST_ALIVE:
+                    break
+                if self.held > MOST_ALIVE:
+                    self.backs.clear()
+                    self.held = 0
+                self.backs[key] = made
+                self.held += len(made) + 1
+            found[at] = after = made
+        return found
+
+    def _back(self, after: Alive, before: str, char: str) -> Alive:
+        """Those that come to a match before `char`; `after`: those that do behind it."""
+        stack = [at for at, one in enumerate(self.program) if one.kind == MATCH]
+        if char:
+            ends = ((at, one) for at, one in enumerate(self.program) if one.kind == CHAR and one.next in after)
+            stack += [at for at, one in ends if one.chars is not None and one.chars(char)]
+        seen = set(stack)
+        while stack:
+            for at in self.before.get(stack.pop(), ()):
+                one = self.program[at]
+                if at not in seen and (one.kind != ASSERT or _holds(one.where, before, char)):
+                    seen.add(at)
+                    stack.append(at)
+        return frozenset(seen)
+
+    def _step(
+        self, state: tuple[int, ...], before: str, char: str, whole: bool, alive: Alive | None = None
+    ) -> tuple[bool, tuple[int, ...]]:
+        """Whether it matches up to before `char` ("": the end), and the state after it, of instructions in `alive`.
+
+        `whole`: go on beyond.
+        """
+        key = (state, _kind(before) + ("w" if whole else ""), char, alive)
         found = self.steps.get(key)
         if found is None:
             if len(self.steps) >= MOST_STEPS:
                 self.steps.clear()
-            found = self.steps[key] = self._stepped(state, before, char, whole)
+            found = self.steps[key] = self._stepped(state, before, char, whole, alive)
         return found
 
-    def _stepped(self, state: tuple[int, ...], before: str, char: str, whole: bool) -> tuple[bool, tuple[int, ...]]:
+    def _stepped(
+        self, state: tuple[int, ...], before: str, char: str, whole: bool, alive: Alive | None
+    ) -> tuple[bool, tuple[int, ...]]:
         matched, after, seen = False, dict[int, None](), set[int]()
         stack = list(reversed(state))
         while stack:
             at = stack.pop()
-            if at in seen:
+            if at in seen or (alive is not None and at not in alive):
                 continue
             seen.add(at)
             one = self.program[at]

@@ -11,7 +11,7 @@ from rlx.errors import DTypeError, ShapeError
 from rlx.ir.dtype import DTYPES, DType
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import numel, unify
-from rlx.ops.base import Op, Work, register
+from rlx.ops.base import Op, Work, product, register
 from rlx.ops.contract import MatMul, WideningMatMul
 from rlx.ops.conv import Conv, Convolving, WholeConv
 from rlx.ops.elementwise import Add, Cast, Clip, Sub
@@ -81,7 +81,7 @@ class ByteMatMul(Op):
         x = a.astype(np.int32)
         if zero is not None:
             x = x - zero.astype(np.int32).reshape(())
-        return np.asarray(np.matmul(x, b.astype(np.int32).clip(-255, 255)))
+        return product(x, b.astype(np.int32).clip(-255, 255))
 
     def lower(self, k: Any, a: Any, b: Any, zero: Any = None) -> Any:
         return k.byte_contract(a.shape[-2], b.shape[1], b.shape[0], a, lambda *i: b(*i[-2:]), zero)

@@ -11,7 +11,7 @@ from rlx.ir.casting import rounded_q8
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import broadcast, numel, same, unify
-from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, tensor_bytes, widened
+from rlx.ops.base import Op, Work, check_kind, check_same_dtype, product, register, tensor_bytes, widened
 from rlx.ops.elementwise import Add, Mul
 from rlx.ops.layout import Transpose
 
@@ -52,7 +52,7 @@ class MatMul(Op):
 
     def reference(self, a: Array, b: Array) -> Array:
         a = rounded_q8(a) if self.activations else a
-        return np.asarray(np.matmul(widened(a), widened(b))).astype(a.dtype)
+        return product(widened(a), widened(b)).astype(a.dtype)
 
     def lower(self, k: Any, a: Any, b: Any) -> Any:
         depth = a.shape[-1]
@@ -100,7 +100,7 @@ class WideningMatMul(MatMul):
         return TensorType(super().infer(a, TensorType(b.shape, a.dtype)).shape, DTYPES["i32"])
 
     def reference(self, a: Array, b: Array) -> Array:
-        return np.asarray(np.matmul(a.astype(np.int32), b.astype(np.int32)))
+        return product(a.astype(np.int32), b.astype(np.int32))
 
 
 @register
@@ -142,11 +142,10 @@ class Gemm(Op):
     def reference(self, a: Array, b: Array, c: Array | None = None) -> Array:
         x, y = widened(a), widened(b)
         x, y = x.T if self.trans_a else x, y.T if self.trans_b else y
-        product = np.matmul(rounded_q8(x) if self.activations else x, y)
-        product = product * np.asarray(self.alpha).astype(x.dtype)
+        made = product(rounded_q8(x) if self.activations else x, y) * np.asarray(self.alpha).astype(x.dtype)
         if c is not None:
-            product = product + widened(c) * np.asarray(self.beta).astype(x.dtype)
-        return np.asarray(product).astype(a.dtype)
+            made = made + widened(c) * np.asarray(self.beta).astype(x.dtype)
+        return np.asarray(made).astype(a.dtype)
 
     def decompose(self, g: Graph, a: Value, b: Value, c: Value | None = None) -> Value:
         if self.trans_a:

@@ -11,7 +11,7 @@ import numpy as np
 from rlx.errors import OptionError, ShapeError
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Size, evaluate, exact_div, max_size, numel, unify
-from rlx.ops.base import Op, Work, check_kind, check_same_dtype, register, widened
+from rlx.ops.base import Op, Work, check_kind, check_same_dtype, product, register, widened
 from rlx.ops.layout import Expand, Pad, Reshape, Slice, Transpose
 from rlx.records import dataclass
 
@@ -139,7 +139,7 @@ class Conv(Convolving):
         columns = _windows(_padded(widened(x), _ints(pads)), w.shape[2:], strides, dilations)
         space, depth = columns.shape[n + 2 :], prod(w.shape[1:])
         columns = columns.reshape(x.shape[0], groups, depth, prod(space))
-        out = (w.reshape(groups, w.shape[0] // groups, depth) @ columns).reshape(x.shape[0], w.shape[0], *space)
+        out = product(w.reshape(groups, w.shape[0] // groups, depth), columns).reshape(x.shape[0], w.shape[0], *space)
         return _biased(out, b).astype(x.dtype)
 
     def lower(self, k: Any, x: Any, w: Any, b: Any = None) -> Any:
@@ -218,7 +218,7 @@ class ConvTranspose(Op):
         columns = widened(x).reshape(x.shape[0], groups, x.shape[1] // groups, prod(space))
         taps = w.reshape(groups, w.shape[0] // groups, *w.shape[1:])
         for tap in np.ndindex(w.shape[2:]):
-            part = taps[:, :, :, *tap].swapaxes(1, 2) @ columns
+            part = product(taps[:, :, :, *tap].swapaxes(1, 2), columns)
             steps = zip(tap, dilations, reach, strides, strict=True)
             box = tuple(slice(t * d, t * d + r, s) for t, d, r, s in steps)
             out[:, :, *box] += part.reshape(x.shape[0], channels, *space)

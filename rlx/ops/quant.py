@@ -10,7 +10,7 @@ from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES, DType, dtype_of
 from rlx.ir.graph import Array, Graph, TensorType, Value
 from rlx.ir.shape import Shape, Size, broadcast, ceildiv, numel, same, unify
-from rlx.ops.base import Op, Work, axis_of, check_kind, register
+from rlx.ops.base import Op, Work, axis_of, check_kind, product, register
 from rlx.ops.bytewise import ByteConv, ByteMatMul, centred, check_number, is_nought
 from rlx.ops.contract import MatMul, WideningMatMul
 from rlx.ops.conv import Conv, Convolving
@@ -294,7 +294,7 @@ class MatMulInteger(Op):
             x = x - _row_array(a_zero).astype(np.int32)
         if b_zero is not None:
             y = y - b_zero.astype(np.int32)
-        return np.asarray(np.matmul(x, y))
+        return product(x, y)
 
     def decompose(
         self, g: Graph, a: Value, b: Value, a_zero: Value | None = None, b_zero: Value | None = None

@@ -1,18 +1,23 @@
 """Strings become their numbers, before any other pass or device sees the graph.
 
 What moves strings or asks whether they are equal does so with their numbers, since equal strings, and no others, have
-one number. What reads or makes strings becomes a `string_step`, which the host carries out; it is given the key of the
-run's dictionary, a last input of the graph. Constants have the numbers that `constant_strings` gives them.
+one number; what looks for them among constants reads a table. What reads or makes strings becomes a `string_step`,
+which the host carries out; it is given the key of the run's dictionary, a last input of the graph. Constants have the
+numbers that `constant_strings` gives them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from rlx.ir.graph import Array, Graph, Node, TensorType, Value
 from rlx.ir.strings import Texts
 from rlx.ops.base import Op
-from rlx.ops.strings import StringStep, numbered
+from rlx.ops.elementwise import Minimum
+from rlx.ops.index import Gather
+from rlx.ops.strings import FindKeys, StringStep, numbered
 from rlx.passes.rewrite import copy_leaves, finish
 
 __all__ = ["constant_strings", "has_strings", "number_strings"]
@@ -70,12 +75,22 @@ def _placed(new: Graph, node: Node, inputs: list[Value], texts: Texts, key: Valu
         count = getattr(op, "count", 0)
         step = StringStep(op.op_name, tuple(op.attributes().items()), flags, count)
         return new.add(step, key, *inputs, provenance=node.provenance)
+    if isinstance(op, FindKeys) and node.inputs[0].dtype.kind == "s" and inputs[1].data is not None:
+        return (_by_table(new, inputs[0], inputs[1], texts, node.provenance),)
     needs_key = any(map(_has_steps, node.regions))
     regions = [_numbered(region, texts, needs_key) for region in node.regions]
     if needs_key:
         assert key is not None
         inputs.append(key)
     return new.add(op, *inputs, provenance=node.provenance, regions=regions)
+
+
+def _by_table(new: Graph, x: Value, keys: Value, texts: Texts, provenance: tuple[str, ...]) -> Value:
+    """Where strings are among constant keys, by a table of all constants of the graph; no other string is a key."""
+    count = len(texts.texts)
+    places = FindKeys().reference(np.arange(count + 1, dtype=np.int32), np.asarray(keys.data))
+    (at,) = new.add(Minimum(), x, new.constant(np.array(count, np.int32)), provenance=provenance)
+    return new.add(Gather(0), new.constant(places), at, provenance=provenance)[0]
 
 
 def _is_step(node: Node) -> bool:

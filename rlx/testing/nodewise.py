@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import count
 
 import numpy as np
 
@@ -87,13 +88,18 @@ def largest(array: Array) -> float:
 
 
 def compare_outputs(
-    model: CompiledGraph, inputs: Mapping[str, Array], given: Mapping[str, Tolerance] = STANDARD
+    model: CompiledGraph,
+    inputs: Mapping[str, Array],
+    given: Mapping[str, Tolerance] = STANDARD,
+    done: Callable[[int], None] = lambda count: None,
 ) -> list[Comparison]:
     """The outputs of a compiled graph against those of the reference, at the tolerance of a chain of ops.
 
-    `given` has tolerances by the name of an element type, in the place of the standard ones.
+    `given` has tolerances by the name of an element type, in the place of the standard ones; `done` is told how many
+    nodes the reference has computed.
     """
-    expected = run_graph(model.compilation.source, inputs)
+    number = count(1)
+    expected = run_graph(model.compilation.source, inputs, trace=lambda node, results: done(next(number)))
     got = {name: np.asarray(array) for name, array in model(dict(inputs)).items()}
     return [
         compare(name, "", got[name], a, allowed_for(a.dtype, None, given), largest(a)) for name, a in expected.items()

@@ -7,7 +7,8 @@ quantizing) agrees if it lies between the results for its operand minus and plus
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -38,10 +39,16 @@ class WrongPass:
 
 
 def compare_passes(
-    graph: Graph, inputs: Mapping[str, Array], given: Mapping[str, Tolerance] = STANDARD
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    given: Mapping[str, Tolerance] = STANDARD,
+    done: Callable[[int], None] = lambda count: None,
 ) -> list[Comparison]:
-    """Compares every value that the passes, also those inside of regions, compute in another way; in graph order."""
-    return compare_rewritten(graph, _after(graph, 2 * len(passes.PASSES)), inputs, given)
+    """Compares every value that the passes, also those inside of regions, compute in another way; in graph order.
+
+    `done` is told how many nodes of the graph have run.
+    """
+    return compare_rewritten(graph, _after(graph, 2 * len(passes.PASSES)), inputs, given, done)
 
 
 def first_wrong_pass(
@@ -90,16 +97,22 @@ def _inside(graph: Graph, count: int) -> Graph:
 
 
 def compare_rewritten(
-    graph: Graph, rewritten: Graph, inputs: Mapping[str, Array], given: Mapping[str, Tolerance] = STANDARD
+    graph: Graph,
+    rewritten: Graph,
+    inputs: Mapping[str, Array],
+    given: Mapping[str, Tolerance] = STANDARD,
+    done: Callable[[int], None] = lambda count: None,
 ) -> list[Comparison]:
     """Every value of the graph that is made in another way in the rewritten one, in the order of the graph."""
     pairs = _Pairs(graph, rewritten)
     values, extents = bind_leaves(graph, inputs)
     wanted = pairs.wanted()
+    number = count(1)
 
     def see(node: Node, results: tuple[Array, ...]) -> None:
         if node.outputs[0].graph is not graph:
             return
+        done(next(number))
         for value, result in zip(node.outputs, results, strict=True):
             bind_result(node.label, value.shape, result.shape, extents)
             if value in wanted:

@@ -540,3 +540,20 @@ def test_ctrl_c_gives_the_status_of_shells(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("rlx.cli.run.load_model", interrupted)
     assert rlx("run", MODEL).exit_code == 130
+
+
+def test_values_of_inputs_that_decide_ranks(tmp_path: Path) -> None:
+    """As numbers, or in a file; the model is then one program, which every command takes."""
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    inputs = [helper.make_tensor_value_info("x", 1, [2, 3]), helper.make_tensor_value_info("axes", 7, ["k"])]
+    made = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("y")])
+    path = tmp_path / "sum.onnx"
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    np.save(tmp_path / "axes.npy", np.array([0, 1]))
+    for text, shape in (("[1]", [2]), ("[0,-1]", []), (tmp_path / "axes.npy", [])):
+        facts = rlx_json("run", path, "--value", f"axes={text}", "--input", "x=2x3:1")
+        assert facts["outputs"][0]["shape"] == shape, facts
+        assert rlx("verify", path, "--value", f"axes={text}").exit_code == 0
+    for text in ("axes", "=1", "axes=", 'axes="a"', "axes={}", "axes=[1"):
+        assert rlx("run", path, "--value", text).exit_code == 2
+    assert rlx("run", path, "--value", "axis=[1]").exit_code == 1

@@ -15,6 +15,7 @@ from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.shape import Dim
 from rlx.kernels.lowering import Contract, lower_node
+from rlx.ops.base import product
 from rlx.ops.contract import Gemm, MatMul
 from rlx.ops.encoded import Dequantize
 from rlx.testing.interpret import check_op, make_node
@@ -176,3 +177,17 @@ def test_dequantize_errors() -> None:
         make_node(Dequantize(0), ((3,), "i8"), ((3,), "f32"), ((3,), "u8"))
     with pytest.raises(OptionError, match="block"):
         make_node(Dequantize(None, 2), ((3,), "i8"), ((), "f32"))
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"])
+@pytest.mark.parametrize("reach", [1, 11, 60])
+def test_products_of_integers_wrap(dtype: str, reach: int) -> None:
+    """The reference's, made in f64 where that is exact, have the low bits of the sums in exact integers."""
+    info = np.iinfo(dtype)
+    low, high = max(info.min, -(1 << reach)), min(info.max, 1 << reach)
+    for a, b in (*SHAPES, ((3, 300), (300, 2))):
+        x, y = (RNG.integers(low, high, shape, dtype, endpoint=True) for shape in (a, b))
+        exact = np.matmul(x.astype(object), y.astype(object)) % (1 << 8 * info.dtype.itemsize)
+        got = product(x, y)
+        assert got.dtype == x.dtype
+        assert np.array_equal(got.astype(object) % (1 << 8 * info.dtype.itemsize), exact)

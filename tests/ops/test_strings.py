@@ -13,6 +13,7 @@ import pytest
 import rlx
 from rlx.backends.reference import run_graph
 from rlx.errors import DTypeError, ExecutionError, OptionError, ShapeError
+from rlx.ir import regex
 from rlx.ir import strings as dictionaries
 from rlx.ir.dtype import dtype_of
 from rlx.ir.fingerprint import graphs_equal
@@ -223,6 +224,35 @@ def test_a_table_of_many_keys() -> None:
     assert numbers.tolist() == [1, 2, 3]
 
 
+def test_strings_are_found_among_constants_without_the_host() -> None:
+    """By a table of the constants' numbers: other constants, "" and what only the run brings are no keys; in loops too.
+
+    Outputs in another order, and a part of them, are what was asked for.
+    """
+    keys, other = (np.array(words, np.dtypes.StringDType()) for words in (["a", "b", "a", "c"], ["z", ""]))
+    g, body = rlx.Graph(), rlx.Graph("body")
+    carry, word = body.input("carry", (), "i64"), body.input("word", (), "string")
+    found = rlx.ops.find_keys(word, body.constant(keys))
+    body.output(carry + found, "sum")
+    body.output(found, "row")
+    x = g.input("x", (rlx.Dim("n", 0, 99),), "string")
+    for number, made in enumerate(g.add(Scan(1, 1), g.input("start", (), "i64"), x, regions=(body,))):
+        g.output(made, f"y{number}")
+    g.output(rlx.ops.find_keys(g.constant(other), keys), "others")
+    g.output(rlx.ops.find_keys(x, g.constant(keys[:0])), "none")
+    for words in (["b", "c", "q", "", "a", "z", "q"], []):
+        _, rows, others, none = both(g, {"x": np.array(words, object), "start": np.array(3)})
+        assert rows.tolist() == [{"a": 0, "b": 1, "c": 3}.get(word, 4) for word in words]
+        assert (others.tolist(), none.tolist()) == ([4, 4], [0] * len(words))
+    model = rlx.compile(g, device="cpu", threads=1)
+    assert "host" not in model.explain("dispatch").splitlines()[0]
+    given = {"start": np.array(3), "x": np.array(["c", "b"], object)}
+    for _ in range(2):
+        rows, total = model.run(given, outputs=["y1", "y0"])
+        assert (rows.tolist(), total.tolist()) == ([3, 1], 7)
+        assert [a.tolist() for a in model.run(given, outputs=["others"])] == [[4, 4]]
+
+
 def test_a_graph_of_strings_reads_back_from_its_text(tmp_path: Path) -> None:
     """Attributes and constants, and so from a portable artifact; one with code, without a dictionary, is refused."""
     g = rlx.Graph("words")
@@ -288,6 +318,33 @@ def test_no_pattern_takes_more_than_linear_time() -> None:
         assert len(made.steps) < 2000
 
 
+@pytest.mark.parametrize("pattern", ["a.*b", "a|a.*b", "(a|b)*c", "(a.*b)?", r"\ba+$", "(?:a.*b|a)*?c", "x*"])
+def test_finding_goes_once_over_the_text(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a match fails late from every place, each character is looked at a few times, not as often as there are."""
+    made, steps = compile_pattern(pattern), 0
+    step = made._step
+
+    def counted(*args: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return step(*args)
+
+    monkeypatch.setattr(made, "_step", counted)
+    for text in ("a" * 3000, "ab" * 1500 + "a", "a " * 1500):
+        steps = 0
+        list(made.find(text))
+        assert steps <= 6 * len(text) + 10
+
+
+def test_patterns_of_too_many_sets_are_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the end on until the sets are too many, then from each place."""
+    monkeypatch.setattr(regex, "MOST_ALIVE", 40)
+    text = "abaabbbabbaabab" * 20
+    for pattern in ("[ab]{7}a[ab]*a", "b[ab]{5}a", "a+b"):
+        spans = [match.span() for match in re.finditer(pattern, text)]
+        assert list(regex.Pattern(pattern).find(text)) == spans
+
+
 @pytest.mark.sample(60)
 @pytest.mark.parametrize("seed", range(600))
 def test_patterns_match_as_those_of_python(seed: int) -> None:
@@ -312,6 +369,16 @@ def test_patterns_match_as_those_of_python(seed: int) -> None:
         text = "".join(rng.choice(list("abc1 "), rng.integers(0, 9)))
         theirs, ours = re.compile(pattern, re.ASCII), compile_pattern(pattern)
         assert ours.fullmatch(text) == (theirs.fullmatch(text) is not None), (pattern, text)
+        alive = ours._alive(text)
         for start in range(len(text)):
             found = theirs.match(text, start)
-            assert ours.match(text, start) == (None if found is None else found.end()), (pattern, text, start)
+            end = None if found is None else found.end()
+            assert ours.match(text, start) == end, (pattern, text, start)
+            assert ours._match(text, start, alive) == (end, start if end is None else end), (pattern, text, start)
+        expected, at = [], 0
+        while at < len(text):  # as Python's own finditer, but for matches of nothing
+            found = theirs.match(text, at)
+            if found is not None and found.end() > at:
+                expected.append((at, found.end()))
+            at = max(at + 1, found.end() if found is not None else 0)
+        assert list(ours.find(text)) == expected, (pattern, text)
