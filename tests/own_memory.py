@@ -20,20 +20,22 @@ __all__ = ["OwnMemory", "OwnMemoryBackend"]
 
 
 class Block:
-    """Elements as bytes, two of 4 bits to a byte."""
+    """Elements as bytes, several of fewer than 8 bits to a byte."""
 
     def __init__(self, array: HostArray) -> None:
         self.shape, self.type = array.shape, dtype_of(array.dtype)
         raw = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-        if self.type.bits == 4:
-            raw = np.append(raw & 15, np.zeros(raw.size % 2, np.uint8))
-            raw = raw[::2] | raw[1::2] << 4
+        if self.type.bits < 8:
+            bits = np.unpackbits(raw[:, None], axis=1, count=self.type.bits, bitorder="little")
+            raw = np.packbits(bits, bitorder="little")
         self.bytes = raw.tobytes()
 
     def array(self) -> HostArray:
         raw = np.frombuffer(self.bytes, np.uint8)
-        if self.type.bits == 4:
-            raw = np.stack([raw & 15, raw >> 4], -1).reshape(-1)[: int(np.prod(self.shape))]
+        if self.type.bits < 8:
+            count = int(np.prod(self.shape))
+            bits = np.unpackbits(raw, count=count * self.type.bits, bitorder="little").reshape(count, self.type.bits)
+            raw = np.packbits(bits, axis=1, bitorder="little").reshape(-1)
         return np.array(raw.view(self.type.numpy).reshape(self.shape))
 
 

@@ -162,7 +162,7 @@ def test_every_type_goes_in_and_comes_out_as_declared(name: str, device: str) ->
         assert same.dtype == old.dtype == turned.dtype == dtype.numpy
         assert same.numpy().tobytes() == values.tobytes()
         assert turned.numpy().tobytes() == values.T.tobytes()
-        assert not old.numpy().astype(np.complex64).any()
+        assert not any(old.numpy().tobytes())
     model.states["s"].write(same)
     kept = model.states["s"].read()
     assert type(kept) is rlx.Array
