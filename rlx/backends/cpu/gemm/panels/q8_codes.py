@@ -466,7 +466,7 @@ class _Tq2_0(_OfTwos):
 
 
 class _Bytes(Q8Code):
-    """Bytes with or without a sign, less a zero point of the column and times a scale of the block where there are such.
+    """Bytes with or without a sign, less a zero point of the column and times a scale of the block where they have one.
 
     A scale by column comes after the sums and is none of the block.
     """
