@@ -74,12 +74,12 @@ class _Fours(PanelFormat):
         wide = target.has("avx512vnni") and target.has("avx512vl")
         if (wide and lanes == 16) or (lanes == 8 and (wide or target.has("avxvnni"))):
             return dot(f, total, b, a, v)
-        shorts, bytes = vec("i16", 2 * lanes), vec("i8", 4 * lanes)
+        shorts, octets = vec("i16", 2 * lanes), vec("i8", 4 * lanes)
         if self.most <= PAIR_LIMIT:
             name = f"llvm.x86.{'avx512.pmaddubs.w.512' if lanes == 16 else 'avx2.pmadd.ub.sw'}"
-            f.declare(name, shorts, [bytes, bytes])
-            x, y = f.cast("bitcast", a, bytes), f.cast("bitcast", b, bytes)
-            pairs = f.op(f"call {shorts} @{name}({bytes} {y}, {bytes} {x})", shorts)
+            f.declare(name, shorts, [octets, octets])
+            x, y = f.cast("bitcast", a, octets), f.cast("bitcast", b, octets)
+            pairs = f.op(f"call {shorts} @{name}({octets} {y}, {octets} {x})", shorts)
             return f.add(total, _pair_sums(f, v, pairs, constant(1, shorts)))
         x, y = f.cast("bitcast", a, shorts), f.cast("bitcast", b, shorts)
         total = f.add(total, _pair_sums(f, v, f.ashr(f.shl(x, 8), 8), f.and_(y, 255)))
@@ -150,8 +150,10 @@ class Q8Format(PanelFormat, ABC):
         return Load(buffer, (const(0, I64),) * 3, U8), pack
 
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
-        rates = replace(product.rates, flops=SPEED * product.rates.flops)
-        return replace(product, pairs=True, step=self.step_bytes(""), rates=rates)
+        # reading counts as that of f32: chunks wait for memory, and two threads get more of it than one
+        return replace(
+            product, pairs=True, records=True, rates=replace(product.rates, flops=SPEED * product.rates.flops)
+        )
 
     def sums(self, a: DType) -> DType:
         return F32

@@ -158,12 +158,12 @@ def _record(f: Function, parts: list[str], lanes: int, out: str) -> None:
         sums.append(q)
     f.store(scale, f.offset(out, ROW_SCALE))
     half = len(sums) // 2
-    totals = [f.reduce(sum_of(f, x), f.add) for x in (sums[:half], sums[half:])]
+    totals = [f.reduce(_sum(f, x), f.add) for x in (sums[:half], sums[half:])]
     for i, x in enumerate((*totals, f.add(*totals))):
         f.store(f.sub(0, x), f.offset(out, SUMS + 4 * i))
 
 
-def sum_of(f: Function, vectors: list[str]) -> str:
+def _sum(f: Function, vectors: list[str]) -> str:
     """Their sum, lane by lane."""
     total = vectors[0]
     for x in vectors[1:]:
