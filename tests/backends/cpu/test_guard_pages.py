@@ -16,24 +16,28 @@ import pytest
 
 import rlx
 from rlx.backends.cpu.backend import CpuBackend
+from rlx.backends.cpu.gemm.panels.q8_codes import CODES
 from rlx.backends.cpu.kernels.registry import SPECIALS
 from rlx.backends.cpu.runtime import binding, executable, shared
 from rlx.backends.reference import run_graph
 from rlx.compiler import lower_graph
+from rlx.ir.encoding import encoding_named
 from rlx.ir.extents import bind_extents
 from rlx.ir.graph import Array, Graph
 from rlx.ops.base import OPS
+from rlx.ops.contract import MatMul
 from rlx.ops.select import Produced
 from rlx.passes import run_passes
 from rlx.passes.legalise import legalise
 from rlx.testing.cases import cases_of, covered, fixed_cases
 from rlx.testing.graphs import random_graph
 from rlx.testing.guarded import GuardedMemory, GuardedRun
-from rlx.testing.oracle import Batch, compare_results
+from rlx.testing.oracle import Batch, Tolerance, compare_results
 
 # not those that run as host calls, nor those that the device refuses
 NATIVE = [name for name in sorted(OPS) if OPS[name].lower or OPS[name].decompose or name in SPECIALS]
 NAMES = [name for name in NATIVE if covered(name) and not issubclass(OPS[name], Produced)]
+ROUNDED = (*CODES, "i8", "u8", "i8_zero", "u8_zero")
 E2E = ("add", "softmax", "conv", "matmul", "attention", "gather", "reduce_max", "pad", "cast")  # whole runs too
 
 
@@ -49,6 +53,12 @@ def test_op_stays_inside_its_buffers(name: str, some: Callable[[Sequence[int], i
 def test_random_graphs_stay_inside_their_buffers(first: int) -> None:
     """Fused kernels of random graphs in the same way."""
     run_script(f"random:{first}:{first + 10}")
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_products_of_rounded_activations_stay_inside_their_buffers(name: str) -> None:
+    """With encoded weights and bytes, of one row, of several bands, and of rows that end within a block."""
+    run_script(f"rounded:{name}")
 
 
 @pytest.mark.sample(1)
@@ -92,6 +102,24 @@ def check_kernels(graph: Graph, inputs: dict[str, Array], params: dict[str, Arra
         compare_results(expected, got, *options)
 
 
+def check_rounded(name: str) -> None:
+    rng = np.random.default_rng(0)
+    for rows, columns, depth in ((1, 17, 1), (2, 16, 2), (9, 50, 1)):
+        g = Graph("rounded")
+        if name in CODES:
+            k, coded = CODES[name].block * depth, encoding_named(name)
+            data = coded.encode(rng.standard_normal((columns, k)).astype(np.float32))
+            w = rlx.transpose(g.param("w", (columns, k), encoding=name, data=data), perm=(1, 0))
+        else:
+            k, dtype = 32 * depth + 3, name[:2]
+            data = rng.integers(0, 100, (k, columns)).astype("int8" if dtype == "i8" else "uint8")
+            w = rlx.cast(g.param("w", (k, columns), dtype=dtype, data=data), "f32")
+            w = w - 5.0 if name.endswith("_zero") else w
+        g.output(g.add(MatMul("q8"), g.input("x", (rows, k)), w)[0], "y")
+        x = rng.standard_normal((rows, k)).astype(np.float32)
+        check_kernels(g, {"x": x}, {"w": data}, {}, ({"y": Tolerance(1e-4, 1e-4 * k)},))
+
+
 def check_random(first: int, last: int) -> None:
     for seed in range(first, last):
         sys.stdout.write(f"random graph {seed}\n")
@@ -127,6 +155,8 @@ def main(what: str, *numbers: str) -> None:
     if kind == "run":
         with pytest.MonkeyPatch.context() as patch:
             check_run(rest, patch)
+    elif kind == "rounded":
+        check_rounded(rest)
     elif kind == "random":
         check_random(*map(int, rest.split(":")))
     else:

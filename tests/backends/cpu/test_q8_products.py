@@ -15,6 +15,7 @@ from rlx.ir.encoding import encoding_named
 from rlx.ir.encodings import ENCODINGS
 from rlx.ir.graph import Array
 from rlx.ir.shape import Size
+from rlx.ops.encoded import Dequantize
 
 pytestmark = pytest.mark.needs("avx2")
 FEATURES = ("+avx512vnni", "+avxvnni")
@@ -135,6 +136,32 @@ def test_bytes_with_a_scale_by_column(
         assert f"matmul.q8+{dtype}{'' if zero is None else '_zero'} " in model.explain("kernels")
         decoded = (q.astype(np.float32) - shift.astype(np.float32)) * scale
         for m in (1, 2, 7, 20):
+            x = activations(m, k)
+            assert_close(model.run({"x": x})[0], x, decoded.T, n)
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_bytes_with_scales_by_blocks(dtype: str, zeroed: bool) -> None:
+    """Scales (and zero points) of 32 or 64 steps of k are multiplied beside; of other steps loops round activations."""
+    rng = np.random.default_rng(0)
+    array = np.int8 if dtype == "i8" else np.uint8
+    for n, k, block in ((40, 64, 32), (33, 192, 64), (16, 96, 48)):
+        q = rng.integers(0, 256, (k, n)).astype(np.uint8).view(array)
+        scale = (rng.random((k // block, n)) + 0.01).astype(np.float32)
+        shift = rng.integers(3, 120, (k // block, n)).astype(array)
+        g = rlx.Graph("bytes")
+        leaves = [g.param("w", (k, n), dtype=dtype, data=q), g.param("s", scale.shape, data=scale)]
+        if zeroed:
+            leaves.append(g.param("z", shift.shape, dtype=dtype, data=shift))
+        w = g.add(Dequantize(0, block), *leaves)[0]
+        g.output(g.input("x", (rlx.Dim("m", 1, 64), k)) @ w + np.linspace(-1, 1, n, dtype=np.float32), "y")
+        model = rlx.compile(g, device="cpu", precision="q8", cache=False)
+        name = f"matmul.q8+{dtype}{'_zero' if zeroed else ''}_scaled "
+        assert (name in model.explain("kernels")) == (block % 32 == 0)
+        less = np.repeat(shift, block, axis=0).astype(np.float32) if zeroed else np.float32(0)
+        decoded = (q.astype(np.float32) - less) * np.repeat(scale, block, axis=0)
+        for m in (1, 7, 20):
             x = activations(m, k)
             assert_close(model.run({"x": x})[0], x, decoded.T, n)
 

@@ -113,7 +113,7 @@ rlx.backends.cpu.schedule.grouped_matmul
     GroupedMatmulSchedule rows:Size experts:Size n:Size k:Size size:int rates:Rates
 rlx.backends.cpu.schedule.matmul
     MatmulSchedule m:Size n:Size k:Size count:Size size:int shape:Shape to_scratch:bool rates:Rates tiles:bool
-        pairs:bool whole:bool few:int|none tiles_from:int step:int
+        pairs:bool whole:bool few:int|none tiles_from:int records:bool
 rlx.backends.cpu.schedule.recurrence
     RecurrenceSchedule steps:Size batch:Size gates:int hidden:int padded:int groups:int at_once:int directions:int
         round_state:bool rates:Rates

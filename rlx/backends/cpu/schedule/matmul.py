@@ -112,13 +112,8 @@ def row_limit(rates: Rates, k: int, columns: int, size: int) -> int:
 
 
 @functools.lru_cache(1024)
-def chunking(
-    rates: Rates, m: int, n: int, k: int, batch: int, size: int, threads: int = 1, step: int = PANEL_BYTES
-) -> Chunking:
-    """Cuts a product of elements of `size` bytes into chunks of 20 to 120 us of one core, less for many threads.
-
-    `step` is the bytes of a step of a panel.
-    """
+def chunking(rates: Rates, m: int, n: int, k: int, batch: int, size: int, threads: int = 1) -> Chunking:
+    """Cuts a product of elements of `size` bytes into chunks of 20 to 120 us of one core, less for many threads."""
     width = PANEL_BYTES // size
     panels = max(-(-n // width), 1)
     row_blocks = max(-(-m // row_limit(rates, k, panels * width, size)), 1)
@@ -127,7 +122,7 @@ def chunking(
         row_chunk = -(-row_chunk // 6) * 6
     row_blocks = max(-(-m // row_chunk), 1)
     # the same with what is read of B; some eight chunks, fewer of a small product, more of a large one
-    per_panel = 2.0 * row_chunk * width * k / rates.flops * (size / 4) + k * step / rates.read
+    per_panel = 2.0 * row_chunk * width * k / rates.flops * (size / 4) + width * k * size / rates.read
     blocks = row_blocks * batch
     target = min(max(per_panel * panels * blocks / 8, 20e-6), 120e-6)
     # small products in two, but none that takes less than 18 us: nets of small ones then run without joins
@@ -138,7 +133,7 @@ def chunking(
     if wants_shares(blocks * -(-panels // panel_chunk), threads):
 
         def cost(rows: int, some: int) -> float:
-            read = (rows * size + some * step) * k / rates.read
+            read = (rows + some * width) * k * size / rates.read
             products = 2.0 * rows * k * some * width / rates.flops * (size / 4)
             return products + read + rows * some * PANEL_BYTES / rates.write
 
@@ -231,8 +226,7 @@ class MatmulSchedule:
     `to_scratch`: a block of the result goes there before it is stored. `tiles`: there are tile registers for it.
     `pairs`: panels are read in pairs. `whole`: B is numbers of up to 8 bits. `few`: B is encoded blocks
     (`blocks`), of which two panels at a time are decoded for more rows than that, where tiles don't compute; those do
-    from `tiles_from` rows on. `step`: rows of A are no elements, which are not copied, and panels take so many bytes a
-    step.
+    from `tiles_from` rows on. `records`: rows of A are no elements, and are not copied.
     """
 
     m: Size
@@ -248,7 +242,7 @@ class MatmulSchedule:
     whole: bool = False
     few: int | None = None
     tiles_from: int = 0
-    step: int = 0
+    records: bool = False
 
     def __call__(self, extents: Extents) -> ProductParts:
         rows, columns, depth, matrices = (evaluate(s, extents) for s in (self.m, self.n, self.k, self.count))
@@ -262,8 +256,8 @@ class MatmulSchedule:
             made = tile_chunking(self.rates.tiles, rows, columns, depth, matrices, threads, of_blocks=blocks)
         else:
             threads = max(threads, FEW_THREADS)  # up to so many it is one entry of the table
-            made = chunking(self.rates, rows, columns, depth, matrices, self.size, threads, self.step or PANEL_BYTES)
-            made = replace(made, copy_bytes=0) if self.step else made
+            made = chunking(self.rates, rows, columns, depth, matrices, self.size, threads)
+            made = replace(made, copy_bytes=0) if self.records else made
             made = in_pairs(made, rows, columns, matrices) if self.pairs or self.few is not None else made
             if self.few is not None:
                 made = replace(made, copy_bytes=decoded_room(depth) if rows > self.few else 0)

@@ -21,8 +21,8 @@ from rlx.backends.cpu.gemm.panels import blocks, q8_rows
 from rlx.backends.cpu.gemm.panels.format import PanelFormat
 from rlx.backends.cpu.gemm.panels.int8_layout import dot
 from rlx.backends.cpu.gemm.panels.operands import DEPTH, is_whole, rows_in_place
-from rlx.backends.cpu.gemm.panels.q8_codes import BYTES, CODES, COLUMNS, ZERO_POINT, Q8Code, Reader
-from rlx.backends.cpu.gemm.panels.q8_rows import RECORD, SCALE, SUMS
+from rlx.backends.cpu.gemm.panels.q8_codes import BYTES, CODES, COLUMNS, SCALE, ZERO_POINT, Q8Code, Reader
+from rlx.backends.cpu.gemm.panels.q8_rows import RECORD, ROW_SCALE, SUMS
 from rlx.backends.cpu.gemm.tile import OPERANDS, Tile
 from rlx.backends.cpu.llvm.builder import Function, Module, Operand, constant, vec, void, width
 from rlx.backends.cpu.schedule.arguments import Routine
@@ -45,9 +45,11 @@ from rlx.kernels.expr import (
     guarded,
     size_expr,
     substitute_vars,
+    transform,
     walk,
 )
 from rlx.kernels.lowering import Contract, Lowering, out_vars
+from rlx.kernels.prepared import is_fixed
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
@@ -72,12 +74,12 @@ class _Fours(PanelFormat):
         wide = target.has("avx512vnni") and target.has("avx512vl")
         if (wide and lanes == 16) or (lanes == 8 and (wide or target.has("avxvnni"))):
             return dot(f, total, b, a, v)
-        shorts, bytes = vec("i16", 2 * lanes), vec("i8", 4 * lanes)
+        shorts, octets = vec("i16", 2 * lanes), vec("i8", 4 * lanes)
         if self.most <= PAIR_LIMIT:
             name = f"llvm.x86.{'avx512.pmaddubs.w.512' if lanes == 16 else 'avx2.pmadd.ub.sw'}"
-            f.declare(name, shorts, [bytes, bytes])
-            x, y = f.cast("bitcast", a, bytes), f.cast("bitcast", b, bytes)
-            pairs = f.op(f"call {shorts} @{name}({bytes} {y}, {bytes} {x})", shorts)
+            f.declare(name, shorts, [octets, octets])
+            x, y = f.cast("bitcast", a, octets), f.cast("bitcast", b, octets)
+            pairs = f.op(f"call {shorts} @{name}({octets} {y}, {octets} {x})", shorts)
             return f.add(total, _pair_sums(f, v, pairs, constant(1, shorts)))
         x, y = f.cast("bitcast", a, shorts), f.cast("bitcast", b, shorts)
         total = f.add(total, _pair_sums(f, v, f.ashr(f.shl(x, 8), 8), f.and_(y, 255)))
@@ -148,8 +150,10 @@ class Q8Format(PanelFormat, ABC):
         return Load(buffer, (const(0, I64),) * 3, U8), pack
 
     def schedule(self, product: MatmulSchedule, target: Target) -> MatmulSchedule:
-        rates = replace(product.rates, flops=SPEED * product.rates.flops)
-        return replace(product, pairs=True, step=self.step_bytes(""), rates=rates)
+        # reading counts as that of f32: chunks wait for memory, and two threads get more of it than one
+        return replace(
+            product, pairs=True, records=True, rates=replace(product.rates, flops=SPEED * product.rates.flops)
+        )
 
     def sums(self, a: DType) -> DType:
         return F32
@@ -308,7 +312,7 @@ class _Columns:
                 sums.add(a, fours.__getitem__, ordered=True)
             scales = [code.scale(reader, part * (ACTIVATION_BLOCK // size) + g) for reader in readers]
             groups.append((sums, [scale for scale in scales if scale is not None]))
-        own = [f.splat(f.load("float", f.offset(p, SCALE)), self.lanes) for p in records]
+        own = [f.splat(f.load("float", f.offset(p, ROW_SCALE)), self.lanes) for p in records]
         self.totals.add_groups(groups, own)
         for g in range(len(groups) if code.minima else 0):
             minima = [code.minimum(reader, part * len(groups) + g) for reader in readers]
@@ -349,33 +353,58 @@ class Q8Blocks(Q8Format):
 
 
 class Q8Bytes(Q8Format):
-    """Activations rounded to 8 bits times weights of bytes, less a zero point, with a scale by column."""
+    """Activations rounded to 8 bits times weights of bytes, less a zero point, scaled by column or by blocks of k."""
 
     def stored_bytes(self, kernel: Kernel, anchor: Contract) -> Stored | None:
-        """Elements 32 * block ... of a column, and as number ZERO_POINT its zero point."""
+        """Elements 32 * block ... of a column, and by numbers of their own its zero point and scale."""
         code, k, column_var = self.code, anchor.k, out_vars(len(kernel.stores[0].extents))[-1]
-        read = _bytes_of(anchor.b)
-        if read is None or read[0].dtype.name != code.name[:2] or (read[1] is not None) != code.zeroed:
+        b, scale = _scaled_by_blocks(anchor.b)
+        read = _bytes_of(b)
+        free = {x for x in walk(anchor.b) if isinstance(x, Var)}
+        if read is None or not (
+            free <= {DEPTH, column_var} and isinstance(k, int) and isinstance(anchor.n, int) and k > 0
+        ):
             return None
         data, zero = read
-        free = {x for x in walk(anchor.b) if isinstance(x, Var)}
-        if not (free <= {DEPTH, column_var} and isinstance(k, int) and isinstance(anchor.n, int) and k > 0):
+        parts = {ZERO_POINT: zero, SCALE: scale}
+        name = f"{data.dtype}{'_zero' if zero is not None else ''}{'_scaled' if scale is not None else ''}"
+        if name != code.name or not all(_is_of_blocks(x) for x in parts.values() if x is not None):
             return None
 
         def byte(column: Expr, block: Expr, number: Expr | int) -> Expr:
-            to: dict[Var, Expr] = {column_var: column}
             if isinstance(number, int):
-                assert number == ZERO_POINT
-                assert zero is not None
-                made = substitute_vars(zero, to)
+                part = parts[number]
+                assert part is not None
+                made = substitute_vars(part, {column_var: column, DEPTH: block * code.block})
             else:
                 depth = block * code.block + number
-                made, inside = substitute_vars(data, {**to, DEPTH: depth}), depth < size_expr(k)
+                made, inside = substitute_vars(data, {column_var: column, DEPTH: depth}), depth < size_expr(k)
                 if k % code.block:
                     made = Select(inside, guarded(made, inside), const(0, made.dtype))
-            return made if made.dtype is U8 else Apply("bitcast", (made,), U8)
+            return Apply("bitcast", (made,), U8) if made.dtype.name == "i8" else made
 
         return byte
+
+
+def _scaled_by_blocks(b: Expr) -> tuple[Expr, Expr | None]:
+    """B without the scale that its blocks of k have, and that."""
+    match b:
+        case Apply(fn="mul", args=(value, scale)) if is_whole(value) and is_fixed(scale) and scale.dtype is F32:
+            return value, scale
+    return b, None
+
+
+def _is_of_blocks(part: Expr) -> bool:
+    """Whether it is the same for all steps of k of a block: k is in it as k // n only, with n whole blocks."""
+    bare = transform(part, lambda x: const(0, I64) if _is_number_of_blocks(x) else None)
+    return DEPTH not in set(walk(bare))
+
+
+def _is_number_of_blocks(x: Expr) -> bool:
+    match x:
+        case Apply(fn="floordiv", args=(k, Const(value=n))):
+            return k == DEPTH and isinstance(n, int) and n % ACTIVATION_BLOCK == 0
+    return False
 
 
 def _bytes_of(b: Expr) -> tuple[Expr, Expr | None] | None:

@@ -18,16 +18,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from rlx.backends.cpu.llvm.builder import Function, Operand, constant, vec, width
+from rlx.ir.dtype import DTYPES
 from rlx.ir.encodings.bits import field
 from rlx.ir.encodings.legacy import IQ4
 from rlx.ir.encodings.mx import TWICE
 from rlx.kernels.expr import Expr
 from rlx.records import dataclass
 
-__all__ = ["BYTES", "CODES", "COLUMNS", "ZERO_POINT", "Field", "Q8Code", "Reader"]
+__all__ = ["BYTES", "CODES", "COLUMNS", "SCALE", "ZERO_POINT", "Field", "Q8Code", "Reader"]
 
 COLUMNS = 16  # of a panel
-ZERO_POINT = 32  # the number of the zero point among the bytes of a block
+ZERO_POINT, SCALE = 32, 33  # the numbers of the zero point and the scale (f32) among the bytes of a block
 NIBBLES, TWOS, FIFTHS = 0x0F0F0F0F, 0x03030303, 0x10101010
 
 Bytes = Callable[[Any], Expr]  # a stored byte of a block
@@ -461,45 +462,57 @@ class _Tq2_0(_OfTwos):
         return r.halves("d")
 
 
-# ---- bytes with a scale by column, which comes after the sums
+# ---- bytes
 
 
-class _I8(Q8Code):
-    name, zero = "i8", 128
-    body: ClassVar[Fields] = (Field("q", 8, 4, made=_signed(0)),)
+class _Bytes(Q8Code):
+    """Bytes with or without a sign, less a zero point of the column and times a scale of the block where they have one.
+
+    A scale by column comes after the sums and is none of the block.
+    """
+
+    def __init__(self, dtype: str, zeroed: bool, scaled: bool) -> None:
+        self.name = f"{dtype}{'_zero' if zeroed else ''}{'_scaled' if scaled else ''}"  # type: ignore[misc]
+        self.dtype, self.zeroed, self.scaled = dtype, zeroed, scaled  # type: ignore[misc]
+        signed = dtype == "i8"
+        self.zero = 128 if signed and not zeroed else 0  # type: ignore[misc]
+
+        def point(k: Any, byte: Bytes, r: Any, j: Any) -> Expr:
+            return byte(ZERO_POINT) ^ 128 if signed else byte(ZERO_POINT)
+
+        def scale(k: Any, byte: Bytes, r: Any, j: Any) -> Expr:
+            bits = k.bitcast(byte(SCALE), DTYPES["u32"])
+            made: Expr = k.cast(k.call("shr", bits, k.cast(j * 8, "u32")) & 255, "u8")
+            return made
+
+        self.body = (  # type: ignore[misc]
+            *((Field("s", 1, 4, made=scale),) if scaled else ()),
+            *((Field("z", 1, 1, made=point),) if zeroed else ()),
+            Field("q", 8, 4, made=_signed(0) if signed else None),
+        )
+        super().__init__()
 
     @property
     def what(self) -> str:
-        return f"{self.name[:2]} {'less a zero point' if self.zeroed else 'as it is'}"
+        less, times = (
+            " less a zero point" if self.zeroed else "",
+            " times a scale by blocks of k" if self.scaled else "",
+        )
+        return f"{self.dtype}{less}{times}"
 
     def four(self, r: Reader, number: int) -> str:
         return r.fours("q", number)
 
     def scale(self, r: Reader, group: int) -> str | None:
-        return None
-
-
-class _U8(_I8):
-    name, zero = "u8", 0
-    body: ClassVar[Fields] = (Field("q", 8, 4),)
-
-
-class _I8Zero(_I8):
-    name, zero, zeroed = "i8_zero", 0, True
-    body: ClassVar[Fields] = (
-        Field("z", 1, 1, made=lambda k, byte, r, j: byte(ZERO_POINT) ^ 128), Field("q", 8, 4, made=_signed(0))
-    )  # fmt: skip
+        return r.f.load(vec("float", r.lanes), r.place("s")) if self.scaled else None
 
     def zeros(self, r: Reader) -> str:
         return r.bytes("z", 0)
 
 
-class _U8Zero(_I8Zero):
-    name = "u8_zero"
-    body: ClassVar[Fields] = (Field("z", 1, 1, made=lambda k, byte, r, j: byte(ZERO_POINT)), Field("q", 8, 4))
-
-
-BYTES: dict[str, Q8Code] = {made.name: made() for made in (_I8, _U8, _I8Zero, _U8Zero)}
+BYTES: dict[str, Q8Code] = {
+    made.name: made for made in (_Bytes(d, z, s) for d in ("i8", "u8") for z in (False, True) for s in (False, True))
+}
 CODES: dict[str, Q8Code] = {
     made.name: made()
     for made in (

@@ -39,9 +39,9 @@ from rlx.kernels.lowering import Contract, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["RECORD", "ROUND", "SCALE", "SUMS", "rounded_rows"]
+__all__ = ["RECORD", "ROUND", "ROW_SCALE", "SUMS", "rounded_rows"]
 
-RECORD, SCALE, SUMS = 48, 32, 36  # bytes of a record; where its scale and its sums begin
+RECORD, ROW_SCALE, SUMS = 48, 32, 36  # bytes of a record; where its scale and its sums begin
 WORDS = RECORD // 4
 F32, I32 = DTYPES["f32"], DTYPES["i32"]
 
@@ -156,14 +156,14 @@ def _record(f: Function, parts: list[str], lanes: int, out: str) -> None:
         q = f.cast("fptosi", f.intrinsic("rint", f.mul(safe, by)), "i32")
         f.store(f.cast("trunc", q, "i8"), f.offset(out, i * lanes))
         sums.append(q)
-    f.store(scale, f.offset(out, SCALE))
+    f.store(scale, f.offset(out, ROW_SCALE))
     half = len(sums) // 2
-    totals = [f.reduce(sum_of(f, x), f.add) for x in (sums[:half], sums[half:])]
+    totals = [f.reduce(_sum(f, x), f.add) for x in (sums[:half], sums[half:])]
     for i, x in enumerate((*totals, f.add(*totals))):
         f.store(f.sub(0, x), f.offset(out, SUMS + 4 * i))
 
 
-def sum_of(f: Function, vectors: list[str]) -> str:
+def _sum(f: Function, vectors: list[str]) -> str:
     """Their sum, lane by lane."""
     total = vectors[0]
     for x in vectors[1:]:
