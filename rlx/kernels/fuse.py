@@ -14,8 +14,10 @@ from typing import Protocol
 from rlx.ir.dtype import DType
 from rlx.ir.graph import Graph, Node, Value, count_readers
 from rlx.ir.shape import Guard, Shape, Size, numel, symbols
+from rlx.kernels import attention_operands
 from rlx.kernels.affine import Affine, computable, has_division, linear_index, row_major
 from rlx.kernels.analysis import Fusing, cost, is_identity, size_of, static_values, uses
+from rlx.kernels.attention_operands import place_attention, without_widening
 from rlx.kernels.encoded import bytes_of, decoded
 from rlx.kernels.expr import (
     Expr,
@@ -33,8 +35,7 @@ from rlx.kernels.lowering import Anchor, Attention, Contract, Conv, Lowered, Pie
 from rlx.kernels.narrow import has_narrow, is_narrow, narrow_store, on_bytes, unknown_dtype
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.kernels.regions import place_extents, place_guards, place_regions
-from rlx.kernels.state_writes import StateWrites, kernel_name
-from rlx.kernels.states import last_readers, order_states
+from rlx.kernels.state_writes import StateWrites, kernel_name, last_readers, order_states
 from rlx.records import dataclass, replace
 
 __all__ = ["Fuser", "Target", "fuse"]
@@ -245,26 +246,20 @@ class Fuser(StateWrites):
         absorbed: list[Node] = []
         match anchor:
             case Contract(a=a, b=b):
-                new_a, new_b = self.operand(anchor, "a", a, absorbed), self.operand(anchor, "b", b, absorbed)
+                new_a, new_b = (self.operand(anchor, role, x, absorbed, node) for role, x in (("a", a), ("b", b)))
                 if new_a is None or new_b is None:
                     return False
                 anchor = self.with_zero(replace(anchor, a=new_a, b=new_b), node, absorbed)
             case Conv(x=x, w=w):
-                new_x, new_w = self.operand(anchor, "x", x, absorbed), self.operand(anchor, "w", w, absorbed)
+                new_x, new_w = (self.operand(anchor, role, e, absorbed, node) for role, e in (("x", x), ("w", w)))
                 if new_x is None or new_w is None:
                     return False
                 anchor = self.with_zero(replace(anchor, x=new_x, w=new_w), node, absorbed)
             case Attention():
-                q, k, v = (self.operand(anchor, role, getattr(anchor, role), absorbed) for role in "qkv")
-                if q is None or k is None or v is None:
+                placed = place_attention(self, anchor, node, absorbed)
+                if placed is None:
                     return False
-                anchor = replace(anchor, q=q, k=k, v=v)
-                if anchor.score is not None:
-                    score, more = self.resolve(anchor.score, node, (*anchor.q_shape[:3], anchor.k_shape[2]))
-                    absorbed.extend(more)
-                    anchor = replace(anchor, score=score)
-                if anchor.count is not None:
-                    anchor = replace(anchor, count=self.checked_ahead(anchor.count, anchor.q_shape[:1], node))
+                anchor = placed
         result = node.outputs[0]
         epilogue, more = self.resolve(lowered.outputs[0][0].expr, node, result.shape)
         nodes = tuple(dict.fromkeys([*absorbed, *more, node]))
@@ -279,12 +274,13 @@ class Fuser(StateWrites):
         absorbed.extend(more)
         return replace(anchor, zero=zero)
 
-    def operand(self, anchor: Anchor, role: str, expr: Expr, absorbed: list[Node]) -> Expr | None:
+    def operand(self, anchor: Anchor, role: str, expr: Expr, absorbed: list[Node], node: Node) -> Expr | None:
         """The operand read in place (through layout ops where the target can), its source in memory otherwise."""
+        as_stored = isinstance(anchor, Attention) and "qkv".index(role) in self.target.encoded_operands(node)
         while isinstance(expr, Load) and expr.source in self.virtual:
-            inlined = self.inline(expr, expr.source)
+            inlined = without_widening(anchor, role, self.inline(expr, expr.source))
             is_weight = role in ("b", "w") and expr.source in self.static
-            in_place = isinstance(inlined, Load) and self.readable(anchor, role, inlined)
+            in_place = isinstance(inlined, Load) and self.readable(anchor, role, inlined, as_stored)
             if not (in_place or is_weight):
                 break
             absorbed.extend(self.nodes_of.get(expr.source, ()))
@@ -293,17 +289,17 @@ class Fuser(StateWrites):
             expr = inlined
         if not isinstance(expr, Load):
             return None
-        if role not in ("b", "w"):
+        if role not in ("b", "w") and not as_stored:
             expr = replace(expr, source=self.decoded(expr.source))
         source = expr.source
         if source not in self.static or role not in ("b", "w"):
             self.materialise(source)
-            if not self.readable(anchor, role, expr):
+            if not self.readable(anchor, role, expr, as_stored):
                 return None
         return expr
 
-    def readable(self, anchor: Anchor, role: str, load: Load) -> bool:
-        if load.where is not None or load.source.type.encoding is not None:
+    def readable(self, anchor: Anchor, role: str, load: Load, as_stored: bool) -> bool:
+        if load.where is not None or (load.source.type.encoding is not None and not as_stored):
             return False
         index = linear_index(load.indices, load.source.shape)
         return index.is_linear and self.target.accepts_operand(anchor, role, load.source.shape, index)
@@ -507,9 +503,7 @@ class Fuser(StateWrites):
                 zero = None if anchor.zero is None else self.on_buffers(anchor.zero)
                 anchor = replace(anchor, x=self.on_buffers(anchor.x), w=self.on_buffers(anchor.w), zero=zero)
             case Attention():
-                score = None if anchor.score is None else self.on_buffers(anchor.score)
-                q, k, v = (self.on_buffers(getattr(anchor, role)) for role in "qkv")
-                anchor = replace(anchor, q=q, k=k, v=v, score=score)
+                anchor = attention_operands.on_buffers(self, anchor)
         store = Store(buffer, p.shape, at, self.on_buffers(p.expr))
         return Kernel(kernel_name(p.nodes), (store,), anchor, nodes=tuple(dict.fromkeys(p.nodes)))
 

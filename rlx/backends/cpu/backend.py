@@ -125,7 +125,8 @@ class CpuBackend(CodeGenerator):
         return special is not None and not narrow and special.accepts(node)
 
     def encoded_operands(self, node: Node) -> Collection[int]:
-        return SPECIALS[node.op.op_name].encoded
+        special = SPECIALS.get(node.op.op_name)
+        return attention.encoded_operands(node) if special is None else special.encoded
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return self.unsuited(anchor, node) is None

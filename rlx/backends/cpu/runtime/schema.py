@@ -89,7 +89,8 @@ rlx.backends.cpu.schedule.base
     PackSchedule count:Size panels:Size elements:Size together:int|none
     BySize chunks:Function size:Size most:int few:bool
 rlx.backends.cpu.schedule.attention
-    AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool
+    AttentionSchedule q_shape:Shape keys:Size value_depth:Size to_scratch:bool packs:bool causal:bool widens:bool \
+ring:bool
 rlx.backends.cpu.schedule.int8
     Int8Schedule outputs:Size depth:Size pixels:Size groups:int rows:int width:int in_image:Size|none direct:bool
         speed:float result:float

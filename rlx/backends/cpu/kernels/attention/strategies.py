@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rlx.backends.cpu.kernels.attention.attention import Ways, emit
 from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
 from rlx.backends.cpu.kernels.attention.pack_kv import emit_pack
+from rlx.backends.cpu.kernels.attention.stored_rows import BLOCKS, FLOATS
 from rlx.backends.cpu.schedule.arguments import KernelCode
 from rlx.backends.cpu.schedule.attention import AttentionSchedule
 from rlx.backends.cpu.schedule.base import FEW_ROWS
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
+from rlx.ir.graph import Node
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.kernels.affine import Affine
-from rlx.kernels.expr import I64, Expr, Load, Select, const, guarded, size_expr, substitute_vars
+from rlx.kernels.expr import I64, Cast, Expr, Load, Select, const, guarded, size_expr, substitute_vars
 from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["ATTENTION", "PACK", "Attend", "accepts_operand", "layout", "unsuited"]
+__all__ = ["ATTENTION", "PACK", "Attend", "accepts_operand", "encoded_operands", "layout", "unsuited"]
 
 F32 = DTYPES["f32"]
 WIDTH = AttentionSchedule.WIDTH
@@ -28,8 +30,17 @@ I0, I1, I2, I3 = out_vars(4)
 
 
 def unsuited(anchor: Attention, dtype: DType) -> str | None:
-    """Why no strategy takes attention: they take f32 throughout."""
-    return None if dtype is F32 and anchor.q.dtype is F32 else "attention is computed in f32 only"
+    """Why no strategy takes attention: they take what is computed in f32."""
+    return (
+        None
+        if {dtype.name, *(x.dtype.name for x in (anchor.q, anchor.k, anchor.v))} <= FLOATS.keys()
+        else ("attention is computed in f32 only")
+    )
+
+
+def encoded_operands(node: Node) -> Collection[int]:
+    """Which operands of attention are read as stored blocks: keys and values in formats that `stored_rows` has."""
+    return [n for n in (1, 2) if (found := node.inputs[n].type.encoding) is not None and found.name in BLOCKS]
 
 
 def accepts_operand(index: Affine) -> bool:
@@ -56,6 +67,7 @@ def _packed(kernel: Kernel) -> list[Kernel]:
         buffer = Buffer(f"{kernel.stores[0].buffer.name}.{role}", "arena", shape, F32)
         element = substitute_vars(operand, dict(zip((I0, I1, I2, I3), at, strict=True)))
         inside = column < size_expr(size)
+        element, operand = (x if x.dtype is F32 else Cast(x, F32) for x in (element, operand))
         value = Select(inside, guarded(element, inside), const(0.0, F32))
         packed = Load(buffer, (b, h, const(0, I64), const(0, I64), const(0, I64)), F32)
         few = size_expr(rows) <= FEW_ROWS
@@ -66,7 +78,7 @@ def _packed(kernel: Kernel) -> list[Kernel]:
     v_shape = (batch, heads, ceildiv(value_depth, WIDTH), keys, WIDTH)
     k, k_store = panels("k", anchor.k, k_shape, (b, h, column, row), keys)
     v, v_store = panels("v", anchor.v, v_shape, (b, h, row, column), value_depth)
-    keys_only = replace(anchor, q=anchor.k, score=None)
+    keys_only = replace(anchor, q=anchor.k, score=None, sinks=None, place=None)
     pack = Kernel("pack k, v", (k_store, v_store), keys_only, nodes=kernel.nodes, strategy=PACK)
     return [pack, kernel.with_anchor(replace(anchor, k=k, v=v))]
 
@@ -96,6 +108,9 @@ class _Decode(Attend):
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         rows = _query_rows(kernel)
+        assert isinstance(kernel.anchor, Attention)
+        if kernel.anchor.ring:
+            return None  # panels are made of keys in order
         if isinstance(rows, int):
             return None if rows <= FEW_ROWS else f"it has more than {FEW_ROWS} query rows"
         return f"it may have more than {FEW_ROWS} query rows"
