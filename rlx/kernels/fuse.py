@@ -97,6 +97,7 @@ class Fuser(StateWrites):
         self.stored: dict[Value, Buffer] = {}  # the bytes of encoded values
         self.narrow = has_narrow(graph)
         self.bytes: dict[Buffer, Buffer] = {}  # those of buffers of 4-bit elements
+        self.encodes: dict[Value, Node] = {}  # encoded values that are not made yet, by the nodes that encode
         self.elements: dict[Value, Value] = {}  # encoded values -> what holds their elements one by one
         self.virtual: dict[Value, Expr] = {}
         self.pending: dict[Value, _Pending] = {}
@@ -163,6 +164,9 @@ class Fuser(StateWrites):
             self.special(node)
             return
         if getattr(node.op, "view", False) and self.place_view(node):
+            return
+        if node.outputs[0].type.encoding is not None:
+            self.place_encoded(node)
             return
         lowered = lower_node(node, self.fresh)
         if lowered is None or unknown_dtype(lowered, self.target.accepts_dtype) is not None:
@@ -411,6 +415,8 @@ class Fuser(StateWrites):
             return self.buffers[value]
         if value in self.pending:
             return self.emit_pending(value, self.pending.pop(value))
+        if value in self.encodes:
+            return self.emit_encoded(value)
         expr = self.virtual[value]
         view = self.as_view(value, expr)
         if view is not None:
@@ -424,7 +430,8 @@ class Fuser(StateWrites):
             return value
         if value not in self.elements:
             made = self.elements[value] = Value(value.graph, value.type.decoded, "node", value.name)
-            self.static.add(made)  # as all params, and only params are encoded
+            if value in self.static:
+                self.static.add(made)
             self.virtual[made] = Load(value, out_vars(value.rank), value.dtype)
             self.materialise(made)
         return self.elements[value]
@@ -436,13 +443,17 @@ class Fuser(StateWrites):
         buffer = self.materialise(value)
         if buffer.base.kind == "arena":
             return buffer
-        copy = Buffer(self.unique(value.name or buffer.name), "arena", value.shape, value.dtype)
+        copy = Buffer(self.unique(value.name or buffer.name), "arena", value.shape, value.dtype, buffer.encoding)
         self.program.run.append(self.kernel_into(value, copy))
         self.copies[value] = copy
         return copy
 
     def shown(self, value: Value) -> Buffer:
         """The buffer of an output: in the arena, 4-bit elements a byte each."""
+        if value.type.encoding is not None:
+            made = Buffer(self.unique(value.name or "t"), "arena", value.shape, value.dtype)
+            self.program.run.append(self.kernel_into(value, made))
+            return made
         if not is_narrow(value.dtype):
             return self.in_arena(value)
         copy = Buffer(self.unique(value.name or "t"), "arena", value.shape, value.dtype, wide=True)
@@ -514,7 +525,7 @@ class Fuser(StateWrites):
         if value not in self.buffers and value in self.virtual:
             return self.pieces_kernel(value, [Piece(self.virtual[value], value.shape, (0,) * value.rank)], buffer)
         source = self.materialise(value)
-        if source.encoding is None:
+        if source.encoding is buffer.encoding:
             return self.copy_kernel(source, buffer)
         element = Load(value, out_vars(value.rank), value.dtype)
         return self.pieces_kernel(value, [Piece(element, value.shape, (0,) * value.rank)], buffer)

@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from rlx.errors import CompileError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.shape import Shape, symbols
+from rlx.kernels.encoded import encoded_stores, rows_of_bytes
 from rlx.kernels.expr import Check, Expr, Load, Var, loads, substitute_vars, transform, walk
-from rlx.kernels.lowering import lower_in_place, out_vars
+from rlx.kernels.lowering import Written, lower_in_place, out_vars
 from rlx.kernels.narrow import is_narrow, on_bytes
 from rlx.kernels.program import Buffer, Kernel, Program, Store
 from rlx.records import dataclass, replace
@@ -39,6 +41,9 @@ class StateWrites:
     last: dict[Value, int]  # the number of the last node that reads a value
     fresh: Any
     in_arena: Any
+    append: Any
+    users: Any
+    encodes: dict[Value, Node]
     materialise: Any
     emit_pending: Any
     on_buffers: Any
@@ -76,6 +81,9 @@ class StateWrites:
         if version is None:  # another one of its results is written over a state
             return False
         made = lower_in_place(node, self.fresh) if node.inputs[0] is version.before else None
+        if made is not None and result.type.encoding is not None:
+            self.place_blocks(node, made)
+            return True
         if made is None or not all(self.target.accepts_dtype(x.dtype) for x in walk(made.expr)):
             return False
         expr, absorbed = self.resolve(made.expr, node, made.extents)
@@ -91,6 +99,53 @@ class StateWrites:
         self.program.run.append(kernel)
         self.buffers[result] = target
         return True
+
+    def place_blocks(self, node: Node, made: Written) -> None:
+        """Encoded rows that replace others of a state: encoded where they belong, or copied block by block."""
+        result, rows = node.outputs[0], node.inputs[1]
+        target = self.state_view(result)
+        at = tuple(self.on_buffers(self.checked_ahead(i, made.extents, node)) for i in made.index)
+
+        def place(*row: Expr) -> tuple[Expr, ...]:
+            return at[:-1]
+
+        encode = self.encodes.get(rows) if self.users[rows] == 1 else None
+        if encode is not None:
+            source = self.buffers[encode.inputs[0]]
+            stores = encoded_stores(source, encode.op, target, place)
+        else:
+            stored = rows_of_bytes(self.materialise(rows))
+            vars = out_vars(len(stored.shape))
+            value = Load(stored, vars, stored.dtype)
+            stores = (Store(rows_of_bytes(target), stored.shape, (*at[:-1], vars[-1]), value),)
+        nodes = (node,) if encode is None else (encode, node)
+        self.program.run.append(Kernel(kernel_name(nodes), stores, nodes=nodes))
+        self.encodes.pop(rows, None)
+        self.buffers[result] = target
+
+    def place_encoded(self, node: Node) -> None:
+        """A node whose result is encoded: rows that a state may take as blocks are made where it has them."""
+        result = node.outputs[0]
+        if getattr(node.op, "lower_stored", None) is None:
+            encoding = result.type.encoding
+            raise CompileError(
+                f"{node.label}: what it gives is stored as {encoding and encoding.name}: it can only be written over a "
+                "state of which nothing reads the old value afterwards"
+            )
+        self.materialise(node.inputs[0])
+        self.encodes[result] = node
+        if self.buffers[node.inputs[0]].base.kind == "state" or result in self.versions:
+            self.materialise(result)
+
+    def emit_encoded(self, value: Value) -> Buffer:
+        """Makes an encoded value in memory of its own."""
+        node = self.encodes.pop(value)
+        kind = "prepared" if value in self.static else "arena"
+        name = self.unique(value.name or "t")
+        buffer = self.buffers[value] = Buffer(name, kind, value.shape, value.dtype, value.type.encoding)
+        stores = encoded_stores(self.buffers[node.inputs[0]], node.op, buffer, lambda *row: row)
+        self.append(Kernel(kernel_name((node,)), stores, nodes=(node,)), value in self.static)
+        return buffer
 
     def checked_ahead(self, index: Expr, extents: Shape, node: Node) -> Expr:
         """The index with what it tests computed by a kernel before: nothing is written where a test fails."""
@@ -172,14 +227,16 @@ class StateWrites:
         """The memory of the state under the name of its new value."""
         root = self.buffers[self.versions[value].state if state is None else state]
         name = self.unique(value.name or f"{root.name}.new")
-        return Buffer(name, root.kind, root.shape, root.dtype, root=root, wide=root.wide)
+        return Buffer(name, root.kind, root.shape, root.dtype, root.encoding, root=root, wide=root.wide)
 
     def append_copy(self, source: Buffer, target: Buffer) -> None:
         """A kernel that copies one buffer to another of the same type."""
         self.program.run.append(self.copy_kernel(source, target))
 
     def copy_kernel(self, source: Buffer, target: Buffer) -> Kernel:
-        """A copy of elements that are not encoded; of their bits where the target has no such elements."""
+        """A copy of elements, blocks as they are; of bits where the target has no such elements."""
+        if source.encoding is not None and source.encoding is target.encoding:
+            return self.copy_kernel(rows_of_bytes(source), rows_of_bytes(target))
         dtype, vars = target.dtype, out_vars(len(target.shape))
         if is_narrow(dtype):
             if source.wide == target.wide:

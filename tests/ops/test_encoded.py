@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.errors import DTypeError, ShapeError
+from rlx.errors import DTypeError, OptionError, ShapeError
 from rlx.ir.dtype import DTYPES
 from rlx.ir.encoding import Encoding, encoding_named
 from rlx.ir.encodings import ENCODINGS, register_encoding
@@ -275,3 +275,75 @@ def test_results_of_ops_are_never_encoded() -> None:
         assert made.type.encoding is None
     assert w.type.decoded == rlx.abs(w).type
     assert w.type.decoded.dtype is DTYPES["f32"]
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("device", ["interp", "cpu"])
+def test_blocks_that_a_run_makes_are_those_of_the_encoder(name: str, device: str) -> None:
+    """Byte by byte: halves, zeros, blocks of one sign, huge and tiny numbers."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((7, 96)).astype(np.float32)
+    x[1], x[2, :32], x[3] = 0, 1.0, np.abs(x[3])
+    x[4] *= 1e30
+    x[5] *= np.float32(1e-30)
+    x[6, :64] = np.arange(64) - 31.5
+    g = rlx.Graph("encode")
+    held = g.state("held", x.shape, encoding=name)
+    g.update(held, rlx.encode(g.input("x", x.shape), encoding=name))
+    model = rlx.compile(g, device=device)
+    model.run({"x": x})
+    encoding = encoding_named(name)
+    assert np.array_equal(np.asarray(model.states["held"]._held()), encoding.encode(x))
+    with np.errstate(invalid="ignore"):
+        want = encoding.decode(encoding.encode(x), x.shape)
+    np.testing.assert_array_equal(model.states["held"].read(), want)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q4_0"])
+def test_elements_that_were_encoded_once_are_kept(name: str) -> None:
+    encoding = encoding_named(name)
+    x = np.random.default_rng(2).standard_normal((500, 64)).astype(np.float32)
+    once = encoding.decode(encoding.encode(x), x.shape)
+    assert np.array_equal(encoding.decode(encoding.encode(once), x.shape), once)
+
+
+def test_what_can_not_be_encoded() -> None:
+    g = rlx.Graph("bad")
+    with pytest.raises(ShapeError, match="multiple of the block of 32"):
+        rlx.encode(g.input("x", (2, 33)), encoding="q8_0")
+    with pytest.raises(OptionError, match="use q8_0 or q4_0"):
+        rlx.encode(g.input("y", (2, 256)), encoding="q4_k")
+    with pytest.raises(DTypeError, match="use q8_0 or q4_0"):
+        g.state("s", (2, 256), encoding="q4_k")
+    held = g.state("held", (4, 32), encoding="q8_0")
+    rows = rlx.dynamic_update_slice(held, g.input("rows", (1, 32)), g.input("at", (), "i64"), axis=0)
+    with pytest.raises(ShapeError, match="rows that encode has made"):
+        g.update(held, rows)
+
+
+@pytest.mark.parametrize("device", ["reference", "interp", "cpu"])
+def test_encoded_states_are_read_by_any_op(device: str) -> None:
+    """As elements: outputs, sums, a later version of them; writing, saving and clones keep their bytes."""
+    x = np.random.default_rng(5).standard_normal((6, 64)).astype(np.float32)
+    g = rlx.Graph("any")
+    held = g.state("held", (6, 64), encoding="q8_0")
+    rows = rlx.encode(g.input("rows", (2, 64)), encoding="q8_0")
+    new = rlx.dynamic_update_slice(held, rows, g.input("at", (), "i64"), axis=0)
+    g.update(held, new)
+    g.output(held + 1.0, "old")
+    g.output(new, "new")
+    g.output(rlx.matmul(new, rlx.ops.transpose(rows, perm=(1, 0))), "product")
+    model = rlx.compile(g, device=device)
+    model.states["held"].write(x)
+    encoding = encoding_named("q8_0")
+    before = encoding.decode(encoding.encode(x), x.shape)
+    old, after, product = (np.asarray(a) for a in model.run({"rows": x[:2] * 3, "at": np.array(3)}))
+    made = encoding.decode(encoding.encode(x[:2] * 3), (2, 64))
+    expected = before.copy()
+    expected[3:5] = made
+    np.testing.assert_array_equal(old, before + 1)
+    np.testing.assert_array_equal(after, expected)
+    np.testing.assert_allclose(product, expected @ made.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(np.asarray(model.states["held"].read()), expected)
+    with pytest.raises(ShapeError, match="stored in 408 bytes"):
+        model.states["held"].write(np.zeros(3, np.uint8))

@@ -209,9 +209,11 @@ def _emit_attention(kernel: Kernel, ways: Ways, target: Target) -> KernelCode:
     cut = once(AttentionSchedule(*shapes, *choices))
 
     def panels(x: Expr) -> Argument:
+        if whole or not ways.many:
+            return 0
         packed = x.b if isinstance(x, Select) else x
         assert isinstance(packed, Load)
-        return Pointer(packed.source) if ways.many and not whole else 0
+        return Pointer(packed.source)
 
     words = AttentionArguments.given(
         **row_words("q", anchor.q),
