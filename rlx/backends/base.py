@@ -522,7 +522,7 @@ class Restorer(ABC):
 class CodeGenerator(Backend):
     """A backend that turns kernels into code of its own.
 
-    What fusion asks it, up to `accepts_operand`, is explained in `rlx.kernels.fuse.Target`.
+    What fusion asks it, up to `accepts_blocks`, is explained in `rlx.kernels.fuse.Target`.
     """
 
     @property
@@ -543,6 +543,9 @@ class CodeGenerator(Backend):
 
     @abstractmethod
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Any) -> bool: ...
+
+    def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
+        return False
 
     @abstractmethod
     def layout(self, program: Program, packing: str = "fast") -> Program:

@@ -212,7 +212,7 @@ class Graph:
         `encoding` names a block format of floats that runs can make; `initial` is then the stored bytes (u8), and the
         new value is made by `dynamic_update_slice` of rows that `encode` has made.
         """
-        type = _declared(f"state {name!r}", shape, dtype, encoding)
+        type = _declared(f"state {name!r}", shape, dtype, encoding, by_runs=True)
         if type.encoding is not None and not type.encoding.written:
             raise DTypeError(f"state {name!r}: no run makes blocks of {type.encoding.name}: use q8_0 or q4_0")
         _checked_data(f"state {name!r}", initial)
@@ -376,25 +376,28 @@ def _attribute_symbols(attribute: object) -> Iterator[Symbol]:
             yield from _attribute_symbols(item)
 
 
-def _declared(what: str, shape: Sequence[Size], dtype: object, encoding: object = None) -> TensorType:
-    """The type of a leaf; errors name the leaf."""
+def _declared(
+    what: str, shape: Sequence[Size], dtype: object, encoding: object = None, by_runs: bool = False
+) -> TensorType:
+    """The type of a leaf; errors name the leaf. `by_runs`: sizes of an encoded one but the last may be dims."""
     try:
         type = TensorType(shape, dtype, encoding)
         if type.encoding is not None:
-            _check_encoded(type, type.encoding)
+            _check_encoded(type, type.encoding, by_runs)
     except RlxError as error:
         error.args = (f"{what}: {error}",)
         raise
     return type
 
 
-def _check_encoded(type: TensorType, encoding: Encoding) -> None:
+def _check_encoded(type: TensorType, encoding: Encoding, by_runs: bool) -> None:
     if not encoding.native:
         raise DTypeError(f"encoding {encoding.name} is decoded when it is loaded: declare f32")
     if not type.dtype.is_float:
         raise DTypeError(f"encoding {encoding.name} stores floating-point elements, not {type.dtype}")
-    sizes = [size for size in type.shape if isinstance(size, int)]
-    if len(sizes) < type.rank:
+    told = type.shape[-1:] if by_runs else type.shape
+    sizes = [size for size in told if isinstance(size, int)]
+    if len(sizes) < len(told):
         raise ShapeError(f"encoding {encoding.name}: bytes don't tell the sizes of {type}: give ints")
     encoding.nbytes(sizes)
 

@@ -16,7 +16,7 @@ __all__ = ["on_buffers", "place_attention", "without_widening"]
 
 def place_attention(fuser: Any, anchor: Attention, node: Node, absorbed: list[Node]) -> Attention | None:
     """The anchor with operands that the device reads in place; None where it can't. `absorbed` gains nodes taken in."""
-    q, k, v = (fuser.operand(anchor, role, getattr(anchor, role), absorbed, node) for role in "qkv")
+    q, k, v = (fuser.operand(anchor, role, getattr(anchor, role), absorbed) for role in "qkv")
     if q is None or k is None or v is None:
         return None
     anchor = replace(anchor, q=q, k=k, v=v)

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Protocol
 
 from rlx.ir.dtype import DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Graph, Node, Value, count_readers
 from rlx.ir.shape import Guard, Shape, Size, numel, symbols
 from rlx.kernels import attention_operands
@@ -62,6 +63,9 @@ class Target(Protocol):
 
     def accepts_operand(self, anchor: Anchor, role: str, shape: Shape, index: Affine) -> bool:
         """Whether an operand ("a", "x", "q", "k", "v") may be read in place at these linear indices."""
+
+    def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
+        """Whether such an operand may be read as stored blocks; else it is decoded before."""
 
 
 def fuse(graph: Graph, target: Target, *, merge: bool = True) -> Program:
@@ -250,12 +254,12 @@ class Fuser(StateWrites):
         absorbed: list[Node] = []
         match anchor:
             case Contract(a=a, b=b):
-                new_a, new_b = (self.operand(anchor, role, x, absorbed, node) for role, x in (("a", a), ("b", b)))
+                new_a, new_b = (self.operand(anchor, role, x, absorbed) for role, x in (("a", a), ("b", b)))
                 if new_a is None or new_b is None:
                     return False
                 anchor = self.with_zero(replace(anchor, a=new_a, b=new_b), node, absorbed)
             case Conv(x=x, w=w):
-                new_x, new_w = (self.operand(anchor, role, e, absorbed, node) for role, e in (("x", x), ("w", w)))
+                new_x, new_w = (self.operand(anchor, role, e, absorbed) for role, e in (("x", x), ("w", w)))
                 if new_x is None or new_w is None:
                     return False
                 anchor = self.with_zero(replace(anchor, x=new_x, w=new_w), node, absorbed)
@@ -278,13 +282,12 @@ class Fuser(StateWrites):
         absorbed.extend(more)
         return replace(anchor, zero=zero)
 
-    def operand(self, anchor: Anchor, role: str, expr: Expr, absorbed: list[Node], node: Node) -> Expr | None:
+    def operand(self, anchor: Anchor, role: str, expr: Expr, absorbed: list[Node]) -> Expr | None:
         """The operand read in place (through layout ops where the target can), its source in memory otherwise."""
-        as_stored = isinstance(anchor, Attention) and "qkv".index(role) in self.target.encoded_operands(node)
         while isinstance(expr, Load) and expr.source in self.virtual:
             inlined = without_widening(anchor, role, self.inline(expr, expr.source))
             is_weight = role in ("b", "w") and expr.source in self.static
-            in_place = isinstance(inlined, Load) and self.readable(anchor, role, inlined, as_stored)
+            in_place = isinstance(inlined, Load) and self.readable(anchor, role, inlined)
             if not (in_place or is_weight):
                 break
             absorbed.extend(self.nodes_of.get(expr.source, ()))
@@ -293,17 +296,22 @@ class Fuser(StateWrites):
             expr = inlined
         if not isinstance(expr, Load):
             return None
-        if role not in ("b", "w") and not as_stored:
+        if role not in ("b", "w") and not self.reads_blocks(anchor, role, expr.source):
             expr = replace(expr, source=self.decoded(expr.source))
         source = expr.source
         if source not in self.static or role not in ("b", "w"):
             self.materialise(source)
-            if not self.readable(anchor, role, expr, as_stored):
+            if not self.readable(anchor, role, expr):
                 return None
         return expr
 
-    def readable(self, anchor: Anchor, role: str, load: Load, as_stored: bool) -> bool:
-        if load.where is not None or (load.source.type.encoding is not None and not as_stored):
+    def reads_blocks(self, anchor: Anchor, role: str, source: Value) -> bool:
+        """Whether the target reads that operand as it is stored, where it is encoded."""
+        encoding = source.type.encoding
+        return encoding is None or self.target.accepts_blocks(anchor, role, encoding)
+
+    def readable(self, anchor: Anchor, role: str, load: Load) -> bool:
+        if load.where is not None or not self.reads_blocks(anchor, role, load.source):
             return False
         index = linear_index(load.indices, load.source.shape)
         return index.is_linear and self.target.accepts_operand(anchor, role, load.source.shape, index)

@@ -326,7 +326,7 @@ class _Bound:
         value: Value = ops.dynamic_update_slice(state, rows, at, axis=pair.axis)
         self.trusted.append(_maker(value))
         self.updates[pair] = state, value
-        return value if dtype is made.dtype else site.add(Cast(made.dtype), value)
+        return value if value.type == made.type else site.add(Cast(made.dtype), value)
 
     def number(self, site: Site, size: Size) -> Value:
         """A size with a multiple of the total in it, as the number that it is in a run."""

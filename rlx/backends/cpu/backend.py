@@ -36,6 +36,7 @@ from rlx.backends.cpu.target import Target
 from rlx.backends.granted import cpu_count, run_threads
 from rlx.errors import DeviceUnavailable
 from rlx.ir.dtype import DType
+from rlx.ir.encoding import Encoding
 from rlx.ir.graph import Graph, Node
 from rlx.ir.shape import Shape
 from rlx.kernels.affine import Affine
@@ -125,8 +126,7 @@ class CpuBackend(CodeGenerator):
         return special is not None and not narrow and special.accepts(node)
 
     def encoded_operands(self, node: Node) -> Collection[int]:
-        special = SPECIALS.get(node.op.op_name)
-        return attention.encoded_operands(node) if special is None else special.encoded
+        return SPECIALS[node.op.op_name].encoded
 
     def accepts_anchor(self, anchor: Anchor, node: Node) -> bool:
         return self.unsuited(anchor, node) is None
@@ -150,6 +150,9 @@ class CpuBackend(CodeGenerator):
                 return conv.accepts_operand(index)
             case Attention():
                 return attention.accepts_operand(index)
+
+    def accepts_blocks(self, anchor: Anchor, role: str, encoding: Encoding) -> bool:
+        return isinstance(anchor, Attention) and attention.accepts_blocks(role, encoding)
 
     def layout(self, program: Program, packing: str = "fast") -> Program:
         channels_last(program)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from rlx.backends.cpu.kernels.attention.attention import Ways, emit
 from rlx.backends.cpu.kernels.attention.grouped_heads import heads_as_rows
@@ -14,7 +14,7 @@ from rlx.backends.cpu.schedule.base import FEW_ROWS
 from rlx.backends.cpu.strategy import CpuStrategy, Setting, Step, computed
 from rlx.backends.cpu.target import Target
 from rlx.ir.dtype import DTYPES, DType
-from rlx.ir.graph import Node
+from rlx.ir.encoding import Encoding
 from rlx.ir.shape import Shape, Size, ceildiv, evaluate
 from rlx.kernels.affine import Affine
 from rlx.kernels.expr import I64, Cast, Expr, Load, Select, const, guarded, size_expr, substitute_vars
@@ -22,7 +22,7 @@ from rlx.kernels.lowering import Attention, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import replace
 
-__all__ = ["ATTENTION", "PACK", "Attend", "accepts_operand", "encoded_operands", "layout", "unsuited"]
+__all__ = ["ATTENTION", "PACK", "Attend", "accepts_blocks", "accepts_operand", "layout", "unsuited"]
 
 F32 = DTYPES["f32"]
 WIDTH = AttentionSchedule.WIDTH
@@ -38,9 +38,9 @@ def unsuited(anchor: Attention, dtype: DType) -> str | None:
     )
 
 
-def encoded_operands(node: Node) -> Collection[int]:
-    """Which operands of attention are read as stored blocks: keys and values in formats that `stored_rows` has."""
-    return [n for n in (1, 2) if (found := node.inputs[n].type.encoding) is not None and found.name in BLOCKS]
+def accepts_blocks(role: str, encoding: Encoding) -> bool:
+    """Keys and values are read as stored blocks, of the formats that `stored_rows` has."""
+    return role in ("k", "v") and encoding.name in BLOCKS
 
 
 def accepts_operand(index: Affine) -> bool:
