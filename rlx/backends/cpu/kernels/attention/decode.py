@@ -23,6 +23,8 @@ __all__ = [
 
 BLOCK = 4096  # elements of rows that are copied, and used by all query rows, at a time: they stay in the first cache
 TURN = 64  # elements that a copy moves at once
+AHEAD = 8192  # bytes between what is read and what is fetched meanwhile
+CACHE_LINE = 64  # bytes
 LINE = 16  # elements of a line of the cache
 
 Rows = tuple[str, str]  # address of the first row, and elements from row to row
@@ -66,7 +68,9 @@ def rows_times_rows(
                 x = [[f.load(vector, f.gep(p, f.add(d, u), "float")) for p in left] for u in range(0, unit, lanes)]
                 place, found = b.format.at(f, d), list(sums)
                 for q, p in enumerate(right):
-                    for values, y in zip(x, b.format.vectors(f, f.offset(p, place), lanes), strict=True):
+                    here = f.offset(p, place)
+                    f.prefetch(f.offset(here, AHEAD))
+                    for values, y in zip(x, b.format.vectors(f, here, lanes), strict=True):
                         for r, value in enumerate(values):
                             found[r * width + q] = f.fma(value, y, found[r * width + q])
                 return found
@@ -157,6 +161,8 @@ def weighted_rows(
 
             def step(j: str, sums: list[str]) -> list[str]:
                 p = f.offset(b.row(f, j), first)
+                for at in range(0, units * unit // b.format.block * b.format.nbytes, CACHE_LINE):
+                    f.prefetch(f.offset(p, AHEAD + at))
                 if masked:
                     values = [b.format.masked(f, p, lanes, mask)]
                 else:

@@ -85,7 +85,8 @@ class _Blocks(RowFormat):
         self.nbytes = encoding_named(self.name).block_bytes
 
     def scale(self, f: Function, p: str, lanes: int) -> str:
-        return f.splat(f.cast("fpext", f.load("half", p, align=1), "float"), lanes)
+        half = f.splat(f.load("half", p, align=1), lanes) if lanes > 1 else f.load("half", p, align=1)
+        return f.cast("fpext", half, vec("float", lanes))
 
     @abstractmethod
     def numbers(self, f: Function, p: str, within: str | int, lanes: int) -> str:
@@ -98,9 +99,7 @@ class _Blocks(RowFormat):
     def some(self, f: Function, row: str, d: str | int, lanes: int) -> str:
         p = f.offset(row, self.at(f, d))
         within = d % self.block if isinstance(d, int) else f.and_(d, self.block - 1)
-        if lanes > 1:
-            return f.mul(self.numbers(f, p, within, lanes), self.scale(f, p, lanes))
-        return f.mul(self.numbers(f, p, within, 1), f.cast("fpext", f.load("half", p, align=1), "float"))
+        return f.mul(self.numbers(f, p, within, lanes), self.scale(f, p, lanes))
 
     def masked(self, f: Function, p: str, lanes: int, mask: str) -> str:
         raise AssertionError(f"rows of {self.name} are whole blocks")
