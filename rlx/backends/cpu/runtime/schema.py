@@ -103,7 +103,7 @@ rlx.backends.cpu.schedule.depthwise
     DepthwiseSchedule sizes:Shape taps:int lanes:int
     InnerColumns sizes:Shape stride:int dilation:int
 rlx.backends.cpu.schedule.grouped_matmul
-    GroupedMatmulSchedule rows:Size experts:Size n:Size k:Size size:int
+    GroupedMatmulSchedule rows:Size experts:Size n:Size k:Size size:int decodes:bool
 rlx.backends.cpu.schedule.matmul
     MatmulSchedule m:Size n:Size k:Size count:Size size:int shape:Shape to_scratch:bool tiles:bool pairs:bool whole:bool
         few:int|none tiles_from:int

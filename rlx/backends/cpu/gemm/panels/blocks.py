@@ -40,7 +40,7 @@ from rlx.kernels.lowering import Contract, Lowering, out_vars
 from rlx.kernels.program import Buffer, Kernel, Store
 from rlx.records import dataclass, replace
 
-__all__ = ["ENCODED", "few_rows"]
+__all__ = ["ENCODED", "EncodedBlocks", "few_rows", "has_code"]
 
 F32 = DTYPES["f32"]
 LANE = Var("lane")
@@ -93,7 +93,8 @@ def find(b: Expr, n: Size, k: Size, depth: Var, column: Var) -> Blocks | None:
     return Blocks(stored, encoding, start, step) if fits else None  # type: ignore[arg-type]
 
 
-def _has_code(target: Target) -> bool:
+def has_code(target: Target) -> bool:
+    """Whether products read encoded blocks on that machine."""
     return target.vector_bytes == 64 or (target.vector_bytes == 32 and target.has("f16c"))
 
 
@@ -259,7 +260,7 @@ class EncodedBlocks(PanelFormat):
         stored = encoded_element(anchor.b)
         if stored is None or stored[1].name != self.name:
             return f"its second operand is not {self.name}"
-        fits = _blocks(kernel, anchor) is not None and _has_code(setting.target)
+        fits = _blocks(kernel, anchor) is not None and has_code(setting.target)
         return None if fits else "its rows are no whole blocks along k, or the machine has no code for them"
 
     def normal(self, kernel: Kernel) -> Kernel:
