@@ -158,14 +158,33 @@ def test_encoded_caches_take_prompts_of_any_length(kv: str) -> None:
 
 
 @pytest.mark.parametrize("kv", ["f32", "f16", "q8_0"])
-def test_the_arena_of_a_step_does_not_depend_on_the_capacity(kv: str) -> None:
+def test_a_row_has_the_bits_of_a_step_in_a_prompt_too(kv: str) -> None:
+    """Step by step, all at once, and with the number of rows known at the run only."""
+    rng = np.random.default_rng(4)
+    whole = {n: rng.standard_normal((1, h, 37, 64)).astype(np.float32) for n, h in (("q", 8), ("row", 2))}
+    step = rlx.compile(decoder(kv, 50), device="cpu")
+    parts = [step.run({n: a[:, :, i : i + 1] for n, a in whole.items()} | {"at": np.array(i)})[0] for i in range(37)]
+    want = np.concatenate(parts, axis=2)
+    for rows in (37, rlx.Dim("rows", 1, 40)):
+        prompt = rlx.compile(decoder(kv, 50, rows=rows), device="cpu")
+        assert np.array_equal(prompt.run({**whole, "at": np.array(0)})[0], want)
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("kv", ["f32", "f16", "q8_0"])
+def test_the_arena_of_a_run_does_not_depend_on_the_capacity(kv: str, rows: int) -> None:
     """And a narrow cache is counted at the width that it is stored in."""
-    small, large = (rlx.compile(decoder(kv, capacity), device="cpu") for capacity in (64, 4096))
+    small, large = (rlx.compile(decoder(kv, capacity, rows=rows), device="cpu") for capacity in (64, 4096))
     assert small.plan.arena == large.plan.arena
     encoding = encoding_named(kv) if kv == "q8_0" else None
     size = encoding.nbytes((2, 4096, 64)) if encoding else 2 * 4096 * 64 * DTYPES[kv].itemsize
     assert rlx.estimate(decoder(kv, 4096), device="cpu").state_bytes == 2 * size
     assert large.states["k"].spec.bytes == size
+
+
+def test_explain_says_what_is_written_of_a_state_in_blocks() -> None:
+    text = rlx.compile(decoder("q8_0", 40), device="cpu").explain("plan")
+    assert "state    k: f32@q8_0[1, 2, 40, 64], updated in place, 136 B written a run" in text
 
 
 def test_a_cast_of_a_whole_cache_is_read_through() -> None:

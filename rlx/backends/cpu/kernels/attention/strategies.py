@@ -108,15 +108,23 @@ class _Decode(Attend):
 
     def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
         rows = _query_rows(kernel)
-        assert isinstance(kernel.anchor, Attention)
-        if kernel.anchor.ring:
-            return None  # panels are made of keys in order
         if isinstance(rows, int):
             return None if rows <= FEW_ROWS else f"it has more than {FEW_ROWS} query rows"
         return f"it may have more than {FEW_ROWS} query rows"
 
     def layout(self, kernel: Kernel, setting: Setting) -> list[Kernel]:
         return [heads_as_rows(kernel)]
+
+
+class _Cache(_Decode):
+    """Keys that are counted, as those of a cache, for any number of query rows: read where they lie, block by block.
+
+    What a run needs does not depend on how many keys there is room for, and a row has the bits that it has alone.
+    """
+
+    def refuses(self, kernel: Kernel, setting: Setting) -> str | None:
+        assert isinstance(kernel.anchor, Attention)
+        return None if kernel.anchor.count is not None else "its keys are not counted"
 
 
 class _OwnPanels(Attend):
@@ -171,6 +179,7 @@ def _query_rows(kernel: Kernel) -> Size:
 # The first that does not refuse attention computes it.
 ATTENTION: tuple[CpuStrategy, ...] = (
     _Decode("attention.decode"),
+    _Cache("attention.cache"),
     _OwnPanels("attention.own_panels"),
     _Packed("attention.packed"),
     _DecodeOrPacked("attention.decode_or_packed"),
